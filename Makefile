@@ -1,0 +1,47 @@
+# Needs Python >= 3.11, a Java >= 17 and make; everything else is installed into .venv.
+SHELL := /bin/bash
+PYTHON ?= python3
+BIN := .venv/bin
+STORE ?= sqlite
+MESSAGES ?=
+ARGS ?=
+
+.PHONY: demo test lint bench clean soak check-tools
+
+demo: .venv/.ready ## the main job end to end; STORE=cassandra for real Cassandra
+	$(BIN)/python -m examples.demo --store $(STORE) $(if $(MESSAGES),--messages $(MESSAGES)) $(ARGS)
+
+test: .venv/.ready lint ## everything that must be green
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: .venv/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: .venv/.ready ## figures of this machine, printed with their calibrations
+	$(BIN)/python -m bench.ingest
+	$(BIN)/python -m bench.fanout --store sqlite
+	$(BIN)/python -m bench.fanout --store cassandra
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist oncegate-data
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+check-tools:
+	@command -v $(PYTHON) >/dev/null || { echo "missing: Python >= 3.11 (no $(PYTHON) on the path; set PYTHON=)"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "missing: Python >= 3.11 ($(PYTHON) is older; set PYTHON=)"; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "missing: the venv module of Python (Debian: python3-venv)"; exit 1; }
+	@major=$$(java -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p' | head -n 1); \
+	  [ "$${major:-0}" -ge 17 ] || { echo "missing: Java >= 17 (found: $${major:-none})"; exit 1; }
+
+# uv is quick; where it cannot reach an index that pip is configured for, pip does the same from the same lock.
+.venv/.ready: pyproject.toml requirements.lock | check-tools
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "uv<1" || true
+	$(BIN)/uv pip sync --quiet --python $(BIN)/python requirements.lock 2>/dev/null \
+	  || $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e . 2>/dev/null \
+	  || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $@
