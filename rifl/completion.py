@@ -1,0 +1,50 @@
+"""Completion records: what is remembered of an applied operation (RIFL §3.3).
+
+Owns: the shape of a record of one operation and of a range. A record is stored in the same transition as its
+effect and is immutable; what ``result`` means is the machine's business.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+FINGERPRINT_BYTES: Final = 8
+"""Width of one operation's fingerprint in a range's column, big-endian."""
+
+
+class CompletionRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Result of one applied operation.
+
+    Attributes:
+        fingerprint: 64-bit hash of the payload that was applied.
+        commit: its commit number.
+        result: what the machine needs to answer again, byte for byte; None for a plain ``applied``.
+    """
+
+    fingerprint: int
+    commit: int
+    result: Any = None
+
+
+class RangeRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Results of the operations ``first``..``last``, applied in order with adjacent commit numbers.
+
+    Costs one object whatever its length; ``fingerprints`` is one buffer of 8 bytes an operation, so that a
+    retry that is cut differently can be compared part by part (SEMANTICS, *Ranges*).
+    """
+
+    first: int
+    last: int
+    commit: int
+    fingerprints: bytes
+
+    def commit_of(self, sequence: int) -> int:
+        """Return the commit number of one operation of the range."""
+        return self.commit + sequence - self.first
+
+    def slice(self, first: int, last: int) -> bytes:
+        """Return the fingerprints of the part ``first``..``last``, both inside the range."""
+        low = (first - self.first) * FINGERPRINT_BYTES
+        return self.fingerprints[low : (last - self.first + 1) * FINGERPRINT_BYTES]

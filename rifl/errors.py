@@ -1,0 +1,121 @@
+"""The error tree: one class, one registry, every refusal typed.
+
+Owns: codes, HTTP status, outcome and retryability (SEMANTICS, *Errors*). Must not know HTTP libraries.
+The documentation's table is generated from :data:`REGISTRY`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+
+class Outcome(StrEnum):
+    """What the caller may conclude about its operation."""
+
+    NOT_APPLIED = "not_applied"
+    APPLIED = "applied"
+    UNKNOWN = "unknown"
+
+
+class Code(StrEnum):
+    """Names of all refusals, the same in HTTP answers, the SDK and the logs."""
+
+    BAD_REQUEST = "BAD_REQUEST"
+    BAD_ACK = "BAD_ACK"
+    UNAUTHENTICATED = "UNAUTHENTICATED"
+    FORBIDDEN = "FORBIDDEN"
+    NOT_FOUND = "NOT_FOUND"
+    CONFLICT = "CONFLICT"
+    IN_PROGRESS = "IN_PROGRESS"
+    FENCED = "FENCED"
+    STALE = "STALE"
+    SESSION_EXPIRED = "SESSION_EXPIRED"
+    RETENTION_EXCEEDED = "RETENTION_EXCEEDED"
+    PAYLOAD_TOO_LARGE = "PAYLOAD_TOO_LARGE"
+    PAYLOAD_MISMATCH = "PAYLOAD_MISMATCH"
+    WINDOW_FULL = "WINDOW_FULL"
+    QUOTA = "QUOTA"
+    OVERLOADED = "OVERLOADED"
+    NOT_LEADER = "NOT_LEADER"
+    NOT_READY = "NOT_READY"
+    NO_LEADER = "NO_LEADER"
+    TIMEOUT = "TIMEOUT"
+    INTERNAL = "INTERNAL"
+
+
+class Traits(NamedTuple):
+    """What holds for every error of a code."""
+
+    status: int
+    outcome: Outcome
+    retryable: bool
+    title: str
+
+
+_NO, _UNKNOWN = Outcome.NOT_APPLIED, Outcome.UNKNOWN
+
+REGISTRY: Final[dict[Code, Traits]] = {
+    Code.BAD_REQUEST: Traits(400, _NO, False, "The request is malformed"),
+    Code.BAD_ACK: Traits(400, _NO, False, "First incomplete is impossible"),
+    Code.UNAUTHENTICATED: Traits(401, _NO, False, "No valid credentials"),
+    Code.FORBIDDEN: Traits(403, _NO, False, "Not allowed"),
+    Code.NOT_FOUND: Traits(404, _NO, False, "Not found"),
+    Code.CONFLICT: Traits(409, _NO, False, "Declared differently already"),
+    Code.IN_PROGRESS: Traits(409, _UNKNOWN, True, "The same request is still running"),
+    Code.FENCED: Traits(410, _UNKNOWN, False, "A newer owner has taken over"),
+    Code.STALE: Traits(410, _UNKNOWN, False, "The request was acknowledged before"),
+    Code.SESSION_EXPIRED: Traits(410, _UNKNOWN, False, "The session's memory has ended"),
+    Code.RETENTION_EXCEEDED: Traits(410, _NO, False, "The batch is no longer retained"),
+    Code.PAYLOAD_TOO_LARGE: Traits(413, _NO, False, "Over a size limit"),
+    Code.PAYLOAD_MISMATCH: Traits(422, _NO, False, "The request id was used for another payload"),
+    Code.WINDOW_FULL: Traits(429, _NO, True, "Too far above first incomplete"),
+    Code.QUOTA: Traits(429, _NO, True, "A quota is used up"),
+    Code.OVERLOADED: Traits(429, _NO, True, "Too much is waiting"),
+    Code.NOT_LEADER: Traits(421, _NO, True, "Another node leads"),
+    Code.NOT_READY: Traits(503, _NO, True, "The node has not caught up"),
+    Code.NO_LEADER: Traits(503, _NO, True, "No leader is known"),
+    Code.TIMEOUT: Traits(504, _UNKNOWN, True, "No answer in time"),
+    Code.INTERNAL: Traits(500, _UNKNOWN, False, "The node met a bug and said so"),
+}
+"""Every code with its traits. CONFLICT, RETENTION_EXCEEDED and INTERNAL extend the table of SEMANTICS."""
+
+
+class OncegateError(Exception):
+    """A typed refusal.
+
+    Attributes:
+        code: which refusal.
+        detail: one sentence for a person; never contains secrets or payloads.
+        outcome: what is known about the operation; in doubt, unknown.
+        retryable: whether the same request id may be sent again.
+        retry_after_ms: when the server suggests to, or None.
+    """
+
+    def __init__(
+        self,
+        code: Code,
+        detail: str = "",
+        *,
+        retry_after_ms: int | None = None,
+        outcome: Outcome | None = None,
+    ) -> None:
+        super().__init__(detail or REGISTRY[code].title)
+        traits = REGISTRY[code]
+        self.code = code
+        self.detail = detail
+        self.status = traits.status
+        self.title = traits.title
+        self.outcome = outcome or traits.outcome
+        self.retryable = traits.retryable
+        self.retry_after_ms = retry_after_ms
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.detail or self.title} (outcome {self.outcome})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (self.code, self.detail, self.retry_after_ms, self.outcome))
+
+
+def _rebuild(code: Code, detail: str, retry_after_ms: int | None, outcome: Outcome) -> OncegateError:
+    return OncegateError(code, detail, retry_after_ms=retry_after_ms, outcome=outcome)

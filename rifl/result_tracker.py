@@ -1,0 +1,254 @@
+"""The apply rule: is this operation new, a replay, or refused? RIFL §3.4, server half.
+
+Runs inside the state machine on every replica, from the log entry alone. First row that holds decides:
+
+| row | condition | verdict |
+|---|---|---|
+| 1 | first incomplete of the request > its sequence number, or > highest seen + window | BAD_ACK |
+| 2 | no such session | SESSION_EXPIRED |
+| 3 | epoch of the request older than the session's | FENCED |
+| 4 | sequence number < first incomplete of the session | STALE |
+| 5 | completion record exists, fingerprint equal | REPLAY |
+| 6 | completion record exists, fingerprint differs | PAYLOAD_MISMATCH |
+| 7 | lease ended | SESSION_EXPIRED |
+| 8 | sequence number >= max(first incomplete of session, of request) + window, in places | WINDOW_FULL |
+| 9 | otherwise | EXECUTE |
+
+After EXECUTE the caller applies the operation and calls :meth:`ResultTracker.record` in the same transition, then
+:meth:`ResultTracker.acknowledge`; after REPLAY it acknowledges too; otherwise nothing changes.
+
+A *place* is what the window counts: one operation, or one recorded range whatever its length. A gap below a
+sequence number counts one place an operation; below a range, one place for each ``RANGE_LENGTH_MAX`` of it,
+since ranges may be missing there. Ranges are decided in :mod:`rifl.range_rule`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from enum import Enum
+from typing import Any, Final, Protocol
+
+from rifl.completion import CompletionRecord, RangeRecord
+from rifl.errors import Code
+from rifl.ids import WINDOW_DEFAULT
+from rifl.session import Session
+
+RECORD_BYTES_MAX: Final = 16 * 2**20
+"""Bytes of remembered results and range fingerprints of one session; over it QUOTA, before execution."""
+
+
+class Sized(Protocol):
+    """A result that knows how many bytes it occupies in memory."""
+
+    @property
+    def size(self) -> int:
+        """Bytes, roughly."""
+
+
+class Verdict(Enum):
+    """What the apply rule says of one operation; the value is the error code, if it is a refusal."""
+
+    EXECUTE = None
+    REPLAY = None, "replay"
+    BAD_ACK = Code.BAD_ACK
+    SESSION_EXPIRED = Code.SESSION_EXPIRED
+    FENCED = Code.FENCED
+    STALE = Code.STALE
+    PAYLOAD_MISMATCH = Code.PAYLOAD_MISMATCH
+    WINDOW_FULL = Code.WINDOW_FULL
+    QUOTA = Code.QUOTA
+
+    @property
+    def code(self) -> Code | None:
+        """The refusal's code; None for EXECUTE and REPLAY."""
+        return self.value if isinstance(self.value, Code) else None
+
+
+class Standing(Enum):
+    """What rows 2, 3 and 7 need of the session; the same for all operations of one request."""
+
+    LIVE = 0
+    FENCED = 1
+    ENDED = 2
+
+
+def decide_without_session(sequence: int, first_incomplete: int) -> Verdict:
+    """Apply rows 1 and 2 where there is no session: never treated as new."""
+    return Verdict.BAD_ACK if first_incomplete > sequence else Verdict.SESSION_EXPIRED
+
+
+def standing(session: Session, epoch: int, now_ms: int) -> Standing:
+    """Say how a request of ``epoch`` stands at cluster time ``now_ms``; an epoch never given out is fenced too."""
+    if epoch != session.epoch:
+        return Standing.FENCED
+    if session.ends_ms < now_ms:
+        return Standing.ENDED
+    return Standing.LIVE
+
+
+class ResultTracker:
+    """Completion records of one session, and the rule that reads them.
+
+    Bounds: at most ``2 * window`` records and ranges; ``RECORD_BYTES_MAX`` of results.
+    """
+
+    __slots__ = ("bytes", "first_incomplete", "highest", "ranges", "records", "window")
+
+    def __init__(self, *, window: int = WINDOW_DEFAULT) -> None:
+        self.window = window
+        self.first_incomplete = 1
+        self.highest = 0
+        self.bytes = 0
+        self.records: dict[int, CompletionRecord] = {}
+        self.ranges: list[RangeRecord] = []
+
+    def decide(
+        self, sequence: int, first_incomplete: int, fingerprint: int, stand: Standing
+    ) -> tuple[Verdict, CompletionRecord | None]:
+        """Apply the rule to one operation; changes nothing.
+
+        Returns:
+            The verdict, and with REPLAY the record to answer from.
+        """
+        if first_incomplete > sequence or first_incomplete > self.highest + self.window:  # row 1
+            return _BAD_ACK
+        if stand is Standing.FENCED:  # row 3 (row 2: see decide_without_session)
+            return _FENCED
+        if sequence < self.first_incomplete:  # row 4
+            return _STALE
+        record = self.records.get(sequence)
+        if record is None and self.ranges:
+            record = self._of_range(sequence)
+        if record is not None:
+            if record.fingerprint == fingerprint:  # row 5
+                return Verdict.REPLAY, record
+            return _PAYLOAD_MISMATCH  # row 6
+        if stand is Standing.ENDED:  # row 7
+            return _SESSION_EXPIRED
+        base = self.first_incomplete if self.first_incomplete > first_incomplete else first_incomplete
+        if sequence >= base + self.window and self.places(sequence, base) >= self.window:  # row 8
+            return _WINDOW_FULL
+        if self.bytes > RECORD_BYTES_MAX:
+            return _QUOTA
+        return _EXECUTE  # row 9
+
+    def record(self, sequence: int, fingerprint: int, commit: int, result: Sized | None = None) -> CompletionRecord:
+        """Remember an applied operation, in the transition that applied it, and return its record.
+
+        Args:
+            sequence: its sequence number; not recorded before.
+            fingerprint: hash of its payload.
+            commit: its commit number.
+            result: what a replay answers, with its size in bytes; None for a plain ``applied``.
+        """
+        record = self.records[sequence] = CompletionRecord(fingerprint, commit, result)
+        if result is not None:
+            self.bytes += result.size
+        if sequence > self.highest:
+            self.highest = sequence
+        return record
+
+    def record_range(self, record: RangeRecord) -> None:
+        """Remember an applied range, disjoint from all that is recorded."""
+        ranges = self.ranges
+        if ranges and ranges[-1].first > record.first:
+            ranges.insert(bisect_right(ranges, record.first, key=_first), record)
+        else:
+            ranges.append(record)
+        self.bytes += len(record.fingerprints)
+        if record.last > self.highest:
+            self.highest = record.last
+
+    def acknowledge(self, first_incomplete: int) -> None:
+        """Drop what the client has received; a smaller number than known is ignored (RIFL §3.5).
+
+        Costs time in proportion to what is dropped, not to the number.
+        """
+        if first_incomplete <= self.first_incomplete or first_incomplete > self.highest + self.window:
+            return
+        records = self.records
+        gone: Iterable[int]
+        if first_incomplete - self.first_incomplete <= len(records):
+            gone = range(self.first_incomplete, first_incomplete)
+        else:
+            gone = [s for s in records if s < first_incomplete]
+        for sequence in gone:
+            record = records.pop(sequence, None)
+            if record is not None and record.result is not None:
+                self.bytes -= record.result.size
+        self.first_incomplete = first_incomplete
+        if self.ranges and self.ranges[0].first < first_incomplete:
+            kept: list[RangeRecord] = []
+            for part in self.ranges:
+                if part.last < first_incomplete:
+                    self.bytes -= len(part.fingerprints)
+                elif part.first < first_incomplete:
+                    rest = _cut(part, first_incomplete)
+                    self.bytes -= len(part.fingerprints) - len(rest.fingerprints)
+                    kept.append(rest)
+                else:
+                    kept.append(part)
+            self.ranges = kept
+
+    def find(self, sequence: int) -> CompletionRecord | None:
+        """Return the record of an operation, alone or in a range, or None."""
+        return self.records.get(sequence) or self._of_range(sequence)
+
+    def places(self, sequence: int, base: int, gap_unit: int = 1) -> int:
+        """Count the places from ``base`` up to, not including, ``sequence``.
+
+        Args:
+            sequence: where the candidate starts.
+            base: effective first incomplete.
+            gap_unit: how many missing sequence numbers share a place (``RANGE_LENGTH_MAX`` below a range).
+        """
+        places, at = 0, base
+        singles = sorted(s for s in self.records if base <= s < sequence) if gap_unit > 1 else []
+        marks = sorted([(s, s) for s in singles] + [(r.first, r.last) for r in self.ranges if r.last >= base])
+        for first, last in marks:
+            if first >= sequence:
+                break
+            if first > at:
+                places += -((at - first) // gap_unit)
+            places += 1
+            at = max(at, last + 1)
+        if sequence > at:
+            places += -((at - sequence) // gap_unit)
+        return places
+
+    def _of_range(self, sequence: int) -> CompletionRecord | None:
+        at = bisect_right(self.ranges, sequence, key=_first) - 1
+        if at < 0 or self.ranges[at].last < sequence:
+            return None
+        part = self.ranges[at]
+        fingerprint = int.from_bytes(part.slice(sequence, sequence), "big")
+        return CompletionRecord(fingerprint, part.commit_of(sequence))
+
+    def dump(self) -> list[Any]:
+        """Return the state as plain data for a snapshot or a hash, equal on equal replicas."""
+        return [
+            self.window,
+            self.first_incomplete,
+            self.highest,
+            sorted(self.records.items()),
+            list(self.ranges),
+        ]
+
+
+def _first(record: RangeRecord) -> int:
+    return record.first
+
+
+def _cut(part: RangeRecord, first: int) -> RangeRecord:
+    return RangeRecord(first, part.last, part.commit_of(first), part.slice(first, part.last))
+
+
+_BAD_ACK = (Verdict.BAD_ACK, None)
+_SESSION_EXPIRED = (Verdict.SESSION_EXPIRED, None)
+_FENCED = (Verdict.FENCED, None)
+_STALE = (Verdict.STALE, None)
+_PAYLOAD_MISMATCH = (Verdict.PAYLOAD_MISMATCH, None)
+_WINDOW_FULL = (Verdict.WINDOW_FULL, None)
+_QUOTA = (Verdict.QUOTA, None)
+_EXECUTE = (Verdict.EXECUTE, None)

@@ -1,0 +1,146 @@
+"""Sessions: who may write, under which epoch, and until when.
+
+Owns: client ids, epochs, nonces and leases. Knows nothing of completion records (:mod:`rifl.result_tracker`), so
+that shards can own records while one shard owns leases (RIFL §4.1, the lease manager).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from rifl.errors import Code, OncegateError
+from rifl.ids import ClientId, Epoch
+from rifl.lease import ExpiryQueue
+
+SESSIONS_MAX: Final = 2_000_000
+"""Live sessions a cluster holds; one more is refused with QUOTA, live ones are untouched."""
+
+NONCE_LENGTH_MAX: Final = 64
+
+
+class Session(msgspec.Struct, array_like=True, gc=False):
+    """One session as every replica holds it. ``ends_ms`` is cluster time."""
+
+    client_id: ClientId
+    epoch: Epoch
+    nonce: str
+    lease_ms: int
+    window: int
+    ends_ms: int
+
+    def renew(self, now_ms: int) -> None:
+        """Extend the lease to a full term from ``now_ms``; never shortens it."""
+        end = now_ms + self.lease_ms
+        if end > self.ends_ms:
+            self.ends_ms = end
+
+    def left_ms(self, now_ms: int) -> int:
+        """Return how long the session's memory is still guaranteed."""
+        return max(0, self.ends_ms - now_ms)
+
+
+class SessionTable:
+    """All live sessions. Deterministic: changed from log entries only, with their cluster time.
+
+    An id that is not here and below ``next_id`` belonged to a session that is gone; it is refused for ever.
+    """
+
+    __slots__ = ("_by_id", "_by_nonce", "_expiry", "next_id", "sessions_max")
+
+    def __init__(self, *, sessions_max: int = SESSIONS_MAX) -> None:
+        self._by_id: dict[int, Session] = {}
+        self._by_nonce: dict[str, int] = {}
+        self._expiry = ExpiryQueue()
+        self.next_id = 1
+        self.sessions_max = sessions_max
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(self._by_id.values())
+
+    def get(self, client_id: int) -> Session | None:
+        """Return the live session of that id, or None."""
+        return self._by_id.get(client_id)
+
+    def open(self, nonce: str, lease_ms: int, window: int, now_ms: int) -> tuple[Session, bool]:
+        """Open a session, or return the one that this nonce opened before and True.
+
+        Raises:
+            OncegateError: QUOTA when ``sessions_max`` are live.
+        """
+        known = self._by_nonce.get(nonce)
+        if known is not None:
+            session = self._by_id[known]
+            if session.ends_ms >= now_ms:
+                session.renew(now_ms)
+            return session, True
+        if len(self._by_id) >= self.sessions_max:
+            raise OncegateError(Code.QUOTA, "the cluster holds as many sessions as it may")
+        session = Session(ClientId(self.next_id), Epoch(1), nonce, lease_ms, window, now_ms + lease_ms)
+        self.next_id += 1
+        self._by_id[session.client_id] = session
+        self._by_nonce[nonce] = session.client_id
+        self._expiry.file(session.client_id, session.ends_ms)
+        return session, False
+
+    def live(self, client_id: int, epoch: int | None, now_ms: int) -> Session:
+        """Return the session if it lives and ``epoch`` (if given) is its current one.
+
+        Raises:
+            OncegateError: SESSION_EXPIRED or FENCED.
+        """
+        session = self._by_id.get(client_id)
+        if session is None:
+            raise OncegateError(Code.SESSION_EXPIRED, "no such session")
+        if epoch is not None and epoch < session.epoch:
+            raise OncegateError(Code.FENCED, f"epoch {epoch} was fenced by {session.epoch}")
+        if epoch is not None and epoch > session.epoch:
+            raise OncegateError(Code.BAD_REQUEST, f"epoch {epoch} was never given out")
+        if session.ends_ms < now_ms:
+            raise OncegateError(Code.SESSION_EXPIRED, "the lease has ended")
+        return session
+
+    def take_over(self, client_id: int, nonce: str, now_ms: int) -> Session:
+        """Give the session to a new owner: a new nonce raises the epoch, the same one again does not.
+
+        Raises:
+            OncegateError: SESSION_EXPIRED, or CONFLICT when another session was opened with that nonce.
+        """
+        session = self.live(client_id, None, now_ms)
+        owner = self._by_nonce.get(nonce)
+        if owner is not None and owner != client_id:
+            raise OncegateError(Code.CONFLICT, "that nonce belongs to another session")
+        if session.nonce != nonce:
+            self._by_nonce.pop(session.nonce, None)
+            self._by_nonce[nonce] = client_id
+            session.nonce = nonce
+            session.epoch = Epoch(session.epoch + 1)
+        session.renew(now_ms)
+        return session
+
+    def close(self, client_id: int) -> None:
+        """Forget the session; its id is refused for ever. Unknown ids are ignored."""
+        session = self._by_id.pop(client_id, None)
+        if session is not None:
+            self._by_nonce.pop(session.nonce, None)
+
+    def expired(self, now_ms: int, *, limit: int = 1_000) -> list[int]:
+        """Return sessions whose lease has ended: candidates for a log entry that reaps them."""
+        return self._expiry.due(now_ms, self._ends_ms, limit=limit)
+
+    def reap(self, client_id: int, now_ms: int) -> bool:
+        """Drop the session if its lease has really ended at ``now_ms``: the log decides the race with a renewal."""
+        session = self._by_id.get(client_id)
+        if session is None or session.ends_ms >= now_ms:
+            return False
+        self.close(client_id)
+        return True
+
+    def _ends_ms(self, client_id: int) -> int | None:
+        session = self._by_id.get(client_id)
+        return None if session is None else session.ends_ms
