@@ -1,0 +1,233 @@
+"""What is known of a flow's sealed batches, without their items.
+
+Owns: numbers, commit ranges, counts and seal times of the batches that retention has left. Part of the replicated
+state, pure. Must not know files or consumers. Read next: :mod:`flows.cursor`, :mod:`flows.retention`.
+
+Batches are numbered without gaps, so the log is a few columns and a number: 40 bytes a batch.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from typing import NamedTuple
+
+import msgspec
+
+from flows.chunks import int64s_from_bytes, int64s_to_bytes
+from flows.errors import BadRequestError, NotFoundError, RetentionExceededError
+
+
+class BatchMeta(NamedTuple):
+    """One sealed batch.
+
+    Attributes:
+        number: from 1.
+        first_commit, last_commit: its items' commit numbers, inclusive.
+        items: how many.
+        size_bytes: as the open segment counted them.
+        sealed_ms: cluster time of the seal.
+        checksum: ``crc32c-…`` once this node has written or fetched the file, else None.
+    """
+
+    number: int
+    first_commit: int
+    last_commit: int
+    items: int
+    size_bytes: int
+    sealed_ms: int
+    checksum: str | None
+
+
+class BatchLogState(msgspec.Struct, frozen=True):
+    """Snapshot of a batch log. Columns are little-endian int64.
+
+    Checksums are left out: each node learns them by itself, at another moment, and snapshots are compared.
+    """
+
+    first: int
+    items_dropped: int
+    first_commits: bytes
+    last_commits: bytes
+    items_through: bytes
+    sizes_bytes: bytes
+    sealed_ms: bytes
+
+
+class BatchLog:
+    """The retained batches of one flow, ``first .. last``; empty when ``first > last``.
+
+    Attributes:
+        first: smallest retained batch number; that of the next batch when none is retained.
+    """
+
+    __slots__ = (
+        "_checksums",
+        "_first_commits",
+        "_items_dropped",
+        "_items_through",
+        "_last_commits",
+        "_sealed_ms",
+        "_sizes_bytes",
+        "first",
+    )
+
+    def __init__(self) -> None:
+        self.first = 1
+        self._items_dropped = 0
+        self._first_commits = array("q")
+        self._last_commits = array("q")
+        # Items from batch 1 up to and including each batch: a lag is one subtraction, not a sum.
+        self._items_through = array("q")
+        self._sizes_bytes = array("q")
+        self._sealed_ms = array("q")
+        self._checksums: dict[int, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._sealed_ms)
+
+    @property
+    def last(self) -> int:
+        """The newest batch number, 0 if none was ever sealed."""
+        return self.first + len(self._sealed_ms) - 1
+
+    @property
+    def items_total(self) -> int:
+        """Items of all batches ever sealed."""
+        return self._items_through[-1] if self._items_through else self._items_dropped
+
+    def append(self, first_commit: int, last_commit: int, items: int, size_bytes: int, sealed_ms: int) -> int:
+        """Record the seal of the next batch.
+
+        Args:
+            first_commit: commit number of its first item, above every batch before.
+            last_commit: commit number of its last item.
+            items: how many, at least 1.
+            size_bytes: as the open segment counted them.
+            sealed_ms: cluster time of the seal, not below that of the batch before.
+
+        Returns:
+            Its number.
+
+        Raises:
+            ValueError: out of order or empty; nothing was recorded.
+        """
+        previous_commit = self._last_commits[-1] if self._last_commits else 0
+        previous_ms = self._sealed_ms[-1] if self._sealed_ms else sealed_ms
+        if not previous_commit < first_commit <= last_commit or items < 1 or sealed_ms < previous_ms:
+            raise ValueError(f"batch {self.last + 1} does not follow batch {self.last}")
+        items_through = self.items_total + items
+        self._first_commits.append(first_commit)
+        self._last_commits.append(last_commit)
+        self._items_through.append(items_through)
+        self._sizes_bytes.append(size_bytes)
+        self._sealed_ms.append(sealed_ms)
+        return self.last
+
+    def get(self, number: int) -> BatchMeta:
+        """Return a retained batch.
+
+        Raises:
+            RetentionExceededError: it was dropped.
+            NotFoundError: it is not sealed yet.
+            BadRequestError: ``number`` < 1.
+        """
+        row = self._row(number)
+        before = self._items_through[row - 1] if row else self._items_dropped
+        return BatchMeta(
+            number,
+            self._first_commits[row],
+            self._last_commits[row],
+            self._items_through[row] - before,
+            self._sizes_bytes[row],
+            self._sealed_ms[row],
+            self._checksums.get(number),
+        )
+
+    def _row(self, number: int) -> int:
+        if number < 1:
+            raise BadRequestError(f"batch number {number} is below 1")
+        if number < self.first:
+            raise RetentionExceededError(f"batch {number} was dropped; the oldest is {self.first}")
+        if number > self.last:
+            raise NotFoundError(f"batch {number} is not sealed; the newest is {self.last}")
+        return number - self.first
+
+    def of_commit(self, commit: int) -> int | None:
+        """Return the retained batch that spans a commit number, None if there is none.
+
+        Commits of other tables lie between a batch's items, so the batch need not hold an item of that number.
+        """
+        row = bisect_left(self._last_commits, commit)
+        if row == len(self) or self._first_commits[row] > commit:
+            return None
+        return self.first + row
+
+    def items_after(self, number: int) -> int:
+        """Return the items in retained batches above ``number``."""
+        row = number - self.first
+        if row >= len(self):
+            return 0
+        return self.items_total - (self._items_through[row] if row >= 0 else self._items_dropped)
+
+    def sealed_ms_after(self, number: int) -> int | None:
+        """Return the cluster time at which the oldest retained batch above ``number`` was sealed, if there is one."""
+        row = max(0, number + 1 - self.first)
+        return self._sealed_ms[row] if row < len(self) else None
+
+    def last_sealed_by(self, time_ms: int) -> int:
+        """Return the newest batch sealed at or before cluster time ``time_ms``; ``first - 1`` if there is none."""
+        return self.first - 1 + bisect_right(self._sealed_ms, time_ms)
+
+    def note_checksum(self, number: int, checksum: str) -> None:
+        """Remember a batch's checksum; ignored if the batch is no longer retained."""
+        if self.first <= number <= self.last:
+            self._checksums[number] = checksum
+
+    def drop_through(self, number: int) -> range:
+        """Forget the batches up to and including ``number``.
+
+        Returns:
+            The numbers that were forgotten now.
+
+        Raises:
+            BadRequestError: ``number`` is above the newest batch.
+        """
+        if number > self.last:
+            raise BadRequestError(f"batch {number} is not sealed")
+        dropped = range(self.first, max(self.first, number + 1))
+        count = len(dropped)
+        if count:
+            self._items_dropped = self._items_through[count - 1]
+            for column in self._columns():
+                del column[:count]
+            for gone in dropped:
+                self._checksums.pop(gone, None)
+            self.first += count
+        return dropped
+
+    def _columns(self) -> tuple[array[int], ...]:
+        return (
+            self._first_commits,
+            self._last_commits,
+            self._items_through,
+            self._sizes_bytes,
+            self._sealed_ms,
+        )
+
+    def snapshot(self) -> BatchLogState:
+        """Return the replicated state as plain data."""
+        return BatchLogState(self.first, self._items_dropped, *(int64s_to_bytes(column) for column in self._columns()))
+
+    @classmethod
+    def restore(cls, state: BatchLogState) -> BatchLog:
+        """Return the log that gave ``state``, without checksums."""
+        log = cls()
+        log.first = state.first
+        log._items_dropped = state.items_dropped
+        log._first_commits = int64s_from_bytes(state.first_commits)
+        log._last_commits = int64s_from_bytes(state.last_commits)
+        log._items_through = int64s_from_bytes(state.items_through)
+        log._sizes_bytes = int64s_from_bytes(state.sizes_bytes)
+        log._sealed_ms = int64s_from_bytes(state.sealed_ms)
+        return log

@@ -1,0 +1,139 @@
+"""The pieces a batch is made of before it becomes a file.
+
+Owns: the immutable forms of a run of single writes and of a range, and of the sealed batch that holds them. They
+are plain msgspec data, so they travel in snapshots. Must not know Arrow. Read next: :mod:`flows.open_segment`
+(makes them), :mod:`flows.segment` (turns them into a file).
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from typing import TypeAlias
+
+import msgspec
+
+
+def int64s_to_bytes(column: array[int]) -> bytes:
+    """Return the numbers as little-endian int64, the same on every machine."""
+    if sys.byteorder == "big":
+        column = array("q", column)
+        column.byteswap()
+    return column.tobytes()
+
+
+def int64s_from_bytes(data: bytes) -> array[int]:
+    """Undo :func:`int64s_to_bytes`."""
+    column = array("q")
+    column.frombytes(data)
+    if sys.byteorder == "big":
+        column.byteswap()
+    return column
+
+
+class SinglesChunk(msgspec.Struct, frozen=True, tag="singles", gc=False):
+    """A run of single writes, by column. The four numeric columns are little-endian int64.
+
+    Attributes:
+        commits, times_ms, client_ids, sequences: 8 bytes an item.
+        keys: row keys.
+        values: JSON text in UTF-8, None = deleted.
+    """
+
+    commits: bytes
+    keys: tuple[str, ...]
+    values: tuple[bytes | None, ...]
+    times_ms: bytes
+    client_ids: bytes
+    sequences: bytes
+
+    @property
+    def items(self) -> int:
+        """Number of items."""
+        return len(self.keys)
+
+    @property
+    def first_commit(self) -> int:
+        """Commit number of the first item."""
+        return int.from_bytes(self.commits[:8], "little", signed=True)
+
+    @property
+    def last_commit(self) -> int:
+        """Commit number of the last item."""
+        return int.from_bytes(self.commits[-8:], "little", signed=True)
+
+    @property
+    def first_time_ms(self) -> int:
+        """Cluster time of the first item."""
+        return int.from_bytes(self.times_ms[:8], "little", signed=True)
+
+
+class RangeChunk(msgspec.Struct, frozen=True, tag="range", gc=False):
+    """A range, its columns still in the bytes that came over the network.
+
+    Attributes:
+        first_commit: commit number of the first item; item *i* has ``first_commit + i``.
+        count: number of items, at least 1.
+        time_ms: cluster time of all of them.
+        client_id: session that wrote.
+        first_sequence: sequence number of the first item; item *i* has ``first_sequence + i``.
+        body: Arrow IPC stream, columns ``key`` and ``value`` (:mod:`flows.range_body`).
+        offset: row of ``body`` that is the first item.
+    """
+
+    first_commit: int
+    count: int
+    time_ms: int
+    client_id: int
+    first_sequence: int
+    body: bytes
+    offset: int
+
+    @property
+    def items(self) -> int:
+        """Number of items."""
+        return self.count
+
+    @property
+    def last_commit(self) -> int:
+        """Commit number of the last item."""
+        return self.first_commit + self.count - 1
+
+    @property
+    def first_time_ms(self) -> int:
+        """Cluster time of the first item."""
+        return self.time_ms
+
+
+SealedChunk: TypeAlias = SinglesChunk | RangeChunk
+"""What a batch is made of."""
+
+
+class SealedBatch(msgspec.Struct, frozen=True, gc=False):
+    """A numbered batch whose items will never change, not yet a file.
+
+    Attributes:
+        flow: name of the flow.
+        table: its source table.
+        number: batch number, from 1.
+        items: number of items, at least 1.
+        size_bytes: size as the open segment counted it; what it weighs in memory, roughly.
+        chunks: the items in commit order.
+    """
+
+    flow: str
+    table: str
+    number: int
+    items: int
+    size_bytes: int
+    chunks: tuple[SealedChunk, ...]
+
+    @property
+    def first_commit(self) -> int:
+        """Commit number of the first item."""
+        return self.chunks[0].first_commit
+
+    @property
+    def last_commit(self) -> int:
+        """Commit number of the last item."""
+        return self.chunks[-1].last_commit

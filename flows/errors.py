@@ -1,0 +1,88 @@
+"""Refusals and failures of flows, each with the ``code`` of the cluster's table of errors.
+
+Owns: the tree below :class:`FlowError`. Must not know HTTP or the server, which maps ``code`` to status,
+outcome and retryability. Read next: :mod:`flows.cursor`, :mod:`flows.segment_store`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class FlowError(Exception):
+    """Anything a flow refuses or finds broken.
+
+    Attributes:
+        code: name in the table of errors (SEMANTICS, *Errors*).
+    """
+
+    code: ClassVar[str] = "INTERNAL"
+
+
+class BadRequestError(FlowError):
+    """A declaration, name, number or body that no state could accept."""
+
+    code = "BAD_REQUEST"
+
+
+class NotFoundError(FlowError):
+    """No such flow, consumer or batch."""
+
+    code = "NOT_FOUND"
+
+
+class ConflictError(FlowError):
+    """A flow of this name is declared differently already."""
+
+    code = "CONFLICT"
+
+
+class QuotaError(FlowError):
+    """One more flow or consumer than the cluster keeps."""
+
+    code = "QUOTA"
+
+
+class FencedError(FlowError):
+    """A newer instance of the consumer has attached."""
+
+    code = "FENCED"
+
+
+class RetentionExceededError(FlowError):
+    """The batch was dropped: said, never a silent gap."""
+
+    code = "RETENTION_EXCEEDED"
+
+
+class SegmentCorrupt(FlowError):
+    """A segment file is not what was written; the node does not serve from it.
+
+    Attributes:
+        path: the file.
+        reason: what does not hold.
+    """
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+        self.reason = reason
+
+
+class SegmentConflict(FlowError):
+    """A batch is on disk already with other bytes: two histories claim one number.
+
+    Attributes:
+        path: the file that was kept.
+        stored: checksum of the file.
+        offered: checksum of the payload that was refused.
+    """
+
+    def __init__(self, path: Path, stored: str, offered: str) -> None:
+        super().__init__(f"{path}: holds {stored}, refused {offered}")
+        self.path = path
+        self.stored = stored
+        self.offered = offered

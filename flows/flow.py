@@ -1,0 +1,169 @@
+"""Flow declarations and the graph they form.
+
+Owns: the bounds of a declaration, the refusal of cycles and of differing redeclarations. Pure. Must not
+know items or batches. Read next: :mod:`flows.batcher`, :mod:`flows.cursor`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import msgspec
+
+from flows.errors import BadRequestError, ConflictError, NotFoundError, QuotaError
+
+NAME_PATTERN: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
+"""Names of flows and consumers. The first character keeps file names off ``.``, ``..`` and hidden files."""
+
+ITEMS_MAX: Final = 1_000_000
+BYTES_MAX: Final = 256 * 1024 * 1024
+"""Keeps a batch far below the 2 GiB that 32-bit Arrow string offsets can address."""
+
+LINGER_MS_MAX: Final = 3_600_000
+RETENTION_MS_MAX: Final = 366 * 24 * 3_600_000
+CONSUMERS_MAX: Final = 64
+FLOWS_MAX: Final = 1024
+
+
+def check_name(kind: str, name: str) -> None:
+    """Accept a name of a flow or consumer.
+
+    Raises:
+        BadRequestError: not 1..64 of ``a-z 0-9 _ . -`` starting with a letter or digit.
+    """
+    if NAME_PATTERN.fullmatch(name) is None:
+        raise BadRequestError(f"{kind} name {name!r} is not of the form {NAME_PATTERN.pattern}")
+
+
+class FlowDeclaration(msgspec.Struct, frozen=True, kw_only=True):
+    """What a flow derives from and how its items are cut, kept and consumed.
+
+    Attributes:
+        name: 1..64 characters, see :data:`NAME_PATTERN`.
+        source: table whose committed writes are the flow's items.
+        target: table that the flow's consumers write through the gateway, or None when they write outside.
+            It is the edge by which cycles are found.
+        max_items: items of a batch at most, 1..ITEMS_MAX.
+        max_bytes: size at which a batch is cut, 1..BYTES_MAX; one range may exceed it.
+        linger_ms: age of its first item at which a batch is cut, 0..LINGER_MS_MAX, in cluster time.
+        retention_ms: for how long a sealed batch is kept at least, 0..RETENTION_MS_MAX, in cluster time.
+        consumers: the required ones: no batch is dropped before each of them has passed it.
+    """
+
+    name: str
+    source: str
+    target: str | None = None
+    max_items: int = 16_384
+    max_bytes: int = 8 * 1024 * 1024
+    linger_ms: int = 500
+    retention_ms: int = 24 * 3_600_000
+    consumers: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_name("flow", self.name)
+        if not self.source or self.target == "":
+            raise BadRequestError("a table name is empty")
+        _check_bound("max_items", self.max_items, 1, ITEMS_MAX)
+        _check_bound("max_bytes", self.max_bytes, 1, BYTES_MAX)
+        _check_bound("linger_ms", self.linger_ms, 0, LINGER_MS_MAX)
+        _check_bound("retention_ms", self.retention_ms, 0, RETENTION_MS_MAX)
+        _check_bound("the number of consumers", len(self.consumers), 0, CONSUMERS_MAX)
+        for consumer in self.consumers:
+            check_name("consumer", consumer)
+        if len(set(self.consumers)) != len(self.consumers):
+            raise BadRequestError("a consumer is named twice")
+
+
+def _check_bound(what: str, number: int, low: int, high: int) -> None:
+    if not low <= number <= high:
+        raise BadRequestError(f"{what} is {number}, not in {low}..{high}")
+
+
+class FlowGraph:
+    """All declared flows: tables are the nodes, flows with a target the edges, and there is no cycle.
+
+    Deterministic: everything follows from the order of :meth:`declare` calls.
+    """
+
+    __slots__ = ("_by_source", "_flows")
+
+    def __init__(self) -> None:
+        self._flows: dict[str, FlowDeclaration] = {}
+        self._by_source: dict[str, tuple[FlowDeclaration, ...]] = {}
+
+    def declare(self, flow: FlowDeclaration) -> bool:
+        """Add a flow. Idempotent.
+
+        Returns:
+            True if it is new, False if the same declaration was there.
+
+        Raises:
+            ConflictError: the name is declared differently.
+            BadRequestError: the flow would close a cycle; the detail shows it.
+            QuotaError: FLOWS_MAX flows are declared.
+        """
+        known = self._flows.get(flow.name)
+        if known is not None:
+            if known != flow:
+                raise ConflictError(f"flow {flow.name} is declared differently")
+            return False
+        if len(self._flows) >= FLOWS_MAX:
+            raise QuotaError(f"{FLOWS_MAX} flows are declared")
+        cycle = self._path(flow.target, flow.source)
+        if cycle is not None:
+            raise BadRequestError(f"flow {flow.name} closes a cycle: {' -> '.join([flow.source, *cycle])}")
+        self._flows[flow.name] = flow
+        self._by_source[flow.source] = (*self._by_source.get(flow.source, ()), flow)
+        return True
+
+    def _path(self, start: str | None, goal: str) -> list[str] | None:
+        """Return the tables from ``start`` to ``goal`` along existing flows, or None."""
+        if start is None:
+            return None
+        came_from: dict[str, str] = {start: ""}
+        todo = [start]
+        while todo:
+            table = todo.pop()
+            if table == goal:
+                path = []
+                while table:
+                    path.append(table)
+                    table = came_from[table]
+                return path[::-1]
+            for flow in self._by_source.get(table, ()):
+                if flow.target is not None and flow.target not in came_from:
+                    came_from[flow.target] = table
+                    todo.append(flow.target)
+        return None
+
+    def get(self, name: str) -> FlowDeclaration:
+        """Return a declared flow.
+
+        Raises:
+            NotFoundError: it is not declared.
+        """
+        flow = self._flows.get(name)
+        if flow is None:
+            raise NotFoundError(f"no flow {name}")
+        return flow
+
+    def of_source(self, table: str) -> tuple[FlowDeclaration, ...]:
+        """Return the flows that derive from ``table``, in order of declaration."""
+        return self._by_source.get(table, ())
+
+    def all(self) -> tuple[FlowDeclaration, ...]:
+        """Return all flows in order of declaration."""
+        return tuple(self._flows.values())
+
+    def snapshot(self) -> tuple[FlowDeclaration, ...]:
+        """Return the state as plain data; :meth:`restore` makes an equal graph of it."""
+        return self.all()
+
+    @classmethod
+    def restore(cls, state: tuple[FlowDeclaration, ...]) -> FlowGraph:
+        """Return the graph that gave ``state``."""
+        graph = cls()
+        for flow in state:
+            graph.declare(flow)
+        return graph

@@ -1,0 +1,224 @@
+"""Writes sealed batches to disk, in order, in one worker thread.
+
+Owns: the queue between apply and the disk. Thin: the bytes come from :mod:`flows.segment`, the files from the store.
+Must not know the log. Apply never waits for the disk and cannot refuse, so the queue's bound is a signal:
+while :attr:`Publisher.overloaded`, admission refuses new writes before they are proposed.
+
+Until a batch's file is durable its chunks stay here and reads are served from them. They are not in the files
+yet and no longer in the open segment: a snapshot of the node taken now has to carry :meth:`Publisher.pending`.
+A failed write is reported and tried again; nothing behind it overtakes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Final, NamedTuple, Protocol
+
+import pyarrow as pa
+
+from flows import segment
+from flows.chunks import SealedBatch
+from flows.errors import FlowError
+
+PENDING_BATCHES_MAX: Final = 256
+PENDING_BYTES_MAX: Final = 128 * 1024 * 1024
+RETRY_MS: Final = 500
+
+
+class BatchStore(Protocol):
+    """Where batches go: :class:`flows.segment_store.SegmentStore` or a fake."""
+
+    def put(self, flow: str, number: int, payload: bytes) -> str:
+        """Store a batch durably and return its checksum; idempotent for equal bytes."""
+
+    def get(self, flow: str, number: int) -> bytes:
+        """Return a batch's payload."""
+
+    def checksum(self, flow: str, number: int) -> str:
+        """Return a batch's checksum."""
+
+    def drop_through(self, flow: str, number: int) -> None:
+        """Remove a flow's batches up to and including ``number``."""
+
+
+class _Drop(NamedTuple):
+    flow: str
+    number: int
+
+
+class _Pending:
+    """A batch that is not durable yet; its payload is built once, by whoever needs it first."""
+
+    __slots__ = ("_lock", "_payload", "batch")
+
+    def __init__(self, batch: SealedBatch) -> None:
+        self.batch = batch
+        self._lock = threading.Lock()
+        self._payload: bytes | None = None
+
+    def payload(self) -> bytes:
+        with self._lock:
+            if self._payload is None:
+                batch = self.batch
+                self._payload = segment.build(batch.chunks, batch.flow, batch.table, batch.number)
+            return self._payload
+
+
+class Publisher:
+    """The queue and its worker.
+
+    Args:
+        store: where the batches go.
+        on_published: called with (flow, number, checksum) after the file is durable, in order.
+        on_failure: called with (flow, number, error) after each failed attempt.
+            Both run **on the worker thread**: an event loop passes them through ``call_soon_threadsafe``.
+        pending_batches_max: from this many waiting batches on, :attr:`overloaded`.
+        pending_bytes_max: from this many waiting bytes on, :attr:`overloaded`.
+        retry_ms: pause after a failed attempt.
+    """
+
+    def __init__(
+        self,
+        store: BatchStore,
+        *,
+        on_published: Callable[[str, int, str], None],
+        on_failure: Callable[[str, int, Exception], None],
+        pending_batches_max: int = PENDING_BATCHES_MAX,
+        pending_bytes_max: int = PENDING_BYTES_MAX,
+        retry_ms: int = RETRY_MS,
+    ) -> None:
+        self._store = store
+        self._on_published = on_published
+        self._on_failure = on_failure
+        self._batches_max = pending_batches_max
+        self._bytes_max = pending_bytes_max
+        self._retry_s = retry_ms / 1000
+        self._changed = threading.Condition()
+        self._queue: deque[SealedBatch | _Drop] = deque()
+        self._pending: dict[tuple[str, int], _Pending] = {}
+        self._pending_bytes = 0
+        self._closing = False
+        self._ended = False
+        self._worker = threading.Thread(target=self._run, name="segment-writer", daemon=True)
+
+    def start(self) -> None:
+        """Start the worker; what was submitted before is written now."""
+        self._worker.start()
+
+    def submit(self, batch: SealedBatch) -> None:
+        """Take over a sealed batch. Never blocks, never refuses; a batch that waits already is the same batch."""
+        with self._changed:
+            if (batch.flow, batch.number) in self._pending:
+                return
+            self._pending[batch.flow, batch.number] = _Pending(batch)
+            self._pending_bytes += batch.size_bytes
+            self._queue.append(batch)
+            self._changed.notify_all()
+
+    def drop_through(self, flow: str, number: int) -> None:
+        """Remove a flow's files up to and including ``number``, after what was submitted before."""
+        with self._changed:
+            self._queue.append(_Drop(flow, number))
+            self._changed.notify_all()
+
+    @property
+    def overloaded(self) -> bool:
+        """Whether the disk has fallen behind so far that nothing new should be proposed."""
+        return len(self._pending) >= self._batches_max or self._pending_bytes >= self._bytes_max
+
+    @property
+    def pending_bytes(self) -> int:
+        """Size of the batches that are not durable yet."""
+        return self._pending_bytes
+
+    @property
+    def alive(self) -> bool:
+        """Whether the worker runs. False after :meth:`close`, and after a bug has ended it."""
+        return self._worker.is_alive() and not self._ended
+
+    def pending(self) -> tuple[SealedBatch, ...]:
+        """Return the batches that are not durable yet, in order; to be submitted again after a restore."""
+        with self._changed:
+            return tuple(pending.batch for pending in self._pending.values())
+
+    def get(self, flow: str, number: int) -> bytes:
+        """Return a batch's payload, from memory while its file is not durable. Blocking.
+
+        Raises:
+            NotFoundError: this node does not have it.
+            SegmentCorrupt: its file is damaged.
+        """
+        with self._changed:
+            pending = self._pending.get((flow, number))
+        # Between here and there the file can only appear, never the other way round.
+        return self._store.get(flow, number) if pending is None else pending.payload()
+
+    def checksum(self, flow: str, number: int) -> str:
+        """Return a batch's checksum; as :meth:`get`, but reads only the header of a file."""
+        with self._changed:
+            pending = self._pending.get((flow, number))
+        return self._store.checksum(flow, number) if pending is None else segment.checksum(pending.payload())
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Wait until all that was submitted is durable. Returns False after ``timeout_s`` or when the worker ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._queue or self._ended, timeout_s)
+            return not self._queue
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Write what waits, up to the first failure, and end the worker. What is left is in the log."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._worker.is_alive():
+            self._worker.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            while (job := self._next_job()) is not None:
+                if not self._done(job):
+                    return
+        finally:
+            # Also after a bug: whoever waits must see that nothing comes any more.
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
+
+    def _next_job(self) -> SealedBatch | _Drop | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._closing)
+            return self._queue[0] if self._queue else None
+
+    def _done(self, job: SealedBatch | _Drop) -> bool:
+        """Do one job, however often it takes; False if closing came first."""
+        while True:
+            try:
+                checksum = self._attempt(job)
+            except (OSError, ValueError, MemoryError, FlowError, pa.ArrowException) as error:
+                self._on_failure(job.flow, job.number, error)
+            else:
+                break
+            with self._changed:
+                if self._changed.wait_for(lambda: self._closing, self._retry_s):
+                    return False
+        if isinstance(job, SealedBatch):
+            with self._changed:
+                del self._pending[job.flow, job.number]
+                self._pending_bytes -= job.size_bytes
+        if checksum is not None:
+            self._on_published(job.flow, job.number, checksum)
+        with self._changed:
+            # Last, so that an idle publisher has also told everyone.
+            self._queue.popleft()
+            self._changed.notify_all()
+        return True
+
+    def _attempt(self, job: SealedBatch | _Drop) -> str | None:
+        match job:
+            case SealedBatch(flow=flow, number=number):
+                return self._store.put(flow, number, self._pending[flow, number].payload())
+            case _Drop(flow=flow, number=number):
+                self._store.drop_through(flow, number)
+                return None

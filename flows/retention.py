@@ -1,0 +1,30 @@
+"""Which batches may be dropped. Pure.
+
+A batch goes once the consumers have passed it **and** its retention time is over, in cluster time since its seal
+(SEMANTICS, *Flows*). Where a flow names required consumers, those count; else all that have ever attached; a flow
+that nobody has read yet drops nothing, since its writes are acknowledged and delivered nowhere. Both conditions hold
+for a prefix of the batches, so the answer is one number.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flows.batch_log import BatchLog
+    from flows.cursor import Consumers
+    from flows.flow import FlowDeclaration
+
+
+def droppable_through(flow: FlowDeclaration, batches: BatchLog, consumers: Consumers, now_ms: int) -> int:
+    """Return the newest batch that may be dropped; ``batches.first - 1`` if none may.
+
+    Args:
+        flow: the declaration with ``retention_ms``.
+        batches: the retained batches.
+        consumers: the flow's cursors.
+        now_ms: cluster time.
+    """
+    passed = consumers.watermark()
+    over = batches.last_sealed_by(now_ms - flow.retention_ms)
+    return max(batches.first - 1, min(passed, over))

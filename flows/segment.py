@@ -1,0 +1,189 @@
+"""The payload of a batch: an Arrow IPC stream that depends on the items alone.
+
+Owns: turning chunks into bytes, bytes into JSON lines, and the checksum that names them. Must not know files
+(:mod:`flows.segment_store`) or when a batch is cut.
+
+Every node builds the payload by itself, from chunks that lie differently in memory: a node that restarted, or
+received a range in two parts, has other slices. So nothing of Arrow's memory layout may reach the bytes: each
+column is laid out anew, in record batches of ROWS_PER_RECORD_BATCH rows, with offsets from zero, no data under
+nulls, no validity bitmap where nothing is null, and zero bits after the last row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+import google_crc32c
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flows import range_body
+from flows.chunks import SealedChunk, SinglesChunk
+from flows.schema import batch_schema
+
+ROWS_PER_RECORD_BATCH: Final = 16_384
+"""Fixed for ever: it is part of what makes the bytes the same. Divisible by 8."""
+
+_INT64: Final = np.dtype("<i8")
+_Int64s = npt.NDArray[np.int64]
+
+
+class Columns(NamedTuple):
+    """Items by column, all of one length, in commit order."""
+
+    commits: _Int64s
+    keys: pa.Array
+    values: pa.Array
+    times_ms: _Int64s
+    client_ids: _Int64s
+    sequences: _Int64s
+
+
+def columns(chunk: SealedChunk) -> Columns:
+    """Return a chunk by column.
+
+    Raises:
+        BadRequestError: a range body is not one.
+        ValueError: a key or value is not UTF-8.
+    """
+    if isinstance(chunk, SinglesChunk):
+        return Columns(
+            np.frombuffer(chunk.commits, _INT64),
+            pa.array(chunk.keys, pa.string()),
+            pa.array(chunk.values, pa.string()),
+            np.frombuffer(chunk.times_ms, _INT64),
+            np.frombuffer(chunk.client_ids, _INT64),
+            np.frombuffer(chunk.sequences, _INT64),
+        )
+    keys, values = range_body.decode(chunk.body, chunk.offset, chunk.count)
+    steps = np.arange(chunk.count, dtype=_INT64)
+    return Columns(
+        steps + chunk.first_commit,
+        keys,
+        values,
+        np.full(chunk.count, chunk.time_ms, _INT64),
+        np.full(chunk.count, chunk.client_id, _INT64),
+        steps + chunk.first_sequence,
+    )
+
+
+def build(chunks: Sequence[SealedChunk], flow: str, table: str, number: int) -> bytes:
+    """Return the payload of a batch: Arrow IPC stream, :data:`flows.schema.ITEM_SCHEMA`, identity in its metadata.
+
+    Deterministic: equal items give equal bytes, however they were chunked.
+
+    Args:
+        chunks: the items, at least one, in commit order.
+        flow: name of the flow.
+        table: its source table.
+        number: batch number, from 1.
+
+    Raises:
+        ValueError: no chunks, or a key or value that is not UTF-8.
+        BadRequestError: a range body is not one.
+    """
+    if not chunks:
+        raise ValueError(f"batch {number} of {flow} has no items")
+    parts = [columns(chunk) for chunk in chunks]
+    commits, times_ms, client_ids, sequences = (
+        np.concatenate([part[column] for part in parts]) for column in (0, 3, 4, 5)
+    )
+    keys = _Strings(pa.concat_arrays([part.keys for part in parts]))
+    values = _Strings(pa.concat_arrays([part.values for part in parts]))
+    schema = batch_schema(flow, table, number)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        for start in range(0, len(commits), ROWS_PER_RECORD_BATCH):
+            stop = min(start + ROWS_PER_RECORD_BATCH, len(commits))
+            arrays = [
+                _int64s(commits[start:stop]),
+                keys.rows(start, stop),
+                values.rows(start, stop),
+                _int64s(times_ms[start:stop]),
+                _int64s(client_ids[start:stop]),
+                _int64s(sequences[start:stop]),
+            ]
+            writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
+    payload: bytes = sink.getvalue().to_pybytes()
+    return payload
+
+
+def _int64s(column: _Int64s) -> pa.Array:
+    return pa.Array.from_buffers(pa.int64(), len(column), [None, pa.py_buffer(column)], null_count=0)
+
+
+class _Strings:
+    """A string column from which canonical slices are cut."""
+
+    __slots__ = ("_data", "_offsets", "_valid")
+
+    def __init__(self, column: pa.Array) -> None:
+        self._valid: npt.NDArray[np.bool_] | None = None
+        if column.null_count:
+            self._valid = pc.is_valid(column).to_numpy(zero_copy_only=False)
+            column = pc.fill_null(column, "")
+        _, offsets, data = column.buffers()
+        self._offsets = np.frombuffer(offsets, np.int32, len(column) + 1, column.offset * 4)
+        self._data = pa.py_buffer(b"") if data is None else data
+
+    def rows(self, start: int, stop: int) -> pa.Array:
+        """Return rows ``start .. stop`` as an array whose buffers hold them and nothing else."""
+        offsets = self._offsets[start : stop + 1]
+        low, high = int(offsets[0]), int(offsets[-1])
+        validity, null_count = None, 0
+        if self._valid is not None:
+            valid = self._valid[start:stop]
+            null_count = len(valid) - int(np.count_nonzero(valid))
+            if null_count:
+                validity = pa.py_buffer(np.packbits(valid, bitorder="little"))
+        buffers = [validity, pa.py_buffer(offsets - np.int32(low)), self._data.slice(low, high - low)]
+        return pa.Array.from_buffers(pa.string(), stop - start, buffers, null_count=null_count)
+
+
+def checksum(payload: bytes) -> str:
+    """Return the payload's CRC32C as ``crc32c-%08x``: the batch's ETag, the same on every node."""
+    return format_checksum(google_crc32c.value(payload))
+
+
+def format_checksum(crc: int) -> str:
+    """Return the written form of a CRC32C."""
+    return f"crc32c-{crc:08x}"
+
+
+def read_table(payload: bytes) -> pa.Table:
+    """Return the payload as an Arrow table that shares its memory."""
+    with pa.ipc.open_stream(payload) as reader:
+        return reader.read_all()
+
+
+def to_json_lines(payload: bytes) -> Iterator[bytes]:
+    r"""Yield a payload item by item, each one JSON object and ``\n``.
+
+    Members: ``commit``, ``key``, ``value`` (embedded JSON, not a string of it), ``time_ms``, ``client_id`` (16 hex
+    digits) and ``sequence``. A delete has ``value`` null and, since null is also a value, ``"deleted":true``.
+    """
+    encode = msgspec.json.encode
+    with pa.ipc.open_stream(payload) as reader:
+        for batch in reader:
+            commits, keys, _, times_ms, client_ids, sequences = (column.to_pylist() for column in batch.columns)
+            values: list[bytes | None] = batch.column(2).cast(pa.binary()).to_pylist()
+            for row, value in enumerate(values):
+                deleted = b""
+                if value is None:
+                    value, deleted = b"null", b',"deleted":true'
+                elif b"\n" in value or b"\r" in value:
+                    # Legal JSON white space, but it would end the line.
+                    value = msgspec.json.format(value, indent=-1)
+                yield b'{"commit":%d,"key":%s,"value":%s,"time_ms":%d,"client_id":"%016x","sequence":%d%s}\n' % (
+                    commits[row],
+                    encode(keys[row]),
+                    value,
+                    times_ms[row],
+                    client_ids[row],
+                    sequences[row],
+                    deleted,
+                )

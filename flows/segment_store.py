@@ -1,0 +1,218 @@
+"""Segment files: batches on disk, immutable and checked at every read.
+
+Owns: the file format and the directory of one node. Must not know what a payload contains
+(:mod:`flows.segment`). Blocking; call it from a worker thread. Read next: :mod:`flows.publisher`.
+
+File ``<directory>/<flow>/<number, 16 digits>.segment``, little-endian, version 1:
+
+| offset | bytes | field |
+|---|---|---|
+| 0 | 8 | magic ``OGSEGMNT`` |
+| 8 | 2 | version, 1 |
+| 10 | 2 | length of the flow's name |
+| 12 | 64 | the flow's name, zero-padded |
+| 76 | 8 | batch number |
+| 84 | 8 | length of the payload |
+| 92 | 4 | CRC32C of the payload |
+| 96 | 28 | zero |
+| 124 | 4 | CRC32C of the 124 bytes before |
+| 128 | … | the payload, to the end of the file |
+
+A file is written aside, flushed, renamed, and its directory flushed: it is there whole or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import google_crc32c
+
+from flows.errors import BadRequestError, NotFoundError, SegmentConflict, SegmentCorrupt
+from flows.flow import check_name
+from flows.segment import format_checksum
+
+MAGIC: Final = b"OGSEGMNT"
+VERSION: Final = 1
+NUMBER_MAX: Final = 2**53 - 1
+
+_FIELDS: Final = struct.Struct("<8sHH64sQQI28x")
+_CRC: Final = struct.Struct("<I")
+HEADER_BYTES: Final = _FIELDS.size + _CRC.size
+_SUFFIX: Final = ".segment"
+_ASIDE: Final = ".aside"
+
+
+class Header(NamedTuple):
+    """What a segment file says about itself."""
+
+    flow: str
+    number: int
+    length_bytes: int
+    crc: int
+
+
+def encode_header(header: Header) -> bytes:
+    """Return the first HEADER_BYTES of a segment file."""
+    flow = header.flow.encode()
+    fields = _FIELDS.pack(MAGIC, VERSION, len(flow), flow, header.number, header.length_bytes, header.crc)
+    return fields + _CRC.pack(google_crc32c.value(fields))
+
+
+def decode_header(path: Path, data: bytes) -> Header:
+    """Read a header; ``path`` names the file in errors.
+
+    Raises:
+        SegmentCorrupt: too short, damaged, or of another format or version.
+    """
+    if len(data) < HEADER_BYTES:
+        raise SegmentCorrupt(path, f"{len(data)} bytes are no header")
+    fields = data[: _FIELDS.size]
+    (crc,) = _CRC.unpack_from(data, _FIELDS.size)
+    if crc != google_crc32c.value(fields):
+        raise SegmentCorrupt(path, "the header's checksum does not match")
+    magic, version, flow_length, flow, number, length_bytes, payload_crc = _FIELDS.unpack(fields)
+    if magic != MAGIC or version != VERSION:
+        raise SegmentCorrupt(path, f"not a segment of version {VERSION}")
+    return Header(flow[:flow_length].decode(), number, length_bytes, payload_crc)
+
+
+class SegmentStore:
+    """The segment files of one node. Safe to use from several threads.
+
+    Args:
+        directory: made if it is not there; nothing else may live in it.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._writing = threading.Lock()
+        _make_directory(directory)
+        for aside in directory.glob(f"*/*{_ASIDE}"):
+            # A crash before the rename; the log still holds the items.
+            aside.unlink()
+
+    def path(self, flow: str, number: int) -> Path:
+        """Return where a batch lies or would lie.
+
+        Raises:
+            BadRequestError: no name of a flow, or a number outside 1..NUMBER_MAX.
+        """
+        check_name("flow", flow)
+        if not 1 <= number <= NUMBER_MAX:
+            raise BadRequestError(f"batch number {number} is not in 1..{NUMBER_MAX}")
+        return self.directory / flow / f"{number:016d}{_SUFFIX}"
+
+    def put(self, flow: str, number: int, payload: bytes) -> str:
+        """Store a batch. Durable when it returns. Idempotent for the same bytes.
+
+        Returns:
+            The payload's checksum.
+
+        Raises:
+            SegmentConflict: the batch is there with other bytes, which stay.
+            SegmentCorrupt: the batch is there but damaged; drop it to have it written again.
+            OSError: the disk refused; no batch and no remains are visible.
+        """
+        path = self.path(flow, number)
+        crc = google_crc32c.value(payload)
+        with self._writing:
+            if path.exists():
+                stored = self.get(flow, number)
+                if stored != payload:
+                    stored_checksum = format_checksum(google_crc32c.value(stored))
+                    raise SegmentConflict(path, stored_checksum, format_checksum(crc))
+                # The crash may have come between rename and the directory's flush.
+                _flush_directory(path.parent)
+                return format_checksum(crc)
+            _make_directory(path.parent)
+            aside = path.with_suffix(_ASIDE)
+            try:
+                with open(aside, "wb") as file:
+                    file.write(encode_header(Header(flow, number, len(payload), crc)))
+                    file.write(payload)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.rename(aside, path)
+            except OSError:
+                aside.unlink(missing_ok=True)
+                raise
+            _flush_directory(path.parent)
+        return format_checksum(crc)
+
+    def get(self, flow: str, number: int) -> bytes:
+        """Return the payload of a batch, every byte of the file checked.
+
+        Raises:
+            NotFoundError: no such file.
+            SegmentCorrupt: the file is not what was written.
+        """
+        path = self.path(flow, number)
+        try:
+            with open(path, "rb") as file:
+                header = _check_identity(path, file.read(HEADER_BYTES), flow, number)
+                payload = file.read()
+        except FileNotFoundError as error:
+            raise NotFoundError(f"no batch {number} of {flow} on this node") from error
+        if len(payload) != header.length_bytes:
+            raise SegmentCorrupt(path, f"{len(payload)} bytes of payload, not {header.length_bytes}")
+        if google_crc32c.value(payload) != header.crc:
+            raise SegmentCorrupt(path, "the payload's checksum does not match")
+        return payload
+
+    def checksum(self, flow: str, number: int) -> str:
+        """Return the payload's checksum as the header tells it; the payload itself is not read.
+
+        Raises:
+            NotFoundError: no such file.
+            SegmentCorrupt: the header is damaged or of another batch.
+        """
+        path = self.path(flow, number)
+        try:
+            with open(path, "rb") as file:
+                return format_checksum(_check_identity(path, file.read(HEADER_BYTES), flow, number).crc)
+        except FileNotFoundError as error:
+            raise NotFoundError(f"no batch {number} of {flow} on this node") from error
+
+    def has(self, flow: str, number: int) -> bool:
+        """Tell whether the batch's file is there, whole or damaged."""
+        return self.path(flow, number).exists()
+
+    def list(self, flow: str) -> list[int]:
+        """Return the numbers of a flow's batches on this node, ascending."""
+        directory = self.path(flow, 1).parent
+        return sorted(int(path.stem) for path in directory.glob(f"*{_SUFFIX}"))
+
+    def drop(self, flow: str, number: int) -> None:
+        """Remove a batch's file. Idempotent; not flushed, since a file that comes back is only dropped again."""
+        self.path(flow, number).unlink(missing_ok=True)
+
+    def drop_through(self, flow: str, number: int) -> None:
+        """Remove all batches of a flow up to and including ``number``. Idempotent."""
+        for present in self.list(flow):
+            if present <= number:
+                self.drop(flow, present)
+
+
+def _check_identity(path: Path, data: bytes, flow: str, number: int) -> Header:
+    header = decode_header(path, data)
+    if (header.flow, header.number) != (flow, number):
+        raise SegmentCorrupt(path, f"holds batch {header.number} of {header.flow}")
+    return header
+
+
+def _make_directory(directory: Path) -> None:
+    if not directory.is_dir():
+        directory.mkdir(parents=True, exist_ok=True)
+        _flush_directory(directory.parent)
+
+
+def _flush_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,105 @@
+"""What is known of sealed batches, compared with a list of them."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from flows.batch_log import BatchLog, BatchLogState, BatchMeta
+from flows.errors import BadRequestError, NotFoundError, RetentionExceededError
+
+
+class BatchLogMachine(RuleBasedStateMachine):
+    @initialize()
+    def begin(self) -> None:
+        self.log = BatchLog()
+        self.model: list[BatchMeta] = []
+        self.dropped = 0
+
+    @rule(gap=st.integers(0, 3), items=st.integers(1, 9), spread=st.integers(0, 9), later_ms=st.integers(0, 5))
+    def seal(self, gap: int, items: int, spread: int, later_ms: int) -> None:
+        commit = self.model[-1].last_commit + 1 + gap if self.model else 1 + gap
+        last_commit = commit + items - 1 + spread
+        sealed_ms = (self.model[-1].sealed_ms if self.model else 0) + later_ms
+        number = self.log.append(commit, last_commit, items, items * 7, sealed_ms)
+        self.model.append(BatchMeta(len(self.model) + 1, commit, last_commit, items, items * 7, sealed_ms, None))
+        assert number == len(self.model)
+
+    @rule(share=st.floats(0, 1))
+    def drop(self, share: float) -> None:
+        number = int(share * len(self.model))
+        gone = self.log.drop_through(number)
+        assert list(gone) == list(range(self.dropped + 1, number + 1))
+        self.dropped = max(self.dropped, number)
+
+    @rule()
+    def restart(self) -> None:
+        data = msgspec.msgpack.encode(self.log.snapshot())
+        self.log = BatchLog.restore(msgspec.msgpack.decode(data, type=BatchLogState))
+        assert msgspec.msgpack.encode(self.log.snapshot()) == data
+
+    @rule(share=st.floats(0, 1))
+    def learn_a_checksum(self, share: float) -> None:
+        number = int(share * len(self.model))
+        self.log.note_checksum(number, "crc32c-00000001")
+        if number > self.dropped:
+            assert self.log.get(number).checksum == "crc32c-00000001"
+
+    @invariant()
+    def retained_batches_are_those_of_the_model(self) -> None:
+        log, kept = self.log, self.model[self.dropped :]
+        assert (log.first, log.last, len(log)) == (self.dropped + 1, len(self.model), len(kept))
+        assert [log.get(b.number)._replace(checksum=None) for b in kept] == kept
+        assert log.items_total == sum(b.items for b in self.model)
+        for number in range(len(self.model) + 2):
+            after = [b for b in kept if b.number > number]
+            assert log.items_after(number) == sum(b.items for b in after)
+            assert log.sealed_ms_after(number) == (after[0].sealed_ms if after else None)
+        for time_ms in {b.sealed_ms + d for b in kept for d in (-1, 0, 1)}:
+            by = [b.number for b in kept if b.sealed_ms <= time_ms]
+            assert log.last_sealed_by(time_ms) == (by[-1] if by else self.dropped)
+        for commit in range(1, self.model[-1].last_commit + 3 if self.model else 3):
+            spans = [b.number for b in kept if b.first_commit <= commit <= b.last_commit]
+            assert log.of_commit(commit) == (spans[0] if spans else None)
+
+
+TestBatchLogEqualsAListOfBatches = BatchLogMachine.TestCase
+TestBatchLogEqualsAListOfBatches.settings = settings(deadline=None, max_examples=40, stateful_step_count=25)
+
+
+def test_batch_that_is_dropped_unsealed_or_impossible_has_its_own_refusal() -> None:
+    log = BatchLog()
+    log.append(1, 5, 5, 10, 100)
+    log.append(6, 9, 4, 10, 100)
+    log.drop_through(1)
+    with pytest.raises(RetentionExceededError):
+        log.get(1)
+    with pytest.raises(NotFoundError):
+        log.get(3)
+    with pytest.raises(BadRequestError):
+        log.get(0)
+    with pytest.raises(BadRequestError):
+        log.drop_through(3)
+
+
+@pytest.mark.parametrize(
+    ("first_commit", "last_commit", "items", "sealed_ms"),
+    [(5, 9, 5, 100), (6, 5, 1, 100), (6, 9, 0, 100), (6, 9, 4, 99)],
+)
+def test_batch_that_does_not_follow_is_refused(first_commit: int, last_commit: int, items: int, sealed_ms: int) -> None:
+    log = BatchLog()
+    log.append(1, 5, 5, 10, 100)
+    with pytest.raises(ValueError, match="does not follow"):
+        log.append(first_commit, last_commit, items, 10, sealed_ms)
+    assert log.last == 1
+
+
+def test_checksums_do_not_enter_the_snapshot() -> None:
+    log, other = BatchLog(), BatchLog()
+    for each in (log, other):
+        each.append(1, 5, 5, 10, 100)
+    log.note_checksum(1, "crc32c-00000001")
+    assert log.snapshot() == other.snapshot()

@@ -1,0 +1,111 @@
+"""Collecting items and handing them over."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flows import range_body, segment
+from flows.chunks import SealedBatch
+from flows.open_segment import OpenSegment, OpenSegmentState
+
+STEPS = st.lists(st.none() | st.integers(1, 4), max_size=12)
+"""None is a single write, a number a range of that length."""
+
+
+def fill(part: OpenSegment, steps: list[int | None], commit: int = 1) -> int:
+    for step in steps:
+        if step is None:
+            part.append_one(commit, f"k{commit}", b"%d" % commit if commit % 3 else None, 1000 + commit, 7, commit)
+            commit += 1
+        else:
+            body = range_body.encode([f"k{commit + i}" for i in range(step)], [b"1"] * step)
+            part.append_range(commit, step, 1000 + commit, 7, commit, body)
+            commit += step
+    return commit
+
+
+def encoded(part: OpenSegment) -> bytes:
+    return msgspec.msgpack.encode(part.snapshot())
+
+
+def test_empty_segment_has_no_first_item_and_cannot_be_sealed() -> None:
+    part = OpenSegment("f", "t")
+    assert (part.items, part.size_bytes, part.first_commit, part.last_commit, part.opened_ms) == (0, 0, None, 0, None)
+    with pytest.raises(ValueError, match="empty"):
+        part.freeze(1)
+
+
+@settings(deadline=None)
+@given(STEPS.filter(bool))
+def test_counts_follow_the_items(steps: list[int | None]) -> None:
+    part = OpenSegment("f", "t")
+    following = fill(part, steps)
+    assert part.items == following - 1
+    assert (part.first_commit, part.last_commit) == (1, following - 1)
+    assert part.opened_ms == 1001
+    assert part.size_bytes > 0
+    sealed = part.freeze(5)
+    assert (sealed.number, sealed.items, sealed.first_commit, sealed.last_commit) == (
+        5,
+        following - 1,
+        1,
+        following - 1,
+    )
+    assert sum(chunk.items for chunk in sealed.chunks) == sealed.items
+    assert (part.items, part.size_bytes, part.opened_ms) == (0, 0, None)
+    assert part.last_commit == following - 1
+
+
+def test_item_out_of_order_is_refused_and_not_added() -> None:
+    part = OpenSegment("f", "t")
+    fill(part, [None, 3])
+    before = encoded(part)
+    with pytest.raises(ValueError, match="does not follow"):
+        part.append_one(4, "k", None, 0, 1, 1)
+    with pytest.raises(ValueError, match="does not follow"):
+        part.append_range(4, 2, 0, 1, 1, b"")
+    with pytest.raises(ValueError, match="does not follow"):
+        part.append_range(5, 0, 0, 1, 1, b"")
+    part.freeze(1)
+    with pytest.raises(ValueError, match="does not follow"):
+        part.append_one(4, "k", None, 0, 1, 1)
+    assert before
+
+
+def test_sealed_batch_does_not_change_with_later_appends() -> None:
+    part = OpenSegment("f", "t")
+    following = fill(part, [None, 2, None])
+    sealed = part.freeze(1)
+    before = msgspec.msgpack.encode(sealed)
+    fill(part, [None, 2], following)
+    assert msgspec.msgpack.encode(sealed) == before
+    assert msgspec.msgpack.decode(before, type=SealedBatch) == sealed
+
+
+@settings(deadline=None)
+@given(STEPS, STEPS)
+def test_restored_segment_goes_on_as_if_it_had_never_stopped(early: list[int | None], late: list[int | None]) -> None:
+    steady = OpenSegment("f", "t")
+    following = fill(steady, early)
+    restored = OpenSegment.restore(msgspec.msgpack.decode(encoded(steady), type=OpenSegmentState))
+    assert encoded(restored) == encoded(steady)
+    fill(steady, late, following)
+    fill(restored, late, following)
+    assert encoded(restored) == encoded(steady)
+    assert (restored.items, restored.opened_ms) == (steady.items, steady.opened_ms)
+    if steady.items:
+        one, other = steady.freeze(1), restored.freeze(1)
+        assert one == other
+        assert segment.build(one.chunks, "f", "t", 1) == segment.build(other.chunks, "f", "t", 1)
+
+
+def test_snapshot_does_not_change_with_later_appends() -> None:
+    part = OpenSegment("f", "t")
+    following = fill(part, [2, None])
+    state = part.snapshot()
+    before = msgspec.msgpack.encode(state)
+    fill(part, [None, 2], following)
+    assert msgspec.msgpack.encode(state) == before

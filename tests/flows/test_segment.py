@@ -1,0 +1,161 @@
+"""Batches as bytes: the same everywhere, and readable."""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flows import range_body, segment
+from flows.chunks import SealedChunk
+from flows.open_segment import OpenSegment
+from flows.schema import batch_schema
+
+
+class Item(NamedTuple):
+    key: str
+    value: bytes | None
+
+
+ITEMS = st.lists(
+    st.builds(
+        Item,
+        st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6),
+        st.none() | st.integers().map(lambda n: b"%d" % n) | st.just(b'{"a": "\xc3\xa9"}'),
+    ),
+    min_size=1,
+    max_size=60,
+)
+
+
+def noisy_body(items: list[Item], before: int, after: int, batches: int) -> bytes:
+    """A body whose rows lie among others, in several record batches, with data under its nulls."""
+    rows = [Item("before", b"0")] * before + items + [Item("after", None)] * after
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, range_body.BODY_SCHEMA) as writer:
+        step = -(-len(rows) // batches)
+        for start in range(0, len(rows), step):
+            part = rows[start : start + step]
+            values = pa.array([b"junk" if row.value is None else row.value for row in part], pa.string())
+            bits = sum((row.value is not None) << place for place, row in enumerate(part))
+            # Ones beyond the last row, which no reader looks at.
+            bits |= -1 << len(part)
+            size = len(part) // 8 + 1
+            validity = (bits & ((1 << 8 * size) - 1)).to_bytes(size, "little")
+            values = pa.Array.from_buffers(pa.string(), len(part), [pa.py_buffer(validity), *values.buffers()[1:]])
+            keys = pa.array([row.key for row in part], pa.string())
+            writer.write_batch(pa.record_batch([keys, values], schema=range_body.BODY_SCHEMA))
+    return sink.getvalue().to_pybytes()
+
+
+def as_singles(items: list[Item]) -> tuple[SealedChunk, ...]:
+    part = OpenSegment("f", "t")
+    for number, item in enumerate(items, 1):
+        part.append_one(number + 10, item.key, item.value, 5000, 77, number)
+    return part.freeze(1).chunks
+
+
+def as_drawn(items: list[Item], data: st.DataObject) -> tuple[SealedChunk, ...]:
+    """The same items in a drawn mix of singles, ranges, slices of ranges, and a restart in between."""
+    part = OpenSegment("f", "t")
+    at = 0
+    while at < len(items):
+        count = data.draw(st.integers(1, len(items) - at))
+        if data.draw(st.booleans()):
+            before, after = data.draw(st.integers(0, 20)), data.draw(st.integers(0, 3))
+            body = noisy_body(items[at : at + count], before, after, data.draw(st.integers(1, 3)))
+            part.append_range(at + 11, count, 5000, 77, at + 1, body, before)
+        else:
+            for number, item in enumerate(items[at : at + count], at + 1):
+                part.append_one(number + 10, item.key, item.value, 5000, 77, number)
+        at += count
+        if data.draw(st.booleans()):
+            part = OpenSegment.restore(part.snapshot())
+    return part.freeze(1).chunks
+
+
+@given(ITEMS, st.data())
+@settings(max_examples=300, deadline=None)
+def test_batch_bytes_do_not_depend_on_how_items_arrived(items: list[Item], data: st.DataObject) -> None:
+    one = segment.build(as_singles(items), "f", "t", 3)
+    other = segment.build(as_drawn(items, data), "f", "t", 3)
+    assert one == other
+    assert segment.checksum(one) == segment.checksum(other)
+
+
+@given(ITEMS, st.data())
+@settings(max_examples=100, deadline=None)
+def test_batch_bytes_do_not_depend_on_arrival_across_record_batches(items: list[Item], data: st.DataObject) -> None:
+    original = segment.ROWS_PER_RECORD_BATCH
+    segment.ROWS_PER_RECORD_BATCH = 8  # type: ignore[misc]
+    try:
+        assert segment.build(as_singles(items), "f", "t", 3) == segment.build(as_drawn(items, data), "f", "t", 3)
+    finally:
+        segment.ROWS_PER_RECORD_BATCH = original  # type: ignore[misc]
+
+
+@given(ITEMS, st.data())
+@settings(deadline=None)
+def test_items_come_back_in_commit_order_with_the_batch_identity(items: list[Item], data: st.DataObject) -> None:
+    table = segment.read_table(segment.build(as_drawn(items, data), "f", "t", 3))
+    table.validate(full=True)
+    assert table.schema.equals(batch_schema("f", "t", 3), check_metadata=True)
+    assert table.column("commit").to_pylist() == list(range(11, 11 + len(items)))
+    assert table.column("sequence").to_pylist() == list(range(1, 1 + len(items)))
+    assert set(table.column("client_id").to_pylist()) == {77}
+    assert set(table.column("time_ms").to_pylist()) == {5000}
+    assert table.column("key").to_pylist() == [item.key for item in items]
+    assert table.column("value").to_pylist() == [None if i.value is None else i.value.decode() for i in items]
+
+
+def test_record_batches_have_their_fixed_size() -> None:
+    count = segment.ROWS_PER_RECORD_BATCH * 2 + 5
+    part = OpenSegment("f", "t")
+    part.append_range(1, count, 1, 1, 1, range_body.encode(["k"] * count, [b"1"] * count))
+    with pa.ipc.open_stream(segment.build(part.freeze(1).chunks, "f", "t", 1)) as reader:
+        sizes = [batch.num_rows for batch in reader]
+    assert sizes == [segment.ROWS_PER_RECORD_BATCH] * 2 + [5]
+
+
+def test_bytes_of_a_batch_are_those_of_version_1() -> None:
+    """Pins the format: nodes of two releases must agree on every byte."""
+    items = [Item("k1", b'{"a":1}'), Item("k2", None), Item("\u00e9", b'"x"')]
+    assert segment.checksum(segment.build(as_singles(items), "orders", "t", 3)) == "crc32c-8515cedb"
+
+
+def test_batch_without_items_is_refused() -> None:
+    with pytest.raises(ValueError, match="no items"):
+        segment.build((), "f", "t", 1)
+
+
+@settings(deadline=None)
+@given(ITEMS)
+def test_json_lines_carry_each_item_with_its_value_embedded(items: list[Item]) -> None:
+    lines = list(segment.to_json_lines(segment.build(as_singles(items), "f", "t", 3)))
+    assert len(lines) == len(items)
+    for number, (line, item) in enumerate(zip(lines, items, strict=True), 1):
+        expected = {
+            "commit": number + 10,
+            "key": item.key,
+            "value": None if item.value is None else json.loads(item.value),
+            "time_ms": 5000,
+            "client_id": f"{77:016x}",
+            "sequence": number,
+        }
+        assert json.loads(line) == (expected | {"deleted": True} if item.value is None else expected)
+
+
+def test_json_line_stays_one_line_when_the_value_has_line_breaks() -> None:
+    payload = segment.build(as_singles([Item("a\nb", b'{\n  "x":\r\n "y\\nz" }')]), "f", "t", 1)
+    (line,) = segment.to_json_lines(payload)
+    assert line.count(b"\n") == 1
+    assert json.loads(line)["value"] == {"x": "y\nz"}
+
+
+def test_null_value_and_delete_are_told_apart_in_json() -> None:
+    lines = segment.to_json_lines(segment.build(as_singles([Item("a", b"null"), Item("b", None)]), "f", "t", 1))
+    assert [json.loads(line).get("deleted", False) for line in lines] == [False, True]
