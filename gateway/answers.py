@@ -1,0 +1,165 @@
+"""Results of the machine as they travel: bodies of API.md.
+
+Owns: the translation from machine results to wire shapes. Pure; reads the machine, never changes it. Made on the
+leader when an entry has been applied; a follower that forwarded a command relays the finished answer.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+
+from flows.errors import FlowError
+from gateway import commands as c
+from gateway import wire
+from gateway.machine import Machine, Operated, OpVerdict, Ranged, SessionAnswer
+from gateway.tables import Remembered, Table
+from rifl.errors import REGISTRY, Code, OncegateError
+from rifl.ids import format_client_id
+from rifl.result_tracker import ResultTracker, Verdict
+
+_DETAILS = {
+    Code.NOT_FOUND: "no such table",
+    Code.BAD_REQUEST: "this table does not take this operation",
+}
+
+
+class Answer(NamedTuple):
+    """A finished answer: wire body, the commit number it reflects, and whether something new was made."""
+
+    body: Any
+    commit: int
+    created: bool = False
+
+
+BODY_TYPES: dict[type, Any] = {
+    c.Operate: wire.OperationsResponse,
+    c.Range: wire.RangeResponse,
+    c.OpenSession: wire.SessionOpened,
+    c.RenewSession: wire.SessionRenewed,
+    c.TakeOver: wire.SessionTaken,
+    c.CloseSession: wire.SessionClosed,
+    c.DeclareTable: wire.TableState,
+    c.DeclareFlow: wire.FlowState,
+    c.Attach: wire.ConsumerAttached,
+    c.MoveCursor: wire.CursorMoved,
+}
+"""Shape of the answer to each command that a client can cause."""
+
+
+def answer(command: c.Command, result: Any, machine: Machine) -> Answer:
+    """Return the answer to ``command``.
+
+    Raises:
+        OncegateError: the command was refused as a whole.
+    """
+    if isinstance(result, OncegateError):
+        raise result
+    commit = machine.commit
+    if type(result) is Operated:
+        return Answer(wire.OperationsResponse([_operation(v) for v in result.verdicts], result.memory_ms), commit)
+    match command, result:
+        case c.Range(), Ranged(parts, memory_ms):
+            return Answer(wire.RangeResponse([_range_part(part) for part in parts], memory_ms), commit)
+        case c.OpenSession(), SessionAnswer() as session:
+            opened = wire.SessionOpened(
+                format_client_id(session.client_id), session.epoch, session.lease_ms, session.window
+            )
+            return Answer(opened, commit, created=not session.existed)
+        case c.RenewSession(), SessionAnswer() as session:
+            return Answer(wire.SessionRenewed(session.left_ms), commit)
+        case c.TakeOver(), SessionAnswer() as session:
+            taken = wire.SessionTaken(session.epoch, session.first_incomplete, session.highest)
+            return Answer(taken, commit)
+        case c.CloseSession(), _:
+            return Answer(wire.SessionClosed(), commit)
+        case c.DeclareTable(), Table() as table:
+            return Answer(table_state(table), commit)
+        case c.DeclareFlow(), str() as flow:
+            return Answer(flow_state(machine, flow), commit)
+        case c.Attach(), (int() as fence, int() as cursor):
+            return Answer(wire.ConsumerAttached(fence, cursor), commit)
+        case c.MoveCursor(), int() as cursor:
+            return Answer(wire.CursorMoved(cursor), commit)
+        case _:
+            return Answer(None, commit)
+
+
+def _operation(verdict: OpVerdict) -> wire.OperationResult:
+    sequence, code, record, replayed = verdict
+    if record is None:
+        return rejected(sequence, code or Code.INTERNAL)
+    result: Remembered | None = record.result
+    if result is None:
+        return wire.OperationResult(sequence, "applied", commit=record.commit, version=record.commit, replayed=replayed)
+    value = msgspec.UNSET if result.value is None else msgspec.json.decode(result.value)
+    if result.refusal is None:
+        return wire.OperationResult(
+            sequence, "applied", commit=record.commit, version=result.version, value=value, replayed=replayed
+        )
+    return wire.OperationResult(
+        sequence,
+        "refused",
+        commit=record.commit,
+        version=result.version,
+        value=value,
+        replayed=replayed,
+        code=result.refusal,
+    )
+
+
+def rejected(sequence: int, code: Code) -> wire.OperationResult:
+    """Return the verdict on an operation that was not executed and not recorded."""
+    traits = REGISTRY[code]
+    return wire.OperationResult(
+        sequence,
+        "rejected",
+        code=code.value,
+        outcome=traits.outcome.value,
+        retryable=traits.retryable,
+        detail=_DETAILS.get(code, traits.title),
+    )
+
+
+def _range_part(part: Any) -> wire.RangeResult:
+    code = part.verdict.code
+    if code is None:
+        replayed = part.verdict is Verdict.REPLAY
+        return wire.RangeResult(part.first, part.last, "applied", commit=part.commit, replayed=replayed)
+    traits = REGISTRY[code]
+    return wire.RangeResult(
+        part.first,
+        part.last,
+        "rejected",
+        code=code.value,
+        outcome=traits.outcome.value,
+        retryable=traits.retryable,
+        detail=traits.title,
+    )
+
+
+def table_state(table: Table) -> wire.TableState:
+    """Describe a table."""
+    return wire.TableState(table.name, table.kind, table.quota_bytes, len(table.rows))
+
+
+def flow_state(machine: Machine, flow: str) -> wire.FlowState:
+    """Describe a flow; raises NOT_FOUND."""
+    try:
+        return machine.flows.describe(flow, machine.time_ms)
+    except FlowError as fault:
+        raise OncegateError(Code(fault.code), str(fault)) from None
+
+
+def request_state(machine: Machine, client_id: int, sequence: int) -> wire.RequestState:
+    """Say what became of a request id (SEMANTICS, *Resolving the unknown*)."""
+    tracker: ResultTracker | None = machine.trackers.get(client_id)
+    if tracker is None:
+        return wire.RequestState("expired" if client_id < machine.sessions.next_id else "never_seen")
+    if sequence < tracker.first_incomplete:
+        return wire.RequestState("acknowledged")
+    record = tracker.find(sequence)
+    if record is None:
+        return wire.RequestState("never_seen")
+    return wire.RequestState("applied", _operation((sequence, None, record, True)))

@@ -1,0 +1,1 @@
+"""The ``oncegate`` command: one file a command group."""

@@ -1,0 +1,61 @@
+"""``oncegate status``: who leads, who is behind."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from gateway.cli.ask import get_json
+from gateway.config import DEFAULT_HTTP_PORT
+
+
+class Output(StrEnum):
+    """How a command prints."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+def status(
+    endpoint: Annotated[
+        str, typer.Option(envvar="ONCEGATE_ENDPOINT", help="HTTP address of any node")
+    ] = f"http://127.0.0.1:{DEFAULT_HTTP_PORT}",
+    output: Annotated[Output, typer.Option("--output", "-o", help="table or json")] = Output.TABLE,
+) -> None:
+    """Show the cluster as each of its nodes sees it."""
+    first = _state(endpoint)
+    if first is None:
+        typer.echo(f"oncegate: no node answers at {endpoint}", err=True)
+        raise typer.Exit(3)
+    states = {m["id"]: first if m["id"] == first["node"] else _state(m["http"]) for m in first["members"]}
+    if output is Output.JSON:
+        typer.echo(json.dumps(states, indent=1))
+        return
+    newest = max(state["commit_index"] for state in states.values() if state)
+    table = Table("node", "http", "role", "term", "commit index", "applied", "behind", "commit", "version")
+    for member in first["members"]:
+        state = states[member["id"]]
+        if state is None:
+            table.add_row(member["id"], member["http"], "unreachable")
+            continue
+        table.add_row(
+            member["id"],
+            member["http"],
+            state["role"],
+            str(state["term"]),
+            str(state["commit_index"]),
+            str(state["applied_index"]),
+            str(newest - state["applied_index"]),
+            str(state["commit"]),
+            state["version"],
+        )
+    Console().print(table)
+
+
+def _state(endpoint: str) -> dict[str, Any] | None:
+    return get_json(f"{endpoint}/v1/cluster")

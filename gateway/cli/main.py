@@ -1,0 +1,25 @@
+"""Entry point: the command groups, and what every command shares.
+
+Exit codes: 0 done, 1 the answer is no (not ready, mismatch), 2 misuse, 3 the cluster could not be reached.
+"""
+
+from __future__ import annotations
+
+import typer
+
+from gateway.cli import cluster, dev, serve
+
+app = typer.Typer(
+    name="oncegate",
+    help="A replicated gateway that applies each write exactly once and fans it out through Spark.",
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+)
+app.command("serve")(serve.serve)
+app.command("dev")(dev.dev)
+app.command("status")(cluster.status)
+
+
+def main() -> None:
+    """Run the command line."""
+    app()

@@ -1,0 +1,67 @@
+"""``oncegate serve``: run one node. Without arguments a durable cluster of one on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import structlog
+import typer
+from pydantic import ValidationError
+
+from consensus.errors import ConsensusError
+from gateway.config import Settings
+from gateway.server import serve as run
+
+
+def serve(
+    config: Annotated[Path | None, typer.Option(envvar="ONCEGATE_CONFIG", help="TOML file with settings")] = None,
+    node: Annotated[str | None, typer.Option(help="id of this node among the members [n1]")] = None,
+    cluster: Annotated[str | None, typer.Option(help="id of the cluster [oncegate]")] = None,
+    member: Annotated[
+        list[str] | None, typer.Option(help="a member as id=host:http_port:peer_port; repeat for each")
+    ] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="where this node keeps its files [oncegate-data]")] = None,
+    secret_file: Annotated[Path | None, typer.Option(help="file with the secret that peers share")] = None,
+    body_bytes_max: Annotated[int | None, typer.Option(help="largest request body [8 MiB]")] = None,
+    log_level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING or ERROR [INFO]")] = None,
+) -> None:
+    """Run one node until SIGTERM. Flags win over ONCEGATE_… variables, those over the file, that over defaults."""
+    try:
+        settings = Settings.load(
+            config,
+            node=node,
+            cluster=cluster,
+            members=member,
+            data_dir=data_dir,
+            secret_file=secret_file,
+            body_bytes_max=body_bytes_max,
+            log_level=log_level,
+        )
+        _ = settings.address
+    except (ValidationError, ValueError) as fault:
+        typer.echo(f"oncegate: {fault}", err=True)
+        raise typer.Exit(2) from None
+    _log_to_stderr(settings)
+    try:
+        asyncio.run(run(settings))
+    except (ConsensusError, OSError) as fault:
+        logging.getLogger("oncegate").critical("node %s cannot serve: %s", settings.node, fault)
+        raise typer.Exit(1) from None
+
+
+def _log_to_stderr(settings: Settings) -> None:
+    """One line an event on stderr: time, level, logger, message and the node's id."""
+    processors: list[structlog.typing.Processor] = [
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    formatter = structlog.stdlib.ProcessorFormatter(foreign_pre_chain=processors, processor=renderer)
+    handler = logging.StreamHandler()
+    handler.setFormatter(formatter)
+    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])

@@ -1,0 +1,109 @@
+"""Settings of a node: flag = environment variable = file key, one to one.
+
+Owns: names, defaults and bounds. Precedence: flag, then ``ONCEGATE_…`` environment variable, then the TOML file
+named by ``--config`` or ``ONCEGATE_CONFIG``, then the default.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, ClassVar, Final, NamedTuple
+
+from pydantic import Field, field_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+DEFAULT_HTTP_PORT: Final = 7400
+DEFAULT_PEER_PORT: Final = 7401
+_MEMBER = re.compile(r"([a-z0-9][a-z0-9_-]{0,31})=([^=:\s]+):(\d{1,5}):(\d{1,5})", re.ASCII)
+
+
+class MemberAddress(NamedTuple):
+    """Where a member is reached."""
+
+    node_id: str
+    host: str
+    http_port: int
+    peer_port: int
+
+    @property
+    def http(self) -> str:
+        """Base address of its HTTP API."""
+        return f"http://{self.host}:{self.http_port}"
+
+    @property
+    def peer(self) -> tuple[str, int]:
+        """Address for its peers."""
+        return self.host, self.peer_port
+
+    @classmethod
+    def parse(cls, text: str) -> MemberAddress:
+        """Read ``id=host:http_port:peer_port``; raises ValueError."""
+        match = _MEMBER.fullmatch(text)
+        if match is None:
+            raise ValueError(f"{text!r} is not id=host:http_port:peer_port")
+        node_id, host, http_port, peer_port = match.groups()
+        return cls(node_id, host, int(http_port), int(peer_port))
+
+    def __str__(self) -> str:
+        return f"{self.node_id}={self.host}:{self.http_port}:{self.peer_port}"
+
+
+class Settings(BaseSettings):
+    """All settings of ``oncegate serve``."""
+
+    model_config = SettingsConfigDict(env_prefix="ONCEGATE_", extra="forbid", frozen=True)
+    toml_path: ClassVar[Path | None] = None
+
+    node: str = Field(default="n1", description="id of this node among the members")
+    cluster: str = Field(default="oncegate", description="id of the cluster; checked on every peer connection")
+    members: list[str] = Field(
+        default=[f"n1=127.0.0.1:{DEFAULT_HTTP_PORT}:{DEFAULT_PEER_PORT}"],
+        description="all members, this node included, as id=host:http_port:peer_port",
+    )
+    data_dir: Path = Field(default=Path("oncegate-data"), description="journal, ballot and segments of this node")
+    secret_file: Path | None = Field(default=None, description="file with the secret that peers share")
+    body_bytes_max: int = Field(default=8 * 2**20, ge=1024, le=64 * 2**20, description="largest request body")
+    log_level: str = Field(default="INFO", description="DEBUG, INFO, WARNING or ERROR")
+
+    @field_validator("members")
+    @classmethod
+    def _members(cls, members: list[str]) -> list[str]:
+        parsed = [MemberAddress.parse(member) for member in members]
+        if len({member.node_id for member in parsed}) != len(parsed):
+            raise ValueError("a node id is named twice")
+        return members
+
+    @property
+    def addresses(self) -> dict[str, MemberAddress]:
+        """The members by node id."""
+        return {parsed.node_id: parsed for parsed in map(MemberAddress.parse, self.members)}
+
+    @property
+    def address(self) -> MemberAddress:
+        """This node's own addresses."""
+        try:
+            return self.addresses[self.node]
+        except KeyError:
+            raise ValueError(f"node {self.node} is not among the members") from None
+
+    @classmethod
+    def load(cls, config: Path | None, **flags: Any) -> Settings:
+        """Return the settings; ``flags`` that are None were not given."""
+        cls.toml_path = config
+        return cls(**{name: value for name, value in flags.items() if value is not None})
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags, then environment, then the file."""
+        sources = [init_settings, env_settings]
+        if cls.toml_path is not None:
+            sources.append(TomlConfigSettingsSource(settings_cls, cls.toml_path))
+        return tuple(sources)

@@ -1,0 +1,136 @@
+"""One HTTP exchange: the request's body in the shape asked for, the answer or problem out.
+
+Owns: content negotiation, headers every answer carries, and the one place where errors become
+``application/problem+json``. Knows aiohttp, decides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from gateway import edge, wire
+from gateway.answers import Answer
+from gateway.node import Node
+from rifl.errors import Code, OncegateError
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+T = TypeVar("T")
+
+NODE: Final = web.AppKey("node", Node)
+_json = msgspec.json.Encoder()
+_msgpack = msgspec.msgpack.Encoder()
+log = logging.getLogger(__name__)
+
+
+def wants_msgpack(request: web.Request) -> bool:
+    """Tell whether the answer goes out as msgpack: as ``Accept`` says, else as the request came."""
+    accept = request.headers.get("Accept")
+    if accept is None or accept == "*/*":
+        return request.content_type == wire.MSGPACK
+    return wire.MSGPACK in accept
+
+
+async def body(request: web.Request, shape: type[T]) -> T:
+    """Read and decode the request's body; raises BAD_REQUEST or PAYLOAD_TOO_LARGE."""
+    return edge.decode(await raw_body(request), request.content_type, shape)
+
+
+async def raw_body(request: web.Request) -> bytes:
+    """Read the request's body; raises PAYLOAD_TOO_LARGE at the configured bound."""
+    try:
+        return await request.read()
+    except web.HTTPRequestEntityTooLarge as fault:
+        raise OncegateError(Code.PAYLOAD_TOO_LARGE, fault.text or "") from None
+
+
+def respond(request: web.Request, answer: Answer, *, status: int = 200, etag: str | None = None) -> web.Response:
+    """Make the response of a finished answer."""
+    node = request.app[NODE]
+    headers = {wire.H_COMMIT: str(answer.commit)}
+    leader = node.leader_http
+    if leader is not None:
+        headers[wire.H_LEADER] = leader
+    memory_ms = getattr(answer.body, "memory_ms", None)
+    if memory_ms is not None:
+        headers[wire.H_MEMORY_MS] = str(memory_ms)
+    if etag is not None:
+        headers["ETag"] = f'"{etag}"'
+    if wants_msgpack(request):
+        return web.Response(
+            body=_msgpack.encode(answer.body), status=status, headers=headers, content_type=wire.MSGPACK
+        )
+    return web.Response(body=_json.encode(answer.body), status=status, headers=headers, content_type=wire.JSON)
+
+
+def local(request: web.Request, found: Any, **how: Any) -> web.Response:
+    """Respond with something read from the local state."""
+    return respond(request, Answer(found, request.app[NODE].machine.commit), **how)
+
+
+def problem(request: web.Request, refusal: OncegateError) -> web.Response:
+    """Make the ``application/problem+json`` response of a refusal (RFC 9457)."""
+    node = request.app[NODE]
+    headers = {wire.H_COMMIT: str(node.machine.commit)}
+    leader = node.leader_http
+    if leader is not None:
+        headers[wire.H_LEADER] = leader
+    if refusal.retry_after_ms is not None:
+        headers["Retry-After"] = str(-(-refusal.retry_after_ms // 1000))
+    text = _json.encode(
+        wire.Problem(
+            type=f"urn:oncegate:error:{refusal.code.value}",
+            title=refusal.title,
+            status=refusal.status,
+            code=refusal.code.value,
+            outcome=refusal.outcome.value,
+            retryable=refusal.retryable,
+            detail=refusal.detail,
+            retry_after_ms=refusal.retry_after_ms,
+        )
+    )
+    return web.Response(body=text, status=refusal.status, headers=headers, content_type=wire.PROBLEM)
+
+
+def typed(handler: Handler) -> Handler:
+    """Wrap a handler so that every error leaves as a problem."""
+
+    @functools.wraps(handler)
+    async def guarded(request: web.Request) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except OncegateError as refusal:
+            return problem(request, refusal)
+        except (web.HTTPException, asyncio.CancelledError):
+            raise
+        except Exception:
+            log.exception("a handler failed")
+            return problem(request, OncegateError(Code.INTERNAL, "see the node's log"))
+
+    return guarded
+
+
+def path_name(request: web.Request, part: str) -> str:
+    """Return a table's, flow's or consumer's name from the path; raises BAD_REQUEST."""
+    return edge.check_name(request.match_info[part], part)
+
+
+def path_number(request: web.Request, part: str) -> int:
+    """Return a number from the path; raises BAD_REQUEST."""
+    return number(request.match_info[part], part)
+
+
+def number(text: str, what: str, *, least: int = 1) -> int:
+    """Read a decimal number in ``least``..2^53-1; raises BAD_REQUEST."""
+    if not text.isascii() or not text.isdigit() or len(text) > 20:
+        raise edge.bad(f"{what} is not a number")
+    value = int(text)
+    if value == 0 and least == 0:
+        return 0
+    return edge.check_number(value, what)

@@ -1,0 +1,291 @@
+"""The state machine: log entries in, effects and completion records in one transition.
+
+Owns: the order of things inside an entry, the commit number and cluster time. Joins :mod:`rifl` (may it run?),
+:mod:`gateway.tables` (what does it do?) and :mod:`gateway.flow_state` (what follows from it?). Pure,
+deterministic and total: no clock, no I/O, no exception out of :meth:`Machine.apply` for anything a client can
+send. Every replica runs it on the same entries and ends in the same state.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, assert_never
+
+from flows.flow import FlowDeclaration
+from gateway import commands as c
+from gateway.flow_state import FlowTable, Sealed, declaration_of
+from gateway.tables import TABLES_MAX, Table, TableKind
+from rifl.completion import FINGERPRINT_BYTES, CompletionRecord, RangeRecord
+from rifl.errors import Code, OncegateError
+from rifl.range_rule import RangePart, decide_range
+from rifl.result_tracker import ResultTracker, Verdict, decide_without_session, standing
+from rifl.session import Session, SessionTable
+
+OpVerdict = tuple[int, Code | None, CompletionRecord | None, bool]
+"""Verdict on one operation: sequence number, a refusal's code or None, the record to answer from, replayed?"""
+
+
+class Operated(NamedTuple):
+    """Result of ``Operate``: a verdict per operation, in request order."""
+
+    verdicts: list[OpVerdict]
+    memory_ms: int
+
+
+class Ranged(NamedTuple):
+    """Result of ``Range``: disjoint parts that cover it, each applied, replayed or refused."""
+
+    parts: list[RangePart]
+    memory_ms: int
+
+
+class SessionAnswer(NamedTuple):
+    """Result of a session command."""
+
+    client_id: int
+    epoch: int
+    lease_ms: int
+    window: int
+    left_ms: int
+    existed: bool
+    first_incomplete: int
+    highest: int
+
+
+class Machine:
+    """Replicated state of one shard."""
+
+    def __init__(self) -> None:
+        self.commit = 0
+        """Commit number of the last applied operation."""
+        self.time_ms = 0
+        """Cluster time: that of the newest entry; never goes back."""
+        self.sessions = SessionTable()
+        self.trackers: dict[int, ResultTracker] = {}
+        self.tables: dict[str, Table] = {}
+        self.flows = FlowTable()
+        self.replayed = 0
+        """Operations that were answered from their completion record."""
+
+    def apply(self, index: int, term: int, data: bytes) -> list[Any]:
+        """Apply one log entry.
+
+        Returns:
+            One result per command: a NamedTuple of this module, or the OncegateError that refuses it.
+        """
+        entry = c.decode_entry(data)
+        if entry.time_ms > self.time_ms:
+            self.time_ms = entry.time_ms
+        return [self._one(command) for command in entry.commands]
+
+    def take_sealed(self) -> list[Sealed]:
+        """Hand over the batches sealed since the last call; their files are the caller's business."""
+        return self.flows.take_sealed()
+
+    def _one(self, command: c.Command) -> Any:
+        if isinstance(command, c.Operate):
+            return self._operate(command)
+        if isinstance(command, c.Range):
+            return self._range(command)
+        try:
+            return self._control(command)
+        except OncegateError as refusal:
+            return refusal
+
+    def _operate(self, command: c.Operate) -> Operated:
+        first_incomplete = command.first_incomplete
+        session = self.sessions.get(command.client_id)
+        if session is None:
+            return Operated(
+                [
+                    (op.sequence, decide_without_session(op.sequence, first_incomplete).code, None, False)
+                    for op in command.ops
+                ],
+                0,
+            )
+        now = self.time_ms
+        tracker = self.trackers[command.client_id]
+        stand = standing(session, command.epoch, now)
+        verdicts: list[OpVerdict] = []
+        touched = False
+        for op in command.ops:
+            verdict, record = tracker.decide(op.sequence, first_incomplete, op.fingerprint, stand)
+            if verdict is _EXECUTE:
+                done = self._execute(command.client_id, tracker, op)
+                if isinstance(done, CompletionRecord):
+                    touched = True
+                    verdicts.append((op.sequence, None, done, False))
+                else:
+                    verdicts.append((op.sequence, done, None, False))
+            elif verdict is _REPLAY:
+                touched = True
+                self.replayed += 1
+                verdicts.append((op.sequence, None, record, True))
+            else:
+                verdicts.append((op.sequence, verdict.code, None, False))
+        if touched:
+            self._touch(session, tracker, first_incomplete)
+        return Operated(verdicts, session.left_ms(now))
+
+    def _execute(self, client_id: int, tracker: ResultTracker, op: c.Op) -> CompletionRecord | Code:
+        """Run a new operation: effect, record and flow item are one transition. A code means nothing happened."""
+        table = self.tables.get(op.table)
+        if table is None:
+            return Code.NOT_FOUND
+        code = table.check(op)
+        if code is not None:
+            return code
+        flows = self.flows
+        if table.kind == "stream":
+            if flows.is_full(op.table, table.quota_bytes):
+                return Code.QUOTA
+            commit = self.commit = self.commit + 1
+            flows.append_one(op.table, commit, op.key, op.value, self.time_ms, client_id, op.sequence)
+            return tracker.record(op.sequence, op.fingerprint, commit)
+        commit = self.commit = self.commit + 1
+        result = table.execute(op, commit)
+        record = tracker.record(op.sequence, op.fingerprint, commit, result)
+        if (result is None or result.refusal is None) and flows.is_tapped(op.table):
+            row = table.rows.get(op.key)
+            value = None if row is None else row.value
+            flows.append_one(op.table, commit, op.key, value, self.time_ms, client_id, op.sequence)
+        return record
+
+    def _range(self, command: c.Range) -> Ranged | OncegateError:
+        first, prints = command.first, command.fingerprints
+        last = first + len(prints) // FINGERPRINT_BYTES - 1
+        session = self.sessions.get(command.client_id)
+        if session is None:
+            verdict = decide_without_session(first, command.first_incomplete)
+            return Ranged([RangePart(first, last, verdict)], 0)
+        table = self.tables.get(command.table)
+        tracker = self.trackers[command.client_id]
+        stand = standing(session, command.epoch, self.time_ms)
+        parts = decide_range(tracker, first, prints, command.first_incomplete, stand)
+        touched = False
+        for at, part in enumerate(parts):
+            if part.verdict is _REPLAY:
+                touched = True
+                self.replayed += part.last - part.first + 1
+            elif part.verdict is _EXECUTE:
+                if table is None:
+                    return OncegateError(Code.NOT_FOUND, "no such table")
+                if table.kind != "stream":
+                    return OncegateError(Code.BAD_REQUEST, "ranges are for stream tables")
+                if self.flows.is_full(command.table, table.quota_bytes):
+                    parts[at] = part._replace(verdict=Verdict.QUOTA)
+                    continue
+                touched = True
+                parts[at] = part._replace(commit=self._execute_part(command, tracker, part))
+        if touched:
+            self._touch(session, tracker, command.first_incomplete)
+        return Ranged(parts, session.left_ms(self.time_ms))
+
+    def _execute_part(self, command: c.Range, tracker: ResultTracker, part: RangePart) -> int:
+        count = part.last - part.first + 1
+        offset = part.first - command.first
+        commit = self.commit + 1
+        self.commit += count
+        low = offset * FINGERPRINT_BYTES
+        prints = command.fingerprints[low : low + count * FINGERPRINT_BYTES]
+        tracker.record_range(RangeRecord(part.first, part.last, commit, prints))
+        self.flows.append_range(
+            command.table,
+            commit,
+            count,
+            self.time_ms,
+            command.client_id,
+            part.first,
+            command.body,
+            offset,
+        )
+        return commit
+
+    def _touch(self, session: Session, tracker: ResultTracker, first_incomplete: int) -> None:
+        """Process the ack and renew the lease: every operation of a live session does both."""
+        tracker.acknowledge(first_incomplete)
+        if session.ends_ms >= self.time_ms:
+            session.renew(self.time_ms)
+
+    def _control(
+        self,
+        command: c.OpenSession
+        | c.RenewSession
+        | c.TakeOver
+        | c.CloseSession
+        | c.Reap
+        | c.DeclareTable
+        | c.DeclareFlow
+        | c.Seal
+        | c.Attach
+        | c.MoveCursor,
+    ) -> Any:
+        now = self.time_ms
+        match command:
+            case c.OpenSession(nonce, lease_ms, window):
+                session, existed = self.sessions.open(nonce, lease_ms, window, now)
+                if not existed:
+                    self.trackers[session.client_id] = ResultTracker(window=window)
+                return self._about(session, existed=existed)
+            case c.RenewSession(client_id, epoch):
+                session = self.sessions.live(client_id, epoch, now)
+                session.renew(now)
+                return self._about(session, existed=True)
+            case c.TakeOver(client_id, nonce):
+                return self._about(self.sessions.take_over(client_id, nonce, now), existed=True)
+            case c.CloseSession(client_id, epoch):
+                self.sessions.live(client_id, epoch, now)
+                self.sessions.close(client_id)
+                del self.trackers[client_id]
+                return None
+            case c.Reap(client_ids):
+                gone = [client_id for client_id in client_ids if self.sessions.reap(client_id, now)]
+                for client_id in gone:
+                    del self.trackers[client_id]
+                return len(gone)
+            case c.DeclareTable():
+                return self._declare_table(command)
+            case c.DeclareFlow(declaration):
+                return self.flows.declare(declaration_of(declaration), self.tables, now)
+            case c.Seal(flow, number):
+                return self.flows.seal(flow, number, now)
+            case c.Attach(flow, consumer, nonce):
+                return self.flows.attach(flow, consumer, nonce)
+            case c.MoveCursor(flow, consumer, batch, fence, replay):
+                return self.flows.move(flow, consumer, batch, fence, replay=replay, now_ms=now)
+            case _:
+                assert_never(command)
+
+    def _about(self, session: Session, *, existed: bool) -> SessionAnswer:
+        tracker = self.trackers[session.client_id]
+        return SessionAnswer(
+            session.client_id,
+            session.epoch,
+            session.lease_ms,
+            session.window,
+            session.left_ms(self.time_ms),
+            existed,
+            tracker.first_incomplete,
+            tracker.highest,
+        )
+
+    def _declare_table(self, command: c.DeclareTable) -> Table:
+        table = self.tables.get(command.name)
+        if table is None:
+            if len(self.tables) >= TABLES_MAX:
+                raise OncegateError(Code.QUOTA, f"{TABLES_MAX} tables are declared")
+            kind: TableKind = "stream" if command.kind == "stream" else "resident"
+            if kind == "stream":
+                # A stream table is read through its flow, so it always has one, under its own name.
+                flow = FlowDeclaration(name=command.name, source=command.name)
+                self.flows.declare(flow, {command.name}, self.time_ms)
+            table = Table(command.name, kind, command.quota_bytes)
+            self.tables[command.name] = table
+        elif table.kind != command.kind:
+            raise OncegateError(Code.CONFLICT, f"{command.name} is a {table.kind} table")
+        else:
+            table.quota_bytes = command.quota_bytes
+        return table
+
+
+_EXECUTE = Verdict.EXECUTE
+_REPLAY = Verdict.REPLAY

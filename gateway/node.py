@@ -1,0 +1,145 @@
+"""One node: replica, machine, proposer and segment writer joined on one event loop.
+
+Owns: their life cycle and the wiring between them. Thin: decisions are in :mod:`gateway.machine`, ordering in
+:mod:`gateway.proposer`, reads in :mod:`gateway.reads`. HTTP sits on top in :mod:`gateway.server`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any, Final
+
+from consensus.config import ReplicaConfig
+from consensus.ports import Role, RoleChange
+from consensus.replica import Replica
+from flows.publisher import Publisher
+from flows.segment_store import SegmentStore
+from gateway import commands as c
+from gateway.answers import Answer
+from gateway.cluster_clock import ClusterClock
+from gateway.config import Settings
+from gateway.machine import Machine
+from gateway.proposer import PROPOSE, Leadership, Proposer
+from gateway.reads import Reads
+from rifl.errors import Code, OncegateError
+
+HOUSEKEEPING_MS: Final = 25
+log = logging.getLogger(__name__)
+
+
+class Node:
+    """A member of the cluster. Every method belongs to the event loop that called :meth:`start`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.members = settings.addresses
+        self.machine = Machine()
+        self.clock = ClusterClock()
+        self.leadership = Leadership()
+        self.store = SegmentStore(settings.data_dir / "segments")
+        self.replica = Replica(self._replica_config(), self, on_call=self._serve_call, on_role=self._role)
+        self._loop = asyncio.get_running_loop()
+        self.publisher = Publisher(self.store, on_published=self._published, on_failure=self._unpublished)
+        self.proposer = Proposer(self.replica, self.machine, self.clock, self.leadership)
+        self.reads = Reads(self.replica, self.machine, self.publisher)
+        self._timer: asyncio.TimerHandle | None = None
+        self._stopping = False
+
+    async def start(self) -> None:
+        """Open the data directory, replay the log, join the cluster."""
+        self.publisher.start()
+        await self.replica.start()
+        self._housekeep()
+
+    async def stop(self) -> None:
+        """Leave the cluster and close the files; what was acknowledged is on disk already."""
+        self._stopping = True
+        if self._timer is not None:
+            self._timer.cancel()
+        await self.replica.stop()
+        await asyncio.to_thread(self.publisher.close)
+
+    def apply(self, index: int, term: int, command: bytes) -> list[Any]:
+        """Apply a committed entry (:class:`consensus.ports.StateMachine`) and see to what it sealed."""
+        machine = self.machine
+        results = machine.apply(index, term, command)
+        for batch in machine.take_sealed():
+            # After a restart the log is applied again; files that are there need not be built again.
+            if not self.store.has(batch.flow, batch.number):
+                self.publisher.submit(batch)
+            self.reads.sealed(batch.flow)
+        for flow, number in machine.flows.take_dropped():
+            self.publisher.drop_through(flow, number)
+        self.reads.applied(machine.commit)
+        return results
+
+    def submit(self, command: c.Command, size: int) -> asyncio.Future[Answer]:
+        """Order a client's command. See :meth:`gateway.proposer.Proposer.submit`.
+
+        Raises:
+            OncegateError: OVERLOADED, before anything is proposed.
+        """
+        if self.publisher.overloaded:
+            raise OncegateError(Code.OVERLOADED, "sealed batches wait for the disk", retry_after_ms=200)
+        return self.proposer.submit(command, size)
+
+    @property
+    def leader_http(self) -> str | None:
+        """HTTP address of the leader, if one is known."""
+        member = self.members.get(self.leadership.leader_id or "")
+        return None if member is None else member.http
+
+    def _replica_config(self) -> ReplicaConfig:
+        settings = self.settings
+        own = settings.address
+        secret = settings.secret_file.read_bytes().strip() if settings.secret_file else None
+        return ReplicaConfig(
+            node_id=settings.node,
+            cluster_id=settings.cluster,
+            listen=own.peer,
+            peers={m.node_id: m.peer for m in self.members.values() if m.node_id != settings.node},
+            data_dir=settings.data_dir / "raft",
+            secret=secret,
+        )
+
+    async def _serve_call(self, peer: str, payload: bytes) -> bytes:
+        if payload[:1] != PROPOSE:
+            raise OncegateError(Code.BAD_REQUEST, f"{peer} sent an unknown call")
+        return await self.proposer.serve_forwarded(payload[1:])
+
+    def _role(self, change: RoleChange) -> None:
+        leads = change.role is Role.LEADER and change.ready
+        if leads and not self.leadership.leads:
+            self.clock.lead_from(self.machine.time_ms, time.monotonic())
+        self.leadership.leads = leads
+        self.leadership.leader_id = change.leader_id
+        log.info("%s in term %d, leader %s, ready %s", change.role.value, change.term, change.leader_id, change.ready)
+
+    def _housekeep(self) -> None:
+        """Propose what time alone makes due: seals and reaping. Runs on every node, acts on the leader."""
+        if self.leadership.leads:
+            now_ms = self.clock.stamp_ms(time.monotonic())
+            for flow, number in self.machine.flows.due(now_ms):
+                self._propose_quietly(c.Seal(flow, number))
+            expired = self.machine.sessions.expired(now_ms, limit=c.REAP_MAX)
+            if expired:
+                self._propose_quietly(c.Reap(expired))
+        if not self._stopping:
+            self._timer = self._loop.call_later(HOUSEKEEPING_MS / 1000, self._housekeep)
+
+    def _propose_quietly(self, command: c.Command) -> None:
+        """Propose on the node's own behalf: if it is lost, the next turn proposes it again."""
+        try:
+            future = self.proposer.submit(command, 64)
+        except OncegateError:
+            return
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    def _published(self, flow: str, number: int, checksum: str) -> None:
+        """Runs on the segment writer's thread."""
+
+    def _unpublished(self, flow: str, number: int, fault: Exception) -> None:
+        """Runs on the segment writer's thread."""
+        log.error("batch %d of %s could not be written and will be tried again: %s", number, flow, fault)

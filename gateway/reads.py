@@ -1,0 +1,162 @@
+"""Reads at three levels of consistency, and waiting for what is to come.
+
+Owns: read points (linearizable, session, stale; SEMANTICS, *Reads*), rows of resident and stream tables, and who
+waits for a commit number or a sealed batch. Changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from functools import partial
+from typing import Final, NamedTuple
+
+from consensus.errors import ConsensusError
+from consensus.replica import Replica
+from flows.errors import FlowError
+from flows.lookup import Found, IndexCache, KeyIndex, OpenLookup
+from flows.publisher import Publisher
+from gateway.machine import Machine
+from gateway.translate import translated
+from rifl.errors import Code, OncegateError
+
+READ_TIMEOUT_S: Final = 5.0
+INDEX_BYTES_MAX: Final = 128 * 2**20
+COMMIT_WAITERS_MAX: Final = 10_000
+
+
+class FoundRow(NamedTuple):
+    """A row: version and JSON text."""
+
+    version: int
+    value: bytes
+
+
+class Reads:
+    """Answers reads from the local state once it is new enough."""
+
+    def __init__(self, replica: Replica, machine: Machine, publisher: Publisher) -> None:
+        self._replica = replica
+        self._machine = machine
+        self._publisher = publisher
+        self._indexes = IndexCache(INDEX_BYTES_MAX)
+        self._open: dict[str, OpenLookup] = {}
+        self._commit_waiters: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._waiter_number = 0
+        self._seal_waiters: dict[str, asyncio.Event] = {}
+
+    async def reach(self, consistency: str, min_commit: int) -> None:
+        """Wait until the local state may answer a read.
+
+        Args:
+            consistency: ``linearizable``, ``session`` or ``stale``.
+            min_commit: commit number that the answer must reflect, for ``session``; 0 for none.
+
+        Raises:
+            OncegateError: BAD_REQUEST, or NO_LEADER, NOT_READY or TIMEOUT when the point is not reached in time.
+        """
+        if consistency == "linearizable":
+            try:
+                index = await self._replica.read_index(timeout_s=READ_TIMEOUT_S)
+                await self._replica.wait_applied(index, timeout_s=READ_TIMEOUT_S)
+            except ConsensusError as fault:
+                raise translated(fault) from None
+        elif consistency not in ("session", "stale"):
+            raise OncegateError(Code.BAD_REQUEST, "consistency is linearizable, session or stale")
+        if min_commit > self._machine.commit:
+            await self._wait_commit(min_commit)
+
+    async def _wait_commit(self, commit: int) -> None:
+        if len(self._commit_waiters) >= COMMIT_WAITERS_MAX:
+            raise OncegateError(Code.OVERLOADED, "too many reads wait for a commit", retry_after_ms=50)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiter_number += 1
+        heapq.heappush(self._commit_waiters, (commit, self._waiter_number, future))
+        try:
+            await asyncio.wait_for(future, READ_TIMEOUT_S)
+        except TimeoutError:
+            raise OncegateError(
+                Code.NOT_READY, f"commit {commit} has not been applied here", retry_after_ms=50
+            ) from None
+        finally:
+            while self._commit_waiters and self._commit_waiters[0][2].done():
+                heapq.heappop(self._commit_waiters)
+
+    def applied(self, commit: int) -> None:
+        """Wake the reads that waited for ``commit`` or less."""
+        waiters = self._commit_waiters
+        while waiters and waiters[0][0] <= commit:
+            future = heapq.heappop(waiters)[2]
+            if not future.done():
+                future.set_result(None)
+
+    def sealed(self, flow: str) -> None:
+        """Wake those who watch ``flow``."""
+        event = self._seal_waiters.pop(flow, None)
+        if event is not None:
+            event.set()
+
+    async def next_seal(self, flow: str) -> None:
+        """Wait for the next sealed batch of ``flow``."""
+        await self._seal_waiters.setdefault(flow, asyncio.Event()).wait()
+
+    async def row(self, table: str, key: str) -> FoundRow:
+        """Return a row of the local state; raises NOT_FOUND."""
+        declared = self._machine.tables.get(table)
+        if declared is None:
+            raise OncegateError(Code.NOT_FOUND, "no such table")
+        if declared.kind == "resident":
+            row = declared.rows.get(key)
+            if row is None:
+                raise OncegateError(Code.NOT_FOUND, "no such row")
+            return FoundRow(row.version, row.value)
+        return await self._stream_row(table, key)
+
+    async def _stream_row(self, table: str, key: str) -> FoundRow:
+        """Look a key up in the open segment, then in the retained batches from the newest to the oldest.
+
+        A batch's index is built once, in a worker thread, when it is first asked for, and kept within
+        ``INDEX_BYTES_MAX``.
+        """
+        flow = self._machine.flows.of_table(table)[0]
+        name = flow.declaration.name
+        lookup = self._open.get(name)
+        if lookup is None:
+            lookup = self._open[name] = OpenLookup(flow.segment, self._indexes)
+        # Both ends of the sealed batches are read before the first wait: a seal in between moves items into a
+        # batch above them, but what is found below it is still a state that was current after the read began.
+        first, last = flow.batches.first, flow.batches.last
+        found = lookup.find(key)
+        number = last
+        while found is None and number >= first:
+            try:
+                found = await asyncio.to_thread(self._find_in_batch, name, number, key)
+            except FlowError as fault:
+                raise translated(fault) from None
+            number -= 1
+        if found is None or found.value is None:
+            raise OncegateError(Code.NOT_FOUND, "no such row among the retained writes")
+        return FoundRow(found.commit, found.value)
+
+    def _find_in_batch(self, flow: str, number: int, key: str) -> Found | None:
+        build = partial(self._build, flow, number)
+        return self._indexes.get((flow, number), build).find(key)
+
+    def _build(self, flow: str, number: int) -> KeyIndex:
+        return KeyIndex.of_payload(self._publisher.get(flow, number))
+
+    async def batch(self, flow: str, number: int) -> tuple[bytes, str]:
+        """Return a sealed batch and its checksum.
+
+        Raises:
+            OncegateError: NOT_FOUND when it is not sealed, RETENTION_EXCEEDED when it was dropped.
+        """
+        if number > self._machine.flows.get(flow).batches.last:
+            await self.reach("linearizable", 0)
+        self._machine.flows.batch(flow, number)
+        try:
+            payload = await asyncio.to_thread(self._publisher.get, flow, number)
+            checksum = await asyncio.to_thread(self._publisher.checksum, flow, number)
+        except FlowError as fault:
+            raise translated(fault) from None
+        return payload, checksum

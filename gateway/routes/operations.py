@@ -1,0 +1,65 @@
+"""``/v1/operations``, ranges and requests: the exactly-once path over HTTP."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aiohttp import web
+
+from gateway import edge, edge_range, wire
+from gateway.answers import request_state
+from gateway.exchange import NODE, local, number, path_name, raw_body, respond, typed
+from rifl.errors import Code, OncegateError
+from rifl.ids import ID_MAX
+
+
+@typed
+async def operate(request: web.Request) -> web.StreamResponse:
+    """``POST /v1/operations``."""
+    body = await raw_body(request)
+    command = edge.operations(edge.decode(body, request.content_type, wire.OperationsRequest))
+    return respond(request, await request.app[NODE].submit(command, len(body)))
+
+
+@typed
+async def put_range(request: web.Request) -> web.StreamResponse:
+    """``POST /v1/tables/{table}/ranges``."""
+    table = path_name(request, "table")
+    client_id = edge.check_client_id(_header(request, wire.H_CLIENT))
+    epoch = number(_header(request, wire.H_EPOCH), wire.H_EPOCH)
+    first = number(_header(request, wire.H_FIRST_SEQUENCE), wire.H_FIRST_SEQUENCE)
+    first_incomplete = _first_incomplete(_header(request, wire.H_FIRST_INCOMPLETE))
+    body = await raw_body(request)
+    command = edge_range.range_command(table, client_id, epoch, first_incomplete, first, body, request.content_type)
+    size = len(command.body) + len(command.fingerprints)
+    return respond(request, await request.app[NODE].submit(command, size))
+
+
+@typed
+async def request_of(request: web.Request) -> web.StreamResponse:
+    """``GET /v1/requests/{client_id}/{sequence}``."""
+    client_id = edge.check_client_id(request.match_info["client_id"])
+    sequence = number(request.match_info["sequence"], "sequence")
+    node = request.app[NODE]
+    await node.reads.reach("linearizable", 0)
+    return local(request, request_state(node.machine, client_id, sequence))
+
+
+def _header(request: web.Request, name: str) -> str:
+    text = request.headers.get(name)
+    if text is None:
+        raise OncegateError(Code.BAD_REQUEST, f"header {name} is missing")
+    return text
+
+
+def _first_incomplete(text: str) -> int:
+    if text.isascii() and text.isdigit() and len(text) <= 20 and int(text) > ID_MAX:
+        return edge.check_first_incomplete(int(text))
+    return number(text, wire.H_FIRST_INCOMPLETE)
+
+
+ROUTES: Final = [
+    web.post("/v1/operations", operate),
+    web.post("/v1/tables/{table}/ranges", put_range),
+    web.get("/v1/requests/{client_id}/{sequence}", request_of),
+]

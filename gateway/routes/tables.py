@@ -1,0 +1,89 @@
+"""``/v1/tables``: declare, describe, read rows."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from gateway import commands as c
+from gateway import edge, wire
+from gateway.answers import table_state
+from gateway.exchange import NODE, body, local, number, path_name, respond, typed
+from gateway.tables import QUOTA_BYTES_DEFAULT, QUOTA_BYTES_MAX
+from rifl.errors import Code, OncegateError
+
+PAGE_MAX: Final = 1_000
+
+
+@typed
+async def declare(request: web.Request) -> web.StreamResponse:
+    """``PUT /v1/tables/{table}``."""
+    name = path_name(request, "table")
+    declaration = await body(request, wire.DeclareTable)
+    quota = QUOTA_BYTES_DEFAULT if declaration.quota_bytes is None else declaration.quota_bytes
+    if not 1024 <= quota <= QUOTA_BYTES_MAX:
+        raise edge.bad(f"quota_bytes must be in 1024..{QUOTA_BYTES_MAX}")
+    return respond(request, await request.app[NODE].submit(c.DeclareTable(name, declaration.kind, quota), 128))
+
+
+@typed
+async def describe(request: web.Request) -> web.StreamResponse:
+    """``GET /v1/tables/{table}``."""
+    name = path_name(request, "table")
+    node = request.app[NODE]
+    await node.reads.reach(*_level(request))
+    table = node.machine.tables.get(name)
+    if table is None:
+        raise OncegateError(Code.NOT_FOUND, "no such table")
+    return local(request, table_state(table))
+
+
+@typed
+async def row(request: web.Request) -> web.StreamResponse:
+    """``GET /v1/tables/{table}/rows/{key}``."""
+    table = path_name(request, "table")
+    key = edge.check_key(request.match_info["key"])
+    node = request.app[NODE]
+    await node.reads.reach(*_level(request))
+    commit = node.machine.commit
+    found = await node.reads.row(table, key)
+    etag = str(found.version)
+    if request.headers.get("If-None-Match") == f'"{etag}"':
+        return web.Response(status=304, headers={"ETag": f'"{etag}"', wire.H_COMMIT: str(commit)})
+    state = wire.RowState(key, msgspec.json.decode(found.value), found.version, commit)
+    return local(request, state, etag=etag)
+
+
+@typed
+async def page(request: web.Request) -> web.StreamResponse:
+    """``GET /v1/tables/{table}/rows?prefix=&after=&limit=``: rows of a resident table in key order."""
+    name = path_name(request, "table")
+    query = request.query
+    limit = min(number(query.get("limit", "100"), "limit"), PAGE_MAX)
+    node = request.app[NODE]
+    await node.reads.reach(*_level(request))
+    table = node.machine.tables.get(name)
+    if table is None:
+        raise OncegateError(Code.NOT_FOUND, "no such table")
+    if table.kind != "resident":
+        raise edge.bad("rows of a stream table are read by key, or in order from its flow")
+    commit = node.machine.commit
+    rows = table.rows.page(query.get("prefix", ""), query.get("after", ""), limit)
+    states = [wire.RowState(key, msgspec.json.decode(row.value), row.version, commit) for key, row in rows]
+    return local(request, wire.RowPage(states, rows[-1][0] if len(rows) == limit else None, commit))
+
+
+def _level(request: web.Request) -> tuple[str, int]:
+    query = request.query
+    consistency = query.get("consistency", "linearizable")
+    return consistency, number(query.get("min_commit", "0"), "min_commit", least=0)
+
+
+ROUTES: Final = [
+    web.put("/v1/tables/{table}", declare),
+    web.get("/v1/tables/{table}", describe),
+    web.get("/v1/tables/{table}/rows", page),
+    web.get("/v1/tables/{table}/rows/{key:.+}", row),
+]

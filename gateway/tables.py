@@ -1,0 +1,193 @@
+"""Tables: resident rows in the replicated state, and what an operation does to one.
+
+Owns: row versions, conditions, business refusals and quotas of resident tables. Pure and total: a refusal is a
+result, never an exception. Stream tables keep no rows here; theirs are in the flows' segments
+(:mod:`gateway.flow_state`). Where rows live sits behind :class:`RowStore`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from typing import Final, Literal, Protocol
+
+import msgspec
+
+from gateway.commands import Kind, Op, Test
+from rifl.errors import Code
+
+QUOTA_BYTES_DEFAULT: Final = 1 * 2**30
+QUOTA_BYTES_MAX: Final = 64 * 2**30
+TABLES_MAX: Final = 1_000
+ROW_OVERHEAD_BYTES: Final = 120
+"""What a row costs beside key and value, for the quota."""
+INT64_MIN: Final = -(2**63)
+INT64_MAX: Final = 2**63 - 1
+_INTEGER_BYTES_MAX: Final = 20
+
+TableKind = Literal["resident", "stream"]
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A row: the commit number of its last write and its value as JSON text."""
+
+    version: int
+    value: bytes
+
+
+class Remembered(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Result of an operation that says more than ``applied``; stored with the completion record.
+
+    ``refusal`` is None for an applied increment. A plain applied put or delete stores no result at all.
+    """
+
+    refusal: str | None
+    version: int
+    value: bytes | None
+
+    @property
+    def size(self) -> int:
+        """Bytes it occupies, roughly."""
+        return 64 + (len(self.value) if self.value is not None else 0)
+
+
+class RowStore(Protocol):
+    """Keyed rows of one table, in key order where asked for it."""
+
+    def get(self, key: str) -> Row | None:
+        """Return the row, or None."""
+
+    def put(self, key: str, row: Row) -> None:
+        """Insert or replace."""
+
+    def delete(self, key: str) -> None:
+        """Remove if present."""
+
+    def page(self, prefix: str, after: str, limit: int) -> list[tuple[str, Row]]:
+        """Return up to ``limit`` rows with that prefix and a key greater than ``after``, in key order."""
+
+    def __len__(self) -> int: ...
+
+    def items(self) -> Iterator[tuple[str, Row]]:
+        """All rows, in key order."""
+
+
+class DictRows:
+    """A :class:`RowStore` in memory. Key order is built when first asked for and kept up from then on."""
+
+    __slots__ = ("_order", "_rows", "delete", "get", "put")
+
+    def __init__(self) -> None:
+        self._rows: dict[str, Row] = {}
+        self._order: list[str] | None = None
+        # Bound methods of the dict itself: one call less on the hot path while nobody has paged.
+        self.get = self._rows.get
+        self.put = self._rows.__setitem__
+        self.delete = self._delete
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def _delete(self, key: str) -> None:
+        if self._rows.pop(key, None) is not None and self._order is not None:
+            del self._order[bisect_left(self._order, key)]
+
+    def _put_ordered(self, key: str, row: Row) -> None:
+        if key not in self._rows and self._order is not None:
+            insort(self._order, key)
+        self._rows[key] = row
+
+    def page(self, prefix: str, after: str, limit: int) -> list[tuple[str, Row]]:
+        """Return a page in key order; the first call sorts all keys once."""
+        if self._order is None:
+            self._order = sorted(self._rows)
+            self.put = self._put_ordered
+        start = bisect_left(self._order, max(prefix, after))
+        page: list[tuple[str, Row]] = []
+        for key in self._order[start : start + limit + 1]:
+            if not key.startswith(prefix):
+                break
+            if key > after or not after:
+                page.append((key, self._rows[key]))
+            if len(page) == limit:
+                break
+        return page
+
+    def items(self) -> Iterator[tuple[str, Row]]:
+        """All rows, in key order."""
+        return ((key, self._rows[key]) for key in sorted(self._rows))
+
+
+class Table:
+    """A declared table with its quota; ``rows`` stays empty for a stream table."""
+
+    __slots__ = ("bytes", "kind", "name", "quota_bytes", "rows")
+
+    def __init__(self, name: str, kind: TableKind, quota_bytes: int) -> None:
+        self.name = name
+        self.kind = kind
+        self.quota_bytes = quota_bytes
+        self.rows: RowStore = DictRows()
+        self.bytes = 0
+
+    def check(self, op: Op) -> Code | None:
+        """Return why the operation cannot be executed at all, or None. Changes nothing."""
+        if self.kind == "stream":
+            if op.test != Test.NONE or op.kind not in (Kind.PUT, Kind.DELETE):
+                return Code.BAD_REQUEST
+        elif op.kind != Kind.DELETE:
+            size = len(op.key) + (len(op.value) if op.value is not None else _INTEGER_BYTES_MAX)
+            if self.bytes + size > self.quota_bytes:
+                return Code.QUOTA
+        return None
+
+    def execute(self, op: Op, commit: int) -> Remembered | None:
+        """Apply one operation to a resident table; None says plainly applied."""
+        row = self.rows.get(op.key)
+        if op.test:
+            refused = _test(op, row)
+            if refused is not None:
+                return refused
+        if op.kind == Kind.PUT:
+            value = op.value or b"null"
+            self._write(op.key, row, Row(commit, value))
+            return None
+        if op.kind == Kind.DELETE:
+            if row is not None:
+                self.rows.delete(op.key)
+                self.bytes -= len(op.key) + len(row.value) + ROW_OVERHEAD_BYTES
+            return None
+        return self._increment(op, row, commit)
+
+    def _increment(self, op: Op, row: Row | None, commit: int) -> Remembered:
+        before = 0
+        if row is not None:
+            text = row.value
+            if len(text) > _INTEGER_BYTES_MAX or not (text.isdigit() or (text[:1] == b"-" and text[1:].isdigit())):
+                return Remembered("NOT_AN_INTEGER", row.version, row.value)
+            before = int(text)
+        after = before + op.by
+        if not INT64_MIN <= after <= INT64_MAX:
+            return Remembered("OVERFLOW", row.version if row else 0, row.value if row else None)
+        value = b"%d" % after
+        self._write(op.key, row, Row(commit, value))
+        return Remembered(None, commit, value)
+
+    def _write(self, key: str, before: Row | None, after: Row) -> None:
+        self.rows.put(key, after)
+        if before is None:
+            self.bytes += len(key) + len(after.value) + ROW_OVERHEAD_BYTES
+        else:
+            self.bytes += len(after.value) - len(before.value)
+
+
+def _test(op: Op, row: Row | None) -> Remembered | None:
+    if op.test == Test.ABSENT:
+        holds = row is None
+    elif op.test == Test.VERSION:
+        holds = (row.version if row is not None else 0) == op.operand
+    else:
+        holds = row is not None and row.value == op.operand
+    if holds:
+        return None
+    return Remembered("CONDITION_FAILED", row.version if row else 0, row.value if row else None)

@@ -1,0 +1,36 @@
+"""Errors of the layers below, as the one tree that leaves the process.
+
+Owns: the mapping from consensus and flow errors to :class:`rifl.errors.OncegateError`. In doubt, unknown.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from consensus import errors as ce
+from flows.errors import FlowError
+from rifl.errors import Code, OncegateError, Outcome
+
+log = logging.getLogger(__name__)
+
+
+def translated(fault: BaseException) -> OncegateError:
+    """Return the typed refusal for an exception of a lower layer; a bug becomes INTERNAL and is logged."""
+    match fault:
+        case OncegateError():
+            return fault
+        case FlowError():
+            return OncegateError(Code(fault.code), str(fault))
+        case ce.CommandRefused():
+            return OncegateError(Code.PAYLOAD_TOO_LARGE, str(fault))
+        case ce.Overloaded():
+            return OncegateError(Code.OVERLOADED, str(fault), retry_after_ms=100)
+        case ce.NotReady():
+            return OncegateError(Code.NOT_READY, str(fault), retry_after_ms=20)
+        case ce.ConsensusError() if fault.outcome == "not_applied":
+            return OncegateError(Code.NO_LEADER, str(fault), retry_after_ms=50)
+        case ce.ConsensusError():
+            return OncegateError(Code.TIMEOUT, str(fault), outcome=Outcome.UNKNOWN, retry_after_ms=50)
+        case _:
+            log.error("unexpected error", exc_info=fault)
+            return OncegateError(Code.INTERNAL, type(fault).__name__)

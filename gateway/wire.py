@@ -1,0 +1,303 @@
+"""Bodies of the HTTP API that client and server share (API.md), JSON and msgpack alike.
+
+Owns: field names and types as they travel. Must not know the server or the SDK. Limits are checked by the
+edge (:mod:`gateway.edge`), not here.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+import msgspec
+
+MSGPACK: Final = "application/vnd.oncegate+msgpack"
+JSON: Final = "application/json"
+ARROW: Final = "application/vnd.apache.arrow.stream"
+PROBLEM: Final = "application/problem+json"
+
+H_COMMIT: Final = "Oncegate-Commit"
+H_MEMORY_MS: Final = "Oncegate-Memory-Ms"
+H_LEADER: Final = "Oncegate-Leader"
+"""HTTP address of the leader as the answering node knows it; absent where it knows none."""
+H_CLIENT: Final = "Oncegate-Client"
+H_EPOCH: Final = "Oncegate-Epoch"
+H_FIRST_SEQUENCE: Final = "Oncegate-First-Sequence"
+H_FIRST_INCOMPLETE: Final = "Oncegate-First-Incomplete"
+
+
+class Operation(msgspec.Struct, omit_defaults=True, rename={"if_": "if"}):
+    """One operation as it travels. Which fields an ``op`` needs is checked at the edge."""
+
+    sequence: int
+    op: str
+    table: str
+    key: str
+    value: Any = msgspec.UNSET
+    by: int | msgspec.UnsetType = msgspec.UNSET
+    if_: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+
+
+class OperationsRequest(msgspec.Struct):
+    """Body of ``POST /v1/operations``."""
+
+    client_id: str
+    epoch: int
+    first_incomplete: int
+    operations: list[Operation]
+
+
+class OperationResult(msgspec.Struct, omit_defaults=True):
+    """Verdict on one operation: ``applied``, ``refused`` (recorded) or ``rejected`` (not recorded)."""
+
+    sequence: int
+    status: str
+    commit: int | msgspec.UnsetType = msgspec.UNSET
+    version: int | msgspec.UnsetType = msgspec.UNSET
+    value: Any = msgspec.UNSET
+    replayed: bool | msgspec.UnsetType = msgspec.UNSET
+    code: str | msgspec.UnsetType = msgspec.UNSET
+    outcome: str | msgspec.UnsetType = msgspec.UNSET
+    retryable: bool | msgspec.UnsetType = msgspec.UNSET
+    detail: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class OperationsResponse(msgspec.Struct):
+    """Answer of ``POST /v1/operations``: a verdict per operation, in request order."""
+
+    results: list[OperationResult]
+    memory_ms: int
+
+
+class RangeBody(msgspec.Struct):
+    """Body of ``POST /v1/tables/{table}/ranges`` in msgpack: two columns of equal length.
+
+    ``values`` holds JSON texts. Row ``i`` has sequence number ``Oncegate-First-Sequence`` + i.
+    """
+
+    keys: list[str]
+    values: list[str]
+
+
+class RangeResult(msgspec.Struct, omit_defaults=True):
+    """Verdict on the part ``first``..``last`` of a range; ``commit`` is that of its first operation."""
+
+    first: int
+    last: int
+    status: str
+    commit: int | msgspec.UnsetType = msgspec.UNSET
+    replayed: bool | msgspec.UnsetType = msgspec.UNSET
+    code: str | msgspec.UnsetType = msgspec.UNSET
+    outcome: str | msgspec.UnsetType = msgspec.UNSET
+    retryable: bool | msgspec.UnsetType = msgspec.UNSET
+    detail: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class RangeResponse(msgspec.Struct):
+    """Answer of ``POST /v1/tables/{table}/ranges``, split where verdicts differ."""
+
+    results: list[RangeResult]
+    memory_ms: int
+
+
+class OpenSession(msgspec.Struct, omit_defaults=True):
+    """Body of ``POST /v1/sessions``; the nonce makes a retried open the same session."""
+
+    nonce: str
+    lease_ms: int | None = None
+    window: int | None = None
+
+
+class SessionOpened(msgspec.Struct):
+    """Answer of ``POST /v1/sessions``."""
+
+    client_id: str
+    epoch: int
+    lease_ms: int
+    window: int
+
+
+class SessionRenewed(msgspec.Struct):
+    """Answer of ``POST /v1/sessions/{client_id}/renew``."""
+
+    lease_ms_left: int
+
+
+class RenewSession(msgspec.Struct):
+    """Body of ``POST /v1/sessions/{client_id}/renew``."""
+
+    epoch: int
+
+
+class TakeOver(msgspec.Struct):
+    """Body of ``POST /v1/sessions/{client_id}/take-over``."""
+
+    nonce: str
+
+
+class SessionTaken(msgspec.Struct):
+    """Answer of ``POST /v1/sessions/{client_id}/take-over``."""
+
+    epoch: int
+    first_incomplete: int
+    highest_sequence: int
+
+
+class SessionState(msgspec.Struct):
+    """Answer of ``GET /v1/sessions/{client_id}``."""
+
+    epoch: int
+    lease_ms_left: int
+    first_incomplete: int
+    highest_sequence: int
+    records: int
+
+
+class SessionClosed(msgspec.Struct):
+    """Nothing to say: the session is gone."""
+
+
+class DeclareTable(msgspec.Struct):
+    """Body of ``PUT /v1/tables/{table}``."""
+
+    kind: Literal["resident", "stream"]
+    quota_bytes: int | None = None
+
+
+class TableState(msgspec.Struct):
+    """Answer of ``PUT`` and ``GET /v1/tables/{table}``; ``rows`` counts resident rows."""
+
+    name: str
+    kind: str
+    quota_bytes: int
+    rows: int
+
+
+class RowState(msgspec.Struct):
+    """Answer of ``GET /v1/tables/{table}/rows/{key}``; ``commit`` is what the answer reflects."""
+
+    key: str
+    value: Any
+    version: int
+    commit: int
+
+
+class RowPage(msgspec.Struct):
+    """Answer of ``GET /v1/tables/{table}/rows``; ``next`` is null on the last page."""
+
+    rows: list[RowState]
+    next: str | None
+    commit: int
+
+
+class RequestState(msgspec.Struct, omit_defaults=True):
+    """Answer of ``GET /v1/requests/{client_id}/{sequence}``."""
+
+    state: str
+    result: OperationResult | None = None
+
+
+class ConsumerState(msgspec.Struct):
+    """One consumer of a flow and how far it is behind."""
+
+    cursor: int
+    fence: int
+    lag_batches: int
+    lag_items: int
+    lag_ms: int
+
+
+class FlowState(msgspec.Struct):
+    """Answer of ``PUT`` and ``GET /v1/flows/{flow}``.
+
+    Batches ``first_batch``..``last_batch`` are retained (``last_batch`` 0: none was sealed yet). ``items`` counts the
+    items of all sealed batches ever, ``open_items`` those not sealed yet.
+    """
+
+    flow: str
+    source: str
+    first_batch: int
+    last_batch: int
+    items: int
+    open_items: int
+    watermark: int
+    retention_ms: int
+    consumers: dict[str, ConsumerState]
+
+
+class FlowList(msgspec.Struct):
+    """Answer of ``GET /v1/flows``."""
+
+    flows: list[FlowState]
+
+
+class AttachConsumer(msgspec.Struct):
+    """Body of ``POST /v1/flows/{flow}/consumers/{name}/attach``."""
+
+    nonce: str
+
+
+class ConsumerAttached(msgspec.Struct):
+    """Answer of ``attach``: the fence to show with each move, and where the cursor stands."""
+
+    fence: int
+    cursor: int
+
+
+class MoveCursor(msgspec.Struct):
+    """Body of ``POST /v1/flows/{flow}/consumers/{name}/cursor``."""
+
+    batch: int
+    fence: int
+    replay: bool = False
+
+
+class CursorMoved(msgspec.Struct):
+    """Answer of ``cursor``."""
+
+    cursor: int
+
+
+class Sealed(msgspec.Struct):
+    """Number of the newest sealed batch of a flow; an event of ``watch``."""
+
+    batch: int
+
+
+class Member(msgspec.Struct):
+    """One node of the cluster."""
+
+    id: str
+    http: str
+    peer: str
+    role: str
+    match: int
+
+
+class ClusterState(msgspec.Struct):
+    """Answer of ``GET /v1/cluster`` as the answering node sees it."""
+
+    node: str
+    role: str
+    leader: str | None
+    term: int
+    log_index: int
+    commit_index: int
+    applied_index: int
+    commit: int
+    cluster_time_ms: int
+    lag: int
+    version: str
+    members: list[Member]
+
+
+class Problem(msgspec.Struct, omit_defaults=True):
+    """``application/problem+json`` as SEMANTICS.md, *Errors*, has it."""
+
+    type: str
+    title: str
+    status: int
+    code: str
+    outcome: str
+    retryable: bool
+    detail: str = ""
+    retry_after_ms: int | None = None
