@@ -1,0 +1,28 @@
+"""Reading a whole flow over HTTP, with nothing but the standard library and pyarrow."""
+
+from __future__ import annotations
+
+import time
+import urllib.request
+
+import pyarrow as pa
+
+from gateway.cli.ask import get_json
+
+
+def read_flow(endpoint: str, flow: str, timeout_s: float = 30.0) -> list[tuple[str, int]]:
+    """Return (key, commit) of every item of a flow, once its open segment has been sealed."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        state = get_json(f"{endpoint}/v1/flows/{flow}")
+        if state is not None and state["open_items"] == 0:
+            break
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{endpoint} has not sealed {flow}: {state}")
+        time.sleep(0.02)
+    items: list[tuple[str, int]] = []
+    for number in range(state["first_batch"], state["last_batch"] + 1):
+        with urllib.request.urlopen(f"{endpoint}/v1/flows/{flow}/batches/{number}", timeout=30) as answer:
+            table = pa.ipc.open_stream(answer.read()).read_all()
+        items += zip(table.column("key").to_pylist(), table.column("commit").to_pylist(), strict=True)
+    return items
