@@ -1,0 +1,277 @@
+"""The client: connections to a cluster, reads, declarations, and sessions.
+
+Owns: the public calls that belong to no session, and the life of the connections. Writes:
+:mod:`gateway.client.session`. Retries and routing: :mod:`gateway.client.courier`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Literal, Self, TypeVar
+from urllib.parse import urlencode
+
+import aiohttp
+import msgspec
+
+from gateway.client.courier import Call, Courier, at_deadline
+from gateway.client.failures import OperationFailed
+from gateway.client.json_call import JsonCall
+from gateway.client.paths import CLUSTER, flow_path, request_path, row_path, table_path
+from gateway.client.results import ClusterInfo, FlowInfo, Page, RequestState, Row, TableInfo
+from gateway.client.retry import AttemptFailed
+from gateway.client.routing import Router
+from gateway.client.session import Session
+from gateway.client.settings import TIMEOUT_S_DEFAULT, Consistency, Full, SessionOptions, TableKind, Tuning
+from gateway.client.tables import TableKinds
+from gateway.client.verdicts import write_result
+from gateway.wire import OperationResult
+from rifl.errors import Code, Outcome
+from rifl.ids import LEASE_MS_DEFAULT, WINDOW_DEFAULT, ClientId, format_client_id
+
+T = TypeVar("T")
+
+_NO_TIMERS: Final = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None)
+"""The courier bounds each attempt as a whole; aiohttp's own timers would only cost time."""
+
+
+class _RequestTold(msgspec.Struct):
+    state: Literal["applied", "never_seen", "acknowledged", "sealed", "expired"]
+    result: OperationResult | None = None
+
+
+class Client:
+    """A cluster as seen by an application; use as ``async with Client(["http://127.0.0.1:7400"]) as client``.
+
+    Args:
+        endpoints: addresses of some nodes; the others are learned.
+        timeout_s: total time of a call, retries included, unless the call says otherwise.
+        token: sent as ``Authorization: Bearer``.
+        prefer_leader: send writes and linearizable reads to the leader when it is known; False takes all endpoints
+            in turn and lets them forward.
+        tls: context for https endpoints; the system's by default.
+        tuning: how operations travel.
+
+    Leaving closes open sessions as leaving them would, then the connections.
+    """
+
+    def __init__(
+        self,
+        endpoints: str | Sequence[str],
+        *,
+        timeout_s: float = TIMEOUT_S_DEFAULT,
+        token: str | None = None,
+        prefer_leader: bool = True,
+        tls: ssl.SSLContext | None = None,
+        tuning: Tuning | None = None,
+    ) -> None:
+        self.timeout_s = timeout_s
+        self.tuning = tuning or Tuning()
+        self.headers: Mapping[str, str] = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self.courier: Courier
+        self.kinds: TableKinds
+        self.highest_commit = 0
+        """Highest commit number that a read of this client has reflected."""
+        listed = [endpoints] if isinstance(endpoints, str) else endpoints
+        self._router = Router(listed, prefer_leader=prefer_leader)
+        self._tls = tls
+        self._http: aiohttp.ClientSession | None = None
+        self._loop: asyncio.AbstractEventLoop
+        self._sessions: list[Session] = []
+
+    # Life
+
+    async def __aenter__(self) -> Self:
+        if self._http is not None:
+            raise OperationFailed(Code.CONFLICT, "a client is entered once", outcome=Outcome.NOT_APPLIED)
+        self._loop = asyncio.get_running_loop()
+        connector = aiohttp.TCPConnector(limit=0, ssl=self._tls or True)
+        self._http = aiohttp.ClientSession(
+            connector=connector,
+            timeout=_NO_TIMERS,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+        )
+        self.courier = Courier(self._http, self._router, self.tuning, self._loop.time)
+        self.kinds = TableKinds(self._kind, self._loop.time)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        drain = kind is None or issubclass(kind, Exception)
+        try:
+            await asyncio.gather(*(session.close(drain=drain) for session in list(self._sessions)))
+        finally:
+            await self.kinds.close()
+            if self._http is not None:
+                await self._http.close()
+
+    def session(
+        self,
+        *,
+        lease_ms: int = LEASE_MS_DEFAULT,
+        window: int = WINDOW_DEFAULT,
+        full: Full = "wait",
+        nonce: str | None = None,
+    ) -> Session:
+        """Return a session to be opened with ``async with``.
+
+        Args:
+            lease_ms: how long its memory lasts without a sign of life, 1 second to 24 hours.
+            window: writes that may be outstanding, 1..4096; the next one waits, or fails with ``full="fail"``.
+            full: see ``window``.
+            nonce: 1 to 64 characters that name this open; the same nonce opens the same session. Random by default.
+        """
+        return Session(self, SessionOptions(lease_ms=lease_ms, window=window, full=full), nonce)
+
+    # Reads
+
+    async def get(
+        self,
+        table: str,
+        key: str,
+        *,
+        consistency: Consistency = "linearizable",
+        min_commit: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Row | None:
+        """Read a row.
+
+        Args:
+            table: a declared table.
+            key: its key.
+            consistency: ``linearizable``; ``session``: any node that has applied ``min_commit``; ``stale``: any node.
+            min_commit: for ``session``; by default the highest commit number this client has read. A session's own
+                :meth:`Session.get` gives what that session has seen.
+            timeout_s: total time.
+
+        Returns:
+            The row, or None if there is none.
+
+        Raises:
+            OperationFailed: NOT_FOUND if there is no such table, or why it could not be read.
+        """
+        query: dict[str, str | int] = {}
+        if consistency != "linearizable":
+            query["consistency"] = consistency
+        if consistency == "session":
+            query["min_commit"] = self.highest_commit if min_commit is None else min_commit
+        try:
+            row = await self._ask(
+                row_path(table, key), Row, query, anywhere=consistency != "linearizable", timeout_s=timeout_s
+            )
+        except OperationFailed as failure:
+            if failure.code is not Code.NOT_FOUND:
+                raise
+            # No such row, or no such table? The kind of a known table is cached, so this asks once a table at most.
+            await self.kinds.learn(table)
+            return None
+        self.highest_commit = max(self.highest_commit, row.commit)
+        return row
+
+    async def scan(
+        self,
+        table: str,
+        *,
+        prefix: str = "",
+        after: str | None = None,
+        limit: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Page:
+        """Read one page of rows in key order; pass ``next`` of a page as ``after`` to read on."""
+        query: dict[str, str | int] = {"prefix": prefix} if prefix else {}
+        if after is not None:
+            query["after"] = after
+        if limit is not None:
+            query["limit"] = limit
+        return await self._ask(f"{table_path(table)}/rows", Page, query, timeout_s=timeout_s)
+
+    async def request(self, client_id: int, sequence: int, *, timeout_s: float | None = None) -> RequestState:
+        """Ask what became of a request id, such as that of an :class:`OutcomeUnknown`."""
+        path = request_path(format_client_id(client_id), sequence)
+        told = await self._ask(path, _RequestTold, timeout_s=timeout_s)
+        result = None if told.result is None else write_result(told.result, ClientId(client_id), 0)
+        return RequestState(told.state, result)
+
+    async def cluster(self, *, timeout_s: float | None = None) -> ClusterInfo:
+        """Return the cluster as one of its nodes sees it."""
+        return await self._ask(CLUSTER, ClusterInfo, timeout_s=timeout_s)
+
+    # Declarations
+
+    async def declare_table(
+        self, name: str, *, kind: TableKind = "resident", timeout_s: float | None = None, **options: Any
+    ) -> TableInfo:
+        """Declare a table; declaring it again as it is changes nothing.
+
+        Raises:
+            OperationFailed: CONFLICT if it is declared differently.
+        """
+        info = await self._declare(table_path(name), TableInfo, {"kind": kind, **options}, timeout_s)
+        self.kinds.known[name] = info.kind
+        return info
+
+    async def table(self, name: str, *, timeout_s: float | None = None) -> TableInfo:
+        """Describe a table."""
+        info = await self._ask(table_path(name), TableInfo, timeout_s=timeout_s)
+        self.kinds.known[name] = info.kind
+        return info
+
+    async def declare_flow(self, name: str, *, source: str, timeout_s: float | None = None, **options: Any) -> FlowInfo:
+        """Declare a flow on a table; declaring it again as it is changes nothing.
+
+        Raises:
+            OperationFailed: CONFLICT if it is declared differently or would close a cycle.
+        """
+        return await self._declare(flow_path(name), FlowInfo, {"source": source, **options}, timeout_s)
+
+    async def flow(self, name: str, *, timeout_s: float | None = None) -> FlowInfo:
+        """Describe a flow: its batches and its consumers with their lag."""
+        return await self._ask(flow_path(name), FlowInfo, timeout_s=timeout_s)
+
+    # For the modules of the SDK
+
+    def deadline(self, timeout_s: float | None = None) -> float:
+        """Return when a call that starts now ends, on the loop's clock."""
+        return self._loop.time() + (self.timeout_s if timeout_s is None else timeout_s)
+
+    async def perform(self, call: Call[T]) -> T:
+        """Make a call that is not a batch; running out of time is a typed error."""
+        try:
+            return await self.courier.exchange(call)
+        except AttemptFailed as last:
+            raise at_deadline(last, ambiguous=call.ambiguous) from last.__cause__
+
+    def adopt(self, session: Session) -> None:
+        """Note an open session, to be closed with the client."""
+        self._sessions.append(session)
+
+    def disown(self, session: Session) -> None:
+        """Forget a session that closes by itself."""
+        if session in self._sessions:
+            self._sessions.remove(session)
+
+    async def _ask(
+        self,
+        path: str,
+        shape: type[T],
+        query: Mapping[str, str | int] | None = None,
+        *,
+        anywhere: bool = False,
+        timeout_s: float | None = None,
+    ) -> T:
+        if query:
+            path = f"{path}?{urlencode(query)}"
+        return await self.perform(
+            JsonCall("GET", path, shape, self.headers, self.deadline(timeout_s), anywhere=anywhere)
+        )
+
+    async def _declare(self, path: str, shape: type[T], body: Mapping[str, Any], timeout_s: float | None) -> T:
+        return await self.perform(JsonCall("PUT", path, shape, self.headers, self.deadline(timeout_s), body=dict(body)))
+
+    async def _kind(self, table: str) -> TableKind:
+        return (await self._ask(table_path(table), TableInfo)).kind

@@ -1,0 +1,102 @@
+"""What an SDK call may raise, all of it below :class:`rifl.errors.OncegateError`.
+
+Owns: the errors that carry a request id or that only the client can know. Must not know HTTP.
+
+A caller that only wants to know whether to worry reads ``error.outcome``: ``not_applied`` is safe to do again
+as a new operation, ``unknown`` is not.
+"""
+
+from __future__ import annotations
+
+from rifl.errors import Code, OncegateError, Outcome
+from rifl.ids import RequestId
+
+
+class OperationFailed(OncegateError):
+    """A write that ended without a result; ``code`` and ``outcome`` say why and what is known.
+
+    Attributes:
+        request_id: the operation's id, or None if it never got one.
+    """
+
+    def __init__(
+        self,
+        code: Code,
+        detail: str = "",
+        *,
+        request_id: RequestId | None = None,
+        retry_after_ms: int | None = None,
+        outcome: Outcome | None = None,
+    ) -> None:
+        super().__init__(code, detail, retry_after_ms=retry_after_ms, outcome=outcome)
+        self.request_id = request_id
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (
+            _rebuild,
+            (type(self), self.code, self.detail, self.request_id, self.retry_after_ms, self.outcome),
+        )
+
+
+class OutcomeUnknown(OperationFailed):
+    """The deadline passed after the operation may have been proposed: it may or may not have been applied.
+
+    The request id stays unacknowledged as long as the session's window allows, so that
+    :meth:`gateway.client.Client.request` can still tell.
+    """
+
+
+class DeadlineExceeded(OperationFailed):
+    """The deadline passed and the operation was surely not applied: no attempt of it was ever accepted."""
+
+
+class MalformedAnswer(OperationFailed):
+    """A node answered something that is not in the contract; the outcome is unknown."""
+
+
+class PartialFailure(OperationFailed):
+    """Some rows of one ``put_many`` were applied and others have no result.
+
+    ``code``, ``detail``, ``outcome`` and ``request_id`` are those of the first row that failed, a row in doubt before
+    one that was surely not applied.
+
+    Attributes:
+        applied: number of rows that were applied.
+        failed: number of the others.
+    """
+
+    def __init__(
+        self,
+        code: Code,
+        detail: str = "",
+        *,
+        request_id: RequestId | None = None,
+        retry_after_ms: int | None = None,
+        outcome: Outcome | None = None,
+        applied: int = 0,
+        failed: int = 0,
+    ) -> None:
+        super().__init__(code, detail, request_id=request_id, retry_after_ms=retry_after_ms, outcome=outcome)
+        self.applied = applied
+        self.failed = failed
+
+
+def _rebuild(
+    kind: type[OperationFailed],
+    code: Code,
+    detail: str,
+    request_id: RequestId | None,
+    retry_after_ms: int | None,
+    outcome: Outcome,
+) -> OperationFailed:
+    return kind(code, detail, request_id=request_id, retry_after_ms=retry_after_ms, outcome=outcome)
+
+
+def known_code(name: str) -> Code:
+    """Return the code of that name; one that this version does not know counts as INTERNAL."""
+    return Code._value2member_map_.get(name, Code.INTERNAL)  # type: ignore[return-value]
+
+
+def known_outcome(name: str) -> Outcome:
+    """Return the outcome of that name; in doubt, unknown."""
+    return Outcome.NOT_APPLIED if name == "not_applied" else Outcome.APPLIED if name == "applied" else Outcome.UNKNOWN

@@ -1,0 +1,65 @@
+"""Calls off the hot path: JSON in, a typed struct out.
+
+Owns: their encoding. Retries and routing: :mod:`gateway.client.courier`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from gateway.client.courier import Call
+from gateway.wire import H_COMMIT, JSON
+
+T = TypeVar("T")
+
+_ENCODER = msgspec.json.Encoder()
+
+
+class JsonCall(Call[T]):
+    """A call answered by one JSON document of type ``shape``; fields it does not know are ignored."""
+
+    __slots__ = ("_shape", "commit")
+
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        shape: type[T],
+        headers: Mapping[str, str],
+        deadline: float,
+        *,
+        body: Any = None,
+        anywhere: bool = False,
+    ) -> None:
+        content = None if body is None else _ENCODER.encode(body)
+        headers = {**headers, "Accept": JSON} if content is None else {**headers, "Accept": JSON, "Content-Type": JSON}
+        super().__init__(method, path, deadline=deadline, headers=headers, body=content, anywhere=anywhere)
+        self._shape = shape
+        self.commit = 0
+        """The commit number that the answer reflects, or 0."""
+
+    def accept(self, status: int, headers: Mapping[str, str], payload: bytes) -> T:
+        """Decode the answer.
+
+        Raises:
+            msgspec.MsgspecError: it is not of the shape.
+        """
+        commit = headers.get(H_COMMIT, "")
+        if commit.isascii() and commit.isdigit() and len(commit) <= 16:
+            self.commit = int(commit)
+        return msgspec.json.decode(payload, type=self._shape)
+
+
+class NothingCall(Call[None]):
+    """A call whose answer has no content."""
+
+    __slots__ = ()
+
+    def __init__(self, method: str, path: str, headers: Mapping[str, str], deadline: float) -> None:
+        super().__init__(method, path, deadline=deadline, headers=headers)
+
+    def accept(self, status: int, headers: Mapping[str, str], payload: bytes) -> None:
+        """Accept whatever a 2xx carries."""

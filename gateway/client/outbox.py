@@ -1,0 +1,191 @@
+"""Writes that wait, and how they are cut into batches. Pure: promises are only asked whether they are done.
+
+Owns: the queue, the order, and the sequence numbers' moment: a write gets its number when it travels, so one that
+was cancelled or expired before that leaves no gap. Must not know asyncio or HTTP.
+
+Order. Writes leave in the order in which they were submitted, except that one whose row an unanswered batch touches
+waits for the answer, and writes on other rows may pass it. So writes of one session on the same row are applied in the
+order submitted, also when an attempt is lost and made again, unless the server rejects one of them for now and
+takes a later one of the same batch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from itertools import islice
+from typing import NamedTuple
+
+from gateway.client.batch import Batch, OperationsBatch, Pending, PendingRows, Place, RangeBatch
+from gateway.client.settings import Tuning
+from rifl.request_tracker import RequestTracker
+
+
+class _Cut(NamedTuple):
+    """How many of the first writes travel together, and whether as a range."""
+
+    size: int
+    ranged: bool
+
+
+class Outbox:
+    """The queue of one session.
+
+    Args:
+        tracker: gives out the numbers.
+        tuning: bounds of a batch.
+    """
+
+    def __init__(self, tracker: RequestTracker, tuning: Tuning) -> None:
+        self._tracker = tracker
+        self._tuning = tuning
+        self.queue: deque[Pending | PendingRows] = deque()
+
+    def take(self, travelling: Iterable[dict[str, set[str]]]) -> tuple[Batch | None, int]:
+        """Cut the next batch and give its writes their numbers.
+
+        Args:
+            travelling: the rows that unanswered batches touch, by table.
+
+        Returns:
+            The batch, or None when nothing may leave now, and how many writes were dropped because nobody waits
+            for them any more.
+        """
+        dropped = self._drop_done()
+        if not self.queue:
+            return None, dropped
+        busy = _merged(travelling)
+        tracker = self._tracker
+        head = self.queue[0]
+        if isinstance(head, PendingRows):
+            rows = busy.get(head.table) if busy else None
+            if (rows is not None and not rows.isdisjoint(head.keys)) or not self._has_room(ranged=True):
+                return None, dropped
+            self.queue.popleft()
+            return self._range_of_rows(head), dropped
+        cut = self._cut(busy)
+        if not self._has_room(ranged=cut.ranged):
+            return None, dropped
+        if cut.size == 0:
+            overtaking = self._overtake(busy)
+            return self._operations(overtaking) if overtaking else None, dropped
+        count = cut.size if cut.ranged else min(cut.size, tracker.room_for_singles)
+        popleft = self.queue.popleft
+        pendings: list[Pending] = [popleft() for _ in range(count)]  # type: ignore[misc]
+        if cut.ranged:
+            return self._range_of_puts(pendings), dropped
+        return self._operations(pendings), dropped
+
+    def _has_room(self, *, ranged: bool) -> bool:
+        tracker = self._tracker
+        if ranged:
+            if not tracker.room_for_range:
+                tracker.make_room()
+            return tracker.room_for_range
+        if not tracker.room_for_singles:
+            tracker.make_room()
+        return tracker.room_for_singles > 0
+
+    def _drop_done(self) -> int:
+        # Only in front: a cancelled write further back is dropped when it gets here.
+        queue, dropped = self.queue, 0
+        while queue and queue[0].promise.done():
+            queue.popleft()
+            dropped += 1
+        return dropped
+
+    def _cut(self, busy: dict[str, set[str]]) -> _Cut:
+        """Find how many writes at the front may travel in one request."""
+        range_min = self._tuning.range_min
+        operations_max = self._tuning.batch_operations_max
+        count = run = 0  # of these writes, the last ``run`` are puts on one stream table
+        run_table = ""
+        for pending in islice(self.queue, max(operations_max, self._tuning.range_rows_max)):
+            if isinstance(pending, PendingRows) or pending.promise.done():
+                break
+            operation = pending.operation
+            table = operation.table
+            if busy and table in busy and operation.key in busy[table]:
+                break
+            if pending.text is not None and run and table == run_table:
+                run += 1
+            elif run >= range_min:
+                break  # the run began at the front and is a range by itself
+            elif pending.text is not None:
+                run, run_table = 1, table
+            else:
+                run = 0
+            count += 1
+            if run == range_min and count > run:
+                return _Cut(count - run, ranged=False)  # what stands before a range travels first
+            if count >= operations_max and run != count:
+                break
+        return _Cut(count, ranged=run >= range_min)
+
+    def _overtake(self, busy: dict[str, set[str]]) -> list[Pending]:
+        """Take out writes that may pass those in front, which wait for a row under way; each row keeps its order."""
+        room = min(self._tuning.batch_operations_max, self._tracker.room_for_singles)
+        passing: list[Pending] = []
+        staying: list[Pending | PendingRows] = []
+        held: set[tuple[str, str]] = set()
+        for pending in self.queue:
+            if isinstance(pending, PendingRows) or len(passing) == room:
+                break
+            operation = pending.operation
+            row = (operation.table, operation.key)
+            if row in held or operation.key in busy.get(operation.table, ()):
+                held.add(row)
+                staying.append(pending)
+            elif pending.promise.done():
+                staying.append(pending)  # dropped when it gets to the front
+            else:
+                passing.append(pending)
+        if passing:
+            staying.extend(islice(self.queue, len(passing) + len(staying), None))
+            self.queue.clear()
+            self.queue.extend(staying)
+        return passing
+
+    def _operations(self, pendings: list[Pending]) -> OperationsBatch:
+        numbers = self._tracker.take_singles(len(pendings))
+        for pending, number in zip(pendings, numbers, strict=True):
+            pending.operation.sequence = number
+        return OperationsBatch(pendings, numbers)
+
+    def _range_of_rows(self, rows: PendingRows) -> RangeBatch:
+        first = self._tracker.take_range(len(rows.keys))
+        place = Place(first, len(rows.keys))
+        return RangeBatch(
+            place,
+            first,
+            rows.table,
+            rows.keys,
+            rows.texts,
+            pendings=None,
+            rows=rows.promise,
+            deadline=rows.deadline,
+        )
+
+    def _range_of_puts(self, pendings: list[Pending]) -> RangeBatch:
+        first = self._tracker.take_range(len(pendings))
+        for sequence, pending in enumerate(pendings, first):
+            pending.operation.sequence = sequence
+        return RangeBatch(
+            Place(first, len(pendings)),
+            first,
+            pendings[0].operation.table,
+            [pending.operation.key for pending in pendings],
+            [pending.text or "null" for pending in pendings],
+            pendings=pendings,
+            rows=None,
+            deadline=max([pending.deadline for pending in pendings]),
+        )
+
+
+def _merged(travelling: Iterable[dict[str, set[str]]]) -> dict[str, set[str]]:
+    merged: dict[str, set[str]] = {}
+    for rows in travelling:
+        for table, keys in rows.items():
+            known = merged.get(table)
+            merged[table] = keys if known is None else known | keys
+    return merged

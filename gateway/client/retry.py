@@ -1,0 +1,134 @@
+"""When to try again: exponential backoff with full jitter, one deadline, a budget. Pure but for the dice.
+
+Owns: the policy, expressed as tenacity's ``wait`` and ``stop``. Must not know HTTP or endpoints.
+Read next: :mod:`gateway.client.courier`, which runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tenacity import RetryCallState, wait_random_exponential
+
+from gateway.client.settings import Tuning
+from rifl.errors import Code
+
+LAST_ATTEMPT_S = 0.005
+"""Too short for another attempt: with less left before the deadline, the call ends."""
+
+
+class AttemptFailed(Exception):
+    """One attempt that may be made again; never leaves the SDK.
+
+    Attributes:
+        code: the refusal, or TIMEOUT where no answer came.
+        ambiguous: whether the attempt may have been applied nevertheless.
+        retry_after_ms: what the node asked for.
+        elsewhere: whether another node may well succeed at once.
+    """
+
+    def __init__(
+        self,
+        code: Code,
+        detail: str,
+        *,
+        ambiguous: bool,
+        retry_after_ms: int | None = None,
+        elsewhere: bool = False,
+    ) -> None:
+        super().__init__(detail)
+        self.code = code
+        self.detail = detail
+        self.ambiguous = ambiguous
+        self.retry_after_ms = retry_after_ms
+        self.elsewhere = elsewhere
+
+
+class RetryBudget:
+    """A bucket of retries, shared by all calls of a client: a success puts a tenth back."""
+
+    __slots__ = ("_left", "_size")
+
+    def __init__(self, size: int) -> None:
+        self._size = float(size)
+        self._left = float(size)
+
+    def spend(self) -> bool:
+        """Take one retry; False when there is none."""
+        if self._left < 1.0:
+            return False
+        self._left -= 1.0
+        return True
+
+    def refill(self) -> None:
+        """Note a success."""
+        if self._left < self._size:
+            self._left = min(self._size, self._left + 0.1)
+
+
+class RetryPolicy:
+    """The ``wait`` and ``stop`` of one call.
+
+    Args:
+        tuning: bounds of the pauses.
+        budget: shared with the client's other calls.
+        deadline: when the call ends, on ``clock``.
+        clock: monotonic seconds.
+        moves_max: how many times in a row another node is asked without a pause.
+    """
+
+    __slots__ = ("_budget", "_clock", "_deadline", "_jitter", "_moves", "_moves_max", "_pauses", "_tuning")
+
+    def __init__(
+        self,
+        tuning: Tuning,
+        budget: RetryBudget,
+        deadline: float,
+        clock: Callable[[], float],
+        moves_max: int,
+    ) -> None:
+        self._tuning = tuning
+        self._budget = budget
+        self._deadline = deadline
+        self._clock = clock
+        self._moves_max = moves_max
+        self._moves = 0
+        self._pauses = 0
+        self._jitter = wait_random_exponential(multiplier=tuning.backoff_first_s, max=tuning.backoff_cap_s)
+
+    def wait(self, state: RetryCallState) -> float:
+        """Return the pause before the next attempt, in seconds; tenacity calls this once a failure."""
+        failure = state.outcome.exception() if state.outcome is not None else None
+        remaining = self._deadline - self._clock()
+        if isinstance(failure, AttemptFailed):
+            if not self._budget.spend():
+                return self._within(self._tuning.backoff_cap_s, remaining)
+            if failure.elsewhere and self._moves < self._moves_max:
+                self._moves += 1
+                return 0.0
+            self._moves = 0
+            self._pauses += 1
+            pause = self._paused(state)
+            if failure.retry_after_ms is not None:
+                # A node may ask for more than the jitter, never for an absurd time. The jitter stays on top:
+                # callers that were refused together must not return together.
+                pause += min(failure.retry_after_ms / 1000, self._tuning.retry_after_cap_s)
+            return self._within(pause, remaining)
+        return 0.0
+
+    def stop(self, state: RetryCallState) -> bool:
+        """Whether no time is left for another attempt after the pause just chosen."""
+        return self._clock() + state.upcoming_sleep + LAST_ATTEMPT_S >= self._deadline
+
+    def _paused(self, state: RetryCallState) -> float:
+        # Moves to another node are attempts to tenacity, but do not make the pauses longer.
+        attempts, state.attempt_number = state.attempt_number, self._pauses
+        try:
+            return float(self._jitter(state))
+        finally:
+            state.attempt_number = attempts
+
+    @staticmethod
+    def _within(pause: float, remaining: float) -> float:
+        # The last stretch before the deadline is halved rather than slept through: one more attempt may succeed.
+        return pause if pause < remaining / 2 else max(0.0, remaining / 2)

@@ -1,0 +1,347 @@
+"""Getting the writes of one session to the cluster, many in one request.
+
+Owns: the requests under way, the deadlines of waiting callers, and the bound on outstanding writes. Pure parts:
+:mod:`gateway.client.outbox` (what travels together), :mod:`gateway.client.verdicts` (what an answer means).
+Must not know HTTP: that is :mod:`gateway.client.courier`.
+
+On the path of a write that succeeds there is one future and nothing else of its own: no task, no timer. A *runner*
+task takes batch after batch; it starts with the first write and ends when nothing may leave.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from gateway.client.batch import Batch, OperationsBatch, Pending, PendingRows
+from gateway.client.batch_call import BatchCall, OperationsCall, RangeCall, ended
+from gateway.client.courier import Courier, at_deadline
+from gateway.client.failures import DeadlineExceeded, OperationFailed
+from gateway.client.lease import LeaseClock
+from gateway.client.outbox import Outbox
+from gateway.client.retry import AttemptFailed
+from gateway.client.verdicts import SESSION_OVER, Numbers, doubtful, fail_rows, fate_of, not_applied, refused, with_id
+from gateway.wire import MSGPACK
+from rifl.errors import Code, OncegateError, Outcome
+from rifl.ids import ClientId, Epoch, format_client_id
+from rifl.request_tracker import RequestTracker
+
+LOG = logging.getLogger("oncegate.client")
+
+_CUTTABLE: Final = frozenset(
+    (Code.BAD_REQUEST, Code.FORBIDDEN, Code.NOT_FOUND, Code.PAYLOAD_TOO_LARGE, Code.PAYLOAD_MISMATCH)
+)
+"""Refusals of a whole request that one of its writes may have caused: the others must not share its fate."""
+
+_NEVER: Final = float("inf")
+
+
+class Sender:
+    """Sends the writes of one session.
+
+    Args:
+        client_id: the session's.
+        epoch: the session's.
+        window: places; also the bound on outstanding writes.
+        courier: makes the calls.
+        lease: told of every answer.
+        headers: of every request, such as the token.
+    """
+
+    def __init__(
+        self,
+        client_id: ClientId,
+        epoch: Epoch,
+        window: int,
+        courier: Courier,
+        lease: LeaseClock,
+        headers: Mapping[str, str],
+    ) -> None:
+        self.client_id = client_id
+        self.client_id_text = format_client_id(client_id)
+        self.epoch = epoch
+        self.window = window
+        self.tracker = RequestTracker(window=window)
+        self.lease = lease
+        self.outstanding = 0
+        self.highest_commit = 0
+        self.over: OperationFailed | None = None
+        """Why no further write is taken, or None."""
+        self.headers: Mapping[str, str] = {**headers, "Content-Type": MSGPACK, "Accept": MSGPACK}
+        self._courier = courier
+        self._tuning = courier.tuning
+        self._loop = asyncio.get_running_loop()
+        self._outbox = Outbox(self.tracker, self._tuning)
+        self._queue = self._outbox.queue
+        self._create_future: Callable[[], asyncio.Future[Any]] = self._loop.create_future
+        self._in_flight_max = self._tuning.in_flight_max
+        self._pipeline_min = self._tuning.pipeline_min
+        self._runners = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._travelling: list[BatchCall] = []
+        self._delayed: set[BatchCall] = set()
+        self.queueing: deque[tuple[asyncio.Future[None], float]] = deque()
+        self._drained: asyncio.Future[None] | None = None
+        self._sweep_at = _NEVER
+        self._sweep_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def crowded(self) -> bool:
+        """Whether a further write has to wait for a place."""
+        return self.outstanding >= self.window or bool(self.queueing)
+
+    async def wait_for_place(self, deadline: float) -> None:
+        """Wait until one more write may be outstanding and take that place; first come, first served.
+
+        Raises:
+            DeadlineExceeded: none came free; nothing was sent.
+        """
+        self._refuse_if_over()
+        if not self.crowded:
+            self.outstanding += 1
+            return
+        place: asyncio.Future[None] = self._create_future()
+        self.queueing.append((place, deadline))
+        self._arm(deadline)
+        try:
+            await place
+        except asyncio.CancelledError:
+            if place.done() and not place.cancelled() and place.exception() is None:
+                self._free(1)  # the place had been handed over already
+            raise
+
+    def enqueue(self, pending: Pending | PendingRows) -> None:
+        """Take a write whose place is counted in :attr:`outstanding`; it leaves in this turn of the loop if it may."""
+        if self.over is not None:
+            self._free(1)
+            self._refuse_if_over()
+        queue = self._queue
+        queue.append(pending)
+        if pending.deadline < self._sweep_at:
+            self._arm(pending.deadline)
+        runners = self._runners
+        if runners == 0 or (
+            runners < self._in_flight_max
+            and (len(queue) >= self._pipeline_min or type(pending) is PendingRows or self._delayed)
+        ):
+            self._start_runner()
+
+    async def drain(self) -> None:
+        """Wait until every write has its verdict or its deadline."""
+        while self.outstanding:
+            if self._drained is None:
+                self._drained = self._create_future()
+            await asyncio.shield(self._drained)
+
+    async def abort(self, reason: OperationFailed) -> None:
+        """Fail what is pending and end all requests; returns when nothing of the sender runs any more."""
+        self.end(reason)
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._sweep_timer is not None:
+            self._sweep_timer.cancel()
+
+    def end(self, reason: OperationFailed) -> None:
+        """Take no further writes and fail those that have not travelled; they are surely not applied."""
+        if self.over is None:
+            self.over = reason
+        unsent = list(self._queue)
+        self._queue.clear()
+        for pending in unsent:
+            self._fail_unsent(pending, not_applied(reason))
+        for place, _ in self.queueing:
+            if not place.done():
+                place.set_exception(not_applied(reason))
+        self.queueing.clear()
+        self._free(len(unsent))
+
+    def _refuse_if_over(self) -> None:
+        if self.over is not None:
+            raise not_applied(self.over)
+
+    # Requests
+
+    def _start_runner(self) -> None:
+        self._runners += 1
+        task = self._loop.create_task(self._run())
+        self._tasks.add(task)
+        task.add_done_callback(self._runner_ended)
+
+    def _runner_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            # A bug of the SDK: its callers must hear of it rather than wait for ever.
+            LOG.error("sender failed", exc_info=task.exception())
+            self.end(OperationFailed(Code.INTERNAL, "the sender failed; see the log"))
+
+    async def _run(self) -> None:
+        try:
+            if self._tuning.linger_s > 0:
+                await asyncio.sleep(self._tuning.linger_s)
+            while True:
+                busy = [call.rows() for call in self._travelling] if self._travelling else ()
+                batch, dropped = self._outbox.take(busy)
+                if dropped:
+                    self._free(dropped)
+                if batch is None:
+                    return
+                await self._deliver(batch)
+                # Callers who were woken by the verdicts run before this continues: their next writes travel together.
+                await asyncio.sleep(0)
+        finally:
+            self._runners -= 1
+
+    async def _deliver(self, batch: Batch) -> None:
+        """Send a batch until each of its writes has an end; what it is cut into travels in order, one after another."""
+        calls = deque([self._call(batch)])
+        self._travelling.append(calls[0])
+        try:
+            while calls:
+                call = calls[0]
+                remaining = await self._exchange(call)
+                calls.popleft()
+                self._travelling.remove(call)
+                if remaining:
+                    followers = [self._call(part) for part in remaining]
+                    for follower in followers:
+                        follower.ambiguous = call.ambiguous  # a doubt stays with the writes, however they travel
+                    calls.extendleft(reversed(followers))
+                    self._travelling.extend(followers)
+        finally:
+            for call in calls:  # the session was aborted, or this is a bug; either way callers must not wait for ever
+                self._travelling.remove(call)
+                reason = self.over or OperationFailed(Code.INTERNAL, "the sender failed; see the log")
+                failure = doubtful(reason) if call.doubtful else not_applied(reason)
+                for part in (call.batch, *call.later):
+                    self._fail(part, failure)
+
+    async def _exchange(self, call: BatchCall) -> Sequence[Batch]:
+        """Make one call to its end and return what is left of its batch, to be sent again."""
+        if len(call.content) > self._tuning.batch_bytes_max and len(call.batch) > 1:
+            return call.batch.halves()
+        try:
+            await self._courier.exchange(call)
+        except AttemptFailed as last:
+            self._fail(call.batch, at_deadline(last, ambiguous=call.ambiguous))
+        except OncegateError as refusal:
+            if refusal.code in _CUTTABLE and len(call.batch) > 1:
+                return (*call.batch.halves(), *call.later)
+            failure = refused(refusal, ambiguous=call.ambiguous)
+            self._fail(call.batch, failure)
+            if failure.code in SESSION_OVER:
+                self.end(failure)
+        finally:
+            self._delayed.discard(call)
+        return call.later
+
+    def delayed(self, call: BatchCall) -> None:
+        """Let writes on other rows pass a batch whose attempts fail, as far as requests may be under way."""
+        self._delayed.add(call)
+        if self._queue and self._runners < self._in_flight_max:
+            self._start_runner()
+
+    def _call(self, batch: Batch) -> BatchCall:
+        return OperationsCall(self, batch) if isinstance(batch, OperationsBatch) else RangeCall(self, batch)
+
+    # Verdicts
+
+    def account(self, numbers: Numbers, settled: int) -> None:
+        """Tell the tracker what became of numbers, and free the places of ``settled`` writes."""
+        if numbers.completed:
+            self.tracker.complete(numbers.completed)
+        if numbers.abandoned:
+            self.tracker.abandon(numbers.abandoned)
+        if numbers.released:
+            self.tracker.release(numbers.released)
+        self._free(settled)
+
+    def _fail(self, batch: Batch, failure: OperationFailed) -> None:
+        """Fail what is left of a batch and file its numbers."""
+        numbers = Numbers()
+        fate = fate_of(failure)
+        if isinstance(batch, OperationsBatch):
+            for pending in batch.pendings:
+                sequence = pending.operation.sequence
+                numbers.file(sequence, fate)
+                if not pending.promise.done():
+                    pending.promise.set_exception(with_id(failure, self.client_id, sequence))
+            self.account(numbers, len(batch))
+            return
+        fail_rows(batch, failure, self.client_id)
+        batch.place.note(len(batch), fate)
+        whole = batch.place.fate()
+        if whole is not None:
+            numbers.file(batch.place.first, whole)
+        self.account(numbers, ended(batch, len(batch)))
+
+    # Places
+
+    def _free(self, count: int) -> None:
+        waiters = self.queueing
+        while count and waiters and self.over is None:
+            place, _ = waiters.popleft()
+            if not place.done():
+                place.set_result(None)  # handed over: it stays counted
+                count -= 1
+        self.outstanding -= count
+        if self.outstanding == 0 and self._drained is not None:
+            self._drained.set_result(None)
+            self._drained = None
+
+    # Deadlines
+
+    def _arm(self, at: float) -> None:
+        if at >= self._sweep_at:
+            return
+        if self._sweep_timer is not None:
+            self._sweep_timer.cancel()
+        self._sweep_at = at
+        self._sweep_timer = self._loop.call_at(at, self._sweep)
+
+    def _sweep(self) -> None:
+        """Fail every write whose deadline has passed, and wake up again for the next one."""
+        self._sweep_at, self._sweep_timer = _NEVER, None
+        now = self._loop.time()
+        following = _NEVER
+        expired = 0
+        kept: list[Pending | PendingRows] = []
+        for pending in self._queue:
+            if pending.promise.done():
+                expired += 1
+            elif pending.deadline <= now:
+                expired += 1
+                self._fail_unsent(pending, _late("it was never sent"))
+            else:
+                kept.append(pending)
+                following = min(following, pending.deadline)
+        if expired:
+            self._queue.clear()
+            self._queue.extend(kept)
+        for call in self._travelling:
+            following = min(following, call.expire(now))
+        for place, deadline in self.queueing:
+            if deadline <= now and not place.done():
+                place.set_exception(_late("no place came free in the window", Code.WINDOW_FULL))
+            elif not place.done():
+                following = min(following, deadline)
+        if following < _NEVER:
+            self._arm(following)
+        self._free(expired)
+
+    @staticmethod
+    def _fail_unsent(pending: Pending | PendingRows, failure: OperationFailed) -> None:
+        if pending.promise.done():
+            return
+        if isinstance(pending, PendingRows):
+            pending.promise.fail(len(pending.keys), failure)
+        else:
+            pending.promise.set_exception(failure)
+
+
+def _late(why: str, code: Code = Code.TIMEOUT) -> DeadlineExceeded:
+    return DeadlineExceeded(code, f"not sent before the deadline: {why}", outcome=Outcome.NOT_APPLIED)

@@ -1,0 +1,355 @@
+"""A session: writes that are applied exactly once.
+
+Owns: the public calls of a session, and its life from open to close. What travels when: :mod:`gateway.client.sender`.
+What is promised: SEMANTICS, *Promise*.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections import deque
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import msgspec
+
+from gateway.client.batch import Pending, PendingRows
+from gateway.client.collector import RowsCollector
+from gateway.client.failures import OperationFailed
+from gateway.client.json_call import JsonCall, NothingCall
+from gateway.client.lease import LeaseClock, keep_lease
+from gateway.client.paths import SESSIONS, session_path
+from gateway.client.results import ManyResult, Row, WriteResult
+from gateway.client.sender import Sender
+from gateway.client.settings import Consistency, SessionOptions
+from gateway.client.verdicts import SESSION_OVER
+from gateway.client.writes import OperationName, Writes
+from gateway.wire import OpenSession, RenewSession, SessionOpened, SessionRenewed
+from rifl.errors import Code, OncegateError, Outcome
+from rifl.ids import ClientId, Epoch, parse_client_id
+
+if TYPE_CHECKING:
+    from gateway.client.client import Client
+
+LOG = logging.getLogger("oncegate.client")
+
+UNSET: Final = msgspec.UNSET
+CLOSE_TIMEOUT_S: Final = 2.0
+"""How long leaving a session may take to tell the cluster; its lease ends by itself otherwise."""
+
+
+class Session:
+    """Writes with exactly-once effect; use as ``async with client.session() as session``.
+
+    Promised: each write is applied exactly once while the session lives, however often it is sent. Writes of one
+    session on the same row are applied in the order of the calls, also across retries, as long as the cluster
+    accepts them; writes on different rows may be applied in any order. A result means durable and replicated.
+
+    Leaving drains what is pending, each write up to its deadline, and closes the session. Leaving because of a
+    cancellation does not wait: what is under way then fails with outcome unknown.
+
+    A write whose caller is cancelled before it has travelled is not sent. One that has travelled keeps its sequence
+    number and is retried until it has a verdict or its deadline passes.
+    """
+
+    def __init__(self, client: Client, options: SessionOptions, nonce: str | None) -> None:
+        self._client = client
+        self._options = options
+        self._nonce = nonce or uuid.uuid4().hex
+        self._loop: asyncio.AbstractEventLoop
+        self._sender: Sender
+        self._keeper: asyncio.Task[None] | None = None
+        self._opened = False
+        self._timeout_s = client.timeout_s
+        self._writes: Writes
+
+    # Life
+
+    async def __aenter__(self) -> Self:
+        if self._opened:
+            raise OperationFailed(Code.CONFLICT, "a session is entered once", outcome=Outcome.NOT_APPLIED)
+        self._opened = True
+        client = self._client
+        self._loop = asyncio.get_running_loop()
+        body = OpenSession(self._nonce, self._options.lease_ms, self._options.window)
+        call = JsonCall("POST", SESSIONS, SessionOpened, client.headers, client.deadline(), body=body)
+        opened = await client.perform(call)
+        try:
+            client_id = parse_client_id(opened.client_id)
+        except ValueError as malformed:
+            raise OperationFailed(Code.INTERNAL, "the server opened a session without a valid id") from malformed
+        lease = LeaseClock(opened.lease_ms, call.sent_at)
+        courier = client.courier
+        self._writes = Writes(self._loop, client.kinds, self._timeout_s)
+        self._sender = Sender(client_id, Epoch(opened.epoch), opened.window, courier, lease, client.headers)
+        self._keeper = asyncio.create_task(keep_lease(lease, self._renew, self._loop.time, asyncio.sleep))
+        client.adopt(self)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close(drain=kind is None or issubclass(kind, Exception))
+
+    async def close(self, *, drain: bool = True) -> None:
+        """Close the session; idempotent. Without ``drain`` what is pending fails at once."""
+        keeper, self._keeper = self._keeper, None
+        if keeper is None:
+            return
+        self._client.disown(self)
+        closed = OperationFailed(Code.SESSION_EXPIRED, "the session was closed", outcome=Outcome.NOT_APPLIED)
+        self._writes.close(closed)  # or callers that go on writing would keep the drain from ending
+        told = False
+        try:
+            if drain:
+                await self._sender.drain()
+                told = True
+        finally:
+            keeper.cancel()
+            await asyncio.gather(keeper, return_exceptions=True)
+            before = self._sender.over
+            await self._sender.abort(closed)
+        if told and before is None:
+            await self._say_goodbye()
+
+    async def _say_goodbye(self) -> None:
+        client = self._client
+        path = f"{session_path(self._sender.client_id_text)}?epoch={self._sender.epoch}"
+        deadline = self._loop.time() + min(CLOSE_TIMEOUT_S, self._timeout_s)
+        try:
+            await client.perform(NothingCall("DELETE", path, client.headers, deadline))
+        except OncegateError as failure:
+            LOG.info("session not closed, its lease will end: client_id=%s %s", self._sender.client_id_text, failure)
+
+    async def _renew(self) -> None:
+        client, sender = self._client, self._sender
+        path = f"{session_path(sender.client_id_text)}/renew"
+        deadline = self._loop.time() + self._options.lease_ms / 1000
+        call = JsonCall("POST", path, SessionRenewed, client.headers, deadline, body=RenewSession(sender.epoch))
+        try:
+            renewed = await client.perform(call)
+        except OncegateError as failure:
+            LOG.warning("lease not renewed: client_id=%s %s", sender.client_id_text, failure)
+            if failure.code in SESSION_OVER:
+                sender.end(OperationFailed(failure.code, failure.detail))
+                await asyncio.Event().wait()  # nothing is left to renew; closing the session ends this wait
+            return
+        sender.lease.extend(call.sent_at, renewed.lease_ms_left)
+
+    @property
+    def client_id(self) -> ClientId:
+        """The session's id."""
+        return self._sender.client_id
+
+    @property
+    def epoch(self) -> Epoch:
+        """The session's epoch."""
+        return self._sender.epoch
+
+    @property
+    def highest_commit(self) -> int:
+        """Highest commit number that this session has seen: what its reads with ``session`` consistency reflect."""
+        return self._sender.highest_commit
+
+    @property
+    def outstanding(self) -> int:
+        """Writes without a verdict; at most the window."""
+        return self._sender.outstanding
+
+    @property
+    def memory_ms_left(self) -> int:
+        """How long the session's memory is guaranteed from now on, by the latest answer."""
+        return max(0, int((self._sender.lease.ends_at - self._loop.time()) * 1000))
+
+    async def drain(self) -> None:
+        """Wait until every write so far has its result or its error."""
+        await self._sender.drain()
+
+    # Writes
+
+    async def put(
+        self,
+        table: str,
+        key: str,
+        value: Any,
+        *,
+        if_absent: bool = False,
+        if_version: int | None = None,
+        if_value: Any = UNSET,
+        timeout_s: float | None = None,
+    ) -> WriteResult:
+        """Write a row exactly once.
+
+        Args:
+            table: a declared table.
+            key: 1 to 512 bytes of UTF-8.
+            value: anything JSON can say; encoded now, so later changes of it do not matter.
+            if_absent: only if there is no such row (resident tables, as the next two).
+            if_version: only if the row has this version.
+            if_value: only if the row has this value.
+            timeout_s: total time, with waiting and all retries; the client's by default.
+
+        Returns:
+            The result; ``applied`` is False if the condition failed.
+
+        Raises:
+            OutcomeUnknown: the deadline passed after the write may have been applied.
+            DeadlineExceeded: the deadline passed and the write was surely not applied.
+            OperationFailed: a final refusal, with code and outcome; WINDOW_FULL where the session was opened
+                with ``full="fail"`` and as many writes are outstanding as its window has places.
+        """
+        pending = self._writes.put(table, key, value, if_absent, if_version, if_value, timeout_s)
+        future: asyncio.Future[WriteResult] = pending.promise  # type: ignore[assignment]
+        sender = self._sender
+        if sender.outstanding < sender.window and not sender.queueing:
+            sender.outstanding += 1
+        else:
+            await self._place(pending.deadline)
+        sender.enqueue(pending)
+        return await future
+
+    async def insert(self, table: str, key: str, value: Any, *, timeout_s: float | None = None) -> WriteResult:
+        """Write a row exactly once if there is none; see :meth:`put`."""
+        return await self.put(table, key, value, if_absent=True, timeout_s=timeout_s)
+
+    async def delete(
+        self,
+        table: str,
+        key: str,
+        *,
+        if_version: int | None = None,
+        if_value: Any = UNSET,
+        timeout_s: float | None = None,
+    ) -> WriteResult:
+        """Delete a row exactly once; see :meth:`put`."""
+        return await self._write(self._writes.delete(table, key, if_version, if_value, timeout_s))
+
+    async def increment(
+        self,
+        table: str,
+        key: str,
+        by: int = 1,
+        *,
+        if_version: int | None = None,
+        if_value: Any = UNSET,
+        timeout_s: float | None = None,
+    ) -> WriteResult:
+        """Add to a row's number exactly once; ``value`` of the result is the sum. See :meth:`put`."""
+        return await self._write(self._writes.increment(table, key, by, if_version, if_value, timeout_s))
+
+    def submit(
+        self,
+        operation: OperationName,
+        table: str,
+        key: str,
+        value: Any = UNSET,
+        *,
+        by: int = 1,
+        if_absent: bool = False,
+        if_version: int | None = None,
+        if_value: Any = UNSET,
+        timeout_s: float | None = None,
+    ) -> asyncio.Future[WriteResult]:
+        """Start a write without waiting; the future resolves as the call of that name would return or raise.
+
+        Cancelling the future gives up waiting; a write that has travelled may be applied all the same.
+
+        Raises:
+            OperationFailed: WINDOW_FULL as many writes are outstanding as the window has places: nothing was taken;
+                or why the session has ended.
+        """
+        pending = self._writes.any(operation, table, key, value, by, if_absent, if_version, if_value, timeout_s)
+        sender = self._sender
+        if sender.crowded:
+            raise _window_full()
+        sender.outstanding += 1
+        sender.enqueue(pending)
+        future: asyncio.Future[WriteResult] = pending.promise  # type: ignore[assignment]
+        return future
+
+    async def put_many(
+        self,
+        table: str,
+        rows: Mapping[str, Any] | Iterable[tuple[str, Any]],
+        *,
+        timeout_s: float | None = None,
+    ) -> ManyResult:
+        """Write many rows, each exactly once; on a stream table they travel as ranges.
+
+        Rows have contiguous sequence numbers where they travel together; row *i* of a part has the part's commit
+        number + *i*. All rows together are not one transaction: see Raises.
+
+        Args:
+            table: a declared table of either kind.
+            rows: at least one key with its value; a key may come twice, the later one wins.
+            timeout_s: total time for all rows.
+
+        Raises:
+            PartialFailure: some rows were applied and some have no result.
+            OperationFailed: no row has a result; as :meth:`put`.
+        """
+        pairs = list(rows.items() if isinstance(rows, Mapping) else rows)
+        if not pairs:
+            raise OperationFailed(Code.BAD_REQUEST, "put_many needs at least one row")
+        sender = self._sender
+        deadline = self._writes.deadline(timeout_s)
+        kind = await self._client.kinds.learn(table)
+        future: asyncio.Future[ManyResult] = self._loop.create_future()
+        collector = RowsCollector(sender.client_id, len(pairs), future)
+        rows_max = min(self._client.tuning.range_rows_max, sender.window)
+        pendings = deque(self._writes.many(table, pairs, kind, collector, deadline, rows_max))
+        try:
+            await self._place(deadline)  # whether to wait for a place is asked of the first only
+            sender.enqueue(pendings[0])
+            pendings.popleft()
+            while pendings:
+                await sender.wait_for_place(deadline)
+                sender.enqueue(pendings[0])
+                pendings.popleft()
+        except OperationFailed as failure:
+            # What is on its way decides what the caller is told, together with what never left.
+            unsent = sum(len(pending.keys) if isinstance(pending, PendingRows) else 1 for pending in pendings)
+            collector.fail(unsent, failure)
+        except asyncio.CancelledError:
+            future.cancel()
+            raise
+        return await future
+
+    async def get(
+        self, table: str, key: str, *, consistency: Consistency = "session", timeout_s: float | None = None
+    ) -> Row | None:
+        """Read a row; with ``session`` consistency it reflects at least what this session has written and read.
+
+        Returns:
+            The row, or None if there is none.
+        """
+        row = await self._client.get(
+            table, key, consistency=consistency, min_commit=self._sender.highest_commit, timeout_s=timeout_s
+        )
+        if row is not None and row.commit > self._sender.highest_commit:
+            self._sender.highest_commit = row.commit
+        return row
+
+    # Parts of the above
+
+    async def _write(self, pending: Pending) -> WriteResult:
+        future: asyncio.Future[WriteResult] = pending.promise  # type: ignore[assignment]
+        await self._place(pending.deadline)
+        self._sender.enqueue(pending)
+        return await future
+
+    async def _place(self, deadline: float) -> None:
+        sender = self._sender
+        if not sender.crowded:
+            sender.outstanding += 1
+        elif self._options.full == "fail" and sender.over is None:
+            raise _window_full()
+        else:
+            await sender.wait_for_place(deadline)
+
+
+def _window_full() -> OperationFailed:
+    return OperationFailed(Code.WINDOW_FULL, "as many writes are outstanding as the window has places")

@@ -1,0 +1,63 @@
+"""Bounds and timings of the SDK, with the reason for each default.
+
+Owns: numbers. Knows nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+from rifl.ids import LEASE_MS_DEFAULT, WINDOW_DEFAULT
+
+Consistency = Literal["linearizable", "session", "stale"]
+TableKind = Literal["resident", "stream"]
+Full = Literal["wait", "fail"]
+
+TIMEOUT_S_DEFAULT: Final = 30.0
+"""Total time an operation may take, waiting for a place and all retries included."""
+
+
+class Tuning(msgspec.Struct, frozen=True, kw_only=True):
+    """How operations travel. The defaults suit a cluster one millisecond away.
+
+    Attributes:
+        in_flight_max: requests of one session under way at once, 1..16: ranges overlap the client's encoding with
+            the servers' flush.
+        pipeline_min: operations that must wait before a further request leaves while one is under way. Small ones
+            cost more than they win: what waits a little longer travels together. While attempts of a request fail,
+            the next one leaves without this condition.
+        batch_operations_max: operations in one request.
+        batch_bytes_max: bytes of one request's body; a larger one is cut in two.
+        linger_s: how long an idle session waits for company before it sends. 0: not at all.
+        range_min: contiguous puts on one stream table from which they travel as a range.
+        range_rows_max: rows of one range. Not above the window: a lost range must fit below what may be acknowledged.
+        attempt_timeout_s: how long one node may take to answer before the next one is asked.
+        backoff_first_s: bound of the first random pause between attempts; doubles with each.
+        backoff_cap_s: bound of all of them.
+        retry_budget: retries a client may make at once; refilled by a tenth for each success. With an empty
+            budget every pause is ``backoff_cap_s``: a sick cluster is not buried under retries.
+        retry_after_cap_s: longest pause that a node may ask for.
+    """
+
+    in_flight_max: int = 4
+    pipeline_min: int = 256
+    batch_operations_max: int = 512
+    batch_bytes_max: int = 2**20
+    linger_s: float = 0.0
+    range_min: int = 8
+    range_rows_max: int = 512
+    attempt_timeout_s: float = 2.0
+    backoff_first_s: float = 0.02
+    backoff_cap_s: float = 0.5
+    retry_budget: int = 100
+    retry_after_cap_s: float = 5.0
+
+
+class SessionOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a session is opened with."""
+
+    lease_ms: int = LEASE_MS_DEFAULT
+    window: int = WINDOW_DEFAULT
+    full: Full = "wait"

@@ -1,0 +1,309 @@
+"""What an answer means for each write of a batch. Pure: promises are resolved, nothing is sent.
+
+Owns: the table below. Must not know HTTP. Read next: :mod:`gateway.client.sender`, which acts on what is left.
+
+| verdict | the write's promise | its number |
+|---|---|---|
+| applied, refused | its result | complete |
+| rejected, retryable | waits on | open; sent again |
+| rejected STALE, PAYLOAD_MISMATCH | its error | complete: the server knows the number |
+| rejected FENCED, SESSION_EXPIRED | its error | abandoned; the session has ended |
+| rejected otherwise, no attempt in doubt | its error | released: surely not applied |
+| rejected otherwise, an attempt in doubt | its error, outcome unknown | abandoned |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from gateway.client.batch import Fate, OperationsBatch, Pending, RangeBatch
+from gateway.client.failures import MalformedAnswer, OperationFailed, OutcomeUnknown, known_code, known_outcome
+from gateway.client.results import RowsPart, WriteResult
+from gateway.client.retry import AttemptFailed
+from gateway.wire import OperationResult, OperationsResponse, RangeResponse, RangeResult
+from rifl.errors import REGISTRY, Code, OncegateError, Outcome
+from rifl.ids import ClientId, RequestId, SequenceNumber
+
+KNOWN_TO_SERVER = frozenset((Code.STALE, Code.PAYLOAD_MISMATCH))
+SESSION_OVER = frozenset((Code.FENCED, Code.SESSION_EXPIRED))
+
+
+class Numbers(msgspec.Struct):
+    """Places to complete, abandon and release, by their first sequence numbers."""
+
+    completed: Sequence[int] = ()
+    abandoned: list[int] = msgspec.field(default_factory=list)
+    released: list[int] = msgspec.field(default_factory=list)
+
+    def file(self, number: int, fate: Fate) -> None:
+        """Put one place where its fate says."""
+        match fate:
+            case Fate.COMPLETE:
+                self.completed = [*self.completed, number]
+            case Fate.ABANDON:
+                self.abandoned.append(number)
+            case Fate.RELEASE:
+                self.released.append(number)
+
+
+def fate_of(failure: OperationFailed) -> Fate:
+    """Return what becomes of the number of a write that ended with ``failure``."""
+    if failure.code in KNOWN_TO_SERVER:
+        return Fate.COMPLETE
+    if failure.outcome is Outcome.NOT_APPLIED and failure.code not in SESSION_OVER:
+        return Fate.RELEASE
+    return Fate.ABANDON
+
+
+class Settled(msgspec.Struct):
+    """What an answer left to do.
+
+    Attributes:
+        numbers: what became of the sequence numbers.
+        highest_commit: highest commit number in the answer.
+        rest: operations that are to be sent again, in order; None when all are settled.
+        parts: parts of a range that are to be sent again, ascending.
+        again: why, with what the server asked for.
+        session_over: the refusal that ends the session.
+    """
+
+    numbers: Numbers = msgspec.field(default_factory=Numbers)
+    highest_commit: int = 0
+    rest: OperationsBatch | None = None
+    parts: list[RangeBatch] = msgspec.field(default_factory=list)
+    again: AttemptFailed | None = None
+    session_over: OperationFailed | None = None
+
+
+def settle_operations(
+    batch: OperationsBatch, answer: OperationsResponse, client_id: ClientId, *, ambiguous: bool
+) -> Settled:
+    """Resolve the promises of ``batch`` from ``answer``.
+
+    Args:
+        batch: what was sent.
+        answer: a verdict an operation, in the order sent.
+        client_id: the session's.
+        ambiguous: whether an earlier attempt may have been applied.
+
+    Raises:
+        msgspec.ValidationError: the verdicts are not those of this batch; no promise was touched.
+    """
+    results, memory_ms = answer.results, answer.memory_ms
+    if [verdict.sequence for verdict in results] != list(batch.sequences):
+        raise msgspec.ValidationError("the verdicts are not those of the operations sent")
+    settled = Settled()
+    highest = 0
+    slow: list[tuple[Pending, OperationResult]] = []
+    for pending, verdict in zip(batch.pendings, results, strict=True):
+        status = verdict.status
+        commit = verdict.commit
+        if commit is msgspec.UNSET or (status != "applied" and status != "refused"):
+            slow.append((pending, verdict))
+            continue
+        if commit > highest:
+            highest = commit
+        promise = pending.promise
+        if promise.done():
+            continue
+        promise.set_result(write_result(verdict, client_id, memory_ms))
+    settled.highest_commit = highest
+    if not slow:
+        settled.numbers.completed = batch.sequences
+        return settled
+    _settle_rejected(settled, batch, slow, client_id, ambiguous=ambiguous)
+    return settled
+
+
+def write_result(verdict: OperationResult, client_id: ClientId, memory_ms: int) -> WriteResult:
+    """Return the result that a verdict ``applied`` or ``refused`` stands for."""
+    commit, version, value, code = verdict.commit, verdict.version, verdict.value, verdict.code
+    return WriteResult(
+        client_id,
+        verdict.sequence,  # type: ignore[arg-type]
+        verdict.status == "applied",
+        0 if commit is msgspec.UNSET else commit,
+        None if version is msgspec.UNSET else version,
+        None if value is msgspec.UNSET else value,
+        verdict.replayed is True,
+        memory_ms,
+        None if code is msgspec.UNSET else code,
+    )
+
+
+def _settle_rejected(
+    settled: Settled,
+    batch: OperationsBatch,
+    rejected: list[tuple[Pending, OperationResult]],
+    client_id: ClientId,
+    *,
+    ambiguous: bool,
+) -> None:
+    again: list[Pending] = []
+    gone = {verdict.sequence for _, verdict in rejected}
+    settled.numbers.completed = [number for number in batch.sequences if number not in gone]
+    for pending, verdict in rejected:
+        if _retryable(verdict):
+            again.append(pending)
+            settled.again = _again(verdict, settled.again)
+            continue
+        failure = rejection(verdict, client_id, verdict.sequence, ambiguous=ambiguous)
+        if failure.code in SESSION_OVER:
+            settled.session_over = failure
+        settled.numbers.file(verdict.sequence, fate_of(failure))
+        if not pending.promise.done():
+            pending.promise.set_exception(failure)
+    if again:
+        numbers = [pending.operation.sequence for pending in again]
+        settled.rest = OperationsBatch(again, numbers)
+
+
+def settle_range(batch: RangeBatch, answer: RangeResponse, client_id: ClientId, *, ambiguous: bool) -> Settled:
+    """Resolve the promises of ``batch`` from ``answer``; arguments as :func:`settle_operations`.
+
+    The place of the range is in ``numbers`` once no part of it waits.
+
+    Raises:
+        msgspec.ValidationError: the parts do not cover the range; no promise was touched.
+    """
+    at = batch.first
+    for verdict in answer.results:
+        if verdict.first != at or verdict.last < at:
+            raise msgspec.ValidationError("the parts are not those of the range sent")
+        at = verdict.last + 1
+    if at != batch.last + 1:
+        raise msgspec.ValidationError("the parts do not cover the range sent")
+    settled = Settled()
+    for verdict in answer.results:
+        if verdict.status == "applied" and verdict.commit is not msgspec.UNSET:
+            _settle_part(batch, verdict, verdict.commit, answer.memory_ms, client_id)
+            count = verdict.last - verdict.first + 1
+            batch.place.note(count, Fate.COMPLETE)
+            settled.highest_commit = max(settled.highest_commit, verdict.commit + count - 1)
+        elif _retryable(verdict):
+            settled.parts.append(batch.part(verdict.first, verdict.last))
+            settled.again = _again(verdict, settled.again)
+        else:
+            failure = rejection(verdict, client_id, verdict.first, ambiguous=ambiguous)
+            if failure.code in SESSION_OVER:
+                settled.session_over = failure
+            fail_rows(batch.part(verdict.first, verdict.last), failure, client_id)
+            batch.place.note(verdict.last - verdict.first + 1, fate_of(failure))
+    fate = batch.place.fate()
+    if fate is not None:
+        settled.numbers.file(batch.place.first, fate)
+    return settled
+
+
+def _settle_part(batch: RangeBatch, verdict: RangeResult, commit: int, memory_ms: int, client_id: ClientId) -> None:
+    replayed = verdict.replayed is True
+    if batch.rows is not None:
+        part = RowsPart(SequenceNumber(verdict.first), SequenceNumber(verdict.last), commit, replayed)
+        batch.rows.add(part, memory_ms)
+    if batch.pendings is None:
+        return
+    offset = verdict.first - batch.first
+    count = verdict.last - verdict.first + 1
+    sequence = verdict.first
+    for pending in batch.pendings[offset : offset + count]:
+        promise = pending.promise
+        if not promise.done():
+            promise.set_result(
+                WriteResult(
+                    client_id,
+                    sequence,  # type: ignore[arg-type]
+                    True,
+                    commit,
+                    commit,
+                    None,
+                    replayed,
+                    memory_ms,
+                )
+            )
+        sequence += 1
+        commit += 1
+
+
+def fail_rows(batch: RangeBatch, failure: OperationFailed, client_id: ClientId) -> None:
+    """Fail every promise of a range, each with its own request id."""
+    if batch.rows is not None:
+        batch.rows.fail(len(batch), with_id(failure, client_id, batch.first))
+    if batch.pendings is not None:
+        for sequence, pending in enumerate(batch.pendings, batch.first):
+            if not pending.promise.done():
+                pending.promise.set_exception(with_id(failure, client_id, sequence))
+
+
+def with_id(failure: OperationFailed, client_id: ClientId, sequence: int) -> OperationFailed:
+    """Return a copy of ``failure`` that carries the id of one write."""
+    copy = type(failure)(
+        failure.code,
+        failure.detail,
+        request_id=RequestId(client_id, SequenceNumber(sequence)) if sequence else None,
+        retry_after_ms=failure.retry_after_ms,
+        outcome=failure.outcome,
+    )
+    copy.__cause__ = failure.__cause__
+    return copy
+
+
+def rejection(
+    verdict: OperationResult | RangeResult, client_id: ClientId, sequence: int, *, ambiguous: bool
+) -> OperationFailed:
+    """Return the error of a final rejection; one without a code counts as INTERNAL, outcome unknown."""
+    name = verdict.code if isinstance(verdict.code, str) else Code.INTERNAL
+    code = known_code(name)
+    stated = known_outcome(verdict.outcome) if isinstance(verdict.outcome, str) else REGISTRY[code].outcome
+    detail = verdict.detail if isinstance(verdict.detail, str) else ""
+    if code is Code.INTERNAL and name != Code.INTERNAL:
+        detail = f"{name}: {detail}"
+    return OperationFailed(
+        code,
+        detail,
+        request_id=RequestId(client_id, SequenceNumber(sequence)),
+        outcome=sharpened(code, stated, ambiguous=ambiguous),
+    )
+
+
+def sharpened(code: Code, stated: Outcome, *, ambiguous: bool) -> Outcome:
+    """Correct a stated outcome by what only the client knows: whether there was an earlier attempt in doubt."""
+    if ambiguous and code not in KNOWN_TO_SERVER:
+        return Outcome.UNKNOWN
+    if not ambiguous and code in SESSION_OVER:
+        return Outcome.NOT_APPLIED
+    return stated
+
+
+def _retryable(verdict: OperationResult | RangeResult) -> bool:
+    return verdict.status == "rejected" and verdict.retryable is True
+
+
+def _again(verdict: OperationResult | RangeResult, before: AttemptFailed | None) -> AttemptFailed:
+    code = known_code(verdict.code) if isinstance(verdict.code, str) else Code.INTERNAL
+    doubtful = verdict.outcome != "not_applied" or (before is not None and before.ambiguous)
+    return AttemptFailed(code, f"rejected: {code}", ambiguous=doubtful)
+
+
+def refused(refusal: OncegateError, *, ambiguous: bool) -> OperationFailed:
+    """Return what the refusal of a whole request means to each of its writes."""
+    kind = type(refusal) if isinstance(refusal, MalformedAnswer) else OperationFailed
+    failure = kind(
+        refusal.code,
+        refusal.detail,
+        retry_after_ms=refusal.retry_after_ms,
+        outcome=sharpened(refusal.code, refusal.outcome, ambiguous=ambiguous),
+    )
+    failure.__cause__ = refusal.__cause__
+    return failure
+
+
+def not_applied(reason: OperationFailed) -> OperationFailed:
+    """Return the error of a write that was never sent because of ``reason``."""
+    return OperationFailed(reason.code, reason.detail, outcome=Outcome.NOT_APPLIED)
+
+
+def doubtful(reason: OperationFailed) -> OperationFailed:
+    """Return the error of a write that was under way when ``reason`` ended the session."""
+    return OutcomeUnknown(reason.code, reason.detail, outcome=Outcome.UNKNOWN)

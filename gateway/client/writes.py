@@ -1,0 +1,156 @@
+"""One write: what travels, encoded at the call, with the promise of its result.
+
+Owns: how a write call becomes a :class:`gateway.client.batch.Pending`. Must not know when it travels.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final, Literal
+
+import msgspec
+
+from gateway.client.batch import Pending, PendingRows
+from gateway.client.collector import RowPromise, RowsCollector
+from gateway.client.failures import OperationFailed
+from gateway.client.settings import TableKind
+from gateway.client.tables import TableKinds
+from gateway.wire import Operation
+from rifl.errors import Code, Outcome
+
+OperationName = Literal["put", "delete", "increment"]
+UNSET: Final = msgspec.UNSET
+_encode: Final = msgspec.msgpack.Encoder().encode
+_encode_text: Final = msgspec.json.Encoder(order="deterministic").encode
+
+
+def encoded_put(table: str, key: str, value: Any) -> Operation:
+    """Return an unconditional put; raises TypeError for a value that cannot be encoded."""
+    return Operation(0, "put", table, key, msgspec.Raw(_encode(value)))
+
+
+def encoded_text(value: Any) -> str:
+    """Return a value as canonical JSON, the form the server hashes: one fingerprint, alone or in a range."""
+    return _encode_text(value).decode()
+
+
+class Writes:
+    """Prepares the writes of one session.
+
+    Args:
+        loop: makes the futures and tells the time.
+        kinds: whether a put may become a row of a range.
+        timeout_s: total time of a write that does not say otherwise.
+    """
+
+    __slots__ = ("_closed", "_kinds", "_known", "_loop", "_timeout_s")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, kinds: TableKinds, timeout_s: float) -> None:
+        self._loop = loop
+        self._kinds = kinds
+        self._known = kinds.known
+        self._timeout_s = timeout_s
+        self._closed: OperationFailed | None = None
+
+    def close(self, reason: OperationFailed) -> None:
+        """Refuse further writes; those prepared before are not concerned."""
+        self._closed = reason
+
+    def deadline(self, timeout_s: float | None) -> float:
+        """Return when a write that is called now ends; raises why no further write is taken."""
+        if self._closed is not None:
+            raise OperationFailed(self._closed.code, self._closed.detail, outcome=Outcome.NOT_APPLIED)
+        return self._loop.time() + (self._timeout_s if timeout_s is None else timeout_s)
+
+    def put(
+        self,
+        table: str,
+        key: str,
+        value: Any,
+        if_absent: bool,
+        if_version: int | None,
+        if_value: Any,
+        timeout_s: float | None,
+    ) -> Pending:
+        """Prepare a put; arguments as :meth:`gateway.client.Session.put`."""
+        text: str | None = None
+        operation = encoded_put(table, key, value)
+        if if_absent or if_version is not None or if_value is not UNSET:
+            operation.if_ = _condition(if_version, if_value, if_absent=if_absent)
+        else:
+            kind = self._known.get(table)
+            if kind == "stream":
+                text = encoded_text(value)
+            elif kind is None:
+                self._kinds.wonder(table)
+        return self._pending(operation, text, timeout_s)
+
+    def delete(self, table: str, key: str, if_version: int | None, if_value: Any, timeout_s: float | None) -> Pending:
+        """Prepare a delete."""
+        condition = _condition(if_version, if_value)
+        return self._pending(Operation(0, "delete", table, key, UNSET, UNSET, condition), None, timeout_s)
+
+    def increment(
+        self, table: str, key: str, by: int, if_version: int | None, if_value: Any, timeout_s: float | None
+    ) -> Pending:
+        """Prepare an increment."""
+        condition = _condition(if_version, if_value)
+        return self._pending(Operation(0, "increment", table, key, UNSET, by, condition), None, timeout_s)
+
+    def any(
+        self,
+        name: OperationName,
+        table: str,
+        key: str,
+        value: Any,
+        by: int,
+        if_absent: bool,
+        if_version: int | None,
+        if_value: Any,
+        timeout_s: float | None,
+    ) -> Pending:
+        """Prepare the write of that name."""
+        match name:
+            case "put":
+                return self.put(table, key, value, if_absent, if_version, if_value, timeout_s)
+            case "delete":
+                return self.delete(table, key, if_version, if_value, timeout_s)
+            case "increment":
+                return self.increment(table, key, by, if_version, if_value, timeout_s)
+            case _:
+                raise OperationFailed(Code.BAD_REQUEST, "an operation is put, delete or increment")
+
+    @staticmethod
+    def many(
+        table: str,
+        pairs: list[tuple[str, Any]],
+        kind: TableKind,
+        collector: RowsCollector,
+        deadline: float,
+        rows_max: int,
+    ) -> list[Pending | PendingRows]:
+        """Prepare the rows of a ``put_many``: ranges of ``rows_max`` on a stream table, else one write a row."""
+        if kind == "resident":
+            promise = RowPromise(collector)
+            return [Pending(encoded_put(table, key, value), None, promise, deadline) for key, value in pairs]
+        keys = [key for key, _ in pairs]
+        texts = [encoded_text(value) for _, value in pairs]
+        return [
+            PendingRows(table, keys[at : at + rows_max], texts[at : at + rows_max], collector, deadline)
+            for at in range(0, len(keys), rows_max)
+        ]
+
+    def _pending(self, operation: Operation, text: str | None, timeout_s: float | None) -> Pending:
+        return Pending(operation, text, self._loop.create_future(), self.deadline(timeout_s))
+
+
+def _condition(if_version: int | None, if_value: Any, *, if_absent: bool = False) -> dict[str, Any] | msgspec.UnsetType:
+    if if_absent + (if_version is not None) + (if_value is not UNSET) > 1:
+        raise OperationFailed(Code.BAD_REQUEST, "an operation has one condition at most")
+    if if_absent:
+        return {"absent": True}
+    if if_version is not None:
+        return {"version": if_version}
+    if if_value is not UNSET:
+        return {"value": msgspec.Raw(_encode(if_value))}
+    return msgspec.UNSET

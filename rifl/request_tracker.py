@@ -1,0 +1,185 @@
+"""Sequence numbers of one session: which are taken, which still want their result. RIFL §3.3 and §4, client half.
+
+Owns: the next sequence number, first incomplete and the window. Must not know what an operation is, how it
+travels or what time it is. Server half: :mod:`rifl.result_tracker`.
+
+A *place* is what the window counts: one operation, or one range whatever its length. A place is in one of four
+states; first incomplete is the start of the oldest place that is not complete.
+
+| state | how it got there | how it leaves |
+|---|---|---|
+| open | ``take_singles``, ``take_range`` | by one of the three below |
+| complete | ``complete``: the result has been received | acknowledged as soon as nothing older is missing |
+| abandoned | ``abandon``: outcome unknown, the caller was told so | acknowledged when the window needs its place |
+| free | ``release``: surely never applied | its number is given out again |
+
+An abandoned number stays unacknowledged as long as possible, so that its outcome can still be asked for; once
+acknowledged, a late copy of it is refused as STALE. A free number must be reused rather than acknowledged: the
+server bounds first incomplete by what it has seen (apply rule, row 1), which a run of refusals never raises.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from heapq import heappop, heappush
+
+from rifl.errors import Code, OncegateError
+from rifl.ids import RANGE_LENGTH_MAX, WINDOW_DEFAULT, WINDOW_MAX, SequenceNumber
+
+
+class RequestTracker:
+    """Gives out sequence numbers and computes first incomplete in amortised constant time.
+
+    Args:
+        window: places above first incomplete that may be in use, 1..WINDOW_MAX.
+    """
+
+    __slots__ = ("_abandoned", "_free", "_held", "_highest", "_lengths", "_next", "_order", "_spread", "window")
+
+    def __init__(self, *, window: int = WINDOW_DEFAULT) -> None:
+        if not 1 <= window <= WINDOW_MAX:
+            raise OncegateError(Code.BAD_REQUEST, f"a window is 1 to {WINDOW_MAX} places")
+        self.window = window
+        self._next = 1
+        self._order: deque[int] = deque()  # starts of all places from first incomplete on, ascending
+        self._held: set[int] = set()  # those that are not complete
+        self._abandoned: set[int] = set()
+        self._free: list[int] = []  # heap
+        self._lengths: dict[int, int] = {}  # of ranges that are not complete
+        self._spread = 0  # sequence numbers that those ranges span beyond one each
+        self._highest = 0  # highest number the server is known to have recorded
+
+    @property
+    def first_incomplete(self) -> SequenceNumber:
+        """Smallest number whose result has not been received: acknowledges everything below it."""
+        return SequenceNumber(self._order[0] if self._order else self._next)
+
+    @property
+    def incomplete(self) -> int:
+        """Number of places that are not complete."""
+        return len(self._held)
+
+    @property
+    def room_for_singles(self) -> int:
+        """How many single numbers may be taken now.
+
+        The server may not have seen a range that has no result yet, and then counts each of its numbers as a
+        place. So does this: a single above it would only be refused.
+        """
+        fresh = self.window - len(self._order) - self._spread
+        return (fresh if fresh > 0 else 0) + len(self._free)
+
+    @property
+    def room_for_range(self) -> bool:
+        """Whether a range may be taken now."""
+        return len(self._order) < self.window
+
+    def take_singles(self, count: int) -> Sequence[SequenceNumber]:
+        """Give out ``count`` numbers, ascending; free ones first.
+
+        Raises:
+            OncegateError: WINDOW_FULL when ``count`` is above :attr:`room_for_singles`; nothing is taken.
+        """
+        if count > self.room_for_singles:
+            raise OncegateError(Code.WINDOW_FULL)
+        reused: list[SequenceNumber] = []
+        while self._free and len(reused) < count:
+            reused.append(SequenceNumber(heappop(self._free)))
+        fresh = range(self._next, self._next + count - len(reused))
+        self._order.extend(fresh)
+        self._held.update(fresh)
+        self._next = fresh.stop
+        # The numbers of a range are plain integers to the type checker.
+        numbers: Sequence[SequenceNumber] = fresh  # type: ignore[assignment]
+        return [*reused, *numbers] if reused else numbers
+
+    def take_range(self, length: int) -> SequenceNumber:
+        """Give out ``length`` contiguous numbers as one place and return the first.
+
+        Raises:
+            OncegateError: WINDOW_FULL without :attr:`room_for_range`; BAD_REQUEST for a length outside
+                1..RANGE_LENGTH_MAX. Nothing is taken.
+        """
+        if not 1 <= length <= RANGE_LENGTH_MAX:
+            raise OncegateError(Code.BAD_REQUEST, f"a range has 1 to {RANGE_LENGTH_MAX} operations")
+        if not self.room_for_range:
+            raise OncegateError(Code.WINDOW_FULL)
+        first = self._next
+        self._next += length
+        self._order.append(first)
+        self._held.add(first)
+        if length > 1:
+            self._lengths[first] = length
+            self._spread += length - 1
+        return SequenceNumber(first)
+
+    def complete(self, firsts: Sequence[int]) -> None:
+        """Note that the results of these places have been received, the whole of it where one is a range.
+
+        Raises:
+            ValueError: one of them is not open; nothing changes.
+        """
+        held = self._held
+        if not held.issuperset(firsts):
+            raise ValueError("a completed number is not open")
+        held.difference_update(firsts)
+        highest = max(firsts, default=0)
+        if self._lengths:
+            highest = max([highest, *(first + self._forget_length(first) - 1 for first in firsts)])
+        if highest > self._highest:
+            self._highest = highest
+        self._advance()
+
+    def abandon(self, firsts: Sequence[int]) -> None:
+        """Give up waiting for these places; they stay unacknowledged until :meth:`make_room` needs them."""
+        if not self._held.issuperset(firsts):
+            raise ValueError("an abandoned number is not open")
+        self._abandoned.update(firsts)
+
+    def release(self, firsts: Sequence[int]) -> None:
+        """Give back numbers that were surely never applied, to be used again.
+
+        A range can only be given back while it is the newest place; another one is abandoned.
+        """
+        if not self._held.issuperset(firsts):
+            raise ValueError("a released number is not open")
+        for first in sorted(firsts, reverse=True):
+            if self._order[-1] == first:
+                self._order.pop()
+                self._held.discard(first)
+                self._forget_length(first)
+                self._next = first
+            elif first in self._lengths:
+                self._abandoned.add(first)
+            else:
+                heappush(self._free, first)
+
+    def make_room(self) -> None:
+        """Acknowledge abandoned and free numbers at the bottom of a full window, oldest first.
+
+        Stops where the server would refuse the acknowledgement: one window above what it has recorded.
+        """
+        while self._order and (not self.room_for_range or not self.room_for_singles):
+            first = self._order[0]
+            free = bool(self._free) and self._free[0] == first
+            if not free and first not in self._abandoned:
+                return
+            if first + self._lengths.get(first, 1) > self._highest + self.window:
+                return
+            if free:
+                heappop(self._free)
+            self._abandoned.discard(first)
+            self._held.discard(first)
+            self._forget_length(first)
+            self._advance()
+
+    def _advance(self) -> None:
+        order, held = self._order, self._held
+        while order and order[0] not in held:
+            order.popleft()
+
+    def _forget_length(self, first: int) -> int:
+        length = self._lengths.pop(first, 1)
+        self._spread -= length - 1
+        return length

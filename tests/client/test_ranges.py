@@ -1,0 +1,238 @@
+"""Ranges on stream tables: formed by themselves, split where verdicts differ."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from gateway import wire
+from gateway.client import Client, Code, OperationFailed, Outcome, PartialFailure, Tuning
+from gateway.client.testing import FakeGateway
+
+RANGES = "POST /v1/tables/events/ranges"
+QUICK = Tuning(attempt_timeout_s=0.15, backoff_first_s=0.001, backoff_cap_s=0.01)
+
+
+async def test_put_many_on_a_stream_table_is_one_range(fake: FakeGateway) -> None:
+    async with Client(fake.endpoints) as client, client.session() as session:
+        result = await session.put_many("events", [(f"k{n}", {"n": n}) for n in range(300)])
+        assert (result.first, result.last, result.commit, result.replayed) == (1, 300, 1, False)
+        assert len(result.parts) == 1
+        assert session.highest_commit == 300
+    assert fake.nodes[0].requests[RANGES] == 1
+    assert fake.nodes[0].requests["GET /v1/tables/events"] == 1
+    assert [write.key for write in fake.executed] == [f"k{n}" for n in range(300)]
+
+
+async def test_put_many_on_a_resident_table_travels_as_operations(fake: FakeGateway) -> None:
+    async with Client(fake.endpoints) as client, client.session(window=64) as session:
+        result = await session.put_many("rows", {f"k{n}": n for n in range(200)})
+        assert (result.first, result.last) == (1, 200)
+        assert session.outstanding == 0
+    assert fake.nodes[0].requests[RANGES] == 0
+    assert len(fake.executed) == 200
+
+
+async def test_put_many_longer_than_a_range_gives_one_result(fake: FakeGateway) -> None:
+    async with Client(fake.endpoints) as client, client.session(window=128) as session:
+        result = await session.put_many("events", ((f"k{n}", n) for n in range(1000)))
+        assert (result.first, result.last) == (1, 1000)
+        assert sum(part.last - part.first + 1 for part in result.parts) == 1000
+    assert len(fake.executed) == 1000
+
+
+async def test_put_many_on_an_unknown_table_is_refused_before_anything_is_sent(fake: FakeGateway) -> None:
+    async with Client(fake.endpoints) as client, client.session() as session:
+        with pytest.raises(OperationFailed) as refused:
+            await session.put_many("nowhere", {"k": 1})
+        assert refused.value.code is Code.NOT_FOUND
+        with pytest.raises(OperationFailed):
+            await session.put_many("events", [])
+        assert session.outstanding == 0
+
+
+async def test_single_puts_that_wait_together_become_a_range(fake: FakeGateway) -> None:
+    async with Client(fake.endpoints) as client, client.session() as session:
+        await client.table("events")
+        results = await asyncio.gather(*(session.put("events", f"k{n}", n) for n in range(100)))
+        assert [result.commit for result in results] == list(range(1, 101))
+        assert [result.sequence for result in results] == list(range(1, 101))
+    assert fake.nodes[0].requests[RANGES] == 1
+    assert fake.nodes[0].requests["POST /v1/operations"] == 0
+
+
+async def test_few_puts_on_a_stream_table_stay_operations(fake: FakeGateway) -> None:
+    async with Client(fake.endpoints) as client, client.session() as session:
+        await client.table("events")
+        await asyncio.gather(*(session.put("events", f"k{n}", n) for n in range(7)))
+    assert fake.nodes[0].requests[RANGES] == 0
+    assert len(fake.executed) == 7
+
+
+async def test_kind_of_a_table_is_asked_once_in_passing(fake: FakeGateway) -> None:
+    async with Client(fake.endpoints) as client, client.session() as session:
+        while "events" not in client.kinds.known:
+            await session.put("events", "k", 1)
+        await asyncio.gather(*(session.put("events", f"k{n}", n) for n in range(50)))
+    assert fake.nodes[0].requests["GET /v1/tables/events"] == 1
+    assert fake.nodes[0].requests[RANGES] == 1
+
+
+async def test_ranges_and_singles_in_one_go_keep_order_and_numbers(fake: FakeGateway) -> None:
+    async with Client(fake.endpoints) as client, client.session() as session:
+        await client.table("events")
+        await client.table("rows")
+        writes = [session.submit("put", "rows", "a", 0)]
+        writes += [session.submit("put", "events", f"k{n}", n) for n in range(20)]
+        writes += [session.submit("put", "events", "k3", "new"), session.submit("delete", "events", "k4")]
+        writes += [session.submit("put", "rows", "a", 1)]
+        results = await asyncio.gather(*writes)
+    assert [result.sequence for result in results] == list(range(1, 25))
+    assert [write.sequence for write in fake.executed] == list(range(1, 25))
+    assert fake.rows["events", "k3"][0] == "new"
+    assert ("events", "k4") not in fake.rows
+
+
+async def test_lost_answer_of_a_range_is_replayed(fake: FakeGateway) -> None:
+    lost = 0
+
+    async def cut(request: web.Request) -> None:
+        nonlocal lost
+        if request.path.endswith("/ranges") and not lost:
+            lost += 1
+            assert request.transport is not None
+            request.transport.close()
+
+    fake.nodes[0].after = cut
+    async with Client(fake.endpoints, tuning=QUICK) as client, client.session() as session:
+        result = await session.put_many("events", {f"k{n}": n for n in range(50)})
+        assert result.replayed
+        assert result.commit == 1
+    assert len(fake.executed) == 50
+
+
+async def test_parts_rejected_for_now_travel_again_and_results_fall_into_place(fake: FakeGateway) -> None:
+    firsts: list[int] = []
+
+    async def reject_the_middle_once(request: web.Request) -> web.StreamResponse | None:
+        if not request.path.endswith("/ranges"):
+            return None
+        first = int(request.headers[wire.H_FIRST_SEQUENCE])
+        firsts.append(first)
+        if len(firsts) > 1:
+            return None
+        later = {"status": "rejected", "code": "OVERLOADED", "outcome": "not_applied", "retryable": True}
+        body = {
+            "results": [
+                {"first": 1, "last": 10, "status": "applied", "commit": 900, "replayed": False},
+                {"first": 11, "last": 20, **later},
+                {"first": 21, "last": 25, "status": "applied", "commit": 920, "replayed": True},
+                {"first": 26, "last": 30, **later},
+            ],
+            "memory_ms": 5,
+        }
+        return web.Response(body=msgspec.msgpack.encode(body), content_type=wire.MSGPACK)
+
+    fake.nodes[0].before = reject_the_middle_once
+    async with Client(fake.endpoints, tuning=QUICK) as client, client.session() as session:
+        await client.table("events")
+        results = await asyncio.gather(*(session.put("events", f"k{n}", n) for n in range(1, 31)))
+        assert firsts == [1, 11, 26]
+        assert [result.sequence for result in results] == list(range(1, 31))
+        assert [result.commit for result in results[:10]] == list(range(900, 910))
+        assert [result.replayed for result in results[20:25]] == [True] * 5
+        assert session.outstanding == 0
+    assert [write.key for write in fake.executed] == [f"k{n}" for n in (*range(11, 21), *range(26, 31))]
+
+
+async def test_rows_rejected_for_good_are_a_partial_failure(fake: FakeGateway) -> None:
+    async def reject_some(request: web.Request) -> web.StreamResponse | None:
+        if not request.path.endswith("/ranges"):
+            return None
+        never = {"status": "rejected", "code": "PAYLOAD_MISMATCH", "outcome": "not_applied", "retryable": False}
+        body = {
+            "results": [
+                {"first": 1, "last": 4, "status": "applied", "commit": 1, "replayed": False},
+                {"first": 5, "last": 6, **never},
+            ],
+            "memory_ms": 5,
+        }
+        return web.Response(body=msgspec.msgpack.encode(body), content_type=wire.MSGPACK)
+
+    fake.nodes[0].before = reject_some
+    async with Client(fake.endpoints) as client, client.session() as session:
+        with pytest.raises(PartialFailure) as partial:
+            await session.put_many("events", {f"k{n}": n for n in range(6)})
+        failure = partial.value
+        assert (failure.applied, failure.failed, failure.code) == (4, 2, Code.PAYLOAD_MISMATCH)
+        assert failure.outcome is Outcome.NOT_APPLIED
+        assert failure.request_id is not None
+        assert failure.request_id.sequence == 5
+
+
+async def test_parts_that_do_not_cover_the_range_are_malformed(fake: FakeGateway) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse | None:
+        if not request.path.endswith("/ranges"):
+            return None
+        body = {"results": [{"first": 1, "last": 9, "status": "applied", "commit": 1}], "memory_ms": 5}
+        return web.Response(body=msgspec.msgpack.encode(body), content_type=wire.MSGPACK)
+
+    fake.nodes[0].before = answer
+    async with Client(fake.endpoints, tuning=QUICK) as client, client.session() as session:
+        with pytest.raises(OperationFailed) as malformed:
+            await session.put_many("events", {f"k{n}": n for n in range(10)})
+        assert malformed.value.outcome is Outcome.UNKNOWN
+
+
+async def test_range_whose_deadline_passes_fails_once_and_the_session_goes_on(fake: FakeGateway) -> None:
+    async with Client(fake.endpoints, tuning=QUICK) as client, client.session() as session:
+        await client.table("events")
+        fake.nodes[0].freeze()
+        with pytest.raises(OperationFailed) as late:
+            await session.put_many("events", {f"k{n}": n for n in range(100)}, timeout_s=0.1)
+        assert late.value.outcome is Outcome.UNKNOWN
+        fake.nodes[0].thaw()
+        assert (await session.put("rows", "a", 1)).applied
+        await session.drain()
+
+
+async def test_put_many_whose_deadline_passes_half_way_says_unknown_and_takes_no_place(fake: FakeGateway) -> None:
+    async with Client(fake.endpoints, tuning=QUICK) as client, client.session(window=16) as session:
+        await client.table("rows")
+        fake.nodes[0].freeze()
+        with pytest.raises(OperationFailed) as late:
+            await session.put_many("rows", {f"k{n}": n for n in range(100)}, timeout_s=0.1)
+        assert late.value.outcome is Outcome.UNKNOWN
+        fake.nodes[0].thaw()
+        await session.drain()
+        assert session.outstanding == 0
+        assert (await session.put("rows", "a", 1)).applied
+
+
+async def test_put_many_in_an_ended_session_fails_as_not_applied(fake: FakeGateway) -> None:
+    async with Client(fake.endpoints) as client, client.session() as session:
+        await client.table("events")
+        fake.expire(session.client_id)
+        with pytest.raises(OperationFailed) as over:
+            await session.put_many("events", {f"k{n}": n for n in range(2000)})
+        assert (over.value.code, over.value.outcome) == (Code.SESSION_EXPIRED, Outcome.NOT_APPLIED)
+        assert session.outstanding == 0
+
+
+async def test_cancelled_put_many_leaves_nothing_behind(fake: FakeGateway) -> None:
+    async with Client(fake.endpoints) as client, client.session(window=8) as session:
+        await client.table("rows")
+        fake.nodes[0].freeze()
+        many = asyncio.create_task(session.put_many("rows", {f"k{n}": n for n in range(100)}))
+        while not fake.nodes[0].requests["POST /v1/operations"]:
+            await asyncio.sleep(0)
+        many.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await many
+        fake.nodes[0].thaw()
+        await session.drain()
+        assert session.outstanding == 0
+    assert len(fake.executed) <= 8

@@ -1,0 +1,113 @@
+"""Reads and declarations."""
+
+from __future__ import annotations
+
+import pytest
+from aiohttp import web
+
+from gateway.client import Client, Code, MalformedAnswer, OperationFailed, Tuning
+from gateway.client.testing import FakeGateway
+
+
+async def test_get_returns_the_row_or_none(fake: FakeGateway) -> None:
+    async with Client(fake.endpoints) as client, client.session() as session:
+        await session.put("rows", "a/b c%", [1, None])
+        row = await client.get("rows", "a/b c%")
+        assert row is not None
+        assert (row.key, row.value, row.version, row.commit) == ("a/b c%", [1, None], 1, 1)
+        assert await client.get("rows", "absent") is None
+        assert await session.get("rows", "..") is None
+
+
+async def test_get_from_an_unknown_table_is_an_error(fake: FakeGateway) -> None:
+    async with Client(fake.endpoints) as client:
+        with pytest.raises(OperationFailed) as refused:
+            await client.get("nowhere", "k")
+        assert refused.value.code is Code.NOT_FOUND
+
+
+async def test_session_read_asks_for_what_the_session_has_seen(fake: FakeGateway) -> None:
+    queries: list[dict[str, str]] = []
+
+    async def note(request: web.Request) -> web.StreamResponse | None:
+        if "/rows/" in request.path:
+            queries.append(dict(request.query))
+        return None
+
+    fake.nodes[0].before = note
+    async with Client(fake.endpoints) as client, client.session() as session:
+        await session.put("rows", "a", 1)
+        await session.put("rows", "a", 2)
+        await session.get("rows", "a")
+        await session.get("rows", "a", consistency="stale")
+        await client.get("rows", "a", consistency="session", min_commit=1)
+        await client.get("rows", "a")
+    assert queries == [
+        {"consistency": "session", "min_commit": "2"},
+        {"consistency": "stale"},
+        {"consistency": "session", "min_commit": "1"},
+        {},
+    ]
+
+
+async def test_reads_that_any_node_can_answer_are_spread(trio: FakeGateway) -> None:
+    trio.rows["rows", "k"] = (1, 1)
+    async with Client(trio.endpoints) as client:
+        for _ in range(6):
+            await client.get("rows", "k", consistency="stale")
+    assert [node.requests["GET /v1/tables/rows/rows/k"] for node in trio.nodes] == [2, 2, 2]
+
+
+async def test_scan_reads_on_after_a_page(fake: FakeGateway) -> None:
+    fake.rows.update({("rows", f"k{n}"): (n, n + 1) for n in range(5)})
+    async with Client(fake.endpoints) as client:
+        page = await client.scan("rows", prefix="k", limit=3)
+        assert [row.key for row in page.rows] == ["k0", "k1", "k2"]
+        page = await client.scan("rows", prefix="k", after=page.next)
+        assert [row.key for row in page.rows] == ["k3", "k4"]
+        assert page.next is None
+
+
+async def test_declarations_are_idempotent_and_conflicts_typed(fake: FakeGateway) -> None:
+    async with Client(fake.endpoints) as client:
+        assert (await client.declare_table("tweets", kind="stream")).kind == "stream"
+        assert (await client.declare_table("tweets", kind="stream")).kind == "stream"
+        with pytest.raises(OperationFailed) as conflict:
+            await client.declare_table("tweets", kind="resident")
+        assert conflict.value.code is Code.CONFLICT
+        assert (await client.declare_flow("fanout", source="tweets")).source == "tweets"
+        assert (await client.flow("fanout")).flow == "fanout"
+        cluster = await client.cluster()
+        assert cluster.leader == "n0"
+        assert cluster.members[0].http == fake.nodes[0].endpoint
+
+
+async def test_never_seen_request_is_told_as_such(fake: FakeGateway) -> None:
+    async with Client(fake.endpoints) as client, client.session() as session:
+        assert (await client.request(session.client_id, 77)).state == "never_seen"
+
+
+async def test_malformed_read_answer_is_a_typed_error(fake: FakeGateway) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse | None:
+        return web.Response(text='{"rows": 7}', content_type="application/json")
+
+    fake.nodes[0].before = answer
+    tuning = Tuning(backoff_first_s=0.001)
+    async with Client(fake.endpoints, tuning=tuning) as client:
+        with pytest.raises(MalformedAnswer):
+            await client.scan("rows")
+
+
+async def test_token_travels_with_every_request(fake: FakeGateway) -> None:
+    seen: set[str | None] = set()
+
+    async def note(request: web.Request) -> web.StreamResponse | None:
+        seen.add(request.headers.get("Authorization"))
+        return None
+
+    fake.nodes[0].before = note
+    async with Client(fake.endpoints, token="s3") as client, client.session() as session:
+        await session.put("rows", "a", 1)
+        await session.put_many("events", {f"k{n}": n for n in range(20)})
+        await client.get("rows", "a")
+    assert seen == {"Bearer s3"}

@@ -1,0 +1,279 @@
+"""Retries: the same request id, one deadline, and what the caller is told at its end."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from gateway import wire
+from gateway.client import Client, Code, DeadlineExceeded, MalformedAnswer, OutcomeUnknown, Tuning
+from gateway.client.testing import FakeGateway, FakeNode
+from rifl.errors import OncegateError, Outcome
+
+QUICK = Tuning(attempt_timeout_s=0.15, backoff_first_s=0.001, backoff_cap_s=0.01)
+
+
+def lose_answers(node: FakeNode, count: int, path: str) -> None:
+    """Cut the connection after the next ``count`` requests to ``path`` have been applied."""
+    left = count
+
+    async def cut(request: web.Request) -> None:
+        nonlocal left
+        if left and request.path == path:
+            left -= 1
+            assert request.transport is not None
+            request.transport.close()
+
+    node.after = cut
+
+
+def answer_with(node: FakeNode, path: str, *answers: web.Response | OncegateError) -> None:
+    """Answer the next requests to ``path`` with these, unapplied."""
+    waiting = list(answers)
+
+    async def answer(request: web.Request) -> web.StreamResponse | None:
+        if request.path != path or not waiting:
+            return None
+        given = waiting.pop(0)
+        return node.problem(given) if isinstance(given, OncegateError) else given
+
+    node.before = answer
+
+
+async def test_lost_answer_is_replayed_and_the_write_is_applied_once(fake: FakeGateway) -> None:
+    lose_answers(fake.nodes[0], 2, "/v1/operations")
+    async with Client(fake.endpoints, tuning=QUICK) as client, client.session() as session:
+        result = await session.increment("rows", "n", by=7)
+    assert result.replayed
+    assert result.value == 7
+    assert [write.sequence for write in fake.executed] == [1]
+
+
+async def test_every_attempt_carries_the_same_id_and_bytes(fake: FakeGateway) -> None:
+    bodies: list[bytes] = []
+    node = fake.nodes[0]
+
+    async def refuse_twice(request: web.Request) -> web.StreamResponse | None:
+        if request.path != "/v1/operations":
+            return None
+        bodies.append(await request.read())
+        return None if len(bodies) > 2 else node.problem(OncegateError(Code.OVERLOADED, retry_after_ms=1))
+
+    node.before = refuse_twice
+    async with Client(fake.endpoints, tuning=QUICK) as client, client.session() as session:
+        await session.put("rows", "k", 1)
+    assert len(bodies) == 3
+    assert len(set(bodies)) == 1
+
+
+async def test_writes_rejected_for_now_are_sent_again_alone(fake: FakeGateway) -> None:
+    node = fake.nodes[0]
+    seen: list[list[int]] = []
+
+    async def reject_every_second(request: web.Request) -> web.StreamResponse | None:
+        if request.path != "/v1/operations":
+            return None
+        body = await request.read()
+        sequences = [op.sequence for op in msgspec.msgpack.decode(body, type=wire.OperationsRequest).operations]
+        seen.append(sequences)
+        if len(seen) > 1:
+            return None
+        whole = msgspec.msgpack.decode(fake.serve(request, body).body, type=wire.OperationsResponse)  # type: ignore[arg-type]
+        for verdict in whole.results[1::2]:
+            assert verdict.commit is not msgspec.UNSET
+        results = [
+            wire.OperationResult(verdict.sequence, "rejected", code="OVERLOADED", outcome="not_applied", retryable=True)
+            if at % 2
+            else verdict
+            for at, verdict in enumerate(whole.results)
+        ]
+        body = msgspec.msgpack.encode(wire.OperationsResponse(results, 1))
+        return web.Response(body=body, content_type=wire.MSGPACK)
+
+    node.before = reject_every_second
+    async with Client(fake.endpoints, tuning=QUICK) as client, client.session() as session:
+        results = await asyncio.gather(*(session.put("rows", f"k{n}", n) for n in range(6)))
+    assert seen == [[1, 2, 3, 4, 5, 6], [2, 4, 6]]
+    assert [result.sequence for result in results] == [1, 2, 3, 4, 5, 6]
+
+
+async def test_unknown_outcome_at_the_deadline_carries_the_id_and_can_be_asked_for(fake: FakeGateway) -> None:
+    lose_answers(fake.nodes[0], 1_000_000, "/v1/operations")
+    async with Client(fake.endpoints, tuning=QUICK) as client, client.session() as session:
+        with pytest.raises(OutcomeUnknown) as unknown:
+            await session.put("rows", "k", 1, timeout_s=0.2)
+        failure = unknown.value
+        assert (failure.code, failure.outcome) == (Code.TIMEOUT, Outcome.UNKNOWN)
+        assert failure.request_id is not None
+        state = await client.request(*failure.request_id)
+        assert state.state == "applied"
+        assert state.result is not None
+        assert state.result.commit == 1
+        copy = pickle.loads(pickle.dumps(failure))
+        assert type(copy) is OutcomeUnknown
+        assert copy.request_id == failure.request_id
+    assert len(fake.executed) == 1
+
+
+async def test_deadline_without_any_accepted_attempt_says_not_applied(fake: FakeGateway) -> None:
+    async with Client(fake.endpoints, tuning=QUICK) as client, client.session() as session:
+        await session.put("rows", "warm", 1)
+        answer_with(fake.nodes[0], "/v1/operations", *[OncegateError(Code.NO_LEADER)] * 10_000)
+        with pytest.raises(DeadlineExceeded) as late:
+            await session.put("rows", "k", 1, timeout_s=0.1)
+        assert late.value.outcome is Outcome.NOT_APPLIED
+        fake.nodes[0].before = None
+        assert (await session.put("rows", "k", 2)).sequence == 2, "the number of the write that never was is reused"
+
+
+async def test_deadline_while_an_attempt_is_under_way_says_unknown(fake: FakeGateway) -> None:
+    async with Client(fake.endpoints) as client, client.session() as session:
+        fake.nodes[0].freeze()
+        with pytest.raises(OutcomeUnknown):
+            await session.put("rows", "k", 1, timeout_s=0.05)
+        fake.nodes[0].thaw()
+
+
+async def test_short_deadline_of_one_write_leaves_its_companions_alone(fake: FakeGateway) -> None:
+    async with Client(fake.endpoints) as client, client.session() as session:
+        fake.nodes[0].freeze()
+        patient = session.submit("put", "rows", "a", 1)
+        hasty = session.submit("put", "rows", "b", 2, timeout_s=0.05)
+        with pytest.raises(OutcomeUnknown):
+            await hasty
+        assert not patient.done()
+        fake.nodes[0].thaw()
+        assert (await patient).applied
+
+
+async def test_unknown_outcomes_do_not_block_the_window(fake: FakeGateway) -> None:
+    async with Client(fake.endpoints, tuning=QUICK) as client, client.session(window=4) as session:
+        await session.put("rows", "k", 0)
+        lose_answers(fake.nodes[0], 1_000_000, "/v1/operations")
+        for _ in range(3):
+            with pytest.raises(OutcomeUnknown):
+                await session.put("rows", "k", 1, timeout_s=0.05)
+        fake.nodes[0].after = None
+        for number in range(20):
+            assert (await session.put("rows", f"k{number}", 1)).applied
+
+
+async def test_answers_outside_the_contract_end_in_a_typed_error(fake: FakeGateway) -> None:
+    garbage = web.Response(body=b"\xff\xff not msgpack", content_type=wire.MSGPACK)
+
+    async def answer(request: web.Request) -> web.StreamResponse | None:
+        if request.path != "/v1/operations":
+            return None
+        return web.Response(body=garbage.body, content_type=wire.MSGPACK)
+
+    fake.nodes[0].before = answer
+    async with Client(fake.endpoints, tuning=QUICK) as client, client.session() as session:
+        with pytest.raises(MalformedAnswer) as malformed:
+            await session.put("rows", "k", 1)
+        assert malformed.value.outcome is Outcome.UNKNOWN
+        assert malformed.value.request_id is not None
+
+
+async def test_verdicts_of_other_operations_are_not_taken_for_ours(fake: FakeGateway) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse | None:
+        if request.path != "/v1/operations":
+            return None
+        body = wire.OperationsResponse([wire.OperationResult(99, "applied", commit=1, version=1)], 1)
+        return web.Response(body=msgspec.msgpack.encode(body), content_type=wire.MSGPACK)
+
+    fake.nodes[0].before = answer
+    async with Client(fake.endpoints, tuning=QUICK) as client, client.session() as session:
+        with pytest.raises(MalformedAnswer):
+            await session.put("rows", "k", 1)
+
+
+async def test_unknown_fields_and_codes_of_a_newer_server_are_understood(fake: FakeGateway) -> None:
+    answers = [
+        {"sequence": 1, "status": "applied", "commit": 5, "version": 5, "replayed": False, "shard": 3},
+        {
+            "sequence": 2,
+            "status": "rejected",
+            "code": "MOON_PHASE",
+            "outcome": "not_applied",
+            "retryable": False,
+            "detail": "waning",
+        },
+    ]
+
+    async def answer(request: web.Request) -> web.StreamResponse | None:
+        if request.path != "/v1/operations":
+            return None
+        body = msgspec.msgpack.encode({"results": answers, "memory_ms": 9, "more": {}})
+        return web.Response(body=body, content_type=wire.MSGPACK)
+
+    fake.nodes[0].before = answer
+    async with Client(fake.endpoints) as client, client.session() as session:
+        first = session.submit("put", "rows", "a", 1)
+        second = session.submit("put", "rows", "b", 1)
+        assert (await first).commit == 5
+        with pytest.raises(OncegateError, match="MOON_PHASE") as refused:
+            await second
+        assert refused.value.outcome is Outcome.NOT_APPLIED
+
+
+async def test_gateway_errors_of_a_proxy_are_retried(fake: FakeGateway) -> None:
+    pages = [web.Response(status=status, text="<html>") for status in (502, 503, 504)]
+    answer_with(fake.nodes[0], "/v1/operations", *pages)
+    async with Client(fake.endpoints, tuning=QUICK) as client, client.session() as session:
+        assert (await session.put("rows", "k", 1)).applied
+    assert len(fake.executed) == 1
+
+
+async def test_rejection_after_an_attempt_in_doubt_says_unknown(fake: FakeGateway) -> None:
+    node = fake.nodes[0]
+    lose_answers(node, 1, "/v1/operations")
+    async with Client(fake.endpoints, tuning=QUICK) as client, client.session() as session:
+        future = session.submit("put", "rows", "k", 1)
+        while not fake.executed:
+            await asyncio.sleep(0)
+        answer_with(node, "/v1/operations", OncegateError(Code.FORBIDDEN))
+        with pytest.raises(OncegateError) as refused:
+            await future
+        assert (refused.value.code, refused.value.outcome) == (Code.FORBIDDEN, Outcome.UNKNOWN)
+
+
+async def test_doubt_stays_with_the_writes_when_their_batch_is_cut(fake: FakeGateway) -> None:
+    node = fake.nodes[0]
+    asked = 0
+
+    async def lose_then_refuse(request: web.Request) -> web.StreamResponse | None:
+        nonlocal asked
+        if request.path != "/v1/operations":
+            return None
+        asked += 1
+        if asked == 1:
+            assert request.transport is not None
+            request.transport.close()
+            return None
+        return node.problem(OncegateError(Code.BAD_REQUEST if asked == 2 else Code.NO_LEADER))
+
+    node.before = lose_then_refuse
+    async with Client(fake.endpoints, tuning=QUICK) as client, client.session() as session:
+        writes = [session.submit("put", "rows", key, 1, timeout_s=0.2) for key in "ab"]
+        told = await asyncio.gather(*writes, return_exceptions=True)
+        assert [type(failure) for failure in told] == [OutcomeUnknown, OutcomeUnknown]
+        assert asked > 3
+
+
+async def test_write_that_expires_between_attempts_is_taken_out_of_its_batch(fake: FakeGateway) -> None:
+    node = fake.nodes[0]
+    answer_with(node, "/v1/operations", *[OncegateError(Code.OVERLOADED, retry_after_ms=1)] * 10_000)
+    async with Client(fake.endpoints, tuning=QUICK) as client, client.session() as session:
+        patient = session.submit("put", "rows", "a", 1)
+        hasty = session.submit("put", "rows", "b", 1, timeout_s=0.05)
+        with pytest.raises(OncegateError) as late:
+            await hasty
+        node.before = None
+        await patient
+    # In doubt only if the deadline fell into an attempt; told "not applied", it must not have been.
+    if late.value.outcome is Outcome.NOT_APPLIED:
+        assert [write.key for write in fake.executed] == ["a"]

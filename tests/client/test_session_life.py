@@ -1,0 +1,187 @@
+"""Opening, keeping and leaving a session."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gateway.client import Client, Code, OperationFailed, Outcome, OutcomeUnknown
+from gateway.client.lease import LeaseClock, keep_lease
+from gateway.client.testing import FakeGateway
+from rifl.ids import format_client_id
+
+
+class ManualTime:
+    """A clock that only moves when the loop under test sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.slept: list[float] = []
+
+    def clock(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+        await asyncio.sleep(0)
+
+
+async def test_lease_is_renewed_when_half_of_it_has_passed_without_an_operation() -> None:
+    time = ManualTime()
+    lease = LeaseClock(10_000, time.now)
+    renewals: list[float] = []
+
+    async def renew() -> None:
+        renewals.append(time.now)
+        lease.extend(time.now, 10_000)
+        if len(renewals) == 3:
+            raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await keep_lease(lease, renew, time.clock, time.sleep)
+    assert renewals == [105.0, 110.0, 115.0]
+
+
+async def test_operations_that_renew_the_lease_make_renewals_unnecessary() -> None:
+    time = ManualTime()
+    lease = LeaseClock(10_000, time.now)
+
+    async def renew() -> None:
+        raise AssertionError("an operation has renewed the lease")
+
+    async def sleep(seconds: float) -> None:
+        await time.sleep(seconds)
+        if time.now > 1000:
+            raise asyncio.CancelledError
+        lease.extend(time.now, 10_000)
+
+    with pytest.raises(asyncio.CancelledError):
+        await keep_lease(lease, renew, time.clock, sleep)
+
+
+async def test_failed_renewal_is_tried_again_soon_but_not_in_a_spin() -> None:
+    time = ManualTime()
+    lease = LeaseClock(10_000, time.now)
+    tries: list[float] = []
+
+    async def renew() -> None:
+        tries.append(time.now)
+        if len(tries) == 4:
+            raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await keep_lease(lease, renew, time.clock, time.sleep)
+    assert tries == [105.0, 105.5, 106.0, 106.5]
+
+
+def test_answer_extends_the_lease_from_when_its_request_was_sent() -> None:
+    lease = LeaseClock(10_000, 0.0)
+    lease.extend(3.0, 10_000)
+    assert lease.ends_at == 13.0
+    lease.extend(2.0, 10_000)
+    assert lease.ends_at == 13.0
+
+
+async def test_idle_session_is_renewed_in_the_background(fake: FakeGateway) -> None:
+    async with Client(fake.endpoints) as client, client.session(lease_ms=40):
+        while fake.renewals < 3:
+            await asyncio.sleep(0.001)
+
+
+async def test_leaving_drains_what_is_pending_and_closes_the_session(fake: FakeGateway) -> None:
+    async with Client(fake.endpoints) as client:
+        async with client.session() as session:
+            writes = [session.submit("put", "rows", f"k{n}", n) for n in range(300)]
+            client_id = session.client_id
+        assert all(write.result().applied for write in writes)
+        assert client_id not in fake.sessions
+    assert fake.nodes[0].requests[f"DELETE /v1/sessions/{format_client_id(client_id)}"] == 1
+
+
+async def test_leaving_the_client_closes_its_sessions(fake: FakeGateway) -> None:
+    async with Client(fake.endpoints) as client:
+        session = await client.session().__aenter__()
+        write = session.submit("put", "rows", "k", 1)
+    assert write.result().applied
+    assert not fake.sessions
+
+
+async def test_leaving_by_cancellation_does_not_wait_and_says_unknown(fake: FakeGateway) -> None:
+    inside = asyncio.Event()
+    writes: list[asyncio.Future[object]] = []
+
+    async def application() -> None:
+        async with Client(fake.endpoints) as client, client.session() as session:
+            fake.nodes[0].freeze()
+            writes.append(session.submit("put", "rows", "k", 1))  # type: ignore[arg-type]
+            inside.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(application())
+    await inside.wait()
+    while not fake.nodes[0].requests["POST /v1/operations"]:
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert isinstance(writes[0].exception(), OutcomeUnknown)
+
+
+async def test_write_after_leaving_is_refused_as_not_applied(fake: FakeGateway) -> None:
+    async with Client(fake.endpoints) as client:
+        async with client.session() as session:
+            pass
+        with pytest.raises(OperationFailed) as refused:
+            await session.put("rows", "k", 1)
+        assert (refused.value.code, refused.value.outcome) == (Code.SESSION_EXPIRED, Outcome.NOT_APPLIED)
+        with pytest.raises(OperationFailed):
+            session.submit("put", "rows", "k", 1)
+        assert session.outstanding == 0
+
+
+async def test_expired_session_refuses_all_further_writes_without_asking(fake: FakeGateway) -> None:
+    async with Client(fake.endpoints) as client, client.session() as session:
+        fake.expire(session.client_id)
+        with pytest.raises(OperationFailed) as first:
+            await session.put("rows", "a", 1)
+        assert (first.value.code, first.value.outcome) == (Code.SESSION_EXPIRED, Outcome.NOT_APPLIED)
+        asked = fake.nodes[0].requests["POST /v1/operations"]
+        with pytest.raises(OperationFailed) as second:
+            await session.put("rows", "b", 1)
+        assert second.value.code is Code.SESSION_EXPIRED
+        assert fake.nodes[0].requests["POST /v1/operations"] == asked
+    assert not fake.executed
+
+
+async def test_same_nonce_opens_the_same_session(fake: FakeGateway) -> None:
+    async with (
+        Client(fake.endpoints) as client,
+        client.session(nonce="n") as one,
+        client.session(nonce="n") as other,
+    ):
+        assert one.client_id == other.client_id
+        fake.sessions.clear()
+
+
+async def test_leaving_ends_although_callers_go_on_writing(fake: FakeGateway) -> None:
+    async def writer(number: int) -> int:
+        done = 0
+        while True:
+            try:
+                await session.put("rows", f"k{number}", done)
+            except OperationFailed as refused:
+                refusals.append((refused.code, refused.outcome))
+                return done
+            done += 1
+
+    refusals: list[tuple[Code, Outcome]] = []
+
+    async with Client(fake.endpoints) as client:
+        async with client.session(window=8) as session:
+            writers = [asyncio.create_task(writer(number)) for number in range(20)]
+            while len(fake.executed) < 100:
+                await asyncio.sleep(0)
+        assert sum(await asyncio.gather(*writers)) == len(fake.executed)
+    assert refusals == [(Code.SESSION_EXPIRED, Outcome.NOT_APPLIED)] * 20

@@ -1,0 +1,159 @@
+"""Back-pressure, cancellation and order."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gateway.client import Client, Code, DeadlineExceeded, OperationFailed, Outcome, Tuning
+from gateway.client.testing import FakeGateway
+
+
+async def settle() -> None:
+    """Let everything that is ready run."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def arrived(fake: FakeGateway, path: str, count: int = 1) -> None:
+    while fake.nodes[0].requests[path] < count:
+        await asyncio.sleep(0)
+
+
+async def test_write_beyond_the_window_waits_for_a_place(fake: FakeGateway) -> None:
+    async with Client(fake.endpoints) as client, client.session(window=4) as session:
+        fake.nodes[0].freeze()
+        writes = [asyncio.create_task(session.put("rows", f"k{n}", n)) for n in range(6)]
+        await settle()
+        assert session.outstanding == 4
+        fake.nodes[0].thaw()
+        await asyncio.gather(*writes)
+    assert [write.key for write in fake.executed] == [f"k{n}" for n in range(6)]
+
+
+async def test_write_beyond_the_window_fails_fast_on_request(fake: FakeGateway) -> None:
+    async with Client(fake.endpoints) as client, client.session(window=2, full="fail") as session:
+        fake.nodes[0].freeze()
+        writes = [session.submit("put", "rows", f"k{n}", n) for n in range(2)]
+        with pytest.raises(OperationFailed) as full:
+            await session.put("rows", "k", 1)
+        assert (full.value.code, full.value.outcome) == (Code.WINDOW_FULL, Outcome.NOT_APPLIED)
+        with pytest.raises(OperationFailed):
+            session.submit("put", "rows", "k", 1)
+        fake.nodes[0].thaw()
+        await asyncio.gather(*writes)
+        assert (await session.put("rows", "k", 1)).applied
+
+
+async def test_waiting_for_a_place_ends_at_the_deadline(fake: FakeGateway) -> None:
+    async with Client(fake.endpoints) as client, client.session(window=1) as session:
+        fake.nodes[0].freeze()
+        first = session.submit("put", "rows", "a", 1)
+        with pytest.raises(DeadlineExceeded) as late:
+            await session.put("rows", "b", 1, timeout_s=0.05)
+        assert (late.value.code, late.value.outcome) == (Code.WINDOW_FULL, Outcome.NOT_APPLIED)
+        fake.nodes[0].thaw()
+        await first
+        assert (await session.put("rows", "c", 1)).applied
+    assert [write.key for write in fake.executed] == ["a", "c"]
+
+
+async def test_cancelled_wait_for_a_place_gives_the_place_to_the_next(fake: FakeGateway) -> None:
+    async with Client(fake.endpoints) as client, client.session(window=1) as session:
+        fake.nodes[0].freeze()
+        first = session.submit("put", "rows", "a", 1)
+        second, third = (asyncio.create_task(session.put("rows", key, 1)) for key in "bc")
+        await settle()
+        second.cancel()
+        fake.nodes[0].thaw()
+        await asyncio.gather(first, third)
+        assert second.cancelled()
+        assert session.outstanding == 0
+    assert [write.key for write in fake.executed] == ["a", "c"]
+
+
+async def test_write_cancelled_before_it_travels_is_never_sent_and_takes_no_number(fake: FakeGateway) -> None:
+    async with Client(fake.endpoints) as client, client.session() as session:
+        fake.nodes[0].freeze()
+        first = session.submit("put", "rows", "a", 1)
+        await settle()
+        second = asyncio.create_task(session.put("rows", "b", 1))
+        await settle()
+        second.cancel()
+        fake.nodes[0].thaw()
+        await first
+        assert (await session.put("rows", "c", 1)).sequence == 2
+    assert [write.key for write in fake.executed] == ["a", "c"]
+
+
+async def test_write_cancelled_under_way_keeps_its_number(fake: FakeGateway) -> None:
+    async with Client(fake.endpoints) as client, client.session() as session:
+        fake.nodes[0].freeze()
+        write = asyncio.create_task(session.put("rows", "a", 1))
+        await arrived(fake, "POST /v1/operations")
+        write.cancel()
+        await settle()
+        assert session.outstanding == 1
+        fake.nodes[0].thaw()
+        assert (await session.put("rows", "b", 1)).sequence == 2
+        assert session.outstanding == 0
+    assert [(write.key, write.sequence) for write in fake.executed] == [("a", 1), ("b", 2)]
+
+
+async def test_writes_on_one_row_are_applied_in_the_order_of_the_calls(fake: FakeGateway) -> None:
+    tuning = Tuning(in_flight_max=4, pipeline_min=1, batch_operations_max=3)
+    async with Client(fake.endpoints, tuning=tuning) as client, client.session() as session:
+        writes = [session.submit("put", "rows", f"k{n % 5}", n) for n in range(200)]
+        await asyncio.gather(*writes)
+    for key in range(5):
+        values = [write.value for write in fake.executed if write.key == f"k{key}"]
+        assert values == sorted(values)
+    assert fake.nodes[0].requests["POST /v1/operations"] > 60
+
+
+async def test_row_under_way_holds_back_later_writes_on_it_but_not_others(fake: FakeGateway) -> None:
+    tuning = Tuning(in_flight_max=2, pipeline_min=1)
+    async with Client(fake.endpoints, tuning=tuning) as client, client.session() as session:
+        fake.nodes[0].freeze()
+        session.submit("put", "rows", "a", 1)
+        await arrived(fake, "POST /v1/operations")
+        other = session.submit("put", "rows", "b", 1)
+        await arrived(fake, "POST /v1/operations", 2)
+        same = session.submit("put", "rows", "a", 2)
+        await settle()
+        assert fake.nodes[0].requests["POST /v1/operations"] == 2
+        fake.nodes[0].thaw()
+        await asyncio.gather(other, same)
+    assert fake.rows["rows", "a"][0] == 2
+
+
+async def test_writes_on_other_rows_pass_one_that_the_cluster_keeps_rejecting(fake: FakeGateway) -> None:
+    import msgspec
+    from aiohttp import web
+
+    from gateway import wire
+
+    async def reject_the_full_table(request: web.Request) -> web.StreamResponse | None:
+        if request.path != "/v1/operations":
+            return None
+        sent = msgspec.msgpack.decode(await request.read(), type=wire.OperationsRequest)
+        if all(operation.key != "full" for operation in sent.operations):
+            return None
+        verdicts = [
+            wire.OperationResult(op.sequence, "rejected", code="QUOTA", outcome="not_applied", retryable=True)
+            for op in sent.operations
+        ]
+        body = msgspec.msgpack.encode(wire.OperationsResponse(verdicts, 1000))
+        return web.Response(body=body, content_type=wire.MSGPACK)
+
+    fake.nodes[0].before = reject_the_full_table
+    async with Client(fake.endpoints) as client, client.session() as session:
+        stuck = session.submit("put", "rows", "full", 1)
+        await arrived(fake, "POST /v1/operations")
+        behind = session.submit("put", "rows", "full", 2)
+        assert (await session.put("rows", "a", 1)).applied
+        assert not stuck.done()
+        fake.nodes[0].before = None
+        await asyncio.gather(stuck, behind)
+    assert fake.rows["rows", "full"][0] == 2

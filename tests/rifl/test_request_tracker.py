@@ -1,0 +1,186 @@
+"""The client half against a dumb model: every number in one of four sets, first incomplete by search."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from rifl.errors import Code, OncegateError
+from rifl.ids import RANGE_LENGTH_MAX
+from rifl.request_tracker import RequestTracker
+
+WINDOW = 6
+
+
+class TrackerAgainstModel(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tracker = RequestTracker(window=WINDOW)
+        self.places: dict[int, int] = {}  # first -> length, of all that may still matter
+        self.state: dict[int, str] = {}  # first -> open, complete, abandoned, free
+        self.acknowledged = 0
+        self.recorded = 0
+
+    def first_incomplete(self) -> int:
+        """Smallest number at or above what was acknowledged that is not complete."""
+        waiting = [first for first in self.places if self.state[first] != "complete"]
+        return min(waiting, default=self.top())
+
+    def top(self) -> int:
+        return max([first + length for first, length in self.places.items()], default=self.acknowledged + 1)
+
+    def settle(self) -> None:
+        low = self.first_incomplete()
+        for first in [first for first in self.places if first < low]:
+            self.acknowledged = max(self.acknowledged, first + self.places[first] - 1)
+            del self.places[first], self.state[first]
+
+    def opened(self) -> list[int]:
+        return sorted(first for first, state in self.state.items() if state == "open")
+
+    @rule(count=st.integers(1, WINDOW + 1))
+    def take_singles(self, count: int) -> None:
+        if count > self.tracker.room_for_singles:
+            with pytest.raises(OncegateError) as refused:
+                self.tracker.take_singles(count)
+            assert refused.value.code is Code.WINDOW_FULL
+            return
+        top = self.top()
+        numbers = list(self.tracker.take_singles(count))
+        assert numbers == sorted(set(numbers))
+        assert len(numbers) == count
+        for number in numbers:
+            assert self.state.get(number, "free") == "free"
+            assert number in self.state or number >= top
+            self.places[number], self.state[number] = 1, "open"
+
+    @rule(length=st.integers(1, 20))
+    def take_range(self, length: int) -> None:
+        if not self.tracker.room_for_range:
+            with pytest.raises(OncegateError):
+                self.tracker.take_range(length)
+            return
+        top = self.top()
+        first = self.tracker.take_range(length)
+        assert first == top
+        self.places[first], self.state[first] = length, "open"
+
+    @precondition(lambda self: self.opened())
+    @rule(data=st.data())
+    def complete(self, data: st.DataObject) -> None:
+        firsts = data.draw(st.lists(st.sampled_from(self.opened()), unique=True, min_size=1))
+        self.tracker.complete(firsts)
+        for first in firsts:
+            self.state[first] = "complete"
+            self.recorded = max(self.recorded, first + self.places[first] - 1)
+        self.settle()
+
+    @precondition(lambda self: self.opened())
+    @rule(data=st.data())
+    def abandon(self, data: st.DataObject) -> None:
+        first = data.draw(st.sampled_from(self.opened()))
+        self.tracker.abandon([first])
+        self.state[first] = "abandoned"
+
+    @precondition(lambda self: self.opened())
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        first = data.draw(st.sampled_from(self.opened()))
+        self.tracker.release([first])
+        if first == max(self.places):
+            del self.places[first], self.state[first]
+            self.acknowledged = max(self.acknowledged, first - 1) if not self.places else self.acknowledged
+        else:
+            self.state[first] = "free" if self.places[first] == 1 else "abandoned"
+
+    @rule()
+    def make_room(self) -> None:
+        self.tracker.make_room()
+        low = self.tracker.first_incomplete
+        for first in [first for first in self.places if first < low]:
+            assert self.state[first] in ("abandoned", "free", "complete")
+            if self.state[first] != "complete":
+                assert first + self.places[first] <= self.recorded + WINDOW, "the server would refuse this as BAD_ACK"
+            self.state[first] = "complete"
+        self.settle()
+
+    @invariant()
+    def first_incomplete_agrees(self) -> None:
+        assert self.tracker.first_incomplete == self.first_incomplete()
+
+    @invariant()
+    def places_never_exceed_the_window(self) -> None:
+        assert len(self.places) <= WINDOW
+        assert self.tracker.room_for_range == (len(self.places) < WINDOW)
+
+    @invariant()
+    def a_fresh_single_is_always_inside_the_servers_window(self) -> None:
+        free = sum(1 for state in self.state.values() if state == "free")
+        fresh = self.tracker.room_for_singles - free
+        numbers = sum(1 if self.state[first] == "complete" else length for first, length in self.places.items())
+        assert fresh == max(0, WINDOW - numbers)
+
+
+TrackerAgainstModel.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+test_tracker_agrees_with_model = TrackerAgainstModel.TestCase
+
+
+def test_first_incomplete_passes_over_a_gap_once_it_is_filled() -> None:
+    tracker = RequestTracker(window=8)
+    assert list(tracker.take_singles(3)) == [1, 2, 3]
+    tracker.complete([2, 3])
+    assert tracker.first_incomplete == 1
+    tracker.complete([1])
+    assert tracker.first_incomplete == 4
+
+
+def test_range_counts_as_one_place_and_its_length_is_bounded() -> None:
+    tracker = RequestTracker(window=2)
+    assert tracker.take_range(RANGE_LENGTH_MAX) == 1
+    assert tracker.room_for_range
+    assert tracker.room_for_singles == 0, "the server may not have seen the range yet"
+    tracker.complete([1])
+    assert tracker.room_for_singles == 2
+    with pytest.raises(OncegateError) as refused:
+        tracker.take_range(RANGE_LENGTH_MAX + 1)
+    assert refused.value.code is Code.BAD_REQUEST
+
+
+def test_released_numbers_are_given_out_again_so_that_refusals_cannot_outrun_the_server() -> None:
+    tracker = RequestTracker(window=4)
+    for _ in range(100):
+        numbers = list(tracker.take_singles(4))
+        assert numbers == [1, 2, 3, 4]
+        tracker.release(numbers)
+    assert tracker.first_incomplete == 1
+
+
+def test_abandoned_number_is_kept_until_the_window_needs_its_place() -> None:
+    tracker = RequestTracker(window=3)
+    tracker.take_singles(3)
+    tracker.abandon([1])
+    tracker.complete([2])
+    assert tracker.first_incomplete == 1
+    tracker.make_room()
+    assert tracker.first_incomplete == 3
+    assert tracker.room_for_singles == 2
+
+
+def test_completing_a_number_twice_is_refused() -> None:
+    tracker = RequestTracker(window=3)
+    tracker.take_singles(2)
+    tracker.complete([2])
+    with pytest.raises(ValueError):
+        tracker.complete([2])
+
+
+def test_cost_of_many_completions_is_linear() -> None:
+    tracker = RequestTracker(window=4096)
+    for _ in range(100):
+        numbers = list(tracker.take_singles(4096))
+        tracker.complete(numbers[1:])
+        tracker.complete(numbers[:1])
+    assert tracker.first_incomplete == 409_601
+    assert tracker.incomplete == 0
