@@ -24,13 +24,13 @@ class ExpiryQueue:
     __slots__ = ("_buckets", "_next")
 
     def __init__(self) -> None:
-        self._buckets: dict[int, set[int]] = {}
+        self._buckets: dict[int, list[int]] = {}
         self._next = 0
 
     def file(self, client_id: int, ends_ms: int) -> None:
         """File a session under the end of its lease; call once when it is opened."""
         bucket = max(ends_ms // BUCKET_MS, self._next)
-        self._buckets.setdefault(bucket, set()).add(client_id)
+        self._buckets.setdefault(bucket, []).append(client_id)
 
     def due(self, now_ms: int, ends_ms: Callable[[int], int | None], *, limit: int) -> list[int]:
         """Return up to ``limit`` sessions whose lease ended before ``now_ms``, in ascending order.
@@ -43,18 +43,21 @@ class ExpiryQueue:
         found: list[int] = []
         current = now_ms // BUCKET_MS
         for bucket in sorted(b for b in self._buckets if b < current):
-            for client_id in sorted(self._buckets.pop(bucket)):
+            waiting = self._buckets[bucket]
+            while waiting and len(found) < limit:
+                client_id = waiting.pop()
                 end = ends_ms(client_id)
                 if end is None:
                     continue
                 if end >= now_ms:
                     self.file(client_id, end)
                 else:
-                    if len(found) < limit:
-                        found.append(client_id)
-                    # Stays filed until it is really reaped: the proposal to reap it may be lost.
-                    self._buckets.setdefault(current, set()).add(client_id)
+                    found.append(client_id)
+            if not waiting:
+                del self._buckets[bucket]
             if len(found) >= limit:
                 break
+        if found:  # filed until really reaped: the proposal to reap may be lost
+            self._buckets.setdefault(current, []).extend(found)
         self._next = min(self._buckets, default=current)
-        return found
+        return sorted(found)

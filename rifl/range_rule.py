@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from rifl.completion import FINGERPRINT_BYTES, RangeRecord
 from rifl.ids import RANGE_LENGTH_MAX
-from rifl.result_tracker import RECORD_BYTES_MAX, ResultTracker, Standing, Verdict
+from rifl.result_tracker import ResultTracker, Standing, Verdict
 
 
 class RangePart(NamedTuple):
@@ -58,6 +58,8 @@ def decide_range(
         stale_last = min(tracker.first_incomplete - 1, last)
         parts.append(RangePart(at, stale_last, Verdict.STALE))
         at = stale_last + 1
+    if at > last:  # nothing is left to look up; a record that begins in the refused part must not answer
+        return parts
     for known in _recorded(tracker, at, last):
         if known.first > at:
             verdict = _unrecorded(tracker, at, first_incomplete, stand)
@@ -69,6 +71,13 @@ def decide_range(
     if at <= last:
         parts.append(RangePart(at, last, _unrecorded(tracker, at, first_incomplete, stand)))
     return _joined(parts)
+
+
+def decide_range_without_session(first: int, last: int, first_incomplete: int) -> list[RangePart]:
+    """Apply rows 1 and 2 where there is no session."""
+    split = min(max(first_incomplete, first), last + 1)
+    parts = [RangePart(first, split - 1, Verdict.BAD_ACK), RangePart(split, last, Verdict.SESSION_EXPIRED)]
+    return [part for part in parts if part.first <= part.last]
 
 
 def _recorded(tracker: ResultTracker, first: int, last: int) -> list[RangeRecord]:
@@ -104,7 +113,14 @@ def _unrecorded(tracker: ResultTracker, first: int, first_incomplete: int, stand
     # Cheap first: places are never more than sequence numbers.
     if first >= base + tracker.window and tracker.places(first, base, RANGE_LENGTH_MAX) >= tracker.window:
         return Verdict.WINDOW_FULL
-    if tracker.bytes > RECORD_BYTES_MAX:
+    # Short ranges from high to low would each see one gap below and pass for ever; the lowest missing always may.
+    if (
+        len(tracker.records) + len(tracker.ranges) >= tracker.window
+        and tracker.held(base) >= tracker.window
+        and tracker.has_gap(base, first)
+    ):
+        return Verdict.WINDOW_FULL
+    if tracker.is_over_bytes(first_incomplete):
         return Verdict.QUOTA
     return Verdict.EXECUTE
 

@@ -29,7 +29,7 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import Any, Final, Protocol
 
-from rifl.completion import CompletionRecord, RangeRecord
+from rifl.completion import FINGERPRINT_BYTES, CompletionRecord, RangeRecord
 from rifl.errors import Code
 from rifl.ids import WINDOW_DEFAULT
 from rifl.session import Session
@@ -58,6 +58,8 @@ class Verdict(Enum):
     PAYLOAD_MISMATCH = Code.PAYLOAD_MISMATCH
     WINDOW_FULL = Code.WINDOW_FULL
     QUOTA = Code.QUOTA
+    NOT_FOUND = Code.NOT_FOUND
+    BAD_REQUEST = Code.BAD_REQUEST
 
     @property
     def code(self) -> Code | None:
@@ -129,7 +131,7 @@ class ResultTracker:
         base = self.first_incomplete if self.first_incomplete > first_incomplete else first_incomplete
         if sequence >= base + self.window and self.places(sequence, base) >= self.window:  # row 8
             return _WINDOW_FULL
-        if self.bytes > RECORD_BYTES_MAX:
+        if self.is_over_bytes(first_incomplete):
             return _QUOTA
         return _EXECUTE  # row 9
 
@@ -190,6 +192,40 @@ class ResultTracker:
                 else:
                     kept.append(part)
             self.ranges = kept
+
+    def is_over_bytes(self, first_incomplete: int) -> bool:
+        """Tell whether results are over ``RECORD_BYTES_MAX`` even once this ack is processed.
+
+        Without the ack a session over its bytes would refuse the very request that makes room.
+        """
+        if self.bytes <= RECORD_BYTES_MAX:
+            return False
+        freed: int = sum(
+            record.result.size
+            for sequence, record in self.records.items()
+            if sequence < first_incomplete and record.result is not None
+        )
+        for part in self.ranges:
+            if part.first < first_incomplete:
+                freed += FINGERPRINT_BYTES * (min(part.last + 1, first_incomplete) - part.first)
+        return self.bytes - freed > RECORD_BYTES_MAX
+
+    def has_gap(self, base: int, sequence: int) -> bool:
+        """Tell whether anything from ``base`` up to, not including, ``sequence`` is not recorded."""
+        singles = sum(base <= s < sequence for s in self.records)
+        return (
+            singles
+            + sum(
+                min(r.last, sequence - 1) - max(r.first, base) + 1
+                for r in self.ranges
+                if r.last >= base and r.first < sequence
+            )
+            < sequence - base
+        )
+
+    def held(self, base: int) -> int:
+        """Count the records and ranges that an ack of ``base`` leaves."""
+        return sum(s >= base for s in self.records) + sum(r.last >= base for r in self.ranges)
 
     def find(self, sequence: int) -> CompletionRecord | None:
         """Return the record of an operation, alone or in a range, or None."""

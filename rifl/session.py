@@ -19,6 +19,8 @@ SESSIONS_MAX: Final = 2_000_000
 """Live sessions a cluster holds; one more is refused with QUOTA, live ones are untouched."""
 
 NONCE_LENGTH_MAX: Final = 64
+NONCES_MAX: Final = 16
+"""Earlier owners of a session whose late requests are recognised."""
 
 
 class Session(msgspec.Struct, array_like=True, gc=False):
@@ -30,6 +32,8 @@ class Session(msgspec.Struct, array_like=True, gc=False):
     lease_ms: int
     window: int
     ends_ms: int
+    former: tuple[str, ...] = ()
+    """Nonces of earlier owners, oldest first: a late copy of their requests must not take the session back."""
 
     def renew(self, now_ms: int) -> None:
         """Extend the lease to a full term from ``now_ms``; never shortens it."""
@@ -76,6 +80,8 @@ class SessionTable:
         known = self._by_nonce.get(nonce)
         if known is not None:
             session = self._by_id[known]
+            if session.nonce != nonce:
+                raise OncegateError(Code.FENCED, "a newer owner has taken the session over")
             if session.ends_ms >= now_ms:
                 session.renew(now_ms)
             return session, True
@@ -116,7 +122,12 @@ class SessionTable:
         if owner is not None and owner != client_id:
             raise OncegateError(Code.CONFLICT, "that nonce belongs to another session")
         if session.nonce != nonce:
-            self._by_nonce.pop(session.nonce, None)
+            if owner == client_id:
+                raise OncegateError(Code.FENCED, "a newer owner has taken the session over")
+            former = (*session.former, session.nonce)
+            for forgotten in former[:-NONCES_MAX]:
+                self._by_nonce.pop(forgotten, None)
+            session.former = former[-NONCES_MAX:]
             self._by_nonce[nonce] = client_id
             session.nonce = nonce
             session.epoch = Epoch(session.epoch + 1)
@@ -127,7 +138,8 @@ class SessionTable:
         """Forget the session; its id is refused for ever. Unknown ids are ignored."""
         session = self._by_id.pop(client_id, None)
         if session is not None:
-            self._by_nonce.pop(session.nonce, None)
+            for nonce in (session.nonce, *session.former):
+                self._by_nonce.pop(nonce, None)
 
     def expired(self, now_ms: int, *, limit: int = 1_000) -> list[int]:
         """Return sessions whose lease has ended: candidates for a log entry that reaps them."""

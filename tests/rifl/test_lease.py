@@ -1,0 +1,143 @@
+"""Which leases may have run out: never too early, not much too late, without scanning."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rifl.lease import BUCKET_MS, ExpiryQueue
+
+
+class Leases:
+    """A queue with the ends it is asked about; counts the questions."""
+
+    def __init__(self) -> None:
+        self.queue = ExpiryQueue()
+        self.ends: dict[int, int] = {}
+        self.asked = 0
+
+    def open(self, client: int, end: int) -> None:
+        self.ends[client] = end
+        self.queue.file(client, end)
+
+    def due(self, now: int, limit: int = 1_000) -> list[int]:
+        return self.queue.due(now, self._end, limit=limit)
+
+    def _end(self, client: int) -> int | None:
+        self.asked += 1
+        return self.ends.get(client)
+
+
+def test_lease_is_due_once_its_bucket_is_over_and_never_before_its_end() -> None:
+    leases = Leases()
+    leases.open(1, 1_500)
+    assert [now for now in range(0, 4_000, 100) if leases.due(now)][:1] == [2_000]
+
+
+def test_renewed_lease_is_filed_again_under_its_new_end() -> None:
+    leases = Leases()
+    leases.open(1, 1_000)
+    leases.ends[1] = 5_000
+    assert not leases.due(3_000)
+    assert not leases.due(5_000)
+    assert leases.due(6_000) == [1]
+
+
+def test_session_that_is_gone_is_forgotten() -> None:
+    leases = Leases()
+    leases.open(1, 1_000)
+    del leases.ends[1]
+    assert not leases.due(10_000)
+    assert leases.asked == 1
+    assert not leases.due(20_000)
+    assert leases.asked == 1
+
+
+def test_candidate_stays_until_it_is_really_reaped() -> None:
+    leases = Leases()
+    leases.open(1, 1_000)
+    assert leases.due(5_000) == [1]
+    assert leases.due(5_000 + 2 * BUCKET_MS) == [1], "the proposal to reap it may have been lost"
+    del leases.ends[1]
+    assert not leases.due(5_000 + 4 * BUCKET_MS)
+
+
+def test_candidate_that_was_renewed_in_the_race_is_filed_again() -> None:
+    leases = Leases()
+    leases.open(1, 1_000)
+    assert leases.due(5_000) == [1]
+    leases.ends[1] = 20_000
+    assert not leases.due(10_000)
+    assert leases.due(21_000) == [1]
+
+
+def test_limit_bounds_the_answer_and_loses_nobody() -> None:
+    leases = Leases()
+    for client in range(1, 26):
+        leases.open(client, 1_000 + client % 3)
+    found: list[int] = []
+    for round_ in range(3):
+        batch = leases.due(5_000 + round_ * 2 * BUCKET_MS, limit=10)
+        assert len(batch) <= 10
+        found += batch
+        for client in batch:
+            del leases.ends[client]
+    assert sorted(found) == list(range(1, 26))
+
+
+def test_work_of_a_call_is_bounded_by_its_limit() -> None:
+    """A hundred thousand leases that end together are not all looked at for ten answers."""
+    leases = Leases()
+    for client in range(2_000):
+        leases.open(client, 1_000)
+    assert len(leases.due(5_000, limit=10)) == 10
+    assert leases.asked <= 100
+
+
+def test_call_asks_about_nobody_whose_bucket_is_not_over() -> None:
+    leases = Leases()
+    for client in range(1_000):
+        leases.open(client, 60_000 + client)
+    assert not leases.due(59_999)
+    assert leases.asked == 0
+
+
+def test_renewal_costs_one_question_a_lease_however_often_it_happens() -> None:
+    leases = Leases()
+    leases.open(1, 60_000)
+    for now in range(0, 600_000, 1_000):
+        leases.ends[1] = now + 60_000
+        leases.due(now)
+    assert leases.asked <= 11
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 6_000), st.integers(0, 5), st.integers(0, 8_000)), max_size=40),
+    st.integers(1, 3),
+)
+def test_queue_agrees_with_a_scan(steps: list[tuple[int, int, int]], limit: int) -> None:
+    leases = Leases()
+    now = opened = 0
+    for passed, what, amount in steps:
+        now += passed
+        if what == 0 and leases.ends:
+            client = min(leases.ends)
+            leases.ends[client] = max(leases.ends[client], now + amount)
+        elif what == 1 and leases.ends:
+            del leases.ends[max(leases.ends)]
+        elif what <= 3:
+            opened += 1
+            leases.open(opened, now + amount)
+        else:
+            ended = {client for client, end in leases.ends.items() if end < now}
+            found = leases.due(now, limit=limit)
+            assert set(found) <= ended
+            assert len(found) == len(set(found)) <= limit
+    # Everybody who has ended is found in the end, whatever happened before.
+    missing = set(leases.ends)
+    for _ in range(len(missing) + 1):
+        now += 20_000
+        for client in leases.due(now, limit=limit):
+            del leases.ends[client]
+    assert not leases.ends

@@ -1,0 +1,221 @@
+"""The apply rule row by row, and what a tracker remembers, for how long and at which bound."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+
+from rifl.completion import RangeRecord
+from rifl.errors import Code
+from rifl.ids import ID_MAX
+from rifl.result_tracker import RECORD_BYTES_MAX, ResultTracker, Standing, Verdict, decide_without_session, standing
+from rifl.session import Session, SessionTable
+
+LIVE, FENCED, ENDED = Standing.LIVE, Standing.FENCED, Standing.ENDED
+
+
+class Bytes(NamedTuple):
+    """A result of a given size."""
+
+    size: int
+
+
+def tracker_at_row_8() -> ResultTracker:
+    """Window 8, first incomplete 5; 5, 7 and the range 9..11 are recorded, 6 and 8 are not; fingerprint = sequence."""
+    tracker = ResultTracker(window=8)
+    for sequence in (1, 2, 3, 4, 5, 7):
+        tracker.record(sequence, sequence, 100 + sequence)
+    prints = b"".join(sequence.to_bytes(8, "big") for sequence in (9, 10, 11))
+    tracker.record_range(RangeRecord(9, 11, 109, prints))
+    tracker.acknowledge(5)
+    return tracker
+
+
+TABLE = [
+    # row, sequence, first incomplete, fingerprint, standing, verdict
+    ("1: first incomplete above the sequence number", 6, 7, 6, LIVE, Verdict.BAD_ACK),
+    ("1: first incomplete beyond highest + window", 20, 20, 20, LIVE, Verdict.BAD_ACK),
+    ("1: first incomplete near 2^64", 2**64 - 1, 2**64 - 1, 6, LIVE, Verdict.BAD_ACK),
+    ("1 before 3", 6, 7, 6, FENCED, Verdict.BAD_ACK),
+    ("1: highest + window is still allowed", 19, 19, 19, LIVE, Verdict.EXECUTE),
+    ("3: fenced, though recorded", 5, 5, 5, FENCED, Verdict.FENCED),
+    ("3: fenced, new", 6, 5, 6, FENCED, Verdict.FENCED),
+    ("3 before 4", 4, 4, 4, FENCED, Verdict.FENCED),
+    ("4: acknowledged before", 4, 4, 4, LIVE, Verdict.STALE),
+    ("4 before 7", 4, 1, 4, ENDED, Verdict.STALE),
+    ("5: recorded alone", 5, 5, 5, LIVE, Verdict.REPLAY),
+    ("5: recorded in a range", 10, 5, 10, LIVE, Verdict.REPLAY),
+    ("5 before 7: a record outlives the lease", 5, 5, 5, ENDED, Verdict.REPLAY),
+    ("5: an old first incomplete is no fault", 5, 1, 5, LIVE, Verdict.REPLAY),
+    ("6: another payload, alone", 5, 5, 6, LIVE, Verdict.PAYLOAD_MISMATCH),
+    ("6: another payload, in a range", 10, 5, 11, LIVE, Verdict.PAYLOAD_MISMATCH),
+    ("6 before 7", 5, 5, 6, ENDED, Verdict.PAYLOAD_MISMATCH),
+    ("7: new, but the lease ended", 6, 5, 6, ENDED, Verdict.SESSION_EXPIRED),
+    ("7 before 8", 30, 5, 30, ENDED, Verdict.SESSION_EXPIRED),
+    ("8: 5..14 are 8 places: 5 6 7 8 9-11 12 13 14", 15, 5, 15, LIVE, Verdict.WINDOW_FULL),
+    ("8: an ack in the request itself opens the window", 15, 6, 15, LIVE, Verdict.EXECUTE),
+    ("9: a gap", 6, 5, 6, LIVE, Verdict.EXECUTE),
+    ("9: a gap below a range", 8, 5, 8, LIVE, Verdict.EXECUTE),
+    ("9: the last place; the range counts once", 14, 5, 14, LIVE, Verdict.EXECUTE),
+]
+
+
+@pytest.mark.parametrize(
+    ("sequence", "fi", "fingerprint", "stand", "verdict"), [t[1:] for t in TABLE], ids=[t[0] for t in TABLE]
+)
+def test_row_of_the_apply_rule(sequence: int, fi: int, fingerprint: int, stand: Standing, verdict: Verdict) -> None:
+    tracker = tracker_at_row_8()
+    before = tracker.dump()
+    decided, record = tracker.decide(sequence, fi, fingerprint, stand)
+    assert decided is verdict
+    assert (record.commit if record else None) == (100 + sequence if verdict is Verdict.REPLAY else None)
+    assert tracker.dump() == before, "to decide changes nothing"
+
+
+@pytest.mark.parametrize(
+    ("sequence", "fi", "verdict"),
+    [(5, 6, Verdict.BAD_ACK), (5, 5, Verdict.SESSION_EXPIRED), (1, 1, Verdict.SESSION_EXPIRED)],
+)
+def test_without_a_session_nothing_is_new(sequence: int, fi: int, verdict: Verdict) -> None:
+    assert decide_without_session(sequence, fi) is verdict
+
+
+def test_each_refusal_has_its_code_and_the_others_none() -> None:
+    assert {v.name: v.code for v in Verdict if v.code is not None} == {
+        v.name: Code(v.name) for v in Verdict if v not in (Verdict.EXECUTE, Verdict.REPLAY)
+    }
+
+
+@pytest.mark.parametrize(
+    ("epoch", "now_ms", "expected"),
+    [(2, 1000, LIVE), (2, 1001, ENDED), (1, 0, FENCED), (1, 1001, FENCED), (3, 0, FENCED)],
+)
+def test_standing_is_fenced_by_any_other_epoch_and_ends_after_the_last_millisecond(
+    epoch: int, now_ms: int, expected: Standing
+) -> None:
+    session = SessionTable().open("n", 1000, 8, 0)[0]
+    session.epoch = type(session.epoch)(2)
+    assert standing(session, epoch, now_ms) is expected
+    assert isinstance(session, Session)
+
+
+def run(tracker: ResultTracker, sequence: int, fi: int, commit: int = 1) -> Verdict:
+    verdict, _ = tracker.decide(sequence, fi, sequence, LIVE)
+    if verdict is Verdict.EXECUTE:
+        tracker.record(sequence, sequence, commit)
+    if verdict in (Verdict.EXECUTE, Verdict.REPLAY):
+        tracker.acknowledge(fi)
+    return verdict
+
+
+def test_lost_response_is_replayed_while_later_numbers_succeed() -> None:
+    tracker = ResultTracker(window=8)
+    assert run(tracker, 1, 1, 11) is Verdict.EXECUTE
+    assert all(run(tracker, sequence, 1) is Verdict.EXECUTE for sequence in range(2, 9))
+    assert tracker.decide(1, 1, 1, LIVE)[1] == tracker.find(1)
+    assert run(tracker, 1, 1) is Verdict.REPLAY
+
+
+def test_window_opens_again_with_acks() -> None:
+    tracker = ResultTracker(window=4)
+    assert [run(tracker, s, 1) for s in (1, 2, 3, 4, 5)] == [Verdict.EXECUTE] * 4 + [Verdict.WINDOW_FULL]
+    assert run(tracker, 5, 2) is Verdict.EXECUTE
+    assert sorted(tracker.records) == [2, 3, 4, 5]
+
+
+def test_out_of_order_numbers_inside_the_window_run_once_each() -> None:
+    tracker = ResultTracker(window=8)
+    order = [4, 1, 8, 3, 2, 7, 5, 6]
+    assert [run(tracker, s, 1) for s in order] == [Verdict.EXECUTE] * 8
+    assert [run(tracker, s, 1) for s in order] == [Verdict.REPLAY] * 8
+
+
+def test_first_incomplete_never_moves_back() -> None:
+    tracker = ResultTracker(window=8)
+    run(tracker, 1, 1)
+    run(tracker, 2, 2)
+    assert run(tracker, 3, 1) is Verdict.EXECUTE
+    assert tracker.first_incomplete == 2
+    assert run(tracker, 1, 1) is Verdict.STALE
+
+
+def test_ack_of_what_was_never_seen_refuses_its_late_copy() -> None:
+    """Case 11: cancelled, acknowledged, then a late copy arrives."""
+    tracker = ResultTracker(window=8)
+    run(tracker, 2, 2)
+    assert run(tracker, 1, 1) is Verdict.STALE
+    assert tracker.find(1) is None
+
+
+def test_absurd_ack_changes_nothing_even_if_it_gets_through() -> None:
+    tracker = tracker_at_row_8()
+    before = tracker.dump()
+    for absurd in (20, ID_MAX, 2**64):
+        tracker.acknowledge(absurd)
+    assert tracker.dump() == before
+
+
+def test_ack_through_a_range_keeps_the_rest_with_its_commits_and_fingerprints() -> None:
+    tracker = tracker_at_row_8()
+    tracker.acknowledge(10)
+    assert tracker.ranges == [RangeRecord(10, 11, 110, (10).to_bytes(8, "big") + (11).to_bytes(8, "big"))]
+    assert not tracker.records
+    assert tracker.bytes == 16
+    assert tracker.decide(11, 10, 11, LIVE)[0] is Verdict.REPLAY
+    tracker.acknowledge(12)
+    assert tracker.dump() == [8, 12, 11, [], []]
+    assert tracker.bytes == 0
+
+
+def test_bytes_of_results_are_given_back_by_acks() -> None:
+    tracker = ResultTracker(window=8)
+    for sequence in (1, 2, 3):
+        tracker.record(sequence, sequence, sequence, Bytes(10))
+    tracker.record(4, 4, 4)
+    assert tracker.bytes == 30
+    tracker.acknowledge(3)
+    assert tracker.bytes == 10
+    tracker.acknowledge(5)
+    assert tracker.bytes == 0
+
+
+def test_session_over_its_bytes_is_refused_before_execution_but_still_replays() -> None:
+    tracker = ResultTracker(window=8)
+    tracker.record(1, 1, 1, Bytes(RECORD_BYTES_MAX + 1))
+    assert tracker.decide(2, 1, 2, LIVE)[0] is Verdict.QUOTA
+    assert tracker.decide(1, 1, 1, LIVE)[0] is Verdict.REPLAY
+
+
+def test_session_over_its_bytes_gets_out_by_acknowledging() -> None:
+    """The next operation carries the ack of everything before it: were it refused, the session would be stuck."""
+    tracker = ResultTracker(window=8)
+    tracker.record(1, 1, 1, Bytes(RECORD_BYTES_MAX + 1))
+    assert run(tracker, 2, 2) is Verdict.EXECUTE
+    assert tracker.bytes == 0
+
+
+def test_records_stay_bounded_however_sequence_numbers_are_chosen() -> None:
+    tracker = ResultTracker(window=8)
+    for start in (1, 2, 3, 5, 8, 13, 4, 6, 7, 21, 34):
+        for sequence in range(start * 3, 0, -1):
+            run(tracker, sequence, 1)
+    assert len(tracker.records) == 8
+
+
+def test_ack_costs_what_it_drops_not_what_it_skips() -> None:
+    tracker = ResultTracker(window=8)
+    tracker.record_range(RangeRecord(1, 10_000, 1, bytes(80_000)))
+    tracker.record(10_001, 1, 1)
+    seen = 0
+
+    class Counting(dict[int, object]):
+        def pop(self, *key: object) -> object:  # type: ignore[override]
+            nonlocal seen
+            seen += 1
+            return super().pop(*key)  # type: ignore[arg-type]
+
+    tracker.records = Counting(tracker.records)  # type: ignore[assignment]
+    tracker.acknowledge(10_002)
+    assert seen <= 1
+    assert tracker.dump() == [8, 10_002, 10_001, [], []]

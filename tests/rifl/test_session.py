@@ -1,0 +1,157 @@
+"""Sessions: opened once, fenced by a take-over, gone for ever, never more than the quota."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+
+from rifl.errors import Code, OncegateError
+from rifl.session import SessionTable
+
+
+def refusal(call: object, *args: object) -> Code:
+    with pytest.raises(OncegateError) as caught:
+        call(*args)  # type: ignore[operator]
+    return caught.value.code
+
+
+def opened(nonce: str = "n", lease_ms: int = 1_000, now_ms: int = 0) -> tuple[SessionTable, int]:
+    table = SessionTable()
+    return table, table.open(nonce, lease_ms, 8, now_ms)[0].client_id
+
+
+def test_open_retried_is_the_same_session() -> None:
+    table, client = opened()
+    again, existed = table.open("n", 9_999, 99, 500)
+    assert (again.client_id, existed) == (client, True)
+    assert (again.lease_ms, again.window, again.ends_ms) == (1_000, 8, 1_500)
+    assert len(table) == 1
+
+
+def test_open_retried_after_the_lease_does_not_revive_it() -> None:
+    table, client = opened()
+    again, existed = table.open("n", 1_000, 8, 1_001)
+    assert (again.client_id, existed, again.left_ms(1_001)) == (client, True, 0)
+
+
+def test_open_after_the_reap_is_another_session() -> None:
+    table, client = opened()
+    assert table.reap(client, 1_001)
+    again, existed = table.open("n", 1_000, 8, 1_001)
+    assert not existed
+    assert again.client_id > client
+
+
+def test_ids_are_never_used_again() -> None:
+    table, first = opened()
+    table.close(first)
+    second = table.open("m", 1_000, 8, 0)[0].client_id
+    table.reap(second, 5_000)
+    third = table.open("n", 1_000, 8, 5_000)[0].client_id
+    assert first < second < third < table.next_id
+    assert table.get(first) is None
+
+
+def test_take_over_fences_the_older_epoch() -> None:
+    table, client = opened()
+    assert table.take_over(client, "new", 10).epoch == 2
+    assert refusal(table.live, client, 1, 10) is Code.FENCED
+    assert table.live(client, 2, 10).ends_ms == 1_010
+
+
+def test_take_over_retried_is_the_same_take_over() -> None:
+    table, client = opened()
+    assert table.take_over(client, "new", 0).epoch == table.take_over(client, "new", 0).epoch == 2
+
+
+def test_late_copy_of_an_older_take_over_does_not_fence_the_newer_owner() -> None:
+    table, client = opened()
+    table.take_over(client, "second", 0)
+    newest = table.take_over(client, "third", 0).epoch
+    with suppress(OncegateError):
+        table.take_over(client, "second", 0)
+    assert table.live(client, newest, 0).epoch == newest
+
+
+def test_late_copy_of_an_open_after_a_take_over_opens_no_second_session() -> None:
+    table, client = opened()
+    table.take_over(client, "new", 0)
+    with suppress(OncegateError):
+        assert table.open("n", 1_000, 8, 0)[0].client_id == client
+    assert len(table) == 1
+
+
+def test_take_over_with_the_nonce_of_another_session_is_refused() -> None:
+    table, client = opened()
+    table.open("other", 1_000, 8, 0)
+    assert refusal(table.take_over, client, "other", 0) is Code.CONFLICT
+    assert table.live(client, 1, 0).nonce == "n"
+
+
+@pytest.mark.parametrize(
+    ("epoch", "now_ms", "code"),
+    [(2, 0, Code.BAD_REQUEST), (1, 1_001, Code.SESSION_EXPIRED), (None, 1_001, Code.SESSION_EXPIRED)],
+)
+def test_only_the_current_epoch_of_a_live_lease_lives(epoch: int | None, now_ms: int, code: Code) -> None:
+    table, client = opened()
+    assert refusal(table.live, client, epoch, now_ms) is code
+    assert refusal(table.live, client + 1, epoch, 0) is Code.SESSION_EXPIRED
+    assert table.live(client, None, 1_000).client_id == client, "the last millisecond belongs to the lease"
+
+
+def test_take_over_of_an_ended_lease_is_refused() -> None:
+    table, client = opened()
+    assert refusal(table.take_over, client, "new", 1_001) is Code.SESSION_EXPIRED
+
+
+def test_reap_checks_the_lease_again() -> None:
+    table, client = opened()
+    assert table.expired(5_000) == [client]
+    table.get(client).renew(5_000)  # type: ignore[union-attr]
+    assert not table.reap(client, 5_000), "a renewal came first in the log"
+    assert table.get(client) is not None
+    assert not table.reap(client + 1, 5_000)
+
+
+def test_renewal_never_shortens_a_lease() -> None:
+    table, client = opened(now_ms=1_000)
+    session = table.live(client, 1, 1_000)
+    session.renew(500)
+    assert session.ends_ms == 2_000
+    assert session.left_ms(1_400) == 600
+    assert session.left_ms(9_000) == 0
+
+
+def test_quota_refuses_the_new_and_leaves_the_live_alone() -> None:
+    table = SessionTable(sessions_max=2)
+    clients = [table.open(nonce, 1_000, 8, 0)[0].client_id for nonce in "ab"]
+    before = table.next_id
+    assert refusal(table.open, "c", 1_000, 8, 0) is Code.QUOTA
+    assert [s.client_id for s in table] == clients
+    assert table.next_id == before
+    assert table.open("a", 1_000, 8, 0)[1], "a retry is no new session"
+    table.close(clients[0])
+    assert not table.open("c", 1_000, 8, 0)[1]
+
+
+def test_closed_session_frees_its_nonce_and_closing_twice_is_harmless() -> None:
+    table, client = opened()
+    table.close(client)
+    table.close(client)
+    assert len(table) == 0
+    assert not table.open("n", 1_000, 8, 0)[1]
+
+
+def test_thousands_that_end_together_are_found_in_bounded_pieces() -> None:
+    table = SessionTable()
+    for number in range(2_500):
+        table.open(f"n{number}", 1_000, 8, 0)
+    now, sizes = 5_000, []
+    while len(table):
+        found = table.expired(now)
+        sizes.append(len(found))
+        for client in found:
+            assert table.reap(client, now)
+        now += 2_000
+    assert sizes == [1_000, 1_000, 500]
