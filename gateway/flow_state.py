@@ -81,11 +81,14 @@ class FlowTable:
         """Tell whether any flow derives from ``table``."""
         return table in self._taps
 
-    def is_full(self, table: str, quota_bytes: int) -> bool:
+    def is_full(self, table: str, quota_bytes: int, now_ms: int) -> bool:
         """Tell whether a flow of ``table`` holds more undelivered or retained bytes than its quota."""
-        for flow in self._taps.get(table, ()):  # noqa: SIM110 - a generator costs more than the loop, once a write
+        for flow in self._taps.get(table, ()):
             if flow.retained_bytes + flow.segment.size_bytes > quota_bytes:
-                return True
+                # While a table is full nothing is cut, so nobody else would notice that retention is over.
+                self._retain(flow, now_ms)
+                if flow.retained_bytes + flow.segment.size_bytes > quota_bytes:
+                    return True
         return False
 
     def append_one(

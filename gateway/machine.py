@@ -16,7 +16,7 @@ from gateway.flow_state import FlowTable, Sealed, declaration_of
 from gateway.tables import TABLES_MAX, Table, TableKind
 from rifl.completion import FINGERPRINT_BYTES, CompletionRecord, RangeRecord
 from rifl.errors import Code, OncegateError
-from rifl.range_rule import RangePart, decide_range
+from rifl.range_rule import RangePart, decide_range, decide_range_without_session
 from rifl.result_tracker import ResultTracker, Verdict, decide_without_session, standing
 from rifl.session import Session, SessionTable
 
@@ -136,7 +136,7 @@ class Machine:
             return code
         flows = self.flows
         if table.kind == "stream":
-            if flows.is_full(op.table, table.quota_bytes):
+            if flows.is_full(op.table, table.quota_bytes, self.time_ms):
                 return Code.QUOTA
             commit = self.commit = self.commit + 1
             flows.append_one(op.table, commit, op.key, op.value, self.time_ms, client_id, op.sequence)
@@ -150,13 +150,12 @@ class Machine:
             flows.append_one(op.table, commit, op.key, value, self.time_ms, client_id, op.sequence)
         return record
 
-    def _range(self, command: c.Range) -> Ranged | OncegateError:
+    def _range(self, command: c.Range) -> Ranged:
         first, prints = command.first, command.fingerprints
         last = first + len(prints) // FINGERPRINT_BYTES - 1
         session = self.sessions.get(command.client_id)
         if session is None:
-            verdict = decide_without_session(first, command.first_incomplete)
-            return Ranged([RangePart(first, last, verdict)], 0)
+            return Ranged(decide_range_without_session(first, last, command.first_incomplete), 0)
         table = self.tables.get(command.table)
         tracker = self.trackers[command.client_id]
         stand = standing(session, command.epoch, self.time_ms)
@@ -167,15 +166,16 @@ class Machine:
                 touched = True
                 self.replayed += part.last - part.first + 1
             elif part.verdict is _EXECUTE:
+                # A verdict of the part, not of the range: what is a replay beside it was applied.
                 if table is None:
-                    return OncegateError(Code.NOT_FOUND, "no such table")
-                if table.kind != "stream":
-                    return OncegateError(Code.BAD_REQUEST, "ranges are for stream tables")
-                if self.flows.is_full(command.table, table.quota_bytes):
+                    parts[at] = part._replace(verdict=Verdict.NOT_FOUND)
+                elif table.kind != "stream":
+                    parts[at] = part._replace(verdict=Verdict.BAD_REQUEST)
+                elif self.flows.is_full(command.table, table.quota_bytes, self.time_ms):
                     parts[at] = part._replace(verdict=Verdict.QUOTA)
-                    continue
-                touched = True
-                parts[at] = part._replace(commit=self._execute_part(command, tracker, part))
+                else:
+                    touched = True
+                    parts[at] = part._replace(commit=self._execute_part(command, tracker, part))
         if touched:
             self._touch(session, tracker, command.first_incomplete)
         return Ranged(parts, session.left_ms(self.time_ms))

@@ -1,0 +1,57 @@
+"""Cluster time: from the last applied entry on, by the leader's own monotonic clock, never back."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway import commands as c
+from gateway.cluster_clock import ClusterClock
+from gateway.machine import Machine
+
+
+def leading(applied_ms: int, monotonic_s: float) -> ClusterClock:
+    clock = ClusterClock()
+    clock.lead_from(applied_ms, monotonic_s)
+    return clock
+
+
+def test_time_goes_on_from_the_last_applied_entry() -> None:
+    clock = leading(5_000, 100.0)
+    assert [clock.stamp_ms(s) for s in (100.0, 100.0005, 100.25, 101.5)] == [5_000, 5_000, 5_250, 6_500]
+
+
+def test_clock_a_day_ahead_expires_nobody() -> None:
+    """Case 17: the new leader's own reading is only compared with itself."""
+    for reading in (0.0, 86_400.0, 1e9):
+        assert leading(5_000, reading).stamp_ms(reading + 1) == 6_000
+
+
+def test_clock_that_jumps_back_stalls() -> None:
+    """Case 18."""
+    clock = leading(5_000, 100.0)
+    assert [clock.stamp_ms(s) for s in (102.0, 50.0, 101.0, 102.5)] == [7_000, 7_000, 7_000, 7_500]
+
+
+def test_outage_longer_than_a_lease_expires_nobody() -> None:
+    """Case 19: the whole cluster is down for an hour; the session can still write."""
+    machine = Machine()
+    machine.apply(1, 1, c.encode_entry(1_000, [c.OpenSession("n", 1_000, 8), c.DeclareTable("t", "resident", 1_024)]))
+    clock = leading(machine.time_ms, 3_600.0)
+    stamp = clock.stamp_ms(3_600.5)
+    op = c.Op(1, int(c.Kind.PUT), "t", "k", 1, b"1")
+    [result] = machine.apply(2, 2, c.encode_entry(stamp, [c.Operate(1, 1, 1, [op])]))
+    assert result.verdicts[0][1] is None
+    assert machine.sessions.expired(stamp) == []
+
+
+@given(st.lists(st.tuples(st.booleans(), st.floats(0, 1e6)), max_size=30))
+def test_stamps_never_go_back_through_any_changes_of_leader(steps: list[tuple[bool, float]]) -> None:
+    clock, applied = leading(0, 0.0), 0
+    for takes_the_lead, reading in steps:
+        if takes_the_lead:
+            clock = leading(applied, reading)
+        stamp = clock.stamp_ms(reading)
+        assert stamp >= applied
+        assert not takes_the_lead or stamp == applied
+        applied = stamp

@@ -1,0 +1,327 @@
+"""The wide edge: three bodies in, one canonical body out, and no body that grows."""
+
+from __future__ import annotations
+
+import json
+import struct
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from flows import range_body
+from gateway import commands as c
+from gateway import edge, edge_range, wire
+from rifl.errors import Code, OncegateError
+from rifl.ids import ID_MAX, RANGE_LENGTH_MAX
+
+SCHEMA = pa.schema([("key", pa.string()), ("value", pa.string())])
+KEYS = ["k1", "kk2", "\N{SNOWMAN}"]
+VALUES = ["1", '{"a":[true,null]}', '"x"']
+
+texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=6)
+
+
+def translate(body: bytes, content_type: str, first: int = 1, table: str = "s") -> c.Range:
+    return edge_range.range_command(table, 1, 1, 1, first, body, content_type)
+
+
+def refusal(body: bytes, content_type: str, first: int = 1) -> Code:
+    with pytest.raises(OncegateError) as caught:
+        translate(body, content_type, first)
+    return caught.value.code
+
+
+def arrow(keys: Any = None, values: Any = None, *, schema: pa.Schema = SCHEMA, compression: str | None = None) -> bytes:
+    columns = [pa.array(KEYS) if keys is None else keys, pa.array(VALUES) if values is None else values]
+    return stream([pa.record_batch(columns, schema=schema)], schema, compression)
+
+
+def stream(batches: list[pa.RecordBatch], schema: pa.Schema = SCHEMA, compression: str | None = None) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    whole: bytes = sink.getvalue().to_pybytes()
+    return whole
+
+
+def packed(keys: list[Any], values: list[Any]) -> bytes:
+    return msgspec.msgpack.encode({"keys": keys, "values": values})
+
+
+def lines(keys: list[str], values: list[str]) -> bytes:
+    return b"\n".join(f'{{"key":{json.dumps(k)},"value":{v}}}'.encode() for k, v in zip(keys, values, strict=True))
+
+
+def rows(command: c.Range) -> list[tuple[str, str]]:
+    keys, values = range_body.decode(command.body, 0, len(command.fingerprints) // 8)
+    return list(zip(keys.to_pylist(), values.to_pylist(), strict=True))
+
+
+def test_three_bodies_give_one_canonical_command() -> None:
+    commands = [
+        translate(arrow(), wire.ARROW),
+        translate(packed(KEYS, VALUES), wire.MSGPACK),
+        translate(lines(KEYS, VALUES), wire.JSON),
+        translate(
+            stream([pa.record_batch([[k], [v]], schema=SCHEMA) for k, v in zip(KEYS, VALUES, strict=True)]), wire.ARROW
+        ),
+    ]
+    assert all(command == commands[0] for command in commands)
+    assert rows(commands[0]) == list(zip(KEYS, VALUES, strict=True))
+    assert range_body.check(commands[0].body, items_max=3, value_bytes_max=100) == 3
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(texts, st.dictionaries(texts, st.integers(-9, 9) | texts, max_size=3)), min_size=1, max_size=6)
+)
+def test_put_has_the_same_fingerprint_alone_and_in_a_range(puts: list[tuple[str, dict[str, Any]]]) -> None:
+    operations = [
+        {"sequence": at, "op": "put", "table": "s", "key": key, "value": value}
+        for at, (key, value) in enumerate(puts, 1)
+    ]
+    request = {"client_id": "0000000000000001", "epoch": 1, "first_incomplete": 1, "operations": operations}
+    alone = edge.operations(edge.decode(json.dumps(request).encode(), wire.JSON, wire.OperationsRequest)).ops
+    ranged = translate(lines([k for k, _ in puts], [json.dumps(v) for _, v in puts]), wire.JSON)
+    assert ranged.fingerprints == b"".join(op.fingerprint.to_bytes(8, "big") for op in alone)
+    assert [value.encode() for _, value in rows(ranged)] == [op.value for op in alone]
+    again = translate(packed([k for k, _ in puts], [v for _, v in rows(ranged)]), wire.MSGPACK)
+    assert again == ranged
+
+
+@pytest.mark.parametrize("content_type", [wire.ARROW, wire.MSGPACK])
+def test_text_of_a_range_is_kept_and_fingerprinted_as_sent(content_type: str) -> None:
+    """docs/decisions/0002: a retry sends the same text; canonical text hashes like a single put."""
+    spelled = '{ "b" : 1,\n "a":"\\u00e9" }'
+    body = arrow(pa.array(["k"]), pa.array([spelled])) if content_type == wire.ARROW else packed(["k"], [spelled])
+    ranged = translate(body, content_type)
+    assert rows(ranged) == [("k", spelled)]
+    assert ranged.fingerprints == c.fingerprint_put("s", "k", spelled.encode()).to_bytes(8, "big")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "",
+        " ",
+        "tru",
+        "NaN",
+        "'x'",
+        "1 2",
+        "[1,",
+        '"\ud7ff',
+        "01",
+        "[1,]",
+        "[" * 100000,
+        "1e999",
+        "-1e999",
+        "1" * 5000,
+        str(2**64),
+        "[" * 65 + "]" * 65,
+        "[" * 900 + "]" * 900,
+        '"\\ud800"',
+        '{"a":1e400}',
+    ],
+    ids=lambda value: value[:12],
+)
+def test_value_that_a_single_put_could_not_say_is_refused_in_a_range(value: str) -> None:
+    """What the edge lets through must be readable for ever: a poisoned row would fail each read and each sink."""
+    assert refusal(packed(["k"], [value]), wire.MSGPACK) is Code.BAD_REQUEST
+    assert refusal(arrow(pa.array(["k"]), pa.array([value])), wire.ARROW) is Code.BAD_REQUEST
+    assert refusal(b'{"key":"k","value":' + value.encode() + b"}", wire.JSON) is Code.BAD_REQUEST
+
+
+@pytest.mark.parametrize(
+    ("key", "code"),
+    [
+        ("", Code.BAD_REQUEST),
+        ("a\0b", Code.BAD_REQUEST),
+        ("k" * 513, Code.PAYLOAD_TOO_LARGE),
+        ("\N{SNOWMAN}" * 171, Code.PAYLOAD_TOO_LARGE),
+    ],
+)
+def test_key_outside_its_bounds_is_refused(key: str, code: Code) -> None:
+    for body, kind in (
+        (arrow(pa.array(["a", key]), pa.array(["1", "2"])), wire.ARROW),
+        (packed(["a", key], ["1", "2"]), wire.MSGPACK),
+        (lines(["a", key], ["1", "2"]), wire.JSON),
+    ):
+        assert refusal(body, kind) is code
+
+
+def test_value_over_its_bound_and_too_many_rows_are_refused() -> None:
+    large = '"' + "x" * c.VALUE_BYTES_MAX + '"'
+    many = RANGE_LENGTH_MAX + 1
+    assert refusal(packed(["k"], [large]), wire.MSGPACK) is Code.PAYLOAD_TOO_LARGE
+    assert refusal(arrow(pa.array(["k"]), pa.array([large])), wire.ARROW) is Code.PAYLOAD_TOO_LARGE
+    assert refusal(lines(["k"], [large]), wire.JSON) is Code.PAYLOAD_TOO_LARGE
+    assert refusal(packed(["k"] * many, ["1"] * many), wire.MSGPACK) is Code.PAYLOAD_TOO_LARGE
+    assert refusal(arrow(pa.array(["k"] * many), pa.array(["1"] * many)), wire.ARROW) is Code.PAYLOAD_TOO_LARGE
+    assert refusal(lines(["k"] * many, ["1"] * many), wire.JSON) is Code.PAYLOAD_TOO_LARGE
+    assert len(translate(packed(["k"] * (many - 1), ["1"] * (many - 1)), wire.MSGPACK).fingerprints) == 8 * (many - 1)
+
+
+def test_range_that_ends_beyond_the_last_number_is_refused() -> None:
+    assert refusal(lines(KEYS, VALUES), wire.JSON, first=ID_MAX - 1) is Code.BAD_REQUEST
+    assert translate(lines(KEYS, VALUES), wire.JSON, first=ID_MAX - 2).first == ID_MAX - 2
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        packed([], []),
+        packed(["k"], []),
+        packed([], ["1"]),
+        packed([1], ["1"]),
+        packed(["k"], [1]),
+        packed(["k"], [None]),
+        packed([b"k"], ["1"]),
+        msgspec.msgpack.encode({"keys": ["k"]}),
+        msgspec.msgpack.encode(["k", "1"]),
+        b"\x82\xa4keys\x91\xa1\xff\xa6values\x91\xa11",
+        b"",
+    ],
+    ids=lambda body: repr(body)[:30],
+)
+def test_broken_msgpack_columns_are_refused(body: bytes) -> None:
+    assert refusal(body, wire.MSGPACK) is Code.BAD_REQUEST
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\n\n",
+        b"{}",
+        b"[]",
+        b'{"key":"k"}',
+        b'{"value":1}',
+        b'{"key":1,"value":1}',
+        b'{"key":"k","value":1}{',
+        b"\xff",
+        b'{"key":"\\ud800","value":1}',
+        b'{"key":"k","value":1}\n{"key":"k","value":}',
+    ],
+)
+def test_broken_lines_are_refused(body: bytes) -> None:
+    assert refusal(body, wire.JSON) is Code.BAD_REQUEST
+
+
+def fields(*named: tuple[str, Any]) -> pa.Schema:
+    return pa.schema([pa.field(name, kind) for name, kind in named])
+
+
+def of_type(kind: Any, key: Any, value: Any) -> bytes:
+    return arrow(pa.array([key], kind), pa.array([value], kind), schema=fields(("key", kind), ("value", kind)))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(stream([]), id="no batch"),
+        pytest.param(arrow(pa.array([None], pa.string()), pa.array(["1"])), id="null key"),
+        pytest.param(arrow(pa.array(["k"]), pa.array([None], pa.string())), id="null value"),
+        pytest.param(of_type(pa.int64(), 1, 1), id="integers"),
+        pytest.param(of_type(pa.float64(), 1.5, 1.5), id="floats"),
+        pytest.param(of_type(pa.bool_(), True, True), id="booleans"),
+        pytest.param(of_type(pa.list_(pa.string()), ["k"], ["1"]), id="lists"),
+        pytest.param(of_type(pa.null(), None, None), id="nothing but nulls"),
+        pytest.param(of_type(pa.dictionary(pa.int8(), pa.string()), "k", "1"), id="dictionaries"),
+        pytest.param(
+            arrow(pa.array(["1"]), pa.array(["k"]), schema=fields(("value", pa.string()), ("other", pa.string()))),
+            id="other columns",
+        ),
+        pytest.param(
+            stream([pa.record_batch([["k"], ["1"], ["2"]], schema=three)], three)
+            if (three := fields(("key", pa.string()), ("key", pa.string()), ("value", pa.string())))
+            else b"",
+            id="a column twice",
+        ),
+        pytest.param(b"ARROW1\0\0" + arrow(), id="file format"),
+        pytest.param(struct.pack("<ii", -1, 2**31 - 1) + arrow()[8:], id="metadata that claims 2 GiB"),
+        pytest.param(struct.pack("<ii", -1, -(2**31)) + arrow()[8:], id="metadata of negative length"),
+        pytest.param(b"\xff" * 64, id="noise"),
+        pytest.param(b"", id="nothing"),
+    ],
+)
+def test_other_arrow_streams_are_refused(body: bytes) -> None:
+    assert refusal(body, wire.ARROW) is Code.BAD_REQUEST
+
+
+def test_text_that_is_not_utf8_is_refused() -> None:
+    offsets = pa.py_buffer(struct.pack("<ii", 0, 1))
+    broken = pa.Array.from_buffers(pa.string(), 1, [None, offsets, pa.py_buffer(b"\xff")])
+    assert refusal(arrow(broken, pa.array(["1"])), wire.ARROW) is Code.BAD_REQUEST
+    assert refusal(arrow(pa.array(["k"]), broken), wire.ARROW) is Code.BAD_REQUEST
+
+
+def test_column_name_that_is_not_utf8_is_refused() -> None:
+    assert refusal(arrow().replace(b"key\0", b"k\xffy\0", 1), wire.ARROW) is Code.BAD_REQUEST
+
+
+@pytest.mark.parametrize("offsets", [(0, 2**31 - 1), (5, 1), (-5, 1), (0, -1)])
+def test_offsets_outside_the_buffer_are_refused(offsets: tuple[int, int]) -> None:
+    honest = arrow(pa.array(["k"]), pa.array(["1"]))
+    with_lie = honest.replace(struct.pack("<ii", 0, 1), struct.pack("<ii", *offsets), 1)
+    assert with_lie != honest
+    assert refusal(with_lie, wire.ARROW) is Code.BAD_REQUEST
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+def test_compressed_buffers_are_refused_before_they_are_unpacked(codec: str) -> None:
+    """A kilobyte may unpack to gigabytes: with a bound on the body alone the edge would be a decompression bomb."""
+    value = '"' + "a" * 100_000 + '"'
+    body = arrow(pa.array(["k"] * 20), pa.array([value] * 20), compression=codec)
+    assert len(body) < 20_000
+    before = pa.total_allocated_bytes()
+    assert refusal(body, wire.ARROW) is Code.BAD_REQUEST
+    assert pa.total_allocated_bytes() <= before + len(body)
+
+
+def test_body_that_repeats_one_value_by_reference_is_refused() -> None:
+    """A dictionary or a view names one large value ten thousand times in a few bytes each."""
+    value = '"' + "a" * 1_000 + '"'
+    indices = pa.array([0] * 100, pa.int8())
+    dictionary = pa.DictionaryArray.from_arrays(indices, pa.array([value]))
+    schema = fields(("key", pa.string()), ("value", dictionary.type))
+    assert refusal(arrow(pa.array(["k"] * 100), dictionary, schema=schema), wire.ARROW) is Code.BAD_REQUEST
+    schema = fields(("key", pa.string()), ("value", pa.string_view()))
+    views = pa.array([value] * 100, pa.string_view())
+    assert refusal(arrow(pa.array(["k"] * 100), views, schema=schema), wire.ARROW) is Code.BAD_REQUEST
+
+
+def test_truncated_stream_is_refused_wherever_it_ends() -> None:
+    whole = arrow()
+    marker = len(whole) - 8  # the end-of-stream marker may be left out; all rows are there
+    for end in range(marker):
+        assert refusal(whole[:end], wire.ARROW) is Code.BAD_REQUEST
+    assert rows(translate(whole[:marker], wire.ARROW)) == rows(translate(whole, wire.ARROW))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=120), st.sampled_from([wire.ARROW, wire.MSGPACK, wire.JSON, "text/plain"]))
+def test_arbitrary_bytes_raise_nothing_but_a_typed_refusal(body: bytes, content_type: str) -> None:
+    with suppress(OncegateError):
+        assert rows(translate(body, content_type))
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=4))
+@example([(arrow().index(b"value"), 0xFF)])
+def test_flipped_bytes_of_a_good_stream_raise_nothing_but_a_typed_refusal(flips: list[tuple[int, int]]) -> None:
+    body = bytearray(arrow())
+    for at, byte in flips:
+        body[at % len(body)] = byte
+    try:
+        command = translate(bytes(body), wire.ARROW)
+    except OncegateError:
+        return
+    for key, value in rows(command):
+        assert 1 <= len(key.encode()) <= c.KEY_BYTES_MAX
+        msgspec.json.decode(value)

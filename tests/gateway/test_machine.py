@@ -1,0 +1,427 @@
+"""The state machine: effect and completion record in one transition. Named after the cases of SEMANTICS.md."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway import commands as c
+from gateway import machine as machine_module
+from gateway.machine import Machine, Operated
+from gateway.tables import Remembered
+from rifl.errors import Code, OncegateError
+from rifl.ids import ID_MAX
+
+QUOTA = 1 << 20
+
+
+class Log:
+    """A machine and the log that feeds it."""
+
+    def __init__(self, machine: Machine | None = None) -> None:
+        self.machine = machine or Machine()
+        self.entries: list[bytes] = []
+        self.now = 0
+
+    def do(self, *commands: c.Command, at: int | None = None) -> list[Any]:
+        self.now = self.now if at is None else at
+        entry = c.encode_entry(self.now, list(commands))
+        self.entries.append(entry)
+        return self.machine.apply(len(self.entries), 1, entry)
+
+    def ops(self, *ops: c.Op, client: int = 1, epoch: int = 1, fi: int = 1, at: int | None = None) -> Operated:
+        [result] = self.do(c.Operate(client, epoch, fi, list(ops)), at=at)
+        assert isinstance(result, Operated)
+        return result
+
+    def one(self, op: c.Op, **how: int) -> Any:
+        """Return the code of a refusal, else (commit, result, replayed)."""
+        [(sequence, code, record, replayed)] = self.ops(op, **how).verdicts
+        assert sequence == op.sequence
+        assert (code is None) != (record is None)
+        return code if record is None else (record.commit, record.result, replayed)
+
+    def value(self, key: str, table: str = "t") -> Any:
+        row = self.machine.tables[table].rows.get(key)
+        return None if row is None else msgspec.json.decode(row.value)
+
+
+def op(sequence: int, kind: c.Kind, key: str = "k", *, table: str = "t", **fields: Any) -> c.Op:
+    draft = c.Op(sequence, int(kind), table, key, 0, **fields)
+    return msgspec.structs.replace(draft, fingerprint=c.fingerprint(draft))
+
+
+def put(sequence: int, value: Any = 1, key: str = "k", *, table: str = "t", **fields: Any) -> c.Op:
+    return op(sequence, c.Kind.PUT, key, table=table, value=msgspec.json.encode(value), **fields)
+
+
+def increment(sequence: int, by: int = 1, key: str = "n", **fields: Any) -> c.Op:
+    return op(sequence, c.Kind.INCREMENT, key, by=by, **fields)
+
+
+def session(nonce: str = "a", lease_ms: int = 10_000, window: int = 8) -> c.OpenSession:
+    return c.OpenSession(nonce, lease_ms, window)
+
+
+def started(**how: Any) -> Log:
+    log = Log()
+    log.do(c.DeclareTable("t", "resident", QUOTA), c.DeclareTable("s", "stream", QUOTA), session(**how))
+    return log
+
+
+def test_same_id_and_payload_replays_the_same_record_without_a_second_execution() -> None:
+    """Case 1, with an increment, where a second execution shows."""
+    log = started()
+    first = log.one(increment(1, 5))
+    assert first == (1, Remembered(None, 1, b"5"), False)
+    log.one(increment(2, 5))
+    assert log.one(increment(1, 5)) == (1, Remembered(None, 1, b"5"), True)
+    assert (log.value("n"), log.machine.commit, log.machine.replayed) == (10, 2, 1)
+
+
+def test_other_payload_under_the_same_id_changes_nothing() -> None:
+    """Case 2: for each part of the payload."""
+    log = started()
+    log.one(put(1, "old"))
+    for other in (
+        put(1, "new"),
+        put(1, "old", "k2"),
+        put(1, "old", table="s"),
+        op(1, c.Kind.DELETE),
+        increment(1, 1, "k"),
+    ):
+        assert log.one(other) is Code.PAYLOAD_MISMATCH
+    assert (log.value("k"), log.machine.commit) == ("old", 1)
+
+
+def test_another_session_never_gets_this_ones_result() -> None:
+    log = started()
+    log.do(session("b"))
+    log.one(increment(1, 5))
+    assert log.one(increment(1, 5), client=2) == (2, Remembered(None, 2, b"10"), False)
+
+
+def test_both_attempts_in_one_entry_or_one_request_apply_once() -> None:
+    """Cases 4 and 22: the log holds both, the second is a replay."""
+    log = started()
+    command = c.Operate(1, 1, 1, [increment(1, 5)])
+    one, two = log.do(command, command)
+    assert [v[3] for v in one.verdicts + two.verdicts] == [False, True]
+    assert one.verdicts[0][2] == two.verdicts[0][2]
+    twice = log.ops(increment(2, 1), increment(2, 1), increment(2, 2))
+    assert [(v[1], v[3]) for v in twice.verdicts] == [(None, False), (None, True), (Code.PAYLOAD_MISMATCH, False)]
+    assert log.value("n") == 6
+
+
+def test_duplicate_after_its_ack_is_stale() -> None:
+    """Case 5."""
+    log = started()
+    log.one(increment(1))
+    log.one(increment(2), fi=2)
+    assert log.one(increment(1)) is Code.STALE
+    assert log.value("n") == 2
+
+
+def test_gap_filled_later_runs_both_once() -> None:
+    """Case 6."""
+    log = started()
+    assert log.one(increment(3))[0] == 1
+    assert log.one(increment(1))[0] == 2
+    assert log.one(increment(3))[2]
+    assert log.value("n") == 2
+
+
+def test_window_is_full_until_acks_come() -> None:
+    """Case 7."""
+    log = started(window=2)
+    assert [v[1] for v in log.ops(put(1), put(2), put(3)).verdicts] == [None, None, Code.WINDOW_FULL]
+    assert log.one(put(3), fi=2) == (3, None, False)
+
+
+@pytest.mark.parametrize("fi", [11, 2**53 - 1, 2**64 - 1])
+def test_absurd_first_incomplete_is_refused_and_changes_nothing(fi: int) -> None:
+    """Case 8."""
+    log = started()
+    log.one(put(1))
+    before = state_of(log.machine)
+    assert log.one(put(2), fi=fi) is Code.BAD_ACK
+    assert log.one(put(2**64 - 1), fi=fi) is Code.BAD_ACK
+    assert state_of(log.machine) == before
+
+
+def test_older_first_incomplete_is_ignored() -> None:
+    """Case 9."""
+    log = started()
+    log.one(put(1))
+    log.one(put(2), fi=2)
+    assert log.one(put(3), fi=1) == (3, None, False)
+    assert log.machine.trackers[1].first_incomplete == 2
+
+
+def test_operation_acknowledged_in_flight_finishes_and_its_retry_is_stale() -> None:
+    """Case 10: its entry lies before the ack's in the log."""
+    log = started()
+    log.do(c.Operate(1, 1, 1, [increment(1)]), c.Operate(1, 1, 2, [increment(2)]))
+    assert 1 not in log.machine.trackers[1].records
+    assert log.one(increment(1)) is Code.STALE
+    assert log.value("n") == 2
+
+
+def test_late_copy_of_a_cancelled_and_acknowledged_operation_never_applies() -> None:
+    """Case 11."""
+    log = started()
+    log.one(increment(2), fi=2)
+    assert log.one(increment(1)) is Code.STALE
+    assert log.value("n") == 1
+
+
+def test_lost_response_is_replayed_while_later_ones_succeed() -> None:
+    """Case 12."""
+    log = started()
+    lost = log.one(increment(1))
+    for sequence in range(2, 8):
+        log.one(increment(sequence))
+    assert log.one(increment(1)) == (lost[0], lost[1], True)
+
+
+def test_after_the_lease_new_is_refused_and_old_is_replayed() -> None:
+    """Cases 13 and 14; nothing revives the lease, and the ack of a replay is processed."""
+    log = started(lease_ms=1_000)
+    log.ops(put(1), put(2), put(3))
+    assert log.one(put(4), at=1_001) is Code.SESSION_EXPIRED
+    assert log.one(put(2), fi=2) == (2, None, True)
+    assert log.ops(put(2)).memory_ms == 0
+    assert log.one(put(1)) is Code.STALE
+    assert log.machine.sessions.get(1).ends_ms == 1_000  # type: ignore[union-attr]
+
+
+def test_delayed_retry_after_the_reap_is_never_new() -> None:
+    """Case 15."""
+    log = started(lease_ms=1_000)
+    log.one(increment(1))
+    assert log.do(c.Reap([1]), at=1_001) == [1]
+    assert log.one(increment(1)) is Code.SESSION_EXPIRED
+    assert log.one(increment(2)) is Code.SESSION_EXPIRED
+    assert log.one(increment(2), fi=3) is Code.BAD_ACK
+    log.do(session())
+    assert log.one(increment(1)) is Code.SESSION_EXPIRED, "the same nonce gives another id"
+    assert log.value("n") == 1
+
+
+@pytest.mark.parametrize("renewal_first", [True, False])
+def test_log_order_decides_between_renewal_and_reap(renewal_first: bool) -> None:
+    """Case 16."""
+    logs = [started(lease_ms=1_000) for _ in range(2)]
+    race: list[c.Command] = [c.RenewSession(1, 1), c.Reap([1])]
+    for log in logs:
+        log.do(at=1_000)
+        if renewal_first:
+            log.do(race[0])
+            assert log.do(race[1], at=1_001) == [0]
+        else:
+            assert log.do(race[1], at=1_001) == [1]
+            [late] = log.do(race[0])
+            assert late.code is Code.SESSION_EXPIRED
+    assert state_of(logs[0].machine) == state_of(logs[1].machine)
+
+
+def test_reap_of_live_unknown_or_repeated_sessions_is_harmless() -> None:
+    log = started(lease_ms=1_000)
+    assert log.do(c.Reap([1, 2, ID_MAX]), c.Reap([])) == [0, 0]
+    assert log.do(c.Reap([1, 1]), c.Reap([1]), at=1_001) == [1, 0]
+
+
+def test_stamp_that_jumps_back_stalls_cluster_time() -> None:
+    """Case 18."""
+    log = started()
+    log.do(at=5_000)
+    log.do(c.RenewSession(1, 1), at=1_000)
+    assert log.machine.time_ms == 5_000
+    assert log.machine.sessions.get(1).ends_ms == 15_000  # type: ignore[union-attr]
+
+
+def test_open_retried_is_the_same_session_with_its_records() -> None:
+    """Case 28."""
+    log = started()
+    log.one(put(1))
+    [again, other] = log.do(session(), session("b"))
+    assert (again.client_id, again.existed, again.highest) == (1, True, 1)
+    assert (other.client_id, other.existed) == (2, False)
+
+
+def test_older_epoch_is_fenced_and_the_new_owner_resumes() -> None:
+    """Cases 29 and 30."""
+    log = started()
+    log.one(increment(1))
+    [taken] = log.do(c.TakeOver(1, "b"))
+    assert (taken.epoch, taken.first_incomplete, taken.highest) == (2, 1, 1)
+    assert log.one(increment(1)) is Code.FENCED
+    assert log.one(increment(2)) is Code.FENCED
+    assert log.do(c.RenewSession(1, 1), c.CloseSession(1, 1))[1].code is Code.FENCED
+    assert log.one(increment(1), epoch=2)[2], "the old owner's outcome can still be asked for"
+    assert log.one(increment(2), epoch=2) == (2, Remembered(None, 2, b"2"), False)
+
+
+def test_business_refusal_is_recorded_and_replayed_though_the_row_has_changed() -> None:
+    """Case 31, first half."""
+    log = started()
+    log.one(put(1, "ann"))
+    refused = log.one(put(2, "bob", test=int(c.Test.ABSENT)))
+    assert refused == (2, Remembered("CONDITION_FAILED", 1, b'"ann"'), False)
+    log.one(op(3, c.Kind.DELETE))
+    assert log.one(put(2, "bob", test=int(c.Test.ABSENT))) == (2, Remembered("CONDITION_FAILED", 1, b'"ann"'), True)
+    assert log.value("k") is None
+
+
+def test_refusal_that_may_pass_is_not_recorded() -> None:
+    """Case 31, second half: an unknown table, a full one."""
+    log = started()
+    assert log.one(put(1, table="later")) is Code.NOT_FOUND
+    log.do(c.DeclareTable("later", "resident", 1_024), c.DeclareTable("small", "resident", 10))
+    assert log.one(put(1, table="later")) == (1, None, False)
+    assert log.one(put(2, "x" * 20, table="small")) is Code.QUOTA
+    log.do(c.DeclareTable("small", "resident", 1_000))
+    assert log.one(put(2, "x" * 20, table="small")) == (2, None, False)
+
+
+def test_rejected_operations_renew_nothing_and_acknowledge_nothing() -> None:
+    log = started()
+    log.ops(put(1), put(2))
+    before = state_of(log.machine)
+    log.ops(put(3, table="no"), put(2, "other"), fi=2)
+    assert state_of(log.machine) == before
+
+
+def test_session_over_its_bytes_is_refused_before_execution_until_it_acknowledges(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Case 32, and that the session is not stuck for ever: the next request brings the ack that makes room."""
+    monkeypatch.setattr("rifl.result_tracker.RECORD_BYTES_MAX", 100)
+    log = started()
+    log.ops(increment(1), increment(2))
+    assert log.one(increment(3)) is Code.QUOTA
+    assert log.value("n") == 2
+    assert log.one(increment(3), fi=3)[0] == 3
+
+
+def test_mixed_request_applies_only_what_is_new_with_a_verdict_each() -> None:
+    """Case 33."""
+    log = started()
+    log.ops(increment(1), increment(2))
+    mixed = log.ops(increment(1), increment(3), increment(2, 9), increment(4), increment(99), put(5, table="no"))
+    assert [v[0] for v in mixed.verdicts] == [1, 3, 2, 4, 99, 5]
+    assert [v[1] for v in mixed.verdicts] == [None, None, Code.PAYLOAD_MISMATCH, None, Code.WINDOW_FULL, Code.NOT_FOUND]
+    assert [v[3] for v in mixed.verdicts] == [True, False, False, False, False, False]
+    assert (log.value("n"), log.machine.commit) == (4, 4)
+
+
+def test_session_quota_refuses_the_new_and_leaves_the_live_alone() -> None:
+    """Case 34."""
+    log = started()
+    log.machine.sessions.sessions_max = 2
+    results = log.do(session("b"), session("c"), session("a"))
+    assert isinstance(results[1], OncegateError)
+    assert results[1].code is Code.QUOTA
+    assert results[2].client_id == 1
+    assert set(log.machine.trackers) == {1, 2}
+    assert log.one(put(1)) == (1, None, False)
+
+
+def test_closed_session_drops_its_records_and_is_refused_for_ever() -> None:
+    log = started()
+    log.one(put(1))
+    assert log.do(c.CloseSession(1, 1)) == [None]
+    assert not log.machine.trackers
+    assert log.one(put(1)) is Code.SESSION_EXPIRED
+    [again] = log.do(c.CloseSession(1, 1))
+    assert again.code is Code.SESSION_EXPIRED
+
+
+def test_commit_numbers_are_dense_and_count_applied_operations_only() -> None:
+    log = started()
+    log.ops(
+        put(1), put(2, test=int(c.Test.ABSENT)), put(3, table="no"), put(4, table="s"), put(1), op(5, c.Kind.DELETE)
+    )
+    assert sorted(r.commit for r in log.machine.trackers[1].records.values()) == [1, 2, 3, 4]
+    assert log.machine.commit == 4
+
+
+def test_operations_and_replays_extend_a_live_lease() -> None:
+    log = started(lease_ms=1_000)
+    assert log.ops(put(1), at=900).memory_ms == 1_000
+    assert log.ops(put(1), at=1_800).memory_ms == 1_000
+    assert log.one(put(2), at=2_800) == (2, None, False)
+
+
+def test_table_declared_again_changes_nothing_and_differently_is_a_conflict() -> None:
+    log = started()
+    log.one(put(1))
+    again, other = log.do(c.DeclareTable("t", "resident", QUOTA), c.DeclareTable("t", "stream", QUOTA))
+    assert len(again.rows) == 1
+    assert other.code is Code.CONFLICT
+
+
+def test_table_quota_holds_and_deletes_make_room() -> None:
+    log = started()
+    log.do(c.DeclareTable("q", "resident", 1_000))
+    codes = [log.one(put(s, "x" * 90, f"k{s}", table="q")) for s in range(1, 8)]
+    full = codes.index(Code.QUOTA)
+    assert all(isinstance(code, tuple) for code in codes[:full])
+    assert set(codes[full:]) == {Code.QUOTA}
+    assert log.machine.tables["q"].bytes <= 1_000 + 300
+    log.one(op(10, c.Kind.DELETE, "k1", table="q"), fi=8)
+    log.one(op(11, c.Kind.DELETE, "k2", table="q"), fi=8)
+    assert isinstance(log.one(put(12, "x" * 90, table="q"), fi=8), tuple)
+
+
+def test_entry_of_another_version_stops_the_node_instead_of_being_guessed() -> None:
+    entry = msgspec.msgpack.encode([c.VERSION + 1, 0, []])
+    with pytest.raises(msgspec.ValidationError):
+        Machine().apply(1, 1, entry)
+
+
+class ExecutesWithoutLooking(machine_module.ResultTracker):
+    """Planted bug: an operation is executed without looking at its record."""
+
+    def decide(self, *args: Any) -> Any:
+        verdict, record = super().decide(*args)
+        return (machine_module.Verdict.EXECUTE, None) if record is not None else (verdict, record)
+
+
+def count_with_retries() -> None:
+    """Increment a counter 20 times, each sent three times in some order; a duplicate shows in the sum."""
+    log = started(window=32)
+    for sequence in range(1, 21):
+        for sent in (sequence, max(1, sequence - 3), sequence):
+            log.one(increment(sent, sent))
+    assert log.value("n") == sum(range(1, 21))
+    assert log.machine.commit == 20
+
+
+def test_retried_increments_count_once() -> None:
+    count_with_retries()
+
+
+def test_planted_execution_without_the_record_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_module, "ResultTracker", ExecutesWithoutLooking)
+    with pytest.raises(AssertionError):
+        count_with_retries()
+
+
+def state_of(machine: Machine) -> list[Any]:
+    """All of the replicated state as plain data."""
+    flows = machine.flows
+    return [
+        machine.commit,
+        machine.time_ms,
+        machine.sessions.next_id,
+        sorted(msgspec.to_builtins(list(machine.sessions)), key=lambda s: s[0]),
+        [(client, tracker.dump()) for client, tracker in sorted(machine.trackers.items())],
+        [(n, t.kind, t.quota_bytes, t.bytes, list(t.rows.items())) for n, t in sorted(machine.tables.items())],
+        [
+            (name, f.declaration, f.segment.snapshot(), f.batches.snapshot(), f.consumers.snapshot(), f.retained_bytes)
+            for name, f in ((name, flows.get(name)) for name in flows.names())
+        ],
+    ]

@@ -1,0 +1,271 @@
+"""Ranges in the state machine (case 40), and flow items: the committed writes, in commit order."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flows.chunks import RangeChunk, SealedBatch, int64s_from_bytes
+from flows.range_body import decode
+from gateway import commands as c
+from gateway import edge_range, wire
+from gateway.machine import Machine, Ranged
+from rifl.errors import Code, OncegateError
+
+QUOTA = 1 << 20
+
+
+def machine() -> Machine:
+    made = Machine()
+    apply(
+        made,
+        c.DeclareTable("s", "stream", QUOTA),
+        c.DeclareTable("t", "resident", QUOTA),
+        c.OpenSession("a", 10_000, 8),
+    )
+    return made
+
+
+def apply(made: Machine, *commands: c.Command, at: int = 0) -> list[Any]:
+    return made.apply(1, 1, c.encode_entry(at, list(commands)))
+
+
+def value_of(sequence: int) -> str:
+    return f'{{"n":{sequence}}}'
+
+
+def range_of(first: int, last: int, *, fi: int = 1, table: str = "s", client: int = 1, changed: int = 0) -> c.Range:
+    values = [value_of(s) if s != changed else '"changed"' for s in range(first, last + 1)]
+    columns = wire.RangeBody([f"k{s}" for s in range(first, last + 1)], values)
+    return edge_range.range_command(table, client, 1, fi, first, msgspec.msgpack.encode(columns), wire.MSGPACK)
+
+
+def single(sequence: int, *, table: str = "s") -> c.Op:
+    value = value_of(sequence).encode()
+    key = f"k{sequence}"
+    return c.Op(sequence, int(c.Kind.PUT), table, key, c.fingerprint_put(table, key, value), value)
+
+
+def parts(result: Any) -> list[tuple[int, int, str, int]]:
+    assert isinstance(result, Ranged)
+    return [(p.first, p.last, p.verdict.name, p.commit) for p in result.parts]
+
+
+def items(made: Machine, flow: str = "s") -> list[tuple[int, str, Any, int]]:
+    """(commit, key, value, sequence) of everything in a flow, sealed or not."""
+    found: list[tuple[int, str, Any, int]] = []
+    sealed = [chunk for batch in made.take_sealed() if batch.flow == flow for chunk in batch.chunks]
+    for chunk in [*sealed, *made.flows.get(flow).segment.snapshot().chunks]:
+        if isinstance(chunk, RangeChunk):
+            keys, values = decode(chunk.body, chunk.offset, chunk.count)
+            for i, (key, value) in enumerate(zip(keys.to_pylist(), values.to_pylist(), strict=True)):
+                found.append((chunk.first_commit + i, key, json.loads(value), chunk.first_sequence + i))
+        else:
+            columns = int64s_from_bytes(chunk.commits), chunk.keys, chunk.values, int64s_from_bytes(chunk.sequences)
+            for commit, key, text, sequence in zip(*columns, strict=True):
+                found.append((commit, key, None if text is None else json.loads(text), sequence))
+    return found
+
+
+def test_range_sent_twice_applies_once() -> None:
+    made = machine()
+    command = range_of(1, 5)
+    one, two = apply(made, command, command)
+    assert parts(one) == [(1, 5, "EXECUTE", 1)]
+    assert parts(two) == [(1, 5, "REPLAY", 1)]
+    assert [item[0] for item in items(made)] == [1, 2, 3, 4, 5]
+    assert made.replayed == 5
+
+
+def test_range_cut_differently_at_the_retry_applies_only_what_is_new() -> None:
+    made = machine()
+    apply(made, range_of(3, 6))
+    assert parts(apply(made, range_of(1, 4))[0]) == [(1, 2, "EXECUTE", 5), (3, 4, "REPLAY", 1)]
+    assert parts(apply(made, range_of(5, 9))[0]) == [(5, 6, "REPLAY", 3), (7, 9, "EXECUTE", 7)]
+    assert [(commit, sequence) for commit, _, _, sequence in items(made)] == [
+        *[(i + 1, s) for i, s in enumerate((3, 4, 5, 6, 1, 2, 7, 8, 9))],
+    ]
+
+
+def test_range_over_single_operations_replays_them_and_they_replay_it() -> None:
+    made = machine()
+    apply(made, c.Operate(1, 1, 1, [single(2), single(4)]))
+    assert [p[2] for p in parts(apply(made, range_of(1, 5))[0])] == [
+        "EXECUTE",
+        "REPLAY",
+        "EXECUTE",
+        "REPLAY",
+        "EXECUTE",
+    ]
+    [operated] = apply(made, c.Operate(1, 1, 1, [single(s) for s in range(1, 6)]))
+    assert [(v[2].commit, v[3]) for v in operated.verdicts] == [(3, True), (1, True), (4, True), (2, True), (5, True)]
+    assert made.commit == 5
+
+
+def test_changed_payload_in_a_retried_range_is_refused_alone() -> None:
+    made = machine()
+    apply(made, range_of(1, 3))
+    assert parts(apply(made, range_of(1, 4, changed=2))[0]) == [
+        (1, 1, "REPLAY", 1),
+        (2, 2, "PAYLOAD_MISMATCH", 0),
+        (3, 3, "REPLAY", 3),
+        (4, 4, "EXECUTE", 4),
+    ]
+    assert [item[2] for item in items(made)] == [{"n": 1}, {"n": 2}, {"n": 3}, {"n": 4}]
+
+
+def test_refused_range_changes_neither_acks_nor_lease() -> None:
+    """All of it lies below its own first incomplete, right before a recorded range."""
+    made = machine()
+    apply(made, range_of(1, 4))
+    [result] = apply(made, range_of(2, 2, fi=3), at=5_000)
+    assert parts(result) == [(2, 2, "BAD_ACK", 0)]
+    assert made.trackers[1].first_incomplete == 1
+    assert made.sessions.get(1).ends_ms == 10_000  # type: ignore[union-attr]
+
+
+def test_range_without_a_session_is_judged_as_if_each_had_come_alone() -> None:
+    made = machine()
+    assert parts(apply(made, range_of(1, 4, client=7))[0]) == [(1, 4, "SESSION_EXPIRED", 0)]
+    assert parts(apply(made, range_of(1, 4, client=7, fi=5))[0]) == [(1, 4, "BAD_ACK", 0)]
+    assert parts(apply(made, range_of(1, 4, client=7, fi=3))[0]) == [(1, 2, "BAD_ACK", 0), (3, 4, "SESSION_EXPIRED", 0)]
+
+
+def codes(result: Any) -> set[str]:
+    if isinstance(result, OncegateError):
+        return {result.code.value}
+    return {part[2] for part in parts(result)}
+
+
+@pytest.mark.parametrize(("table", "code"), [("nowhere", "NOT_FOUND"), ("t", "BAD_REQUEST")])
+def test_range_on_a_table_that_takes_none_changes_nothing(table: str, code: str) -> None:
+    made = machine()
+    assert codes(apply(made, range_of(1, 3, table=table))[0]) == {code}
+    assert made.commit == 0
+    assert parts(apply(made, range_of(1, 3))[0]) == [(1, 3, "EXECUTE", 1)], "the refusal was not recorded"
+
+
+def test_what_was_applied_is_never_called_not_applied_because_of_its_neighbour() -> None:
+    """A put on a resident table, retried inside a range there: the put is a replay, only the rest is refused."""
+    made = machine()
+    apply(made, c.Operate(1, 1, 1, [single(1, table="t")]))
+    [result] = apply(made, range_of(1, 2, table="t"))
+    assert not isinstance(result, OncegateError)
+    assert parts(result)[0] == (1, 1, "REPLAY", 1)
+
+
+def test_full_stream_table_refuses_before_execution() -> None:
+    made = machine()
+    apply(made, c.DeclareTable("s", "stream", 100), range_of(1, 5))
+    assert parts(apply(made, range_of(6, 7))[0]) == [(6, 7, "QUOTA", 0)]
+    [operated] = apply(made, c.Operate(1, 1, 1, [single(8)]))
+    assert operated.verdicts[0][1] is Code.QUOTA
+    assert made.commit == 5
+    assert parts(apply(made, range_of(4, 6))[0]) == [(4, 5, "REPLAY", 4), (6, 6, "QUOTA", 0)]
+
+
+def test_full_stream_table_takes_writes_again_once_its_retention_is_over() -> None:
+    """Nothing is written while it is full, so no later seal is there to look at the clock."""
+    made = machine()
+    apply(
+        made,
+        c.DeclareTable("q", "stream", 100),
+        c.DeclareFlow(b'{"name":"brief","source":"q","retention_ms":1000}'),
+        c.OpenSession("b", 10**8, 8),
+    )
+    day_ms = 24 * 3_600_000
+    apply(made, range_of(1, 5, table="q", client=2))
+    for flow in ("q", "brief"):
+        apply(made, c.Seal(flow, 1), c.Attach(flow, "spark", "n"), c.MoveCursor(flow, "spark", 1, 1, replay=False))
+    assert codes(apply(made, range_of(6, 7, table="q", client=2))[0]) == {"QUOTA"}
+    assert codes(apply(made, range_of(6, 7, table="q", client=2), at=day_ms + 1)[0]) == {"EXECUTE"}
+    assert made.flows.take_dropped() == [("q", 1), ("brief", 1)]
+
+
+def test_flow_items_are_the_committed_writes_in_commit_order() -> None:
+    made = machine()
+    apply(made, c.DeclareFlow(b'{"name":"copy","source":"t"}'))
+    absent = msgspec.structs.replace(single(2, table="t"), test=int(c.Test.ABSENT), key="k1")
+    gone = c.Op(3, int(c.Kind.DELETE), "t", "k1", 33)
+    counted = [c.Op(s, int(c.Kind.INCREMENT), "t", "n", s, by=5) for s in (4, 5)]
+    apply(made, c.Operate(1, 1, 1, [single(1, table="t"), absent, gone, single(1, table="t"), *counted]))
+    assert items(made, "copy") == [(1, "k1", {"n": 1}, 1), (3, "k1", None, 3), (4, "n", 5, 4), (5, "n", 10, 5)]
+
+
+def test_two_flows_of_a_table_get_the_same_items() -> None:
+    made = machine()
+    apply(made, c.DeclareFlow(b'{"name":"other","source":"s","max_items":2}'))
+    apply(made, range_of(1, 3), c.Operate(1, 1, 1, [single(5)]))
+    sealed = made.take_sealed()
+    assert [(b.flow, b.number, b.items) for b in sealed] == [("other", 1, 2), ("other", 2, 2)]
+    assert made.flows.get("s").segment.items == 4
+
+
+def test_seal_is_decided_by_its_entry_and_only_once() -> None:
+    made = machine()
+    apply(made, range_of(1, 3))
+    assert made.flows.due(499) == []
+    assert made.flows.due(500) == [("s", 1)]
+    assert apply(made, c.Seal("s", 1), c.Seal("s", 1), c.Seal("s", 2), at=500) == [1, 1, 1]
+    [batch] = made.take_sealed()
+    assert (batch.number, batch.items, batch.first_commit, batch.last_commit) == (1, 3, 1, 3)
+    assert isinstance(batch, SealedBatch)
+    assert apply(made, c.Seal("nowhere", 1))[0].code is Code.NOT_FOUND
+
+
+def test_older_instance_of_a_consumer_is_fenced_at_the_cursor() -> None:
+    """Case 37; moves are idempotent, back needs to be called a replay."""
+    made = machine()
+    apply(made, range_of(1, 3), c.Seal("s", 1))
+    old, same, new = apply(made, *(c.Attach("s", "spark", nonce) for nonce in "aab"))
+    assert old == same
+    assert new[0] > old[0]
+    fenced, moved, again, back, replayed = apply(
+        made,
+        c.MoveCursor("s", "spark", 1, old[0], replay=False),
+        c.MoveCursor("s", "spark", 1, new[0], replay=False),
+        c.MoveCursor("s", "spark", 1, new[0], replay=False),
+        c.MoveCursor("s", "spark", 0, new[0], replay=False),
+        c.MoveCursor("s", "spark", 0, new[0], replay=True),
+    )
+    assert fenced.code is Code.FENCED
+    assert (moved, again, back.code, replayed) == (1, 1, Code.BAD_REQUEST, 0)
+
+
+requests = st.lists(
+    st.one_of(
+        st.tuples(st.just("range"), st.integers(1, 14), st.integers(0, 4)),
+        st.tuples(st.just("single"), st.integers(1, 14), st.just(0)),
+    ),
+    max_size=20,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(requests)
+def test_any_mixture_of_ranges_and_singles_applies_each_operation_once(sent: list[tuple[str, int, int]]) -> None:
+    """Case 40 against a dictionary: sequence number to commit, in order of first arrival."""
+    made = Machine()
+    apply(made, c.DeclareTable("s", "stream", QUOTA), c.OpenSession("a", 10_000, 64))
+    apply(made, c.DeclareFlow(b'{"name":"few","source":"s","max_items":3}'))
+    expected: dict[int, int] = {}
+    for what, first, more in sent:
+        if what == "range":
+            [result] = apply(made, range_of(first, first + more))
+            got = {p.first + i: p.commit + i for p in result.parts for i in range(p.last - p.first + 1)}
+        else:
+            [result] = apply(made, c.Operate(1, 1, 1, [single(first)]))
+            got = {first: result.verdicts[0][2].commit}
+        for sequence in range(first, first + more + 1):
+            expected.setdefault(sequence, len(expected) + 1)
+            assert got[sequence] == expected[sequence]
+    by_commit = [(commit, f"k{s}", {"n": s}, s) for s, commit in sorted(expected.items(), key=lambda pair: pair[1])]
+    sealed = made.take_sealed()
+    assert items(made) == by_commit
+    assert all(batch.items == 3 for batch in sealed)
+    assert sum(batch.items for batch in sealed) + made.flows.get("few").segment.items == len(expected)

@@ -1,0 +1,174 @@
+"""What an operation does to a row, and what it refuses as a result."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.commands import Kind, Op
+from gateway.commands import Test as Condition
+from gateway.tables import INT64_MAX, INT64_MIN, ROW_OVERHEAD_BYTES, DictRows, Remembered, Row, Table
+from rifl.errors import Code
+
+
+def table(kind: str = "resident", **rows: bytes) -> Table:
+    made = Table("t", kind, 1 << 20)  # type: ignore[arg-type]
+    for commit, (key, value) in enumerate(rows.items(), 1):
+        made.execute(put(key, value), commit)
+    return made
+
+
+def put(key: str, value: bytes, test: Condition = Condition.NONE, operand: int | bytes | None = None) -> Op:
+    return Op(1, int(Kind.PUT), "t", key, 0, value, 0, int(test), operand)
+
+
+def delete(key: str, test: Condition = Condition.NONE, operand: int | bytes | None = None) -> Op:
+    return Op(1, int(Kind.DELETE), "t", key, 0, None, 0, int(test), operand)
+
+
+def increment(key: str, by: int) -> Op:
+    return Op(1, int(Kind.INCREMENT), "t", key, 0, by=by)
+
+
+def size_of(made: Table) -> int:
+    return sum(len(key) + len(row.value) + ROW_OVERHEAD_BYTES for key, row in made.rows.items())
+
+
+@pytest.mark.parametrize(
+    ("test", "operand", "on_row", "on_nothing"),
+    [
+        (Condition.ABSENT, None, False, True),
+        (Condition.VERSION, 1, True, False),
+        (Condition.VERSION, 2, False, False),
+        (Condition.VERSION, 0, False, True),
+        (Condition.VALUE, b"1", True, False),
+        (Condition.VALUE, b"2", False, False),
+        (Condition.VALUE, b"null", False, False),
+    ],
+)
+def test_condition_decides_and_a_refusal_shows_the_row(
+    test: Condition,
+    operand: int | bytes | None,
+    on_row: bool,
+    on_nothing: bool,
+) -> None:
+    for change in (put("k", b"9", test, operand), delete("k", test, operand)):
+        on = table(k=b"1")
+        refused = Remembered("CONDITION_FAILED", 1, b"1")
+        assert on.execute(change, 7) == (None if on_row else refused)
+        assert on_row or on.rows.get("k") == Row(1, b"1")
+        off = table()
+        assert off.execute(change, 7) == (None if on_nothing else Remembered("CONDITION_FAILED", 0, None))
+        assert (off.rows.get("k") is not None) == (on_nothing and change.kind == Kind.PUT)
+
+
+def test_version_is_the_commit_of_the_last_write() -> None:
+    made = table(k=b"1")
+    made.execute(put("k", b"2"), 40)
+    assert made.rows.get("k") == Row(40, b"2")
+    made.execute(increment("k", 1), 41)
+    assert made.rows.get("k") == Row(41, b"3")
+
+
+@pytest.mark.parametrize(
+    ("before", "by", "result"),
+    [
+        (None, 5, b"5"),
+        (None, INT64_MIN, b"-9223372036854775808"),
+        (b"1", -3, b"-2"),
+        (b"-5", 5, b"0"),
+        (str(INT64_MAX - 1).encode(), 1, b"9223372036854775807"),
+        (b"9223372036854775808", -1, b"9223372036854775807"),
+        (str(INT64_MAX).encode(), 1, "OVERFLOW"),
+        (str(INT64_MIN).encode(), -1, "OVERFLOW"),
+        (b"18446744073709551615", 0, "OVERFLOW"),
+        (b"1.0", 1, "NOT_AN_INTEGER"),
+        (b"1e3", 1, "NOT_AN_INTEGER"),
+        (b'"1"', 1, "NOT_AN_INTEGER"),
+        (b"null", 1, "NOT_AN_INTEGER"),
+        (b"true", 1, "NOT_AN_INTEGER"),
+        (b"[]", 1, "NOT_AN_INTEGER"),
+        (b"1" * 21, 1, "NOT_AN_INTEGER"),
+    ],
+)
+def test_increment_adds_or_refuses_and_never_wraps(before: bytes | None, by: int, result: bytes | str) -> None:
+    made = table(**({} if before is None else {"k": before}))
+    rows = list(made.rows.items())
+    got = made.execute(increment("k", by), 7)
+    if isinstance(result, bytes):
+        assert got == Remembered(None, 7, result)
+        assert made.rows.get("k") == Row(7, result)
+    else:
+        assert got == Remembered(result, 1 if before else 0, before)
+        assert list(made.rows.items()) == rows
+    assert made.bytes == size_of(made)
+
+
+def test_delete_of_nothing_is_applied() -> None:
+    assert table().execute(delete("k"), 1) is None
+
+
+def test_check_refuses_before_execution_and_lets_deletes_through_a_full_table() -> None:
+    made = table(k=b"1")
+    made.quota_bytes = made.bytes
+    assert made.check(put("k2", b"1")) is Code.QUOTA
+    assert made.check(increment("n", 1)) is Code.QUOTA
+    assert made.check(delete("k")) is None
+
+
+@pytest.mark.parametrize(
+    ("op", "code"),
+    [
+        (put("k", b"1"), None),
+        (delete("k"), None),
+        (increment("k", 1), Code.BAD_REQUEST),
+        (put("k", b"1", Condition.ABSENT), Code.BAD_REQUEST),
+        (delete("k", Condition.VERSION, 1), Code.BAD_REQUEST),
+    ],
+)
+def test_stream_table_takes_plain_puts_and_deletes_only(op: Op, code: Code | None) -> None:
+    assert table("stream").check(op) is code
+
+
+keys = st.sampled_from(["a", "ab", "abc", "b", "\N{SNOWMAN}", "z"])
+changes = st.one_of(
+    st.tuples(st.just("put"), keys, st.integers(-5, 5)),
+    st.tuples(st.just("delete"), keys, st.just(0)),
+    st.tuples(st.just("increment"), keys, st.integers(-5, 5)),
+    st.tuples(st.just("page"), st.sampled_from(["", "a", "ab", "q"]), st.integers(1, 4)),
+)
+
+
+@given(st.lists(changes, max_size=40))
+def test_table_agrees_with_a_dictionary_in_key_order(steps: list[tuple[str, str, int]]) -> None:
+    made, model = table(), dict[str, int]()
+    for commit, (what, key, number) in enumerate(steps, 1):
+        if what == "put":
+            made.execute(put(key, b"%d" % number), commit)
+            model[key] = number
+        elif what == "delete":
+            made.execute(delete(key), commit)
+            model.pop(key, None)
+        elif what == "increment":
+            made.execute(increment(key, number), commit)
+            model[key] = model.get(key, 0) + number
+        else:
+            found: list[str] = []
+            while page := made.rows.page(key, found[-1] if found else "", number):
+                assert len(page) <= number
+                found += [k for k, _ in page]
+            assert found == sorted(k for k in model if k.startswith(key))
+        assert {k: int(row.value) for k, row in made.rows.items()} == model
+        assert len(made.rows) == len(model)
+        assert made.bytes == size_of(made)
+
+
+def test_page_starts_after_a_key_that_is_gone() -> None:
+    rows = DictRows()
+    for key in "abcd":
+        rows.put(key, Row(1, b"1"))
+    assert [key for key, _ in rows.page("", "", 2)] == ["a", "b"]
+    rows.delete("b")
+    rows.put("bb", Row(2, b"2"))
+    assert [key for key, _ in rows.page("", "b", 2)] == ["bb", "c"]
