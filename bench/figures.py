@@ -1,0 +1,81 @@
+"""What every bench prints around its figures: machine, commit, seed, and percentiles.
+
+Owns: the header, percentiles and the results file. Absolute times do not carry between machines; what carries are
+ratios to the two calibrations of the same run (:mod:`bench.calibrate`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Latency(NamedTuple):
+    """Percentiles of samples in milliseconds."""
+
+    samples: int
+    p50_ms: float
+    p99_ms: float
+    max_ms: float
+
+    @classmethod
+    def of(cls, seconds: list[float]) -> Latency:
+        """Return the percentiles of ``seconds``."""
+        if not seconds:
+            return cls(0, float("nan"), float("nan"), float("nan"))
+        p50, p99, worst = np.percentile(np.asarray(seconds), [50, 99, 100]) * 1000
+        return cls(len(seconds), float(p50), float(p99), float(worst))
+
+
+def machine() -> dict[str, Any]:
+    """Describe the machine and the build."""
+    cpu = next(
+        (
+            line.split(":", 1)[1].strip()
+            for line in _read("/proc/cpuinfo").splitlines()
+            if line.startswith("model name")
+        ),
+        platform.processor(),
+    )
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    dirty = subprocess.run(["git", "status", "--porcelain"], capture_output=True, text=True, check=False)
+    return {
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "commit": (commit.stdout.strip() or "none") + ("+" if dirty.stdout.strip() else ""),
+    }
+
+
+def header(title: str, *, seed: int, durability: str, calibrations: dict[str, float]) -> dict[str, Any]:
+    """Print the header of a run and return it as data."""
+    about = {"bench": title, "seed": seed, "durability": durability, **machine(), **calibrations}
+    print(f"== {title}")
+    for name, value in about.items():
+        print(f"   {name}: {value:.3f}" if isinstance(value, float) else f"   {name}: {value}")
+    sys.stdout.flush()
+    return about
+
+
+def save(name: str, about: dict[str, Any], rows: list[dict[str, Any]]) -> Path:
+    """Append a run to ``bench/results/NAME.jsonl``."""
+    path = Path(__file__).parent / "results" / f"{name}.jsonl"
+    path.parent.mkdir(exist_ok=True)
+    with path.open("a") as file:
+        file.write(json.dumps({**about, "rows": rows}) + "\n")
+    return path
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""

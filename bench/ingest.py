@@ -1,0 +1,144 @@
+"""Exactly-once operations through the SDK into three durable nodes on this machine, load generator included.
+
+``python -m bench.ingest [--seconds 8] [--repeat 3]``: 1, 64 and 512 outstanding puts of 200-byte values on a resident
+table, batches of 100, ranges of 500 on a stream table. Closed loop: each worker waits for its result. Every run starts
+on a fresh cluster; warm-up is not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from bench import calibrate
+from bench.figures import Latency, header, save
+from gateway.cli.local_cluster import LocalCluster
+from gateway.client import Client, Session
+
+WARM_UP_S = 1.5
+VALUE_BYTES = 200
+
+Worker = Callable[["Load", int], Awaitable[None]]
+
+
+class Load:
+    """One closed loop: counts operations and latencies inside the measured window."""
+
+    def __init__(self, session: Session, seconds: float, seed: int) -> None:
+        self.session = session
+        self.random = random.Random(seed)
+        self.value = "v" * (VALUE_BYTES - 2)
+        now = time.perf_counter()
+        self.from_s = now + WARM_UP_S
+        self.until_s = self.from_s + seconds
+        self.operations = 0
+        self.latencies_s: list[float] = []
+
+    def note(self, began_s: float, operations: int) -> None:
+        """Count what began and ended inside the window."""
+        ended = time.perf_counter()
+        if began_s >= self.from_s and ended <= self.until_s:
+            self.operations += operations
+            self.latencies_s.append(ended - began_s)
+
+
+async def _single(load: Load, worker: int) -> None:
+    put, clock, value = load.session.put, time.perf_counter, load.value
+    number = 0
+    while (began := clock()) < load.until_s:
+        number += 1
+        await put("resident", f"k{worker}-{number}", value)
+        load.note(began, 1)
+
+
+async def _batch(load: Load, worker: int) -> None:
+    put, clock, value = load.session.put, time.perf_counter, load.value
+    number = 0
+    while (began := clock()) < load.until_s:
+        number += 1
+        await asyncio.gather(*(put("resident", f"b{worker}-{number}-{i}", value) for i in range(100)))
+        load.note(began, 100)
+
+
+async def _range(load: Load, worker: int) -> None:
+    put_many, clock, value = load.session.put_many, time.perf_counter, load.value
+    number = 0
+    while (began := clock()) < load.until_s:
+        number += 1
+        await put_many("stream", [(f"r{worker}-{number}-{i}", value) for i in range(500)])
+        load.note(began, 500)
+
+
+CASES: list[tuple[str, Worker, int]] = [
+    ("1 outstanding", _single, 1),
+    ("64 outstanding", _single, 64),
+    ("512 outstanding", _single, 512),
+    ("batches of 100, 8 outstanding", _batch, 8),
+    ("ranges of 500, 8 outstanding", _range, 8),
+]
+
+
+async def _run(cluster: LocalCluster, worker: Worker, outstanding: int, seconds: float, seed: int) -> Load:
+    async with Client(cluster.endpoints) as client:
+        await client.declare_table("resident", kind="resident")
+        await client.declare_table("stream", kind="stream", quota_bytes=16 * 2**30)
+        async with client.session(window=4096) as session:
+            gc.collect()
+            gc.freeze()
+            load = Load(session, seconds, seed)
+            await asyncio.gather(*(worker(load, i) for i in range(outstanding)))
+            return load
+
+
+def measure(worker: Worker, outstanding: int, seconds: float, seed: int) -> tuple[float, Latency]:
+    """Run one case on a fresh cluster and return (operations/s, latencies)."""
+    with tempfile.TemporaryDirectory(prefix="oncegate-bench-") as directory, LocalCluster(Path(directory)) as cluster:
+        cluster.start()
+        cluster.wait_ready()
+        load = asyncio.run(_run(cluster, worker, outstanding, seconds, seed))
+        return load.operations / seconds, Latency.of(load.latencies_s)
+
+
+def main() -> None:
+    """Run all cases and print their figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", help="run only the cases whose name contains this")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="oncegate-bench-") as directory:
+        flush = calibrate.fdatasync_4k(Path(directory))
+    about = header(
+        "ingest",
+        seed=options.seed,
+        durability="three nodes, each flushed with fdatasync before the answer",
+        calibrations={"fdatasync_4k_ms": flush.p50_ms, "bare_posts_per_s": calibrate.bare_posts(64)},
+    )
+    rows: list[dict[str, Any]] = []
+    print(f"{'case':<32}{'operations/s':>14}{'p50 ms':>9}{'p99 ms':>9}{'max ms':>9}{'samples':>10}")
+    for name, worker, outstanding in CASES:
+        if options.only and options.only not in name:
+            continue
+        runs = [measure(worker, outstanding, options.seconds, options.seed + i) for i in range(options.repeat)]
+        rate = statistics.median(rate for rate, _ in runs)
+        chosen = min(runs, key=lambda run: abs(run[0] - rate))[1]
+        print(
+            f"{name:<32}{rate:>14,.0f}{chosen.p50_ms:>9.2f}{chosen.p99_ms:>9.2f}"
+            f"{chosen.max_ms:>9.1f}{chosen.samples:>10,}",
+            flush=True,
+        )
+        rows.append({"case": name, "rate": rate, "rates": [r for r, _ in runs], **chosen._asdict()})
+    print(f"saved in {save('ingest', about, rows).name}")
+
+
+if __name__ == "__main__":
+    main()
