@@ -1,0 +1,226 @@
+"""The Spark job that delivers: its process, what it reports, and when everything has arrived.
+
+Owns: the job's command line, its processes, and the wait for its cursor. Must not know what a timeline row is
+(that is the job's business, and the recount's). Read next: :mod:`spark_sink.jobs.timeline`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+
+from examples.demo.dataset import DATA_FILE
+from examples.demo.errors import CouldNotRun
+from examples.demo.ingest import TABLE
+from examples.demo.recording import Delivered, Recording
+
+CONSUMER: Final = "timeline"
+DEADLINE_S: Final = 300.0
+"""How long the job may need for the rest once everything is written."""
+ATTACH_S_MAX: Final = 30.0
+STOP_S: Final = 15.0
+"""For the driver to end, and again for what it started: at its first run the JVM writes a class archive."""
+_BATCHES_PER_TRIGGER: Final = 4
+"""Few, so that the first rows arrive early and progress is seen; each micro-batch costs about 0.15 s by itself."""
+_STARTS_MAX: Final = 2
+_NO_FLOW: Final = "FLOW_REFUSED"
+_POLL_S: Final = 0.1
+_TIMEOUT: Final = aiohttp.ClientTimeout(total=3.0)
+
+
+class DeliveryError(CouldNotRun):
+    """The job ended, or did not arrive in time."""
+
+
+class TimelineJob:
+    """The fan-out job as a session of processes: the driver, its JVM and its Python workers.
+
+    Args:
+        directory: for the job's checkpoint, progress file and log.
+        endpoints: of the gateway nodes.
+        store: URL of the store.
+    """
+
+    def __init__(self, directory: Path, endpoints: Sequence[str], store: str) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.log = directory / "spark.log"
+        self.progress = directory / "progress.jsonl"
+        self._command = [
+            *(sys.executable, "-m", "spark_sink.jobs.timeline"),
+            *("--endpoints", ",".join(endpoints)),
+            *("--flow", TABLE),
+            *("--consumer", CONSUMER),
+            *("--store", store),
+            *("--contacts", str(DATA_FILE)),
+            *("--checkpoint", str(directory / "checkpoint")),
+            *("--trigger", "processing-time"),
+            *("--batches-per-trigger", str(_BATCHES_PER_TRIGGER)),
+            *("--progress", str(self.progress)),
+        ]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._starts_left = _STARTS_MAX
+
+    def start(self) -> None:
+        """Start the job; returns at once."""
+        self._starts_left -= 1
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def check(self) -> None:
+        """Raise DeliveryError if the job has ended; start it again if it came before the flow that it asks for."""
+        if self._process is None or self._process.poll() is None:
+            return
+        if self._starts_left and _NO_FLOW in self.log_tail():
+            self.start()
+        else:
+            raise DeliveryError(f"the Spark job ended with status {self._process.returncode}:\n{self.log_tail()}")
+
+    def log_tail(self, lines: int = 20) -> str:
+        """Return the last lines of the job's log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:]) if self.log.exists() else ""
+
+    def stop(self) -> None:
+        """Ask the driver to end, and wait for it; its JVM may take longer. Idempotent."""
+        process = self._process
+        if process is None or process.poll() is not None:
+            return
+        # The driver alone: it takes its JVM and its workers down in order.
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_S)
+
+    def close(self, *, at_once: bool) -> None:
+        """Leave no process of the job behind; idempotent.
+
+        Args:
+            at_once: kill what runs; otherwise what ended in order gets the time to do so.
+        """
+        process, self._process = self._process, None
+        if process is None:
+            return
+        deadline = time.monotonic() + (0 if at_once else STOP_S)
+        while time.monotonic() < deadline and _members(process.pid):
+            time.sleep(_POLL_S)
+        for pid in {process.pid, *_members(process.pid)}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
+
+
+class Arrival:
+    """Follows the job: rows from its progress file, the cursor from the cluster.
+
+    Args:
+        job: started.
+        http: connections to the nodes.
+        endpoints: of the nodes.
+        recording: told of each micro-batch.
+    """
+
+    def __init__(
+        self, job: TimelineJob, http: aiohttp.ClientSession, endpoints: Sequence[str], recording: Recording
+    ) -> None:
+        self._job = job
+        self._http = http
+        self._endpoints = endpoints
+        self._recording = recording
+        self._offset = 0
+
+    async def follow(self) -> None:
+        """Record what the job reports, until cancelled.
+
+        Raises:
+            DeliveryError: the job has ended.
+        """
+        while True:
+            self._job.check()
+            self._read_progress()
+            await asyncio.sleep(_POLL_S)
+
+    async def attached(self) -> None:
+        """Wait until the job has attached its consumer, or for ``ATTACH_S_MAX``: later is late, but no failure.
+
+        Raises:
+            DeliveryError: the job has ended.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + ATTACH_S_MAX
+        while loop.time() < deadline:
+            self._job.check()
+            flow = await self._flow()
+            if flow is not None and CONSUMER in flow["consumers"]:
+                return
+            await asyncio.sleep(_POLL_S)
+
+    async def complete(self) -> int:
+        """Wait until the cursor has passed the last batch of everything written, and return its number.
+
+        Raises:
+            DeliveryError: not within ``DEADLINE_S``, or the job has ended (also raised by :meth:`follow`).
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + DEADLINE_S
+        while loop.time() < deadline:
+            self._job.check()
+            flow = await self._flow()
+            if flow is not None:
+                cursor: int = flow["consumers"].get(CONSUMER, {}).get("cursor", 0)
+                if flow["open_items"] == 0 and flow["last_batch"] > 0 and cursor >= flow["last_batch"]:
+                    self._read_progress()
+                    return cursor
+            await asyncio.sleep(_POLL_S)
+        raise DeliveryError(f"not delivered within {DEADLINE_S:.0f} s after the last write:\n{self._job.log_tail()}")
+
+    async def _flow(self) -> dict[str, Any] | None:
+        for endpoint in self._endpoints:
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
+                async with self._http.get(f"{endpoint}/v1/flows/{TABLE}", timeout=_TIMEOUT) as response:
+                    if response.status == 200:
+                        state: dict[str, Any] = await response.json()
+                        return state
+        return None
+
+    def _read_progress(self) -> None:
+        if not self._job.progress.exists():
+            return
+        with self._job.progress.open("rb") as file:
+            file.seek(self._offset)
+            news = file.read()
+        whole = news[: news.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        delivered = self._recording.delivered
+        for line in whole.splitlines():
+            report = json.loads(line)
+            before = delivered[-1] if delivered else Delivered(0.0, 0, 0)
+            # A micro-batch that runs again reports again; its rows are there already.
+            if report["last_batch"] > before.batches:
+                rows = before.rows + report["rows_by_table"].get("timeline", 0)
+                delivered.append(Delivered(self._recording.now_s(), report["last_batch"], rows))
+
+
+def _members(session: int) -> list[int]:
+    """Return the processes of a session that are no zombies.
+
+    A session and not a process group: each of Spark's Python daemons makes a group of its own.
+    """
+    found: list[int] = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            # The name, in parentheses, may hold anything; behind it: state, parent, group, session.
+            state, _, _, of, *_ = stat.read_text().rpartition(")")[2].split()
+            if int(of) == session and state != "Z":
+                found.append(int(stat.parent.name))
+    return found
