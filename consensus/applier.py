@@ -1,0 +1,45 @@
+"""Applying committed entries, in order, in slices of time.
+
+Owns how far the state machine is. Read next: :mod:`consensus.engine`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from consensus.library import NO_OP_BYTES
+from consensus.ports import StateMachine
+from consensus.wal import Journal
+
+_CHUNK_BYTES = 1024 * 1024
+
+
+class Applier:
+    """Feeds one state machine from one log."""
+
+    def __init__(self, machine: StateMachine, log: Journal, clock: Callable[[], float], slice_s: float) -> None:
+        self._machine = machine
+        self._log = log
+        self._clock = clock
+        self._slice_s = slice_s
+        # The library's log begins with an entry of its own, which is applied by definition.
+        self.applied_index = 1
+
+    def apply_to(self, commit_index: int, on_applied: Callable[[int, object], None]) -> bool:
+        """Apply entries for at most one slice of time; returns whether some are left.
+
+        After a restart a whole log may be due: sockets and heartbeats get their turn between slices. An exception out
+        of ``apply`` goes through: the entry is not retried, the node ends.
+        """
+        if self.applied_index >= commit_index:
+            return False
+        stop_at = self._clock() + self._slice_s
+        apply = self._machine.apply
+        while self.applied_index < commit_index:
+            for command, index, term in self._log.entries(self.applied_index + 1, commit_index, bytes_max=_CHUNK_BYTES):
+                result = apply(index, term, command) if len(command) > NO_OP_BYTES else None
+                self.applied_index = index
+                on_applied(index, result)
+            if self._clock() >= stop_at:
+                break
+        return self.applied_index < commit_index

@@ -1,0 +1,90 @@
+"""The log's entries as far as they are in memory, and where each lies on disk.
+
+Owns the index: position and term of every entry (8 bytes an entry, two numbers a term), and the newest
+entries themselves, up to ``memory_bytes_max``. Knows nothing of files. Read next: :mod:`consensus.wal`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from typing import TypeAlias
+
+from consensus.segment import RECORD_HEADER_BYTES
+
+Entry: TypeAlias = tuple[bytes, int, int]
+"""Command, index, term: the order PySyncObj uses."""
+
+
+class Entries:
+    """Index and cache of a log."""
+
+    def __init__(self, memory_bytes_max: int) -> None:
+        self._memory_bytes_max = memory_bytes_max
+        self.first_index = 1
+        self.last_index = 0
+        self.last_term = 0
+        self._positions = array("Q")
+        self._term_starts: list[int] = []
+        self._terms: list[int] = []
+        self._recent: list[Entry] = []
+        self._recent_first = 1
+        self._recent_bytes = 0
+
+    def term_at(self, index: int) -> int | None:
+        """Term of the entry at ``index``, or None when the log does not hold it."""
+        if not self.first_index <= index <= self.last_index:
+            return None
+        return self._terms[bisect_right(self._term_starts, index) - 1]
+
+    def in_memory(self, index: int) -> bool:
+        """The entry at ``index`` is read without the disk."""
+        return index >= self._recent_first
+
+    def _recent_entries(self, first: int, last: int, bytes_max: int) -> list[Entry]:
+        found = self._recent[first - self._recent_first : last - self._recent_first + 1]
+        total = 0
+        for count, entry in enumerate(found):
+            # With a record's overhead, which is more than a frame's: many small entries stay within a frame too.
+            total += len(entry[0]) + RECORD_HEADER_BYTES
+            if total > bytes_max and count:
+                return found[:count]
+        return found
+
+    def _remember(self, entry: Entry, position: int) -> None:
+        command, index, term = entry
+        if not self._terms or term != self._terms[-1]:
+            self._term_starts.append(index)
+            self._terms.append(term)
+        self._positions.append(position)
+        self._recent.append(entry)
+        self._recent_bytes += len(command) + RECORD_HEADER_BYTES
+        self.last_index = index
+        self.last_term = term
+
+    def _forget_from(self, index: int) -> None:
+        del self._positions[index - self.first_index :]
+        keep = max(0, index - self._recent_first)
+        for command, _, _ in self._recent[keep:]:
+            self._recent_bytes -= len(command) + RECORD_HEADER_BYTES
+        del self._recent[keep:]
+        self._recent_first = min(self._recent_first, index)
+        while self._term_starts and self._term_starts[-1] >= index:
+            self._term_starts.pop()
+            self._terms.pop()
+        self.last_index = index - 1
+        self.last_term = self._terms[-1] if self._terms else 0
+
+    def _evict(self) -> None:
+        if self._recent_bytes <= self._memory_bytes_max:
+            return
+        # An eighth more than needed, so that the list is not shifted at every flush.
+        target = self._memory_bytes_max - self._memory_bytes_max // 8
+        count = 0
+        for command, _, _ in self._recent:
+            if self._recent_bytes <= target or count == len(self._recent) - 1:
+                break
+            self._recent_bytes -= len(command) + RECORD_HEADER_BYTES
+            count += 1
+        del self._recent[:count]
+        self._recent_first += count

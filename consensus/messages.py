@@ -1,0 +1,156 @@
+"""What peers say to each other, and its encoding.
+
+msgpack arrays with an integer tag in front (msgspec structs), so a message is data and nothing else. Any
+message that is not one of these fails to decode. Terms, indexes and epochs are integers below 2^64.
+Read next: :mod:`consensus.wire`.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+PROTOCOL_VERSION = 1
+
+
+class _Message(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    pass
+
+
+class Append(_Message, frozen=True, tag=1):
+    """Entries and commit index of a leader; without entries a heartbeat (Raft §5.3)."""
+
+    term: int
+    prev_index: int
+    prev_term: int
+    commit: int
+    entries: list[tuple[bytes, int, int]]
+
+
+class Ack(_Message, frozen=True, tag=2):
+    """Answer to an append: flushed up to ``index``, or, refused, send again from ``index``."""
+
+    term: int
+    epoch: int
+    """Of the connection by which the append came."""
+    success: bool
+    index: int
+    prev_index: int
+    """Of the append that is answered, so that a late refusal is told from a current one."""
+
+
+class VoteRequest(_Message, frozen=True, tag=3):
+    """Raft §5.2."""
+
+    term: int
+    last_index: int
+    last_term: int
+
+
+class VoteReply(_Message, frozen=True, tag=4):
+    """A vote; a refusal is silence."""
+
+    term: int
+
+
+class PreVoteRequest(_Message, frozen=True, tag=5):
+    """Would you vote for me in ``term``? Changes nothing at the receiver (Raft thesis §9.6)."""
+
+    term: int
+    attempt: int
+    last_index: int
+    last_term: int
+
+
+class PreVoteReply(_Message, frozen=True, tag=6):
+    """``term`` is the one the replier is in."""
+
+    term: int
+    attempt: int
+    granted: bool
+
+
+class ReadProbe(_Message, frozen=True, tag=7):
+    """Is ``term`` still the latest you know? (ReadIndex, Raft thesis §6.4)."""
+
+    term: int
+    number: int
+
+
+class ReadProbeAck(_Message, frozen=True, tag=8):
+    """It is."""
+
+    term: int
+    number: int
+
+
+class ReadRequest(_Message, frozen=True, tag=9):
+    """A follower asks the leader for a read point."""
+
+    number: int
+
+
+class ReadReply(_Message, frozen=True, tag=10):
+    """The read point, or None while the leader is not ready or no leader."""
+
+    number: int
+    index: int | None
+
+
+class CallRequest(_Message, frozen=True, tag=11):
+    """Opaque request to the node's owner."""
+
+    number: int
+    payload: bytes
+
+
+class CallReply(_Message, frozen=True, tag=12):
+    """Its answer, or why there is none."""
+
+    number: int
+    payload: bytes | None
+    failure: str | None
+
+
+class Hello(_Message, frozen=True, tag=20):
+    """First frame of the dialling side."""
+
+    version: int
+    cluster_id: str
+    node_id: str
+    node_uuid: str
+    target_id: str
+    nonce: bytes
+
+
+class Challenge(_Message, frozen=True, tag=21):
+    """Answer of the accepting side, with its own proof of the secret."""
+
+    version: int
+    cluster_id: str
+    node_id: str
+    node_uuid: str
+    nonce: bytes
+    mac: bytes
+
+
+class Proof(_Message, frozen=True, tag=22):
+    """The dialling side's proof of the secret, over both nonces."""
+
+    mac: bytes
+
+
+class Welcome(_Message, frozen=True, tag=23):
+    """The connection is up."""
+
+
+Handshake: TypeAlias = Hello | Challenge | Proof | Welcome
+RaftMessage: TypeAlias = Append | Ack | VoteRequest | VoteReply | PreVoteRequest | PreVoteReply
+ReadMessage: TypeAlias = ReadProbe | ReadProbeAck | ReadRequest | ReadReply
+CallMessage: TypeAlias = CallRequest | CallReply
+Message: TypeAlias = RaftMessage | ReadMessage | CallMessage
+AnyMessage: TypeAlias = Message | Handshake
+
+encode = msgspec.msgpack.Encoder().encode
+decode = msgspec.msgpack.Decoder(AnyMessage).decode

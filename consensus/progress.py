@@ -1,0 +1,81 @@
+"""How far one follower is, and what may be sent to it next; pure.
+
+Two modes, as in etcd's raft: *probing* (one append in flight until one matches) and *streaming* (appends follow
+each other without waiting, up to ``in_flight_bytes_max``). Knows neither the log's entries nor the sockets.
+Read next: :mod:`consensus.engine`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from consensus.repairs import next_index_after_ack
+
+
+class Progress:
+    """The leader's view of one follower."""
+
+    __slots__ = (
+        "_in_flight",
+        "ack_at",
+        "commit_sent",
+        "in_flight_bytes",
+        "match_index",
+        "next_index",
+        "probe_sent",
+        "probing",
+        "sent_at",
+    )
+
+    def __init__(self, next_index: int, now: float) -> None:
+        self.match_index = 0
+        self.next_index = next_index
+        self.probing = True
+        self.probe_sent = False
+        self.in_flight_bytes = 0
+        self.commit_sent = 0
+        self.sent_at = float("-inf")
+        self.ack_at = now
+        """Start of the term at first, so that a new leader has one time-out to hear from a quorum."""
+        self._in_flight: deque[tuple[int, int]] = deque()
+
+    def reconnected(self) -> None:
+        """What was in flight may be lost: find the place again."""
+        self._probe()
+
+    def sent(self, last_index: int, size_bytes: int, commit: int, now: float) -> None:
+        """An append that ends with ``last_index`` went out."""
+        self.sent_at = now
+        self.commit_sent = commit
+        if self.probing:
+            self.probe_sent = True
+            return
+        if size_bytes:
+            self.next_index = last_index + 1
+            self._in_flight.append((last_index, size_bytes))
+            self.in_flight_bytes += size_bytes
+
+    def matched(self, index: int) -> bool:
+        """The follower has flushed everything up to ``index``; returns whether that is news."""
+        self.probing = False
+        self.next_index = next_index_after_ack(self.next_index, index)
+        in_flight = self._in_flight
+        while in_flight and in_flight[0][0] <= index:
+            self.in_flight_bytes -= in_flight.popleft()[1]
+        if index <= self.match_index:
+            return False
+        self.match_index = index
+        return True
+
+    def refused(self, prev_index: int, hint: int) -> None:
+        """The follower does not have ``prev_index``; a late refusal of an earlier append changes nothing."""
+        if prev_index < self.match_index or (self.probing and prev_index != self.next_index - 1):
+            return
+        self.next_index = max(self.match_index + 1, min(hint, prev_index))
+        self._probe()
+
+    def _probe(self) -> None:
+        self.probing = True
+        self.probe_sent = False
+        self._in_flight.clear()
+        self.in_flight_bytes = 0

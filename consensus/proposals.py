@@ -1,0 +1,92 @@
+"""Commands on their way: waiting to be appended, then waiting to be applied; pure bookkeeping with bounds.
+
+Every token that goes in comes out once: with a result, or with an error that says whether the command may
+still be applied. Read next: :mod:`consensus.engine`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from consensus.config import COMMAND_BYTES_MIN, ReplicaConfig
+from consensus.errors import CommandRefused, ConsensusError, NotLeader, OutcomeUnknown, Overloaded
+from consensus.wal import Journal
+
+Token = TypeVar("Token")
+
+
+class Proposals(Generic[Token]):
+    """The commands of one leader."""
+
+    def __init__(
+        self,
+        config: ReplicaConfig,
+        on_result: Callable[[Token, object], None],
+        on_failure: Callable[[Token, ConsensusError], None],
+    ) -> None:
+        self._config = config
+        self._on_result = on_result
+        self._on_failure = on_failure
+        self._queued: list[tuple[bytes, Token]] = []
+        self._queued_bytes = 0
+        self._appended: dict[int, tuple[Token, int]] = {}
+        self._appended_bytes = 0
+
+    @property
+    def queued(self) -> bool:
+        """Commands wait to be appended."""
+        return bool(self._queued)
+
+    def add(self, command: bytes, token: Token, journal_bytes: int) -> None:
+        """Queue a command.
+
+        Raises:
+            CommandRefused, Overloaded: a bound is reached; nothing was queued.
+            TypeError: the command is not ``bytes``.
+        """
+        if type(command) is not bytes:
+            # What cannot be written would be found out only inside a tick, which ends the process.
+            raise TypeError(f"a command is bytes, not {type(command).__name__}")
+        size = len(command)
+        config = self._config
+        if not COMMAND_BYTES_MIN <= size <= config.command_bytes_max:
+            raise CommandRefused(size, COMMAND_BYTES_MIN, config.command_bytes_max)
+        if self._queued_bytes + self._appended_bytes + size > config.uncommitted_bytes_max:
+            raise Overloaded("uncommitted_bytes_max", config.uncommitted_bytes_max)
+        # One segment is always being prepared, and counts.
+        if journal_bytes + self._queued_bytes + size + config.journal_segment_bytes > config.journal_bytes_max:
+            raise Overloaded("journal_bytes_max", config.journal_bytes_max)
+        self._queued_bytes += size
+        self._queued.append((command, token))
+
+    def append_to(self, journal: Journal, term: int) -> None:
+        """Append everything queued; not flushed yet."""
+        queued, self._queued = self._queued, []
+        for command, token in queued:
+            index = journal.last_index + 1
+            journal.append(command, index, term)
+            self._appended[index] = (token, len(command))
+        self._appended_bytes += self._queued_bytes
+        self._queued_bytes = 0
+
+    def applied(self, index: int, result: object) -> None:
+        """An entry was applied; most of a follower's have nobody waiting."""
+        waiting = self._appended.pop(index, None)
+        if waiting is not None:
+            self._appended_bytes -= waiting[1]
+            self._on_result(waiting[0], result)
+
+    def refuse_queued(self, leader_id: str | None) -> None:
+        """What was not appended never will be."""
+        queued, self._queued = self._queued, []
+        self._queued_bytes = 0
+        for _, token in queued:
+            self._on_failure(token, NotLeader(leader_id))
+
+    def abandon_appended(self) -> None:
+        """What was appended may be committed by somebody else, or not."""
+        appended, self._appended = self._appended, {}
+        self._appended_bytes = 0
+        for token, _ in appended.values():
+            self._on_failure(token, OutcomeUnknown("leadership was lost before the entry was applied"))

@@ -1,0 +1,153 @@
+"""The leader's work on its followers: what to send to whom, when, and who still answers.
+
+Owns one :class:`~consensus.progress.Progress` a follower for the length of one term. Sends through a function, reads
+the time as a value. Read next: :mod:`consensus.progress`, :mod:`consensus.engine`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from consensus.config import ReplicaConfig
+from consensus.entries import Entry
+from consensus.errors import SafetyViolation
+from consensus.library import LibraryLog, Raft
+from consensus.messages import Ack, Append, Message
+from consensus.ports import PeerStatus
+from consensus.progress import Progress
+
+
+class Replication:
+    """Followers of one leader; empty while this node does not lead."""
+
+    def __init__(
+        self, config: ReplicaConfig, log: LibraryLog, raft: Raft, send: Callable[[str, Message], None]
+    ) -> None:
+        self._config = config
+        self._log = log
+        self._raft = raft
+        self._send = send
+        self._progress: dict[str, Progress] = {}
+        self._commit_seen = 0
+        self._commit_seen_at = 0.0
+        self._heartbeat_s = config.heartbeat_ms / 1000
+        self._notice_s = config.commit_notice_ms / 1000
+        self._quorum_peers = (len(config.peers) + 1) // 2
+
+    def begin(self, now: float) -> None:
+        """A term as a leader begins (Raft figure 2, volatile state on leaders)."""
+        self._progress = {peer_id: Progress(self._log.last_index + 1, now) for peer_id in self._config.peers}
+
+    def end(self) -> None:
+        """It is over."""
+        self._progress = {}
+
+    def reconnected(self, peer_id: str) -> None:
+        """What was in flight to this peer may be lost."""
+        if peer_id in self._progress:
+            self._progress[peer_id].reconnected()
+
+    def acknowledged(self, peer_id: str, ack: Ack, now: float) -> bool:
+        """Take an acknowledgement that counts; returns whether the commit index may move by it.
+
+        Raises:
+            SafetyViolation: the follower claims entries that the leader does not have.
+        """
+        progress = self._progress[peer_id]
+        progress.ack_at = now
+        if not ack.success:
+            progress.refused(ack.prev_index, ack.index)
+            return False
+        if ack.index > self._log.last_index:
+            raise SafetyViolation(f"{peer_id} acknowledges entry {ack.index} of {self._log.last_index}")
+        if not progress.matched(ack.index):
+            return False
+        self._raft.receive_match(peer_id, ack.index)
+        return True
+
+    def excuse(self, slept_s: float) -> None:
+        """This node was off the processor: time in which it listened to nobody is not held against the followers."""
+        for progress in self._progress.values():
+            progress.ack_at += slept_s
+
+    def has_quorum(self, now: float) -> bool:
+        """A majority, this node included, answered within one election time-out (Raft thesis §6.2)."""
+        oldest = now - self._config.election_ms_max / 1000
+        return sum(progress.ack_at > oldest for progress in self._progress.values()) >= self._quorum_peers
+
+    def replicate(self, peer_ids: Collection[str], now: float) -> bool:
+        """Send to every connected follower what it lacks, within its bounds, or a heartbeat when one is due.
+
+        Returns:
+            Whether a follower could take more at once.
+        """
+        commit = self._raft.commit_index()
+        if commit != self._commit_seen:
+            self._commit_seen, self._commit_seen_at = commit, now
+        notice = now - self._commit_seen_at >= self._notice_s
+        built: dict[int, Append] = {}
+        more = False
+        for peer_id in peer_ids:
+            progress = self._progress[peer_id]
+            more |= self._send_entries(peer_id, progress, built, now)
+            if now - progress.sent_at >= self._heartbeat_s or (notice and progress.commit_sent < commit):
+                self._send_append(peer_id, progress, self._append_after(progress.next_index - 1, []), now)
+        return more
+
+    def show_commit(self, peer_id: str, now: float) -> None:
+        """Let one follower know the commit index now: a read waits for it there."""
+        progress = self._progress.get(peer_id)
+        if progress is not None and progress.commit_sent < self._raft.commit_index():
+            self._send_append(peer_id, progress, self._append_after(progress.next_index - 1, []), now)
+
+    def deadline(self, peer_ids: Collection[str], now: float) -> float:
+        """When :meth:`replicate` has something to send even if nothing happens."""
+        due = now + self._heartbeat_s
+        commit = self._raft.commit_index()
+        for peer_id in peer_ids:
+            progress = self._progress[peer_id]
+            due = min(due, progress.sent_at + self._heartbeat_s)
+            if progress.commit_sent < commit:
+                due = min(due, self._commit_seen_at + self._notice_s)
+        return due
+
+    def status(self, peer_id: str, *, connected: bool) -> PeerStatus:
+        """What is known of one member."""
+        progress = self._progress.get(peer_id)
+        return PeerStatus(
+            connected=connected,
+            match_index=progress.match_index if progress else 0,
+            in_flight_bytes=progress.in_flight_bytes if progress else 0,
+        )
+
+    def _send_entries(self, peer_id: str, progress: Progress, built: dict[int, Append], now: float) -> bool:
+        """Send what fits; ``built`` shares a message, and so its encoding, between followers."""
+        config, log = self._config, self._log
+        while True:
+            next_index = progress.next_index
+            if progress.probing:
+                if progress.probe_sent:
+                    return False
+            elif next_index > log.last_index or progress.in_flight_bytes >= config.in_flight_bytes_max:
+                return False
+            append = built.get(next_index)
+            if append is None:
+                entries = []
+                if next_index <= log.last_index:
+                    entries = log.entries(next_index, log.last_index, bytes_max=config.append_bytes_max)
+                append = built[next_index] = self._append_after(next_index - 1, entries)
+            self._send_append(peer_id, progress, append, now)
+            if not log.in_memory(next_index):
+                # A follower far behind gets one block a tick, so that the others do not wait for it.
+                return not progress.probing
+
+    def _append_after(self, prev_index: int, entries: list[Entry]) -> Append:
+        prev_term = self._log.term_at(prev_index)
+        if prev_term is None:
+            raise SafetyViolation(f"entry {prev_index} is not in the log")
+        return Append(self._raft.term(), prev_index, prev_term, self._raft.commit_index(), entries)
+
+    def _send_append(self, peer_id: str, progress: Progress, append: Append, now: float) -> None:
+        size = sum(len(entry[0]) for entry in append.entries)
+        progress.sent(append.prev_index + len(append.entries), size, append.commit, now)
+        self._send(peer_id, append)

@@ -1,0 +1,143 @@
+"""A disk in memory that forgets, at a kill, whatever was not flushed; passes the same contract tests as the real one.
+
+A kill may also keep any part of what was not flushed, as real disks do: ``kill(rng)`` chooses byte ranges at random.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+from consensus.errors import DirectoryLocked
+from consensus.storage import File
+
+SECTOR = 512
+
+
+class Killed(BaseException):
+    """The machine lost power inside a system call; not an Exception, so nothing under test survives it."""
+
+
+class _Inode:
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.durable = bytearray()
+        self.unsynced: list[tuple[int, int]] = []
+
+
+class _FakeFile:
+    def __init__(self, disk: FakeDisk, inode: _Inode) -> None:
+        self._disk, self._inode = disk, inode
+
+    @property
+    def _name(self) -> str:
+        return self._disk.name_of(self._inode)
+
+    def size(self) -> int:
+        return len(self._inode.data)
+
+    def read(self, size: int, offset: int) -> bytes:
+        return bytes(self._inode.data[offset : offset + size])
+
+    def write(self, buffers: Sequence[bytes], offset: int) -> None:
+        self._disk.called("write", self._name)
+        joined = b"".join(buffers)
+        data = self._inode.data
+        if len(data) < offset + len(joined):
+            data.extend(bytes(offset + len(joined) - len(data)))
+        data[offset : offset + len(joined)] = joined
+        self._inode.unsynced.append((offset, offset + len(joined)))
+
+    def sync(self) -> None:
+        self._disk.called("sync", self._name)
+        self._inode.durable[:] = self._inode.data
+        self._inode.unsynced.clear()
+
+    def close(self) -> None:
+        self._disk.called("close", self._name)
+
+
+class FakeDisk:
+    """One directory. ``trace`` lists the system calls; ``on_call`` may raise to inject a failure or a kill."""
+
+    def __init__(self) -> None:
+        self._inodes: dict[str, _Inode] = {}
+        self._durable_names: dict[str, _Inode] = {}
+        self._locked = False
+        self.trace: list[tuple[str, str]] = []
+        self.on_call: Callable[[str, str], None] = lambda call, name: None
+
+    def called(self, call: str, name: str) -> None:
+        self.on_call(call, name)
+        self.trace.append((call, name))
+
+    def kill(self, rng: random.Random | None = None) -> None:
+        """Lose power: unflushed names are gone, unflushed bytes are gone or, by sector, partly there."""
+        self._inodes = dict(self._durable_names)
+        for inode in self._inodes.values():
+            after = bytearray(inode.durable)
+            for start, stop in inode.unsynced if rng else ():
+                for sector in range(start - start % SECTOR, stop, SECTOR):
+                    if rng.random() < 0.5:
+                        low, high = max(start, sector), min(stop, sector + SECTOR)
+                        after.extend(bytes(max(0, high - len(after))))
+                        after[low:high] = inode.data[low:high]
+            inode.data = after
+            inode.durable = bytearray(after)
+            inode.unsynced = []
+        self._locked = False
+
+    def name_of(self, inode: _Inode) -> str:
+        return next((name for name, found in self._inodes.items() if found is inode), "(unlinked)")
+
+    def bytes_of(self, name: str) -> bytearray:
+        """The file's content, to be looked at or damaged."""
+        return self._inodes[name].data
+
+    def flushes(self, name_part: str = "") -> int:
+        return sum(call == "sync" and name_part in name for call, name in self.trace)
+
+    def label(self, name: str) -> str:
+        return f"fake:/{name}"
+
+    def lock(self) -> None:
+        if self._locked:
+            raise DirectoryLocked("open elsewhere")
+        self._locked = True
+
+    def close(self) -> None:
+        self._locked = False
+
+    def names(self) -> list[str]:
+        return sorted(self._inodes)
+
+    def open(self, name: str) -> File:
+        return _FakeFile(self, self._inodes[name])
+
+    def create(self, name: str, size: int = 0) -> File:
+        self.called("create", name)
+        inode = self._inodes[name] = _Inode()
+        inode.data.extend(bytes(size))
+        return _FakeFile(self, inode)
+
+    def rename(self, source: str, target: str) -> None:
+        self.called("rename", f"{source} {target}")
+        self._inodes[target] = self._inodes.pop(source)
+
+    def remove(self, name: str) -> None:
+        self.called("remove", name)
+        del self._inodes[name]
+
+    def sync_directory(self) -> None:
+        self.called("sync_directory", "")
+        self._durable_names = dict(self._inodes)
+
+
+class InlineWorker:
+    """Runs a job where it is submitted."""
+
+    def submit(self, job):
+        future = Future()
+        future.set_result(job())
+        return future

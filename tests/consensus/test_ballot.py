@@ -1,0 +1,151 @@
+"""Term and vote: durable before they are used, refused when they cannot be read."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from consensus.ballot import BALLOT_FILE, Ballot
+from consensus.errors import Corrupt, IdentityMismatch, StorageError
+from consensus.identity import IDENTITY_FILE, open_identity
+from consensus.library import LibraryLog
+from tests.consensus.fake_disk import FakeDisk, InlineWorker
+
+
+def opened(disk):
+    return open_identity(disk, cluster_id="c", node_id="n1")
+
+
+def test_the_order_of_system_calls_makes_a_vote_durable():
+    disk = FakeDisk()
+    ballot = Ballot.create(disk)
+    disk.trace.clear()
+    ballot.save(7, "n2")
+    assert disk.trace == [
+        ("create", "ballot.tmp"),
+        ("write", "ballot.tmp"),
+        ("sync", "ballot.tmp"),
+        ("close", "ballot.tmp"),
+        ("rename", "ballot.tmp ballot"),
+        ("sync_directory", ""),
+    ]
+
+
+def test_an_unchanged_vote_is_not_written_again():
+    disk = FakeDisk()
+    ballot = Ballot.create(disk)
+    ballot.save(7, "n2")
+    disk.trace.clear()
+    ballot.save(7, "n2")
+    assert disk.trace == []
+
+
+def test_a_vote_survives_a_kill_at_any_system_call_whole_or_not_at_all():
+    for crash_at in range(6):
+        disk = FakeDisk()
+        _, ballot = opened(disk)
+        ballot.save(1, "n1")
+        calls = 0
+
+        def crash(call, name, crash_at=crash_at):
+            nonlocal calls
+            calls += 1
+            if calls > crash_at:
+                raise OSError("power loss")
+
+        disk.on_call = crash
+        with pytest.raises(OSError, match="power loss"):
+            ballot.save(2, "n3")
+        disk.on_call = lambda call, name: None
+        disk.kill()
+        found = Ballot.load(disk)
+        assert (found.term, found.voted_for) == (1, "n1")
+
+
+def test_a_saved_vote_is_found_after_a_kill():
+    disk = FakeDisk()
+    Ballot.create(disk).save(3, None)
+    disk.kill()
+    assert (Ballot.load(disk).term, Ballot.load(disk).voted_for) == (3, None)
+
+
+def test_a_ballot_of_zero_bytes_is_refused():
+    disk = FakeDisk()
+    opened(disk)
+    del disk.bytes_of(BALLOT_FILE)[:]
+    with pytest.raises(Corrupt, match="ballot"):
+        opened(disk)
+
+
+@pytest.mark.parametrize("name", [BALLOT_FILE, IDENTITY_FILE])
+def test_a_flip_or_cut_at_any_byte_is_refused(name):
+    disk = FakeDisk()
+    _, ballot = opened(disk)
+    ballot.save(5, "n2")
+    good = bytes(disk.bytes_of(name))
+    for offset in range(len(good)):
+        disk.bytes_of(name)[:] = good
+        disk.bytes_of(name)[offset] ^= 0x10
+        with pytest.raises(Corrupt):
+            opened(disk)
+        disk.bytes_of(name)[:] = good[:offset]
+        with pytest.raises(Corrupt):
+            opened(disk)
+
+
+def test_a_missing_ballot_or_identity_or_journal_is_refused():
+    disk = FakeDisk()
+    _, ballot = opened(disk)
+    ballot.save(5, "n2")
+    with pytest.raises(Corrupt, match="journal is missing"):
+        opened(disk)
+    LibraryLog(disk, InlineWorker(), ballot, segment_bytes=4096, memory_bytes_max=4096)
+    disk.rename(IDENTITY_FILE, "hidden")
+    with pytest.raises(Corrupt, match="identity"):
+        opened(disk)
+    disk.rename("hidden", IDENTITY_FILE)
+    disk.remove(BALLOT_FILE)
+    with pytest.raises(Corrupt, match="ballot"):
+        opened(disk)
+
+
+def test_a_ballot_older_than_the_journal_is_refused():
+    disk = FakeDisk()
+    _, ballot = opened(disk)
+    log = LibraryLog(disk, InlineWorker(), ballot, segment_bytes=4096, memory_bytes_max=4096)
+    log.append(b"entry", 1, 4)
+    log.flush()
+    with pytest.raises(StorageError, match="ballot"):
+        LibraryLog(disk, InlineWorker(), ballot, segment_bytes=4096, memory_bytes_max=4096)
+
+
+def test_a_crash_while_the_directory_is_stamped_is_repaired_by_the_next_start():
+    for crash_at in range(13):
+        disk = FakeDisk()
+        calls = 0
+
+        def crash(call, name, crash_at=crash_at):
+            nonlocal calls
+            calls += 1
+            if calls > crash_at:
+                raise OSError("power loss")
+
+        disk.on_call = crash
+        with contextlib.suppress(OSError):
+            opened(disk)
+        disk.on_call = lambda call, name: None
+        disk.kill()
+        identity, ballot = opened(disk)
+        assert (identity.node_id, ballot.term) == ("n1", 0)
+
+
+def test_a_directory_keeps_its_uuid_and_refuses_other_names():
+    disk = FakeDisk()
+    first, _ = opened(disk)
+    again, _ = opened(disk)
+    assert first.node_uuid == again.node_uuid
+    with pytest.raises(IdentityMismatch):
+        open_identity(disk, cluster_id="other", node_id="n1")
+    with pytest.raises(IdentityMismatch):
+        open_identity(disk, cluster_id="c", node_id="n2")

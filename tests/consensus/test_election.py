@@ -1,0 +1,121 @@
+"""When a node asks for votes, and when it would give its own."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from consensus.config import ReplicaConfig
+from consensus.election import Election, Standing
+from consensus.messages import PreVoteRequest
+from tests.consensus.simulation import Simulation
+
+CONFIG = ReplicaConfig(
+    node_id="n1",
+    cluster_id="c",
+    listen=("127.0.0.1", 0),
+    peers={"n2": ("127.0.0.1", 1), "n3": ("127.0.0.1", 2)},
+    data_dir=Path("unused"),
+)
+FOLLOWING = Standing(term=5, last_index=10, last_term=4, leads=False, leader_reachable=True)
+REQUEST = PreVoteRequest(6, 1, 10, 4)
+
+
+@pytest.fixture
+def election():
+    return Election(CONFIG, random.Random(1), 0.0)
+
+
+def test_the_time_out_starts_again_with_each_message_of_the_leader(election):
+    for now in (1.0, 2.0, 2.5):
+        election.heard_leader(now)
+        assert now + 0.6 <= election.deadline <= now + 1.2
+
+
+def test_the_closing_of_the_leaders_connection_shortens_the_wait(election):
+    election.heard_leader(1.0)
+    election.leader_lost(1.1)
+    assert 1.12 <= election.deadline <= 1.18
+
+
+def test_a_majority_of_pre_votes_starts_one_election(election):
+    attempt = election.begin(1.0)
+    assert election.count("n2", attempt, 1.0)
+    assert not election.count("n3", attempt, 1.0)
+
+
+def test_pre_votes_of_an_earlier_attempt_do_not_count(election):
+    attempt = election.begin(1.0)
+    election.begin(2.0)
+    assert not election.count("n2", attempt, 2.0)
+
+
+def test_a_message_of_the_leader_ends_the_attempt(election):
+    attempt = election.begin(1.0)
+    election.heard_leader(1.1)
+    assert not election.count("n2", attempt, 1.2)
+
+
+def test_no_pre_vote_while_the_leader_is_near(election):
+    election.heard_leader(1.0)
+    assert not election.would_vote(REQUEST, FOLLOWING, 1.5)
+    assert election.would_vote(REQUEST, FOLLOWING, 1.61)
+
+
+def test_a_pre_vote_at_once_when_the_leaders_connection_is_closed(election):
+    election.heard_leader(1.0)
+    assert election.would_vote(REQUEST, replace(FOLLOWING, leader_reachable=False), 1.01)
+
+
+def test_a_leader_and_a_later_term_refuse(election):
+    assert not election.would_vote(REQUEST, replace(FOLLOWING, leads=True, leader_reachable=False), 9.0)
+    assert not election.would_vote(REQUEST, replace(FOLLOWING, term=6), 9.0)
+
+
+def test_a_candidate_whose_log_is_behind_is_refused(election):
+    for last_index, last_term in ((9, 4), (99, 3)):
+        assert not election.would_vote(PreVoteRequest(6, 1, last_index, last_term), FOLLOWING, 9.0)
+    for last_index, last_term in ((10, 4), (1, 5)):
+        assert election.would_vote(PreVoteRequest(6, 1, last_index, last_term), FOLLOWING, 9.0)
+
+
+def test_a_node_that_rejoins_deposes_nobody():
+    sim = Simulation(3, faults=False)
+    sim.run_until(sim.leader)
+    leader = sim.leader()
+    sim.settle_and_check()
+    term = leader.engine.term
+    late = next(name for name in sim.nodes if name != leader.name)
+    sim.cut = {late}
+    end = sim.now + 30
+    sim.run_until(lambda: sim.now > end)
+    sim.settle_and_check()
+    assert sim.leader() is leader
+    assert leader.engine.term == term
+    assert sim.nodes[late].engine.term == term
+
+
+def test_a_leader_without_a_quorum_steps_down_within_one_election_time_out():
+    sim = Simulation(4, faults=False)
+    sim.run_until(sim.leader)
+    leader = sim.leader()
+    sim.settle_and_check()
+    sim.cut = {leader.name}
+    started = sim.now
+    sim.run_until(lambda: leader.engine.role.value != "leader")
+    assert sim.now - started <= 1.2 + 0.15
+
+
+def test_a_killed_leader_is_replaced_in_well_under_a_third_of_a_second():
+    for seed in range(10):
+        sim = Simulation(seed, faults=False)
+        sim.run_until(sim.leader)
+        sim.settle_and_check()
+        killed = sim.leader()
+        started = sim.now
+        sim.kill(killed)
+        sim.run_until(lambda sim=sim: sim.leader() is not None)
+        assert sim.now - started < 0.6, seed

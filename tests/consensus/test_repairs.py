@@ -1,0 +1,237 @@
+"""Each repair beside the stock library: the defect without the filter, its absence with it."""
+
+from __future__ import annotations
+
+import pytest
+from pysyncobj import SyncObj, SyncObjConf
+from pysyncobj.node import Node
+from pysyncobj.transport import Transport
+
+from consensus.errors import ProtocolError, SafetyViolation
+from consensus.messages import Ack, Append
+from consensus.progress import Progress
+from consensus.repairs import ack_counts, admit_append, cap_snapshot_chunk, next_index_after_ack
+
+
+class Wire(Transport):
+    def __init__(self):
+        super().__init__(None, None, [])
+        self.sent = []
+
+    def send(self, node, message):
+        self.sent.append((node.id, message))
+        return True
+
+
+class StockNode:
+    """PySyncObj 0.3.17 as published, with its log in memory."""
+
+    def __init__(self, peers=2):
+        self.wire = Wire()
+        self.peers = [Node(f"peer{number}") for number in range(peers)]
+        conf = SyncObjConf(autoTick=False, leaderFallbackTimeout=1e9)
+        self.node = SyncObj(Node("self"), self.peers, conf=conf, transport=self.wire)
+
+    def deliver(self, message, peer=0):
+        self.wire._onMessageReceived(self.peers[peer], message)
+
+    def append(self, append, peer=0):
+        self.deliver(
+            {
+                "type": "append_entries",
+                "term": append.term,
+                "commit_index": append.commit,
+                "entries": append.entries,
+                "prevLogIdx": append.prev_index,
+                "prevLogTerm": append.prev_term,
+            },
+            peer,
+        )
+
+    def lead(self):
+        for peer in self.peers:
+            self.wire._onNodeConnected(peer)
+        self.node._SyncObj__raftElectionDeadline = 0
+        self.node.doTick(0)
+        self.deliver({"type": "response_vote", "term": self.term})
+        assert self.node._isLeader()
+
+    @property
+    def log(self):
+        return self.node._SyncObj__raftLog
+
+    @property
+    def term(self):
+        return self.node.raftCurrentTerm
+
+    @property
+    def last_index(self):
+        return self.log[-1][1]
+
+    @property
+    def last_term(self):
+        return self.log[-1][2]
+
+    @property
+    def commit_index(self):
+        return self.node.raftCommitIndex
+
+    def term_at(self, index):
+        return self.log[index - 1][2] if 1 <= index <= len(self.log) else None
+
+
+def entries(first, last, term=1):
+    return [(b"\0command", index, term) for index in range(first, last + 1)]
+
+
+@pytest.fixture
+def follower():
+    """A follower that holds and has acknowledged entries 2 to 6 of term 1."""
+    stock = StockNode()
+    stock.append(Append(1, 1, 0, 1, entries(2, 6)))
+    assert stock.last_index == 6
+    return stock
+
+
+def test_b1_stock_follower_forgets_acknowledged_entries_on_a_repeated_append(follower):
+    follower.append(Append(1, 1, 0, 1, entries(2, 3)))
+    assert follower.last_index == 3
+
+
+def test_b1_filtered_follower_keeps_them(follower):
+    repeated = admit_append(Append(1, 1, 0, 1, entries(2, 3)), follower)
+    follower.append(repeated.append)
+    assert follower.last_index == 6
+    assert (repeated.success, repeated.index) == (True, 3)
+
+
+def test_b1_stock_follower_forgets_acknowledged_entries_on_an_old_heartbeat(follower):
+    follower.append(Append(1, 3, 1, 1, []))
+    assert follower.last_index == 3
+
+
+def test_b1_filtered_follower_acknowledges_only_what_the_heartbeat_proves(follower):
+    heartbeat = admit_append(Append(1, 3, 1, 6, []), follower)
+    follower.append(heartbeat.append)
+    assert follower.last_index == 6
+    assert heartbeat.index == 3
+    assert follower.commit_index == 3
+
+
+def test_b1_the_new_part_of_an_overlapping_append_is_added(follower):
+    admitted = admit_append(Append(1, 4, 1, 1, entries(5, 8)), follower)
+    assert admitted.append.prev_index == 6
+    follower.append(admitted.append)
+    assert follower.last_index == 8
+    assert admitted.index == 8
+
+
+def test_b1_a_conflicting_suffix_is_still_replaced(follower):
+    admitted = admit_append(Append(2, 4, 1, 1, [(b"\0command", 5, 1), (b"\0new", 6, 2)]), follower)
+    assert admitted.append.prev_index == 5
+    follower.append(admitted.append)
+    assert (follower.last_index, follower.last_term) == (6, 2)
+
+
+def test_b1_the_commit_index_is_capped_at_the_last_match(follower):
+    assert admit_append(Append(1, 2, 1, 99, entries(3, 4)), follower).append.commit == 4
+    assert admit_append(Append(1, 6, 1, 99, entries(7, 7)), follower).append.commit == 7
+
+
+def test_b1_stock_leader_sends_entries_in_flight_again_after_an_ack():
+    stock = StockNode()
+    stock.lead()
+    node, peer = stock.node, stock.peers[0]
+    for _ in range(5):
+        node._SyncObj__raftLog.add(b"\0command", stock.last_index + 1, stock.term)
+    node._SyncObj__sendAppendEntries()
+    assert node._SyncObj__raftNextIndex[peer] == 8
+    stock.deliver({"type": "next_node_idx", "next_node_idx": 4, "reset": False, "success": True})
+    assert node._SyncObj__raftNextIndex[peer] == 4
+
+
+def test_b1_next_index_is_never_moved_back_by_an_ack():
+    assert next_index_after_ack(8, 3) == 8
+    assert next_index_after_ack(3, 8) == 9
+    progress = Progress(2, now=0)
+    progress.sent(1, 0, 1, 0)
+    progress.matched(1)
+    progress.sent(7, 10, 1, 0)
+    progress.matched(3)
+    assert (progress.next_index, progress.match_index) == (8, 3)
+
+
+def test_b2_stock_follower_commits_its_unmatched_tail_on_a_snapshot_chunk(follower):
+    chunk = {"type": "append_entries", "term": 2, "commit_index": 6, "serialized": (b"part", True, False)}
+    follower.deliver(chunk)
+    assert follower.commit_index == 6
+
+
+def test_b2_a_capped_snapshot_chunk_commits_nothing(follower):
+    chunk = {"type": "append_entries", "term": 2, "commit_index": 6, "serialized": (b"part", True, False)}
+    follower.deliver(cap_snapshot_chunk(chunk, follower.commit_index))
+    assert follower.commit_index == 1
+
+
+def leader_of_three():
+    stock = StockNode()
+    stock.lead()
+    return stock
+
+
+def test_b3_stock_leader_commits_by_an_ack_of_an_earlier_term():
+    stock = leader_of_three()
+    # Sent by a follower in answer to an earlier leader's entry at the same index; it says nothing of terms.
+    stock.deliver({"type": "next_node_idx", "next_node_idx": 3, "reset": False, "success": True})
+    stock.node.doTick(0)
+    assert stock.commit_index == 2
+
+
+def test_b3_an_ack_counts_in_its_own_term_only():
+    assert ack_counts(Ack(4, 77, True, 2, 1), term=4, epoch=77)
+    assert not ack_counts(Ack(3, 77, True, 2, 1), term=4, epoch=77)
+
+
+def test_b4_an_ack_counts_on_its_own_connection_only():
+    assert not ack_counts(Ack(4, 76, True, 2, 1), term=4, epoch=77)
+    assert not ack_counts(Ack(4, 76, True, 2, 1), term=4, epoch=None)
+
+
+def test_a_gap_is_refused_with_the_end_of_the_log(follower):
+    refused = admit_append(Append(1, 9, 1, 9, entries(10, 11)), follower)
+    assert (refused.success, refused.index) == (False, 7)
+    follower.append(refused.append)
+    assert follower.last_index == 6
+    assert follower.commit_index == 1
+
+
+def test_a_conflict_is_refused_with_the_first_uncommitted_entry(follower):
+    follower.append(admit_append(Append(1, 6, 1, 3, []), follower).append)
+    refused = admit_append(Append(3, 6, 2, 9, entries(7, 7, 3)), follower)
+    assert (refused.success, refused.index) == (False, 4)
+    follower.append(refused.append)
+    assert (follower.last_index, follower.commit_index) == (6, 3)
+
+
+def test_a_leader_that_contradicts_a_committed_entry_stops_the_node(follower):
+    follower.append(admit_append(Append(1, 6, 1, 5, []), follower).append)
+    with pytest.raises(SafetyViolation):
+        admit_append(Append(2, 4, 1, 5, entries(5, 5, 2)), follower)
+    with pytest.raises(SafetyViolation):
+        admit_append(Append(2, 4, 2, 5, []), follower)
+
+
+def test_entries_that_are_not_consecutive_are_refused(follower):
+    with pytest.raises(ProtocolError):
+        admit_append(Append(1, 6, 1, 1, [(b"\0command", 9, 1)]), follower)
+
+
+def test_a_late_refusal_does_not_move_the_next_index():
+    progress = Progress(10, now=0)
+    progress.refused(9, 5)
+    assert progress.next_index == 5
+    progress.refused(9, 3)
+    assert progress.next_index == 5
+    progress.matched(6)
+    progress.refused(4, 2)
+    assert (progress.next_index, progress.match_index) == (7, 6)

@@ -1,0 +1,323 @@
+"""The journal: what was flushed is read back, or the node refuses to start."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+
+import pytest
+
+from consensus.errors import Corrupt, SafetyViolation
+from consensus.segment import RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, segment_name
+from consensus.storage import DirectoryStorage
+from consensus.wal import Journal
+from tests.consensus.fake_disk import FakeDisk, InlineWorker
+
+SEGMENT = 1024
+
+
+def open_journal(disk, *, segment_bytes=SEGMENT, memory_bytes_max=1 << 20):
+    return Journal(disk, InlineWorker(), segment_bytes=segment_bytes, memory_bytes_max=memory_bytes_max)
+
+
+def entries_of(journal):
+    found = []
+    while len(found) < journal.last_index:
+        found += journal.entries(len(found) + 1, journal.last_index, bytes_max=1 << 20)
+    return found
+
+
+def fill(journal, batches, *, size=20, term=1):
+    """Append batches of entries, each flushed; returns the entries."""
+    for count in batches:
+        for _ in range(count):
+            index = journal.last_index + 1
+            journal.append(bytes([index % 256]) * size, index, term)
+        journal.flush()
+    return entries_of(journal)
+
+
+def survives(disk, expected):
+    assert entries_of(open_journal(disk)) == expected
+
+
+def test_entries_come_back_after_a_kill():
+    disk = FakeDisk()
+    expected = fill(open_journal(disk), [1, 3, 2])
+    disk.kill()
+    survives(disk, expected)
+
+
+def test_entries_come_back_after_a_clean_stop_on_a_real_disk(tmp_path):
+    disk = DirectoryStorage(tmp_path)
+    journal = open_journal(disk)
+    expected = fill(journal, [1, 30, 2], size=70)
+    journal.close()
+    journal = open_journal(disk)
+    assert entries_of(journal) == expected
+    journal.close()
+    disk.close()
+
+
+def test_unflushed_entries_are_gone_after_a_kill_and_the_rest_is_not():
+    disk = FakeDisk()
+    journal = open_journal(disk)
+    expected = fill(journal, [2, 2])
+    journal.append(b"never flushed", 5, 1)
+    disk.kill()
+    survives(disk, expected)
+
+
+def test_one_flush_a_batch_and_none_for_an_empty_one():
+    disk = FakeDisk()
+    journal = open_journal(disk, segment_bytes=1 << 16)
+    disk.trace.clear()
+    fill(journal, [1, 50, 3])
+    journal.flush()
+    assert disk.trace == [("write", segment_name(1)), ("sync", segment_name(1))] * 3
+
+
+def test_a_batch_is_flushed_before_the_next_segment_is_written():
+    disk = FakeDisk()
+    journal = open_journal(disk)
+    disk.trace.clear()
+    for index in range(1, 40):
+        journal.append(bytes(100), index, 1)
+    journal.flush()
+    used = [call for call in disk.trace if call[0] in ("write", "sync") and not call[1].endswith(".tmp")]
+    assert used == [(call, segment_name(n)) for n in range(1, 8) for call in ("write", "sync")][: len(used)]
+    assert len(used) >= 8
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_any_part_of_an_unflushed_batch_may_survive_a_kill(seed):
+    rng = random.Random(seed)
+    disk = FakeDisk()
+    journal = open_journal(disk, segment_bytes=1 << 14)
+    written, flushed = [], 0
+    for _ in range(rng.randrange(1, 5)):
+        for _ in range(6):
+            for _ in range(rng.randrange(1, 6)):
+                index = journal.last_index + 1
+                journal.append(rng.randbytes(rng.randrange(2, 900)), index, 1)
+                written.append(journal.entry(index))
+            journal.flush()
+            flushed = journal.last_index
+        for _ in range(3):
+            index = journal.last_index + 1
+            journal.append(rng.randbytes(700), index, 1)
+            written.append(journal.entry(index))
+        # The write reaches the disk, the flush does not.
+        journal._segments[-1].file.write(journal._batch, journal._batch_start - journal._segments[-1].header.base)
+        disk.kill(rng)
+        journal = open_journal(disk, segment_bytes=1 << 14)
+        found = entries_of(journal)
+        assert len(found) >= flushed
+        assert found == written[: len(found)]
+        written = found
+
+
+def test_a_shorter_batch_after_a_torn_one_never_resurrects_old_bytes():
+    disk = FakeDisk()
+    journal = open_journal(disk, segment_bytes=1 << 14)
+    fill(journal, [2])
+    for index in (3, 4, 5):
+        journal.append(bytes([index]) * 1000, index, 1)
+    offset = journal._batch_start
+    journal.flush()
+    # The first sector of the batch never arrived; its later entries did.
+    disk.bytes_of(segment_name(1))[offset : offset + 100] = bytes(100)
+    journal = open_journal(disk, segment_bytes=1 << 14)
+    assert journal.last_index == 2
+    journal.append(b"\3" * 1000, 3, 2)
+    journal.flush()
+    assert open_journal(disk, segment_bytes=1 << 14).last_index == 3
+
+
+def small_journal():
+    """Three flushed batches in two segments."""
+    disk = FakeDisk()
+    journal = open_journal(disk, segment_bytes=400)
+    entries = fill(journal, [2, 1, 3], size=30)
+    assert len(journal._segments) == 2
+    return disk, journal, entries
+
+
+def flushed_before_last_batch():
+    """Entries that no damage may silently remove: a later flush proves that they were durable."""
+    return 3
+
+
+def check_damaged(disk, entries, name, offset):
+    try:
+        journal = open_journal(disk, segment_bytes=400)
+    except Corrupt as refusal:
+        error = refusal
+        journal = None
+    if journal is None:
+        assert error.file.startswith("fake:/journal-")
+        assert 0 <= error.offset <= 400
+        return "refused"
+    found = entries_of(journal)
+    assert found == entries[: len(found)], (name, offset)
+    assert len(found) >= flushed_before_last_batch(), (name, offset)
+    return "whole" if len(found) == len(entries) else "cut"
+
+
+@pytest.mark.parametrize("mask", [0x01, 0x80, 0xFF])
+def test_a_flip_at_any_byte_is_refused_or_cuts_the_last_batch_only(mask):
+    disk, _, entries = small_journal()
+    verdicts = set()
+    for name in disk.names():
+        for offset in range(len(disk.bytes_of(name))):
+            disk, _, entries = small_journal()
+            disk.bytes_of(name)[offset] ^= mask
+            verdicts.add(check_damaged(disk, entries, name, offset))
+    assert verdicts == {"refused", "cut", "whole"}
+
+
+def test_a_flip_before_the_last_batch_names_file_and_offset():
+    for index in range(1, 4):
+        disk, journal, _ = small_journal()
+        start = journal._positions[index - 1]
+        name = segment_name(1)
+        disk.bytes_of(name)[start + RECORD_HEADER_BYTES] ^= 1
+        with pytest.raises(Corrupt) as refused:
+            open_journal(disk, segment_bytes=400)
+        assert refused.value.file == f"fake:/{name}"
+        assert refused.value.offset == start
+
+
+def test_a_truncation_at_any_byte_is_refused():
+    disk, _, _ = small_journal()
+    for name in disk.names():
+        for size in range(len(disk.bytes_of(name))):
+            disk, _, _ = small_journal()
+            del disk.bytes_of(name)[size:]
+            with pytest.raises(Corrupt) as refused:
+                open_journal(disk, segment_bytes=400)
+            assert refused.value.file == f"fake:/{name}"
+
+
+def test_zeroed_bytes_anywhere_are_refused_or_cut_the_last_batch_only():
+    disk, _, entries = small_journal()
+    for name in disk.names():
+        for start in range(0, len(disk.bytes_of(name)), 7):
+            for length in (16, 200):
+                disk, _, entries = small_journal()
+                data = disk.bytes_of(name)
+                data[start : start + length] = bytes(len(data[start : start + length]))
+                check_damaged(disk, entries, name, start)
+
+
+def test_after_a_clean_stop_not_even_the_last_entry_may_change():
+    disk, journal, _ = small_journal()
+    start = journal._positions[-1]
+    base = journal._segments[-1].header.base
+    journal.close()
+    disk.bytes_of(segment_name(2))[start - base + RECORD_HEADER_BYTES] ^= 1
+    with pytest.raises(Corrupt):
+        open_journal(disk, segment_bytes=400)
+
+
+def test_a_missing_segment_is_refused():
+    for missing in (1, 2):
+        disk, journal, _ = small_journal()
+        journal.close()
+        disk.remove(segment_name(missing))
+        with pytest.raises(Corrupt):
+            open_journal(disk, segment_bytes=400)
+
+
+def test_truncated_entries_stay_gone_and_their_replacements_stay():
+    disk = FakeDisk()
+    journal = open_journal(disk)
+    fill(journal, [3, 3])
+    journal.commit_index = 2
+    journal.truncate_from(4)
+    journal.append(b"new four", 4, 2)
+    journal.flush()
+    disk.kill()
+    journal = open_journal(disk)
+    assert journal.last_index == 4
+    assert journal.entry(4) == (b"new four", 4, 2)
+    assert (journal.term_at(3), journal.term_at(4), journal.term_at(5)) == (1, 2, None)
+
+
+def test_a_committed_entry_is_never_truncated():
+    journal = open_journal(FakeDisk())
+    fill(journal, [3])
+    journal.commit_index = 2
+    with pytest.raises(SafetyViolation):
+        journal.truncate_from(2)
+
+
+def test_the_commit_index_of_the_last_record_is_known_after_a_kill():
+    disk = FakeDisk()
+    journal = open_journal(disk)
+    fill(journal, [3])
+    journal.commit_index = 2
+    fill(journal, [1])
+    disk.kill()
+    assert open_journal(disk).commit_index == 2
+
+
+def test_entries_out_of_order_are_refused():
+    journal = open_journal(FakeDisk())
+    fill(journal, [2], term=3)
+    with pytest.raises(SafetyViolation):
+        journal.append(b"gap", 4, 3)
+    with pytest.raises(SafetyViolation):
+        journal.append(b"old term", 3, 2)
+
+
+def test_entries_beyond_the_memory_bound_are_read_back_from_disk():
+    disk = FakeDisk()
+    journal = open_journal(disk, memory_bytes_max=600)
+    for index in range(1, 101):
+        journal.append(b"%03d" % index * 10, index, 1 + index // 40)
+        if index % 4 == 0:
+            journal.flush()
+    assert not journal.in_memory(1)
+    assert journal.in_memory(100)
+    for reader in (journal, open_journal(disk, memory_bytes_max=600)):
+        assert reader.entry(7) == (b"007" * 10, 7, 1)
+        assert [entry[1] for entry in entries_of(reader)] == list(range(1, 101))
+        assert all(reader.term_at(index) == 1 + index // 40 for index in range(1, 101))
+        assert len(reader.entries(1, 100, bytes_max=95)) <= 3
+    assert len(reader._recent) < 20
+
+
+def test_an_entry_that_changed_on_disk_is_not_read_back():
+    disk = FakeDisk()
+    journal = open_journal(disk, memory_bytes_max=200)
+    fill(journal, [2] * 20)
+    disk.bytes_of(segment_name(1))[SEGMENT_HEADER_BYTES + RECORD_HEADER_BYTES + 3] ^= 4
+    with pytest.raises(Corrupt):
+        journal.entries(1, 1, bytes_max=100)
+
+
+def test_a_crash_while_a_segment_is_made_leaves_a_journal_that_opens():
+    for crash_at in range(1, 30):
+        calls = itertools.count(1)
+
+        def crash(call, name, calls=calls, crash_at=crash_at):
+            if "journal" in name and next(calls) == crash_at:
+                raise OSError("crash")
+
+        disk = FakeDisk()
+        journal = open_journal(disk)
+        written = fill(journal, [2])
+        disk.on_call = crash
+        with contextlib.suppress(OSError):
+            written = fill(journal, [3] * 8, size=100)
+        disk.on_call = lambda call, name: None
+        flushed = journal.flushed_index
+        disk.kill()
+        for name in disk.names():
+            if name.endswith(".tmp"):
+                disk.remove(name)
+        recovered = entries_of(open_journal(disk))
+        assert len(recovered) >= flushed
+        assert recovered[:flushed] == entries_of(journal)[:flushed] or recovered == written[: len(recovered)]
