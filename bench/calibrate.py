@@ -1,6 +1,6 @@
 """Two calibrations of a run: what the disk takes for a flush, what this machine takes for an HTTP request.
 
-Owns: ``fdatasync`` of 4 KiB, and bare aiohttp POSTs a second. Figures of different machines are compared by their ratio to
+Owns: ``fdatasync`` of 4 KiB, and bare aiohttp POSTs a second. Figures of different machines compare by their ratio to
 these. ``python -m bench.calibrate`` prints both.
 """
 
