@@ -26,11 +26,15 @@ _DETAILS = {
 
 
 class Answer(NamedTuple):
-    """A finished answer: wire body, the commit number it reflects, and whether something new was made."""
+    """A finished answer: wire body, the commit number it reflects, and whether something new was made.
+
+    ``memory_ms``: how long the memory of the session it belongs to is still guaranteed; None without a session.
+    """
 
     body: Any
     commit: int
     created: bool = False
+    memory_ms: int | None = None
 
 
 BODY_TYPES: dict[type, Any] = {
@@ -58,20 +62,22 @@ def answer(command: c.Command, result: Any, machine: Machine) -> Answer:
         raise result
     commit = machine.commit
     if type(result) is Operated:
-        return Answer(wire.OperationsResponse([_operation(v) for v in result.verdicts], result.memory_ms), commit)
+        done = wire.OperationsResponse([_operation(v) for v in result.verdicts], result.memory_ms)
+        return Answer(done, commit, memory_ms=result.memory_ms)
     match command, result:
         case c.Range(), Ranged(parts, memory_ms):
-            return Answer(wire.RangeResponse([_range_part(part) for part in parts], memory_ms), commit)
+            ranged = wire.RangeResponse([_range_part(part) for part in parts], memory_ms)
+            return Answer(ranged, commit, memory_ms=memory_ms)
         case c.OpenSession(), SessionAnswer() as session:
             opened = wire.SessionOpened(
                 format_client_id(session.client_id), session.epoch, session.lease_ms, session.window
             )
-            return Answer(opened, commit, created=not session.existed)
+            return Answer(opened, commit, created=not session.existed, memory_ms=session.left_ms)
         case c.RenewSession(), SessionAnswer() as session:
-            return Answer(wire.SessionRenewed(session.left_ms), commit)
+            return Answer(wire.SessionRenewed(session.left_ms), commit, memory_ms=session.left_ms)
         case c.TakeOver(), SessionAnswer() as session:
             taken = wire.SessionTaken(session.epoch, session.first_incomplete, session.highest)
-            return Answer(taken, commit)
+            return Answer(taken, commit, memory_ms=session.left_ms)
         case c.CloseSession(), _:
             return Answer(wire.SessionClosed(), commit)
         case c.DeclareTable(), Table() as table:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from tomllib import TOMLDecodeError
 from typing import Any, ClassVar, Final, NamedTuple
 
 from pydantic import Field, field_validator
@@ -15,6 +16,8 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 DEFAULT_HTTP_PORT: Final = 7400
 DEFAULT_PEER_PORT: Final = 7401
+PORT_MAX: Final = 65_535
+LOG_LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
 _MEMBER = re.compile(r"([a-z0-9][a-z0-9_-]{0,31})=([^=:\s]+):(\d{1,5}):(\d{1,5})", re.ASCII)
 
 
@@ -42,8 +45,11 @@ class MemberAddress(NamedTuple):
         match = _MEMBER.fullmatch(text)
         if match is None:
             raise ValueError(f"{text!r} is not id=host:http_port:peer_port")
-        node_id, host, http_port, peer_port = match.groups()
-        return cls(node_id, host, int(http_port), int(peer_port))
+        node_id, host, *ports = match.groups()
+        http_port, peer_port = map(int, ports)
+        if not (1 <= http_port <= PORT_MAX and 1 <= peer_port <= PORT_MAX):
+            raise ValueError(f"{text!r} names a port outside 1..{PORT_MAX}")
+        return cls(node_id, host, http_port, peer_port)
 
     def __str__(self) -> str:
         return f"{self.node_id}={self.host}:{self.http_port}:{self.peer_port}"
@@ -74,6 +80,13 @@ class Settings(BaseSettings):
             raise ValueError("a node id is named twice")
         return members
 
+    @field_validator("log_level")
+    @classmethod
+    def _log_level(cls, level: str) -> str:
+        if level.upper() not in LOG_LEVELS:
+            raise ValueError(f"{level!r} is not one of {', '.join(LOG_LEVELS)}")
+        return level.upper()
+
     @property
     def addresses(self) -> dict[str, MemberAddress]:
         """The members by node id."""
@@ -89,9 +102,20 @@ class Settings(BaseSettings):
 
     @classmethod
     def load(cls, config: Path | None, **flags: Any) -> Settings:
-        """Return the settings; ``flags`` that are None were not given."""
+        """Return the settings; ``flags`` that are None were not given.
+
+        Raises:
+            ValueError: a setting is not valid, or ``config`` is not a TOML file.
+        """
+        if config is not None and not config.is_file():
+            raise ValueError(f"config: {config} is not a file")
         cls.toml_path = config
-        return cls(**{name: value for name, value in flags.items() if value is not None})
+        try:
+            return cls(**{name: value for name, value in flags.items() if value is not None})
+        except TOMLDecodeError as fault:
+            raise ValueError(f"config: {config} is not TOML: {fault}") from None
+        finally:
+            cls.toml_path = None
 
     @classmethod
     def settings_customise_sources(

@@ -29,6 +29,8 @@ from rifl.ids import (
 from rifl.session import NONCE_LENGTH_MAX
 
 VALUE_DEPTH_MAX: Final = 64
+OPERATIONS_BYTES_MAX: Final = 4 * 2**20
+"""Keys and values of one request in canonical form: half of what a log entry may hold."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}", re.ASCII)
 _UNCONDITIONAL: Final[tuple[c.Test, int | bytes | None]] = (c.Test.NONE, None)
 _KINDS: Final = {"put": c.Kind.PUT, "delete": c.Kind.DELETE, "increment": c.Kind.INCREMENT}
@@ -160,11 +162,15 @@ def operations(request: wire.OperationsRequest) -> c.Operate:
         raise bad("operations is empty")
     if len(many) > c.OPERATIONS_MAX:
         raise OncegateError(Code.PAYLOAD_TOO_LARGE, f"more than {c.OPERATIONS_MAX} operations")
+    ops = [_operation(op, at) for at, op in enumerate(many)]
+    # Canonical text can be several times what was received (escapes), and the log has a bound of its own.
+    if sum([len(op.key) + len(op.value or b"") for op in ops]) > OPERATIONS_BYTES_MAX:
+        raise OncegateError(Code.PAYLOAD_TOO_LARGE, f"the operations are over {OPERATIONS_BYTES_MAX} bytes")
     return c.Operate(
         check_client_id(request.client_id),
         check_number(request.epoch, "epoch"),
         check_first_incomplete(request.first_incomplete),
-        [_operation(op, at) for at, op in enumerate(many)],
+        ops,
     )
 
 

@@ -18,12 +18,16 @@ from aiohttp import web
 from gateway import edge, wire
 from gateway.answers import Answer
 from gateway.node import Node
-from rifl.errors import Code, OncegateError
+from rifl.errors import Code, OncegateError, Outcome
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 T = TypeVar("T")
 
 NODE: Final = web.AppKey("node", Node)
+BODY_S: Final = 30.0
+"""How long a body may take to arrive once its headers have."""
+RETRY_AFTER_MS: Final = 1_000
+"""Suggested with a 429 or 503 that suggests nothing by itself."""
 _json = msgspec.json.Encoder()
 _msgpack = msgspec.msgpack.Encoder()
 log = logging.getLogger(__name__)
@@ -43,11 +47,29 @@ async def body(request: web.Request, shape: type[T]) -> T:
 
 
 async def raw_body(request: web.Request) -> bytes:
-    """Read the request's body; raises PAYLOAD_TOO_LARGE at the configured bound."""
+    """Read the request's body.
+
+    Raises:
+        OncegateError: PAYLOAD_TOO_LARGE at the configured bound, at once where the headers say so already;
+            BAD_REQUEST when it cannot be decoded or its sender has gone; TIMEOUT when it does not arrive in
+            ``BODY_S``. Nothing was proposed in any case.
+    """
+    if (request.content_length or 0) > request.client_max_size:
+        raise OncegateError(Code.PAYLOAD_TOO_LARGE, f"the body is over {request.client_max_size} bytes")
     try:
-        return await request.read()
+        if request.content.is_eof():  # all of it came with the headers: the hot path
+            return await request.read()
+        async with asyncio.timeout(BODY_S):
+            return await request.read()
     except web.HTTPRequestEntityTooLarge as fault:
         raise OncegateError(Code.PAYLOAD_TOO_LARGE, fault.text or "") from None
+    except web.RequestPayloadError as fault:
+        raise edge.bad(f"the body cannot be read: {fault}") from None
+    except ConnectionError:
+        raise edge.bad("the connection was lost before the body had arrived") from None
+    except TimeoutError:
+        detail = f"the body did not arrive in {BODY_S:.0f} s"
+        raise OncegateError(Code.TIMEOUT, detail, outcome=Outcome.NOT_APPLIED) from None
 
 
 def respond(request: web.Request, answer: Answer, *, status: int = 200, etag: str | None = None) -> web.Response:
@@ -57,9 +79,8 @@ def respond(request: web.Request, answer: Answer, *, status: int = 200, etag: st
     leader = node.leader_http
     if leader is not None:
         headers[wire.H_LEADER] = leader
-    memory_ms = getattr(answer.body, "memory_ms", None)
-    if memory_ms is not None:
-        headers[wire.H_MEMORY_MS] = str(memory_ms)
+    if answer.memory_ms is not None:
+        headers[wire.H_MEMORY_MS] = str(answer.memory_ms)
     if etag is not None:
         headers["ETag"] = f'"{etag}"'
     if wants_msgpack(request):
@@ -69,9 +90,14 @@ def respond(request: web.Request, answer: Answer, *, status: int = 200, etag: st
     return web.Response(body=_json.encode(answer.body), status=status, headers=headers, content_type=wire.JSON)
 
 
-def local(request: web.Request, found: Any, **how: Any) -> web.Response:
-    """Respond with something read from the local state."""
-    return respond(request, Answer(found, request.app[NODE].machine.commit), **how)
+def local(request: web.Request, found: Any, *, memory_ms: int | None = None) -> web.Response:
+    """Respond with something read from the local state just now."""
+    return respond(request, Answer(found, request.app[NODE].machine.commit, memory_ms=memory_ms))
+
+
+def is_current(request: web.Request, etag: str) -> bool:
+    """Tell whether ``If-None-Match`` names this ETag, so that the answer is 304 (RFC 9110 §13.1.2)."""
+    return any(held.value in (etag, "*") for held in request.if_none_match or ())
 
 
 def problem(request: web.Request, refusal: OncegateError) -> web.Response:
@@ -81,8 +107,11 @@ def problem(request: web.Request, refusal: OncegateError) -> web.Response:
     leader = node.leader_http
     if leader is not None:
         headers[wire.H_LEADER] = leader
-    if refusal.retry_after_ms is not None:
-        headers["Retry-After"] = str(-(-refusal.retry_after_ms // 1000))
+    retry_after_ms = refusal.retry_after_ms
+    if retry_after_ms is None and refusal.status in (429, 503):
+        retry_after_ms = RETRY_AFTER_MS
+    if retry_after_ms is not None:
+        headers["Retry-After"] = str(-(-retry_after_ms // 1000))
     text = _json.encode(
         wire.Problem(
             type=f"urn:oncegate:error:{refusal.code.value}",
@@ -92,7 +121,7 @@ def problem(request: web.Request, refusal: OncegateError) -> web.Response:
             outcome=refusal.outcome.value,
             retryable=refusal.retryable,
             detail=refusal.detail,
-            retry_after_ms=refusal.retry_after_ms,
+            retry_after_ms=retry_after_ms,
         )
     )
     return web.Response(body=text, status=refusal.status, headers=headers, content_type=wire.PROBLEM)

@@ -37,15 +37,16 @@ class Node:
         self.members = settings.addresses
         self.machine = Machine()
         self.clock = ClusterClock()
-        self.leadership = Leadership()
+        self.leadership = Leadership(node_id=settings.node)
         self.store = SegmentStore(settings.data_dir / "segments")
-        self.replica = Replica(self._replica_config(), self, on_call=self._serve_call, on_role=self._role)
+        self.replica = Replica(replica_config(settings), self, on_call=self._serve_call, on_role=self._role)
         self._loop = asyncio.get_running_loop()
         self.publisher = Publisher(self.store, on_published=self._published, on_failure=self._unpublished)
         self.proposer = Proposer(self.replica, self.machine, self.clock, self.leadership)
         self.reads = Reads(self.replica, self.machine, self.publisher)
         self._timer: asyncio.TimerHandle | None = None
         self._stopping = False
+        self._housework: dict[str, asyncio.Future[Answer]] = {}
 
     async def start(self) -> None:
         """Open the data directory, replay the log, join the cluster."""
@@ -91,19 +92,6 @@ class Node:
         member = self.members.get(self.leadership.leader_id or "")
         return None if member is None else member.http
 
-    def _replica_config(self) -> ReplicaConfig:
-        settings = self.settings
-        own = settings.address
-        secret = settings.secret_file.read_bytes().strip() if settings.secret_file else None
-        return ReplicaConfig(
-            node_id=settings.node,
-            cluster_id=settings.cluster,
-            listen=own.peer,
-            peers={m.node_id: m.peer for m in self.members.values() if m.node_id != settings.node},
-            data_dir=settings.data_dir / "raft",
-            secret=secret,
-        )
-
     async def _serve_call(self, peer: str, payload: bytes) -> bytes:
         if payload[:1] != PROPOSE:
             raise OncegateError(Code.BAD_REQUEST, f"{peer} sent an unknown call")
@@ -122,19 +110,23 @@ class Node:
         if self.leadership.leads:
             now_ms = self.clock.stamp_ms(time.monotonic())
             for flow, number in self.machine.flows.due(now_ms):
-                self._propose_quietly(c.Seal(flow, number))
+                self._propose_quietly(flow, c.Seal(flow, number))
             expired = self.machine.sessions.expired(now_ms, limit=c.REAP_MAX)
             if expired:
-                self._propose_quietly(c.Reap(expired))
+                self._propose_quietly("", c.Reap(expired))
         if not self._stopping:
             self._timer = self._loop.call_later(HOUSEKEEPING_MS / 1000, self._housekeep)
 
-    def _propose_quietly(self, command: c.Command) -> None:
-        """Propose on the node's own behalf: if it is lost, the next turn proposes it again."""
+    def _propose_quietly(self, what: str, command: c.Command) -> None:
+        """Propose on the node's own behalf, one of a kind at a time; if it is lost, a later turn proposes it again."""
+        before = self._housework.get(what)
+        if before is not None and not before.done():
+            return
         try:
             future = self.proposer.submit(command, 64)
         except OncegateError:
             return
+        self._housework[what] = future
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def _published(self, flow: str, number: int, checksum: str) -> None:
@@ -143,3 +135,20 @@ class Node:
     def _unpublished(self, flow: str, number: int, fault: Exception) -> None:
         """Runs on the segment writer's thread."""
         log.error("batch %d of %s could not be written and will be tried again: %s", number, flow, fault)
+
+
+def replica_config(settings: Settings) -> ReplicaConfig:
+    """Return what consensus needs of the settings.
+
+    Raises:
+        ValueError: they contradict each other, or the secret is too short.
+        OSError: the file with the secret cannot be read.
+    """
+    return ReplicaConfig(
+        node_id=settings.node,
+        cluster_id=settings.cluster,
+        listen=settings.address.peer,
+        peers={m.node_id: m.peer for m in settings.addresses.values() if m.node_id != settings.node},
+        data_dir=settings.data_dir / "raft",
+        secret=settings.secret_file.read_bytes().strip() if settings.secret_file else None,
+    )

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from consensus.errors import CommandRefused
 from consensus.replica import Replica
 from gateway import commands as c
 from gateway.answers import BODY_TYPES, Answer, answer
@@ -22,7 +23,7 @@ from gateway.translate import translated
 from rifl.errors import Code, OncegateError, Outcome
 
 ENTRY_BYTES_MAX: Final = 2 * 2**20
-"""Commands are added to an entry until it is this large; one command may exceed it by its own size."""
+"""Commands share an entry up to this size; a larger one travels alone, so that it cannot take others down with it."""
 INFLIGHT_BYTES_MAX: Final = 64 * 2**20
 INFLIGHT_COMMANDS_MAX: Final = 20_000
 FORWARD_TIMEOUT_S: Final = 5.0
@@ -35,6 +36,8 @@ class Leadership:
     leads: bool = False
     """This node leads and has applied its term's first entry, so that it may decide."""
     leader_id: str | None = None
+    node_id: str = ""
+    """This node."""
 
 
 class Waiting(NamedTuple):
@@ -93,10 +96,10 @@ class Proposer:
         waiting, self._waiting = self._waiting, []
         start = total = 0
         for at, item in enumerate(waiting):
+            if at > start and total + item.size > ENTRY_BYTES_MAX:
+                self._send(waiting[start:at])
+                start, total = at, 0
             total += item.size
-            if total >= ENTRY_BYTES_MAX:
-                self._send(waiting[start : at + 1])
-                start, total = at + 1, 0
         if start < len(waiting):
             self._send(waiting[start:] if start else waiting)
 
@@ -105,7 +108,7 @@ class Proposer:
             self._propose(batch)
             return
         leader = self._leadership.leader_id
-        if leader is None or leader == self._replica.status().node_id:
+        if leader is None or leader == self._leadership.node_id:
             code = Code.NO_LEADER if leader is None else Code.NOT_READY
             self._fail(batch, OncegateError(code, retry_after_ms=50))
             return
@@ -117,6 +120,14 @@ class Proposer:
         try:
             entry = c.encode_entry(self._clock.stamp_ms(time.monotonic()), [item.command for item in batch])
             future = self._replica.propose(entry)
+        except CommandRefused as fault:
+            if len(batch) == 1:
+                self._fail(batch, translated(fault))
+                return
+            # Canonical form can be larger than what was received: only the command that is too large is refused.
+            for item in batch:
+                self._propose([item])
+            return
         except Exception as fault:  # noqa: BLE001 - translated for those who wait
             self._fail(batch, translated(fault))
             return
@@ -134,8 +145,8 @@ class Proposer:
                 continue  # the caller has gone away; the operation stands
             try:
                 item.future.set_result(answer(item.command, result, self._machine))
-            except OncegateError as refusal:
-                item.future.set_exception(refusal)
+            except Exception as refusal:  # noqa: BLE001 - one answer that cannot be made leaves nobody else waiting
+                item.future.set_exception(translated(refusal))
 
     async def _forward(self, leader: str, batch: list[Waiting]) -> None:
         payload = PROPOSE + c.encode_commands([item.command for item in batch])
@@ -151,13 +162,10 @@ class Proposer:
         for item, relayed in zip(batch, answers, strict=True):
             if item.future.done():
                 continue
-            if relayed.refusal is not None:
-                code, detail, retry_after_ms, outcome = relayed.refusal
-                refusal = OncegateError(Code(code), detail, retry_after_ms=retry_after_ms, outcome=Outcome(outcome))
-                item.future.set_exception(refusal)
-            else:
-                body = msgspec.convert(relayed.body, BODY_TYPES[type(item.command)])
-                item.future.set_result(Answer(body, relayed.commit, relayed.created))
+            try:
+                item.future.set_result(_received(item.command, relayed))
+            except Exception as fault:  # noqa: BLE001 - one answer that cannot be read leaves nobody else waiting
+                item.future.set_exception(translated(fault))
 
     async def serve_forwarded(self, payload: bytes) -> bytes:
         """Answer, at the leader, what a follower forwarded.
@@ -197,6 +205,7 @@ class Relayed(msgspec.Struct, array_like=True):
     commit: int = 0
     created: bool = False
     refusal: tuple[str, str, int | None, str] | None = None
+    memory_ms: int | None = None
 
 
 PROPOSE: Final = b"p"
@@ -207,6 +216,14 @@ _reply_decoder = msgspec.msgpack.Decoder(list[Relayed])
 
 def _relayed(done: Answer | BaseException) -> Relayed:
     if isinstance(done, Answer):
-        return Relayed(done.body, done.commit, done.created)
+        return Relayed(done.body, done.commit, done.created, memory_ms=done.memory_ms)
     refusal = translated(done)
     return Relayed(refusal=(refusal.code.value, refusal.detail, refusal.retry_after_ms, refusal.outcome.value))
+
+
+def _received(command: c.Command, relayed: Relayed) -> Answer:
+    if relayed.refusal is not None:
+        code, detail, retry_after_ms, outcome = relayed.refusal
+        raise OncegateError(Code(code), detail, retry_after_ms=retry_after_ms, outcome=Outcome(outcome))
+    body = msgspec.convert(relayed.body, BODY_TYPES[type(command)])
+    return Answer(body, relayed.commit, relayed.created, relayed.memory_ms)

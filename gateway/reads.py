@@ -158,5 +158,6 @@ class Reads:
             payload = await asyncio.to_thread(self._publisher.get, flow, number)
             checksum = await asyncio.to_thread(self._publisher.checksum, flow, number)
         except FlowError as fault:
+            self._machine.flows.batch(flow, number)  # dropped meanwhile: say so rather than "not found"
             raise translated(fault) from None
         return payload, checksum

@@ -55,11 +55,11 @@ async def running(settings: Settings) -> AsyncIterator[Node]:
     """Run a node with its HTTP server for as long as the context lasts."""
     edge_range.warm_up()
     node = Node(settings)
-    await node.start()
     runner = web.AppRunner(
         application(node), access_log=None, keepalive_timeout=KEEP_ALIVE_S, shutdown_timeout=SHUTDOWN_S
     )
     try:
+        await node.start()
         await runner.setup()
         address = settings.address
         await web.TCPSite(runner, address.host, address.http_port, backlog=1024).start()

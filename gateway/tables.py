@@ -21,6 +21,8 @@ QUOTA_BYTES_MAX: Final = 64 * 2**30
 TABLES_MAX: Final = 1_000
 ROW_OVERHEAD_BYTES: Final = 120
 """What a row costs beside key and value, for the quota."""
+REFUSAL_VALUE_BYTES_MAX: Final = 2 * 1024
+"""A refusal carries the row's value up to this size: a request of 4,096 refusals stays an answer that travels."""
 INT64_MIN: Final = -(2**63)
 INT64_MAX: Final = 2**63 - 1
 _INTEGER_BYTES_MAX: Final = 20
@@ -164,11 +166,11 @@ class Table:
         if row is not None:
             text = row.value
             if len(text) > _INTEGER_BYTES_MAX or not (text.isdigit() or (text[:1] == b"-" and text[1:].isdigit())):
-                return Remembered("NOT_AN_INTEGER", row.version, row.value)
+                return _refused("NOT_AN_INTEGER", row)
             before = int(text)
         after = before + op.by
         if not INT64_MIN <= after <= INT64_MAX:
-            return Remembered("OVERFLOW", row.version if row else 0, row.value if row else None)
+            return _refused("OVERFLOW", row)
         value = b"%d" % after
         self._write(op.key, row, Row(commit, value))
         return Remembered(None, commit, value)
@@ -181,6 +183,13 @@ class Table:
             self.bytes += len(after.value) - len(before.value)
 
 
+def _refused(code: str, row: Row | None) -> Remembered:
+    """Refuse, and show the row as it is unless it is so large that remembering it would cost more than it tells."""
+    if row is None:
+        return Remembered(code, 0, None)
+    return Remembered(code, row.version, row.value if len(row.value) <= REFUSAL_VALUE_BYTES_MAX else None)
+
+
 def _test(op: Op, row: Row | None) -> Remembered | None:
     if op.test == Test.ABSENT:
         holds = row is None
@@ -190,4 +199,4 @@ def _test(op: Op, row: Row | None) -> Remembered | None:
         holds = row is not None and row.value == op.operand
     if holds:
         return None
-    return Remembered("CONDITION_FAILED", row.version if row else 0, row.value if row else None)
+    return _refused("CONDITION_FAILED", row)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import urllib.error
 import urllib.request
+from http.client import HTTPException
 from typing import Any
 
 TIMEOUT_S = 3.0
@@ -16,12 +16,15 @@ def get(url: str, timeout_s: float = TIMEOUT_S) -> bytes | None:
         with urllib.request.urlopen(url, timeout=timeout_s) as answer:
             body: bytes = answer.read()
             return body if answer.status == 200 else None
-    except (urllib.error.URLError, OSError):
-        return None
+    except (OSError, HTTPException, ValueError):
+        return None  # refused, cut off in the middle, or not an HTTP address
 
 
 def get_json(url: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any] | None:
     """Return the JSON object of a 200 answer, or None for any other answer or none."""
     body = get(url, timeout_s)
-    found: dict[str, Any] | None = None if body is None else json.loads(body)
-    return found
+    try:
+        found = None if body is None else json.loads(body)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None

@@ -26,29 +26,41 @@ def dev(
 ) -> None:
     """Run a cluster on loopback until Ctrl-C, and print how to talk to it."""
     console = Console(stderr=True)
+    # From here on, not from when the cluster is ready: a stop while it starts must not leave nodes behind.
+    stop = _StopSignal()
     with tempfile.TemporaryDirectory(prefix="oncegate-dev-") as temporary:
         directory = data_dir or Path(temporary)
         with LocalCluster(directory, nodes, first_port=first_port or None) as cluster:
-            cluster.start()
+            taken = cluster.ports_in_use()
+            if taken:
+                console.print(f"oncegate dev: port {taken[0]} is in use; choose another --first-port", markup=False)
+                raise typer.Exit(1)
             try:
+                cluster.start()
+                stop.arm()
                 cluster.wait_ready()
+                _show(console, cluster)
+                threading.Event().wait()
             except RuntimeError as fault:
                 console.print(f"oncegate dev: {fault}", markup=False)
                 raise typer.Exit(1) from None
-            leader = cluster.leader()
-            table = Table("node", "http", "pid", "role", "log")
-            for node_id in cluster.ids:
-                role = "leader" if node_id == leader else "follower"
-                log = str(directory / f"{node_id}.log")
-                table.add_row(node_id, cluster.endpoint(node_id), str(cluster.pid(node_id)), role, log)
-            console.print(table)
-            http = cluster.endpoints[0]
-            console.print("Try:", style="bold")
-            for line in curl_lines(http):
-                console.print(f"  {line}", markup=False, soft_wrap=True)
-            console.print("Ctrl-C stops the cluster.")
-            _until_signal()
-            cluster.stop()
+            except KeyboardInterrupt:
+                stop.disarm()
+                cluster.stop()
+
+
+def _show(console: Console, cluster: LocalCluster) -> None:
+    leader = cluster.leader()
+    table = Table("node", "http", "pid", "role", "log")
+    for node_id in cluster.ids:
+        role = "leader" if node_id == leader else "follower"
+        log = str(cluster.directory / f"{node_id}.log")
+        table.add_row(node_id, cluster.endpoint(node_id), str(cluster.pid(node_id)), role, log)
+    console.print(table)
+    console.print("Try:", style="bold")
+    for line in curl_lines(cluster.endpoints[0]):
+        console.print(f"  {line}", markup=False, soft_wrap=True)
+    console.print("Ctrl-C stops the cluster.")
 
 
 def curl_lines(http: str) -> list[str]:
@@ -66,12 +78,28 @@ def curl_lines(http: str) -> list[str]:
     ]
 
 
-def _until_signal() -> None:
-    done = threading.Event()
+class _StopSignal:
+    """SIGTERM and SIGINT: always noted, raised as KeyboardInterrupt only while armed.
 
-    def _stop(number: int, frame: FrameType | None) -> None:
-        done.set()
+    Not while a node is being started: a process that is there and not registered yet would be left behind.
+    """
 
-    signal.signal(signal.SIGTERM, _stop)
-    signal.signal(signal.SIGINT, _stop)
-    done.wait()
+    def __init__(self) -> None:
+        self._asked = self._armed = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._asked = True
+        if self._armed:
+            raise KeyboardInterrupt
+
+    def arm(self) -> None:
+        """Raise from now on, and at once if a signal came before."""
+        self._armed = True
+        if self._asked:
+            raise KeyboardInterrupt
+
+    def disarm(self) -> None:
+        """Note only: what runs now ends by itself."""
+        self._armed = False

@@ -83,6 +83,19 @@ class LocalCluster:
         """Return a node's HTTP address."""
         return next(member.http for member in self.members if member.node_id == node_id)
 
+    def ports_in_use(self) -> list[int]:
+        """Return the members' ports that somebody listens on now: a stranger there would pass for a node."""
+        taken = []
+        for member in self.members:
+            for port in (member.http_port, member.peer_port):
+                with socket.socket() as probe:
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    try:
+                        probe.bind((member.host, port))
+                    except OSError:
+                        taken.append(port)
+        return taken
+
     def start(self, *node_ids: str) -> None:
         """Start the given nodes, or all that do not run. Does not wait until they are ready."""
         self.directory.mkdir(parents=True, exist_ok=True)

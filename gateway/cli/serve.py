@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from consensus.errors import ConsensusError
 from gateway.config import Settings
+from gateway.node import replica_config
 from gateway.server import serve as run
 
 
@@ -41,9 +42,9 @@ def serve(
             body_bytes_max=body_bytes_max,
             log_level=log_level,
         )
-        _ = settings.address
-    except (ValidationError, ValueError) as fault:
-        typer.echo(f"oncegate: {fault}", err=True)
+        replica_config(settings)
+    except (ValueError, OSError) as fault:
+        typer.echo(f"oncegate: {_one_line(fault)}", err=True)
         raise typer.Exit(2) from None
     _log_to_stderr(settings)
     try:
@@ -51,6 +52,12 @@ def serve(
     except (ConsensusError, OSError) as fault:
         logging.getLogger("oncegate").critical("node %s cannot serve: %s", settings.node, fault)
         raise typer.Exit(1) from None
+
+
+def _one_line(fault: Exception) -> str:
+    if not isinstance(fault, ValidationError):
+        return str(fault)
+    return "; ".join(f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in fault.errors())
 
 
 def _log_to_stderr(settings: Settings) -> None:
@@ -64,4 +71,4 @@ def _log_to_stderr(settings: Settings) -> None:
     formatter = structlog.stdlib.ProcessorFormatter(foreign_pre_chain=processors, processor=renderer)
     handler = logging.StreamHandler()
     handler.setFormatter(formatter)
-    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
+    logging.basicConfig(level=settings.log_level, handlers=[handler])

@@ -8,11 +8,13 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
+from flows.errors import FlowError
+from flows.flow import FlowDeclaration
 from flows.segment import to_json_lines
 from gateway import commands as c
 from gateway import edge, wire
 from gateway.answers import flow_state
-from gateway.exchange import NODE, body, local, number, path_name, raw_body, respond, typed
+from gateway.exchange import NODE, body, is_current, local, number, path_name, raw_body, respond, typed
 from rifl.errors import Code, OncegateError
 
 WATCHERS_MAX: Final = 1_000
@@ -28,7 +30,15 @@ async def declare(request: web.Request) -> web.StreamResponse:
     fields = edge.decode(await raw_body(request), request.content_type, dict[str, Any])
     if fields.setdefault("name", name) != name:
         raise edge.bad("name differs from the path")
-    text = msgspec.json.encode(fields)
+    try:
+        # Checked here, so that what can never be a declaration costs no log entry.
+        declaration = msgspec.convert(fields, FlowDeclaration)
+    except (FlowError, msgspec.ValidationError) as fault:
+        raise edge.bad(str(fault)) from None
+    unknown = fields.keys() - {*FlowDeclaration.__struct_fields__}
+    if unknown:
+        raise edge.bad(f"a flow has no {', '.join(sorted(unknown))}")
+    text = msgspec.json.encode(declaration)
     if len(text) > 16 * 1024:
         raise OncegateError(Code.PAYLOAD_TOO_LARGE, "the declaration is over 16 KiB")
     return respond(request, await request.app[NODE].submit(c.DeclareFlow(text), len(text)))
@@ -56,9 +66,14 @@ async def batch(request: web.Request) -> web.StreamResponse:
     """``GET /v1/flows/{flow}/batches/{n}``: immutable, so the ETag is its checksum."""
     name = path_name(request, "flow")
     n = number(request.match_info["n"], "batch")
-    payload, checksum = await request.app[NODE].reads.batch(name, n)
-    headers = {"ETag": f'"{checksum}"', "Cache-Control": "public, max-age=31536000, immutable"}
-    if request.headers.get("If-None-Match") == f'"{checksum}"':
+    node = request.app[NODE]
+    payload, checksum = await node.reads.batch(name, n)
+    headers = {
+        wire.H_COMMIT: str(node.machine.commit),
+        "ETag": f'"{checksum}"',
+        "Cache-Control": "public, max-age=31536000, immutable",
+    }
+    if is_current(request, checksum):
         return web.Response(status=304, headers=headers)
     accept = request.headers.get("Accept", "")
     if JSON_LINES in accept or wire.JSON in accept:
@@ -82,7 +97,13 @@ async def watch(request: web.Request) -> web.StreamResponse:
     batches = node.machine.flows.get(name).batches
     last_event = request.headers.get("Last-Event-ID", request.query.get("after"))
     told = batches.last if last_event is None else number(last_event, "after", least=0)
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
+    response = web.StreamResponse(
+        headers={
+            wire.H_COMMIT: str(node.machine.commit),
+            "Content-Type": "text/event-stream",
+            "Cache-Control": "no-store",
+        }
+    )
     await response.prepare(request)
     task = asyncio.current_task()
     watchers.add(task)
@@ -93,7 +114,9 @@ async def watch(request: web.Request) -> web.StreamResponse:
                 data = msgspec.json.encode(wire.Sealed(told)).decode()
                 await response.write(f"id: {told}\nevent: sealed\ndata: {data}\n\n".encode())
             try:
-                await asyncio.wait_for(node.reads.next_seal(name), KEEP_ALIVE_S)
+                # Not wait_for: it would begin to wait one turn of the loop later and could miss a seal in between.
+                async with asyncio.timeout(KEEP_ALIVE_S):
+                    await node.reads.next_seal(name)
             except TimeoutError:
                 await response.write(b": alive\n\n")
     except ConnectionResetError:
@@ -140,7 +163,7 @@ ROUTES: Final = [
     web.get("/v1/flows", list_all),
     web.get("/v1/flows/{flow}", describe),
     web.get("/v1/flows/{flow}/batches/{n}", batch),
-    web.get("/v1/flows/{flow}/watch", watch),
+    web.get("/v1/flows/{flow}/watch", watch, allow_head=False),
     web.post("/v1/flows/{flow}/consumers/{name}/attach", attach),
     web.post("/v1/flows/{flow}/consumers/{name}/cursor", cursor),
 ]

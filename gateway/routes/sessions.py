@@ -54,7 +54,7 @@ async def describe(request: web.Request) -> web.StreamResponse:
         highest_sequence=tracker.highest,
         records=len(tracker.records) + len(tracker.ranges),
     )
-    return local(request, state)
+    return local(request, state, memory_ms=state.lease_ms_left)
 
 
 @typed

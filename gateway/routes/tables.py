@@ -9,12 +9,14 @@ from aiohttp import web
 
 from gateway import commands as c
 from gateway import edge, wire
-from gateway.answers import table_state
-from gateway.exchange import NODE, body, local, number, path_name, respond, typed
+from gateway.answers import Answer, table_state
+from gateway.exchange import NODE, body, is_current, local, number, path_name, respond, typed
 from gateway.tables import QUOTA_BYTES_DEFAULT, QUOTA_BYTES_MAX
 from rifl.errors import Code, OncegateError
 
 PAGE_MAX: Final = 1_000
+PAGE_BYTES_MAX: Final = 4 * 2**20
+"""Values of a page; a single row may exceed it."""
 
 
 @typed
@@ -47,13 +49,14 @@ async def row(request: web.Request) -> web.StreamResponse:
     key = edge.check_key(request.match_info["key"])
     node = request.app[NODE]
     await node.reads.reach(*_level(request))
+    # Taken before the look-up, which may wait: the answer reflects at least this and promises no more.
     commit = node.machine.commit
     found = await node.reads.row(table, key)
     etag = str(found.version)
-    if request.headers.get("If-None-Match") == f'"{etag}"':
+    if is_current(request, etag):
         return web.Response(status=304, headers={"ETag": f'"{etag}"', wire.H_COMMIT: str(commit)})
     state = wire.RowState(key, msgspec.json.decode(found.value), found.version, commit)
-    return local(request, state, etag=etag)
+    return respond(request, Answer(state, commit), etag=etag)
 
 
 @typed
@@ -70,9 +73,15 @@ async def page(request: web.Request) -> web.StreamResponse:
     if table.kind != "resident":
         raise edge.bad("rows of a stream table are read by key, or in order from its flow")
     commit = node.machine.commit
-    rows = table.rows.page(query.get("prefix", ""), query.get("after", ""), limit)
-    states = [wire.RowState(key, msgspec.json.decode(row.value), row.version, commit) for key, row in rows]
-    return local(request, wire.RowPage(states, rows[-1][0] if len(rows) == limit else None, commit))
+    rows = table.rows.page(query.get("prefix", ""), query.get("after", ""), limit + 1)
+    states: list[wire.RowState] = []
+    size = 0
+    for key, row in rows[:limit]:
+        size += len(row.value)
+        if states and size > PAGE_BYTES_MAX:
+            break
+        states.append(wire.RowState(key, msgspec.json.decode(row.value), row.version, commit))
+    return local(request, wire.RowPage(states, states[-1].key if len(states) < len(rows) else None, commit))
 
 
 def _level(request: web.Request) -> tuple[str, int]:
@@ -85,5 +94,5 @@ ROUTES: Final = [
     web.put("/v1/tables/{table}", declare),
     web.get("/v1/tables/{table}", describe),
     web.get("/v1/tables/{table}/rows", page),
-    web.get("/v1/tables/{table}/rows/{key:.+}", row),
+    web.get("/v1/tables/{table}/rows/{key:(?s:.+)}", row),
 ]
