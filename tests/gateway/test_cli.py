@@ -1,0 +1,208 @@
+"""The ``oncegate`` command as a process: what it serves, prints, exits with and leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from gateway.cli.ask import get, get_json
+from gateway.cli.local_cluster import free_ports
+from gateway.cli.main import app
+
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("ONCEGATE_")}
+WAIT_S = 30.0
+
+
+def _command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "gateway", *arguments]
+
+
+def _post(url: str, body: Any, method: str = "POST") -> Any:
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers, method=method)
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        return json.loads(answer.read())
+
+
+def _until(condition: Any, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "not in time"
+        time.sleep(0.02)  # between two looks: the process needs the processor too
+
+
+def _stop(process: subprocess.Popen[str]) -> int:
+    process.terminate()
+    process.communicate(timeout=WAIT_S)
+    return process.returncode
+
+
+def test_serve_without_arguments_is_a_durable_cluster_of_one(tmp_path: Path) -> None:
+    http_port, peer_port = free_ports(2)
+    members = json.dumps([f"n1=127.0.0.1:{http_port}:{peer_port}"])  # only so that two runs of the suite do not collide
+    endpoint = f"http://127.0.0.1:{http_port}"
+    environment = {**ENVIRONMENT, "ONCEGATE_MEMBERS": members}
+
+    def serve() -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            _command("serve"), cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        _until(lambda: get(f"{endpoint}/readyz") is not None, process)
+        return process
+
+    process = serve()
+    _post(f"{endpoint}/v1/tables/rows", {"kind": "resident"}, "PUT")
+    session = _post(f"{endpoint}/v1/sessions", {"nonce": "n"})
+    operation = {"sequence": 1, "op": "put", "table": "rows", "key": "a", "value": 1}
+    request = {"client_id": session["client_id"], "epoch": 1, "first_incomplete": 1, "operations": [operation]}
+    _post(f"{endpoint}/v1/operations", request)
+    assert (tmp_path / "oncegate-data").is_dir()
+    process.kill()
+    process.communicate(timeout=WAIT_S)
+    process = serve()
+    assert _post(f"{endpoint}/v1/operations", request)["results"][0]["replayed"] is True
+    shown = CliRunner().invoke(app, ["status", "-o", "json", "--endpoint", endpoint])
+    assert shown.exit_code == 0
+    assert json.loads(shown.stdout)["n1"]["role"] == "leader"
+    taken = subprocess.run(
+        _command("serve"), cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert taken.returncode == 1
+    assert "Traceback" not in taken.stderr
+    assert "cannot serve" in taken.stderr
+    assert _stop(process) == 0
+
+
+def test_misuse_of_serve_exits_2_with_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in list(os.environ):
+        if name.startswith("ONCEGATE_"):
+            monkeypatch.delenv(name)
+    (tmp_path / "broken.toml").write_text("node = ")
+    (tmp_path / "unknown.toml").write_text("colour = 1")
+    misuses = {
+        ("--node", "other"): "not among the members",
+        ("--member", "nonsense"): "id=host:http_port:peer_port",
+        ("--member", "n1=127.0.0.1:99999:1"): "port",
+        ("--member", "n1=10.1.2.3:1:2"): "secret",
+        ("--log-level", "LOUD"): "LOUD",
+        ("--body-bytes-max", "1"): "body_bytes_max",
+        ("--config", "missing.toml"): "missing.toml",
+        ("--config", "broken.toml"): "broken.toml",
+        ("--config", "unknown.toml"): "colour",
+        ("--secret-file", "missing"): "missing",
+    }
+    for arguments, reason in misuses.items():
+        result = CliRunner().invoke(app, ["serve", *arguments])
+        assert result.exit_code == 2, (arguments, result.output)
+        line = result.stderr.removesuffix("\n")
+        assert line.startswith("oncegate: "), arguments
+        assert "\n" not in line
+        assert reason in line
+    monkeypatch.setenv("ONCEGATE_MEMBERS", "no json")
+    result = CliRunner().invoke(app, ["serve"])
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "members" in result.stderr
+    assert not (tmp_path / "oncegate-data").exists()
+
+
+def test_unknown_commands_and_flags_exit_2() -> None:
+    for arguments in (
+        ["nonsense"],
+        ["serve", "--nonsense"],
+        ["dev", "--nodes", "0"],
+        ["dev", "--nodes", "x"],
+        ["status", "-o", "x"],
+    ):
+        assert CliRunner().invoke(app, arguments).exit_code == 2, arguments
+    assert CliRunner().invoke(app, ["--help"]).exit_code == 0
+
+
+def test_status_of_nobody_exits_3_with_one_line() -> None:
+    (port,) = free_ports(1)
+    for endpoint in (f"http://127.0.0.1:{port}", "127.0.0.1", "nonsense://x"):
+        result = CliRunner().invoke(app, ["status", "--endpoint", endpoint])
+        assert (result.exit_code, result.stdout) == (3, "")
+        assert result.stderr == f"oncegate: no node answers at {endpoint}\n"
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _lives(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def _dev(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        _command("dev", "--first-port", "0", *arguments),
+        cwd=tmp_path,
+        env={**ENVIRONMENT, "COLUMNS": "300", "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.faults
+def test_dev_shows_a_whole_cluster_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    process = _dev(tmp_path, "--nodes", "3")
+    assert process.stderr is not None
+    shown: list[str] = []
+    while not shown or "Ctrl-C" not in shown[-1]:
+        line = process.stderr.readline()
+        assert line, "".join(shown)
+        shown.append(line)
+    text = "".join(shown)
+    endpoints = sorted(set(re.findall(r"http://127\.0\.0\.1:\d+", text)))
+    assert len(endpoints) == 3
+    assert text.count("leader") == 1
+    assert "curl -s" in text
+    states = [get_json(f"{endpoint}/v1/cluster") for endpoint in endpoints]
+    assert sorted(state["role"] for state in states if state) == ["follower", "follower", "leader"]
+    status = CliRunner().invoke(app, ["status", "-o", "json", "--endpoint", endpoints[1]])
+    assert sorted(json.loads(status.stdout)) == ["n1", "n2", "n3"]
+    table = CliRunner().invoke(app, ["status", "--endpoint", endpoints[1]], env={"COLUMNS": "200"})
+    assert table.stdout.count("follower") == 2
+    nodes = _children(process.pid)
+    assert len(nodes) == 3
+    assert _stop(process) == 0
+    assert not any(_lives(pid) for pid in nodes)
+    assert list(tmp_path.glob("oncegate-dev-*")) == []
+
+
+@pytest.mark.faults
+def test_dev_stopped_while_it_starts_leaves_no_node_behind(tmp_path: Path) -> None:
+    process = _dev(tmp_path, "--nodes", "2")
+    _until(lambda: len(_children(process.pid)) == 2, process)
+    nodes = _children(process.pid)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0
+    assert not any(_lives(pid) for pid in nodes)
+
+
+def test_dev_on_a_taken_port_says_so_and_exits_1(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        arguments = _command("dev", "--nodes", "1", "--first-port", str(port))
+        failed = subprocess.run(
+            arguments, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=WAIT_S
+        )
+    assert failed.returncode == 1
+    assert failed.stderr == f"oncegate dev: port {port} is in use; choose another --first-port\n"

@@ -1,0 +1,204 @@
+"""Tables and rows: what is read, at which point, and as which page."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import yarl
+
+from gateway import reads
+from tests.gateway.http_contract import assert_problem, batch_lines, declare, put, sealed, send_range
+
+if TYPE_CHECKING:
+    import pytest
+
+    from tests.conftest import Api
+
+
+async def test_table_of_each_kind_is_declared_once_and_described(api: Api) -> None:
+    for kind in ("resident", "stream"):
+        status, _, made = await api.call("PUT", f"/v1/tables/{kind}", {"kind": kind})
+        assert status == 200
+        assert made == {"name": kind, "kind": kind, "quota_bytes": 2**30, "rows": 0}
+        assert (await api.call("PUT", f"/v1/tables/{kind}", {"kind": kind}))[2] == made
+        assert (await api.call("GET", f"/v1/tables/{kind}"))[2] == made
+    assert_problem(await api.call("PUT", "/v1/tables/stream", {"kind": "resident"}), "CONFLICT")
+    assert_problem(await api.call("GET", "/v1/tables/nowhere"), "NOT_FOUND")
+    for bad in (
+        {},
+        {"kind": "other"},
+        {"kind": "resident", "quota_bytes": 1},
+        {"kind": "resident", "quota_bytes": 2**60},
+    ):
+        assert_problem(await api.call("PUT", "/v1/tables/new", bad), "BAD_REQUEST")
+    for name in ("Upper", ".hidden", "a" * 65, "a%20b", "a%00b", "%2E%2E%2Fetc"):
+        url = yarl.URL(f"/v1/tables/{name}", encoded=True)
+        assert_problem(await api.call("PUT", url, {"kind": "resident"}), "BAD_REQUEST")  # type: ignore[arg-type]
+
+
+async def test_row_is_answered_with_version_and_etag(api: Api) -> None:
+    await declare(api)
+    client_id = await api.session()
+    await api.operate(client_id, put(1, "a", {"x": 1}), put(2, "b", 2))
+    for level in ("linearizable", "session", "stale"):
+        status, headers, row = await api.call("GET", f"/v1/tables/rows/rows/a?consistency={level}")
+        assert status == 200
+        assert row == {"key": "a", "value": {"x": 1}, "version": 1, "commit": 2}
+        assert headers["ETag"] == '"1"'
+        assert headers["Oncegate-Commit"] == "2"
+    assert_problem(await api.call("GET", "/v1/tables/rows/rows/none"), "NOT_FOUND")
+    assert_problem(await api.call("GET", "/v1/tables/none/rows/a"), "NOT_FOUND")
+
+
+async def test_unchanged_row_is_not_sent_again(api: Api) -> None:
+    await declare(api)
+    client_id = await api.session()
+    await api.operate(client_id, put(1, "a", 1))
+    path = "/v1/tables/rows/rows/a"
+    for held in ('"1"', '"7", "1"', 'W/"1"', "*"):
+        status, headers, body = await api.call("GET", path, headers={"If-None-Match": held})
+        assert (status, body, headers["ETag"]) == (304, b"", '"1"'), held
+        assert headers["Oncegate-Commit"] == "1"
+    for other in ('"2"', "nonsense", ""):
+        assert (await api.call("GET", path, headers={"If-None-Match": other}))[0] == 200
+    await api.operate(client_id, put(2, "a", 1))
+    status, headers, _ = await api.call("GET", path, headers={"If-None-Match": '"1"'})
+    assert (status, headers["ETag"]) == (200, '"2"'), "the same value written again is another version"
+
+
+async def test_key_of_any_text_is_written_and_read_back(api: Api) -> None:
+    await declare(api)
+    await declare(api, "events", "stream")
+    client_id = await api.session()
+    keys = ["a/b", "a%2Fb", "a b+c", "?x=1#y", "\u00fc\U0001f600", "..", "\n\t", "'\"\\", "k" * 512, "\u00e9" * 256]
+    for at, key in enumerate(keys):
+        for table, sequence in (("rows", 2 * at + 1), ("events", 2 * at + 2)):
+            await api.operate(client_id, put(sequence, key, key, table=table))
+            url = yarl.URL(f"/v1/tables/{table}/rows/{quote(key, safe='').replace('.', '%2E')}", encoded=True)
+            status, _, row = await api.call("GET", url)  # type: ignore[arg-type]
+            assert (status, row.get("key"), row.get("value")) == (200, key, key)
+
+
+async def test_session_read_waits_for_the_commit_it_was_told(api: Api) -> None:
+    await declare(api)
+    client_id = await api.session()
+    await api.operate(client_id, put(1, "a", 1))
+    path = "/v1/tables/rows/rows/a?consistency=session&min_commit="
+    assert (await api.call("GET", f"{path}1"))[2]["value"] == 1
+    waiting = [asyncio.create_task(api.call("GET", f"{path}{n}")) for n in (2, 3)]
+    await api.operate(client_id, put(2, "a", 2))
+    status, _, row = await waiting[0]
+    assert (status, row["commit"] >= 2) == (200, True)
+    assert not waiting[1].done(), "a read was answered from a state that is too old for it"
+    await api.operate(client_id, put(3, "a", 3))
+    assert (await waiting[1])[2]["value"] == 3
+
+
+async def test_read_of_a_commit_that_never_comes_ends_with_not_ready(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    await declare(api)
+    monkeypatch.setattr(reads, "READ_TIMEOUT_S", 0.05)
+    answer = await api.call("GET", f"/v1/tables/rows/rows/a?consistency=session&min_commit={2**53 - 1}")
+    assert_problem(answer, "NOT_READY")
+
+
+async def test_pages_hold_every_row_once_in_key_order(api: Api) -> None:
+    await declare(api)
+    client_id = await api.session()
+    keys = sorted([f"a{i:02}" for i in range(12)] + ["b", "\u00fc", "aa/1"])
+    await api.operate(client_id, *(put(i, key, i) for i, key in enumerate(keys, 1)))
+    for limit in (1, 3, 4, 5, 15, 16, 10_000):
+        read: list[str] = []
+        after, pages = "", 0
+        while True:
+            query = {"limit": str(limit), "after": after}
+            _, _, page = await api.call("GET", "/v1/tables/rows/rows", params=query)
+            read += [row["key"] for row in page["rows"]]
+            pages += 1
+            if page["next"] is None:
+                break
+            assert len(page["rows"]) == limit
+            after = page["next"]
+        assert read == keys
+        assert pages == -(-len(keys) // limit), "the last page did not say that it is the last"
+    _, _, page = await api.call("GET", "/v1/tables/rows/rows?prefix=a1")
+    assert [row["key"] for row in page["rows"]] == ["a10", "a11"]
+    assert page["rows"][0] == {"key": "a10", "value": page["rows"][0]["value"], "version": 11, "commit": 15}
+    _, _, page = await api.call("GET", "/v1/tables/rows/rows?prefix=zz")
+    assert (page["rows"], page["next"]) == ([], None)
+
+
+async def test_page_of_large_rows_is_cut_by_size(api: Api) -> None:
+    await declare(api)
+    client_id = await api.session()
+    for number in range(1, 26):
+        await api.operate(client_id, put(number, f"k{number:02}", "x" * 250_000), first_incomplete=number)
+    _, _, page = await api.call("GET", "/v1/tables/rows/rows?limit=100")
+    assert 0 < len(page["rows"]) < 25
+    assert page["next"] == page["rows"][-1]["key"]
+    _, _, rest = await api.call("GET", f"/v1/tables/rows/rows?limit=100&after={page['next']}")
+    assert len(page["rows"]) + len(rest["rows"]) == 25
+    assert rest["next"] is None
+
+
+async def test_impossible_queries_are_refused(api: Api) -> None:
+    await declare(api)
+    await declare(api, "events", "stream")
+    for query in ("limit=0", "limit=-1", "limit=x", "limit=1e3", "limit=", f"limit={10**30}", "consistency=eventual"):
+        assert_problem(await api.call("GET", f"/v1/tables/rows/rows?{query}"), "BAD_REQUEST")
+    for query in ("consistency=", "min_commit=-1", "min_commit=x", f"min_commit={2**53}", "min_commit=%00"):
+        assert_problem(await api.call("GET", f"/v1/tables/rows/rows/a?{query}"), "BAD_REQUEST")
+    assert_problem(await api.call("GET", "/v1/tables/events/rows"), "BAD_REQUEST")
+    assert_problem(await api.call("GET", "/v1/tables/rows/rows/%00"), "BAD_REQUEST")
+    assert_problem(await api.call("GET", f"/v1/tables/rows/rows/{'k' * 513}"), "PAYLOAD_TOO_LARGE")
+
+
+async def test_stream_row_is_read_before_and_after_its_batch_is_sealed(api: Api) -> None:
+    await declare(api, "events", "stream")
+    client_id = await api.session()
+    await send_range(api, client_id, 1, ["a", "b", "a"])
+    await api.operate(client_id, put(4, "c", 4, table="events"))
+    await api.operate(client_id, {"sequence": 5, "op": "delete", "table": "events", "key": "b"})
+
+    async def check() -> None:
+        _, headers, row = await api.call("GET", "/v1/tables/events/rows/a")
+        assert (row["value"], row["version"], headers["ETag"]) == ({"n": 3}, 3, '"3"')
+        assert (await api.call("GET", "/v1/tables/events/rows/c"))[2]["version"] == 4
+        assert_problem(await api.call("GET", "/v1/tables/events/rows/b"), "NOT_FOUND")
+
+    await check()
+    await sealed(api, "events")
+    await check()
+    await api.operate(client_id, put(6, "a", "new", table="events"))
+    assert (await api.call("GET", "/v1/tables/events/rows/a"))[2]["value"] == "new"
+    await sealed(api, "events", 2)
+    assert (await api.call("GET", "/v1/tables/events/rows/a"))[2]["value"] == "new"
+
+
+async def test_no_read_of_a_stream_row_misses_it_while_batches_are_sealed(api: Api) -> None:
+    await declare(api)
+    await declare(api, "events", "stream")
+    client_id = await api.session()
+    await api.operate(client_id, put(1, "row", 0, table="events"))
+    written = 0
+
+    async def write() -> None:
+        nonlocal written
+        for number in range(1, 200):
+            await api.operate(client_id, put(number + 1, "row", number, table="events"), first_incomplete=number)
+            written = number
+
+    async def read() -> None:
+        while written < 199:
+            least = written
+            status, headers, row = await api.call("GET", "/v1/tables/events/rows/row")
+            assert status == 200
+            assert row["value"] >= least, "a read went back behind an acknowledged write"
+            assert int(headers["Oncegate-Commit"]) == row["commit"] >= row["version"]
+
+    await asyncio.gather(write(), read(), read())
+    state = await sealed(api, "events")
+    assert state["items"] == 200
+    lines = [line for n in range(1, state["last_batch"] + 1) for line in await batch_lines(api, "events", n)]
+    assert [line["value"] for line in lines] == list(range(200))

@@ -1,0 +1,107 @@
+"""Commands that wait at one tick share an entry and nothing else: what befalls one befalls no other."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gateway import commands as c
+from gateway import proposer
+from gateway.answers import answer
+from gateway.cli.local_cluster import free_ports
+from gateway.config import Settings
+from gateway.server import running
+from rifl.errors import Code, OncegateError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from gateway.node import Node
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
+    """A node that leads, with the table ``rows`` and session 1."""
+    http_port, peer_port = free_ports(2)
+    settings = Settings(members=[f"n1=127.0.0.1:{http_port}:{peer_port}"], data_dir=tmp_path / "n1")
+    async with running(settings) as started:
+        await started.submit(c.DeclareTable("rows", "resident", 2**30), 64)
+        await started.submit(c.OpenSession("n", 60_000, 512), 64)
+        yield started
+
+
+def _put(first: int, count: int, value: bytes) -> c.Operate:
+    keys = [f"k{i}" for i in range(first, first + count)]
+    ops = [c.Op(first + i, 1, "rows", key, c.fingerprint_put("rows", key, value), value) for i, key in enumerate(keys)]
+    return c.Operate(1, 1, 1, ops)
+
+
+async def _settle(*futures: asyncio.Future[Any]) -> list[Any]:
+    async with asyncio.timeout(10):
+        return await asyncio.gather(*futures, return_exceptions=True)
+
+
+async def test_commands_of_one_tick_share_an_entry(node: Node) -> None:
+    before = node.proposer.entries
+    answers = await _settle(*(node.submit(_put(i, 1, b"1"), 64) for i in range(1, 101)))
+    assert [each.body.results[0].commit for each in answers] == list(range(1, 101))
+    assert node.proposer.entries == before + 1
+    assert node.proposer.inflight_commands == node.proposer.inflight_bytes == 0
+
+
+async def test_command_too_large_for_the_log_is_refused_alone(node: Node) -> None:
+    value = b'"' + b"x" * 250_000 + b'"'
+    small, large, after = await _settle(
+        node.submit(_put(1, 1, b"1"), 64),
+        node.submit(_put(2, 40, value), 1_000),  # ten megabytes that came as less: escapes grow in canonical form
+        node.submit(_put(100, 1, b"1"), 64),
+    )
+    assert small.body.results[0].status == after.body.results[0].status == "applied"
+    assert isinstance(large, OncegateError)
+    assert (large.code, large.outcome) == (Code.PAYLOAD_TOO_LARGE, "not_applied")
+    assert node.machine.commit == 2
+    assert node.proposer.inflight_commands == node.proposer.inflight_bytes == 0
+
+
+async def test_large_command_takes_no_small_one_over_the_bound(node: Node) -> None:
+    value = b'"' + b"x" * 250_000 + b'"'
+    submitted = [node.submit(_put(1 + 8 * i, 7, value), 7 * 250_000) for i in range(3)]
+    submitted.append(node.submit(_put(40, 31, value), 31 * 250_000))
+    submitted.append(node.submit(_put(100, 1, b"1"), 64))
+    for done in await _settle(*submitted):
+        assert {result.status for result in done.body.results} == {"applied"}
+
+
+async def test_answer_that_cannot_be_made_leaves_nobody_else_waiting(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    def broken(command: c.Command, *rest: Any) -> Any:
+        if isinstance(command, c.Operate) and command.ops[0].sequence == 1:
+            raise TypeError("a bug")
+        return answer(command, *rest)
+
+    monkeypatch.setattr("gateway.proposer.answer", broken)
+    first, second = await _settle(node.submit(_put(1, 1, b"1"), 64), node.submit(_put(2, 1, b"1"), 64))
+    assert isinstance(first, OncegateError)
+    assert first.code is Code.INTERNAL
+    assert second.body.results[0].status == "applied"
+
+
+async def test_bound_of_what_is_in_flight_refuses_before_anything_is_proposed(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proposer, "INFLIGHT_COMMANDS_MAX", 3)
+    accepted = [node.submit(_put(i, 1, b"1"), 64) for i in range(1, 4)]
+    with pytest.raises(OncegateError) as refused:
+        node.submit(_put(9, 1, b"1"), 64)
+    assert (refused.value.code, refused.value.outcome) == (Code.OVERLOADED, "not_applied")
+    assert refused.value.retry_after_ms is not None
+    assert len(await _settle(*accepted)) == 3
+    monkeypatch.setattr(proposer, "INFLIGHT_BYTES_MAX", 100)
+    with pytest.raises(OncegateError):
+        node.submit(_put(9, 1, b"1"), 101)
+    assert node.machine.commit == 3
