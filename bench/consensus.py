@@ -203,13 +203,15 @@ def main() -> None:
                 time.sleep(0.1)
                 for process in nodes:
                     if process.poll() is not None:
+                        assert process.stdout is not None
                         rows = json.loads(process.stdout.read())
                         break
         finally:
             for process in nodes:
                 process.kill()
                 process.wait()
-                process.stdout.close()
+                if process.stdout is not None:
+                    process.stdout.close()
     columns = list(rows[0])
     print(" ".join(f"{column:>18}" for column in columns))
     for row in rows:

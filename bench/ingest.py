@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from bench import calibrate
+from bench.calibrate import bare_posts, fdatasync_4k
 from bench.figures import Latency, header, save
 from gateway.cli.local_cluster import LocalCluster
 from gateway.client import Client, Session
@@ -116,12 +116,12 @@ def main() -> None:
     parser.add_argument("--only", help="run only the cases whose name contains this")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="oncegate-bench-") as directory:
-        flush = calibrate.fdatasync_4k(Path(directory))
+        flush = fdatasync_4k(Path(directory))
     about = header(
         "ingest",
         seed=options.seed,
         durability="three nodes, each flushed with fdatasync before the answer",
-        calibrations={"fdatasync_4k_ms": flush.p50_ms, "bare_posts_per_s": calibrate.bare_posts(64)},
+        calibrations={"fdatasync_4k_ms": flush.p50_ms, "bare_posts_per_s": bare_posts(64)},
     )
     rows: list[dict[str, Any]] = []
     print(f"{'case':<32}{'operations/s':>14}{'p50 ms':>9}{'p99 ms':>9}{'max ms':>9}{'samples':>10}")

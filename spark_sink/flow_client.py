@@ -1,0 +1,272 @@
+"""A small HTTP client of a flow: describe it, read batches, attach a consumer, move its cursor.
+
+Owns: one keep-alive connection a thread and endpoint, failover, retries, the translation of answers into typed
+errors, and the checks that a batch is whole and the one asked for. Standard library only, so that executors need
+nothing but pyarrow. Must not know Spark. Read next: `source`, `sink`.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import threading
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+from urllib.parse import quote, urlsplit
+
+import numpy as np
+import pyarrow as pa
+
+from flows.schema import ITEM_SCHEMA, VERSION
+from spark_sink.errors import Code, SinkError
+from spark_sink.retry import Retry
+
+T = TypeVar("T")
+
+_END_OF_STREAM: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+_BATCH_BYTES_MAX: Final = 1 << 30
+_REREAD_MEMORY: Final = 4096
+_RETRYABLE_STATUS: Final = frozenset({408, 421, 425, 429, 500, 502, 503, 504})
+
+_local = threading.local()
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerState:
+    """Where a consumer stands; lag is what is sealed and not yet finished."""
+
+    cursor: int
+    lag_batches: int
+    lag_items: int
+    lag_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class FlowState:
+    """What a flow offers: sealed batches ``first_batch`` .. ``last_batch`` are retained; ``last_batch`` 0 = none."""
+
+    first_batch: int
+    last_batch: int
+    consumers: Mapping[str, ConsumerState]
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """A consumer's lease on its cursor: who attaches later holds a newer fence, and this one is refused."""
+
+    fence: int
+    cursor: int
+
+
+class FlowClient:
+    """Talks to any of several equal endpoints; keeps to one as long as it answers.
+
+    Args:
+        endpoints: base URLs, `http://host:port` or `https://…`; at least one.
+        flow: name of the flow.
+        retry: how long each call goes on trying; all calls are idempotent.
+        timeout_s: for one answer of one endpoint.
+    """
+
+    def __init__(self, endpoints: Sequence[str], flow: str, *, retry: Retry, timeout_s: float = 10.0) -> None:
+        if not endpoints or not all(
+            urlsplit(e).scheme in ("http", "https") and urlsplit(e).hostname for e in endpoints
+        ):
+            raise SinkError(Code.BAD_OPTION, "endpoints are URLs http://host:port, at least one")
+        self._endpoints = tuple(endpoint.rstrip("/") for endpoint in endpoints)
+        self._flow = flow
+        self._base = f"/v1/flows/{quote(flow, safe='')}"
+        self._retry = retry
+        self._timeout_s = timeout_s
+        self._preferred = os.getpid() % len(self._endpoints)
+
+    def state(self) -> FlowState:
+        """Return the flow's batches and consumers.
+
+        Raises:
+            SinkError: FLOW_UNREACHABLE, FLOW_REFUSED.
+        """
+        return self._call("GET", "", None, _flow_state)
+
+    def batch(self, number: int) -> pa.RecordBatch:
+        """Return the items of a sealed batch, columns of `ITEM_SCHEMA`; checked to be whole and the one asked for.
+
+        Raises:
+            SinkError: RETENTION_EXCEEDED, BATCH_CHANGED (a reread in this process differs), BAD_BATCH,
+                FLOW_UNREACHABLE, FLOW_REFUSED.
+        """
+        return self._call("GET", f"/batches/{number}", None, lambda answer: self._checked_batch(answer, number))
+
+    def attach(self, consumer: str, nonce: str) -> Attachment:
+        """Take over the consumer's cursor; a repeated nonce gets the same fence.
+
+        Raises:
+            SinkError: FLOW_UNREACHABLE, FLOW_REFUSED.
+        """
+        path = f"/consumers/{quote(consumer, safe='')}/attach"
+        return self._call("POST", path, {"nonce": nonce}, _attachment)
+
+    def move_cursor(self, consumer: str, batch: int, fence: int) -> int:
+        """Say that all batches up to ``batch`` are finished, and return the cursor; idempotent.
+
+        Raises:
+            SinkError: FENCED, when another instance attached since; FLOW_UNREACHABLE, FLOW_REFUSED.
+        """
+        path = f"/consumers/{quote(consumer, safe='')}/cursor"
+        return self._call("POST", path, {"batch": batch, "fence": fence}, lambda answer: int(_json(answer)["cursor"]))
+
+    def _call(self, method: str, path: str, body: object, read: Callable[[_Answer], T]) -> T:
+        """One call, tried at each endpoint in turn, then all over again until the deadline."""
+        payload = None if body is None else json.dumps(body).encode()
+
+        def try_each() -> T:
+            last: SinkError | None = None
+            for step in range(len(self._endpoints)):
+                at = (self._preferred + step) % len(self._endpoints)
+                try:
+                    result = read(self._exchange(self._endpoints[at], method, self._base + path, payload))
+                except SinkError as error:
+                    if not error.retryable:
+                        raise
+                    last = error
+                else:
+                    self._preferred = at
+                    return result
+            raise last or SinkError(Code.FLOW_UNREACHABLE, "no endpoint")
+
+        return self._retry.run(try_each, lambda error: isinstance(error, SinkError) and error.retryable)
+
+    def _exchange(self, endpoint: str, method: str, path: str, payload: bytes | None) -> _Answer:
+        wants_batch = "/batches/" in path
+        headers = {"Accept": "application/vnd.apache.arrow.stream" if wants_batch else "application/json"}
+        if payload is not None:
+            headers["Content-Type"] = "application/json"
+        if token := os.environ.get("ONCEGATE_TOKEN"):
+            headers["Authorization"] = f"Bearer {token}"
+        connection = _connection(endpoint, self._timeout_s)
+        try:
+            connection.request(method, path, payload, headers)
+            response = connection.getresponse()
+            body = response.read(_BATCH_BYTES_MAX + 1)
+        except (OSError, http.client.HTTPException) as error:
+            _drop(endpoint)
+            raise SinkError(Code.FLOW_UNREACHABLE, f"{endpoint}: {type(error).__name__} {error}") from error
+        if len(body) > _BATCH_BYTES_MAX:
+            _drop(endpoint)
+            raise SinkError(Code.FLOW_REFUSED, f"{endpoint}: an answer of more than {_BATCH_BYTES_MAX} bytes")
+        answer = _Answer(response.status, body, response.headers.get("ETag", ""), endpoint)
+        if response.status != http.HTTPStatus.OK:
+            raise _refusal(answer, batch=wants_batch)
+        return answer
+
+    def _checked_batch(self, answer: _Answer, number: int) -> pa.RecordBatch:
+        batch = _arrow_batch(answer, self._flow, number)
+        # Only what is whole is remembered. The sum of the bytes stands in where a node sends no ETag.
+        seen: dict[tuple[str, int], tuple[str, int]] = _local.__dict__.setdefault("seen", {})
+        mark = (answer.etag, zlib.crc32(answer.body))
+        if seen.setdefault((self._flow, number), mark) != mark:
+            raise SinkError(Code.BATCH_CHANGED, f"batch {number} of {self._flow} at {answer.endpoint}")
+        if len(seen) > _REREAD_MEMORY:
+            seen.pop(next(iter(seen)))
+        return batch
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    status: int
+    body: bytes
+    etag: str
+    endpoint: str
+
+
+def _connection(endpoint: str, timeout_s: float) -> http.client.HTTPConnection:
+    """The connection of this thread of this process: one made before a fork would be shared with the parent."""
+    if _local.__dict__.get("pid") != os.getpid():
+        _local.pid, _local.connections = os.getpid(), {}
+    connections: dict[str, http.client.HTTPConnection] = _local.connections
+    if endpoint not in connections:
+        parts = urlsplit(endpoint)
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        connections[endpoint] = kind(parts.hostname or "", parts.port, timeout=timeout_s)
+    return connections[endpoint]
+
+
+def _drop(endpoint: str) -> None:
+    _local.connections.pop(endpoint).close()
+
+
+def close_connections() -> None:
+    """Close this thread's connections; the next call opens new ones."""
+    for endpoint in list(_local.__dict__.get("connections", ())):
+        _drop(endpoint)
+
+
+def _refusal(answer: _Answer, *, batch: bool) -> SinkError:
+    """The typed error of an answer that is not 200."""
+    try:
+        problem: dict[str, Any] = json.loads(answer.body)
+        code, detail = str(problem.get("code", "")), str(problem.get("detail") or problem.get("title") or "")
+    except (ValueError, AttributeError):
+        problem, code, detail = {}, "", ""
+    text = f"{answer.endpoint}: {answer.status} {code} {detail}".rstrip()
+    if code in (Code.FENCED, Code.RETENTION_EXCEEDED):
+        return SinkError(Code(code), text)
+    # A node that lags may not know of a batch yet that another one has announced.
+    again = bool(problem.get("retryable", answer.status in _RETRYABLE_STATUS)) or (
+        batch and answer.status == http.HTTPStatus.NOT_FOUND
+    )
+    return SinkError(Code.FLOW_UNREACHABLE if again else Code.FLOW_REFUSED, text)
+
+
+def _json(answer: _Answer) -> dict[str, Any]:
+    try:
+        found = json.loads(answer.body)
+    except ValueError as error:
+        raise SinkError(Code.FLOW_REFUSED, f"{answer.endpoint}: the answer is no JSON") from error
+    if not isinstance(found, dict):
+        raise SinkError(Code.FLOW_REFUSED, f"{answer.endpoint}: the answer is no object")
+    return found
+
+
+def _flow_state(answer: _Answer) -> FlowState:
+    found = _json(answer)
+    try:
+        consumers = {
+            name: ConsumerState(*(int(state[field] or 0) for field in ("cursor", "lag_batches", "lag_items", "lag_ms")))
+            for name, state in found.get("consumers", {}).items()
+        }
+        return FlowState(int(found["first_batch"]), int(found["last_batch"]), consumers)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise SinkError(Code.FLOW_REFUSED, f"{answer.endpoint}: the flow is described without {error}") from error
+
+
+def _attachment(answer: _Answer) -> Attachment:
+    found = _json(answer)
+    return Attachment(int(found["fence"]), int(found["cursor"]))
+
+
+def _arrow_batch(answer: _Answer, flow: str, number: int) -> pa.RecordBatch:
+    def bad(why: str) -> SinkError:
+        return SinkError(Code.BAD_BATCH, f"batch {number} of {flow} at {answer.endpoint}: {why}")
+
+    # A stream cut between two messages reads as a shorter one, but for its end mark.
+    if not answer.body.endswith(_END_OF_STREAM):
+        raise bad("cut short")
+    try:
+        table = pa.ipc.open_stream(answer.body).read_all()
+        table.validate(full=True)
+    except (pa.ArrowException, OSError) as error:
+        raise bad(str(error)) from error
+    about = {name.decode(): value.decode() for name, value in (table.schema.metadata or {}).items()}
+    expected = {"oncegate.version": str(VERSION), "oncegate.flow": flow, "oncegate.batch": str(number)}
+    if any(about.get(name) != value for name, value in expected.items()):
+        raise bad(f"says it is { ({name: about.get(name) for name in expected}) }")
+    if not table.schema.remove_metadata().equals(ITEM_SCHEMA):
+        raise bad("other columns than version 1 has")
+    commits = np.asarray(table.column("commit"))
+    if len(commits) == 0 or commits[0] < 1 or np.any(commits[1:] <= commits[:-1]):
+        raise bad("commit numbers do not ascend")
+    return table.replace_schema_metadata(None).combine_chunks().to_batches(max_chunksize=table.num_rows)[0]

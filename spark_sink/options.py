@@ -1,0 +1,158 @@
+"""Options of the source and the sink: what Spark hands over as text, checked and typed once.
+
+Owns: names, defaults and bounds. Read next: `source`, `sink`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from spark_sink.errors import Code, SinkError
+from spark_sink.flow_client import FlowClient
+from spark_sink.retry import Retry
+
+Start = int | Literal["earliest", "latest", "cursor"]
+
+BATCHES_PER_TRIGGER_DEFAULT: Final = 16
+ROWS_PER_WRITE_DEFAULT: Final = 400_000
+TIMEOUT_S_DEFAULT: Final = 60
+_COUNT_MAX: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class FlowOptions:
+    """Which flow, as whom.
+
+    | option | meaning |
+    |---|---|
+    | `endpoints` | base URLs of gateway nodes, separated by commas |
+    | `flow` | name of the flow |
+    | `consumer` | named consumer whose cursor moves; without it none does |
+    | `fence` | fence of an attachment made by the caller, who then also moves the cursor |
+    | `timeout_s` | how long one call is retried over the endpoints, default 60 |
+    """
+
+    endpoints: tuple[str, ...]
+    flow: str
+    consumer: str | None
+    fence: int | None
+    timeout_s: int
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> FlowOptions:
+        """Return the checked options.
+
+        Raises:
+            SinkError: BAD_OPTION.
+        """
+        endpoints = tuple(part.strip() for part in _required(options, "endpoints").split(",") if part.strip())
+        fence = _number(options, "fence", None, 0, 2**63 - 1)
+        timeout_s = _number(options, "timeout_s", TIMEOUT_S_DEFAULT, 0, _COUNT_MAX)
+        parsed = cls(endpoints, _required(options, "flow"), options.get("consumer") or None, fence, timeout_s or 0)
+        if fence is not None and parsed.consumer is None:
+            raise SinkError(Code.BAD_OPTION, "fence without consumer")
+        return parsed
+
+    def client(self, timeout_s: int | None = None) -> FlowClient:
+        """Return a client of the flow; it connects when it is first used, and retries for ``timeout_s`` seconds."""
+        return FlowClient(self.endpoints, self.flow, retry=Retry(self.timeout_s if timeout_s is None else timeout_s))
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """Where to read.
+
+    | option | meaning |
+    |---|---|
+    | `starting_batch` | first batch: a number, `earliest`, `latest`, `cursor`; see below |
+    | `ending_batch` | last batch of a batch read; default: the newest when it starts |
+    | `batches_per_trigger` | admission limit of a stream, default 16 |
+    | `partitions_max` | how many tasks share a micro-batch, default: cores of the driver |
+
+    `latest` reads only what is sealed from now on, `cursor` what comes after the consumer's cursor. The default is
+    `cursor` with a consumer, else `earliest`. A checkpoint overrules them all.
+    """
+
+    flow: FlowOptions
+    start: Start
+    ending_batch: int | None
+    batches_per_trigger: int
+    partitions_max: int
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> SourceOptions:
+        """Return the checked options.
+
+        Raises:
+            SinkError: BAD_OPTION.
+        """
+        flow = FlowOptions.parse(options)
+        named = options.get("starting_batch") or ("cursor" if flow.consumer else "earliest")
+        start: Start
+        match named:
+            case "earliest" | "latest":
+                start = named
+            case "cursor" if flow.consumer:
+                start = "cursor"
+            case _:
+                start = _number(options, "starting_batch", None, 1, 2**53) or 1
+        return cls(
+            flow,
+            start,
+            _number(options, "ending_batch", None, 1, 2**53),
+            _number(options, "batches_per_trigger", BATCHES_PER_TRIGGER_DEFAULT, 1, _COUNT_MAX) or 1,
+            _number(options, "partitions_max", os.cpu_count() or 1, 1, _COUNT_MAX) or 1,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """Where to write.
+
+    | option | meaning |
+    |---|---|
+    | `store` | URL of the store (`stores.store.open_store`) |
+    | `progress` | file to which a JSON line is appended for each micro-batch |
+    | `rows_per_write` | upper bound of the rows made and written at once, default 400,000 |
+    """
+
+    flow: FlowOptions
+    store: str
+    progress: str | None
+    rows_per_write: int
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> SinkOptions:
+        """Return the checked options.
+
+        Raises:
+            SinkError: BAD_OPTION; a sink with a consumer needs the fence of its attachment.
+        """
+        flow = FlowOptions.parse(options)
+        if flow.consumer is not None and flow.fence is None:
+            raise SinkError(Code.BAD_OPTION, "a sink that moves a cursor needs the fence of its attachment")
+        rows = _number(options, "rows_per_write", ROWS_PER_WRITE_DEFAULT, 1, 10 * _COUNT_MAX)
+        return cls(flow, _required(options, "store"), options.get("progress") or None, rows or 1)
+
+
+def _required(options: Mapping[str, str], name: str) -> str:
+    value = options.get(name)
+    if not value:
+        raise SinkError(Code.BAD_OPTION, f"option {name} is missing")
+    return value
+
+
+def _number(options: Mapping[str, str], name: str, default: int | None, least: int, most: int) -> int | None:
+    text = options.get(name)
+    if not text:
+        return default
+    try:
+        value = int(text)
+    except ValueError as error:
+        raise SinkError(Code.BAD_OPTION, f"option {name} is no integer") from error
+    if not least <= value <= most:
+        raise SinkError(Code.BAD_OPTION, f"option {name} is not in {least}..{most}")
+    return value

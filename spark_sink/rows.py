@@ -1,0 +1,235 @@
+"""From items to rows, pure: every key and every write timestamp follows from the item alone.
+
+Owns: the tables of the fan-out job, what a message is, and the fan-out of a post to its sender's contacts: once
+vectorised, once as a plain loop that tests compare it with. Imports no clock, randomness or I/O. Read next:
+`contacts`, `sink`.
+
+Timeline rows are keyed ((user, bucket), commit descending, ordinal). `bucket` = commit >> 20 bounds a partition to
+2^20 rows. `ordinal` counts the rows which one item puts into one partition, from 0; a contact follows once, so here
+it is always 0, and a replay with other contacts cannot give the same row another key. The write timestamp is the
+commit number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from spark_sink.stores.tables import WRITE_TS, Clustering, Column, ColumnType, Table
+
+Int64s = npt.NDArray[np.int64]
+
+BUCKET_BITS: Final = 20
+_ERROR_CHARACTERS_MAX: Final = 500
+
+TIMELINE: Final = Table(
+    name="timeline",
+    columns=(
+        Column("user", ColumnType.INT64),
+        Column("bucket", ColumnType.INT64),
+        Column("commit", ColumnType.INT64),
+        Column("ordinal", ColumnType.INT64),
+        Column("message", ColumnType.TEXT),
+        Column("sender", ColumnType.INT64),
+        Column("sent_at", ColumnType.INT64),
+    ),
+    partition_key=("user", "bucket"),
+    clustering=(Clustering("commit", descending=True), Clustering("ordinal")),
+)
+"""One row a post and follower: `message` is the key of the post's row, `sent_at` its own time, in seconds."""
+
+DEAD_LETTERS: Final = Table(
+    name="dead_letters",
+    columns=(
+        Column("flow", ColumnType.TEXT),
+        Column("batch", ColumnType.INT64),
+        Column("commit", ColumnType.INT64),
+        Column("item_key", ColumnType.TEXT),
+        Column("raw", ColumnType.BLOB),
+        Column("error", ColumnType.TEXT),
+        Column("client_id", ColumnType.INT64),
+        Column("sequence", ColumnType.INT64),
+        Column("time_ms", ColumnType.INT64),
+    ),
+    partition_key=("flow", "batch"),
+    clustering=(Clustering("commit"),),
+)
+"""Items that no row could be made of: the value's bytes as they came, why, and where they came from."""
+
+TABLES: Final = (TIMELINE, DEAD_LETTERS)
+
+_Id = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class Message(msgspec.Struct, frozen=True):
+    """The value of an item: JSON object, fields of integers 0 .. 2^63 - 1; further fields are ignored."""
+
+    sender: _Id
+    receiver: _Id
+    sent_at: _Id
+
+
+_decode_message: Final = msgspec.json.Decoder(Message).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Posts:
+    """Messages as columns, equally long, in commit order.
+
+    Attributes:
+        key: row keys, string.
+        commit, sender, sent_at: int64.
+    """
+
+    key: pa.Array
+    commit: Int64s
+    sender: Int64s
+    sent_at: Int64s
+
+    def slice(self, begin: int, end: int) -> Posts:
+        """Return posts ``begin`` .. ``end`` - 1."""
+        cut = slice(begin, end)
+        return Posts(self.key[cut], self.commit[cut], self.sender[cut], self.sent_at[cut])
+
+
+@dataclass(frozen=True, slots=True)
+class Contacts:
+    """Who gets a post: for each sender the followers, as three arrays (compressed sparse rows), int64.
+
+    Attributes:
+        senders: ascending, distinct.
+        offsets: one more than senders; followers of sender i lie at offsets[i] .. offsets[i + 1] - 1.
+        followers: ascending and distinct within a sender.
+    """
+
+    senders: Int64s
+    offsets: Int64s
+    followers: Int64s
+
+    @classmethod
+    def from_edges(cls, senders: Int64s, followers: Int64s) -> Contacts:
+        """Return the contacts of equally long columns of edges; an edge that repeats counts once."""
+        edges = np.unique(np.stack([senders, followers], axis=1).astype(np.int64).reshape(-1, 2), axis=0)
+        names, begins = np.unique(edges[:, 0], return_index=True)
+        offsets = np.append(begins, len(edges)).astype(np.int64)
+        return cls(names, offsets, np.ascontiguousarray(edges[:, 1]))
+
+    def ranges_of(self, senders: Int64s) -> tuple[Int64s, Int64s]:
+        """Return for each sender the first position and the number of its followers; unknown senders have none."""
+        if len(self.senders) == 0:
+            return np.zeros_like(senders), np.zeros_like(senders)
+        at = np.minimum(np.searchsorted(self.senders, senders), len(self.senders) - 1)
+        known = self.senders[at] == senders
+        return self.offsets[at], np.where(known, self.offsets[at + 1] - self.offsets[at], 0)
+
+
+def decode(items: pa.RecordBatch, flow: str) -> tuple[Posts, pa.RecordBatch]:
+    """Split items into posts and dead letters: each item ends in exactly one of the two.
+
+    Args:
+        items: columns of `flows.schema.ITEM_SCHEMA` and `batch`, int64.
+        flow: where the items come from; recorded in the dead letters.
+
+    Returns:
+        The posts, and rows of `DEAD_LETTERS`. An item without a value (a deletion) is a dead letter: a timeline is
+        a record of posts, and nothing tells which rows a deletion would mean.
+    """
+    messages: list[Message] = []
+    good: list[int] = []
+    bad: list[int] = []
+    errors: list[str] = []
+    for at, raw in enumerate(items.column("value").cast(pa.binary()).to_pylist()):
+        try:
+            messages.append(_decode_message(raw if raw is not None else b""))
+            good.append(at)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            bad.append(at)
+            errors.append("deleted: no value" if raw is None else str(error)[:_ERROR_CHARACTERS_MAX])
+    kept = items if not bad else items.take(pa.array(good, pa.int64()))
+    posts = Posts(
+        key=kept.column("key"),
+        commit=np.asarray(kept.column("commit")),
+        sender=np.array([message.sender for message in messages], dtype=np.int64),
+        sent_at=np.array([message.sent_at for message in messages], dtype=np.int64),
+    )
+    return posts, _dead_letters(items.take(pa.array(bad, pa.int64())), errors, flow)
+
+
+def fan_out(posts: Posts, contacts: Contacts) -> pa.RecordBatch:
+    """Return the timeline rows of the posts, one a follower, in primary key order; rows of `TIMELINE`."""
+    bucket = posts.commit >> BUCKET_BITS
+    first, degree = contacts.ranges_of(posts.sender)
+    # Posts in the order of a partition, then rows by user: a stable sort on one column instead of on three.
+    post = np.lexsort((~posts.commit, bucket))
+    degree, first = degree[post], first[post]
+    ends = np.cumsum(degree)
+    total = int(ends[-1]) if len(ends) else 0
+    within = np.arange(total, dtype=np.int64) - np.repeat(ends - degree, degree)
+    user = contacts.followers[np.repeat(first, degree) + within]
+    order = np.argsort(user, kind="stable")
+    of = np.repeat(post, degree)[order]
+    commit = posts.commit[of]
+    columns = {
+        "user": user[order],
+        "bucket": bucket[of],
+        "commit": commit,
+        "ordinal": np.zeros(total, dtype=np.int64),
+        "message": posts.key.take(pa.array(of)),
+        "sender": posts.sender[of],
+        "sent_at": posts.sent_at[of],
+        WRITE_TS: commit,
+    }
+    return pa.RecordBatch.from_arrays([pa.array(column) for column in columns.values()], schema=TIMELINE.schema)
+
+
+def pieces(posts: Posts, contacts: Contacts, rows_max: int) -> Iterator[Posts]:
+    """Cut posts so that each piece fans out to at most ``rows_max`` rows, or is a single post."""
+    ends = np.cumsum(contacts.ranges_of(posts.sender)[1])
+    begin = 0
+    while begin < len(ends):
+        before = int(ends[begin - 1]) if begin else 0
+        end = max(int(np.searchsorted(ends, before + rows_max, side="right")), begin + 1)
+        yield posts.slice(begin, end)
+        begin = end
+
+
+def fan_out_reference(
+    posts: Collection[tuple[str, int, int, int]], contacts: Mapping[int, Collection[int]]
+) -> list[dict[str, int | str]]:
+    """Return what `fan_out` returns, by the plainest loop; posts are (key, commit, sender, sent_at)."""
+    rows: list[dict[str, int | str]] = []
+    for key, commit, sender, sent_at in posts:
+        for user in set(contacts.get(sender, ())):
+            row: dict[str, int | str] = {
+                "user": user,
+                "bucket": commit // 2**BUCKET_BITS,
+                "commit": commit,
+                "ordinal": 0,
+            }
+            rows.append({**row, "message": key, "sender": sender, "sent_at": sent_at, WRITE_TS: commit})
+    rows.sort(key=lambda row: (row["user"], row["bucket"], -int(row["commit"]), row["ordinal"]))
+    return rows
+
+
+def _dead_letters(items: pa.RecordBatch, errors: list[str], flow: str) -> pa.RecordBatch:
+    commit = items.column("commit")
+    raw = items.column("value").cast(pa.binary()).fill_null(b"")
+    columns = {
+        "flow": pa.array([flow] * len(errors), pa.string()),
+        "batch": items.column("batch"),
+        "commit": commit,
+        "item_key": items.column("key"),
+        "raw": raw,
+        "error": pa.array(errors, pa.string()),
+        "client_id": items.column("client_id"),
+        "sequence": items.column("sequence"),
+        "time_ms": items.column("time_ms"),
+        WRITE_TS: commit,
+    }
+    return pa.RecordBatch.from_arrays(list(columns.values()), schema=DEAD_LETTERS.schema)

@@ -1,0 +1,93 @@
+"""A Spark session that suits flows: local addresses, a fast checkpoint, quick start.
+
+Owns: the settings, and a class-data archive per user that halves the JVM's start. Read next: `jobs.timeline`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pyspark
+from pyspark.sql import SparkSession
+
+from spark_sink import cache
+
+_CHECKPOINT_MANAGER: Final = (
+    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+)
+_TASK_ATTEMPTS_MAX: Final = 4
+_ARROW_ROWS_MAX: Final = 50_000
+
+_QUERY_SETTINGS: Final = {
+    "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINT_MANAGER,
+    "spark.sql.execution.arrow.maxRecordsPerBatch": str(_ARROW_ROWS_MAX),
+    "spark.sql.shuffle.partitions": "2",
+}
+_LOCAL_SETTINGS: Final = {
+    # Without these Spark picks an interface of its own, which may be down or filtered.
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.ui.enabled": "false",
+    "spark.log.level": "ERROR",
+}
+
+
+def build(name: str, *, cores: int = 2, archive: bool = True) -> SparkSession:
+    """Return the session of this process.
+
+    Under spark-submit the submitted settings hold and only those of queries are added. Otherwise it runs in this
+    process, on ``cores`` threads, a failed task being tried 4 times in all.
+
+    Args:
+        name: of the application.
+        cores: threads for tasks, 1 or more.
+        archive: whether to use, and at a first run to make, the class-data archive in the user's cache.
+    """
+    builder = SparkSession.builder.appName(name)
+    settings = dict(_QUERY_SETTINGS)
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        builder = builder.master(f"local[{cores},{_TASK_ATTEMPTS_MAX}]")
+        settings |= _LOCAL_SETTINGS
+        # Workers run what the driver runs; a setting of the session comes too late for that.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        settings["spark.driver.extraJavaOptions"] = " ".join(_jvm_options(archive=archive))
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def _jvm_options(*, archive: bool) -> list[str]:
+    # The JVM only moves buffers here: the quick compiler is enough, and leaves the cores to the Python workers.
+    options = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto"]
+    java = shutil.which("java", path=_java_path())
+    if archive and java is not None:
+        options += _archive_options(cache.directory() / "spark", java)
+    return options
+
+
+def _java_path() -> str | None:
+    home = os.environ.get("JAVA_HOME")
+    return str(Path(home, "bin")) if home else None
+
+
+def _archive_options(directory: Path, java: str) -> list[str]:
+    """Use the archive that fits this Java and this Spark, or have this run write it when its JVM ends."""
+    version = subprocess.run([java, "-version"], capture_output=True, check=False).stderr
+    mark = hashlib.sha256(version + pyspark.__version__.encode() + pyspark.__file__.encode()).hexdigest()[:12]
+    quiet = ["-Xlog:disable", "-Xlog:all=error:stderr", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"]
+    whole = directory / f"{mark}.jsa"
+    directory.mkdir(parents=True, exist_ok=True)
+    if not whole.exists():
+        # A JVM writes its archive as it ends, in its own time: a later run takes over what an ended one left.
+        for draft in directory.glob(f"{mark}.jsa.*"):
+            if not Path("/proc", draft.suffix[1:]).exists():
+                draft.replace(whole)
+    if whole.exists():
+        return [f"-XX:SharedArchiveFile={whole}", *quiet]
+    return [f"-XX:ArchiveClassesAtExit={whole}.{os.getpid()}", *quiet]

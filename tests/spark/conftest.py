@@ -1,0 +1,54 @@
+"""Fixtures of the Spark side: one session for the suite, one Cassandra for the suite, a fake gateway a test."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_sink import session
+from spark_sink.devcassandra import Config, DevCluster, running
+from spark_sink.devcassandra.cluster import free_ports
+from spark_sink.flow_client import close_connections
+from spark_sink.source import OncegateSource
+from tests.spark.fake_gateway import FakeFlow, FakeNode, serving
+from tests.spark.planted import ClockTimelineSink, ClockValueSink, LatestValueSink
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    built = session.build("tests", cores=2)
+    for source in (OncegateSource, LatestValueSink, ClockValueSink, ClockTimelineSink):
+        built.dataSource.register(source)
+    yield built
+    built.stop()
+
+
+@pytest.fixture(scope="session")
+def cassandra() -> Iterator[DevCluster]:
+    with running(free_ports(Config(commitlog_sync="group", heap="512m"))) as cluster:
+        yield cluster
+
+
+@pytest.fixture(params=["sqlite", pytest.param("cassandra", marks=pytest.mark.cassandra)])
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """URL of an empty store, of either kind."""
+    if request.param == "sqlite":
+        return f"sqlite://{tmp_path}/store"
+    cluster: DevCluster = request.getfixturevalue("cassandra")
+    return cluster.url(f"t{uuid.uuid4().hex[:20]}")
+
+
+@pytest.fixture
+def flow() -> FakeFlow:
+    return FakeFlow()
+
+
+@pytest.fixture
+def node(flow: FakeFlow) -> Iterator[FakeNode]:
+    with serving(flow) as served:
+        yield served
+    close_connections()

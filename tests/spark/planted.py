@@ -1,0 +1,67 @@
+"""Sinks of the tests: one that overwrites rows, and the planted bug, a write timestamp taken from the clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from spark_sink.jobs.timeline import TimelineSink
+from spark_sink.sink import Derivation, StoreSink
+from spark_sink.stores import WRITE_TS, Column, ColumnType, Table
+
+LATEST = Table(
+    name="latest",
+    columns=(Column("item_key", ColumnType.TEXT), Column("value", ColumnType.TEXT)),
+    partition_key=("item_key",),
+)
+"""The newest value of each key: rows that are overwritten, unlike those of a timeline."""
+
+
+class LatestValue:
+    def rows(self, items: pa.RecordBatch, rows_max: int) -> Iterator[tuple[Table, pa.RecordBatch]]:
+        columns = [items.column("key"), items.column("value"), items.column("commit")]
+        yield LATEST, pa.RecordBatch.from_arrays(columns, schema=LATEST.schema)
+
+
+@dataclass
+class ClockTimestamps:
+    """The planted bug, around any derivation."""
+
+    correct: Derivation
+
+    def rows(self, items: pa.RecordBatch, rows_max: int) -> Iterator[tuple[Table, pa.RecordBatch]]:
+        for table, rows in self.correct.rows(items, rows_max):
+            now = pa.array(np.full(rows.num_rows, time.time_ns() // 1000))
+            columns = [now if name == WRITE_TS else rows.column(name) for name in rows.schema.names]
+            yield table, pa.RecordBatch.from_arrays(columns, schema=rows.schema)
+
+
+class LatestValueSink(StoreSink):
+    @classmethod
+    def name(cls) -> str:
+        return "latest-value"
+
+    def derivation(self) -> Derivation:
+        return LatestValue()
+
+
+class ClockValueSink(StoreSink):
+    @classmethod
+    def name(cls) -> str:
+        return "clock-value"
+
+    def derivation(self) -> Derivation:
+        return ClockTimestamps(LatestValue())
+
+
+class ClockTimelineSink(TimelineSink):
+    @classmethod
+    def name(cls) -> str:
+        return "clock-timeline"
+
+    def derivation(self) -> Derivation:
+        return ClockTimestamps(super().derivation())

@@ -1,0 +1,89 @@
+"""The development Cassandra: its lock file, the user's mirror, and what survives a kill."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import spark_sink.devcassandra
+from spark_sink.devcassandra import Config, DevCluster, jars
+from spark_sink.devcassandra.__main__ import main
+from spark_sink.errors import Code, SinkError
+from spark_sink.rows import TIMELINE
+from spark_sink.stores import open_store
+from tests.spark.recount import Row, stored
+
+ROWS: set[Row] = {(user, 0, commit, 0, f"m{commit}", 1, 2, commit) for user in range(50) for commit in range(1, 21)}
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    monkeypatch.delenv("ONCEGATE_MAVEN_MIRROR", raising=False)
+    (tmp_path / ".m2").mkdir()
+    return tmp_path / ".m2" / "settings.xml"
+
+
+def test_every_jar_is_locked_by_its_hash() -> None:
+    locked = jars.locked()
+    assert len(locked) == len({jar.file for jar in locked}) == 93
+    assert all(re.fullmatch(r"[0-9a-f]{64}", jar.sha256) for jar in locked)
+    assert f"cassandra-all-{jars.VERSION}.jar" in {jar.file for jar in locked}
+
+
+def test_no_file_of_ours_names_a_registry() -> None:
+    root = Path(spark_sink.devcassandra.__file__).parent
+    for file in (file for file in root.rglob("*") if file.is_file() and file.suffix != ".pyc"):
+        hosts = set(re.findall(r"https?://([a-z0-9.-]+)", file.read_text()))
+        # The identifier of Ivy's XML namespace is a name, nothing is fetched from it.
+        assert hosts <= {"ant.apache.org"}, file
+
+
+@pytest.mark.parametrize(
+    ("mirror_of", "found"),
+    [("central", True), ("*", True), ("external:*", True), ("*,!central", False), ("internal", False)],
+)
+def test_the_users_maven_mirror_is_used(settings: Path, mirror_of: str, found: bool) -> None:
+    mirror = f"<mirror><id>m</id><mirrorOf>{mirror_of}</mirrorOf><url>http://mirror.test/maven</url></mirror>"
+    settings.write_text(f'<settings xmlns="urn:x"><mirrors>{mirror}</mirrors></settings>')
+    assert jars.mirror() == ("http://mirror.test/maven" if found else None)
+    assert ('root="http://mirror.test/maven/"' in jars._settings(Path("/c"))) is found
+
+
+def test_the_environment_overrules_the_settings_file(settings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert jars.mirror() is None
+    monkeypatch.setenv("ONCEGATE_MAVEN_MIRROR", "http://other.test/")
+    assert jars.mirror() == "http://other.test/"
+
+
+def test_wrong_configurations_are_refused(tmp_path: Path) -> None:
+    for wrong in ({"nodes": 4}, {"nodes": 0}, {"native_port": 7000}, {"commitlog_sync": "never"}):
+        with pytest.raises(SinkError) as refused:
+            Config(**wrong)
+        assert refused.value.code is Code.BAD_OPTION
+    assert main(["--home", str(tmp_path / "none"), "status"]) == 2
+
+
+@pytest.mark.cassandra
+def test_acknowledged_rows_survive_a_kill_of_the_only_node(
+    cassandra: DevCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import pyarrow as pa
+
+    url = cassandra.url("durable")
+    columns = [pa.array(column) for column in zip(*sorted(ROWS), strict=True)]
+    with open_store(url) as store:
+        store.create([TIMELINE])
+        store.write(TIMELINE, pa.RecordBatch.from_arrays(columns, schema=TIMELINE.schema))
+        assert "commitlog_sync=group" in store.durability()
+    home = ["--home", str(cassandra.home)]
+    assert main([*home, "status"]) == 0
+    assert main([*home, "kill", "1"]) == 0
+    assert main([*home, "status"]) == 3
+    assert "does not answer" in capsys.readouterr().out
+    # Through the API, whose process it becomes: the fixture stops it at the end.
+    cassandra.start(1)
+    with open_store(url) as store:
+        assert stored(store) == ROWS

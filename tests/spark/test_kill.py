@@ -1,0 +1,118 @@
+"""Spark killed as a whole, driver, JVM and workers, in the middle of a micro-batch: afterwards the tables are exact."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from spark_sink.rows import TIMELINE
+from spark_sink.stores import Store, open_store
+from tests.spark.fake_gateway import FakeFlow, FakeNode
+from tests.spark.recount import expected, messages, stored, write_contacts
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+SENDERS, MESSAGES, PER_BATCH, BATCHES_PER_TRIGGER = 5, 1_200, 50, 8
+EDGES = [(sender, 100 + follower) for sender in range(SENDERS) for follower in range(40)]
+
+
+def test_killed_in_the_middle_of_a_batch_and_restarted_the_tables_are_exact(
+    flow: FakeFlow, node: FakeNode, store_url: str, tmp_path: Path
+) -> None:
+    items = messages(SENDERS, MESSAGES)
+    flow.seal_all(items, PER_BATCH)
+    contacts = write_contacts(tmp_path / "contacts.csv", EDGES)
+    command = [sys.executable, "-m", "spark_sink.jobs.timeline", "--endpoints", node.url, "--flow", "timeline"]
+    command += ["--consumer", "fan-out", "--store", store_url, "--contacts", contacts]
+    command += ["--checkpoint", str(tmp_path / "checkpoint"), "--progress", str(tmp_path / "progress.jsonl")]
+    command += ["--batches-per-trigger", str(BATCHES_PER_TRIGGER), "--rows-per-write", "500"]
+
+    # First: one task has written its share, the other one still waits for the last batch of the second micro-batch.
+    held, release = threading.Event(), threading.Event()
+
+    def hold(number: int) -> None:
+        if number == 2 * BATCHES_PER_TRIGGER:
+            held.set()
+            release.wait(300)
+
+    node.before_batch = hold
+    first_done = BATCHES_PER_TRIGGER * PER_BATCH * 40
+    with open_store(store_url) as store, log(tmp_path, 1) as out:
+        process = started(command, out)
+        assert held.wait(180)
+        await_true(process, lambda: rows_so_far(store) > first_done)
+        killed(process)
+        release.set()
+        assert flow.consumers["fan-out"].cursor == BATCHES_PER_TRIGGER
+        assert first_done < store.count(TIMELINE) < 2 * first_done
+    # Second: wherever it happens to be when it has read something again.
+    reread = threading.Event()
+    node.before_batch = lambda number: reread.set()
+    with log(tmp_path, 2) as out:
+        process = started(command, out)
+        assert reread.wait(180)
+        killed(process)
+    node.before_batch = lambda number: None
+    with log(tmp_path, 3) as out:
+        assert started(command, out).wait(240) == 0
+    assert flow.consumers["fan-out"].cursor == flow.last_batch
+    # The micro-batch that was cut off was read again: at least once, exactly once in the tables.
+    reads = [path for _, path in node.requests if path.endswith(f"/batches/{2 * BATCHES_PER_TRIGGER}")]
+    assert len(reads) >= 2
+    with open_store(store_url) as store:
+        assert stored(store) == expected(items, EDGES)
+
+
+def log(directory: Path, number: int) -> IO[bytes]:
+    return (directory / f"job-{number}.log").open("wb")
+
+
+def started(command: list[str], out: IO[bytes]) -> subprocess.Popen[bytes]:
+    # A session of its own: its id finds all descendants, whatever process group Spark puts them into.
+    return subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+
+
+def killed(process: subprocess.Popen[bytes]) -> None:
+    """Kill -9 the driver, its JVM and its Python workers, and wait until all are gone."""
+    while members := session_members(process.pid):
+        for pid in members:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        process.poll()
+        time.sleep(0.01)
+    assert process.wait(10) == -signal.SIGKILL
+
+
+def session_members(session: int) -> list[int]:
+    members = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, its_session = stat.read_text().rpartition(")")[2].split()[:4]
+        except (OSError, ValueError):
+            continue
+        if int(its_session) == session and state != "Z":
+            members.append(int(stat.parent.name))
+    return members
+
+
+def rows_so_far(store: Store) -> int:
+    return store.count(TIMELINE)
+
+
+def await_true(process: subprocess.Popen[bytes], condition: Callable[[], bool], timeout_s: float = 120) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        if process.poll() is not None or time.monotonic() > end:
+            raise AssertionError(f"the condition did not come true; the job's status is {process.poll()}")
+        time.sleep(0.02)

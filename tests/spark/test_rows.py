@@ -1,0 +1,151 @@
+"""Items to rows: the vectorised fan-out against the plain loop, and what becomes of items that are no messages."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flows.schema import ITEM_SCHEMA
+from spark_sink import contacts, rows
+from spark_sink.errors import Code, SinkError
+from spark_sink.source import BATCH_FIELD
+
+ids = st.one_of(st.integers(0, 6), st.sampled_from([2**40, 2**63 - 1]))
+edges = st.lists(st.tuples(ids, ids), max_size=40)
+commits = st.one_of(st.integers(1, 50), st.integers(2**20 - 3, 2**20 + 3), st.integers(1, 2**62))
+
+
+def items(*values: str | None, batch: int = 3) -> pa.RecordBatch:
+    count = len(values)
+    columns = [
+        pa.array(range(11, 11 + count), pa.int64()),
+        pa.array([f"k{at}" for at in range(count)], pa.string()),
+        pa.array(values, pa.string()),
+        pa.array(range(100, 100 + count), pa.int64()),
+        pa.array([-7] * count, pa.int64()),
+        pa.array(range(1, 1 + count), pa.int64()),
+        pa.array([batch] * count, pa.int64()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*ITEM_SCHEMA, BATCH_FIELD]))
+
+
+def as_contacts(found: list[tuple[int, int]]) -> rows.Contacts:
+    columns = np.array(found, dtype=np.int64).reshape(-1, 2)
+    return rows.Contacts.from_edges(columns[:, 0], columns[:, 1])
+
+
+def as_posts(found: list[tuple[str, int, int, int]]) -> rows.Posts:
+    keys, commit, sender, sent_at = zip(*found, strict=True) if found else ((), (), (), ())
+    columns = [np.array(column, dtype=np.int64) for column in (commit, sender, sent_at)]
+    return rows.Posts(pa.array(keys, pa.string()), *columns)
+
+
+@given(edges, st.dictionaries(commits, st.tuples(st.text(max_size=5), ids, ids), max_size=12), st.integers(1, 30))
+@settings(deadline=None)
+def test_fan_out_equals_the_plain_loop(
+    found: list[tuple[int, int]], by_commit: dict[int, tuple[str, int, int]], rows_max: int
+) -> None:
+    posts = [(key, commit, sender, sent_at) for commit, (key, sender, sent_at) in sorted(by_commit.items())]
+    followers: dict[int, list[int]] = {}
+    for sender, follower in found:
+        followers.setdefault(sender, []).append(follower)
+    fanned = rows.fan_out(as_posts(posts), as_contacts(found))
+    assert fanned.to_pylist() == rows.fan_out_reference(posts, followers)
+    assert fanned.schema == rows.TIMELINE.schema
+    cut = [
+        rows.fan_out(piece, as_contacts(found)) for piece in rows.pieces(as_posts(posts), as_contacts(found), rows_max)
+    ]
+    assert sorted(map(str, fanned.to_pylist())) == sorted(str(row) for piece in cut for row in piece.to_pylist())
+    single = {len(set(followers.get(sender, []))) for _, _, sender, _ in posts}
+    assert all(piece.num_rows <= rows_max or piece.num_rows in single for piece in cut)
+
+
+def test_write_timestamp_is_the_commit_number_and_the_key_needs_no_contacts() -> None:
+    posts = as_posts([("m", 2**20 + 5, 1, 9)])
+    (row,) = rows.fan_out(posts, as_contacts([(1, 4)])).to_pylist()
+    assert row["write_ts"] == row["commit"] == 2**20 + 5
+    assert row["bucket"] == 1
+    longer = rows.fan_out(posts, as_contacts([(1, 2), (1, 4), (1, 4)])).to_pylist()
+    assert row in longer
+    assert len(longer) == 2
+
+
+def test_each_item_becomes_a_post_or_a_dead_letter() -> None:
+    good = json.dumps({"sender": 1, "receiver": 2, "sent_at": 3, "more": {"kept": "by nobody"}})
+    bad = [
+        "",
+        "{",
+        "nonsense \x00",
+        "[]",
+        '{"sender": 1, "receiver": 2}',
+        '{"sender": "1", "receiver": 2, "sent_at": 3}',
+        '{"sender": -1, "receiver": 2, "sent_at": 3}',
+        '{"sender": 9223372036854775808, "receiver": 2, "sent_at": 3}',
+        '{"sender": 1.5, "receiver": 2, "sent_at": 3}',
+        '{"sender": true, "receiver": 2, "sent_at": 3}',
+        '{"x": ' + "[" * 100_000,
+        None,
+    ]
+    posts, dead = rows.decode(items(good, *bad, good), "timeline")
+    assert posts.commit.tolist() == [11, 12 + len(bad)]
+    assert posts.key.to_pylist() == ["k0", f"k{len(bad) + 1}"]
+    letters = dead.to_pylist()
+    assert [letter["raw"] for letter in letters] == [(text or "").encode() for text in bad]
+    assert [letter["commit"] for letter in letters] == list(range(12, 12 + len(bad)))
+    assert all(letter["error"] and len(letter["error"]) <= 500 for letter in letters)
+    first = {name: letters[0][name] for name in ("flow", "batch", "item_key", "client_id", "sequence", "time_ms")}
+    assert first == {"flow": "timeline", "batch": 3, "item_key": "k1", "client_id": -7, "sequence": 2, "time_ms": 101}
+    assert letters[-1]["error"] == "deleted: no value"
+    assert letters[0]["write_ts"] == 12
+
+
+def test_decode_of_nothing_is_nothing() -> None:
+    posts, dead = rows.decode(items(), "f")
+    assert rows.fan_out(posts, as_contacts([(1, 2)])).num_rows == dead.num_rows == 0
+
+
+def test_a_message_log_read_as_contacts_gives_the_known_counts() -> None:
+    known = contacts.load(Path(__file__).parents[2] / "examples" / "collegemsg.txt.gz")
+    assert len(known.followers) == 20_296
+    assert int(np.diff(known.offsets).max()) == 237
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet", "arrow"])
+def test_contacts_files_of_all_forms_agree(tmp_path: Path, suffix: str) -> None:
+    import pyarrow.csv
+    import pyarrow.feather
+    import pyarrow.parquet
+
+    table = pa.table({"sender": [2, 1, 2, 2], "follower": [5, 6, 4, 5]})
+    write = {
+        "csv": pyarrow.csv.write_csv,
+        "parquet": pyarrow.parquet.write_table,
+        "arrow": lambda found, path: pyarrow.feather.write_feather(found, str(path)),
+    }
+    write[suffix](table, tmp_path / f"c.{suffix}")
+    known = contacts.load(tmp_path / f"c.{suffix}")
+    assert (known.senders.tolist(), known.offsets.tolist(), known.followers.tolist()) == ([1, 2], [0, 1, 3], [6, 4, 5])
+
+
+@pytest.mark.parametrize("content", [None, "a,b\n1,2\n", "sender,follower\n1,x\n"])
+def test_bad_contacts_are_a_typed_refusal(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "c.csv"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(SinkError) as refused:
+        contacts.load(path)
+    assert refused.value.code is Code.BAD_OPTION
+
+
+def test_rows_imports_no_clock_no_randomness_and_no_io() -> None:
+    tree = ast.parse(Path(rows.__file__).read_text())
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    names |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert not {name.split(".")[0] for name in names} & {"asyncio", "socket", "time", "random", "os", "logging"}

@@ -1,0 +1,212 @@
+"""What every store promises (`stores.store`), run on each of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from spark_sink.errors import Code, SinkError
+from spark_sink.stores import WRITE_TS, Clustering, Column, ColumnType, Store, Table, open_store
+
+NOTES = Table(
+    name="notes",
+    columns=(
+        Column("owner", ColumnType.TEXT),
+        Column("shelf", ColumnType.INT64),
+        Column("place", ColumnType.INT64),
+        Column("number", ColumnType.INT64),
+        Column("text", ColumnType.TEXT),
+        Column("raw", ColumnType.BLOB),
+    ),
+    partition_key=("owner", "shelf"),
+    clustering=(Clustering("place", descending=True),),
+)
+LARGEST = 2**63 - 1
+
+
+@pytest.fixture
+def store(store_url: str) -> Iterator[Store]:
+    with open_store(store_url) as opened:
+        opened.create([NOTES])
+        yield opened
+
+
+def row(place: int, ts: int, **values: Any) -> dict[str, Any]:
+    return {"owner": "ann", "shelf": 1, "place": place, "number": 5, "text": "t", "raw": b"r", WRITE_TS: ts, **values}
+
+
+def rows(*found: dict[str, Any]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(list(found), schema=NOTES.schema)
+
+
+def keys(*found: tuple[int, int]) -> pa.RecordBatch:
+    columns = [{"owner": "ann", "shelf": 1, "place": place, WRITE_TS: ts} for place, ts in found]
+    return pa.RecordBatch.from_pylist(columns, schema=NOTES.key_schema)
+
+
+def all_rows(store: Store) -> list[dict[str, Any]]:
+    found = [row for batch in store.scan(NOTES) for row in batch.to_pylist()]
+    return sorted(found, key=lambda one: (one["owner"], one["shelf"], -one["place"]))
+
+
+def test_rows_come_back_with_every_value_and_their_timestamp(store: Store) -> None:
+    wide = row(2, LARGEST, owner="ÿ \x01 '\"", shelf=-(2**63), number=-(2**63), text="", raw=bytes(range(256)))
+    store.write(NOTES, rows(row(1, 7), wide))
+    assert all_rows(store) == [row(1, 7), wide]
+    assert store.get(NOTES, {"owner": "ann", "shelf": 1, "place": 1}) == row(1, 7)
+    assert store.get(NOTES, {"owner": wide["owner"], "shelf": -(2**63), "place": 2}) == wide
+    assert store.get(NOTES, {"owner": "ann", "shelf": 1, "place": 9}) is None
+    assert store.count(NOTES) == 2
+
+
+def test_newer_write_wins_in_either_order(store: Store) -> None:
+    store.write(NOTES, rows(row(1, 10, text="old"), row(2, 20, text="new")))
+    store.write(NOTES, rows(row(1, 20, text="new"), row(2, 10, text="old")))
+    assert [found["text"] for found in all_rows(store)] == ["new", "new"]
+    assert [found[WRITE_TS] for found in all_rows(store)] == [20, 20]
+
+
+def test_newest_of_one_key_wins_within_a_batch(store: Store) -> None:
+    store.write(NOTES, rows(row(1, 2, text="b"), row(1, 3, text="a"), row(1, 1, text="c")))
+    assert all_rows(store) == [row(1, 3, text="a")]
+
+
+def test_equal_timestamp_larger_value_wins_as_unsigned_bytes(store: Store) -> None:
+    store.write(NOTES, rows(row(1, 5, number=-1, text="b", raw=b"\x01"), row(2, 5, number=3, text="Z", raw=b"")))
+    store.write(NOTES, rows(row(1, 5, number=2, text="a", raw=b"\xff"), row(2, 5, number=-9, text="a", raw=b"\x00")))
+    assert all_rows(store) == [
+        row(2, 5, number=-9, text="a", raw=b"\x00"),
+        row(1, 5, number=-1, text="b", raw=b"\xff"),
+    ]
+
+
+def test_deletion_at_equal_timestamp_beats_write_in_either_order(store: Store) -> None:
+    store.write(NOTES, rows(row(1, 5)))
+    store.delete(NOTES, keys((1, 5), (2, 5)))
+    store.write(NOTES, rows(row(2, 5)))
+    assert all_rows(store) == []
+    assert store.count(NOTES) == 0
+    assert store.get(NOTES, {"owner": "ann", "shelf": 1, "place": 1}) is None
+
+
+def test_older_write_stays_dead_and_newer_one_lives(store: Store) -> None:
+    store.delete(NOTES, keys((1, 10), (2, 10), (3, 10)))
+    store.write(NOTES, rows(row(1, 9), row(2, 11)))
+    store.delete(NOTES, keys((2, 10)))
+    assert all_rows(store) == [row(2, 11)]
+
+
+def test_rewriting_old_batches_between_newer_ones_changes_nothing(store: Store) -> None:
+    batches = [rows(*(row(place, ts, text=f"{ts}") for place in range(20))) for ts in range(1, 6)]
+    chosen = random.Random(7)
+    for batch in [*batches, *chosen.choices(batches, k=20)]:
+        store.write(NOTES, batch)
+    assert all_rows(store) == [row(place, 5, text="5") for place in reversed(range(20))]
+
+
+def test_rows_of_many_partitions_and_a_large_row_arrive(store: Store) -> None:
+    many = [row(place % 7, 1 + place, owner=f"user {place}", shelf=place) for place in range(5_000)]
+    store.write(NOTES, rows(*many, row(1, 1, raw=b"x" * 200_000)))
+    assert store.count(NOTES) == 5_001
+    assert sum(len(found["raw"]) for found in all_rows(store)) == 205_000
+
+
+def test_empty_batches_are_fine(store: Store) -> None:
+    store.write(NOTES, rows())
+    store.delete(NOTES, keys())
+    assert all_rows(store) == []
+
+
+def test_creating_again_keeps_rows_and_another_shape_is_refused(store: Store) -> None:
+    store.write(NOTES, rows(row(1, 1)))
+    store.create([NOTES])
+    assert store.count(NOTES) == 1
+    other = Table("notes", (*NOTES.columns, Column("more", ColumnType.INT64)), NOTES.partition_key, NOTES.clustering)
+    with pytest.raises(SinkError) as refused:
+        store.create([other])
+    assert refused.value.code is Code.STORE_MISMATCH
+
+
+def test_rows_that_do_not_fit_are_refused(store: Store) -> None:
+    loose = pa.schema([field.with_nullable(True) for field in NOTES.schema])
+    bad = {
+        "null": pa.RecordBatch.from_pylist([row(1, 1, text=None)], schema=loose),
+        "type": rows(row(1, 1)).set_column(3, "number", pa.array(["5"])),
+        "missing": rows(row(1, 1)).drop_columns(["raw"]),
+        "timestamp": rows(row(1, 0)),
+    }
+    for batch in bad.values():
+        with pytest.raises(SinkError) as refused:
+            store.write(NOTES, batch)
+        assert refused.value.code is Code.BAD_ROWS
+    assert store.count(NOTES) == 0
+
+
+def test_two_stores_at_one_place_see_the_same(store_url: str, store: Store) -> None:
+    with open_store(store_url) as other:
+        other.create([NOTES])
+        other.write(NOTES, rows(row(1, 1)))
+        store.write(NOTES, rows(row(2, 1)))
+        assert all_rows(other) == all_rows(store) == [row(2, 1), row(1, 1)]
+
+
+def test_durability_is_stated(store: Store) -> None:
+    assert "survives" in store.durability()
+
+
+_example = count()
+_write = st.tuples(
+    st.just("write"),
+    st.integers(0, 2),
+    st.integers(1, 4),
+    st.fixed_dictionaries(
+        {
+            "number": st.sampled_from([-(2**63), -1, 0, 1, LARGEST]),
+            "text": st.sampled_from(["", "a", "b", "é"]),
+            "raw": st.sampled_from([b"", b"\0", b"\xff"]),
+        }
+    ),
+)
+_delete = st.tuples(st.just("delete"), st.integers(0, 2), st.integers(1, 4), st.none())
+
+
+@given(script=st.lists(st.lists(st.one_of(_write, _delete), min_size=1, max_size=6), max_size=6), repeats=st.data())
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_store_agrees_with_a_dictionary(store: Store, script: list[list[Any]], repeats: st.DataObject) -> None:
+    owner = f"example {next(_example)}"
+    model: dict[int, tuple[int, bool, dict[str, Any]]] = {}
+    again = repeats.draw(st.lists(st.sampled_from(script), max_size=3)) if script else []
+    for batch in [*script, *again]:
+        written = [row(place, ts, owner=owner, **values) for kind, place, ts, values in batch if kind == "write"]
+        deleted = [(place, ts) for kind, place, ts, _ in batch if kind == "delete"]
+        store.write(NOTES, rows(*written))
+        store.delete(
+            NOTES, keys(*deleted).set_column(0, NOTES.key_schema[0], pa.array([owner] * len(deleted), "string"))
+        )
+        for kind, place, ts, values in batch:
+            _apply(model, place, ts, None if kind == "delete" else values)
+    alive = {place: (ts, values) for place, (ts, dead, values) in model.items() if not dead}
+    found = {one["place"]: one for one in all_rows(store) if one["owner"] == owner}
+    assert found == {place: row(place, ts, owner=owner, **values) for place, (ts, values) in alive.items()}
+
+
+def _apply(model: dict[int, Any], place: int, ts: int, values: dict[str, Any] | None) -> None:
+    """The rule, by the letter: larger timestamp; then deletion; then larger value of each column."""
+    known = model.get(place)
+    if known is None or ts > known[0] or (ts == known[0] and values is None):
+        model[place] = (ts, values is None, values or {})
+    elif ts == known[0] and not known[1] and values is not None:
+        model[place] = (ts, False, {name: max(values[name], known[2][name], key=_unsigned) for name in values})
+
+
+def _unsigned(value: Any) -> bytes:
+    if isinstance(value, int):
+        return value.to_bytes(8, "big", signed=True)
+    return value.encode() if isinstance(value, str) else value
