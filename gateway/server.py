@@ -25,6 +25,8 @@ from rifl.errors import Code, OncegateError
 
 KEEP_ALIVE_S: Final = 75.0
 SHUTDOWN_S: Final = 5.0
+GC_THRESHOLDS: Final = (20_000, 20, 50)
+"""An entry of hundreds of operations makes thousands of objects that die young; the default looks at them each 700."""
 log = logging.getLogger(__name__)
 
 
@@ -79,5 +81,6 @@ async def serve(settings: Settings) -> None:
     async with running(settings):
         # What lives now lives as long as the process: keep the collector from walking it again and again.
         gc.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
         await stop.wait()
         log.info("node %s stops", settings.node)
