@@ -6,7 +6,7 @@ STORE ?= sqlite
 MESSAGES ?=
 ARGS ?=
 
-.PHONY: demo test lint bench clean soak check-tools
+.PHONY: demo test lint bench clean check-tools
 
 demo: .venv/.ready ## the main job end to end; STORE=cassandra for real Cassandra
 	$(BIN)/python -m examples.demo --store $(STORE) $(if $(MESSAGES),--messages $(MESSAGES)) $(ARGS)
@@ -21,6 +21,7 @@ lint: .venv/.ready
 	$(BIN)/lint-imports
 
 bench: .venv/.ready ## figures of this machine, printed with their calibrations
+	$(BIN)/python -m bench.consensus
 	$(BIN)/python -m bench.ingest
 	$(BIN)/python -m bench.fanout --store sqlite
 	$(BIN)/python -m bench.fanout --store cassandra

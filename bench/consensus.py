@@ -1,6 +1,6 @@
 """Commands a second through three durable replicas: three processes, loopback, no HTTP, no state machine.
 
-``python bench/consensus.py`` runs 1, 64 and 512 outstanding 200-byte commands, and 64 outstanding commands of 100
+``python -m bench.consensus`` runs 1, 64 and 512 outstanding 200-byte commands, and 64 outstanding commands of 100
 operations each. The load runs inside the leader's process, as a gateway's would; commands that wait at a tick share an
 entry. Every answer is flushed on a majority. The disk is calibrated first: 4 KiB writes, each with fdatasync.
 """
@@ -12,8 +12,6 @@ import asyncio
 import cProfile
 import gc
 import json
-import os
-import platform
 import pstats
 import random
 import socket
@@ -23,10 +21,9 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
+from bench.calibrate import bare_posts, fdatasync_4k
+from bench.figures import header, save
 from consensus import Replica, ReplicaConfig
-from consensus.storage import DirectoryStorage
 
 OPERATION_BYTES = 200
 SCENARIOS = ((1, 1), (64, 1), (512, 1), (64, 100))
@@ -153,24 +150,6 @@ async def node(arguments: argparse.Namespace) -> None:
     await replica.stop()
 
 
-def calibrate(directory: Path) -> str:
-    """Median and p99 of a 4 KiB write with fdatasync, through the same storage layer."""
-    storage = DirectoryStorage(directory)
-    file = storage.create("calibration", 1 << 22)
-    file.write([bytes(1 << 22)], 0)
-    file.sync()
-    times = []
-    for number in range(500):
-        started = time.perf_counter()
-        file.write([os.urandom(4096)], number * 4096)
-        file.sync()
-        times.append(1e3 * (time.perf_counter() - started))
-    file.close()
-    storage.close()
-    times.sort()
-    return f"{times[250]:.3f} ms p50, {times[495]:.3f} ms p99"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=5.0)
@@ -183,17 +162,19 @@ def main() -> None:
     if arguments.node:
         asyncio.run(node(arguments))
         return
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     with tempfile.TemporaryDirectory(dir=arguments.directory) as directory:
-        system = f"Linux {platform.release()}, Python {platform.python_version()}"
-        print(f"machine    {platform.machine()}, {os.cpu_count()} cores, {system}, load {os.getloadavg()[0]:.1f}")
-        print(f"commit     {commit.stdout.strip() or 'unknown'}   seed {arguments.seed}   {arguments.seconds} s a row")
-        print(f"durability one fdatasync a batch on each node; 4 KiB: {calibrate(Path(directory))}")
+        flush = fdatasync_4k(Path(directory))
+        about = header(
+            "consensus alone",
+            seed=arguments.seed,
+            durability="three replicas, one fdatasync a batch on each",
+            calibrations={"fdatasync_4k_ms": flush.p50_ms, "bare_posts_per_s": bare_posts(64)},
+        )
         sockets = [socket.create_server(("127.0.0.1", 0)) for _ in NODES]
         addresses = {name: one.getsockname() for name, one in zip(NODES, sockets, strict=True)}
         for one in sockets:
             one.close()
-        base = [sys.executable, __file__, "--directory", directory, "--addresses", json.dumps(addresses)]
+        base = [sys.executable, "-m", "bench.consensus", "--directory", directory, "--addresses", json.dumps(addresses)]
         base += ["--seconds", str(arguments.seconds), "--seed", str(arguments.seed)]
         base += ["--profile"] if arguments.profile else []
         nodes = [subprocess.Popen([*base, "--node", name], stdout=subprocess.PIPE, text=True) for name in NODES]
@@ -216,6 +197,7 @@ def main() -> None:
     print(" ".join(f"{column:>18}" for column in columns))
     for row in rows:
         print(" ".join(f"{row[column]:>18,.2f}" for column in columns))
+    print(f"saved in {save('consensus', about, rows).name}")
 
 
 if __name__ == "__main__":

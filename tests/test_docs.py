@@ -1,0 +1,27 @@
+"""What the documents name exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+GUARANTEES = (ROOT / "docs" / "guarantees.md").read_text()
+
+
+@pytest.mark.parametrize("named", sorted(set(re.findall(r"`(tests/[^`\s]+)`", GUARANTEES))))
+def test_test_named_by_a_guarantee_exists(named: str) -> None:
+    path, _, test = named.partition("::")
+    text = (ROOT / path).read_text()
+    if test:
+        assert re.search(rf"^\s*(async )?def {re.escape(test)}\(", text, re.MULTILINE), f"{path} has no {test}"
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/guide.md", "docs/decisions/README.md"])
+def test_links_of_a_page_lead_somewhere(page: str) -> None:
+    base = (ROOT / page).parent
+    links = re.findall(r"\]\(([^)#\s]+)\)", (ROOT / page).read_text())
+    missing = [link for link in links if "://" not in link and not (base / link).exists()]
+    assert not missing
