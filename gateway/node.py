@@ -103,7 +103,6 @@ class Node:
             self.clock.lead_from(self.machine.time_ms, time.monotonic())
         self.leadership.leads = leads
         self.leadership.leader_id = change.leader_id
-        log.info("%s in term %d, leader %s, ready %s", change.role.value, change.term, change.leader_id, change.ready)
 
     def _housekeep(self) -> None:
         """Propose what time alone makes due: seals and reaping. Runs on every node, acts on the leader."""

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
@@ -37,7 +38,8 @@ def status(
         typer.echo(json.dumps(states, indent=1))
         return
     newest = max(state["commit_index"] for state in states.values() if state)
-    table = Table("node", "http", "role", "term", "commit index", "applied", "behind", "commit", "version")
+    table = Table("node", "http", "role", "term", "log commit", "applied", "behind", "commit", "version", box=SIMPLE)
+    table.columns[1].no_wrap = True
     for member in first["members"]:
         state = states[member["id"]]
         if state is None:
