@@ -1,4 +1,4 @@
-"""Bad input: a typed problem, the state as it was, the node alive (issue 3, *Bad input*)."""
+"""Bad input: a typed problem, the state as it was, the node alive."""
 
 from __future__ import annotations
 
