@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import os
-import pickle
 import sqlite3
 import subprocess
 import sys
@@ -88,7 +87,7 @@ def _forward(
         with turns, subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             if process.stdin is None or process.stdout is None:
                 raise OSError("no pipes")
-            process.stdin.write(pickle.dumps(table))
+            process.stdin.write(table.to_json().encode())
             process.stdin.close()
             with pa.ipc.open_stream(process.stdout) as stream:
                 for batch in stream:
@@ -111,7 +110,7 @@ def _bytes_of(file: Path) -> int:
 def _main() -> None:
     # The rows form no cycles, and looking for some among millions of tuples doubles the time.
     gc.disable()
-    table: Table = pickle.loads(sys.stdin.buffer.read())  # noqa: S301 - from our own parent process
+    table = Table.from_json(sys.stdin.read())
     with pa.ipc.new_stream(sys.stdout.buffer, table.schema) as stream:
         for batch in read_file(table, Path(sys.argv[1])):
             stream.write_batch(batch)

@@ -8,6 +8,7 @@ whole. Must not know a database. Read next: `store`.
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from enum import Enum
@@ -99,6 +100,28 @@ class Table:
         """Arrow schema of deletions: the key columns in key order, then `write_ts`."""
         by_name = {column.name: column for column in self.columns}
         return _schema(tuple(by_name[name] for name in self.key))
+
+    def to_json(self) -> str:
+        """Return the declaration as text, for a process of ours; :meth:`from_json` reads it."""
+        return json.dumps(
+            {
+                "name": self.name,
+                "columns": [[column.name, column.type.name] for column in self.columns],
+                "partition_key": self.partition_key,
+                "clustering": [[column.name, column.descending] for column in self.clustering],
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Table:
+        """Return the declaration that gave ``text``."""
+        fields = json.loads(text)
+        return cls(
+            name=fields["name"],
+            columns=tuple(Column(name, ColumnType[kind]) for name, kind in fields["columns"]),
+            partition_key=tuple(fields["partition_key"]),
+            clustering=tuple(Clustering(name, descending) for name, descending in fields["clustering"]),
+        )
 
 
 def checked(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -393,7 +393,7 @@ async def test_peers_over_mutual_tls_are_who_their_certificate_says(tmp_path):
     finally:
         # Whoever dials stops first: a handshake that is under way ends at both ends.
         await cluster.stop("n2")
-        await asyncio.sleep(0.05)
+        await until(lambda: not cluster.replicas["n1"]._transport._strangers)
         await cluster.stop("n1")
 
 

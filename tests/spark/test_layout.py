@@ -9,6 +9,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spark_sink.rows import DEAD_LETTERS, TIMELINE
 from spark_sink.stores import layout
 from spark_sink.stores.tables import WRITE_TS, Clustering, Column, ColumnType, Table
 
@@ -63,3 +64,8 @@ def test_borders_separate_partitions(rows: list[dict[str, Any]]) -> None:
 def test_a_partition_stays_in_its_shard_for_ever() -> None:
     rows = [{"a": a, "b": b, "c": 1, "d": b"", "v": 1, WRITE_TS: 1} for a in (-1, 7) for b in ("", "é")]
     assert layout.shard_of(TABLE, batch(rows), 64).tolist() == [47, 15, 13, 4]
+
+
+def test_declaration_survives_its_text_form() -> None:
+    for table in (TIMELINE, DEAD_LETTERS):
+        assert Table.from_json(table.to_json()) == table
