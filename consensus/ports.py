@@ -8,12 +8,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NewType, Protocol
-
-NodeId = NewType("NodeId", str)
-Term = NewType("Term", int)
-LogIndex = NewType("LogIndex", int)
-Epoch = NewType("Epoch", int)
+from typing import Protocol
 
 
 class Role(enum.Enum):

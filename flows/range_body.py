@@ -27,7 +27,16 @@ _JSON: Final = msgspec.json.Decoder(msgspec.Raw)
 
 def encode(keys: Sequence[str], values: Sequence[bytes | None]) -> bytes:
     """Return the body for rows given by column; ``values`` are JSON text, None = deleted."""
-    batch = pa.record_batch([pa.array(keys, pa.string()), pa.array(values, pa.string())], schema=BODY_SCHEMA)
+    return write(rows(keys, values))
+
+
+def rows(keys: Sequence[str], values: Sequence[bytes | str | None]) -> pa.RecordBatch:
+    """Return rows given by column as one record batch; raises ``pa.ArrowInvalid`` for what is not UTF-8."""
+    return pa.record_batch([pa.array(keys, pa.string()), pa.array(values, pa.string())], schema=BODY_SCHEMA)
+
+
+def write(batch: pa.RecordBatch) -> bytes:
+    """Return the body that holds one record batch of :func:`rows`."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, BODY_SCHEMA) as writer:
         writer.write_batch(batch)

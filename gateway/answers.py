@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from flows.errors import FlowError
 from gateway import commands as c
 from gateway import wire
 from gateway.machine import Machine, Operated, OpVerdict, Ranged, SessionAnswer
@@ -152,10 +151,7 @@ def table_state(table: Table) -> wire.TableState:
 
 def flow_state(machine: Machine, flow: str) -> wire.FlowState:
     """Describe a flow; raises NOT_FOUND."""
-    try:
-        return machine.flows.describe(flow, machine.time_ms)
-    except FlowError as fault:
-        raise OncegateError(Code(fault.code), str(fault)) from None
+    return machine.flows.describe(flow, machine.time_ms)
 
 
 def request_state(machine: Machine, client_id: int, sequence: int) -> wire.RequestState:

@@ -8,12 +8,12 @@ sizes and JSON values are checked, so that :mod:`gateway.machine` need not. Rang
 from __future__ import annotations
 
 import math
-import re
 from functools import lru_cache
 from typing import Any, Final, TypeVar, cast
 
 import msgspec
 
+from flows.flow import NAME_PATTERN
 from gateway import commands as c
 from gateway import wire
 from rifl.errors import Code, OncegateError
@@ -31,7 +31,6 @@ from rifl.session import NONCE_LENGTH_MAX
 VALUE_DEPTH_MAX: Final = 64
 OPERATIONS_BYTES_MAX: Final = 4 * 2**20
 """Keys and values of one request in canonical form: half of what a log entry may hold."""
-_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}", re.ASCII)
 _UNCONDITIONAL: Final[tuple[c.Test, int | bytes | None]] = (c.Test.NONE, None)
 _KINDS: Final = {"put": c.Kind.PUT, "delete": c.Kind.DELETE, "increment": c.Kind.INCREMENT}
 
@@ -106,8 +105,8 @@ def _check_json(value: Any, where: str, depth: int) -> None:
 @lru_cache(maxsize=4096)
 def check_name(name: str, what: str) -> str:
     """Return a table's, flow's or consumer's name if it is one; raises BAD_REQUEST."""
-    if not _NAME.fullmatch(name):
-        raise bad(f"{what} must match [a-z0-9][a-z0-9_.-]{{0,63}}")
+    if not NAME_PATTERN.fullmatch(name):
+        raise bad(f"{what} must match {NAME_PATTERN.pattern}")
     return name
 
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from flows.range_body import BODY_SCHEMA
+from flows import range_body
 from gateway import commands as c
 from gateway import edge, wire
 from rifl.errors import Code, OncegateError
@@ -67,19 +67,16 @@ def range_command(
         raise _too_long()
     edge.check_number(first + len(keys) - 1, "last sequence number of the range")
     try:
-        batch = pa.record_batch([pa.array(keys, pa.string()), pa.array(values, pa.string())], schema=BODY_SCHEMA)
+        batch = range_body.rows(keys, values)
     except pa.ArrowInvalid as fault:
         raise edge.bad(f"a key or value is not text: {fault}") from None
     _check_sizes(batch)
     if content_type in (wire.ARROW, wire.MSGPACK):
         _check_texts(values, batch.column(1))
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, BODY_SCHEMA) as writer:
-        writer.write_batch(batch)
     digest, prefix = xxhash.xxh3_64_digest, f"p\0{table}\0"
     # The same hash as commands.fingerprint_put, of which the digest is the big-endian form.
     prints = b"".join([digest(f"{prefix}{key}\0{value}".encode()) for key, value in zip(keys, values, strict=True)])
-    return c.Range(client_id, epoch, first_incomplete, table, first, prints, sink.getvalue().to_pybytes())
+    return c.Range(client_id, epoch, first_incomplete, table, first, prints, range_body.write(batch))
 
 
 def _from_arrow(body: bytes) -> tuple[list[str], list[str]]:

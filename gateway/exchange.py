@@ -150,11 +150,6 @@ def path_name(request: web.Request, part: str) -> str:
     return edge.check_name(request.match_info[part], part)
 
 
-def path_number(request: web.Request, part: str) -> int:
-    """Return a number from the path; raises BAD_REQUEST."""
-    return number(request.match_info[part], part)
-
-
 def number(text: str, what: str, *, least: int = 1) -> int:
     """Read a decimal number in ``least``..2^53-1; raises BAD_REQUEST."""
     if not text.isascii() or not text.isdigit() or len(text) > 20:
