@@ -8,7 +8,9 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
+
+import msgspec
 
 
 class Role(enum.Enum):
@@ -36,6 +38,92 @@ class StateMachine(Protocol):
         Returns:
             What ``propose`` answers on the node that proposed it.
         """
+
+
+class SavedPoint(msgspec.Struct, array_like=True, frozen=True):
+    """Where a saved state stands: it reflects every entry up to ``index``, and no later one.
+
+    ``configuration`` is the encoded configuration in force at ``index``; opaque to the state, stored with it.
+    """
+
+    index: int
+    term: int
+    configuration: bytes
+
+
+class SnapshotFile(msgspec.Struct, array_like=True, frozen=True):
+    """One file of a snapshot; ``name`` is a flat name without directories."""
+
+    name: str
+    size: int
+
+
+class SnapshotManifest(msgspec.Struct, array_like=True, frozen=True):
+    """What a snapshot is made of."""
+
+    point: SavedPoint
+    files: list[SnapshotFile]
+
+
+class SnapshotSource(Protocol):
+    """An immutable copy of a saved state; later saves do not change it. Called from one worker thread at a time."""
+
+    manifest: SnapshotManifest
+
+    def read(self, file: int, offset: int, size: int) -> bytes:
+        """Return exactly ``size`` bytes of a file, verified where the format allows it."""
+
+    def close(self) -> None:
+        """Give the copy's disk space back; idempotent."""
+
+
+class SnapshotSink(Protocol):
+    """A snapshot on its way in, written aside. Worker thread, but for :meth:`install`."""
+
+    def write(self, file: int, offset: int, data: bytes) -> None:
+        """Write the next bytes of a file; files and bytes come in order."""
+
+    def finish(self) -> None:
+        """Everything has come: flush, verify, make ready. Raises when the content is not whole."""
+
+    def install(self) -> None:
+        """Replace the state, on disk (atomic against a crash) and in memory. Event loop's thread, between applies."""
+
+    def abort(self) -> None:
+        """Remove what was written; idempotent."""
+
+
+@runtime_checkable
+class DurableState(StateMachine, Protocol):
+    """A state machine that keeps its state on disk: a restart replays only what came after ``saved``.
+
+    A machine without this is replayed from the whole log, which is then never compacted.
+    """
+
+    @property
+    def saved(self) -> SavedPoint | None:
+        """The newest durable point, None before the first. After construction: what the disk holds. Never goes back."""
+
+    @property
+    def save_wanted(self) -> bool:
+        """Enough has changed since the last save. Read after every slice of applied entries."""
+
+    @property
+    def saving(self) -> bool:
+        """A save has begun and :attr:`saved` has not reached it yet."""
+
+    def begin_save(self, point: SavedPoint) -> None:
+        """Start to make the present state durable as ``point``, whose index is the last one applied.
+
+        Takes milliseconds: the state is frozen here and written by a worker, together with ``point`` and atomically. A
+        failed write is tried again by the state itself. Not called while :attr:`saving`.
+        """
+
+    def open_snapshot(self) -> SnapshotSource:
+        """Copy the newest saved state without stopping anything. Blocking; worker thread."""
+
+    def open_sink(self, manifest: SnapshotManifest) -> SnapshotSink:
+        """Begin to receive a snapshot; what an earlier one left behind is removed. Blocking; worker thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
