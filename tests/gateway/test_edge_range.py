@@ -74,7 +74,6 @@ def test_three_bodies_give_one_canonical_command() -> None:
     ]
     assert all(command == commands[0] for command in commands)
     assert rows(commands[0]) == list(zip(KEYS, VALUES, strict=True))
-    assert range_body.check(commands[0].body, items_max=3, value_bytes_max=100) == 3
 
 
 @settings(max_examples=60, deadline=None)
@@ -165,6 +164,11 @@ def test_value_over_its_bound_and_too_many_rows_are_refused() -> None:
     assert refusal(arrow(pa.array(["k"] * many), pa.array(["1"] * many)), wire.ARROW) is Code.PAYLOAD_TOO_LARGE
     assert refusal(lines(["k"] * many, ["1"] * many), wire.JSON) is Code.PAYLOAD_TOO_LARGE
     assert len(translate(packed(["k"] * (many - 1), ["1"] * (many - 1)), wire.MSGPACK).fingerprints) == 8 * (many - 1)
+
+
+def test_two_values_that_are_json_only_together_are_refused() -> None:
+    assert refusal(packed(["k", "l"], ["1,[2", "3]"]), wire.MSGPACK) is Code.BAD_REQUEST
+    assert refusal(arrow(pa.array(["k", "l"]), pa.array(["1,[2", "3]"])), wire.ARROW) is Code.BAD_REQUEST
 
 
 def test_range_that_ends_beyond_the_last_number_is_refused() -> None:
