@@ -1,7 +1,8 @@
 """The log's entries as far as they are in memory, and where each lies on disk.
 
 Owns the index: position and term of every entry (8 bytes an entry, two numbers a term), and the newest
-entries themselves, up to ``memory_bytes_max``. Knows nothing of files. Read next: :mod:`consensus.wal`.
+entries themselves, up to ``memory_bytes_max``. The log begins behind its base, the last entry that is no longer
+needed. Knows nothing of files. Read next: :mod:`consensus.wal`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from array import array
 from bisect import bisect_right
 from typing import TypeAlias
 
+from consensus.log_base import NO_BASE
+from consensus.ports import SavedPoint
 from consensus.segment import RECORD_HEADER_BYTES
 
 Entry: TypeAlias = tuple[bytes, int, int]
@@ -21,6 +24,8 @@ class Entries:
 
     def __init__(self, memory_bytes_max: int) -> None:
         self._memory_bytes_max = memory_bytes_max
+        self.base = NO_BASE
+        """Last entry before the log; its index is 0 while nothing was removed."""
         self.first_index = 1
         self.last_index = 0
         self.last_term = 0
@@ -32,9 +37,9 @@ class Entries:
         self._recent_bytes = 0
 
     def term_at(self, index: int) -> int | None:
-        """Term of the entry at ``index``, or None when the log does not hold it."""
+        """Term of the entry at ``index``, or None when the log does not hold it; the base counts as held."""
         if not self.first_index <= index <= self.last_index:
-            return None
+            return self.base.term if index == self.base.index and index else None
         return self._terms[bisect_right(self._term_starts, index) - 1]
 
     def in_memory(self, index: int) -> bool:
@@ -73,7 +78,35 @@ class Entries:
             self._term_starts.pop()
             self._terms.pop()
         self.last_index = index - 1
-        self.last_term = self._terms[-1] if self._terms else 0
+        self.last_term = self._terms[-1] if self._terms else self.base.term
+
+    def _forget_to(self, base: SavedPoint) -> None:
+        """Begin behind ``base``, an entry of the log or the base it has; the arrays shift by a memory move."""
+        count = base.index - self.base.index
+        self.base = base
+        self.first_index = first = base.index + 1
+        del self._positions[:count]
+        if self._recent_first < first:
+            gone = first - self._recent_first
+            for command, _, _ in self._recent[:gone]:
+                self._recent_bytes -= len(command) + RECORD_HEADER_BYTES
+            del self._recent[:gone]
+            self._recent_first = first
+        starts = max(0, bisect_right(self._term_starts, first) - 1)
+        del self._term_starts[:starts], self._terms[:starts]
+        if not self._positions:
+            del self._term_starts[:], self._terms[:]
+            self.last_term = base.term
+        elif self._term_starts[0] < first:
+            self._term_starts[0] = first
+
+    def _restart_at(self, base: SavedPoint) -> None:
+        """Forget every entry and begin behind ``base``."""
+        del self._positions[:], self._recent[:], self._term_starts[:], self._terms[:]
+        self._recent_bytes = 0
+        self.base = base
+        self.first_index = self._recent_first = base.index + 1
+        self.last_index, self.last_term = base.index, base.term
 
     def _evict(self) -> None:
         if self._recent_bytes <= self._memory_bytes_max:

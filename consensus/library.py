@@ -45,7 +45,11 @@ LibraryMessage = Mapping[str, Any]
 
 
 class LibraryLog(Journal):
-    """The journal and the ballot, under the names the library calls."""
+    """The journal and the ballot, under the names the library calls.
+
+    The library's list begins with the last entry before the log once there is one (its term is compared, its command
+    never looked at), and with entry 1, its own, before that.
+    """
 
     def __init__(
         self, storage: Storage, worker: Worker, ballot: Ballot, *, segment_bytes: int, memory_bytes_max: int
@@ -60,29 +64,37 @@ class LibraryLog(Journal):
         # The library's first entry is the same on every node.
         self.commit_index = max(1, self.commit_index)
 
+    @property
+    def _list_first(self) -> int:
+        return self.base.index or 1
+
     def __len__(self) -> int:
-        return self.last_index - self.first_index + 1
+        return self.last_index - self._list_first + 1
 
     def __getitem__(self, item: int | slice) -> Entry | list[Entry]:
+        first = self._list_first
         if isinstance(item, slice):
             start, stop, _ = item.indices(len(self))
             found: list[Entry] = []
+            if start < stop and first + start == self.base.index:
+                found.append((b"", self.base.index, self.base.term))
+                start += 1
             while start < stop:
-                part = self.entries(self.first_index + start, self.first_index + stop - 1, bytes_max=1 << 62)
+                part = self.entries(first + start, first + stop - 1, bytes_max=1 << 62)
                 found += part
                 start += len(part)
             return found
         if item == -1:
             return b"", self.last_index, self.last_term
         if item == 0:
-            return b"", self.first_index, 0
-        return self.entry(self.first_index + item)
+            return b"", first, self.base.term
+        return self.entry(first + item)
 
     def add(self, command: bytes, index: int, term: int) -> None:
         self.append(command, index, term)
 
     def deleteEntriesFrom(self, position: int) -> None:
-        self.truncate_from(self.first_index + position)
+        self.truncate_from(self._list_first + position)
 
     def setRaftCommitIndex(self, index: int) -> None:
         self.commit_index = index

@@ -51,6 +51,9 @@ class Kind(enum.IntEnum):
     """Entries from ``index`` on are gone (Raft §5.3: they conflicted with the leader's)."""
     SEAL = 3
     """Written at a clean stop: proves that everything before it was flushed."""
+    RESET = 4
+    """All entries are gone; the log goes on behind ``index`` of ``term`` (a snapshot was installed). The payload is the
+    configuration there."""
 
 
 KIND_ENTRY = int(Kind.ENTRY)

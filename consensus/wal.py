@@ -2,62 +2,49 @@
 
 Owns the log's segments on disk and its entries. Entries are appended to a batch and become durable at
 :meth:`Journal.flush`; the newest ``memory_bytes_max`` stay in memory, older ones are read back from the segments.
-The next segment is made by a worker while the current one fills: written with zeros and flushed, so
-that flushing a batch writes no metadata. Knows nothing of PySyncObj, elections or peers.
-Read next: :mod:`consensus.entries`, :mod:`consensus.segment` for the format and the recovery rule.
+The next segment is made by a worker while the current one fills, and segments that are no longer needed are removed by
+it. Knows nothing of PySyncObj, elections or peers.
+Read next: :mod:`consensus.entries`, :mod:`consensus.segment` for the format and the recovery rule,
+:mod:`consensus.log_base` for what happens to old segments, :mod:`consensus.wal_recovery` for opening.
 """
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Protocol
 
-from consensus.entries import Entries, Entry
+from consensus.entries import Entry
 from consensus.errors import Corrupt, SafetyViolation
-from consensus.sealed_file import TEMPORARY_SUFFIX
+from consensus.log_base import FIRST_START, LogStart, publish_and_remove
+from consensus.ports import SavedPoint
 from consensus.segment import (
     KIND_ENTRY,
     RECORD_HEADER_BYTES,
     SEGMENT_HEADER_BYTES,
-    SEGMENT_SUFFIX,
     Kind,
-    Record,
     SegmentHeader,
-    decode_header,
-    encode_header,
     encode_record,
-    proof_of_flush,
     read_record,
-    scan,
     segment_name,
 )
-from consensus.storage import File, Storage
+from consensus.segment_file import NO_SPACE_ERRNOS, RETRY_S, Segment, SpareSegment, make_segment
+from consensus.storage import Storage
+from consensus.wal_recovery import Recovered, ReplayedEntries
+from consensus.worker import Task, Worker
 
-_PREWRITE_BYTES = 1024 * 1024
+__all__ = ["Journal", "Worker"]
+
+logger = logging.getLogger(__name__)
+
 _FLUSHES_REMEMBERED = 1024
 
 
-class Worker(Protocol):
-    """Runs the making of a segment; a thread pool in a node, inline in a simulation."""
-
-    def submit(self, job: Callable[[], _Segment], /) -> Future[_Segment]:
-        """Start the job."""
-
-
-@dataclass(slots=True)
-class _Segment:
-    header: SegmentHeader
-    file: File
-
-
-class Journal(Entries):
-    """Raft's log. One owner; not thread-safe (only the making of the next segment runs elsewhere)."""
+class Journal(ReplayedEntries):
+    """Raft's log. One owner; not thread-safe (only making and removing whole segments runs elsewhere)."""
 
     def __init__(self, storage: Storage, worker: Worker, *, segment_bytes: int, memory_bytes_max: int) -> None:
         """Open and replay the journal of a locked directory; an empty directory gets its first segment.
@@ -70,24 +57,20 @@ class Journal(Entries):
         self._worker = worker
         self._segment_bytes = segment_bytes
         self.flushed_index = 0
-        self.commit_index = 0
-        """What the next record says is committed; after opening, what the journal knows to be."""
         self.flushes = 0
         self._batch: list[bytes] = []
         self._flush_seconds: deque[float] = deque(maxlen=_FLUSHES_REMEMBERED)
-        self._segments: list[_Segment] = []
+        self._segments: list[Segment] = []
         self._bases: list[int] = []
-        self._spare: Future[_Segment] | None = None
+        self._spare = SpareSegment(storage, worker)
         self._end = 0
         self._batch_start = 0
         self._prior_end = 0
-        self._opened: list[File] = []
-        try:
-            self._recover()
-        except BaseException:
-            for file in self._opened:
-                file.close()
-            raise
+        self._start = FIRST_START
+        self._unneeded: list[Segment] = []
+        self._removal: Task[None] = Task(worker, lambda: None)
+        self._removal_at = 0.0
+        self._adopt(self._recover(storage))
 
     # -- reading ---------------------------------------------------------------------------------------
 
@@ -159,29 +142,105 @@ class Journal(Entries):
         self.flushed_index = self.last_index
         self._evict()
 
+    # -- forgetting ------------------------------------------------------------------------------------
+
+    def bytes_after(self, index: int) -> int:
+        """Bytes of the log behind the entry at ``index``, which is the base or in the log."""
+        if index >= self.last_index:
+            return 0
+        return self._end - self._positions[index + 1 - self.first_index]
+
+    def compact(self, index: int, *, kept_bytes: int, configuration_at: Callable[[int], bytes]) -> None:
+        """Remove whole segments of entries up to ``index``, but keep the newest ``kept_bytes`` of the log.
+
+        Atomic against a crash, and done by the worker: the new base is durable before anything is removed. Entries
+        up to the new base are gone from here at once. Does nothing while an earlier removal is under way.
+
+        Raises:
+            SafetyViolation: an entry up to ``index`` is not committed or not flushed.
+        """
+        if index > min(self.commit_index, self.flushed_index):
+            raise SafetyViolation(f"entry {index} may not be removed: it is not committed and flushed")
+        if self._removal.busy or self._unneeded or index <= self.base.index:
+            return
+        count = bisect_right(self._bases, self._end - kept_bytes) - 1
+        if index < self.last_index:
+            count = min(count, bisect_right(self._bases, self._positions[index + 1 - self.first_index]) - 1)
+        if count <= 0:
+            return
+        base_index = self.first_index + bisect_left(self._positions, self._bases[count]) - 1
+        term = self.term_at(base_index)
+        if base_index > self.base.index and term is not None:
+            self._forget_to(SavedPoint(base_index, term, configuration_at(base_index)))
+        self._unneeded = self._segments[:count]
+        del self._segments[:count], self._bases[:count]
+        first = self._segments[0]
+        self._start = LogStart(self.base, first.header.sequence, first.prior_end, first.last_index, first.last_term)
+        self._remove_unneeded()
+
+    def reset_to(self, point: SavedPoint) -> None:
+        """Let the log go on behind ``point``, whose state was installed; durable when this returns.
+
+        Entries behind it are kept if the log holds that entry (Raft §7, figure 13, rule 6), else all are discarded:
+        by a record, so that a crash leaves the old log or the new one. Old segments go at the next :meth:`compact`.
+
+        Raises:
+            SafetyViolation: the point is committed here, with another term.
+        """
+        if self.term_at(point.index) != point.term:
+            if point.index <= self.commit_index:
+                raise SafetyViolation(f"entry {point.index} is committed and is not the one that was installed")
+            self.commit_index = point.index
+            self._add_record(int(Kind.RESET), point.index, point.term, point.configuration)
+            self._restart_at(point)
+        self.commit_index = max(self.commit_index, point.index)
+        self.flush()
+
+    def maintain(self, now: float) -> None:
+        """Go on with what could not be done for want of room; ``now`` in seconds of any one clock.
+
+        Raises:
+            OSError: the disk failed.
+        """
+        self._spare.retry(now)
+        if self._removal.done:
+            try:
+                self._removal.fetch()
+            except OSError as error:
+                if error.errno not in NO_SPACE_ERRNOS:
+                    raise
+                logger.warning("old journal segments are not removed yet: %s", error)
+                self._removal_at = now + RETRY_S
+        if self._unneeded and not self._removal.busy and now >= self._removal_at:
+            self._remove_unneeded()
+
     def close(self) -> None:
         """Flush, seal and close; a sealed journal accepts no torn tail at the next start."""
-        self._add_record(int(Kind.SEAL), self.last_index, self.last_term, b"")
+        if self._fits(RECORD_HEADER_BYTES) or self._spare.available():
+            self._add_record(int(Kind.SEAL), self.last_index, self.last_term, b"")
         self.flush()
         self.abandon()
 
     def abandon(self) -> None:
-        """Close the files without flushing."""
-        if self._spare is not None:
-            self._spare.result().file.close()
-            self._spare = None
-        for segment in self._segments:
+        """Close the files without flushing; waits for the worker."""
+        self._spare.close()
+        if self._removal.busy:
+            try:
+                self._removal.fetch()
+            except OSError as error:
+                logger.warning("old journal segments are left to the next start: %s", error)
+        for segment in self._unneeded + self._segments:
             segment.file.close()
+        self._unneeded.clear()
         self._segments.clear()
 
     # -- inside ----------------------------------------------------------------------------------------
 
     def _add_record(self, kind: int, index: int, term: int, payload: bytes) -> int:
         size = RECORD_HEADER_BYTES + len(payload)
-        header = self._segments[-1].header
-        while self._end + size > header.base + header.size:
+        while not self._fits(size):
             self._roll()
-            header = self._segments[-1].header
+        header = self._segments[-1].header
         position = self._end
         self._batch.append(encode_record(header.seed, kind, index, term, self.commit_index, self._prior_end, payload))
         if payload:
@@ -189,17 +248,19 @@ class Journal(Entries):
         self._end = position + size
         return position
 
+    def _fits(self, size: int) -> bool:
+        header = self._segments[-1].header
+        return self._end + size <= header.base + header.size
+
     def _roll(self) -> None:
         # A batch never spans segments: what is prepared is flushed first, so that a torn tail is always the
         # tail of one file.
         self.flush()
-        spare = self._spare
-        if spare is None:
-            raise SafetyViolation("the journal is closed")
-        self._enter(spare.result())
+        self._enter(self._spare.take())
         self._prepare_spare()
 
-    def _enter(self, segment: _Segment) -> None:
+    def _enter(self, segment: Segment) -> None:
+        segment.prior_end, segment.last_index, segment.last_term = self._prior_end, self.last_index, self.last_term
         self._segments.append(segment)
         self._bases.append(segment.header.base)
         self._end = self._batch_start = segment.header.base + SEGMENT_HEADER_BYTES
@@ -207,8 +268,27 @@ class Journal(Entries):
     def _prepare_spare(self) -> None:
         last = self._segments[-1].header
         header = SegmentHeader(last.sequence + 1, last.base + last.size, self._segment_bytes, secrets.randbits(32))
-        storage = self._storage
-        self._spare = self._worker.submit(lambda: _make_segment(storage, header))
+        self._spare.prepare(header)
+
+    def _remove_unneeded(self) -> None:
+        storage, start, segments = self._storage, self._start, self._unneeded
+        self._removal.start(lambda: publish_and_remove(storage, start, segments))
+
+    def _adopt(self, found: Recovered | None) -> None:
+        if found is None:
+            self._prior_end = SEGMENT_HEADER_BYTES
+            self._enter(make_segment(self._storage, SegmentHeader(1, 0, self._segment_bytes, secrets.randbits(32))))
+            self._prepare_spare()
+            return
+        self._segments = found.segments
+        self._bases = [segment.header.base for segment in found.segments]
+        self._end = self._batch_start = found.end
+        self._prior_end = found.prior_end
+        self.flushed_index = self.last_index
+        if found.spare is not None:
+            self._spare.adopt(found.spare)
+        else:
+            self._prepare_spare()
 
     def _read_back(self, first: int, last: int, bytes_max: int) -> list[Entry]:
         position = self._positions[first - self.first_index]
@@ -230,130 +310,3 @@ class Journal(Entries):
                 break
             found.append((record.payload, record.log_index, record.term))
         return found
-
-    # -- recovery --------------------------------------------------------------------------------------
-
-    def _recover(self) -> None:
-        sequences = [
-            int(name.removesuffix(SEGMENT_SUFFIX).rpartition("-")[2])
-            for name in self._storage.names()
-            if name.endswith(SEGMENT_SUFFIX)
-        ]
-        if not sequences:
-            header = SegmentHeader(1, 0, self._segment_bytes, secrets.randbits(32))
-            self._enter(_make_segment(self._storage, header))
-            self._prior_end = self._end
-            self._prepare_spare()
-            return
-        segments: list[_Segment] = []
-        ends: list[int] = []
-        cleanups: list[tuple[File, int, int]] = []
-        torn: tuple[str, int] | None = None
-        for sequence in sequences:
-            label = self._storage.label(segment_name(sequence))
-            if sequence != sequences[0] + len(segments):
-                raise Corrupt(label, 0, f"segment {sequences[0] + len(segments)} before it is missing")
-            file = self._storage.open(segment_name(sequence))
-            self._opened.append(file)
-            data = file.read(file.size(), 0)
-            header = decode_header(data, label=label, sequence=sequence, size=len(data))
-            if segments and header.base != segments[-1].header.base + segments[-1].header.size:
-                raise Corrupt(label, 0, "segment does not follow the one before it")
-            offset = self._replay(data, header, label, segments, ends, torn)
-            used = len(data.rstrip(b"\0"))
-            if used > offset:
-                proof = proof_of_flush(data, offset, header)
-                if proof is not None:
-                    raise Corrupt(label, offset, f"not a valid record, but the record at {proof} says it was flushed")
-                torn = (label, offset)
-                cleanups.append((file, offset, used))
-            segments.append(_Segment(header, file))
-            ends.append(offset)
-        self._adopt(segments, ends, cleanups)
-
-    def _replay(
-        self,
-        data: bytes,
-        header: SegmentHeader,
-        label: str,
-        segments: list[_Segment],
-        ends: list[int],
-        torn: tuple[str, int] | None,
-    ) -> int:
-        """Apply a segment's records to the index; returns the offset behind the last valid one."""
-        end = SEGMENT_HEADER_BYTES
-        prior_end = segments[-1].header.base + ends[-1] if segments else header.base + SEGMENT_HEADER_BYTES
-        base = header.base
-        for record in scan(data, end, header.seed):
-            if record.prior_end != prior_end:
-                if end == SEGMENT_HEADER_BYTES and segments:
-                    before = segments[-1].header
-                    raise Corrupt(
-                        self._storage.label(segment_name(before.sequence)), ends[-1], "records at the end are missing"
-                    )
-                if record.prior_end != base + record.offset:
-                    raise Corrupt(label, record.offset, "the batch does not follow the one before it")
-                prior_end = record.prior_end
-            if torn is not None:
-                raise Corrupt(*torn, "not a valid record, but a later segment was written")
-            self._replay_record(record, base, label)
-            end = record.offset + RECORD_HEADER_BYTES + len(record.payload)
-        return end
-
-    def _replay_record(self, record: Record, base: int, label: str) -> None:
-        if record.kind == KIND_ENTRY:
-            if record.log_index != self.last_index + 1 or record.term < self.last_term:
-                raise Corrupt(label, record.offset, f"entry {record.log_index} after entry {self.last_index}")
-            self._remember((record.payload, record.log_index, record.term), base + record.offset)
-            self._evict()
-        elif record.kind == Kind.TRUNCATE:
-            if not self.first_index <= record.log_index <= self.last_index:
-                raise Corrupt(label, record.offset, f"truncation at {record.log_index} of {self.last_index} entries")
-            self._forget_from(record.log_index)
-        elif record.kind != Kind.SEAL:
-            raise Corrupt(label, record.offset, f"unknown kind of record {record.kind}")
-        self.commit_index = max(self.commit_index, record.commit)
-
-    def _adopt(self, segments: list[_Segment], ends: list[int], cleanups: list[tuple[File, int, int]]) -> None:
-        """Choose the segment to go on with, wipe torn bytes, and flush what only the page cache may hold."""
-        if self.commit_index > self.last_index:
-            header = segments[-1].header
-            raise Corrupt(
-                self._storage.label(segment_name(header.sequence)), ends[-1], "committed entries are missing at the end"
-            )
-        active = max((number for number, end in enumerate(ends) if end > SEGMENT_HEADER_BYTES), default=0)
-        for file, start, stop in cleanups:
-            # Left in place, old bytes could one day line up behind a new, shorter batch.
-            file.write([bytes(stop - start)], start)
-            file.sync()
-        for segment in segments[: active + 1]:
-            segment.file.sync()
-            self._segments.append(segment)
-            self._bases.append(segment.header.base)
-        self._end = self._batch_start = self._prior_end = self._bases[-1] + ends[active]
-        self.flushed_index = self.last_index
-        spares = segments[active + 1 :]
-        if spares:
-            self._spare = Future()
-            self._spare.set_result(spares[0])
-            for surplus in spares[1:]:
-                surplus.file.close()
-                self._storage.remove(segment_name(surplus.header.sequence))
-        else:
-            self._prepare_spare()
-
-
-def _make_segment(storage: Storage, header: SegmentHeader) -> _Segment:
-    """Create a segment that is zero to its end, durable, and published under its name."""
-    name = segment_name(header.sequence)
-    file = storage.create(name + TEMPORARY_SUFFIX, header.size)
-    zeros = bytes(_PREWRITE_BYTES)
-    for offset in range(0, header.size, _PREWRITE_BYTES):
-        # In pieces, each flushed: the batches of the segment in use queue behind one piece at most.
-        file.write([zeros[: min(_PREWRITE_BYTES, header.size - offset)]], offset)
-        file.sync()
-    file.write([encode_header(header)], 0)
-    file.sync()
-    storage.rename(name + TEMPORARY_SUFFIX, name)
-    storage.sync_directory()
-    return _Segment(header, file)

@@ -88,6 +88,19 @@ class FakeDisk:
             inode.unsynced = []
         self._locked = False
 
+    def fork(self, rng: random.Random | None = None) -> FakeDisk:
+        """A second disk that is what this one would be after a power loss now; see :meth:`kill`."""
+        other = FakeDisk()
+        copies = {}
+        for name, inode in self._durable_names.items():
+            copy = copies.setdefault(id(inode), _Inode())
+            copy.data = bytearray(inode.data)
+            copy.durable = bytearray(inode.durable)
+            copy.unsynced = list(inode.unsynced)
+            other._durable_names[name] = copy
+        other.kill(rng)
+        return other
+
     def name_of(self, inode: _Inode) -> str:
         return next((name for name, found in self._inodes.items() if found is inode), "(unlinked)")
 
@@ -113,6 +126,8 @@ class FakeDisk:
         return sorted(self._inodes)
 
     def open(self, name: str) -> File:
+        if name not in self._inodes:
+            raise FileNotFoundError(name)
         return _FakeFile(self, self._inodes[name])
 
     def create(self, name: str, size: int = 0) -> File:
@@ -127,6 +142,8 @@ class FakeDisk:
 
     def remove(self, name: str) -> None:
         self.called("remove", name)
+        if name not in self._inodes:
+            raise FileNotFoundError(name)
         del self._inodes[name]
 
     def sync_directory(self) -> None:
@@ -139,5 +156,8 @@ class InlineWorker:
 
     def submit(self, job):
         future = Future()
-        future.set_result(job())
+        try:
+            future.set_result(job())
+        except (OSError, ValueError) as error:
+            future.set_exception(error)
         return future
