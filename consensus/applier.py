@@ -17,13 +17,15 @@ _CHUNK_BYTES = 1024 * 1024
 class Applier:
     """Feeds one state machine from one log."""
 
-    def __init__(self, machine: StateMachine, log: Journal, clock: Callable[[], float], slice_s: float) -> None:
+    def __init__(
+        self, machine: StateMachine, log: Journal, clock: Callable[[], float], slice_s: float, applied_index: int
+    ) -> None:
+        """``applied_index`` is the last entry that the machine reflects already."""
         self._machine = machine
         self._log = log
         self._clock = clock
         self._slice_s = slice_s
-        # The library's log begins with an entry of its own, which is applied by definition.
-        self.applied_index = 1
+        self.applied_index = applied_index
 
     def apply_to(self, commit_index: int, on_applied: Callable[[int, object], None]) -> bool:
         """Apply entries for at most one slice of time; returns whether some are left.

@@ -65,6 +65,11 @@ class ReplicaConfig:
     log_memory_bytes_max: int = 64 * MIB
     journal_segment_bytes: int = 32 * MIB
     journal_bytes_max: int = 256 * 1024 * MIB
+    save_log_bytes_max: int = 64 * MIB
+    """Log applied since the last saved state that makes a durable state machine save the next one."""
+    log_kept_bytes: int = 256 * MIB
+    """Log kept behind a saved state, so that a follower that was away for a while needs no snapshot; at least one
+    segment, at most half of ``journal_bytes_max``."""
     apply_slice_ms: int = 20
     """How long one tick may apply entries before sockets and heartbeats get their turn."""
 

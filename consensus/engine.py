@@ -22,6 +22,8 @@ from typing import Generic, TypeVar
 
 from consensus.applier import Applier
 from consensus.config import ReplicaConfig
+from consensus.configuration import Configuration
+from consensus.configuration import encode as encode_configuration
 from consensus.election import Election
 from consensus.errors import (
     ConsensusError,
@@ -43,11 +45,12 @@ from consensus.messages import (
     VoteReply,
     VoteRequest,
 )
-from consensus.ports import PeerStatus, Role, RoleChange, StateMachine
+from consensus.ports import DurableState, PeerStatus, Role, RoleChange, StateMachine
 from consensus.proposals import Proposals
 from consensus.read_index import ReadRounds
 from consensus.repairs import ack_counts, admit_append
 from consensus.replication import Replication
+from consensus.saving import Saving, begin_at_saved
 from consensus.voting import Voting
 
 logger = logging.getLogger(__name__)
@@ -71,11 +74,14 @@ class Engine(Generic[Token]):
         on_failure: Callable[[Token, ConsensusError], None],
         on_role: Callable[[RoleChange], None],
     ) -> None:
-        """Take over an opened log; sends nothing yet.
+        """Take over an opened log and what the machine has saved; sends nothing yet.
 
         ``clock`` gives monotonic seconds, so that a simulation owns all time-outs. ``send`` hands one message to a
         connected peer; it may be lost, never reordered within a connection. ``on_result`` gets the token of a command
         with what ``apply`` returned, or the token of a read with the read point; ``on_failure`` what it ended with.
+
+        Raises:
+            StorageError: the saved state and the log do not belong together.
         """
         self.config = config
         self.log = log
@@ -87,11 +93,15 @@ class Engine(Generic[Token]):
         self._on_role = on_role
         now = clock()
         self._now = now
+        applied_index = begin_at_saved(machine, log)
         self._raft = Raft(config.node_id, config.peers, log, send_vote=self._hold_vote, on_role=self._role_changes)
         self._replication = Replication(config, log, self._raft, send)
         self._election = Election(config, rng, now)
         self._voting = Voting(self._raft, log, self._election, send)
-        self._applier = Applier(machine, log, clock, config.apply_slice_ms / 1000)
+        self._applier = Applier(machine, log, clock, config.apply_slice_ms / 1000, applied_index)
+        self._saving: Saving | None = None
+        if isinstance(machine, DurableState):
+            self._saving = Saving(config, log, machine, self.configuration_at)
         self._rounds: ReadRounds[Token] = ReadRounds(len(config.peers))
         self._epochs: dict[str, int] = {}
         self._inbox: list[tuple[str, int, RaftMessage]] = []
@@ -161,6 +171,11 @@ class Engine(Generic[Token]):
         if self._raft.leads():
             return self._replication.deadline(self._epochs, self._now)
         return self._election.deadline
+
+    def configuration_at(self, index: int) -> bytes:
+        """The encoded configuration in force at ``index``."""
+        config = self.config
+        return encode_configuration(Configuration.of_addresses({config.node_id: config.listen, **config.peers}))
 
     # -- input -----------------------------------------------------------------------------------------
 
@@ -265,6 +280,9 @@ class Engine(Generic[Token]):
         if not self.config.peers and self._raft.leads():
             self._advance_commit()
         more |= self._applier.apply_to(self._raft.commit_index(), self._proposals.applied)
+        if self._saving is not None:
+            self._saving.applied(self._applier.applied_index)
+        self.log.maintain(now)
         self._report_role()
         return more
 

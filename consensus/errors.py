@@ -157,6 +157,12 @@ class IdentityMismatch(StorageError):
     code = "IDENTITY_MISMATCH"
 
 
+class StateMissing(StorageError):
+    """The log begins behind the saved state: entries in between are gone, and an older state must not be served."""
+
+    code = "STATE_MISSING"
+
+
 class Corrupt(StorageError):
     """Bytes that were flushed have changed; ``file`` and ``offset`` name where."""
 

@@ -102,7 +102,8 @@ class Replica:
         What the journal knows to be committed is applied from the first ticks on; wait with :meth:`wait_applied`.
 
         Raises:
-            StorageError: the directory is locked, another node's, or corrupt (naming file and offset).
+            StorageError: the directory is locked, another node's, or corrupt (naming file and offset), or the saved
+                state and the log do not belong together.
             OSError: the directory cannot be used, or the address not be bound.
         """
         loop = asyncio.get_running_loop()
@@ -115,17 +116,23 @@ class Replica:
             self._worker.shutdown(wait=False)
             raise
         self._storage = storage
-        self._engine = self._engine_type(
-            self._config,
-            self._machine,
-            log,
-            clock=loop.time,
-            rng=random.Random(),
-            send=self._send,
-            on_result=_resolve,
-            on_failure=_fail,
-            on_role=self._role_changed,
-        )
+        try:
+            self._engine = self._engine_type(
+                self._config,
+                self._machine,
+                log,
+                clock=loop.time,
+                rng=random.Random(),
+                send=self._send,
+                on_result=_resolve,
+                on_failure=_fail,
+                on_role=self._role_changed,
+            )
+        except BaseException:
+            log.abandon()
+            storage.close()
+            self._worker.shutdown()
+            raise
         self._transport = PeerTransport(self._config, identity.node_uuid, self)
         payload_bytes_max = self._config.frame_bytes_max - RECORD_OVERHEAD_BYTES_MAX
         self._calls = Calls(self._transport.send, self._on_call, payload_bytes_max)

@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from consensus.entries import Entry
 from consensus.errors import Corrupt, SafetyViolation
-from consensus.log_base import FIRST_START, LogStart, publish_and_remove
+from consensus.log_base import BASE_FILE, FIRST_START, LogStart, publish_and_remove
 from consensus.ports import SavedPoint
 from consensus.segment import (
     KIND_ENTRY,
@@ -78,6 +78,11 @@ class Journal(ReplayedEntries):
     def bytes_used(self) -> int:
         """Bytes from the first segment's start to the end of the log."""
         return self._end - self._bases[0]
+
+    @property
+    def base_file(self) -> str:
+        """What an operator calls the file that says where the log begins."""
+        return self._storage.label(BASE_FILE)
 
     @property
     def dirty(self) -> bool:

@@ -1,0 +1,78 @@
+"""When the state is saved, and how much of the log goes with it.
+
+Owns the joint between the log and a state that keeps itself on disk: where applying begins after a restart, when a save
+begins, when the log's head may go. Read next: :mod:`consensus.ports` (``DurableState``), :mod:`consensus.log_base`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from consensus.config import ReplicaConfig
+from consensus.errors import StateMissing, StorageError
+from consensus.library import LibraryLog
+from consensus.ports import DurableState, SavedPoint, StateMachine
+
+FIRST_APPLIED = 1
+"""The library's log begins with an entry of its own, which is applied by definition."""
+
+
+def begin_at_saved(machine: StateMachine, log: LibraryLog) -> int:
+    """Return the last entry that the state reflects, after the log was made to fit it.
+
+    A state ahead of the log was installed from a snapshot just before a crash: the log restarts behind it.
+
+    Raises:
+        StateMissing: entries between the state and the log are gone; the node must not lead with an older state.
+        StorageError: the state contradicts the log, or is of a later term than the ballot knows.
+    """
+    saved = machine.saved if isinstance(machine, DurableState) else None
+    base = log.base
+    if saved is None:
+        if base.index > 0:
+            raise StateMissing(f"{log.base_file}: the log begins behind entry {base.index}, but no state is saved")
+        return FIRST_APPLIED
+    if saved.index < base.index:
+        raise StateMissing(
+            f"{log.base_file}: the log begins behind entry {base.index}, but the saved state ends at {saved.index}"
+        )
+    if saved.term > log.getCurrentTerm():
+        raise StorageError(f"the saved state knows term {saved.term}, the ballot only {log.getCurrentTerm()}")
+    if saved.index > FIRST_APPLIED:
+        if saved.index <= log.commit_index and log.term_at(saved.index) != saved.term:
+            raise StorageError(
+                f"the saved state has term {saved.term} at entry {saved.index}, "
+                f"the log has committed it with term {log.term_at(saved.index)}"
+            )
+        log.reset_to(saved)
+    return max(saved.index, FIRST_APPLIED)
+
+
+class Saving:
+    """Saves of one state machine, and the compaction of its log."""
+
+    def __init__(
+        self, config: ReplicaConfig, log: LibraryLog, state: DurableState, configuration_at: Callable[[int], bytes]
+    ) -> None:
+        self._log = log
+        self._state = state
+        self._configuration_at = configuration_at
+        self._log_bytes_max = config.save_log_bytes_max
+        self._kept_bytes = max(config.journal_segment_bytes, min(config.log_kept_bytes, config.journal_bytes_max // 2))
+        self.needed_from: int | None = None
+        """The log from this entry on is needed although it is saved: somebody is about to continue there."""
+
+    def applied(self, index: int) -> None:
+        """Everything up to ``index`` is applied: compact what is saved, save what is due."""
+        log, state = self._log, self._state
+        saved = state.saved
+        saved_index = FIRST_APPLIED if saved is None else saved.index
+        if saved is not None and saved_index > log.base.index and log.bytes_used > self._kept_bytes:
+            unneeded = saved_index if self.needed_from is None else min(saved_index, self.needed_from - 1)
+            log.compact(unneeded, kept_bytes=self._kept_bytes, configuration_at=self._configuration_at)
+        if index <= saved_index or state.saving:
+            return
+        if state.save_wanted or log.bytes_after(saved_index) - log.bytes_after(index) > self._log_bytes_max:
+            term = log.term_at(index)
+            if term is not None:
+                state.begin_save(SavedPoint(index, term, self._configuration_at(index)))

@@ -1,0 +1,215 @@
+"""A node with a durable state restarts from it, saves it in time, and forgets the log behind it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from consensus.config import ReplicaConfig
+from consensus.configuration import decode
+from consensus.engine import Engine
+from consensus.errors import StateMissing, StorageError
+from consensus.identity import open_identity
+from consensus.library import LibraryLog
+from consensus.ports import DurableState, SavedPoint
+from consensus.sealed_file import write_sealed
+from consensus.segment import segment_name
+from tests.consensus.durable_machine import _MAGIC, STATE_FILE, DurableMachine, State
+from tests.consensus.fake_disk import FakeDisk, InlineWorker
+from tests.consensus.simulation import RecordingMachine
+
+CONFIG = ReplicaConfig(
+    node_id="n1",
+    cluster_id="c",
+    listen=("127.0.0.1", 7001),
+    peers={},
+    data_dir=Path("unused"),
+    command_bytes_max=1000,
+    journal_segment_bytes=10_000,
+    log_kept_bytes=0,
+    log_memory_bytes_max=2000,
+)
+
+
+class Node:
+    """A cluster of one on a fake disk."""
+
+    def __init__(self, disk, *, machine=None, config=CONFIG, **settings):
+        self.now = 0.0
+        _, ballot = open_identity(disk, cluster_id="c", node_id="n1")
+        log = LibraryLog(
+            disk, InlineWorker(), ballot, segment_bytes=config.journal_segment_bytes, memory_bytes_max=2000
+        )
+        self.machine = machine or DurableMachine(disk, **settings)
+        self.results, self.failures = [], []
+        self.engine = Engine(
+            config,
+            self.machine,
+            log,
+            clock=lambda: self.now,
+            rng=random.Random(1),
+            send=lambda peer, message: None,
+            on_result=lambda token, result: self.results.append(result),
+            on_failure=lambda token, error: self.failures.append(error),
+            on_role=lambda change: None,
+        )
+        while not self.engine.ready:
+            self.tick()
+
+    def tick(self):
+        self.now += 0.01
+        self.engine.tick()
+
+    def propose(self, count, size=200):
+        for _ in range(count):
+            self.engine.propose(b"%06d" % self.engine.log.last_index + bytes(size), None)
+            self.tick()
+
+
+def test_the_test_machine_is_a_durable_state():
+    assert isinstance(DurableMachine(FakeDisk()), DurableState)
+
+
+def test_a_restart_applies_only_what_came_after_the_saved_point():
+    disk = FakeDisk()
+    node = Node(disk)
+    node.propose(50)
+    applied = node.machine.log
+    disk.kill()
+    again = Node(disk)
+    assert again.machine.log == applied
+    # The machine itself refuses an entry that it has already.
+    assert again.machine.point.index >= node.machine.point.index
+
+
+def test_the_saved_point_names_index_term_and_configuration():
+    disk = FakeDisk()
+    node = Node(disk)
+    node.propose(20)
+    point = node.machine.saved
+    assert point.index == node.engine.applied_index
+    assert point.term == node.engine.log.term_at(point.index)
+    assert set(decode(point.configuration).members) == {"n1"}
+
+
+def test_the_log_stays_bounded_under_load_and_across_restarts():
+    disk = FakeDisk()
+    for _ in range(3):
+        node = Node(disk)
+        node.propose(400)
+        assert node.engine.log.bytes_used < 5 * CONFIG.journal_segment_bytes
+        assert sum(name.endswith(".segment") for name in disk.names()) <= 6
+        assert len(node.engine.log._positions) < 150
+        disk.kill()
+    assert segment_name(1) not in disk.names()
+    assert len(Node(disk).machine.log) == 1200
+
+
+def test_nothing_is_compacted_before_the_save_is_durable():
+    disk = FakeDisk()
+    node = Node(disk, lazy=True)
+    node.propose(300)
+    assert node.machine.saving
+    assert node.engine.log.base.index == 0
+    node.machine.work()
+    node.tick()
+    # The first save covers little; the second covers everything, and is not durable yet.
+    assert node.machine.saving
+    assert node.engine.log.base.index == 0
+    node.machine.work()
+    node.tick()
+    assert 0 < node.engine.log.base.index <= node.machine.saved.index
+
+
+def test_a_log_that_outgrows_its_bound_is_saved_unasked():
+    node = Node(FakeDisk(), config=replace(CONFIG, save_log_bytes_max=5000), every=1 << 30)
+    node.propose(200)
+    assert node.engine.log.base.index > 0
+    assert node.engine.log.bytes_after(node.machine.saved.index) < 5000 + 2 * 1000
+
+
+def test_a_machine_that_is_not_durable_keeps_the_whole_log():
+    class History:
+        def applied(self, index, command):
+            pass
+
+    node = Node(FakeDisk(), machine=RecordingMachine(History()), config=replace(CONFIG, save_log_bytes_max=1000))
+    node.propose(200)
+    assert node.engine.log.base.index == 0
+
+
+def compacted_disk():
+    disk = FakeDisk()
+    node = Node(disk)
+    node.propose(300)
+    assert node.engine.log.base.index > 100
+    disk.kill()
+    return disk, node
+
+
+def test_a_log_without_its_beginning_refuses_to_start_without_a_state():
+    disk, _ = compacted_disk()
+    disk.remove(STATE_FILE)
+    with pytest.raises(StateMissing, match="fake:/base"):
+        Node(disk)
+    with pytest.raises(StateMissing):
+        Node(disk, machine=RecordingMachine(None))
+
+
+def test_a_state_older_than_the_base_refuses_to_start():
+    disk, node = compacted_disk()
+    save(disk, SavedPoint(node.engine.log.base.index - 1, 1, b""))
+    with pytest.raises(StateMissing, match="base"):
+        Node(disk)
+
+
+def save(disk, point):
+    write_sealed(disk, STATE_FILE, _MAGIC, msgspec.msgpack.encode(State(point, [(point.index, b"installed")])))
+
+
+def test_a_state_ahead_of_the_log_was_installed_before_a_crash_and_the_log_follows():
+    disk, _ = compacted_disk()
+    point = SavedPoint(5000, 1, b"there")
+    save(disk, point)
+    again = Node(disk)
+    assert again.machine.log == [(5000, b"installed")]
+    assert again.engine.log.base == point
+    again.propose(1)
+    assert again.engine.applied_index == 5002
+    disk.kill()
+    assert Node(disk).machine.log[-1][0] == 5002
+
+
+def test_a_state_of_another_term_than_the_uncommitted_log_replaces_the_log():
+    disk, node = compacted_disk()
+    log = node.engine.log
+    _, ballot = open_identity(disk, cluster_id="c", node_id="n1")
+    ballot.save(3, None)
+    log = LibraryLog(disk, InlineWorker(), ballot, segment_bytes=10_000, memory_bytes_max=2000)
+    first = log.last_index + 1
+    for index in range(first, first + 10):
+        log.append(b"never committed", index, 2)
+    log.flush()
+    save(disk, SavedPoint(first + 5, 3, b"there"))
+    disk.kill()
+    again = Node(disk)
+    assert again.engine.log.base == SavedPoint(first + 5, 3, b"there")
+    assert again.machine.log == [(first + 5, b"installed")]
+
+
+def test_a_state_that_contradicts_the_committed_log_refuses_to_start():
+    disk, node = compacted_disk()
+    save(disk, SavedPoint(node.engine.log.last_index - 5, 0, b"there"))
+    with pytest.raises(StorageError, match="committed"):
+        Node(disk)
+
+
+def test_a_state_of_a_later_term_than_the_ballot_refuses_to_start():
+    disk, _ = compacted_disk()
+    save(disk, SavedPoint(5000, 9, b"there"))
+    with pytest.raises(StorageError, match="ballot"):
+        Node(disk)
