@@ -70,6 +70,12 @@ class ReplicaConfig:
     log_kept_bytes: int = 256 * MIB
     """Log kept behind a saved state, so that a follower that was away for a while needs no snapshot; at least one
     segment, at most half of ``journal_bytes_max``."""
+    snapshot_chunk_bytes: int = 512 * KIB
+    """At most what a frame has room for."""
+    snapshot_bytes_per_s: int = 48 * MIB
+    """Of snapshots leaving this node, all followers together; 0 means no bound."""
+    snapshot_idle_s: float = 30.0
+    """How long a follower that does not move keeps a snapshot open, and the log behind it from being removed."""
     apply_slice_ms: int = 20
     """How long one tick may apply entries before sockets and heartbeats get their turn."""
 
@@ -90,6 +96,8 @@ class ReplicaConfig:
             raise ValueError("journal_segment_bytes leaves no room for the largest command")
         if self.journal_bytes_max < 2 * self.journal_segment_bytes:
             raise ValueError("journal_bytes_max holds at least two segments")
+        if self.snapshot_chunk_bytes < 1:
+            raise ValueError("snapshot_chunk_bytes is at least 1")
         if self.secret is None and self.tls is None:
             for host, _ in (self.listen, *self.peers.values()):
                 if not _is_loopback(host):

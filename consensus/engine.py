@@ -42,6 +42,11 @@ from consensus.messages import (
     RaftMessage,
     ReadProbe,
     ReadProbeAck,
+    SnapshotAnswer,
+    SnapshotChunk,
+    SnapshotMessage,
+    SnapshotOffer,
+    Verdict,
     VoteReply,
     VoteRequest,
 )
@@ -51,7 +56,9 @@ from consensus.read_index import ReadRounds
 from consensus.repairs import ack_counts, admit_append
 from consensus.replication import Replication
 from consensus.saving import Saving, begin_at_saved
+from consensus.snapshots import Snapshots
 from consensus.voting import Voting
+from consensus.worker import InlineWorker, Worker
 
 logger = logging.getLogger(__name__)
 
@@ -73,12 +80,15 @@ class Engine(Generic[Token]):
         on_result: Callable[[Token, object], None],
         on_failure: Callable[[Token, ConsensusError], None],
         on_role: Callable[[RoleChange], None],
+        worker: Worker | None = None,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
         """Take over an opened log and what the machine has saved; sends nothing yet.
 
         ``clock`` gives monotonic seconds, so that a simulation owns all time-outs. ``send`` hands one message to a
         connected peer; it may be lost, never reordered within a connection. ``on_result`` gets the token of a command
         with what ``apply`` returned, or the token of a read with the read point; ``on_failure`` what it ended with.
+        ``worker`` reads and writes snapshots (inline by default); ``wake``, called from its thread, asks for a tick.
 
         Raises:
             StorageError: the saved state and the log do not belong together.
@@ -100,8 +110,22 @@ class Engine(Generic[Token]):
         self._voting = Voting(self._raft, log, self._election, send)
         self._applier = Applier(machine, log, clock, config.apply_slice_ms / 1000, applied_index)
         self._saving: Saving | None = None
+        self._snapshots: Snapshots | None = None
         if isinstance(machine, DurableState):
             self._saving = Saving(config, log, machine, self.configuration_at)
+            self._snapshots = Snapshots(
+                config,
+                log,
+                self._raft,
+                self._replication,
+                self._applier,
+                self._saving,
+                machine,
+                worker or InlineWorker(),
+                wake,
+                rng,
+                lambda peer_id, message: self._held.append((peer_id, message)),
+            )
         self._rounds: ReadRounds[Token] = ReadRounds(len(config.peers))
         self._epochs: dict[str, int] = {}
         self._inbox: list[tuple[str, int, RaftMessage]] = []
@@ -169,7 +193,8 @@ class Engine(Generic[Token]):
     def deadline(self) -> float:
         """When the next tick is due even if nothing arrives."""
         if self._raft.leads():
-            return self._replication.deadline(self._epochs, self._now)
+            due = self._replication.deadline(self._epochs, self._now)
+            return due if self._snapshots is None else min(due, self._snapshots.deadline(self._now))
         return self._election.deadline
 
     def configuration_at(self, index: int) -> bytes:
@@ -184,6 +209,8 @@ class Engine(Generic[Token]):
         self._epochs[peer_id] = epoch
         self._raft.set_connected(peer_id, connected=True)
         self._replication.reconnected(peer_id)
+        if self._snapshots is not None:
+            self._snapshots.reconnected(peer_id)
 
     def peer_down(self, peer_id: str) -> None:
         """The connection to a peer is lost."""
@@ -242,6 +269,8 @@ class Engine(Generic[Token]):
         self._flush_and_release()
         self._proposals.refuse_queued(self.leader_id)
         self._abandon()
+        if self._snapshots is not None:
+            self._snapshots.stop()
 
     # -- the tick --------------------------------------------------------------------------------------
 
@@ -272,10 +301,14 @@ class Engine(Generic[Token]):
                 self._advance_commit()
             self._proposals.append_to(self.log, self._raft.term())
             more = self._replication.replicate(self._epochs, now)
+            if self._snapshots is not None:
+                self._snapshots.lead(self._epochs, now)
             if self._rounds.wanted or (self._rounds.open and now - self._rounds.started_at > self._heartbeat_s):
                 self._start_reads()
         elif self._proposals.queued:
             self._proposals.refuse_queued(self.leader_id)
+        if self._snapshots is not None:
+            self._snapshots.follow(now)
         self._flush_and_release()
         if not self.config.peers and self._raft.leads():
             self._advance_commit()
@@ -311,6 +344,9 @@ class Engine(Generic[Token]):
                 self._voting.pre_vote_requested(peer_id, message, self._epochs, self._now)
             case PreVoteReply():
                 self._voting.pre_vote_answered(peer_id, message, self._now)
+            case SnapshotOffer() | SnapshotChunk() | SnapshotAnswer():
+                if self._snapshots is not None:
+                    self._handle_snapshot(self._snapshots, peer_id, epoch, message)
 
     def _handle_append(self, peer_id: str, epoch: int, append: Append) -> None:
         term = self._raft.term()
@@ -340,6 +376,26 @@ class Engine(Generic[Token]):
         if self._replication.acknowledged(peer_id, ack, self._now):
             self._commit_may_move = True
 
+    def _handle_snapshot(self, snapshots: Snapshots, peer_id: str, epoch: int, message: SnapshotMessage) -> None:
+        if message.term > self._raft.term():
+            self._raft.adopt_term(peer_id, message.term)
+        term = self._raft.term()
+        if isinstance(message, SnapshotAnswer):
+            if self._raft.leads() and message.term == term and message.epoch == self._epochs.get(peer_id):
+                snapshots.answered(peer_id, message, self._now)
+            return
+        if message.term < term:
+            # Its sender is deposed; the term is what it must learn.
+            self._held.append((peer_id, SnapshotAnswer(term, epoch, message.transfer, Verdict.REJECTED)))
+            return
+        if self._raft.leads():
+            raise SafetyViolation(f"{peer_id} leads term {term} too")
+        self._election.heard_leader(self._now)
+        if isinstance(message, SnapshotOffer):
+            snapshots.offered(peer_id, epoch, message, self._now)
+        else:
+            snapshots.chunk(peer_id, epoch, message, self._now)
+
     # -- elections -------------------------------------------------------------------------------------
 
     def _hold_vote(self, peer_id: str, message: VoteRequest | VoteReply) -> None:
@@ -356,6 +412,8 @@ class Engine(Generic[Token]):
     def _role_changes(self, role: Role) -> None:
         if role is Role.LEADER:
             self._replication.begin(self._now)
+            if self._snapshots is not None:
+                self._snapshots.begin_term()
             return
         self._replication.end()
         if role is Role.FOLLOWER:

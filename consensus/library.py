@@ -222,7 +222,7 @@ class Raft(SyncObj):  # type: ignore[misc]
 
     def commit_index(self) -> int:
         """Last entry known to be committed."""
-        return self._SyncObj__raftCommitIndex  # type: ignore[no-any-return]
+        return self._SyncObj__raftCommitIndex
 
     def no_op_index(self) -> int | None:
         """Index of the entry that began this node's latest term as a leader."""
@@ -292,6 +292,11 @@ class Raft(SyncObj):  # type: ignore[misc]
     def advance_commit(self) -> None:
         """Apply the commit rule (Raft §5.3, §5.4.2) to what the peers have acknowledged."""
         self._onTick(0.0)
+
+    def installed(self, index: int) -> None:
+        """The state up to ``index`` came as a snapshot, and the log goes on behind it."""
+        self._SyncObj__raftCommitIndex = index
+        self._log.setRaftCommitIndex(index)
 
     def step_down(self) -> None:
         """Stop leading without a later term (Raft thesis §6.2)."""

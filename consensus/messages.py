@@ -7,9 +7,12 @@ Read next: :mod:`consensus.wire`.
 
 from __future__ import annotations
 
+import enum
 from typing import TypeAlias
 
 import msgspec
+
+from consensus.ports import SnapshotManifest
 
 PROTOCOL_VERSION = 1
 
@@ -113,6 +116,55 @@ class CallReply(_Message, frozen=True, tag=12):
     failure: str | None
 
 
+class Verdict(enum.IntEnum):
+    """What a follower says of a snapshot."""
+
+    NEXT = 1
+    """Everything before the position was written; go on there."""
+    REJECTED = 2
+    """A chunk did not fit or its checksum differs; nothing of it was kept. Send again from the position."""
+    HAVE = 3
+    """The state here is as new: entry ``index`` is committed."""
+    INSTALLED = 4
+    """The state and the log begin behind entry ``index`` now, durably."""
+    FAILED = 5
+    """It could not be written, or was not whole; nothing of it was kept."""
+
+
+class SnapshotOffer(_Message, frozen=True, tag=30):
+    """A leader's answer to a follower whose next entry is gone (Raft §7); also asks where to go on."""
+
+    term: int
+    transfer: int
+    """Names the copy whose bytes are sent; never used for another one."""
+    manifest: SnapshotManifest
+
+
+class SnapshotChunk(_Message, frozen=True, tag=31):
+    """The next bytes of one file of a snapshot."""
+
+    term: int
+    transfer: int
+    file: int
+    offset: int
+    crc: int
+    """CRC32C over transfer, file, offset and data, see :mod:`consensus.snapshot_send`."""
+    data: bytes
+
+
+class SnapshotAnswer(_Message, frozen=True, tag=32):
+    """Answer to an offer, a chunk, or the whole."""
+
+    term: int
+    epoch: int
+    """Of the connection by which the leader's message came."""
+    transfer: int
+    verdict: Verdict
+    file: int = 0
+    offset: int = 0
+    index: int = 0
+
+
 class Hello(_Message, frozen=True, tag=20):
     """First frame of the dialling side."""
 
@@ -146,7 +198,8 @@ class Welcome(_Message, frozen=True, tag=23):
 
 
 Handshake: TypeAlias = Hello | Challenge | Proof | Welcome
-RaftMessage: TypeAlias = Append | Ack | VoteRequest | VoteReply | PreVoteRequest | PreVoteReply
+SnapshotMessage: TypeAlias = SnapshotOffer | SnapshotChunk | SnapshotAnswer
+RaftMessage: TypeAlias = Append | Ack | VoteRequest | VoteReply | PreVoteRequest | PreVoteReply | SnapshotMessage
 ReadMessage: TypeAlias = ReadProbe | ReadProbeAck | ReadRequest | ReadReply
 CallMessage: TypeAlias = CallRequest | CallReply
 Message: TypeAlias = RaftMessage | ReadMessage | CallMessage

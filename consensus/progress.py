@@ -1,7 +1,8 @@
 """How far one follower is, and what may be sent to it next; pure.
 
-Two modes, as in etcd's raft: *probing* (one append in flight until one matches) and *streaming* (appends follow
-each other without waiting, up to ``in_flight_bytes_max``). Knows neither the log's entries nor the sockets.
+Three modes, as in etcd's raft: *probing* (one append in flight until one matches), *streaming* (appends follow
+each other without waiting, up to ``in_flight_bytes_max``) and *snapshot* (no entries until a state was installed,
+because the next one is gone). Knows neither the log's entries nor the sockets.
 Read next: :mod:`consensus.engine`.
 """
 
@@ -25,6 +26,7 @@ class Progress:
         "probe_sent",
         "probing",
         "sent_at",
+        "snapshot",
     )
 
     def __init__(self, next_index: int, now: float) -> None:
@@ -32,6 +34,7 @@ class Progress:
         self.next_index = next_index
         self.probing = True
         self.probe_sent = False
+        self.snapshot = False
         self.in_flight_bytes = 0
         self.commit_sent = 0
         self.sent_at = float("-inf")
@@ -41,6 +44,17 @@ class Progress:
 
     def reconnected(self) -> None:
         """What was in flight may be lost: find the place again."""
+        self._probe()
+
+    def begin_snapshot(self) -> None:
+        """The next entry is gone from the log."""
+        self.snapshot = True
+        self._probe()
+
+    def snapshot_over(self, index: int) -> None:
+        """The follower has the state up to ``index``: find the place in the log behind it."""
+        self.snapshot = False
+        self.next_index = max(self.match_index, index) + 1
         self._probe()
 
     def sent(self, last_index: int, size_bytes: int, commit: int, now: float) -> None:
@@ -58,6 +72,7 @@ class Progress:
     def matched(self, index: int) -> bool:
         """The follower has flushed everything up to ``index``; returns whether that is news."""
         self.probing = False
+        self.snapshot = False
         self.next_index = next_index_after_ack(self.next_index, index)
         in_flight = self._in_flight
         while in_flight and in_flight[0][0] <= index:
@@ -69,7 +84,7 @@ class Progress:
 
     def refused(self, prev_index: int, hint: int) -> None:
         """The follower does not have ``prev_index``; a late refusal of an earlier append changes nothing."""
-        if prev_index < self.match_index or (self.probing and prev_index != self.next_index - 1):
+        if self.snapshot or prev_index < self.match_index or (self.probing and prev_index != self.next_index - 1):
             return
         self.next_index = max(self.match_index + 1, min(hint, prev_index))
         self._probe()

@@ -15,11 +15,13 @@ from typing import Any, Protocol
 
 from consensus.errors import ProtocolError, SafetyViolation
 from consensus.messages import Ack, Append
+from consensus.ports import SavedPoint
 
 
 class LogView(Protocol):
     """What the follower's filter must know of the local log."""
 
+    base: SavedPoint
     last_index: int
     last_term: int
     commit_index: int
@@ -53,6 +55,18 @@ def admit_append(append: Append, log: LogView) -> Admitted:
     entries = append.entries
     if entries and entries[-1][1] != prev_index + len(entries):
         raise ProtocolError("entries of an append are not consecutive")
+    base = log.base
+    if prev_index < base.index:
+        # Everything up to the base is committed, so it is the leader's too (Leader Completeness, Raft §5.4.3).
+        last = prev_index + len(entries)
+        if last <= base.index:
+            seen = Append(append.term, log.last_index, log.last_term, min(append.commit, base.index), [])
+            return Admitted(seen, success=True, index=last)
+        gone = base.index - prev_index
+        if entries[gone - 1][2] != base.term:
+            raise SafetyViolation(f"entry {base.index} is committed with term {base.term}, the leader has another")
+        append = Append(append.term, base.index, base.term, append.commit, entries[gone:])
+        prev_index, entries = append.prev_index, append.entries
     term = log.term_at(prev_index)
     if term != append.prev_term or term is None:
         if term is not None and prev_index <= log.commit_index:

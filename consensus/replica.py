@@ -88,6 +88,7 @@ class Replica:
         self._transport: PeerTransport | None = None
         self._calls: Calls | None = None
         self._worker: ThreadPoolExecutor | None = None
+        self._snapshot_worker: ThreadPoolExecutor | None = None
         self._tick_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._applied_waiters = AppliedWaiters()
@@ -116,6 +117,8 @@ class Replica:
             self._worker.shutdown(wait=False)
             raise
         self._storage = storage
+        # Not the journal's: a long copy must not keep the next segment waiting. Its thread begins with its first job.
+        self._snapshot_worker = ThreadPoolExecutor(1, thread_name_prefix=f"snapshot-{self._config.node_id}")
         try:
             self._engine = self._engine_type(
                 self._config,
@@ -127,11 +130,14 @@ class Replica:
                 on_result=_resolve,
                 on_failure=_fail,
                 on_role=self._role_changed,
+                worker=self._snapshot_worker,
+                wake=self._wake,
             )
         except BaseException:
             log.abandon()
             storage.close()
             self._worker.shutdown()
+            self._snapshot_worker.shutdown()
             raise
         self._transport = PeerTransport(self._config, identity.node_uuid, self)
         payload_bytes_max = self._config.frame_bytes_max - RECORD_OVERHEAD_BYTES_MAX
@@ -160,8 +166,9 @@ class Replica:
         if self._transport is not None:
             await self._transport.stop()
         engine.log.close()
-        if self._worker is not None:
-            self._worker.shutdown()
+        for worker in (self._worker, self._snapshot_worker):
+            if worker is not None:
+                worker.shutdown()
         if self._storage is not None:
             self._storage.close()
 
@@ -332,6 +339,10 @@ class Replica:
         if not self._tick_scheduled:
             self._tick_scheduled = True
             self._loop.call_soon(self._scheduled_tick)
+
+    def _wake(self) -> None:
+        """From a worker's thread: a job has ended."""
+        self._loop.call_soon_threadsafe(self._schedule_tick)
 
     def _timer_fired(self) -> None:
         self._timer = None

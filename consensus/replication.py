@@ -65,6 +65,23 @@ class Replication:
         self._raft.receive_match(peer_id, ack.index)
         return True
 
+    def heard(self, peer_id: str, now: float) -> None:
+        """A follower said something else than an acknowledgement: it is alive."""
+        self._progress[peer_id].ack_at = now
+
+    def match_index(self, peer_id: str) -> int:
+        """Last entry that a follower is known to have, 0 if nothing is known."""
+        progress = self._progress.get(peer_id)
+        return progress.match_index if progress else 0
+
+    def wanting_snapshot(self) -> list[str]:
+        """Followers whose next entry is gone from the log."""
+        return [peer_id for peer_id, progress in self._progress.items() if progress.snapshot]
+
+    def snapshot_over(self, peer_id: str, index: int) -> None:
+        """A follower has the state up to ``index``."""
+        self._progress[peer_id].snapshot_over(min(index, self._log.last_index))
+
     def excuse(self, slept_s: float) -> None:
         """This node was off the processor: time in which it listened to nobody is not held against the followers."""
         for progress in self._progress.values():
@@ -91,14 +108,14 @@ class Replication:
             progress = self._progress[peer_id]
             more |= self._send_entries(peer_id, progress, built, now)
             if now - progress.sent_at >= self._heartbeat_s or (notice and progress.commit_sent < commit):
-                self._send_append(peer_id, progress, self._append_after(progress.next_index - 1, []), now)
+                self._send_append(peer_id, progress, self._heartbeat(progress), now)
         return more
 
     def show_commit(self, peer_id: str, now: float) -> None:
         """Let one follower know the commit index now: a read waits for it there."""
         progress = self._progress.get(peer_id)
         if progress is not None and progress.commit_sent < self._raft.commit_index():
-            self._send_append(peer_id, progress, self._append_after(progress.next_index - 1, []), now)
+            self._send_append(peer_id, progress, self._heartbeat(progress), now)
 
     def deadline(self, peer_ids: Collection[str], now: float) -> float:
         """When :meth:`replicate` has something to send even if nothing happens."""
@@ -125,6 +142,10 @@ class Replication:
         config, log = self._config, self._log
         while True:
             next_index = progress.next_index
+            if next_index <= log.base.index and not progress.snapshot:
+                progress.begin_snapshot()
+            if progress.snapshot:
+                return False
             if progress.probing:
                 if progress.probe_sent:
                     return False
@@ -140,6 +161,10 @@ class Replication:
             if not log.in_memory(next_index):
                 # A follower far behind gets one block a tick, so that the others do not wait for it.
                 return not progress.probing
+
+    def _heartbeat(self, progress: Progress) -> Append:
+        """An append without entries; a follower before the log's beginning is shown that beginning."""
+        return self._append_after(max(progress.next_index - 1, self._log.base.index), [])
 
     def _append_after(self, prev_index: int, entries: list[Entry]) -> Append:
         prev_term = self._log.term_at(prev_index)

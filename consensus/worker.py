@@ -10,6 +10,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Generic, Protocol, TypeVar
 
+from consensus.errors import ConsensusError
+
 T = TypeVar("T")
 
 
@@ -18,6 +20,19 @@ class Worker(Protocol):
 
     def submit(self, job: Callable[[], T], /) -> Future[T]:
         """Start the job."""
+
+
+class InlineWorker:
+    """Runs a job where it is submitted, for owners that have one thread."""
+
+    def submit(self, job: Callable[[], T], /) -> Future[T]:
+        """Run the job."""
+        future: Future[T] = Future()
+        try:
+            future.set_result(job())
+        except (OSError, ValueError, ConsensusError) as error:
+            future.set_exception(error)
+        return future
 
 
 class Task(Generic[T]):
@@ -45,6 +60,17 @@ class Task(Generic[T]):
             raise RuntimeError("a job is under way")
         self._future = self._worker.submit(job)
         self._future.add_done_callback(lambda _: self._wake())
+
+    @property
+    def failure(self) -> Exception | None:
+        """What the job raised, once it is :attr:`done`; asking for it is instead of fetching."""
+        error = None if self._future is None else self._future.exception()
+        if error is None:
+            return None
+        self._future = None
+        if not isinstance(error, Exception):
+            raise error
+        return error
 
     def fetch(self) -> T:
         """Wait for the outcome; raises what the job raised."""

@@ -10,7 +10,7 @@ from consensus.sealed_file import read_sealed, write_sealed
 
 STATE_FILE = "state"
 _MAGIC = b"TESTSTAT"
-_FILE_BYTES = 700
+_FILE_BYTES = 7000
 """A snapshot's content is cut into files of this size, the last of which may be empty."""
 
 
@@ -110,7 +110,7 @@ class DurableMachine:
         self.on_applied(index, command)
         self.log.append((index, command))
         self.since += 1
-        return (index, command)
+        return index
 
     @property
     def saved(self):

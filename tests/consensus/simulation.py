@@ -13,6 +13,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from pathlib import Path
+from typing import ClassVar
 
 from consensus.config import ReplicaConfig
 from consensus.engine import Engine
@@ -69,10 +70,17 @@ class SimNode:
         self.disk.on_call = lambda call, name: None
         self.disk.lock()
         _, ballot = open_identity(self.disk, cluster_id="sim", node_id=self.name)
-        log = LibraryLog(self.disk, InlineWorker(), ballot, segment_bytes=1 << 15, memory_bytes_max=1 << 12)
-        self.machine = RecordingMachine(sim.history)
+        config = sim.config(self.name)
+        log = LibraryLog(
+            self.disk,
+            InlineWorker(),
+            ballot,
+            segment_bytes=config.journal_segment_bytes,
+            memory_bytes_max=config.log_memory_bytes_max,
+        )
+        self.machine = self.make_machine()
         self.engine = sim.engine_type(
-            sim.config(self.name),
+            config,
             self.machine,
             log,
             clock=lambda: sim.now,
@@ -84,6 +92,9 @@ class SimNode:
         )
         self.disk.on_call = self.disk_called
         self.busy = False
+
+    def make_machine(self):
+        return RecordingMachine(self.sim.history)
 
     def disk_called(self, call, name):
         if call == "sync" and name.startswith("journal") and self.busy:
@@ -101,6 +112,10 @@ class SimNode:
 class Simulation:
     """Three nodes and a client; everything that happens follows from ``seed``."""
 
+    node_type = SimNode
+    settings: ClassVar = {}
+    command_sizes = (0, 0, 100, 500)
+
     def __init__(self, seed, *, engine_type=Engine, names=("n1", "n2", "n3"), faults=True):
         self.rng = random.Random(seed)
         self.engine_type, self.faults = engine_type, faults
@@ -112,7 +127,7 @@ class Simulation:
         self.stale = []
         self.cut = set()
         self.proposed = 0
-        self.nodes = {name: SimNode(self, name) for name in names}
+        self.nodes = {name: self.node_type(self, name) for name in names}
         for node in self.nodes.values():
             node.start()
 
@@ -124,11 +139,14 @@ class Simulation:
             listen=("127.0.0.1", 0),
             peers=peers,
             data_dir=Path("unused"),
-            command_bytes_max=4096,
-            append_bytes_max=300,
-            in_flight_bytes_max=1500,
-            journal_segment_bytes=1 << 15,
-            log_memory_bytes_max=1 << 12,
+            **{
+                "command_bytes_max": 4096,
+                "append_bytes_max": 300,
+                "in_flight_bytes_max": 1500,
+                "journal_segment_bytes": 1 << 15,
+                "log_memory_bytes_max": 1 << 12,
+                **self.settings,
+            },
         )
 
     # -- network -----------------------------------------------------------------------------------------
@@ -238,7 +256,7 @@ class Simulation:
                 continue
             for _ in range(self.rng.choice((0, 0, 1, 3))):
                 self.proposed += 1
-                command = b"command %d" % self.proposed + bytes(self.rng.choice((0, 0, 100, 500)))
+                command = b"command %d" % self.proposed + bytes(self.rng.choice(self.command_sizes))
 
                 def acknowledged(index, command=command):
                     assert self.history.commands[index] == command

@@ -8,6 +8,7 @@ from pysyncobj.node import Node
 from pysyncobj.transport import Transport
 
 from consensus.errors import ProtocolError, SafetyViolation
+from consensus.log_base import NO_BASE
 from consensus.messages import Ack, Append
 from consensus.progress import Progress
 from consensus.repairs import ack_counts, admit_append, cap_snapshot_chunk, next_index_after_ack
@@ -25,6 +26,8 @@ class Wire(Transport):
 
 class StockNode:
     """PySyncObj 0.3.17 as published, with its log in memory."""
+
+    base = NO_BASE
 
     def __init__(self, peers=2):
         self.wire = Wire()

@@ -1,0 +1,33 @@
+"""A bound on bytes a second; pure: time is passed in.
+
+Read next: :mod:`consensus.snapshot_send`, :mod:`consensus.replication`.
+"""
+
+from __future__ import annotations
+
+
+class TokenBucket:
+    """Lets ``bytes_per_s`` through on average, and never more than ``burst_bytes`` at once plus one piece."""
+
+    __slots__ = ("_burst", "_level", "_per_s", "_seen_at")
+
+    def __init__(self, bytes_per_s: int, burst_bytes: int) -> None:
+        """``bytes_per_s`` 0 means no bound."""
+        self._per_s = bytes_per_s
+        self._burst = burst_bytes
+        self._level = float(burst_bytes)
+        self._seen_at = float("-inf")
+
+    def open_at(self, now: float) -> float:
+        """When the next piece may go, ``now`` if at once."""
+        if self._per_s == 0:
+            return now
+        if self._seen_at < now:
+            self._level = min(self._burst, self._level + (now - self._seen_at) * self._per_s)
+            self._seen_at = now
+        # A piece may be larger than what is left: the debt delays the next one, so no piece is too large to go.
+        return now if self._level > 0 else now + (1 - self._level) / self._per_s
+
+    def take(self, size_bytes: int) -> None:
+        """A piece went."""
+        self._level -= size_bytes
