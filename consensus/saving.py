@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from consensus.config import ReplicaConfig
-from consensus.errors import StateMissing, StorageError
+from consensus.errors import SafetyViolation, StateMissing, StorageError
 from consensus.library import LibraryLog
 from consensus.ports import DurableState, SavedPoint, StateMachine
 
@@ -67,6 +67,8 @@ class Saving:
         log, state = self._log, self._state
         saved = state.saved
         saved_index = FIRST_APPLIED if saved is None else saved.index
+        if not log.base.index <= saved_index <= index:
+            raise SafetyViolation(f"a state saved at {saved_index} while {index} is applied behind {log.base.index}")
         if saved is not None and saved_index > log.base.index and log.bytes_used > self._kept_bytes:
             unneeded = saved_index if self.needed_from is None else min(saved_index, self.needed_from - 1)
             log.compact(unneeded, kept_bytes=self._kept_bytes, configuration_at=self._configuration_at)

@@ -16,7 +16,7 @@ from consensus.applier import Applier
 from consensus.config import ReplicaConfig
 from consensus.library import LibraryLog, Raft
 from consensus.messages import Message, SnapshotAnswer, SnapshotChunk, SnapshotOffer, Verdict
-from consensus.ports import DurableState
+from consensus.ports import DurableState, SavedPoint
 from consensus.replication import Replication
 from consensus.saving import Saving
 from consensus.snapshot_leader import SnapshotSender
@@ -115,7 +115,7 @@ class Snapshots:
             logger.error("an offer of a snapshot from %s is ignored: it makes no sense", peer_id)
             return
         answer = self._answer_to(peer_id, epoch, offer.transfer, offer.term)
-        if point.index <= self._raft.commit_index():
+        if self._is_old(point):
             self._receiving.drop()
             answer(Verdict.HAVE, Position(0, 0))
             return
@@ -135,7 +135,7 @@ class Snapshots:
             return
         point = manifest.point
         answer = self._receiving.answer
-        if self._raft.leads() or point.index <= self._raft.commit_index():
+        if self._raft.leads() or self._is_old(point):
             # The log brought this node further meanwhile: an older state never replaces a newer one.
             self._receiving.drop()
             answer(Verdict.HAVE, Position(0, 0))
@@ -151,6 +151,9 @@ class Snapshots:
         """Give up everything; waits for the worker."""
         self._sender.stop()
         self._receiving.stop()
+
+    def _is_old(self, point: SavedPoint) -> bool:
+        return point.index <= self._raft.commit_index()
 
     def _answer_to(self, peer_id: str, epoch: int, transfer: int, term: int) -> Callable[[Verdict, Position], None]:
         def answer(verdict: Verdict, place: Position) -> None:

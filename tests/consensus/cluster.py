@@ -52,8 +52,9 @@ class Halted(AssertionError):
 class Cluster:
     """Up to three members with small segments; ``replicas`` holds the running ones."""
 
-    def __init__(self, directory, names=("n1", "n2", "n3"), **settings):
+    def __init__(self, directory, names=("n1", "n2", "n3"), make_machine=lambda name: ListMachine(), **settings):
         self.directory, self.settings = directory, settings
+        self.make_machine = make_machine
         self.addresses = dict(zip(names, free_addresses(len(names)), strict=True))
         self.names = names
         self.replicas = {}
@@ -80,7 +81,7 @@ class Cluster:
 
     async def start(self, *names, **settings):
         for name in names or self.names:
-            self.machines[name] = ListMachine()
+            self.machines[name] = self.make_machine(name)
             replica = Replica(
                 self.config(name, **settings),
                 self.machines[name],

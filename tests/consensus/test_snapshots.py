@@ -2,9 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import random
+from concurrent.futures import Future
+from dataclasses import replace
+
 import pytest
 
+from consensus.engine import Engine
+from consensus.errors import SafetyViolation, StorageError
+from consensus.identity import open_identity
+from consensus.library import LibraryLog
+from consensus.messages import Append, PreVoteRequest, SnapshotAnswer, SnapshotChunk, SnapshotOffer, Verdict
+from consensus.ports import Role, SavedPoint, SnapshotFile, SnapshotManifest
+from consensus.saving import begin_at_saved
+from consensus.snapshot_receive import Receiving, is_sound
+from consensus.snapshot_send import WINDOW_CHUNKS, Outgoing, chunk_crc
+from consensus.snapshots import Snapshots
+from consensus.throttle import TokenBucket
+from tests.consensus.durable_machine import DurableMachine, Sink
 from tests.consensus.durable_simulation import DurableSimulation
+from tests.consensus.fake_disk import FakeDisk, InlineWorker, Killed
+from tests.consensus.test_saving import CONFIG
 
 
 def long_run(seed, *, engine_type=None, rounds=4, steps=250, simulation=DurableSimulation):
@@ -34,3 +54,492 @@ def test_a_follower_left_behind_gets_the_state_and_goes_on(seed):
     sim.settle_and_check()
     assert late.machine.installs == 1
     assert late.engine.log.base.index > 10
+
+
+# -- planted bugs: each is seen by the simulation ------------------------------------------------------
+
+
+def caught(simulation=DurableSimulation, *, seeds=12):
+    """How many seeds notice the bug."""
+    count = 0
+    for seed in range(seeds):
+        try:
+            long_run(seed, rounds=3, simulation=simulation)
+        except (AssertionError, SafetyViolation, StorageError):
+            count += 1
+    return count
+
+
+def test_moving_the_commit_index_at_the_first_chunk_is_caught(monkeypatch):
+    original = Snapshots.chunk
+
+    def chunk(self, peer_id, epoch, chunk, now):
+        original(self, peer_id, epoch, chunk, now)
+        if self._receiving._offer is not None:
+            # B2: over whatever the follower has behind its commit index.
+            point = self._receiving._offer.manifest.point
+            self._raft.installed(min(point.index, self._log.last_index))
+
+    monkeypatch.setattr(Snapshots, "chunk", chunk)
+    assert caught(TailsThatConflict) >= 3
+
+
+class TailsThatConflict(DurableSimulation):
+    """The follower that is left behind led before, and keeps commands that nobody else has."""
+
+    def leave_behind(self, entries):
+        self.run_until(lambda: self.leader() is not None)
+        late = self.leader()
+
+        def forgotten():
+            self.cut = {late.name}
+            now = self.leader()
+            others = [node for node in self.nodes.values() if node is not late and node.engine is not None]
+            return now in others and now.engine.log.base.index > entries + (
+                late.engine.log.last_index if late.engine else 0
+            )
+
+        self.run_until(forgotten)
+        self.cut = set()
+        return late
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_deposed_leader_with_commands_of_its_own_gets_the_state(seed):
+    sim = long_run(seed, simulation=TailsThatConflict)
+    assert sim.installs >= 2
+
+
+def test_an_installation_that_leaves_the_log_as_it_was_is_caught(monkeypatch):
+    monkeypatch.setattr(LibraryLog, "reset_to", lambda self, point: None)
+    assert caught(seeds=3) >= 2
+
+
+def test_compaction_before_the_save_is_durable_is_caught(monkeypatch):
+    saved = property(lambda self: self.writing.point if self.writing else self.point)
+    monkeypatch.setattr(DurableMachine, "saved", saved)
+    assert caught() >= 3
+
+
+def test_an_installation_that_is_acknowledged_and_did_not_happen_is_caught(monkeypatch):
+    monkeypatch.setattr(Sink, "install", lambda self: None)
+    assert caught() >= 6
+
+
+# -- one follower, message by message ------------------------------------------------------------------
+
+
+class Follower:
+    """The engine of ``n1``, to which a leader ``n2`` speaks; the snapshot is that of another machine."""
+
+    def __init__(self, point_index=50):
+        self.disk, self.now, self.said = FakeDisk(), 0.0, []
+        _, ballot = open_identity(self.disk, cluster_id="c", node_id="n1")
+        config = replace(CONFIG, peers={"n2": ("127.0.0.1", 1), "n3": ("127.0.0.1", 2)})
+        log = LibraryLog(self.disk, InlineWorker(), ballot, segment_bytes=10_000, memory_bytes_max=2000)
+        self.machine = DurableMachine(self.disk, every=1 << 30)
+        self.engine = Engine(
+            config,
+            self.machine,
+            log,
+            clock=lambda: self.now,
+            rng=random.Random(1),
+            send=lambda peer, message: self.said.append((peer, message)),
+            on_result=lambda token, result: None,
+            on_failure=lambda token, error: None,
+            on_role=lambda change: None,
+        )
+        self.engine.peer_up("n2", 1)
+        self.engine.peer_up("n3", 2)
+        leader = DurableMachine(FakeDisk())
+        for index in range(2, point_index + 1):
+            leader.apply(index, 1, b"command %d" % index)
+        leader.begin_save(SavedPoint(point_index, 1, b""))
+        self.source = leader.open_snapshot()
+        self.point = self.source.manifest.point
+
+    def hear(self, *messages, peer="n2"):
+        for message in messages:
+            self.engine.receive(peer, 1 if peer == "n2" else 2, message)
+        self.now += 0.01
+        self.engine.tick()
+
+    def offer(self, term=1, transfer=1, **options):
+        self.hear(SnapshotOffer(term, transfer, self.source.manifest), **options)
+
+    def chunks(self, transfer=1, term=1):
+        size = self.source.manifest.files[0].size
+        for offset in range(0, size, 300):
+            data = self.source.read(0, offset, min(300, size - offset))
+            yield SnapshotChunk(term, transfer, 0, offset, chunk_crc(transfer, 0, offset, data), data)
+
+    def append(self, first, last, *, commit, term=1):
+        entries = [(b"command %d" % index, index, 1) for index in range(first, last + 1)]
+        self.hear(Append(term, first - 1, 1 if first > 2 else 0, commit, entries))
+
+    @property
+    def answers(self):
+        return [message for _, message in self.said if isinstance(message, SnapshotAnswer)]
+
+
+def test_the_commit_index_moves_at_the_installation_and_not_before():
+    follower = Follower()
+    follower.append(2, 9, commit=3)
+    follower.offer()
+    *chunks, last = follower.chunks()
+    assert len(chunks) >= 2
+    for chunk in chunks:
+        follower.hear(chunk)
+        assert (follower.engine.commit_index, follower.engine.applied_index) == (3, 3)
+    follower.hear(last)
+    engine = follower.engine
+    assert (engine.commit_index, engine.applied_index, engine.log.base.index) == (50, 50, 50)
+    assert [entry[0] for entry in follower.machine.log] == list(range(2, 51))
+    assert (follower.answers[-1].verdict, follower.answers[-1].index) == (Verdict.INSTALLED, 50)
+    follower.append(51, 53, commit=53)
+    assert engine.applied_index == 53
+    # Appends that reach back behind the base are known; the part behind it is taken.
+    follower.append(45, 54, commit=54)
+    assert (engine.applied_index, engine.log.last_index) == (54, 54)
+
+
+def test_a_snapshot_that_the_log_has_overtaken_is_not_installed():
+    follower = Follower()
+    follower.offer()
+    *chunks, last = follower.chunks()
+    for chunk in chunks:
+        follower.hear(chunk)
+    follower.append(2, 60, commit=55)
+    follower.hear(last)
+    assert follower.machine.installs == 0
+    assert follower.engine.applied_index == 55
+    assert (follower.answers[-1].verdict, follower.answers[-1].index) == (Verdict.HAVE, 55)
+    follower.offer(transfer=2)
+    assert follower.answers[-1].verdict is Verdict.HAVE
+
+
+def test_an_older_snapshot_over_a_newer_state_is_caught(monkeypatch):
+    monkeypatch.setattr(Snapshots, "_is_old", lambda self, point: False)
+    with pytest.raises((AssertionError, SafetyViolation)):
+        test_a_snapshot_that_the_log_has_overtaken_is_not_installed()
+
+
+def test_a_deposed_leader_that_sends_a_snapshot_learns_the_term():
+    follower = Follower()
+    follower.append(2, 3, commit=2, term=4)
+    follower.offer(term=1)
+    assert follower.answers[-1].term == 4
+    for chunk in follower.chunks():
+        follower.hear(chunk)
+    assert follower.machine.installs == 0
+
+
+def test_a_snapshot_goes_on_in_the_term_of_another_leader_only_with_its_own_chunks():
+    follower = Follower()
+    follower.offer()
+    first, *others = follower.chunks()
+    follower.hear(first)
+    follower.append(2, 3, commit=2, term=2)
+    for chunk in others:
+        follower.hear(chunk)
+    assert follower.machine.installs == 0
+    follower.offer(term=2)
+    assert (follower.answers[-1].verdict, follower.answers[-1].offset) == (Verdict.NEXT, 300)
+    for chunk in list(follower.chunks(term=2))[1:]:
+        follower.hear(chunk)
+    assert follower.machine.installs == 1
+
+
+def test_a_receiving_follower_that_hears_the_leader_starts_no_election():
+    follower = Follower()
+    follower.offer()
+    first, *_ = follower.chunks()
+    for _ in range(100):
+        follower.now += 0.3
+        follower.hear(first)
+    assert follower.engine.role is Role.FOLLOWER
+    assert not [message for _, message in follower.said if isinstance(message, PreVoteRequest)]
+
+
+@pytest.mark.parametrize("crash_at", range(1, 40))
+def test_a_crash_anywhere_in_an_installation_leaves_the_old_state_or_the_new(crash_at):
+    follower = Follower()
+    follower.append(2, 9, commit=3)
+    follower.offer()
+    *chunks, last = follower.chunks()
+    for chunk in chunks:
+        follower.hear(chunk)
+    calls = itertools.count(1)
+
+    def crash(call, name):
+        if next(calls) == crash_at:
+            raise Killed
+
+    follower.disk.on_call = crash
+    with contextlib.suppress(Killed):
+        follower.hear(last)
+    follower.disk.on_call = lambda call, name: None
+    told = [one for one in follower.answers if one.verdict is Verdict.INSTALLED]
+    follower.disk.kill()
+    _, ballot = open_identity(follower.disk, cluster_id="c", node_id="n1")
+    log = LibraryLog(follower.disk, InlineWorker(), ballot, segment_bytes=10_000, memory_bytes_max=2000)
+    machine = DurableMachine(follower.disk)
+    applied_index = begin_at_saved(machine, log)
+    if machine.saved is None:
+        assert not told
+        assert (applied_index, log.last_index) == (1, 9)
+    else:
+        assert (applied_index, log.base.index, log.last_index) == (50, 50, 50)
+        assert [entry[0] for entry in machine.log] == list(range(2, 51))
+
+
+# -- one transfer --------------------------------------------------------------------------------------
+
+
+class LaterWorker:
+    """Jobs run when the test says so."""
+
+    def __init__(self):
+        self.jobs = []
+
+    def submit(self, job):
+        future = Future()
+        self.jobs.append((future, job))
+        return future
+
+    def run(self):
+        while self.jobs:
+            future, job = self.jobs.pop(0)
+            try:
+                future.set_result(job())
+            except (OSError, ValueError) as error:
+                future.set_exception(error)
+
+
+class MemorySink:
+    def __init__(self):
+        self.written, self.finished, self.aborted, self.fails = [], False, False, False
+
+    def write(self, file, offset, data):
+        if self.fails:
+            raise OSError("the disk is full")
+        self.written.append((file, offset, data))
+
+    def finish(self):
+        if self.fails:
+            raise ValueError("not whole")
+        self.finished = True
+
+    def install(self):
+        self.installed = True
+
+    def abort(self):
+        self.aborted = True
+
+
+class SinkState:
+    def __init__(self):
+        self.sinks = []
+
+    def open_sink(self, manifest):
+        self.sinks.append(MemorySink())
+        return self.sinks[-1]
+
+
+CONTENT = [b"first file, ten bytes and more", b"", b"the last one"]
+MANIFEST = SnapshotManifest(
+    SavedPoint(100, 3, b""), [SnapshotFile(f"file-{number}", len(data)) for number, data in enumerate(CONTENT)]
+)
+SOURCE = ("n1", 7, 3)
+
+
+class Receiver:
+    def __init__(self):
+        self.state, self.worker = SinkState(), LaterWorker()
+        self.receiving = Receiving(self.state, self.worker, lambda: None)
+        self.answers = []
+
+    def offer(self, transfer=1, source=SOURCE, manifest=MANIFEST):
+        answers = self.answers
+        self.receiving.offered(
+            SnapshotOffer(source[2], transfer, manifest), source, lambda *answer: answers.append(answer), 0.0
+        )
+        self.settle()
+
+    def settle(self):
+        self.receiving.advance(0.0, 30.0)
+        while self.worker.jobs:
+            self.worker.run()
+            self.receiving.advance(0.0, 30.0)
+
+    def chunk(self, file, offset, size, *, transfer=1, source=SOURCE, data=None, crc=None):
+        data = CONTENT[file][offset : offset + size] if data is None else data
+        crc = chunk_crc(transfer, file, offset, data) if crc is None else crc
+        self.receiving.chunk(SnapshotChunk(source[2], transfer, file, offset, crc, data), source, 0.0)
+        self.settle()
+
+    @property
+    def written(self):
+        return b"".join(data for _, _, data in self.state.sinks[-1].written)
+
+
+def test_a_transfer_arrives_whole_and_is_ready_only_after_it_was_verified():
+    receiver = Receiver()
+    receiver.offer()
+    for file, data in enumerate(CONTENT):
+        for offset in range(0, len(data), 8):
+            assert receiver.receiving.ready is None
+            receiver.chunk(file, offset, 8)
+    assert receiver.written == b"".join(CONTENT)
+    assert receiver.state.sinks[-1].finished
+    assert receiver.receiving.ready == MANIFEST
+    assert {verdict for verdict, _ in receiver.answers} == {Verdict.NEXT}
+
+
+def test_foreign_stale_damaged_and_misplaced_chunks_never_reach_the_sink():
+    receiver = Receiver()
+    receiver.offer()
+    receiver.chunk(0, 0, 8)
+    good = receiver.written
+    receiver.chunk(0, 8, 8, transfer=2)
+    for source in (("n2", 7, 3), ("n1", 6, 3), ("n1", 7, 2)):
+        receiver.chunk(0, 8, 8, source=source)
+    receiver.chunk(0, 8, 8, crc=chunk_crc(2, 0, 8, CONTENT[0][8:16]))
+    receiver.chunk(0, 16, 8)
+    receiver.chunk(0, 0, 8)
+    receiver.chunk(2, 0, 8)
+    receiver.chunk(0, 8, 8, data=b"")
+    receiver.chunk(0, 8, 8, data=bytes(100))
+    receiver.chunk(0, 8, 8, data=CONTENT[0][8:15] + b"!", crc=chunk_crc(1, 0, 8, CONTENT[0][8:16]))
+    assert receiver.written == good
+    rejections = [place for verdict, place in receiver.answers if verdict is Verdict.REJECTED]
+    assert rejections == [(0, 8)], "one rejection a place, not one a chunk"
+    receiver.chunk(0, 8, 8)
+    assert receiver.written == CONTENT[0][:16]
+
+
+def test_a_new_offer_ends_the_earlier_transfer_and_its_chunks_are_stale():
+    receiver = Receiver()
+    receiver.offer()
+    receiver.chunk(0, 0, 8)
+    receiver.offer(transfer=2)
+    assert receiver.state.sinks[0].aborted
+    receiver.chunk(0, 8, 8)
+    receiver.chunk(0, 0, 8)
+    assert receiver.state.sinks[1].written == []
+    receiver.chunk(0, 0, 8, transfer=2)
+    assert receiver.written == CONTENT[0][:8]
+
+
+def test_a_transfer_goes_on_behind_what_was_received_on_a_new_connection_and_in_a_new_term():
+    receiver = Receiver()
+    receiver.offer()
+    receiver.chunk(0, 0, 8)
+    receiver.offer(source=("n1", 9, 5))
+    assert receiver.answers[-1] == (Verdict.NEXT, (0, 8))
+    receiver.chunk(0, 8, 8, source=("n1", 9, 5))
+    assert receiver.written == CONTENT[0][:16]
+    assert len(receiver.state.sinks) == 1
+
+
+@pytest.mark.parametrize("when", ["write", "finish"])
+def test_a_transfer_that_fails_is_never_ready_and_says_so(when):
+    receiver = Receiver()
+    receiver.offer()
+    receiver.state.sinks[0].fails = when == "write"
+    receiver.chunk(0, 0, 30)
+    receiver.state.sinks[0].fails = True
+    receiver.chunk(2, 0, 12)
+    assert receiver.receiving.ready is None
+    assert receiver.answers[-1][0] is Verdict.FAILED
+    assert receiver.state.sinks[0].aborted
+    receiver.offer(transfer=2)
+    assert len(receiver.state.sinks) == 2
+
+
+def test_a_transfer_given_up_while_the_disk_is_busy_is_removed_afterwards():
+    receiver = Receiver()
+    receiver.receiving.offered(SnapshotOffer(3, 1, MANIFEST), SOURCE, lambda *answer: None, 0.0)
+    receiver.receiving.advance(0.0, 30.0)
+    receiver.receiving.drop()
+    receiver.settle()
+    assert receiver.state.sinks[0].aborted
+    receiver.offer(transfer=2)
+    receiver.chunk(0, 0, 8, transfer=2)
+    assert receiver.written == CONTENT[0][:8]
+
+
+def test_a_snapshot_that_stops_coming_is_given_up():
+    receiver = Receiver()
+    receiver.offer()
+    receiver.receiving.advance(31.0, 30.0)
+    receiver.worker.run()
+    assert receiver.state.sinks[0].aborted
+    assert not receiver.receiving.active
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../state", "a/b", "a\\b"])
+def test_names_that_leave_the_directory_are_refused(name):
+    assert is_sound(MANIFEST)
+    assert not is_sound(SnapshotManifest(MANIFEST.point, [SnapshotFile(name, 1)]))
+
+
+def test_equal_names_and_negative_sizes_are_refused():
+    assert not is_sound(SnapshotManifest(MANIFEST.point, [SnapshotFile("a", 1), SnapshotFile("a", 2)]))
+    assert not is_sound(SnapshotManifest(MANIFEST.point, [SnapshotFile("a", -1)]))
+
+
+def answer(verdict, place, transfer=1):
+    return SnapshotAnswer(3, 7, transfer, verdict, place[0], place[1], 0)
+
+
+def test_the_sender_offers_first_keeps_to_its_window_and_repeats_the_offer_after_silence():
+    outgoing = Outgoing(1, MANIFEST, chunk_bytes=4, answer_s=1.0)
+    assert outgoing.next_read() is None
+    assert outgoing.offer(3, 0.0) is not None
+    assert outgoing.offer(3, 0.5) is None
+    outgoing.answered(answer(Verdict.NEXT, (0, 0)), 0.5)
+    sent = []
+    while (wanted := outgoing.next_read()) is not None:
+        place, size = wanted
+        data = CONTENT[place.file][place.offset : place.offset + size]
+        sent.append(outgoing.chunk(3, place, data, chunk_crc(1, *place, data)))
+    assert len(sent) == WINDOW_CHUNKS
+    outgoing.answered(answer(Verdict.NEXT, (0, 4)), 0.6)
+    assert outgoing.next_read() == ((0, 16), 4)
+    assert outgoing.offer(3, 1.5) is None
+    assert outgoing.offer(3, 1.7) is not None
+    assert outgoing.next_read() is None
+    outgoing.answered(answer(Verdict.NEXT, (2, 8)), 1.8)
+    assert outgoing.next_read() == ((2, 8), 4)
+
+
+def test_a_rejection_sends_again_from_there_and_a_late_read_is_dropped():
+    outgoing = Outgoing(1, MANIFEST, chunk_bytes=4, answer_s=1.0)
+    outgoing.offer(3, 0.0)
+    outgoing.answered(answer(Verdict.NEXT, (0, 8)), 0.1)
+    place, size = outgoing.next_read()
+    outgoing.answered(answer(Verdict.REJECTED, (0, 4)), 0.2)
+    assert outgoing.chunk(3, place, bytes(size), 0) is None
+    assert outgoing.next_read() == ((0, 4), 4)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_token_bucket_keeps_the_rate_over_any_interval(seed):
+    rng = random.Random(seed)
+    bucket, now, taken = TokenBucket(1000, 200), 0.0, []
+    for _ in range(2000):
+        now += rng.choice((0.0, 0.001, 0.1))
+        if bucket.open_at(now) <= now:
+            size = rng.randrange(1, 500)
+            bucket.take(size)
+            taken.append((now, size))
+        else:
+            now = bucket.open_at(now)
+            assert bucket.open_at(now) == now
+    for start in range(0, len(taken), 37):
+        total = 0
+        for at, size in taken[start:]:
+            total += size
+            assert total <= 1000 * (at - taken[start][0]) + 200 + 500
+    assert sum(size for _, size in taken) > 0.9 * 1000 * now
