@@ -307,7 +307,9 @@ class Journal(ReplayedEntries):
             offset = self._positions[index - self.first_index] - position
             record = read_record(block, offset, seed) if offset < len(block) else None
             if record is None and not found:
-                block = segment.file.read(size - start, start)
+                # Larger than the block: it alone, since what follows could be any number of bytes.
+                following = self._positions[first + 1 - self.first_index] if first < self.last_index else base + size
+                block = segment.file.read(min(following, base + size) - position, start)
                 record = read_record(block, 0, seed)
                 if record is None or record.log_index != index:
                     raise Corrupt(self._storage.label(segment_name(segment.header.sequence)), start, "entry unreadable")

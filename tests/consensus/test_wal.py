@@ -289,6 +289,15 @@ def test_entries_beyond_the_memory_bound_are_read_back_from_disk():
     assert len(reader._recent) < 20
 
 
+def test_an_entry_larger_than_asked_for_is_read_back_alone():
+    journal = open_journal(FakeDisk(), segment_bytes=1 << 14, memory_bytes_max=200)
+    for index in range(1, 30):
+        journal.append(bytes([index]) * 900, index, 1)
+        journal.flush()
+    for index in (1, 5, 14, 16, 17):
+        assert journal.entries(index, 29, bytes_max=300) == [(bytes([index]) * 900, index, 1)]
+
+
 def test_an_entry_that_changed_on_disk_is_not_read_back():
     disk = FakeDisk()
     journal = open_journal(disk, memory_bytes_max=200)
