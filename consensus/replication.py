@@ -15,6 +15,8 @@ from consensus.library import LibraryLog, Raft
 from consensus.messages import Ack, Append, Message
 from consensus.ports import PeerStatus
 from consensus.progress import Progress
+from consensus.segment import RECORD_HEADER_BYTES
+from consensus.throttle import TokenBucket
 
 
 class Replication:
@@ -28,6 +30,9 @@ class Replication:
         self._raft = raft
         self._send = send
         self._progress: dict[str, Progress] = {}
+        self._catch_up: dict[str, TokenBucket] = {}
+        self._held_back: dict[str, float] = {}
+        """Followers that may get old entries again only then."""
         self._commit_seen = 0
         self._commit_seen_at = 0.0
         self._heartbeat_s = config.heartbeat_ms / 1000
@@ -36,6 +41,7 @@ class Replication:
 
     def begin(self, now: float) -> None:
         """A term as a leader begins (Raft figure 2, volatile state on leaders)."""
+        self._held_back.clear()
         self._progress = {peer_id: Progress(self._log.last_index + 1, now) for peer_id in self._config.peers}
 
     def end(self) -> None:
@@ -124,6 +130,9 @@ class Replication:
         for peer_id in peer_ids:
             progress = self._progress[peer_id]
             due = min(due, progress.sent_at + self._heartbeat_s)
+            held_back = self._held_back.get(peer_id)
+            if held_back is not None and held_back > now:
+                due = min(due, held_back)
             if progress.commit_sent < commit:
                 due = min(due, self._commit_seen_at + self._notice_s)
         return due
@@ -151,6 +160,9 @@ class Replication:
                     return False
             elif next_index > log.last_index or progress.in_flight_bytes >= config.in_flight_bytes_max:
                 return False
+            old = next_index <= log.last_index and not log.in_memory(next_index)
+            if old and self._hold_back(peer_id, now):
+                return False
             append = built.get(next_index)
             if append is None:
                 entries = []
@@ -158,9 +170,23 @@ class Replication:
                     entries = log.entries(next_index, log.last_index, bytes_max=config.append_bytes_max)
                 append = built[next_index] = self._append_after(next_index - 1, entries)
             self._send_append(peer_id, progress, append, now)
-            if not log.in_memory(next_index):
+            if old:
+                self._catch_up[peer_id].take(sum(len(entry[0]) + RECORD_HEADER_BYTES for entry in append.entries))
                 # A follower far behind gets one block a tick, so that the others do not wait for it.
                 return not progress.probing
+
+    def _hold_back(self, peer_id: str, now: float) -> bool:
+        """Reading back, encoding and sending old entries must leave the leader time for new ones."""
+        bucket = self._catch_up.get(peer_id)
+        if bucket is None:
+            rate = self._config.catch_up_bytes_per_s
+            bucket = self._catch_up[peer_id] = TokenBucket(rate, self._config.append_bytes_max)
+        open_at = bucket.open_at(now)
+        if open_at > now:
+            self._held_back[peer_id] = open_at
+            return True
+        self._held_back.pop(peer_id, None)
+        return False
 
     def _heartbeat(self, progress: Progress) -> Append:
         """An append without entries; a follower before the log's beginning is shown that beginning."""
