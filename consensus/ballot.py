@@ -9,7 +9,8 @@ from __future__ import annotations
 import msgspec
 
 from consensus.errors import Corrupt
-from consensus.sealed_file import read_sealed, write_sealed
+from consensus.reserve import write_small
+from consensus.sealed_file import read_sealed
 from consensus.storage import Storage
 
 BALLOT_FILE = "ballot"
@@ -69,4 +70,4 @@ class Ballot:
 
     def _write(self) -> None:
         payload = msgspec.msgpack.encode(_Record(self._term, self._voted_for))
-        write_sealed(self._storage, BALLOT_FILE, _MAGIC, payload)
+        write_small(self._storage, BALLOT_FILE, _MAGIC, payload)

@@ -64,6 +64,9 @@ class ReplicaConfig:
     uncommitted_bytes_max: int = 64 * MIB
     log_memory_bytes_max: int = 64 * MIB
     journal_segment_bytes: int = 32 * MIB
+    log_reserve_bytes: int = 64 * KIB
+    """Room in the log that commands leave to elections and repairs when the disk is full; at most what a segment has
+    left beside the largest command."""
     journal_bytes_max: int = 256 * 1024 * MIB
     save_log_bytes_max: int = 64 * MIB
     """Log applied since the last saved state that makes a durable state machine save the next one."""
@@ -80,6 +83,17 @@ class ReplicaConfig:
     """Of old entries read back from segments, for each follower; 0 means no bound."""
     apply_slice_ms: int = 20
     """How long one tick may apply entries before sockets and heartbeats get their turn."""
+
+    @property
+    def append_bytes(self) -> int:
+        """``append_bytes_max``, but what a segment takes whole, so that there is room for all of a message or none."""
+        return min(self.append_bytes_max, self.journal_segment_bytes // 4)
+
+    @property
+    def reserve_bytes(self) -> int:
+        """``log_reserve_bytes`` within its bound."""
+        largest_bytes = max(self.command_bytes_max, self.append_bytes)
+        return min(self.log_reserve_bytes, self.journal_segment_bytes - largest_bytes - RECORD_OVERHEAD_BYTES_MAX)
 
     def __post_init__(self) -> None:
         if not self.node_id or not self.cluster_id:

@@ -22,9 +22,10 @@ from typing import Generic, TypeVar
 
 from consensus.applier import Applier
 from consensus.config import ReplicaConfig
-from consensus.configuration import Configuration
+from consensus.configuration import Configuration, is_configuration
 from consensus.configuration import encode as encode_configuration
 from consensus.election import Election
+from consensus.entries import Entry
 from consensus.errors import (
     ConsensusError,
     NotLeader,
@@ -32,7 +33,7 @@ from consensus.errors import (
     ProtocolError,
     SafetyViolation,
 )
-from consensus.library import LibraryLog, Raft
+from consensus.library import NO_OP_BYTES, LibraryLog, Raft
 from consensus.messages import (
     Ack,
     Append,
@@ -53,9 +54,10 @@ from consensus.messages import (
 from consensus.ports import DurableState, PeerStatus, Role, RoleChange, StateMachine
 from consensus.proposals import Proposals
 from consensus.read_index import ReadRounds
-from consensus.repairs import ack_counts, admit_append
+from consensus.repairs import ack_counts, admit_append, without_entries
 from consensus.replication import Replication
 from consensus.saving import Saving, begin_at_saved
+from consensus.segment import RECORD_HEADER_BYTES, records_bytes
 from consensus.snapshots import Snapshots
 from consensus.voting import Voting
 from consensus.worker import InlineWorker, Worker
@@ -63,6 +65,9 @@ from consensus.worker import InlineWorker, Worker
 logger = logging.getLogger(__name__)
 
 Token = TypeVar("Token")
+
+TERM_BYTES = 4 * RECORD_HEADER_BYTES
+"""Room in the log for the beginning of a term: a truncation and the leader's own entry."""
 
 
 class Engine(Generic[Token]):
@@ -231,7 +236,8 @@ class Engine(Generic[Token]):
         """
         if not self._raft.leads():
             raise NotLeader(self.leader_id)
-        self._proposals.add(command, token, self.log.bytes_used)
+        log = self.log
+        self._proposals.add(command, token, log.bytes_used, log.room_bytes if log.disk_full else None)
 
     def read(self, token: Token) -> None:
         """Ask for a read point; the next tick starts a round unless one is open.
@@ -294,6 +300,9 @@ class Engine(Generic[Token]):
         more = False
         if self._raft.leads():
             self._check_quorum(now)
+        elif now >= self._election.deadline and not self.log.has_room(TERM_BYTES):
+            # A leader begins its term with an entry of its own; without room for it, others must lead.
+            self._election.voted(now)
         elif now >= self._election.deadline:
             self._voting.ask_for_pre_votes(self._epochs, now)
         if self._raft.leads():
@@ -362,9 +371,19 @@ class Engine(Generic[Token]):
         except ProtocolError as error:
             logger.error("an append from %s is ignored: %s", peer_id, error)
             return
+        full = not self._has_room(admitted.append.entries)
+        if full:
+            admitted = without_entries(admitted, self.log)
         self._raft.receive_append(peer_id, admitted.append, success=admitted.success)
-        ack = Ack(append.term, epoch, admitted.success, admitted.index, append.prev_index)
+        ack = Ack(append.term, epoch, admitted.success, admitted.index, append.prev_index, full)
         self._held.append((peer_id, ack))
+
+    def _has_room(self, entries: list[Entry]) -> bool:
+        if not entries:
+            return True
+        # What a leader appends for itself may use what commands leave: or nobody could begin a term on full disks.
+        own = all(len(command) <= NO_OP_BYTES or is_configuration(command) for command, _, _ in entries)
+        return self.log.has_room(records_bytes(entries), reserve_bytes=0 if own else self.config.reserve_bytes)
 
     def _handle_ack(self, peer_id: str, ack: Ack) -> None:
         term = self._raft.term()

@@ -15,7 +15,8 @@ import msgspec
 
 from consensus.errors import Corrupt
 from consensus.ports import SavedPoint
-from consensus.sealed_file import read_sealed, write_sealed
+from consensus.reserve import write_small
+from consensus.sealed_file import read_sealed
 from consensus.segment import segment_name
 from consensus.segment_file import Segment
 from consensus.storage import Storage
@@ -60,7 +61,7 @@ def publish_and_remove(storage: Storage, start: LogStart, segments: list[Segment
     Raises:
         OSError: the base may or may not be durable; what is left in ``segments`` was not removed. May be repeated.
     """
-    write_sealed(storage, BASE_FILE, _MAGIC, msgspec.msgpack.encode(start))
+    write_small(storage, BASE_FILE, _MAGIC, msgspec.msgpack.encode(start))
     while segments:
         storage.remove(segment_name(segments[0].header.sequence))
         segments.pop(0).file.close()

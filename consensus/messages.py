@@ -41,6 +41,8 @@ class Ack(_Message, frozen=True, tag=2):
     index: int
     prev_index: int
     """Of the append that is answered, so that a late refusal is told from a current one."""
+    full: bool = False
+    """The disk has no room for the entries: none was taken, ``index`` is what matched before them."""
 
 
 class VoteRequest(_Message, frozen=True, tag=3):

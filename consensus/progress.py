@@ -23,6 +23,7 @@ class Progress:
         "in_flight_bytes",
         "match_index",
         "next_index",
+        "paused_until",
         "probe_sent",
         "probing",
         "sent_at",
@@ -35,6 +36,8 @@ class Progress:
         self.probing = True
         self.probe_sent = False
         self.snapshot = False
+        self.paused_until = float("-inf")
+        """It has no room for entries; only heartbeats go there."""
         self.in_flight_bytes = 0
         self.commit_sent = 0
         self.sent_at = float("-inf")
@@ -44,6 +47,12 @@ class Progress:
 
     def reconnected(self) -> None:
         """What was in flight may be lost: find the place again."""
+        self._probe()
+
+    def full(self, until: float) -> None:
+        """The follower's disk is full: what was sent is lost, and nothing is sent for a while."""
+        self.paused_until = until
+        self.next_index = self.match_index + 1
         self._probe()
 
     def begin_snapshot(self) -> None:

@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 
 from consensus.config import COMMAND_BYTES_MIN, ReplicaConfig
 from consensus.errors import CommandRefused, ConsensusError, NotLeader, OutcomeUnknown, Overloaded
+from consensus.segment import RECORD_HEADER_BYTES
 from consensus.wal import Journal
 
 Token = TypeVar("Token")
@@ -38,8 +39,8 @@ class Proposals(Generic[Token]):
         """Commands wait to be appended."""
         return bool(self._queued)
 
-    def add(self, command: bytes, token: Token, journal_bytes: int) -> None:
-        """Queue a command.
+    def add(self, command: bytes, token: Token, journal_bytes: int, room_bytes: int | None = None) -> None:
+        """Queue a command; ``room_bytes`` is what the log has room for, None while the disk is not full.
 
         Raises:
             CommandRefused, Overloaded: a bound is reached; nothing was queued.
@@ -57,18 +58,31 @@ class Proposals(Generic[Token]):
         # One segment is always being prepared, and counts.
         if journal_bytes + self._queued_bytes + size + config.journal_segment_bytes > config.journal_bytes_max:
             raise Overloaded("journal_bytes_max", config.journal_bytes_max)
+        if room_bytes is not None:
+            queued_bytes = self._queued_bytes + size + (len(self._queued) + 1) * RECORD_HEADER_BYTES
+            if queued_bytes + config.reserve_bytes > room_bytes:
+                raise Overloaded("journal_room_bytes", room_bytes)
         self._queued_bytes += size
         self._queued.append((command, token))
 
     def append_to(self, journal: Journal, term: int) -> None:
-        """Append everything queued; not flushed yet."""
+        """Append everything queued; not flushed yet. What a full disk has no room for fails as ``Overloaded``."""
         queued, self._queued = self._queued, []
-        for command, token in queued:
+        reserve_bytes = self._config.reserve_bytes
+        for number, (command, token) in enumerate(queued):
+            if not journal.has_room(RECORD_HEADER_BYTES + len(command), reserve_bytes=reserve_bytes):
+                self._refuse(queued[number:], journal.room_bytes)
+                break
             index = journal.last_index + 1
             journal.append(command, index, term)
             self._appended[index] = (token, len(command))
         self._appended_bytes += self._queued_bytes
         self._queued_bytes = 0
+
+    def _refuse(self, queued: list[tuple[bytes, Token]], room_bytes: int) -> None:
+        for command, token in queued:
+            self._queued_bytes -= len(command)
+            self._on_failure(token, Overloaded("journal_room_bytes", room_bytes))
 
     def applied(self, index: int, result: object) -> None:
         """An entry was applied; most of a follower's have nobody waiting."""

@@ -101,6 +101,14 @@ def admit_append(append: Append, log: LogView) -> Admitted:
     return Admitted(append, success=True, index=last)
 
 
+def without_entries(admitted: Admitted, log: LogView) -> Admitted:
+    """The same append from a leader whose entries there is no room for: what matches before them is acknowledged."""
+    matched = admitted.append.prev_index
+    commit = min(admitted.append.commit, max(matched, log.commit_index))
+    seen = Append(admitted.append.term, log.last_index, log.last_term, commit, [])
+    return Admitted(seen, success=True, index=matched)
+
+
 def ack_counts(ack: Ack, *, term: int, epoch: int | None) -> bool:
     """B3, B4: an acknowledgement counts only for the leader's own term and the peer's present connection."""
     return ack.term == term and ack.epoch == epoch

@@ -18,6 +18,9 @@ from consensus.progress import Progress
 from consensus.segment import RECORD_HEADER_BYTES
 from consensus.throttle import TokenBucket
 
+FULL_PAUSE_S = 0.5
+"""How long a follower whose disk is full gets no entries."""
+
 
 class Replication:
     """Followers of one leader; empty while this node does not lead."""
@@ -66,7 +69,10 @@ class Replication:
             return False
         if ack.index > self._log.last_index:
             raise SafetyViolation(f"{peer_id} acknowledges entry {ack.index} of {self._log.last_index}")
-        if not progress.matched(ack.index):
+        news = progress.matched(ack.index)
+        if ack.full:
+            progress.full(now + FULL_PAUSE_S)
+        if not news:
             return False
         self._raft.receive_match(peer_id, ack.index)
         return True
@@ -153,7 +159,7 @@ class Replication:
             next_index = progress.next_index
             if next_index <= log.base.index and not progress.snapshot:
                 progress.begin_snapshot()
-            if progress.snapshot:
+            if progress.snapshot or progress.paused_until > now:
                 return False
             if progress.probing:
                 if progress.probe_sent:
@@ -167,7 +173,7 @@ class Replication:
             if append is None:
                 entries = []
                 if next_index <= log.last_index:
-                    entries = log.entries(next_index, log.last_index, bytes_max=config.append_bytes_max)
+                    entries = log.entries(next_index, log.last_index, bytes_max=config.append_bytes)
                 append = built[next_index] = self._append_after(next_index - 1, entries)
             self._send_append(peer_id, progress, append, now)
             if old:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import google_crc32c
@@ -78,6 +78,11 @@ class Record(NamedTuple):
     commit: int
     prior_end: int
     payload: bytes
+
+
+def records_bytes(entries: Sequence[tuple[bytes, int, int]]) -> int:
+    """What entries take at most, a truncation before them included."""
+    return sum(len(entry[0]) for entry in entries) + (len(entries) + 1) * RECORD_HEADER_BYTES
 
 
 def segment_name(sequence: int) -> str:

@@ -7,7 +7,6 @@ Read next: :mod:`consensus.wal`.
 
 from __future__ import annotations
 
-import errno
 import logging
 from concurrent.futures import Future
 from contextlib import suppress
@@ -15,15 +14,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from consensus.errors import SafetyViolation
+from consensus.reserve import NO_SPACE_ERRNOS, renew_reserve
 from consensus.sealed_file import TEMPORARY_SUFFIX
 from consensus.segment import SEGMENT_HEADER_BYTES, SegmentHeader, encode_header, segment_name
 from consensus.storage import File, Storage
 from consensus.worker import Worker
 
 logger = logging.getLogger(__name__)
-
-NO_SPACE_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""A disk, a quota or a limit on file sizes is exhausted; waiting may help, unlike for any other error."""
 
 RETRY_S: Final = 1.0
 _PREWRITE_BYTES = 1024 * 1024
@@ -94,13 +91,29 @@ class SpareSegment:
         """Start to make it."""
         self._header = header
         storage = self._storage
-        self._future = self._worker.submit(lambda: make_segment(storage, header))
+
+        def make() -> Segment:
+            # First: a vote needs room more than a command does.
+            renew_reserve(storage)
+            return make_segment(storage, header)
+
+        self._future = self._worker.submit(make)
 
     def adopt(self, segment: Segment) -> None:
         """Take one that an earlier process made."""
         self._header = segment.header
-        self._future = Future()
-        self._future.set_result(segment)
+        storage = self._storage
+
+        def keep() -> Segment:
+            try:
+                renew_reserve(storage)
+            except OSError:
+                # Made again, over this one, when there is room for both.
+                segment.file.close()
+                raise
+            return segment
+
+        self._future = self._worker.submit(keep)
 
     def available(self) -> bool:
         """Wait for it while it is being made for the first time; False while the disk is full.

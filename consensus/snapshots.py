@@ -19,6 +19,7 @@ from consensus.messages import Message, SnapshotAnswer, SnapshotChunk, SnapshotO
 from consensus.ports import DurableState, SavedPoint
 from consensus.replication import Replication
 from consensus.saving import Saving
+from consensus.segment import RECORD_HEADER_BYTES
 from consensus.snapshot_leader import SnapshotSender
 from consensus.snapshot_receive import Receiving, is_sound
 from consensus.snapshot_send import Position
@@ -139,6 +140,8 @@ class Snapshots:
             # The log brought this node further meanwhile: an older state never replaces a newer one.
             self._receiving.drop()
             answer(Verdict.HAVE, Position(0, 0))
+            return
+        if not self._log.has_room(RECORD_HEADER_BYTES + len(point.configuration)):
             return
         self._receiving.install()
         self._log.reset_to(point)

@@ -21,6 +21,7 @@ from consensus.entries import Entry
 from consensus.errors import Corrupt, SafetyViolation
 from consensus.log_base import BASE_FILE, FIRST_START, LogStart, publish_and_remove
 from consensus.ports import SavedPoint
+from consensus.reserve import NO_SPACE_ERRNOS
 from consensus.segment import (
     KIND_ENTRY,
     RECORD_HEADER_BYTES,
@@ -31,7 +32,7 @@ from consensus.segment import (
     read_record,
     segment_name,
 )
-from consensus.segment_file import NO_SPACE_ERRNOS, RETRY_S, Segment, SpareSegment, make_segment
+from consensus.segment_file import RETRY_S, Segment, SpareSegment, make_segment
 from consensus.storage import Storage
 from consensus.wal_recovery import Recovered, ReplayedEntries
 from consensus.worker import Task, Worker
@@ -93,6 +94,28 @@ class Journal(ReplayedEntries):
     def flush_seconds(self) -> list[float]:
         """Durations of the latest flushes, oldest first."""
         return list(self._flush_seconds)
+
+    @property
+    def disk_full(self) -> bool:
+        """The next segment could not be made for want of room; what is left in the current one is all there is."""
+        return self._spare.no_space
+
+    @property
+    def room_bytes(self) -> int:
+        """Bytes of records that can be appended for certain or, while the next segment is being made, probably."""
+        last = self._segments[-1].header
+        return last.base + last.size - self._end + self._spare.size
+
+    def has_room(self, size_bytes: int, *, reserve_bytes: int = 0) -> bool:
+        """``size_bytes`` of records can be appended, and ``reserve_bytes`` after them.
+
+        Waits for the next segment when it is needed and being made for the first time.
+
+        Raises:
+            OSError: the disk failed.
+        """
+        needed = size_bytes + reserve_bytes
+        return self._fits(needed) or (self._spare.available() and needed <= self._spare.size)
 
     def entry(self, index: int) -> Entry:
         """The entry at ``index``, which the log must hold."""

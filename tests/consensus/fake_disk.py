@@ -5,6 +5,7 @@ A kill may also keep any part of what was not flushed, as real disks do: ``kill(
 
 from __future__ import annotations
 
+import errno
 import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -13,6 +14,7 @@ from consensus.errors import DirectoryLocked
 from consensus.storage import File
 
 SECTOR = 512
+BLOCK = 4096
 
 
 class Killed(BaseException):
@@ -44,6 +46,8 @@ class _FakeFile:
         self._disk.called("write", self._name)
         joined = b"".join(buffers)
         data = self._inode.data
+        blocks = -(-len(data) // BLOCK)
+        self._disk.need(-(-(offset + len(joined)) // BLOCK) * BLOCK - blocks * BLOCK)
         if len(data) < offset + len(joined):
             data.extend(bytes(offset + len(joined) - len(data)))
         data[offset : offset + len(joined)] = joined
@@ -62,6 +66,8 @@ class FakeDisk:
     """One directory. ``trace`` lists the system calls; ``on_call`` may raise to inject a failure or a kill."""
 
     def __init__(self) -> None:
+        self.capacity: int | None = None
+        """Bytes of all files together; None for a disk without end."""
         self._inodes: dict[str, _Inode] = {}
         self._durable_names: dict[str, _Inode] = {}
         self._locked = False
@@ -71,6 +77,22 @@ class FakeDisk:
     def called(self, call: str, name: str) -> None:
         self.on_call(call, name)
         self.trace.append((call, name))
+
+    @property
+    def used(self) -> int:
+        return sum(-(-len(inode.data) // BLOCK) * BLOCK for inode in self._inodes.values())
+
+    def fill(self, spared: str = "", spared_bytes: int = 0) -> None:
+        """Somebody else takes all the space, but leaves ``spared_bytes`` when the file ``spared`` is missing."""
+        durable = sum(-(-len(inode.data) // BLOCK) * BLOCK for inode in self._durable_names.values())
+        missing = spared_bytes if spared not in self._durable_names or spared not in self._inodes else 0
+        self.capacity = max(self.used, durable) + missing
+
+    def need(self, growth: int) -> None:
+        if growth > 0 and self.capacity is not None and self.used + growth > self.capacity:
+            raise OSError(self.full_errno, "the fake disk is full")
+
+    full_errno = errno.ENOSPC
 
     def kill(self, rng: random.Random | None = None) -> None:
         """Lose power: unflushed names are gone, unflushed bytes are gone or, by sector, partly there."""
@@ -133,6 +155,7 @@ class FakeDisk:
     def create(self, name: str, size: int = 0) -> File:
         self.called("create", name)
         inode = self._inodes[name] = _Inode()
+        self.need(-(-size // BLOCK) * BLOCK)
         inode.data.extend(bytes(size))
         return _FakeFile(self, inode)
 
