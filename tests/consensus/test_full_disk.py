@@ -9,7 +9,8 @@ import pytest
 
 from consensus.ballot import Ballot
 from consensus.errors import Overloaded
-from consensus.messages import Ack
+from consensus.messages import Ack, Append
+from consensus.replication import FULL_PAUSE_S
 from consensus.reserve import RESERVE_BYTES, RESERVE_FILE, renew_reserve
 from consensus.wal import Journal
 from tests.consensus.fake_disk import BLOCK, FakeDisk, InlineWorker
@@ -127,10 +128,13 @@ class CountingReads(Simulation):
     def __init__(self, seed):
         self.reads = 0
         self.full_acks = 0
+        self.entries_sent = {}
         super().__init__(seed, faults=False)
 
     def sent(self, source, target, message):
         self.full_acks += isinstance(message, Ack) and message.full
+        if isinstance(message, Append) and message.entries:
+            self.entries_sent.setdefault(target, []).append(self.now)
         super().sent(source, target, message)
 
     def fill(self, *nodes):
@@ -183,12 +187,15 @@ def test_a_follower_with_a_full_disk_holds_nobody_up_and_catches_up_when_there_i
     leader = sim.leader()
     full = next(node for node in sim.nodes.values() if node is not leader)
     sim.fill(full)
-    before = len(sim.history.acknowledged)
     sim.run_until(lambda: sim.full_acks > 3)
+    since, before = sim.now, len(sim.history.acknowledged)
     sim.run_until(lambda: len(sim.history.acknowledged) > before + 400)
     assert sim.leader() is leader
     assert full.engine.log.last_index < leader.engine.log.last_index - 100
     assert leader.engine._replication._progress[full.name].ack_at > sim.now - 0.5
+    # One attempt a pause, and what is in flight when the answer comes.
+    tried = sum(at > since + 0.5 for at in sim.entries_sent[full.name])
+    assert 0 < tried <= 6 * (sim.now - since) / FULL_PAUSE_S + 6
     sim.check_reads()
     sim.free()
     sim.settle_and_check()
