@@ -21,6 +21,10 @@ from consensus.worker import Task, Worker
 logger = logging.getLogger(__name__)
 
 _RETRY_S = 1.0
+_FAILED_PAUSE_S = 5.0
+"""How long a follower that could not take a snapshot is left alone."""
+_FAILURES_MAX = 5
+"""After so many the copy itself is replaced."""
 
 
 class SnapshotSender:
@@ -49,6 +53,8 @@ class SnapshotSender:
         self._retry_at = 0.0
         self._outgoing: dict[str, Outgoing] = {}
         self._order: list[str] = []
+        self._paused_until: dict[str, float] = {}
+        self._failures = 0
         self._chunk_bytes = min(config.snapshot_chunk_bytes, config.frame_bytes_max - RECORD_OVERHEAD_BYTES_MAX)
         self._bucket = TokenBucket(config.snapshot_bytes_per_s, 2 * self._chunk_bytes)
         self._answer_s = 10 * config.heartbeat_ms / 1000
@@ -80,9 +86,13 @@ class SnapshotSender:
         if answer.verdict in (Verdict.HAVE, Verdict.INSTALLED):
             del self._outgoing[peer_id]
         elif answer.verdict is Verdict.FAILED:
-            logger.error("%s could not take the snapshot; another copy is made", peer_id)
-            self._close(now)
-            self._retry_at = now + _RETRY_S
+            # Its disk is full, or the copy is bad; the first is more likely, and others may be half through.
+            logger.error("%s could not take the snapshot", peer_id)
+            del self._outgoing[peer_id]
+            self._paused_until[peer_id] = now + _FAILED_PAUSE_S
+            self._failures += 1
+            if self._failures >= _FAILURES_MAX:
+                self._close(now)
         else:
             outgoing.answered(answer, now)
 
@@ -98,7 +108,7 @@ class SnapshotSender:
         if source is None:
             return
         for peer_id in wanting:
-            if peer_id not in connected:
+            if peer_id not in connected or self._paused_until.get(peer_id, now) > now:
                 continue
             outgoing = self._outgoing.get(peer_id)
             if outgoing is None:
@@ -139,6 +149,7 @@ class SnapshotSender:
             else:
                 self._source = self._opening.fetch()
                 self._transfer = self._rng.getrandbits(63)
+                self._failures = 0
                 self._used_at = now
         if self._source is not None:
             if self._outgoing:

@@ -17,6 +17,7 @@ from consensus.library import LibraryLog
 from consensus.messages import Append, PreVoteRequest, SnapshotAnswer, SnapshotChunk, SnapshotOffer, Verdict
 from consensus.ports import Role, SavedPoint, SnapshotFile, SnapshotManifest
 from consensus.saving import begin_at_saved
+from consensus.snapshot_leader import SnapshotSender
 from consensus.snapshot_receive import Receiving, is_sound
 from consensus.snapshot_send import WINDOW_CHUNKS, Outgoing, chunk_crc
 from consensus.snapshots import Snapshots
@@ -522,6 +523,64 @@ def test_a_rejection_sends_again_from_there_and_a_late_read_is_dropped():
     outgoing.answered(answer(Verdict.REJECTED, (0, 4)), 0.2)
     assert outgoing.chunk(3, place, bytes(size), 0) is None
     assert outgoing.next_read() == ((0, 4), 4)
+
+
+class SourceState:
+    def __init__(self):
+        self.opened = 0
+
+    def open_snapshot(self):
+        self.opened += 1
+        machine = DurableMachine(FakeDisk())
+        machine.begin_save(SavedPoint(50, 1, b""))
+        return machine.open_snapshot()
+
+
+class Sender:
+    def __init__(self):
+        self.state, self.said, self.now = SourceState(), [], 0.0
+        self.sender = SnapshotSender(
+            CONFIG,
+            self.state,
+            InlineWorker(),
+            lambda: None,
+            random.Random(1),
+            lambda peer, message: self.said.append((peer, message)),
+        )
+
+    def advance(self, *wanting, seconds=0.01):
+        self.now += seconds
+        self.said.clear()
+        self.sender.advance(wanting, {"n2", "n3"}, 3, 40, self.now)
+        return {peer: message for peer, message in self.said if isinstance(message, SnapshotOffer)}
+
+    def answer(self, peer, transfer, verdict):
+        self.sender.answered(peer, SnapshotAnswer(3, 7, transfer, verdict, 0, 0, 0), self.now)
+
+
+def test_a_follower_that_cannot_take_a_snapshot_is_left_alone_and_the_others_go_on():
+    sender = Sender()
+    sender.advance("n2", "n3")
+    offers = sender.advance("n2", "n3")
+    assert set(offers) == {"n2", "n3"}
+    transfer = offers["n2"].transfer
+    sender.answer("n2", transfer, Verdict.FAILED)
+    sender.answer("n3", transfer, Verdict.NEXT)
+    assert sender.advance("n2", "n3") == {}
+    assert any(peer == "n3" and isinstance(message, SnapshotChunk) for peer, message in sender.said)
+    offers = sender.advance("n2", "n3", seconds=6)
+    assert offers["n2"].transfer == transfer
+    assert sender.state.opened == 1
+
+
+def test_a_copy_that_nobody_can_take_is_replaced():
+    sender = Sender()
+    transfers = set()
+    for _ in range(12):
+        for offer in sender.advance("n2", seconds=6).values():
+            transfers.add(offer.transfer)
+            sender.answer("n2", offer.transfer, Verdict.FAILED)
+    assert 2 <= sender.state.opened == len(transfers) <= 4
 
 
 @pytest.mark.parametrize("seed", range(5))
