@@ -435,6 +435,8 @@ class Engine(Generic[Token]):
                 self._snapshots.begin_term()
             return
         self._replication.end()
+        if self._snapshots is not None:
+            self._snapshots.end_term()
         if role is Role.FOLLOWER:
             self._election.voted(self._now)
         self._abandon()

@@ -65,6 +65,11 @@ class Snapshots:
         self._following.clear()
         self._sender.begin_term()
 
+    def end_term(self) -> None:
+        """It no longer does: its log waits for nobody."""
+        self._following.clear()
+        self._saving.needed_from = None
+
     def reconnected(self, peer_id: str) -> None:
         """What was in flight to this peer may be lost."""
         self._sender.reconnected(peer_id)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from consensus.ports import Role
 from tests.consensus.durable_machine import DurableMachine
 from tests.consensus.simulation import NodeKilledError, PowerLossError, SimNode, Simulation
 
@@ -37,6 +38,8 @@ class DurableNode(SimNode):
             return
         self.installs = self.installs_before + self.machine.installs
         self.sim.bases.append(self.engine.log.base.index)
+        if self.engine.role is not Role.LEADER:
+            assert self.engine._saving.needed_from is None, "a log that waits for nobody's followers"
         if self.machine.saving and self.sim.rng.random() < 0.1:
             self.busy = True
             try:
