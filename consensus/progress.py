@@ -92,8 +92,13 @@ class Progress:
         return True
 
     def refused(self, prev_index: int, hint: int) -> None:
-        """The follower does not have ``prev_index``; a late refusal of an earlier append changes nothing."""
-        if self.snapshot or prev_index < self.match_index or (self.probing and prev_index != self.next_index - 1):
+        """The follower does not have ``prev_index``; a late refusal of an earlier append changes nothing.
+
+        Nor does a hint of 0: it answers an append of an earlier term, to tell its sender of the later one, which this
+        node may lead by the time the answer comes.
+        """
+        stale = prev_index < self.match_index or (self.probing and prev_index != self.next_index - 1)
+        if not hint or self.snapshot or stale:
             return
         self.next_index = max(self.match_index + 1, min(hint, prev_index))
         self._probe()
