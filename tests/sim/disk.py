@@ -1,0 +1,62 @@
+"""The fake disk of one machine, with the ways in which disks fail.
+
+Adds to :class:`tests.consensus.fake_disk.FakeDisk`, which drops or tears by sector what was not flushed: failing
+flushes, a capacity, and bits that flip while the node is down. Read next: :mod:`tests.sim.node`.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+
+from consensus.storage import File
+from tests.consensus.fake_disk import FakeDisk
+
+
+class SimDisk(FakeDisk):
+    """One directory; survives its process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.capacity: int | None = None
+        """Bytes that files may take together; None means no limit."""
+        self.fail_syncs = 0
+        """How many of the next flushes fail; what they should have made durable is then unknown."""
+        self.spoiled = False
+
+    def called(self, call: str, name: str) -> None:
+        self.on_call(call, name)
+        if call == "sync" and self.fail_syncs:
+            self.fail_syncs -= 1
+            self.spoiled = True
+            raise OSError(errno.EIO, "flush failed", name)
+
+    def create(self, name: str, size: int = 0) -> File:
+        if self.capacity is not None:
+            others = sum(len(inode.data) for known, inode in self._inodes.items() if known != name)
+            if others + size > self.capacity:
+                self.on_call("create", name)
+                raise OSError(errno.ENOSPC, "no space left on device", name)
+        return super().create(name, size)
+
+    def release(self, rng: random.Random) -> None:
+        """The process died, the machine did not: the page cache stays, unless a failed flush has spoiled it."""
+        if self.spoiled:
+            self.kill(rng)
+        self._locked = False
+
+    def kill(self, rng: random.Random | None = None) -> None:
+        super().kill(rng)
+        self.spoiled = False
+        self.fail_syncs = 0
+
+    def flip(self, name: str, offset: int, bit: int) -> None:
+        """Change one bit of what is on the platter."""
+        inode = self._inodes[name]
+        inode.data[offset] ^= 1 << bit
+        if offset < len(inode.durable):
+            inode.durable[offset] ^= 1 << bit
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each file."""
+        return {name: len(self._inodes[name].data) for name in self.names()}

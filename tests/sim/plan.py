@@ -1,0 +1,112 @@
+"""What one seed means: configuration, workload and the list of faults, all drawn before anything runs.
+
+A plan is data, so that a failing one can be shrunk: fewer faults, a shorter run. Read next: :mod:`tests.sim.faults`.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from consensus.config import ReplicaConfig
+
+COMMAND_BYTES_MAX = 512
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One action: ``number`` names it when a plan is shrunk, ``kind`` is a key of the registry."""
+
+    number: int
+    at: float
+    kind: str
+    args: tuple
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that a run depends on."""
+
+    seed: int
+    names: tuple[str, ...]
+    settings: dict
+    """Of :class:`ReplicaConfig`."""
+    seconds: float
+    clients: int
+    burst: int
+    """Commands a client proposes at once, at most."""
+    think_s: float
+    latency_s: float
+    late_s: float
+    """How late a message of a broken connection may come."""
+    flush_s: float
+    faults: tuple[Fault, ...] = field(default=())
+
+    def config(self, name: str) -> ReplicaConfig:
+        """Settings of one node."""
+        peers = {other: ("127.0.0.1", 1) for other in self.names if other != name}
+        return ReplicaConfig(
+            node_id=name,
+            cluster_id="sim",
+            listen=("127.0.0.1", 0),
+            peers=peers,
+            data_dir=Path("unused"),
+            **self.settings,
+        )
+
+    def only(self, numbers, seconds: float | None = None) -> Plan:
+        """The same run with some of its faults, and shorter."""
+        kept = tuple(fault for fault in self.faults if fault.number in numbers)
+        return replace(self, faults=kept, seconds=self.seconds if seconds is None else seconds)
+
+
+def make_plan(seed: int, *, nodes: int | None = None, kinds=None, seconds: float | None = None, **fixed) -> Plan:
+    """Draw a plan. ``kinds`` maps kinds of faults to weights; ``fixed`` overrides fields of the plan."""
+    from tests.sim.faults import DEFAULT_MIX, REGISTRY
+
+    rng = random.Random(f"{seed}/plan")
+    count = nodes or rng.choice((3, 3, 3, 5))
+    if nodes:
+        rng.random()
+    names = tuple(f"n{number}" for number in range(1, count + 1))
+    heartbeat = rng.choice((30, 60, 100))
+    shortest = heartbeat * rng.choice((3, 5))
+    settings = {
+        "heartbeat_ms": heartbeat,
+        "election_ms_min": shortest,
+        "election_ms_max": shortest * 2,
+        "fast_election_ms_min": 5,
+        "fast_election_ms_max": rng.choice((20, 80)),
+        "commit_notice_ms": rng.choice((0, 2, 10)),
+        "command_bytes_max": COMMAND_BYTES_MAX,
+        "append_bytes_max": rng.choice((1, 200, 600, 4000)),
+        "in_flight_bytes_max": rng.choice((300, 1500, 1 << 16)),
+        "log_memory_bytes_max": rng.choice((512, 4096, 1 << 20)),
+        "journal_segment_bytes": rng.choice((9216, 16384, 65536)),
+        "apply_slice_ms": rng.choice((0, 20)),
+    }
+    run_s = rng.uniform(2.0, 5.0)
+    plan = Plan(
+        seed=seed,
+        names=names,
+        settings=settings,
+        seconds=run_s if seconds is None else seconds,
+        clients=rng.randint(1, 4),
+        burst=rng.choice((1, 2, 8)),
+        think_s=rng.choice((0.005, 0.03, 0.1)),
+        latency_s=rng.choice((0.0002, 0.001, 0.005)),
+        late_s=rng.choice((0.0, 0.05, 1.0)),
+        flush_s=rng.choice((0.0002, 0.001, 0.004)),
+    )
+    plan = replace(plan, **fixed)
+    mix = dict(DEFAULT_MIX if kinds is None else kinds)
+    faults = []
+    at = rng.uniform(0.3, 1.0)
+    gap = rng.choice((0.1, 0.25, 0.6))
+    weights = list(mix.values())
+    while mix and at < plan.seconds:
+        kind = rng.choices(list(mix), weights)[0]
+        faults.append(Fault(len(faults), round(at, 6), kind, REGISTRY[kind].draw(rng, plan.names)))
+        at += rng.expovariate(1 / gap)
+    return replace(plan, faults=tuple(faults))
