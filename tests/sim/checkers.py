@@ -100,7 +100,7 @@ class LeaderCompleteness(Checker):
         for index, (entry_term, seen_term) in enumerate(self.committed, 1):
             if seen_term < term and self.logs.term_at(node, index) != entry_term:
                 self.fail(
-                    f"{node} leads term {term} without entry {index} of term {entry_term}, committed in term {seen_term}"
+                    f"{node} leads term {term} without entry {index} of {entry_term}, committed by term {seen_term}"
                 )
 
 

@@ -6,7 +6,7 @@ A client waits for its answers, or gives up after a time; what it gave up on may
 
 from __future__ import annotations
 
-PATIENCE_S = 1.0
+PATIENCE_S = (0.1, 0.3, 1.0)
 SIZES = (0, 0, 40, 100, 450)
 
 
@@ -45,7 +45,7 @@ class Client:
         if node is None:
             world.scheduler.after(0.02 + rng.random() * 0.05, self.next)
             return
-        world.scheduler.after(PATIENCE_S, self._give_up, this)
+        world.scheduler.after(rng.choice(PATIENCE_S), self._give_up, this)
         if rng.random() < 0.3:
             self._open = 1
             node.read(Read(world.read_floor(), lambda: self._done(this)))
@@ -54,7 +54,7 @@ class Client:
         for _ in range(count):
             self._count += 1
             world.counts["proposed"] += 1
-            command = b"c%d.%d " % (self.number, self._count) + bytes(rng.choice(SIZES))
+            command = b"c%d.%d " % (self.number, self._count) + b"." * rng.choice(SIZES)
             node.propose(command, lambda index: self._done(this))
 
     def _choose(self):
@@ -79,3 +79,27 @@ class Client:
 
     def _schedule(self):
         self.world.scheduler.after(self.world.plan.think_s * (0.5 + self.rng.random()), self.next)
+
+
+class Reader:
+    """Reads all the time, at whoever says that it leads and is the least likely to."""
+
+    def __init__(self, world, rng):
+        self.world, self.rng = world, rng
+        self._stopped = False
+
+    def stop(self):
+        """Ask for nothing more."""
+        self._stopped = True
+
+    def next(self):
+        """Look for a victim."""
+        if self._stopped:
+            return
+        world = self.world
+        world.scheduler.after(0.01 + self.rng.random() * 0.02, self.next)
+        leaders = [node for node in world.nodes.values() if node.alive and node.leads and not node.frozen]
+        if len(leaders) > 1:
+            oldest = min(leaders, key=lambda node: node.term)
+            world.counts["reads at deposed leaders"] += 1
+            oldest.read(Read(world.read_floor(), lambda: None))

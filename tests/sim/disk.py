@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import errno
 import random
+import struct
 
+from consensus.segment import RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, SEGMENT_SUFFIX, scan
 from consensus.storage import File
 from tests.consensus.fake_disk import FakeDisk
 
@@ -56,6 +58,20 @@ class SimDisk(FakeDisk):
         inode.data[offset] ^= 1 << bit
         if offset < len(inode.durable):
             inode.durable[offset] ^= 1 << bit
+
+    def last_batch(self) -> tuple[str, int, int] | None:
+        """File and bounds of the batch that was flushed last: nothing on the disk proves that it was flushed."""
+        for name in reversed(self.names()):
+            if not name.endswith(SEGMENT_SUFFIX):
+                continue
+            data = bytes(self.bytes_of(name))
+            _, _, base, _, seed = struct.unpack_from("<8sQQQI", data)
+            records = list(scan(data, SEGMENT_HEADER_BYTES, seed))
+            if records:
+                last = records[-1]
+                start = max(last.prior_end - base, SEGMENT_HEADER_BYTES)
+                return name, start, last.offset + RECORD_HEADER_BYTES + len(last.payload)
+        return None
 
     def sizes(self) -> dict[str, int]:
         """Bytes of each file."""

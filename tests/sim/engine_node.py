@@ -41,7 +41,6 @@ class ObservedLog(LibraryLog):
         self._node = self._see = None
         super().__init__(node.disk, InlineWorker(), ballot, **bounds)
         self._node, self._see = node.name, node.world.see
-        self._safe_end = node.safe_end
 
     def append(self, command, index, term):
         super().append(command, index, term)
@@ -55,13 +54,8 @@ class ObservedLog(LibraryLog):
 
     def flush(self):
         if self._batch:
-            header, start = self._segments[-1].header, self._batch_start
             super().flush()
-            # Where the last batch begins: what is flipped behind it looks like a write that was torn.
-            self._safe_end.clear()
-            self._safe_end[consensus.wal.segment_name(header.sequence)] = start - header.base
-            if self._see is not None:
-                self._see.flushed(self._node)
+            self._see.flushed(self._node)
 
 
 class Machine:

@@ -104,11 +104,11 @@ class Stop:
 
 @register("partition", 5)
 class Partition:
-    """Some directions of some links stall: symmetric, one-way, a ring, the leader alone; connections may break by it."""
+    """Some directions of some links stall: symmetric, one-way, a ring, the leader alone; connections may break."""
 
     @staticmethod
     def draw(rng, names):
-        shape = rng.choice(("alone", "alone", "split", "deaf", "mute", "one way", "ring"))
+        shape = rng.choice(("alone", "alone", "alone", "split", "deaf", "mute", "one way", "ring"))
         shuffled = rng.sample(names, len(names))
         return (
             shape,
@@ -279,8 +279,8 @@ class Flip:
         # As often in what is used as in the zeros behind it.
         size = len(data) if bit % 2 else max(1, len(data.rstrip(b"\0")))
         offset = int(where * size)
-        start = node.safe_end.get(file)
-        if not data or (start is not None and start <= offset < len(data.rstrip(b"\0"))):
+        file_of_last, start, end = node.disk.last_batch() or ("", 0, 0)
+        if not data or (file == file_of_last and start <= offset < end):
             return
         world.damage(name)
         node.disk.flip(file, offset, bit)
@@ -298,13 +298,11 @@ class FlipLastBatch:
         if not node.alive or node.busy or not world.may_lose(name):
             return
         node.die(power=False, down_s=0.3)
-        for file, start in node.safe_end.items():
-            if file not in node.disk.names():
-                continue
-            end = len(node.disk.bytes_of(file).rstrip(b"\0"))
-            if start < end:
-                world.damage(name)
-                node.disk.flip(file, start + int(where * (end - start)), bit)
+        last = node.disk.last_batch()
+        if last is not None:
+            file, start, end = last
+            world.damage(name)
+            node.disk.flip(file, start + int(where * (end - start)), bit)
 
 
 @register("full disk", 0)

@@ -1,8 +1,8 @@
 """One machine of the simulated cluster: a disk and a clock that outlive the processes on it.
 
 Owns life and death, and time: while a process waits for its disk the rest of the world goes on, and what comes for it
-waits too. What runs in the process is a subclass (:mod:`tests.sim.engine_node`, :mod:`tests.sim.stock_node`). Read next:
-:mod:`tests.sim.world`.
+waits too. What runs in the process is a subclass (:mod:`tests.sim.engine_node`, :mod:`tests.sim.stock_node`).
+Read next: :mod:`tests.sim.world`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ class SimNode:
         self.calls_left = None
         """System calls until the kill that is planned, and what it takes along."""
         self.kill_as = None
-        self.safe_end = {}
         self._backlog = []
         self._next_tick = math.inf
 

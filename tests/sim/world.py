@@ -12,7 +12,7 @@ import random
 from collections import Counter
 
 from tests.sim.checkers import EverybodyIsAnswered, LinearizableReads, Liveness, all_checkers
-from tests.sim.clients import Client
+from tests.sim.clients import Client, Reader
 from tests.sim.clock import Scheduler
 from tests.sim.engine_node import EngineNode
 from tests.sim.faults import LEADER, REGISTRY
@@ -49,6 +49,7 @@ class World:
             on_delivery=self._delivered,
         )
         self.clients = [Client(self, number, self.stream(f"client {number}")) for number in range(plan.clients)]
+        self.clients.append(Reader(self, self.stream("reader")))
 
     def stream(self, name):
         """A source of randomness of its own, so that one part does not disturb another's."""

@@ -1,0 +1,54 @@
+"""Running seeds: one, many, in parallel; what failed and how to see it again.
+
+Read next: :mod:`tests.sim.shrink`, :mod:`tests.sim.__main__`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from dataclasses import dataclass
+
+from tests.sim.engine_node import EngineNode
+from tests.sim.observe import Violation
+from tests.sim.plan import Plan
+from tests.sim.world import World
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one run came to."""
+
+    plan: Plan
+    counts: Counter
+    trace_hash: str
+    checker: str | None = None
+    text: str = ""
+    at: float = 0.0
+
+    @property
+    def failed(self) -> bool:
+        return self.checker is not None
+
+
+def run_plan(plan: Plan, *, node_type=EngineNode, trace=None) -> Outcome:
+    """Run one plan to its end or to the first violation; an error of the code under test counts as one."""
+    level = logging.root.manager.disable
+    # A run logs what its nodes would log, thousands of times.
+    logging.disable(logging.CRITICAL)
+    world = World(plan, node_type=node_type, trace=trace)
+    try:
+        counts = world.run()
+    except Violation as violation:
+        return Outcome(
+            plan, world.counts, world.trace_hash, violation.checker, violation.text, round(world.scheduler.now, 3)
+        )
+    except Exception as error:  # noqa: BLE001 - whatever the code under test raises is a finding
+        where = error.__traceback__
+        while where.tb_next is not None:
+            where = where.tb_next
+        text = f"{type(error).__name__}: {error} ({where.tb_frame.f_code.co_name}:{where.tb_lineno})"
+        return Outcome(plan, world.counts, world.trace_hash, "crash", text, round(world.scheduler.now, 3))
+    finally:
+        logging.disable(level)
+    return Outcome(plan, counts, world.trace_hash)
