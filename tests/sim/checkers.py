@@ -6,7 +6,7 @@ and a bad history of its own (test_checkers.py). Read next: :mod:`tests.sim.obse
 
 from __future__ import annotations
 
-from tests.sim.observe import Checker, Logs, digest
+from tests.sim.observe import IN_SNAPSHOT, Checker, Logs, digest
 
 
 class ElectionSafety(Checker):
@@ -69,6 +69,8 @@ class LogMatching(Checker):
             before = entry_term
 
     def _check(self, node, index, term, command, before):
+        if before == IN_SNAPSHOT:
+            return
         found = (digest(command), before)
         known = self.entries.setdefault((index, term), found)
         if known != found:
@@ -98,7 +100,7 @@ class LeaderCompleteness(Checker):
             return
         self.known.add((node, term))
         for index, (entry_term, seen_term) in enumerate(self.committed, 1):
-            if seen_term < term and self.logs.term_at(node, index) != entry_term:
+            if seen_term < term and self.logs.term_at(node, index) not in (entry_term, IN_SNAPSHOT):
                 self.fail(
                     f"{node} leads term {term} without entry {index} of {entry_term}, committed by term {seen_term}"
                 )

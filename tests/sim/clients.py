@@ -7,7 +7,6 @@ A client waits for its answers, or gives up after a time; what it gave up on may
 from __future__ import annotations
 
 PATIENCE_S = (0.1, 0.3, 1.0)
-SIZES = (0, 0, 40, 100, 450)
 
 
 class Read:
@@ -46,7 +45,7 @@ class Client:
             world.scheduler.after(0.02 + rng.random() * 0.05, self.next)
             return
         world.scheduler.after(rng.choice(PATIENCE_S), self._give_up, this)
-        if rng.random() < 0.3:
+        if rng.random() < world.plan.read_share:
             self._open = 1
             node.read(Read(world.read_floor(), lambda: self._done(this)))
             return
@@ -54,7 +53,7 @@ class Client:
         for _ in range(count):
             self._count += 1
             world.counts["proposed"] += 1
-            command = b"c%d.%d " % (self.number, self._count) + b"." * rng.choice(SIZES)
+            command = b"c%d.%d " % (self.number, self._count) + b"." * rng.choice(world.plan.sizes)
             node.propose(command, lambda index: self._done(this))
 
     def _choose(self):

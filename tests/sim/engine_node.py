@@ -173,6 +173,15 @@ class EngineNode(SimNode):
             return 0.0
         return self.clock.when(engine.deadline())
 
+    def transfer(self, target):
+        """Hand leadership over the hard way: die, so that the target, which has a head start, is elected."""
+        node = self.world.nodes[target]
+        if not node.alive or node.busy or self.busy or node.frozen or node.applied_index < self.applied_index:
+            return
+        self.die(power=False, down_s=1.0)
+        node.engine._election.deadline = 0.0
+        node.wake(0.003)
+
     # -- network ----------------------------------------------------------------------------------------
 
     def connected(self, peer, epoch):

@@ -13,6 +13,10 @@ Entry = tuple[bytes, int, int]
 """Command, index, term."""
 
 
+IN_SNAPSHOT = -1
+"""Stands for the term of an entry that a snapshot has replaced."""
+
+
 class Violation(BaseException):
     """A promise is broken; not an Exception, so nothing under test survives it."""
 
@@ -41,6 +45,9 @@ class Checker:
 
     def truncated(self, node: str, index: int) -> None:
         """Entries from ``index`` on were removed."""
+
+    def installed(self, node: str, index: int) -> None:
+        """The log was emptied and begins at ``index``; what came before is in a snapshot."""
 
     def flushed(self, node: str) -> None:
         """All of the log is on disk."""
@@ -115,8 +122,13 @@ class Logs(Checker):
         """Entries of the log that are on disk for certain."""
 
     def started(self, node, log, term):
-        self.terms[node] = [entry[2] for entry in log]
-        self.durable[node] = len(log)
+        before = log[0][1] - 1 if log else 0
+        self.terms[node] = [IN_SNAPSHOT] * before + [entry[2] for entry in log]
+        self.durable[node] = len(self.terms[node])
+
+    def installed(self, node, index):
+        self.terms[node] = [IN_SNAPSHOT] * (index - 1)
+        self.durable[node] = index - 1
 
     def appended(self, node, index, term, command):
         terms = self.terms[node]
@@ -138,7 +150,9 @@ class Logs(Checker):
     def holders(self, index: int, term: int) -> list[str]:
         """Nodes with this entry on disk."""
         return [
-            node for node, durable in self.durable.items() if durable >= index and self.terms[node][index - 1] == term
+            node
+            for node, durable in self.durable.items()
+            if durable >= index and self.terms[node][index - 1] in (term, IN_SNAPSHOT)
         ]
 
 

@@ -41,6 +41,13 @@ class Plan:
     late_s: float
     """How late a message of a broken connection may come."""
     flush_s: float
+    read_share: float = 0.3
+    sizes: tuple[int, ...] = (0, 0, 40, 100, 450)
+    """Bytes of padding of a command."""
+    settles: bool = True
+    """In the end everybody must agree; without it, what was seen until then is all."""
+    closes_replaced: bool = False
+    """A connection that is replaced is closed, so that nothing more comes from it."""
     faults: tuple[Fault, ...] = field(default=())
 
     def config(self, name: str) -> ReplicaConfig:
@@ -61,8 +68,19 @@ class Plan:
         return replace(self, faults=kept, seconds=self.seconds if seconds is None else seconds)
 
 
-def make_plan(seed: int, *, nodes: int | None = None, kinds=None, seconds: float | None = None, **fixed) -> Plan:
-    """Draw a plan. ``kinds`` maps kinds of faults to weights; ``fixed`` overrides fields of the plan."""
+def make_plan(
+    seed: int,
+    *,
+    nodes: int | None = None,
+    kinds=None,
+    seconds: float | None = None,
+    gap_s: float | None = None,
+    **fixed,
+) -> Plan:
+    """Draw a plan.
+
+    ``kinds`` maps kinds of faults to weights, ``gap_s`` lies between two on average, ``fixed`` overrides fields.
+    """
     from tests.sim.faults import DEFAULT_MIX, REGISTRY
 
     rng = random.Random(f"{seed}/plan")
@@ -104,6 +122,8 @@ def make_plan(seed: int, *, nodes: int | None = None, kinds=None, seconds: float
     faults = []
     at = rng.uniform(0.3, 1.0)
     gap = rng.choice((0.1, 0.25, 0.6))
+    if gap_s is not None:
+        gap, at = gap_s, at + 2.0
     weights = list(mix.values())
     while mix and at < plan.seconds:
         kind = rng.choices(list(mix), weights)[0]

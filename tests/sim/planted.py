@@ -14,6 +14,7 @@ from unittest.mock import patch
 import consensus.election
 import consensus.engine
 import consensus.wal
+import tests.sim.scripts  # noqa: F401 - enters its faults
 from consensus.ballot import Ballot
 from consensus.engine import Engine
 from consensus.library import Raft
@@ -168,6 +169,8 @@ _plant(
     "b3-ack-of-any-term",
     "an acknowledgement counts in a later term than its own",
     (consensus.engine, "ack_counts", lambda ack, term, epoch: True),
+    kinds={"script: acks held back": 1},
+    fixed={"nodes": 5, "seconds": 12.0, "gap_s": 4.0, "burst": 8, "clients": 3},
 )
 
 
@@ -207,6 +210,8 @@ _plant(
     "commits-earlier-terms",
     "entries of earlier terms are committed by counting (Raft §5.4.2)",
     (Raft, "advance_commit", _counts_any_term),
+    kinds={"kill": 4, "break": 3, "partition": 4},
+    fixed={"nodes": 5, "latency_s": 0.005},
     seeds=1000,
 )
 
@@ -241,7 +246,13 @@ class _ConfirmsAnyTerm(Engine):
         self._send(peer_id, ReadProbeAck(probe.term, probe.number))
 
 
-_plant("confirms-any-term", "a probe is confirmed by a node that knows a later term", engine_type=_ConfirmsAnyTerm)
+_plant(
+    "confirms-any-term",
+    "a probe is confirmed by a node that knows a later term",
+    engine_type=_ConfirmsAnyTerm,
+    kinds={"freeze": 4, "slow link": 2, "partition": 4},
+    seeds=300,
+)
 
 
 class _AppliesUncommitted(Engine):

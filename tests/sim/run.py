@@ -31,12 +31,12 @@ class Outcome:
         return self.checker is not None
 
 
-def run_plan(plan: Plan, *, node_type=EngineNode, trace=None) -> Outcome:
+def run_plan(plan: Plan, *, node_type=EngineNode, checkers=None, trace=None) -> Outcome:
     """Run one plan to its end or to the first violation; an error of the code under test counts as one."""
     level = logging.root.manager.disable
     # A run logs what its nodes would log, thousands of times.
     logging.disable(logging.CRITICAL)
-    world = World(plan, node_type=node_type, trace=trace)
+    world = World(plan, node_type=node_type, checkers=checkers, trace=trace)
     try:
         counts = world.run()
     except Violation as violation:

@@ -46,10 +46,12 @@ class World:
             self.nodes,
             latency_s=plan.latency_s,
             late_s=plan.late_s,
+            closes_replaced=plan.closes_replaced,
             on_delivery=self._delivered,
         )
         self.clients = [Client(self, number, self.stream(f"client {number}")) for number in range(plan.clients)]
-        self.clients.append(Reader(self, self.stream("reader")))
+        if plan.read_share:
+            self.clients.append(Reader(self, self.stream("reader")))
 
     def stream(self, name):
         """A source of randomness of its own, so that one part does not disturb another's."""
@@ -71,7 +73,10 @@ class World:
             if fault.at < plan.seconds:
                 scheduler.at(fault.at, self._strike, fault)
         scheduler.run(plan.seconds)
-        self._settle()
+        if plan.settles:
+            self._settle()
+        else:
+            scheduler.run(plan.seconds + 2.5)
         self.counts["steps"] += scheduler.steps
         self.counts["messages"] += self.network.delivered
         self.counts["breaks"] += self.network.breaks
@@ -139,6 +144,12 @@ class World:
         """From now on this node may refuse to start."""
         self._damaged.add(name)
         self.counts["flips"] += 1
+
+    def compact(self, name):
+        """Ask a node to compact its log now."""
+        node = self.nodes[name]
+        if node.alive:
+            node.compact()
 
     def damaged(self, name):
         return name in self._damaged

@@ -1,0 +1,91 @@
+"""The simulator: promises hold over many seeds, a seed repeats exactly, a failure shrinks to one command."""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.sim.__main__ import main
+from tests.sim.clock import NodeClock, Scheduler
+from tests.sim.faults import DEFAULT_MIX
+from tests.sim.plan import make_plan
+from tests.sim.planted import PLANTED
+from tests.sim.run import run_plan
+from tests.sim.shrink import shrink
+
+SEEDS = 160
+BLOCK = 20
+
+
+@pytest.mark.parametrize("start", range(0, SEEDS, BLOCK))
+def test_every_promise_holds_under_every_fault(start):
+    totals = Counter()
+    for seed in range(start, start + BLOCK):
+        outcome = run_plan(make_plan(seed))
+        assert not outcome.failed, (
+            f"{outcome.checker}: {outcome.text}; reproduce and shrink with: python -m tests.sim --seed {seed}"
+        )
+        totals.update(outcome.counts)
+    # A run in which nothing happened proves nothing.
+    for name in ("acknowledged", "elections", "kills", "power losses", "partitions", "flips", "freezes", "breaks"):
+        assert totals[name] >= BLOCK / 4, name
+    assert totals["reads checked"] > 10 * BLOCK
+
+
+def test_every_kind_of_fault_is_drawn():
+    kinds = Counter(fault.kind for seed in range(100) for fault in make_plan(seed).faults)
+    assert set(kinds) == set(DEFAULT_MIX)
+
+
+def test_a_seed_repeats_exactly_in_any_process():
+    here = [run_plan(make_plan(seed)).trace_hash for seed in (3, 4)]
+    assert here == [run_plan(make_plan(seed)).trace_hash for seed in (3, 4)]
+    assert here[0] != here[1]
+    root = Path(__file__).parents[2]
+    for hash_seed in ("0", "77"):
+        for seed, trace_hash in zip((3, 4), here, strict=True):
+            printed = subprocess.run(
+                [sys.executable, "-m", "tests.sim", "--seed", str(seed)],
+                cwd=root,
+                env={**os.environ, "PYTHONHASHSEED": hash_seed},
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout
+            assert f"trace {trace_hash}" in printed
+
+
+def test_a_failing_plan_shrinks_and_still_fails_the_same_way():
+    with PLANTED["votes-for-any-log"].plant() as node_type:
+        whole = next(
+            outcome for seed in range(100) if (outcome := run_plan(make_plan(seed), node_type=node_type)).failed
+        )
+        small, runs = shrink(whole, lambda plan: run_plan(plan, node_type=node_type), runs_max=60)
+    assert small.checker == whole.checker
+    assert len(small.plan.faults) < len(whole.plan.faults)
+    assert runs <= 60
+
+
+def test_the_runner_prints_one_command_that_reproduces_a_failure(capsys):
+    assert main(["--seed", "2", "--planted", "applies-uncommitted"]) == 1
+    command = capsys.readouterr().out.split("reproduce with: ")[1].split()
+    assert command[:3] == ["python", "-m", "tests.sim"]
+    assert main(command[3:]) == 1
+    assert main(["--seed", "2"]) == 0
+
+
+def test_a_clock_never_goes_back():
+    scheduler = Scheduler()
+    clock = NodeClock(scheduler, reading=5.0, rate=2.0)
+    readings = [clock.read()]
+    for act in (lambda: clock.stop(), lambda: clock.resume(), lambda: clock.set_rate(0.5), lambda: clock.jump(3.0)):
+        scheduler.run(scheduler.now + 1.0)
+        readings.append(clock.read())
+        act()
+        readings.append(clock.read())
+    assert readings == sorted(readings)
+    assert readings == [5.0, 7.0, 7.0, 7.0, 7.0, 9.0, 9.0, 9.5, 12.5]
+    assert clock.when(13.0) == pytest.approx(scheduler.now + 1.0)
