@@ -36,6 +36,9 @@ def open_identity(storage: Storage, *, cluster_id: str, node_id: str) -> tuple[I
         IdentityMismatch: the directory belongs to another cluster or node.
         Corrupt: a file is missing or changed. A directory with a journal and no stamp is never adopted.
     """
+    # A process that was killed may have left names (a ballot, a segment) that only the page cache holds: what is
+    # read from here on is acted upon, so it must not be forgotten by a power loss.
+    storage.sync_directory()
     for name in storage.names():
         if name.endswith(TEMPORARY_SUFFIX):
             storage.remove(name)

@@ -1,6 +1,11 @@
 """What the simulator has found, each kept as the shortest history that shows it."""
 
+import pytest
+
+from consensus.identity import open_identity
 from consensus.progress import Progress
+from consensus.wal import Journal
+from tests.consensus.fake_disk import FakeDisk, InlineWorker, Killed
 
 
 def test_a_refusal_that_only_tells_the_term_moves_no_next_index():
@@ -10,3 +15,25 @@ def test_a_refusal_that_only_tells_the_term_moves_no_next_index():
     assert (progress.next_index, progress.probe_sent) == (10, False)
     progress.refused(9, 5)
     assert progress.next_index == 5
+
+
+def test_a_term_read_after_a_kill_survives_a_power_loss():
+    """The process dies between the rename of its ballot and the flush of the directory; then the power goes."""
+    disk = FakeDisk()
+    _, ballot = open_identity(disk, cluster_id="c", node_id="n")
+    Journal(disk, InlineWorker(), segment_bytes=1 << 14, memory_bytes_max=1 << 12)
+
+    def killed(call, name):
+        if call == "sync_directory":
+            raise Killed
+
+    disk.on_call = killed
+    with pytest.raises(Killed):
+        ballot.save(5, "n2")
+    disk.on_call = lambda call, name: None
+    # The next process sees what the page cache holds, and tells others of that term.
+    _, ballot = open_identity(disk, cluster_id="c", node_id="n")
+    seen = ballot.term
+    disk.kill()
+    _, ballot = open_identity(disk, cluster_id="c", node_id="n")
+    assert ballot.term >= seen
