@@ -4,9 +4,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 STORE ?= sqlite
 MESSAGES ?=
+SEEDS ?= 10000
 ARGS ?=
 
-.PHONY: demo test lint bench clean check-tools
+.PHONY: demo test lint soak-consensus bench clean check-tools
 
 demo: .venv/.ready ## the main job end to end; STORE=cassandra for real Cassandra
 	$(BIN)/python -m examples.demo --store $(STORE) $(if $(MESSAGES),--messages $(MESSAGES)) $(ARGS)
@@ -19,6 +20,9 @@ lint: .venv/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+soak-consensus: .venv/.ready ## SEEDS simulated clusters with faults; ARGS="--start 10000 --seconds 3600" and the like
+	$(BIN)/python -m tests.sim --seeds $(SEEDS) --jobs $$(nproc) $(ARGS)
 
 bench: .venv/.ready ## figures of this machine, printed with their calibrations
 	$(BIN)/python -m bench.consensus
