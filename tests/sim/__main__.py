@@ -10,16 +10,12 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import shlex
-import signal
 import sys
 import time
 from collections import Counter
 
-from tests.sim.engine_node import EngineNode
-from tests.sim.faults import DEFAULT_MIX
-from tests.sim.plan import make_plan
+from tests.sim.many import Job, chosen_plan, ignore_interrupt, run_chosen, whole_plan
 from tests.sim.planted import PLANTED
-from tests.sim.run import Outcome, run_plan
 from tests.sim.shrink import shrink
 
 
@@ -41,28 +37,6 @@ def _arguments(argv):
     return parser.parse_args(argv)
 
 
-def _plan(seed, options):
-    kinds = None
-    if options.faults is not None:
-        kinds = {kind: DEFAULT_MIX.get(kind, 3) for kind in options.faults.split(",") if kind}
-    elif options.also:
-        kinds = {**DEFAULT_MIX, **dict.fromkeys(options.also.split(","), 3)}
-    plan = make_plan(seed, nodes=options.nodes, kinds=kinds)
-    if options.only is None and options.length is None:
-        return plan
-    numbers = {fault.number for fault in plan.faults}
-    if options.only is not None:
-        numbers = {int(number) for number in options.only.split(",") if number != "-"}
-    return plan.only(numbers, options.length)
-
-
-def _run(plan, options, trace=None) -> Outcome:
-    if options.planted:
-        with PLANTED[options.planted].plant() as node_type:
-            return run_plan(plan, node_type=node_type, trace=trace)
-    return run_plan(plan, node_type=EngineNode, trace=trace)
-
-
 def _command(outcome, options, full) -> str:
     words = ["python", "-m", "tests.sim", "--seed", str(outcome.plan.seed)]
     for name in ("nodes", "faults", "also", "planted"):
@@ -77,10 +51,10 @@ def _command(outcome, options, full) -> str:
 
 
 def _report(outcome, options) -> None:
-    full = make_plan(outcome.plan.seed, nodes=options.nodes)
+    full = whole_plan(outcome.plan.seed, options)
     print(f"seed {outcome.plan.seed} fails after {outcome.at} s: {outcome.checker}: {outcome.text}")
     if not options.no_shrink:
-        small, runs = shrink(outcome, lambda plan: _run(plan, options))
+        small, runs = shrink(outcome, lambda plan: run_chosen(plan, options))
         print(
             f"shrunk in {runs} runs from {len(outcome.plan.faults)} faults to {len(small.plan.faults)}, "
             f"from {outcome.plan.seconds:.2f} s to {small.plan.seconds:.2f} s: {small.checker}: {small.text}"
@@ -91,27 +65,13 @@ def _report(outcome, options) -> None:
     print(f"reproduce with: {_command(outcome, options, full)}")
 
 
-def _ignore_interrupt():
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-class _Job:
-    def __init__(self, options):
-        self.options = options
-
-    def __call__(self, seed):
-        outcome = _run(_plan(seed, self.options), self.options)
-        # What travels between processes is small: a plan is made again from its seed.
-        return seed, outcome.counts, outcome.failed
-
-
 def _many(options) -> int:
     seeds = range(options.start, options.start + options.seeds)
     totals, done, failed = Counter(), 0, None
     started = time.monotonic()
-    with multiprocessing.get_context("spawn").Pool(options.jobs, _ignore_interrupt) as pool:
+    with multiprocessing.get_context("spawn").Pool(options.jobs, ignore_interrupt) as pool:
         try:
-            for seed, counts, bad in pool.imap(_Job(options), seeds, chunksize=4):
+            for seed, counts, bad in pool.imap(Job(options), seeds, chunksize=4):
                 totals.update(counts)
                 done += 1
                 if bad:
@@ -124,13 +84,13 @@ def _many(options) -> int:
     print(f"{done} seeds from {options.start}: " + ", ".join(f"{totals[name]} {name}" for name in sorted(totals)))
     if failed is None:
         return 0
-    _report(_run(_plan(failed, options), options), options)
+    _report(run_chosen(chosen_plan(failed, options), options), options)
     return 1
 
 
 def _one(options) -> int:
-    plan = _plan(options.seed, options)
-    outcome = _run(plan, options, print if options.trace else None)
+    plan = chosen_plan(options.seed, options)
+    outcome = run_chosen(plan, options, print if options.trace else None)
     print(f"seed {plan.seed}: {len(plan.names)} nodes, {len(plan.faults)} faults, trace {outcome.trace_hash}")
     print(", ".join(f"{count} {name}" for name, count in sorted(outcome.counts.items())))
     if not outcome.failed:

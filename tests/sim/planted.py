@@ -195,27 +195,6 @@ def _votes_twice(raft, peer_id, request):
 _plant("votes-twice", "a vote does not ask whether one was given already", (Raft, "receive_vote_request", _votes_twice))
 
 
-def _counts_any_term(raft):
-    """Raft figure 8: an entry of an earlier term is committed by counting its holders."""
-    if not raft.leads():
-        return
-    matches = sorted([raft._log.flushed_index, *raft._SyncObj__raftMatchIndex.values()], reverse=True)
-    commit = matches[len(matches) // 2]
-    if commit > raft.commit_index():
-        raft._SyncObj__raftCommitIndex = commit
-        raft._log.setRaftCommitIndex(commit)
-
-
-_plant(
-    "commits-earlier-terms",
-    "entries of earlier terms are committed by counting (Raft §5.4.2)",
-    (Raft, "advance_commit", _counts_any_term),
-    kinds={"kill": 4, "break": 3, "partition": 4},
-    fixed={"nodes": 5, "latency_s": 0.005},
-    seeds=1000,
-)
-
-
 class _ReadsAtOnce(Engine):
     def _start_reads(self):
         self._rounds.start(self._raft.commit_index(), self._now)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from tests.sim.run import Outcome
 
 
-def shrink(outcome: Outcome, run: Callable, *, runs_max: int = 200) -> tuple[Outcome, int]:
+def shrink(outcome: Outcome, run: Callable, *, runs_max: int = 120) -> tuple[Outcome, int]:
     """Return the smallest failing outcome found, and how many runs it took."""
     left = runs_max
 
@@ -29,11 +29,11 @@ def shrink(outcome: Outcome, run: Callable, *, runs_max: int = 200) -> tuple[Out
 
     plan, best = outcome.plan, outcome
     seconds = plan.seconds
-    if outcome.at < seconds and fails([fault.number for fault in plan.faults], outcome.at + 0.001):
-        seconds = outcome.at + 0.001
+    if outcome.at < seconds and fails([fault.number for fault in plan.faults], round(outcome.at + 0.002, 3)):
+        seconds = round(outcome.at + 0.002, 3)
     numbers = [fault.number for fault in plan.faults if fault.at < seconds]
     numbers = _fewest(numbers, lambda part: fails(part, seconds))
-    while best.at < seconds - 0.01 and fails(numbers, best.at + 0.001):
+    while best.at < seconds - 0.01 and fails(numbers, round(best.at + 0.002, 3)):
         seconds = best.plan.seconds
     return best, runs_max - left
 

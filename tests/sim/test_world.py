@@ -16,7 +16,7 @@ from tests.sim.planted import PLANTED
 from tests.sim.run import run_plan
 from tests.sim.shrink import shrink
 
-SEEDS = 160
+SEEDS = 120
 BLOCK = 20
 
 
@@ -75,6 +75,11 @@ def test_the_runner_prints_one_command_that_reproduces_a_failure(capsys):
     assert command[:3] == ["python", "-m", "tests.sim"]
     assert main(command[3:]) == 1
     assert main(["--seed", "2"]) == 0
+
+
+def test_the_runner_counts_over_processes(capsys):
+    assert main(["--seeds", "8", "--jobs", "2"]) == 0
+    assert capsys.readouterr().out.startswith("8 seeds from 0: ")
 
 
 def test_a_clock_never_goes_back():

@@ -1,0 +1,54 @@
+"""What the options of the command mean for a seed, and a job that runs one in another process.
+
+Read next: :mod:`tests.sim.__main__`.
+"""
+
+from __future__ import annotations
+
+import signal
+
+from tests.sim.engine_node import EngineNode
+from tests.sim.faults import DEFAULT_MIX
+from tests.sim.plan import make_plan
+from tests.sim.planted import PLANTED
+from tests.sim.run import Outcome, run_plan
+
+
+def whole_plan(seed, options):
+    kinds = None
+    if options.faults is not None:
+        kinds = {kind: DEFAULT_MIX.get(kind, 3) for kind in options.faults.split(",") if kind}
+    elif options.also:
+        kinds = {**DEFAULT_MIX, **dict.fromkeys(options.also.split(","), 3)}
+    return make_plan(seed, nodes=options.nodes, kinds=kinds)
+
+
+def chosen_plan(seed, options):
+    plan = whole_plan(seed, options)
+    if options.only is None and options.length is None:
+        return plan
+    numbers = {fault.number for fault in plan.faults}
+    if options.only is not None:
+        numbers = {int(number) for number in options.only.split(",") if number != "-"}
+    return plan.only(numbers, options.length)
+
+
+def run_chosen(plan, options, trace=None) -> Outcome:
+    if options.planted:
+        with PLANTED[options.planted].plant() as node_type:
+            return run_plan(plan, node_type=node_type, trace=trace)
+    return run_plan(plan, node_type=EngineNode, trace=trace)
+
+
+def ignore_interrupt():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+class Job:
+    def __init__(self, options):
+        self.options = options
+
+    def __call__(self, seed):
+        outcome = run_chosen(chosen_plan(seed, self.options), self.options)
+        # What travels between processes is small: a plan is made again from its seed.
+        return seed, outcome.counts, outcome.failed
