@@ -8,6 +8,7 @@ Read next: :mod:`tests.sim.world`.
 from __future__ import annotations
 
 import math
+from collections import deque
 
 from tests.sim.clock import NodeClock
 from tests.sim.disk import SimDisk
@@ -36,7 +37,7 @@ class SimNode:
         self.calls_left = None
         """System calls until the kill that is planned, and what it takes along."""
         self.kill_as = None
-        self._backlog = []
+        self._backlog = deque()
         self._next_tick = math.inf
 
     # -- to be provided ---------------------------------------------------------------------------------
@@ -138,7 +139,7 @@ class SimNode:
         """Run an input now, or when the process is free again."""
         if not self.alive:
             return
-        if self.busy or self.frozen_until > self.world.scheduler.now:
+        if self.busy or self._backlog or self.frozen_until > self.world.scheduler.now:
             self._backlog.append((call, args))
         else:
             call(*args)
@@ -174,15 +175,10 @@ class SimNode:
                 self._drain()
 
     def _drain(self):
+        # One at a time: what is handled may end in another tick, which goes on with what is left, in order.
         while self._backlog and self.alive and not self.busy and not self.frozen:
-            backlog, self._backlog = self._backlog, []
-            for position, (call, args) in enumerate(backlog):
-                if not self.alive:
-                    return
-                if self.busy or self.frozen:
-                    self._backlog = backlog[position:] + self._backlog
-                    return
-                call(*args)
+            call, args = self._backlog.popleft()
+            call(*args)
 
     def _guarded(self, call):
         """Run code under test: it may be killed inside, or end itself."""
