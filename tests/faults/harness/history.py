@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import itertools
 from array import array
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -47,6 +48,8 @@ class History:
     unknown: list[range] = field(default_factory=list)
     """Told nothing, or: unknown. A late answer may still acknowledge them."""
     reads: list[ReadDone] = field(default_factory=list)
+    refusals: Counter[str] = field(default_factory=Counter)
+    """Errors by their code, of commands."""
     issued: int = 0
     """Ids 1 … ``issued`` were handed out."""
 

@@ -172,6 +172,7 @@ class RawClient:
                 if on_time:
                     self._progress_at = now
             case Refused(_, code, outcome, _):
+                self.history.refusals[code] += len(ids)
                 if outcome == "not_applied":
                     self.history.refused.append(ids)
                 elif on_time:

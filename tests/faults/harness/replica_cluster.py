@@ -67,12 +67,14 @@ class ReplicaCluster:
         self._module = module
         self._environment = {**os.environ, **(environment or {})}
         self.prefix = dict(prefix or {})
+        self.places: dict[str, Path] = {}
+        """Data directories that are elsewhere."""
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._frozen: set[str] = set()
 
     def data(self, node: str) -> Path:
         """The node's data directory."""
-        return self.directory / node
+        return self.places.get(node, self.directory / node)
 
     def start(self, *names: str) -> None:
         """Start these nodes, or all that do not run. Does not wait for them."""

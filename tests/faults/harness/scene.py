@@ -109,13 +109,13 @@ class Scene:
 
 @contextlib.asynccontextmanager
 async def running(directory: Path, nodes: int = 3, **options: Any) -> AsyncIterator[Scene]:
-    """A started cluster with a ready leader."""
+    """A started cluster with a ready leader, which all nodes follow."""
     with ReplicaCluster(directory, nodes, **options) as cluster:
         cluster.start()
         try:
             async with RawClient(cluster.clients) as client:
                 scene = Scene(cluster, client)
-                await scene.leader()
+                await scene.settled()
                 yield scene
         except BaseException as failure:
             for name in cluster.names:

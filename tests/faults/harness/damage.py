@@ -1,0 +1,202 @@
+"""Damage to a data directory of a node that is down: where, what, and what the node has to say to it.
+
+Places are found by the formats' own constants (:mod:`consensus.segment`, :mod:`consensus.sealed_file`), so that a
+class of offsets stays one when a layout changes. ``refused`` names the file that the refusal has to name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from consensus.segment import RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, SEGMENT_SUFFIX, Record, decode_header, scan
+
+Verdict = Literal["refuses", "starts"]
+SEALED_HEADER_BYTES: Final = 16
+
+
+@dataclass(frozen=True)
+class Damage:
+    """One way to spoil a directory; ``inflict`` returns the name of the file it spoiled."""
+
+    name: str
+    inflict: Callable[[Path], str]
+    verdict: Verdict
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def segments(directory: Path) -> list[Path]:
+    """Journal segments in log order; those behind the last record are spare."""
+    return sorted(directory.glob(f"*{SEGMENT_SUFFIX}"))
+
+
+def records(path: Path) -> list[Record]:
+    """The valid records of a segment."""
+    data = path.read_bytes()
+    sequence = int(path.name.removesuffix(SEGMENT_SUFFIX).rpartition("-")[2])
+    header = decode_header(data, label=str(path), sequence=sequence, size=len(data))
+    return list(scan(data, SEGMENT_HEADER_BYTES, header.seed))
+
+
+def _used(directory: Path) -> list[Path]:
+    return [path for path in segments(directory) if records(path)]
+
+
+def _flip(path: Path, offset: int, bit: int = 3) -> str:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1 << bit
+    path.write_bytes(data)
+    return path.name
+
+
+def _cut(path: Path, size: int) -> str:
+    with path.open("r+b") as file:
+        file.truncate(size)
+    return path.name
+
+
+def _remove(path: Path) -> str:
+    path.unlink()
+    return path.name
+
+
+def _sealed(kind: str) -> list[Damage]:
+    """A small file that is replaced whole: magic, length, checksum, payload."""
+    found = [
+        Damage(f"{kind}: bit of the {part}", lambda d, at=at: _flip(d / kind, at), "refuses")  # type: ignore[misc]
+        for part, at in (("magic", 0), ("length", 8), ("checksum", 12), ("payload", SEALED_HEADER_BYTES + 1))
+    ]
+    return [
+        *found,
+        Damage(f"{kind}: empty", lambda d: _cut(d / kind, 0), "refuses"),
+        Damage(f"{kind}: cut inside the header", lambda d: _cut(d / kind, 10), "refuses"),
+        Damage(f"{kind}: last byte gone", lambda d: _cut(d / kind, (d / kind).stat().st_size - 1), "refuses"),
+        Damage(f"{kind}: deleted", lambda d: _remove(d / kind), "refuses"),
+    ]
+
+
+def _segment_header() -> list[Damage]:
+    fields = {"magic": 0, "sequence": 8, "base": 16, "size": 24, "seed": 32, "padding": 40, "checksum": 60}
+    return [
+        Damage(f"segment header: bit of the {part}", lambda d, at=at: _flip(_used(d)[0], at), "refuses")  # type: ignore[misc]
+        for part, at in fields.items()
+    ]
+
+
+def _record_fields() -> list[Damage]:
+    """Every field of a record in the middle of the log: what follows it proves that it had been flushed."""
+    fields = {
+        "magic": 0,
+        "checksum": 4,
+        "length": 8,
+        "kind": 12,
+        "index": 16,
+        "term": 24,
+        "commit": 32,
+        "prior end": 40,
+        "first payload byte": RECORD_HEADER_BYTES,
+    }
+
+    def middle(directory: Path) -> tuple[Path, Record]:
+        path = _used(directory)[0]
+        found = records(path)
+        return path, found[len(found) // 2]
+
+    def flip(directory: Path, at: int) -> str:
+        path, record = middle(directory)
+        return _flip(path, record.offset + at)
+
+    def last_byte(directory: Path) -> str:
+        path, record = middle(directory)
+        return _flip(path, record.offset + RECORD_HEADER_BYTES + len(record.payload) - 1)
+
+    def zeroed(directory: Path) -> str:
+        path, record = middle(directory)
+        size = RECORD_HEADER_BYTES + len(record.payload)
+        data = path.read_bytes()
+        path.write_bytes(data[: record.offset] + bytes(size) + data[record.offset + size :])
+        return path.name
+
+    return [
+        *(
+            Damage(f"record: bit of the {part}", lambda d, at=at: flip(d, at), "refuses")  # type: ignore[misc]
+            for part, at in fields.items()
+        ),
+        Damage("record: bit of the last payload byte", last_byte, "refuses"),
+        Damage("record: zeroed", zeroed, "refuses"),
+    ]
+
+
+def _tail() -> list[Damage]:
+    """Behind and at the end of what was written."""
+
+    def end(directory: Path) -> tuple[Path, int]:
+        path = _used(directory)[-1]
+        last = records(path)[-1]
+        return path, last.offset + RECORD_HEADER_BYTES + len(last.payload)
+
+    def torn(directory: Path) -> str:
+        # A batch that power loss cut: the beginning of a record that never got its end.
+        path, at = end(directory)
+        first = records(path)[0]
+        piece = path.read_bytes()[first.offset : first.offset + RECORD_HEADER_BYTES + 10]
+        with path.open("r+b") as file:
+            file.seek(at)
+            file.write(piece)
+        return path.name
+
+    def noise(directory: Path) -> str:
+        path, at = end(directory)
+        return _flip(path, min(at + 100, path.stat().st_size - 1))
+
+    def shorter(directory: Path) -> str:
+        path, _ = end(directory)
+        return _cut(path, path.stat().st_size - 4096)
+
+    return [
+        Damage("tail: torn batch", torn, "starts"),
+        Damage("tail: bit in the zeros behind the end", noise, "starts"),
+        Damage("segment: shorter than its header says", shorter, "refuses"),
+        Damage("segment: empty", lambda d: _cut(_used(d)[0], 0), "refuses"),
+        Damage("segment: cut inside the header", lambda d: _cut(_used(d)[0], SEGMENT_HEADER_BYTES - 1), "refuses"),
+        Damage("segment: one in the middle deleted", _remove_middle, "refuses"),
+        Damage("journal: all segments deleted", _remove_journal, "refuses"),
+    ]
+
+
+def _remove_middle(directory: Path) -> str:
+    _remove(_used(directory)[1])
+    return _used(directory)[1].name  # The one behind the hole says that something is missing before it.
+
+
+def _remove_journal(directory: Path) -> str:
+    for path in segments(directory):
+        path.unlink()
+    return "identity"  # What says that there has been a journal.
+
+
+def _spare() -> list[Damage]:
+    def spare(directory: Path) -> Path:
+        return segments(directory)[-1]
+
+    return [
+        Damage("spare segment: bit of the header", lambda d: _flip(spare(d), 16), "refuses"),
+        Damage("spare segment: bit of the zeros", lambda d: _flip(spare(d), 5000), "starts"),
+        Damage("spare segment: deleted", lambda d: _remove(spare(d)), "starts"),
+        Damage("temporary file left behind", lambda d: _leave(d / "journal-0000000000000999.segment.tmp"), "starts"),
+    ]
+
+
+def _leave(path: Path) -> str:
+    path.write_bytes(b"half a segment")
+    return path.name
+
+
+KINDS: Final = ("identity", "ballot", "journal-*.segment")
+"""Every kind of file there is; a new one needs its damages in :data:`ALL`."""
+
+ALL: Final = [*_sealed("identity"), *_sealed("ballot"), *_segment_header(), *_record_fields(), *_tail(), *_spare()]
