@@ -1,0 +1,127 @@
+"""Whole nodes under faults that do not end them: each write of the SDK is applied once, on every node."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from gateway.client import Client
+from tests.conftest import Api
+from tests.faults.harness.gateway_cluster import GatewayCluster
+from tests.faults.harness.sdk_load import Ledger, check_counters, check_flows, check_rows, progress, writing
+from tests.faults.harness.wall_clock import DAY_S, Unavailable, WallClock
+
+pytestmark = pytest.mark.faults
+
+FROZEN_S = 10.0
+
+
+@pytest.fixture
+def gateways(tmp_path: Path) -> Iterator[GatewayCluster]:
+    """Three gateway nodes, ready, each pair joined through a proxy."""
+    with GatewayCluster(tmp_path / "gateways") as started:
+        started.start()
+        started.wait_ready()
+        yield started
+
+
+async def linearizable_reads(gateways: GatewayCluster, node: str, times: int) -> list[Any]:
+    """Ask one node for a row as it is now, many times at once; returns status and code."""
+    async with aiohttp.ClientSession(base_url=gateways.endpoint(node)) as http:
+        answers = await asyncio.gather(
+            *(Api(http).call("GET", "/v1/tables/rows/rows/c0?consistency=linearizable") for _ in range(times))
+        )
+    return [(status, payload) for status, _, payload in answers]
+
+
+@pytest.mark.parametrize("fault", ["isolate", "deafen"])
+async def test_partitioned_leader_costs_no_write_no_duplicate_and_reads_nothing_stale(
+    gateways: GatewayCluster, fault: str
+) -> None:
+    ledger = Ledger()
+    async with Client(gateways.endpoints, timeout_s=60) as client:
+        async with writing(client, ledger):
+            await progress(ledger, 200)
+            leader = await asyncio.to_thread(gateways.leader)
+            getattr(gateways.links, fault)(leader)
+            answers = await linearizable_reads(gateways, leader, 20)
+            assert {status for status, _ in answers} <= {503, 504}, f"a leader without a quorum answered: {answers}"
+            await progress(ledger, 200)
+            gateways.links.heal()
+            await progress(ledger, 200)
+        await check_rows(client, ledger)
+        await check_counters(client, ledger)
+    await check_flows(gateways.endpoints, ledger)
+
+
+async def test_leader_frozen_for_ten_seconds_costs_no_write_and_no_duplicate(gateways: GatewayCluster) -> None:
+    ledger = Ledger()
+    async with Client(gateways.endpoints, timeout_s=60) as client:
+        async with writing(client, ledger):
+            await progress(ledger, 200)
+            leader = await asyncio.to_thread(gateways.leader)
+            gateways.freeze(leader)
+            frozen_at = time.monotonic()
+            try:
+                await progress(ledger, 200)
+                await asyncio.sleep(max(0.0, frozen_at + FROZEN_S - time.monotonic()))
+            finally:
+                gateways.thaw(leader)
+            await progress(ledger, 200)
+        await check_rows(client, ledger)
+        await check_counters(client, ledger)
+    await check_flows(gateways.endpoints, ledger)
+
+
+async def test_wall_clock_stepped_by_a_day_changes_neither_leader_nor_leases_nor_cluster_time(tmp_path: Path) -> None:
+    directory = tmp_path / "gateways"
+    try:
+        clocks = {name: WallClock(directory, name) for name in ("n1", "n2", "n3")}
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+    with GatewayCluster(directory, prefix={name: clock.prefix for name, clock in clocks.items()}) as gateways:
+        gateways.start()
+        await asyncio.to_thread(gateways.wait_ready)
+        ledger = Ledger()
+        async with Client(gateways.endpoints, timeout_s=60) as client:
+            async with writing(client, ledger):
+                await progress(ledger, 200)
+                leader = await asyncio.to_thread(gateways.leader)
+                before = gateways.state(leader)
+                assert before is not None
+                began = time.monotonic()
+                others = [name for name in gateways.ids if name != leader]
+                # The leader a day ahead, a follower a day behind; then the other way round.
+                for sign in (1, -1):
+                    clocks[leader].step(sign * DAY_S)
+                    clocks[others[0]].step(-sign * DAY_S)
+                    await progress(ledger, 200)
+                after = gateways.state(leader)
+                took_ms = 1000 * (time.monotonic() - began)
+                assert after is not None
+                assert (after["term"], after["role"]) == (before["term"], "leader"), "a clock cost an election"
+                passed_ms = after["cluster_time_ms"] - before["cluster_time_ms"]
+                assert 0 <= passed_ms <= took_ms + 1000, "cluster time followed the wall clock"
+            await check_counters(client, ledger)  # On the session of before: no lease has ended.
+        await check_flows(gateways.endpoints, ledger)
+
+
+async def test_slow_links_that_break_cost_no_write_and_no_duplicate(gateways: GatewayCluster) -> None:
+    ledger = Ledger()
+    async with Client(gateways.endpoints, timeout_s=60) as client:
+        async with writing(client, ledger):
+            await progress(ledger, 200)
+            gateways.links.slow(delay_s=0.005, jitter_s=0.02)
+            gateways.links.storm(every_s=0.3)
+            await progress(ledger, 400)
+            gateways.links.heal()
+            await progress(ledger, 200)
+        await check_rows(client, ledger)
+        await check_counters(client, ledger)
+    await check_flows(gateways.endpoints, ledger)
