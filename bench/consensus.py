@@ -1,203 +1,180 @@
-"""Commands a second through three durable replicas: three processes, loopback, no HTTP, no state machine.
+"""The table of consensus: three durable replicas, three processes, loopback, no HTTP but where the line says so.
 
-``python -m bench.consensus`` runs 1, 64 and 512 outstanding 200-byte commands, and 64 outstanding commands of 100
-operations each. The load runs inside the leader's process, as a gateway's would; commands that wait at a tick share an
-entry. Every answer is flushed on a majority. The disk is calibrated first: 4 KiB writes, each with fdatasync.
+``python -m bench.consensus`` prints all of it; ``--parts throughput,kill`` prints some. Throughput: 1, 64 and 512
+outstanding 200-byte commands, and 64 of 100 operations each; the load runs inside the leader's process, as a gateway's
+would, and commands that wait at a tick share an entry. Interruptions: the leader is killed, frozen, cut off or asked to
+hand over; the client is a process of its own and finds the next leader by itself. State: whole gateway nodes. Every
+answer is flushed on a majority. A part whose feature is not built prints "not available in this build".
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import cProfile
-import gc
-import json
-import pstats
-import random
-import socket
-import subprocess
-import sys
+import os
 import tempfile
-import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bench.calibrate import bare_posts, fdatasync_4k
 from bench.figures import header, save
-from consensus import Replica, ReplicaConfig
+from bench.raft import catch_up, interruptions, state, throughput
 
-OPERATION_BYTES = 200
-SCENARIOS = ((1, 1), (64, 1), (512, 1), (64, 100))
-NODES = ("n1", "n2", "n3")
-
-
-class Discard:
-    """A state machine without state."""
-
-    def apply(self, index: int, term: int, command: bytes) -> object:
-        """Answer the position."""
-        return index
+PARTS = ("throughput", "batch", "kill", "freeze", "cut", "transfer", "snapshot", "restart", "catchup", "profile")
+ABSENT = "not available in this build"
 
 
-class ClosedLoop:
-    """Keeps a number of commands outstanding; those that wait together are proposed together."""
+@dataclass(frozen=True)
+class Line:
+    """One line of the table."""
 
-    def __init__(self, replica: Replica, outstanding: int, command: bytes) -> None:
-        self.replica = replica
-        self.command = command
-        self.latencies: list[float] = []
-        self.entries = 0
-        self.running = True
-        self.loop = asyncio.get_running_loop()
-        self.scheduled = False
-        self.waiting = [time.perf_counter()] * outstanding
-        self.open = outstanding
-        self.done = asyncio.Event()
-        self.schedule()
+    what: str
+    reached: str
+    wanted: str
+    met: bool | None
 
-    def schedule(self) -> None:
-        """Propose at the next loop iteration."""
-        if not self.scheduled:
-            self.scheduled = True
-            self.loop.call_soon(self.propose)
-
-    def propose(self) -> None:
-        """Put everything that waits into one entry."""
-        self.scheduled = False
-        started, self.waiting = self.waiting, []
-        self.entries += 1
-        future = self.replica.propose(b"".join([self.command] * len(started)))
-        future.add_done_callback(lambda done: self.answered(done, started))
-
-    def answered(self, done: asyncio.Future[object], started: list[float]) -> None:
-        """Record latencies; every answered command is followed by the next."""
-        done.result()
-        now = time.perf_counter()
-        self.latencies += [now - start for start in started]
-        if self.running:
-            self.waiting += [now] * len(started)
-            self.schedule()
-        else:
-            self.open -= len(started)
-            if not self.open:
-                self.done.set()
+    def __str__(self) -> str:
+        verdict = {True: "yes", False: "NO", None: ""}[self.met]
+        return f"{self.what:<54} {self.reached:<66} {self.wanted:<36} {verdict}".rstrip()
 
 
-async def measure(replica: Replica, arguments: argparse.Namespace) -> list[dict[str, float]]:
-    """Run every scenario on the leader; returns one row each."""
-    rng = random.Random(arguments.seed)
-    rows = []
-    for outstanding, operations in SCENARIOS:
-        gc.collect()
-        load = ClosedLoop(replica, outstanding, rng.randbytes(OPERATION_BYTES * operations))
-        await asyncio.sleep(0.3)
-        load.latencies.clear()
-        flushes, entries = replica.status().flushes, load.entries
-        cpu, started = time.process_time(), time.perf_counter()
-        profile = cProfile.Profile()
-        if arguments.profile:
-            profile.enable()
-        await asyncio.sleep(arguments.seconds)
-        profile.disable()
-        elapsed, cpu = time.perf_counter() - started, time.process_time() - cpu
-        samples = sorted(load.latencies)
-        status = replica.status()
-        load.running = False
-        await load.done.wait()
-        rows.append(
-            {
-                "outstanding": outstanding,
-                "operations": operations,
-                "samples": len(samples),
-                "per_second": len(samples) * operations / elapsed,
-                "p50_ms": 1e3 * samples[len(samples) // 2],
-                "p99_ms": 1e3 * samples[len(samples) * 99 // 100],
-                "max_ms": 1e3 * samples[-1],
-                "flushes_per_second": (status.flushes - flushes) / elapsed,
-                "commands_per_entry": len(samples) / max(1, load.entries - entries),
-                "flush_p50_ms": status.flush_p50_ms,
-                "flush_p99_ms": status.flush_p99_ms,
-                "leader_cpu": cpu / elapsed,
-            }
+def _rates(rows: list[dict[str, Any]]) -> list[Line]:
+    wanted = {(1, 1): 1_600, (64, 1): 45_000, (512, 1): 90_000, (64, 100): 450_000}
+    lines = []
+    for row in rows:
+        least = wanted[row["outstanding"], row["operations"]]
+        unit = "commands/s" if row["operations"] == 1 else "operations/s"
+        times = f" x {row['operations']} operations" if row["operations"] > 1 else ""
+        latency = f"p50 {row['p50_ms']:.2f} p99 {row['p99_ms']:.2f} max {row['max_ms']:.1f} ms"
+        reached = f"{row['per_second']:,.0f} {unit} ({latency})"
+        lines.append(
+            Line(f"{row['outstanding']} outstanding{times}", reached, f">= {least:,}", row["per_second"] >= least)
         )
-        if arguments.profile:
-            print(f"--- {outstanding} outstanding x {operations}", file=sys.stderr)
-            pstats.Stats(profile, stream=sys.stderr).sort_stats("tottime").print_stats(16)
-    return rows
+    return lines
 
 
-async def node(arguments: argparse.Namespace) -> None:
-    """One replica; the one that leads runs the load and prints its rows."""
-    addresses = json.loads(arguments.addresses)
-    replica = Replica(
-        ReplicaConfig(
-            node_id=arguments.node,
-            cluster_id="bench",
-            listen=tuple(addresses[arguments.node]),
-            peers={name: tuple(address) for name, address in addresses.items() if name != arguments.node},
-            data_dir=Path(arguments.directory) / arguments.node,
-        ),
-        Discard(),
-    )
-    await replica.start()
-    while True:
-        status = replica.status()
-        behind = [peer for peer in status.peers.values() if peer.match_index < status.last_index]
-        if status.ready and not behind:
-            break
-        await asyncio.sleep(0.05)
-    rows = await measure(replica, arguments)
-    print(json.dumps(rows), flush=True)
-    await replica.stop()
+def _gap(fault: str, row: dict[str, Any] | None) -> Line:
+    title, median_ms, worst_ms = {
+        "kill": ("leader killed: longest gap", 300, 1000),
+        "freeze": ("leader frozen: longest gap", 1500, None),
+        "cut": ("leader cut off: longest gap", 1500, None),
+        "transfer": ("graceful transfer: longest gap", None, 100),
+    }[fault]
+    parts = [f"median <= {median_ms} ms"] if median_ms else []
+    parts += [f"worst <= {worst_ms} ms"] if worst_ms else []
+    if row is None:
+        return Line(title, ABSENT, ", ".join(parts), None)
+    gaps = f"median {row['median_ms']:.0f} p90 {row['p90_ms']:.0f} worst {row['worst_ms']:.0f} ms in {row['trials']}"
+    reached = f"{gaps} (p50 {row['p50_ms']:.2f} p99 {row['p99_ms']:.2f} ms)"
+    met = (median_ms is None or row["median_ms"] <= median_ms) and (worst_ms is None or row["worst_ms"] <= worst_ms)
+    return Line(title, reached, ", ".join(parts), met)
+
+
+def _of_state(found: dict[str, Any], parts: set[str]) -> list[Line]:
+    lines = []
+    rows = f"{found['rows']:,} rows"
+    if "snapshot" in parts:
+        row = found["snapshot"]
+        reached = ABSENT if row is None else f"{row['longest_stall_ms']:.0f} ms (p99 {row['p99_ms']:.1f})"
+        met = None if row is None else row["longest_stall_ms"] <= 50
+        lines.append(Line(f"snapshot of {rows} under load: longest stall", reached, "<= 50 ms", met))
+    if "restart" in parts:
+        row = found["restart"]
+        memory = max(row["anonymous_bytes"].values())
+        reached = f"ready in {row['ready_s']:.1f} s, RssAnon {memory / 2**30:.2f} GiB"
+        met = row["ready_s"] <= 10 and memory <= 2**30
+        lines.append(Line(f"restart with {rows}", reached, "<= 10 s, <= 1 GiB", met))
+    return lines
+
+
+def _catch_up(row: dict[str, Any]) -> Line:
+    end = f"caught up in {row['took_s']:.1f} s" if row["caught_up"] else f"still {row['behind_at_the_end']:,} behind"
+    reached = f"{end}, leader kept {row['kept']:.0%} (p99 {row['during_p99_ms']:.1f} max {row['during_max_ms']:.0f} ms)"
+    met = row["caught_up"] and row["kept"] >= 0.8
+    return Line(f"follower {row['entries']:,} entries behind", reached, "caught up, >= 80 %", met)
+
+
+def _print_profile(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        print(f"-- where the leader's time goes at {row['outstanding']} outstanding (own time, under the profiler)")
+        print("   " + ", ".join(f"{part} {share:.0%}" for part, share in row["share"].items() if share >= 0.005))
+        print(f"   limited by {row['limit']}")
+
+
+async def _run(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
+    parts, seconds, seed = options.parts, options.seconds, options.seed
+    found: dict[str, Any] = {}
+    lines: list[Line] = []
+
+    def show(*new: Line) -> None:
+        for line in new:
+            print(line, flush=True)
+        lines.extend(new)
+
+    if "throughput" in parts:
+        found["throughput"] = await throughput.run(directory, throughput.SINGLE, seconds=seconds, seed=seed)
+        show(*_rates(found["throughput"]))
+    if "batch" in parts:
+        found["batch"] = await throughput.run(directory, throughput.BATCHED, seconds=seconds, seed=seed)
+        show(*_rates(found["batch"]))
+    faults: tuple[interruptions.Fault, ...] = ("kill", "freeze", "cut", "transfer")
+    for fault in faults:
+        if fault in parts:
+            trials = options.trials if fault == "kill" else max(1, options.trials * 2 // 5)
+            found[fault] = await interruptions.run(directory, fault, trials=trials, seed=seed)
+            show(_gap(fault, found[fault]))
+    wanted = parts & {"snapshot", "restart"}
+    if "restart" in wanted or (wanted and state.saves_state()):
+        found["state"] = await state.run(directory, rows=options.rows, seconds=max(seconds, 30.0), parts=wanted)
+        show(*_of_state(found["state"], wanted))
+    elif wanted:
+        show(*_of_state({"rows": options.rows, "snapshot": None}, wanted))
+    if "catchup" in parts:
+        found["catchup"] = await catch_up.run(
+            directory, entries=options.entries, seconds=seconds, seed=seed, limit_s=options.limit_s
+        )
+        show(_catch_up(found["catchup"]))
+    if "profile" in parts:
+        found["profile"] = await throughput.run_profile(directory, seconds=seconds, seed=seed)
+        _print_profile(found["profile"])
+    found["table"] = [str(line) for line in lines]
+    return found
+
+
+def _parts(text: str) -> set[str]:
+    chosen = set(text.split(","))
+    if unknown := chosen - set(PARTS):
+        raise argparse.ArgumentTypeError(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    return chosen
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=5.0)
+    """Run the chosen parts and print their lines."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", type=_parts, default=set(PARTS), help=f"of {','.join(PARTS)}; all by default")
+    parser.add_argument("--seconds", type=float, default=5.0, help="measured time of each load")
+    parser.add_argument("--trials", type=int, default=50, help="leader kills; two fifths of it of the other faults")
+    parser.add_argument("--rows", type=int, default=5_000_000, help="rows of 200 bytes for snapshot and restart")
+    parser.add_argument("--entries", type=int, default=1_000_000, help="how far the follower is behind")
+    parser.add_argument("--limit-s", type=float, default=300.0, help="longest wait for the follower")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--directory", help="data directory; a temporary one by default")
-    parser.add_argument("--profile", action="store_true", help="profile the leader")
-    parser.add_argument("--node", help=argparse.SUPPRESS)
-    parser.add_argument("--addresses", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.node:
-        asyncio.run(node(arguments))
-        return
-    with tempfile.TemporaryDirectory(dir=arguments.directory) as directory:
-        flush = fdatasync_4k(Path(directory))
+    parser.add_argument("--directory", help="parent of the data directories; the system's temporary one by default")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="oncegate-bench-", dir=options.directory) as directory:
         about = header(
-            "consensus alone",
-            seed=arguments.seed,
+            "consensus",
+            seed=options.seed,
             durability="three replicas, one fdatasync a batch on each",
-            calibrations={"fdatasync_4k_ms": flush.p50_ms, "bare_posts_per_s": bare_posts(64)},
+            calibrations={
+                "load_average": os.getloadavg()[0],
+                "fdatasync_4k_ms": fdatasync_4k(Path(directory)).p50_ms,
+                "bare_posts_per_s": bare_posts(64),
+            },
         )
-        sockets = [socket.create_server(("127.0.0.1", 0)) for _ in NODES]
-        addresses = {name: one.getsockname() for name, one in zip(NODES, sockets, strict=True)}
-        for one in sockets:
-            one.close()
-        base = [sys.executable, "-m", "bench.consensus", "--directory", directory, "--addresses", json.dumps(addresses)]
-        base += ["--seconds", str(arguments.seconds), "--seed", str(arguments.seed)]
-        base += ["--profile"] if arguments.profile else []
-        nodes = [subprocess.Popen([*base, "--node", name], stdout=subprocess.PIPE, text=True) for name in NODES]
-        rows = None
-        try:
-            while rows is None:
-                time.sleep(0.1)
-                for process in nodes:
-                    if process.poll() is not None:
-                        assert process.stdout is not None
-                        rows = json.loads(process.stdout.read())
-                        break
-        finally:
-            for process in nodes:
-                process.kill()
-                process.wait()
-                if process.stdout is not None:
-                    process.stdout.close()
-    columns = list(rows[0])
-    print(" ".join(f"{column:>18}" for column in columns))
-    for row in rows:
-        print(" ".join(f"{row[column]:>18,.2f}" for column in columns))
-    print(f"saved in {save('consensus', about, rows).name}")
+        print(f"{'':<54} {'reached':<66} {'wanted':<36} met")
+        found = asyncio.run(_run(options, Path(directory)))
+    print(f"saved in {save('consensus', about, [found]).name}")
 
 
 if __name__ == "__main__":

@@ -58,10 +58,10 @@ class History:
         """How many commands were acknowledged."""
         return sum(ack.commands for ack in self.acknowledged)
 
-    def longest_gap(self, begin: float, end: float) -> float:
-        """The longest time without an acknowledgement between two moments, in seconds."""
+    def longest_gap(self, begin: float, end: float) -> tuple[float, float]:
+        """The longest time without an acknowledgement between two moments, in seconds, and when it began."""
         times = [begin, *sorted(ack.at for ack in self.acknowledged if begin < ack.at < end), end]
-        return max(later - earlier for earlier, later in itertools.pairwise(times))
+        return max((later - earlier, earlier) for earlier, later in itertools.pairwise(times))
 
     def latencies(self, begin: float, end: float) -> list[float]:
         """Seconds from sending to acknowledgement, one a command."""
