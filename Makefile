@@ -6,8 +6,9 @@ STORE ?= sqlite
 MESSAGES ?=
 SEEDS ?= 10000
 ARGS ?=
+ROUNDS ?= 20
 
-.PHONY: demo test lint soak-consensus bench clean check-tools
+.PHONY: demo test lint soak-consensus soak-faults bench clean check-tools
 
 demo: .venv/.ready ## the main job end to end; STORE=cassandra for real Cassandra
 	$(BIN)/python -m examples.demo --store $(STORE) $(if $(MESSAGES),--messages $(MESSAGES)) $(ARGS)
@@ -20,6 +21,9 @@ lint: .venv/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+soak-faults: .venv/.ready ## the tests with real faults, ROUNDS times as many rounds
+	ONCEGATE_SOAK=$(ROUNDS) $(BIN)/python -m pytest tests/faults --timeout 3600 $(ARGS)
 
 soak-consensus: .venv/.ready ## SEEDS simulated clusters with faults; ARGS="--start 10000 --seconds 3600" and the like
 	$(BIN)/python -m tests.sim --seeds $(SEEDS) --jobs $$(nproc) $(ARGS)

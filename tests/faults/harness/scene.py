@@ -117,7 +117,7 @@ async def running(directory: Path, nodes: int = 3, **options: Any) -> AsyncItera
                 scene = Scene(cluster, client)
                 await scene.settled()
                 yield scene
-        except BaseException as failure:
+        except Exception as failure:
             for name in cluster.names:
                 failure.add_note(f"--- log of {name}\n" + "\n".join(cluster.log(name).splitlines()[-30:]))
             raise
