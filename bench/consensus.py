@@ -4,7 +4,8 @@
 outstanding 200-byte commands, and 64 of 100 operations each; the load runs inside the leader's process, as a gateway's
 would, and commands that wait at a tick share an entry. Interruptions: the leader is killed, frozen, cut off or asked to
 hand over; the client is a process of its own and finds the next leader by itself. State: whole gateway nodes. Every
-answer is flushed on a majority. A part whose feature is not built prints "not available in this build".
+answer is flushed on a majority. A part whose feature is not built prints "not available in this build". Not by default:
+``etcd``, three etcd processes under puts beside ours; needs Go.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from typing import Any
 
 from bench.calibrate import bare_posts, fdatasync_4k
 from bench.figures import header, save
-from bench.raft import catch_up, interruptions, state, throughput
+from bench.raft import catch_up, etcd, interruptions, state, throughput
 
 PARTS = ("throughput", "batch", "kill", "freeze", "cut", "transfer", "snapshot", "restart", "catchup", "profile")
+BESIDE = ("etcd",)
+"""Not of the table: other systems in the same run."""
 ABSENT = "not available in this build"
 
 
@@ -51,6 +54,22 @@ def _rates(rows: list[dict[str, Any]]) -> list[Line]:
         lines.append(
             Line(f"{row['outstanding']} outstanding{times}", reached, f">= {least:,}", row["per_second"] >= least)
         )
+    return lines
+
+
+def _beside(rows: list[dict[str, Any]] | None, ours: list[dict[str, Any]]) -> list[Line]:
+    if rows is None:
+        return [Line("etcd", ABSENT, "", None)]
+    wanted = {1: 1.4, 64: 6.0, 512: 8.0}
+    lines = []
+    for row in rows:
+        latency = f"p50 {row['p50_ms']:.2f} p99 {row['p99_ms']:.2f} max {row['max_ms']:.1f} ms"
+        mine = next((one for one in ours if one["outstanding"] == row["outstanding"]), None)
+        ratio = None if mine is None else mine["per_second"] / row["per_second"]
+        least = wanted[row["outstanding"]]
+        reached = f"{row['per_second']:,.0f} puts/s ({latency})" + (f", ours {ratio:.1f} x" if ratio else "")
+        met = None if ratio is None else ratio >= least
+        lines.append(Line(f"etcd, {row['outstanding']} outstanding", reached, f"ours >= {least} x", met))
     return lines
 
 
@@ -115,6 +134,9 @@ async def _run(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
     if "throughput" in parts:
         found["throughput"] = await throughput.run(directory, throughput.SINGLE, seconds=seconds, seed=seed)
         show(*_rates(found["throughput"]))
+    if "etcd" in parts:
+        found["etcd"] = etcd.run(directory, seconds=seconds)
+        show(*_beside(found["etcd"], found.get("throughput", [])))
     if "batch" in parts:
         found["batch"] = await throughput.run(directory, throughput.BATCHED, seconds=seconds, seed=seed)
         show(*_rates(found["batch"]))
@@ -144,15 +166,18 @@ async def _run(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
 
 def _parts(text: str) -> set[str]:
     chosen = set(text.split(","))
-    if unknown := chosen - set(PARTS):
-        raise argparse.ArgumentTypeError(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    if unknown := chosen - {*PARTS, *BESIDE}:
+        there = ", ".join([*PARTS, *BESIDE])
+        raise argparse.ArgumentTypeError(f"no such part: {', '.join(sorted(unknown))}; there are {there}")
     return chosen
 
 
 def main() -> None:
     """Run the chosen parts and print their lines."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", type=_parts, default=set(PARTS), help=f"of {','.join(PARTS)}; all by default")
+    parser.add_argument(
+        "--parts", type=_parts, default=set(PARTS), help=f"of {','.join(PARTS)}, by default all; and etcd"
+    )
     parser.add_argument("--seconds", type=float, default=5.0, help="measured time of each load")
     parser.add_argument("--trials", type=int, default=50, help="leader kills; two fifths of it of the other faults")
     parser.add_argument("--rows", type=int, default=5_000_000, help="rows of 200 bytes for snapshot and restart")
