@@ -27,9 +27,13 @@ async def broken(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tupl
     directory = tmp_path_factory.mktemp("corruption")
     async with running(directory, linked=False) as scene:
         async with scene.client.loaded(64, size=1000):
-            await until(
-                lambda: len(damage.segments(scene.cluster.data(VICTIM))) >= 4, what="three segments and a spare"
-            )
+            data = scene.cluster.data(VICTIM)
+
+            def enough() -> bool:
+                used = damage.used(data) if len(damage.segments(data)) >= 4 else []
+                return len(used) >= 3 and len(damage.records(used[-1])) >= 9
+
+            await until(enough, what="three segments with records, and a spare")
             scene.cluster.kill(VICTIM)
             await scene.progress(64)
         kept = directory / "kept"

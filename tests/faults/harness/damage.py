@@ -42,7 +42,8 @@ def records(path: Path) -> list[Record]:
     return list(scan(data, SEGMENT_HEADER_BYTES, header.seed))
 
 
-def _used(directory: Path) -> list[Path]:
+def used(directory: Path) -> list[Path]:
+    """Segments that hold records."""
     return [path for path in segments(directory) if records(path)]
 
 
@@ -82,13 +83,16 @@ def _sealed(kind: str) -> list[Damage]:
 def _segment_header() -> list[Damage]:
     fields = {"magic": 0, "sequence": 8, "base": 16, "size": 24, "seed": 32, "padding": 40, "checksum": 60}
     return [
-        Damage(f"segment header: bit of the {part}", lambda d, at=at: _flip(_used(d)[0], at), "refuses")  # type: ignore[misc]
+        Damage(f"segment header: bit of the {part}", lambda d, at=at: _flip(used(d)[0], at), "refuses")  # type: ignore[misc]
         for part, at in fields.items()
     ]
 
 
-def _record_fields() -> list[Damage]:
-    """Every field of a record in the middle of the log: what follows it proves that it had been flushed."""
+def _record_fields(which: str, number: int) -> list[Damage]:
+    """Every field of a record in the middle of a segment: what follows it proves that it had been flushed.
+
+    In the first segment the next segment proves it; in the last one only a later record's own word does.
+    """
     fields = {
         "magic": 0,
         "checksum": 4,
@@ -102,7 +106,7 @@ def _record_fields() -> list[Damage]:
     }
 
     def middle(directory: Path) -> tuple[Path, Record]:
-        path = _used(directory)[0]
+        path = used(directory)[number]
         found = records(path)
         return path, found[len(found) // 2]
 
@@ -123,11 +127,11 @@ def _record_fields() -> list[Damage]:
 
     return [
         *(
-            Damage(f"record: bit of the {part}", lambda d, at=at: flip(d, at), "refuses")  # type: ignore[misc]
+            Damage(f"record in the {which} segment: bit of the {part}", lambda d, at=at: flip(d, at), "refuses")  # type: ignore[misc]
             for part, at in fields.items()
         ),
-        Damage("record: bit of the last payload byte", last_byte, "refuses"),
-        Damage("record: zeroed", zeroed, "refuses"),
+        Damage(f"record in the {which} segment: bit of the last payload byte", last_byte, "refuses"),
+        Damage(f"record in the {which} segment: zeroed", zeroed, "refuses"),
     ]
 
 
@@ -135,7 +139,7 @@ def _tail() -> list[Damage]:
     """Behind and at the end of what was written."""
 
     def end(directory: Path) -> tuple[Path, int]:
-        path = _used(directory)[-1]
+        path = used(directory)[-1]
         last = records(path)[-1]
         return path, last.offset + RECORD_HEADER_BYTES + len(last.payload)
 
@@ -161,16 +165,16 @@ def _tail() -> list[Damage]:
         Damage("tail: torn batch", torn, "starts"),
         Damage("tail: bit in the zeros behind the end", noise, "starts"),
         Damage("segment: shorter than its header says", shorter, "refuses"),
-        Damage("segment: empty", lambda d: _cut(_used(d)[0], 0), "refuses"),
-        Damage("segment: cut inside the header", lambda d: _cut(_used(d)[0], SEGMENT_HEADER_BYTES - 1), "refuses"),
+        Damage("segment: empty", lambda d: _cut(used(d)[0], 0), "refuses"),
+        Damage("segment: cut inside the header", lambda d: _cut(used(d)[0], SEGMENT_HEADER_BYTES - 1), "refuses"),
         Damage("segment: one in the middle deleted", _remove_middle, "refuses"),
         Damage("journal: all segments deleted", _remove_journal, "refuses"),
     ]
 
 
 def _remove_middle(directory: Path) -> str:
-    _remove(_used(directory)[1])
-    return _used(directory)[1].name  # The one behind the hole says that something is missing before it.
+    _remove(used(directory)[1])
+    return used(directory)[1].name  # The one behind the hole says that something is missing before it.
 
 
 def _remove_journal(directory: Path) -> str:
@@ -199,4 +203,12 @@ def _leave(path: Path) -> str:
 KINDS: Final = ("identity", "ballot", "journal-*.segment")
 """Every kind of file there is; a new one needs its damages in :data:`ALL`."""
 
-ALL: Final = [*_sealed("identity"), *_sealed("ballot"), *_segment_header(), *_record_fields(), *_tail(), *_spare()]
+ALL: Final = [
+    *_sealed("identity"),
+    *_sealed("ballot"),
+    *_segment_header(),
+    *_record_fields("first", 0),
+    *_record_fields("last", -1),
+    *_tail(),
+    *_spare(),
+]
