@@ -46,8 +46,10 @@ async def test_each_sequential_command_is_flushed_on_a_majority_before_its_ackno
         async with scene.client.loaded(1):
             await scene.progress(COMMANDS)
         acknowledged = history.commands - done
-        counted = sorted(flushes()[name] - before[name] for name in names)
+        counted = {name: flushes()[name] - before[name] for name in names}
         assert acknowledged >= COMMANDS
-        # The second of three: two nodes have flushed at least so often.
-        assert counted[1] >= acknowledged, f"{acknowledged} acknowledgements, flushes by node: {counted}"
+        # Each waits for the one before, so no flush serves two of them. Which two nodes it is may change, and a slow
+        # third node may flush several at once.
+        needed = sum(min(count, acknowledged) for count in counted.values())
+        assert needed >= 2 * acknowledged, f"{acknowledged} acknowledgements, flushes by node: {counted}"
         await scene.finish()

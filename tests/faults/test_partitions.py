@@ -142,15 +142,14 @@ async def test_follower_cut_off_one_way_deposes_nobody(tmp_path: Path, direction
         await scene.finish()
 
 
-@both_manners
-async def test_one_link_cut_leaves_one_leader_and_progress(tmp_path: Path, how: How) -> None:
+async def test_one_link_cut_leaves_one_leader_and_progress(tmp_path: Path) -> None:
     """A chain: both ends reach the middle and not each other, whoever of them leads."""
     async with running(tmp_path) as scene:
         async with scene.client.loaded(64):
             await scene.progress(1000)
             leader = await scene.leader()
             far, middle = scene.others(leader)
-            scene.links.cut([(leader, far), (far, leader)], how=how)
+            scene.links.cut([(leader, far), (far, leader)])
             await asyncio.sleep(3)  # The fault itself: ``far`` hears no leader for several time-outs.
             await scene.progress(1000)
             statuses = await scene.statuses(leader, middle)
