@@ -57,7 +57,9 @@ async def test_damaged_node_refuses_and_names_the_file_or_loses_nothing(
     cluster.kill(VICTIM)
     shutil.rmtree(directory)
     shutil.copytree(kept, directory)
-    name = case.inflict(directory)
+    if case.needs is not None and not (directory / case.needs).exists():
+        pytest.skip(f"this build, or this state machine, has no file {case.needs!r}")
+    names = case.inflict(directory)
     before = {path.name: path.read_bytes() for path in directory.iterdir()}
     cluster.start(VICTIM)
     if case.verdict == "starts":
@@ -71,7 +73,8 @@ async def test_damaged_node_refuses_and_names_the_file_or_loses_nothing(
     status, log = cluster.wait_ended(VICTIM)
     assert status not in (0, None), "it ended as if all were well"
     last = log[max(0, said - 2000) :].rstrip().splitlines()[-1]
-    assert str(directory / name) in last, f"the refusal does not name {name}: {last}"
+    named = (names,) if isinstance(names, str) else names
+    assert any(str(directory / name) in last for name in named), f"the refusal names none of {named}: {last}"
     assert "byte" in last or "No such file" in last, f"the refusal names no offset: {last}"
     # Evidence is kept: a node that refuses has changed nothing.
     assert {path.name: path.read_bytes() for path in directory.iterdir()} == before

@@ -7,7 +7,7 @@ class of offsets stays one when a layout changes. ``refused`` names the file tha
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -19,11 +19,13 @@ SEALED_HEADER_BYTES: Final = 16
 
 @dataclass(frozen=True)
 class Damage:
-    """One way to spoil a directory; ``inflict`` returns the name of the file it spoiled."""
+    """One way to spoil a directory; ``inflict`` returns the name of the file it spoiled, or several, any of which
+    may be named by the refusal. ``needs`` is a file without which there is nothing to spoil."""
 
     name: str
-    inflict: Callable[[Path], str]
+    inflict: Callable[[Path], str | tuple[str, ...]]
     verdict: Verdict
+    needs: str | None = None
 
     def __str__(self) -> str:
         return self.name
@@ -71,12 +73,20 @@ def _sealed(kind: str) -> list[Damage]:
         Damage(f"{kind}: bit of the {part}", lambda d, at=at: _flip(d / kind, at), "refuses")  # type: ignore[misc]
         for part, at in (("magic", 0), ("length", 8), ("checksum", 12), ("payload", SEALED_HEADER_BYTES + 1))
     ]
-    return [
-        *found,
+    found += [
         Damage(f"{kind}: empty", lambda d: _cut(d / kind, 0), "refuses"),
         Damage(f"{kind}: cut inside the header", lambda d: _cut(d / kind, 10), "refuses"),
         Damage(f"{kind}: last byte gone", lambda d: _cut(d / kind, (d / kind).stat().st_size - 1), "refuses"),
         Damage(f"{kind}: deleted", lambda d: _remove(d / kind), "refuses"),
+    ]
+    return [replace(damage, needs=kind) for damage in found]
+
+
+def _reserve() -> list[Damage]:
+    """Bytes that only keep room: nothing is lost with them."""
+    return [
+        Damage("reserve: deleted", lambda d: _remove(d / "reserve"), "starts", "reserve"),
+        Damage("reserve: empty", lambda d: _cut(d / "reserve", 0), "starts", "reserve"),
     ]
 
 
@@ -172,9 +182,8 @@ def _tail() -> list[Damage]:
     ]
 
 
-def _remove_middle(directory: Path) -> str:
-    _remove(used(directory)[1])
-    return used(directory)[1].name  # The one behind the hole says that something is missing before it.
+def _remove_middle(directory: Path) -> tuple[str, ...]:
+    return _remove(used(directory)[1]), used(directory)[1].name  # What is missing, or what stands behind the hole.
 
 
 def _remove_journal(directory: Path) -> str:
@@ -200,12 +209,14 @@ def _leave(path: Path) -> str:
     return path.name
 
 
-KINDS: Final = ("identity", "ballot", "journal-*.segment")
+KINDS: Final = ("identity", "ballot", "journal-*.segment", "base", "reserve")
 """Every kind of file there is; a new one needs its damages in :data:`ALL`."""
 
 ALL: Final = [
     *_sealed("identity"),
     *_sealed("ballot"),
+    *_sealed("base"),
+    *_reserve(),
     *_segment_header(),
     *_record_fields("first", 0),
     *_record_fields("last", -1),
