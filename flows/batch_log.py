@@ -215,9 +215,15 @@ class BatchLog:
             self._sealed_ms,
         )
 
-    def snapshot(self) -> BatchLogState:
-        """Return the replicated state as plain data."""
-        return BatchLogState(self.first, self._items_dropped, *(int64s_to_bytes(column) for column in self._columns()))
+    def snapshot(self, after: int = 0) -> BatchLogState:
+        """Return the replicated state as plain data.
+
+        Args:
+            after: leave out the columns of the batches up to this one, for a caller who has them already.
+        """
+        start = min(max(0, after + 1 - self.first), len(self))
+        columns = self._columns() if not start else tuple(column[start:] for column in self._columns())
+        return BatchLogState(self.first, self._items_dropped, *(int64s_to_bytes(column) for column in columns))
 
     @classmethod
     def restore(cls, state: BatchLogState) -> BatchLog:

@@ -12,7 +12,7 @@ order of writes alone, so a snapshot is the same on every node.
 from __future__ import annotations
 
 from array import array
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -44,6 +44,29 @@ class OpenSegmentState(msgspec.Struct, frozen=True):
     last_commit: int
     size_bytes: int
     chunks: tuple[SealedChunk, ...]
+
+
+class RunView(NamedTuple):
+    """The first ``items`` items of a run that still grows, shared and not copied: what is appended later is beyond."""
+
+    commits: array[int]
+    keys: list[str]
+    values: list[bytes | None]
+    times_ms: array[int]
+    client_ids: array[int]
+    sequences: array[int]
+    items: int
+
+    def chunk(self, start: int, stop: int) -> SinglesChunk:
+        """Copy the items ``start`` up to, not including, ``stop``; from any thread."""
+        return SinglesChunk(
+            int64s_to_bytes(self.commits[start:stop]),
+            tuple(self.keys[start:stop]),
+            tuple(self.values[start:stop]),
+            int64s_to_bytes(self.times_ms[start:stop]),
+            int64s_to_bytes(self.client_ids[start:stop]),
+            int64s_to_bytes(self.sequences[start:stop]),
+        )
 
 
 class OpenSegment:
@@ -195,6 +218,18 @@ class OpenSegment:
     def closed_chunks(self) -> list[SealedChunk]:
         """The chunks that will not grow any more, oldest first. For look-ups; not to be changed."""
         return self._closed
+
+    def run_view(self) -> RunView:
+        """Return the run that still grows as it is now, in O(1)."""
+        return RunView(
+            self._commits,
+            self._keys,
+            self._values,
+            self._times_ms,
+            self._client_ids,
+            self._sequences,
+            len(self._keys),
+        )
 
     def run_length(self) -> int:
         """Return the number of items in the run that still grows."""

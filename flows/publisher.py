@@ -5,7 +5,7 @@ Must not know the log. Apply never waits for the disk and cannot refuse, so the 
 while :attr:`Publisher.overloaded`, admission refuses new writes before they are proposed.
 
 Until a batch's file is durable its chunks stay here and reads are served from them. They are not in the files
-yet and no longer in the open segment: a snapshot of the node taken now has to carry :meth:`Publisher.pending`.
+yet and no longer in the open segment: a saved state waits for them (:meth:`Publisher.wait_done`) before it counts.
 A failed write is reported and tried again; nothing behind it overtakes.
 """
 
@@ -38,6 +38,9 @@ class BatchStore(Protocol):
 
     def checksum(self, flow: str, number: int) -> str:
         """Return a batch's checksum."""
+
+    def piece(self, flow: str, number: int, offset: int, size_bytes: int) -> tuple[int, str, bytes]:
+        """Return (length of the payload, its checksum, a part of it)."""
 
     def drop_through(self, flow: str, number: int) -> None:
         """Remove a flow's batches up to and including ``number``."""
@@ -99,6 +102,8 @@ class Publisher:
         self._queue: deque[SealedBatch | _Drop] = deque()
         self._pending: dict[tuple[str, int], _Pending] = {}
         self._pending_bytes = 0
+        self._submitted = 0
+        self._finished = 0
         self._closing = False
         self._ended = False
         self._worker = threading.Thread(target=self._run, name="segment-writer", daemon=True)
@@ -115,12 +120,14 @@ class Publisher:
             self._pending[batch.flow, batch.number] = _Pending(batch)
             self._pending_bytes += batch.size_bytes
             self._queue.append(batch)
+            self._submitted += 1
             self._changed.notify_all()
 
     def drop_through(self, flow: str, number: int) -> None:
         """Remove a flow's files up to and including ``number``, after what was submitted before."""
         with self._changed:
             self._queue.append(_Drop(flow, number))
+            self._submitted += 1
             self._changed.notify_all()
 
     @property
@@ -155,6 +162,15 @@ class Publisher:
         # Between here and there the file can only appear, never the other way round.
         return self._store.get(flow, number) if pending is None else pending.payload()
 
+    def piece(self, flow: str, number: int, offset: int, size_bytes: int) -> tuple[int, str, bytes]:
+        """Return (length, checksum, part of the payload); as :meth:`get`, but reads no more than the part."""
+        with self._changed:
+            pending = self._pending.get((flow, number))
+        if pending is None:
+            return self._store.piece(flow, number, offset, size_bytes)
+        payload = pending.payload()
+        return len(payload), segment.checksum(payload), payload[offset : offset + size_bytes]
+
     def checksum(self, flow: str, number: int) -> str:
         """Return a batch's checksum; as :meth:`get`, but reads only the header of a file."""
         with self._changed:
@@ -166,6 +182,19 @@ class Publisher:
         with self._changed:
             self._changed.wait_for(lambda: not self._queue or self._ended, timeout_s)
             return not self._queue
+
+    def mark(self) -> int:
+        """Return a mark of what has been submitted by now, for :meth:`wait_done`."""
+        return self._submitted
+
+    def wait_done(self, mark: int, timeout_s: float) -> bool:
+        """Wait until everything submitted before ``mark`` is durable; False after ``timeout_s`` or if the worker ended.
+
+        Unlike :meth:`wait_idle` this ends although new batches keep coming.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._finished >= mark or self._ended, timeout_s)
+            return self._finished >= mark
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Write what waits, up to the first failure, and end the worker. What is left is in the log."""
@@ -212,6 +241,7 @@ class Publisher:
         with self._changed:
             # Last, so that an idle publisher has also told everyone.
             self._queue.popleft()
+            self._finished += 1
             self._changed.notify_all()
         return True
 

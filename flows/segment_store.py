@@ -163,6 +163,24 @@ class SegmentStore:
             raise SegmentCorrupt(path, "the payload's checksum does not match")
         return payload
 
+    def piece(self, flow: str, number: int, offset: int, size_bytes: int) -> tuple[int, str, bytes]:
+        """Return (length of the payload, its checksum, up to ``size_bytes`` of it from ``offset``).
+
+        Only the header is checked: who has all pieces checks them against the checksum.
+
+        Raises:
+            NotFoundError: no such file.
+            SegmentCorrupt: the header is damaged or of another batch.
+        """
+        path = self.path(flow, number)
+        try:
+            with open(path, "rb") as file:
+                header = _check_identity(path, file.read(HEADER_BYTES), flow, number)
+                file.seek(HEADER_BYTES + offset)
+                return header.length_bytes, format_checksum(header.crc), file.read(size_bytes)
+        except FileNotFoundError as error:
+            raise NotFoundError(f"no batch {number} of {flow} on this node") from error
+
     def checksum(self, flow: str, number: int) -> str:
         """Return the payload's checksum as the header tells it; the payload itself is not read.
 

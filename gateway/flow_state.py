@@ -7,7 +7,7 @@ state. Files are written elsewhere (:class:`flows.publisher.Publisher`); the bat
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 
 import msgspec
 
@@ -27,7 +27,7 @@ Sealed = SealedBatch
 class Flow:
     """One flow as every replica holds it."""
 
-    __slots__ = ("batches", "consumers", "declaration", "retained_bytes", "segment")
+    __slots__ = ("batches", "consumers", "declaration", "moves", "retained_bytes", "segment")
 
     def __init__(self, declaration: FlowDeclaration) -> None:
         self.declaration = declaration
@@ -36,6 +36,13 @@ class Flow:
         self.consumers = Consumers(declaration.consumers)
         self.retained_bytes = 0
         """Bytes of sealed batches that retention still holds; with the open segment, what a table's quota bounds."""
+        self.moves = 0
+        """Attaches and cursor moves in this process; not part of the replicated state."""
+
+    @property
+    def stamp(self) -> tuple[int, int, int, int]:
+        """A value that differs after every change of the flow."""
+        return self.segment.last_commit, self.batches.last, self.batches.first, self.moves
 
 
 class FlowTable:
@@ -61,6 +68,17 @@ class FlowTable:
             self._flows[declaration.name] = flow
             self._taps[declaration.source] = (*self._taps.get(declaration.source, ()), flow)
         return declaration.name
+
+    def put_back(self, flow: Flow) -> None:
+        """Add a flow read from a saved state, in the order of declaration."""
+        declaration = flow.declaration
+        self._graph.declare(declaration)
+        self._flows[declaration.name] = flow
+        self._taps[declaration.source] = (*self._taps.get(declaration.source, ()), flow)
+
+    def all(self) -> Iterable[Flow]:
+        """Return all flows, in order of declaration."""
+        return self._flows.values()
 
     def names(self) -> list[str]:
         """Return the names of all flows, in order of declaration."""
@@ -142,6 +160,7 @@ class FlowTable:
     def attach(self, name: str, consumer: str, nonce: str) -> tuple[int, int]:
         """Attach an instance of a consumer. Returns (fence, cursor)."""
         flow = self.get(name)
+        flow.moves += 1
         try:
             attachment = flow.consumers.attach(consumer, nonce, flow.batches)
         except FlowError as fault:
@@ -151,6 +170,7 @@ class FlowTable:
     def move(self, name: str, consumer: str, batch: int, fence: int, *, replay: bool, now_ms: int) -> int:
         """Move a cursor, then drop what retention no longer holds. Returns the cursor."""
         flow = self.get(name)
+        flow.moves += 1
         try:
             cursor = flow.consumers.move(consumer, batch, fence, flow.batches, replay=replay)
         except FlowError as fault:

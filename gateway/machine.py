@@ -8,12 +8,13 @@ send. Every replica runs it on the same entries and ends in the same state.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, assert_never
 
 from flows.flow import FlowDeclaration
 from gateway import commands as c
 from gateway.flow_state import FlowTable, Sealed, declaration_of
-from gateway.tables import TABLES_MAX, Table, TableKind
+from gateway.tables import TABLES_MAX, RowStore, Table, TableKind
 from rifl.completion import FINGERPRINT_BYTES, CompletionRecord, RangeRecord
 from rifl.errors import Code, OncegateError
 from rifl.range_rule import RangePart, decide_range, decide_range_without_session
@@ -54,7 +55,13 @@ class SessionAnswer(NamedTuple):
 class Machine:
     """Replicated state of one shard."""
 
-    def __init__(self) -> None:
+    def __init__(self, new_rows: Callable[[int], RowStore] | None = None) -> None:
+        self.new_rows = new_rows
+        """Makes the rows of the table with this number, from 0 in order of declaration; None keeps them in memory."""
+        self.touched: set[int] = set()
+        """Sessions that may have changed, with their records, since whoever saves the state emptied this set."""
+        self.before_change: Callable[[int], None] | None = None
+        """Called before the first change of a session that is not in :attr:`touched`: the last look at it as it was."""
         self.commit = 0
         """Commit number of the last applied operation."""
         self.time_ms = 0
@@ -81,6 +88,18 @@ class Machine:
         """Hand over the batches sealed since the last call; their files are the caller's business."""
         return self.flows.take_sealed()
 
+    def adopt(self, other: Machine) -> None:
+        """Become ``other``, which is not used any more: everyone who holds this machine sees the new state."""
+        self.__dict__.update(other.__dict__)
+
+    def _touch_first(self, client_id: int) -> None:
+        """Announce that a session may change; those on the hot path look into :attr:`touched` before they call this."""
+        if client_id in self.touched or self.sessions.get(client_id) is None:
+            return
+        self.touched.add(client_id)
+        if self.before_change is not None:
+            self.before_change(client_id)
+
     def _one(self, command: c.Command) -> Any:
         if isinstance(command, c.Operate):
             return self._operate(command)
@@ -102,6 +121,8 @@ class Machine:
                 ],
                 0,
             )
+        if command.client_id not in self.touched:
+            self._touch_first(command.client_id)
         now = self.time_ms
         tracker = self.trackers[command.client_id]
         stand = standing(session, command.epoch, now)
@@ -156,6 +177,8 @@ class Machine:
         session = self.sessions.get(command.client_id)
         if session is None:
             return Ranged(decide_range_without_session(first, last, command.first_incomplete), 0)
+        if command.client_id not in self.touched:
+            self._touch_first(command.client_id)
         table = self.tables.get(command.table)
         tracker = self.trackers[command.client_id]
         stand = standing(session, command.epoch, self.time_ms)
@@ -222,26 +245,36 @@ class Machine:
         now = self.time_ms
         match command:
             case c.OpenSession(nonce, lease_ms, window):
+                known = self.sessions.of_nonce(nonce)
+                if known is not None:
+                    self._touch_first(known)
                 session, existed = self.sessions.open(nonce, lease_ms, window, now)
                 if not existed:
+                    self._touch_first(session.client_id)
                     self.trackers[session.client_id] = ResultTracker(window=window)
                 return self._about(session, existed=existed)
             case c.RenewSession(client_id, epoch):
+                self._touch_first(client_id)
                 session = self.sessions.live(client_id, epoch, now)
                 session.renew(now)
                 return self._about(session, existed=True)
             case c.TakeOver(client_id, nonce):
+                self._touch_first(client_id)
                 return self._about(self.sessions.take_over(client_id, nonce, now), existed=True)
             case c.CloseSession(client_id, epoch):
+                self._touch_first(client_id)
                 self.sessions.live(client_id, epoch, now)
                 self.sessions.close(client_id)
                 del self.trackers[client_id]
                 return None
             case c.Reap(client_ids):
-                gone = [client_id for client_id in client_ids if self.sessions.reap(client_id, now)]
-                for client_id in gone:
-                    del self.trackers[client_id]
-                return len(gone)
+                gone = 0
+                for client_id in client_ids:
+                    self._touch_first(client_id)
+                    if self.sessions.reap(client_id, now):
+                        del self.trackers[client_id]
+                        gone += 1
+                return gone
             case c.DeclareTable():
                 return self._declare_table(command)
             case c.DeclareFlow(declaration):
@@ -278,7 +311,8 @@ class Machine:
                 # A stream table is read through its flow, so it always has one, under its own name.
                 flow = FlowDeclaration(name=command.name, source=command.name)
                 self.flows.declare(flow, {command.name}, self.time_ms)
-            table = Table(command.name, kind, command.quota_bytes)
+            rows = None if self.new_rows is None else self.new_rows(len(self.tables))
+            table = Table(command.name, kind, command.quota_bytes, rows)
             self.tables[command.name] = table
         elif table.kind != command.kind:
             raise OncegateError(Code.CONFLICT, f"{command.name} is a {table.kind} table")

@@ -125,11 +125,11 @@ class Table:
 
     __slots__ = ("bytes", "kind", "name", "quota_bytes", "rows")
 
-    def __init__(self, name: str, kind: TableKind, quota_bytes: int) -> None:
+    def __init__(self, name: str, kind: TableKind, quota_bytes: int, rows: RowStore | None = None) -> None:
         self.name = name
         self.kind = kind
         self.quota_bytes = quota_bytes
-        self.rows: RowStore = DictRows()
+        self.rows: RowStore = DictRows() if rows is None else rows
         self.bytes = 0
 
     def check(self, op: Op) -> Code | None:

@@ -261,6 +261,25 @@ class ResultTracker:
         fingerprint = int.from_bytes(part.slice(sequence, sequence), "big")
         return CompletionRecord(fingerprint, part.commit_of(sequence))
 
+    @classmethod
+    def restore(
+        cls,
+        window: int,
+        first_incomplete: int,
+        highest: int,
+        records: dict[int, CompletionRecord],
+        ranges: list[RangeRecord],
+    ) -> ResultTracker:
+        """Return the tracker that held these; ``ranges`` in ascending order. Takes over both containers."""
+        tracker = cls(window=window)
+        tracker.first_incomplete = first_incomplete
+        tracker.highest = highest
+        tracker.records = records
+        tracker.ranges = ranges
+        tracker.bytes = sum(record.result.size for record in records.values() if record.result is not None)
+        tracker.bytes += sum(len(part.fingerprints) for part in ranges)
+        return tracker
+
     def dump(self) -> list[Any]:
         """Return the state as plain data for a snapshot or a hash, equal on equal replicas."""
         return [

@@ -71,6 +71,10 @@ class SessionTable:
         """Return the live session of that id, or None."""
         return self._by_id.get(client_id)
 
+    def of_nonce(self, nonce: str) -> int | None:
+        """Return the session that this nonce belongs or belonged to, or None."""
+        return self._by_nonce.get(nonce)
+
     def open(self, nonce: str, lease_ms: int, window: int, now_ms: int) -> tuple[Session, bool]:
         """Open a session, or return the one that this nonce opened before and True.
 
@@ -110,6 +114,13 @@ class SessionTable:
         if session.ends_ms < now_ms:
             raise OncegateError(Code.SESSION_EXPIRED, "the lease has ended")
         return session
+
+    def put_back(self, session: Session) -> None:
+        """Add a session read from a saved state; afterwards the table behaves as the one it was saved from."""
+        self._by_id[session.client_id] = session
+        for nonce in (session.nonce, *session.former):
+            self._by_nonce[nonce] = session.client_id
+        self._expiry.file(session.client_id, session.ends_ms)
 
     def take_over(self, client_id: int, nonce: str, now_ms: int) -> Session:
         """Give the session to a new owner: a new nonce raises the epoch, the same one again does not.
