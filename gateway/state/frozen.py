@@ -1,0 +1,87 @@
+"""One save: everything that changed between two freezes, as cells in key order.
+
+Owns: taking a freeze of a machine, in time that follows the number of tables and flows, and the order of the cells.
+The point of the save is a cell among the others, so it becomes durable with them or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from consensus.ports import SavedPoint
+from gateway.machine import Machine
+from gateway.state.flow_images import FlowMark, FrozenFlow, freeze_flow
+from gateway.state.layout import META_KEY, Meta, TableMeta, encode_meta, encode_row, rows_prefix, session_key
+from gateway.state.rows import FrozenRows, StoredRows
+from gateway.state.session_images import SessionImages
+from gateway.tables import Row
+
+Retired = dict[str, "Row | None"]
+"""A dict that is not used any more; freeing a large one at once would hold everybody up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """What a save writes."""
+
+    point: SavedPoint
+    meta: bytes
+    flows: list[FrozenFlow]
+    rows: list[FrozenRows]
+    sessions: SessionImages
+
+    def cells(self) -> Iterator[tuple[bytes, bytes | None]]:
+        """Yield all cells in key order, None for a deletion."""
+        yield META_KEY, self.meta
+        for flow in self.flows:
+            yield from flow.head_cells()
+        for flow in self.flows:
+            yield from flow.batch_cells()
+        for flow in self.flows:
+            yield from flow.piece_cells()
+        for part in self.rows:
+            prefix = rows_prefix(part.table)
+            for key, row in part.cells():
+                yield prefix + key.encode(), None if row is None else encode_row(row)
+        for client_id in self.sessions.ids():
+            yield session_key(client_id), self.sessions.image(client_id)
+
+
+def meta_of(machine: Machine, point: SavedPoint) -> Meta:
+    """Return the cell that says where a machine stands."""
+    return Meta(
+        point,
+        machine.commit,
+        machine.time_ms,
+        machine.sessions.next_id,
+        machine.replayed,
+        len(machine.sessions),
+        len(machine.flows.names()),
+        [TableMeta(t.name, t.kind, t.quota_bytes, t.bytes, len(t.rows)) for t in machine.tables.values()],
+    )
+
+
+def freeze(machine: Machine, point: SavedPoint, marks: list[FlowMark]) -> tuple[Frozen, list[Retired]]:
+    """Freeze a machine between two entries; the freeze before must be durable.
+
+    Returns:
+        What to write, and the dicts of rows that the machine let go.
+    """
+    sessions = SessionImages(machine.sessions, machine.trackers, machine.touched)
+    machine.touched = set()
+    machine.before_change = sessions.before_change
+    rows: list[FrozenRows] = []
+    retired: list[Retired] = []
+    for table in machine.tables.values():
+        if isinstance(table.rows, StoredRows) and (part := table.rows.freeze()) is not None:
+            rows.append(part[0])
+            retired.append(part[1])
+    flows: list[FrozenFlow] = []
+    for number, flow in enumerate(machine.flows.all()):
+        if number == len(marks):
+            marks.append(FlowMark())
+        changed = freeze_flow(number, flow, marks[number])
+        if changed is not None:
+            flows.append(changed)
+    return Frozen(point, encode_meta(meta_of(machine, point)), flows, rows, sessions), retired
