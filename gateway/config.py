@@ -67,9 +67,14 @@ class Settings(BaseSettings):
         default=[f"n1=127.0.0.1:{DEFAULT_HTTP_PORT}:{DEFAULT_PEER_PORT}"],
         description="all members, this node included, as id=host:http_port:peer_port",
     )
-    data_dir: Path = Field(default=Path("oncegate-data"), description="journal, ballot and segments of this node")
+    data_dir: Path = Field(
+        default=Path("oncegate-data"), description="journal, ballot, state and segments of this node"
+    )
     secret_file: Path | None = Field(default=None, description="file with the secret that peers share")
     body_bytes_max: int = Field(default=8 * 2**20, ge=1024, le=64 * 2**20, description="largest request body")
+    state_cache_bytes: int = Field(
+        default=96 * 2**20, ge=8 * 2**20, le=64 * 2**30, description="memory for blocks of the state on disk"
+    )
     log_level: str = Field(default="INFO", description="DEBUG, INFO, WARNING or ERROR")
 
     @field_validator("members")

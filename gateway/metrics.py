@@ -39,6 +39,7 @@ class _NodeCollector(Collector):
         yield _gauge("inflight_bytes", "their bytes", node.proposer.inflight_bytes)
         yield _counter("entries", "log entries proposed by this node", node.proposer.entries)
         yield _gauge("segment_pending_bytes", "sealed batches that wait for the disk", node.publisher.pending_bytes)
+        yield from _state(node)
         tables = GaugeMetricFamily("oncegate_table_bytes", "bytes of resident rows", labels=["table"])
         for name, table in machine.tables.items():
             tables.add_metric([name], table.bytes)
@@ -55,6 +56,21 @@ class _NodeCollector(Collector):
                 lag.add_metric([name, consumer], behind.lag_items)
                 lag_ms.add_metric([name, consumer], behind.lag_ms)
         yield from (last, lag, lag_ms)
+
+
+def _state(node: Node) -> Iterator[Metric]:
+    state, fetcher = node.state, node.fetcher
+    yield _gauge(
+        "state_saved_index", "log index of the newest durable state", 0 if (p := state.saved) is None else p.index
+    )
+    yield _counter("state_saves", "saves of the state", state.stats.saves)
+    yield _counter("state_save_failures", "attempts at a save that failed", state.stats.failures)
+    yield _gauge("state_save_seconds", "time the newest save took", state.stats.last_seconds)
+    yield _gauge("state_fresh_bytes", "memory of rows that are not durable yet, roughly", state.fresh_bytes)
+    yield _gauge("state_disk_bytes", "size of the state on disk", state.disk_bytes)
+    yield _gauge("segments_missing", "retained batches that this node lacks", fetcher.missing)
+    yield _counter("segments_fetched", "batches fetched from other nodes", fetcher.fetched)
+    yield _counter("segment_fetch_failures", "attempts to fetch a batch that failed", fetcher.failures)
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:

@@ -12,7 +12,7 @@ import time
 from typing import Any, Final
 
 from consensus.config import ReplicaConfig
-from consensus.ports import Role, RoleChange
+from consensus.ports import Role, RoleChange, SavedPoint, SnapshotManifest, SnapshotSink, SnapshotSource
 from consensus.replica import Replica
 from flows.publisher import Publisher
 from flows.segment_store import SegmentStore
@@ -23,6 +23,8 @@ from gateway.config import Settings
 from gateway.machine import Machine
 from gateway.proposer import PROPOSE, Leadership, Proposer
 from gateway.reads import Reads
+from gateway.segment_fetch import FETCH, SegmentFetcher, serve_piece
+from gateway.state import MachineState
 from rifl.errors import Code, OncegateError
 
 HOUSEKEEPING_MS: Final = 25
@@ -35,15 +37,28 @@ class Node:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.members = settings.addresses
-        self.machine = Machine()
+        self._loop = asyncio.get_running_loop()
+        config = replica_config(settings)
+        self.store = SegmentStore(settings.data_dir / "segments")
+        self.publisher = Publisher(self.store, on_published=self._published, on_failure=self._unpublished)
+        # Opened before the replica is made, which asks from where on the log has to be replayed.
+        self.state = MachineState(
+            settings.data_dir / "state",
+            barrier=self.publisher,
+            cache_bytes=settings.state_cache_bytes,
+            on_installed=self._installed,
+        )
+        self.machine: Machine = self.state.machine
         self.clock = ClusterClock()
         self.leadership = Leadership(node_id=settings.node)
-        self.store = SegmentStore(settings.data_dir / "segments")
-        self.replica = Replica(replica_config(settings), self, on_call=self._serve_call, on_role=self._role)
-        self._loop = asyncio.get_running_loop()
-        self.publisher = Publisher(self.store, on_published=self._published, on_failure=self._unpublished)
+        try:
+            self.replica = Replica(config, self, on_call=self._serve_call, on_role=self._role)
+        except BaseException:
+            self.state.close()
+            raise
         self.proposer = Proposer(self.replica, self.machine, self.clock, self.leadership)
-        self.reads = Reads(self.replica, self.machine, self.publisher)
+        self.fetcher = SegmentFetcher(self.replica, self._others, self.machine, self.store, self.publisher)
+        self.reads = Reads(self.replica, self.machine, self.publisher, self.fetcher.ensure)
         self._timer: asyncio.TimerHandle | None = None
         self._stopping = False
         self._housework: dict[str, asyncio.Future[Answer]] = {}
@@ -52,6 +67,7 @@ class Node:
         """Open the data directory, replay the log, join the cluster."""
         self.publisher.start()
         await self.replica.start()
+        self.fetcher.scan()
         self._housekeep()
 
     async def stop(self) -> None:
@@ -59,11 +75,24 @@ class Node:
         self._stopping = True
         if self._timer is not None:
             self._timer.cancel()
+        await self.fetcher.close()
         await self.replica.stop()
         await asyncio.to_thread(self.publisher.close)
+        await asyncio.to_thread(self.state.close)
 
     def apply(self, index: int, term: int, command: bytes) -> list[Any]:
-        """Apply a committed entry (:class:`consensus.ports.StateMachine`) and see to what it sealed."""
+        """Apply a committed entry (:class:`consensus.ports.StateMachine`) and see to what it sealed.
+
+        An entry that the saved state holds already changes nothing.
+
+        Raises:
+            StorageError: the state on disk is damaged; this node must not go on.
+        """
+        if self.state.broken is not None:
+            raise self.state.broken
+        saved = self.state.saved
+        if saved is not None and index <= saved.index:
+            return []
         machine = self.machine
         results = machine.apply(index, term, command)
         for batch in machine.take_sealed():
@@ -76,6 +105,38 @@ class Node:
         self.reads.applied(machine.commit)
         return results
 
+    @property
+    def saved(self) -> SavedPoint | None:
+        """The newest durable point (:class:`consensus.ports.DurableState`, as all that follows up to ``submit``)."""
+        return self.state.saved
+
+    @property
+    def save_wanted(self) -> bool:
+        """Enough has changed since the last save."""
+        return self.state.save_wanted
+
+    @property
+    def saving(self) -> bool:
+        """A save is under way."""
+        return self.state.saving
+
+    def begin_save(self, point: SavedPoint) -> None:
+        """Start to make the present state durable as ``point``."""
+        self.state.begin_save(point)
+
+    def open_snapshot(self) -> SnapshotSource:
+        """Copy the newest saved state; worker thread."""
+        return self.state.open_snapshot()
+
+    def open_sink(self, manifest: SnapshotManifest) -> SnapshotSink:
+        """Begin to receive a snapshot; worker thread."""
+        return self.state.open_sink(manifest)
+
+    def _installed(self) -> None:
+        """A snapshot has replaced the machine's state: whoever waits looks again, and its batches are fetched."""
+        self.reads.replaced()
+        self.fetcher.scan()
+
     def submit(self, command: c.Command, size: int) -> asyncio.Future[Answer]:
         """Order a client's command. See :meth:`gateway.proposer.Proposer.submit`.
 
@@ -84,6 +145,8 @@ class Node:
         """
         if self.publisher.overloaded:
             raise OncegateError(Code.OVERLOADED, "sealed batches wait for the disk", retry_after_ms=200)
+        if self.state.overloaded:
+            raise OncegateError(Code.OVERLOADED, "the state waits for the disk", retry_after_ms=200)
         return self.proposer.submit(command, size)
 
     @property
@@ -93,9 +156,15 @@ class Node:
         return None if member is None else member.http
 
     async def _serve_call(self, peer: str, payload: bytes) -> bytes:
-        if payload[:1] != PROPOSE:
-            raise OncegateError(Code.BAD_REQUEST, f"{peer} sent an unknown call")
-        return await self.proposer.serve_forwarded(payload[1:])
+        kind, rest = payload[:1], payload[1:]
+        if kind == PROPOSE:
+            return await self.proposer.serve_forwarded(rest)
+        if kind == FETCH:
+            return await serve_piece(self.publisher, rest)
+        raise OncegateError(Code.BAD_REQUEST, f"{peer} sent an unknown call")
+
+    def _others(self) -> list[str]:
+        return [node_id for node_id in self.members if node_id != self.settings.node]
 
     def _role(self, change: RoleChange) -> None:
         leads = change.role is Role.LEADER and change.ready

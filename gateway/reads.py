@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from consensus.errors import ConsensusError
 from consensus.replica import Replica
-from flows.errors import FlowError
+from flows.errors import FlowError, NotFoundError
 from flows.lookup import Found, IndexCache, KeyIndex, OpenLookup
 from flows.publisher import Publisher
 from gateway.machine import Machine
@@ -23,6 +24,7 @@ from rifl.errors import Code, OncegateError
 READ_TIMEOUT_S: Final = 5.0
 INDEX_BYTES_MAX: Final = 128 * 2**20
 COMMIT_WAITERS_MAX: Final = 10_000
+T = TypeVar("T")
 
 
 class FoundRow(NamedTuple):
@@ -35,8 +37,16 @@ class FoundRow(NamedTuple):
 class Reads:
     """Answers reads from the local state once it is new enough."""
 
-    def __init__(self, replica: Replica, machine: Machine, publisher: Publisher) -> None:
+    def __init__(
+        self,
+        replica: Replica,
+        machine: Machine,
+        publisher: Publisher,
+        ensure: Callable[[str, int], Awaitable[None]],
+    ) -> None:
         self._replica = replica
+        self._ensure = ensure
+        """Fetches a retained batch that this node lacks."""
         self._machine = machine
         self._publisher = publisher
         self._indexes = IndexCache(INDEX_BYTES_MAX)
@@ -90,6 +100,13 @@ class Reads:
             if not future.done():
                 future.set_result(None)
 
+    def replaced(self) -> None:
+        """Everything may have changed at once: a snapshot has been installed."""
+        self._open.clear()
+        self.applied(self._machine.commit)
+        for flow in list(self._seal_waiters):
+            self.sealed(flow)
+
     def sealed(self, flow: str) -> None:
         """Wake those who watch ``flow``."""
         event = self._seal_waiters.pop(flow, None)
@@ -130,13 +147,21 @@ class Reads:
         number = last
         while found is None and number >= first:
             try:
-                found = await asyncio.to_thread(self._find_in_batch, name, number, key)
+                found = await self._anyhow(name, number, partial(self._find_in_batch, name, number, key))
             except FlowError as fault:
                 raise translated(fault) from None
             number -= 1
         if found is None or found.value is None:
             raise OncegateError(Code.NOT_FOUND, "no such row among the retained writes")
         return FoundRow(found.commit, found.value)
+
+    async def _anyhow(self, flow: str, number: int, look: Callable[[], T]) -> T:
+        """Look into a batch, in a worker thread; if its file is not on this node, after a peer has given it."""
+        try:
+            return await asyncio.to_thread(look)
+        except NotFoundError:
+            await self._ensure(flow, number)
+            return await asyncio.to_thread(look)
 
     def _find_in_batch(self, flow: str, number: int, key: str) -> Found | None:
         build = partial(self._build, flow, number)
@@ -155,7 +180,7 @@ class Reads:
             await self.reach("linearizable", 0)
         self._machine.flows.batch(flow, number)
         try:
-            payload = await asyncio.to_thread(self._publisher.get, flow, number)
+            payload = await self._anyhow(flow, number, partial(self._publisher.get, flow, number))
             checksum = await asyncio.to_thread(self._publisher.checksum, flow, number)
         except FlowError as fault:
             self._machine.flows.batch(flow, number)  # dropped meanwhile: say so rather than "not found"

@@ -28,6 +28,7 @@ def serve(
     data_dir: Annotated[Path | None, typer.Option(help="where this node keeps its files [oncegate-data]")] = None,
     secret_file: Annotated[Path | None, typer.Option(help="file with the secret that peers share")] = None,
     body_bytes_max: Annotated[int | None, typer.Option(help="largest request body [8 MiB]")] = None,
+    state_cache_bytes: Annotated[int | None, typer.Option(help="memory for the state on disk [96 MiB]")] = None,
     log_level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING or ERROR [INFO]")] = None,
 ) -> None:
     """Run one node until SIGTERM. Flags win over ONCEGATE_… variables, those over the file, that over defaults."""
@@ -40,6 +41,7 @@ def serve(
             data_dir=data_dir,
             secret_file=secret_file,
             body_bytes_max=body_bytes_max,
+            state_cache_bytes=state_cache_bytes,
             log_level=log_level,
         )
         replica_config(settings)
