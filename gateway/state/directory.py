@@ -56,7 +56,8 @@ class StateDirectory:
             self._storage.lock()
             self._clear_asides()
             self.pointer = self._read()
-            self._numbers = itertools.count(1 + max((_number(name) for name in self._storage.names()), default=1))
+            taken = max(map(_number, [self.pointer.store, *self._storage.names()]))
+            self._numbers = itertools.count(taken + 1)
             for name in self._storage.names():
                 if name.startswith(_STORE) and name != self.pointer.store:
                     shutil.rmtree(path / name)

@@ -343,6 +343,8 @@ class MachineState:
                 if not number % _CELLS_BETWEEN_RESTS:
                     if save.abandoned:
                         raise _AbandonedError
+                    # A busy loop leaves the worker one slice in five milliseconds: it must not fall behind for ever.
+                    self._pacer.press(self._tally.bytes / self._save_bytes)
                     rest()
             writer.finish()
         except BaseException:

@@ -10,6 +10,7 @@ import time
 from typing import Final
 
 SLICE_S: Final = 0.0005
+SLICE_S_MAX: Final = 0.004
 REST_S: Final = 0.001
 
 
@@ -19,11 +20,16 @@ class Pacer:
     def __init__(self) -> None:
         self.hurry = False
         """Nobody waits for the interpreter any more: do not rest."""
+        self._slice_s = SLICE_S
         self._until = time.perf_counter() + SLICE_S
+
+    def press(self, pressure: float) -> None:
+        """Take longer slices, up to ``SLICE_S_MAX``, the more work is waiting; 1 is as much as is being done now."""
+        self._slice_s = min(max(SLICE_S, 2 * SLICE_S * pressure), SLICE_S_MAX)
 
     def rest(self) -> None:
         """Sleep if the slice is over; call it at least every hundred microseconds of work."""
         if time.perf_counter() >= self._until:
             if not self.hurry:
                 time.sleep(REST_S)
-            self._until = time.perf_counter() + SLICE_S
+            self._until = time.perf_counter() + self._slice_s

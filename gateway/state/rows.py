@@ -17,6 +17,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from gateway.state.layout import decode_row, rows_prefix
+from gateway.state.order import in_order
 from gateway.state.store import Store
 from gateway.tables import Row
 
@@ -49,7 +50,7 @@ class FrozenRows(NamedTuple):
     def cells(self) -> Iterator[tuple[str, Row | None]]:
         """Yield all of it in key order."""
         rows = self.rows
-        return ((key, rows[key]) for key in merge(*self.runs, _tail(rows)))
+        return ((key, rows[key]) for key in in_order([*self.runs, _tail(rows)]))
 
 
 class StoredRows:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
-from heapq import merge
 from itertools import islice
 from typing import Final
 
 from gateway.state.layout import encode_session
+from gateway.state.order import in_order
 from rifl.result_tracker import ResultTracker
 from rifl.session import SessionTable
 
@@ -59,7 +59,7 @@ class SessionImages:
         slices: list[list[int]] = []
         while part := sorted(islice(left, _SORTED_AT_ONCE)):
             slices.append(part)
-        return merge(*slices)
+        return in_order(slices)
 
     def release(self) -> None:
         """Everything has been written to a file: later changes concern this save no more."""

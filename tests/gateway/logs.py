@@ -1,0 +1,110 @@
+"""Logs of random entries for tests of the whole state: seeded, long, of every command, cheap to make."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import msgspec
+
+from gateway import commands as c
+from gateway import edge, edge_range, wire
+from gateway.machine import Machine
+
+START: list[c.Command] = [
+    c.DeclareTable("t", "resident", 1 << 20),
+    c.DeclareTable("u", "resident", 4_000),
+    c.DeclareTable("s", "stream", 1 << 20),
+    c.DeclareFlow(b'{"name":"f","source":"t","max_items":40,"consumers":["x"],"retention_ms":500}'),
+    *(c.OpenSession(f"n{number}", 5_000, 16) for number in range(1, 5)),
+]
+
+
+class RandomLog:
+    """Endless entries; the same for the same seed."""
+
+    def __init__(self, seed: int, keys: int = 40) -> None:
+        self.rng = random.Random(seed)
+        self.keys = keys
+        self.now_ms = 0
+        self.next = dict.fromkeys(range(1, 200), 1)
+        self.digests: dict[int, str] = {}
+        self.entries: list[bytes] = [c.encode_entry(0, START)]
+
+    def at(self, index: int) -> bytes:
+        """Return the entry at ``index``, from 1."""
+        while len(self.entries) < index:
+            self.now_ms += self.rng.choice((0, 0, 5, 20, 300))
+            commands = [self._command() for _ in range(self.rng.randint(0, 4))]
+            self.entries.append(c.encode_entry(self.now_ms, commands))
+        return self.entries[index - 1]
+
+    def applied(self, last: int) -> Machine:
+        """Return a machine, all in memory, that has applied entries 1 to ``last``."""
+        machine = Machine()
+        for index in range(1, last + 1):
+            machine.apply(index, 1, self.at(index))
+        return machine
+
+    def _key(self) -> str:
+        return f"k{self.rng.randrange(self.keys)}" + "\N{SNOWMAN}" * self.rng.randint(0, 1)
+
+    def _operate(self) -> c.Command:
+        client = self.rng.randint(1, 6)
+        many = []
+        for _ in range(self.rng.randint(1, 4)):
+            first = self.next[client]
+            sequence = max(1, first + self.rng.choice((0, 0, 0, 1, -1)))
+            self.next[client] = max(first, sequence + 1)
+            kind = self.rng.choice(("put", "put", "delete", "increment"))
+            op = wire.Operation(sequence, kind, self.rng.choice(("t", "t", "t", "u", "s", "nowhere")), self._key())
+            if kind == "put":
+                op.value = self.rng.choice((self.rng.randint(0, 9), "x" * self.rng.randint(0, 400), [1, None]))
+            elif kind == "increment":
+                op.by = self.rng.choice((1, -3, 2**62))
+            if self.rng.random() < 0.2:
+                op.if_ = self.rng.choice(({"absent": True}, {"version": 3}, {"value": 5}))
+            many.append(op)
+        acked = max(1, self.next[client] - self.rng.randint(1, 12))
+        return edge.operations(wire.OperationsRequest(f"{client:016x}", 1, acked, many))
+
+    def _range(self) -> c.Command:
+        client, length = self.rng.randint(1, 5), self.rng.randint(1, 6)
+        first = self.next[client]
+        self.next[client] += length
+        columns = wire.RangeBody([self._key() for _ in range(length)], ["1"] * length)
+        body = msgspec.msgpack.encode(columns)
+        return edge_range.range_command("s", client, 1, max(1, first - 4), first, body, wire.MSGPACK)
+
+    def _command(self) -> c.Command:
+        kind = self.rng.randrange(14)
+        rng = self.rng
+        if kind < 7:
+            return self._operate()
+        if kind < 9:
+            return self._range()
+        if kind == 9:
+            return c.Seal(rng.choice(("s", "f")), rng.randint(1, 30))
+        if kind == 10:
+            return rng.choice((c.Attach("f", rng.choice("xy"), rng.choice("ab")), c.Attach("s", "z", "a")))
+        if kind == 11:
+            return c.MoveCursor(rng.choice(("s", "f")), rng.choice("xyz"), rng.randint(0, 9), 1, rng.random() < 0.2)
+        if kind == 12:
+            client = rng.randint(1, 8)
+            return rng.choice(
+                (c.RenewSession(client, 1), c.TakeOver(client, rng.choice(("n1", "m"))), c.CloseSession(client, 1))
+            )
+        return rng.choice(
+            (
+                c.OpenSession(f"n{rng.randint(1, 30)}", 5_000, 16),
+                c.OpenSession(f"n{rng.randint(1, 30)}", 5_000, 16),
+                c.Reap(list(range(1, 9))),
+                c.DeclareTable(rng.choice(("v", "w")), "resident", 9_000),
+                c.DeclareFlow(b'{"name":"g","source":"u","max_items":3}'),
+            )
+        )
+
+
+def lines(log: RandomLog, first: int, last: int) -> Iterator[tuple[int, bytes]]:
+    """Yield (index, entry) of a part of a log."""
+    return ((index, log.at(index)) for index in range(first, last + 1))

@@ -1,0 +1,152 @@
+"""Stands where consensus stands: applies a log to a state, saves it, ships it, and takes its files away at any step."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from consensus.errors import StorageError
+from consensus.ports import SavedPoint
+from gateway.machine import Machine
+from gateway.state import MachineState, durable, state_digest
+from gateway.state.directory import StateDirectory
+from gateway.state.snapshot import StoreSink
+from gateway.state.store import Store
+from tests.gateway.logs import RandomLog
+
+PIECE_BYTES = 4096
+
+
+def point(index: int) -> SavedPoint:
+    return SavedPoint(index, 1 + index // 100, b"configuration %d" % index)
+
+
+class Member:
+    """A log and a state that follows it."""
+
+    def __init__(self, path: Path, log: RandomLog, **options: Any) -> None:
+        self.path = path
+        self.log = log
+        self.state = MachineState(path, **options)
+        self.at = 0 if self.state.saved is None else self.state.saved.index
+
+    @property
+    def machine(self) -> Machine:
+        return self.state.machine
+
+    def apply_to(self, index: int) -> None:
+        while self.at < index:
+            self.at += 1
+            self.machine.apply(self.at, 1, self.log.at(self.at))
+            self.machine.take_sealed()
+            self.machine.flows.take_dropped()
+
+    def apply(self, count: int) -> None:
+        self.apply_to(self.at + count)
+
+    def begin_save(self) -> None:
+        self.state.begin_save(point(self.at))
+
+    def save(self) -> None:
+        self.begin_save()
+        self.wait_saved()
+
+    def wait_saved(self) -> None:
+        assert self.state.wait_saved(20), self.state.broken
+        assert self.state.broken is None
+
+    def wrong(self) -> str | None:
+        """Say what does not equal a machine that applied the whole log in memory; None is good."""
+        return None if state_digest(self.machine) == digest_at(self.log, self.at) else f"state at {self.at} differs"
+
+    def close(self) -> None:
+        self.state.close()
+
+
+def digest_at(log: RandomLog, index: int) -> str:
+    """Digest of a machine that has applied ``index`` entries in memory."""
+    if index not in log.digests:
+        log.digests[index] = state_digest(log.applied(index))
+    return log.digests[index]
+
+
+def wrong_after_crash(image: Path, log: RandomLog, last: int) -> str | None:
+    """Open the files that a crash left, replay the rest of the log; say what is wrong."""
+    try:
+        member = Member(image, log)
+    except StorageError as refused:
+        return f"after a crash: {refused}"
+    try:
+        saved = member.at
+        if (found := member.wrong()) is not None:
+            return f"after a crash: {found}, saved index {saved}"
+        member.apply_to(last)
+        return member.wrong()
+    finally:
+        member.close()
+
+
+def ship(source: MachineState, target: MachineState) -> StoreSink:
+    """Copy a snapshot piece by piece; the sink is finished, not installed."""
+    snapshot = source.open_snapshot()
+    try:
+        sink = target.open_sink(snapshot.manifest)
+        for number, file in enumerate(snapshot.manifest.files):
+            for offset in range(0, file.size, PIECE_BYTES):
+                sink.write(number, offset, snapshot.read(number, offset, min(PIECE_BYTES, file.size - offset)))
+        sink.finish()
+    finally:
+        snapshot.close()
+    return sink
+
+
+@contextmanager
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Hold every save before it writes its first cell, until the event is set."""
+    gate = threading.Event()
+    write = durable.MachineState._write
+
+    def gated(state: MachineState, save: Any) -> Path:
+        assert gate.wait(20)
+        return write(state, save)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(durable.MachineState, "_write", gated)
+        try:
+            yield gate
+        finally:
+            gate.set()
+
+
+def crash_images(patch: pytest.MonkeyPatch, source: Path, target: Path) -> list[Path]:
+    """From now on copy all files before and after each step of a save that touches them; returns the growing list.
+
+    Merges in the background would change files under the copy: the caller keeps them from starting.
+    """
+    images: list[Path] = []
+
+    def around(owner: type, name: str) -> None:
+        original = getattr(owner, name)
+
+        def stepped(*arguments: Any) -> Any:
+            take()
+            result = original(*arguments)
+            take()
+            return result
+
+        patch.setattr(owner, name, stepped)
+
+    def take() -> None:
+        images.append(target / f"image-{len(images)}")
+        shutil.copytree(source, images[-1])
+
+    around(Store, "writer")
+    around(Store, "ingest")
+    around(StateDirectory, "advance")
+    return images

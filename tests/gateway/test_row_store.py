@@ -1,0 +1,192 @@
+"""Rows in memory and rows on disk behave the same, whatever is saved, forgotten or opened again in between."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from gateway.state import rows as rows_module
+from gateway.state.layout import encode_row, rows_prefix
+from gateway.state.order import in_order
+from gateway.state.rows import FrozenRows, StoredRows, Tally
+from gateway.state.store import Store, new_cache
+from gateway.tables import DictRows, Row, RowStore
+
+CACHE = new_cache(8 << 20)
+
+
+class OnDisk:
+    """Stored rows with the saves that keep them going; another table lies below and above them."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp())
+        self.store = Store(self.path / "store", CACHE, create=True)
+        self.tally = Tally()
+        self.rows = StoredRows(1, self.store, self.tally)
+        self.frozen: FrozenRows | None = None
+        self.files = 0
+        self._write([(rows_prefix(table) + b"k1", encode_row(Row(9, b"other"))) for table in (0, 2)])
+
+    def freeze(self) -> None:
+        frozen = self.rows.freeze()
+        if frozen is not None:
+            self.frozen = frozen[0]
+
+    def save(self) -> None:
+        if self.frozen is not None:
+            prefix = rows_prefix(self.frozen.table)
+            self._write(
+                [(prefix + key.encode(), None if row is None else encode_row(row)) for key, row in self.frozen.cells()]
+            )
+            self.frozen = None
+
+    def _write(self, cells: list[tuple[bytes, bytes | None]]) -> None:
+        self.files += 1
+        writer = self.store.writer(self.path / f"f{self.files}")
+        for key, value in cells:
+            writer.put(key, value)
+        writer.finish()
+        self.store.ingest(self.path / f"f{self.files}")
+
+    def reopen(self) -> None:
+        count = len(self.rows)
+        self.store.close()
+        self.store = Store(self.path / "store", CACHE, create=False)
+        self.rows = StoredRows(1, self.store, self.tally, count)
+
+    def close(self) -> None:
+        self.store.close()
+        shutil.rmtree(self.path)
+
+
+@pytest.fixture(params=["dict", "stored"])
+def rows(request: pytest.FixtureRequest) -> Iterator[RowStore]:
+    if request.param == "dict":
+        yield DictRows()
+        return
+    disk = OnDisk()
+    yield disk.rows
+    disk.close()
+
+
+def test_row_is_there_until_it_is_deleted(rows: RowStore) -> None:
+    assert rows.get("a") is None
+    rows.put("a", Row(1, b"1"))
+    rows.put("a", Row(2, b"2"))
+    assert (rows.get("a"), len(rows)) == (Row(2, b"2"), 1)
+    rows.delete("a")
+    rows.delete("a")
+    assert (rows.get("a"), len(rows)) == (None, 0)
+
+
+def test_page_is_in_key_order_within_prefix_and_after_a_key(rows: RowStore) -> None:
+    for key in ("b", "a\N{SNOWMAN}", "aa", "a", "ab", "c\U0001f600", "c\uffff"):
+        rows.put(key, Row(1, key.encode()))
+    assert [key for key, _ in rows.page("a", "", 10)] == ["a", "aa", "ab", "a\N{SNOWMAN}"]
+    assert [key for key, _ in rows.page("a", "aa", 1)] == ["ab"]
+    assert [key for key, _ in rows.page("", "b", 10)] == ["c\uffff", "c\U0001f600"]
+    assert rows.page("zz", "", 10) == []
+    assert [key for key, _ in rows.items()] == sorted(["b", "a\N{SNOWMAN}", "aa", "a", "ab", "c\U0001f600", "c\uffff"])
+
+
+keys = st.text(alphabet="ab\N{SNOWMAN}\U0001f600", min_size=1, max_size=3)
+
+
+class RowsMachine(RuleBasedStateMachine):
+    """Stored rows against a dict."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.disk = OnDisk()
+        self.model: dict[str, Row] = {}
+        self.commit = 0
+
+    def teardown(self) -> None:
+        self.disk.close()
+
+    @rule(key=keys, value=st.binary(max_size=20), look=st.booleans())
+    def put(self, key: str, value: bytes, look: bool) -> None:
+        self.commit += 1
+        if look:
+            assert self.disk.rows.get(key) == self.model.get(key)
+        self.disk.rows.put(key, Row(self.commit, value))
+        self.model[key] = Row(self.commit, value)
+
+    @rule(key=keys)
+    def delete(self, key: str) -> None:
+        self.disk.rows.delete(key)
+        self.model.pop(key, None)
+
+    @rule(key=keys)
+    def get(self, key: str) -> None:
+        assert self.disk.rows.get(key) == self.model.get(key)
+
+    @rule(prefix=st.one_of(st.just(""), keys), after=st.one_of(st.just(""), keys), limit=st.integers(1, 5))
+    def page(self, prefix: str, after: str, limit: int) -> None:
+        expected = sorted(k for k in self.model if k.startswith(prefix) and (k > after or not after))
+        assert self.disk.rows.page(prefix, after, limit) == [(k, self.model[k]) for k in expected[:limit]]
+
+    @precondition(lambda self: self.disk.frozen is None)
+    @rule()
+    def freeze(self) -> None:
+        self.disk.freeze()
+        assert self.disk.tally.bytes >= 0
+
+    @rule()
+    def save(self) -> None:
+        self.disk.save()
+
+    @rule()
+    def reopen(self) -> None:
+        self.disk.save()
+        self.disk.freeze()
+        self.disk.save()
+        self.disk.reopen()
+
+    @invariant()
+    def count_is_exact(self) -> None:
+        if hasattr(self, "disk"):
+            assert len(self.disk.rows) == len(self.model)
+
+    @rule()
+    def everything(self) -> None:
+        assert list(self.disk.rows.items()) == sorted(self.model.items())
+
+
+RowsMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+test_stored_rows_equal_a_dict_under_random_steps = RowsMachine.TestCase
+
+
+def test_runs_and_layers_of_many_keys_merge_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_module, "RUN_KEYS", 64)
+    monkeypatch.setattr(rows_module, "_RUN_MASK", 63)
+    disk, model = OnDisk(), DictRows()
+    for number in range(3_000):
+        key = f"k{number * 7919 % 1000:04d}"
+        for rows in (disk.rows, model):
+            if number % 5:
+                rows.put(key, Row(number, b"x"))
+            else:
+                rows.delete(key)
+        if number % 900 == 899:
+            disk.save()
+            disk.freeze()
+    assert list(disk.rows.items()) == list(model.items())
+    assert disk.rows.page("k05", "k0510", 30) == model.page("k05", "k0510", 30)
+    assert len(disk.rows) == len(model)
+    disk.close()
+
+
+def test_sorted_runs_come_in_order_however_they_are_cut() -> None:
+    numbers = [n * 7919 % 100_003 for n in range(100_003)]
+    runs = [sorted(numbers[low : low + 4096]) for low in range(0, len(numbers), 4096)]
+    assert list(in_order(runs)) == list(range(100_003))
+    assert list(in_order([[], [3], [1, 2]])) == [1, 2, 3]
+    assert list(in_order([])) == []
