@@ -122,10 +122,14 @@ class MachineState:
         try:
             pointer = self._directory.pointer
             self._store = Store(self._directory.store, self._cache, create=not pointer.index)
-            restored = restore(self._store)
-            index = 0 if restored.point is None else restored.point.index
-            if index < pointer.index:
-                raise StateCorrupt(self._store.path, f"it has fallen back from index {pointer.index} to {index}")
+            try:
+                restored = restore(self._store)
+                index = 0 if restored.point is None else restored.point.index
+                if index < pointer.index:
+                    raise StateCorrupt(self._store.path, f"it has fallen back from index {pointer.index} to {index}")
+            except BaseException:
+                self._store.close()
+                raise
         except BaseException:
             self._directory.close()
             raise

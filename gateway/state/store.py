@@ -9,6 +9,7 @@ the ingest flushes the new link, the directory and the manifest before it return
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,6 +43,8 @@ _LOG_FILE_BYTES_MAX: Final = 2**20
 _LOG_FILES: Final = 2
 _CONFIG_FILE: Final = "rocksdict-config.json"
 """Written by the binding at each open and not flushed; it holds nothing that :func:`options` does not say."""
+_DAMAGE: Final = ("Corruption", "Not implemented", "Invalid argument")
+"""How errors begin that say: what is on disk is not what was written."""
 _SIDE_FILES: Final = ("LOCK", "LOG", _CONFIG_FILE)
 
 
@@ -97,15 +100,16 @@ class Store:
     def get_anyway(self, key: bytes) -> bytes | None:
         """Return a value while the store is being opened again; raises StateCorrupt, StoreFailed."""
         with self._lock:
-            found: bytes | None = self._read(self._db.get, key)
+            try:
+                found: bytes | None = self._db.get(key)
+            except Exception as fault:  # noqa: BLE001 - as in _called
+                raise self._noted(_typed(self.path, fault)) from None
         return found
 
-    def _read(self, function: Any, *arguments: Any) -> Any:
-        try:
-            return _called(self.path, function, *arguments)
-        except StateCorrupt as damage:
-            self.damage = damage
-            raise
+    def _noted(self, fault: Exception) -> Exception:
+        if isinstance(fault, StateCorrupt):
+            self.damage = fault
+        return fault
 
     def value(self, key: bytes) -> bytes | None:
         """Return the value of a key, or None; raises StateCorrupt, StoreFailed."""
@@ -123,12 +127,18 @@ class Store:
         reading = ReadOptions()
         reading.set_iterate_upper_bound(_after(prefix))
         cursor = _called(self.path, self._db.iter, reading)
-        cursor.seek(prefix + start)
-        while cursor.valid():
-            yield cursor.key(), cursor.value()
-            cursor.next()
-        # An unreadable block ends a scan as the last cell does: only the status tells them apart.
-        self._read(cursor.status)
+        try:
+            cursor.seek(prefix + start)
+            while cursor.valid():
+                yield cursor.key(), cursor.value()
+                cursor.next()
+            # An unreadable block ends a scan as the last cell does: only the status tells them apart.
+            cursor.status()
+        except Exception as fault:  # noqa: BLE001 - as in _called
+            raise self._noted(_typed(self.path, fault)) from None
+        finally:
+            # A cursor that lives on in a traceback would keep the store open, and locked, after close.
+            del cursor
 
     def ingest(self, file: Path) -> None:
         """Add the cells of a finished file, replacing older ones; atomic, and durable on return. The file is moved."""
@@ -152,7 +162,7 @@ class Store:
             StoreFailed: something still reads from it, or the disk fails; it is usable as before or closed.
         """
         with self._lock:
-            self._db.close()
+            self.close()
             self._open()
 
     @property
@@ -169,7 +179,8 @@ class Store:
 
     def close(self) -> None:
         """Close; idempotent. A look-up afterwards raises."""
-        self._db.close()
+        with contextlib.suppress(DbClosedError):
+            self._db.close()
 
 
 class CellWriter:
@@ -224,6 +235,6 @@ def _typed(path: Path, fault: Exception) -> Exception:
     if isinstance(fault, (TypeError, StateCorrupt, StoreFailed)):
         return fault
     reason = str(fault)
-    if reason.startswith(("Corruption", "Not implemented", "Invalid argument")):
+    if reason.startswith(_DAMAGE) or "No such file" in reason:
         return StateCorrupt(path, reason)
     return StoreFailed(f"{path}: {reason}")

@@ -1,0 +1,270 @@
+"""A state that was shipped equals its source, and a damaged one is refused by name, never taken for an empty one."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from consensus.errors import DirectoryLocked, NotReady, SafetyViolation, StorageError
+from consensus.ports import SnapshotFile, SnapshotManifest
+from gateway.state import MachineState, layout, state_digest
+from gateway.state.errors import StateCorrupt, StateVersionUnknown
+from gateway.state.restore import verify
+from tests.gateway.logs import RandomLog
+from tests.gateway.state_harness import Member, digest_at, held, point, ship, wrong_after_crash
+
+
+@pytest.fixture
+def leader(tmp_path: Path) -> Iterator[Member]:
+    member = Member(tmp_path / "leader", RandomLog(11))
+    member.apply(60)
+    member.save()
+    member.apply(60)
+    member.save()
+    yield member
+    member.close()
+
+
+def test_installed_snapshot_equals_its_source_and_goes_on(leader: Member, tmp_path: Path) -> None:
+    follower = Member(tmp_path / "follower", leader.log)
+    follower.apply(30)
+    follower.save()
+    follower.apply(10)
+    machine = follower.machine
+    leader.apply(20)
+    sink = ship(leader.state, follower.state)
+    sink.install()
+    follower.at = 120
+    assert follower.machine is machine
+    assert follower.state.saved == point(120)
+    assert follower.wrong() is None
+    follower.apply(40)
+    follower.save()
+    follower.apply(10)
+    assert follower.wrong() is None
+    follower.close()
+    assert wrong_after_crash(tmp_path / "follower", leader.log, 170) is None
+    assert sorted(path.name for path in (tmp_path / "follower").iterdir())[0] == "CURRENT"
+    assert len([path for path in (tmp_path / "follower").iterdir() if path.is_dir()]) == 1
+
+
+def test_snapshot_is_of_its_moment_whatever_is_saved_later(leader: Member, tmp_path: Path) -> None:
+    source = leader.state.open_snapshot()
+    for _ in range(6):
+        leader.apply(10)
+        leader.save()
+    follower = MachineState(tmp_path / "follower")
+    sink = follower.open_sink(source.manifest)
+    for number, file in enumerate(source.manifest.files):
+        if file.size:
+            sink.write(number, 0, source.read(number, 0, file.size))
+    sink.finish()
+    sink.install()
+    assert state_digest(follower.machine) == digest_at(leader.log, 120)
+    source.close()
+    source.close()
+    assert not list((tmp_path / "leader").glob("copy-*"))
+    follower.close()
+
+
+def test_install_while_a_save_is_written_abandons_it(
+    leader: Member, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with held(monkeypatch) as gate:
+        follower = Member(tmp_path / "follower", leader.log)
+        follower.apply(30)
+        sink = ship(leader.state, follower.state)
+        follower.begin_save()
+        sink.install()
+        assert not follower.state.saving
+        follower.at = 120
+        follower.apply(10)
+        follower.begin_save()
+        gate.set()
+        follower.wait_saved()
+    assert follower.state.saved == point(130)
+    follower.close()
+    assert wrong_after_crash(tmp_path / "follower", leader.log, 140) is None
+
+
+def test_crash_between_finish_and_install_keeps_the_old_state(leader: Member, tmp_path: Path) -> None:
+    follower = Member(tmp_path / "follower", leader.log)
+    follower.apply(30)
+    follower.save()
+    sink = ship(leader.state, follower.state)
+    shutil.copytree(tmp_path / "follower", tmp_path / "before")
+    sink.install()
+    shutil.copytree(tmp_path / "follower", tmp_path / "after")
+    follower.close()
+    for image, index in (("before", 30), ("after", 120)):
+        crashed = MachineState(tmp_path / image)
+        assert crashed.saved == point(index)
+        crashed.close()
+        assert len(list((tmp_path / image).glob("store-*"))) == 1
+        assert wrong_after_crash(tmp_path / image, leader.log, 130) is None
+
+
+def test_older_snapshot_never_replaces_a_newer_state(leader: Member, tmp_path: Path) -> None:
+    follower = Member(tmp_path / "follower", leader.log)
+    follower.apply(30)
+    sink = ship(leader.state, follower.state)
+    follower.apply(100)
+    follower.save()
+    with pytest.raises(SafetyViolation):
+        sink.install()
+    assert follower.wrong() is None
+    follower.close()
+    assert wrong_after_crash(tmp_path / "follower", leader.log, 140) is None
+
+
+def test_nothing_saved_means_no_snapshot(tmp_path: Path) -> None:
+    state = MachineState(tmp_path / "s")
+    with pytest.raises(NotReady):
+        state.open_snapshot()
+    state.close()
+
+
+@pytest.mark.parametrize("what", ["flip", "short", "other point", "order", "twice", "path"])
+def test_snapshot_that_is_not_whole_is_refused_and_leaves_nothing(leader: Member, tmp_path: Path, what: str) -> None:
+    source = leader.state.open_snapshot()
+    follower = Member(tmp_path / "follower", leader.log)
+    follower.apply(20)
+    files = source.manifest.files
+    largest = max(range(len(files)), key=lambda number: files[number].size)
+    manifest = source.manifest
+    if what == "other point":
+        manifest = SnapshotManifest(point(121), files)
+    elif what == "twice":
+        manifest = SnapshotManifest(point(120), [*files, files[0]])
+    elif what == "path":
+        manifest = SnapshotManifest(point(120), [*files, SnapshotFile("../x", 1)])
+
+    def receive() -> None:
+        sink = follower.state.open_sink(manifest)
+        for number, file in enumerate(manifest.files):
+            data = source.read(number, 0, file.size)
+            if what == "flip" and number == largest:
+                data = data[:100] + bytes([data[100] ^ 1]) + data[101:]
+            if what == "short" and number == len(files) - 1:
+                data = data[:-1]
+            if what == "order" and number == 1:
+                sink.write(number, 1, data[1:])
+            if data:
+                sink.write(number, 0, data)
+        sink.finish()
+
+    with pytest.raises(StorageError):
+        receive()
+    source.close()
+    assert follower.wrong() is None
+    follower.state.open_sink(leader.state.open_snapshot().manifest).abort()
+    assert len(list((tmp_path / "follower").glob("store-*"))) == 1
+    follower.close()
+
+
+# --- what is on disk ---------------------------------------------------------------------------------------------
+
+
+def opened_or_refused(path: Path) -> str:
+    """Open, read every cell and the digest; return the digest, or why the state was refused or found damaged."""
+    try:
+        state = MachineState(path)
+    except StorageError as refusal:
+        return str(refusal)
+    try:
+        verify(state._store)
+        return state_digest(state.machine)
+    except StorageError as damage:
+        return str(damage if state.broken is None else state.broken)
+    finally:
+        state.close()
+
+
+def refused(image: Path, expected: str) -> bool:
+    """Open ``image``; it is either equal to ``expected`` or refused with a reason that names the place."""
+    found = opened_or_refused(image)
+    shutil.rmtree(image)
+    assert found == expected or str(image) in found, found
+    return found != expected
+
+
+def files_of(path: Path) -> list[Path]:
+    return sorted(file for file in path.rglob("*") if file.is_file() and file.stat().st_size)
+
+
+def test_flipped_byte_in_any_file_is_refused_or_changes_nothing(leader: Member, tmp_path: Path) -> None:
+    expected = digest_at(leader.log, 120)
+    original = tmp_path / "original"
+    leader.close()
+    shutil.copytree(tmp_path / "leader", original)
+    kinds: set[str] = set()
+    for file in files_of(original):
+        size = file.stat().st_size
+        for offset in sorted({0, 3, size // 3, size // 2, size - 5, size - 1} & set(range(size))):
+            image = tmp_path / "image"
+            shutil.copytree(original, image)
+            damaged = image / file.relative_to(original)
+            data = bytearray(damaged.read_bytes())
+            data[offset] ^= 0x10
+            damaged.write_bytes(data)
+            if refused(image, expected):
+                kinds.add(file.suffix or file.name.split("-")[0])
+    assert kinds >= {"CURRENT", "MANIFEST", ".sst"}
+
+
+def test_missing_or_truncated_file_is_refused_or_changes_nothing(leader: Member, tmp_path: Path) -> None:
+    expected = digest_at(leader.log, 120)
+    original = tmp_path / "original"
+    leader.close()
+    shutil.copytree(tmp_path / "leader", original)
+    kinds: set[str] = set()
+    for file in files_of(original):
+        for size in (None, 0, file.stat().st_size // 2, file.stat().st_size - 1):
+            image = tmp_path / "image"
+            shutil.copytree(original, image)
+            damaged = image / file.relative_to(original)
+            if size is None:
+                damaged.unlink()
+            else:
+                damaged.write_bytes(damaged.read_bytes()[:size])
+            if refused(image, expected):
+                kinds.add(file.suffix or file.name.split("-")[0])
+    assert kinds >= {"CURRENT", "MANIFEST", ".sst"}
+
+
+def test_lost_store_is_refused_not_taken_for_an_empty_state(leader: Member, tmp_path: Path) -> None:
+    leader.close()
+    (store,) = (tmp_path / "leader").glob("store-*")
+    shutil.rmtree(store)
+    with pytest.raises(StateCorrupt, match="missing"):
+        MachineState(tmp_path / "leader")
+
+
+def test_state_of_another_format_is_refused_by_name(
+    leader: Member, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(layout, "FORMAT", 2)
+        leader.save()
+    leader.close()
+    with pytest.raises(StateVersionUnknown, match=str(tmp_path / "leader")):
+        MachineState(tmp_path / "leader")
+
+
+def test_directory_is_opened_once(leader: Member, tmp_path: Path) -> None:
+    with pytest.raises(DirectoryLocked, match="open in another process"):
+        MachineState(tmp_path / "leader")
+    assert leader.wrong() is None
+
+
+def test_leftovers_of_a_crash_are_removed_at_the_start(leader: Member, tmp_path: Path) -> None:
+    leader.state.open_snapshot()
+    leader.close()
+    (tmp_path / "leader" / "save-77").write_bytes(b"half a file")
+    (tmp_path / "leader" / "store-78").mkdir()
+    state = MachineState(tmp_path / "leader")
+    assert sorted(path.name for path in (tmp_path / "leader").iterdir()) == ["CURRENT", "store-1"]
+    state.close()
