@@ -31,6 +31,8 @@ PIECE_BYTES_MAX: Final = 4 * 2**20
 BATCH_BYTES_MAX: Final = 512 * 2**20
 """A payload that claims more is refused: batches are cut far below."""
 CONCURRENT_MAX: Final = 4
+SCANNED_MAX: Final = 64
+"""Missing batches asked for at a time."""
 CALL_TIMEOUT_S: Final = 5.0
 ENSURE_TIMEOUT_S: Final = 10.0
 BACKOFF_MIN_S: Final = 0.05
@@ -159,9 +161,12 @@ class SegmentFetcher:
             self._missing |= {(name, number) for number in range(first, last + 1) if number not in present}
         if self._missing:
             log.info("%d sealed batches are missing here and are fetched", len(self._missing))
-        # Newest first: readers follow the end of a flow.
+        # Newest first: readers follow the end of a flow. One that nobody has yet must not hold up the others.
+        under_way: set[asyncio.Task[None]] = set()
         for flow, number in sorted(self._missing, key=lambda missing: -missing[1]):
-            await asyncio.shield(self._task(flow, number))
+            if len(under_way) >= SCANNED_MAX:
+                _, under_way = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
+            under_way.add(self._task(flow, number))
 
     def _task(self, flow: str, number: int) -> asyncio.Task[None]:
         task = self._under_way.get((flow, number))

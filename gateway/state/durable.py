@@ -297,6 +297,9 @@ class MachineState:
         while True:
             try:
                 if self._attempt(save):
+                    # What failed earlier, a merge perhaps, is taken up again only by a store that is opened anew.
+                    if self.stats.failures and self._store.refuses_writes:
+                        self._recover()
                     return True
             except _AbandonedError:
                 return True

@@ -109,6 +109,18 @@ async def test_scan_fetches_all_that_is_missing(
     assert fetcher.fetched == BATCHES - 1
 
 
+async def test_batch_that_nobody_has_holds_up_no_other(
+    network: Network, full: Side, bare: tuple[Side, SegmentFetcher]
+) -> None:
+    side, fetcher = bare
+    full.store.drop("s", BATCHES)  # the newest, which is asked for first
+    network.peers["full"] = full
+    fetcher.scan()
+    async with asyncio.timeout(20):
+        while side.store.list("s") != list(range(1, BATCHES)) or fetcher.missing != 1:
+            await asyncio.sleep(0.01)
+
+
 async def test_large_batch_comes_in_pieces(
     network: Network, full: Side, bare: tuple[Side, SegmentFetcher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
