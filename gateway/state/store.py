@@ -94,7 +94,10 @@ class Store:
 
     def _open(self) -> None:
         (self.path / _CONFIG_FILE).unlink(missing_ok=True)
-        self._db = _called(self.path, Rdict, str(self.path), self._options)
+        # The column family is named because the binding would otherwise take its options from the file of the last
+        # open, with a cache of 8 MiB: too small for one index of a large file, which each look-up would read again.
+        families = {"default": self._options}
+        self._db = _called(self.path, Rdict, str(self.path), self._options, families)
         self.get = self._db.get
 
     def get_anyway(self, key: bytes) -> bytes | None:

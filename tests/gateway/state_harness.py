@@ -106,6 +106,17 @@ def ship(source: MachineState, target: MachineState) -> StoreSink:
     return sink
 
 
+def copy_files(source: Path, target: Path) -> None:
+    """Copy a directory in use; begun anew when a file vanishes, as files that the store does not need any more do."""
+    while True:
+        try:
+            shutil.copytree(source, target)
+        except (shutil.Error, FileNotFoundError):
+            shutil.rmtree(target)
+        else:
+            return
+
+
 @contextmanager
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Hold every save before it writes its first cell, until the event is set."""
@@ -144,7 +155,7 @@ def crash_images(patch: pytest.MonkeyPatch, source: Path, target: Path) -> list[
 
     def take() -> None:
         images.append(target / f"image-{len(images)}")
-        shutil.copytree(source, images[-1])
+        copy_files(source, images[-1])
 
     around(Store, "writer")
     around(Store, "ingest")

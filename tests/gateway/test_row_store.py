@@ -190,3 +190,18 @@ def test_sorted_runs_come_in_order_however_they_are_cut() -> None:
     assert list(in_order(runs)) == list(range(100_003))
     assert list(in_order([[], [3], [1, 2]])) == [1, 2, 3]
     assert list(in_order([])) == []
+
+
+def test_store_that_is_opened_again_uses_the_cache_it_was_given(tmp_path: Path) -> None:
+    store = Store(tmp_path / "s", CACHE, create=True)
+    writer = store.writer(tmp_path / "f")
+    writer.put(b"k", b"v" * 1000)
+    writer.finish()
+    store.ingest(tmp_path / "f")
+    store.close()
+    cache = new_cache(8 << 20)
+    before = cache.get_usage()
+    again = Store(tmp_path / "s", cache, create=False)
+    assert again.value(b"k") == b"v" * 1000
+    assert cache.get_usage() - before > 1000
+    again.close()

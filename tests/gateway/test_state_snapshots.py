@@ -14,7 +14,7 @@ from gateway.state import MachineState, layout, state_digest
 from gateway.state.errors import StateCorrupt, StateVersionUnknown
 from gateway.state.restore import verify
 from tests.gateway.logs import RandomLog
-from tests.gateway.state_harness import Member, digest_at, held, point, ship, wrong_after_crash
+from tests.gateway.state_harness import Member, copy_files, digest_at, held, point, ship, wrong_after_crash
 
 
 @pytest.fixture
@@ -95,9 +95,9 @@ def test_crash_between_finish_and_install_keeps_the_old_state(leader: Member, tm
     follower.apply(30)
     follower.save()
     sink = ship(leader.state, follower.state)
-    shutil.copytree(tmp_path / "follower", tmp_path / "before")
+    copy_files(tmp_path / "follower", tmp_path / "before")
     sink.install()
-    shutil.copytree(tmp_path / "follower", tmp_path / "after")
+    copy_files(tmp_path / "follower", tmp_path / "after")
     follower.close()
     for image, index in (("before", 30), ("after", 120)):
         crashed = MachineState(tmp_path / image)
