@@ -1,9 +1,14 @@
 """Raft for opaque bytes: PySyncObj, hardened. Start at :mod:`consensus.replica`."""
 
 from consensus.config import ReplicaConfig, TlsConfig
+from consensus.configuration import Configuration, Member
+from consensus.counters import Counters
 from consensus.errors import (
     CallFailed,
+    ChangePending,
+    ChangeRefused,
     CommandRefused,
+    CommandReserved,
     ConsensusError,
     Corrupt,
     DirectoryLocked,
@@ -18,17 +23,25 @@ from consensus.errors import (
     Stopped,
     StorageError,
     Timeout,
+    TransferFailed,
+    Transferring,
 )
 from consensus.ports import PeerStatus, ReplicaStatus, Role, RoleChange, StateMachine
 from consensus.replica import Replica
 
 __all__ = [
     "CallFailed",
+    "ChangePending",
+    "ChangeRefused",
     "CommandRefused",
+    "CommandReserved",
+    "Configuration",
     "ConsensusError",
     "Corrupt",
+    "Counters",
     "DirectoryLocked",
     "IdentityMismatch",
+    "Member",
     "NoLeader",
     "NotLeader",
     "NotReady",
@@ -47,4 +60,6 @@ __all__ = [
     "StorageError",
     "Timeout",
     "TlsConfig",
+    "TransferFailed",
+    "Transferring",
 ]

@@ -37,9 +37,11 @@ class Applier:
             return False
         stop_at = self._clock() + self._slice_s
         apply = self._machine.apply
+        configurations = self._log.membership.indexes
         while self.applied_index < commit_index:
             for command, index, term in self._log.entries(self.applied_index + 1, commit_index, bytes_max=_CHUNK_BYTES):
-                result = apply(index, term, command) if len(command) > NO_OP_BYTES else None
+                own = len(command) <= NO_OP_BYTES or index in configurations
+                result = None if own else apply(index, term, command)
                 self.applied_index = index
                 on_applied(index, result)
             if self._clock() >= stop_at:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from consensus.configuration import Configuration, Member
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -41,8 +43,15 @@ class ReplicaConfig:
     cluster_id: str
     listen: tuple[str, int]
     peers: Mapping[str, tuple[str, int]]
-    """The other members; empty means a cluster of one."""
+    """The other first members; empty means a cluster of one. Once the log holds a configuration, that one counts."""
     data_dir: Path
+    member_data: Mapping[str, str] = field(default_factory=dict)
+    """What the first configuration says of each member beside its address; opaque here."""
+    joining: bool = False
+    """The node is to be added to a running cluster. ``peers`` names its members; until the log names this node, it only
+    receives."""
+    advertise: tuple[str, int] | None = None
+    """Where the others reach this node, if that is not ``listen``."""
     secret: bytes | None = None
     tls: TlsConfig | None = None
 
@@ -115,12 +124,26 @@ class ReplicaConfig:
             raise ValueError("journal_bytes_max holds at least two segments")
         if self.snapshot_chunk_bytes < 1:
             raise ValueError("snapshot_chunk_bytes is at least 1")
-        if self.secret is None and self.tls is None:
-            for host, _ in (self.listen, *self.peers.values()):
-                if not _is_loopback(host):
-                    raise ValueError(f"{host} is not a loopback address: a secret or TLS is required")
+        for host, _ in (self.listen, *self.peers.values()):
+            self.check_host(host)
+        if self.joining and not self.peers:
+            raise ValueError("a node that joins needs the addresses of the members")
         if self.secret is not None and len(self.secret) < 16:
             raise ValueError("a secret has at least 16 bytes")
+
+    @property
+    def initial_configuration(self) -> Configuration:
+        """The configuration before the log holds one: the first members, all voters; empty for one that joins."""
+        if self.joining:
+            return Configuration({})
+        addresses = {**self.peers, self.node_id: self.advertise or self.listen}
+        data = self.member_data
+        return Configuration({name: Member(*addresses[name], data=data.get(name, "")) for name in sorted(addresses)})
+
+    def check_host(self, host: str) -> None:
+        """Raise ValueError when peers at ``host`` could not be told from strangers."""
+        if self.secret is None and self.tls is None and not _is_loopback(host):
+            raise ValueError(f"{host} is not a loopback address: a secret or TLS is required")
 
 
 def _is_loopback(host: str) -> bool:

@@ -23,6 +23,9 @@ class Member(msgspec.Struct, array_like=True, frozen=True):
     voter: bool = True
     data: str = ""
     """Opaque to consensus; the owner's own address of the node, for instance."""
+    since: int = 0
+    """Index of the entry that added the member, set by the leader; 0 for the first members. An id that was removed and
+    added again is thereby another member, whose data directory may be new."""
 
 
 class Configuration(msgspec.Struct, array_like=True, frozen=True):

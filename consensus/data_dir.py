@@ -1,4 +1,4 @@
-"""Opening a data directory: lock, stamp, ballot, journal, in that order.
+"""Opening a data directory: lock, stamp, ballot, journal, incarnation, in that order.
 
 Owns the order, and that a directory which was not opened whole is given back. Read next: :mod:`consensus.identity`,
 :mod:`consensus.wal`.
@@ -7,13 +7,15 @@ Owns the order, and that a directory which was not opened whole is given back. R
 from __future__ import annotations
 
 from consensus.config import ReplicaConfig
-from consensus.identity import Identity, open_identity
+from consensus.errors import IdentityMismatch
+from consensus.identity import Identity, begin_incarnation, open_identity
+from consensus.known_peers import KnownPeers
 from consensus.library import LibraryLog
 from consensus.storage import Storage
 from consensus.wal import Worker
 
 
-def open_data_dir(config: ReplicaConfig, storage: Storage, worker: Worker) -> tuple[Identity, LibraryLog]:
+def open_data_dir(config: ReplicaConfig, storage: Storage, worker: Worker) -> tuple[Identity, LibraryLog, KnownPeers]:
     """Lock and open; blocks for as long as the journal takes to read.
 
     Raises:
@@ -22,7 +24,10 @@ def open_data_dir(config: ReplicaConfig, storage: Storage, worker: Worker) -> tu
     """
     try:
         storage.lock()
-        identity, ballot = open_identity(storage, cluster_id=config.cluster_id, node_id=config.node_id)
+        first_members = sorted(config.initial_configuration.members)
+        identity, ballot = open_identity(
+            storage, cluster_id=config.cluster_id, node_id=config.node_id, first_members=first_members
+        )
         log = LibraryLog(
             storage,
             worker,
@@ -30,7 +35,21 @@ def open_data_dir(config: ReplicaConfig, storage: Storage, worker: Worker) -> tu
             segment_bytes=config.journal_segment_bytes,
             memory_bytes_max=config.log_memory_bytes_max,
         )
+        if log.membership.current_index == 0 and identity.first_members != first_members:
+            # Nothing in the log says who votes, so another list would be another cluster with the same name.
+            log.abandon()
+            raise IdentityMismatch(
+                f"{config.data_dir} was made with the members {identity.first_members}, the settings say "
+                f"{first_members}: members are added and removed through the leader"
+            )
+        try:
+            known_peers = KnownPeers(storage)
+            # Last: a directory that is refused stays as it was found.
+            identity = begin_incarnation(storage, identity)
+        except BaseException:
+            log.abandon()
+            raise
     except BaseException:
         storage.close()
         raise
-    return identity, log
+    return identity, log, known_peers

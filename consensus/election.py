@@ -32,15 +32,35 @@ class Election:
     """The election clock of one node."""
 
     def __init__(self, config: ReplicaConfig, rng: random.Random, now: float) -> None:
+        """Belong to no configuration yet: see :meth:`set_voters`."""
         self._rng = rng
         self._timeout_s = (config.election_ms_min / 1000, config.election_ms_max / 1000)
         self._fast_s = (config.fast_election_ms_min / 1000, config.fast_election_ms_max / 1000)
-        self._majority = (len(config.peers) + 1) // 2 + 1
+        self._node_id = config.node_id
+        self._voters: frozenset[str] = frozenset()
         self._attempt = 0
         self._granted: set[str] | None = None
         self._contact_at = float("-inf")
-        # A node that starts asks soon: where there is a leader, the others refuse. A lone node waits for nobody.
-        self.deadline = now + self._between(self._fast_s) if config.peers else now
+        # A node that starts asks soon: where there is a leader, the others refuse.
+        self.deadline = now + self._between(self._fast_s)
+
+    def set_voters(self, voters: frozenset[str], now: float) -> None:
+        """Another configuration is in force."""
+        self._voters = voters
+        if voters == {self._node_id}:
+            # A lone node waits for nobody.
+            self.deadline = min(self.deadline, now)
+        if not self.may_campaign:
+            self._granted = None
+
+    @property
+    def may_campaign(self) -> bool:
+        """This node votes in its own configuration; one that does not never asks for votes."""
+        return self._node_id in self._voters
+
+    def wait(self, now: float) -> None:
+        """The deadline has passed at a node that may not campaign."""
+        self.deadline = now + self._timeout_s[1]
 
     def heard_leader(self, now: float) -> None:
         """A message of the present leader came."""
@@ -71,12 +91,13 @@ class Election:
         """Count one granted pre-vote; returns True once, when it completes a majority."""
         if self._granted is None or attempt != self._attempt:
             return False
-        self._granted.add(voter)
+        if voter in self._voters:
+            self._granted.add(voter)
         return self.settle(now)
 
     def settle(self, now: float) -> bool:
         """Whether the pre-vote now has its majority (this node included); returns True once an attempt."""
-        if self._granted is None or len(self._granted) + 1 < self._majority:
+        if self._granted is None or len(self._granted & self._voters) + 1 < len(self._voters) // 2 + 1:
             return False
         self._granted = None
         # A split vote is tried again sooner than a silent leader is given up, but not before slow voters answer.

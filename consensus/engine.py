@@ -22,18 +22,22 @@ from typing import Generic, TypeVar
 
 from consensus.applier import Applier
 from consensus.config import ReplicaConfig
-from consensus.configuration import Configuration, is_configuration
-from consensus.configuration import encode as encode_configuration
+from consensus.configuration import Member, is_configuration
+from consensus.counters import Counters
 from consensus.election import Election
 from consensus.entries import Entry
 from consensus.errors import (
+    ChangeRefused,
     ConsensusError,
     NotLeader,
     NotReady,
     ProtocolError,
     SafetyViolation,
+    TransferFailed,
+    Transferring,
 )
 from consensus.library import NO_OP_BYTES, LibraryLog, Raft
+from consensus.membership import Membership
 from consensus.messages import (
     Ack,
     Append,
@@ -47,6 +51,7 @@ from consensus.messages import (
     SnapshotChunk,
     SnapshotMessage,
     SnapshotOffer,
+    TimeoutNow,
     Verdict,
     VoteReply,
     VoteRequest,
@@ -54,11 +59,13 @@ from consensus.messages import (
 from consensus.ports import DurableState, PeerStatus, Role, RoleChange, StateMachine
 from consensus.proposals import Proposals
 from consensus.read_index import ReadRounds
+from consensus.reconfiguration import Reconfiguration
 from consensus.repairs import ack_counts, admit_append, without_entries
 from consensus.replication import Replication
 from consensus.saving import Saving, begin_at_saved
 from consensus.segment import RECORD_HEADER_BYTES, records_bytes
 from consensus.snapshots import Snapshots
+from consensus.transfer import Transfers, most_up_to_date
 from consensus.voting import Voting
 from consensus.worker import InlineWorker, Worker
 
@@ -87,6 +94,7 @@ class Engine(Generic[Token]):
         on_role: Callable[[RoleChange], None],
         worker: Worker | None = None,
         wake: Callable[[], None] = lambda: None,
+        on_peers: Callable[[], None] = lambda: None,
     ) -> None:
         """Take over an opened log and what the machine has saved; sends nothing yet.
 
@@ -94,6 +102,7 @@ class Engine(Generic[Token]):
         connected peer; it may be lost, never reordered within a connection. ``on_result`` gets the token of a command
         with what ``apply`` returned, or the token of a read with the read point; ``on_failure`` what it ended with.
         ``worker`` reads and writes snapshots (inline by default); ``wake``, called from its thread, asks for a tick.
+        ``on_peers`` is called when :meth:`wanted_peers` has changed.
 
         Raises:
             StorageError: the saved state and the log do not belong together.
@@ -108,16 +117,28 @@ class Engine(Generic[Token]):
         self._on_role = on_role
         now = clock()
         self._now = now
+        self._on_peers = on_peers
+        self._membership = log.membership
+        self._membership.begin(config.initial_configuration)
+        self._membership_seen = -1
+        self._peer_voters: frozenset[str] = frozenset()
+        self._known: frozenset[str] = frozenset()
+        self._unsettled_index = 0
+        # A membership change or a transfer is under way, or may be.
+        self._attention = True
+        self.counters = Counters()
+        self._reason = ""
+        self._leader_seen: str | None = None
         applied_index = begin_at_saved(machine, log)
-        self._raft = Raft(config.node_id, config.peers, log, send_vote=self._hold_vote, on_role=self._role_changes)
-        self._replication = Replication(config, log, self._raft, send)
+        self._raft = Raft(config.node_id, (), log, send_vote=self._hold_vote, on_role=self._role_changes)
+        self._replication = Replication(config, log, self._raft, send, self.counters)
         self._election = Election(config, rng, now)
         self._voting = Voting(self._raft, log, self._election, send)
         self._applier = Applier(machine, log, clock, config.apply_slice_ms / 1000, applied_index)
         self._saving: Saving | None = None
         self._snapshots: Snapshots | None = None
         if isinstance(machine, DurableState):
-            self._saving = Saving(config, log, machine, self.configuration_at)
+            self._saving = Saving(config, log, machine, self._membership.at)
             self._snapshots = Snapshots(
                 config,
                 log,
@@ -131,13 +152,18 @@ class Engine(Generic[Token]):
                 rng,
                 lambda peer_id, message: self._held.append((peer_id, message)),
             )
-        self._rounds: ReadRounds[Token] = ReadRounds(len(config.peers))
+        self._rounds: ReadRounds[Token] = ReadRounds()
+        self._changes: Reconfiguration[Token] = Reconfiguration(
+            self._membership, config.election_ms_min / 1000, on_result, on_failure
+        )
+        self._transfers: Transfers[Token] = Transfers(on_result, on_failure)
         self._epochs: dict[str, int] = {}
         self._inbox: list[tuple[str, int, RaftMessage]] = []
         self._held: list[tuple[str, Message]] = []
         self._last_role: RoleChange | None = None
         self._heartbeat_s = config.heartbeat_ms / 1000
         self._commit_may_move = False
+        self._configuration_in_force()
         self.log.flush()
 
     # -- what the owner asks ---------------------------------------------------------------------------
@@ -192,20 +218,61 @@ class Engine(Generic[Token]):
         """What is known of the other members."""
         return {
             peer_id: self._replication.status(peer_id, connected=peer_id in self._epochs)
-            for peer_id in self.config.peers
+            for peer_id in self._membership.current.members
+            if peer_id != self.config.node_id
         }
+
+    @property
+    def lone(self) -> bool:
+        """This node is the only voter, and needs nobody."""
+        return not self._peer_voters and self._election.may_campaign
+
+    @property
+    def membership(self) -> Membership:
+        """The configurations of the log."""
+        return self._membership
+
+    @property
+    def change_pending(self) -> bool:
+        """A membership change waits, or is not known to be committed."""
+        return self._changes.pending(self.commit_index)
+
+    @property
+    def transfer_target(self) -> str | None:
+        """Who is about to lead."""
+        return self._transfers.target
+
+    @property
+    def load(self) -> tuple[int, int, int, int]:
+        """See :attr:`consensus.proposals.Proposals.load`."""
+        return self._proposals.load
+
+    @property
+    def awaits_membership(self) -> bool:
+        """The node joins, and its log does not name it yet: whoever leads may be somebody it never heard of."""
+        return self.config.joining and self.config.node_id not in self._membership.current.members
+
+    def wanted_peers(self) -> dict[str, Member]:
+        """Whom to be connected with: the other members, those removed that are still to be told, seeds of a joiner."""
+        mine = self.config.node_id
+        members = self._membership.current.members
+        # A removal that is not committed may be taken back, by a leader that is among those removed.
+        known = {**self._membership.committed(self.commit_index).members, **members}
+        wanted = {peer_id: member for peer_id, member in known.items() if peer_id != mine}
+        if self.awaits_membership:
+            # The log may begin with members that are gone: until it names this node, the given ones stay in reach.
+            wanted = {peer_id: Member(*address) for peer_id, address in self.config.peers.items()} | wanted
+        for peer_id in self._replication.leaving:
+            wanted.setdefault(peer_id, Member("", 0))
+        return wanted
 
     def deadline(self) -> float:
         """When the next tick is due even if nothing arrives."""
-        if self._raft.leads():
-            due = self._replication.deadline(self._epochs, self._now)
-            return due if self._snapshots is None else min(due, self._snapshots.deadline(self._now))
-        return self._election.deadline
-
-    def configuration_at(self, index: int) -> bytes:
-        """The encoded configuration in force at ``index``."""
-        config = self.config
-        return encode_configuration(Configuration.of_addresses({config.node_id: config.listen, **config.peers}))
+        leads = self._raft.leads()
+        due = self._replication.deadline(self._epochs, self._now) if leads else self._election.deadline
+        if leads and self._snapshots is not None:
+            due = min(due, self._snapshots.deadline(self._now))
+        return min(due, self._transfers.deadline)
 
     # -- input -----------------------------------------------------------------------------------------
 
@@ -222,7 +289,11 @@ class Engine(Generic[Token]):
         self._epochs.pop(peer_id, None)
         self._raft.set_connected(peer_id, connected=False)
         if self._raft.leader() == peer_id:
+            self._reason = f"the connection to the leader {peer_id} closed"
             self._election.leader_lost(self._clock())
+        if self._transfers.target == peer_id and self._raft.leads():
+            self.counters.transfers_failed += 1
+            self._transfers.stop(TransferFailed(f"the connection to {peer_id} closed"))
 
     def receive(self, peer_id: str, epoch: int, message: RaftMessage) -> None:
         """Queue a message for the next tick."""
@@ -232,10 +303,12 @@ class Engine(Generic[Token]):
         """Queue a command for the next tick; its result or failure comes with ``token``.
 
         Raises:
-            NotLeader, Overloaded, CommandRefused: nothing was queued.
+            NotLeader, Transferring, Overloaded, CommandRefused, CommandReserved: nothing was queued.
         """
         if not self._raft.leads():
             raise NotLeader(self.leader_id)
+        if self._transfers.target is not None:
+            raise Transferring(f"leadership is being handed to {self._transfers.target}")
         log = self.log
         self._proposals.add(command, token, log.bytes_used, log.room_bytes if log.disk_full else None)
 
@@ -270,6 +343,56 @@ class Engine(Generic[Token]):
         if peer_id in self._epochs:
             self._replication.show_commit(peer_id, self._now)
 
+    def add_member(self, node_id: str, member: Member, token: Token) -> None:
+        """Make a node a member; ``token`` is answered when it is a voter. See :meth:`Reconfiguration.add`.
+
+        Raises:
+            NotLeader, Transferring, NotReady, ChangePending, Overloaded: nothing was done.
+        """
+        self._must_lead()
+        self._attention = True
+        self._changes.add(node_id, member, token, ready=self.ready, commit_index=self.commit_index)
+
+    def remove_member(self, node_id: str, token: Token) -> None:
+        """Make another node no member; ``token`` is answered when that is committed.
+
+        Raises:
+            NotLeader, Transferring, NotReady, ChangePending, Overloaded: nothing was done.
+            ChangeRefused: the node leads, or the others that are left and answer are no majority.
+        """
+        self._must_lead()
+        if node_id == self.config.node_id:
+            raise ChangeRefused("a leader does not remove itself: leadership goes first")
+        voters = self._membership.voters
+        if node_id in voters and not self._replication.has_quorum(voters - {node_id}, self._clock()):
+            raise ChangeRefused(f"without {node_id} the voters that answer would be no majority")
+        self._attention = True
+        self._changes.remove(node_id, token, ready=self.ready, commit_index=self.commit_index)
+
+    def forget_change(self, token: Token) -> None:
+        """Nobody waits for this change any more; what was appended goes on."""
+        self._changes.forget(token)
+
+    def transfer(self, target: str | None, token: Token, timeout_s: float) -> None:
+        """Hand leadership to ``target``, or to the most up-to-date voter; ``token`` gets the id of who took it.
+
+        Raises:
+            NotLeader: nothing to hand over.
+            ChangeRefused: the target does not vote, or another transfer is under way.
+            TransferFailed: no other voter is connected.
+        """
+        if not self._raft.leads():
+            raise NotLeader(self.leader_id)
+        if target is None:
+            target = self._transfers.target or most_up_to_date(self._replication.matches(), self._connected_voters())
+        if target not in self._peer_voters:
+            raise ChangeRefused(f"{target} is no other voter")
+        if target not in self._epochs:
+            raise TransferFailed(f"{target} is not connected")
+        self._attention = True
+        self._transfers.begin(target, token, self._clock() + timeout_s)
+        self.counters.transfers_started += 1
+
     def stop(self) -> None:
         """Answer everybody who waits; nothing may be called afterwards but closing the log."""
         self._flush_and_release()
@@ -277,6 +400,7 @@ class Engine(Generic[Token]):
         self._abandon()
         if self._snapshots is not None:
             self._snapshots.stop()
+        self._transfers.stop(TransferFailed("the node stops"))
 
     # -- the tick --------------------------------------------------------------------------------------
 
@@ -304,11 +428,13 @@ class Engine(Generic[Token]):
             # A leader begins its term with an entry of its own; without room for it, others must lead.
             self._election.voted(now)
         elif now >= self._election.deadline:
-            self._voting.ask_for_pre_votes(self._epochs, now)
+            self._ask_for_votes(now)
         if self._raft.leads():
             if self._commit_may_move:
                 self._advance_commit()
             self._proposals.append_to(self.log, self._raft.term())
+            if self._changes.append_to(self.log, self._raft.term()):
+                self._configuration_in_force()
             more = self._replication.replicate(self._epochs, now)
             if self._snapshots is not None:
                 self._snapshots.lead(self._epochs, now)
@@ -318,15 +444,91 @@ class Engine(Generic[Token]):
             self._proposals.refuse_queued(self.leader_id)
         if self._snapshots is not None:
             self._snapshots.follow(now)
+            self._configuration_in_force()
         self._flush_and_release()
-        if not self.config.peers and self._raft.leads():
+        if not self._peer_voters and self._raft.leads():
             self._advance_commit()
         more |= self._applier.apply_to(self._raft.commit_index(), self._proposals.applied)
         if self._saving is not None:
             self._saving.applied(self._applier.applied_index)
         self.log.maintain(now)
+        if self._attention:
+            more |= self._manage(now)
         self._report_role()
         return more
+
+    def _manage(self, now: float) -> bool:
+        """Do what membership changes and transfers need until none is under way."""
+        more = False
+        if 0 < self._unsettled_index <= self.commit_index:
+            self._know_members()
+        transfers = self._transfers
+        if transfers.target is not None:
+            if transfers.expire(now):
+                self.counters.transfers_failed += 1
+            elif self._raft.leads():
+                matched = self._replication.matches().get(transfers.target, 0)
+                if transfers.tell(
+                    applied_index=self.applied_index, matched_index=matched, last_index=self.log.last_index
+                ):
+                    self._send(transfers.target, TimeoutNow(self._raft.term()))
+        if self._raft.leads() and self._changes.busy:
+            self._changes.settle(self.commit_index)
+            if transfers.target is None:
+                more = self._changes.promote(self._caught_up, now, ready=self.ready, commit_index=self.commit_index)
+        if self._replication.leaving and self._replication.dismiss(self._epochs, now):
+            self._on_peers()
+        self._attention = (
+            transfers.target is not None
+            or self._changes.busy
+            or self._unsettled_index > 0
+            or bool(self._replication.leaving)
+        )
+        return more
+
+    def _connected_voters(self) -> list[str]:
+        """The other voters within reach, in an order that does not depend on the process."""
+        return [peer_id for peer_id in self._epochs if peer_id in self._peer_voters]
+
+    def _caught_up(self, peer_id: str) -> bool:
+        return peer_id in self._epochs and self._replication.caught_up(peer_id)
+
+    def _must_lead(self) -> None:
+        if not self._raft.leads():
+            raise NotLeader(self.leader_id)
+        if self._transfers.target is not None:
+            raise Transferring(f"leadership is being handed to {self._transfers.target}")
+
+    def _configuration_in_force(self) -> None:
+        """Everything that counts, sends or connects follows the log's newest configuration."""
+        membership = self._membership
+        if membership.version == self._membership_seen:
+            return
+        self._membership_seen = membership.version
+        self.counters.configurations_seen += 1
+        voters = membership.voters
+        if self._raft.leads() and self.config.node_id not in voters:
+            raise SafetyViolation("a leader that does not vote would count itself in majorities")
+        self._peer_voters = voters - {self.config.node_id}
+        self._raft.set_voters(self._peer_voters, self._replication.matches())
+        self._rounds.set_peers(self._peer_voters)
+        self._election.set_voters(voters, self._now)
+        self._replication.members_changed(self._now)
+        # Fewer voters may be enough for what is acknowledged already.
+        self._commit_may_move = True
+        self._unsettled_index = membership.current_index
+        self._attention = True
+        self._know_members()
+
+    def _know_members(self) -> None:
+        """Members of the newest and of the committed configuration are heard; the two become one by the commit."""
+        commit_index = self.commit_index
+        self._known = (
+            frozenset(self._membership.current.members) | self._membership.committed(commit_index).members.keys()
+        )
+        if self._unsettled_index <= commit_index:
+            self._unsettled_index = 0
+        self._on_peers()
 
     def _advance_commit(self) -> None:
         self._commit_may_move = False
@@ -345,7 +547,15 @@ class Engine(Generic[Token]):
                 self._handle_append(peer_id, epoch, message)
             case Ack():
                 self._handle_ack(peer_id, message)
+            case TimeoutNow():
+                self._handle_timeout_now(peer_id, message)
+            case _ if peer_id not in self._known:
+                # Removed, or not added yet: it neither votes here nor raises terms (Raft thesis §4.2.3). A learner is
+                # heard, since its promotion may not have come here yet; whose votes count is the candidate's affair.
+                return
             case VoteRequest():
+                if message.term > self._raft.term():
+                    self._reason = f"later term {message.term} from {peer_id}"
                 self._voting.vote_requested(peer_id, message)
             case VoteReply():
                 self._voting.voted_for_us(peer_id, message)
@@ -359,7 +569,9 @@ class Engine(Generic[Token]):
 
     def _handle_append(self, peer_id: str, epoch: int, append: Append) -> None:
         term = self._raft.term()
+        self.counters.appends_received += 1
         if append.term < term:
+            self.counters.appends_refused += 1
             # Its sender is deposed and must learn it, or it would keep this node from ever catching up.
             self._held.append((peer_id, Ack(term, epoch, False, 0, append.prev_index)))
             return
@@ -371,10 +583,14 @@ class Engine(Generic[Token]):
         except ProtocolError as error:
             logger.error("an append from %s is ignored: %s", peer_id, error)
             return
+        if not admitted.success:
+            self.counters.appends_refused += 1
         full = not self._has_room(admitted.append.entries)
         if full:
             admitted = without_entries(admitted, self.log)
         self._raft.receive_append(peer_id, admitted.append, success=admitted.success)
+        if self._membership.version != self._membership_seen:
+            self._configuration_in_force()
         ack = Ack(append.term, epoch, admitted.success, admitted.index, append.prev_index, full)
         self._held.append((peer_id, ack))
 
@@ -388,7 +604,9 @@ class Engine(Generic[Token]):
     def _handle_ack(self, peer_id: str, ack: Ack) -> None:
         term = self._raft.term()
         if ack.term > term:
-            self._raft.adopt_term(peer_id, ack.term)
+            if peer_id in self._known:
+                self._reason = f"later term {ack.term} from {peer_id}"
+                self._raft.adopt_term(peer_id, ack.term)
             return
         if not self._raft.leads() or not ack_counts(ack, term=term, epoch=self._epochs.get(peer_id)):
             return
@@ -417,24 +635,44 @@ class Engine(Generic[Token]):
 
     # -- elections -------------------------------------------------------------------------------------
 
+    def _ask_for_votes(self, now: float) -> None:
+        if self._election.may_campaign:
+            self.counters.pre_votes_started += 1
+        self._voting.ask_for_pre_votes(self._connected_voters(), now)
+
+    def _handle_timeout_now(self, peer_id: str, message: TimeoutNow) -> None:
+        leads = message.term == self._raft.term() and self._raft.leader() == peer_id
+        if leads and self._election.may_campaign and not self._raft.leads():
+            self._reason = f"transfer from {peer_id}"
+            self._election.voted(self._now)
+            self._raft.campaign()
+
     def _hold_vote(self, peer_id: str, message: VoteRequest | VoteReply) -> None:
         if isinstance(message, VoteReply):
             self._election.voted(self._now)
         self._held.append((peer_id, message))
 
     def _check_quorum(self, now: float) -> None:
-        if not self._replication.has_quorum(now):
-            logger.warning("no quorum has answered for an election time-out: stepping down")
+        if not self._replication.has_quorum(self._membership.voters, now):
+            self._reason = f"no quorum for {self.config.election_ms_max / 1000:g} s"
             self._raft.step_down()
             self._election.voted(now)
 
     def _role_changes(self, role: Role) -> None:
         if role is Role.LEADER:
+            self.counters.elections_won += 1
+            self._reason = f"election won in term {self._raft.term()}"
             self._replication.begin(self._now)
             if self._snapshots is not None:
                 self._snapshots.begin_term()
             return
+        if role is Role.CANDIDATE:
+            self.counters.elections_started += 1
+        leaving = bool(self._replication.leaving)
         self._replication.end()
+        if leaving:
+            self._on_peers()
+        self._changes.end()
         if self._snapshots is not None:
             self._snapshots.end_term()
         if role is Role.FOLLOWER:
@@ -457,15 +695,27 @@ class Engine(Generic[Token]):
             self._raft.term(),
             ready,
         ):
-            self._last_role = RoleChange(role=role, leader_id=leader_id, term=self._raft.term(), ready=ready)
+            self._last_role = RoleChange(
+                role=role,
+                leader_id=leader_id,
+                term=self._raft.term(),
+                ready=ready,
+                reason=self._reason or _reason(last, role, leader_id, self._raft.term(), ready=ready),
+            )
+            if leader_id is not None and leader_id != self._leader_seen:
+                self._leader_seen = leader_id
+                self.counters.leader_changes += 1
+            if leader_id is not None and role is not Role.LEADER:
+                self._transfers.leader_seen(leader_id)
             self._on_role(self._last_role)
+        self._reason = ""
 
     # -- reading ---------------------------------------------------------------------------------------
 
     def _start_reads(self) -> None:
         number = self._rounds.start(self._raft.commit_index(), self._now)
         probe = ReadProbe(self._raft.term(), number)
-        for peer_id in self._epochs:
+        for peer_id in self._connected_voters():
             self._send(peer_id, probe)
         self._finish_reads()
 
@@ -473,3 +723,18 @@ class Engine(Generic[Token]):
         index, tokens = self._rounds.finish()
         for token in tokens:
             self._on_result(token, index)
+
+
+def _reason(before: RoleChange | None, role: Role, leader_id: str | None, term: int, *, ready: bool) -> str:
+    """Say why a role changes where nothing more telling happened."""
+    if before is None:
+        return "start"
+    if role is Role.LEADER:
+        return f"the first entry of term {term} is applied" if ready else f"election won in term {term}"
+    if role is Role.CANDIDATE:
+        if before.leader_id is not None:
+            return f"time-out: nothing was heard of {before.leader_id}"
+        return "a majority would vote for this node"
+    if leader_id is not None:
+        return f"{leader_id} leads term {term}"
+    return "the leader is out of reach" if before.term == term else f"later term {term}"

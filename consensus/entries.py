@@ -11,7 +11,9 @@ from array import array
 from bisect import bisect_right
 from typing import TypeAlias
 
+from consensus.configuration import MAGIC
 from consensus.log_base import NO_BASE
+from consensus.membership import Membership
 from consensus.ports import SavedPoint
 from consensus.segment import RECORD_HEADER_BYTES
 
@@ -29,6 +31,7 @@ class Entries:
         self.first_index = 1
         self.last_index = 0
         self.last_term = 0
+        self.membership = Membership()
         self._positions = array("Q")
         self._term_starts: list[int] = []
         self._terms: list[int] = []
@@ -61,6 +64,9 @@ class Entries:
         if not self._terms or term != self._terms[-1]:
             self._term_starts.append(index)
             self._terms.append(term)
+        # The first byte tells most commands apart without a call.
+        if command and not command[0] and command.startswith(MAGIC):
+            self.membership.appended(index, command)
         self._positions.append(position)
         self._recent.append(entry)
         self._recent_bytes += len(command) + RECORD_HEADER_BYTES
@@ -68,6 +74,7 @@ class Entries:
         self.last_term = term
 
     def _forget_from(self, index: int) -> None:
+        self.membership.truncated(index)
         del self._positions[index - self.first_index :]
         keep = max(0, index - self._recent_first)
         for command, _, _ in self._recent[keep:]:
@@ -84,6 +91,8 @@ class Entries:
         """Begin behind ``base``, an entry of the log or the base it has; the arrays shift by a memory move."""
         count = base.index - self.base.index
         self.base = base
+        if base.index:
+            self.membership.rebase(base.index, base.configuration)
         self.first_index = first = base.index + 1
         del self._positions[:count]
         if self._recent_first < first:
@@ -101,7 +110,10 @@ class Entries:
             self._term_starts[0] = first
 
     def _restart_at(self, base: SavedPoint) -> None:
-        """Forget every entry and begin behind ``base``."""
+        """Forget every entry and begin behind ``base``; without a configuration the one before the log stays."""
+        self.membership.truncated(0)
+        if base.configuration:
+            self.membership.rebase(base.index, base.configuration)
         del self._positions[:], self._recent[:], self._term_starts[:], self._terms[:]
         self._recent_bytes = 0
         self.base = base

@@ -75,6 +75,42 @@ class CommandRefused(ConsensusError):
         self.size_bytes_max = size_bytes_max
 
 
+class CommandReserved(ConsensusError):
+    """The command begins with the bytes that mark a configuration entry; nothing was appended."""
+
+    code = "COMMAND_RESERVED"
+    outcome: Outcome = "not_applied"
+
+
+class Transferring(NotReady):
+    """The leader is handing its leadership over; nothing was appended. The next leader is ready within milliseconds."""
+
+    code = "TRANSFERRING"
+
+
+class TransferFailed(ConsensusError):
+    """Leadership did not go to the target; whoever leads now goes on."""
+
+    code = "TRANSFER_FAILED"
+    outcome: Outcome = "not_applied"
+    retryable = True
+
+
+class ChangePending(ConsensusError):
+    """Another membership change is not committed yet; nothing was appended."""
+
+    code = "CHANGE_PENDING"
+    outcome: Outcome = "not_applied"
+    retryable = True
+
+
+class ChangeRefused(ConsensusError):
+    """The membership change makes no sense, or would leave the cluster without a majority; nothing was appended."""
+
+    code = "CHANGE_REFUSED"
+    outcome: Outcome = "not_applied"
+
+
 class OutcomeUnknown(ConsensusError):
     """The command was appended, then leadership was lost or the node stopped: it may still commit."""
 

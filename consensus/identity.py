@@ -1,24 +1,30 @@
 """Whose data directory this is.
 
-Owns the file ``identity``: cluster id, node id and a random UUID made when the directory was. A directory
-opened under another name is refused, so that a log never speaks for a node it does not belong to.
+Owns the file ``identity``: cluster id, node id, a random UUID made when the directory was, and the number of times it
+was opened, with a random number for each of the last times. A directory opened under another name is refused, so that a
+log never speaks for a node it does not belong to. From the rest the peers tell a wiped directory, a copy and a restored
+one from the one they know: see :mod:`consensus.known_peers`.
 Read next: :mod:`consensus.ballot`, :mod:`consensus.wal`.
 """
 
 from __future__ import annotations
 
+import secrets
 import uuid
+from collections.abc import Collection
 
 import msgspec
 
 from consensus.ballot import BALLOT_FILE, Ballot
 from consensus.errors import Corrupt, IdentityMismatch
+from consensus.reserve import write_small
 from consensus.sealed_file import TEMPORARY_SUFFIX, read_sealed, write_sealed
 from consensus.segment import SEGMENT_SUFFIX
 from consensus.storage import Storage
 
 IDENTITY_FILE = "identity"
-_MAGIC = b"OGIDENT1"
+_MAGIC = b"OGIDENT2"
+BOOTS_KEPT = 16
 
 
 class Identity(msgspec.Struct, array_like=True, frozen=True):
@@ -27,9 +33,22 @@ class Identity(msgspec.Struct, array_like=True, frozen=True):
     cluster_id: str
     node_id: str
     node_uuid: str
+    incarnation: int
+    """Times the directory was opened; durable before anything is said."""
+    boots: list[int]
+    """A random number below 2^63 for each of the last ``BOOTS_KEPT`` incarnations, the present one last."""
+    first_members: list[str]
+    """Ids of the initial configuration, sorted; empty for a node that joined."""
+
+    def opened_again(self) -> Identity:
+        """Return the stamp of the next incarnation."""
+        boots = [*self.boots[1 - BOOTS_KEPT :], secrets.randbits(63)]
+        return msgspec.structs.replace(self, incarnation=self.incarnation + 1, boots=boots)
 
 
-def open_identity(storage: Storage, *, cluster_id: str, node_id: str) -> tuple[Identity, Ballot]:
+def open_identity(
+    storage: Storage, *, cluster_id: str, node_id: str, first_members: Collection[str] = ()
+) -> tuple[Identity, Ballot]:
     """Read the stamp and the ballot of a locked directory, or make both in an empty one.
 
     Raises:
@@ -50,7 +69,7 @@ def open_identity(storage: Storage, *, cluster_id: str, node_id: str) -> tuple[I
             raise Corrupt(storage.label(IDENTITY_FILE), 0, "there is a used ballot but no identity")
         # The stamp is written last: a crash before it leaves an unused ballot, which is simply written again.
         ballot = Ballot.create(storage)
-        identity = Identity(cluster_id, node_id, uuid.uuid4().hex)
+        identity = Identity(cluster_id, node_id, uuid.uuid4().hex, 0, [], sorted(first_members))
         write_sealed(storage, IDENTITY_FILE, _MAGIC, msgspec.msgpack.encode(identity))
         return identity, ballot
     payload = read_sealed(storage, IDENTITY_FILE, _MAGIC)
@@ -67,3 +86,14 @@ def open_identity(storage: Storage, *, cluster_id: str, node_id: str) -> tuple[I
     if ballot.term > 0 and not any(name.endswith(SEGMENT_SUFFIX) for name in names):
         raise Corrupt(storage.label(IDENTITY_FILE), 0, "the node has taken part, but its journal is missing")
     return identity, ballot
+
+
+def begin_incarnation(storage: Storage, identity: Identity) -> Identity:
+    """Raise the incarnation durably: after everything else has been found whole, before anything is said.
+
+    Raises:
+        OSError: the disk failed, or is full and its reserve used up.
+    """
+    identity = identity.opened_again()
+    write_small(storage, IDENTITY_FILE, _MAGIC, msgspec.msgpack.encode(identity))
+    return identity

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -174,6 +174,8 @@ class Raft(SyncObj):  # type: ignore[misc]
     Methods and not properties, since the library's constructor reads every attribute by name.
     """
 
+    _SyncObj__otherNodes: set[_Member]
+
     def __init__(
         self,
         node_id: str,
@@ -197,6 +199,7 @@ class Raft(SyncObj):  # type: ignore[misc]
             onStateChanged=lambda _, new: on_role(_ROLES[new]),
             useFork=False,
         )
+        # Candidates count replies and the commit rule counts matches over exactly these: the other voters.
         with _journal_by_configuration():
             super().__init__(_Member(node_id), list(self._nodes.values()), conf=conf, transport=self._outbox)
         self._poller = _NullPoller()
@@ -232,7 +235,25 @@ class Raft(SyncObj):  # type: ignore[misc]
 
     def set_connected(self, peer_id: str, *, connected: bool) -> None:
         """The connection to a peer came up or went down."""
-        self._outbox.set_connected(self._nodes[peer_id], connected=connected)
+        self._outbox.set_connected(self._node(peer_id), connected=connected)
+
+    def set_voters(self, peer_ids: Collection[str], matched: Mapping[str, int]) -> None:
+        """Another configuration is in force: ``peer_ids`` are its voters without this node.
+
+        The library counts itself in every majority, so a node that does not vote must neither lead nor campaign.
+        ``matched`` says, at a leader, how far each is known to be; the library hears of later news only.
+        """
+        voters = {self._node(peer_id) for peer_id in peer_ids}
+        for node in self._SyncObj__otherNodes - voters:
+            self._SyncObj__raftMatchIndex.pop(node, None)
+            self._SyncObj__raftNextIndex.pop(node, None)
+            self._SyncObj__lastResponseTime.pop(node, None)
+        if self.leads():
+            for node in voters - self._SyncObj__otherNodes:
+                self._SyncObj__raftMatchIndex[node] = matched.get(node.id, 0)
+                self._SyncObj__raftNextIndex[node] = matched.get(node.id, 0) + 1
+                self._SyncObj__lastResponseTime[node] = _FOREVER_S
+        self._SyncObj__otherNodes = voters
 
     def receive_append(self, peer_id: str, append: Append, *, success: bool) -> None:
         """Take an append that passed :func:`consensus.repairs.admit_append`.
@@ -304,7 +325,13 @@ class Raft(SyncObj):  # type: ignore[misc]
         self._SyncObj__raftLeader = None
 
     def _deliver(self, peer_id: str, message: LibraryMessage) -> None:
-        self._outbox.deliver(self._nodes[peer_id], cap_snapshot_chunk(message, self.commit_index()))
+        self._outbox.deliver(self._node(peer_id), cap_snapshot_chunk(message, self.commit_index()))
+
+    def _node(self, peer_id: str) -> _Member:
+        node = self._nodes.get(peer_id)
+        if node is None:
+            node = self._nodes[peer_id] = _Member(peer_id)
+        return node
 
     def _library_sends(self, peer_id: str, message: LibraryMessage) -> None:
         match message["type"]:

@@ -8,13 +8,17 @@ Read next: :mod:`consensus.wire`.
 from __future__ import annotations
 
 import enum
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
 from consensus.ports import SnapshotManifest
 
 PROTOCOL_VERSION = 1
+
+
+Refusal: TypeAlias = Literal["unknown", "wiped", "cloned"]
+"""Not in the refusing node's configuration; another data directory than it remembers; not the latest copy of it."""
 
 
 class _Message(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -118,6 +122,12 @@ class CallReply(_Message, frozen=True, tag=12):
     failure: str | None
 
 
+class TimeoutNow(_Message, frozen=True, tag=13):
+    """The leader of ``term`` hands over: campaign now, without pre-vote (Raft thesis §3.10)."""
+
+    term: int
+
+
 class Verdict(enum.IntEnum):
     """What a follower says of a snapshot."""
 
@@ -176,6 +186,8 @@ class Hello(_Message, frozen=True, tag=20):
     node_uuid: str
     target_id: str
     nonce: bytes
+    incarnation: int
+    boots: list[int]
 
 
 class Challenge(_Message, frozen=True, tag=21):
@@ -187,6 +199,8 @@ class Challenge(_Message, frozen=True, tag=21):
     node_uuid: str
     nonce: bytes
     mac: bytes
+    incarnation: int
+    boots: list[int]
 
 
 class Proof(_Message, frozen=True, tag=22):
@@ -199,9 +213,16 @@ class Welcome(_Message, frozen=True, tag=23):
     """The connection is up."""
 
 
-Handshake: TypeAlias = Hello | Challenge | Proof | Welcome
+class Refused(_Message, frozen=True, tag=24):
+    """There will be no connection, and why: in place of a proof or a welcome, the last message."""
+
+    reason: Refusal
+
+
+Handshake: TypeAlias = Hello | Challenge | Proof | Welcome | Refused
 SnapshotMessage: TypeAlias = SnapshotOffer | SnapshotChunk | SnapshotAnswer
-RaftMessage: TypeAlias = Append | Ack | VoteRequest | VoteReply | PreVoteRequest | PreVoteReply | SnapshotMessage
+ElectionMessage: TypeAlias = VoteRequest | VoteReply | PreVoteRequest | PreVoteReply | TimeoutNow
+RaftMessage: TypeAlias = Append | Ack | ElectionMessage | SnapshotMessage
 ReadMessage: TypeAlias = ReadProbe | ReadProbeAck | ReadRequest | ReadReply
 CallMessage: TypeAlias = CallRequest | CallReply
 Message: TypeAlias = RaftMessage | ReadMessage | CallMessage

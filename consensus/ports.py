@@ -12,6 +12,9 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
+from consensus.configuration import Configuration
+from consensus.counters import Counters
+
 
 class Role(enum.Enum):
     """The three roles of Raft §5.1."""
@@ -128,19 +131,26 @@ class DurableState(StateMachine, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleChange:
-    """Role, leader, term or readiness has changed; delivered in order, from the event loop."""
+    """Role, leader, term or readiness has changed, and why; delivered in order, from the event loop."""
 
     role: Role
     leader_id: str | None
     term: int
     ready: bool
+    reason: str = ""
+    """For people and logs, for instance "no quorum for 1.2 s"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerStatus:
-    """What this node knows of one other member; ``match_index`` is 0 unless this node leads."""
+    """What this node knows of one other member; indexes and lag are 0 unless this node leads."""
 
     connected: bool
+    voter: bool
+    """False for a learner."""
+    next_index: int
+    lag: int
+    """Entries of the log that it is not known to have."""
     match_index: int
     in_flight_bytes: int
 
@@ -159,6 +169,20 @@ class ReplicaStatus:
     ready: bool
     """The node leads and has applied the no-op of its own term, so that it may decide and answer reads."""
     peers: Mapping[str, PeerStatus]
+    configuration: Configuration
+    """In force on this node, committed or not."""
+    configuration_index: int
+    change_pending: bool
+    """A membership change waits, or is not known to be committed."""
+    transfer_target: str | None
+    """Whom this leader is handing its leadership to."""
+    queued_commands: int
+    queued_bytes: int
+    appended_commands: int
+    """Appended by this leader and not applied yet."""
+    appended_bytes: int
+    counters: Counters
+    """A copy."""
     journal_bytes: int
     flushes: int
     flush_p50_ms: float

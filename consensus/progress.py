@@ -45,6 +45,11 @@ class Progress:
         """Start of the term at first, so that a new leader has one time-out to hear from a quorum."""
         self._in_flight: deque[tuple[int, int]] = deque()
 
+    @property
+    def streaming(self) -> bool:
+        """The follower's log matches ours up to :attr:`match_index`, and entries follow each other."""
+        return not self.probing
+
     def reconnected(self) -> None:
         """What was in flight may be lost: find the place again."""
         self._probe()

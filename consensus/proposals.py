@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from consensus.config import COMMAND_BYTES_MIN, ReplicaConfig
-from consensus.errors import CommandRefused, ConsensusError, NotLeader, OutcomeUnknown, Overloaded
+from consensus.configuration import MAGIC
+from consensus.errors import CommandRefused, CommandReserved, ConsensusError, NotLeader, OutcomeUnknown, Overloaded
 from consensus.segment import RECORD_HEADER_BYTES
 from consensus.wal import Journal
 
@@ -39,11 +40,16 @@ class Proposals(Generic[Token]):
         """Commands wait to be appended."""
         return bool(self._queued)
 
+    @property
+    def load(self) -> tuple[int, int, int, int]:
+        """Commands and bytes that wait to be appended, then those appended and not applied."""
+        return len(self._queued), self._queued_bytes, len(self._appended), self._appended_bytes
+
     def add(self, command: bytes, token: Token, journal_bytes: int, room_bytes: int | None = None) -> None:
         """Queue a command; ``room_bytes`` is what the log has room for, None while the disk is not full.
 
         Raises:
-            CommandRefused, Overloaded: a bound is reached; nothing was queued.
+            CommandRefused, CommandReserved, Overloaded: nothing was queued.
             TypeError: the command is not ``bytes``.
         """
         if type(command) is not bytes:
@@ -53,6 +59,8 @@ class Proposals(Generic[Token]):
         config = self._config
         if not COMMAND_BYTES_MIN <= size <= config.command_bytes_max:
             raise CommandRefused(size, COMMAND_BYTES_MIN, config.command_bytes_max)
+        if not command[0] and command.startswith(MAGIC):
+            raise CommandReserved("a command does not begin like a configuration entry")
         if self._queued_bytes + self._appended_bytes + size > config.uncommitted_bytes_max:
             raise Overloaded("uncommitted_bytes_max", config.uncommitted_bytes_max)
         # One segment is always being prepared, and counts.

@@ -16,14 +16,18 @@ Token = TypeVar("Token")
 class ReadRounds(Generic[Token]):
     """Rounds of one leader's term; ``Token`` is whatever the caller answers a read with."""
 
-    def __init__(self, peer_count: int) -> None:
-        self._peers_needed = (peer_count + 1) // 2
+    def __init__(self) -> None:
+        self._peers: frozenset[str] = frozenset()
         self._number = 0
         self._index = 0
         self._waiting: list[Token] = []
         self._asking: list[Token] = []
         self._confirmed: set[str] = set()
         self.started_at = 0.0
+
+    def set_peers(self, peer_ids: frozenset[str]) -> None:
+        """The voters besides the leader, which is one itself; also while a round is open."""
+        self._peers = peer_ids
 
     @property
     def open(self) -> bool:
@@ -54,8 +58,8 @@ class ReadRounds(Generic[Token]):
             self._confirmed.add(peer_id)
 
     def finish(self) -> tuple[int, list[Token]]:
-        """The read point and the reads it answers; empty until a majority has confirmed."""
-        if not self._asking or len(self._confirmed) < self._peers_needed:
+        """The read point and the reads it answers; empty until a majority of the voters has confirmed."""
+        if not self._asking or len(self._confirmed & self._peers) < (len(self._peers) + 1) // 2:
             return 0, []
         done, self._asking = self._asking, []
         return self._index, done

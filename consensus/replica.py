@@ -7,6 +7,7 @@ the one blocking call is the flush. Everything decided lives in :mod:`consensus.
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import os
 import random
@@ -17,10 +18,12 @@ from typing import NoReturn
 
 from consensus.calls import Calls
 from consensus.config import RECORD_OVERHEAD_BYTES_MAX, ReplicaConfig
+from consensus.configuration import Configuration, Member
 from consensus.data_dir import open_data_dir
 from consensus.engine import Engine
 from consensus.errors import ConsensusError, NoLeader, NotLeader, NotReady, Stopped, Timeout
 from consensus.follower_reads import FollowerReads
+from consensus.handshake import Stamp
 from consensus.messages import (
     CallReply,
     CallRequest,
@@ -30,6 +33,7 @@ from consensus.messages import (
     ReadReply,
     ReadRequest,
 )
+from consensus.operations import Operations
 from consensus.ports import ReplicaStatus, RoleChange, StateMachine
 from consensus.storage import DirectoryStorage, Storage
 from consensus.transport import PeerTransport
@@ -38,6 +42,7 @@ from consensus.waiters import AppliedWaiters
 logger = logging.getLogger(__name__)
 
 HALT_EXIT_STATUS = 70
+_DRAIN_S = 1.0
 
 
 def _halt(reason: str) -> NoReturn:
@@ -94,6 +99,7 @@ class Replica:
         self._applied_waiters = AppliedWaiters()
         self._follower_reads = FollowerReads(self._send, _fail)
         self._became_ready = asyncio.Event()
+        self._operations = Operations(config, self._running, self._schedule_tick)
 
     # -- life ------------------------------------------------------------------------------------------
 
@@ -112,7 +118,8 @@ class Replica:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix=f"journal-{self._config.node_id}")
         try:
             storage = self._given_storage or DirectoryStorage(self._config.data_dir)
-            identity, log = await loop.run_in_executor(None, open_data_dir, self._config, storage, self._worker)
+            opened = await loop.run_in_executor(None, open_data_dir, self._config, storage, self._worker)
+            identity, log, known_peers = opened
         except BaseException:
             self._worker.shutdown(wait=False)
             raise
@@ -131,6 +138,7 @@ class Replica:
                 on_failure=_fail,
                 on_role=self._role_changed,
                 worker=self._snapshot_worker,
+                on_peers=self._peers_changed,
                 wake=self._wake,
             )
         except BaseException:
@@ -139,7 +147,9 @@ class Replica:
             self._worker.shutdown()
             self._snapshot_worker.shutdown()
             raise
-        self._transport = PeerTransport(self._config, identity.node_uuid, self)
+        stamp = Stamp(identity.node_uuid, identity.incarnation, tuple(identity.boots))
+        self._transport = PeerTransport(self._config, stamp, known_peers, self)
+        self._peers_changed()
         payload_bytes_max = self._config.frame_bytes_max - RECORD_OVERHEAD_BYTES_MAX
         self._calls = Calls(self._transport.send, self._on_call, payload_bytes_max)
         try:
@@ -148,11 +158,17 @@ class Replica:
             await self.stop()
             raise
         self._schedule_tick()
-        if not self._config.peers:
+        if self._engine is not None and self._engine.lone:
             await self._became_ready.wait()
 
-    async def stop(self) -> None:
-        """Flush, close, and answer every waiter; idempotent. Proposals still open end as ``OutcomeUnknown``."""
+    async def stop(self, *, drain: bool = False) -> None:
+        """Flush, close, and answer every waiter; idempotent. Proposals still open end as ``OutcomeUnknown``.
+
+        With ``drain`` a leader first hands leadership over, within ``_DRAIN_S``: its proposals end with their results,
+        and nobody waits for an election time-out.
+        """
+        if drain and self._engine is not None:
+            await self._operations.drain(_DRAIN_S)
         engine, self._engine = self._engine, None
         if engine is None:
             return
@@ -186,7 +202,7 @@ class Replica:
             the latest when the leader steps down for want of a quorum.
 
         Raises:
-            NotLeader, Overloaded, CommandRefused, Stopped: the command was not appended.
+            NotLeader, Transferring, Overloaded, CommandRefused, CommandReserved, Stopped: the command was not appended.
         """
         engine = self._running()
         future: asyncio.Future[object] = self._loop.create_future()
@@ -256,10 +272,61 @@ class Replica:
             raise Stopped("the replica is not running")
         return await self._calls.call(node_id, payload, timeout_s)
 
+    async def add_member(self, node_id: str, member: Member, *, timeout_s: float = 60.0) -> int:
+        """Add a node, or change a member's address; at the leader only. Returns the index of the configuration.
+
+        The node is started with ``ReplicaConfig.joining``, before or after. It first receives the log as a learner,
+        which counts in no majority, and votes once it has been caught up for an election time-out; then the call ends.
+        Asking again for the same member waits for the same outcome. A dead node is replaced by removing it, then
+        adding another one under another id, or under the same one with an empty directory.
+
+        Raises:
+            NotLeader, Transferring, NotReady, ChangePending, Overloaded: nothing was appended; try again.
+            Timeout: the outcome is unknown. The learner stays, and still becomes a voter when it has caught up.
+            OutcomeUnknown: leadership was lost; ask the next leader again.
+            ValueError: the address is not allowed without a secret or TLS.
+        """
+        return await self._operations.add_member(node_id, member, timeout_s)
+
+    async def remove_member(self, node_id: str, *, timeout_s: float = 10.0) -> int:
+        """Remove a member; at the leader only. Returns the index of a committed configuration without it.
+
+        The node stays up, is disconnected once it knows, and asks for no votes. A leader that is to remove itself hands
+        leadership over first and then refers the caller to the next leader, which removes it.
+
+        Raises:
+            NotLeader, Transferring, NotReady, ChangePending, Overloaded: nothing was appended; try again.
+            ChangeRefused: it is the only voter, or the voters that answer would be no majority without it.
+            TransferFailed: this node leads, and nobody took leadership over.
+            Timeout, OutcomeUnknown: the outcome is unknown; ask the leader again.
+        """
+        return await self._operations.remove_member(node_id, timeout_s)
+
+    async def transfer_leadership(self, to: str | None = None, *, timeout_s: float | None = None) -> str:
+        """Hand leadership to the voter ``to``, by default the most up-to-date one; returns who leads.
+
+        Commands are refused meanwhile (``Transferring``, nothing appended); those appended end with their results.
+        If the target has not taken over after ``timeout_s``, at most an election time-out, this node goes on leading.
+
+        Raises:
+            NotLeader: this node does not lead.
+            ChangeRefused: ``to`` is no other voter, or leadership is being handed to another one.
+            TransferFailed: nobody took over in time, or somebody else did.
+        """
+        return await self._operations.transfer(to, timeout_s)
+
+    @property
+    def configuration(self) -> Configuration:
+        """The members in force on this node, committed or not; the same object until it changes."""
+        if self._engine is None:
+            return self._config.initial_configuration
+        return self._engine.membership.current
+
     def status(self) -> ReplicaStatus:
         """What this node knows now."""
         engine = self._running()
         flushes = sorted(engine.log.flush_seconds)
+        queued, queued_bytes, appended, appended_bytes = engine.load
         return ReplicaStatus(
             node_id=self._config.node_id,
             role=engine.role,
@@ -270,6 +337,15 @@ class Replica:
             last_index=engine.log.last_index,
             ready=engine.ready,
             peers=engine.peer_status(),
+            configuration=engine.membership.current,
+            configuration_index=engine.membership.current_index,
+            change_pending=engine.change_pending,
+            transfer_target=engine.transfer_target,
+            queued_commands=queued,
+            queued_bytes=queued_bytes,
+            appended_commands=appended,
+            appended_bytes=appended_bytes,
+            counters=copy.copy(engine.counters),
             journal_bytes=engine.log.bytes_used,
             flushes=engine.log.flushes,
             flush_p50_ms=1000 * statistics.median_low(flushes) if flushes else 0.0,
@@ -374,14 +450,19 @@ class Replica:
                 self._timer.cancel()
             self._timer = self._loop.call_at(due, self._timer_fired)
 
+    def _peers_changed(self) -> None:
+        if self._engine is not None and self._transport is not None:
+            self._transport.set_members(self._engine.wanted_peers(), anyone=self._engine.awaits_membership)
+
     def _role_changed(self, change: RoleChange) -> None:
         logger.info(
-            "node %s is %s in term %d, leader %s, ready %s",
+            "node %s is %s in term %d, leader %s, ready %s: %s",
             self._config.node_id,
             change.role.value,
             change.term,
             change.leader_id,
             change.ready,
+            change.reason,
         )
         self._follower_reads.lost(NoLeader("the leader has changed"), unless_leader=change.leader_id)
         if change.ready:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from consensus.config import ReplicaConfig
+from consensus.counters import Counters
 from consensus.entries import Entry
 from consensus.errors import SafetyViolation
 from consensus.library import LibraryLog, Raft
@@ -21,12 +22,19 @@ from consensus.throttle import TokenBucket
 FULL_PAUSE_S = 0.5
 """How long a follower whose disk is full gets no entries."""
 
+_LAG_ENTRIES_MAX = 1024
+
 
 class Replication:
-    """Followers of one leader; empty while this node does not lead."""
+    """Followers of one leader, learners among them; empty while this node does not lead."""
 
     def __init__(
-        self, config: ReplicaConfig, log: LibraryLog, raft: Raft, send: Callable[[str, Message], None]
+        self,
+        config: ReplicaConfig,
+        log: LibraryLog,
+        raft: Raft,
+        send: Callable[[str, Message], None],
+        counters: Counters,
     ) -> None:
         self._config = config
         self._log = log
@@ -40,16 +48,72 @@ class Replication:
         self._commit_seen_at = 0.0
         self._heartbeat_s = config.heartbeat_ms / 1000
         self._notice_s = config.commit_notice_ms / 1000
-        self._quorum_peers = (len(config.peers) + 1) // 2
+        self._active = False
+        self._leaving: dict[str, tuple[int, float]] = {}
+        self.counters = counters
 
     def begin(self, now: float) -> None:
         """A term as a leader begins (Raft figure 2, volatile state on leaders)."""
+        self._active = True
         self._held_back.clear()
-        self._progress = {peer_id: Progress(self._log.last_index + 1, now) for peer_id in self._config.peers}
+        self._progress = {peer_id: Progress(self._log.last_index + 1, now) for peer_id in sorted(self._members())}
 
     def end(self) -> None:
         """It is over."""
+        self._active = False
         self._progress = {}
+        self._leaving = {}
+
+    def members_changed(self, now: float) -> None:
+        """Another configuration is in force: begin with new members; those removed are told so before they go."""
+        if not self._active:
+            return
+        members = self._members()
+        for peer_id in sorted(members - self._progress.keys()):
+            self._progress[peer_id] = Progress(self._log.last_index + 1, now)
+        for peer_id in members & self._leaving.keys():
+            del self._leaving[peer_id]
+        for peer_id in sorted(self._progress.keys() - members - self._leaving.keys()):
+            until = now + self._config.election_ms_max / 1000
+            self._leaving[peer_id] = (self._log.membership.current_index, until)
+
+    @property
+    def leaving(self) -> Collection[str]:
+        """Removed members that are still told about it."""
+        return self._leaving
+
+    def dismiss(self, peer_ids: Collection[str], now: float) -> bool:
+        """Let removed members go that know it, are not connected, or had their time; returns whether any went."""
+        gone = [
+            peer_id
+            for peer_id, (index, until) in self._leaving.items()
+            if peer_id not in peer_ids or now >= until or self._knows(self._progress[peer_id], index)
+        ]
+        for peer_id in gone:
+            del self._leaving[peer_id], self._progress[peer_id]
+            self._held_back.pop(peer_id, None)
+        return bool(gone)
+
+    @staticmethod
+    def _knows(progress: Progress, index: int) -> bool:
+        return min(progress.match_index, progress.commit_sent) >= index
+
+    def _members(self) -> set[str]:
+        return set(self._log.membership.current.members) - {self._config.node_id}
+
+    def matches(self) -> dict[str, int]:
+        """How far each follower is known to be."""
+        return {peer_id: progress.match_index for peer_id, progress in self._progress.items()}
+
+    def caught_up(self, peer_id: str) -> bool:
+        """The follower streams, and what it lacks is what is on its way to it anyway."""
+        progress = self._progress.get(peer_id)
+        return (
+            progress is not None
+            and progress.streaming
+            and self._log.last_index - progress.match_index <= _LAG_ENTRIES_MAX
+            and self._log.bytes_after(progress.match_index) <= self._config.in_flight_bytes_max
+        )
 
     def reconnected(self, peer_id: str) -> None:
         """What was in flight to this peer may be lost."""
@@ -62,7 +126,9 @@ class Replication:
         Raises:
             SafetyViolation: the follower claims entries that the leader does not have.
         """
-        progress = self._progress[peer_id]
+        progress = self._progress.get(peer_id)
+        if progress is None:
+            return False
         progress.ack_at = now
         if not ack.success:
             progress.refused(ack.prev_index, ack.index)
@@ -72,14 +138,17 @@ class Replication:
         news = progress.matched(ack.index)
         if ack.full:
             progress.full(now + FULL_PAUSE_S)
-        if not news:
+        if not news or peer_id not in self._log.membership.voters:
+            # A learner's match counts from its promotion on: see Raft.set_voters.
             return False
         self._raft.receive_match(peer_id, ack.index)
         return True
 
     def heard(self, peer_id: str, now: float) -> None:
         """A follower said something else than an acknowledgement: it is alive."""
-        self._progress[peer_id].ack_at = now
+        progress = self._progress.get(peer_id)
+        if progress is not None:
+            progress.ack_at = now
 
     def match_index(self, peer_id: str) -> int:
         """Last entry that a follower is known to have, 0 if nothing is known."""
@@ -92,17 +161,23 @@ class Replication:
 
     def snapshot_over(self, peer_id: str, index: int) -> None:
         """A follower has the state up to ``index``."""
-        self._progress[peer_id].snapshot_over(min(index, self._log.last_index))
+        progress = self._progress.get(peer_id)
+        if progress is not None:
+            progress.snapshot_over(min(index, self._log.last_index))
 
     def excuse(self, slept_s: float) -> None:
         """This node was off the processor: time in which it listened to nobody is not held against the followers."""
         for progress in self._progress.values():
             progress.ack_at += slept_s
 
-    def has_quorum(self, now: float) -> bool:
-        """A majority, this node included, answered within one election time-out (Raft thesis §6.2)."""
+    def has_quorum(self, voters: frozenset[str], now: float) -> bool:
+        """A majority of ``voters``, this node being one, answered within one election time-out (Raft thesis §6.2)."""
         oldest = now - self._config.election_ms_max / 1000
-        return sum(progress.ack_at > oldest for progress in self._progress.values()) >= self._quorum_peers
+        missing = len(voters) // 2
+        for peer_id, progress in self._progress.items():
+            if progress.ack_at > oldest and peer_id in voters:
+                missing -= 1
+        return missing <= 0
 
     def replicate(self, peer_ids: Collection[str], now: float) -> bool:
         """Send to every connected follower what it lacks, within its bounds, or a heartbeat when one is due.
@@ -117,7 +192,9 @@ class Replication:
         built: dict[int, Append] = {}
         more = False
         for peer_id in peer_ids:
-            progress = self._progress[peer_id]
+            progress = self._progress.get(peer_id)
+            if progress is None:
+                continue
             more |= self._send_entries(peer_id, progress, built, now)
             if now - progress.sent_at >= self._heartbeat_s or (notice and progress.commit_sent < commit):
                 self._send_append(peer_id, progress, self._heartbeat(progress), now)
@@ -134,7 +211,9 @@ class Replication:
         due = now + self._heartbeat_s
         commit = self._raft.commit_index()
         for peer_id in peer_ids:
-            progress = self._progress[peer_id]
+            progress = self._progress.get(peer_id)
+            if progress is None:
+                continue
             due = min(due, progress.sent_at + self._heartbeat_s)
             held_back = self._held_back.get(peer_id)
             if held_back is not None and held_back > now:
@@ -148,7 +227,10 @@ class Replication:
         progress = self._progress.get(peer_id)
         return PeerStatus(
             connected=connected,
+            voter=peer_id in self._log.membership.voters,
             match_index=progress.match_index if progress else 0,
+            next_index=progress.next_index if progress else 0,
+            lag=self._log.last_index - progress.match_index if progress else 0,
             in_flight_bytes=progress.in_flight_bytes if progress else 0,
         )
 
@@ -206,5 +288,6 @@ class Replication:
 
     def _send_append(self, peer_id: str, progress: Progress, append: Append, now: float) -> None:
         size = sum(len(entry[0]) for entry in append.entries)
+        self.counters.appends_sent += 1
         progress.sent(append.prev_index + len(append.entries), size, append.commit, now)
         self._send(peer_id, append)

@@ -1,8 +1,9 @@
 """Connections between the members: sockets, reconnects, one live connection a peer.
 
-Owns listening, dialling and closing. The node with the greater id dials, so a pair has one connection; a new one
-replaces the old, which is closed before anything is read from the new (repair B4). Knows nothing of what
-the messages mean. Read next: :mod:`consensus.wire`, :mod:`consensus.handshake`.
+Owns listening, dialling and closing. The node with the greater id dials, so a pair has one connection; the other one
+does only after a while without, since a node that was removed or is new may not know its peers. A new connection
+replaces the old, which is closed before anything is read from the new (repair B4). Who the peers are changes at run
+time. Knows nothing of what the messages mean. Read next: :mod:`consensus.wire`, :mod:`consensus.handshake`.
 """
 
 from __future__ import annotations
@@ -13,12 +14,23 @@ import random
 import socket
 import ssl
 import weakref
+from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
 from consensus.config import ReplicaConfig, TlsConfig
+from consensus.configuration import Member
 from consensus.errors import ProtocolError
-from consensus.handshake import HANDSHAKE_FRAME_BYTES_MAX, Acceptor, Credentials, Dialler
-from consensus.messages import AnyMessage, Message
+from consensus.handshake import (
+    HANDSHAKE_FRAME_BYTES_MAX,
+    REFUSALS,
+    Acceptor,
+    Credentials,
+    Dialler,
+    PeerRefusedError,
+    Stamp,
+)
+from consensus.known_peers import KnownPeers
+from consensus.messages import AnyMessage, Message, Refusal, Refused
 from consensus.wire import FrameReader, encode_frame
 
 logger = logging.getLogger(__name__)
@@ -28,6 +40,9 @@ _STOP_S = 0.5
 _STRANGERS_MAX = 64
 _REDIAL_S_MIN = 0.03
 _REDIAL_S_MAX = 0.5
+_REDIAL_REFUSED_S = 2.0
+_PATIENCE_S = 3.0
+"""How long the lesser of two ids waits for the greater one to dial before it does so itself."""
 _JOIN_BYTES_MAX = 32 * 1024
 """Below this one system call more costs more than copying the body."""
 _SILENT_LINK_MS = 6000
@@ -54,12 +69,18 @@ class _Connection(asyncio.BufferedProtocol):
         self._owner = owner
         self._side: Dialler | Acceptor | None = side
         self._opening = side.opening() if isinstance(side, Dialler) else None
+        self.refusal: Refusal | None = None
         self._reader = FrameReader(HANDSHAKE_FRAME_BYTES_MAX)
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.peer_id: str | None = None
         self.epoch = 0
         self.closed: asyncio.Future[None] = owner.loop.create_future()
+
+    @property
+    def claimed_id(self) -> str:
+        """Who the other side says it is, during the handshake; empty before it said so."""
+        return self._side.peer_id if self._side is not None else ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -86,6 +107,11 @@ class _Connection(asyncio.BufferedProtocol):
                     messages.append(cast(Message, message))
                 else:
                     self._shake_hands(self._side, message)
+        except PeerRefusedError as error:
+            self.refusal = error.reason
+            self._owner.refused(self)
+            self.abort()
+            return
         except ProtocolError as error:
             logger.warning("closing the connection to %s: %s", self.peer_id or "a stranger", error)
             self.abort()
@@ -132,11 +158,16 @@ class _Connection(asyncio.BufferedProtocol):
 
     def _shake_hands(self, side: Dialler | Acceptor, message: AnyMessage) -> None:
         answer, established = side.receive(message)
-        if answer is not None:
-            self._write(answer)
         if established is not None:
             self._check_certificate(established.peer_id)
+        if answer is not None:
+            self._write(answer)
+        if isinstance(answer, Refused):
+            self._owner.refuses(self, answer.reason)
+            self.close()
+        if established is not None:
             self._side = None
+            self._owner.remember(established.peer_id, established.stamp)
             if self._timer is not None:
                 self._timer.cancel()
             self.peer_id, self.epoch = established.peer_id, established.epoch
@@ -153,22 +184,39 @@ class _Connection(asyncio.BufferedProtocol):
             raise ProtocolError(f"the certificate does not name {peer_id}")
 
 
+class _Welcome:
+    """Whom the handshake lets in."""
+
+    def __init__(self, members: Mapping[str, Member]) -> None:
+        self._members = members
+        self.anyone = False
+
+    def __contains__(self, peer_id: object) -> bool:
+        return self.anyone or peer_id in self._members
+
+
 class PeerTransport:
     """All connections of one node."""
 
-    def __init__(self, config: ReplicaConfig, node_uuid: str, receiver: Receiver) -> None:
+    def __init__(self, config: ReplicaConfig, stamp: Stamp, known_peers: KnownPeers, receiver: Receiver) -> None:
         self.config = config
         self.loop = asyncio.get_running_loop()
         self._receiver = receiver
+        self._members: dict[str, Member] = {}
+        self._welcome = _Welcome(self._members)
         self._credentials = Credentials(
             cluster_id=config.cluster_id,
             node_id=config.node_id,
-            node_uuid=node_uuid,
+            stamp=stamp,
             secret=config.secret,
-            peer_ids=frozenset(config.peers),
+            peer_ids=self._welcome,
+            judge=self._judge,
         )
+        self._known_peers = known_peers
+        self._refused_by: dict[str, Refusal] = {}
+        self._refusals: set[tuple[str, Refusal]] = set()
         self._server: asyncio.Server | None = None
-        self._diallers: list[asyncio.Task[None]] = []
+        self._diallers: dict[str, asyncio.Task[None]] = {}
         self._strangers: set[_Connection] = set()
         self._peers: dict[str, _Connection] = {}
         self._live: weakref.WeakSet[_Connection] = weakref.WeakSet()
@@ -179,8 +227,6 @@ class PeerTransport:
 
     async def start(self) -> None:
         """Listen on the configured address only, and begin to dial."""
-        if not self.config.peers:
-            return
         tls = self.config.tls
         self._server = await self.loop.create_server(
             lambda: self._connection(Acceptor(self._credentials)),
@@ -188,16 +234,44 @@ class PeerTransport:
             ssl=_tls_context(tls, ssl.PROTOCOL_TLS_SERVER) if tls else None,
             ssl_handshake_timeout=_HANDSHAKE_S if tls else None,
         )
-        for peer_id in self.config.peers:
-            if peer_id < self.config.node_id:
-                self._diallers.append(self.loop.create_task(self._keep_connected(peer_id)))
+        self._dial_members()
+
+    def set_members(self, members: Mapping[str, Member], *, anyone: bool = False) -> None:
+        """Be connected with exactly these from now on; what was written to one that goes still leaves.
+
+        With ``anyone`` other peers that know the secret may connect too, but are not dialled.
+        """
+        self._welcome.anyone = anyone
+        gone = self._members.keys() - members.keys()
+        if not anyone:
+            gone |= self._peers.keys() - members.keys()
+        # In place: the handshakes look at it.
+        self._members.clear()
+        self._members.update(members)
+        for peer_id in gone:
+            self._refused_by.pop(peer_id, None)
+            dialler = self._diallers.pop(peer_id, None)
+            if dialler is not None:
+                dialler.cancel()
+            connection = self._peers.get(peer_id)
+            if connection is not None:
+                logger.info("node %s closes the connection to %s: no member", self.config.node_id, peer_id)
+                connection.close()
+        if self._server is not None and not self._closing:
+            self._dial_members()
+
+    def _dial_members(self) -> None:
+        for peer_id, member in self._members.items():
+            if member.port and peer_id not in self._diallers:
+                self._diallers[peer_id] = self.loop.create_task(self._keep_connected(peer_id))
 
     async def stop(self) -> None:
         """Stop listening and dialling, let written bytes leave, close everything."""
         self._closing = True
-        for task in self._diallers:
+        diallers = list(self._diallers.values())
+        for task in diallers:
             task.cancel()
-        await asyncio.gather(*self._diallers, return_exceptions=True)
+        await asyncio.gather(*diallers, return_exceptions=True)
         connecting = list(self._connecting)
         if connecting:
             await asyncio.wait(connecting, timeout=_STOP_S)
@@ -253,6 +327,38 @@ class PeerTransport:
             old.abort()
         self._receiver.peer_up(peer_id, connection.epoch)
 
+    def remember(self, peer_id: str, stamp: Stamp) -> None:
+        """A peer's data directory was accepted."""
+        member = self._members.get(peer_id)
+        if member is not None:
+            self._known_peers.remember(peer_id, member.since, stamp, self._members)
+            self._refused_by.pop(peer_id, None)
+            self._refusals = {said for said in self._refusals if said[0] != peer_id}
+
+    def _judge(self, peer_id: str, stamp: Stamp) -> Refusal | None:
+        member = self._members.get(peer_id)
+        return None if member is None else self._known_peers.judge(peer_id, member.since, stamp)
+
+    def refuses(self, connection: _Connection, reason: Refusal) -> None:
+        """This node does not want a peer that has proved itself; said once a peer and reason."""
+        said = (connection.claimed_id, reason)
+        if said in self._refusals:
+            return
+        if len(self._refusals) >= _STRANGERS_MAX:
+            self._refusals.clear()
+        self._refusals.add(said)
+        level = logging.INFO if reason == "unknown" else logging.ERROR
+        logger.log(level, "node %s refuses %r: %s", self.config.node_id, said[0], REFUSALS[reason])
+
+    def refused(self, connection: _Connection) -> None:
+        """A peer does not want this node; said once a peer and reason."""
+        peer_id, reason = connection.claimed_id, connection.refusal
+        if reason is None or peer_id not in self._members or self._refused_by.get(peer_id) == reason:
+            return
+        self._refused_by[peer_id] = reason
+        level = logging.INFO if reason == "unknown" else logging.ERROR
+        logger.log(level, "node %s is refused by %s: %s", self.config.node_id, peer_id, REFUSALS[reason])
+
     def received(self, connection: _Connection, messages: list[Message]) -> None:
         """Messages of an established connection; those of a replaced one are dropped."""
         peer_id = cast(str, connection.peer_id)
@@ -277,21 +383,30 @@ class PeerTransport:
         context = _tls_context(tls, ssl.PROTOCOL_TLS_CLIENT) if tls else None
         delay = _REDIAL_S_MIN
         while True:
+            if peer_id > self.config.node_id:
+                await asyncio.sleep(_PATIENCE_S * random.uniform(0.7, 1.3))
+                if peer_id in self._peers:
+                    continue
             try:
-                if await self._dial(peer_id, context):
+                connection = await self._dial(peer_id, context)
+                if connection.peer_id is not None:
                     delay = _REDIAL_S_MIN
+                elif connection.refusal not in (None, "unknown"):
+                    delay = _REDIAL_REFUSED_S
             except OSError as error:
                 logger.debug("no connection to %s: %s", peer_id, error)
             await asyncio.sleep(delay * random.uniform(0.7, 1.3))
             delay = min(delay * 1.5, _REDIAL_S_MAX)
 
-    async def _dial(self, peer_id: str, context: ssl.SSLContext | None) -> bool:
-        """Connect, and wait for the end of the connection; returns whether it was ever established."""
+    async def _dial(self, peer_id: str, context: ssl.SSLContext | None) -> _Connection:
+        """Connect, and wait for the end of the connection."""
+        member = self._members[peer_id]
         connection = self._connection(Dialler(self._credentials, peer_id))
         connecting = self.loop.create_task(
             self.loop.create_connection(
                 lambda: connection,
-                *self.config.peers[peer_id],
+                member.host,
+                member.port,
                 ssl=context,
                 server_hostname=peer_id if context else None,
                 ssl_handshake_timeout=_HANDSHAKE_S if context else None,
@@ -308,7 +423,7 @@ class PeerTransport:
         # A handshake of TLS that is cancelled half-way leaves its socket open, so it is let finish and refused.
         await asyncio.shield(connecting)
         await connection.closed
-        return connection.peer_id is not None
+        return connection
 
 
 def _tls_context(tls: TlsConfig, side: int) -> ssl.SSLContext:

@@ -25,7 +25,13 @@ class Voting:
         self._voters_term = 0
 
     def ask_for_pre_votes(self, peer_ids: Collection[str], now: float) -> None:
-        """The time-out has passed: find out whether an election could be won."""
+        """The time-out has passed: find out whether an election could be won.
+
+        A node that does not vote itself asks nobody; ``peer_ids`` are the other voters that are connected.
+        """
+        if not self._election.may_campaign:
+            self._election.wait(now)
+            return
         attempt = self._election.begin(now)
         request = PreVoteRequest(self._raft.term() + 1, attempt, self._log.last_index, self._log.last_term)
         for peer_id in peer_ids:
@@ -58,7 +64,7 @@ class Voting:
         self._raft.receive_vote_request(peer_id, request)
 
     def voted_for_us(self, peer_id: str, reply: VoteReply) -> None:
-        """Count a vote; the library counts replies, so each voter's second one is dropped here."""
+        """Count a voter's vote; the library counts replies, so each voter's second one is dropped here."""
         if self._voters_term != reply.term:
             self._voters_term = reply.term
             self._voters.clear()

@@ -80,6 +80,12 @@ class Journal(ReplayedEntries):
         """Bytes from the first segment's start to the end of the log."""
         return self._end - self._bases[0]
 
+    def bytes_after(self, index: int) -> int:
+        """Bytes of the entries behind ``index``; all of the log's for one that is gone from it."""
+        if index >= self.last_index:
+            return 0
+        return self._end - self._positions[max(index + 1, self.first_index) - self.first_index]
+
     @property
     def base_file(self) -> str:
         """What an operator calls the file that says where the log begins."""
@@ -171,12 +177,6 @@ class Journal(ReplayedEntries):
         self._evict()
 
     # -- forgetting ------------------------------------------------------------------------------------
-
-    def bytes_after(self, index: int) -> int:
-        """Bytes of the log behind the entry at ``index``, which is the base or in the log."""
-        if index >= self.last_index:
-            return 0
-        return self._end - self._positions[index + 1 - self.first_index]
 
     def compact(self, index: int, *, kept_bytes: int, configuration_at: Callable[[int], bytes]) -> None:
         """Remove whole segments of entries up to ``index``, but keep the newest ``kept_bytes`` of the log.

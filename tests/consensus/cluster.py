@@ -9,6 +9,7 @@ import time
 
 from consensus import Replica, ReplicaConfig
 from consensus.config import KIB, MIB
+from consensus.configuration import Member
 
 DEADLINE_S = 20.0
 
@@ -56,7 +57,7 @@ class Cluster:
         self.directory, self.settings = directory, settings
         self.make_machine = make_machine
         self.addresses = dict(zip(names, free_addresses(len(names)), strict=True))
-        self.names = names
+        self.names = self.first = names
         self.replicas = {}
         self.machines = {}
         self.roles = []
@@ -74,10 +75,24 @@ class Cluster:
             node_id=name,
             cluster_id="test",
             listen=self.addresses[name],
-            peers={other: address for other, address in self.addresses.items() if other != name},
+            peers={other: self.addresses[other] for other in self.peers_of(name)},
+            joining=name not in self.first,
             data_dir=self.directory / name,
             **chosen,
         )
+
+    def peers_of(self, name):
+        """What the settings say: the first members, and to a node that joined, everybody."""
+        return [other for other in (self.first if name in self.first else self.addresses) if other != name]
+
+    async def join(self, name):
+        """Start a node that is no member yet."""
+        self.addresses[name] = free_addresses(1)[0]
+        self.names = (*self.names, name)
+        return await self.start(name)
+
+    def member(self, name):
+        return Member(*self.addresses[name])
 
     async def start(self, *names, **settings):
         for name in names or self.names:

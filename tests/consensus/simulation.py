@@ -63,6 +63,7 @@ class SimNode:
         self.disk = FakeDisk()
         self.engine = None
         self.busy = False
+        self.retired = False
         self.machine = None
 
     def start(self):
@@ -156,6 +157,11 @@ class Simulation:
         if epoch is not None:
             delay = self.rng.choice((0.0001, 0.001, 0.004, 0.02))
             self.queues[source, target].append((self.now + delay, message))
+
+    def knows(self, a, b):
+        """Whether ``a`` lets ``b`` connect."""
+        engine = self.nodes[a].engine
+        return engine.awaits_membership or b in engine.wanted_peers()
 
     def connect(self, a, b):
         self.epoch += 1
@@ -280,15 +286,16 @@ class Simulation:
             if self.faults:
                 self.disturb()
             for node in self.nodes.values():
-                if node.engine is None and self.rng.random() < 0.1:
+                if node.engine is None and not node.retired and self.rng.random() < 0.1:
                     node.start()
             for a, b in self.pairs():
                 up = frozenset((a, b)) in self.links
                 wanted = (a in self.cut) == (b in self.cut) or len(self.cut) == len(self.nodes)
                 alive = self.nodes[a].engine is not None and self.nodes[b].engine is not None
+                wanted = wanted and alive and self.knows(a, b) and self.knows(b, a)
                 if up and not wanted:
                     self.disconnect(a, b)
-                elif not up and wanted and alive and self.rng.random() < 0.3:
+                elif not up and wanted and self.rng.random() < 0.3:
                     self.connect(a, b)
             self.client()
             self.deliver_and_tick()
@@ -306,6 +313,10 @@ class Simulation:
             self.step()
         raise AssertionError("the condition never came true")
 
+    def lasting(self):
+        """The nodes that must have everything in the end."""
+        return list(self.nodes.values())
+
     def settle_and_check(self):
         """Stop the faults, let the cluster agree, and check every promise; returns how much was acknowledged."""
         self.faults = False
@@ -314,13 +325,14 @@ class Simulation:
         self.run_until(lambda: len(self.history.acknowledged) >= target)
         acknowledged = dict(self.history.acknowledged)
         last = max(acknowledged.values())
-        self.run_until(lambda: all(node.engine and node.engine.applied_index >= last for node in self.nodes.values()))
-        for node in self.nodes.values():
+        nodes = self.lasting()
+        self.run_until(lambda: all(node.engine and node.engine.applied_index >= last for node in nodes))
+        for node in nodes:
             commands = [command for _, command in node.machine.log]
             assert len(set(commands)) == len(commands), "a command was applied twice"
             missing = set(acknowledged) - set(commands)
             assert not missing, f"{len(missing)} acknowledged commands are lost"
-        logs = [node.machine.log for node in self.nodes.values()]
+        logs = [node.machine.log for node in nodes]
         shortest = min(map(len, logs))
         assert all(log[:shortest] == logs[0][:shortest] for log in logs)
         return len(self.history.acknowledged)

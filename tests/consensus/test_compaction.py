@@ -7,6 +7,7 @@ import random
 import pytest
 
 from consensus.ballot import Ballot
+from consensus.configuration import Configuration, Member, encode
 from consensus.errors import Corrupt, SafetyViolation
 from consensus.library import LibraryLog
 from consensus.log_base import BASE_FILE
@@ -16,6 +17,7 @@ from consensus.storage import DirectoryStorage
 from consensus.wal import Journal
 from tests.consensus.fake_disk import FakeDisk, InlineWorker
 
+INSTALLED = encode(Configuration({"n1": Member("127.0.0.1", 1)}))
 SEGMENT = 1024
 
 
@@ -27,7 +29,7 @@ def open_journal(disk, *, memory_bytes_max=600):
 
 
 def configuration_at(index):
-    return b"configuration %d" % index
+    return encode(Configuration({f"n{index}": Member("127.0.0.1", 1)}))
 
 
 def compact(journal, index, kept_bytes=0):
@@ -174,7 +176,7 @@ def scripted(disk, rng, observe):
                 compact(journal, rng.randint(0, journal.commit_index), rng.choice((0, 0, SEGMENT)))
         elif kind == "reset" and rng.random() < 0.4:
             term += 1
-            point = SavedPoint(journal.last_index + rng.randrange(1, 9), term, b"installed")
+            point = SavedPoint(journal.last_index + rng.randrange(1, 9), term, INSTALLED)
             with observe(journal, resetting=point):
                 journal.reset_to(point)
     return journal
@@ -269,7 +271,7 @@ def test_a_reset_survives_a_kill_and_keeps_nothing_of_the_old_log():
     journal = open_journal(disk)
     fill(journal, 20)
     journal.commit_index = 10
-    point = SavedPoint(500, 7, b"there")
+    point = SavedPoint(500, 7, INSTALLED)
     journal.reset_to(point)
     assert (journal.first_index, journal.last_index, journal.last_term, journal.commit_index) == (501, 500, 7, 500)
     disk.kill()
@@ -287,7 +289,7 @@ def test_a_reset_keeps_the_suffix_when_the_log_holds_the_entry():
     journal = open_journal(FakeDisk())
     fill(journal, 20)
     before = entries_of(journal)
-    journal.reset_to(SavedPoint(15, 1, b"there"))
+    journal.reset_to(SavedPoint(15, 1, INSTALLED))
     assert entries_of(journal) == before
     assert journal.commit_index == 15
 
@@ -297,7 +299,7 @@ def test_a_reset_below_the_commit_index_to_another_term_is_refused():
     fill(journal, 20)
     journal.commit_index = 18
     with pytest.raises(SafetyViolation):
-        journal.reset_to(SavedPoint(15, 2, b"there"))
+        journal.reset_to(SavedPoint(15, 2, INSTALLED))
 
 
 def test_a_flip_or_cut_at_any_byte_of_the_base_is_refused_and_names_the_file():

@@ -26,7 +26,9 @@ REQUEST = PreVoteRequest(6, 1, 10, 4)
 
 @pytest.fixture
 def election():
-    return Election(CONFIG, random.Random(1), 0.0)
+    election = Election(CONFIG, random.Random(1), 0.0)
+    election.set_voters(frozenset(("n1", "n2", "n3")), 0.0)
+    return election
 
 
 def test_the_time_out_starts_again_with_each_message_of_the_leader(election):

@@ -5,8 +5,14 @@ from __future__ import annotations
 from consensus.read_index import ReadRounds
 
 
+def rounds_among(voters):
+    rounds = ReadRounds()
+    rounds.set_peers(frozenset(f"n{number}" for number in range(2, voters + 1)))
+    return rounds
+
+
 def test_a_read_is_answered_after_a_majority_has_confirmed():
-    rounds = ReadRounds(4)
+    rounds = rounds_among(5)
     rounds.add("a")
     number = rounds.start(17, 0.0)
     rounds.confirm("n2", number)
@@ -18,7 +24,7 @@ def test_a_read_is_answered_after_a_majority_has_confirmed():
 
 
 def test_a_read_that_arrives_during_a_round_waits_for_the_next():
-    rounds = ReadRounds(2)
+    rounds = rounds_among(3)
     rounds.add("a")
     number = rounds.start(17, 0.0)
     rounds.add("b")
@@ -32,7 +38,7 @@ def test_a_read_that_arrives_during_a_round_waits_for_the_next():
 
 
 def test_confirmations_of_an_earlier_round_do_not_count():
-    rounds = ReadRounds(2)
+    rounds = rounds_among(3)
     rounds.add("a")
     old = rounds.start(17, 0.0)
     rounds.start(18, 1.0)
@@ -41,17 +47,27 @@ def test_confirmations_of_an_earlier_round_do_not_count():
 
 
 def test_a_cluster_of_one_needs_no_confirmation():
-    rounds = ReadRounds(0)
+    rounds = rounds_among(1)
     rounds.add("a")
     rounds.start(3, 0.0)
     assert rounds.finish() == (3, ["a"])
 
 
 def test_an_aborted_round_returns_every_read():
-    rounds = ReadRounds(2)
+    rounds = rounds_among(3)
     rounds.add("a")
     rounds.start(3, 0.0)
     rounds.add("b")
     assert rounds.abort() == ["a", "b"]
     assert not rounds.open
     assert not rounds.wanted
+
+
+def test_a_confirmation_of_a_node_that_does_not_vote_does_not_count():
+    rounds = rounds_among(3)
+    rounds.add("a")
+    number = rounds.start(3, 0.0)
+    rounds.confirm("learner", number)
+    assert rounds.finish() == (0, [])
+    rounds.confirm("n2", number)
+    assert rounds.finish() == (3, ["a"])

@@ -7,11 +7,16 @@ from pysyncobj import SyncObj, SyncObjConf
 from pysyncobj.node import Node
 from pysyncobj.transport import Transport
 
-from consensus.errors import ProtocolError, SafetyViolation
+from consensus.ballot import Ballot
+from consensus.configuration import Configuration, Member
+from consensus.errors import ChangePending, ProtocolError, SafetyViolation
+from consensus.library import LibraryLog
 from consensus.log_base import NO_BASE
 from consensus.messages import Ack, Append
 from consensus.progress import Progress
+from consensus.reconfiguration import Reconfiguration
 from consensus.repairs import ack_counts, admit_append, cap_snapshot_chunk, next_index_after_ack
+from tests.consensus.fake_disk import FakeDisk, InlineWorker
 
 
 class Wire(Transport):
@@ -29,10 +34,10 @@ class StockNode:
 
     base = NO_BASE
 
-    def __init__(self, peers=2):
+    def __init__(self, peers=2, **settings):
         self.wire = Wire()
         self.peers = [Node(f"peer{number}") for number in range(peers)]
-        conf = SyncObjConf(autoTick=False, leaderFallbackTimeout=1e9)
+        conf = SyncObjConf(autoTick=False, leaderFallbackTimeout=1e9, **settings)
         self.node = SyncObj(Node("self"), self.peers, conf=conf, transport=self.wire)
 
     def deliver(self, message, peer=0):
@@ -198,6 +203,35 @@ def test_b3_an_ack_counts_in_its_own_term_only():
 def test_b4_an_ack_counts_on_its_own_connection_only():
     assert not ack_counts(Ack(4, 76, True, 2, 1), term=4, epoch=77)
     assert not ack_counts(Ack(4, 76, True, 2, 1), term=4, epoch=None)
+
+
+def test_b5_stock_leader_accepts_two_uncommitted_additions():
+    stock = StockNode(dynamicMembershipChange=True)
+    stock.wire.addNode = lambda node: None
+    stock.lead()
+    stock.deliver({"type": "next_node_idx", "next_node_idx": 3, "reset": False, "success": True})
+    stock.node.doTick(0)
+    refused = []
+    for name in ("new1", "new2"):
+        stock.node.addNodeToCluster(Node(name), callback=lambda result, error: refused.append(error))
+    stock.node.doTick(0)
+    assert refused == []
+    assert {node.id for node in stock.node.otherNodes} == {"peer0", "peer1", "new1", "new2"}
+    # Both are in force, and neither is committed: majorities of three and of five need not share a node.
+    assert (stock.commit_index, stock.last_index) == (2, 4)
+
+
+def test_b5_a_second_change_waits_for_the_commit_of_the_first():
+    log = LibraryLog(FakeDisk(), InlineWorker(), Ballot(FakeDisk(), 1, None), segment_bytes=1 << 15, memory_bytes_max=1)
+    log.membership.begin(Configuration.of_addresses({"self": ("a", 1), "peer0": ("b", 1), "peer1": ("c", 1)}))
+    log.append(b"\1", 1, 0)
+    changes = Reconfiguration(log.membership, 1.0, lambda token, result: None, lambda token, error: None)
+    changes.add("new1", Member("d", 1), None, ready=True, commit_index=1)
+    changes.append_to(log, 1)
+    with pytest.raises(ChangePending):
+        changes.add("new2", Member("e", 1), None, ready=True, commit_index=1)
+    assert log.last_index == 2
+    changes.add("new2", Member("e", 1), None, ready=True, commit_index=2)
 
 
 def test_a_gap_is_refused_with_the_end_of_the_log(follower):

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from consensus.config import ReplicaConfig
-from consensus.configuration import decode
+from consensus.configuration import Configuration, Member, decode, encode
 from consensus.engine import Engine
 from consensus.errors import StateMissing, StorageError
 from consensus.identity import open_identity
@@ -22,6 +22,7 @@ from tests.consensus.durable_machine import _MAGIC, STATE_FILE, DurableMachine, 
 from tests.consensus.fake_disk import FakeDisk, InlineWorker
 from tests.consensus.simulation import RecordingMachine
 
+INSTALLED = encode(Configuration({"n1": Member("127.0.0.1", 1)}))
 CONFIG = ReplicaConfig(
     node_id="n1",
     cluster_id="c",
@@ -168,15 +169,15 @@ def test_a_state_older_than_the_base_refuses_to_start():
 
 
 def save(disk, point):
-    write_sealed(disk, STATE_FILE, _MAGIC, msgspec.msgpack.encode(State(point, [(point.index, b"installed")])))
+    write_sealed(disk, STATE_FILE, _MAGIC, msgspec.msgpack.encode(State(point, [(point.index, INSTALLED)])))
 
 
 def test_a_state_ahead_of_the_log_was_installed_before_a_crash_and_the_log_follows():
     disk, _ = compacted_disk()
-    point = SavedPoint(5000, 1, b"there")
+    point = SavedPoint(5000, 1, INSTALLED)
     save(disk, point)
     again = Node(disk)
-    assert again.machine.log == [(5000, b"installed")]
+    assert again.machine.log == [(5000, INSTALLED)]
     assert again.engine.log.base == point
     again.propose(1)
     assert again.engine.applied_index == 5002
@@ -194,22 +195,22 @@ def test_a_state_of_another_term_than_the_uncommitted_log_replaces_the_log():
     for index in range(first, first + 10):
         log.append(b"never committed", index, 2)
     log.flush()
-    save(disk, SavedPoint(first + 5, 3, b"there"))
+    save(disk, SavedPoint(first + 5, 3, INSTALLED))
     disk.kill()
     again = Node(disk)
-    assert again.engine.log.base == SavedPoint(first + 5, 3, b"there")
-    assert again.machine.log == [(first + 5, b"installed")]
+    assert again.engine.log.base == SavedPoint(first + 5, 3, INSTALLED)
+    assert again.machine.log == [(first + 5, INSTALLED)]
 
 
 def test_a_state_that_contradicts_the_committed_log_refuses_to_start():
     disk, node = compacted_disk()
-    save(disk, SavedPoint(node.engine.log.last_index - 5, 0, b"there"))
+    save(disk, SavedPoint(node.engine.log.last_index - 5, 0, INSTALLED))
     with pytest.raises(StorageError, match="committed"):
         Node(disk)
 
 
 def test_a_state_of_a_later_term_than_the_ballot_refuses_to_start():
     disk, _ = compacted_disk()
-    save(disk, SavedPoint(5000, 9, b"there"))
+    save(disk, SavedPoint(5000, 9, INSTALLED))
     with pytest.raises(StorageError, match="ballot"):
         Node(disk)

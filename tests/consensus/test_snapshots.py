@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from consensus.configuration import Configuration, Member, encode
 from consensus.engine import Engine
 from consensus.errors import SafetyViolation, StorageError
 from consensus.identity import open_identity
@@ -26,6 +27,8 @@ from tests.consensus.durable_machine import DurableMachine, Sink
 from tests.consensus.durable_simulation import DurableSimulation
 from tests.consensus.fake_disk import FakeDisk, InlineWorker, Killed
 from tests.consensus.test_saving import CONFIG
+
+CONFIGURATION = encode(Configuration({"n1": Member("127.0.0.1", 1), "n2": Member("127.0.0.1", 2)}))
 
 
 def long_run(seed, *, engine_type=None, rounds=4, steps=250, simulation=DurableSimulation):
@@ -155,7 +158,7 @@ class Follower:
         leader = DurableMachine(FakeDisk())
         for index in range(2, point_index + 1):
             leader.apply(index, 1, b"command %d" % index)
-        leader.begin_save(SavedPoint(point_index, 1, b""))
+        leader.begin_save(SavedPoint(point_index, 1, CONFIGURATION))
         self.source = leader.open_snapshot()
         self.point = self.source.manifest.point
 
@@ -349,7 +352,8 @@ class SinkState:
 
 CONTENT = [b"first file, ten bytes and more", b"", b"the last one"]
 MANIFEST = SnapshotManifest(
-    SavedPoint(100, 3, b""), [SnapshotFile(f"file-{number}", len(data)) for number, data in enumerate(CONTENT)]
+    SavedPoint(100, 3, CONFIGURATION),
+    [SnapshotFile(f"file-{number}", len(data)) for number, data in enumerate(CONTENT)],
 )
 SOURCE = ("n1", 7, 3)
 
@@ -532,7 +536,7 @@ class SourceState:
     def open_snapshot(self):
         self.opened += 1
         machine = DurableMachine(FakeDisk())
-        machine.begin_save(SavedPoint(50, 1, b""))
+        machine.begin_save(SavedPoint(50, 1, CONFIGURATION))
         return machine.open_snapshot()
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from consensus.errors import ProtocolError
-from consensus.handshake import Acceptor, Credentials, Dialler
+from consensus.handshake import Acceptor, Credentials, Dialler, Stamp
 from consensus.messages import Ack, Append, CallRequest, Hello, Proof, Welcome
 from consensus.wire import FrameReader
 from consensus.wire import encode_frame as encode_parts
@@ -88,7 +88,9 @@ def test_garbage_never_becomes_a_message(data):
 
 
 def credentials(node_id="n2", *, cluster_id="test", secret=SECRET, peers=("n1", "n2", "n3")):
-    return Credentials(cluster_id=cluster_id, node_id=node_id, node_uuid="u", secret=secret, peer_ids=set(peers))
+    return Credentials(
+        cluster_id=cluster_id, node_id=node_id, stamp=Stamp("u", 1, (7,)), secret=secret, peer_ids=set(peers)
+    )
 
 
 def shake(dialler, acceptor):
@@ -160,14 +162,14 @@ async def closed_by_peer(reader):
 
 async def test_a_listening_node_closes_on_garbage_and_stays_up(tmp_path):
     rng = random.Random(1)
-    hello = Hello(1, "test", "n2", "u", "n1", bytes(16))
+    hello = Hello(1, "test", "n2", "u", "n1", bytes(16), 1, [7])
     attacks = [
         rng.randbytes(3000),
         struct.pack("<II", 1 << 31, 0),
         encode_frame(Append(99, 1, 0, 1, [(b"injected", 2, 99)])),
         encode_frame(CallRequest(1, b"payload")),
-        encode_frame(Hello(1, "another", "n2", "u", "n1", bytes(16))),
-        encode_frame(Hello(2, "test", "n2", "u", "n1", bytes(16))),
+        encode_frame(Hello(1, "another", "n2", "u", "n1", bytes(16), 1, [7])),
+        encode_frame(Hello(2, "test", "n2", "u", "n1", bytes(16), 1, [7])),
         encode_frame(hello) + encode_frame(Proof(bytes(32))),
         encode_frame(hello) + encode_frame(hello),
         b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",

@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import consensus.election
 import consensus.engine
-import consensus.wal
+import consensus.wal_recovery
 import tests.sim.scripts  # noqa: F401 - enters its faults
 from consensus.ballot import Ballot
 from consensus.engine import Engine
@@ -112,7 +112,7 @@ _plant("vote-not-saved", "term and vote are kept in memory only", (Ballot, "save
 _plant(
     "corruption-taken-for-torn",
     "an invalid record in the middle of the journal ends it silently",
-    (consensus.wal, "proof_of_flush", lambda data, offset, header: None),
+    (consensus.wal_recovery, "proof_of_flush", lambda data, offset, header: None),
     kinds={"flip": 8, "kill": 3, "partition": 2},
 )
 

@@ -17,6 +17,7 @@ from pysyncobj.journal import MemoryJournal
 from pysyncobj.node import Node
 from pysyncobj.transport import Transport
 
+from consensus.log_base import NO_BASE
 from consensus.messages import Append
 from consensus.read_index import ReadRounds
 from consensus.repairs import admit_append, cap_snapshot_chunk, next_index_after_ack
@@ -146,7 +147,8 @@ class StockNode(SimNode):
         self._members = {name: _Member(name) for name in others}
         self._wire = _Wire(self)
         self._epochs = {}
-        self._rounds = ReadRounds(len(others))
+        self._rounds = ReadRounds()
+        self._rounds.set_peers(frozenset(others))
         self._round_acks = {}
         settings = {
             "autoTick": False,
@@ -368,6 +370,8 @@ class StockNode(SimNode):
 
 class _LogView:
     """What the follower's filter asks of a log."""
+
+    base = NO_BASE
 
     def __init__(self, sync):
         self._log = sync._SyncObj__raftLog

@@ -209,13 +209,20 @@ def _leave(path: Path) -> str:
     return path.name
 
 
-KINDS: Final = ("identity", "ballot", "journal-*.segment", "base", "reserve")
+def _peers() -> list[Damage]:
+    kind = "known-peers"
+    # Gone, it knows nobody and trusts whom it meets first, as a node does that is new.
+    forgotten = [Damage(f"{kind}: deleted", lambda d: _remove(d / kind), "starts")]
+    return [case for case in _sealed(kind) if case.name != f"{kind}: deleted"] + forgotten
+
+
+KINDS: Final = ("identity", "ballot", "known-peers", "reserve", "journal-*.segment")
 """Every kind of file there is; a new one needs its damages in :data:`ALL`."""
 
 ALL: Final = [
     *_sealed("identity"),
     *_sealed("ballot"),
-    *_sealed("base"),
+    *_peers(),
     *_reserve(),
     *_segment_header(),
     *_record_fields("first", 0),
