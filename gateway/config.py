@@ -70,6 +70,7 @@ class Settings(BaseSettings):
     data_dir: Path = Field(
         default=Path("oncegate-data"), description="journal, ballot, state and segments of this node"
     )
+    join: bool = Field(default=False, description="this node is new: a running cluster is about to add it")
     secret_file: Path | None = Field(default=None, description="file with the secret that peers share")
     body_bytes_max: int = Field(default=8 * 2**20, ge=1024, le=64 * 2**20, description="largest request body")
     state_cache_bytes: int = Field(

@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
-from consensus.ports import Role
+from consensus.ports import ReplicaStatus, Role
 from gateway.node import Node
 
 
@@ -23,14 +23,7 @@ class _NodeCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         node, status = self._node, self._node.replica.status()
         machine = node.machine
-        yield _gauge("term", "Raft term", status.term)
-        yield _gauge("leads", "1 if this node leads", int(status.role is Role.LEADER))
-        yield _gauge("commit_index", "newest committed log index", status.commit_index)
-        yield _gauge("applied_index", "newest applied log index", status.applied_index)
-        yield _gauge("journal_bytes", "size of the journal", status.journal_bytes)
-        yield _gauge("flush_p50_ms", "median of recent flushes", status.flush_p50_ms)
-        yield _gauge("flush_p99_ms", "99th percentile of recent flushes", status.flush_p99_ms)
-        yield _counter("flushes", "flushes of the journal", status.flushes)
+        yield from _consensus(status)
         yield _gauge("commit", "commit number of the newest applied operation", machine.commit)
         yield _counter("replayed", "operations answered from their completion record", machine.replayed)
         yield _gauge("sessions", "live sessions", len(machine.sessions))
@@ -56,6 +49,47 @@ class _NodeCollector(Collector):
                 lag.add_metric([name, consumer], behind.lag_items)
                 lag_ms.add_metric([name, consumer], behind.lag_ms)
         yield from (last, lag, lag_ms)
+
+
+def _consensus(status: ReplicaStatus) -> Iterator[Metric]:
+    counts = status.counters
+    role = GaugeMetricFamily("oncegate_role", "1 for the role this node has", labels=["role"])
+    for name in Role:
+        role.add_metric([name.value], int(status.role is name))
+    yield role
+    yield _gauge("term", "Raft term", status.term)
+    yield _gauge("leads", "1 if this node leads", int(status.role is Role.LEADER))
+    yield _gauge("ready", "1 if this node leads and has applied the first entry of its term", int(status.ready))
+    yield _gauge("has_leader", "1 if this node knows a leader within reach", int(status.leader_id is not None))
+    yield _gauge("commit_index", "newest committed log index", status.commit_index)
+    yield _gauge("applied_index", "newest applied log index", status.applied_index)
+    yield _gauge("log_index", "newest log index", status.last_index)
+    yield _gauge("journal_bytes", "size of the journal", status.journal_bytes)
+    yield _gauge("flush_p50_ms", "median of recent flushes", status.flush_p50_ms)
+    yield _gauge("flush_p99_ms", "99th percentile of recent flushes", status.flush_p99_ms)
+    yield _counter("flushes", "flushes of the journal", status.flushes)
+    yield _gauge("queued_entries", "entries that wait to be appended", status.queued_commands)
+    yield _gauge("queued_bytes", "their bytes", status.queued_bytes)
+    yield _gauge("appended_entries", "entries appended by this leader and not applied yet", status.appended_commands)
+    yield _gauge("appended_bytes", "their bytes", status.appended_bytes)
+    yield _counter("elections_started", "elections this node began", counts.elections_started)
+    yield _counter("elections_won", "elections this node won", counts.elections_won)
+    yield _counter("pre_votes_started", "times this node asked whether it could win", counts.pre_votes_started)
+    yield _counter("leader_changes", "times another leader became known", counts.leader_changes)
+    yield _counter("appends_refused", "appends that did not match the log or came too late", counts.appends_refused)
+    yield _counter("transfers_started", "times this leader began to hand over", counts.transfers_started)
+    yield _counter("transfers_failed", "times nobody took over", counts.transfers_failed)
+    yield _gauge("members", "members in force", len(status.configuration.members))
+    yield _gauge("voters", "members that vote", len(status.configuration.voters))
+    yield _gauge("change_pending", "1 while a membership change is not committed", int(status.change_pending))
+    connected = GaugeMetricFamily("oncegate_peer_connected", "1 if the member is connected", labels=["peer"])
+    lag = GaugeMetricFamily("oncegate_peer_lag_entries", "entries a follower lacks, at the leader", labels=["peer"])
+    flight = GaugeMetricFamily("oncegate_peer_in_flight_bytes", "sent and not acknowledged", labels=["peer"])
+    for peer_id, peer in status.peers.items():
+        connected.add_metric([peer_id], int(peer.connected))
+        lag.add_metric([peer_id], peer.lag)
+        flight.add_metric([peer_id], peer.in_flight_bytes)
+    yield from (connected, lag, flight)
 
 
 def _state(node: Node) -> Iterator[Metric]:

@@ -12,14 +12,17 @@ import time
 from typing import Any, Final
 
 from consensus.config import ReplicaConfig
+from consensus.configuration import Configuration
+from consensus.errors import ConsensusError
 from consensus.ports import Role, RoleChange, SavedPoint, SnapshotManifest, SnapshotSink, SnapshotSource
 from consensus.replica import Replica
 from flows.publisher import Publisher
 from flows.segment_store import SegmentStore
 from gateway import commands as c
+from gateway.administration import ADMINISTER, Administration, address_of
 from gateway.answers import Answer
 from gateway.cluster_clock import ClusterClock
-from gateway.config import Settings
+from gateway.config import MemberAddress, Settings
 from gateway.machine import Machine
 from gateway.proposer import PROPOSE, Leadership, Proposer
 from gateway.reads import Reads
@@ -36,7 +39,8 @@ class Node:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.members = settings.addresses
+        self._members: dict[str, MemberAddress] = settings.addresses
+        self._configuration: Configuration | None = None
         self._loop = asyncio.get_running_loop()
         config = replica_config(settings)
         self.store = SegmentStore(settings.data_dir / "segments")
@@ -56,6 +60,7 @@ class Node:
         except BaseException:
             self.state.close()
             raise
+        self.administration = Administration(self.replica, self.leadership)
         self.proposer = Proposer(self.replica, self.machine, self.clock, self.leadership)
         self.fetcher = SegmentFetcher(self.replica, self._others, self.machine, self.store, self.publisher)
         self.reads = Reads(self.replica, self.machine, self.publisher, self.fetcher.ensure)
@@ -71,28 +76,23 @@ class Node:
         self._housekeep()
 
     async def stop(self) -> None:
-        """Leave the cluster and close the files; what was acknowledged is on disk already."""
+        """Hand leadership over, leave the cluster, close the files; what was acknowledged is on disk already."""
         self._stopping = True
         if self._timer is not None:
             self._timer.cancel()
         await self.fetcher.close()
-        await self.replica.stop()
+        await self.replica.stop(drain=True)
         await asyncio.to_thread(self.publisher.close)
         await asyncio.to_thread(self.state.close)
 
     def apply(self, index: int, term: int, command: bytes) -> list[Any]:
         """Apply a committed entry (:class:`consensus.ports.StateMachine`) and see to what it sealed.
 
-        An entry that the saved state holds already changes nothing.
-
         Raises:
             StorageError: the state on disk is damaged; this node must not go on.
         """
         if self.state.broken is not None:
             raise self.state.broken
-        saved = self.state.saved
-        if saved is not None and index <= saved.index:
-            return []
         machine = self.machine
         results = machine.apply(index, term, command)
         for batch in machine.take_sealed():
@@ -150,6 +150,25 @@ class Node:
         return self.proposer.submit(command, size)
 
     @property
+    def members(self) -> dict[str, MemberAddress]:
+        """The members in force, by node id; what the settings say until the log says more."""
+        configuration = self.replica.configuration
+        if configuration is not self._configuration:
+            self._configuration = configuration
+            known = {node_id: address_of(node_id, member) for node_id, member in configuration.members.items()}
+            self._members = known or self.settings.addresses
+        return self._members
+
+    async def hand_over(self) -> None:
+        """Give leadership away if this node has it, so that its stop costs nobody an election."""
+        if self.leadership.leads and len(self.members) > 1:
+            try:
+                successor = await self.replica.transfer_leadership()
+                log.info("node %s hands over to %s", self.settings.node, successor)
+            except ConsensusError as fault:
+                log.warning("leadership was not handed over: %s", fault)
+
+    @property
     def leader_http(self) -> str | None:
         """HTTP address of the leader, if one is known."""
         member = self.members.get(self.leadership.leader_id or "")
@@ -161,6 +180,8 @@ class Node:
             return await self.proposer.serve_forwarded(rest)
         if kind == FETCH:
             return await serve_piece(self.publisher, rest)
+        if kind == ADMINISTER:
+            return await self.administration.serve(rest)
         raise OncegateError(Code.BAD_REQUEST, f"{peer} sent an unknown call")
 
     def _others(self) -> list[str]:
@@ -217,6 +238,8 @@ def replica_config(settings: Settings) -> ReplicaConfig:
         cluster_id=settings.cluster,
         listen=settings.address.peer,
         peers={m.node_id: m.peer for m in settings.addresses.values() if m.node_id != settings.node},
+        member_data={m.node_id: str(m.http_port) for m in settings.addresses.values()},
+        joining=settings.join,
         data_dir=settings.data_dir / "raft",
         secret=settings.secret_file.read_bytes().strip() if settings.secret_file else None,
     )

@@ -20,7 +20,7 @@ from gateway import edge_range
 from gateway.config import Settings
 from gateway.exchange import NODE, Handler, problem
 from gateway.node import Node
-from gateway.routes import cluster, flows, operations, sessions, tables
+from gateway.routes import cluster, flows, members, operations, sessions, tables
 from rifl.errors import Code, OncegateError
 
 KEEP_ALIVE_S: Final = 75.0
@@ -46,7 +46,7 @@ def application(node: Node) -> web.Application:
     """Return the HTTP application of ``node``."""
     app = web.Application(client_max_size=node.settings.body_bytes_max, middlewares=[_unrouted])
     app[NODE] = node
-    for module in (operations, sessions, tables, flows, cluster):
+    for module in (operations, sessions, tables, flows, cluster, members):
         app.add_routes(module.ROUTES)
     flows.set_up(app)
     return app
@@ -68,6 +68,7 @@ async def running(settings: Settings) -> AsyncIterator[Node]:
         log.info("node %s serves %s, data in %s", settings.node, address.http, settings.data_dir)
         yield node
     finally:
+        await node.hand_over()
         await runner.cleanup()
         await node.stop()
 

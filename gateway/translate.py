@@ -25,6 +25,10 @@ def translated(fault: BaseException) -> OncegateError:
             return OncegateError(Code.PAYLOAD_TOO_LARGE, str(fault))
         case ce.Overloaded():
             return OncegateError(Code.OVERLOADED, str(fault), retry_after_ms=100)
+        case ce.ChangePending():
+            return OncegateError(Code.CONFLICT, str(fault), retry_after_ms=100)
+        case ce.ChangeRefused():
+            return OncegateError(Code.CONFLICT, str(fault))
         case ce.NotReady():
             return OncegateError(Code.NOT_READY, str(fault), retry_after_ms=20)
         case ce.ConsensusError() if fault.outcome == "not_applied":

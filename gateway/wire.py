@@ -271,6 +271,7 @@ class Member(msgspec.Struct):
     peer: str
     role: str
     match: int
+    voter: bool = True
 
 
 class ClusterState(msgspec.Struct):
@@ -288,6 +289,9 @@ class ClusterState(msgspec.Struct):
     lag: int
     version: str
     members: list[Member]
+    cluster: str = ""
+    saved_index: int = 0
+    change_pending: bool = False
 
 
 class Problem(msgspec.Struct, omit_defaults=True):

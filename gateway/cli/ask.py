@@ -1,8 +1,9 @@
-"""Plain GET requests to a node, with the standard library: for commands that must not need an event loop."""
+"""Plain requests to a node, with the standard library: for commands that must not need an event loop."""
 
 from __future__ import annotations
 
 import json
+import urllib.error
 import urllib.request
 from http.client import HTTPException
 from typing import Any
@@ -28,3 +29,38 @@ def get_json(url: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any] | None:
     except ValueError:
         return None
     return found if isinstance(found, dict) else None
+
+
+class Refused(Exception):
+    """The node said no; the text says why."""
+
+
+class Unreachable(Exception):
+    """No answer came."""
+
+
+def send_json(method: str, url: str, body: dict[str, object] | None, timeout_s: float) -> dict[str, Any]:
+    """Send a request and return the JSON object of a 2xx answer.
+
+    Raises:
+        Refused: another status, with the problem's code and detail.
+        Unreachable: none came in ``timeout_s``.
+    """
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+            found = json.loads(answer.read() or b"{}")
+    except urllib.error.HTTPError as fault:
+        raise Refused(_reason(fault.read(), fault.reason)) from None
+    except (OSError, HTTPException, ValueError) as fault:
+        raise Unreachable(str(fault)) from None
+    return found if isinstance(found, dict) else {}
+
+
+def _reason(body: bytes, otherwise: str) -> str:
+    try:
+        problem = json.loads(body)
+        return f"{problem['code']}: {problem['detail']}"
+    except (ValueError, KeyError, TypeError):
+        return otherwise

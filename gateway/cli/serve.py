@@ -26,6 +26,9 @@ def serve(
         list[str] | None, typer.Option(help="a member as id=host:http_port:peer_port; repeat for each")
     ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="where this node keeps its files [oncegate-data]")] = None,
+    join: Annotated[
+        bool | None, typer.Option("--join", help="this node is new: a running cluster is about to add it")
+    ] = None,
     secret_file: Annotated[Path | None, typer.Option(help="file with the secret that peers share")] = None,
     body_bytes_max: Annotated[int | None, typer.Option(help="largest request body [8 MiB]")] = None,
     state_cache_bytes: Annotated[int | None, typer.Option(help="memory for the state on disk [96 MiB]")] = None,
@@ -39,6 +42,7 @@ def serve(
             cluster=cluster,
             members=member,
             data_dir=data_dir,
+            join=join,
             secret_file=secret_file,
             body_bytes_max=body_bytes_max,
             state_cache_bytes=state_cache_bytes,

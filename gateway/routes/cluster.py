@@ -28,8 +28,12 @@ async def cluster(request: web.Request) -> web.StreamResponse:
             peer = status.peers.get(member.node_id)
             connected = peer is not None and peer.connected
             role = "leader" if member.node_id == status.leader_id else "follower" if connected else "unreachable"
+            if peer is not None and connected and not peer.voter:
+                role = "learner"
             match = 0 if peer is None else peer.match_index
-        members.append(wire.Member(member.node_id, member.http, f"{member.host}:{member.peer_port}", role, match))
+        voter = member.node_id in status.configuration.voters
+        peer_address = f"{member.host}:{member.peer_port}"
+        members.append(wire.Member(member.node_id, member.http, peer_address, role, match, voter))
     state = wire.ClusterState(
         node=status.node_id,
         role=status.role.value,
@@ -43,6 +47,9 @@ async def cluster(request: web.Request) -> web.StreamResponse:
         lag=status.commit_index - status.applied_index,
         version=_VERSION,
         members=members,
+        cluster=node.settings.cluster,
+        saved_index=0 if node.state.saved is None else node.state.saved.index,
+        change_pending=status.change_pending,
     )
     return local(request, state)
 

@@ -1,0 +1,172 @@
+"""Operators change the cluster over HTTP while it serves: real processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import urllib.request
+
+import pytest
+
+from gateway.cli.ask import Refused, send_json
+from gateway.cli.local_cluster import LocalCluster, free_ports
+from gateway.config import MemberAddress
+
+
+class Joiner(LocalCluster):
+    """A cluster whose further nodes join the running one."""
+
+    def command(self, node_id):
+        return [*super().command(node_id), *(["--join"] if node_id not in ("n1", "n2", "n3") else [])]
+
+    def expand(self, node_id):
+        ports = free_ports(2)
+        self.members = [*self.members, MemberAddress(node_id, "127.0.0.1", *ports)]
+        return self.members[-1]
+
+
+class Counting:
+    """Increments one row in a thread, each with the next sequence number, repeating until it is answered."""
+
+    def __init__(self, cluster):
+        self.endpoints = cluster.endpoints
+        send_json("PUT", f"{self.endpoints[0]}/v1/tables/counters", {"kind": "resident"}, 10)
+        self.client = send_json("POST", f"{self.endpoints[0]}/v1/sessions", {"nonce": "counting"}, 10)["client_id"]
+        self.done = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self):
+        turn = 0
+        while not self._stop.is_set():
+            sequence = self.done + 1
+            op = {"sequence": sequence, "op": "increment", "table": "counters", "key": "k", "by": 1}
+            body = {"client_id": self.client, "epoch": 1, "first_incomplete": sequence, "operations": [op]}
+            try:
+                answer = send_json("POST", f"{self.endpoints[turn % len(self.endpoints)]}/v1/operations", body, 5)
+            except Exception:  # noqa: BLE001 - whatever it was, the same request is sent again, elsewhere
+                turn += 1
+                continue
+            if answer["results"][0]["status"] == "applied":
+                self.done = sequence
+
+
+def value(endpoint):
+    with urllib.request.urlopen(f"{endpoint}/v1/tables/counters/rows/k", timeout=10) as answer:
+        return json.loads(answer.read())["value"]
+
+
+def oncegate(*arguments):
+    command = [sys.executable, "-m", "gateway", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+
+
+def progressed(counting, by=20):
+    start, waited = counting.done, threading.Event()
+    while counting.done < start + by:
+        assert not waited.wait(0.01)
+    return True
+
+
+@pytest.mark.timeout(180)
+def test_nodes_join_and_leave_under_load_and_each_increment_counts_once(tmp_path):
+    with Joiner(tmp_path) as cluster:
+        cluster.start()
+        cluster.wait_ready()
+        with Counting(cluster) as counting:
+            assert progressed(counting)
+            new = cluster.expand("n4")
+            cluster.start("n4")
+            added = oncegate("member", "add", str(new), "--endpoint", cluster.endpoint("n2"))
+            assert added.returncode == 0, added.stderr
+            assert f"--join --node n4 --cluster oncegate --member n1={cluster.members[0].host}" in added.stdout
+            cluster.wait_ready("n4")
+            assert {m["id"] for m in cluster.state("n4")["members"]} == {"n1", "n2", "n3", "n4"}
+            assert progressed(counting)
+
+            # A leader is removed: it hands over first.
+            leader = cluster.leader()
+            removed = oncegate("member", "remove", leader, "--endpoint", cluster.endpoint("n4"))
+            assert removed.returncode == 0, removed.stderr
+            assert progressed(counting)
+            cluster.kill(leader)
+            rest = [node_id for node_id in cluster.ids if node_id != leader]
+            counting.endpoints = [cluster.endpoint(node_id) for node_id in rest]
+            state = cluster.state("n4")
+            assert {m["id"] for m in state["members"]} == set(rest)
+            assert state["leader"] in rest
+
+            moved = oncegate("leader", "move", "--to", "n4", "--endpoint", cluster.endpoint(rest[0]))
+            assert moved.returncode == 0, moved.stderr
+            assert cluster.state("n4")["role"] == "leader"
+            assert progressed(counting)
+        assert value(cluster.endpoint("n4")) == counting.done
+        cluster.stop()
+
+
+@pytest.mark.timeout(120)
+def test_a_dead_node_is_replaced_under_its_own_id_and_its_old_directory_is_refused(tmp_path):
+    with Joiner(tmp_path) as cluster:
+        cluster.start()
+        cluster.wait_ready()
+        with Counting(cluster) as counting:
+            assert progressed(counting)
+            dead = next(node_id for node_id in ("n1", "n2", "n3") if node_id != cluster.leader())
+            cluster.kill(dead)
+            (tmp_path / dead).rename(tmp_path / "old")
+            left = [node_id for node_id in ("n1", "n2", "n3") if node_id != dead]
+            counting.endpoints = [cluster.endpoint(node_id) for node_id in left]
+            member = next(m for m in cluster.members if m.node_id == dead)
+            removed = oncegate("member", "remove", dead, "--endpoint", cluster.endpoint(left[0]))
+            assert removed.returncode == 0, removed.stderr
+            cluster.flags = ("--join",)
+            cluster.start(dead)
+            added = oncegate("member", "add", str(member), "--endpoint", cluster.endpoint(left[0]))
+            assert added.returncode == 0, added.stderr
+            cluster.flags = ()
+            cluster.wait_ready(dead)
+            assert progressed(counting)
+            cluster.kill(dead)
+            (tmp_path / dead).rename(tmp_path / "new")
+            (tmp_path / "old").rename(tmp_path / dead)
+            cluster.start(dead)
+            refused = threading.Event()
+            while "wiped" not in cluster.log_tail(dead) and "refuse" not in cluster.log_tail(dead):
+                assert not refused.wait(0.02)
+            assert progressed(counting)
+        assert value(cluster.endpoint(left[0])) == counting.done
+
+
+@pytest.mark.timeout(60)
+def test_what_cannot_be_is_refused_with_its_reason(tmp_path):
+    with LocalCluster(tmp_path, 1) as cluster:
+        cluster.start()
+        cluster.wait_ready()
+        endpoint = cluster.endpoints[0]
+        with pytest.raises(Refused, match="CONFLICT"):
+            send_json("DELETE", f"{endpoint}/v1/cluster/members/n1", None, 10)
+        with pytest.raises(Refused, match="BAD_REQUEST"):
+            send_json(
+                "POST", f"{endpoint}/v1/cluster/members", {"id": "N 4", "host": "x", "http_port": 1, "peer_port": 2}, 10
+            )
+        with pytest.raises(Refused, match="BAD_REQUEST"):
+            send_json(
+                "POST",
+                f"{endpoint}/v1/cluster/members",
+                {"id": "n4", "host": "192.0.2.1", "http_port": 1, "peer_port": 2},
+                10,
+            )
+        with pytest.raises(Refused, match="CONFLICT"):
+            send_json("POST", f"{endpoint}/v1/cluster/leader", {"to": "n9"}, 10)
+        assert oncegate("leader", "move", "--to", "n9", "--endpoint", endpoint).returncode == 1
+        assert oncegate("member", "remove", "n1", "--endpoint", "http://127.0.0.1:1").returncode == 3
