@@ -110,6 +110,7 @@ def _of_state(found: dict[str, Any], parts: set[str]) -> list[Line]:
 def _catch_up(row: dict[str, Any]) -> Line:
     end = f"caught up in {row['took_s']:.1f} s" if row["caught_up"] else f"still {row['behind_at_the_end']:,} behind"
     reached = f"{end}, leader kept {row['kept']:.0%} (p99 {row['during_p99_ms']:.1f} max {row['during_max_ms']:.0f} ms)"
+    reached += f", {row['kept_of_two_nodes']:.0%} of what two nodes did without it"
     met = row["caught_up"] and row["kept"] >= 0.8
     return Line(f"follower {row['entries']:,} entries behind", reached, "caught up, >= 80 %", met)
 

@@ -17,7 +17,7 @@ from consensus.messages import Ack, Append, Message
 from consensus.ports import PeerStatus
 from consensus.progress import Progress
 from consensus.segment import RECORD_HEADER_BYTES
-from consensus.throttle import TokenBucket
+from consensus.throttle import Growth, TokenBucket
 
 FULL_PAUSE_S = 0.5
 """How long a follower whose disk is full gets no entries."""
@@ -42,6 +42,7 @@ class Replication:
         self._send = send
         self._progress: dict[str, Progress] = {}
         self._catch_up: dict[str, TokenBucket] = {}
+        self._growth = Growth()
         self._held_back: dict[str, float] = {}
         """Followers that may get old entries again only then."""
         self._commit_seen = 0
@@ -265,10 +266,13 @@ class Replication:
 
     def _hold_back(self, peer_id: str, now: float) -> bool:
         """Reading back, encoding and sending old entries must leave the leader time for new ones."""
+        rate = self._config.catch_up_bytes_per_s
         bucket = self._catch_up.get(peer_id)
         if bucket is None:
-            rate = self._config.catch_up_bytes_per_s
             bucket = self._catch_up[peer_id] = TokenBucket(rate, self._config.append_bytes_max)
+        self._growth.observe(self._log.end, now)
+        if rate:
+            bucket.set_rate(rate + self._growth.per_s)
         open_at = bucket.open_at(now)
         if open_at > now:
             self._held_back[peer_id] = open_at

@@ -5,6 +5,8 @@ Read next: :mod:`consensus.snapshot_send`, :mod:`consensus.replication`.
 
 from __future__ import annotations
 
+_WINDOW_S = 0.5
+
 
 class TokenBucket:
     """Lets ``bytes_per_s`` through on average, and never more than ``burst_bytes`` at once plus one piece."""
@@ -17,6 +19,10 @@ class TokenBucket:
         self._burst = burst_bytes
         self._level = float(burst_bytes)
         self._seen_at = float("-inf")
+
+    def set_rate(self, bytes_per_s: int) -> None:
+        """Let another number of bytes through from now on."""
+        self._per_s = bytes_per_s
 
     def open_at(self, now: float) -> float:
         """When the next piece may go, ``now`` if at once."""
@@ -31,3 +37,23 @@ class TokenBucket:
     def take(self, size_bytes: int) -> None:
         """A piece went."""
         self._level -= size_bytes
+
+
+class Growth:
+    """How fast something grows that only grows, in units a second, over about the last second."""
+
+    __slots__ = ("_since", "_value", "per_s")
+
+    def __init__(self) -> None:
+        self.per_s = 0
+        self._value = 0
+        self._since = float("-inf")
+
+    def observe(self, value: int, now: float) -> None:
+        """The thing is ``value`` large."""
+        took_s = now - self._since
+        if took_s < _WINDOW_S:
+            return
+        if took_s < 2 * _WINDOW_S:
+            self.per_s = int((value - self._value) / took_s)
+        self._value, self._since = value, now

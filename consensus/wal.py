@@ -87,6 +87,11 @@ class Journal(ReplayedEntries):
         return self._end - self._positions[max(index + 1, self.first_index) - self.first_index]
 
     @property
+    def end(self) -> int:
+        """Position behind the last record; only grows, also when entries are taken back."""
+        return self._end
+
+    @property
     def base_file(self) -> str:
         """What an operator calls the file that says where the log begins."""
         return self._storage.label(BASE_FILE)

@@ -36,13 +36,18 @@ async def run(directory: Path, *, entries: int, seconds: float, seed: int, limit
             behind = status["last_index"] - status["peers"][follower]["match_index"]
         took_s = time.perf_counter() - began
         during = await client.ask(leader, "report")
+        await client.ask(leader, "mark")
+        await asyncio.sleep(seconds)
+        after = await client.ask(leader, "report")
         await client.ask(leader, "unload")
     return {
         "entries": entries,
         "filled_s": filled_s,
         "before_per_second": before["per_second"],
         "during_per_second": during["per_second"],
-        "kept": during["per_second"] / before["per_second"],
+        "after_per_second": after["per_second"],
+        "kept": during["per_second"] / after["per_second"],
+        "kept_of_two_nodes": during["per_second"] / before["per_second"],
         "during_p99_ms": during["p99_ms"],
         "during_max_ms": during["max_ms"],
         "caught_up": behind <= OUTSTANDING,

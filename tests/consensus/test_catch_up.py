@@ -7,6 +7,7 @@ from typing import ClassVar
 import pytest
 
 from consensus.messages import Append
+from consensus.throttle import Growth
 from tests.consensus.simulation import Simulation
 
 
@@ -15,14 +16,21 @@ class SlowCatchUp(Simulation):
 
     def __init__(self, seed):
         self.old = []
+        self.ends = []
         super().__init__(seed, faults=False)
 
     def sent(self, source, target, message):
         if isinstance(message, Append) and message.entries:
             log = self.nodes[source].engine.log
+            self.ends.append((self.now, log.end))
             if not log.in_memory(message.prev_index + 1):
                 self.old.append((self.now, sum(len(entry[0]) for entry in message.entries)))
         super().sent(source, target, message)
+
+    def grown(self, since, until):
+        """Bytes by which the leader's log grew."""
+        seen = [end for at, end in self.ends if since <= at <= until]
+        return seen[-1] - seen[0]
 
 
 def left_behind(simulation, seed):
@@ -38,7 +46,7 @@ def left_behind(simulation, seed):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_old_entries_leave_at_the_configured_rate_and_the_follower_catches_up(seed):
+def test_old_entries_leave_at_the_configured_rate_beyond_the_growth_and_the_follower_catches_up(seed):
     sim, _ = left_behind(SlowCatchUp, seed)
     sim.settle_and_check()
     assert sum(size for _, size in sim.old) > 10_000
@@ -47,7 +55,23 @@ def test_old_entries_leave_at_the_configured_rate_and_the_follower_catches_up(se
         total = 0
         for at, size in sim.old[start:]:
             total += size
-            assert total <= 20_000 * (at - sim.old[start][0]) + sim.config("n1").append_bytes_max + piece
+            began = sim.old[start][0]
+            # The growth of one window sets the rate of the next.
+            bound = 20_000 * (at - began) + sim.grown(began - 2, at)
+            assert total <= bound + sim.config("n1").append_bytes_max + piece
+
+
+def test_growth_is_that_of_the_last_window_and_forgotten_after_a_pause():
+    growth = Growth()
+    growth.observe(1000, 0.0)
+    assert growth.per_s == 0
+    growth.observe(1100, 0.1)
+    growth.observe(1600, 0.5)
+    assert growth.per_s == 1200
+    growth.observe(9000, 100.0)
+    assert growth.per_s == 1200
+    growth.observe(9000, 100.6)
+    assert growth.per_s == 0
 
 
 @pytest.mark.parametrize("seed", range(2))
