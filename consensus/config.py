@@ -77,7 +77,7 @@ class ReplicaConfig:
     """Room in the log that commands leave to elections and repairs when the disk is full; at most what a segment has
     left beside the largest command."""
     journal_bytes_max: int = 256 * 1024 * MIB
-    save_log_bytes_max: int = 64 * MIB
+    save_log_bytes_max: int = 32 * MIB
     """Log applied since the last saved state that makes a durable state machine save the next one."""
     log_kept_bytes: int = 256 * MIB
     """Log kept behind a saved state, so that a follower that was away for a while needs no snapshot; at least one

@@ -17,7 +17,6 @@ from tests.faults.harness.small_disk import SmallDisk, Unavailable
 pytestmark = pytest.mark.faults
 
 DISK_BYTES = 24 * 1024 * 1024
-being_built = pytest.mark.xfail(reason="a full disk still halts the node (exit status 70)", strict=True)
 
 
 @contextlib.asynccontextmanager
@@ -40,7 +39,6 @@ async def on_small_disks(directory: Path, *names: str) -> AsyncIterator[tuple[Sc
             yield scene, disks
 
 
-@being_built
 async def test_all_disks_full_refuse_writes_as_overload_and_go_on_reading_until_there_is_room(tmp_path: Path) -> None:
     async with on_small_disks(tmp_path, "n1", "n2", "n3") as (scene, disks):
         history = scene.client.history
@@ -62,7 +60,6 @@ async def test_all_disks_full_refuse_writes_as_overload_and_go_on_reading_until_
         await scene.finish()
 
 
-@being_built
 async def test_follower_with_a_full_disk_stops_nobody_and_catches_up_when_there_is_room(tmp_path: Path) -> None:
     async with on_small_disks(tmp_path, "n1", "n2", "n3") as (scene, disks):
         follower = scene.others(await scene.leader())[0]
