@@ -29,7 +29,10 @@ class File(Protocol):
         """Up to ``size`` bytes from ``offset``; shorter only at the end of the file."""
 
     def write(self, buffers: Sequence[bytes], offset: int) -> None:
-        """Write all buffers one after the other from ``offset``; durable only after :meth:`sync`."""
+        """Write all buffers one after the other from ``offset``; durable only after :meth:`sync`.
+
+        If the process is killed meanwhile, whole sectors are written or not, as if power had been lost.
+        """
 
     def sync(self) -> None:
         """Make what was written durable, with the metadata needed to read it back."""
@@ -90,16 +93,15 @@ class _OsFile:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def write(self, buffers: Sequence[bytes], offset: int) -> None:
-        for start in range(0, len(buffers), _IOV_MAX):
-            part = buffers[start : start + _IOV_MAX]
-            expected = sum(map(len, part))
-            done = os.pwritev(self._fd, part, offset)
-            if done < expected:
-                # A short write is legal; what is left goes out the plain way.
-                rest = memoryview(b"".join(part))
-                while done < expected:
-                    done += os.pwrite(self._fd, rest[done:], offset + done)
-            offset += expected
+        # One call: the kernel stops between pages at most, a kill between two calls would cut anywhere.
+        joined = b"".join(buffers) if len(buffers) > _IOV_MAX else None
+        expected = sum(map(len, buffers))
+        done = os.pwritev(self._fd, buffers, offset) if joined is None else os.pwrite(self._fd, joined, offset)
+        if done < expected:
+            # A short write is legal; what is left goes out the plain way.
+            rest = memoryview(b"".join(buffers) if joined is None else joined)
+            while done < expected:
+                done += os.pwrite(self._fd, rest[done:], offset + done)
 
     def sync(self) -> None:
         os.fdatasync(self._fd)

@@ -21,6 +21,7 @@ from consensus.segment import (
     Kind,
     Record,
     decode_header,
+    is_torn,
     proof_of_flush,
     scan,
     segment_name,
@@ -42,7 +43,7 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class _Torn:
-    """Bytes behind the last valid record of a segment that nothing proves to have been flushed."""
+    """Bytes behind the last valid record of a segment: a batch that power loss cut before it was flushed."""
 
     file: File
     label: str
@@ -116,6 +117,8 @@ class ReplayedEntries(Entries):
                 proof = proof_of_flush(data, offset, header)
                 if proof is not None:
                     raise Corrupt(label, offset, f"not a valid record, but the record at {proof} says it was flushed")
+                if not is_torn(data, offset, header.seed):
+                    raise Corrupt(label, offset, "not a valid record, and not a torn write: no sector of it is missing")
                 torn.append(_Torn(file, label, offset, used))
             segments.append(segment)
             ends.append(offset)

@@ -11,7 +11,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
-from consensus.segment import RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, SEGMENT_SUFFIX, Record, decode_header, scan
+from consensus.segment import (
+    RECORD_HEADER_BYTES,
+    SECTOR_BYTES,
+    SEGMENT_HEADER_BYTES,
+    SEGMENT_SUFFIX,
+    Record,
+    decode_header,
+    scan,
+)
 
 Verdict = Literal["refuses", "starts"]
 SEALED_HEADER_BYTES: Final = 16
@@ -98,22 +106,25 @@ def _segment_header() -> list[Damage]:
     ]
 
 
+_RECORD_FIELDS: Final = {
+    "magic": 0,
+    "checksum": 4,
+    "length": 8,
+    "index": 12,
+    "term": 20,
+    "commit": 28,
+    "prior end": 36,
+    "check": 44,
+    "kind": 47,
+    "first payload byte": RECORD_HEADER_BYTES,
+}
+
+
 def _record_fields(which: str, number: int) -> list[Damage]:
     """Every field of a record in the middle of a segment: what follows it proves that it had been flushed.
 
     In the first segment the next segment proves it; in the last one only a later record's own word does.
     """
-    fields = {
-        "magic": 0,
-        "checksum": 4,
-        "length": 8,
-        "kind": 12,
-        "index": 16,
-        "term": 24,
-        "commit": 32,
-        "prior end": 40,
-        "first payload byte": RECORD_HEADER_BYTES,
-    }
 
     def middle(directory: Path) -> tuple[Path, Record]:
         path = used(directory)[number]
@@ -138,10 +149,25 @@ def _record_fields(which: str, number: int) -> list[Damage]:
     return [
         *(
             Damage(f"record in the {which} segment: bit of the {part}", lambda d, at=at: flip(d, at), "refuses")  # type: ignore[misc]
-            for part, at in fields.items()
+            for part, at in _RECORD_FIELDS.items()
         ),
         Damage(f"record in the {which} segment: bit of the last payload byte", last_byte, "refuses"),
         Damage(f"record in the {which} segment: zeroed", zeroed, "refuses"),
+    ]
+
+
+def _last_record() -> list[Damage]:
+    """Every field of the record written last: no later one proves that it was flushed, but no sector is missing."""
+
+    def flip(directory: Path, at: int) -> str:
+        path = used(directory)[-1]
+        last = records(path)[-1]
+        # Without a payload there is no payload to flip: the header's last byte instead.
+        return _flip(path, last.offset + min(at, RECORD_HEADER_BYTES + len(last.payload) - 1))
+
+    return [
+        Damage(f"last record: bit of the {part}", lambda d, at=at: flip(d, at), "refuses")  # type: ignore[misc]
+        for part, at in {**_RECORD_FIELDS, "last payload byte": 1 << 32}.items()
     ]
 
 
@@ -153,19 +179,34 @@ def _tail() -> list[Damage]:
         last = records(path)[-1]
         return path, last.offset + RECORD_HEADER_BYTES + len(last.payload)
 
+    def border(at: int) -> int:
+        return at - at % SECTOR_BYTES + SECTOR_BYTES
+
     def torn(directory: Path) -> str:
-        # A batch that power loss cut: the beginning of a record that never got its end.
+        # A batch that power loss cut before it was flushed: a sector in its middle is there, none around it is.
         path, at = end(directory)
-        first = records(path)[0]
-        piece = path.read_bytes()[first.offset : first.offset + RECORD_HEADER_BYTES + 10]
         with path.open("r+b") as file:
-            file.seek(at)
-            file.write(piece)
+            file.seek(border(at))
+            file.write(b"\x81" * SECTOR_BYTES)
+        return path.name
+
+    def zeroed(directory: Path) -> str:
+        # The batch written last, but for the sectors that it shares with what was flushed before.
+        path, at = end(directory)
+        found = records(path)
+        start = next(record.offset for record in found if record.prior_end == found[-1].prior_end)
+        data = bytearray(path.read_bytes())
+        data[start:at] = bytes(at - start)
+        path.write_bytes(data)
         return path.name
 
     def noise(directory: Path) -> str:
         path, at = end(directory)
-        return _flip(path, min(at + 100, path.stat().st_size - 1))
+        return _flip(path, min(border(at) + 100, path.stat().st_size - 1))
+
+    def near_noise(directory: Path) -> str:
+        path, at = end(directory)
+        return _flip(path, min(border(at), path.stat().st_size) - 1)
 
     def shorter(directory: Path) -> str:
         path, _ = end(directory)
@@ -173,7 +214,9 @@ def _tail() -> list[Damage]:
 
     return [
         Damage("tail: torn batch", torn, "starts"),
-        Damage("tail: bit in the zeros behind the end", noise, "starts"),
+        Damage("tail: last batch zeroed", zeroed, "starts"),
+        Damage("tail: bit in the zeros of a sector behind the end", noise, "starts"),
+        Damage("tail: bit in the zeros of the sector that ends the log", near_noise, "refuses"),
         Damage("segment: shorter than its header says", shorter, "refuses"),
         Damage("segment: empty", lambda d: _cut(used(d)[0], 0), "refuses"),
         Damage("segment: cut inside the header", lambda d: _cut(used(d)[0], SEGMENT_HEADER_BYTES - 1), "refuses"),
@@ -227,6 +270,7 @@ ALL: Final = [
     *_segment_header(),
     *_record_fields("first", 0),
     *_record_fields("last", -1),
+    *_last_record(),
     *_tail(),
     *_spare(),
 ]
