@@ -60,7 +60,7 @@ class SimDisk(FakeDisk):
             inode.durable[offset] ^= 1 << bit
 
     def last_batch(self) -> tuple[str, int, int] | None:
-        """File and bounds of the batch that was flushed last: nothing on the disk proves that it was flushed."""
+        """File and bounds of the batch that was flushed last: no later record proves that it was."""
         for name in reversed(self.names()):
             if not name.endswith(SEGMENT_SUFFIX):
                 continue

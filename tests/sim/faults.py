@@ -251,8 +251,7 @@ class Clock:
 class Flip:
     """A bit changes on the disk of a node that is down; it must refuse to start, or be right.
 
-    Not in the batch that was flushed last: nothing on the disk tells it from a write that was torn. At most a minority
-    is lost this way.
+    At most a minority is lost this way.
     """
 
     @staticmethod
@@ -279,16 +278,15 @@ class Flip:
         # As often in what is used as in the zeros behind it.
         size = len(data) if bit % 2 else max(1, len(data.rstrip(b"\0")))
         offset = int(where * size)
-        file_of_last, start, end = node.disk.last_batch() or ("", 0, 0)
-        if not data or (file == file_of_last and start <= offset < end):
+        if not data:
             return
         world.damage(name)
         node.disk.flip(file, offset, bit)
 
 
-@register("flip last batch", 0)
+@register("flip last batch", 2)
 class FlipLastBatch:
-    """A bit changes in the batch that was flushed last: known to be taken for a torn write."""
+    """A bit changes in the batch that was flushed last, which no later record proves to have been flushed."""
 
     draw = Flip.draw
 
@@ -297,11 +295,12 @@ class FlipLastBatch:
         node = world.nodes[name]
         if not node.alive or node.busy or not world.may_lose(name):
             return
-        node.die(power=False, down_s=0.3)
+        node.die(power=power, down_s=0.3)
         last = node.disk.last_batch()
         if last is not None:
             file, start, end = last
             world.damage(name)
+            world.counts["flips in the last batch"] += 1
             node.disk.flip(file, start + int(where * (end - start)), bit)
 
 

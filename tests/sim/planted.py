@@ -113,7 +113,18 @@ _plant(
     "corruption-taken-for-torn",
     "an invalid record in the middle of the journal ends it silently",
     (consensus.wal_recovery, "proof_of_flush", lambda data, offset, header: None),
+    (consensus.wal_recovery, "is_torn", lambda data, offset, seed: True),
     kinds={"flip": 8, "kill": 3, "partition": 2},
+)
+_plant(
+    "last-batch-taken-for-torn",
+    "an invalid record that no later one proves flushed is taken for torn, whatever it looks like",
+    (consensus.wal_recovery, "is_torn", lambda data, offset, seed: True),
+)
+_plant(
+    "torn-taken-for-corruption",
+    "a torn batch is refused",
+    (consensus.wal_recovery, "is_torn", lambda data, offset, seed: False),
 )
 
 
