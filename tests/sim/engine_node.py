@@ -173,14 +173,19 @@ class EngineNode(SimNode):
             return 0.0
         return self.clock.when(engine.deadline())
 
-    def transfer(self, target):
-        """Hand leadership over the hard way: die, so that the target, which has a head start, is elected."""
-        node = self.world.nodes[target]
-        if not node.alive or node.busy or self.busy or node.frozen or node.applied_index < self.applied_index:
+    def transfer(self, target, timeout_s=1.0):
+        """Hand leadership over; ``target`` is a node's name, or None for the most up-to-date voter."""
+        self.handle(self._transfer, target, timeout_s)
+
+    def _transfer(self, target, timeout_s):
+        token = ("transfer", next(self._tokens))
+        try:
+            self.engine.transfer(target, token, timeout_s)
+        except ConsensusError:
+            self.world.counts["transfers refused"] += 1
             return
-        self.die(power=False, down_s=1.0)
-        node.engine._election.deadline = 0.0
-        node.wake(0.003)
+        self.world.answers.proposed(self.name, token)
+        self.wake(0.0)
 
     # -- network ----------------------------------------------------------------------------------------
 
@@ -298,6 +303,9 @@ class EngineNode(SimNode):
             case ("peer", peer, number):
                 self._send(peer, ReadReply(number, result))
                 self.engine.show_commit(peer)
+            case ("transfer", _):
+                self.world.answers.answered(self.name, token)
+                self.world.counts["transfers"] += 1
             case (number, command, done):
                 self.world.answers.answered(self.name, number)
                 self.world.acknowledged(command, result)
@@ -309,6 +317,9 @@ class EngineNode(SimNode):
                 self.world.read_failed(read)
             case ("peer", peer, number):
                 self._send(peer, ReadReply(number, None))
+            case ("transfer", _):
+                self.world.answers.answered(self.name, token)
+                self.world.counts["transfers failed"] += 1
             case (number, _, done):
                 self.world.answers.answered(self.name, number)
                 done(None)

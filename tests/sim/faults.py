@@ -304,6 +304,21 @@ class FlipLastBatch:
             node.disk.flip(file, start + int(where * (end - start)), bit)
 
 
+@register("transfer", 3)
+class Transfer:
+    """Leadership is handed over, to one that is named or to the one that is furthest."""
+
+    @staticmethod
+    def draw(rng, names):
+        return rng.choice((None, *names)), rng.choice((0.05, 0.3, 1.0))
+
+    @staticmethod
+    def apply(world, target, timeout_s):
+        node = world.node(LEADER)
+        if node is not None:
+            node.transfer(target, timeout_s)
+
+
 @register("full disk", 0)
 class FullDisk:
     """No room for another segment for a while."""

@@ -20,6 +20,7 @@ from consensus.engine import Engine
 from consensus.library import Raft
 from consensus.messages import Append, ReadProbeAck, VoteRequest
 from consensus.repairs import Admitted, admit_append
+from consensus.transfer import Transfers
 from consensus.voting import Voting
 from tests.sim.engine_node import EngineNode, ObservedLog
 
@@ -48,6 +49,7 @@ class Planted:
 
 
 PLANTED: dict[str, Planted] = {}
+_LINKS = {"kill": 6, "partition": 5, "break": 6, "slow link": 3}
 
 
 def _plant(name: str, wrong: str, *patches, **options) -> None:
@@ -158,6 +160,7 @@ _plant(
     "acks-whole-log",
     "a follower acknowledges its whole log where only a part is known to match",
     (consensus.engine, "admit_append", _acks_whole_log),
+    kinds=_LINKS,
 )
 
 
@@ -175,6 +178,7 @@ _plant(
     "commit-uncapped",
     "a follower takes the leader's commit index for entries that are not known to match",
     (consensus.engine, "admit_append", _uncapped),
+    kinds=_LINKS,
 )
 _plant(
     "b3-ack-of-any-term",
@@ -277,3 +281,14 @@ class _IgnoresRefusals(Engine):
 
 
 _plant("ignores-refusals", "a refused append is never followed by an earlier one", engine_type=_IgnoresRefusals)
+
+
+def _ends_silently(transfers, leader_id):
+    transfers._tokens, transfers.target, transfers.deadline = [], None, float("inf")
+
+
+_plant(
+    "transfer-not-answered",
+    "a leader that has handed leadership over tells nobody",
+    (Transfers, "leader_seen", _ends_silently),
+)
