@@ -549,8 +549,8 @@ class Engine(Generic[Token]):
                 self._handle_ack(peer_id, message)
             case TimeoutNow():
                 self._handle_timeout_now(peer_id, message)
-            case SnapshotOffer() | SnapshotChunk() | SnapshotAnswer():
-                # As an append, from whoever leads: a node that joins knows nobody before it has the state.
+            case SnapshotOffer() | SnapshotChunk():
+                # Like appends from whoever leads: a node that joins a compacted log knows nobody before its first one.
                 if self._snapshots is not None:
                     self._handle_snapshot(self._snapshots, peer_id, epoch, message)
             case _ if peer_id not in self._known:
@@ -567,6 +567,9 @@ class Engine(Generic[Token]):
                 self._voting.pre_vote_requested(peer_id, message, self._epochs, self._now)
             case PreVoteReply():
                 self._voting.pre_vote_answered(peer_id, message, self._now)
+            case SnapshotAnswer():
+                if self._snapshots is not None:
+                    self._handle_snapshot(self._snapshots, peer_id, epoch, message)
 
     def _handle_append(self, peer_id: str, epoch: int, append: Append) -> None:
         term = self._raft.term()
@@ -616,8 +619,6 @@ class Engine(Generic[Token]):
 
     def _handle_snapshot(self, snapshots: Snapshots, peer_id: str, epoch: int, message: SnapshotMessage) -> None:
         if message.term > self._raft.term():
-            if isinstance(message, SnapshotAnswer) and peer_id not in self._known:
-                return
             self._raft.adopt_term(peer_id, message.term)
         term = self._raft.term()
         if isinstance(message, SnapshotAnswer):

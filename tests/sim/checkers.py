@@ -6,6 +6,8 @@ and a bad history of its own (test_checkers.py). Read next: :mod:`tests.sim.obse
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from tests.sim.observe import IN_SNAPSHOT, Checker, Logs, digest
 
 
@@ -62,8 +64,8 @@ class LogMatching(Checker):
     def appended(self, node, index, term, command):
         self._check(node, index, term, command, self.logs.term_at(node, index - 1))
 
-    def started(self, node, log, term):
-        before = None
+    def started(self, node, log, term, base=0, configuration=None):
+        before = IN_SNAPSHOT if log and log[0][1] > 1 else None
         for command, index, entry_term in log:
             self._check(node, index, entry_term, command, before)
             before = entry_term
@@ -100,7 +102,11 @@ class LeaderCompleteness(Checker):
             return
         self.known.add((node, term))
         for index, (entry_term, seen_term) in enumerate(self.committed, 1):
-            if seen_term < term and self.logs.term_at(node, index) not in (entry_term, IN_SNAPSHOT):
+            if (
+                seen_term < term
+                and entry_term != IN_SNAPSHOT
+                and self.logs.term_at(node, index) not in (entry_term, IN_SNAPSHOT)
+            ):
                 self.fail(
                     f"{node} leads term {term} without entry {index} of {entry_term}, committed by term {seen_term}"
                 )
@@ -119,8 +125,11 @@ class CommitDurability(Checker):
         while self.commit < commit:
             self.commit += 1
             entry_term = self.logs.term_at(node, self.commit)
+            if entry_term == IN_SNAPSHOT:
+                continue
             holders = self.logs.holders(self.commit, entry_term)
-            if len(holders) < self.logs.majority:
+            deciding = self.logs.deciding(self.commit)
+            if not any(2 * len(voters.intersection(holders)) > len(voters) for voters in deciding):
                 self.fail(f"{node} takes entry {self.commit} for committed, which only {holders} have on disk")
 
 
@@ -136,9 +145,11 @@ class FlushedIsKept(Checker):
     def stopped(self, node):
         self.before[node] = self.logs.terms.get(node, [])[: self.logs.durable.get(node, 0)]
 
-    def started(self, node, log, term):
+    def started(self, node, log, term, base=0, configuration=None):
         before = self.before.get(node, [])
-        if [entry[2] for entry in log[: len(before)]] != before:
+        found = self.logs.terms[node]
+        kept = [now if IN_SNAPSHOT in (was, now) else was for was, now in zip(before, found, strict=False)]
+        if found[: len(before)] != kept or (len(found) < len(before) and before[-1] != IN_SNAPSHOT):
             self.fail(f"{node} had flushed {len(before)} entries and starts with {len(log)}, or with others")
 
 
@@ -151,7 +162,7 @@ class CommitMonotone(Checker):
         self.logs = logs
         self.commits = {}
 
-    def started(self, node, log, term):
+    def started(self, node, log, term, base=0, configuration=None):
         self.commits[node] = 0
 
     def ticked(self, node, term, commit):
@@ -172,7 +183,7 @@ class StateMachineSafety(Checker):
         self.indexes = {}
         self.last = {}
 
-    def started(self, node, log, term):
+    def started(self, node, log, term, base=0, configuration=None):
         self.last[node] = 0
 
     def applied(self, node, index, term, command):
@@ -246,6 +257,36 @@ class StateEqualsReplay(Checker):
             self.fail(f"{node} has another state after {index} than a node before it")
 
 
+class SnapshotEqualsReplay(Checker):
+    """A state that was read from disk or received is what applying the log up to its index makes."""
+
+    name = "snapshot equals replay"
+
+    def __init__(self):
+        self.commands = {}
+
+    def applied(self, node, index, term, command):
+        self.commands.setdefault(index, command)
+
+    def loaded(self, node, index, commands):
+        replayed = [(at, self.commands[at]) for at in sorted(self.commands) if at <= index]
+        if replayed != [tuple(command) for command in commands]:
+            self.fail(f"{node} has a state at {index} of {len(commands)} commands, not the {len(replayed)} of the log")
+
+
+class ConfigurationsAgree(Checker):
+    """The configuration at a committed index is the same on every node (Raft thesis §4.1)."""
+
+    name = "configurations agree"
+
+    def __init__(self):
+        self.at = {}
+
+    def configured(self, node, index, configuration):
+        if self.at.setdefault(index, configuration) != configuration:
+            self.fail(f"{node} has another configuration at entry {index} than a node before it")
+
+
 class Liveness(Checker):
     """When faults stop and a majority lives, new commands are acknowledged and all nodes get them, within a bound."""
 
@@ -289,7 +330,7 @@ class EverybodyIsAnswered(Checker):
                 self.fail(f"{node} never answers {len(tokens)} proposals")
 
 
-def all_checkers(voters: int, *, liveness_s: float) -> list[Checker]:
+def all_checkers(voters: Collection[str], *, liveness_s: float) -> list[Checker]:
     """A fresh set, in the order in which they must see things."""
     logs = Logs(voters)
     return [
@@ -305,6 +346,8 @@ def all_checkers(voters: int, *, liveness_s: float) -> list[Checker]:
         LogMatching(logs),
         LinearizableReads(),
         StateEqualsReplay(),
+        SnapshotEqualsReplay(),
+        ConfigurationsAgree(),
         Liveness(liveness_s),
         EverybodyIsAnswered(),
     ]

@@ -12,6 +12,8 @@ from itertools import count
 
 import consensus.identity
 import consensus.wal
+from consensus.configuration import Member
+from consensus.configuration import encode as encode_configuration
 from consensus.engine import Engine
 from consensus.errors import ConsensusError, NotLeader, SafetyViolation, StorageError
 from consensus.follower_reads import FollowerReads
@@ -32,6 +34,7 @@ from consensus.ports import Role
 from tests.consensus.fake_disk import InlineWorker
 from tests.sim.node import SimNode
 from tests.sim.observe import Violation
+from tests.sim.saved_machine import SavedMachine
 
 
 class ObservedLog(LibraryLog):
@@ -41,6 +44,7 @@ class ObservedLog(LibraryLog):
         self._node = self._see = None
         super().__init__(node.disk, InlineWorker(), ballot, **bounds)
         self._node, self._see = node.name, node.world.see
+        self._node_counts = node.world.counts
 
     def append(self, command, index, term):
         super().append(command, index, term)
@@ -51,6 +55,18 @@ class ObservedLog(LibraryLog):
         super().truncate_from(index)
         if removes:
             self._see.truncated(self._node, index)
+
+    def compact(self, index, **options):
+        before = self.base.index
+        super().compact(index, **options)
+        if self.base.index > before:
+            self._node_counts["compactions"] += 1
+
+    def reset_to(self, point):
+        if self.term_at(point.index) != point.term:
+            # The state is on disk already, and goes before the log from now on, whatever becomes of this call.
+            self._see.installed(self._node, point.index + 1, point.configuration)
+        super().reset_to(point)
 
     def flush(self):
         if self._batch:
@@ -107,7 +123,8 @@ class EngineNode(SimNode):
     def boot(self):
         world, plan = self.world, self.world.plan
         consensus.wal.secrets = consensus.identity.uuid = SeededSecrets(self.rng)
-        self._waiting = []
+        self._waiting, self._changes, self._configured = [], set(), None
+        config = plan.config(self.name)
         try:
             self.disk.lock()
             _, ballot = open_identity(self.disk, cluster_id="sim", node_id=self.name)
@@ -117,27 +134,32 @@ class EngineNode(SimNode):
                 segment_bytes=plan.settings["journal_segment_bytes"],
                 memory_bytes_max=plan.settings["log_memory_bytes_max"],
             )
+            machine = Machine(self) if plan.save_every is None else SavedMachine(self)
         except StorageError as error:
             self._refuses(error)
             return
-        entries = []
-        while len(entries) < log.last_index:
-            entries += log.entries(len(entries) + 1, log.last_index, bytes_max=1 << 30)
-        world.see.started(self.name, entries, ballot.term)
-        self.machine = Machine(self)
+        base, entries = log.base, []
+        while base.index + len(entries) < log.last_index:
+            entries += log.entries(base.index + len(entries) + 1, log.last_index, bytes_max=1 << 30)
+        first = base.configuration if base.index else encode_configuration(config.initial_configuration)
+        world.see.started(self.name, entries, ballot.term, base.index, first)
+        self.machine = machine
         self.reads = FollowerReads(self._send, lambda read, error: None)
-        engine = self.engine_type(
-            plan.config(self.name),
-            self.machine,
-            log,
-            clock=self.clock.read,
-            rng=random.Random(self.rng.random()),
-            send=self._send,
-            on_result=self._result,
-            on_failure=self._failure,
-            on_role=self._role,
-        )
-        self.engine = engine
+        try:
+            self.engine = self.engine_type(
+                config,
+                machine,
+                log,
+                clock=self.clock.read,
+                rng=random.Random(self.rng.random()),
+                send=self._send,
+                on_result=self._result,
+                on_failure=self._failure,
+                on_role=self._role,
+                on_peers=self._peers_changed,
+            )
+        except StorageError as error:
+            self._refuses(error)
 
     def _refuses(self, error):
         """A node that does not trust its disk is out for good: its directory is not wiped."""
@@ -162,6 +184,7 @@ class EngineNode(SimNode):
         except (SafetyViolation, ConsensusError) as error:
             raise Violation("halt", f"{self.name}: {type(error).__name__}: {error}") from error
         self.world.see.ticked(self.name, engine.term, engine.commit_index)
+        self._check_members()
         if engine.role is Role.LEADER:
             self.world.see.leads(self.name, engine.term)
         applied = engine.applied_index
@@ -173,12 +196,99 @@ class EngineNode(SimNode):
             return 0.0
         return self.clock.when(engine.deadline())
 
+    # -- the state on disk ------------------------------------------------------------------------------
+
+    def save_soon(self):
+        """A save has begun: another thread writes it, some time from now."""
+        self.world.scheduler.after(self.rng.choice((0.0, 0.01, 0.1)), self.handle, self._save, self.life)
+
+    def _save(self, life):
+        if life != self.life:
+            return
+        self.busy = True
+        try:
+            self._guarded(self.machine.work)
+        finally:
+            self.busy = False
+        if self.alive:
+            if self.machine.saving:
+                self.world.scheduler.after(0.1, self.handle, self._save, life)
+            self._drain()
+            self.wake(0.0)
+
+    # -- members ----------------------------------------------------------------------------------------
+
+    def accepts(self, peer):
+        """Whether this node would be connected with that one."""
+        engine = self.engine
+        return engine is not None and (engine.awaits_membership or peer in engine.wanted_peers())
+
+    def _peers_changed(self):
+        self.world.scheduler.after(0.0, self._leave_strangers, self.life)
+
+    def _leave_strangers(self, life):
+        if life == self.life and self.alive:
+            for peer in self.world.nodes:
+                if peer != self.name and not self.accepts(peer):
+                    self.world.network.cut(self.name, peer)
+
+    def _check_members(self):
+        engine = self.engine
+        membership = engine.membership
+        if engine.role is not Role.FOLLOWER and self.name not in membership.voters:
+            raise Violation("members", f"{self.name} is {engine.role.value} and does not vote")
+        index, known = membership.current_index, (membership.version, membership.current_index)
+        if known != self._configured and index <= engine.commit_index and membership.current.members:
+            self._configured = known
+            self.world.see.configured(self.name, index, membership.at(index))
+
+    @property
+    def change_pending(self):
+        """A change of the members is under way here."""
+        return self.engine is not None and self.engine.change_pending
+
+    def change_members(self, what, which):
+        """Add a machine that was never a member, or remove one; ``which`` in 0..1 chooses."""
+        self.handle(self._change_members, what, which)
+
+    def _change_members(self, what, which):
+        engine, world = self.engine, self.world
+        if engine.role is not Role.LEADER:
+            return
+        token = ("admin", "added" if what == "add" else "removed", next(self._tokens))
+        try:
+            if what == "add":
+                name = world.next_joiner(which)
+                if name is None:
+                    return
+                engine.add_member(name, Member("127.0.0.1", 1), token)
+            else:
+                name = world.may_remove(engine.membership.current, which)
+                if name == self.name:
+                    self._transfer(None, 1.0)
+                    return
+                if name is None:
+                    return
+                engine.remove_member(name, token)
+        except ConsensusError:
+            world.counts["changes refused"] += 1
+            return
+        world.answers.proposed(self.name, token)
+        self._changes.add(token)
+        world.scheduler.after(3.0, self.handle, self._give_up, token, self.life)
+        self.wake(0.0)
+
+    def _give_up(self, token, life):
+        if life == self.life and token in self._changes:
+            self.engine.forget_change(token)
+            self._failure(token, None)
+
     def transfer(self, target, timeout_s=1.0):
         """Hand leadership over; ``target`` is a node's name, or None for the most up-to-date voter."""
         self.handle(self._transfer, target, timeout_s)
 
     def _transfer(self, target, timeout_s):
-        token = ("transfer", next(self._tokens))
+        token = ("admin", "transfers", next(self._tokens))
         try:
             self.engine.transfer(target, token, timeout_s)
         except ConsensusError:
@@ -303,9 +413,10 @@ class EngineNode(SimNode):
             case ("peer", peer, number):
                 self._send(peer, ReadReply(number, result))
                 self.engine.show_commit(peer)
-            case ("transfer", _):
+            case ("admin", what, _):
+                self._changes.discard(token)
                 self.world.answers.answered(self.name, token)
-                self.world.counts["transfers"] += 1
+                self.world.counts[what] += 1
             case (number, command, done):
                 self.world.answers.answered(self.name, number)
                 self.world.acknowledged(command, result)
@@ -317,9 +428,10 @@ class EngineNode(SimNode):
                 self.world.read_failed(read)
             case ("peer", peer, number):
                 self._send(peer, ReadReply(number, None))
-            case ("transfer", _):
+            case ("admin", what, _):
+                self._changes.discard(token)
                 self.world.answers.answered(self.name, token)
-                self.world.counts["transfers failed"] += 1
+                self.world.counts[f"{what} in vain"] += 1
             case (number, _, done):
                 self.world.answers.answered(self.name, number)
                 done(None)

@@ -319,6 +319,21 @@ class Transfer:
             node.transfer(target, timeout_s)
 
 
+@register("members", 3)
+class Members:
+    """A machine is added to the cluster, or a member removed, a dead one before others."""
+
+    @staticmethod
+    def draw(rng, names):
+        return rng.choice(("add", "add", "remove")), rng.random()
+
+    @staticmethod
+    def apply(world, what, which):
+        node = world.node(LEADER)
+        if node is not None:
+            node.change_members(what, which)
+
+
 @register("full disk", 0)
 class FullDisk:
     """No room for another segment for a while."""

@@ -22,6 +22,7 @@ class Endpoint(Protocol):
     alive: bool
     frozen: bool
 
+    def accepts(self, peer: str) -> bool: ...
     def connected(self, peer: str, epoch: int) -> None: ...
     def disconnected(self, peer: str) -> None: ...
     def arrived(self, peer: str, epoch: int, message: object) -> None: ...
@@ -154,7 +155,7 @@ class Network:
         one, two = self._nodes[a], self._nodes[b]
         if present is not None or not (one.alive and two.alive) or one.frozen or two.frozen:
             return
-        if (a, b) in self._blocks or (b, a) in self._blocks:
+        if (a, b) in self._blocks or (b, a) in self._blocks or not (one.accepts(b) and two.accepts(a)):
             return
         self._epoch += 1
         connection = Connection((a, b), self._epoch)

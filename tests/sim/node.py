@@ -133,6 +133,12 @@ class SimNode:
             self._drain()
             self.wake(0.0)
 
+    def accepts(self, peer):
+        """Whether this node would be connected with that one."""
+        return True
+
+    change_pending = False
+
     # -- inputs -----------------------------------------------------------------------------------------
 
     def handle(self, call, *args):

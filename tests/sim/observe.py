@@ -7,7 +7,9 @@ what the node was seen to write. No protocol state is looked at. Read next: :mod
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+
+from consensus.configuration import decode, is_configuration
 
 Entry = tuple[bytes, int, int]
 """Command, index, term."""
@@ -34,8 +36,10 @@ class Checker:
     def fail(self, text: str) -> None:
         raise Violation(self.name, text)
 
-    def started(self, node: str, log: Sequence[Entry], term: int) -> None:
-        """A life begins with this log read from disk."""
+    def started(
+        self, node: str, log: Sequence[Entry], term: int, base: int = 0, configuration: bytes | None = None
+    ) -> None:
+        """A life begins with this log read from disk, behind entry ``base``, and ``configuration`` in force there."""
 
     def stopped(self, node: str) -> None:
         """It ended, in whatever way."""
@@ -46,8 +50,14 @@ class Checker:
     def truncated(self, node: str, index: int) -> None:
         """Entries from ``index`` on were removed."""
 
-    def installed(self, node: str, index: int) -> None:
+    def installed(self, node: str, index: int, configuration: bytes | None = None) -> None:
         """The log was emptied and begins at ``index``; what came before is in a snapshot."""
+
+    def loaded(self, node: str, index: int, commands: Sequence[tuple[int, bytes]]) -> None:
+        """The state up to ``index`` was read from disk, or came from the leader: these commands, by index."""
+
+    def configured(self, node: str, index: int, configuration: bytes) -> None:
+        """What the node takes for the configuration that is committed at ``index``."""
 
     def flushed(self, node: str) -> None:
         """All of the log is on disk."""
@@ -114,31 +124,46 @@ class Logs(Checker):
 
     name = "logs"
 
-    def __init__(self, voters: int) -> None:
-        self.majority = voters // 2 + 1
+    def __init__(self, voters: Collection[str]) -> None:
+        self.first_voters = frozenset(voters)
         self.terms: dict[str, list[int]] = {}
         """Term of each entry, from index 1."""
         self.durable: dict[str, int] = {}
         """Entries of the log that are on disk for certain."""
+        self.voters: dict[str, list[tuple[int, frozenset[str]]]] = {}
+        """Who votes from which entry of the log on, oldest first."""
 
-    def started(self, node, log, term):
-        before = log[0][1] - 1 if log else 0
+    def started(self, node, log, term, base=0, configuration=None):
+        before = log[0][1] - 1 if log else base
         self.terms[node] = [IN_SNAPSHOT] * before + [entry[2] for entry in log]
         self.durable[node] = len(self.terms[node])
+        self.voters[node] = [(before, self._voters(configuration))]
+        for command, index, _ in log:
+            self._configured(node, index, command)
 
-    def installed(self, node, index):
+    def installed(self, node, index, configuration=None):
         self.terms[node] = [IN_SNAPSHOT] * (index - 1)
         self.durable[node] = index - 1
+        self.voters[node] = [(index - 1, self._voters(configuration))]
+
+    def _voters(self, configuration):
+        return self.first_voters if configuration is None else decode(configuration).voters
+
+    def _configured(self, node, index, command):
+        if is_configuration(command):
+            self.voters[node].append((index, decode(command).voters))
 
     def appended(self, node, index, term, command):
         terms = self.terms[node]
         if index != len(terms) + 1:
             self.fail(f"{node} appends entry {index} after entry {len(terms)}")
         terms.append(term)
+        self._configured(node, index, command)
 
     def truncated(self, node, index):
         del self.terms[node][index - 1 :]
         self.durable[node] = min(self.durable[node], index - 1)
+        self.voters[node] = [known for known in self.voters[node] if known[0] < index] or self.voters[node][:1]
 
     def flushed(self, node):
         self.durable[node] = len(self.terms[node])
@@ -154,6 +179,14 @@ class Logs(Checker):
             for node, durable in self.durable.items()
             if durable >= index and self.terms[node][index - 1] in (term, IN_SNAPSHOT)
         ]
+
+    def deciding(self, index: int) -> set[frozenset[str]]:
+        """The sets of voters that may have committed ``index``: in force there, or appended behind it, on any node."""
+        found = set()
+        for known in self.voters.values():
+            at = max((one for one in known if one[0] <= index), key=lambda one: one[0], default=None)
+            found |= {voters for _, voters in ([at] if at else []) + [one for one in known if one[0] > index]}
+        return found - {frozenset()}
 
 
 def digest(command: bytes) -> int:

@@ -48,16 +48,28 @@ class Plan:
     """In the end everybody must agree; without it, what was seen until then is all."""
     closes_replaced: bool = False
     """A connection that is replaced is closed, so that nothing more comes from it."""
+    joiners: tuple[str, ...] = ()
+    """Machines that are no members at first, and may be added."""
+    save_every: int | None = None
+    """The state machine keeps itself on disk, every so many entries; None for one that is replayed."""
     faults: tuple[Fault, ...] = field(default=())
+
+    @property
+    def machines(self) -> tuple[str, ...]:
+        """Names of all there are."""
+        return self.names + self.joiners
 
     def config(self, name: str) -> ReplicaConfig:
         """Settings of one node."""
-        peers = {other: ("127.0.0.1", 1) for other in self.names if other != name}
+        joining = name in self.joiners
+        seeds = self.names + self.joiners if joining else self.names
+        peers = {other: ("127.0.0.1", 1) for other in seeds if other != name}
         return ReplicaConfig(
             node_id=name,
             cluster_id="sim",
-            listen=("127.0.0.1", 0),
+            listen=("127.0.0.1", 1),
             peers=peers,
+            joining=joining,
             data_dir=Path("unused"),
             **self.settings,
         )
@@ -117,8 +129,12 @@ def make_plan(
         late_s=rng.choice((0.0, 0.05, 1.0)),
         flush_s=rng.choice((0.0002, 0.001, 0.004)),
     )
-    plan = replace(plan, **fixed)
     mix = dict(DEFAULT_MIX if kinds is None else kinds)
+    plan = _with_state(random.Random(f"{seed}/state"), plan)
+    if "members" in mix:
+        joiners = random.Random(f"{seed}/joiners").choice((0, 1, 2, 2))
+        plan = replace(plan, joiners=tuple(f"n{count + 1 + number}" for number in range(joiners)))
+    plan = replace(plan, **fixed)
     faults = []
     at = rng.uniform(0.3, 1.0)
     gap = rng.choice((0.1, 0.25, 0.6))
@@ -127,6 +143,22 @@ def make_plan(
     weights = list(mix.values())
     while mix and at < plan.seconds:
         kind = rng.choices(list(mix), weights)[0]
-        faults.append(Fault(len(faults), round(at, 6), kind, REGISTRY[kind].draw(rng, plan.names)))
+        faults.append(Fault(len(faults), round(at, 6), kind, REGISTRY[kind].draw(rng, plan.machines)))
         at += rng.expovariate(1 / gap)
     return replace(plan, faults=tuple(faults))
+
+
+def _with_state(rng: random.Random, plan: Plan) -> Plan:
+    """Half of the plans have a state on disk, and a log that is short enough to leave followers behind it."""
+    if rng.random() < 0.5:
+        return plan
+    settings = {
+        **plan.settings,
+        "journal_segment_bytes": rng.choice((9216, 9216, 16384)),
+        "save_log_bytes_max": rng.choice((1000, 6000)),
+        "log_kept_bytes": 0,
+        "snapshot_chunk_bytes": rng.choice((1000, 10_000, 50_000)),
+        "snapshot_bytes_per_s": rng.choice((0, 300_000)),
+        "snapshot_idle_s": rng.choice((0.5, 2.0)),
+    }
+    return replace(plan, settings=settings, save_every=rng.choice((10, 40, 1000)))

@@ -55,7 +55,9 @@ class Family:
 
     def run(self, seed: int, *repairs: str) -> Outcome:
         """One seed, with some repairs in front of the library."""
-        checkers = [c for c in all_checkers(self.nodes, liveness_s=LIVENESS_S) if type(c) not in self.without]
+        checkers = [
+            c for c in all_checkers(self.plan(seed).names, liveness_s=LIVENESS_S) if type(c) not in self.without
+        ]
         return run_plan(self.plan(seed), node_type=stock(*repairs, **self.conf), checkers=checkers)
 
 

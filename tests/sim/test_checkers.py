@@ -25,7 +25,7 @@ NODES = ("a", "b", "c")
 
 def feed(kind, history):
     """Show a history, a list of (observation, arguments), to one checker; the logs come first where it reads them."""
-    logs = Logs(len(NODES))
+    logs = Logs(NODES)
     reads_logs = kind in (LogMatching, LeaderCompleteness, CommitDurability, FlushedIsKept, CommitMonotone)
     checker = kind(logs) if reads_logs else kind(10.0) if kind is Liveness else kind()
     see = Observations([logs, checker])
@@ -153,7 +153,7 @@ def test_each_checker_tells_a_good_history_from_a_bad_one(kind, good, bad):
 
 
 def test_every_checker_has_a_bad_history():
-    assert {type(checker) for checker in all_checkers(3, liveness_s=1.0)} <= {kind for kind, _, _ in GOOD_AND_BAD}
+    assert {type(checker) for checker in all_checkers(NODES, liveness_s=1.0)} <= {kind for kind, _, _ in GOOD_AND_BAD}
 
 
 def test_a_leader_of_an_older_term_may_lack_what_a_newer_one_committed():

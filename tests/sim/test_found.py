@@ -6,6 +6,8 @@ from consensus.identity import open_identity
 from consensus.progress import Progress
 from consensus.wal import Journal
 from tests.consensus.fake_disk import FakeDisk, InlineWorker, Killed
+from tests.sim.plan import make_plan
+from tests.sim.run import run_plan
 
 
 def test_a_refusal_that_only_tells_the_term_moves_no_next_index():
@@ -37,3 +39,17 @@ def test_a_term_read_after_a_kill_survives_a_power_loss():
     disk.kill()
     _, ballot = open_identity(disk, cluster_id="c", node_id="n")
     assert ballot.term >= seen
+
+
+def test_a_node_is_added_to_a_cluster_whose_log_is_compacted():
+    """It knows no member yet, and ignored the snapshots of whoever leads."""
+    installed = 0
+    for seed in range(200):
+        plan = make_plan(seed, nodes=3, kinds={"members": 1}, joiners=("n4",), gap_s=0.5, seconds=5.0)
+        if plan.save_every is not None and any(fault.args[0] == "add" for fault in plan.faults):
+            outcome = run_plan(plan)
+            assert not outcome.failed, f"seed {seed}: {outcome.checker}: {outcome.text}"
+            installed += outcome.counts["snapshots installed"]
+            if installed >= 2:
+                return
+    pytest.fail("no snapshot was installed")

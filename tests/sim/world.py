@@ -11,14 +11,21 @@ import hashlib
 import random
 from collections import Counter
 
-from tests.sim.checkers import EverybodyIsAnswered, LinearizableReads, Liveness, all_checkers
+from consensus.configuration import decode
+from tests.sim.checkers import (
+    ConfigurationsAgree,
+    EverybodyIsAnswered,
+    LinearizableReads,
+    Liveness,
+    all_checkers,
+)
 from tests.sim.clients import Client, Reader
 from tests.sim.clock import Scheduler
 from tests.sim.engine_node import EngineNode
 from tests.sim.faults import LEADER, REGISTRY
 from tests.sim.network import Network
 from tests.sim.node import NodeKilledError
-from tests.sim.observe import Observations
+from tests.sim.observe import Logs, Observations
 
 LIVENESS_S = 20.0
 
@@ -35,11 +42,13 @@ class World:
         self._trace = trace
         self._hash = hashlib.blake2b(digest_size=16)
         self._damaged = set()
-        self.see = Observations(checkers or all_checkers(len(plan.names), liveness_s=LIVENESS_S))
+        self.see = Observations(checkers or all_checkers(plan.names, liveness_s=LIVENESS_S))
         self.answers = self.see.find(EverybodyIsAnswered)
         self._reads = self.see.find(LinearizableReads)
         self._liveness = self.see.find(Liveness)
-        self.nodes = {name: node_type(self, name, self.stream(f"node {name}")) for name in plan.names}
+        self._configurations = self.see.find(ConfigurationsAgree)
+        self._logs = self.see.find(Logs)
+        self.nodes = {name: node_type(self, name, self.stream(f"node {name}")) for name in plan.machines}
         self.network = Network(
             self.scheduler,
             self.stream("network"),
@@ -64,7 +73,8 @@ class World:
         scheduler, plan = self.scheduler, self.plan
         for node in self.nodes.values():
             node.flush_s = plan.flush_s
-            node.start()
+            if node.name in plan.names:
+                node.start()
         self.running = True
         self.network.start()
         for client in self.clients:
@@ -103,14 +113,36 @@ class World:
             client.stop()
         last = self._reads.floor
         while not all(node.alive and node.applied_index >= last for node in self._living()):
+            self._reach_everybody()
             scheduler.run(scheduler.now + 0.1)
             self._liveness.waiting(scheduler.now, "a node lacks what was acknowledged")
         scheduler.run(scheduler.now + 0.3)
         self.see.ended({node.name: node.commands for node in self._living()})
         self.counts["refused for good"] += sum(node.dead is not None for node in self.nodes.values())
 
+    def _reach_everybody(self):
+        """Move leadership to one whom all accept.
+
+        A voter that missed the addition of a member refuses its connections, and cannot learn of it while that one
+        leads: known, and an operator's business until then.
+        """
+        leader = self.node(LEADER)
+        for node in self._living() if leader is not None and leader.engine.transfer_target is None else ():
+            if node is not leader and node.alive and not node.accepts(leader.name):
+                known = [other.name for other in self._living() if node.accepts(other.name) and other is not node]
+                if known:
+                    self.counts["leaders out of reach"] += 1
+                    leader.transfer(known[0])
+                    return
+
     def _living(self):
-        return [node for node in self.nodes.values() if node.dead is None]
+        members = self.members()
+        return [node for node in self.nodes.values() if node.dead is None and node.name in members]
+
+    def members(self):
+        """Of the newest configuration that is known to be committed."""
+        known = self._configurations.at
+        return decode(known[max(known)]).members if known else self.plan.names
 
     def _strike(self, fault):
         self.note("fault", fault.number, fault.kind, *fault.args)
@@ -137,8 +169,41 @@ class World:
                 other.die(power=True, down_s=down_s)
 
     def may_lose(self, name):
-        """A majority stays undamaged even without this node."""
-        return name in self._damaged or len(self._damaged) < (len(self.nodes) - 1) // 2
+        """A majority stays undamaged even without this node, whichever configuration comes to be in force."""
+        if name in self._damaged:
+            return True
+        if name in self.plan.joiners or any(node.alive and node.change_pending for node in self.nodes.values()):
+            return False
+        known = [index for index in self._configurations.at if index <= self._reads.floor]
+        lost = self._damaged | {name}
+        return all(2 * len(voters - lost) > len(voters) for voters in self._logs.deciding(max(known, default=1)))
+
+    def next_joiner(self, which):
+        """A machine that was never a member; it is started now."""
+        at = self._configurations.at
+        ever = {member for configuration in at.values() for member in decode(configuration).members}
+        names = [name for name in self.plan.joiners if name not in ever]
+        if not names:
+            return None
+        name = names[int(which * len(names))]
+        if self.nodes[name].life == 0:
+            self.scheduler.after(0.0, self._start_joiner, self.nodes[name])
+        return name
+
+    def _start_joiner(self, node):
+        if node.life == 0:
+            node.start()
+
+    def may_remove(self, configuration, which):
+        """A member without which a majority is undamaged, and there are three or more left, or it is lost anyway."""
+        voters = configuration.voters
+        lost = sorted(self._damaged & set(configuration.members))
+        names = lost or (sorted(voters) if len(voters) > 3 else [])
+        if not names:
+            return None
+        name = names[int(which * len(names))]
+        rest = voters - {name}
+        return name if 2 * len(rest - self._damaged) > len(rest) else None
 
     def damage(self, name):
         """From now on this node may refuse to start."""
