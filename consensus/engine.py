@@ -398,6 +398,7 @@ class Engine(Generic[Token]):
         self._flush_and_release()
         self._proposals.refuse_queued(self.leader_id)
         self._abandon()
+        self._changes.end()
         if self._snapshots is not None:
             self._snapshots.stop()
         self._transfers.stop(TransferFailed("the node stops"))

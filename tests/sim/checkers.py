@@ -321,6 +321,11 @@ class EverybodyIsAnswered(Checker):
             self.fail(f"{node} answers twice, or something it was not asked")
         self.open[node].discard(token)
 
+    def shut_down(self, node: str) -> None:
+        """An orderly stop has answered whoever waited."""
+        if self.open.get(node):
+            self.fail(f"{node} stops and never answers {len(self.open[node])}")
+
     def stopped(self, node):
         self.open.pop(node, None)
 

@@ -1,7 +1,7 @@
 """The fake disk of one machine, with the ways in which disks fail.
 
 Adds to :class:`tests.consensus.fake_disk.FakeDisk`, which drops or tears by sector what was not flushed: failing
-flushes, a capacity, and bits that flip while the node is down. Read next: :mod:`tests.sim.node`.
+flushes, and bits that flip while the node is down. Read next: :mod:`tests.sim.node`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import random
 import struct
 
 from consensus.segment import RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, SEGMENT_SUFFIX, scan
-from consensus.storage import File
 from tests.consensus.fake_disk import FakeDisk
 
 
@@ -20,8 +19,6 @@ class SimDisk(FakeDisk):
 
     def __init__(self) -> None:
         super().__init__()
-        self.capacity: int | None = None
-        """Bytes that files may take together; None means no limit."""
         self.fail_syncs = 0
         """How many of the next flushes fail; what they should have made durable is then unknown."""
         self.spoiled = False
@@ -32,14 +29,6 @@ class SimDisk(FakeDisk):
             self.fail_syncs -= 1
             self.spoiled = True
             raise OSError(errno.EIO, "flush failed", name)
-
-    def create(self, name: str, size: int = 0) -> File:
-        if self.capacity is not None:
-            others = sum(len(inode.data) for known, inode in self._inodes.items() if known != name)
-            if others + size > self.capacity:
-                self.on_call("create", name)
-                raise OSError(errno.ENOSPC, "no space left on device", name)
-        return super().create(name, size)
 
     def release(self, rng: random.Random) -> None:
         """The process died, the machine did not: the page cache stays, unless a failed flush has spoiled it."""
@@ -72,7 +61,3 @@ class SimDisk(FakeDisk):
                 start = max(last.prior_end - base, SEGMENT_HEADER_BYTES)
                 return name, start, last.offset + RECORD_HEADER_BYTES + len(last.payload)
         return None
-
-    def sizes(self) -> dict[str, int]:
-        """Bytes of each file."""
-        return {name: len(self._inodes[name].data) for name in self.names()}

@@ -175,6 +175,7 @@ class EngineNode(SimNode):
 
     def shut_down(self):
         self.engine.stop()
+        self.world.answers.shut_down(self.name)
         self.engine.log.close()
 
     def run_tick(self):

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from itertools import permutations
 
+from consensus.reserve import RESERVE_BYTES, RESERVE_FILE
+
 LEADER = "leader"
 """As the name of a target: whoever leads at that moment."""
 
@@ -334,9 +336,9 @@ class Members:
             node.change_members(what, which)
 
 
-@register("full disk", 0)
+@register("full disk", 2)
 class FullDisk:
-    """No room for another segment for a while."""
+    """Somebody else takes all the space for a while, but for what the node has set aside."""
 
     @staticmethod
     def draw(rng, names):
@@ -346,5 +348,6 @@ class FullDisk:
     def apply(world, target, seconds):
         node = world.node(target)
         if node is not None:
-            node.disk.capacity = sum(node.disk.sizes().values())
+            world.counts["full disks"] += 1
+            node.disk.fill(RESERVE_FILE, RESERVE_BYTES)
             world.scheduler.after(seconds, setattr, node.disk, "capacity", None)

@@ -181,9 +181,11 @@ class Logs(Checker):
         ]
 
     def deciding(self, index: int) -> set[frozenset[str]]:
-        """The sets of voters that may have committed ``index``: in force there, or appended behind it, on any node."""
+        """The voters that may have committed ``index``: of those in force there, or appended behind it."""
         found = set()
-        for known in self.voters.values():
+        for node, known in self.voters.items():
+            if len(self.terms[node]) < index:
+                continue
             at = max((one for one in known if one[0] <= index), key=lambda one: one[0], default=None)
             found |= {voters for _, voters in ([at] if at else []) + [one for one in known if one[0] > index]}
         return found - {frozenset()}

@@ -18,8 +18,10 @@ import tests.sim.scripts  # noqa: F401 - enters its faults
 from consensus.ballot import Ballot
 from consensus.engine import Engine
 from consensus.library import Raft
+from consensus.membership import Membership
 from consensus.messages import Append, ReadProbeAck, VoteRequest
 from consensus.repairs import Admitted, admit_append
+from consensus.saving import begin_at_saved
 from consensus.transfer import Transfers
 from consensus.voting import Voting
 from tests.sim.engine_node import EngineNode, ObservedLog
@@ -281,6 +283,27 @@ class _IgnoresRefusals(Engine):
 
 
 _plant("ignores-refusals", "a refused append is never followed by an earlier one", engine_type=_IgnoresRefusals)
+
+
+def _applies_saved_again(machine, log):
+    return begin_at_saved(machine, log) - 2
+
+
+_plant(
+    "applies-saved-again",
+    "entries that the saved state reflects are applied to it again",
+    (consensus.engine, "begin_at_saved", _applies_saved_again),
+)
+
+
+_plant(
+    "keeps-truncated-members",
+    "a configuration that was truncated with its entry stays in force",
+    (Membership, "truncated", lambda membership, index: None),
+    kinds={"members": 6, "partition": 6, "kill": 3},
+    fixed={"joiners": ("n4", "n5"), "seconds": 8.0},
+    seeds=200,
+)
 
 
 def _ends_silently(transfers, leader_id):

@@ -2,10 +2,12 @@
 
 import pytest
 
+from consensus.configuration import Configuration, encode
 from tests.sim.checkers import (
     AcknowledgedIsKept,
     CommitDurability,
     CommitMonotone,
+    ConfigurationsAgree,
     ElectionSafety,
     EverybodyIsAnswered,
     FlushedIsKept,
@@ -14,6 +16,7 @@ from tests.sim.checkers import (
     Liveness,
     LogMatching,
     OneVoteATerm,
+    SnapshotEqualsReplay,
     StateEqualsReplay,
     StateMachineSafety,
     all_checkers,
@@ -40,6 +43,18 @@ def writes(node, *entries, flush=True):
     """Entries as (index, term); the command follows from both."""
     steps = [("appended", node, index, term, b"%d of %d" % (index, term)) for index, term in entries]
     return [*steps, ("flushed", node)] if flush else steps
+
+
+def voters(*names):
+    """A configuration, as it stands in a log."""
+    return encode(Configuration.of_addresses(dict.fromkeys(names, ("127.0.0.1", 1))))
+
+
+def adds_two(*holders):
+    """Five vote from entry 2 on; entry 3 is on the disks of some."""
+    five = ("appended", "a", 2, 1, voters("a", "b", "c", "d", "e"))
+    first = [("started", name, [], 0) for name in ("d", "e")] + [five, ("flushed", "a")]
+    return [*first, *(("installed", name, 3, voters("a", "b", "c", "d", "e")) for name in holders)]
 
 
 GOOD_AND_BAD = [
@@ -74,6 +89,38 @@ GOOD_AND_BAD = [
         CommitDurability,
         [*writes("a", (2, 1)), *writes("b", (2, 1)), ("ticked", "a", 1, 2)],
         [*writes("a", (2, 1)), *writes("b", (2, 1), flush=False), ("ticked", "a", 1, 2)],
+    ),
+    (
+        CommitDurability,
+        [*adds_two("b", "c"), *writes("a", (3, 1)), *writes("b", (3, 1)), *writes("c", (3, 1)), ("ticked", "a", 1, 3)],
+        [*adds_two("b", "c"), *writes("a", (3, 1)), *writes("b", (3, 1)), ("ticked", "a", 1, 3)],
+    ),
+    (
+        FlushedIsKept,
+        [
+            *writes("a", (2, 1), (3, 1)),
+            ("installed", "a", 4),
+            *writes("a", (4, 2)),
+            ("stopped", "a"),
+            ("started", "a", [(b"", 4, 2)], 2, 3),
+        ],
+        [
+            *writes("a", (2, 1), (3, 1)),
+            ("installed", "a", 4),
+            *writes("a", (4, 2)),
+            ("stopped", "a"),
+            ("started", "a", [], 2, 3),
+        ],
+    ),
+    (
+        SnapshotEqualsReplay,
+        [("applied", "a", 2, 1, b"x"), ("applied", "a", 4, 1, b"y"), ("loaded", "b", 3, [(2, b"x")])],
+        [("applied", "a", 2, 1, b"x"), ("applied", "a", 4, 1, b"y"), ("loaded", "b", 4, [(2, b"x")])],
+    ),
+    (
+        ConfigurationsAgree,
+        [("configured", "a", 2, voters("a")), ("configured", "b", 2, voters("a")), ("configured", "b", 3, voters("b"))],
+        [("configured", "a", 2, voters("a")), ("configured", "b", 2, voters("b"))],
     ),
     (
         FlushedIsKept,
@@ -133,6 +180,11 @@ GOOD_AND_BAD = [
         EverybodyIsAnswered,
         [("proposed", "a", 1), ("answered", "a", 1), ("proposed", "a", 2), ("stopped", "a"), ("ended", {})],
         [("proposed", "a", 1), ("ended", {})],
+    ),
+    (
+        EverybodyIsAnswered,
+        [("proposed", "a", 1), ("answered", "a", 1), ("shut_down", "a")],
+        [("proposed", "a", 1), ("shut_down", "a")],
     ),
     (
         EverybodyIsAnswered,

@@ -53,3 +53,13 @@ def test_a_node_is_added_to_a_cluster_whose_log_is_compacted():
             if installed >= 2:
                 return
     pytest.fail("no snapshot was installed")
+
+
+def test_a_leader_that_stops_answers_who_waits_for_a_change_of_members():
+    for seed in range(100):
+        plan = make_plan(seed, nodes=3, kinds={"members": 3, "stop": 3}, joiners=("n4", "n5"), gap_s=0.1, seconds=5.0)
+        outcome = run_plan(plan)
+        assert not outcome.failed, f"seed {seed}: {outcome.checker}: {outcome.text}"
+        if outcome.counts["added in vain"] and outcome.counts["stops"]:
+            return
+    pytest.fail("no change ended in vain")

@@ -32,7 +32,10 @@ def test_every_promise_holds_under_every_fault(start):
     # A run in which nothing happened proves nothing.
     for name in ("acknowledged", "elections", "kills", "power losses", "partitions", "flips", "freezes", "breaks"):
         assert totals[name] >= BLOCK / 4, name
+    for name in ("saves", "compactions", "states loaded", "full disks", "transfers"):
+        assert totals[name] >= BLOCK / 10, name
     assert totals["reads checked"] > 10 * BLOCK
+    assert totals["snapshots installed"] + totals["added"] + totals["removed"] > 0
 
 
 def test_every_kind_of_fault_is_drawn():
