@@ -1,6 +1,6 @@
 """What can go wrong: a registry of faults, each with how it is drawn from a seed and what it does to a world.
 
-A new kind (a membership change, a leader transfer, a snapshot) is one class with :func:`register` on it: ``draw`` gives
+A new kind is one class with :func:`register` on it: ``draw`` gives
 plain arguments, ``apply`` acts on the world and schedules its own end, so that removing a fault from a plan removes all
 of it. A kind with weight 0 runs only when it is asked for. Read next: :mod:`tests.sim.world`.
 """
