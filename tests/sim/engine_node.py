@@ -117,6 +117,8 @@ class EngineNode(SimNode):
         self.engine = self.machine = self.reads = None
         self._tokens = count(1)
         self._waiting = []
+        self._changes = set()
+        self._configured = None
 
     # -- life -------------------------------------------------------------------------------------------
 
@@ -172,6 +174,7 @@ class EngineNode(SimNode):
     def forget(self):
         self.engine = self.machine = self.reads = None
         self._waiting = []
+        self._changes = set()
 
     def shut_down(self):
         self.engine.stop()
@@ -247,6 +250,11 @@ class EngineNode(SimNode):
     def change_pending(self):
         """A change of the members is under way here."""
         return self.engine is not None and self.engine.change_pending
+
+    @property
+    def changes_wait(self):
+        """Somebody waits for a change of the members."""
+        return bool(self._changes)
 
     def change_members(self, what, which):
         """Add a machine that was never a member, or remove one; ``which`` in 0..1 chooses."""

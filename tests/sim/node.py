@@ -138,6 +138,7 @@ class SimNode:
         return True
 
     change_pending = False
+    changes_wait = False
 
     # -- inputs -----------------------------------------------------------------------------------------
 

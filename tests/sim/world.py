@@ -116,6 +116,10 @@ class World:
             self._reach_everybody()
             scheduler.run(scheduler.now + 0.1)
             self._liveness.waiting(scheduler.now, "a node lacks what was acknowledged")
+        while any(node.alive and node.changes_wait for node in self.nodes.values()):
+            # Their askers give up by themselves.
+            scheduler.run(scheduler.now + 0.1)
+            self._liveness.waiting(scheduler.now, "somebody still waits for a change of members")
         scheduler.run(scheduler.now + 0.3)
         self.see.ended({node.name: node.commands for node in self._living()})
         self.counts["refused for good"] += sum(node.dead is not None for node in self.nodes.values())
