@@ -190,16 +190,6 @@ def _tail() -> list[Damage]:
             file.write(b"\x81" * SECTOR_BYTES)
         return path.name
 
-    def zeroed(directory: Path) -> str:
-        # The batch written last, but for the sectors that it shares with what was flushed before.
-        path, at = end(directory)
-        found = records(path)
-        start = next(record.offset for record in found if record.prior_end == found[-1].prior_end)
-        data = bytearray(path.read_bytes())
-        data[start:at] = bytes(at - start)
-        path.write_bytes(data)
-        return path.name
-
     def noise(directory: Path) -> str:
         path, at = end(directory)
         return _flip(path, min(border(at) + 100, path.stat().st_size - 1))
@@ -214,7 +204,6 @@ def _tail() -> list[Damage]:
 
     return [
         Damage("tail: torn batch", torn, "starts"),
-        Damage("tail: last batch zeroed", zeroed, "starts"),
         Damage("tail: bit in the zeros of a sector behind the end", noise, "starts"),
         Damage("tail: bit in the zeros of the sector that ends the log", near_noise, "refuses"),
         Damage("segment: shorter than its header says", shorter, "refuses"),
