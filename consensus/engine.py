@@ -252,6 +252,11 @@ class Engine(Generic[Token]):
         """The node joins, and its log does not name it yet: whoever leads may be somebody it never heard of."""
         return self.config.joining and self.config.node_id not in self._membership.current.members
 
+    @property
+    def hears_anyone(self) -> bool:
+        """Whoever leads may be a member that the log here does not name yet: who joins, or was away, listens to all."""
+        return self.awaits_membership or self.leader_id is None
+
     def wanted_peers(self) -> dict[str, Member]:
         """Whom to be connected with: the other members, those removed that are still to be told, seeds of a joiner."""
         mine = self.config.node_id
@@ -264,6 +269,10 @@ class Engine(Generic[Token]):
             wanted = {peer_id: Member(*address) for peer_id, address in self.config.peers.items()} | wanted
         for peer_id in self._replication.leaving:
             wanted.setdefault(peer_id, Member("", 0))
+        leader = self._raft.leader()
+        if leader is not None and leader != mine:
+            # Added while this node was away; what it says of itself is on its way.
+            wanted.setdefault(leader, Member("", 0))
         return wanted
 
     def deadline(self) -> float:
@@ -712,6 +721,7 @@ class Engine(Generic[Token]):
                 self.counters.leader_changes += 1
             if leader_id is not None and role is not Role.LEADER:
                 self._transfers.leader_seen(leader_id)
+            self._on_peers()
             self._on_role(self._last_role)
         self._reason = ""
 

@@ -452,7 +452,7 @@ class Replica:
 
     def _peers_changed(self) -> None:
         if self._engine is not None and self._transport is not None:
-            self._transport.set_members(self._engine.wanted_peers(), anyone=self._engine.awaits_membership)
+            self._transport.set_members(self._engine.wanted_peers(), anyone=self._engine.hears_anyone)
 
     def _role_changed(self, change: RoleChange) -> None:
         logger.info(

@@ -162,6 +162,38 @@ async def test_a_configuration_in_the_log_outlives_a_restart_of_all(tmp_path):
         await leader.propose(b"on we go")
 
 
+@pytest.mark.parametrize("restarted", [True, False], ids=["restarted", "cut off"])
+@pytest.mark.parametrize("new", ["n0", "n4"])
+async def test_a_voter_that_missed_an_addition_follows_the_added_member_when_it_leads(tmp_path, new, restarted):
+    async with running(tmp_path) as cluster:
+        name = await cluster.leader()
+        late, other = [one for one in cluster.first if one != name]
+        if restarted:
+            await cluster.stop(late)
+        else:
+            transport = cluster.replicas[late]._transport
+            # In the dark: it refuses and loses everybody, and goes on running.
+            transport._welcome.__class__ = type(
+                "Nobody", (type(transport._welcome),), {"__contains__": lambda *_: False}
+            )
+            for connection in list(transport._peers.values()):
+                connection.abort()
+        await cluster.join(new)
+        await at_leader(cluster, lambda leader: leader.add_member(new, cluster.member(new)))
+        await at_leader(cluster, lambda leader: leader.transfer_leadership(new))
+        await cluster.replicas[new].propose(b"led by the new one")
+        if restarted:
+            await cluster.start(late)
+        else:
+            transport._welcome.__class__ = type(transport._welcome).__mro__[1]
+        await until(lambda: b"led by the new one" in cluster.machines[late].commands)
+        assert cluster.replicas[late].status().leader_id == new
+        assert new in cluster.replicas[late].configuration.members
+        # It counts again: without the third, nothing could be committed otherwise.
+        await cluster.stop(other if other != new else name)
+        await cluster.replicas[new].propose(b"with it")
+
+
 async def test_a_joiner_alone_never_campaigns(tmp_path):
     async with running(tmp_path, election_ms_min=300, election_ms_max=400) as cluster:
         leader = await cluster.leader()
