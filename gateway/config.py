@@ -73,6 +73,12 @@ class Settings(BaseSettings):
     join: bool = Field(default=False, description="this node is new: a running cluster is about to add it")
     secret_file: Path | None = Field(default=None, description="file with the secret that peers share")
     body_bytes_max: int = Field(default=8 * 2**20, ge=1024, le=64 * 2**20, description="largest request body")
+    log_kept_bytes: int = Field(
+        default=256 * 2**20,
+        ge=0,
+        le=2**50,
+        description="log kept for nodes that were away; beyond it they get the state",
+    )
     state_cache_bytes: int = Field(
         default=96 * 2**20, ge=8 * 2**20, le=64 * 2**30, description="memory for blocks of the state on disk"
     )

@@ -240,6 +240,7 @@ def replica_config(settings: Settings) -> ReplicaConfig:
         peers={m.node_id: m.peer for m in settings.addresses.values() if m.node_id != settings.node},
         member_data={m.node_id: str(m.http_port) for m in settings.addresses.values()},
         joining=settings.join,
+        log_kept_bytes=settings.log_kept_bytes,
         data_dir=settings.data_dir / "raft",
         secret=settings.secret_file.read_bytes().strip() if settings.secret_file else None,
     )

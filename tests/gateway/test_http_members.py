@@ -61,7 +61,7 @@ class Counting:
                 self.done = sequence
 
 
-def value(endpoint):
+def value_of(endpoint):
     with urllib.request.urlopen(f"{endpoint}/v1/tables/counters/rows/k", timeout=10) as answer:
         return json.loads(answer.read())["value"]
 
@@ -110,7 +110,7 @@ def test_nodes_join_and_leave_under_load_and_each_increment_counts_once(tmp_path
             assert moved.returncode == 0, moved.stderr
             assert cluster.state("n4")["role"] == "leader"
             assert progressed(counting)
-        assert value(cluster.endpoint("n4")) == counting.done
+        assert value_of(cluster.endpoint("n4")) == counting.done
         cluster.stop()
 
 
@@ -144,7 +144,7 @@ def test_a_dead_node_is_replaced_under_its_own_id_and_its_old_directory_is_refus
             while "wiped" not in cluster.log_tail(dead) and "refuse" not in cluster.log_tail(dead):
                 assert not refused.wait(0.02)
             assert progressed(counting)
-        assert value(cluster.endpoint(left[0])) == counting.done
+        assert value_of(cluster.endpoint(left[0])) == counting.done
 
 
 @pytest.mark.timeout(60)
@@ -170,3 +170,50 @@ def test_what_cannot_be_is_refused_with_its_reason(tmp_path):
             send_json("POST", f"{endpoint}/v1/cluster/leader", {"to": "n9"}, 10)
         assert oncegate("leader", "move", "--to", "n9", "--endpoint", endpoint).returncode == 1
         assert oncegate("member", "remove", "n1", "--endpoint", "http://127.0.0.1:1").returncode == 3
+
+
+@pytest.mark.timeout(180)
+def test_a_node_that_joins_behind_a_compacted_log_gets_state_and_batches(tmp_path):
+    """Rows, sessions and batches of before: the new node alone can answer for all of it."""
+    with Joiner(tmp_path, environment={"ONCEGATE_LOG_KEPT_BYTES": "0"}) as cluster:
+        cluster.start()
+        cluster.wait_ready()
+        endpoint = cluster.endpoints[0]
+        with Counting(cluster) as counting:
+            send_json("PUT", f"{endpoint}/v1/tables/events", {"kind": "stream"}, 10)
+            writer = send_json("POST", f"{endpoint}/v1/sessions", {"nonce": "wide"}, 10)["client_id"]
+            value = "v" * 20_000
+            sequence = 1
+            while cluster.state("n1")["saved_index"] == 0 or _log_begins(cluster) < 2:
+                body = "\n".join(json.dumps({"key": f"k{sequence + n}", "value": value}) for n in range(200)).encode()
+                headers = {
+                    "Content-Type": "application/x-ndjson",
+                    "Oncegate-Client": writer,
+                    "Oncegate-Epoch": "1",
+                    "Oncegate-First-Sequence": str(sequence),
+                    "Oncegate-First-Incomplete": str(sequence),
+                }
+                request = urllib.request.Request(f"{endpoint}/v1/tables/events/ranges", body, headers)
+                with urllib.request.urlopen(request, timeout=20) as answer:
+                    assert json.loads(answer.read())["results"][0]["status"] == "applied"
+                sequence += 200
+            send_json("POST", f"{endpoint}/v1/flows/events/consumers/c/attach", {"nonce": "reader"}, 10)
+            new = cluster.expand("n4")
+            cluster.start("n4")
+            added = oncegate("member", "add", str(new), "--endpoint", endpoint)
+            assert added.returncode == 0, added.stderr
+            assert progressed(counting)
+        assert "a snapshot up to entry" in (tmp_path / "n4.log").read_text()
+        n4 = cluster.endpoint("n4")
+        assert value_of(n4) == counting.done
+        checksums = []
+        for node in (n4, cluster.endpoint("n2")):
+            with urllib.request.urlopen(f"{node}/v1/flows/events/batches/1", timeout=20) as answer:
+                checksums.append((answer.headers["ETag"], len(answer.read())))
+        assert checksums[0] == checksums[1]
+
+
+def _log_begins(cluster):
+    """Sequence number of the oldest journal segment of n1."""
+    names = sorted((cluster.directory / "n1" / "raft").glob("journal-*.segment"))
+    return int(names[0].stem.rpartition("-")[2])
