@@ -10,7 +10,7 @@ import msgspec
 
 from consensus.errors import Corrupt
 from consensus.reserve import write_small
-from consensus.sealed_file import read_sealed
+from consensus.sealed_file import read_sealed_struct
 from consensus.storage import Storage
 
 BALLOT_FILE = "ballot"
@@ -40,14 +40,9 @@ class Ballot:
     @classmethod
     def load(cls, storage: Storage) -> Ballot:
         """Read the ballot; raises :class:`Corrupt` when it is missing, empty or changed."""
-        label = storage.label(BALLOT_FILE)
         if BALLOT_FILE not in storage.names():
-            raise Corrupt(label, 0, "the ballot is missing")
-        payload = read_sealed(storage, BALLOT_FILE, _MAGIC)
-        try:
-            record = msgspec.msgpack.decode(payload, type=_Record)
-        except msgspec.DecodeError as error:
-            raise Corrupt(label, 0, f"the payload does not decode: {error}") from error
+            raise Corrupt(storage.label(BALLOT_FILE), 0, "the ballot is missing")
+        record = read_sealed_struct(storage, BALLOT_FILE, _MAGIC, _Record)
         return cls(storage, record.term, record.voted_for)
 
     @property

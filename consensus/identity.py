@@ -18,7 +18,7 @@ import msgspec
 from consensus.ballot import BALLOT_FILE, Ballot
 from consensus.errors import Corrupt, IdentityMismatch
 from consensus.reserve import write_small
-from consensus.sealed_file import TEMPORARY_SUFFIX, read_sealed, write_sealed
+from consensus.sealed_file import TEMPORARY_SUFFIX, read_sealed_struct, write_sealed
 from consensus.segment import SEGMENT_SUFFIX
 from consensus.storage import Storage
 
@@ -72,11 +72,7 @@ def open_identity(
         identity = Identity(cluster_id, node_id, uuid.uuid4().hex, 0, [], sorted(first_members))
         write_sealed(storage, IDENTITY_FILE, _MAGIC, msgspec.msgpack.encode(identity))
         return identity, ballot
-    payload = read_sealed(storage, IDENTITY_FILE, _MAGIC)
-    try:
-        identity = msgspec.msgpack.decode(payload, type=Identity)
-    except msgspec.DecodeError as error:
-        raise Corrupt(storage.label(IDENTITY_FILE), 0, f"the payload does not decode: {error}") from error
+    identity = read_sealed_struct(storage, IDENTITY_FILE, _MAGIC, Identity)
     if (identity.cluster_id, identity.node_id) != (cluster_id, node_id):
         raise IdentityMismatch(
             f"{storage.label(IDENTITY_FILE)} belongs to node {identity.node_id} of cluster {identity.cluster_id}, "

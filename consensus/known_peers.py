@@ -16,11 +16,10 @@ from collections.abc import Collection
 
 import msgspec
 
-from consensus.errors import Corrupt
 from consensus.handshake import Stamp
 from consensus.messages import Refusal
 from consensus.reserve import write_small
-from consensus.sealed_file import read_sealed
+from consensus.sealed_file import read_sealed_struct
 from consensus.storage import Storage
 
 logger = logging.getLogger(__name__)
@@ -36,9 +35,6 @@ class _Known(msgspec.Struct, array_like=True, frozen=True):
     boot: int
 
 
-_decode = msgspec.msgpack.Decoder(dict[str, _Known]).decode
-
-
 class KnownPeers:
     """What this node durably remembers of the other members' data directories."""
 
@@ -47,11 +43,7 @@ class KnownPeers:
         self._storage = storage
         self._known: dict[str, _Known] = {}
         if KNOWN_PEERS_FILE in storage.names():
-            try:
-                self._known = _decode(read_sealed(storage, KNOWN_PEERS_FILE, _MAGIC))
-            except msgspec.DecodeError as error:
-                label = storage.label(KNOWN_PEERS_FILE)
-                raise Corrupt(label, 0, f"the payload does not decode: {error}") from error
+            self._known = read_sealed_struct(storage, KNOWN_PEERS_FILE, _MAGIC, dict[str, _Known])
 
     def judge(self, peer_id: str, since: int, stamp: Stamp) -> Refusal | None:
         """Compare what a peer says with what is known of the member that was added at ``since``.

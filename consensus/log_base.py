@@ -13,10 +13,9 @@ from typing import Final
 
 import msgspec
 
-from consensus.errors import Corrupt
 from consensus.ports import SavedPoint
 from consensus.reserve import write_small
-from consensus.sealed_file import read_sealed
+from consensus.sealed_file import read_sealed_struct
 from consensus.segment import segment_name
 from consensus.segment_file import Segment
 from consensus.storage import Storage
@@ -48,11 +47,7 @@ def load_start(storage: Storage) -> LogStart:
     """Read the file, or say that the log begins at its beginning; raises :class:`Corrupt`."""
     if BASE_FILE not in storage.names():
         return FIRST_START
-    payload = read_sealed(storage, BASE_FILE, _MAGIC)
-    try:
-        return msgspec.msgpack.decode(payload, type=LogStart)
-    except msgspec.DecodeError as error:
-        raise Corrupt(storage.label(BASE_FILE), 0, f"the payload does not decode: {error}") from error
+    return read_sealed_struct(storage, BASE_FILE, _MAGIC, LogStart)
 
 
 def publish_and_remove(storage: Storage, start: LogStart, segments: list[Segment]) -> None:

@@ -8,14 +8,17 @@ Read next: :mod:`consensus.ballot`, :mod:`consensus.identity`.
 from __future__ import annotations
 
 import struct
+from typing import TypeVar
 
 import google_crc32c
+import msgspec
 
 from consensus.errors import Corrupt
 from consensus.storage import Storage
 
 _HEADER = struct.Struct("<8sII")
 TEMPORARY_SUFFIX = ".tmp"
+T = TypeVar("T")
 
 
 def write_sealed(storage: Storage, name: str, magic: bytes, payload: bytes) -> None:
@@ -54,3 +57,12 @@ def read_sealed(storage: Storage, name: str, magic: bytes) -> bytes:
     if google_crc32c.value(payload) != crc:
         raise Corrupt(label, _HEADER.size, "checksum of the payload differs")
     return payload
+
+
+def read_sealed_struct(storage: Storage, name: str, magic: bytes, shape: type[T]) -> T:
+    """Return the payload of ``name`` as msgpack of ``shape``; raises :class:`Corrupt` as :func:`read_sealed`."""
+    payload = read_sealed(storage, name, magic)
+    try:
+        return msgspec.msgpack.decode(payload, type=shape)
+    except msgspec.DecodeError as error:
+        raise Corrupt(storage.label(name), 0, f"the payload does not decode: {error}") from error
