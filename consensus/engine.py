@@ -314,10 +314,7 @@ class Engine(Generic[Token]):
         Raises:
             NotLeader, Transferring, Overloaded, CommandRefused, CommandReserved: nothing was queued.
         """
-        if not self._raft.leads():
-            raise NotLeader(self.leader_id)
-        if self._transfers.target is not None:
-            raise Transferring(f"leadership is being handed to {self._transfers.target}")
+        self._must_lead()
         log = self.log
         self._proposals.add(command, token, log.bytes_used, log.room_bytes if log.disk_full else None)
 

@@ -167,8 +167,8 @@ class Replica:
         With ``drain`` a leader first hands leadership over, within ``_DRAIN_S``: its proposals end with their results,
         and nobody waits for an election time-out.
         """
-        if drain and self._engine is not None:
-            await self._operations.drain(_DRAIN_S)
+        if drain:
+            await self.drain()
         engine, self._engine = self._engine, None
         if engine is None:
             return
@@ -187,6 +187,11 @@ class Replica:
                 worker.shutdown()
         if self._storage is not None:
             self._storage.close()
+
+    async def drain(self) -> None:
+        """Hand leadership over before a stop, if this node has it and there is somebody to take it; never raises."""
+        if self._engine is not None:
+            await self._operations.drain(_DRAIN_S)
 
     # -- requests --------------------------------------------------------------------------------------
 

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from consensus.config import ReplicaConfig
 from consensus.configuration import Configuration
-from consensus.errors import ConsensusError
 from consensus.ports import Role, RoleChange, SavedPoint, SnapshotManifest, SnapshotSink, SnapshotSource
 from consensus.replica import Replica
 from flows.publisher import Publisher
@@ -161,12 +160,7 @@ class Node:
 
     async def hand_over(self) -> None:
         """Give leadership away if this node has it, so that its stop costs nobody an election."""
-        if self.leadership.leads and len(self.members) > 1:
-            try:
-                successor = await self.replica.transfer_leadership()
-                log.info("node %s hands over to %s", self.settings.node, successor)
-            except ConsensusError as fault:
-                log.warning("leadership was not handed over: %s", fault)
+        await self.replica.drain()
 
     @property
     def leader_http(self) -> str | None:
