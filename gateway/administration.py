@@ -16,8 +16,8 @@ from consensus.errors import ConsensusError, NotLeader
 from consensus.replica import Replica
 from gateway.config import MemberAddress
 from gateway.proposer import Leadership
-from gateway.translate import translated
-from rifl.errors import Code, OncegateError, Outcome
+from gateway.translate import Refusal, packed, translated, unpacked
+from rifl.errors import Code, OncegateError
 
 ADMINISTER: Final = b"a"
 """First byte of a peer call that carries an operator's request."""
@@ -53,7 +53,7 @@ Request = AddMember | RemoveMember | MoveLeader
 
 
 class _Outcome(msgspec.Struct, array_like=True):
-    refusal: tuple[str, str, int | None, str] | None = None
+    refusal: Refusal | None = None
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -95,8 +95,7 @@ class Administration:
         try:
             await self._here(_decode_request(payload))
         except OncegateError as refusal:
-            about = (refusal.code.value, refusal.detail, refusal.retry_after_ms, refusal.outcome.value)
-            return _encode(_Outcome(about))
+            return _encode(_Outcome(packed(refusal)))
         return _encode(_Outcome())
 
     async def _once(self, request: Request) -> None:
@@ -113,8 +112,7 @@ class Administration:
             raise translated(fault) from None
         refusal = _decode_outcome(reply).refusal
         if refusal is not None:
-            code, detail, retry_after_ms, outcome = refusal
-            raise OncegateError(Code(code), detail, retry_after_ms=retry_after_ms, outcome=Outcome(outcome))
+            raise unpacked(refusal)
 
     async def _here(self, request: Request) -> None:
         replica = self._replica

@@ -19,8 +19,8 @@ from gateway import commands as c
 from gateway.answers import BODY_TYPES, Answer, answer
 from gateway.cluster_clock import ClusterClock
 from gateway.machine import Machine
-from gateway.translate import translated
-from rifl.errors import Code, OncegateError, Outcome
+from gateway.translate import Refusal, packed, translated, unpacked
+from rifl.errors import Code, OncegateError
 
 ENTRY_BYTES_MAX: Final = 2 * 2**20
 """Commands share an entry up to this size; a larger one travels alone, so that it cannot take others down with it."""
@@ -204,7 +204,7 @@ class Relayed(msgspec.Struct, array_like=True):
     body: Any = None
     commit: int = 0
     created: bool = False
-    refusal: tuple[str, str, int | None, str] | None = None
+    refusal: Refusal | None = None
     memory_ms: int | None = None
 
 
@@ -217,13 +217,11 @@ _reply_decoder = msgspec.msgpack.Decoder(list[Relayed])
 def _relayed(done: Answer | BaseException) -> Relayed:
     if isinstance(done, Answer):
         return Relayed(done.body, done.commit, done.created, memory_ms=done.memory_ms)
-    refusal = translated(done)
-    return Relayed(refusal=(refusal.code.value, refusal.detail, refusal.retry_after_ms, refusal.outcome.value))
+    return Relayed(refusal=packed(translated(done)))
 
 
 def _received(command: c.Command, relayed: Relayed) -> Answer:
     if relayed.refusal is not None:
-        code, detail, retry_after_ms, outcome = relayed.refusal
-        raise OncegateError(Code(code), detail, retry_after_ms=retry_after_ms, outcome=Outcome(outcome))
+        raise unpacked(relayed.refusal)
     body = msgspec.convert(relayed.body, BODY_TYPES[type(command)])
     return Answer(body, relayed.commit, relayed.created, relayed.memory_ms)

@@ -13,6 +13,20 @@ from rifl.errors import Code, OncegateError, Outcome
 
 log = logging.getLogger(__name__)
 
+Refusal = tuple[str, str, int | None, str]
+"""A refusal on its way between nodes: code, detail, retry_after_ms, outcome."""
+
+
+def packed(refusal: OncegateError) -> Refusal:
+    """Return what :func:`unpacked` makes the same refusal of."""
+    return refusal.code.value, refusal.detail, refusal.retry_after_ms, refusal.outcome.value
+
+
+def unpacked(refusal: Refusal) -> OncegateError:
+    """Undo :func:`packed`."""
+    code, detail, retry_after_ms, outcome = refusal
+    return OncegateError(Code(code), detail, retry_after_ms=retry_after_ms, outcome=Outcome(outcome))
+
 
 def translated(fault: BaseException) -> OncegateError:
     """Return the typed refusal for an exception of a lower layer; a bug becomes INTERNAL and is logged."""

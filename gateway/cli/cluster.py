@@ -22,17 +22,24 @@ class Output(StrEnum):
     JSON = "json"
 
 
+Endpoint = Annotated[str, typer.Option(envvar="ONCEGATE_ENDPOINT", help="HTTP address of any node")]
+ENDPOINT_DEFAULT = f"http://127.0.0.1:{DEFAULT_HTTP_PORT}"
+
+
+def unreachable(url: str) -> typer.Exit:
+    """Say that nobody answers, and return what ends the command."""
+    typer.echo(f"oncegate: no node answers at {url}", err=True)
+    return typer.Exit(3)
+
+
 def status(
-    endpoint: Annotated[
-        str, typer.Option(envvar="ONCEGATE_ENDPOINT", help="HTTP address of any node")
-    ] = f"http://127.0.0.1:{DEFAULT_HTTP_PORT}",
+    endpoint: Endpoint = ENDPOINT_DEFAULT,
     output: Annotated[Output, typer.Option("--output", "-o", help="table or json")] = Output.TABLE,
 ) -> None:
     """Show the cluster as each of its nodes sees it."""
     first = _state(endpoint)
     if first is None:
-        typer.echo(f"oncegate: no node answers at {endpoint}", err=True)
-        raise typer.Exit(3)
+        raise unreachable(endpoint)
     states = {m["id"]: first if m["id"] == first["node"] else _state(m["http"]) for m in first["members"]}
     if output is Output.JSON:
         typer.echo(json.dumps(states, indent=1))

@@ -7,12 +7,11 @@ from typing import Annotated
 import typer
 
 from gateway.cli.ask import Refused, Unreachable, get_json, send_json
-from gateway.config import DEFAULT_HTTP_PORT, MemberAddress
+from gateway.cli.cluster import ENDPOINT_DEFAULT, Endpoint, unreachable
+from gateway.config import MemberAddress
 
 member = typer.Typer(help="Members of the cluster: add, remove.", no_args_is_help=True)
 leader = typer.Typer(help="Who leads.", no_args_is_help=True)
-Endpoint = Annotated[str, typer.Option(envvar="ONCEGATE_ENDPOINT", help="HTTP address of any node")]
-_ENDPOINT = f"http://127.0.0.1:{DEFAULT_HTTP_PORT}"
 _ADD_S = 75.0
 _CHANGE_S = 30.0
 
@@ -20,7 +19,7 @@ _CHANGE_S = 30.0
 @member.command()
 def add(
     new: Annotated[str, typer.Argument(help="the new node as id=host:http_port:peer_port")],
-    endpoint: Endpoint = _ENDPOINT,
+    endpoint: Endpoint = ENDPOINT_DEFAULT,
 ) -> None:
     """Add a node: it receives the log as a learner and votes once it has caught up. Prints how to start it."""
     try:
@@ -30,7 +29,7 @@ def add(
         raise typer.Exit(2) from None
     cluster = get_json(f"{endpoint}/v1/cluster")
     if cluster is None:
-        raise _unreachable(endpoint)
+        raise unreachable(endpoint)
     flags = " ".join(f"--member {m['id']}={_address(m)}" for m in cluster["members"] if m["id"] != address.node_id)
     typer.echo("Start the new node, with an empty data directory, where it is to run:", err=True)
     typer.echo(
@@ -48,7 +47,9 @@ def add(
 
 
 @member.command()
-def remove(node_id: Annotated[str, typer.Argument(help="id of the node")], endpoint: Endpoint = _ENDPOINT) -> None:
+def remove(
+    node_id: Annotated[str, typer.Argument(help="id of the node")], endpoint: Endpoint = ENDPOINT_DEFAULT
+) -> None:
     """Remove a node, also a dead one or the leader. Its data directory is of no use to the cluster afterwards."""
     _change("DELETE", f"{endpoint}/v1/cluster/members/{node_id}", None, _CHANGE_S)
     typer.echo(f"{node_id} is no member any more", err=True)
@@ -57,7 +58,7 @@ def remove(node_id: Annotated[str, typer.Argument(help="id of the node")], endpo
 @leader.command()
 def move(
     to: Annotated[str | None, typer.Option(help="id of the node that is to lead [the one that is furthest]")] = None,
-    endpoint: Endpoint = _ENDPOINT,
+    endpoint: Endpoint = ENDPOINT_DEFAULT,
 ) -> None:
     """Hand leadership over, before maintenance for instance; writes wait for milliseconds."""
     _change("POST", f"{endpoint}/v1/cluster/leader", {} if to is None else {"to": to}, _CHANGE_S)
@@ -79,9 +80,4 @@ def _change(method: str, url: str, body: dict[str, object] | None, timeout_s: fl
         typer.echo(f"oncegate: {refusal}", err=True)
         raise typer.Exit(1) from None
     except Unreachable:
-        raise _unreachable(url) from None
-
-
-def _unreachable(url: str) -> typer.Exit:
-    typer.echo(f"oncegate: no node answers at {url}", err=True)
-    return typer.Exit(3)
+        raise unreachable(url) from None
