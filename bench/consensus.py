@@ -4,7 +4,7 @@
 outstanding 200-byte commands, and 64 of 100 operations each; the load runs inside the leader's process, as a gateway's
 would, and commands that wait at a tick share an entry. Interruptions: the leader is killed, frozen, cut off or asked to
 hand over; the client is a process of its own and finds the next leader by itself. State: whole gateway nodes. Every
-answer is flushed on a majority. A part whose feature is not built prints "not available in this build". Not by default:
+answer is flushed on a majority. Not by default:
 ``etcd``, three etcd processes under puts beside ours; needs Go.
 """
 
@@ -25,7 +25,6 @@ from bench.raft import catch_up, etcd, interruptions, state, throughput
 PARTS = ("throughput", "batch", "kill", "freeze", "cut", "transfer", "snapshot", "restart", "catchup", "profile")
 BESIDE = ("etcd",)
 """Not of the table: other systems in the same run."""
-ABSENT = "not available in this build"
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ def _rates(rows: list[dict[str, Any]]) -> list[Line]:
 
 def _beside(rows: list[dict[str, Any]] | None, ours: list[dict[str, Any]]) -> list[Line]:
     if rows is None:
-        return [Line("etcd", ABSENT, "", None)]
+        return [Line("etcd", "not run: it was not built, see above", "", None)]
     wanted = {1: 1.4, 64: 6.0, 512: 8.0}
     lines = []
     for row in rows:
@@ -73,7 +72,7 @@ def _beside(rows: list[dict[str, Any]] | None, ours: list[dict[str, Any]]) -> li
     return lines
 
 
-def _gap(fault: str, row: dict[str, Any] | None) -> Line:
+def _gap(fault: str, row: dict[str, Any]) -> Line:
     title, median_ms, worst_ms = {
         "kill": ("leader killed: longest gap", 300, 1000),
         "freeze": ("leader frozen: longest gap", 1500, None),
@@ -82,8 +81,6 @@ def _gap(fault: str, row: dict[str, Any] | None) -> Line:
     }[fault]
     parts = [f"median <= {median_ms} ms"] if median_ms else []
     parts += [f"worst <= {worst_ms} ms"] if worst_ms else []
-    if row is None:
-        return Line(title, ABSENT, ", ".join(parts), None)
     gaps = f"median {row['median_ms']:.0f} p90 {row['p90_ms']:.0f} worst {row['worst_ms']:.0f} ms in {row['trials']}"
     reached = f"{gaps} (p50 {row['p50_ms']:.2f} p99 {row['p99_ms']:.2f} ms)"
     met = (median_ms is None or row["median_ms"] <= median_ms) and (worst_ms is None or row["worst_ms"] <= worst_ms)
@@ -95,12 +92,10 @@ def _of_state(found: dict[str, Any], parts: set[str]) -> list[Line]:
     rows = f"{found['rows']:,} rows"
     if "snapshot" in parts:
         row = found["snapshot"]
-        reached, met = ABSENT, None
-        if row is not None:
-            calm, shipped = row["longest_stall_before_ms"], row["state_bytes"] / 2**30
-            reached = f"{row['longest_stall_ms']:.0f} ms (p99 {row['p99_ms']:.1f}; without one {calm:.0f} ms)"
-            reached += f", {shipped:.2f} GiB shipped and installed in {row['joined_s']:.0f} s"
-            met = row["longest_stall_ms"] <= 50 and row["saves"] > 0
+        calm, shipped = row["longest_stall_before_ms"], row["state_bytes"] / 2**30
+        reached = f"{row['longest_stall_ms']:.0f} ms (p99 {row['p99_ms']:.1f}; without one {calm:.0f} ms)"
+        reached += f", {shipped:.2f} GiB shipped and installed in {row['joined_s']:.0f} s"
+        met = row["longest_stall_ms"] <= 50 and row["saves"] > 0
         lines.append(Line(f"snapshot of {rows} under load: longest stall", reached, "<= 50 ms", met))
     if "restart" in parts:
         row = found["restart"]
@@ -152,11 +147,9 @@ async def _run(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
             found[fault] = await interruptions.run(directory, fault, trials=trials, seed=seed)
             show(_gap(fault, found[fault]))
     wanted = parts & {"snapshot", "restart"}
-    if "restart" in wanted or (wanted and state.saves_state()):
+    if wanted:
         found["state"] = await state.run(directory, rows=options.rows, seconds=max(seconds, 30.0), parts=wanted)
         show(*_of_state(found["state"], wanted))
-    elif wanted:
-        show(*_of_state({"rows": options.rows, "snapshot": None}, wanted))
     if "catchup" in parts:
         found["catchup"] = await catch_up.run(
             directory, entries=options.entries, seconds=seconds, seed=seed, limit_s=options.limit_s

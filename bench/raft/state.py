@@ -11,10 +11,8 @@ from typing import Any, Final
 
 from bench.figures import Latency
 from gateway.cli.ask import Refused, get, send_json
-from gateway.cli.local_cluster import LocalCluster, free_ports
+from gateway.cli.local_cluster import LocalCluster
 from gateway.client import Client, Session
-from gateway.config import MemberAddress
-from gateway.node import Node
 
 VALUE_BYTES: Final = 200
 ROWS_A_CALL: Final = 500
@@ -23,29 +21,10 @@ READY_S: Final = 1800.0
 JOIN_S: Final = 600.0
 
 
-class GrowingCluster(LocalCluster):
-    """Three nodes, and one that joins them."""
-
-    def expand(self) -> MemberAddress:
-        """Give the next node its ports."""
-        new = MemberAddress(f"n{len(self.members) + 1}", "127.0.0.1", *free_ports(2))
-        self.members = [*self.members, new]
-        return new
-
-    def command(self, node_id: str) -> list[str]:
-        """Return the command line of a node."""
-        return [*super().command(node_id), *(["--join"] if node_id == "n4" else [])]
-
-
 def anonymous_bytes(pid: int) -> int:
     """RssAnon of a process."""
     found = re.search(r"^RssAnon:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     return 1024 * int(found[1]) if found else 0
-
-
-def saves_state() -> bool:
-    """Whether this build's nodes keep their state on disk (:class:`consensus.ports.DurableState`)."""
-    return hasattr(Node, "begin_save")
 
 
 async def _fill(session: Session, rows: int) -> None:
@@ -84,9 +63,9 @@ async def _stalls(session: Session, during: Awaitable[None]) -> tuple[float, lis
     return longest, latencies
 
 
-async def _join(cluster: GrowingCluster) -> None:
+async def _join(cluster: LocalCluster) -> None:
     """Add a fourth node, which gets the whole state as a snapshot."""
-    new = cluster.expand()
+    new = cluster.expand("n4")
     cluster.start(new.node_id)
     body: dict[str, object] = {
         "id": new.node_id,
@@ -127,7 +106,7 @@ async def run(directory: Path, *, rows: int, seconds: float, parts: set[str]) ->
     """Fill three nodes with rows of 200 bytes, then do what ``parts`` (``snapshot``, ``restart``) asks for."""
     found: dict[str, Any] = {"rows": rows, "snapshot": None, "restart": None}
     # Installed code is compiled once; a start that compiles it again would be measured instead of the node's.
-    with GrowingCluster(directory / "state", environment={"PYTHONDONTWRITEBYTECODE": ""}) as cluster:
+    with LocalCluster(directory / "state", environment={"PYTHONDONTWRITEBYTECODE": ""}) as cluster:
         cluster.start()
         await asyncio.to_thread(cluster.wait_ready)
         began = time.perf_counter()
@@ -136,7 +115,7 @@ async def run(directory: Path, *, rows: int, seconds: float, parts: set[str]) ->
             async with client.session(window=4096) as session:
                 await _fill(session, rows)
                 found["filled_s"] = time.perf_counter() - began
-                if "snapshot" in parts and saves_state():
+                if "snapshot" in parts:
                     calm, _ = await _stalls(session, asyncio.sleep(seconds))
                     saves = await _saves(cluster)
                     began = time.perf_counter()

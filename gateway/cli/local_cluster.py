@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Final, Self
+from typing import Any, Final, Self
 
 from gateway.cli.ask import get, get_json
 from gateway.config import MemberAddress
@@ -31,6 +31,14 @@ def free_ports(count: int) -> list[int]:
         for one in sockets:
             one.bind(("127.0.0.1", 0))
         return [one.getsockname()[1] for one in sockets]
+
+
+def spawn(command: list[str], log: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own, with what it says appended to ``log``."""
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, start_new_session=True
+        )
 
 
 class LocalCluster:
@@ -59,7 +67,7 @@ class LocalCluster:
         self.flags = flags
         self._environment = {**os.environ, **(environment or {})}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._logs: list[IO[bytes]] = []
+        self._joining: set[str] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -102,21 +110,22 @@ class LocalCluster:
         for node_id in node_ids or self.ids:
             if self.is_running(node_id):
                 continue
-            log = (self.directory / f"{node_id}.log").open("ab")
-            self._logs.append(log)
-            self._processes[node_id] = subprocess.Popen(
-                self.command(node_id),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=self._environment,
-                start_new_session=True,
-            )
+            log = self.directory / f"{node_id}.log"
+            self._processes[node_id] = spawn(self.command(node_id), log, self._environment)
+
+    def expand(self, node_id: str) -> MemberAddress:
+        """Note a node that is to join the running cluster, on free ports; it is started like the others."""
+        new = MemberAddress(node_id, "127.0.0.1", *free_ports(2))
+        self.members = [*self.members, new]
+        self._joining.add(node_id)
+        return new
 
     def command(self, node_id: str) -> list[str]:
         """Return the command line of a node."""
         members = [flag for member in self.members for flag in ("--member", str(member))]
         own = ["--node", node_id, "--data-dir", str(self.directory / node_id)]
+        if node_id in self._joining:
+            own.append("--join")
         return [sys.executable, "-m", "gateway", "serve", *own, *members, *self.flags]
 
     def is_running(self, node_id: str) -> bool:
@@ -185,8 +194,5 @@ class LocalCluster:
                 process.wait()
 
     def close(self) -> None:
-        """Kill what runs and close the logs. Idempotent."""
+        """Kill what runs. Idempotent."""
         self.kill()
-        for log in self._logs:
-            log.close()
-        self._logs.clear()

@@ -11,20 +11,7 @@ import urllib.request
 import pytest
 
 from gateway.cli.ask import Refused, send_json
-from gateway.cli.local_cluster import LocalCluster, free_ports
-from gateway.config import MemberAddress
-
-
-class Joiner(LocalCluster):
-    """A cluster whose further nodes join the running one."""
-
-    def command(self, node_id):
-        return [*super().command(node_id), *(["--join"] if node_id not in ("n1", "n2", "n3") else [])]
-
-    def expand(self, node_id):
-        ports = free_ports(2)
-        self.members = [*self.members, MemberAddress(node_id, "127.0.0.1", *ports)]
-        return self.members[-1]
+from gateway.cli.local_cluster import LocalCluster
 
 
 class Counting:
@@ -80,7 +67,7 @@ def progressed(counting, by=20):
 
 @pytest.mark.timeout(180)
 def test_nodes_join_and_leave_under_load_and_each_increment_counts_once(tmp_path):
-    with Joiner(tmp_path) as cluster:
+    with LocalCluster(tmp_path) as cluster:
         cluster.start()
         cluster.wait_ready()
         with Counting(cluster) as counting:
@@ -116,7 +103,7 @@ def test_nodes_join_and_leave_under_load_and_each_increment_counts_once(tmp_path
 
 @pytest.mark.timeout(120)
 def test_a_dead_node_is_replaced_under_its_own_id_and_its_old_directory_is_refused(tmp_path):
-    with Joiner(tmp_path) as cluster:
+    with LocalCluster(tmp_path) as cluster:
         cluster.start()
         cluster.wait_ready()
         with Counting(cluster) as counting:
@@ -175,7 +162,7 @@ def test_what_cannot_be_is_refused_with_its_reason(tmp_path):
 @pytest.mark.timeout(180)
 def test_a_node_that_joins_behind_a_compacted_log_gets_state_and_batches(tmp_path):
     """Rows, sessions and batches of before: the new node alone can answer for all of it."""
-    with Joiner(tmp_path, environment={"ONCEGATE_LOG_KEPT_BYTES": "0"}) as cluster:
+    with LocalCluster(tmp_path, environment={"ONCEGATE_LOG_KEPT_BYTES": "0"}) as cluster:
         cluster.start()
         cluster.wait_ready()
         endpoint = cluster.endpoints[0]

@@ -7,7 +7,7 @@ class of offsets stays one when a layout changes. ``refused`` names the file tha
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
@@ -17,6 +17,7 @@ from consensus.segment import (
     SEGMENT_HEADER_BYTES,
     SEGMENT_SUFFIX,
     Record,
+    SegmentHeader,
     decode_header,
     scan,
 )
@@ -28,12 +29,11 @@ SEALED_HEADER_BYTES: Final = 16
 @dataclass(frozen=True)
 class Damage:
     """One way to spoil a directory; ``inflict`` returns the name of the file it spoiled, or several, any of which
-    may be named by the refusal. ``needs`` is a file without which there is nothing to spoil."""
+    may be named by the refusal."""
 
     name: str
     inflict: Callable[[Path], str | tuple[str, ...]]
     verdict: Verdict
-    needs: str | None = None
 
     def __str__(self) -> str:
         return self.name
@@ -44,19 +44,15 @@ def segments(directory: Path) -> list[Path]:
     return sorted(directory.glob(f"*{SEGMENT_SUFFIX}"))
 
 
+def _header(path: Path, data: bytes) -> SegmentHeader:
+    sequence = int(path.name.removesuffix(SEGMENT_SUFFIX).rpartition("-")[2])
+    return decode_header(data, label=str(path), sequence=sequence, size=len(data))
+
+
 def records(path: Path) -> list[Record]:
     """The valid records of a segment."""
     data = path.read_bytes()
-    sequence = int(path.name.removesuffix(SEGMENT_SUFFIX).rpartition("-")[2])
-    header = decode_header(data, label=str(path), sequence=sequence, size=len(data))
-    return list(scan(data, SEGMENT_HEADER_BYTES, header.seed))
-
-
-def base_of(path: Path) -> int:
-    """Position of a segment in the log."""
-    data = path.read_bytes()
-    sequence = int(path.name.removesuffix(SEGMENT_SUFFIX).rpartition("-")[2])
-    return decode_header(data, label=str(path), sequence=sequence, size=len(data)).base
+    return list(scan(data, SEGMENT_HEADER_BYTES, _header(path, data).seed))
 
 
 def used(directory: Path) -> list[Path]:
@@ -88,20 +84,20 @@ def _sealed(kind: str) -> list[Damage]:
         Damage(f"{kind}: bit of the {part}", lambda d, at=at: _flip(d / kind, at), "refuses")  # type: ignore[misc]
         for part, at in (("magic", 0), ("length", 8), ("checksum", 12), ("payload", SEALED_HEADER_BYTES + 1))
     ]
-    found += [
+    return [
+        *found,
         Damage(f"{kind}: empty", lambda d: _cut(d / kind, 0), "refuses"),
         Damage(f"{kind}: cut inside the header", lambda d: _cut(d / kind, 10), "refuses"),
         Damage(f"{kind}: last byte gone", lambda d: _cut(d / kind, (d / kind).stat().st_size - 1), "refuses"),
         Damage(f"{kind}: deleted", lambda d: _remove(d / kind), "refuses"),
     ]
-    return [replace(damage, needs=kind) for damage in found]
 
 
 def _reserve() -> list[Damage]:
     """Bytes that only keep room: nothing is lost with them."""
     return [
-        Damage("reserve: deleted", lambda d: _remove(d / "reserve"), "starts", "reserve"),
-        Damage("reserve: empty", lambda d: _cut(d / "reserve", 0), "starts", "reserve"),
+        Damage("reserve: deleted", lambda d: _remove(d / "reserve"), "starts"),
+        Damage("reserve: empty", lambda d: _cut(d / "reserve", 0), "starts"),
     ]
 
 
@@ -138,7 +134,8 @@ def _record_fields(which: str, number: int) -> list[Damage]:
         # is one that was never written, as far as anybody can tell.
         flushed_to = records(used(directory)[-1])[-1].prior_end
         for path in used(directory)[number::-1] if number else used(directory)[:1]:
-            found = [record for record in records(path) if base_of(path) + record.offset < flushed_to]
+            base = _header(path, path.read_bytes()).base
+            found = [record for record in records(path) if base + record.offset < flushed_to]
             if found:
                 return path, found[len(found) // 2]
         raise AssertionError("no record is known to be flushed")

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from gateway.cli.local_cluster import free_ports
+from gateway.cli.local_cluster import free_ports, spawn
 from tests.faults.harness.links import Address, Links
 
 KIB: Final = 1024
@@ -82,15 +82,7 @@ class ReplicaCluster:
         for name in names or self.names:
             if self.is_running(name):
                 continue
-            with (self.directory / f"{name}.log").open("ab") as log:
-                self._processes[name] = subprocess.Popen(
-                    self.command(name),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env=self._environment,
-                    start_new_session=True,
-                )
+            self._processes[name] = spawn(self.command(name), self.directory / f"{name}.log", self._environment)
 
     def command(self, name: str) -> list[str]:
         """The command line of a node."""

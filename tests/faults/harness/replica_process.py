@@ -166,11 +166,8 @@ class ReplicaProcess:
         return {**status, **(self.machine.report() if isinstance(self.machine, Recorder) else {})}
 
     async def _transfer(self, target: str | None) -> str:
-        transfer = getattr(self.replica, "transfer_leadership", None)
-        if transfer is None:
-            return "missing"
         try:
-            await transfer(to=target, timeout_s=10.0)
+            await self.replica.transfer_leadership(to=target, timeout_s=10.0)
         except ConsensusError as error:
             return error.code
         return "done"
