@@ -560,23 +560,32 @@ class Engine(Generic[Token]):
                 # Like appends from whoever leads: a node that joins a compacted log knows nobody before its first one.
                 if self._snapshots is not None:
                     self._handle_snapshot(self._snapshots, peer_id, epoch, message)
+            case VoteRequest() | PreVoteRequest() if self.hears_anyone:
+                # The candidate may have been added while this node was away, and its vote be the one that is missing
+                # (Raft thesis §4.1). One that was removed has a shorter log, and gets none.
+                self._handle_candidate(peer_id, message)
             case _ if peer_id not in self._known:
-                # Removed, or not added yet: it neither votes here nor raises terms (Raft thesis §4.2.3). A learner is
-                # heard, since its promotion may not have come here yet; whose votes count is the candidate's affair.
+                # Removed, or not added yet: while there is a leader, it neither votes here nor raises terms (Raft
+                # thesis §4.2.3). A learner is heard, since its promotion may not have come here yet; whose votes count
+                # is the candidate's affair.
                 return
-            case VoteRequest():
-                if message.term > self._raft.term():
-                    self._reason = f"later term {message.term} from {peer_id}"
-                self._voting.vote_requested(peer_id, message)
+            case VoteRequest() | PreVoteRequest():
+                self._handle_candidate(peer_id, message)
             case VoteReply():
                 self._voting.voted_for_us(peer_id, message)
-            case PreVoteRequest():
-                self._voting.pre_vote_requested(peer_id, message, self._epochs, self._now)
             case PreVoteReply():
                 self._voting.pre_vote_answered(peer_id, message, self._now)
             case SnapshotAnswer():
                 if self._snapshots is not None:
                     self._handle_snapshot(self._snapshots, peer_id, epoch, message)
+
+    def _handle_candidate(self, peer_id: str, message: VoteRequest | PreVoteRequest) -> None:
+        if isinstance(message, PreVoteRequest):
+            self._voting.pre_vote_requested(peer_id, message, self._epochs, self._now)
+            return
+        if message.term > self._raft.term():
+            self._reason = f"later term {message.term} from {peer_id}"
+        self._voting.vote_requested(peer_id, message)
 
     def _handle_append(self, peer_id: str, epoch: int, append: Append) -> None:
         term = self._raft.term()

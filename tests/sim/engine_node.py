@@ -225,7 +225,11 @@ class EngineNode(SimNode):
     def accepts(self, peer):
         """Whether this node would be connected with that one."""
         engine = self.engine
-        return engine is not None and (engine.awaits_membership or peer in engine.wanted_peers())
+        return engine is not None and (engine.hears_anyone or peer in engine.wanted_peers())
+
+    def dials(self, peer):
+        """Whether this node knows that one as somebody to be connected with."""
+        return self.engine is not None and peer in self.engine.wanted_peers()
 
     def _peers_changed(self):
         self.world.scheduler.after(0.0, self._leave_strangers, self.life)

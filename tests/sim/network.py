@@ -23,6 +23,7 @@ class Endpoint(Protocol):
     frozen: bool
 
     def accepts(self, peer: str) -> bool: ...
+    def dials(self, peer: str) -> bool: ...
     def connected(self, peer: str, epoch: int) -> None: ...
     def disconnected(self, peer: str) -> None: ...
     def arrived(self, peer: str, epoch: int, message: object) -> None: ...
@@ -155,7 +156,9 @@ class Network:
         one, two = self._nodes[a], self._nodes[b]
         if present is not None or not (one.alive and two.alive) or one.frozen or two.frozen:
             return
-        if (a, b) in self._blocks or (b, a) in self._blocks or not (one.accepts(b) and two.accepts(a)):
+        if (a, b) in self._blocks or (b, a) in self._blocks:
+            return
+        if not (one.accepts(b) and two.accepts(a) and (one.dials(b) or two.dials(a))):
             return
         self._epoch += 1
         connection = Connection((a, b), self._epoch)

@@ -137,6 +137,10 @@ class SimNode:
         """Whether this node would be connected with that one."""
         return True
 
+    def dials(self, peer):
+        """Whether this node knows that one as somebody to be connected with."""
+        return True
+
     change_pending = False
     changes_wait = False
 

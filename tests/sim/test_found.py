@@ -1,11 +1,19 @@
 """What the simulator has found, each kept as the shortest history that shows it."""
 
+import random
+from pathlib import Path
+
 import pytest
 
+from consensus.config import ReplicaConfig
+from consensus.engine import Engine
 from consensus.identity import open_identity
+from consensus.library import LibraryLog
+from consensus.messages import Append, PreVoteReply, PreVoteRequest
 from consensus.progress import Progress
 from consensus.wal import Journal
 from tests.consensus.fake_disk import FakeDisk, InlineWorker, Killed
+from tests.consensus.simulation import RecordingMachine
 from tests.sim.plan import make_plan
 from tests.sim.run import run_plan
 
@@ -63,3 +71,41 @@ def test_a_leader_that_stops_answers_who_waits_for_a_change_of_members():
         if outcome.counts["added in vain"] and outcome.counts["stops"]:
             return
     pytest.fail("no change ended in vain")
+
+
+@pytest.mark.parametrize("led", [False, True], ids=["without a leader", "with a leader"])
+def test_a_voter_that_missed_an_addition_votes_for_the_added_member(led):
+    """The added member alone has the whole log, and of the four that vote now one is dead: every other vote counts.
+
+    A node with a leader answers no stranger, who may be one that was removed.
+    """
+    disk, sent = FakeDisk(), []
+    config = ReplicaConfig(
+        node_id="n1",
+        cluster_id="c",
+        listen=("127.0.0.1", 7001),
+        peers={"n2": ("127.0.0.1", 7002), "n3": ("127.0.0.1", 7003)},
+        data_dir=Path("unused"),
+    )
+    _, ballot = open_identity(disk, cluster_id="c", node_id="n1")
+    log = LibraryLog(disk, InlineWorker(), ballot, segment_bytes=1 << 16, memory_bytes_max=1 << 14)
+    engine = Engine(
+        config,
+        RecordingMachine(None),
+        log,
+        clock=lambda: 0.0,
+        rng=random.Random(1),
+        send=lambda peer_id, message: sent.append((peer_id, message)),
+        on_result=lambda token, result: None,
+        on_failure=lambda token, error: None,
+        on_role=lambda change: None,
+    )
+    if led:
+        engine.peer_up("n2", 1)
+        engine.receive("n2", 1, Append(1, 0, 0, 0, []))
+        engine.tick()
+    engine.peer_up("n4", 1)
+    engine.receive("n4", 1, PreVoteRequest(2, 1, 5, 1))
+    engine.tick()
+    answers = [message.granted for peer_id, message in sent if peer_id == "n4" and isinstance(message, PreVoteReply)]
+    assert answers == ([] if led else [True])
