@@ -161,7 +161,7 @@ class Simulation:
     def knows(self, a, b):
         """Whether ``a`` lets ``b`` connect."""
         engine = self.nodes[a].engine
-        return engine.awaits_membership or b in engine.wanted_peers()
+        return engine.hears_anyone or b in engine.wanted_peers()
 
     def connect(self, a, b):
         self.epoch += 1

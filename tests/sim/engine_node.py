@@ -7,18 +7,14 @@ to the leader. Read next: :mod:`tests.sim.node`, :mod:`tests.sim.machine`.
 from __future__ import annotations
 
 import random
-import zlib
-from itertools import count
 
 import consensus.identity
 import consensus.wal
-from consensus.configuration import Member
 from consensus.configuration import encode as encode_configuration
 from consensus.engine import Engine
 from consensus.errors import ConsensusError, NotLeader, SafetyViolation, StorageError
 from consensus.follower_reads import FollowerReads
 from consensus.identity import open_identity
-from consensus.library import LibraryLog
 from consensus.messages import (
     Append,
     ReadProbe,
@@ -31,66 +27,10 @@ from consensus.messages import (
     encode,
 )
 from consensus.ports import Role
-from tests.consensus.fake_disk import InlineWorker
-from tests.sim.node import SimNode
+from tests.sim.administered import Administered
 from tests.sim.observe import Violation
+from tests.sim.observed import Machine, ObservedLog
 from tests.sim.saved_machine import SavedMachine
-
-
-class ObservedLog(LibraryLog):
-    """The journal, with somebody watching the writes."""
-
-    def __init__(self, node, ballot, **bounds):
-        self._node = self._see = None
-        super().__init__(node.disk, InlineWorker(), ballot, **bounds)
-        self._node, self._see = node.name, node.world.see
-        self._node_counts = node.world.counts
-
-    def append(self, command, index, term):
-        super().append(command, index, term)
-        self._see.appended(self._node, index, term, command)
-
-    def truncate_from(self, index):
-        removes = index <= self.last_index
-        super().truncate_from(index)
-        if removes:
-            self._see.truncated(self._node, index)
-
-    def compact(self, index, **options):
-        before = self.base.index
-        super().compact(index, **options)
-        if self.base.index > before:
-            self._node_counts["compactions"] += 1
-
-    def reset_to(self, point):
-        if self.term_at(point.index) != point.term:
-            # The state is on disk already, and goes before the log from now on, whatever becomes of this call.
-            self._see.installed(self._node, point.index + 1, point.configuration)
-        super().reset_to(point)
-
-    def flush(self):
-        if self._batch:
-            super().flush()
-            self._see.flushed(self._node)
-
-
-class Machine:
-    """The replicated state: how much was applied, and a digest of it all."""
-
-    def __init__(self, node):
-        self._name, self._see = node.name, node.world.see
-        self.commands = {}
-        self.digest = 0
-        self.last = 0
-
-    def apply(self, index, term, command):
-        self._see.applied(self._name, index, term, command)
-        self.commands[index] = command
-        self.digest = zlib.crc32(command, self.digest)
-        self.last = index
-        if not index & 15:
-            self._see.state(self._name, index, self.digest)
-        return index
 
 
 class SeededSecrets:
@@ -106,7 +46,7 @@ class SeededSecrets:
         return type("Seeded", (), {"hex": f"{self._rng.getrandbits(128):032x}"})
 
 
-class EngineNode(SimNode):
+class EngineNode(Administered):
     """The hardened library."""
 
     engine_type = Engine
@@ -115,17 +55,15 @@ class EngineNode(SimNode):
     def __init__(self, world, name, rng):
         super().__init__(world, name, rng)
         self.engine = self.machine = self.reads = None
-        self._tokens = count(1)
         self._waiting = []
-        self._changes = set()
-        self._configured = None
 
     # -- life -------------------------------------------------------------------------------------------
 
     def boot(self):
         world, plan = self.world, self.world.plan
         consensus.wal.secrets = consensus.identity.uuid = SeededSecrets(self.rng)
-        self._waiting, self._changes, self._configured = [], set(), None
+        self._waiting = []
+        self.begin_administration()
         config = plan.config(self.name)
         try:
             self.disk.lock()
@@ -174,7 +112,7 @@ class EngineNode(SimNode):
     def forget(self):
         self.engine = self.machine = self.reads = None
         self._waiting = []
-        self._changes = set()
+        self.begin_administration()
 
     def shut_down(self):
         self.engine.stop()
@@ -219,96 +157,6 @@ class EngineNode(SimNode):
                 self.world.scheduler.after(0.1, self.handle, self._save, life)
             self._drain()
             self.wake(0.0)
-
-    # -- members ----------------------------------------------------------------------------------------
-
-    def accepts(self, peer):
-        """Whether this node would be connected with that one."""
-        engine = self.engine
-        return engine is not None and (engine.hears_anyone or peer in engine.wanted_peers())
-
-    def dials(self, peer):
-        """Whether this node knows that one as somebody to be connected with."""
-        return self.engine is not None and peer in self.engine.wanted_peers()
-
-    def _peers_changed(self):
-        self.world.scheduler.after(0.0, self._leave_strangers, self.life)
-
-    def _leave_strangers(self, life):
-        if life == self.life and self.alive:
-            for peer in self.world.nodes:
-                if peer != self.name and not self.accepts(peer):
-                    self.world.network.cut(self.name, peer)
-
-    def _check_members(self):
-        engine = self.engine
-        membership = engine.membership
-        if engine.role is not Role.FOLLOWER and self.name not in membership.voters:
-            raise Violation("members", f"{self.name} is {engine.role.value} and does not vote")
-        index, known = membership.current_index, (membership.version, membership.current_index)
-        if known != self._configured and index <= engine.commit_index and membership.current.members:
-            self._configured = known
-            self.world.see.configured(self.name, index, membership.at(index))
-
-    @property
-    def change_pending(self):
-        """A change of the members is under way here."""
-        return self.engine is not None and self.engine.change_pending
-
-    @property
-    def changes_wait(self):
-        """Somebody waits for a change of the members."""
-        return bool(self._changes)
-
-    def change_members(self, what, which):
-        """Add a machine that was never a member, or remove one; ``which`` in 0..1 chooses."""
-        self.handle(self._change_members, what, which)
-
-    def _change_members(self, what, which):
-        engine, world = self.engine, self.world
-        if engine.role is not Role.LEADER:
-            return
-        token = ("admin", "added" if what == "add" else "removed", next(self._tokens))
-        try:
-            if what == "add":
-                name = world.next_joiner(which)
-                if name is None:
-                    return
-                engine.add_member(name, Member("127.0.0.1", 1), token)
-            else:
-                name = world.may_remove(engine.membership.current, which)
-                if name == self.name:
-                    self._transfer(None, 1.0)
-                    return
-                if name is None:
-                    return
-                engine.remove_member(name, token)
-        except ConsensusError:
-            world.counts["changes refused"] += 1
-            return
-        world.answers.proposed(self.name, token)
-        self._changes.add(token)
-        world.scheduler.after(3.0, self.handle, self._give_up, token, self.life)
-        self.wake(0.0)
-
-    def _give_up(self, token, life):
-        if life == self.life and token in self._changes:
-            self.engine.forget_change(token)
-            self._failure(token, None)
-
-    def transfer(self, target, timeout_s=1.0):
-        """Hand leadership over; ``target`` is a node's name, or None for the most up-to-date voter."""
-        self.handle(self._transfer, target, timeout_s)
-
-    def _transfer(self, target, timeout_s):
-        token = ("admin", "transfers", next(self._tokens))
-        try:
-            self.engine.transfer(target, token, timeout_s)
-        except ConsensusError:
-            self.world.counts["transfers refused"] += 1
-            return
-        self.world.answers.proposed(self.name, token)
-        self.wake(0.0)
 
     # -- network ----------------------------------------------------------------------------------------
 
