@@ -22,6 +22,8 @@ from gateway.state.restore import Restored, restore, verify
 from gateway.state.store import Store, snapshot_files
 
 FILES_MAX: Final = 100_000
+FLUSHED_BYTES: Final = 2**20
+"""What comes in is flushed in pieces of this size: a whole file at once would hold up the journal's flushes."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
 
 
@@ -81,6 +83,7 @@ class StoreSink:
         self._install = install
         self._file = 0
         self._offset = 0
+        self._unflushed = 0
         self._handle: BinaryIO | None = None
         self._ready: tuple[Store, Restored] | None = None
         self._installed = False
@@ -101,6 +104,11 @@ class StoreSink:
             self._handle = (self._directory / self._manifest.files[file].name).open("wb")
         self._handle.write(data)
         self._offset += len(data)
+        self._unflushed += len(data)
+        if self._unflushed >= FLUSHED_BYTES:
+            self._handle.flush()
+            os.fdatasync(self._handle.fileno())
+            self._unflushed = 0
 
     def _size(self) -> int:
         return self._manifest.files[self._file].size if self._file < len(self._manifest.files) else 0
@@ -115,6 +123,7 @@ class StoreSink:
         os.fsync(self._handle.fileno())
         self._handle.close()
         self._handle = None
+        self._unflushed = 0
         self._file, self._offset = self._file + 1, 0
 
     def finish(self) -> None:
