@@ -21,6 +21,7 @@ from consensus.config import RECORD_OVERHEAD_BYTES_MAX, ReplicaConfig
 from consensus.configuration import Configuration, Member
 from consensus.data_dir import open_data_dir
 from consensus.engine import Engine
+from consensus.entries import Entry
 from consensus.errors import ConsensusError, NoLeader, NotLeader, NotReady, Stopped, Timeout
 from consensus.follower_reads import FollowerReads
 from consensus.handshake import Stamp
@@ -262,6 +263,18 @@ class Replica:
                 await waiter
         except TimeoutError as error:
             raise Timeout(f"applying entry {index}", timeout_s, outcome="not_applied") from error
+
+    def read_log(self, first: int, *, bytes_max: int) -> list[Entry]:
+        """Applied entries from ``first`` on, or from where the log begins, as (command, index, term), oldest first.
+
+        At least one if there is any, and no more than ``bytes_max`` beyond it; older ones are read from disk, which
+        blocks for as long as that takes.
+        """
+        engine = self._running()
+        first = max(first, engine.log.base.index + 1)
+        if first > engine.applied_index:
+            return []
+        return engine.log.entries(first, engine.applied_index, bytes_max=bytes_max)
 
     async def call(self, node_id: str, payload: bytes, *, timeout_s: float) -> bytes:
         """Ask another node's ``on_call``; delivered at most once, never retried here.

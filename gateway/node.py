@@ -22,6 +22,7 @@ from gateway.administration import ADMINISTER, Administration, address_of
 from gateway.answers import Answer
 from gateway.cluster_clock import ClusterClock
 from gateway.config import MemberAddress, Settings
+from gateway.explain.explainer import EXPLAIN, Explainer
 from gateway.machine import Machine
 from gateway.proposer import PROPOSE, Leadership, Proposer
 from gateway.reads import Reads
@@ -63,6 +64,7 @@ class Node:
         self.proposer = Proposer(self.replica, self.machine, self.clock, self.leadership)
         self.fetcher = SegmentFetcher(self.replica, self._others, self.machine, self.store, self.publisher)
         self.reads = Reads(self.replica, self.machine, self.publisher, self.fetcher.ensure)
+        self.explainer = Explainer(self.replica, self.machine, self.clock, self.leadership, self._others)
         self._timer: asyncio.TimerHandle | None = None
         self._stopping = False
         self._housework: dict[str, asyncio.Future[Answer]] = {}
@@ -93,7 +95,9 @@ class Node:
         if self.state.broken is not None:
             raise self.state.broken
         machine = self.machine
+        commit = machine.commit
         results = machine.apply(index, term, command)
+        self.explainer.verdicts.applied(index, commit, results)
         for batch in machine.take_sealed():
             # After a restart the log is applied again; files that are there need not be built again.
             if not self.store.has(batch.flow, batch.number):
@@ -174,6 +178,8 @@ class Node:
             return await self.proposer.serve_forwarded(rest)
         if kind == FETCH:
             return await serve_piece(self.publisher, rest)
+        if kind == EXPLAIN:
+            return self.explainer.serve(rest)
         if kind == ADMINISTER:
             return await self.administration.serve(rest)
         raise OncegateError(Code.BAD_REQUEST, f"{peer} sent an unknown call")

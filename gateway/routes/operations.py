@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from typing import Final
 
 from aiohttp import web
 
+from gateway import commands as c
 from gateway import edge, edge_range, wire
-from gateway.answers import request_state
+from gateway.answers import Answer, request_state
 from gateway.exchange import NODE, local, number, path_name, raw_body, respond, typed
+from gateway.explain.attempts import ANSWERED, Attempt
+from rifl.completion import FINGERPRINT_BYTES
 from rifl.errors import Code, OncegateError
 from rifl.ids import ID_MAX
 
@@ -18,7 +22,8 @@ async def operate(request: web.Request) -> web.StreamResponse:
     """``POST /v1/operations``."""
     body = await raw_body(request)
     command = edge.operations(edge.decode(body, request.content_type, wire.OperationsRequest))
-    return respond(request, await request.app[NODE].submit(command, len(body)))
+    sequences = [op.sequence for op in command.ops]
+    return respond(request, await _noted(request, command, len(body), min(sequences), max(sequences)))
 
 
 @typed
@@ -32,7 +37,8 @@ async def put_range(request: web.Request) -> web.StreamResponse:
     body = await raw_body(request)
     command = edge_range.range_command(table, client_id, epoch, first_incomplete, first, body, request.content_type)
     size = len(command.body) + len(command.fingerprints)
-    return respond(request, await request.app[NODE].submit(command, size))
+    last = first + len(command.fingerprints) // FINGERPRINT_BYTES - 1
+    return respond(request, await _noted(request, command, size, first, last))
 
 
 @typed
@@ -43,6 +49,21 @@ async def request_of(request: web.Request) -> web.StreamResponse:
     node = request.app[NODE]
     await node.reads.reach("linearizable", 0)
     return local(request, request_state(node.machine, client_id, sequence))
+
+
+async def _noted(request: web.Request, command: c.Operate | c.Range, size: int, first: int, last: int) -> Answer:
+    """Submit a command, and note for :mod:`gateway.explain` how the attempt ended."""
+    node = request.app[NODE]
+    came = time.time()
+    ended = ANSWERED
+    try:
+        return await node.submit(command, size)
+    except OncegateError as refusal:
+        ended = refusal.code.value
+        raise
+    finally:
+        took_ms = int((time.time() - came) * 1000)
+        node.explainer.attempts.note(Attempt(int(came * 1000), took_ms, command.client_id, first, last, ended))
 
 
 def _header(request: web.Request, name: str) -> str:

@@ -1,0 +1,120 @@
+"""Where a key or a request occurs in log entries; pure.
+
+Owns: matching, from an entry's bytes to mentions of what is looked for. An entry that cannot hold it is passed over
+without being decoded. Read next: :mod:`gateway.explain.verdicts`, :mod:`gateway.explain.timeline`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gateway import commands as c
+from gateway.explain.verdicts import Did, VerdictLog
+from rifl.completion import FINGERPRINT_BYTES
+
+_KINDS = {kind.value: kind.name.lower() for kind in c.Kind}
+_CURSOR_MARK = msgspec.msgpack.encode("cm")
+
+
+class OfKey(NamedTuple):
+    """Look for the writes of a row."""
+
+    table: str
+    key: str
+
+
+class OfRequest(NamedTuple):
+    """Look for a request id."""
+
+    client_id: int
+    sequence: int
+
+
+Wanted = OfKey | OfRequest
+
+
+class Mention(NamedTuple):
+    """One attempt as the log has it. ``key`` is empty for an operation of a range that was looked for by its id."""
+
+    entry: int
+    term: int
+    time_ms: int
+    client_id: int
+    sequence: int
+    op: str
+    table: str
+    key: str
+    did: Did
+
+
+class Moved(NamedTuple):
+    """A consumer has finished everything up to ``batch``, as the log has it."""
+
+    entry: int
+    term: int
+    time_ms: int
+    flow: str
+    consumer: str
+    batch: int
+
+
+class Search:
+    """Looks through entries, in order, for one thing."""
+
+    def __init__(self, wanted: Wanted, verdicts: VerdictLog) -> None:
+        self._wanted = wanted
+        self._verdicts = verdicts
+        self._mark = wanted.key.encode() if isinstance(wanted, OfKey) else msgspec.msgpack.encode(wanted.client_id)
+
+    def entry(self, data: bytes, index: int, term: int) -> Iterator[Mention | Moved]:
+        """Yield what an entry says; one that is no entry of the machine says nothing."""
+        if self._mark not in data and _CURSOR_MARK not in data:
+            return
+        try:
+            entry = c.decode_entry(data)
+        except msgspec.DecodeError:
+            return
+        verdicts = self._verdicts
+        before = 0
+        for number, command in enumerate(entry.commands):
+            at = (index, term, entry.time_ms)
+            count = 0
+            if isinstance(command, c.Operate):
+                count = len(command.ops)
+                for position, op in enumerate(command.ops):
+                    if self._is_wanted(command.client_id, op.sequence, op.table, op.key):
+                        did = verdicts.of_operation(index, number, position, before)
+                        kind = _KINDS.get(op.kind, str(op.kind))
+                        yield Mention(*at, command.client_id, op.sequence, kind, op.table, op.key, did)
+            elif isinstance(command, c.Range):
+                count = len(command.fingerprints) // FINGERPRINT_BYTES
+                for sequence, key in self._in_range(command, count):
+                    did = verdicts.of_range(index, number, command.first, sequence, before)
+                    yield Mention(*at, command.client_id, sequence, "put", command.table, key, did)
+            elif isinstance(command, c.MoveCursor):
+                yield Moved(*at, command.flow, command.consumer, command.batch)
+            taken = verdicts.executed(index, number, count)
+            before = -1 if before < 0 or taken < 0 else before + taken
+
+    def _is_wanted(self, client_id: int, sequence: int, table: str, key: str) -> bool:
+        wanted = self._wanted
+        if isinstance(wanted, OfKey):
+            return wanted.key == key and wanted.table == table
+        return wanted.sequence == sequence and wanted.client_id == client_id
+
+    def _in_range(self, command: c.Range, count: int) -> Iterator[tuple[int, str]]:
+        wanted = self._wanted
+        if isinstance(wanted, OfRequest):
+            if wanted.client_id == command.client_id and 0 <= wanted.sequence - command.first < count:
+                yield wanted.sequence, ""
+            return
+        if wanted.table == command.table and self._mark in command.body:
+            with pa.ipc.open_stream(command.body) as stream:
+                keys = stream.read_all().column("key").combine_chunks()
+            for row in pc.indices_nonzero(pc.equal(keys, pa.scalar(wanted.key, keys.type))).to_pylist():
+                yield command.first + row, wanted.key

@@ -1,0 +1,162 @@
+"""From what was found to one timeline, in order; pure.
+
+Owns: the shape of the answer and the words in it. Times are milliseconds of the Unix epoch: those of attempts by the
+clock of the node they came to, those of the log by the leader's. Read next: :mod:`gateway.explain.explainer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import msgspec
+
+from gateway.explain.attempts import ANSWERED, Attempt
+from gateway.explain.search import Mention, Moved
+from gateway.explain.verdicts import EXECUTED
+from gateway.flow_state import Flow, FlowTable
+from gateway.wire import RequestState
+from rifl.ids import RequestId
+
+EVENTS_MAX: Final = 1_000
+
+
+class Event(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One line: ``what`` is ``attempt``, ``log``, ``batch`` or ``delivery``; ``at_ms`` None where nobody knows when."""
+
+    what: str
+    at_ms: int | None = None
+    request: str = ""
+    node: str = ""
+    index: int = 0
+    term: int = 0
+    commit: int = 0
+    flow: str = ""
+    batch: int = 0
+    consumer: str = ""
+    detail: str = ""
+
+
+class Explained(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """The answer. ``log_from`` is the first index searched; ``silent`` are members that did not say what came there."""
+
+    table: str = ""
+    key: str = ""
+    request: str = ""
+    version: int = 0
+    state: RequestState | None = None
+    log_from: int = 0
+    truncated: bool = False
+    silent: list[str] = []
+    events: list[Event] = []
+
+
+class Timeline:
+    """Collects events. ``offset_ms`` is what cluster time lacks to the Unix epoch, None if no leader could say."""
+
+    def __init__(self, offset_ms: int | None) -> None:
+        self._offset_ms = offset_ms
+        self._events: list[tuple[int, int, Event]] = []
+
+    def add_attempts(self, node: str, attempts: Iterable[Attempt], requests: frozenset[RequestId]) -> None:
+        """Add what came to a node."""
+        for one in attempts:
+            carried = [str(r) for r in requests if r.client_id == one.client_id and one.first <= r.sequence <= one.last]
+            how = f"{ANSWERED} after {one.took_ms} ms" if one.ended == ANSWERED else f"refused: {one.ended}"
+            count = one.last - one.first + 1
+            event = Event(
+                what="attempt",
+                at_ms=one.came_ms,
+                node=node,
+                request=", ".join(carried[:4]) + (" …" if len(carried) > 4 else ""),
+                detail=how if count == 1 else f"one of {count:,}, {how}",
+            )
+            self._add(one.came_ms, 0, event)
+
+    def add_mentions(self, mentions: Iterable[Mention]) -> None:
+        """Add what the log holds of operations."""
+        for one in mentions:
+            key = f"{one.table}/{one.key}" if one.key else one.table
+            self._add_cluster(
+                one.time_ms,
+                one.entry,
+                Event(
+                    what="log",
+                    at_ms=self._unix_ms(one.time_ms),
+                    request=str(RequestId(one.client_id, one.sequence)),  # type: ignore[arg-type]
+                    index=one.entry,
+                    term=one.term,
+                    commit=one.did.commit,
+                    detail=f"{one.op} {key}: {one.did.what}",
+                ),
+            )
+
+    def add_delivery(self, flows: FlowTable, mentions: Iterable[Mention], moves: Iterable[Moved]) -> None:
+        """Add batches that hold the effects, and the consumers that have finished them."""
+        passed: dict[tuple[str, str], list[Moved]] = {}
+        for move in moves:
+            passed.setdefault((move.flow, move.consumer), []).append(move)
+        seen: set[tuple[str, int]] = set()
+        for one in mentions:
+            if one.did.what != EXECUTED or not one.did.commit:
+                continue
+            for flow in flows.of_table(one.table):
+                self._add_batch(flow, one, passed, seen)
+
+    def events(self) -> tuple[list[Event], bool]:
+        """All of them in order, the newest ``EVENTS_MAX``, and whether older ones were left out."""
+        ordered = [event for _, _, event in sorted(self._events, key=lambda entry: entry[:2])]
+        return ordered[-EVENTS_MAX:], len(ordered) > EVENTS_MAX
+
+    def _add_batch(
+        self,
+        flow: Flow,
+        one: Mention,
+        passed: Mapping[tuple[str, str], list[Moved]],
+        seen: set[tuple[str, int]],
+    ) -> None:
+        name, batches = flow.declaration.name, flow.batches
+        number = batches.of_commit(one.did.commit)
+        if number is None:
+            waits = batches.last < 1 or one.did.commit > batches.get(batches.last).last_commit
+            detail = "waits in the open segment" if waits else "in a batch that retention has dropped"
+            place = Event(what="batch", flow=name, commit=one.did.commit, detail=detail)
+            self._add_cluster(one.time_ms, one.entry, place)
+            return
+        if (name, number) in seen:
+            return
+        seen.add((name, number))
+        meta = batches.get(number)
+        sealed = Event(
+            what="batch",
+            at_ms=self._unix_ms(meta.sealed_ms),
+            flow=name,
+            batch=number,
+            detail=f"sealed with {meta.items:,} items, commits {meta.first_commit}..{meta.last_commit}",
+        )
+        self._add_cluster(meta.sealed_ms, one.entry, sealed)
+        for consumer in flow.consumers.all():
+            about = {"what": "delivery", "flow": name, "batch": number, "consumer": consumer.name}
+            move = next((m for m in passed.get((name, consumer.name), ()) if m.batch >= number), None)
+            if consumer.cursor < number:
+                waiting = Event(**about, detail=f"not yet: the cursor is at {consumer.cursor}")  # type: ignore[arg-type]
+                self._add(_LATER, number, waiting)
+            elif move is None:
+                done = Event(**about, detail="finished, before the log that is kept begins")  # type: ignore[arg-type]
+                self._add_cluster(meta.sealed_ms, one.entry + 1, done)
+            else:
+                when = self._unix_ms(move.time_ms)
+                event = Event(**about, at_ms=when, index=move.entry, term=move.term, detail="finished")  # type: ignore[arg-type]
+                self._add_cluster(move.time_ms, move.entry, event)
+
+    def _unix_ms(self, cluster_ms: int) -> int | None:
+        return None if self._offset_ms is None else cluster_ms + self._offset_ms
+
+    def _add_cluster(self, cluster_ms: int, index: int, event: Event) -> None:
+        self._add(cluster_ms + (self._offset_ms or 0), index, event)
+
+    def _add(self, order_ms: int, index: int, event: Event) -> None:
+        self._events.append((order_ms, index, event))
+
+
+_LATER: Final = 1 << 62

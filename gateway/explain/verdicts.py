@@ -1,0 +1,125 @@
+"""What each log entry did to the state, remembered for the newest entries of this process.
+
+Owns: the commit number before each entry, and the verdicts of those few entries of which not everything was executed
+anew. Knows nothing of what entries hold. Read next: :mod:`gateway.explain.search`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any, Final, NamedTuple
+
+from gateway.machine import Operated, Ranged
+from rifl.result_tracker import Verdict
+
+ENTRIES_MAX: Final = 1 << 17
+"""Entries whose commit number is remembered; 16 bytes each."""
+SPOKEN_MAX: Final = 65_536
+"""Operations whose verdict is remembered by itself."""
+
+EXECUTED: Final = "executed"
+REFUSED: Final = "refused"
+DUPLICATE: Final = "duplicate suppressed"
+UNKNOWN: Final = "not remembered"
+
+
+class Did(NamedTuple):
+    """What became of one attempt in the log: in words, and the commit number, 0 if there is none."""
+
+    what: str
+    commit: int = 0
+
+
+class VerdictLog:
+    """Filled as entries are applied. One thread."""
+
+    def __init__(self, entries_max: int = ENTRIES_MAX) -> None:
+        self._entries_max = entries_max
+        self._index = array("q", bytes(8 * entries_max))
+        self._commit = array("q", bytes(8 * entries_max))
+        self._spoken: dict[int, dict[int, Any]] = {}
+        self._spoken_size = 0
+
+    def applied(self, index: int, commit: int, results: list[Any]) -> None:
+        """Remember entry ``index``: ``commit`` was the commit number before it, ``results`` is what it gave."""
+        slot = index % self._entries_max
+        self._index[slot], self._commit[slot] = index, commit
+        spoken: dict[int, Any] | None = None
+        for number, result in enumerate(results):
+            kind = type(result)
+            if kind is Operated:
+                for _, code, record, replayed in result.verdicts:
+                    if code is None and not replayed:
+                        remembered = record.result
+                        if remembered is None or remembered.refusal is None:
+                            continue
+                    spoken = spoken or {}
+                    spoken[number] = [_of_operation(verdict) for verdict in result.verdicts]
+                    break
+            elif kind is Ranged and any(part.verdict is not _EXECUTE for part in result.parts):
+                spoken = spoken or {}
+                spoken[number] = [(part.first, part.last, *_of_part(part)) for part in result.parts]
+        if spoken is not None:
+            self._spoken[index] = spoken
+            self._spoken_size += sum(map(len, spoken.values()))
+            while self._spoken_size > SPOKEN_MAX:
+                oldest = next(iter(self._spoken))
+                self._spoken_size -= sum(map(len, self._spoken.pop(oldest).values()))
+
+    def of_operation(self, index: int, command: int, position: int, before: int) -> Did:
+        """What became of operation ``position`` of a command; ``before`` operations of its entry were executed before.
+
+        ``before`` counts only while every command of the entry so far was executed whole, else it is -1.
+        """
+        spoken = self._spoken.get(index, {}).get(command)
+        if spoken is not None:
+            return Did(*spoken[position])
+        return self._plain(index, before + position if before >= 0 else -1)
+
+    def of_range(self, index: int, command: int, first: int, sequence: int, before: int) -> Did:
+        """The same for operation ``sequence`` of a range that begins at ``first``."""
+        spoken = self._spoken.get(index, {}).get(command)
+        if spoken is not None:
+            for low, high, what, commit in spoken:
+                if low <= sequence <= high:
+                    return Did(what, commit + sequence - low if commit else 0)
+        return self._plain(index, before + sequence - first if before >= 0 else -1)
+
+    def executed(self, index: int, command: int, operations: int) -> int:
+        """How many commit numbers a command of so many operations took; -1 if that is not known."""
+        spoken = self._spoken.get(index, {}).get(command)
+        return operations if spoken is None else _taken(spoken)
+
+    def _plain(self, index: int, before: int) -> Did:
+        slot = index % self._entries_max
+        if self._index[slot] != index:
+            return Did(UNKNOWN)
+        return Did(EXECUTED, self._commit[slot] + before + 1 if before >= 0 else 0)
+
+
+def _of_operation(verdict: Any) -> tuple[str, int]:
+    _, code, record, replayed = verdict
+    if record is None:
+        return (f"{REFUSED}: {code}", 0)
+    if replayed:
+        return (DUPLICATE, record.commit)
+    refusal = None if record.result is None else record.result.refusal
+    return (EXECUTED if refusal is None else f"{REFUSED}: {refusal}", record.commit)
+
+
+def _of_part(part: Any) -> tuple[str, int]:
+    if part.verdict is _EXECUTE:
+        return (EXECUTED, part.commit)
+    if part.verdict is Verdict.REPLAY:
+        return (DUPLICATE, part.commit)
+    return (f"{REFUSED}: {part.verdict.code}", 0)
+
+
+def _taken(spoken: list[Any]) -> int:
+    if spoken and len(spoken[0]) == 4:
+        return sum(high - low + 1 for low, high, what, _ in spoken if what == EXECUTED)
+    # A refusal that is a result of its own took a number too; a duplicate's number is its original's.
+    return sum(1 for what, commit in spoken if commit and what != DUPLICATE)
+
+
+_EXECUTE = Verdict.EXECUTE

@@ -1,0 +1,225 @@
+"""What a timeline says of a key or a request is what its callers were told, and nothing is guessed."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway import commands as c
+from gateway.cli.local_cluster import LocalCluster
+from gateway.explain.attempts import ANSWERED, FOUND_MAX, Attempt, AttemptLog
+from gateway.explain.search import Mention, OfKey, OfRequest, Search
+from gateway.explain.verdicts import DUPLICATE, EXECUTED, UNKNOWN, VerdictLog
+from gateway.machine import Operated, Ranged
+from rifl.result_tracker import Verdict
+from tests.faults.test_any_node import each_node
+from tests.gateway.http_contract import assert_problem, declare, put, send_range
+from tests.gateway.test_machine_ranges import machine, range_of, single
+
+if TYPE_CHECKING:
+    from gateway.machine import Machine
+    from tests.conftest import Api
+
+
+class Told:
+    """A machine whose every attempt is kept, with the verdict that its caller got."""
+
+    def __init__(self) -> None:
+        self.machine: Machine = machine()
+        self.verdicts = VerdictLog(entries_max=64)
+        self.entries: list[bytes] = []
+        self.said: list[tuple[int, int, str, int]] = []
+
+    def apply(self, *commands: c.Command) -> None:
+        entry = c.encode_entry(0, list(commands))
+        self.entries.append(entry)
+        index = len(self.entries)
+        commit = self.machine.commit
+        results = self.machine.apply(index, 1, entry)
+        self.verdicts.applied(index, commit, results)
+        for command, result in zip(commands, results, strict=True):
+            # Session 9 does not exist: what it sends takes no commit number, and is not found under another's ids.
+            if isinstance(command, c.Operate | c.Range) and command.client_id == 1:
+                self.said += [(index, sequence, what, told) for sequence, what, told in _verdicts(result)]
+
+    def explained(self, sequence: int) -> list[tuple[int, int, str, int]]:
+        search = Search(OfRequest(1, sequence), self.verdicts)
+        found = [m for index, entry in enumerate(self.entries, 1) for m in search.entry(entry, index, 1)]
+        return [(m.entry, m.sequence, m.did.what, m.did.commit) for m in found if isinstance(m, Mention)]
+
+
+def _verdicts(result: Any) -> Any:
+    if isinstance(result, Operated):
+        for sequence, code, record, replayed in result.verdicts:
+            if record is None:
+                yield sequence, f"refused: {code}", 0
+            elif replayed:
+                yield sequence, DUPLICATE, record.commit
+            else:
+                refusal = record.result and record.result.refusal
+                yield sequence, f"refused: {refusal}" if refusal else EXECUTED, record.commit
+    elif isinstance(result, Ranged):
+        words = {Verdict.EXECUTE: EXECUTED, Verdict.REPLAY: DUPLICATE}
+        for part in result.parts:
+            what = words.get(part.verdict, f"refused: {part.verdict.code}")
+            for sequence in range(part.first, part.last + 1):
+                yield sequence, what, part.commit + sequence - part.first if part.commit else 0
+
+
+def conditional(sequence: int) -> c.Op:
+    op = c.Op(sequence, int(c.Kind.PUT), "t", "one", 0, b"1", 0, int(c.Test.ABSENT))
+    return c.Op(*(getattr(op, name) for name in op.__struct_fields__[:4]), c.fingerprint(op), b"1", 0, op.test)
+
+
+attempt = st.one_of(
+    st.integers(1, 6).map(lambda s: c.Operate(1, 1, 1, [single(s, table="t")])),
+    st.lists(st.integers(1, 6), min_size=1, max_size=4).map(
+        lambda ss: c.Operate(1, 1, 1, [conditional(s) for s in ss])
+    ),
+    st.lists(st.integers(1, 12), min_size=1, max_size=4).map(lambda ss: c.Operate(1, 1, 1, [single(s) for s in ss])),
+    st.tuples(st.integers(1, 6), st.integers(0, 4)).map(lambda at: range_of(at[0], at[0] + at[1])),
+    st.integers(1, 6).map(lambda s: range_of(s, s + 2, changed=s + 1)),
+    st.just(c.Operate(9, 1, 1, [single(1)])),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(attempt, min_size=1, max_size=4), min_size=1, max_size=5))
+def test_each_attempt_in_the_log_is_told_as_its_caller_was(entries: list[list[c.Command]]) -> None:
+    told = Told()
+    for commands in entries:
+        told.apply(*commands)
+    for sequence in range(1, 17):
+        assert told.explained(sequence) == [one for one in told.said if one[1] == sequence]
+
+
+def test_an_entry_applied_before_this_process_began_has_no_verdict() -> None:
+    told = Told()
+    told.apply(c.Operate(1, 1, 1, [single(1)]))
+    told.verdicts = VerdictLog(entries_max=64)
+    assert told.explained(1) == [(1, 1, UNKNOWN, 0)]
+
+
+def test_verdicts_of_old_entries_make_room_for_new_ones() -> None:
+    told = Told()
+    for sequence in range(1, 8):
+        told.apply(c.Operate(1, 1, 1, [single(sequence)]))
+    small = VerdictLog(entries_max=4)
+    for index in range(1, 8):
+        small.applied(index, index - 1, [])
+    told.verdicts = small
+    assert [told.explained(sequence)[0][2] for sequence in (3, 4, 7)] == [UNKNOWN, EXECUTED, EXECUTED]
+
+
+def test_key_inside_a_range_is_found_with_its_own_commit_number() -> None:
+    told = Told()
+    told.apply(range_of(1, 5), c.Operate(1, 1, 1, [single(6)]))
+    search = Search(OfKey("s", "k4"), told.verdicts)
+    [found] = search.entry(told.entries[0], 1, 1)
+    assert isinstance(found, Mention)
+    assert (found.sequence, found.did) == (4, (EXECUTED, 4))
+
+
+def test_attempts_are_bounded_and_the_newest_are_kept() -> None:
+    log = AttemptLog(attempts_max=1000)
+    for number in range(3000):
+        log.note(Attempt(number, 1, 7, number, number, ANSWERED))
+    assert log.of(7, frozenset(range(1999))) == []
+    assert [one.first for one in log.of(7, frozenset(range(3000)))] == list(range(3000 - FOUND_MAX, 3000))
+
+
+async def _explain(api: Api, **query: str) -> dict[str, Any]:
+    status, _, found = await api.call("GET", "/v1/explain", params=query)
+    assert status == 200, found
+    return dict(found)
+
+
+def _told(found: dict[str, Any], what: str) -> list[tuple[int, str]]:
+    return [(event.get("commit", 0), event["detail"]) for event in found["events"] if event["what"] == what]
+
+
+async def test_duplicates_and_refusals_of_a_key_are_told_in_order(api: Api) -> None:
+    await declare(api)
+    session = await api.session()
+    await api.operate(session, put(1, "a", "x"))
+    await api.operate(session, put(1, "a", "x"), put(2, "a", "y", condition={"absent": True}))
+    await api.operate(session, put(2, "a", "z"))
+    found = await _explain(api, table="rows", key="a")
+    assert found["version"] == 1
+    assert _told(found, "log") == [
+        (1, "put rows/a: executed"),
+        (1, "put rows/a: duplicate suppressed"),
+        (2, "put rows/a: refused: CONDITION_FAILED"),
+        (0, "put rows/a: refused: PAYLOAD_MISMATCH"),
+    ]
+    assert len(_told(found, "attempt")) == 3
+    times = [event["at_ms"] for event in found["events"]]
+    assert None not in times
+    of_request = await _explain(api, request=f"{session}/2")
+    assert of_request["state"]["state"] == "applied"
+    assert [commit for commit, _ in _told(of_request, "log")] == [2, 0]
+
+
+async def test_batch_and_delivery_of_a_write_are_told(api: Api) -> None:
+    await declare(api, "events", "stream")
+    await api.call("PUT", "/v1/flows/mine", {"source": "events", "max_items": 2})
+    session = await api.session()
+    await send_range(api, session, 1, ["a", "b", "c"])
+    found = await _explain(api, table="events", key="b")
+    batches = [(e["flow"], e.get("batch"), e["detail"]) for e in found["events"] if e["what"] == "batch"]
+    assert ("mine", 1, "sealed with 2 items, commits 1..2") in batches
+    _, _, attached = await api.call("POST", "/v1/flows/mine/consumers/job/attach", {"nonce": "n-1"})
+    waiting = await _explain(api, table="events", key="b")
+    assert _told(waiting, "delivery") == [(0, "not yet: the cursor is at 0")]
+    move = {"batch": 1, "fence": attached["fence"]}
+    await api.call("POST", "/v1/flows/mine/consumers/job/cursor", move)
+    done = await _explain(api, table="events", key="b")
+    [event] = [event for event in done["events"] if event["what"] == "delivery"]
+    assert (event["detail"], event["consumer"]) == ("finished", "job")
+    assert event["index"] > 0
+    open_one = await _explain(api, request=f"{session}/3")
+    assert "waits in the open segment" in [detail for _, detail in _told(open_one, "batch")]
+
+
+async def test_bad_questions_are_refused(api: Api) -> None:
+    for query in ({}, {"table": "t"}, {"request": "1/2"}, {"request": "0" * 16 + "/1", "key": "a"}):
+        assert_problem(await api.call("GET", "/v1/explain", params=query), "BAD_REQUEST")
+    assert_problem(await api.call("GET", "/v1/explain", params={"table": "none", "key": "a"}), "NOT_FOUND")
+
+
+async def test_request_that_was_never_seen_has_no_history(api: Api) -> None:
+    session = await api.session()
+    found = await _explain(api, request=f"{session}/1")
+    assert found["state"]["state"] == "never_seen"
+    assert found.get("events", []) == []
+
+
+async def test_attempts_at_several_nodes_are_told_with_their_nodes(cluster: LocalCluster) -> None:
+    async with each_node(cluster) as nodes:
+        first, *others = nodes.values()
+        await declare(first)
+        session = await first.session()
+        for api in nodes.values():
+            await api.operate(session, put(1, "a", "x"))
+        for api in nodes.values():
+            found = await _explain(api, request=f"{session}/1")
+            assert sorted(e["node"] for e in found["events"] if e["what"] == "attempt") == sorted(nodes)
+            assert [detail for _, detail in _told(found, "log")] == [
+                "put rows/a: executed",
+                *["put rows/a: duplicate suppressed"] * len(others),
+            ]
+    printed = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-m", "gateway", "explain", "rows/a", "--endpoint", cluster.endpoints[1]],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"COLUMNS": "200", "PATH": ""},
+    )
+    assert printed.returncode == 0, printed.stderr
+    assert printed.stdout.count("duplicate suppressed") == 2
