@@ -72,9 +72,16 @@ class LibraryLog(Journal):
         return self.last_index - self._list_first + 1
 
     def __getitem__(self, item: int | slice) -> Entry | list[Entry]:
-        first = self._list_first
+        if item == -1:
+            return b"", self.last_index, self.last_term
+        first = self.base.index or 1
+        if item == 0:
+            return b"", first, self.base.term
         if isinstance(item, slice):
-            start, stop, _ = item.indices(len(self))
+            start, stop, _ = item.indices(self.last_index - first + 1)
+            recent = self._recent_first
+            if first + start >= recent:
+                return self._recent[first + start - recent : first + stop - recent]
             found: list[Entry] = []
             if start < stop and first + start == self.base.index:
                 found.append((b"", self.base.index, self.base.term))
@@ -84,10 +91,6 @@ class LibraryLog(Journal):
                 found += part
                 start += len(part)
             return found
-        if item == -1:
-            return b"", self.last_index, self.last_term
-        if item == 0:
-            return b"", first, self.base.term
         return self.entry(first + item)
 
     def add(self, command: bytes, index: int, term: int) -> None:
@@ -139,9 +142,6 @@ class _Outbox(Transport):  # type: ignore[misc]
     def send(self, node: Node, message: LibraryMessage) -> bool:
         self._send(node.id, message)
         return True
-
-    def deliver(self, node: Node, message: LibraryMessage) -> None:
-        self._onMessageReceived(node, message)
 
     def set_connected(self, node: Node, *, connected: bool) -> None:
         if connected:
@@ -325,7 +325,9 @@ class Raft(SyncObj):  # type: ignore[misc]
         self._SyncObj__raftLeader = None
 
     def _deliver(self, peer_id: str, message: LibraryMessage) -> None:
-        self._outbox.deliver(self._node(peer_id), cap_snapshot_chunk(message, self.commit_index()))
+        if "serialized" in message:
+            message = cap_snapshot_chunk(message, self.commit_index())
+        self._SyncObj__onMessageReceived(self._nodes.get(peer_id) or self._node(peer_id), message)
 
     def _node(self, peer_id: str) -> _Member:
         node = self._nodes.get(peer_id)

@@ -74,6 +74,8 @@ class SpareSegment:
         self._future: Future[Segment] | None = None
         self._no_space = False
         self._retry_at = 0.0
+        self.ready = False
+        """It is there, and :meth:`retry` has nothing to do."""
 
     @property
     def size(self) -> int:
@@ -90,6 +92,7 @@ class SpareSegment:
     def prepare(self, header: SegmentHeader) -> None:
         """Start to make it."""
         self._header = header
+        self.ready = False
         storage = self._storage
 
         def make() -> Segment:
@@ -102,6 +105,7 @@ class SpareSegment:
     def adopt(self, segment: Segment) -> None:
         """Take one that an earlier process made."""
         self._header = segment.header
+        self.ready = False
         storage = self._storage
 
         def keep() -> Segment:
@@ -121,13 +125,13 @@ class SpareSegment:
         Raises:
             OSError: the disk failed otherwise.
         """
-        if self._no_space:
-            return False
+        if self.ready or self._no_space:
+            return self.ready
         return self._future is not None and self._settle(self._future)
 
     def take(self) -> Segment:
         """Hand it over; :meth:`available` has said that it is there."""
-        future, self._future = self._future, None
+        future, self._future, self.ready = self._future, None, False
         if future is None:
             raise SafetyViolation("the journal is closed")
         return future.result()
@@ -147,7 +151,7 @@ class SpareSegment:
 
     def close(self) -> None:
         """Wait for it and close it."""
-        future, self._future = self._future, None
+        future, self._future, self.ready = self._future, None, False
         self._header = None
         if future is not None:
             with suppress(OSError):
@@ -166,4 +170,5 @@ class SpareSegment:
         if self._no_space:
             logger.warning("there is room for the next journal segment again")
         self._no_space = False
+        self.ready = True
         return True

@@ -235,7 +235,10 @@ class Journal(ReplayedEntries):
         Raises:
             OSError: the disk failed.
         """
-        self._spare.retry(now)
+        if not self._spare.ready:
+            self._spare.retry(now)
+        if not self._removal.busy and not self._unneeded:
+            return
         if self._removal.done:
             try:
                 self._removal.fetch()
