@@ -76,6 +76,9 @@ Token = TypeVar("Token")
 TERM_BYTES = 4 * RECORD_HEADER_BYTES
 """Room in the log for the beginning of a term: a truncation and the leader's own entry."""
 
+_WAITING_ACKS_MAX = 64
+"""Acknowledgements that wait for the next tick, because nothing follows from them."""
+
 
 class Engine(Generic[Token]):
     """One node; ``Token`` is what the owner wants back with a command's or a read's result."""
@@ -159,6 +162,7 @@ class Engine(Generic[Token]):
         self._transfers: Transfers[Token] = Transfers(on_result, on_failure)
         self._epochs: dict[str, int] = {}
         self._inbox: list[tuple[str, int, RaftMessage]] = []
+        self._tick_wanted = False
         self._held: list[tuple[str, Message]] = []
         self._last_role: RoleChange | None = None
         self._heartbeat_s = config.heartbeat_ms / 1000
@@ -210,9 +214,9 @@ class Engine(Generic[Token]):
         return self._proposals.queued
 
     @property
-    def has_received(self) -> bool:
-        """Messages wait for the next tick."""
-        return bool(self._inbox)
+    def tick_wanted(self) -> bool:
+        """Messages wait that something may follow from; without any, the next tick may come as late as it likes."""
+        return self._tick_wanted
 
     def peer_status(self) -> dict[str, PeerStatus]:
         """What is known of the other members."""
@@ -307,6 +311,13 @@ class Engine(Generic[Token]):
     def receive(self, peer_id: str, epoch: int, message: RaftMessage) -> None:
         """Queue a message for the next tick."""
         self._inbox.append((peer_id, epoch, message))
+        if (
+            type(message) is not Ack
+            or self._attention
+            or len(self._inbox) > _WAITING_ACKS_MAX
+            or not self._replication.brings_nothing(peer_id, message)
+        ):
+            self._tick_wanted = True
 
     def propose(self, command: bytes, token: Token) -> None:
         """Queue a command for the next tick; its result or failure comes with ``token``.
@@ -425,6 +436,7 @@ class Engine(Generic[Token]):
             self._replication.excuse(slept)
         if self._inbox:
             inbox, self._inbox = self._inbox, []
+            self._tick_wanted = False
             for peer_id, epoch, message in inbox:
                 if self._epochs.get(peer_id) == epoch:
                     self._handle(peer_id, epoch, message)

@@ -410,7 +410,7 @@ class Replica:
                     calls.replied(peer_id, message)
                 case _:
                     engine.receive(peer_id, epoch, message)
-        if not engine.has_received:
+        if not engine.tick_wanted:
             return
         if engine.has_proposals:
             # More commands may come in this iteration: they share the tick, and its flush.

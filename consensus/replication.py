@@ -139,11 +139,27 @@ class Replication:
         news = progress.matched(ack.index)
         if ack.full:
             progress.full(now + FULL_PAUSE_S)
-        if not news or peer_id not in self._log.membership.voters:
-            # A learner's match counts from its promotion on: see Raft.set_voters.
+        if not news or ack.index <= self._raft.commit_index() or peer_id not in self._log.membership.voters:
+            # The library hears only what may move the commit index. A learner's match counts from its promotion on: see
+            # Raft.set_voters.
             return False
         self._raft.receive_match(peer_id, ack.index)
         return True
+
+    def brings_nothing(self, peer_id: str, ack: Ack) -> bool:
+        """Nothing follows from this acknowledgement but numbers: it may be taken whenever the next tick comes.
+
+        So it is with the one of the slower follower: the entry is committed, and nothing waits to be sent.
+        """
+        progress = self._progress.get(peer_id)
+        return (
+            progress is not None
+            and ack.success
+            and ack.index <= self._raft.commit_index()
+            and not ack.full
+            and not progress.probing
+            and progress.next_index > self._log.last_index
+        )
 
     def heard(self, peer_id: str, now: float) -> None:
         """A follower said something else than an acknowledgement: it is alive."""
