@@ -12,16 +12,18 @@ import msgspec
 
 from gateway import commands as c
 from gateway import wire
-from gateway.machine import Machine, Operated, OpVerdict, Ranged, SessionAnswer
+from gateway.machine import Machine, Operated, OpVerdict, Ranged, Resolved, SessionAnswer
 from gateway.tables import Remembered, Table
-from rifl.errors import REGISTRY, Code, OncegateError
+from rifl.errors import REGISTRY, Code, OncegateError, Outcome
 from rifl.ids import format_client_id
-from rifl.result_tracker import ResultTracker, Verdict
+from rifl.resolve_rule import Fate, Resolution, look_up
+from rifl.result_tracker import Verdict
 
 _DETAILS = {
     Code.NOT_FOUND: "no such table",
     Code.BAD_REQUEST: "this table does not take this operation",
 }
+_SEALED = "the id is sealed: never executed, and never will be"
 
 
 class Answer(NamedTuple):
@@ -42,6 +44,7 @@ BODY_TYPES: dict[type, Any] = {
     c.OpenSession: wire.SessionOpened,
     c.RenewSession: wire.SessionRenewed,
     c.TakeOver: wire.SessionTaken,
+    c.Resolve: wire.RequestState,
     c.CloseSession: wire.SessionClosed,
     c.DeclareTable: wire.TableState,
     c.DeclareFlow: wire.FlowState,
@@ -67,6 +70,8 @@ def answer(command: c.Command, result: Any, machine: Machine) -> Answer:
         case c.Range(), Ranged(parts, memory_ms):
             ranged = wire.RangeResponse([_range_part(part) for part in parts], memory_ms)
             return Answer(ranged, commit, memory_ms=memory_ms)
+        case c.Resolve(), Resolved(resolution, left_ms):
+            return Answer(_fate(command.sequence, resolution), commit, memory_ms=left_ms)
         case c.OpenSession(), SessionAnswer() as session:
             opened = wire.SessionOpened(
                 format_client_id(session.client_id), session.epoch, session.lease_ms, session.window
@@ -94,7 +99,7 @@ def answer(command: c.Command, result: Any, machine: Machine) -> Answer:
 def _operation(verdict: OpVerdict) -> wire.OperationResult:
     sequence, code, record, replayed = verdict
     if record is None:
-        return rejected(sequence, code or Code.INTERNAL)
+        return rejected(sequence, code or Code.INTERNAL, sealed=replayed)
     result: Remembered | None = record.result
     if result is None:
         return wire.OperationResult(sequence, "applied", commit=record.commit, version=record.commit, replayed=replayed)
@@ -114,16 +119,16 @@ def _operation(verdict: OpVerdict) -> wire.OperationResult:
     )
 
 
-def rejected(sequence: int, code: Code) -> wire.OperationResult:
-    """Return the verdict on an operation that was not executed and not recorded."""
+def rejected(sequence: int, code: Code, *, sealed: bool = False) -> wire.OperationResult:
+    """Return the verdict on an operation that was not executed and not recorded; of a sealed one that is certain."""
     traits = REGISTRY[code]
     return wire.OperationResult(
         sequence,
         "rejected",
         code=code.value,
-        outcome=traits.outcome.value,
+        outcome=(Outcome.NOT_APPLIED if sealed else traits.outcome).value,
         retryable=traits.retryable,
-        detail=_DETAILS.get(code, traits.title),
+        detail=_SEALED if sealed else _DETAILS.get(code, traits.title),
     )
 
 
@@ -133,14 +138,15 @@ def _range_part(part: Any) -> wire.RangeResult:
         replayed = part.verdict is Verdict.REPLAY
         return wire.RangeResult(part.first, part.last, "applied", commit=part.commit, replayed=replayed)
     traits = REGISTRY[code]
+    sealed = part.verdict is Verdict.SEALED
     return wire.RangeResult(
         part.first,
         part.last,
         "rejected",
         code=code.value,
-        outcome=traits.outcome.value,
+        outcome=(Outcome.NOT_APPLIED if sealed else traits.outcome).value,
         retryable=traits.retryable,
-        detail=traits.title,
+        detail=_SEALED if sealed else traits.title,
     )
 
 
@@ -156,12 +162,13 @@ def flow_state(machine: Machine, flow: str) -> wire.FlowState:
 
 def request_state(machine: Machine, client_id: int, sequence: int) -> wire.RequestState:
     """Say what became of a request id (SEMANTICS, *Resolving the unknown*)."""
-    tracker: ResultTracker | None = machine.trackers.get(client_id)
+    tracker = machine.trackers.get(client_id)
     if tracker is None:
-        return wire.RequestState("expired" if client_id < machine.sessions.next_id else "never_seen")
-    if sequence < tracker.first_incomplete:
-        return wire.RequestState("acknowledged")
-    record = tracker.find(sequence)
-    if record is None:
-        return wire.RequestState("never_seen")
-    return wire.RequestState("applied", _operation((sequence, None, record, True)))
+        return wire.RequestState(Fate.EXPIRED if client_id < machine.sessions.next_id else Fate.NEVER_SEEN)
+    return _fate(sequence, look_up(tracker, sequence))
+
+
+def _fate(sequence: int, found: Resolution) -> wire.RequestState:
+    if found.record is None:
+        return wire.RequestState(found.fate.value)
+    return wire.RequestState(found.fate.value, _operation((sequence, None, found.record, True)))

@@ -105,6 +105,18 @@ class TakeOver(msgspec.Struct, frozen=True, array_like=True, tag="st"):
     nonce: str
 
 
+class Resolve(msgspec.Struct, frozen=True, array_like=True, tag="sv"):
+    """Answer what became of an operation; seal it if it was never executed.
+
+    ``epoch`` is 0 and ``first_incomplete`` 1 where whoever asks does not own the session.
+    """
+
+    client_id: int
+    sequence: int
+    epoch: int = 0
+    first_incomplete: int = 1
+
+
 class CloseSession(msgspec.Struct, frozen=True, array_like=True, tag="sc"):
     """Drop the session and its records."""
 
@@ -163,6 +175,7 @@ Command = (
     | OpenSession
     | RenewSession
     | TakeOver
+    | Resolve
     | CloseSession
     | Reap
     | DeclareTable

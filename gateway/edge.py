@@ -173,6 +173,16 @@ def operations(request: wire.OperationsRequest) -> c.Operate:
     )
 
 
+def resolve(client_id: int, sequence: int, request: wire.ResolveRequest) -> c.Resolve:
+    """Translate ``POST /v1/requests/{client_id}/{sequence}/resolve``; the ids are checked already."""
+    first_incomplete = check_first_incomplete(request.first_incomplete)
+    if request.epoch is None:
+        if first_incomplete != 1:
+            raise bad("only the session's owner acknowledges: first_incomplete needs epoch")
+        return c.Resolve(client_id, sequence)
+    return c.Resolve(client_id, sequence, check_number(request.epoch, "epoch"), first_incomplete)
+
+
 def _operation(op: wire.Operation, at: int) -> c.Op:
     kind = _KINDS.get(op.op)
     if kind is None:

@@ -18,11 +18,15 @@ from gateway.tables import TABLES_MAX, RowStore, Table, TableKind
 from rifl.completion import FINGERPRINT_BYTES, CompletionRecord, RangeRecord
 from rifl.errors import Code, OncegateError
 from rifl.range_rule import RangePart, decide_range, decide_range_without_session
-from rifl.result_tracker import ResultTracker, Verdict, decide_without_session, standing
+from rifl.resolve_rule import Fate, Resolution, resolve
+from rifl.result_tracker import ResultTracker, Standing, Verdict, decide_without_session, standing
 from rifl.session import Session, SessionTable
 
 OpVerdict = tuple[int, Code | None, CompletionRecord | None, bool]
-"""Verdict on one operation: sequence number, a refusal's code or None, the record to answer from, replayed?"""
+"""Verdict on one operation: sequence number, a refusal's code or None, the record to answer from, replayed?
+
+A refusal is replayed where it comes from a record: the id was sealed.
+"""
 
 
 class Operated(NamedTuple):
@@ -37,6 +41,13 @@ class Ranged(NamedTuple):
 
     parts: list[RangePart]
     memory_ms: int
+
+
+class Resolved(NamedTuple):
+    """Result of ``Resolve``; no memory where there is no session."""
+
+    resolution: Resolution
+    memory_ms: int | None
 
 
 class SessionAnswer(NamedTuple):
@@ -142,7 +153,7 @@ class Machine:
                 self.replayed += 1
                 verdicts.append((op.sequence, None, record, True))
             else:
-                verdicts.append((op.sequence, verdict.code, None, False))
+                verdicts.append((op.sequence, verdict.code, None, verdict is _SEALED))
         if touched:
             self._touch(session, tracker, first_incomplete)
         return Operated(verdicts, session.left_ms(now))
@@ -223,6 +234,23 @@ class Machine:
         )
         return commit
 
+    def _resolve(self, command: c.Resolve) -> Resolved:
+        client_id = command.client_id
+        session = self.sessions.get(client_id)
+        if session is None:
+            if client_id >= self.sessions.next_id:
+                raise OncegateError(Code.NOT_FOUND, "no session was ever opened under this id")
+            return Resolved(Resolution(Fate.EXPIRED), None)
+        self._touch_first(client_id)
+        owned = command.epoch > 0
+        if owned and standing(session, command.epoch, self.time_ms) is Standing.FENCED:
+            raise OncegateError(Code.FENCED)
+        tracker = self.trackers[client_id]
+        resolution = resolve(tracker, command.sequence, command.first_incomplete if owned else 1)
+        if owned:
+            self._touch(session, tracker, command.first_incomplete)
+        return Resolved(resolution, session.left_ms(self.time_ms))
+
     def _touch(self, session: Session, tracker: ResultTracker, first_incomplete: int) -> None:
         """Process the ack and renew the lease: every operation of a live session does both."""
         tracker.acknowledge(first_incomplete)
@@ -234,6 +262,7 @@ class Machine:
         command: c.OpenSession
         | c.RenewSession
         | c.TakeOver
+        | c.Resolve
         | c.CloseSession
         | c.Reap
         | c.DeclareTable
@@ -261,6 +290,8 @@ class Machine:
             case c.TakeOver(client_id, nonce):
                 self._touch_first(client_id)
                 return self._about(self.sessions.take_over(client_id, nonce, now), existed=True)
+            case c.Resolve():
+                return self._resolve(command)
             case c.CloseSession(client_id, epoch):
                 self._touch_first(client_id)
                 self.sessions.live(client_id, epoch, now)
@@ -323,3 +354,4 @@ class Machine:
 
 _EXECUTE = Verdict.EXECUTE
 _REPLAY = Verdict.REPLAY
+_SEALED = Verdict.SEALED

@@ -189,8 +189,18 @@ class RowPage(msgspec.Struct):
     commit: int
 
 
+class ResolveRequest(msgspec.Struct):
+    """Body of ``POST /v1/requests/{client_id}/{sequence}/resolve``; may be left out, and need not come from the owner.
+
+    The owner's epoch and first incomplete acknowledge as with an operation, which makes room in the window.
+    """
+
+    epoch: int | None = None
+    first_incomplete: int = 1
+
+
 class RequestState(msgspec.Struct, omit_defaults=True):
-    """Answer of ``GET /v1/requests/{client_id}/{sequence}``."""
+    """Answer of ``GET /v1/requests/{client_id}/{sequence}`` and of ``POST …/resolve``."""
 
     state: str
     result: OperationResult | None = None

@@ -12,6 +12,8 @@ import msgspec
 
 FINGERPRINT_BYTES: Final = 8
 """Width of one operation's fingerprint in a range's column, big-endian."""
+SEALED_COMMIT: Final = 0
+"""Commit number of an operation that was sealed: never executed, so it has none."""
 
 
 class CompletionRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -19,13 +21,18 @@ class CompletionRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     Attributes:
         fingerprint: 64-bit hash of the payload that was applied.
-        commit: its commit number.
+        commit: its commit number, or ``SEALED_COMMIT``: the id was sealed, whatever payload comes under it.
         result: what the machine needs to answer again, byte for byte; None for a plain ``applied``.
     """
 
     fingerprint: int
     commit: int
     result: Any = None
+
+    @property
+    def sealed(self) -> bool:
+        """Whether this says that the operation was never executed and never will be."""
+        return self.commit == SEALED_COMMIT
 
 
 class RangeRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rifl.completion import FINGERPRINT_BYTES, RangeRecord
+from rifl.completion import FINGERPRINT_BYTES, SEALED_COMMIT, RangeRecord
 from rifl.ids import RANGE_LENGTH_MAX
 from rifl.result_tracker import ResultTracker, Standing, Verdict
 
@@ -93,6 +93,8 @@ def _recorded(tracker: ResultTracker, first: int, last: int) -> list[RangeRecord
 
 def _compare(known: RangeRecord, first: int, last: int, fingerprints: bytes) -> list[RangePart]:
     """Tell replays from reused ids in the part of ``known`` that a request covers again."""
+    if known.commit == SEALED_COMMIT:
+        return [RangePart(first, last, Verdict.SEALED)]
     stored = known.slice(first, last)
     if stored == fingerprints:
         return [RangePart(first, last, Verdict.REPLAY, known.commit_of(first))]

@@ -8,6 +8,7 @@ Runs inside the state machine on every replica, from the log entry alone. First 
 | 2 | no such session | SESSION_EXPIRED |
 | 3 | epoch of the request older than the session's | FENCED |
 | 4 | sequence number < first incomplete of the session | STALE |
+| 4a | the record says that the id was sealed (:mod:`rifl.resolve_rule`) | SEALED |
 | 5 | completion record exists, fingerprint equal | REPLAY |
 | 6 | completion record exists, fingerprint differs | PAYLOAD_MISMATCH |
 | 7 | lease ended | SESSION_EXPIRED |
@@ -29,7 +30,7 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import Any, Final, Protocol
 
-from rifl.completion import FINGERPRINT_BYTES, CompletionRecord, RangeRecord
+from rifl.completion import FINGERPRINT_BYTES, SEALED_COMMIT, CompletionRecord, RangeRecord
 from rifl.errors import Code
 from rifl.ids import WINDOW_DEFAULT
 from rifl.session import Session
@@ -60,11 +61,13 @@ class Verdict(Enum):
     QUOTA = Code.QUOTA
     NOT_FOUND = Code.NOT_FOUND
     BAD_REQUEST = Code.BAD_REQUEST
+    SEALED = Code.STALE, "sealed"
 
     @property
     def code(self) -> Code | None:
         """The refusal's code; None for EXECUTE and REPLAY."""
-        return self.value if isinstance(self.value, Code) else None
+        value = self.value[0] if isinstance(self.value, tuple) else self.value
+        return value if isinstance(value, Code) else None
 
 
 class Standing(Enum):
@@ -123,6 +126,8 @@ class ResultTracker:
         if record is None and self.ranges:
             record = self._of_range(sequence)
         if record is not None:
+            if not record.commit:  # row 4a
+                return _SEALED
             if record.fingerprint == fingerprint:  # row 5
                 return Verdict.REPLAY, record
             return _PAYLOAD_MISMATCH  # row 6
@@ -150,6 +155,10 @@ class ResultTracker:
         if sequence > self.highest:
             self.highest = sequence
         return record
+
+    def seal(self, sequence: int) -> None:
+        """Remember that an operation which is not recorded was never executed and never will be."""
+        self.record(sequence, 0, SEALED_COMMIT)
 
     def record_range(self, record: RangeRecord) -> None:
         """Remember an applied range, disjoint from all that is recorded."""
@@ -303,6 +312,7 @@ _BAD_ACK = (Verdict.BAD_ACK, None)
 _SESSION_EXPIRED = (Verdict.SESSION_EXPIRED, None)
 _FENCED = (Verdict.FENCED, None)
 _STALE = (Verdict.STALE, None)
+_SEALED = (Verdict.SEALED, None)
 _PAYLOAD_MISMATCH = (Verdict.PAYLOAD_MISMATCH, None)
 _WINDOW_FULL = (Verdict.WINDOW_FULL, None)
 _QUOTA = (Verdict.QUOTA, None)

@@ -66,6 +66,16 @@ async def _noted(request: web.Request, command: c.Operate | c.Range, size: int, 
         node.explainer.attempts.note(Attempt(int(came * 1000), took_ms, command.client_id, first, last, ended))
 
 
+@typed
+async def resolve(request: web.Request) -> web.StreamResponse:
+    """``POST /v1/requests/{client_id}/{sequence}/resolve``."""
+    client_id = edge.check_client_id(request.match_info["client_id"])
+    sequence = number(request.match_info["sequence"], "sequence")
+    sent = await raw_body(request)
+    body = edge.decode(sent, request.content_type, wire.ResolveRequest) if sent else wire.ResolveRequest()
+    return respond(request, await request.app[NODE].submit(edge.resolve(client_id, sequence, body), 64))
+
+
 def _header(request: web.Request, name: str) -> str:
     text = request.headers.get(name)
     if text is None:
@@ -83,4 +93,5 @@ ROUTES: Final = [
     web.post("/v1/operations", operate),
     web.post("/v1/tables/{table}/ranges", put_range),
     web.get("/v1/requests/{client_id}/{sequence}", request_of),
+    web.post("/v1/requests/{client_id}/{sequence}/resolve", resolve),
 ]

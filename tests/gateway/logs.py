@@ -92,7 +92,13 @@ class RandomLog:
         if kind == 12:
             client = rng.randint(1, 8)
             return rng.choice(
-                (c.RenewSession(client, 1), c.TakeOver(client, rng.choice(("n1", "m"))), c.CloseSession(client, 1))
+                (
+                    c.RenewSession(client, 1),
+                    c.TakeOver(client, rng.choice(("n1", "m"))),
+                    c.CloseSession(client, 1),
+                    c.Resolve(client, self.next.get(client, 1) + rng.randint(-3, 3) or 1),
+                    c.Resolve(client, self.next.get(client, 1) + rng.randint(-3, 3) or 1),
+                )
             )
         return rng.choice(
             (

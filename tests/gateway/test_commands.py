@@ -53,7 +53,7 @@ def test_entry_is_read_back_as_written(sent: list[c.Command], time_ms: int) -> N
 def test_every_command_has_its_own_tag() -> None:
     tags = [command.__struct_config__.tag for command in get_args(c.Command)]
     assert len(set(tags)) == len(tags)
-    assert sorted(tags) == sorted(["o", "r", "so", "sr", "st", "sc", "sx", "td", "fd", "fs", "ca", "cm"])
+    assert sorted(tags) == sorted(["o", "r", "so", "sr", "st", "sv", "sc", "sx", "td", "fd", "fs", "ca", "cm"])
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,7 @@ controls = st.one_of(
     st.builds(c.RenewSession, clients, st.integers(1, 3)),
     st.builds(c.TakeOver, clients, nonces | st.just("m1")),
     st.builds(c.CloseSession, clients, st.integers(1, 3)),
+    st.builds(c.Resolve, clients, numbers, st.integers(0, 2), first_incompletes),
     st.builds(c.Reap, st.lists(clients, max_size=4)),
     st.builds(
         c.DeclareTable, st.sampled_from(["t", "s", "u"]), st.sampled_from(["resident", "stream"]), st.just(2_000)

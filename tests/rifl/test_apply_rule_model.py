@@ -21,6 +21,7 @@ from rifl import range_rule
 from rifl.completion import FINGERPRINT_BYTES, CompletionRecord, RangeRecord
 from rifl.errors import OncegateError
 from rifl.range_rule import RangePart, decide_range
+from rifl.resolve_rule import resolve
 from rifl.result_tracker import ResultTracker, Standing, Verdict, decide_without_session, standing
 from rifl.session import SessionTable
 
@@ -96,11 +97,38 @@ class Model:
                 known.highest = max(known.highest, sequence)
             outcomes.append((verdict, self.commit if verdict == "EXECUTE" else 0))
         if any(verdict in ("EXECUTE", "REPLAY") for verdict, _ in outcomes):
-            known.first_incomplete = max(known.first_incomplete, fi)
-            known.done = {s: what for s, what in known.done.items() if s >= known.first_incomplete}
-            if known.ends_ms >= self.now:
-                known.ends_ms = max(known.ends_ms, self.now + known.lease_ms)
+            self._touch(known, fi)
         return outcomes
+
+    def resolve(self, client: int, epoch: int | None, fi: int, sequence: int) -> Outcome:
+        known = self.sessions[client]
+        if epoch is None:
+            fi = 1
+        elif epoch != known.epoch:
+            return "FENCED", 0
+        if fi > sequence or fi > known.highest + known.window:
+            return "BAD_ACK", 0
+        base = max(known.first_incomplete, fi)
+        if sequence < known.first_incomplete:
+            fate = ("acknowledged", 0)
+        elif sequence in known.done:
+            commit = known.done[sequence][1]
+            fate = ("applied", commit) if commit else ("sealed", 0)
+        elif sequence >= base + known.window and places(known.done, base, sequence, 1) >= known.window:
+            return "WINDOW_FULL", 0
+        else:
+            fate = ("sealed", 0)
+            known.done[sequence] = (0, 0, object())
+            known.highest = max(known.highest, sequence)
+        if epoch is not None:
+            self._touch(known, fi)
+        return fate
+
+    def _touch(self, known: Known, fi: int) -> None:
+        known.first_incomplete = max(known.first_incomplete, fi)
+        known.done = {s: what for s, what in known.done.items() if s >= known.first_incomplete}
+        if known.ends_ms >= self.now:
+            known.ends_ms = max(known.ends_ms, self.now + known.lease_ms)
 
     def _before_window(self, known: Known, epoch: int, fi: int, sequence: int, fingerprint: int) -> Outcome | None:
         if fi > sequence or fi > known.highest + known.window:
@@ -111,6 +139,8 @@ class Model:
             return "STALE", 0
         if sequence in known.done:
             stored, commit, _ = known.done[sequence]
+            if commit == 0:
+                return "SEALED", 0
             return ("REPLAY", commit) if stored == fingerprint else ("PAYLOAD_MISMATCH", 0)
         if known.ends_ms < self.now:
             return "SESSION_EXPIRED", 0
@@ -148,6 +178,21 @@ class Server:
             if session.ends_ms >= now:
                 session.renew(now)
         return outcomes
+
+    def resolve(self, client: int, epoch: int | None, fi: int, sequence: int, now: int) -> Outcome:
+        session, tracker = self.sessions.get(client), self.trackers[client]
+        assert session is not None
+        if epoch is not None and standing(session, epoch, now) is Standing.FENCED:
+            return "FENCED", 0
+        try:
+            fate, record = resolve(tracker, sequence, 1 if epoch is None else fi)
+        except OncegateError as refusal:
+            return refusal.code.value, 0
+        if epoch is not None:
+            tracker.acknowledge(fi)
+            if session.ends_ms >= now:
+                session.renew(now)
+        return fate.value, 0 if record is None else record.commit
 
     def _singles(
         self, client: int, tracker: ResultTracker, stand: Standing, fi: int, ops: list[tuple[int, int]]
@@ -219,6 +264,7 @@ class ApplyRule(RuleBasedStateMachine):
         self.model = Model()
         self.nonces: dict[int, str] = {}
         self.owners = 0
+        self.sealed: set[tuple[int, int]] = set()
         self.sent: list[tuple[int, int, int, list[tuple[int, int]], bool]] = []
 
     def teardown(self) -> None:
@@ -271,6 +317,24 @@ class ApplyRule(RuleBasedStateMachine):
         first = max(1, self._base(client) + offset)
         ops = [(s, payload_of(s, changed=changed and s % 3 == 0)) for s in range(first, first + length)]
         self._send(client, self._epoch(client) - back, self._first_incomplete(client, fi), ops, ranged=True)
+
+    @rule(
+        pick=st.integers(0, 9),
+        back=st.sampled_from([None, None, 0, 0, 1]),
+        fi=first_incompletes,
+        offset=st.integers(-2, 14),
+    )
+    def resolve(self, pick: int, back: int | None, fi: int | str, offset: int) -> None:
+        client = self._pick(pick)
+        if client not in self.model.sessions:
+            return
+        sequence = max(1, self._base(client) + offset)
+        epoch = None if back is None else self._epoch(client) - back
+        first_incomplete = self._first_incomplete(client, fi)
+        expected = self.model.resolve(client, epoch, first_incomplete, sequence)
+        assert self.server.resolve(client, epoch, first_incomplete, sequence, self.model.now) == expected
+        if expected[0] == "sealed":
+            self.sealed.add((client, sequence))
 
     @rule(pick=st.integers(0, 99), again=st.booleans())
     def send_again(self, pick: int, again: bool) -> None:
@@ -345,6 +409,7 @@ class ApplyRule(RuleBasedStateMachine):
     @invariant()
     def nothing_is_applied_twice(self) -> None:
         assert set(self.server.effects.values()) <= {1}
+        assert not self.sealed & set(self.server.effects), "what was called sealed is never executed"
 
     def _pick(self, pick: int) -> int:
         clients = sorted(self.nonces)
@@ -426,6 +491,16 @@ class BelievesAnyPayload(ResultTracker):
         return super().decide(sequence, first_incomplete, known.fingerprint if known else fingerprint, stand)
 
 
+class ForgetsSeals(ResultTracker):
+    """Planted bug: a seal answers who asks, but a late attempt is taken for a new one."""
+
+    def decide(
+        self, sequence: int, first_incomplete: int, fingerprint: int, stand: Standing
+    ) -> tuple[Verdict, CompletionRecord | None]:
+        found = super().decide(sequence, first_incomplete, fingerprint, stand)
+        return (Verdict.EXECUTE, None) if found[0] is Verdict.SEALED else found
+
+
 def ignores_singles(
     tracker: ResultTracker, first: int, fingerprints: bytes, first_incomplete: int, stand: Standing
 ) -> list[RangePart]:
@@ -448,6 +523,7 @@ PLANTED: list[dict[str, Any]] = [
     {"tracker_type": AcknowledgesTooMuch},
     {"tracker_type": MovesBack},
     {"tracker_type": BelievesAnyPayload},
+    {"tracker_type": ForgetsSeals},
     {"rule_of_ranges": staticmethod(ignores_singles)},
     {"rule_of_ranges": staticmethod(ignores_overlap)},
 ]

@@ -1,0 +1,79 @@
+"""Resolving a request id: its result, or a seal that makes sure there will never be one (SEMANTICS, *Resolving*).
+
+Owns: the rule below. Runs inside the state machine like :mod:`rifl.result_tracker`; the log decides between a
+resolve and an attempt still in flight. First row that holds decides:
+
+| row | condition | answer |
+|---|---|---|
+| 1 | an ack comes with it that no client can give (row 1 of the apply rule) | BAD_ACK |
+| 2 | an epoch comes with it that is not the session's | FENCED |
+| 3 | sequence number < first incomplete of the session | ``acknowledged`` |
+| 4 | a completion record exists, alone or in a range | ``applied`` with it, or ``sealed`` |
+| 5 | no place in the window | WINDOW_FULL |
+| 6 | otherwise | the id is sealed in this transition: ``sealed`` |
+
+A seal is a completion record without result: it takes a place in the window, so its memory is bounded, and it goes
+when it is acknowledged. It needs no lease: where that has ended nothing new is executed anyway.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from rifl.completion import CompletionRecord
+from rifl.errors import Code, OncegateError
+from rifl.result_tracker import ResultTracker
+
+
+class Fate(StrEnum):
+    """What is known of a request id; the names of API.md."""
+
+    APPLIED = "applied"
+    SEALED = "sealed"
+    NEVER_SEEN = "never_seen"
+    ACKNOWLEDGED = "acknowledged"
+    EXPIRED = "expired"
+
+
+class Resolution(NamedTuple):
+    """Fate of a request id, and with APPLIED the record to answer from."""
+
+    fate: Fate
+    record: CompletionRecord | None = None
+
+
+def look_up(tracker: ResultTracker, sequence: int) -> Resolution:
+    """Say what became of an operation; changes nothing."""
+    if sequence < tracker.first_incomplete:
+        return Resolution(Fate.ACKNOWLEDGED)
+    record = tracker.find(sequence)
+    if record is None:
+        return Resolution(Fate.NEVER_SEEN)
+    return Resolution(Fate.SEALED) if record.sealed else Resolution(Fate.APPLIED, record)
+
+
+def resolve(tracker: ResultTracker, sequence: int, first_incomplete: int) -> Resolution:
+    """Look an operation up and seal it if it was never executed; afterwards its fate does not change.
+
+    Args:
+        tracker: the session's records.
+        sequence: which operation.
+        first_incomplete: ack of the session's owner, processed by the caller afterwards; 1 for none.
+
+    Returns:
+        The fate, never ``NEVER_SEEN``.
+
+    Raises:
+        OncegateError: BAD_ACK or WINDOW_FULL; nothing has changed.
+    """
+    if first_incomplete > sequence or first_incomplete > tracker.highest + tracker.window:
+        raise OncegateError(Code.BAD_ACK)
+    found = look_up(tracker, sequence)
+    if found.fate is not Fate.NEVER_SEEN:
+        return found
+    base = max(tracker.first_incomplete, first_incomplete)
+    if sequence >= base + tracker.window and tracker.places(sequence, base) >= tracker.window:
+        raise OncegateError(Code.WINDOW_FULL, "acknowledge what is below before this can be sealed")
+    tracker.seal(sequence)
+    return Resolution(Fate.SEALED)
