@@ -22,6 +22,7 @@ from rifl.result_tracker import Verdict
 _DETAILS = {
     Code.NOT_FOUND: "no such table",
     Code.BAD_REQUEST: "this table does not take this operation",
+    Code.PAYLOAD_TOO_LARGE: f"a result of more than {c.RESULT_BYTES_MAX} bytes is not remembered",
 }
 _SEALED = "the id is sealed: never executed, and never will be"
 

@@ -28,6 +28,12 @@ KEY_BYTES_MAX: Final = 512
 VALUE_BYTES_MAX: Final = 256 * 1024
 OPERATIONS_MAX: Final = 4_096
 """Operations in one request."""
+APPENDS_MAX: Final = 1_024
+"""Appends among them: each may write a list of ``LIST_BYTES_MAX`` anew."""
+LIST_BYTES_MAX: Final = 64 * 1024
+"""JSON text of a list that append may make."""
+RESULT_BYTES_MAX: Final = 64 * 1024
+"""JSON text of a row that ``get`` as an operation may remember."""
 REAP_MAX: Final = 1_000
 
 
@@ -37,6 +43,8 @@ class Kind(IntEnum):
     PUT = 1
     DELETE = 2
     INCREMENT = 3
+    APPEND = 4
+    GET = 5
 
 
 class Test(IntEnum):
@@ -49,7 +57,7 @@ class Test(IntEnum):
 
 
 class Op(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One operation in canonical form."""
+    """One operation in canonical form; ``value`` is the item of an append."""
 
     sequence: int
     kind: int

@@ -32,7 +32,7 @@ VALUE_DEPTH_MAX: Final = 64
 OPERATIONS_BYTES_MAX: Final = 4 * 2**20
 """Keys and values of one request in canonical form: half of what a log entry may hold."""
 _UNCONDITIONAL: Final[tuple[c.Test, int | bytes | None]] = (c.Test.NONE, None)
-_KINDS: Final = {"put": c.Kind.PUT, "delete": c.Kind.DELETE, "increment": c.Kind.INCREMENT}
+_KINDS: Final = {kind.name.lower(): kind for kind in c.Kind}
 
 T = TypeVar("T")
 
@@ -161,7 +161,9 @@ def operations(request: wire.OperationsRequest) -> c.Operate:
         raise bad("operations is empty")
     if len(many) > c.OPERATIONS_MAX:
         raise OncegateError(Code.PAYLOAD_TOO_LARGE, f"more than {c.OPERATIONS_MAX} operations")
-    ops = [_operation(op, at) for at, op in enumerate(many)]
+    ops = [operation(op, at) for at, op in enumerate(many)]
+    if sum(op.kind == c.Kind.APPEND for op in ops) > c.APPENDS_MAX:
+        raise OncegateError(Code.PAYLOAD_TOO_LARGE, f"more than {c.APPENDS_MAX} appends")
     # Canonical text can be several times what was received (escapes), and the log has a bound of its own.
     if sum([len(op.key) + len(op.value or b"") for op in ops]) > OPERATIONS_BYTES_MAX:
         raise OncegateError(Code.PAYLOAD_TOO_LARGE, f"the operations are over {OPERATIONS_BYTES_MAX} bytes")
@@ -183,7 +185,8 @@ def resolve(client_id: int, sequence: int, request: wire.ResolveRequest) -> c.Re
     return c.Resolve(client_id, sequence, check_number(request.epoch, "epoch"), first_incomplete)
 
 
-def _operation(op: wire.Operation, at: int) -> c.Op:
+def operation(op: wire.Operation, at: int) -> c.Op:
+    """Translate one operation, the one at position ``at`` of its request; raises BAD_REQUEST or PAYLOAD_TOO_LARGE."""
     kind = _KINDS.get(op.op)
     if kind is None:
         raise bad(f"operations[{at}].op must be one of {', '.join(_KINDS)}")
@@ -195,15 +198,23 @@ def _operation(op: wire.Operation, at: int) -> c.Op:
     value: bytes | None = None
     by = 0
     if kind is c.Kind.PUT:
-        if op.value is msgspec.UNSET or op.by is not msgspec.UNSET:
-            raise bad(f"operations[{at}]: put needs value and takes no by")
+        if op.value is msgspec.UNSET or op.by is not msgspec.UNSET or op.item is not msgspec.UNSET:
+            raise bad(f"operations[{at}]: put needs value and takes neither by nor item")
         value = canonical_json(op.value, "value")
         if not test:  # the hot path
             return c.Op(sequence, 1, table, key, c.fingerprint_put(table, key, value), value)
     elif op.value is not msgspec.UNSET:
         raise bad(f"operations[{at}]: {op.op} takes no value")
+    if kind is c.Kind.APPEND:
+        if op.item is msgspec.UNSET:
+            raise bad(f"operations[{at}]: append needs item")
+        value = canonical_json(op.item, "item")
+    elif op.item is not msgspec.UNSET:
+        raise bad(f"operations[{at}]: {op.op} takes no item")
+    if kind is c.Kind.GET and test:
+        raise bad(f"operations[{at}]: get takes no if")
     if kind is c.Kind.INCREMENT:
-        by = 1 if op.by is msgspec.UNSET else op.by
+        by = op.by if isinstance(op.by, int) else 1
         if not -(2**63) <= by < 2**63:
             raise bad(f"operations[{at}].by must fit 64 bits, signed")
     elif op.by is not msgspec.UNSET:

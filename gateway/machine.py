@@ -176,7 +176,7 @@ class Machine:
         commit = self.commit = self.commit + 1
         result = table.execute(op, commit)
         record = tracker.record(op.sequence, op.fingerprint, commit, result)
-        if (result is None or result.refusal is None) and flows.is_tapped(op.table):
+        if (result is None or result.refusal is None) and flows.is_tapped(op.table) and op.kind != c.Kind.GET:
             row = table.rows.get(op.key)
             value = None if row is None else row.value
             flows.append_one(op.table, commit, op.key, value, self.time_ms, client_id, op.sequence)

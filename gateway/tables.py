@@ -13,7 +13,7 @@ from typing import Final, Literal, Protocol
 
 import msgspec
 
-from gateway.commands import Kind, Op, Test
+from gateway.commands import LIST_BYTES_MAX, RESULT_BYTES_MAX, Kind, Op, Test
 from rifl.errors import Code
 
 QUOTA_BYTES_DEFAULT: Final = 1 * 2**30
@@ -40,7 +40,8 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Remembered(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Result of an operation that says more than ``applied``; stored with the completion record.
 
-    ``refusal`` is None for an applied increment. A plain applied put or delete stores no result at all.
+    ``refusal`` is None for an applied increment or get; a get of an absent row has version 0 and no value. A plain
+    applied put, delete or append stores no result at all.
     """
 
     refusal: str | None
@@ -137,6 +138,10 @@ class Table:
         if self.kind == "stream":
             if op.test != Test.NONE or op.kind not in (Kind.PUT, Kind.DELETE):
                 return Code.BAD_REQUEST
+        elif op.kind == Kind.GET:
+            row = self.rows.get(op.key)
+            if row is not None and len(row.value) > RESULT_BYTES_MAX:
+                return Code.PAYLOAD_TOO_LARGE
         elif op.kind != Kind.DELETE:
             size = len(op.key) + (len(op.value) if op.value is not None else _INTEGER_BYTES_MAX)
             if self.bytes + size > self.quota_bytes:
@@ -159,7 +164,23 @@ class Table:
                 self.rows.delete(op.key)
                 self.bytes -= len(op.key) + len(row.value) + ROW_OVERHEAD_BYTES
             return None
-        return self._increment(op, row, commit)
+        if op.kind == Kind.INCREMENT:
+            return self._increment(op, row, commit)
+        if op.kind == Kind.APPEND:
+            return self._append(op, row, commit)
+        return Remembered(None, 0, None) if row is None else Remembered(None, row.version, row.value)
+
+    def _append(self, op: Op, row: Row | None, commit: int) -> Remembered | None:
+        """Put an item at the end of a list, which begins empty; by its text, without reading what is in it."""
+        item = op.value or b"null"
+        before = b"[]" if row is None else row.value
+        if before[:1] != b"[":
+            return _refused("NOT_A_LIST", row)
+        if len(before) + len(item) + 1 > LIST_BYTES_MAX:
+            return _refused("LIST_FULL", row)
+        value = before[:-1] + (b"," if len(before) > 2 else b"") + item + b"]"
+        self._write(op.key, row, Row(commit, value))
+        return None
 
     def _increment(self, op: Op, row: Row | None, commit: int) -> Remembered:
         before = 0

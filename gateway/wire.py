@@ -35,6 +35,7 @@ class Operation(msgspec.Struct, omit_defaults=True, rename={"if_": "if"}):
     value: Any = msgspec.UNSET
     by: int | msgspec.UnsetType = msgspec.UNSET
     if_: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    item: Any = msgspec.UNSET
 
 
 class OperationsRequest(msgspec.Struct):

@@ -56,13 +56,15 @@ class RandomLog:
             first = self.next[client]
             sequence = max(1, first + self.rng.choice((0, 0, 0, 1, -1)))
             self.next[client] = max(first, sequence + 1)
-            kind = self.rng.choice(("put", "put", "delete", "increment"))
+            kind = self.rng.choice(("put", "put", "delete", "increment", "append", "get"))
             op = wire.Operation(sequence, kind, self.rng.choice(("t", "t", "t", "u", "s", "nowhere")), self._key())
             if kind == "put":
                 op.value = self.rng.choice((self.rng.randint(0, 9), "x" * self.rng.randint(0, 400), [1, None]))
             elif kind == "increment":
                 op.by = self.rng.choice((1, -3, 2**62))
-            if self.rng.random() < 0.2:
+            elif kind == "append":
+                op.item = self.rng.choice((1, "x" * 30))
+            if kind != "get" and self.rng.random() < 0.2:
                 op.if_ = self.rng.choice(({"absent": True}, {"version": 3}, {"value": 5}))
             many.append(op)
         acked = max(1, self.next[client] - self.rng.randint(1, 12))

@@ -16,7 +16,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 ops = st.builds(
     c.Op,
     numbers,
-    st.sampled_from([1, 2, 3]),
+    st.sampled_from([1, 2, 3, 4, 5]),
     texts,
     texts,
     st.integers(0, 2**64 - 1),

@@ -397,3 +397,30 @@ def test_any_other_value_than_one_json_can_say_is_refused() -> None:
     for value in (b"x", (1,), {1}, object(), math.nan, math.inf, {1: 2}, [b""], 2**64):
         with pytest.raises(OncegateError):
             edge.canonical_json(value, "value")
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        {"op": "append"},
+        {"op": "append", "item": 1, "value": 1},
+        {"op": "append", "item": 1, "by": 1},
+        {"op": "append", "item": math.nan},
+        {"op": "get", "if": {"absent": True}},
+        {"op": "get", "value": 1},
+        {"op": "get", "item": 1},
+        {"op": "put", "value": 1, "item": 1},
+        {"op": "delete", "item": 1},
+        {"op": "increment", "item": 1},
+    ],
+)
+def test_operation_with_fields_of_another_is_refused(op: dict[str, Any]) -> None:
+    request = {**REQUEST, "operations": [{"sequence": 1, "table": "t", "key": "k", **op}]}
+    assert refusal(msgspec.msgpack.encode(request), wire.MSGPACK) is Code.BAD_REQUEST
+
+
+def test_more_appends_than_one_request_may_hold_are_refused() -> None:
+    item = {"op": "append", "table": "t", "key": "k", "item": 1}
+    many = [{**item, "sequence": s} for s in range(1, c.APPENDS_MAX + 2)]
+    assert refusal(msgspec.json.encode({**REQUEST, "operations": many})) is Code.PAYLOAD_TOO_LARGE
+    assert len(translate(msgspec.json.encode({**REQUEST, "operations": many[1:]})).ops) == c.APPENDS_MAX

@@ -34,11 +34,11 @@ junk = st.recursive(
 operation = st.fixed_dictionaries(
     {
         "sequence": st.integers(1, 4) | junk,
-        "op": st.sampled_from(["put", "delete", "increment"]) | junk,
+        "op": st.sampled_from(["put", "delete", "increment", "append", "get"]) | junk,
         "table": st.sampled_from(["rows", "events", "none"]) | junk,
         "key": st.text(min_size=1, max_size=4) | junk,
     },
-    optional={"value": junk, "by": numbers, "if": junk | st.just({"absent": True})},
+    optional={"value": junk, "item": junk, "by": numbers, "if": junk | st.just({"absent": True})},
 )
 CLIENT = "0000000000000001"
 bodies: dict[str, st.SearchStrategy[Any]] = {

@@ -246,3 +246,23 @@ async def test_answers_carry_commit_memory_and_leader(api: Api) -> None:
     assert headers["Oncegate-Commit"] == "1"
     assert int(headers["Oncegate-Memory-Ms"]) == answer["memory_ms"] == 60_000
     assert headers["Oncegate-Leader"].startswith("http://127.0.0.1:")
+
+
+async def test_append_and_get_answer_as_the_contract_says_and_replay(api: Api) -> None:
+    await declare(api)
+    client_id = await api.session()
+    operations = [
+        {"sequence": 1, "op": "append", "table": "rows", "key": "l", "item": {"a": 1}},
+        {"sequence": 2, "op": "append", "table": "rows", "key": "l", "item": None, "if": {"version": 1}},
+        {"sequence": 3, "op": "get", "table": "rows", "key": "l"},
+        {"sequence": 4, "op": "get", "table": "rows", "key": "absent"},
+        {"sequence": 5, "op": "append", "table": "rows", "key": "l", "item": 1, "if": {"absent": True}},
+    ]
+    results = await api.operate(client_id, *operations)
+    assert [r["status"] for r in results] == ["applied"] * 4 + ["refused"]
+    assert (results[2]["value"], results[2]["version"], results[2]["commit"]) == ([{"a": 1}, None], 2, 3)
+    assert (results[3]["version"], "value" in results[3]) == (0, False)
+    await api.operate(client_id, put(6, "l", "gone"))
+    assert await api.operate(client_id, *operations) == [{**r, "replayed": True} for r in results]
+    (refused,) = await api.operate(client_id, {"sequence": 7, "op": "append", "table": "rows", "key": "l", "item": 1})
+    assert (refused["status"], refused["code"], refused["value"]) == ("refused", "NOT_A_LIST", "gone")

@@ -425,3 +425,36 @@ def state_of(machine: Machine) -> list[Any]:
             for name, f in ((name, flows.get(name)) for name in flows.names())
         ],
     ]
+
+
+def test_remembered_read_and_append_are_replayed_as_they_were() -> None:
+    """A get is recorded as of its place in the log; an append never happens twice."""
+    log = started()
+    log.one(put(1, [1]))
+    seen = log.one(op(2, c.Kind.GET))
+    assert seen == (2, Remembered(None, 1, b"[1]"), False)
+    added = log.one(op(3, c.Kind.APPEND, value=b"2"))
+    assert added == (3, None, False)
+    assert log.one(op(2, c.Kind.GET)) == (*seen[:2], True)
+    assert log.one(op(3, c.Kind.APPEND, value=b"2")) == (*added[:2], True)
+    assert log.one(op(3, c.Kind.APPEND, value=b"3")) is Code.PAYLOAD_MISMATCH
+    assert log.value("k") == [1, 2]
+
+
+def test_result_over_the_limit_is_refused_before_execution_and_not_recorded() -> None:
+    """Case 32: the number stays free."""
+    log = started()
+    log.one(put(1, "x" * c.RESULT_BYTES_MAX))
+    assert log.one(op(2, c.Kind.GET)) is Code.PAYLOAD_TOO_LARGE
+    assert log.machine.commit == 1
+    assert log.one(put(2, "short")) == (2, None, False)
+
+
+def test_flow_of_a_resident_table_has_the_appended_list_and_no_reads() -> None:
+    log = started()
+    log.do(c.DeclareFlow(b'{"name":"f","source":"t"}'))
+    log.one(op(1, c.Kind.APPEND, value=b"1"))
+    log.one(op(2, c.Kind.GET))
+    log.one(op(3, c.Kind.APPEND, value=b"2"))
+    run = log.machine.flows.get("f").segment.run_view()
+    assert list(zip(run.commits, run.values, strict=True)) == [(1, b"[1]"), (3, b"[1,2]")]

@@ -38,13 +38,18 @@ def operates(draw: st.DrawFn) -> c.Operate:
     many = []
     for _ in range(draw(st.integers(1, 4))):
         op = wire.Operation(
-            draw(numbers), draw(st.sampled_from(["put", "delete", "increment"])), draw(tables), draw(keys)
+            draw(numbers),
+            draw(st.sampled_from(["put", "delete", "increment", "append", "get"])),
+            draw(tables),
+            draw(keys),
         )
         if op.op == "put":
             op.value = draw(values)
         elif op.op == "increment":
             op.by = draw(bys)
-        if draw(st.integers(0, 3)) == 0:
+        elif op.op == "append":
+            op.item = draw(values)
+        if op.op != "get" and draw(st.integers(0, 3)) == 0:
             op.if_ = draw(conditions)
         many.append(op)
     request = wire.OperationsRequest(f"{draw(clients):016x}", draw(st.integers(1, 2)), draw(first_incompletes), many)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.commands import Kind, Op
+from gateway.commands import LIST_BYTES_MAX, RESULT_BYTES_MAX, Kind, Op
 from gateway.commands import Test as Condition
 from gateway.tables import INT64_MAX, INT64_MIN, ROW_OVERHEAD_BYTES, DictRows, Remembered, Row, Table
 from rifl.errors import Code
@@ -172,3 +173,66 @@ def test_page_starts_after_a_key_that_is_gone() -> None:
     rows.delete("b")
     rows.put("bb", Row(2, b"2"))
     assert [key for key, _ in rows.page("", "b", 2)] == ["bb", "c"]
+
+
+def append(key: str, item: bytes, test: Condition = Condition.NONE, operand: int | bytes | None = None) -> Op:
+    return Op(1, int(Kind.APPEND), "t", key, 0, item, 0, int(test), operand)
+
+
+def get(key: str) -> Op:
+    return Op(1, int(Kind.GET), "t", key, 0)
+
+
+@given(
+    st.lists(
+        st.recursive(
+            st.integers(-9, 9) | st.text(st.characters(exclude_categories=["Cs"]), max_size=4) | st.none(),
+            lambda inner: st.lists(inner, max_size=2),
+            max_leaves=4,
+        ),
+        max_size=6,
+    ),
+    st.integers(0, 6),
+)
+def test_appends_make_the_canonical_list_of_their_items(items: list[object], stored: int) -> None:
+    encode = msgspec.json.Encoder(order="deterministic").encode
+    made = table() if stored == 0 else table(k=encode(items[:stored]))
+    for commit, item in enumerate(items[stored:], 10):
+        assert made.execute(append("k", encode(item)), commit) is None
+    row = made.rows.get("k")
+    assert (encode([]) if row is None else row.value) == encode(items)
+    assert made.bytes == size_of(made)
+
+
+def test_append_is_refused_where_there_is_no_list_or_no_room_and_changes_nothing() -> None:
+    full = b"[" + b"1" * (LIST_BYTES_MAX - 4) + b"]"
+    made = table(n=b"1", o=b'{"a":[]}', s=b'"[]"', full=full, empty=b"[]")
+    for key in "nos":
+        row = made.rows.get(key)
+        assert row is not None
+        assert made.execute(append(key, b"1"), 9) == Remembered("NOT_A_LIST", row.version, row.value)
+    assert made.execute(append("full", b"12"), 9) == Remembered("LIST_FULL", 4, None)
+    assert made.execute(append("full", b"1"), 9) is None
+    assert made.execute(append("new", b"1" * LIST_BYTES_MAX), 9) == Remembered("LIST_FULL", 0, None)
+    assert made.execute(append("empty", b"1", Condition.VALUE, b"[1]"), 9) == Remembered("CONDITION_FAILED", 5, b"[]")
+    assert made.execute(append("empty", b"1", Condition.VERSION, 5), 10) is None
+    assert made.rows.get("empty") == Row(10, b"[1]")
+    assert made.bytes == size_of(made)
+
+
+def test_get_shows_the_row_and_a_result_over_the_limit_is_refused_before_execution() -> None:
+    """Case 32."""
+    made = table(k=b"1", fits=b"1" * RESULT_BYTES_MAX, large=b"1" * (RESULT_BYTES_MAX + 1))
+    assert made.check(get("k")) is None
+    assert made.execute(get("k"), 9) == Remembered(None, 1, b"1")
+    assert made.execute(get("absent"), 9) == Remembered(None, 0, None)
+    assert made.check(get("fits")) is None
+    assert made.check(get("large")) is Code.PAYLOAD_TOO_LARGE
+    full = Table("t", "resident", 0)
+    assert full.check(get("k")) is None, "a read needs no room"
+
+
+def test_stream_tables_take_neither_append_nor_get() -> None:
+    made = table("stream")
+    assert made.check(append("k", b"1")) is Code.BAD_REQUEST
+    assert made.check(get("k")) is Code.BAD_REQUEST
