@@ -7,8 +7,8 @@ Layout, version 1 (msgpack; a command is an array whose first element is its tag
 
     entry     [version, time_ms, [command, ...]]
     operate   ["o", client_id, epoch, first_incomplete, [[sequence, kind, table, key, fingerprint, value, by,
-               test, operand], ...]]
-    range     ["r", client_id, epoch, first_incomplete, table, first, fingerprints, body]
+               test, operand], ...], tenant]
+    range     ["r", client_id, epoch, first_incomplete, table, first, fingerprints, body, tenant]
 
 ``value`` and ``operand`` are JSON text in canonical form (sorted keys, no blanks), ``body`` an Arrow IPC stream with
 the columns ``key`` and ``value`` that only the edge and the segment writer ever decode.
@@ -71,12 +71,16 @@ class Op(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Operate(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="o"):
-    """Operations of one session, in the order of the request."""
+    """Operations of one session, in the order of the request.
+
+    ``tenant``, here and below: whom the token of the request names; checked against the session's.
+    """
 
     client_id: int
     epoch: int
     first_incomplete: int
     ops: list[Op]
+    tenant: str = ""
 
 
 class Range(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="r"):
@@ -89,6 +93,7 @@ class Range(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="r"):
     first: int
     fingerprints: bytes
     body: bytes
+    tenant: str = ""
 
 
 class OpenSession(msgspec.Struct, frozen=True, array_like=True, tag="so"):
@@ -97,6 +102,7 @@ class OpenSession(msgspec.Struct, frozen=True, array_like=True, tag="so"):
     nonce: str
     lease_ms: int
     window: int
+    tenant: str = ""
 
 
 class RenewSession(msgspec.Struct, frozen=True, array_like=True, tag="sr"):
@@ -104,6 +110,7 @@ class RenewSession(msgspec.Struct, frozen=True, array_like=True, tag="sr"):
 
     client_id: int
     epoch: int
+    tenant: str = ""
 
 
 class TakeOver(msgspec.Struct, frozen=True, array_like=True, tag="st"):
@@ -111,6 +118,7 @@ class TakeOver(msgspec.Struct, frozen=True, array_like=True, tag="st"):
 
     client_id: int
     nonce: str
+    tenant: str = ""
 
 
 class Resolve(msgspec.Struct, frozen=True, array_like=True, tag="sv"):
@@ -123,6 +131,7 @@ class Resolve(msgspec.Struct, frozen=True, array_like=True, tag="sv"):
     sequence: int
     epoch: int = 0
     first_incomplete: int = 1
+    tenant: str = ""
 
 
 class CloseSession(msgspec.Struct, frozen=True, array_like=True, tag="sc"):
@@ -130,6 +139,7 @@ class CloseSession(msgspec.Struct, frozen=True, array_like=True, tag="sc"):
 
     client_id: int
     epoch: int
+    tenant: str = ""
 
 
 class Reap(msgspec.Struct, frozen=True, array_like=True, tag="sx"):

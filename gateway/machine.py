@@ -132,6 +132,8 @@ class Machine:
                 ],
                 0,
             )
+        if session.tenant != command.tenant:  # case 3: neither executed nor answered from another's record
+            return Operated([(op.sequence, Code.FORBIDDEN, None, False) for op in command.ops], 0)
         if command.client_id not in self.touched:
             self._touch_first(command.client_id)
         now = self.time_ms
@@ -188,6 +190,8 @@ class Machine:
         session = self.sessions.get(command.client_id)
         if session is None:
             return Ranged(decide_range_without_session(first, last, command.first_incomplete), 0)
+        if session.tenant != command.tenant:
+            return Ranged([RangePart(first, last, Verdict.FORBIDDEN)], 0)
         if command.client_id not in self.touched:
             self._touch_first(command.client_id)
         table = self.tables.get(command.table)
@@ -241,6 +245,7 @@ class Machine:
             if client_id >= self.sessions.next_id:
                 raise OncegateError(Code.NOT_FOUND, "no session was ever opened under this id")
             return Resolved(Resolution(Fate.EXPIRED), None)
+        self._check_tenant(client_id, command.tenant)
         self._touch_first(client_id)
         owned = command.epoch > 0
         if owned and standing(session, command.epoch, self.time_ms) is Standing.FENCED:
@@ -273,26 +278,29 @@ class Machine:
     ) -> Any:
         now = self.time_ms
         match command:
-            case c.OpenSession(nonce, lease_ms, window):
-                known = self.sessions.of_nonce(nonce)
+            case c.OpenSession(nonce, lease_ms, window, tenant):
+                known = self.sessions.of_nonce(nonce, tenant)
                 if known is not None:
                     self._touch_first(known)
-                session, existed = self.sessions.open(nonce, lease_ms, window, now)
+                session, existed = self.sessions.open(nonce, lease_ms, window, now, tenant)
                 if not existed:
                     self._touch_first(session.client_id)
                     self.trackers[session.client_id] = ResultTracker(window=window)
                 return self._about(session, existed=existed)
-            case c.RenewSession(client_id, epoch):
+            case c.RenewSession(client_id, epoch, tenant):
+                self._check_tenant(client_id, tenant)
                 self._touch_first(client_id)
                 session = self.sessions.live(client_id, epoch, now)
                 session.renew(now)
                 return self._about(session, existed=True)
-            case c.TakeOver(client_id, nonce):
+            case c.TakeOver(client_id, nonce, tenant):
+                self._check_tenant(client_id, tenant)
                 self._touch_first(client_id)
                 return self._about(self.sessions.take_over(client_id, nonce, now), existed=True)
             case c.Resolve():
                 return self._resolve(command)
-            case c.CloseSession(client_id, epoch):
+            case c.CloseSession(client_id, epoch, tenant):
+                self._check_tenant(client_id, tenant)
                 self._touch_first(client_id)
                 self.sessions.live(client_id, epoch, now)
                 self.sessions.close(client_id)
@@ -318,6 +326,11 @@ class Machine:
                 return self.flows.move(flow, consumer, batch, fence, replay=replay, now_ms=now)
             case _:
                 assert_never(command)
+
+    def _check_tenant(self, client_id: int, tenant: str) -> None:
+        session = self.sessions.get(client_id)
+        if session is not None and session.tenant != tenant:
+            raise OncegateError(Code.FORBIDDEN, "the session is another tenant's")
 
     def _about(self, session: Session, *, existed: bool) -> SessionAnswer:
         tracker = self.trackers[session.client_id]

@@ -61,6 +61,7 @@ class Verdict(Enum):
     QUOTA = Code.QUOTA
     NOT_FOUND = Code.NOT_FOUND
     BAD_REQUEST = Code.BAD_REQUEST
+    FORBIDDEN = Code.FORBIDDEN
     SEALED = Code.STALE, "sealed"
 
     @property

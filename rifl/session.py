@@ -34,6 +34,8 @@ class Session(msgspec.Struct, array_like=True, gc=False):
     ends_ms: int
     former: tuple[str, ...] = ()
     """Nonces of earlier owners, oldest first: a late copy of their requests must not take the session back."""
+    tenant: str = ""
+    """Whose it is: nobody else's request is answered from it. Holds no NUL."""
 
     def renew(self, now_ms: int) -> None:
         """Extend the lease to a full term from ``now_ms``; never shortens it."""
@@ -71,17 +73,17 @@ class SessionTable:
         """Return the live session of that id, or None."""
         return self._by_id.get(client_id)
 
-    def of_nonce(self, nonce: str) -> int | None:
-        """Return the session that this nonce belongs or belonged to, or None."""
-        return self._by_nonce.get(nonce)
+    def of_nonce(self, nonce: str, tenant: str = "") -> int | None:
+        """Return the tenant's session that this nonce belongs or belonged to, or None."""
+        return self._by_nonce.get(_named(tenant, nonce))
 
-    def open(self, nonce: str, lease_ms: int, window: int, now_ms: int) -> tuple[Session, bool]:
+    def open(self, nonce: str, lease_ms: int, window: int, now_ms: int, tenant: str = "") -> tuple[Session, bool]:
         """Open a session, or return the one that this nonce opened before and True.
 
         Raises:
             OncegateError: QUOTA when ``sessions_max`` are live.
         """
-        known = self._by_nonce.get(nonce)
+        known = self._by_nonce.get(_named(tenant, nonce))
         if known is not None:
             session = self._by_id[known]
             if session.nonce != nonce:
@@ -91,10 +93,10 @@ class SessionTable:
             return session, True
         if len(self._by_id) >= self.sessions_max:
             raise OncegateError(Code.QUOTA, "the cluster holds as many sessions as it may")
-        session = Session(ClientId(self.next_id), Epoch(1), nonce, lease_ms, window, now_ms + lease_ms)
+        session = Session(ClientId(self.next_id), Epoch(1), nonce, lease_ms, window, now_ms + lease_ms, (), tenant)
         self.next_id += 1
         self._by_id[session.client_id] = session
-        self._by_nonce[nonce] = session.client_id
+        self._by_nonce[_named(tenant, nonce)] = session.client_id
         self._expiry.file(session.client_id, session.ends_ms)
         return session, False
 
@@ -119,7 +121,7 @@ class SessionTable:
         """Add a session read from a saved state; afterwards the table behaves as the one it was saved from."""
         self._by_id[session.client_id] = session
         for nonce in (session.nonce, *session.former):
-            self._by_nonce[nonce] = session.client_id
+            self._by_nonce[_named(session.tenant, nonce)] = session.client_id
         self._expiry.file(session.client_id, session.ends_ms)
 
     def take_over(self, client_id: int, nonce: str, now_ms: int) -> Session:
@@ -129,7 +131,7 @@ class SessionTable:
             OncegateError: SESSION_EXPIRED, or CONFLICT when another session was opened with that nonce.
         """
         session = self.live(client_id, None, now_ms)
-        owner = self._by_nonce.get(nonce)
+        owner = self._by_nonce.get(_named(session.tenant, nonce))
         if owner is not None and owner != client_id:
             raise OncegateError(Code.CONFLICT, "that nonce belongs to another session")
         if session.nonce != nonce:
@@ -137,9 +139,9 @@ class SessionTable:
                 raise OncegateError(Code.FENCED, "a newer owner has taken the session over")
             former = (*session.former, session.nonce)
             for forgotten in former[:-NONCES_MAX]:
-                self._by_nonce.pop(forgotten, None)
+                self._by_nonce.pop(_named(session.tenant, forgotten), None)
             session.former = former[-NONCES_MAX:]
-            self._by_nonce[nonce] = client_id
+            self._by_nonce[_named(session.tenant, nonce)] = client_id
             session.nonce = nonce
             session.epoch = Epoch(session.epoch + 1)
         session.renew(now_ms)
@@ -150,7 +152,7 @@ class SessionTable:
         session = self._by_id.pop(client_id, None)
         if session is not None:
             for nonce in (session.nonce, *session.former):
-                self._by_nonce.pop(nonce, None)
+                self._by_nonce.pop(_named(session.tenant, nonce), None)
 
     def expired(self, now_ms: int, *, limit: int = 1_000) -> list[int]:
         """Return sessions whose lease has ended: candidates for a log entry that reaps them."""
@@ -167,3 +169,8 @@ class SessionTable:
     def _ends_ms(self, client_id: int) -> int | None:
         session = self._by_id.get(client_id)
         return None if session is None else session.ends_ms
+
+
+def _named(tenant: str, nonce: str) -> str:
+    """Return what a nonce is filed under: two tenants may choose the same one. A nonce holds no NUL."""
+    return f"{tenant}\0{nonce}" if tenant else nonce

@@ -458,3 +458,31 @@ def test_flow_of_a_resident_table_has_the_appended_list_and_no_reads() -> None:
     log.one(op(3, c.Kind.APPEND, value=b"2"))
     run = log.machine.flows.get("f").segment.run_view()
     assert list(zip(run.commits, run.values, strict=True)) == [(1, b"[1]"), (3, b"[1,2]")]
+
+
+def test_another_tenant_gets_neither_result_nor_execution_nor_session() -> None:
+    """Case 3: whatever it sends under the client id, and whatever nonce it guesses."""
+    log = started()
+    log.do(c.OpenSession("a", 10_000, 8, "bob"))
+    log.one(increment(1, 5))
+    before = log.machine.trackers[1].dump(), [s.ends_ms for s in log.machine.sessions]
+    ranged = c.Range(1, 1, 1, "s", 5, b"\0" * 16, b"", "bob")
+    results = log.do(
+        c.Operate(1, 1, 2, [increment(1, 5), increment(2)], "bob"),
+        ranged,
+        c.RenewSession(1, 1, "bob"),
+        c.TakeOver(1, "z", "bob"),
+        c.Resolve(1, 1, 0, 1, "bob"),
+        c.Resolve(1, 3, 1, 2, "bob"),
+        c.CloseSession(1, 1, "bob"),
+        at=500,
+    )
+    assert [verdict[1:3] for verdict in results[0].verdicts] == [(Code.FORBIDDEN, None)] * 2
+    assert [part.verdict.code for part in results[1].parts] == [Code.FORBIDDEN]
+    assert [refusal.code for refusal in results[2:]] == [Code.FORBIDDEN] * 5
+    assert (log.machine.trackers[1].dump(), [s.ends_ms for s in log.machine.sessions]) == before
+    assert log.machine.sessions.of_nonce("a") == 1
+    assert log.machine.sessions.of_nonce("a", "bob") == 2
+    log.do(c.CloseSession(2, 1, "bob"))
+    assert log.machine.sessions.of_nonce("a", "bob") is None
+    assert log.machine.sessions.of_nonce("a") == 1

@@ -30,6 +30,7 @@ keys = st.sampled_from(["a", "b", "\N{SNOWMAN}"])
 values = st.sampled_from([0, -7, 2**63, "x", None, [1, {"b": 1, "a": 2}], 1.5, "y" * 300])
 conditions = st.sampled_from([{"absent": True}, {"version": 0}, {"version": 2}, {"value": 0}, {"value": "x"}])
 bys = st.sampled_from([1, -3, 2**63 - 1, -(2**63)])
+tenants = st.sampled_from(["", "", "", "other"])
 nonces = st.sampled_from(["n1", "n2", "n3"])
 
 
@@ -53,7 +54,7 @@ def operates(draw: st.DrawFn) -> c.Operate:
             op.if_ = draw(conditions)
         many.append(op)
     request = wire.OperationsRequest(f"{draw(clients):016x}", draw(st.integers(1, 2)), draw(first_incompletes), many)
-    return edge.operations(request)
+    return msgspec.structs.replace(edge.operations(request), tenant=draw(tenants))
 
 
 @st.composite
@@ -86,9 +87,9 @@ declarations = st.sampled_from(
     ]
 )
 controls = st.one_of(
-    st.builds(c.OpenSession, nonces, st.sampled_from([1_000, 5_000]), st.sampled_from([1, 4, 4_096])),
-    st.builds(c.RenewSession, clients, st.integers(1, 3)),
-    st.builds(c.TakeOver, clients, nonces | st.just("m1")),
+    st.builds(c.OpenSession, nonces, st.sampled_from([1_000, 5_000]), st.sampled_from([1, 4, 4_096]), tenants),
+    st.builds(c.RenewSession, clients, st.integers(1, 3), tenants),
+    st.builds(c.TakeOver, clients, nonces | st.just("m1"), tenants),
     st.builds(c.CloseSession, clients, st.integers(1, 3)),
     st.builds(c.Resolve, clients, numbers, st.integers(0, 2), first_incompletes),
     st.builds(c.Reap, st.lists(clients, max_size=4)),
