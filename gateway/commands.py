@@ -22,6 +22,8 @@ from typing import Final
 import msgspec
 import xxhash
 
+from rifl.session import SESSIONS_MAX
+
 VERSION: Final = 1
 
 KEY_BYTES_MAX: Final = 512
@@ -97,12 +99,13 @@ class Range(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="r"):
 
 
 class OpenSession(msgspec.Struct, frozen=True, array_like=True, tag="so"):
-    """Open a session, or find the one this nonce opened."""
+    """Open a session, or find the one this nonce opened; refused with QUOTA when ``sessions_max`` are live."""
 
     nonce: str
     lease_ms: int
     window: int
     tenant: str = ""
+    sessions_max: int = SESSIONS_MAX
 
 
 class RenewSession(msgspec.Struct, frozen=True, array_like=True, tag="sr"):

@@ -14,6 +14,8 @@ from typing import Any, ClassVar, Final, NamedTuple
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
+from rifl.session import SESSIONS_MAX
+
 DEFAULT_HTTP_PORT: Final = 7400
 DEFAULT_PEER_PORT: Final = 7401
 PORT_MAX: Final = 65_535
@@ -81,6 +83,9 @@ class Settings(BaseSettings):
     )
     state_cache_bytes: int = Field(
         default=96 * 2**20, ge=8 * 2**20, le=64 * 2**30, description="memory for blocks of the state on disk"
+    )
+    sessions_max: int = Field(
+        default=SESSIONS_MAX, ge=1, le=SESSIONS_MAX, description="live sessions beyond which none is opened"
     )
     log_level: str = Field(default="INFO", description="DEBUG, INFO, WARNING or ERROR")
 

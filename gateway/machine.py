@@ -278,14 +278,14 @@ class Machine:
     ) -> Any:
         now = self.time_ms
         match command:
-            case c.OpenSession(nonce, lease_ms, window, tenant):
+            case c.OpenSession(nonce, lease_ms, window, tenant, sessions_max):
                 known = self.sessions.of_nonce(nonce, tenant)
                 if known is not None:
                     self._touch_first(known)
-                session, existed = self.sessions.open(nonce, lease_ms, window, now, tenant)
+                session, existed = self.sessions.open(nonce, lease_ms, window, now, tenant, sessions_max)
                 if not existed:
                     self._touch_first(session.client_id)
-                    self.trackers[session.client_id] = ResultTracker(window=window)
+                    self.trackers[session.client_id] = ResultTracker(window=session.window)
                 return self._about(session, existed=existed)
             case c.RenewSession(client_id, epoch, tenant):
                 self._check_tenant(client_id, tenant)

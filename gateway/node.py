@@ -31,6 +31,8 @@ from gateway.state import MachineState
 from rifl.errors import Code, OncegateError
 
 HOUSEKEEPING_MS: Final = 25
+_REAPING: Final = ""
+"""Names the reaping among the housework; flows, the rest of it, have names that are not empty."""
 log = logging.getLogger(__name__)
 
 
@@ -196,20 +198,21 @@ class Node:
 
     def _housekeep(self) -> None:
         """Propose what time alone makes due: seals and reaping. Runs on every node, acts on the leader."""
+        sessions = self.machine.sessions
         if self.leadership.leads:
             now_ms = self.clock.stamp_ms(time.monotonic())
             for flow, number in self.machine.flows.due(now_ms):
                 self._propose_quietly(flow, c.Seal(flow, number))
-            expired = self.machine.sessions.expired(now_ms, limit=c.REAP_MAX)
-            if expired:
-                self._propose_quietly("", c.Reap(expired))
+            if not self._is_under_way(_REAPING) and (expired := sessions.expired(now_ms, limit=c.REAP_MAX)):
+                self._propose_quietly(_REAPING, c.Reap(expired))
+        else:
+            sessions.expired(self.machine.time_ms, limit=c.REAP_MAX)  # so that who is gone is forgotten here too
         if not self._stopping:
             self._timer = self._loop.call_later(HOUSEKEEPING_MS / 1000, self._housekeep)
 
     def _propose_quietly(self, what: str, command: c.Command) -> None:
         """Propose on the node's own behalf, one of a kind at a time; if it is lost, a later turn proposes it again."""
-        before = self._housework.get(what)
-        if before is not None and not before.done():
+        if self._is_under_way(what):
             return
         try:
             future = self.proposer.submit(command, 64)
@@ -217,6 +220,10 @@ class Node:
             return
         self._housework[what] = future
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    def _is_under_way(self, what: str) -> bool:
+        before = self._housework.get(what)
+        return before is not None and not before.done()
 
     def _published(self, flow: str, number: int, checksum: str) -> None:
         """Runs on the segment writer's thread."""

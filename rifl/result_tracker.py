@@ -26,14 +26,16 @@ since ranges may be missing there. Ranges are decided in :mod:`rifl.range_rule`.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final, Protocol
+
+import msgspec
 
 from rifl.completion import FINGERPRINT_BYTES, SEALED_COMMIT, CompletionRecord, RangeRecord
 from rifl.errors import Code
 from rifl.ids import WINDOW_DEFAULT
-from rifl.session import Session
+from rifl.session import Session, shared_int
 
 RECORD_BYTES_MAX: Final = 16 * 2**20
 """Bytes of remembered results and range fingerprints of one session; over it QUOTA, before execution."""
@@ -93,21 +95,30 @@ def standing(session: Session, epoch: int, now_ms: int) -> Standing:
     return Standing.LIVE
 
 
-class ResultTracker:
+class ResultTracker(msgspec.Struct, gc=False):
     """Completion records of one session, and the rule that reads them.
 
-    Bounds: at most ``2 * window`` records and ranges; ``RECORD_BYTES_MAX`` of results.
+    Bounds: at most ``2 * window`` records and ranges; ``RECORD_BYTES_MAX`` of results. An idle session holds no
+    container: both are made for the first record and dropped with the last. Not tracked by the collector: nothing
+    in here can be part of a cycle, and a million trackers would be visited at each full collection.
     """
 
-    __slots__ = ("bytes", "first_incomplete", "highest", "ranges", "records", "window")
+    window: int = WINDOW_DEFAULT
+    first_incomplete: int = 1
+    highest: int = 0
+    bytes: int = 0
+    _records: dict[int, CompletionRecord] | None = None
+    _ranges: list[RangeRecord] | None = None
 
-    def __init__(self, *, window: int = WINDOW_DEFAULT) -> None:
-        self.window = window
-        self.first_incomplete = 1
-        self.highest = 0
-        self.bytes = 0
-        self.records: dict[int, CompletionRecord] = {}
-        self.ranges: list[RangeRecord] = []
+    @property
+    def records(self) -> Mapping[int, CompletionRecord]:
+        """Records of single operations by sequence number, to be read only."""
+        return {} if self._records is None else self._records
+
+    @property
+    def ranges(self) -> Sequence[RangeRecord]:
+        """Records of ranges in ascending order, to be read only."""
+        return [] if self._ranges is None else self._ranges
 
     def decide(
         self, sequence: int, first_incomplete: int, fingerprint: int, stand: Standing
@@ -123,8 +134,8 @@ class ResultTracker:
             return _FENCED
         if sequence < self.first_incomplete:  # row 4
             return _STALE
-        record = self.records.get(sequence)
-        if record is None and self.ranges:
+        record = None if self._records is None else self._records.get(sequence)
+        if record is None and self._ranges is not None:
             record = self._of_range(sequence)
         if record is not None:
             if not record.commit:  # row 4a
@@ -150,7 +161,11 @@ class ResultTracker:
             commit: its commit number.
             result: what a replay answers, with its size in bytes; None for a plain ``applied``.
         """
-        record = self.records[sequence] = CompletionRecord(fingerprint, commit, result)
+        record = CompletionRecord(fingerprint, commit, result)
+        if self._records is None:
+            self._records = {sequence: record}
+        else:
+            self._records[sequence] = record
         if result is not None:
             self.bytes += result.size
         if sequence > self.highest:
@@ -163,8 +178,10 @@ class ResultTracker:
 
     def record_range(self, record: RangeRecord) -> None:
         """Remember an applied range, disjoint from all that is recorded."""
-        ranges = self.ranges
-        if ranges and ranges[-1].first > record.first:
+        ranges = self._ranges
+        if ranges is None:
+            self._ranges = [record]
+        elif ranges[-1].first > record.first:
             ranges.insert(bisect_right(ranges, record.first, key=_first), record)
         else:
             ranges.append(record)
@@ -179,7 +196,23 @@ class ResultTracker:
         """
         if first_incomplete <= self.first_incomplete or first_incomplete > self.highest + self.window:
             return
-        records = self.records
+        if self._records is not None:
+            self._drop_records(self._records, first_incomplete)
+        self.first_incomplete = first_incomplete
+        if self._ranges is not None and self._ranges[0].first < first_incomplete:
+            kept: list[RangeRecord] = []
+            for part in self._ranges:
+                if part.last < first_incomplete:
+                    self.bytes -= len(part.fingerprints)
+                elif part.first < first_incomplete:
+                    rest = _cut(part, first_incomplete)
+                    self.bytes -= len(part.fingerprints) - len(rest.fingerprints)
+                    kept.append(rest)
+                else:
+                    kept.append(part)
+            self._ranges = kept or None
+
+    def _drop_records(self, records: dict[int, CompletionRecord], first_incomplete: int) -> None:
         gone: Iterable[int]
         if first_incomplete - self.first_incomplete <= len(records):
             gone = range(self.first_incomplete, first_incomplete)
@@ -189,19 +222,8 @@ class ResultTracker:
             record = records.pop(sequence, None)
             if record is not None and record.result is not None:
                 self.bytes -= record.result.size
-        self.first_incomplete = first_incomplete
-        if self.ranges and self.ranges[0].first < first_incomplete:
-            kept: list[RangeRecord] = []
-            for part in self.ranges:
-                if part.last < first_incomplete:
-                    self.bytes -= len(part.fingerprints)
-                elif part.first < first_incomplete:
-                    rest = _cut(part, first_incomplete)
-                    self.bytes -= len(part.fingerprints) - len(rest.fingerprints)
-                    kept.append(rest)
-                else:
-                    kept.append(part)
-            self.ranges = kept
+        if not records:
+            self._records = None
 
     def is_over_bytes(self, first_incomplete: int) -> bool:
         """Tell whether results are over ``RECORD_BYTES_MAX`` even once this ack is processed.
@@ -264,10 +286,11 @@ class ResultTracker:
         return places
 
     def _of_range(self, sequence: int) -> CompletionRecord | None:
-        at = bisect_right(self.ranges, sequence, key=_first) - 1
-        if at < 0 or self.ranges[at].last < sequence:
+        ranges = self.ranges
+        at = bisect_right(ranges, sequence, key=_first) - 1
+        if at < 0 or ranges[at].last < sequence:
             return None
-        part = self.ranges[at]
+        part = ranges[at]
         fingerprint = int.from_bytes(part.slice(sequence, sequence), "big")
         return CompletionRecord(fingerprint, part.commit_of(sequence))
 
@@ -281,13 +304,11 @@ class ResultTracker:
         ranges: list[RangeRecord],
     ) -> ResultTracker:
         """Return the tracker that held these; ``ranges`` in ascending order. Takes over both containers."""
-        tracker = cls(window=window)
-        tracker.first_incomplete = first_incomplete
-        tracker.highest = highest
-        tracker.records = records
-        tracker.ranges = ranges
-        tracker.bytes = sum(record.result.size for record in records.values() if record.result is not None)
-        tracker.bytes += sum(len(part.fingerprints) for part in ranges)
+        tracker = cls(shared_int(window), first_incomplete, highest, 0, records or None, ranges or None)
+        if records:
+            tracker.bytes = sum(record.result.size for record in records.values() if record.result is not None)
+        if ranges:
+            tracker.bytes += sum(len(part.fingerprints) for part in ranges)
         return tracker
 
     def dump(self) -> list[Any]:

@@ -16,11 +16,22 @@ from rifl.ids import ClientId, Epoch
 from rifl.lease import ExpiryQueue
 
 SESSIONS_MAX: Final = 2_000_000
-"""Live sessions a cluster holds; one more is refused with QUOTA, live ones are untouched."""
+"""Most live sessions that a cluster may be set to hold; one more is refused with QUOTA, live ones are untouched."""
 
 NONCE_LENGTH_MAX: Final = 64
 NONCES_MAX: Final = 16
 """Earlier owners of a session whose late requests are recognised."""
+
+
+_SHARED_INTS_MAX: Final = 1_024
+_shared_ints: dict[int, int] = {}
+
+
+def shared_int(number: int) -> int:
+    """Return an equal int that others hold too: a million sessions have few different windows and leases."""
+    if len(_shared_ints) < _SHARED_INTS_MAX:
+        return _shared_ints.setdefault(number, number)
+    return _shared_ints.get(number, number)
 
 
 class Session(msgspec.Struct, array_like=True, gc=False):
@@ -54,20 +65,24 @@ class SessionTable:
     An id that is not here and below ``next_id`` belonged to a session that is gone; it is refused for ever.
     """
 
-    __slots__ = ("_by_id", "_by_nonce", "_expiry", "next_id", "sessions_max")
+    __slots__ = ("_by_id", "_by_nonce", "_expiry", "next_id")
 
-    def __init__(self, *, sessions_max: int = SESSIONS_MAX) -> None:
+    def __init__(self) -> None:
         self._by_id: dict[int, Session] = {}
         self._by_nonce: dict[str, int] = {}
         self._expiry = ExpiryQueue()
         self.next_id = 1
-        self.sessions_max = sessions_max
 
     def __len__(self) -> int:
         return len(self._by_id)
 
     def __iter__(self) -> Iterator[Session]:
         return iter(self._by_id.values())
+
+    @property
+    def filed(self) -> int:
+        """How many sessions are filed for expiry, those among them that are gone included."""
+        return len(self._expiry)
 
     def get(self, client_id: int) -> Session | None:
         """Return the live session of that id, or None."""
@@ -77,11 +92,27 @@ class SessionTable:
         """Return the tenant's session that this nonce belongs or belonged to, or None."""
         return self._by_nonce.get(_named(tenant, nonce))
 
-    def open(self, nonce: str, lease_ms: int, window: int, now_ms: int, tenant: str = "") -> tuple[Session, bool]:
+    def open(
+        self,
+        nonce: str,
+        lease_ms: int,
+        window: int,
+        now_ms: int,
+        tenant: str = "",
+        sessions_max: int = SESSIONS_MAX,
+    ) -> tuple[Session, bool]:
         """Open a session, or return the one that this nonce opened before and True.
 
+        Args:
+            nonce: names the owner; the same again finds the same session.
+            lease_ms: term of the lease.
+            window: places above first incomplete.
+            now_ms: cluster time.
+            tenant: whose it is; another tenant's nonce is another one.
+            sessions_max: bound that the log entry carries, so that all replicas decide by the same one.
+
         Raises:
-            OncegateError: QUOTA when ``sessions_max`` are live.
+            OncegateError: QUOTA when that many are live; FENCED when the session has another owner by now.
         """
         known = self._by_nonce.get(_named(tenant, nonce))
         if known is not None:
@@ -91,9 +122,12 @@ class SessionTable:
             if session.ends_ms >= now_ms:
                 session.renew(now_ms)
             return session, True
-        if len(self._by_id) >= self.sessions_max:
+        if len(self._by_id) >= sessions_max:
             raise OncegateError(Code.QUOTA, "the cluster holds as many sessions as it may")
-        session = Session(ClientId(self.next_id), Epoch(1), nonce, lease_ms, window, now_ms + lease_ms, (), tenant)
+        session = Session(
+            ClientId(self.next_id), Epoch(1), nonce, shared_int(lease_ms), shared_int(window), 0, (), tenant
+        )
+        session.renew(now_ms)
         self.next_id += 1
         self._by_id[session.client_id] = session
         self._by_nonce[_named(tenant, nonce)] = session.client_id
@@ -119,6 +153,7 @@ class SessionTable:
 
     def put_back(self, session: Session) -> None:
         """Add a session read from a saved state; afterwards the table behaves as the one it was saved from."""
+        session.lease_ms, session.window = shared_int(session.lease_ms), shared_int(session.window)
         self._by_id[session.client_id] = session
         for nonce in (session.nonce, *session.former):
             self._by_nonce[_named(session.tenant, nonce)] = session.client_id
@@ -151,11 +186,15 @@ class SessionTable:
         """Forget the session; its id is refused for ever. Unknown ids are ignored."""
         session = self._by_id.pop(client_id, None)
         if session is not None:
+            self._expiry.forget()
             for nonce in (session.nonce, *session.former):
                 self._by_nonce.pop(_named(session.tenant, nonce), None)
 
     def expired(self, now_ms: int, *, limit: int = 1_000) -> list[int]:
-        """Return sessions whose lease has ended: candidates for a log entry that reaps them."""
+        """Return sessions whose lease has ended: candidates for a log entry that reaps them.
+
+        Changes nothing that is replicated. To be asked on every node, now and then: it also forgets who is gone.
+        """
         return self._expiry.due(now_ms, self._ends_ms, limit=limit)
 
     def reap(self, client_id: int, now_ms: int) -> bool:

@@ -15,8 +15,9 @@ from rifl.errors import Code, OncegateError
 @typed
 async def open_session(request: web.Request) -> web.StreamResponse:
     """``POST /v1/sessions``: 201 for a new session, 200 for the one this nonce opened before."""
-    command = edge.open_session(await body(request, wire.OpenSession))
-    answer = await request.app[NODE].submit(command, 128)
+    node = request.app[NODE]
+    command = edge.open_session(await body(request, wire.OpenSession), node.settings.sessions_max)
+    answer = await node.submit(command, 128)
     return respond(request, answer, status=201 if answer.created else 200)
 
 

@@ -320,8 +320,8 @@ def test_mixed_request_applies_only_what_is_new_with_a_verdict_each() -> None:
 def test_session_quota_refuses_the_new_and_leaves_the_live_alone() -> None:
     """Case 34."""
     log = started()
-    log.machine.sessions.sessions_max = 2
-    results = log.do(session("b"), session("c"), session("a"))
+    opens = [c.OpenSession(nonce, 10_000, 8, sessions_max=2) for nonce in "bca"]
+    results = log.do(*opens)
     assert isinstance(results[1], OncegateError)
     assert results[1].code is Code.QUOTA
     assert results[2].client_id == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+import aiohttp
 import pytest
 
 from gateway import commands as c
@@ -105,3 +106,38 @@ async def test_bound_of_what_is_in_flight_refuses_before_anything_is_proposed(
     with pytest.raises(OncegateError):
         node.submit(_put(9, 1, b"1"), 101)
     assert node.machine.commit == 3
+
+
+async def test_node_that_follows_forgets_sessions_that_are_gone(node: Node) -> None:
+    """Only the leader reaps, but everybody keeps a queue of leases: a follower's must not grow for ever."""
+    await _settle(*(node.submit(c.OpenSession(f"short{i}", 1_000, 8), 64) for i in range(50)))
+    sessions = node.machine.sessions
+    node.leadership.leads = False  # as after a change of leader; nothing is proposed here any more
+    for client_id in range(2, 52):
+        node.machine.apply(0, 1, c.encode_entry(0, [c.CloseSession(client_id, 1)]))
+    assert (len(sessions), sessions.filed) == (1, 51)
+    node.machine.apply(0, 1, c.encode_entry(5_000, []))
+    async with asyncio.timeout(10):
+        while sessions.filed > 1:
+            await asyncio.sleep(0.01)
+    assert [session.client_id for session in sessions] == [1]
+
+
+async def test_setting_bounds_the_sessions_and_live_ones_go_on(tmp_path: Path) -> None:
+    """Case 34, over HTTP: the bound travels in the entry, so that every replica refuses the same one."""
+    http_port, peer_port = free_ports(2)
+    members = [f"n1=127.0.0.1:{http_port}:{peer_port}"]
+    settings = Settings(members=members, data_dir=tmp_path / "n1", sessions_max=2)
+    base = f"http://127.0.0.1:{http_port}"
+    async with running(settings) as node, aiohttp.ClientSession(base_url=base) as http:
+        statuses = []
+        for nonce in ("a", "b", "c", "a"):
+            async with http.post("/v1/sessions", json={"nonce": nonce}) as answer:
+                statuses.append(answer.status)
+                refused = await answer.json()
+                if answer.status == 429:
+                    assert (refused["code"], refused["outcome"], refused["retryable"]) == ("QUOTA", "not_applied", True)
+        assert statuses == [201, 201, 429, 200]
+        await node.submit(c.DeclareTable("rows", "resident", 2**30), 64)
+        (answered,) = await _settle(node.submit(_put(1, 1, b"1"), 64))
+        assert answered.body.results[0].status == "applied"

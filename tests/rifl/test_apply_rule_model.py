@@ -505,7 +505,7 @@ def ignores_singles(
     tracker: ResultTracker, first: int, fingerprints: bytes, first_incomplete: int, stand: Standing
 ) -> list[RangePart]:
     """Planted bug: a range looks at recorded ranges only."""
-    with mock.patch.object(tracker, "records", {}):
+    with mock.patch.object(tracker, "_records", None):
         return decide_range(tracker, first, fingerprints, first_incomplete, stand)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rifl.lease import BUCKET_MS, ExpiryQueue
+from rifl import lease
+from rifl.lease import BUCKET_MS, LOOKS_MAX, ExpiryQueue
 
 
 class Leases:
@@ -141,3 +143,50 @@ def test_queue_agrees_with_a_scan(steps: list[tuple[int, int, int]], limit: int)
         for client in leases.due(now, limit=limit):
             del leases.ends[client]
     assert not leases.ends
+
+
+def test_call_looks_at_a_bounded_number_of_renewed_leases() -> None:
+    """Everybody was granted a lease at once and renewed it: no single call files them all again."""
+    leases = Leases()
+    for client in range(4 * LOOKS_MAX):
+        leases.open(client, 1_000)
+        leases.ends[client] = 60_000 + client
+    calls = 0
+    while leases.asked < 4 * LOOKS_MAX:
+        before = leases.asked
+        assert not leases.due(5_000)
+        assert 0 < leases.asked - before <= LOOKS_MAX
+        calls += 1
+    assert calls == 4
+    assert leases.due(200_000, limit=7) != []
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_sweeping_who_is_gone_forgets_nobody_else(data: st.DataObject) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lease, "GONE_KEPT", 2)
+        patch.setattr(lease, "LOOKS_MAX", data.draw(st.integers(1, 9)))
+        leases = Leases()
+        for client in range(data.draw(st.integers(0, 40))):
+            leases.open(client, data.draw(st.integers(5_000, 9_000)))
+        now = 0
+        for _ in range(data.draw(st.integers(0, 60))):
+            if leases.ends and data.draw(st.booleans()):
+                del leases.ends[data.draw(st.sampled_from(sorted(leases.ends)))]
+                leases.queue.forget()
+            now += data.draw(st.integers(0, 100))
+            for client in leases.due(now, limit=3):
+                assert leases.ends.pop(client) < now
+                leases.queue.forget()
+        for _ in range(300):
+            leases.due(now, limit=3)
+        assert len(leases.ends) <= len(leases.queue) <= max(2 * len(leases.ends) + 2, 4)
+        found = set()
+        for _ in range(300):
+            now += 10_000
+            for client in leases.due(now, limit=3):
+                found.add(client)
+                del leases.ends[client]
+                leases.queue.forget()
+        assert not leases.ends, found

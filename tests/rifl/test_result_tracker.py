@@ -215,7 +215,7 @@ def test_ack_costs_what_it_drops_not_what_it_skips() -> None:
             seen += 1
             return super().pop(*key)  # type: ignore[arg-type]
 
-    tracker.records = Counting(tracker.records)  # type: ignore[assignment]
+    tracker._records = Counting(tracker.records)  # type: ignore[assignment]
     tracker.acknowledge(10_002)
     assert seen <= 1
     assert tracker.dump() == [8, 10_002, 10_001, [], []]

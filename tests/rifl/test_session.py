@@ -7,6 +7,7 @@ from contextlib import suppress
 import pytest
 
 from rifl.errors import Code, OncegateError
+from rifl.lease import GONE_KEPT
 from rifl.session import SessionTable
 
 
@@ -124,15 +125,15 @@ def test_renewal_never_shortens_a_lease() -> None:
 
 
 def test_quota_refuses_the_new_and_leaves_the_live_alone() -> None:
-    table = SessionTable(sessions_max=2)
-    clients = [table.open(nonce, 1_000, 8, 0)[0].client_id for nonce in "ab"]
+    table = SessionTable()
+    clients = [table.open(nonce, 1_000, 8, 0, 2)[0].client_id for nonce in "ab"]
     before = table.next_id
-    assert refusal(table.open, "c", 1_000, 8, 0) is Code.QUOTA
+    assert refusal(table.open, "c", 1_000, 8, 0, 2) is Code.QUOTA
     assert [s.client_id for s in table] == clients
     assert table.next_id == before
-    assert table.open("a", 1_000, 8, 0)[1], "a retry is no new session"
+    assert table.open("a", 1_000, 8, 0, 2)[1], "a retry is no new session"
     table.close(clients[0])
-    assert not table.open("c", 1_000, 8, 0)[1]
+    assert not table.open("c", 1_000, 8, 0, 2)[1]
 
 
 def test_closed_session_frees_its_nonce_and_closing_twice_is_harmless() -> None:
@@ -155,3 +156,17 @@ def test_thousands_that_end_together_are_found_in_bounded_pieces() -> None:
             assert table.reap(client, now)
         now += 2_000
     assert sizes == [1_000, 1_000, 500]
+
+
+def test_sessions_closed_long_before_their_lease_do_not_pile_up() -> None:
+    """A day's lease, held for a moment: what is filed for expiry is bounded by who lives."""
+    table = SessionTable()
+    kept = [table.open(f"kept{number}", 86_400_000, 8, 0)[0].client_id for number in range(10)]
+    for number in range(20 * GONE_KEPT):
+        table.close(table.open(f"n{number}", 86_400_000, 8, number)[0].client_id)
+        if not number % 100:
+            assert not table.expired(number)
+    assert table.filed <= 2 * GONE_KEPT
+    table.expired(20 * GONE_KEPT)
+    now = 86_400_000 * 2
+    assert table.expired(now, limit=100) == kept, "sweeping forgets nobody who lives"
