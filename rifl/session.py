@@ -99,6 +99,7 @@ class SessionTable:
         window: int,
         now_ms: int,
         tenant: str = "",
+        *,
         sessions_max: int = SESSIONS_MAX,
     ) -> tuple[Session, bool]:
         """Open a session, or return the one that this nonce opened before and True.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 
 import pytest
 
@@ -126,14 +127,14 @@ def test_renewal_never_shortens_a_lease() -> None:
 
 def test_quota_refuses_the_new_and_leaves_the_live_alone() -> None:
     table = SessionTable()
-    clients = [table.open(nonce, 1_000, 8, 0, 2)[0].client_id for nonce in "ab"]
+    clients = [table.open(nonce, 1_000, 8, 0, sessions_max=2)[0].client_id for nonce in "ab"]
     before = table.next_id
-    assert refusal(table.open, "c", 1_000, 8, 0, 2) is Code.QUOTA
+    assert refusal(partial(table.open, sessions_max=2), "c", 1_000, 8, 0) is Code.QUOTA
     assert [s.client_id for s in table] == clients
     assert table.next_id == before
-    assert table.open("a", 1_000, 8, 0, 2)[1], "a retry is no new session"
+    assert table.open("a", 1_000, 8, 0, sessions_max=2)[1], "a retry is no new session"
     table.close(clients[0])
-    assert not table.open("c", 1_000, 8, 0, 2)[1]
+    assert not table.open("c", 1_000, 8, 0, sessions_max=2)[1]
 
 
 def test_closed_session_frees_its_nonce_and_closing_twice_is_harmless() -> None:
