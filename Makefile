@@ -31,6 +31,8 @@ soak-consensus: .venv/.ready ## SEEDS simulated clusters with faults; ARGS="--st
 bench: .venv/.ready ## figures of this machine, printed with their calibrations
 	$(BIN)/python -m bench.consensus
 	$(BIN)/python -m bench.ingest
+	$(BIN)/python -m bench.dedup
+	$(BIN)/python -m bench.sessions
 	$(BIN)/python -m bench.fanout --store sqlite
 	$(BIN)/python -m bench.fanout --store cassandra
 

@@ -128,6 +128,15 @@ class ResultTracker(msgspec.Struct, gc=False):
         Returns:
             The verdict, and with REPLAY the record to answer from.
         """
+        # Above all that was seen there is nothing to look up: one comparison a row, the usual case of a new operation.
+        if sequence > self.highest and stand is _LIVE and self.bytes <= RECORD_BYTES_MAX:
+            known, window = self.first_incomplete, self.window
+            if (
+                known <= sequence
+                and first_incomplete <= sequence < (known if known > first_incomplete else first_incomplete) + window
+                and first_incomplete <= self.highest + window
+            ):
+                return _EXECUTE
         if first_incomplete > sequence or first_incomplete > self.highest + self.window:  # row 1
             return _BAD_ACK
         if stand is Standing.FENCED:  # row 3 (row 2: see decide_without_session)
@@ -196,6 +205,10 @@ class ResultTracker(msgspec.Struct, gc=False):
         """
         if first_incomplete <= self.first_incomplete or first_incomplete > self.highest + self.window:
             return
+        if first_incomplete > self.highest:
+            self.first_incomplete, self.bytes = first_incomplete, 0
+            self._records = self._ranges = None
+            return
         if self._records is not None:
             self._drop_records(self._records, first_incomplete)
         self.first_incomplete = first_incomplete
@@ -218,10 +231,14 @@ class ResultTracker(msgspec.Struct, gc=False):
             gone = range(self.first_incomplete, first_incomplete)
         else:
             gone = [s for s in records if s < first_incomplete]
-        for sequence in gone:
-            record = records.pop(sequence, None)
-            if record is not None and record.result is not None:
-                self.bytes -= record.result.size
+        if not self.bytes:
+            for sequence in gone:
+                records.pop(sequence, None)
+        else:
+            for sequence in gone:
+                record = records.pop(sequence, None)
+                if record is not None and record.result is not None:
+                    self.bytes -= record.result.size
         if not records:
             self._records = None
 
@@ -330,6 +347,7 @@ def _cut(part: RangeRecord, first: int) -> RangeRecord:
     return RangeRecord(first, part.last, part.commit_of(first), part.slice(first, part.last))
 
 
+_LIVE = Standing.LIVE
 _BAD_ACK = (Verdict.BAD_ACK, None)
 _SESSION_EXPIRED = (Verdict.SESSION_EXPIRED, None)
 _FENCED = (Verdict.FENCED, None)

@@ -1,0 +1,59 @@
+"""A node that looks for no duplicates: the measure of what duplicate detection costs, and never a product.
+
+Owns: a machine that executes whatever it is sent and remembers nothing of it, and ``python -m bench.blind serve …``,
+which runs an ordinary node around it. No setting leads here: only a process that imports this module has it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway import commands as c
+from gateway.cli.main import main
+from gateway.machine import Machine, Operated, OpVerdict, Ranged
+from gateway.state import restore
+from rifl.completion import FINGERPRINT_BYTES, CompletionRecord, RangeRecord
+from rifl.range_rule import RangePart
+from rifl.result_tracker import ResultTracker, Verdict
+
+
+class Amnesiac(ResultTracker):
+    """Answers from a record and keeps none."""
+
+    def record(self, sequence: int, fingerprint: int, commit: int, result: Any = None) -> CompletionRecord:
+        """Return the record of an operation without remembering it."""
+        return CompletionRecord(fingerprint, commit, result)
+
+    def record_range(self, record: RangeRecord) -> None:
+        """Forget a range."""
+
+
+class BlindMachine(Machine):
+    """Applies each attempt, the tenth retry like the first: no rule, no record, no ack, no lease renewed."""
+
+    _amnesiac = Amnesiac()
+
+    def _operate(self, command: c.Operate) -> Operated:
+        verdicts: list[OpVerdict] = []
+        for op in command.ops:
+            done = self._execute(command.client_id, self._amnesiac, op)
+            if isinstance(done, CompletionRecord):
+                verdicts.append((op.sequence, None, done, False))
+            else:
+                verdicts.append((op.sequence, done, None, False))
+        return Operated(verdicts, self._left_ms(command.client_id))
+
+    def _range(self, command: c.Range) -> Ranged:
+        last = command.first + len(command.fingerprints) // FINGERPRINT_BYTES - 1
+        part = RangePart(command.first, last, Verdict.EXECUTE)
+        commit = self._execute_part(command, self._amnesiac, part)
+        return Ranged([part._replace(commit=commit)], self._left_ms(command.client_id))
+
+    def _left_ms(self, client_id: int) -> int:
+        session = self.sessions.get(client_id)
+        return 0 if session is None else session.left_ms(self.time_ms)
+
+
+if __name__ == "__main__":
+    vars(restore)["Machine"] = BlindMachine
+    main()

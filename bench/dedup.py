@@ -1,0 +1,244 @@
+"""What exactly-once costs: the same build with duplicate detection and without, side by side in one run.
+
+``python -m bench.dedup`` starts two clusters of three durable nodes, one of them of :mod:`bench.blind`, and loads them
+through the SDK in turn, the order changing from round to round; what is printed is the median of the rounds' ratios:
+
+- latency: one outstanding put, with detection over without;
+- throughput: 512 outstanding puts, with detection over without;
+- retries: 512 outstanding puts on the cluster with detection, a tenth of all requests sent a second time with the same
+  ids because their answer is thrown away, over none: operations a second, each counted once. On the cluster without
+  detection the same is run with increments, whose sum must come out wrong: the proof that detection is what was off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
+
+from bench.calibrate import bare_posts, fdatasync_4k
+from bench.figures import Latency, header, save
+from gateway.cli.local_cluster import LocalCluster
+from gateway.client import Client, Session
+from gateway.client.batch_call import BatchCall
+from gateway.client.courier import Call, Courier
+
+VALUE: Final = "v" * 198
+OUTSTANDING: Final = 512
+RETRIED: Final = 0.1
+PROOF_INCREMENTS: Final = 2_000
+LATENCY_RATIO_MAX: Final = 1.05
+THROUGHPUT_RATIO_MIN: Final = 0.95
+RETRIES_RATIO_MIN: Final = 0.88
+T = TypeVar("T")
+
+
+class BlindCluster(LocalCluster):
+    """Nodes without duplicate detection."""
+
+    def command(self, node_id: str) -> list[str]:
+        """Return the command line of a node."""
+        return [sys.executable, "-m", "bench.blind", *super().command(node_id)[3:]]
+
+
+class ForgetfulCourier(Courier):
+    """Throws away the answer to a share of the batches and sends them again, at once and byte for byte."""
+
+    share = 0.0
+    random = random.Random(1)
+
+    async def _attempt(self, call: Call[T]) -> T:
+        if self.share and isinstance(call, BatchCall) and self.random.random() < self.share:
+            endpoint = self.router.pick(self.clock(), anywhere=call.anywhere)
+            url = self._url(endpoint, call.path)
+            async with self._http.request(call.method, url, data=call.body, headers=call.headers) as answer:
+                await answer.read()
+        return await super()._attempt(call)
+
+
+class Side(NamedTuple):
+    """One of the two clusters, with a session on it."""
+
+    cluster: LocalCluster
+    client: Client
+    session: Session
+
+    def cpu_s(self) -> float:
+        """Return the processor time that the nodes have taken so far: unlike a rate it does not mind neighbours."""
+        ticks = 0
+        for node_id in self.cluster.ids:
+            words = Path(f"/proc/{self.cluster.pid(node_id)}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(words[11]) + int(words[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+    def retry(self, share: float) -> None:
+        """Send this share of all batches twice from now on."""
+        assert isinstance(self.client.courier, ForgetfulCourier)
+        self.client.courier.share = share
+
+
+async def _sequential(session: Session, seconds: float) -> list[float]:
+    until, number, took = time.perf_counter() + seconds, 0, []
+    while (began := time.perf_counter()) < until:
+        number += 1
+        await session.put("t", f"k{number % 1_000}", VALUE)
+        took.append(time.perf_counter() - began)
+    return took
+
+
+async def _rate(session: Session, seconds: float) -> tuple[int, float]:
+    """Keep 512 puts outstanding; returns how many were done, and operations a second."""
+    done, began = 0, time.perf_counter()
+    until = began + seconds
+
+    async def worker(number: int) -> None:
+        nonlocal done
+        while time.perf_counter() < until:
+            await session.put("t", f"w{number}", VALUE)
+            done += 1
+
+    await asyncio.gather(*(worker(number) for number in range(OUTSTANDING)))
+    return done, done / (time.perf_counter() - began)
+
+
+async def _enter(stack: AsyncExitStack, cluster: LocalCluster) -> Side:
+    client = await stack.enter_async_context(Client(cluster.endpoints))
+    client.courier.__class__ = ForgetfulCourier
+    await client.declare_table("t", kind="resident")
+    return Side(cluster, client, await stack.enter_async_context(client.session(window=4096)))
+
+
+async def _sum_after_retries(side: Side) -> int:
+    """Increment a row with a tenth of the batches sent twice; returns what the row says."""
+    side.retry(RETRIED)
+    for _ in range(PROOF_INCREMENTS // 100):
+        await asyncio.gather(*(side.session.increment("t", "sum") for _ in range(100)))
+    side.retry(0.0)
+    row = await side.client.get("t", "sum")
+    return 0 if row is None else int(row.value)
+
+
+async def run(on: LocalCluster, off: LocalCluster, rounds: int, seconds: float, seed: int) -> list[dict[str, Any]]:
+    """Load both clusters in turn and return a row for each comparison."""
+    ForgetfulCourier.random = random.Random(seed)
+    async with AsyncExitStack() as stack:
+        sides = {"on": await _enter(stack, on), "off": await _enter(stack, off)}
+        gc.collect()
+        gc.freeze()
+        for side in sides.values():
+            await _rate(side.session, 1.0)
+        latencies: dict[str, list[float]] = {"on": [], "off": []}
+        medians: dict[str, list[float]] = {"on": [], "off": []}
+        rates: dict[str, list[float]] = {"on": [], "off": [], "retries": []}
+        cpu_us: dict[str, list[float]] = {"on": [], "off": [], "retries": []}
+        for turn in range(rounds):
+            for name in _turned(["on", "off"], turn):
+                took = await _sequential(sides[name].session, seconds)
+                latencies[name] += took
+                medians[name].append(statistics.median(took))
+            for name in _turned(["on", "off", "retries"], turn):
+                side = sides["off" if name == "off" else "on"]
+                side.retry(RETRIED if name == "retries" else 0.0)
+                before = side.cpu_s()
+                done, rate = await _rate(side.session, seconds)
+                rates[name].append(rate)
+                cpu_us[name].append((side.cpu_s() - before) / done * 1e6)
+                side.retry(0.0)
+        sums = {name: await _sum_after_retries(side) for name, side in sides.items()}
+    if sums["on"] != PROOF_INCREMENTS or sums["off"] <= PROOF_INCREMENTS:
+        raise RuntimeError(
+            f"{PROOF_INCREMENTS} increments with retries came to {sums}: this is not what was to be compared"
+        )
+    return [
+        {
+            "what": "latency, 1 outstanding",
+            "with": Latency.of(latencies["on"])._asdict(),
+            "without": Latency.of(latencies["off"])._asdict(),
+            **_ratio(medians["on"], medians["off"], LATENCY_RATIO_MAX, lambda ratio, bound: ratio <= bound),
+        },
+        {
+            "what": "throughput, 512 outstanding",
+            "with": statistics.median(rates["on"]),
+            "without": statistics.median(rates["off"]),
+            **_ratio(rates["on"], rates["off"], THROUGHPUT_RATIO_MIN, lambda ratio, bound: ratio >= bound),
+        },
+        {
+            "what": "throughput, a tenth of all requests sent twice",
+            "with": statistics.median(rates["retries"]),
+            "without": statistics.median(rates["on"]),
+            **_ratio(rates["retries"], rates["on"], RETRIES_RATIO_MIN, lambda ratio, bound: ratio >= bound),
+        },
+        {
+            "what": "processor time of all nodes for an operation, microseconds",
+            "with": statistics.median(cpu_us["on"]),
+            "without": statistics.median(cpu_us["off"]),
+            "retries": statistics.median(cpu_us["retries"]),
+            "ratio": _paired(cpu_us["on"], cpu_us["off"])[1],
+            "ratio_retries": _paired(cpu_us["retries"], cpu_us["on"])[1],
+        },
+        {"what": f"sum of {PROOF_INCREMENTS:,} increments with retries", "with": sums["on"], "without": sums["off"]},
+    ]
+
+
+def _turned(names: list[str], turn: int) -> list[str]:
+    at = turn % len(names)
+    return names[at:] + names[:at]
+
+
+def _ratio(
+    over: list[float], under: list[float], bound: float, holds: Callable[[float, float], bool]
+) -> dict[str, float | bool]:
+    low, ratio, high = _paired(over, under)
+    return {"ratio": ratio, "quartile_low": low, "quartile_high": high, "wanted": bound, "met": holds(ratio, bound)}
+
+
+def _paired(over: list[float], under: list[float]) -> tuple[float, float, float]:
+    """Return the quartiles of the rounds' ratios."""
+    ratios = sorted(a / b for a, b in zip(over, under, strict=True))
+    quarter = len(ratios) // 4
+    return ratios[quarter], statistics.median(ratios), ratios[-1 - quarter]
+
+
+def main() -> None:
+    """Run the comparison and print it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each load in a round")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="oncegate-bench-") as name:
+        directory = Path(name)
+        about = header(
+            "dedup",
+            seed=options.seed,
+            durability="three nodes, each flushed with fdatasync before the answer",
+            calibrations={"fdatasync_4k_ms": fdatasync_4k(directory).p50_ms, "bare_posts_per_s": bare_posts(64)},
+        )
+        with LocalCluster(directory / "on") as on, BlindCluster(directory / "off") as off:
+            for cluster in (on, off):
+                cluster.start()
+                cluster.wait_ready()
+            rows = asyncio.run(run(on, off, options.rounds, options.seconds, options.seed))
+    for row in rows:
+        print("   " + ", ".join(f"{key} {_shown(value)}" for key, value in row.items()))
+    print(f"saved in {save('dedup', about, rows).name}")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return "(" + ", ".join(f"{key} {_shown(part)}" for key, part in value.items()) + ")"
+    return f"{value:,.3f}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    main()
