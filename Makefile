@@ -7,8 +7,9 @@ MESSAGES ?=
 SEEDS ?= 10000
 ARGS ?=
 ROUNDS ?= 20
+KILLS ?= 200
 
-.PHONY: demo test lint soak-consensus soak-faults bench clean check-tools
+.PHONY: demo test lint soak-consensus soak-faults soak-outbox bench clean check-tools
 
 demo: .venv/.ready ## the main job end to end; STORE=cassandra for real Cassandra
 	$(BIN)/python -m examples.demo --store $(STORE) $(if $(MESSAGES),--messages $(MESSAGES)) $(ARGS)
@@ -27,6 +28,9 @@ soak-faults: .venv/.ready ## the tests with real faults, ROUNDS times as many ro
 
 soak-consensus: .venv/.ready ## SEEDS simulated clusters with faults; ARGS="--start 10000 --seconds 3600" and the like
 	$(BIN)/python -m tests.sim --seeds $(SEEDS) --jobs $$(nproc) $(ARGS)
+
+soak-outbox: .venv/.ready ## a worker with an outbox, killed KILLS times while it counts to KILLS * 50
+	ONCEGATE_OUTBOX_KILLS=$(KILLS) $(BIN)/python -m pytest tests/faults/test_outbox_kills.py --timeout 3600 $(ARGS)
 
 bench: .venv/.ready ## figures of this machine, printed with their calibrations
 	$(BIN)/python -m bench.consensus

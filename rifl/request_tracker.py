@@ -50,6 +50,23 @@ class RequestTracker:
         self._spread = 0  # sequence numbers that those ranges span beyond one each
         self._highest = 0  # highest number the server is known to have recorded
 
+    @classmethod
+    def resumed(cls, *, window: int, highest: int, held: Sequence[int]) -> RequestTracker:
+        """Return the tracker of a session that goes on after a restart of its client.
+
+        Args:
+            window: the session's.
+            highest: highest number that the server has recorded.
+            held: single numbers whose results are missing; all others up to ``highest`` count as received.
+        """
+        tracker = cls(window=window)
+        tracker._highest = highest
+        tracker._next = max(highest, *held, 0) + 1
+        if held:
+            tracker._held = set(held)
+            tracker._order.extend(range(min(held), tracker._next))
+        return tracker
+
     @property
     def first_incomplete(self) -> SequenceNumber:
         """Smallest number whose result has not been received: acknowledges everything below it."""
@@ -136,6 +153,16 @@ class RequestTracker:
         if not self._held.issuperset(firsts):
             raise ValueError("an abandoned number is not open")
         self._abandoned.update(firsts)
+
+    def settle(self, first: int) -> bool:
+        """Note that the doubt about an abandoned place has ended; False, and nothing changes, for any other place."""
+        if first not in self._abandoned:
+            return False
+        self._abandoned.discard(first)
+        self._held.discard(first)
+        self._highest = max(self._highest, first + self._forget_length(first) - 1)
+        self._advance()
+        return True
 
     def release(self, firsts: Sequence[int]) -> None:
         """Give back numbers that were surely never applied, to be used again.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from gateway.cli import cluster, dev, explain, members, serve
+from gateway.cli import cluster, dev, explain, members, outbox, serve
 
 app = typer.Typer(
     name="oncegate",
@@ -21,6 +21,7 @@ app.command("status")(cluster.status)
 app.command("explain")(explain.explain)
 app.add_typer(members.member, name="member")
 app.add_typer(members.leader, name="leader")
+app.add_typer(outbox.outbox, name="outbox")
 
 
 def main() -> None:

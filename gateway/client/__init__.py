@@ -13,6 +13,8 @@ from gateway.client.failures import (
     OutcomeUnknown,
     PartialFailure,
 )
+from gateway.client.outbox_file import OutboxDamaged, OutboxEntry
+from gateway.client.recovery import OutboxUnresolved, Recovered
 from gateway.client.results import (
     ClusterInfo,
     Consumer,
@@ -21,6 +23,7 @@ from gateway.client.results import (
     Member,
     Page,
     RequestState,
+    Resolution,
     Row,
     RowsPart,
     TableInfo,
@@ -45,12 +48,17 @@ __all__ = [
     "Member",
     "OncegateError",
     "OperationFailed",
+    "OutboxDamaged",
+    "OutboxEntry",
+    "OutboxUnresolved",
     "Outcome",
     "OutcomeUnknown",
     "Page",
     "PartialFailure",
+    "Recovered",
     "RequestId",
     "RequestState",
+    "Resolution",
     "Row",
     "RowsPart",
     "Session",

@@ -51,12 +51,14 @@ class Pending(msgspec.Struct):
         text: the value as JSON if the write may be a row of a range, else None.
         promise: where its result goes.
         deadline: when its promise fails.
+        position: what the outbox notes in the same transaction, or None.
     """
 
     operation: Operation
     text: str | None
     promise: Promise
     deadline: float
+    position: Any = None
 
 
 class PendingRows(msgspec.Struct):

@@ -13,7 +13,7 @@ import msgspec
 
 from gateway.client.batch import GONE, Batch, OperationsBatch, Pending, RangeBatch
 from gateway.client.courier import Call
-from gateway.client.failures import DeadlineExceeded, OperationFailed, OutcomeUnknown
+from gateway.client.failures import DeadlineExceeded, OperationFailed, OutcomeUnknown, Resolver
 from gateway.client.lease import LeaseClock
 from gateway.client.paths import OPERATIONS, ranges_path
 from gateway.client.verdicts import Numbers, Settled, settle_operations, settle_range, with_id
@@ -47,6 +47,13 @@ class Ledger(Protocol):
     lease: LeaseClock
     headers: Mapping[str, str]
     highest_commit: int
+    resolver: Resolver
+    keeps: bool
+    """Whether writes are in a durable outbox before they travel."""
+
+    @property
+    def first_incomplete(self) -> int:
+        """What a request that leaves now acknowledges."""
 
     def account(self, numbers: Numbers, settled: int) -> None:
         """Take note of what became of numbers and places."""
@@ -59,13 +66,13 @@ class Ledger(Protocol):
 
 
 class BatchCall(Call[None]):
-    """One request of a batch; accepting its answer settles what has a verdict."""
+    """One request of a batch, encoded when it leaves; accepting its answer settles what has a verdict."""
 
     __slots__ = ("_ledger", "_rows", "content", "later")
 
-    def __init__(self, ledger: Ledger, path: str, headers: Mapping[str, str], content: bytes, deadline: float) -> None:
-        super().__init__("POST", path, deadline=deadline, headers=headers, body=content)
-        self.content = content
+    def __init__(self, ledger: Ledger, path: str, deadline: float) -> None:
+        super().__init__("POST", path, deadline=deadline, headers=ledger.headers)
+        self.content = b""
         self._ledger = ledger
         self._rows: dict[str, set[str]] | None = None
         self.later: list[RangeBatch] = []
@@ -78,8 +85,12 @@ class BatchCall(Call[None]):
 
     @property
     def doubtful(self) -> bool:
-        """Whether the batch may have been applied, also by the attempt that is under way."""
-        return self.ambiguous or self.under_way
+        """Whether the batch may have been applied, by the attempt under way too, or may yet be from the outbox."""
+        return self.ambiguous or self.under_way or self._ledger.keeps
+
+    def encode(self) -> None:
+        """Make headers and body of what has no verdict yet."""
+        raise NotImplementedError
 
     def delayed(self) -> None:
         """Tell the session that this batch takes longer."""
@@ -113,12 +124,16 @@ class OperationsCall(BatchCall):
 
     def __init__(self, ledger: Ledger, batch: OperationsBatch) -> None:
         self._batch = batch
-        super().__init__(ledger, OPERATIONS, ledger.headers, _encode_operations(ledger, batch), batch.deadline)
+        super().__init__(ledger, OPERATIONS, batch.deadline)
 
     @property
     def batch(self) -> OperationsBatch:
         """What has no verdict yet."""
         return self._batch
+
+    def encode(self) -> None:
+        """Make the body of what has no verdict yet."""
+        self.body = self.content = _encode_operations(self._ledger, self._batch)
 
     def accept(self, status: int, headers: Mapping[str, str], payload: bytes) -> None:
         """Settle what has a verdict.
@@ -136,7 +151,7 @@ class OperationsCall(BatchCall):
         if rest is None or settled.again is None:
             return
         self._batch = rest
-        self.body = self.content = _encode_operations(ledger, rest)
+        self.encode()
         raise settled.again
 
     def expire(self, now: float) -> float:
@@ -147,12 +162,12 @@ class OperationsCall(BatchCall):
         """
         pendings, client_id = self._batch.pendings, self._ledger.client_id
         if self.doubtful:
-            return _expire_in_doubt(pendings, now, client_id)
+            return _expire_in_doubt(pendings, now, self._ledger)
         expired = [pending for pending in pendings if pending.deadline <= now]
         if expired and len(expired) < len(pendings):
             kept = [pending for pending in pendings if pending.deadline > now]
             self._batch = OperationsBatch(kept, [pending.operation.sequence for pending in kept])
-            self.body = self.content = _encode_operations(self._ledger, self._batch)
+            self.encode()
             numbers = Numbers(released=[pending.operation.sequence for pending in expired])
             self._ledger.account(numbers, len(expired))
         for pending in expired:
@@ -169,14 +184,17 @@ class RangeCall(BatchCall):
 
     def __init__(self, ledger: Ledger, batch: RangeBatch) -> None:
         self._batch = batch
-        super().__init__(
-            ledger, ranges_path(batch.table), _range_headers(ledger, batch), _encode_range(batch), batch.deadline
-        )
+        super().__init__(ledger, ranges_path(batch.table), batch.deadline)
 
     @property
     def batch(self) -> RangeBatch:
         """What this call waits for; see also :attr:`later`."""
         return self._batch
+
+    def encode(self) -> None:
+        """Make headers and body of what has no verdict yet."""
+        self.headers = _range_headers(self._ledger, self._batch)
+        self.body = self.content = _encode_range(self._batch)
 
     def accept(self, status: int, headers: Mapping[str, str], payload: bytes) -> None:
         """Settle the parts that have a verdict.
@@ -196,8 +214,7 @@ class RangeCall(BatchCall):
         self.later[:0] = others
         if len(first) < len(batch):
             self._batch = first
-            self.headers = _range_headers(ledger, first)
-            self.body = self.content = _encode_range(first)
+            self.encode()
         raise settled.again
 
     def expire(self, now: float) -> float:
@@ -207,14 +224,15 @@ class RangeCall(BatchCall):
     def _expire_part(self, batch: RangeBatch, now: float) -> float:
         client_id = self._ledger.client_id
         if batch.pendings is not None:
-            return _expire_in_doubt(batch.pendings, now, client_id)
+            return _expire_in_doubt(batch.pendings, now, self._ledger)
         rows = batch.rows
         if rows is None or rows.done():
             return _NEVER
         if batch.deadline > now:
             return batch.deadline
         # Nothing is sent after the deadline, which is that of the whole range: not in doubt now means never.
-        rows.fail(len(batch), with_id(_IN_DOUBT if self.doubtful else _SURELY_NOT, client_id, batch.first))
+        failure = _IN_DOUBT if self.doubtful else _SURELY_NOT
+        rows.fail(len(batch), with_id(failure, client_id, batch.first, self._ledger.resolver))
         batch.rows = GONE
         return _NEVER
 
@@ -223,13 +241,14 @@ _IN_DOUBT: Final = OutcomeUnknown(Code.TIMEOUT, "no verdict before the deadline"
 _SURELY_NOT: Final = DeadlineExceeded(Code.TIMEOUT, "not accepted before the deadline", outcome=Outcome.NOT_APPLIED)
 
 
-def _expire_in_doubt(pendings: Sequence[Pending], now: float, client_id: ClientId) -> float:
+def _expire_in_doubt(pendings: Sequence[Pending], now: float, ledger: Ledger) -> float:
     following = _NEVER
     for pending in pendings:
         if pending.promise.done():
             continue
         if pending.deadline <= now:
-            pending.promise.set_exception(with_id(_IN_DOUBT, client_id, pending.operation.sequence))
+            sequence = pending.operation.sequence
+            pending.promise.set_exception(with_id(_IN_DOUBT, ledger.client_id, sequence, ledger.resolver))
             pending.promise = GONE
         elif pending.deadline < following:
             following = pending.deadline
@@ -248,7 +267,7 @@ def _encode_operations(ledger: Ledger, batch: OperationsBatch) -> bytes:
         OperationsRequest(
             ledger.client_id_text,
             ledger.epoch,
-            ledger.tracker.first_incomplete,
+            ledger.first_incomplete,
             [pending.operation for pending in batch.pendings],
         )
     )
@@ -264,5 +283,5 @@ def _range_headers(ledger: Ledger, batch: RangeBatch) -> dict[str, str]:
         H_CLIENT: ledger.client_id_text,
         H_EPOCH: str(ledger.epoch),
         H_FIRST_SEQUENCE: str(batch.first),
-        H_FIRST_INCOMPLETE: str(ledger.tracker.first_incomplete),
+        H_FIRST_INCOMPLETE: str(ledger.first_incomplete),
     }

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike, fspath
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeVar
 from urllib.parse import urlencode
@@ -19,8 +20,9 @@ import msgspec
 from gateway.client.courier import Call, Courier, at_deadline
 from gateway.client.failures import OperationFailed
 from gateway.client.json_call import JsonCall
-from gateway.client.paths import CLUSTER, flow_path, request_path, row_path, table_path
-from gateway.client.results import ClusterInfo, FlowInfo, Page, RequestState, Row, TableInfo
+from gateway.client.paths import CLUSTER, flow_path, request_path, resolve_path, row_path, table_path
+from gateway.client.recovery import OnUnknown
+from gateway.client.results import ClusterInfo, FlowInfo, Page, RequestState, Resolution, Row, TableInfo
 from gateway.client.retry import AttemptFailed
 from gateway.client.routing import Router
 from gateway.client.session import Session
@@ -29,12 +31,17 @@ from gateway.client.tables import TableKinds
 from gateway.client.verdicts import write_result
 from gateway.wire import OperationResult
 from rifl.errors import Code, Outcome
-from rifl.ids import LEASE_MS_DEFAULT, WINDOW_DEFAULT, ClientId, format_client_id
+from rifl.ids import LEASE_MS_DEFAULT, WINDOW_DEFAULT, ClientId, RequestId, format_client_id, parse_request_id
 
 T = TypeVar("T")
 
 _NO_TIMERS: Final = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None)
 """The courier bounds each attempt as a whole; aiohttp's own timers would only cost time."""
+
+
+class _Resolved(msgspec.Struct):
+    state: Literal["applied", "sealed"]
+    result: OperationResult | None = None
 
 
 class _RequestTold(msgspec.Struct):
@@ -117,6 +124,9 @@ class Client:
         window: int = WINDOW_DEFAULT,
         full: Full = "wait",
         nonce: str | None = None,
+        outbox: str | PathLike[str] | None = None,
+        on_unknown: OnUnknown | None = None,
+        on_lost: Callable[[OperationFailed], None] | None = None,
     ) -> Session:
         """Return a session to be opened with ``async with``.
 
@@ -125,8 +135,24 @@ class Client:
             window: writes that may be outstanding, 1..4096; the next one waits, or fails with ``full="fail"``.
             full: see ``window``.
             nonce: 1 to 64 characters that name this open; the same nonce opens the same session. Random by default.
+            outbox: a file that keeps writes, ids and payloads, from before they travel until their results are
+                known. A restart with the same file goes on in the same session: see :mod:`gateway.client.recovery`.
+                Give a lease that outlives a restart.
+            on_unknown: called when entering finds a write of an earlier process whose outcome cannot be known any
+                more; when it returns, the write leaves the outbox. May be a coroutine function. Without it entering
+                raises :class:`OutboxUnresolved`.
+            on_lost: called once when the session has ended without being closed, with the reason: its lease expired
+                or another process took it over. See also :attr:`Session.lost`.
         """
-        return Session(self, SessionOptions(lease_ms=lease_ms, window=window, full=full), nonce)
+        options = SessionOptions(
+            lease_ms=lease_ms,
+            window=window,
+            full=full,
+            outbox=None if outbox is None else fspath(outbox),
+            on_unknown=on_unknown,
+            on_lost=on_lost,
+        )
+        return Session(self, options, nonce)
 
     # Reads
 
@@ -196,6 +222,23 @@ class Client:
         told = await self._ask(path, _RequestTold, timeout_s=timeout_s)
         result = None if told.result is None else write_result(told.result, ClientId(client_id), 0)
         return RequestState(told.state, result)
+
+    async def resolve(self, request_id: RequestId | str, *, timeout_s: float | None = None) -> Resolution:
+        """End the doubt about a request id: it was applied, or it never will be.
+
+        Args:
+            request_id: from an error or a result, or written as ``client_id/sequence``.
+            timeout_s: total time.
+
+        Raises:
+            OperationFailed: STALE, SESSION_EXPIRED where the cluster no longer remembers; the outcome stays unknown.
+        """
+        known = parse_request_id(request_id) if isinstance(request_id, str) else request_id
+        path = resolve_path(format_client_id(known.client_id), known.sequence)
+        call = JsonCall("POST", path, _Resolved, self.headers, self.deadline(timeout_s), body={})
+        told = await self.perform(call)
+        result = None if told.result is None else write_result(told.result, known.client_id, 0)
+        return Resolution(told.state, result)
 
     async def cluster(self, *, timeout_s: float | None = None) -> ClusterInfo:
         """Return the cluster as one of its nodes sees it."""

@@ -8,8 +8,17 @@ as a new operation, ``unknown`` is not.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
 from rifl.errors import Code, OncegateError, Outcome
 from rifl.ids import RequestId
+
+if TYPE_CHECKING:
+    from gateway.client.results import Resolution
+
+Resolver = Callable[[RequestId, float | None], Awaitable["Resolution"]]
+"""Finds out, or decides, what became of a request id; the second argument is its total time."""
 
 
 class OperationFailed(OncegateError):
@@ -42,8 +51,32 @@ class OutcomeUnknown(OperationFailed):
     """The deadline passed after the operation may have been proposed: it may or may not have been applied.
 
     The request id stays unacknowledged as long as the session's window allows, so that
-    :meth:`gateway.client.Client.request` can still tell.
+    :meth:`gateway.client.Client.request` can still tell, and :meth:`resolve` can settle it.
     """
+
+    resolver: Resolver | None = None
+    """The session that raised it; not carried through pickling."""
+
+    async def resolve(self, *, timeout_s: float | None = None) -> Resolution:
+        """End the doubt: afterwards the operation is applied, or never will be.
+
+        Idempotent: the answer is the same for ever, whoever asks.
+
+        Args:
+            timeout_s: total time; the client's by default.
+
+        Returns:
+            The result of the operation if it was applied; otherwise ``sealed``, and it is safe to do it again as a
+            new operation.
+
+        Raises:
+            OperationFailed: STALE or SESSION_EXPIRED where the cluster no longer remembers, or why it could not be
+                asked: the outcome stays unknown. BAD_REQUEST if the operation never got an id, or the error came
+                from another process: use ``Client.resolve`` with ``request_id``.
+        """
+        if self.request_id is None or self.resolver is None:
+            raise OperationFailed(Code.BAD_REQUEST, "no session to ask: use Client.resolve(request_id)")
+        return await self.resolver(self.request_id, timeout_s)
 
 
 class DeadlineExceeded(OperationFailed):

@@ -53,6 +53,8 @@ class FakeSession(msgspec.Struct):
     window: int
     tracker: ResultTracker
     live: bool = True
+    nonce: str = ""
+    sealed: set[int] = msgspec.field(default_factory=set)
 
 
 class FakeState:
@@ -91,6 +93,7 @@ class FakeState:
             session = FakeSession(
                 next(self._client_ids), 1, body.lease_ms or LEASE_MS_DEFAULT, window, ResultTracker(window=window)
             )
+            session.nonce = body.nonce
             self._nonces[body.nonce] = session.client_id
             self.sessions[session.client_id] = session
         else:
@@ -104,6 +107,14 @@ class FakeState:
         if session is None or not session.live:
             raise OncegateError(Code.SESSION_EXPIRED)
         return session
+
+    def take_over(self, client_id: str, nonce: str) -> wire.SessionTaken:
+        """Give a session to a new owner; a new nonce raises the epoch."""
+        session = self.session(client_id)
+        if session.nonce != nonce:
+            session.nonce = nonce
+            session.epoch += 1
+        return wire.SessionTaken(session.epoch, session.tracker.first_incomplete, session.tracker.highest)
 
     def kind(self, table: str) -> str:
         """Return a table's kind; raises NOT_FOUND."""
@@ -127,9 +138,11 @@ class FakeState:
         self, session: FakeSession, epoch: int, first_incomplete: int, operation: wire.Operation
     ) -> wire.OperationResult:
         fingerprint = _fingerprint(
-            operation.op, operation.table, operation.key, operation.value, operation.by, operation.if_
+            operation.op, operation.table, operation.key, operation.value, operation.by, operation.if_, operation.item
         )
         stand = _standing(session, epoch)
+        if operation.sequence in session.sealed and stand is not Standing.FENCED:
+            return _rejected(operation.sequence, Code.STALE)
         verdict, record = session.tracker.decide(operation.sequence, first_incomplete, fingerprint, stand)
         if record is not None and verdict is Verdict.REPLAY:
             result: _Remembered | None = record.result
@@ -165,6 +178,16 @@ class FakeState:
                 replayed=False,
                 code="CONDITION_FAILED",
             )
+        if operation.op == "get":
+            told = value if version else msgspec.UNSET
+            return wire.OperationResult(
+                operation.sequence,
+                "applied",
+                commit=self.commit,
+                version=version or msgspec.UNSET,
+                value=told,
+                replayed=False,
+            )
         summed: Any = msgspec.UNSET
         if operation.op == "delete":
             self.rows.pop(row, None)
@@ -172,9 +195,12 @@ class FakeState:
             by = 1 if operation.by is msgspec.UNSET else operation.by
             summed = (value or 0) + by
             self.rows[row] = (summed, self.commit)
+        elif operation.op == "append":
+            self.rows[row] = ([*(value or ()), operation.item], self.commit)
         else:
             self.rows[row] = (operation.value, self.commit)
-        self._note(session, operation.sequence, operation.op, operation.table, operation.key, operation.value)
+        written = operation.item if operation.op == "append" else operation.value
+        self._note(session, operation.sequence, operation.op, operation.table, operation.key, written)
         return wire.OperationResult(
             operation.sequence, "applied", commit=self.commit, version=self.commit, value=summed, replayed=False
         )
@@ -188,7 +214,7 @@ class FakeState:
             raise OncegateError(Code.BAD_REQUEST, "ranges go to stream tables")
         values = [msgspec.json.decode(text) for text in body.values]
         prints = b"".join(
-            _fingerprint("put", table, key, value, None, None).to_bytes(8, "big")
+            _fingerprint("put", table, key, value, None, None, None).to_bytes(8, "big")
             for key, value in zip(body.keys, values, strict=True)
         )
         stand = _standing(session, epoch)
@@ -231,11 +257,27 @@ class FakeState:
         record = session.tracker.find(sequence)
         if record is None:
             return wire.RequestState("never_seen")
+        if sequence in session.sealed:
+            return wire.RequestState("sealed")
         result: _Remembered | None = record.result
         if result is None:
             applied = wire.OperationResult(sequence, "applied", record.commit, record.commit, replayed=True)
             return wire.RequestState("applied", applied)
         return wire.RequestState("applied", msgspec.structs.replace(result.verdict, replayed=True))
+
+    def resolve(self, client_id: int, sequence: int) -> wire.RequestState:
+        """Return the result of a request id, or seal it: a late attempt is refused."""
+        session = self.session(format_client_id(client_id))
+        state = self.request(client_id, sequence)
+        if state.state == "acknowledged":
+            raise OncegateError(Code.STALE)
+        if state.state != "never_seen":
+            return state
+        if sequence >= session.tracker.first_incomplete + session.window:
+            raise OncegateError(Code.WINDOW_FULL)
+        session.sealed.add(sequence)
+        session.tracker.record(sequence, 0, self.commit, _Remembered(wire.OperationResult(sequence, "sealed")))
+        return wire.RequestState("sealed")
 
     def _note(self, session: FakeSession, sequence: int, op: str, table: str, key: str, value: Any) -> None:
         value = None if value is msgspec.UNSET else value

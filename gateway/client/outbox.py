@@ -34,9 +34,11 @@ class Outbox:
     Args:
         tracker: gives out the numbers.
         tuning: bounds of a batch.
+        in_order: whether writes may not pass those in front of them, on whatever rows.
     """
 
-    def __init__(self, tracker: RequestTracker, tuning: Tuning) -> None:
+    def __init__(self, tracker: RequestTracker, tuning: Tuning, *, in_order: bool = False) -> None:
+        self._in_order = in_order
         self._tracker = tracker
         self._tuning = tuning
         self.queue: deque[Pending | PendingRows] = deque()
@@ -67,7 +69,7 @@ class Outbox:
         if not self._has_room(ranged=cut.ranged):
             return None, dropped
         if cut.size == 0:
-            overtaking = self._overtake(busy)
+            overtaking = [] if self._in_order else self._overtake(busy)
             return self._operations(overtaking) if overtaking else None, dropped
         count = cut.size if cut.ranged else min(cut.size, tracker.room_for_singles)
         popleft = self.queue.popleft

@@ -47,3 +47,8 @@ def flow_path(flow: str) -> str:
 def request_path(client_id: str, sequence: int) -> str:
     """Return the path of a request id."""
     return f"/v1/requests/{client_id}/{sequence}"
+
+
+def resolve_path(client_id: str, sequence: int) -> str:
+    """Return where a request id is resolved."""
+    return f"{request_path(client_id, sequence)}/resolve"

@@ -157,6 +157,18 @@ class ClusterInfo(msgspec.Struct, frozen=True):
     members: list[Member] = []
 
 
+class Resolution(msgspec.Struct, frozen=True):
+    """How a doubt ended, for ever: ``applied`` with its result, or ``sealed``: never executed and never will be."""
+
+    state: Literal["applied", "sealed"]
+    result: WriteResult | None = None
+
+    @property
+    def applied(self) -> bool:
+        """Whether the operation was applied."""
+        return self.state == "applied"
+
+
 class RequestState(msgspec.Struct, frozen=True):
     """What the cluster remembers of a request id; ``result`` is there if ``state`` is ``applied``."""
 

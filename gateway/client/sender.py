@@ -19,7 +19,8 @@ from typing import Any, Final
 from gateway.client.batch import Batch, OperationsBatch, Pending, PendingRows
 from gateway.client.batch_call import BatchCall, OperationsCall, RangeCall, ended
 from gateway.client.courier import Courier, at_deadline
-from gateway.client.failures import DeadlineExceeded, OperationFailed
+from gateway.client.durable_outbox import DurableOutbox
+from gateway.client.failures import DeadlineExceeded, OperationFailed, Resolver
 from gateway.client.lease import LeaseClock
 from gateway.client.outbox import Outbox
 from gateway.client.retry import AttemptFailed
@@ -49,6 +50,10 @@ class Sender:
         courier: makes the calls.
         lease: told of every answer.
         headers: of every request, such as the token.
+        resolver: settles doubts about its writes.
+        outbox: keeps writes on disk before they travel, or None.
+        tracker: gives out the numbers; a new one by default.
+        ended: told when the session takes no further writes, and why.
     """
 
     def __init__(
@@ -59,12 +64,18 @@ class Sender:
         courier: Courier,
         lease: LeaseClock,
         headers: Mapping[str, str],
+        resolver: Resolver,
+        outbox: DurableOutbox | None = None,
+        tracker: RequestTracker | None = None,
+        ended: Callable[[OperationFailed], None] | None = None,
     ) -> None:
         self.client_id = client_id
         self.client_id_text = format_client_id(client_id)
         self.epoch = epoch
         self.window = window
-        self.tracker = RequestTracker(window=window)
+        self.tracker = RequestTracker(window=window) if tracker is None else tracker
+        self.resolver = resolver
+        self.keeps = outbox is not None
         self.lease = lease
         self.outstanding = 0
         self.highest_commit = 0
@@ -74,7 +85,9 @@ class Sender:
         self._courier = courier
         self._tuning = courier.tuning
         self._loop = asyncio.get_running_loop()
-        self._outbox = Outbox(self.tracker, self._tuning)
+        self._ended = ended
+        self._durable = outbox
+        self._outbox = Outbox(self.tracker, self._tuning, in_order=self.keeps)
         self._queue = self._outbox.queue
         self._create_future: Callable[[], asyncio.Future[Any]] = self._loop.create_future
         self._in_flight_max = self._tuning.in_flight_max
@@ -87,6 +100,11 @@ class Sender:
         self._drained: asyncio.Future[None] | None = None
         self._sweep_at = _NEVER
         self._sweep_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def first_incomplete(self) -> int:
+        """What a request that leaves now acknowledges; with an outbox, only what is settled on disk too."""
+        return self.tracker.first_incomplete if self._durable is None else self._durable.first_incomplete
 
     @property
     def crowded(self) -> bool:
@@ -150,6 +168,8 @@ class Sender:
         """Take no further writes and fail those that have not travelled; they are surely not applied."""
         if self.over is None:
             self.over = reason
+            if self._ended is not None:
+                self._ended(reason)
         unsent = list(self._queue)
         self._queue.clear()
         for pending in unsent:
@@ -196,11 +216,26 @@ class Sender:
         finally:
             self._runners -= 1
 
-    async def _deliver(self, batch: Batch) -> None:
+    async def resend(self, pendings: list[Pending]) -> None:
+        """Send writes of an earlier process under the numbers they have; returns when each has an end.
+
+        They are in the outbox and open in the tracker; whether an attempt of them was applied is not known.
+        """
+        size = self._tuning.batch_operations_max
+        self._arm(min(pending.deadline for pending in pendings))
+        for at in range(0, len(pendings), size):
+            part = pendings[at : at + size]
+            self.outstanding += len(part)
+            await self._deliver(OperationsBatch(part, [pending.operation.sequence for pending in part]), again=True)
+
+    async def _deliver(self, batch: Batch, *, again: bool = False) -> None:
         """Send a batch until each of its writes has an end; what it is cut into travels in order, one after another."""
         calls = deque([self._call(batch)])
+        calls[0].ambiguous = again
         self._travelling.append(calls[0])
         try:
+            if self._durable is not None and not again and not await self._keep(self._durable, calls[0]):
+                self._travelling.remove(calls.popleft())
             while calls:
                 call = calls[0]
                 remaining = await self._exchange(call)
@@ -220,14 +255,26 @@ class Sender:
                 for part in (call.batch, *call.later):
                     self._fail(part, failure)
 
+    async def _keep(self, outbox: DurableOutbox, call: BatchCall) -> bool:
+        """Put a batch into the outbox; False if it was refused there and must not travel."""
+        try:
+            await outbox.add(call.batch.pendings or ())
+        except OperationFailed as failure:
+            if failure is outbox.broken:
+                self.end(not_applied(failure))
+            self._fail(call.batch, failure)
+            return False
+        return True
+
     async def _exchange(self, call: BatchCall) -> Sequence[Batch]:
         """Make one call to its end and return what is left of its batch, to be sent again."""
+        call.encode()
         if len(call.content) > self._tuning.batch_bytes_max and len(call.batch) > 1:
             return call.batch.halves()
         try:
             await self._courier.exchange(call)
         except AttemptFailed as last:
-            self._fail(call.batch, at_deadline(last, ambiguous=call.ambiguous))
+            self._fail(call.batch, at_deadline(last, ambiguous=call.ambiguous or self.keeps))
         except OncegateError as refusal:
             if refusal.code in _CUTTABLE and len(call.batch) > 1:
                 return (*call.batch.halves(), *call.later)
@@ -245,6 +292,11 @@ class Sender:
         if self._queue and self._runners < self._in_flight_max:
             self._start_runner()
 
+    def forget(self, sequence: int) -> None:
+        """Note that a doubt about a number has ended; a write that still travels ends by itself."""
+        if self.tracker.settle(sequence) and self._durable is not None:
+            self._durable.settled([sequence])
+
     def _call(self, batch: Batch) -> BatchCall:
         return OperationsCall(self, batch) if isinstance(batch, OperationsBatch) else RangeCall(self, batch)
 
@@ -252,6 +304,10 @@ class Sender:
 
     def account(self, numbers: Numbers, settled: int) -> None:
         """Tell the tracker what became of numbers, and free the places of ``settled`` writes."""
+        if self._durable is not None:  # first: what the tracker acknowledges must be on its way to the disk
+            self._durable.settled(numbers.completed)
+            self._durable.settled(numbers.released)
+            self._durable.doubted(numbers.abandoned)
         if numbers.completed:
             self.tracker.complete(numbers.completed)
         if numbers.abandoned:
@@ -269,10 +325,10 @@ class Sender:
                 sequence = pending.operation.sequence
                 numbers.file(sequence, fate)
                 if not pending.promise.done():
-                    pending.promise.set_exception(with_id(failure, self.client_id, sequence))
+                    pending.promise.set_exception(with_id(failure, self.client_id, sequence, self.resolver))
             self.account(numbers, len(batch))
             return
-        fail_rows(batch, failure, self.client_id)
+        fail_rows(batch, failure, self.client_id, self.resolver)
         batch.place.note(len(batch), fate)
         whole = batch.place.fate()
         if whole is not None:

@@ -18,18 +18,22 @@ import msgspec
 
 from gateway.client.batch import Pending, PendingRows
 from gateway.client.collector import RowsCollector
+from gateway.client.durable_outbox import DurableOutbox
 from gateway.client.failures import OperationFailed
 from gateway.client.json_call import JsonCall, NothingCall
 from gateway.client.lease import LeaseClock, keep_lease
+from gateway.client.outbox_file import POSITION_BYTES_MAX
 from gateway.client.paths import SESSIONS, session_path
-from gateway.client.results import ManyResult, Row, WriteResult
+from gateway.client.recovery import Recovered, resend, resume
+from gateway.client.results import ManyResult, Resolution, Row, WriteResult
 from gateway.client.sender import Sender
 from gateway.client.settings import Consistency, SessionOptions
 from gateway.client.verdicts import SESSION_OVER
 from gateway.client.writes import OperationName, Writes
 from gateway.wire import OpenSession, RenewSession, SessionOpened, SessionRenewed
 from rifl.errors import Code, OncegateError, Outcome
-from rifl.ids import ClientId, Epoch, parse_client_id
+from rifl.ids import ClientId, Epoch, RequestId, SequenceNumber, format_client_id, parse_client_id
+from rifl.request_tracker import RequestTracker
 
 if TYPE_CHECKING:
     from gateway.client.client import Client
@@ -48,6 +52,9 @@ class Session:
     session on the same row are applied in the order of the calls, also across retries, as long as the cluster
     accepts them; writes on different rows may be applied in any order. A result means durable and replicated.
 
+    With an outbox, writes leave in the order of the calls, on whatever rows, and a deadline only bounds how long the
+    caller waits: :class:`OutcomeUnknown` then means that the write is in the outbox, and a restart sends it again.
+
     Leaving drains what is pending, each write up to its deadline, and closes the session. Leaving because of a
     cancellation does not wait: what is under way then fails with outcome unknown.
 
@@ -65,6 +72,11 @@ class Session:
         self._opened = False
         self._timeout_s = client.timeout_s
         self._writes: Writes
+        self._outbox: DurableOutbox | None = None
+        self.lost = asyncio.Event()
+        """Set once the session has ended without being closed: expired, or taken over by another process."""
+        self.recovered: list[Recovered] = []
+        """What entering settled of writes of an earlier process that were in the outbox, in the order of their ids."""
 
     # Life
 
@@ -72,22 +84,81 @@ class Session:
         if self._opened:
             raise OperationFailed(Code.CONFLICT, "a session is entered once", outcome=Outcome.NOT_APPLIED)
         self._opened = True
-        client = self._client
         self._loop = asyncio.get_running_loop()
+        self._writes = Writes(self._loop, self._client.kinds, self._timeout_s, ranges=self._options.outbox is None)
+        if self._options.outbox is None:
+            opened, sent_at = await self._open()
+            self._begin(opened, sent_at, None)
+            return self
+        outbox = self._outbox = await DurableOutbox.open(self._options.outbox)
+        try:
+            await self._go_on(outbox)
+        except BaseException:
+            if self._keeper is None:
+                await outbox.close()
+            else:
+                await self.close(drain=False)
+            raise
+        return self
+
+    async def _open(self) -> tuple[SessionOpened, float]:
+        """Open a session, the same one however often it is asked for; returns when it was asked for too."""
+        client = self._client
         body = OpenSession(self._nonce, self._options.lease_ms, self._options.window)
         call = JsonCall("POST", SESSIONS, SessionOpened, client.headers, client.deadline(), body=body)
         opened = await client.perform(call)
         try:
-            client_id = parse_client_id(opened.client_id)
+            parse_client_id(opened.client_id)
         except ValueError as malformed:
             raise OperationFailed(Code.INTERNAL, "the server opened a session without a valid id") from malformed
-        lease = LeaseClock(opened.lease_ms, call.sent_at)
-        courier = client.courier
-        self._writes = Writes(self._loop, client.kinds, self._timeout_s)
-        self._sender = Sender(client_id, Epoch(opened.epoch), opened.window, courier, lease, client.headers)
+        return opened, call.sent_at
+
+    async def _go_on(self, outbox: DurableOutbox) -> None:
+        """Take up the outbox's session, or open one, and settle what an earlier process left behind."""
+        client, options = self._client, self._options
+        found = await resume(client, outbox, options.on_unknown)
+        self.recovered = found.recovered
+        if found.taken is None:
+            self._nonce = outbox.head.nonce or self._nonce
+            await outbox.rename(nonce=self._nonce)  # first: a crash during the open must not open a second session
+            opened, sent_at = await self._open()
+            client_id = parse_client_id(opened.client_id)
+            await outbox.rename(client_id=client_id, lease_ms=opened.lease_ms, window=opened.window)
+            self._begin(opened, sent_at, RequestTracker(window=opened.window))
+            return
+        head = outbox.head
+        opened = SessionOpened(format_client_id(head.client_id), found.taken.epoch, head.lease_ms, head.window)
+        self._begin(opened, found.sent_at, found.tracker(head.window))
+        self.recovered += await resend(client, self._sender, self._writes, outbox, found.again, options.on_unknown)
+
+    def _begin(self, opened: SessionOpened, sent_at: float, tracker: RequestTracker | None) -> None:
+        client, outbox = self._client, self._outbox
+        if outbox is not None and tracker is not None:
+            outbox.begin(tracker)
+        lease = LeaseClock(opened.lease_ms, sent_at)
+        self._sender = Sender(
+            parse_client_id(opened.client_id),
+            Epoch(opened.epoch),
+            opened.window,
+            client.courier,
+            lease,
+            client.headers,
+            self._resolve,
+            outbox,
+            tracker,
+            self._ended,
+        )
         self._keeper = asyncio.create_task(keep_lease(lease, self._renew, self._loop.time, asyncio.sleep))
         client.adopt(self)
-        return self
+
+    def _ended(self, reason: OperationFailed) -> None:
+        """Report once that the session has ended by itself."""
+        if self._keeper is None or self.lost.is_set():
+            return
+        LOG.warning("session lost: client_id=%s %s", self._sender.client_id_text, reason)
+        self.lost.set()
+        if self._options.on_lost is not None:
+            self._options.on_lost(reason)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -111,9 +182,28 @@ class Session:
             keeper.cancel()
             await asyncio.gather(keeper, return_exceptions=True)
             before = self._sender.over
-            await self._sender.abort(closed)
+            try:
+                await self._sender.abort(closed)
+            finally:
+                told = await self._close_outbox(told=told) and told
         if told and before is None:
             await self._say_goodbye()
+
+    async def _close_outbox(self, *, told: bool) -> bool:
+        """Release the outbox; False if it holds writes, for which the session must go on living."""
+        outbox = self._outbox
+        if outbox is None:
+            return True
+        try:
+            if outbox.broken is None:
+                await outbox.flush()
+                if told and outbox.empty:
+                    await outbox.rename()
+        except OperationFailed as failure:
+            LOG.warning("outbox not written: %s", failure)
+        finally:
+            await outbox.close()
+        return outbox.empty
 
     async def _say_goodbye(self) -> None:
         client = self._client
@@ -164,9 +254,37 @@ class Session:
         """How long the session's memory is guaranteed from now on, by the latest answer."""
         return max(0, int((self._sender.lease.ends_at - self._loop.time()) * 1000))
 
+    @property
+    def position(self) -> Any:
+        """The position that came with the newest write in the outbox, also of an earlier process; None at first.
+
+        Writes reach an outbox in the order of the calls: those up to this position are in it, or settled. Only a
+        write that failed before it was taken in (``outcome`` not_applied) is passed over by the position of the next.
+        """
+        return None if self._outbox is None else self._outbox.position
+
     async def drain(self) -> None:
         """Wait until every write so far has its result or its error."""
         await self._sender.drain()
+        if self._outbox is not None and self._outbox.broken is None:
+            await self._outbox.flush()
+
+    async def resolve(self, sequence: int, *, timeout_s: float | None = None) -> Resolution:
+        """End the doubt about a write of this session: it was applied, or it never will be.
+
+        Args:
+            sequence: its number, as ``request_id.sequence`` of the error says.
+            timeout_s: total time.
+
+        Raises:
+            OperationFailed: as :meth:`gateway.client.OutcomeUnknown.resolve`.
+        """
+        return await self._resolve(RequestId(self._sender.client_id, SequenceNumber(sequence)), timeout_s)
+
+    async def _resolve(self, request_id: RequestId, timeout_s: float | None) -> Resolution:
+        resolution = await self._client.resolve(request_id, timeout_s=timeout_s)
+        self._sender.forget(request_id.sequence)
+        return resolution
 
     # Writes
 
@@ -179,6 +297,7 @@ class Session:
         if_absent: bool = False,
         if_version: int | None = None,
         if_value: Any = UNSET,
+        position: Any = None,
         timeout_s: float | None = None,
     ) -> WriteResult:
         """Write a row exactly once.
@@ -190,6 +309,8 @@ class Session:
             if_absent: only if there is no such row (resident tables, as the next two).
             if_version: only if the row has this version.
             if_value: only if the row has this value.
+            position: with an outbox: where the application's input stands after this write, anything JSON can say
+                in 1 KiB; kept in the same transaction as the write. See :attr:`position`.
             timeout_s: total time, with waiting and all retries; the client's by default.
 
         Returns:
@@ -202,6 +323,8 @@ class Session:
                 with ``full="fail"`` and as many writes are outstanding as its window has places.
         """
         pending = self._writes.put(table, key, value, if_absent, if_version, if_value, timeout_s)
+        if position is not None:
+            self._note(pending, position)
         future: asyncio.Future[WriteResult] = pending.promise  # type: ignore[assignment]
         sender = self._sender
         if sender.outstanding < sender.window and not sender.queueing:
@@ -211,9 +334,11 @@ class Session:
         sender.enqueue(pending)
         return await future
 
-    async def insert(self, table: str, key: str, value: Any, *, timeout_s: float | None = None) -> WriteResult:
+    async def insert(
+        self, table: str, key: str, value: Any, *, position: Any = None, timeout_s: float | None = None
+    ) -> WriteResult:
         """Write a row exactly once if there is none; see :meth:`put`."""
-        return await self.put(table, key, value, if_absent=True, timeout_s=timeout_s)
+        return await self.put(table, key, value, if_absent=True, position=position, timeout_s=timeout_s)
 
     async def delete(
         self,
@@ -222,10 +347,11 @@ class Session:
         *,
         if_version: int | None = None,
         if_value: Any = UNSET,
+        position: Any = None,
         timeout_s: float | None = None,
     ) -> WriteResult:
         """Delete a row exactly once; see :meth:`put`."""
-        return await self._write(self._writes.delete(table, key, if_version, if_value, timeout_s))
+        return await self._write(self._writes.delete(table, key, if_version, if_value, timeout_s), position)
 
     async def increment(
         self,
@@ -235,10 +361,37 @@ class Session:
         *,
         if_version: int | None = None,
         if_value: Any = UNSET,
+        position: Any = None,
         timeout_s: float | None = None,
     ) -> WriteResult:
         """Add to a row's number exactly once; ``value`` of the result is the sum. See :meth:`put`."""
-        return await self._write(self._writes.increment(table, key, by, if_version, if_value, timeout_s))
+        return await self._write(self._writes.increment(table, key, by, if_version, if_value, timeout_s), position)
+
+    async def append(
+        self,
+        table: str,
+        key: str,
+        item: Any,
+        *,
+        if_version: int | None = None,
+        if_value: Any = UNSET,
+        position: Any = None,
+        timeout_s: float | None = None,
+    ) -> WriteResult:
+        """Add an item to the end of a row's bounded list exactly once; see :meth:`put`."""
+        return await self._write(self._writes.append(table, key, item, if_version, if_value, timeout_s), position)
+
+    async def get_remembered(
+        self, table: str, key: str, *, position: Any = None, timeout_s: float | None = None
+    ) -> WriteResult:
+        """Read a row as an operation: it has an id, a place in the order, and the same answer in every retry.
+
+        For a decision that must not change if it is made again after a crash. :meth:`get` is the cheap way to read.
+
+        Returns:
+            The result; ``value`` and ``version`` are the row's, None if there is none.
+        """
+        return await self._write(self._writes.get(table, key, timeout_s), position)
 
     def submit(
         self,
@@ -251,6 +404,7 @@ class Session:
         if_absent: bool = False,
         if_version: int | None = None,
         if_value: Any = UNSET,
+        position: Any = None,
         timeout_s: float | None = None,
     ) -> asyncio.Future[WriteResult]:
         """Start a write without waiting; the future resolves as the call of that name would return or raise.
@@ -262,6 +416,8 @@ class Session:
                 or why the session has ended.
         """
         pending = self._writes.any(operation, table, key, value, by, if_absent, if_version, if_value, timeout_s)
+        if position is not None:
+            self._note(pending, position)
         sender = self._sender
         if sender.crowded:
             raise _window_full()
@@ -335,7 +491,16 @@ class Session:
 
     # Parts of the above
 
-    async def _write(self, pending: Pending) -> WriteResult:
+    def _note(self, pending: Pending, position: Any) -> None:
+        if self._outbox is None:
+            raise OperationFailed(Code.BAD_REQUEST, "only a session with an outbox keeps a position")
+        if len(msgspec.msgpack.encode(position)) > POSITION_BYTES_MAX:
+            raise OperationFailed(Code.PAYLOAD_TOO_LARGE, f"a position is {POSITION_BYTES_MAX} bytes at most")
+        pending.position = position
+
+    async def _write(self, pending: Pending, position: Any) -> WriteResult:
+        if position is not None:
+            self._note(pending, position)
         future: asyncio.Future[WriteResult] = pending.promise  # type: ignore[assignment]
         await self._place(pending.deadline)
         self._sender.enqueue(pending)

@@ -5,7 +5,8 @@ Owns: numbers. Knows nothing else.
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from collections.abc import Callable
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -56,8 +57,11 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a session is opened with."""
+    """What a session is opened with; see :meth:`gateway.client.Client.session`."""
 
     lease_ms: int = LEASE_MS_DEFAULT
     window: int = WINDOW_DEFAULT
     full: Full = "wait"
+    outbox: str | None = None
+    on_unknown: Callable[[Any], Any] | None = None
+    on_lost: Callable[[Any], None] | None = None

@@ -163,6 +163,8 @@ class FakeGateway(FakeState):
                 session = self.session(client_id)
                 self.renewals += 1
                 return _json(wire.SessionRenewed(session.lease_ms))
+            case ["POST", "v1", "sessions", client_id, "take-over"]:
+                return _json(self.take_over(client_id, msgspec.json.decode(body, type=wire.TakeOver).nonce))
             case ["DELETE", "v1", "sessions", client_id]:
                 self.sessions.pop(self.session(client_id).client_id)
                 return web.Response(status=204)
@@ -183,6 +185,8 @@ class FakeGateway(FakeState):
                 return _json(wire.RowState(key, found[0], found[1], self.commit))
             case ["GET", "v1", "requests", client_id, sequence]:
                 return _json(self.request(parse_client_id(client_id), int(sequence)))
+            case ["POST", "v1", "requests", client_id, sequence, "resolve"]:
+                return _json(self.resolve(parse_client_id(client_id), int(sequence)))
             case ["PUT" | "GET", "v1", "flows", flow]:
                 if request.method == "PUT":
                     self.flows[flow] = msgspec.json.decode(body)["source"]

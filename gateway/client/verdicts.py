@@ -19,7 +19,14 @@ from collections.abc import Sequence
 import msgspec
 
 from gateway.client.batch import Fate, OperationsBatch, Pending, RangeBatch
-from gateway.client.failures import MalformedAnswer, OperationFailed, OutcomeUnknown, known_code, known_outcome
+from gateway.client.failures import (
+    MalformedAnswer,
+    OperationFailed,
+    OutcomeUnknown,
+    Resolver,
+    known_code,
+    known_outcome,
+)
 from gateway.client.results import RowsPart, WriteResult
 from gateway.client.retry import AttemptFailed
 from gateway.wire import OperationResult, OperationsResponse, RangeResponse, RangeResult
@@ -226,18 +233,22 @@ def _settle_part(batch: RangeBatch, verdict: RangeResult, commit: int, memory_ms
         commit += 1
 
 
-def fail_rows(batch: RangeBatch, failure: OperationFailed, client_id: ClientId) -> None:
+def fail_rows(
+    batch: RangeBatch, failure: OperationFailed, client_id: ClientId, resolver: Resolver | None = None
+) -> None:
     """Fail every promise of a range, each with its own request id."""
     if batch.rows is not None:
-        batch.rows.fail(len(batch), with_id(failure, client_id, batch.first))
+        batch.rows.fail(len(batch), with_id(failure, client_id, batch.first, resolver))
     if batch.pendings is not None:
         for sequence, pending in enumerate(batch.pendings, batch.first):
             if not pending.promise.done():
-                pending.promise.set_exception(with_id(failure, client_id, sequence))
+                pending.promise.set_exception(with_id(failure, client_id, sequence, resolver))
 
 
-def with_id(failure: OperationFailed, client_id: ClientId, sequence: int) -> OperationFailed:
-    """Return a copy of ``failure`` that carries the id of one write."""
+def with_id(
+    failure: OperationFailed, client_id: ClientId, sequence: int, resolver: Resolver | None = None
+) -> OperationFailed:
+    """Return a copy of ``failure`` that carries the id of one write, and knows whom to ask about it."""
     copy = type(failure)(
         failure.code,
         failure.detail,
@@ -246,6 +257,8 @@ def with_id(failure: OperationFailed, client_id: ClientId, sequence: int) -> Ope
         outcome=failure.outcome,
     )
     copy.__cause__ = failure.__cause__
+    if isinstance(copy, OutcomeUnknown):
+        copy.resolver = resolver
     return copy
 
 

@@ -18,7 +18,7 @@ from gateway.client.tables import TableKinds
 from gateway.wire import Operation
 from rifl.errors import Code, Outcome
 
-OperationName = Literal["put", "delete", "increment"]
+OperationName = Literal["put", "delete", "increment", "append", "get"]
 UNSET: Final = msgspec.UNSET
 _encode: Final = msgspec.msgpack.Encoder().encode
 _encode_text: Final = msgspec.json.Encoder(order="deterministic").encode
@@ -41,11 +41,15 @@ class Writes:
         loop: makes the futures and tells the time.
         kinds: whether a put may become a row of a range.
         timeout_s: total time of a write that does not say otherwise.
+        ranges: whether puts may travel as rows of a range.
     """
 
-    __slots__ = ("_closed", "_kinds", "_known", "_loop", "_timeout_s")
+    __slots__ = ("_closed", "_kinds", "_known", "_loop", "_ranges", "_timeout_s")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, kinds: TableKinds, timeout_s: float) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, kinds: TableKinds, timeout_s: float, *, ranges: bool = True
+    ) -> None:
+        self._ranges = ranges
         self._loop = loop
         self._kinds = kinds
         self._known = kinds.known
@@ -77,7 +81,7 @@ class Writes:
         operation = encoded_put(table, key, value)
         if if_absent or if_version is not None or if_value is not UNSET:
             operation.if_ = _condition(if_version, if_value, if_absent=if_absent)
-        else:
+        elif self._ranges:
             kind = self._known.get(table)
             if kind == "stream":
                 text = encoded_text(value)
@@ -88,14 +92,26 @@ class Writes:
     def delete(self, table: str, key: str, if_version: int | None, if_value: Any, timeout_s: float | None) -> Pending:
         """Prepare a delete."""
         condition = _condition(if_version, if_value)
-        return self._pending(Operation(0, "delete", table, key, UNSET, UNSET, condition), None, timeout_s)
+        return self._pending(Operation(0, "delete", table, key, if_=condition), None, timeout_s)
 
     def increment(
         self, table: str, key: str, by: int, if_version: int | None, if_value: Any, timeout_s: float | None
     ) -> Pending:
         """Prepare an increment."""
         condition = _condition(if_version, if_value)
-        return self._pending(Operation(0, "increment", table, key, UNSET, by, condition), None, timeout_s)
+        return self._pending(Operation(0, "increment", table, key, by=by, if_=condition), None, timeout_s)
+
+    def append(
+        self, table: str, key: str, item: Any, if_version: int | None, if_value: Any, timeout_s: float | None
+    ) -> Pending:
+        """Prepare an append."""
+        condition = _condition(if_version, if_value)
+        operation = Operation(0, "append", table, key, item=msgspec.Raw(_encode(item)), if_=condition)
+        return self._pending(operation, None, timeout_s)
+
+    def get(self, table: str, key: str, timeout_s: float | None) -> Pending:
+        """Prepare a read whose result is remembered."""
+        return self._pending(Operation(0, "get", table, key), None, timeout_s)
 
     def any(
         self,
@@ -117,11 +133,15 @@ class Writes:
                 return self.delete(table, key, if_version, if_value, timeout_s)
             case "increment":
                 return self.increment(table, key, by, if_version, if_value, timeout_s)
+            case "append":
+                return self.append(table, key, value, if_version, if_value, timeout_s)
+            case "get":
+                return self.get(table, key, timeout_s)
             case _:
-                raise OperationFailed(Code.BAD_REQUEST, "an operation is put, delete or increment")
+                raise OperationFailed(Code.BAD_REQUEST, "an operation is put, delete, increment, append or get")
 
-    @staticmethod
     def many(
+        self,
         table: str,
         pairs: list[tuple[str, Any]],
         kind: TableKind,
@@ -130,7 +150,7 @@ class Writes:
         rows_max: int,
     ) -> list[Pending | PendingRows]:
         """Prepare the rows of a ``put_many``: ranges of ``rows_max`` on a stream table, else one write a row."""
-        if kind == "resident":
+        if kind == "resident" or not self._ranges:
             promise = RowPromise(collector)
             return [Pending(encoded_put(table, key, value), None, promise, deadline) for key, value in pairs]
         keys = [key for key, _ in pairs]
@@ -142,6 +162,10 @@ class Writes:
 
     def _pending(self, operation: Operation, text: str | None, timeout_s: float | None) -> Pending:
         return Pending(operation, text, self._loop.create_future(), self.deadline(timeout_s))
+
+    def again(self, operation: Operation, timeout_s: float | None = None) -> Pending:
+        """Prepare a write of an earlier process, number and all."""
+        return self._pending(operation, None, timeout_s)
 
 
 def _condition(if_version: int | None, if_value: Any, *, if_absent: bool = False) -> dict[str, Any] | msgspec.UnsetType:

@@ -1,0 +1,136 @@
+"""``oncegate outbox``: what a worker left behind, and sending it again without the worker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from gateway.cli.cluster import ENDPOINT_DEFAULT, Endpoint, Output
+from gateway.client import Client, Code, OncegateError, OutboxEntry, OutboxUnresolved, Recovered
+from gateway.client.outbox_file import OutboxFile
+
+outbox = typer.Typer(help="Outboxes of workers: list, send again.", no_args_is_help=True)
+_UNREACHABLE = frozenset((Code.TIMEOUT, Code.NOT_READY, Code.NO_LEADER, Code.NOT_LEADER))
+
+File = Annotated[Path, typer.Argument(help="the outbox", dir_okay=False)]
+Format = Annotated[Output, typer.Option("--output", "-o", help="table or json")]
+
+
+@outbox.command("ls")
+def list_entries(file: File, output: Format = Output.TABLE) -> None:
+    """List the writes whose results have not arrived; also while a worker uses the file."""
+    try:
+        opened = _open(file)
+    except OncegateError as fault:
+        raise _failed(fault) from None
+    try:
+        rows = [_described(entry) for entry in opened.loaded]
+        position = opened.head.position
+    finally:
+        opened.close()
+    if output is Output.JSON:
+        typer.echo(json.dumps({"position": position, "entries": rows}, indent=1))
+        return
+    _print(rows)
+    typer.echo(f"{len(rows)} entries, position {json.dumps(position)}", err=True)
+
+
+@outbox.command()
+def drain(
+    file: File,
+    endpoint: Endpoint = ENDPOINT_DEFAULT,
+    output: Format = Output.TABLE,
+    timeout_s: Annotated[float, typer.Option(min=0.1, help="total time")] = 30.0,
+    forget_unknown: Annotated[
+        bool, typer.Option("--forget-unknown", help="drop, and print, writes whose outcome cannot be known any more")
+    ] = False,
+) -> None:
+    """Send everything again under its ids and print what became of it. The worker must not run."""
+    if not file.exists():
+        typer.echo(f"oncegate: there is no outbox {file}", err=True)
+        raise typer.Exit(2)
+    unknown: list[OutboxEntry] = []
+    try:
+        recovered = asyncio.run(_drain(file, endpoint, timeout_s, unknown if forget_unknown else None))
+    except OutboxUnresolved as fault:
+        _show([_ended(entry) for entry in fault.entries], output)
+        typer.echo(f"oncegate: {fault.detail}; take note of them, then --forget-unknown", err=True)
+        raise typer.Exit(1) from None
+    except OncegateError as fault:
+        raise _failed(fault) from None
+    _show([*(_outcome(one) for one in recovered), *(_ended(entry) for entry in unknown)], output)
+
+
+async def _drain(file: Path, endpoint: str, timeout_s: float, unknown: list[OutboxEntry] | None) -> list[Recovered]:
+    note = None if unknown is None else unknown.append
+    async with (
+        Client(endpoint, timeout_s=timeout_s) as client,
+        client.session(outbox=file, on_unknown=note) as session,
+    ):
+        return session.recovered
+
+
+def _open(file: Path) -> OutboxFile:
+    if not file.exists():
+        return OutboxFile(file, read_only=True)
+    try:
+        return OutboxFile(file)  # a commit that a crash cut off is undone first
+    except OncegateError as fault:
+        if fault.code is not Code.CONFLICT:
+            raise
+        return OutboxFile(file, read_only=True)
+
+
+def _described(entry: OutboxEntry) -> dict[str, Any]:
+    return {
+        "request": str(entry.request_id),
+        "op": entry.op,
+        "table": entry.table,
+        "key": entry.key,
+        "told_unknown": entry.doubted,
+        "taken": datetime.fromtimestamp(entry.taken_ms / 1000, UTC).isoformat(timespec="milliseconds"),
+    }
+
+
+def _outcome(one: Recovered) -> dict[str, Any]:
+    described = _described(one.entry)
+    if one.result is None:
+        code = one.failure.code if one.failure is not None else Code.INTERNAL
+        return {**described, "outcome": "not_applied", "code": str(code)}
+    kept = {"commit": one.result.commit, "replayed": one.result.replayed}
+    return {**described, "outcome": "applied" if one.result.applied else "refused", **kept}
+
+
+def _ended(entry: OutboxEntry) -> dict[str, Any]:
+    return {**_described(entry), "outcome": "unknown"}
+
+
+def _show(rows: list[dict[str, Any]], output: Output) -> None:
+    if output is Output.JSON:
+        typer.echo(json.dumps(rows, indent=1))
+    else:
+        _print(rows)
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
+    if not rows:
+        return
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    table = Table(*(name.replace("_", " ") for name in names), box=SIMPLE)
+    table.columns[0].no_wrap = True
+    for row in rows:
+        table.add_row(*(str(row.get(name, "")) for name in names))
+    Console().print(table)
+
+
+def _failed(fault: OncegateError) -> typer.Exit:
+    typer.echo(f"oncegate: {fault.detail or fault.title}", err=True)
+    return typer.Exit(3 if fault.code in _UNREACHABLE else 2 if fault.code is Code.NOT_FOUND else 1)

@@ -1,0 +1,260 @@
+"""The durable outbox of a session: writes reach the disk before they reach the network.
+
+Owns: when the file is written, and what may be acknowledged and told meanwhile. The file itself:
+:mod:`gateway.client.outbox_file`. What a restart makes of it: :mod:`gateway.client.recovery`.
+
+| event | on disk before |
+|---|---|
+| a write travels for the first time | its entry |
+| a request acknowledges a number | that number's entry is dropped, or marked as doubted |
+| a caller is told that a journalled write was not applied | its entry is dropped: nothing can send it any more |
+| a caller is told a result, or that the outcome is unknown | nothing: a resend finds the same result |
+
+So an entry that a restart finds has no result yet, or its result was told and is still remembered by the cluster.
+Everything is written by one thread, in the order in which it was asked for; entries of a batch share one transaction,
+and what is to be dropped goes with the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from gateway.client.batch import Pending, Promise
+from gateway.client.failures import OperationFailed, OutcomeUnknown
+from gateway.client.outbox_file import BYTES_MAX, ENTRIES_MAX, Head, NewEntry, OutboxEntry, OutboxFile
+from rifl.errors import Code, Outcome
+from rifl.ids import RequestId
+from rifl.request_tracker import RequestTracker
+
+LOG = logging.getLogger("oncegate.client")
+T = TypeVar("T")
+
+IDLE_FLUSH_S: Final = 0.1
+"""How long settled entries may stay in the file of an idle session: a restart would only ask for them again."""
+
+_ENCODE: Final = msgspec.msgpack.Encoder().encode
+
+
+class DurableOutbox:
+    """One session's outbox, open until :meth:`close`.
+
+    Attributes:
+        entries: what the file held when it was opened.
+        first_incomplete: what requests may acknowledge: everything below it is settled on disk.
+        broken: why nothing can be written any more, or None.
+    """
+
+    def __init__(self, file: OutboxFile, pool: ThreadPoolExecutor) -> None:
+        self.entries: list[OutboxEntry] = file.loaded
+        self.first_incomplete = 1
+        self.broken: OperationFailed | None = None
+        self._file = file
+        self._pool = pool
+        self._loop = asyncio.get_running_loop()
+        self._tracker: RequestTracker | None = None
+        self._count = len(file)
+        self._bytes = file.bytes
+        self._dropped: list[tuple[int, int]] = []
+        self._doubted: list[int] = []
+        self._position = file.head.position
+        self._client_id = file.head.client_id
+        self._flush_timer: asyncio.TimerHandle | None = None
+
+    @classmethod
+    async def open(cls, path: str | Path) -> DurableOutbox:
+        """Open the file in a thread of its own; raises as :class:`OutboxFile`."""
+        pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="oncegate-outbox")
+        try:
+            file = await asyncio.get_running_loop().run_in_executor(pool, OutboxFile, path)
+        except BaseException:
+            pool.shutdown(wait=False)
+            raise
+        return cls(file, pool)
+
+    @property
+    def path(self) -> str:
+        """The file."""
+        return self._file.path
+
+    @property
+    def head(self) -> Head:
+        """Whose writes these are, as on disk."""
+        return self._file.head
+
+    @property
+    def position(self) -> Any:
+        """The position that came with the newest write taken in, or None."""
+        return self._position
+
+    @property
+    def empty(self) -> bool:
+        """Whether everything is settled."""
+        return self._count == 0
+
+    def begin(self, tracker: RequestTracker) -> None:
+        """Keep the writes of a session from now on; ``tracker`` knows what may be acknowledged."""
+        self._tracker = tracker
+        self._client_id = self.head.client_id
+        self.first_incomplete = tracker.first_incomplete
+
+    async def rename(self, *, nonce: str = "", client_id: int = 0, lease_ms: int = 0, window: int = 0) -> None:
+        """Note whose writes these are from now on; returns when it is on disk."""
+        head = Head(nonce=nonce, client_id=client_id, lease_ms=lease_ms, window=window, position=self._position)
+        await self._write(lambda: self._file.write(head=head))
+        self._client_id = client_id
+
+    async def add(self, pendings: Iterable[Pending]) -> None:
+        """Take writes in; returns when they are on disk and may travel.
+
+        Raises:
+            OperationFailed: QUOTA, outcome not_applied, if the outbox is full; INTERNAL if it cannot be written.
+        """
+        if self.broken is not None:
+            raise self.broken
+        added = []
+        position = self._position
+        for pending in pendings:
+            added.append(NewEntry(pending.operation.sequence, _ENCODE(pending.operation)))
+            pending.promise = KeptPromise(pending.promise, self, pending.operation.sequence)
+            if pending.position is not None:
+                position = pending.position
+        size = sum(len(entry.body) for entry in added)
+        if self._count + len(added) > ENTRIES_MAX or self._bytes + size > BYTES_MAX:
+            raise OperationFailed(Code.QUOTA, f"outbox {self.path} is full", outcome=Outcome.NOT_APPLIED)
+        self._position = position
+        await self._commit(added)
+
+    def settled(self, numbers: Iterable[int]) -> None:
+        """Note that these writes of the session have their results; their entries go with the next transaction."""
+        self._dropped.extend([(self._client_id, number) for number in numbers])
+        self._flush_soon()
+
+    def doubted(self, numbers: Iterable[int]) -> None:
+        """Note that the callers of these writes were told that the outcome is unknown; the entries stay."""
+        self._doubted.extend(numbers)
+        self._flush_soon()
+
+    def drop_then(self, number: int, tell: Callable[[OperationFailed | None], None]) -> None:
+        """Drop an entry and call ``tell`` when that is on disk, with why not if it could not be written."""
+        self._dropped.append((self._client_id, number))
+        task = asyncio.ensure_future(self._commit([]))
+
+        def told(done: asyncio.Future[None]) -> None:
+            failure = None if done.cancelled() else done.exception()
+            tell(failure if isinstance(failure, OperationFailed) else None)
+
+        task.add_done_callback(told)
+
+    async def forget(self, entries: Iterable[OutboxEntry]) -> None:
+        """Drop entries of any session; returns when that is on disk."""
+        self._dropped.extend([(entry.client_id, entry.sequence) for entry in entries])
+        await self._commit([])
+
+    async def mark(self, entries: Iterable[OutboxEntry]) -> None:
+        """Mark entries of the current session as doubted; returns when that is on disk."""
+        self._doubted.extend([entry.sequence for entry in entries])
+        await self._commit([])
+
+    async def flush(self) -> None:
+        """Write what is waiting; returns when everything asked for so far is on disk."""
+        if self.broken is None:
+            await self._commit([])
+
+    async def close(self) -> None:
+        """Write what is waiting, close the file and release it; idempotent."""
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+        pool = self._pool
+        try:
+            await self.flush()
+        except OperationFailed:
+            LOG.warning("outbox not flushed at close: path=%s", self.path)
+        finally:
+            await asyncio.shield(self._loop.run_in_executor(None, self._release, pool))
+
+    def _release(self, pool: ThreadPoolExecutor) -> None:
+        pool.submit(self._file.close)
+        pool.shutdown(wait=True)
+
+    async def _commit(self, added: list[NewEntry]) -> None:
+        dropped, self._dropped = self._dropped, []
+        doubted, self._doubted = self._doubted, []
+        tracker = self._tracker
+        covered = 0 if tracker is None else tracker.first_incomplete
+        head = self.head
+        if self._position != head.position:
+            head = msgspec.structs.replace(head, position=self._position)
+        now_ms = int(time.time() * 1000)
+        await self._write(lambda: self._file.write(added, dropped, doubted, head=head, now_ms=now_ms))
+        self.first_incomplete = max(self.first_incomplete, covered)
+
+    async def _write(self, write: Callable[[], None]) -> None:
+        if self.broken is not None:
+            raise self.broken
+        try:
+            await asyncio.shield(self._loop.run_in_executor(self._pool, write))
+        except (sqlite3.Error, OSError) as fault:
+            # What a failed flush has left on disk is known to nobody: from here on the file is only read, by a restart.
+            self.broken = OutcomeUnknown(Code.INTERNAL, f"outbox {self.path} cannot be written: {fault}")
+            raise self.broken from fault
+        self._count, self._bytes = len(self._file), self._file.bytes
+
+    def _flush_soon(self) -> None:
+        if self._flush_timer is None:
+            self._flush_timer = self._loop.call_later(IDLE_FLUSH_S, self._flush_now)
+
+    def _flush_now(self) -> None:
+        self._flush_timer = None
+        if (self._dropped or self._doubted) and self.broken is None:
+            asyncio.ensure_future(self._commit([])).add_done_callback(_noted)
+
+
+def _noted(done: asyncio.Future[None]) -> None:
+    if not done.cancelled() and done.exception() is not None:
+        LOG.warning("outbox not written: %s", done.exception())
+
+
+class KeptPromise:
+    """The promise of a write in the outbox: "not applied" is only told once nothing can send it any more."""
+
+    __slots__ = ("_inner", "_number", "_outbox", "_waiting")
+
+    def __init__(self, inner: Promise, outbox: DurableOutbox, number: int) -> None:
+        self._inner = inner
+        self._outbox = outbox
+        self._number = number
+        self._waiting = False
+
+    def done(self) -> bool:
+        """Whether nobody waits any more."""
+        return self._waiting or self._inner.done()
+
+    def set_result(self, result: Any, /) -> None:
+        """Give the result."""
+        self._inner.set_result(result)
+
+    def set_exception(self, failure: BaseException, /) -> None:
+        """Give the failure, if it says "not applied" after the entry is gone."""
+        if not isinstance(failure, OperationFailed) or failure.outcome is not Outcome.NOT_APPLIED:
+            self._inner.set_exception(failure)
+            return
+        self._waiting = True
+
+        def tell(unwritten: OperationFailed | None) -> None:
+            if not self._inner.done():
+                self._inner.set_exception(failure if unwritten is None else _unsure(unwritten, failure.request_id))
+
+        self._outbox.drop_then(self._number, tell)
+
+
+def _unsure(unwritten: OperationFailed, request_id: RequestId | None) -> OutcomeUnknown:
+    return OutcomeUnknown(unwritten.code, unwritten.detail, request_id=request_id, outcome=Outcome.UNKNOWN)

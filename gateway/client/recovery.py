@@ -1,0 +1,231 @@
+"""What a restart makes of its outbox: the same session, the same ids, and no write twice.
+
+Owns: the table below. The file: :mod:`gateway.client.durable_outbox`. Sending: :mod:`gateway.client.sender`.
+
+The session is taken over first (SEMANTICS, *Words*: epoch): a forgotten twin of this process is fenced from then on,
+so that no late copy of an entry can be applied beside ours.
+
+| entry | then |
+|---|---|
+| the session lives, the number is open | sent again under its id; the result, new or replayed, is in ``recovered`` |
+| as above, and refused for good | resolved: ``recovered`` says "not applied" once the id is sealed |
+| the session lives, the number is acknowledged | its result had been received: dropped |
+| the same, but its caller had been told "unknown" | unknown |
+| the session has expired, its record can still be read | its result is in ``recovered`` |
+| the session has expired otherwise | unknown; never sent under another id |
+
+Unknown entries are handed to ``on_unknown`` and then dropped; without it, entering raises :class:`OutboxUnresolved`
+and nothing is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from gateway.client.durable_outbox import DurableOutbox
+from gateway.client.failures import OperationFailed, OutcomeUnknown
+from gateway.client.json_call import JsonCall
+from gateway.client.outbox_file import OutboxEntry
+from gateway.client.paths import session_path
+from gateway.client.results import WriteResult
+from gateway.client.sender import Sender
+from gateway.client.writes import Writes
+from gateway.wire import SessionTaken, TakeOver
+from rifl.errors import Code, Outcome
+from rifl.ids import format_client_id
+from rifl.request_tracker import RequestTracker
+
+if TYPE_CHECKING:
+    from gateway.client.client import Client
+
+LOG = logging.getLogger("oncegate.client")
+OnUnknown = Callable[[OutboxEntry], Awaitable[None] | None]
+
+_GONE: Final = frozenset((Code.SESSION_EXPIRED, Code.NOT_FOUND))
+_UNSETTLED: Final = frozenset((Code.TIMEOUT, Code.FENCED))
+"""Failures of a resend that no question about its id would make clearer now."""
+
+
+class Recovered(msgspec.Struct, frozen=True):
+    """One write of an earlier process that is settled now: it has a result, or an error with outcome not_applied."""
+
+    entry: OutboxEntry
+    result: WriteResult | None = None
+    failure: OperationFailed | None = None
+
+
+class OutboxUnresolved(OutcomeUnknown):
+    """An outbox holds writes whose outcome cannot be known any more, and nobody was named to take note of them.
+
+    Attributes:
+        entries: those writes; they stay in the outbox until ``on_unknown`` or ``oncegate outbox drain`` takes them.
+    """
+
+    def __init__(self, path: str, entries: Sequence[OutboxEntry]) -> None:
+        super().__init__(
+            Code.SESSION_EXPIRED,
+            f"outbox {path} holds {len(entries)} writes whose outcome cannot be known any more",
+            request_id=entries[0].request_id,
+            outcome=Outcome.UNKNOWN,
+        )
+        self.path = path
+        self.entries = list(entries)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (OutboxUnresolved, (self.path, self.entries))
+
+
+class Resumed(msgspec.Struct):
+    """The session of an outbox, taken over.
+
+    Attributes:
+        taken: the server's answer, or None if there is no session to go on with.
+        sent_at: when it was asked for.
+        again: entries to be sent again.
+        recovered: what is settled without sending.
+    """
+
+    taken: SessionTaken | None = None
+    sent_at: float = 0.0
+    again: list[OutboxEntry] = msgspec.field(default_factory=list)
+    recovered: list[Recovered] = msgspec.field(default_factory=list)
+
+    def tracker(self, window: int) -> RequestTracker:
+        """Return the tracker of the session from here on."""
+        assert self.taken is not None
+        held = [entry.sequence for entry in self.again]
+        return RequestTracker.resumed(window=window, highest=self.taken.highest_sequence, held=held)
+
+
+async def resume(client: Client, outbox: DurableOutbox, on_unknown: OnUnknown | None) -> Resumed:
+    """Take over the outbox's session, and settle the entries that cannot be sent again.
+
+    Raises:
+        OutboxUnresolved: some are unknown and ``on_unknown`` is None; nothing changed.
+        OperationFailed: the cluster could not be asked; nothing is lost, entering may be tried again.
+    """
+    found = Resumed()
+    owner = outbox.head.client_id
+    if owner:
+        await _take_over(client, owner, found)
+    unknown: list[OutboxEntry] = []
+    dropped: list[OutboxEntry] = []
+    for entry in outbox.entries:
+        taken = found.taken
+        if taken is None or entry.client_id != owner:
+            result = await _remembered(client, entry)
+            if result is None:
+                unknown.append(entry)
+            else:
+                found.recovered.append(Recovered(entry, result))
+                dropped.append(entry)
+        elif entry.sequence >= taken.first_incomplete:
+            found.again.append(entry)
+        elif entry.doubted:
+            unknown.append(entry)
+        else:
+            dropped.append(entry)
+    if unknown and on_unknown is None:
+        raise OutboxUnresolved(outbox.path, unknown)
+    await outbox.forget(dropped)
+    await hand_over(outbox, unknown, on_unknown)
+    return found
+
+
+async def _take_over(client: Client, owner: int, found: Resumed) -> None:
+    path = f"{session_path(format_client_id(owner))}/take-over"
+    call = JsonCall("POST", path, SessionTaken, client.headers, client.deadline(), body=TakeOver(uuid.uuid4().hex))
+    try:
+        found.taken = await client.perform(call)
+        found.sent_at = call.sent_at
+    except OperationFailed as failure:
+        if failure.code not in _GONE:
+            raise
+        LOG.warning("the outbox's session has ended: client_id=%s %s", format_client_id(owner), failure)
+
+
+async def _remembered(client: Client, entry: OutboxEntry) -> WriteResult | None:
+    """Return the result of an entry whose session has ended, if its record is still there."""
+    try:
+        return (await client.request(entry.client_id, entry.sequence)).result
+    except OperationFailed as failure:
+        if failure.code not in _GONE:
+            raise
+        return None
+
+
+async def resend(
+    client: Client,
+    sender: Sender,
+    writes: Writes,
+    outbox: DurableOutbox,
+    entries: list[OutboxEntry],
+    on_unknown: OnUnknown | None,
+) -> list[Recovered]:
+    """Send entries again under their ids and return what became of them.
+
+    Raises:
+        OutboxUnresolved: some are unknown and ``on_unknown`` is None.
+        OperationFailed: no verdict in time; the entries stay, entering may be tried again.
+    """
+    if not entries:
+        return []
+    pendings = [writes.again(entry.operation) for entry in entries]
+    futures = [pending.promise for pending in pendings]
+    await sender.resend(pendings)
+    ends = await asyncio.gather(*futures, return_exceptions=True)  # type: ignore[call-overload]
+    recovered: list[Recovered] = []
+    unknown: list[OutboxEntry] = []
+    for entry, end in zip(entries, ends, strict=True):
+        if isinstance(end, WriteResult):
+            recovered.append(Recovered(entry, end))
+        elif not isinstance(end, OperationFailed) or end.code in _UNSETTLED:
+            raise end
+        else:
+            settled = await _resolved(client, sender, entry, end)
+            if settled is None:
+                unknown.append(entry)
+            else:
+                recovered.append(settled)
+    if unknown and on_unknown is None:
+        await outbox.mark(unknown)
+        raise OutboxUnresolved(outbox.path, unknown)
+    await hand_over(outbox, unknown, on_unknown)
+    for entry in unknown:
+        sender.forget(entry.sequence)
+    LOG.info("outbox sent again: path=%s writes=%d unknown=%d", outbox.path, len(entries), len(unknown))
+    return recovered
+
+
+async def _resolved(client: Client, sender: Sender, entry: OutboxEntry, failure: OperationFailed) -> Recovered | None:
+    """Settle an entry that was refused for good; None where the cluster cannot tell."""
+    try:
+        resolution = await client.resolve(entry.request_id)
+    except OperationFailed as refusal:
+        LOG.warning("outcome unknown: request=%s %s", entry.request_id, refusal)
+        return None
+    sender.forget(entry.sequence)
+    if resolution.result is not None:
+        return Recovered(entry, resolution.result)
+    return Recovered(
+        entry,
+        failure=OperationFailed(failure.code, failure.detail, request_id=entry.request_id, outcome=Outcome.NOT_APPLIED),
+    )
+
+
+async def hand_over(outbox: DurableOutbox, unknown: Sequence[OutboxEntry], on_unknown: OnUnknown | None) -> None:
+    """Hand unknown entries to the application, one after another; each leaves the outbox when that has returned."""
+    for entry in unknown:
+        if on_unknown is None:
+            raise OutboxUnresolved(outbox.path, unknown)
+        done = on_unknown(entry)
+        if inspect.isawaitable(done):
+            await done
+        await outbox.forget([entry])

@@ -1,0 +1,328 @@
+"""A session with an outbox, its process killed at chosen points: what a restart sends, drops and reports."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from gateway.client import (
+    Client,
+    Code,
+    DeadlineExceeded,
+    OperationFailed,
+    OutboxEntry,
+    OutboxUnresolved,
+    Outcome,
+    OutcomeUnknown,
+    Session,
+)
+from gateway.client.outbox_file import OutboxFile
+from gateway.client.testing import FakeGateway
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "worker.outbox"
+
+
+def held(path: Path) -> list[tuple[int, str, bool]]:
+    """What a file holds, read while nobody owns it or beside its owner."""
+    file = OutboxFile(path, read_only=True)
+    try:
+        return [(entry.sequence, entry.key, entry.doubted) for entry in file.loaded]
+    finally:
+        file.close()
+
+
+@asynccontextmanager
+async def killed(fake: FakeGateway, path: Path, **options: Any) -> AsyncIterator[Session]:
+    """A session whose process dies at the end of the block: what is on disk then is all that is left of it."""
+    original = path.with_suffix(".before")
+    async with Client(fake.endpoints) as client:
+        session = await client.session(outbox=original, **options).__aenter__()
+        yield session
+        shutil.copy(original, path)
+        for node in fake.nodes:
+            node.before = None
+            node.thaw()
+        session._client.disown(session)
+        assert session._keeper is not None
+        session._keeper.cancel()
+        await session._sender.abort(OperationFailed(Code.SESSION_EXPIRED, "the process was killed"))
+        assert session._outbox is not None
+        await session._outbox.close()
+    fake.nodes[0].requests.clear()
+
+
+async def arrived(fake: FakeGateway, path: str, count: int = 1) -> None:
+    while fake.nodes[0].requests[path] < count:
+        await asyncio.sleep(0)
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def lost_answer(request: web.Request) -> None:
+    """Keep an answer back for as long as the test runs."""
+    if request.path == "/v1/operations":
+        await asyncio.Event().wait()
+
+
+async def test_write_is_on_disk_before_it_travels(fake: FakeGateway, path: Path) -> None:
+    seen: list[list[tuple[int, str, bool]]] = []
+
+    async def look(request: web.Request) -> None:
+        if request.path == "/v1/operations":
+            seen.append(held(path))
+
+    fake.nodes[0].before = look  # type: ignore[assignment]
+    async with Client(fake.endpoints) as client, client.session(outbox=path) as session:
+        await session.increment("rows", "a")
+        await session.increment("rows", "b")
+    assert seen == [[(1, "a", False)], [(2, "b", False)]]
+    assert held(path) == []
+
+
+async def test_restart_resends_the_same_id_and_payload_and_gets_the_first_result(fake: FakeGateway, path: Path) -> None:
+    async with killed(fake, path) as before:
+        await before.increment("rows", "n", 5)
+        fake.nodes[0].after = lost_answer
+        write = asyncio.ensure_future(before.increment("rows", "n", 3))
+        await arrived(fake, "POST /v1/operations", 2)
+        await settle()
+        fake.nodes[0].after = None
+    assert write.done()
+    async with Client(fake.endpoints) as client, client.session(outbox=path) as session:
+        assert (session.client_id, session.epoch) == (before.client_id, 2)
+        (recovered,) = session.recovered
+        assert recovered.entry.request_id == (before.client_id, 2)
+        assert recovered.result is not None
+        assert (recovered.result.replayed, recovered.result.value) == (True, 8)
+        assert (await session.increment("rows", "n", 1)).value == 9
+    assert [write.sequence for write in fake.executed] == [1, 2, 3]
+    assert held(path) == []
+
+
+async def test_restart_sends_what_never_arrived(fake: FakeGateway, path: Path) -> None:
+    async with killed(fake, path) as before:
+        fake.nodes[0].freeze()
+        for n in range(40):
+            before.submit("increment", "rows", f"k{n % 3}", position=n)
+        await arrived(fake, "POST /v1/operations")
+    async with Client(fake.endpoints) as client, client.session(outbox=path) as session:
+        assert len(session.recovered) == 40
+        assert session.position == 39
+    assert sum(value for value, _ in fake.rows.values()) == 40
+
+
+async def test_position_is_kept_with_the_write_it_came_with(fake: FakeGateway, path: Path) -> None:
+    async with killed(fake, path) as before:
+        assert before.position is None
+        await before.put("rows", "a", 1, position=17)
+        fake.nodes[0].freeze()
+        before.submit("put", "rows", "a", 2, position=18)
+        await arrived(fake, "POST /v1/operations", 2)
+        before.submit("put", "rows", "b", 2, position=19)  # would pass the one in front of it without an outbox
+        await settle()
+    async with Client(fake.endpoints) as client, client.session(outbox=path) as session:
+        assert session.position in (18, 19)
+        assert [recovered.entry.key for recovered in session.recovered] == ["a", "b"][: session.position - 17]
+    async with Client(fake.endpoints) as client, client.session(outbox=path) as session:
+        assert session.position in (18, 19)
+
+
+async def test_forgotten_twin_is_fenced(fake: FakeGateway, path: Path, tmp_path: Path) -> None:
+    lost: list[OperationFailed] = []
+    async with Client(fake.endpoints) as client:
+        twin = await client.session(outbox=path, on_lost=lost.append).__aenter__()
+        await twin.increment("rows", "n")
+        copy = tmp_path / "copy.outbox"
+        shutil.copy(path, copy)
+        async with client.session(outbox=copy) as session:
+            assert session.client_id == twin.client_id
+            with pytest.raises(OperationFailed) as fenced:
+                await twin.increment("rows", "n")
+            assert (fenced.value.code, fenced.value.outcome) == (Code.FENCED, Outcome.NOT_APPLIED)
+            assert twin.lost.is_set()
+            assert [failure.code for failure in lost] == [Code.FENCED]
+            assert (await session.increment("rows", "n")).value == 2
+        await twin.close()
+
+
+async def test_second_process_with_the_same_file_is_refused(fake: FakeGateway, path: Path) -> None:
+    async with Client(fake.endpoints) as client, client.session(outbox=path):
+        with pytest.raises(OperationFailed) as refused:
+            await client.session(outbox=path).__aenter__()
+        assert (refused.value.code, refused.value.outcome) == (Code.CONFLICT, Outcome.NOT_APPLIED)
+
+
+async def test_expired_session_reports_its_entries_and_never_sends_them_again(fake: FakeGateway, path: Path) -> None:
+    async with killed(fake, path) as before:
+        await before.put("rows", "a", 1)
+        fake.nodes[0].freeze()
+        before.submit("increment", "rows", "n")
+        await arrived(fake, "POST /v1/operations", 2)
+        fake.sessions.clear()
+    fake.executed.clear()
+    reported: list[OutboxEntry] = []
+
+    async def note(entry: OutboxEntry) -> None:
+        reported.append(entry)
+
+    async with Client(fake.endpoints) as client:
+        with pytest.raises(OutboxUnresolved) as unresolved:
+            await client.session(outbox=path).__aenter__()
+        assert unresolved.value.outcome is Outcome.UNKNOWN
+        assert [str(entry.request_id) for entry in unresolved.value.entries] == [f"{before.client_id:016x}/2"]
+        assert held(path) == [(2, "n", False)]
+        async with client.session(outbox=path, on_unknown=note) as session:
+            assert [(entry.op, entry.key, entry.sequence) for entry in reported] == [("increment", "n", 2)]
+            assert session.client_id != before.client_id
+            assert (await session.put("rows", "a", 2)).sequence == 1
+        assert held(path) == []
+    assert [(write.op, write.key) for write in fake.executed] == [("put", "a")]
+
+
+async def test_expired_session_whose_record_is_still_there_gives_its_result(fake: FakeGateway, path: Path) -> None:
+    async with killed(fake, path) as before:
+        fake.nodes[0].after = lost_answer
+        before.submit("increment", "rows", "n", by=7)
+        await arrived(fake, "POST /v1/operations")
+        await settle()
+        fake.nodes[0].after = None
+    fake.expire(before.client_id)
+    async with Client(fake.endpoints) as client, client.session(outbox=path) as session:
+        assert [recovered.result.value for recovered in session.recovered if recovered.result] == [7]
+        assert session.client_id != before.client_id
+    assert len(fake.executed) == 1
+
+
+async def test_acknowledged_entry_is_dropped_and_a_doubted_one_is_reported(fake: FakeGateway, path: Path) -> None:
+    async with killed(fake, path) as before:
+        fake.nodes[0].freeze()
+        for key in "ab":
+            before.submit("put", "rows", key, 1)
+        await arrived(fake, "POST /v1/operations")
+    file = OutboxFile(path)
+    file.write(doubted=[2])
+    file.close()
+    fake.sessions[before.client_id].tracker.highest = 2
+    fake.sessions[before.client_id].tracker.acknowledge(3)
+    reported: list[str] = []
+    async with (
+        Client(fake.endpoints) as client,
+        client.session(outbox=path, on_unknown=lambda entry: reported.append(entry.key)) as session,
+    ):
+        assert session.recovered == []
+        assert reported == ["b"]
+
+
+async def test_deadline_means_unknown_and_a_restart_still_delivers(fake: FakeGateway, path: Path) -> None:
+    async with killed(fake, path) as before:
+        await fake.nodes[0].stop()
+        with pytest.raises(OutcomeUnknown):  # without an outbox: DeadlineExceeded, surely not applied
+            await before.increment("rows", "n", timeout_s=0.05)
+        await before.drain()
+        assert held(path.with_suffix(".before")) == [(1, "n", True)]
+        await fake.nodes[0].start()
+    async with Client(fake.endpoints) as client, client.session(outbox=path) as session:
+        assert [recovered.result.value for recovered in session.recovered if recovered.result] == [1]
+
+
+async def test_refused_write_leaves_the_outbox_before_its_caller_is_told(fake: FakeGateway, path: Path) -> None:
+    async with Client(fake.endpoints) as client, client.session(outbox=path) as session:
+        with pytest.raises(OperationFailed) as refused:
+            await session.put("nowhere", "k", 1)
+        assert (refused.value.code, refused.value.outcome) == (Code.NOT_FOUND, Outcome.NOT_APPLIED)
+        assert held(path) == []
+        assert (await session.put("rows", "k", 1)).applied
+
+
+async def test_resent_write_that_is_refused_for_good_is_sealed_and_reported_as_not_applied(
+    fake: FakeGateway, path: Path
+) -> None:
+    async with killed(fake, path) as before:
+        fake.nodes[0].freeze()
+        before.submit("put", "events", "k", 1)
+        await arrived(fake, "POST /v1/operations")
+        del fake.tables["events"]
+    fake.sessions[before.client_id].tracker = type(fake.sessions[before.client_id].tracker)(window=512)
+    async with Client(fake.endpoints) as client, client.session(outbox=path) as session:
+        (recovered,) = session.recovered
+        assert recovered.failure is not None
+        assert (recovered.failure.code, recovered.failure.outcome) == (Code.NOT_FOUND, Outcome.NOT_APPLIED)
+    assert held(path) == []
+
+
+async def test_session_without_an_answer_can_be_entered_again(fake: FakeGateway, path: Path) -> None:
+    async with killed(fake, path) as before:
+        fake.nodes[0].freeze()
+        before.submit("increment", "rows", "n")
+        await arrived(fake, "POST /v1/operations")
+    async with Client(fake.endpoints, timeout_s=0.1) as client:
+        fake.nodes[0].freeze()
+        with pytest.raises((DeadlineExceeded, OutcomeUnknown)):
+            await client.session(outbox=path).__aenter__()
+        fake.nodes[0].thaw()
+        async with client.session(outbox=path) as session:
+            assert len(session.recovered) == 1
+    assert fake.rows["rows", "n"][0] == 1
+
+
+async def test_crash_during_the_open_does_not_open_a_second_session(fake: FakeGateway, path: Path) -> None:
+    file = OutboxFile(path)
+    head = type(file.head)(nonce="first")
+    file.write(head=head)
+    file.close()
+    async with Client(fake.endpoints) as client, client.session(nonce="first") as opened:
+        async with client.session(outbox=path) as session:
+            assert session.client_id == opened.client_id
+        fake.sessions.clear()
+
+
+async def test_full_outbox_refuses_writes_that_have_not_travelled(
+    fake: FakeGateway, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.client.durable_outbox.BYTES_MAX", 200)
+    async with Client(fake.endpoints) as client, client.session(outbox=path) as session:
+        with pytest.raises(OperationFailed) as full:
+            await session.put("rows", "k", "x" * 300)
+        assert (full.value.code, full.value.outcome) == (Code.QUOTA, Outcome.NOT_APPLIED)
+        assert (await session.put("rows", "k", 1)).applied
+
+
+async def test_outbox_that_cannot_be_written_ends_the_session(
+    fake: FakeGateway, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sqlite3
+
+    def fail(self: OutboxFile, *args: object, **how: object) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    async with Client(fake.endpoints) as client, client.session(outbox=path) as session:
+        await session.put("rows", "a", 1)
+        monkeypatch.setattr(OutboxFile, "write", fail)
+        with pytest.raises(OutcomeUnknown):
+            await session.put("rows", "b", 1)
+        with pytest.raises(OperationFailed) as over:
+            await session.put("rows", "c", 1)
+        assert over.value.outcome is Outcome.NOT_APPLIED
+        assert session.lost.is_set()
+    assert [write.key for write in fake.executed] == ["a"]
+
+
+async def test_position_needs_an_outbox(fake: FakeGateway) -> None:
+    async with Client(fake.endpoints) as client, client.session() as session:
+        with pytest.raises(OperationFailed):
+            await session.put("rows", "k", 1, position=1)
+        assert session.position is None
+        assert session.outstanding == 0

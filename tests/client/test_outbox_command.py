@@ -1,0 +1,91 @@
+"""``oncegate outbox``: what it prints, sends and exits with."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from typer.testing import CliRunner, Result
+
+from gateway.cli.main import app
+from gateway.client.outbox_file import Head, NewEntry, OutboxFile
+from gateway.client.testing import FakeGateway
+from gateway.wire import OpenSession, Operation
+from rifl.ids import parse_client_id
+
+
+@pytest.fixture
+def path(fake: FakeGateway, tmp_path: Path) -> Path:
+    """An outbox with two writes of a live session that never left."""
+    opened, _ = fake.open(OpenSession("worker"))
+    path = tmp_path / "worker.outbox"
+    file = OutboxFile(path)
+    head = Head(client_id=parse_client_id(opened.client_id), lease_ms=opened.lease_ms, window=512, position=7)
+    bodies = [msgspec.msgpack.encode(Operation(n, "increment", "rows", f"k{n}", by=n)) for n in (1, 2)]
+    file.write([NewEntry(n, body) for n, body in enumerate(bodies, 1)], head=head)
+    file.close()
+    return path
+
+
+async def run(*arguments: Any) -> Result:
+    return await asyncio.to_thread(CliRunner().invoke, app, ["outbox", *map(str, arguments)])
+
+
+async def test_ls_lists_entries_and_position(path: Path) -> None:
+    listed = await run("ls", path, "-o", "json")
+    assert listed.exit_code == 0
+    found = json.loads(listed.stdout)
+    assert found["position"] == 7
+    assert [(entry["request"][-2:], entry["op"], entry["key"]) for entry in found["entries"]] == [
+        ("/1", "increment", "k1"),
+        ("/2", "increment", "k2"),
+    ]
+    table = await run("ls", path)
+    assert "k1" in table.stdout
+    assert "2 entries" in table.stderr
+
+
+async def test_ls_works_beside_the_process_that_owns_the_file(path: Path) -> None:
+    owner = OutboxFile(path)
+    listed = await run("ls", path, "-o", "json")
+    owner.close()
+    assert len(json.loads(listed.stdout)["entries"]) == 2
+
+
+async def test_drain_sends_what_is_left_once(path: Path, fake: FakeGateway) -> None:
+    drained = await run("drain", path, "--endpoint", fake.endpoints[0], "-o", "json")
+    assert drained.exit_code == 0, drained.output
+    assert [(row["outcome"], row["replayed"]) for row in json.loads(drained.stdout)] == [("applied", False)] * 2
+    assert [(write.key, write.sequence) for write in fake.executed] == [("k1", 1), ("k2", 2)]
+    again = await run("drain", path, "--endpoint", fake.endpoints[0], "-o", "json")
+    assert json.loads(again.stdout) == []
+    assert len(fake.executed) == 2
+
+
+async def test_drain_reports_unknown_writes_and_forgets_them_only_on_request(path: Path, fake: FakeGateway) -> None:
+    fake.sessions.clear()
+    for _ in range(2):
+        refused = await run("drain", path, "--endpoint", fake.endpoints[0], "-o", "json")
+        assert refused.exit_code == 1
+        assert [row["outcome"] for row in json.loads(refused.stdout)] == ["unknown"] * 2
+    forgot = await run("drain", path, "--endpoint", fake.endpoints[0], "--forget-unknown", "-o", "json")
+    assert forgot.exit_code == 0
+    assert [row["outcome"] for row in json.loads(forgot.stdout)] == ["unknown"] * 2
+    assert fake.executed == []
+    assert json.loads((await run("ls", path, "-o", "json")).stdout)["entries"] == []
+
+
+async def test_exit_codes_tell_misuse_no_and_unreachable(path: Path, tmp_path: Path, fake: FakeGateway) -> None:
+    assert (await run("ls", tmp_path / "none")).exit_code == 2
+    assert (await run("drain", tmp_path / "none")).exit_code == 2
+    await fake.nodes[0].stop()
+    unreachable = await run("drain", path, "--endpoint", fake.endpoints[0], "--timeout-s", "0.2")
+    assert unreachable.exit_code == 3
+    (tmp_path / "bad").write_bytes(b"no outbox" * 200)
+    damaged = await run("ls", tmp_path / "bad")
+    assert damaged.exit_code == 1
+    assert "is damaged" in damaged.stderr

@@ -1,0 +1,151 @@
+"""The file of the durable outbox: what was written is read back, and anything else is refused by name."""
+
+from __future__ import annotations
+
+import pickle
+import sqlite3
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.client.failures import OperationFailed
+from gateway.client.outbox_file import Head, NewEntry, OutboxDamaged, OutboxFile
+from gateway.wire import Operation
+from rifl.errors import Code
+
+OWNER = 1234
+
+
+def entry(sequence: int, value: object = 1) -> NewEntry:
+    return NewEntry(sequence, msgspec.msgpack.encode(Operation(sequence, "put", "rows", f"k{sequence}", value)))
+
+
+def made(path: Path, count: int = 20) -> None:
+    file = OutboxFile(path)
+    file.write(head=Head(client_id=OWNER, window=512))
+    file.write([entry(n, "v" * 50) for n in range(1, count + 1)])
+    file.close()
+
+
+def read(path: Path) -> dict[int, tuple[object, bool]]:
+    file = OutboxFile(path)
+    try:
+        return {found.sequence: (found.operation.value, found.doubted) for found in file.loaded}
+    finally:
+        file.close()
+
+
+steps = st.lists(
+    st.tuples(
+        st.lists(st.tuples(st.integers(1, 12), st.integers()), max_size=4),
+        st.lists(st.integers(1, 12), max_size=4),
+        st.lists(st.integers(1, 12), max_size=4),
+    ),
+    max_size=8,
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(steps)
+def test_file_reads_back_as_a_dictionary_of_what_was_written(
+    tmp_path_factory: pytest.TempPathFactory,
+    steps: list[tuple[list[tuple[int, int]], list[int], list[int]]],
+) -> None:
+    path = tmp_path_factory.mktemp("outbox") / "o"
+    model: dict[int, tuple[object, bool]] = {}
+    file = OutboxFile(path)
+    file.write(head=Head(client_id=OWNER, window=512))
+    for added, dropped, doubted in steps:
+        file.write(
+            [entry(n, value % 2**60) for n, value in dict(added).items()], [(OWNER, n) for n in dropped], doubted
+        )
+        for n in dropped:
+            model.pop(n, None)
+        model.update({n: (model[n][0], True) for n in doubted if n in model})
+        model.update({n: (value % 2**60, False) for n, value in dict(added).items()})
+        assert len(file) == len(model)
+    file.close()
+    assert read(path) == model
+
+
+def test_transaction_cut_off_by_a_crash_is_undone_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "o"
+    made(path, 3)
+    before = path.read_bytes()
+    database = sqlite3.connect(path, isolation_level=None)
+    database.execute("PRAGMA journal_mode=DELETE")
+    database.execute("PRAGMA cache_spill=1")
+    database.execute("PRAGMA cache_size=1")
+    database.execute("BEGIN")
+    database.executemany(
+        "INSERT INTO entry VALUES (?, ?, 0, 0, ?, 0)", [(OWNER, n, b"torn" * 200) for n in range(10, 200)]
+    )
+    torn, journal = path.read_bytes(), Path(f"{path}-journal").read_bytes()
+    database.execute("ROLLBACK")
+    database.close()
+    assert torn != before
+    path.write_bytes(torn)
+    Path(f"{path}-journal").write_bytes(journal)
+    assert list(read(path)) == [1, 2, 3]
+
+
+def test_every_flipped_byte_that_matters_is_refused_by_name(tmp_path: Path) -> None:
+    path, damaged = tmp_path / "o", tmp_path / "damaged"
+    made(path)
+    whole = path.read_bytes()
+    good = read(path)
+    refused = 0
+    for at in range(0, len(whole), 13):
+        flipped = bytearray(whole)
+        flipped[at] ^= 0x20
+        damaged.write_bytes(flipped)
+        refused += _refused_by_name(damaged, good)
+    assert refused > len(whole) // 13 // 20
+
+
+def _refused_by_name(path: Path, good: object) -> bool:
+    try:
+        found = read(path)
+    except OutboxDamaged as fault:
+        return str(path) in str(fault)
+    assert found == good  # padding and counters of SQLite: nothing of ours
+    return False
+
+
+def test_missing_entry_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "o"
+    made(path)
+    database = sqlite3.connect(path)
+    database.execute("DELETE FROM entry WHERE sequence = 7")
+    database.commit()
+    database.close()
+    with pytest.raises(OutboxDamaged, match="19 entries are there and 20 were written"):
+        OutboxFile(path)
+
+
+def test_file_that_is_none_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "o"
+    path.write_bytes(b"not an outbox at all" * 100)
+    with pytest.raises(OutboxDamaged) as refused:
+        OutboxFile(path)
+    assert pickle.loads(pickle.dumps(refused.value)).path == str(path)
+
+
+def test_reader_needs_no_lock_and_writer_has_it_alone(tmp_path: Path) -> None:
+    path = tmp_path / "o"
+    with pytest.raises(OperationFailed) as missing:
+        OutboxFile(path, read_only=True)
+    assert missing.value.code is Code.NOT_FOUND
+    made(path)
+    owner = OutboxFile(path)
+    with pytest.raises(OperationFailed) as held:
+        OutboxFile(path)
+    assert held.value.code is Code.CONFLICT
+    reader = OutboxFile(path, read_only=True)
+    assert len(reader) == 20
+    reader.close()
+    owner.close()
+    assert len(read(path)) == 20

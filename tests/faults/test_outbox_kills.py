@@ -1,0 +1,90 @@
+"""A worker killed with kill -9 at random points, with its outbox, against a real cluster of three."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from gateway.cli.local_cluster import free_ports
+from gateway.client import Client
+from gateway.config import Settings
+from gateway.server import running
+from rifl.completion import CompletionRecord
+from rifl.result_tracker import ResultTracker, Standing, Verdict
+from tests.faults.harness.outbox_worker import TABLE, Life, key_of
+
+KILLS = int(os.environ.get("ONCEGATE_OUTBOX_KILLS", "20"))
+PER_LIFE = 50
+
+pytestmark = pytest.mark.faults
+
+
+@pytest.fixture
+async def endpoints(tmp_path: Path) -> AsyncIterator[list[str]]:
+    """Three durable nodes in this process; their worker is another one."""
+    ports = free_ports(6)
+    members = [f"n{n + 1}=127.0.0.1:{ports[2 * n]}:{ports[2 * n + 1]}" for n in range(3)]
+    async with AsyncExitStack() as stack:
+        nodes = [Settings(node=f"n{n + 1}", members=members, data_dir=tmp_path / f"n{n + 1}") for n in range(3)]
+        await asyncio.gather(*(stack.enter_async_context(running(settings)) for settings in nodes))
+        yield [settings.address.http for settings in nodes]
+
+
+async def count_through(endpoints: list[str], outbox: Path, seed: int, kills: int) -> Counter[str]:
+    """Run the worker through ``kills`` kills and to its end; return how often each row was raised."""
+    dice = random.Random(seed)
+    total = 0
+    async with Client(endpoints) as client:
+        await client.declare_table(TABLE)
+        for _ in range(kills):
+            # More than a life can do, so that the kill meets it at work, or after it, or while it starts.
+            total += PER_LIFE
+            life = Life(endpoints, str(outbox), total, hold=True)
+            if dice.random() < 0.9:
+                assert await asyncio.to_thread(life.started.wait, 60.0), "the worker did not start"
+            await asyncio.sleep(dice.uniform(0.0, 0.08))  # the random point
+            assert await asyncio.to_thread(life.kill) == -signal.SIGKILL
+        last = Life(endpoints, str(outbox), total, hold=False)
+        assert await asyncio.to_thread(last.wait) == 0
+        raised: Counter[str] = Counter()
+        after: str | None = None
+        while True:
+            page = await client.scan(TABLE, after=after, limit=1000)
+            raised.update({row.key: row.value for row in page.rows})
+            if page.next is None:
+                break
+            after = page.next
+    assert set(raised) == {key_of(number) for number in range(total)}, "an increment was lost"
+    return raised
+
+
+async def test_worker_killed_at_random_points_applies_each_increment_once(
+    endpoints: list[str], tmp_path: Path, seed: int
+) -> None:
+    raised = await count_through(endpoints, tmp_path / "worker.outbox", seed, KILLS)
+    assert len(raised) == KILLS * PER_LIFE
+    assert {key: times for key, times in raised.items() if times != 1} == {}
+
+
+async def test_without_duplicate_detection_the_same_run_counts_some_twice(
+    endpoints: list[str], tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decide = ResultTracker.decide
+
+    def forgetful(
+        self: ResultTracker, sequence: int, first_incomplete: int, fingerprint: int, stand: Standing
+    ) -> tuple[Verdict, CompletionRecord | None]:
+        verdict, record = decide(self, sequence, first_incomplete, fingerprint, stand)
+        return (Verdict.EXECUTE, None) if verdict is Verdict.REPLAY else (verdict, record)
+
+    monkeypatch.setattr(ResultTracker, "decide", forgetful)
+    raised = await count_through(endpoints, tmp_path / "worker.outbox", seed, KILLS)
+    assert sum(raised.values()) > KILLS * PER_LIFE
