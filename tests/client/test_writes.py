@@ -143,3 +143,39 @@ async def test_body_over_the_bound_is_cut_in_two(fake: FakeGateway) -> None:
     assert all(result.applied for result in results)
     assert [write.key for write in fake.executed] == [f"k{n}" for n in range(10)]
     assert fake.nodes[0].requests["POST /v1/operations"] >= 4
+
+
+async def test_append_adds_each_item_once_and_in_order(fake: FakeGateway) -> None:
+    async with Client(fake.endpoints) as client, client.session() as session:
+        await session.append("rows", "log", {"n": 1})
+        await session.submit("append", "rows", "log", {"n": 2})
+        assert not (await session.append("rows", "log", 3, if_version=99)).applied
+        row = await client.get("rows", "log")
+    assert row is not None
+    assert row.value == [{"n": 1}, {"n": 2}]
+
+
+async def test_remembered_read_keeps_its_answer_when_the_row_has_changed(fake: FakeGateway) -> None:
+    async with Client(fake.endpoints) as client, client.session() as session:
+        await session.put("rows", "k", "old")
+        read = await session.get_remembered("rows", "k")
+        assert (read.value, read.version, read.commit) == ("old", 1, 2)
+        await session.put("rows", "k", "new")
+        absent = await session.get_remembered("rows", "nothing")
+        assert (absent.value, absent.version) == (None, None)
+
+
+async def test_expiry_of_a_session_is_reported_once_by_event_and_callback(fake: FakeGateway) -> None:
+    lost: list[Code] = []
+    async with Client(fake.endpoints) as client:
+        async with client.session(lease_ms=40, on_lost=lambda why: lost.append(why.code)) as session:
+            assert not session.lost.is_set()
+            fake.expire(session.client_id)
+            await session.lost.wait()
+            with pytest.raises(OperationFailed):
+                await session.put("rows", "k", 1)
+        assert lost == [Code.SESSION_EXPIRED]
+        async with client.session(on_lost=lambda why: lost.append(why.code)) as left:
+            await left.put("rows", "k", 1)
+        assert not left.lost.is_set()
+    assert len(lost) == 1

@@ -1,0 +1,108 @@
+"""Ending a doubt: applied, or sealed and never applied."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+
+import pytest
+from aiohttp import web
+
+from gateway.client import Client, Code, OperationFailed, OutcomeUnknown, Session
+from gateway.client.testing import FakeGateway
+
+
+async def lose_answers(request: web.Request) -> None:
+    """Apply operations and never answer."""
+    if request.path == "/v1/operations":
+        await asyncio.Event().wait()
+
+
+async def hold_operations(request: web.Request) -> web.StreamResponse | None:
+    """Keep operations on their way until the client has given up."""
+    if request.path == "/v1/operations":
+        await asyncio.Event().wait()
+    return None
+
+
+async def doubt(session: Session) -> OutcomeUnknown:
+    with pytest.raises(OutcomeUnknown) as unknown:
+        await session.increment("rows", "n", 3, timeout_s=0.05)
+    await session.drain()
+    return unknown.value
+
+
+async def test_write_whose_answer_was_lost_resolves_to_its_result(fake: FakeGateway) -> None:
+    async with Client(fake.endpoints) as client, client.session() as session:
+        fake.nodes[0].after = lose_answers
+        unknown = await doubt(session)
+        fake.nodes[0].after = None
+        resolution = await unknown.resolve()
+        assert resolution.applied
+        assert resolution.result is not None
+        assert (resolution.result.value, resolution.result.replayed) == (3, True)
+        assert unknown.request_id is not None
+        assert await session.resolve(unknown.request_id.sequence) == resolution
+        assert await client.resolve(str(unknown.request_id)) == resolution
+
+
+async def test_write_that_never_arrived_is_sealed_and_its_late_copy_refused(fake: FakeGateway) -> None:
+    late: list[bytes] = []
+
+    async def keep(request: web.Request) -> web.StreamResponse | None:
+        if request.path == "/v1/operations":
+            late.append(await request.read())
+            await asyncio.Event().wait()
+        return None
+
+    async with Client(fake.endpoints) as client, client.session() as session:
+        fake.nodes[0].before = keep
+        unknown = await doubt(session)
+        fake.nodes[0].before = None
+        sealed = await unknown.resolve()
+        assert (sealed.state, sealed.applied, sealed.result) == ("sealed", False, None)
+        assert unknown.request_id is not None
+        assert (await client.request(*unknown.request_id)).state == "sealed"
+        assert await unknown.resolve() == sealed
+        (body, *_) = late
+        content = {"Content-Type": "application/vnd.oncegate+msgpack", "Accept": "application/json"}
+        assert client._http is not None
+        async with client._http.post(f"{fake.endpoints[0]}/v1/operations", data=body, headers=content) as answer:
+            assert answer.status == 200
+        assert fake.executed == []
+        assert (await session.increment("rows", "n", 3)).value == 3
+    assert len(fake.executed) == 1
+
+
+async def test_resolved_numbers_are_acknowledged_by_the_next_write(fake: FakeGateway) -> None:
+    async with Client(fake.endpoints) as client, client.session(window=4) as session:
+        fake.nodes[0].before = hold_operations
+        doubts = [await doubt(session) for _ in range(3)]
+        fake.nodes[0].before = None
+        for unknown in doubts:
+            await unknown.resolve()
+        await session.increment("rows", "n")
+        await session.increment("rows", "n")
+        assert fake.sessions[session.client_id].tracker.first_incomplete == 5
+
+
+async def test_outcome_that_is_forgotten_stays_unknown(fake: FakeGateway) -> None:
+    async with Client(fake.endpoints) as client:
+        async with client.session() as session:
+            fake.nodes[0].before = hold_operations
+            unknown = await doubt(session)
+            fake.nodes[0].before = None
+        with pytest.raises(OperationFailed) as forgotten:
+            await unknown.resolve()
+        assert forgotten.value.code is Code.SESSION_EXPIRED
+
+
+async def test_doubt_from_another_process_is_resolved_by_its_id(fake: FakeGateway) -> None:
+    async with Client(fake.endpoints) as client, client.session() as session:
+        fake.nodes[0].before = hold_operations
+        unknown = pickle.loads(pickle.dumps(await doubt(session)))
+        fake.nodes[0].before = None
+        with pytest.raises(OperationFailed) as unbound:
+            await unknown.resolve()
+        assert unbound.value.code is Code.BAD_REQUEST
+        assert (await client.resolve(unknown.request_id)).state == "sealed"
