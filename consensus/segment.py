@@ -94,7 +94,10 @@ class Record(NamedTuple):
 
 def records_bytes(entries: Sequence[tuple[bytes, int, int]]) -> int:
     """What entries take at most, a truncation before them included."""
-    return sum(len(entry[0]) for entry in entries) + (len(entries) + 1) * RECORD_HEADER_BYTES
+    size_bytes = (len(entries) + 1) * RECORD_HEADER_BYTES
+    for command, _, _ in entries:
+        size_bytes += len(command)
+    return size_bytes
 
 
 def segment_name(sequence: int) -> str:

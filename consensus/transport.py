@@ -100,13 +100,8 @@ class _Connection(asyncio.BufferedProtocol):
         return self._reader.space()
 
     def buffer_updated(self, nbytes: int) -> None:
-        messages: list[Message] = []
         try:
-            for message in self._reader.received(nbytes):
-                if self._side is None:
-                    messages.append(cast(Message, message))
-                else:
-                    self._shake_hands(self._side, message)
+            messages = self._reader.all_received(nbytes) if self._side is None else self._received_at_first(nbytes)
         except PeerRefusedError as error:
             self.refusal = error.reason
             self._owner.refused(self)
@@ -117,7 +112,18 @@ class _Connection(asyncio.BufferedProtocol):
             self.abort()
             return
         if messages and self.peer_id is not None:
-            self._owner.received(self, messages)
+            self._owner.received(self, self.peer_id, cast("list[Message]", messages))
+
+    def _received_at_first(self, nbytes: int) -> list[AnyMessage]:
+        """Go on with the handshake; what comes behind its last message is returned."""
+        messages: list[AnyMessage] = []
+        for message in self._reader.received(nbytes):
+            side = self._side
+            if side is None:
+                messages.append(message)
+            else:
+                self._shake_hands(side, message)
+        return messages
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -359,9 +365,8 @@ class PeerTransport:
         level = logging.INFO if reason == "unknown" else logging.ERROR
         logger.log(level, "node %s is refused by %s: %s", self.config.node_id, peer_id, REFUSALS[reason])
 
-    def received(self, connection: _Connection, messages: list[Message]) -> None:
+    def received(self, connection: _Connection, peer_id: str, messages: list[Message]) -> None:
         """Messages of an established connection; those of a replaced one are dropped."""
-        peer_id = cast(str, connection.peer_id)
         if self._peers.get(peer_id) is connection:
             self._receiver.peer_said(peer_id, connection.epoch, messages)
 

@@ -62,16 +62,20 @@ class FrameReader:
             if end - start < needed:
                 break
             body = bytes(view[start + _HEADER.size : start + needed])
-            if google_crc32c.value(body) != crc:
-                raise ProtocolError("checksum of a frame differs")
-            try:
-                message = decode(body)
-            except msgspec.DecodeError as error:
-                raise ProtocolError(f"a frame does not decode: {error}") from error
-            yield message
+            yield _message(body, crc)
             start += needed
             needed = _HEADER.size
         self._compact(start, needed)
+
+    def all_received(self, count: int) -> list[AnyMessage]:
+        """The same at once, for a connection whose ``frame_bytes_max`` changes no more."""
+        view = self._view
+        if not self._end and count >= _HEADER.size:
+            length, crc = _HEADER.unpack_from(view)
+            if count == _HEADER.size + length and length <= self.frame_bytes_max and len(view) == _BUFFER_BYTES:
+                # Mostly one message comes, and it alone.
+                return [_message(bytes(view[_HEADER.size : count]), crc)]
+        return list(self.received(count))
 
     def _compact(self, start: int, needed: int) -> None:
         rest = self._end - start
@@ -83,3 +87,13 @@ class FrameReader:
         elif start and rest:
             self._view[:rest] = bytes(self._view[start : self._end])
         self._end = rest
+
+
+def _message(body: bytes, crc: int) -> AnyMessage:
+    if google_crc32c.value(body) != crc:
+        raise ProtocolError("checksum of a frame differs")
+    try:
+        message: AnyMessage = decode(body)
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"a frame does not decode: {error}") from error
+    return message
