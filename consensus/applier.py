@@ -38,12 +38,13 @@ class Applier:
         stop_at = self._clock() + self._slice_s
         apply = self._machine.apply
         configurations = self._log.membership.indexes
-        while self.applied_index < commit_index:
+        while True:
             for command, index, term in self._log.entries(self.applied_index + 1, commit_index, bytes_max=_CHUNK_BYTES):
                 own = len(command) <= NO_OP_BYTES or index in configurations
                 result = None if own else apply(index, term, command)
                 self.applied_index = index
                 on_applied(index, result)
+            if self.applied_index >= commit_index:
+                return False
             if self._clock() >= stop_at:
-                break
-        return self.applied_index < commit_index
+                return True

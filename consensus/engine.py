@@ -165,6 +165,11 @@ class Engine(Generic[Token]):
         self._tick_wanted = False
         self._held: list[tuple[str, Message]] = []
         self._last_role: RoleChange | None = None
+        self._standing: tuple[object, ...] = ()
+        # Nothing but role, leader and term could change what is reported.
+        self._role_settled = False
+        self._quorum_until = float("-inf")
+        self._reserve_bytes = config.reserve_bytes
         self._heartbeat_s = config.heartbeat_ms / 1000
         self._commit_may_move = False
         self._configuration_in_force()
@@ -281,17 +286,21 @@ class Engine(Generic[Token]):
 
     def deadline(self) -> float:
         """When the next tick is due even if nothing arrives."""
-        leads = self._raft.leads()
-        due = self._replication.deadline(self._epochs, self._now) if leads else self._election.deadline
-        if leads and self._snapshots is not None:
-            due = min(due, self._snapshots.deadline(self._now))
-        return min(due, self._transfers.deadline)
+        if not self._raft.leads():
+            due = self._election.deadline
+        elif self._snapshots is None:
+            due = self._replication.deadline
+        else:
+            due = min(self._replication.deadline, self._snapshots.deadline(self._now))
+        transfer = self._transfers.deadline
+        return due if due < transfer else transfer
 
     # -- input -----------------------------------------------------------------------------------------
 
     def peer_up(self, peer_id: str, epoch: int) -> None:
         """A connection to a peer is established; it replaces an earlier one."""
         self._epochs[peer_id] = epoch
+        self._role_settled = False
         self._raft.set_connected(peer_id, connected=True)
         self._replication.reconnected(peer_id)
         if self._snapshots is not None:
@@ -300,6 +309,7 @@ class Engine(Generic[Token]):
     def peer_down(self, peer_id: str) -> None:
         """The connection to a peer is lost."""
         self._epochs.pop(peer_id, None)
+        self._role_settled = False
         self._raft.set_connected(peer_id, connected=False)
         if self._raft.leader() == peer_id:
             self._reason = f"the connection to the leader {peer_id} closed"
@@ -441,18 +451,20 @@ class Engine(Generic[Token]):
                 if self._epochs.get(peer_id) == epoch:
                     self._handle(peer_id, epoch, message)
         more = False
-        if self._raft.leads():
-            self._check_quorum(now)
-        elif now >= self._election.deadline and not self.log.has_room(TERM_BYTES):
-            # A leader begins its term with an entry of its own; without room for it, others must lead.
-            self._election.voted(now)
+        raft = self._raft
+        leads = raft.leads()
+        if leads:
+            if now >= self._quorum_until:
+                self._check_quorum(now)
+                leads = raft.leads()
         elif now >= self._election.deadline:
             self._ask_for_votes(now)
-        if self._raft.leads():
+            leads = raft.leads()
+        if leads:
             if self._commit_may_move:
                 self._advance_commit()
-            self._proposals.append_to(self.log, self._raft.term())
-            if self._changes.append_to(self.log, self._raft.term()):
+            self._proposals.append_to(self.log, raft.term())
+            if self._changes.append_to(self.log, raft.term()):
                 self._configuration_in_force()
             more = self._replication.replicate(self._epochs, now)
             if self._snapshots is not None:
@@ -463,11 +475,14 @@ class Engine(Generic[Token]):
             self._proposals.refuse_queued(self.leader_id)
         if self._snapshots is not None:
             self._snapshots.follow(now)
-            self._configuration_in_force()
+            if self._membership.version != self._membership_seen:
+                self._configuration_in_force()
         self._flush_and_release()
-        if not self._peer_voters and self._raft.leads():
+        if not self._peer_voters and raft.leads():
             self._advance_commit()
-        more |= self._applier.apply_to(self._raft.commit_index(), self._proposals.applied)
+            # Learners are told in time.
+            more |= self.applied_index < self.commit_index and bool(self._epochs)
+        more |= self._applier.apply_to(raft.commit_index(), self._proposals.applied)
         if self._saving is not None:
             self._saving.applied(self._applier.applied_index)
         self.log.maintain(now)
@@ -533,6 +548,7 @@ class Engine(Generic[Token]):
         self._rounds.set_peers(self._peer_voters)
         self._election.set_voters(voters, self._now)
         self._replication.members_changed(self._now)
+        self._quorum_until = float("-inf")
         # Fewer voters may be enough for what is acknowledged already.
         self._commit_may_move = True
         self._unsettled_index = membership.current_index
@@ -629,9 +645,12 @@ class Engine(Generic[Token]):
     def _has_room(self, entries: list[Entry]) -> bool:
         if not entries:
             return True
+        size_bytes = records_bytes(entries)
+        if self.log.has_room(size_bytes, reserve_bytes=self._reserve_bytes):
+            return True
         # What a leader appends for itself may use what commands leave: or nobody could begin a term on full disks.
         own = all(len(command) <= NO_OP_BYTES or is_configuration(command) for command, _, _ in entries)
-        return self.log.has_room(records_bytes(entries), reserve_bytes=0 if own else self.config.reserve_bytes)
+        return own and self.log.has_room(size_bytes)
 
     def _handle_ack(self, peer_id: str, ack: Ack) -> None:
         term = self._raft.term()
@@ -668,6 +687,10 @@ class Engine(Generic[Token]):
     # -- elections -------------------------------------------------------------------------------------
 
     def _ask_for_votes(self, now: float) -> None:
+        if not self.log.has_room(TERM_BYTES):
+            # A leader begins its term with an entry of its own; without room for it, others must lead.
+            self._election.voted(now)
+            return
         if self._election.may_campaign:
             self.counters.pre_votes_started += 1
         self._voting.ask_for_pre_votes(self._connected_voters(), now)
@@ -685,7 +708,8 @@ class Engine(Generic[Token]):
         self._held.append((peer_id, message))
 
     def _check_quorum(self, now: float) -> None:
-        if not self._replication.has_quorum(self._membership.voters, now):
+        self._quorum_until = self._replication.quorum_until(self._membership.voters)
+        if self._quorum_until <= now:
             self._reason = f"no quorum for {self.config.election_ms_max / 1000:g} s"
             self._raft.step_down()
             self._election.voted(now)
@@ -695,6 +719,7 @@ class Engine(Generic[Token]):
             self.counters.elections_won += 1
             self._reason = f"election won in term {self._raft.term()}"
             self._replication.begin(self._now)
+            self._quorum_until = float("-inf")
             if self._snapshots is not None:
                 self._snapshots.begin_term()
             return
@@ -717,6 +742,10 @@ class Engine(Generic[Token]):
             self._on_failure(token, NotLeader(None))
 
     def _report_role(self) -> None:
+        standing = self._raft.standing()
+        if self._role_settled and standing == self._standing:
+            self._reason = ""
+            return
         role = self._raft.role()
         leader_id = self.leader_id
         ready = self.ready
@@ -742,6 +771,7 @@ class Engine(Generic[Token]):
             self._on_peers()
             self._on_role(self._last_role)
         self._reason = ""
+        self._standing, self._role_settled = standing, ready or role is not Role.LEADER
 
     # -- reading ---------------------------------------------------------------------------------------
 

@@ -21,20 +21,21 @@ class FollowerReads:
     def __init__(self, send: Callable[[str, Message], None], fail: Callable[[Read, ConsensusError], None]) -> None:
         self._send = send
         self._fail = fail
-        self._waiting: list[Read] = []
+        self.waiting: list[Read] = []
+        """Reads that no request was sent for yet."""
         self._asked: list[Read] = []
         self._leader_id: str | None = None
         self._number = 0
 
     def add(self, read: Read) -> None:
         """A read waits for the next request."""
-        self._waiting.append(read)
+        self.waiting.append(read)
 
     def ask(self, leader_id: str | None) -> None:
         """Send one request for all reads waiting, unless one is open; fail them when nobody can be asked."""
-        if self._asked or not self._waiting:
+        if self._asked or not self.waiting:
             return
-        waiting, self._waiting = self._waiting, []
+        waiting, self.waiting = self.waiting, []
         if leader_id is None:
             for read in waiting:
                 self._fail(read, NoLeader("the leader has changed"))
@@ -59,7 +60,7 @@ class FollowerReads:
 
     def stop(self, error: ConsensusError) -> None:
         """Fail everything."""
-        asked, self._asked = self._asked + self._waiting, []
-        self._waiting = []
+        asked, self._asked = self._asked + self.waiting, []
+        self.waiting = []
         for read in asked:
             self._fail(read, error)

@@ -210,6 +210,10 @@ class Raft(SyncObj):  # type: ignore[misc]
         """Role of this node; a leader may have been deposed without knowing it."""
         return _ROLES[self._SyncObj__raftState]
 
+    def standing(self) -> tuple[object, ...]:
+        """Role, leader and term, as one value to compare."""
+        return self._SyncObj__raftState, self._SyncObj__raftLeader, self._SyncObj__raftCurrentTerm
+
     def leads(self) -> bool:
         """Role is leader."""
         return self._SyncObj__raftState == 2  # type: ignore[no-any-return]

@@ -28,6 +28,7 @@ class Proposals(Generic[Token]):
         on_failure: Callable[[Token, ConsensusError], None],
     ) -> None:
         self._config = config
+        self._reserve_bytes = config.reserve_bytes
         self._on_result = on_result
         self._on_failure = on_failure
         self._queued: list[tuple[bytes, Token]] = []
@@ -68,15 +69,17 @@ class Proposals(Generic[Token]):
             raise Overloaded("journal_bytes_max", config.journal_bytes_max)
         if room_bytes is not None:
             queued_bytes = self._queued_bytes + size + (len(self._queued) + 1) * RECORD_HEADER_BYTES
-            if queued_bytes + config.reserve_bytes > room_bytes:
+            if queued_bytes + self._reserve_bytes > room_bytes:
                 raise Overloaded("journal_room_bytes", room_bytes)
         self._queued_bytes += size
         self._queued.append((command, token))
 
     def append_to(self, journal: Journal, term: int) -> None:
         """Append everything queued; not flushed yet. What a full disk has no room for fails as ``Overloaded``."""
+        if not self._queued:
+            return
         queued, self._queued = self._queued, []
-        reserve_bytes = self._config.reserve_bytes
+        reserve_bytes = self._reserve_bytes
         for number, (command, token) in enumerate(queued):
             if not journal.has_room(RECORD_HEADER_BYTES + len(command), reserve_bytes=reserve_bytes):
                 self._refuse(queued[number:], journal.room_bytes)

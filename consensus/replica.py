@@ -26,6 +26,8 @@ from consensus.errors import ConsensusError, NoLeader, NotLeader, NotReady, Stop
 from consensus.follower_reads import FollowerReads
 from consensus.handshake import Stamp
 from consensus.messages import (
+    Ack,
+    Append,
     CallReply,
     CallRequest,
     Message,
@@ -394,6 +396,8 @@ class Replica:
             return
         for message in messages:
             match message:
+                case Append() | Ack():
+                    engine.receive(peer_id, epoch, message)
                 case ReadProbe():
                     engine.receive_probe(peer_id, message)
                 case ReadProbeAck():
@@ -440,7 +444,15 @@ class Replica:
 
     def _timer_fired(self) -> None:
         self._timer = None
-        self._schedule_tick()
+        engine = self._engine
+        if engine is None:
+            return
+        # Most of what it was set for has been put off since: a leader was heard, a commit index was sent.
+        due = engine.deadline()
+        if due > self._loop.time():
+            self._timer = self._loop.call_at(due, self._timer_fired)
+        else:
+            self._schedule_tick()
 
     def _scheduled_tick(self) -> None:
         # A message may have brought the tick forward.
@@ -458,8 +470,10 @@ class Replica:
             # A failed flush, a broken invariant or an exception in apply: none of them may be survived.
             logger.critical("the engine failed", exc_info=True)
             self._halt(f"{type(error).__name__}: {error}")
-        self._applied_waiters.applied(engine.applied_index)
-        self._follower_reads.ask(engine.leader_id)
+        if self._applied_waiters.next_index <= engine.applied_index:
+            self._applied_waiters.applied(engine.applied_index)
+        if self._follower_reads.waiting:
+            self._follower_reads.ask(engine.leader_id)
         if more:
             self._schedule_tick()
         due = engine.deadline()

@@ -52,10 +52,15 @@ class Replication:
         self._active = False
         self._leaving: dict[str, tuple[int, float]] = {}
         self.counters = counters
+        self.deadline = 0.0
+        """When :meth:`replicate` has something to send even if nothing happens."""
+        self._append_bytes = config.append_bytes
+        self._in_flight_bytes_max = config.in_flight_bytes_max
 
     def begin(self, now: float) -> None:
         """A term as a leader begins (Raft figure 2, volatile state on leaders)."""
         self._active = True
+        self.deadline = now
         self._held_back.clear()
         self._progress = {peer_id: Progress(self._log.last_index + 1, now) for peer_id in sorted(self._members())}
 
@@ -189,55 +194,57 @@ class Replication:
 
     def has_quorum(self, voters: frozenset[str], now: float) -> bool:
         """A majority of ``voters``, this node being one, answered within one election time-out (Raft thesis §6.2)."""
-        oldest = now - self._config.election_ms_max / 1000
+        return self.quorum_until(voters) > now
+
+    def quorum_until(self, voters: frozenset[str]) -> float:
+        """How long :meth:`has_quorum` stays true even if nobody answers any more; answers only make it longer."""
         missing = len(voters) // 2
-        for peer_id, progress in self._progress.items():
-            if progress.ack_at > oldest and peer_id in voters:
-                missing -= 1
-        return missing <= 0
+        if not missing:
+            return float("inf")
+        answers = sorted((progress.ack_at for peer_id, progress in self._progress.items() if peer_id in voters))
+        if len(answers) < missing:
+            return float("-inf")
+        return answers[-missing] + self._config.election_ms_max / 1000
 
     def replicate(self, peer_ids: Collection[str], now: float) -> bool:
         """Send to every connected follower what it lacks, within its bounds, or a heartbeat when one is due.
 
         Returns:
-            Whether a follower could take more at once.
+            Whether a follower could take more at once. When it is to be called again if nothing happens is
+            :attr:`deadline` then.
         """
         commit = self._raft.commit_index()
         if commit != self._commit_seen:
             self._commit_seen, self._commit_seen_at = commit, now
-        notice = now - self._commit_seen_at >= self._notice_s
-        built: dict[int, Append] = {}
+        notice_at = self._commit_seen_at + self._notice_s
+        heartbeat_s = self._heartbeat_s
+        last_index = self._log.last_index
+        due = now + heartbeat_s
+        built: dict[int, tuple[Append, int]] = {}
         more = False
         for peer_id in peer_ids:
             progress = self._progress.get(peer_id)
             if progress is None:
                 continue
-            more |= self._send_entries(peer_id, progress, built, now)
-            if now - progress.sent_at >= self._heartbeat_s or (notice and progress.commit_sent < commit):
-                self._send_append(peer_id, progress, self._heartbeat(progress), now)
+            if progress.probing or progress.next_index <= last_index:
+                more |= self._send_entries(peer_id, progress, built, now)
+            if now - progress.sent_at >= heartbeat_s or (progress.commit_sent < commit and now >= notice_at):
+                self._send_append(peer_id, progress, self._heartbeat(progress), 0, now)
+            if progress.sent_at + heartbeat_s < due:
+                due = progress.sent_at + heartbeat_s
+            if progress.commit_sent < commit and notice_at < due:
+                due = notice_at
+        for held_back in self._held_back.values():
+            if now < held_back < due:
+                due = held_back
+        self.deadline = due
         return more
 
     def show_commit(self, peer_id: str, now: float) -> None:
         """Let one follower know the commit index now: a read waits for it there."""
         progress = self._progress.get(peer_id)
         if progress is not None and progress.commit_sent < self._raft.commit_index():
-            self._send_append(peer_id, progress, self._heartbeat(progress), now)
-
-    def deadline(self, peer_ids: Collection[str], now: float) -> float:
-        """When :meth:`replicate` has something to send even if nothing happens."""
-        due = now + self._heartbeat_s
-        commit = self._raft.commit_index()
-        for peer_id in peer_ids:
-            progress = self._progress.get(peer_id)
-            if progress is None:
-                continue
-            due = min(due, progress.sent_at + self._heartbeat_s)
-            held_back = self._held_back.get(peer_id)
-            if held_back is not None and held_back > now:
-                due = min(due, held_back)
-            if progress.commit_sent < commit:
-                due = min(due, self._commit_seen_at + self._notice_s)
-        return due
+            self._send_append(peer_id, progress, self._heartbeat(progress), 0, now)
 
     def status(self, peer_id: str, *, connected: bool) -> PeerStatus:
         """What is known of one member."""
@@ -251,9 +258,9 @@ class Replication:
             in_flight_bytes=progress.in_flight_bytes if progress else 0,
         )
 
-    def _send_entries(self, peer_id: str, progress: Progress, built: dict[int, Append], now: float) -> bool:
+    def _send_entries(self, peer_id: str, progress: Progress, built: dict[int, tuple[Append, int]], now: float) -> bool:
         """Send what fits; ``built`` shares a message, and so its encoding, between followers."""
-        config, log = self._config, self._log
+        log = self._log
         while True:
             next_index = progress.next_index
             if next_index <= log.base.index and not progress.snapshot:
@@ -263,20 +270,22 @@ class Replication:
             if progress.probing:
                 if progress.probe_sent:
                     return False
-            elif next_index > log.last_index or progress.in_flight_bytes >= config.in_flight_bytes_max:
+            elif next_index > log.last_index or progress.in_flight_bytes >= self._in_flight_bytes_max:
                 return False
             old = next_index <= log.last_index and not log.in_memory(next_index)
             if old and self._hold_back(peer_id, now):
                 return False
-            append = built.get(next_index)
-            if append is None:
-                entries = []
+            shared = built.get(next_index)
+            if shared is None:
+                entries: list[Entry] = []
                 if next_index <= log.last_index:
-                    entries = log.entries(next_index, log.last_index, bytes_max=config.append_bytes)
-                append = built[next_index] = self._append_after(next_index - 1, entries)
-            self._send_append(peer_id, progress, append, now)
+                    entries = log.entries(next_index, log.last_index, bytes_max=self._append_bytes)
+                shared = self._append_after(next_index - 1, entries), sum([len(entry[0]) for entry in entries])
+                built[next_index] = shared
+            append, size_bytes = shared
+            self._send_append(peer_id, progress, append, size_bytes, now)
             if old:
-                self._catch_up[peer_id].take(sum(len(entry[0]) + RECORD_HEADER_BYTES for entry in append.entries))
+                self._catch_up[peer_id].take(size_bytes + len(append.entries) * RECORD_HEADER_BYTES)
                 # A follower far behind gets one block a tick, so that the others do not wait for it.
                 return not progress.probing
 
@@ -306,8 +315,7 @@ class Replication:
             raise SafetyViolation(f"entry {prev_index} is not in the log")
         return Append(self._raft.term(), prev_index, prev_term, self._raft.commit_index(), entries)
 
-    def _send_append(self, peer_id: str, progress: Progress, append: Append, now: float) -> None:
-        size = sum(len(entry[0]) for entry in append.entries)
+    def _send_append(self, peer_id: str, progress: Progress, append: Append, size_bytes: int, now: float) -> None:
         self.counters.appends_sent += 1
-        progress.sent(append.prev_index + len(append.entries), size, append.commit, now)
+        progress.sent(append.prev_index + len(append.entries), size_bytes, append.commit, now)
         self._send(peer_id, append)

@@ -74,7 +74,8 @@ class Saving:
             log.compact(unneeded, kept_bytes=self._kept_bytes, configuration_at=self._configuration_at)
         if index <= saved_index or state.saving:
             return
-        if state.save_wanted or log.bytes_after(saved_index) - log.bytes_after(index) > self._log_bytes_max:
+        due = log.bytes_after(saved_index) > self._log_bytes_max
+        if state.save_wanted or (due and log.bytes_after(saved_index) - log.bytes_after(index) > self._log_bytes_max):
             term = log.term_at(index)
             if term is not None:
                 state.begin_save(SavedPoint(index, term, self._configuration_at(index)))

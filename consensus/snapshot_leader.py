@@ -59,6 +59,11 @@ class SnapshotSender:
         self._bucket = TokenBucket(config.snapshot_bytes_per_s, 2 * self._chunk_bytes)
         self._answer_s = 10 * config.heartbeat_ms / 1000
 
+    @property
+    def idle(self) -> bool:
+        """There is no copy, and none is being made: nothing to do until somebody wants one."""
+        return self._source is None and not self._opening.busy and not self._outgoing
+
     def begin_term(self) -> None:
         """Everything is offered anew: answers of an earlier term say nothing about this one."""
         for outgoing in self._outgoing.values():

@@ -86,6 +86,8 @@ class Snapshots:
     def lead(self, connected: Collection[str], now: float) -> None:
         """Send what is due, and see to it that the log waits for those who will go on behind a snapshot."""
         wanting = self._replication.wanting_snapshot()
+        if not wanting and not self._following and self._sender.idle:
+            return
         self._sender.advance(wanting, connected, self._raft.term(), self._log.base.index, now)
         self._hold_log(now)
 

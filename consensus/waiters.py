@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import math
 
 from consensus.errors import ConsensusError
 
@@ -14,6 +15,8 @@ class AppliedWaiters:
     """Futures by index, answered in index order."""
 
     def __init__(self) -> None:
+        self.next_index: float = math.inf
+        """The first index that somebody waits for."""
         self._heap: list[tuple[int, int, asyncio.Future[None]]] = []
         self._count = 0
 
@@ -25,6 +28,7 @@ class AppliedWaiters:
             heapq.heapify(self._heap)
         self._count += 1
         heapq.heappush(self._heap, (index, self._count, waiter))
+        self.next_index = self._heap[0][0]
 
     def applied(self, index: int) -> None:
         """Everything up to ``index`` is applied."""
@@ -33,6 +37,7 @@ class AppliedWaiters:
             waiter = heapq.heappop(heap)[2]
             if not waiter.done():
                 waiter.set_result(None)
+        self.next_index = heap[0][0] if heap else math.inf
 
     def stop(self, error: ConsensusError) -> None:
         """Fail everybody."""
@@ -41,3 +46,4 @@ class AppliedWaiters:
                 waiter.set_exception(error)
                 waiter.exception()
         self._heap.clear()
+        self.next_index = math.inf

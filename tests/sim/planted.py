@@ -163,6 +163,8 @@ _plant(
     "a follower acknowledges its whole log where only a part is known to match",
     (consensus.engine, "admit_append", _acks_whole_log),
     kinds=_LINKS,
+    fixed={"nodes": 5},
+    seeds=200,
 )
 
 
