@@ -1,0 +1,429 @@
+"""The session protocol as a transition system, small enough to be searched to its end.
+
+Two processes share one session; a leader appends what reaches it, in any order and as often as it likes; entries
+commit one by one, and a change of leader loses any uncommitted suffix of the log. What an entry does is not
+described here: the real :class:`gateway.machine.Machine` applies it, with the real :mod:`rifl` inside. Only the world
+around it is a model, and the checks know nothing of how the machine decides.
+
+| step | what happens |
+|---|---|
+| deliver | a request that was ever sent is appended to the leader's log: delayed, reordered, duplicated |
+| commit | the oldest uncommitted entry is applied, and whoever asked may be answered |
+| lose | a new leader keeps a part of what was not committed |
+| tick | the leader's clock goes on |
+| reap | the leader finds a lease that has ended, by what is applied so far, and appends a reaping |
+| hear | a process gets the answer to an operation, or to its opening or take-over |
+| give up | a process stops waiting for an operation, and acknowledges it without knowing its fate |
+
+Processes send all that they may send at once: what is not delivered was lost, so nothing is gained by sending later.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
+
+from gateway import commands as c
+from gateway.machine import Machine
+from rifl.errors import Code, OncegateError
+
+LEASE_MS: Final = 1_000
+TICK_MS: Final = 600
+CLIENT: Final = 1
+FIRST, SECOND = 0, 1
+"""The process that opened the session, and the one that takes it over."""
+
+Message = tuple[Any, ...]
+"""``("open",)``, ``("take",)``, ``("renew", epoch)``, ``("reap",)``, ``("op", epoch, sequence, first incomplete)``, and
+``("resolve", sequence)`` where the machine has it."""
+_RESOLVE: Final[Any] = getattr(c, "Resolve", None)
+
+
+class Bounds(NamedTuple):
+    """How much may happen; the search is exhaustive inside."""
+
+    operations: int = 2
+    window: int = 2
+    entries: int = 4
+    ticks: int = 2
+    losses: int = 1
+    given_up: int = 1
+
+
+class Effect(NamedTuple):
+    """What applying an entry did, as whoever asked is told."""
+
+    code: Code | None = None
+    result: tuple[int, bytes] | None = None
+    replayed: bool = False
+    epoch: int = 0
+    first_incomplete: int = 1
+    fate: str = ""
+
+
+class Process(NamedTuple):
+    """A process: the epoch it holds (0 for none), and what it no longer waits for, as a set of bits."""
+
+    epoch: int = 0
+    done: int = 0
+
+    @property
+    def first_incomplete(self) -> int:
+        """Smallest sequence number it still waits for."""
+        number = 1
+        while self.done >> number & 1:
+            number += 1
+        return number
+
+
+class Ghost(NamedTuple):
+    """What the checks remember of the past; nothing of it is known to the machine."""
+
+    results: tuple[tuple[int, tuple[int, bytes]], ...] = ()
+    """The first result of each operation, by sequence number."""
+    told: tuple[tuple[int, tuple[int, bytes]], ...] = ()
+    """What callers were told."""
+    acked: int = 1
+    epoch: int = 0
+    ends_ms: int = -1
+    gone: bool = False
+    sealed: tuple[int, ...] = ()
+
+
+class World(NamedTuple):
+    """A state; the applied machine stands in it by its number, the bounds by what is left of them."""
+
+    machine: int
+    tail: tuple[tuple[int, Message], ...]
+    processes: tuple[Process, Process]
+    sent: frozenset[Message]
+    clock: int
+    left: Bounds
+    ghost: Ghost
+
+
+class Violated(Exception):
+    """A promise does not hold."""
+
+
+class Machines:
+    """The machine as a function: states have numbers, and each step is worked out once by the real code."""
+
+    def __init__(self, make: Callable[[], Machine], window: int) -> None:
+        self._make = make
+        self._window = window
+        self._logs: list[tuple[bytes, ...]] = []
+        self._numbers: dict[Any, int] = {}
+        self._steps: dict[tuple[int, int, Message], tuple[int, Effect]] = {}
+        self.about: list[tuple[int, int, int, int]] = []
+        """Of each state: cluster time, the session's end or -1, its epoch or 0, and what the counter says."""
+        start = c.encode_entry(0, [c.DeclareTable("t", "resident", 1 << 20)])
+        machine = make()
+        machine.apply(1, 1, start)
+        self.start = self._number(machine, (start,))
+
+    def step(self, number: int, stamp_ms: int, message: Message) -> tuple[int, Effect]:
+        """Apply a message to a state; returns the state after and what it did."""
+        known = self._steps.get((number, stamp_ms, message))
+        if known is not None:
+            return known
+        log = self._logs[number]
+        machine = self._make()
+        for data in log:
+            machine.apply(0, 1, data)
+        data = c.encode_entry(stamp_ms, [self._command(message)])
+        (result,) = machine.apply(0, 1, data)
+        found = self._numbers.get(self._key(machine))
+        after = self._number(machine, (*log, data)) if found is None else found
+        self._steps[number, stamp_ms, message] = after, _effect(result)
+        return after, _effect(result)
+
+    def _command(self, message: Message) -> c.Command:
+        match message:
+            case ("open",):
+                return c.OpenSession("first", LEASE_MS, self._window)
+            case ("take",):
+                return c.TakeOver(CLIENT, "second")
+            case ("renew", epoch):
+                return c.RenewSession(CLIENT, epoch)
+            case ("reap",):
+                return c.Reap([CLIENT])
+            case ("op", epoch, sequence, first_incomplete):
+                op = c.Op(sequence, int(c.Kind.INCREMENT), "t", "n", sequence, by=share(sequence))
+                return c.Operate(CLIENT, epoch, first_incomplete, [op])
+            case ("resolve", sequence):
+                command: c.Command = _RESOLVE(CLIENT, sequence)
+                return command
+        raise ValueError(message)
+
+    def _number(self, machine: Machine, log: tuple[bytes, ...]) -> int:
+        number = self._numbers[self._key(machine)] = len(self._logs)
+        self._logs.append(log)
+        session = machine.sessions.get(CLIENT)
+        row = machine.tables["t"].rows.get("n")
+        ends, epoch = (-1, 0) if session is None else (session.ends_ms, session.epoch)
+        self.about.append((machine.time_ms, ends, epoch, 0 if row is None else int(row.value)))
+        return number
+
+    @staticmethod
+    def _key(machine: Machine) -> Any:
+        row = machine.tables["t"].rows.get("n")
+        return (
+            machine.time_ms,
+            machine.commit,
+            machine.sessions.next_id,
+            tuple(sorted((s.client_id, s.epoch, s.nonce, s.ends_ms, s.former) for s in machine.sessions)),
+            tuple(repr((client, tracker.dump())) for client, tracker in sorted(machine.trackers.items())),
+            None if row is None else (row.version, row.value),
+        )
+
+
+def share(sequence: int) -> int:
+    """What an operation adds: the sum tells which were executed and how often."""
+    return 10 ** (sequence - 1)
+
+
+def _effect(result: Any) -> Effect:
+    if isinstance(result, OncegateError):
+        return Effect(result.code)
+    if hasattr(result, "verdicts"):
+        ((_, code, record, replayed),) = result.verdicts
+        return Effect(code, None if record is None else (record.commit, repr(record.result).encode()), replayed)
+    if hasattr(result, "resolution"):
+        record = result.resolution.record
+        told = None if record is None else (record.commit, repr(record.result).encode())
+        return Effect(None, told, fate=str(result.resolution.fate))
+    if hasattr(result, "epoch"):
+        return Effect(epoch=result.epoch, first_incomplete=result.first_incomplete)
+    return Effect()
+
+
+class Model:
+    """The transition system.
+
+    Args:
+        bounds: how much may happen.
+        make: makes the machine, so that tests can plant errors in it.
+        answers_early: planted: the leader answers when it appends, not when the entry is committed.
+    """
+
+    def __init__(self, bounds: Bounds, make: Callable[[], Machine] = Machine, *, answers_early: bool = False) -> None:
+        self.bounds = bounds
+        self.machines = Machines(make, bounds.window)
+        self._answers_early = answers_early
+
+    def start(self) -> World:
+        """Return the first state."""
+        nobody = Process()
+        return World(self.machines.start, (), (nobody, nobody), frozenset({("open",)}), 0, self.bounds, Ghost())
+
+    def steps(self, world: World) -> Iterator[tuple[str, World]]:
+        """Yield what may happen next, each with the state after.
+
+        Raises:
+            Violated: a step breaks a promise; the text begins with the step.
+        """
+        left = world.left
+        if left.entries:
+            for message in sorted(world.sent, key=repr):
+                yield f"deliver {_said(message)}", self._append(world, message)
+            ends = self.machines.about[world.machine][1]
+            if 0 <= ends < world.clock and not any(message == ("reap",) for _, message in world.tail):
+                yield "reap", self._append(world, ("reap",))
+        if world.tail:
+            yield self._commit(world)
+        if left.losses:
+            for kept in range(len(world.tail)):
+                yield f"lose all but {kept} uncommitted", self._lose(world, kept)
+        if left.ticks:
+            yield "tick", world._replace(clock=world.clock + TICK_MS, left=left._replace(ticks=left.ticks - 1))
+        yield from self._hear(world)
+
+    def _append(self, world: World, message: Message) -> World:
+        left = world.left._replace(entries=world.left.entries - 1)
+        tail = (*world.tail, (world.clock, message))
+        ghost = world.ghost
+        if self._answers_early:
+            number, effect = world.machine, Effect()
+            for stamp, each in tail:
+                number, effect = self.machines.step(number, stamp, each)
+            ghost = _told(ghost, message, effect)
+        return world._replace(tail=tail, left=left, ghost=ghost)
+
+    def _commit(self, world: World) -> tuple[str, World]:
+        (stamp, message), *rest = world.tail
+        before = self.machines.about[world.machine]
+        number, effect = self.machines.step(world.machine, stamp, message)
+        about = self.machines.about[number]
+        said = f"commit {_said(message)} at {about[0]}: {effect.code or effect.result or effect.fate or 'done'}"
+        said += ", replayed" if effect.replayed else ""
+        try:
+            ghost = _check(world.ghost, message, effect, before, about)
+            after = world._replace(machine=number, tail=tuple(rest), ghost=_told(ghost, message, effect))
+        except Violated as broken:
+            raise Violated(f"{said}\n  broken: {broken}") from None
+        return said, after
+
+    def _lose(self, world: World, kept: int) -> World:
+        """Change the leader: its clock goes on from the newest entry it has."""
+        tail = world.tail[:kept]
+        clock = tail[-1][0] if tail else self.machines.about[world.machine][0]
+        return world._replace(tail=tail, clock=clock, left=world.left._replace(losses=world.left.losses - 1))
+
+    def _hear(self, world: World) -> Iterator[tuple[str, World]]:
+        ghost = world.ghost
+        if ghost.epoch >= 1 and not world.processes[FIRST].epoch:
+            yield "first hears that the session is open", self._now(world, FIRST, Process(1))
+        if ghost.epoch >= 2 and not world.processes[SECOND].epoch:
+            # It goes on where the machine says the session stands: below is acknowledged.
+            done = sum(1 << number for number in range(1, ghost.acked))
+            yield "second hears that it has taken over", self._now(world, SECOND, Process(2, done))
+        told = dict(ghost.told)
+        for who, process in enumerate(world.processes):
+            for sequence in range(1, self.bounds.operations + 1):
+                if not process.epoch or process.done >> sequence & 1:
+                    continue
+                after = self._now(world, who, process._replace(done=process.done | 1 << sequence))
+                if sequence in told:
+                    yield f"{('first', 'second')[who]} hears of {sequence}", after
+                elif world.left.given_up:
+                    left = world.left._replace(given_up=world.left.given_up - 1)
+                    yield f"{('first', 'second')[who]} gives {sequence} up", after._replace(left=left)
+
+    def _now(self, world: World, who: int, process: Process) -> World:
+        processes = (process, world.processes[1]) if who == FIRST else (world.processes[0], process)
+        sent: set[Message] = {("take",), ("renew", process.epoch)}
+        for sequence in range(process.first_incomplete, self.bounds.operations + 1):
+            if not process.done >> sequence & 1:
+                sent.add(("op", process.epoch, sequence, process.first_incomplete))
+                if _RESOLVE is not None:
+                    sent.add(("resolve", sequence))
+        return world._replace(processes=processes, sent=world.sent | sent)
+
+
+def _check(
+    ghost: Ghost, message: Message, effect: Effect, before: tuple[int, int, int, int], after: tuple[int, int, int, int]
+) -> Ghost:
+    """Hold a committed entry against the promises; returns what is to be remembered."""
+    now, (_, ends, _, total) = after[0], after
+    alive = not ghost.gone and ghost.ends_ms >= now
+    if total != before[3] and (message[0] != "op" or effect.code or effect.replayed):
+        raise Violated("something changed without being executed")
+    match message:
+        case ("open",) | ("take",) if (
+            effect.code is None and effect.epoch and (message[0] == "take" or not ghost.epoch)
+        ):
+            if message[0] == "take" and not alive:
+                raise Violated("a session was taken over whose lease had ended")
+            ghost = ghost._replace(epoch=max(ghost.epoch, effect.epoch), ends_ms=max(ghost.ends_ms, now + LEASE_MS))
+        case ("open",) if alive and effect.code is None:
+            ghost = ghost._replace(ends_ms=max(ghost.ends_ms, now + LEASE_MS))
+        case ("renew", epoch) if effect.code is None:
+            if not alive or epoch != ghost.epoch:
+                raise Violated("a lease was renewed that had ended or belongs to another epoch")
+            ghost = ghost._replace(ends_ms=max(ghost.ends_ms, now + LEASE_MS))
+        case ("reap",):
+            if before[1] >= 0 and ends < 0:
+                if alive:
+                    raise Violated("a session was reaped while its lease lives")
+                ghost = ghost._replace(gone=True)
+        case ("op", epoch, sequence, first_incomplete):
+            ghost = _check_operation(ghost, epoch, sequence, first_incomplete, effect, now, alive=alive)
+            if total != sum(share(number) for number, _ in ghost.results):
+                raise Violated(f"the counter says {total}: not what was executed")
+        case ("resolve", sequence) if effect.fate == "sealed":
+            if sequence in dict(ghost.results):
+                raise Violated(f"{sequence} was sealed as never executed, but it was executed")
+            ghost = ghost._replace(sealed=tuple(sorted({*ghost.sealed, sequence})))
+    return ghost
+
+
+def _check_operation(
+    ghost: Ghost, epoch: int, sequence: int, first_incomplete: int, effect: Effect, now: int, *, alive: bool
+) -> Ghost:
+    results = dict(ghost.results)
+    if effect.code is not None:
+        remembered = sequence in results and sequence >= max(ghost.acked, first_incomplete)
+        if remembered and not ghost.gone and epoch == ghost.epoch:
+            raise Violated(f"{sequence} was applied and is not acknowledged, but is refused: its result is lost")
+        return ghost
+    if epoch != ghost.epoch:
+        raise Violated(f"epoch {epoch} was served although {ghost.epoch} is the session's")
+    if effect.replayed:
+        if results.get(sequence) != effect.result:
+            raise Violated(f"the result of {sequence} has changed from {results.get(sequence)}")
+    else:
+        if sequence in results:
+            raise Violated(f"{sequence} was executed twice")
+        if not alive:
+            raise Violated(f"{sequence} was executed after the lease had ended")
+        if sequence < ghost.acked:
+            raise Violated(f"{sequence} was executed after it had been acknowledged")
+        if sequence in ghost.sealed:
+            raise Violated(f"{sequence} was executed after it had been sealed")
+        assert effect.result is not None
+        results[sequence] = effect.result
+    ends = max(ghost.ends_ms, now + LEASE_MS) if alive else ghost.ends_ms
+    return ghost._replace(
+        results=tuple(sorted(results.items())), acked=max(ghost.acked, first_incomplete), ends_ms=ends
+    )
+
+
+def _told(ghost: Ghost, message: Message, effect: Effect) -> Ghost:
+    """Note what a caller was told of an operation; another result later is a broken promise."""
+    if message[0] != "op" or effect.code is not None or effect.result is None:
+        return ghost
+    told = dict(ghost.told)
+    if told.setdefault(message[2], effect.result) != effect.result:
+        raise Violated(f"of {message[2]} {told[message[2]]} was told before")
+    return ghost._replace(told=tuple(sorted(told.items())))
+
+
+def _said(message: Message) -> str:
+    return " ".join(str(part) for part in message)
+
+
+class Found(NamedTuple):
+    """What a search saw: how many states, how deep, and the shortest way to a broken promise, if there is one."""
+
+    states: int
+    depth: int
+    transitions: int
+    trace: list[str] | None
+
+
+def search(model: Model, states_max: int = 10_000_000) -> Found:
+    """Visit every state breadth first; the first broken promise is one of the shortest.
+
+    Raises:
+        MemoryError: more than ``states_max`` states: the bounds are too wide for this.
+    """
+    start = model.start()
+    parents: dict[World, tuple[World, str] | None] = {start: None}
+    level = deque([start])
+    depth = transitions = 0
+    while level:
+        following: deque[World] = deque()
+        for world in level:
+            try:
+                for said, after in model.steps(world):
+                    transitions += 1
+                    if after not in parents:
+                        parents[after] = world, said
+                        following.append(after)
+            except Violated as broken:
+                return Found(len(parents), depth + 1, transitions, [*_way(parents, world), str(broken)])
+        if len(parents) > states_max:
+            raise MemoryError(f"more than {states_max} states")
+        level, depth = following, depth + bool(following)
+    return Found(len(parents), depth, transitions, None)
+
+
+def _way(parents: dict[World, tuple[World, str] | None], world: World) -> list[str]:
+    way: list[str] = []
+    at: tuple[World, str] | None = parents[world]
+    while at is not None:
+        way.append(at[1])
+        at = parents[at[0]]
+    return way[::-1]
