@@ -1,9 +1,11 @@
 """The async SDK: ``Client``, ``Session``, typed results and errors.
 
-Start at :class:`Client`. Errors: :class:`OncegateError` and below. Logs go to ``oncegate.client``.
+Start at :class:`Client`. Errors: :class:`OncegateError` and below. Logs go to ``oncegate.client``;
+``ONCEGATE_LOG=debug`` (or ``info``, ``warning``) shows them on standard error without any further set-up.
 """
 
 import logging
+import os
 
 from gateway.client.client import Client
 from gateway.client.failures import (
@@ -34,7 +36,13 @@ from gateway.client.settings import Tuning
 from rifl.errors import Code, OncegateError, Outcome
 from rifl.ids import RequestId
 
-logging.getLogger("oncegate.client").addHandler(logging.NullHandler())
+_LOG = logging.getLogger("oncegate.client")
+_LOG.addHandler(logging.NullHandler())
+if os.environ.get("ONCEGATE_LOG", "").upper() in ("DEBUG", "INFO", "WARNING", "ERROR"):
+    _SHOWN = logging.StreamHandler()
+    _SHOWN.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    _LOG.addHandler(_SHOWN)
+    _LOG.setLevel(os.environ["ONCEGATE_LOG"].upper())
 
 __all__ = [
     "Client",

@@ -21,12 +21,13 @@ from gateway.client.courier import Call, Courier, at_deadline
 from gateway.client.failures import OperationFailed
 from gateway.client.json_call import JsonCall
 from gateway.client.paths import CLUSTER, flow_path, request_path, resolve_path, row_path, table_path
+from gateway.client.profiles import Profile, TokenFile, settle, trusted
 from gateway.client.recovery import OnUnknown
 from gateway.client.results import ClusterInfo, FlowInfo, Page, RequestState, Resolution, Row, TableInfo
 from gateway.client.retry import AttemptFailed
 from gateway.client.routing import Router
 from gateway.client.session import Session
-from gateway.client.settings import TIMEOUT_S_DEFAULT, Consistency, Full, SessionOptions, TableKind, Tuning
+from gateway.client.settings import Consistency, Full, SessionOptions, TableKind, Tuning
 from gateway.client.tables import TableKinds
 from gateway.client.verdicts import write_result
 from gateway.wire import OperationResult
@@ -53,12 +54,16 @@ class Client:
     """A cluster as seen by an application; use as ``async with Client(["http://127.0.0.1:7400"]) as client``.
 
     Args:
-        endpoints: addresses of some nodes; the others are learned.
-        timeout_s: total time of a call, retries included, unless the call says otherwise.
+        endpoints: addresses of some nodes; the others are learned. Without them, and with ``profile``, what is not
+            given comes from the environment and the profiles file: see :mod:`gateway.client.profiles`.
+        profile: which profile.
+        timeout_s: total time of a call, retries included, unless the call says otherwise; 30 s by default.
         token: sent as ``Authorization: Bearer``.
+        token_file: holds the token instead; read again when it has changed.
+        ca_file: certificates (PEM) that https endpoints are checked against; the system's by default.
         prefer_leader: send writes and linearizable reads to the leader when it is known; False takes all endpoints
             in turn and lets them forward.
-        tls: context for https endpoints; the system's by default.
+        tls: context for https endpoints, in place of ``ca_file``.
         tuning: how operations travel.
 
     Leaving closes open sessions as leaving them would, then the connections.
@@ -66,24 +71,36 @@ class Client:
 
     def __init__(
         self,
-        endpoints: str | Sequence[str],
+        endpoints: str | Sequence[str] | None = None,
         *,
-        timeout_s: float = TIMEOUT_S_DEFAULT,
+        profile: str | None = None,
+        timeout_s: float | None = None,
         token: str | None = None,
+        token_file: str | PathLike[str] | None = None,
+        ca_file: str | PathLike[str] | None = None,
         prefer_leader: bool = True,
         tls: ssl.SSLContext | None = None,
         tuning: Tuning | None = None,
     ) -> None:
-        self.timeout_s = timeout_s
+        given = Profile(
+            [endpoints] if isinstance(endpoints, str) else None if endpoints is None else list(endpoints),
+            token,
+            None if token_file is None else fspath(token_file),
+            None if ca_file is None else fspath(ca_file),
+            timeout_s,
+        )
+        settled = settle(given, profile)
+        self.timeout_s = settled.timeout_s
         self.tuning = tuning or Tuning()
-        self.headers: Mapping[str, str] = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self.headers: Mapping[str, str] = {} if settled.token is None else {"Authorization": f"Bearer {settled.token}"}
+        self._token_file = None if settled.token_file is None else TokenFile(settled.token_file)
         self.courier: Courier
         self.kinds: TableKinds
         self.highest_commit = 0
         """Highest commit number that a read of this client has reflected."""
-        listed = [endpoints] if isinstance(endpoints, str) else endpoints
-        self._router = Router(listed, prefer_leader=prefer_leader)
+        self._router = Router(settled.endpoints, prefer_leader=prefer_leader)
         self._tls = tls
+        self._ca_file = settled.ca_file
         self._http: aiohttp.ClientSession | None = None
         self._loop: asyncio.AbstractEventLoop
         self._sessions: list[Session] = []
@@ -94,7 +111,10 @@ class Client:
         if self._http is not None:
             raise OperationFailed(Code.CONFLICT, "a client is entered once", outcome=Outcome.NOT_APPLIED)
         self._loop = asyncio.get_running_loop()
-        connector = aiohttp.TCPConnector(limit=0, ssl=self._tls or True)
+        authorization = None if self._token_file is None else self._token_file.header
+        if authorization is not None:
+            authorization()  # a file without a token is told now
+        connector = aiohttp.TCPConnector(limit=0, ssl=self._tls or trusted(self._ca_file) or True)
         self._http = aiohttp.ClientSession(
             connector=connector,
             timeout=_NO_TIMERS,
@@ -102,7 +122,7 @@ class Client:
             auto_decompress=False,
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
         )
-        self.courier = Courier(self._http, self._router, self.tuning, self._loop.time)
+        self.courier = Courier(self._http, self._router, self.tuning, self._loop.time, authorization)
         self.kinds = TableKinds(self._kind, self._loop.time)
         return self
 

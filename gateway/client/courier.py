@@ -125,6 +125,7 @@ class Courier:
         router: whom to ask.
         tuning: bounds and timings.
         clock: monotonic seconds, the loop's.
+        authorization: the header of that name, asked for before each attempt; None if calls carry their own.
     """
 
     def __init__(
@@ -133,7 +134,9 @@ class Courier:
         router: Router,
         tuning: Tuning,
         clock: Callable[[], float],
+        authorization: Callable[[], str] | None = None,
     ) -> None:
+        self._authorization = authorization
         self._http = http
         self.router = router
         self.tuning = tuning
@@ -179,6 +182,9 @@ class Courier:
             raise AttemptFailed(Code.TIMEOUT, "no time left for an attempt", ambiguous=False)
         router = self.router
         endpoint = router.pick(now, anywhere=call.anywhere)
+        headers = call.headers
+        if self._authorization is not None:
+            headers = {**headers, "Authorization": self._authorization()}
         call.sent_at = now
         call.under_way = True
         try:
@@ -187,7 +193,7 @@ class Courier:
                     call.method,
                     self._url(endpoint, call.path),
                     data=call.body,
-                    headers=call.headers,
+                    headers=headers,
                     allow_redirects=False,
                 ) as response:
                     payload = await response.read()
@@ -195,6 +201,10 @@ class Courier:
             call.ambiguous = True
             router.unreachable(endpoint, self.clock(), silent=True)
             raise self._failed(endpoint, Code.TIMEOUT, "no answer in time", ambiguous=True) from silent
+        except aiohttp.ClientConnectorCertificateError as untrusted:
+            # No other attempt would end otherwise, and a stranger must not be asked again and again.
+            detail = f"{endpoint}: its certificate is not trusted: {untrusted.certificate_error}"
+            raise OperationFailed(Code.UNAUTHENTICATED, detail) from untrusted
         except aiohttp.ClientConnectorError as refused:
             router.unreachable(endpoint, self.clock())
             raise self._failed(endpoint, Code.NOT_READY, "no connection", ambiguous=False) from refused

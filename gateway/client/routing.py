@@ -37,7 +37,7 @@ class Router:
         prefer_leader: ask the leader when it is known; False takes all endpoints in turn.
     """
 
-    __slots__ = ("_failures", "_rest_until", "_turn", "endpoints", "leader", "prefer_leader")
+    __slots__ = ("_failures", "_rest_until", "_secure", "_turn", "endpoints", "leader", "prefer_leader")
 
     def __init__(self, endpoints: Sequence[str], *, prefer_leader: bool = True) -> None:
         known = dict.fromkeys(origin(endpoint) for endpoint in endpoints)
@@ -49,6 +49,7 @@ class Router:
         self._turn = 0
         self._rest_until: dict[str, float] = {}
         self._failures: dict[str, int] = {}
+        self._secure = all(endpoint.startswith("https:") for endpoint in known)
 
     def pick(self, now: float, *, anywhere: bool = False) -> str:
         """Return the endpoint to ask now; ``anywhere`` spreads what any node can answer."""
@@ -102,6 +103,8 @@ class Router:
             leader = origin(leader)
         except OncegateError:
             return
+        if self._secure and not leader.startswith("https:"):
+            return  # a token, and what is written, must not leave in the clear because a node says so
         if self._rest_until.get(leader, 0.0) > now:
             # A follower names the dead leader until the election; asking it again would only cost time.
             return

@@ -1,0 +1,217 @@
+"""Where a client connects and as whom: arguments, a named profile, the environment.
+
+Owns: the profiles file and the order of precedence. Must not know HTTP. Used by :class:`gateway.client.Client`.
+
+The file is TOML, ``~/.config/oncegate/profiles.toml`` or the path in ``ONCEGATE_PROFILES``::
+
+    default = "dev"
+
+    [dev]
+    endpoints = ["http://127.0.0.1:7400"]
+
+    [production]
+    endpoints = ["https://a.example:7400", "https://b.example:7400"]
+    ca_file = "ca.pem"
+    token_file = "token"
+    timeout_s = 10.0
+
+| what | from, first found |
+|---|---|
+| which profile | argument ``profile``, ``ONCEGATE_PROFILE``, ``default`` in the file, none |
+| each setting | argument, ``ONCEGATE_ENDPOINTS`` (``_TOKEN``, ``_TOKEN_FILE``, ``_CA_FILE``, ``_TIMEOUT_S``), profile |
+
+With the argument ``endpoints`` and no argument ``profile``, arguments alone count: a token meant for one cluster must
+not travel to another. Paths in the file are relative to it. ``token`` and ``token_file`` count as one setting.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from gateway.client.failures import OperationFailed
+from gateway.client.settings import TIMEOUT_S_DEFAULT
+from rifl.errors import Code, Outcome
+
+ENDPOINT_DEFAULT: Final = "http://127.0.0.1:7400"
+FILE_BYTES_MAX: Final = 2**20
+TOKEN_BYTES_MAX: Final = 8192
+
+
+class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One table of the file, or what is left when all sources have been looked at.
+
+    Attributes:
+        endpoints: addresses of some nodes.
+        token: bearer token.
+        token_file: file that holds it; read again for each request after it has changed.
+        ca_file: certificates (PEM) that an https endpoint's certificate must lead to.
+        timeout_s: total time of a call.
+    """
+
+    endpoints: list[str] | None = None
+    token: str | None = None
+    token_file: str | None = None
+    ca_file: str | None = None
+    timeout_s: float | None = None
+
+
+class Settled(msgspec.Struct, frozen=True):
+    """What holds for a client; attributes as :class:`Profile`."""
+
+    endpoints: list[str]
+    token: str | None
+    token_file: str | None
+    ca_file: str | None
+    timeout_s: float
+
+
+def settle(
+    given: Profile, name: str | None = None, environment: Mapping[str, str] | None = None, file: Path | None = None
+) -> Settled:
+    """Put the sources together.
+
+    Args:
+        given: what the caller passed.
+        name: which profile; by default as the module says.
+        environment: of the process, by default.
+        file: the profiles; by default as the module says.
+
+    Raises:
+        OperationFailed: BAD_REQUEST for a profile that is not there, or a file or value that is none.
+    """
+    environment = os.environ if environment is None else environment
+    if given.endpoints is not None and name is None:
+        return Settled(
+            given.endpoints, given.token, given.token_file, given.ca_file, given.timeout_s or TIMEOUT_S_DEFAULT
+        )
+    if file is None:
+        named = environment.get("ONCEGATE_PROFILES")
+        file = Path(named).expanduser() if named else Path("~/.config/oncegate/profiles.toml").expanduser()
+    sources = (given, _from_environment(environment), _from_file(file, name or environment.get("ONCEGATE_PROFILE")))
+    token: str | None = None
+    token_file: str | None = None
+    for source in sources:
+        if source.token is not None or source.token_file is not None:
+            token, token_file = source.token, source.token_file
+            break
+    return Settled(
+        _first([source.endpoints for source in sources]) or [ENDPOINT_DEFAULT],
+        token,
+        token_file,
+        _first([source.ca_file for source in sources]),
+        _first([source.timeout_s for source in sources]) or TIMEOUT_S_DEFAULT,
+    )
+
+
+def _first(values: Sequence[Any]) -> Any:
+    return next((value for value in values if value is not None), None)
+
+
+def _from_environment(environment: Mapping[str, str]) -> Profile:
+    def text(name: str) -> str | None:
+        return environment.get(f"ONCEGATE_{name}") or None
+
+    listed, timeout = text("ENDPOINTS") or text("ENDPOINT"), text("TIMEOUT_S")
+    try:
+        timeout_s = None if timeout is None else float(timeout)
+    except ValueError:
+        raise _bad("ONCEGATE_TIMEOUT_S is not a number") from None
+    return Profile(
+        None if listed is None else [one.strip() for one in listed.split(",") if one.strip()],
+        text("TOKEN"),
+        text("TOKEN_FILE"),
+        text("CA_FILE"),
+        timeout_s,
+    )
+
+
+def _from_file(file: Path, name: str | None) -> Profile:
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(FILE_BYTES_MAX + 1)
+        found = tomllib.loads(content.decode())
+    except FileNotFoundError:
+        if name is None:
+            return Profile()
+        raise _bad(f"profile {name!r}: there is no {file}") from None
+    except OSError as fault:
+        raise _bad(f"{file}: {fault.strerror}") from fault
+    except ValueError as fault:
+        raise _bad(f"{file}: {fault}") from fault
+    if len(content) > FILE_BYTES_MAX:
+        raise _bad(f"{file} is over {FILE_BYTES_MAX} bytes")
+    name = name or found.get("default")
+    if name is None:
+        return Profile()
+    if not isinstance(found.get(name), dict):
+        known = ", ".join(sorted(key for key, value in found.items() if isinstance(value, dict)))
+        raise _bad(f"there is no profile {name!r} in {file}; there is: {known or 'none'}")
+    try:
+        profile = msgspec.convert(found[name], Profile)
+    except msgspec.ValidationError as fault:
+        raise _bad(f"profile {name!r} in {file}: {fault}") from fault
+    return msgspec.structs.replace(
+        profile, ca_file=_beside(file, profile.ca_file), token_file=_beside(file, profile.token_file)
+    )
+
+
+def _beside(file: Path, path: str | None) -> str | None:
+    return None if path is None else str(file.parent / Path(path).expanduser())
+
+
+class TokenFile:
+    """A bearer token in a file, read again when the file has changed: tokens are rotated under running clients.
+
+    Args:
+        path: the file; white space around the token does not count.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._seen: tuple[int, int, int] | None = None
+        self._header = ""
+
+    def header(self) -> str:
+        """Return the value of ``Authorization``; the last one that could be read while the file cannot be.
+
+        Raises:
+            OperationFailed: BAD_REQUEST if no token was ever read.
+        """
+        try:
+            status = os.stat(self._path)
+            seen = (status.st_mtime_ns, status.st_size, status.st_ino)
+            if seen != self._seen:
+                with Path(self._path).open("rb") as file:
+                    token = file.read(TOKEN_BYTES_MAX).decode("ascii").strip()
+                if not token or any(character.isspace() for character in token):
+                    raise ValueError("it holds no token")
+                self._seen, self._header = seen, f"Bearer {token}"
+        except (OSError, ValueError) as fault:
+            if not self._header:
+                raise _bad(f"token file {self._path}: {fault}") from fault
+        return self._header
+
+
+def trusted(ca_file: str | None) -> ssl.SSLContext | None:
+    """Return a context that trusts the certificates of a file alone, or None without one.
+
+    Raises:
+        OperationFailed: BAD_REQUEST if the file holds none.
+    """
+    if ca_file is None:
+        return None
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except (OSError, ssl.SSLError) as fault:
+        raise _bad(f"ca file {ca_file}: {fault}") from fault
+
+
+def _bad(detail: str) -> OperationFailed:
+    return OperationFailed(Code.BAD_REQUEST, detail, outcome=Outcome.NOT_APPLIED)
