@@ -45,7 +45,7 @@ class _Remembered(msgspec.Struct):
 
 
 class FakeSession(msgspec.Struct):
-    """One session; ``live`` is False once its lease has ended."""
+    """One session; ``live`` is False once its lease was ended by hand, ``ends_ms`` is when it ends by itself."""
 
     client_id: int
     epoch: int
@@ -55,6 +55,7 @@ class FakeSession(msgspec.Struct):
     live: bool = True
     nonce: str = ""
     sealed: set[int] = msgspec.field(default_factory=set)
+    ends_ms: int = 0
 
 
 class FakeState:
@@ -67,6 +68,7 @@ class FakeState:
         memory_ms: what answers promise of a session's memory; the session's lease if None.
         commit: the newest commit number.
         renewals: renewals so far.
+        time_ms: cluster time; it stands still unless :meth:`advance` moves it.
     """
 
     def __init__(self) -> None:
@@ -78,12 +80,17 @@ class FakeState:
         self.memory_ms: int | None = None
         self.commit = 0
         self.renewals = 0
+        self.time_ms = 0
         self._nonces: dict[str, int] = {}
         self._client_ids = itertools.count(1234)
 
     def expire(self, client_id: int) -> None:
         """End a session's lease: its records stay, new operations are refused."""
         self.sessions[client_id].live = False
+
+    def advance(self, seconds: float) -> None:
+        """Move cluster time on: leases that nothing renewed meanwhile end."""
+        self.time_ms += int(seconds * 1000)
 
     def open(self, body: wire.OpenSession) -> tuple[wire.SessionOpened, bool]:
         """Open a session, or return the one of this nonce and False."""
@@ -94,6 +101,7 @@ class FakeState:
                 next(self._client_ids), 1, body.lease_ms or LEASE_MS_DEFAULT, window, ResultTracker(window=window)
             )
             session.nonce = body.nonce
+            session.ends_ms = self.time_ms + session.lease_ms
             self._nonces[body.nonce] = session.client_id
             self.sessions[session.client_id] = session
         else:
@@ -104,9 +112,29 @@ class FakeState:
     def session(self, client_id: str) -> FakeSession:
         """Return a live session; raises SESSION_EXPIRED."""
         session = self.sessions.get(parse_client_id(client_id))
-        if session is None or not session.live:
+        if session is None or not self._lives(session):
             raise OncegateError(Code.SESSION_EXPIRED)
         return session
+
+    def renew(self, client_id: str, epoch: int) -> wire.SessionRenewed:
+        """Renew a lease."""
+        session = self.session(client_id)
+        if epoch < session.epoch:
+            raise OncegateError(Code.FENCED)
+        self.renewals += 1
+        session.ends_ms = self.time_ms + session.lease_ms
+        return wire.SessionRenewed(session.lease_ms)
+
+    def _lives(self, session: FakeSession) -> bool:
+        return session.live and session.ends_ms >= self.time_ms
+
+    def _standing(self, session: FakeSession, epoch: int) -> Standing:
+        if epoch != session.epoch:
+            return Standing.FENCED
+        if not self._lives(session):
+            return Standing.ENDED
+        session.ends_ms = self.time_ms + session.lease_ms
+        return Standing.LIVE
 
     def take_over(self, client_id: str, nonce: str) -> wire.SessionTaken:
         """Give a session to a new owner; a new nonce raises the epoch."""
@@ -114,6 +142,7 @@ class FakeState:
         if session.nonce != nonce:
             session.nonce = nonce
             session.epoch += 1
+        session.ends_ms = self.time_ms + session.lease_ms
         return wire.SessionTaken(session.epoch, session.tracker.first_incomplete, session.tracker.highest)
 
     def kind(self, table: str) -> str:
@@ -140,7 +169,7 @@ class FakeState:
         fingerprint = _fingerprint(
             operation.op, operation.table, operation.key, operation.value, operation.by, operation.if_, operation.item
         )
-        stand = _standing(session, epoch)
+        stand = self._standing(session, epoch)
         if operation.sequence in session.sealed and stand is not Standing.FENCED:
             return _rejected(operation.sequence, Code.STALE)
         verdict, record = session.tracker.decide(operation.sequence, first_incomplete, fingerprint, stand)
@@ -217,7 +246,7 @@ class FakeState:
             _fingerprint("put", table, key, value, None, None, None).to_bytes(8, "big")
             for key, value in zip(body.keys, values, strict=True)
         )
-        stand = _standing(session, epoch)
+        stand = self._standing(session, epoch)
         results: list[wire.RangeResult] = []
         for part in decide_range(session.tracker, first, prints, first_incomplete, stand):
             low, high = part.first - first, part.last - first + 1
@@ -285,12 +314,6 @@ class FakeState:
 
     def _memory_ms(self, session: FakeSession) -> int:
         return session.lease_ms if self.memory_ms is None else self.memory_ms
-
-
-def _standing(session: FakeSession, epoch: int) -> Standing:
-    if epoch != session.epoch:
-        return Standing.FENCED
-    return Standing.LIVE if session.live else Standing.ENDED
 
 
 def _fingerprint(op: str, table: str, key: str, *rest: Any) -> int:

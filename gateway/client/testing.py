@@ -34,6 +34,7 @@ class FakeNode:
         self._thaw = asyncio.Event()
         self._thaw.set()
         self._port = 0
+        self._lose = 0
         self.index = index
         self.requests: Counter[str] = Counter()
         """Requests that arrived, by method and path."""
@@ -41,6 +42,11 @@ class FakeNode:
         """Called with each request before it is served; a response from it is the answer."""
         self.after: Callable[[web.Request], Awaitable[None]] | None = None
         """Called when a request has been applied and before it is answered; raising loses the answer."""
+
+    @property
+    def running(self) -> bool:
+        """Whether it listens."""
+        return self._runner is not None
 
     @property
     def endpoint(self) -> str:
@@ -71,6 +77,10 @@ class FakeNode:
         """Serve again, beginning with what arrived meanwhile."""
         self._thaw.set()
 
+    def lose_answers(self, count: int) -> None:
+        """Apply the next ``count`` POSTs of writes and cut their connections instead of answering."""
+        self._lose = count
+
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         self.requests[f"{request.method} {request.path}"] += 1
         body = await request.read()
@@ -83,6 +93,10 @@ class FakeNode:
             response = self._gateway.serve(request, body)
         except OncegateError as refusal:
             response = self.problem(refusal)
+        if self._lose and request.method == "POST" and request.path.endswith(("/operations", "/ranges")):
+            self._lose -= 1
+            if request.transport is not None:
+                request.transport.abort()
         if self.after is not None:
             await self.after(request)
         leader = self._gateway.leader
@@ -123,6 +137,10 @@ class FakeGateway(FakeState):
         self.nodes = [FakeNode(self, index) for index in range(nodes)]
         self.leader: FakeNode | None = self.nodes[0]
 
+    def lead(self, node: FakeNode | None) -> None:
+        """Name a node as leader from now on, or none."""
+        self.leader = node
+
     @property
     def endpoints(self) -> list[str]:
         """Addresses of all nodes."""
@@ -160,9 +178,7 @@ class FakeGateway(FakeState):
                 opened, created = self.open(msgspec.json.decode(body, type=wire.OpenSession))
                 return _json(opened, status=201 if created else 200)
             case ["POST", "v1", "sessions", client_id, "renew"]:
-                session = self.session(client_id)
-                self.renewals += 1
-                return _json(wire.SessionRenewed(session.lease_ms))
+                return _json(self.renew(client_id, msgspec.json.decode(body, type=wire.RenewSession).epoch))
             case ["POST", "v1", "sessions", client_id, "take-over"]:
                 return _json(self.take_over(client_id, msgspec.json.decode(body, type=wire.TakeOver).nonce))
             case ["DELETE", "v1", "sessions", client_id]:

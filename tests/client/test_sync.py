@@ -1,0 +1,128 @@
+"""The facade for scripts: the same names and errors from threads that have no event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import pickle
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+import gateway.client
+from gateway.client import Code, OperationFailed, OutboxEntry, OutcomeUnknown, sync
+from gateway.client.fake_cluster import FakeCluster
+from gateway.client.testing import FakeGateway
+
+
+@pytest.fixture
+def fake(oncegate_cluster: FakeCluster) -> FakeGateway:
+    """A gateway in a thread of its own, as a real one is to a script."""
+    oncegate_cluster.declare("rows")
+    oncegate_cluster.declare("events", "stream")
+    return oncegate_cluster.gateway
+
+
+async def lose_answers(request: web.Request) -> None:
+    if request.path == "/v1/operations":
+        await asyncio.Event().wait()
+
+
+def test_every_public_name_of_the_asynchronous_classes_is_here() -> None:
+    internal = {"adopt", "disown", "perform", "deadline"}
+    for ours, theirs in ((sync.Client, gateway.client.Client), (sync.Session, gateway.client.Session)):
+        names = {name for name, _ in inspect.getmembers(theirs) if not name.startswith("_")}
+        assert names - internal - set(dir(ours)) == set()
+
+
+def test_writes_and_reads_as_in_the_asynchronous_sdk(fake: FakeGateway) -> None:
+    with sync.Client(fake.endpoints) as client:
+        assert client.declare_table("seats").kind == "resident"
+        with client.session() as session:
+            assert session.insert("rows", "a", "ann").applied
+            assert not session.insert("rows", "a", "bob").applied
+            assert session.increment("rows", "n", 2).value == 2
+            assert session.append("rows", "l", 1).applied
+            assert session.get_remembered("rows", "a").value == "ann"
+            assert session.put_many("events", [("x", 1), ("y", 2)]).last >= 2
+            assert session.delete("rows", "a").applied
+            assert session.get("rows", "a") is None
+            assert session.outstanding == 0
+        row = client.get("rows", "n")
+        assert row is not None
+        assert row.value == 2
+        assert [found.key for found in client.scan("rows").rows] == ["l", "n"]
+        assert client.cluster().node == "n0"
+    assert not fake.sessions
+
+
+def test_notebook_needs_no_with(fake: FakeGateway) -> None:
+    client = sync.Client(fake.endpoints)
+    session = client.session()
+    assert session.put("rows", "a", 1).applied
+    client.close()
+    assert not fake.sessions
+    with pytest.raises(OperationFailed):
+        client.get("rows", "a")
+
+
+def test_script_that_closes_nothing_ends_and_loses_nothing(fake: FakeGateway) -> None:
+    script = f"""
+from gateway.client import sync
+session = sync.Client({fake.endpoints!r}).session()
+for n in range(20):
+    session.submit("increment", "rows", "n")
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=30)
+    assert fake.rows["rows", "n"][0] == 20
+
+
+def test_submitted_writes_overlap_and_wait_at_the_bound(fake: FakeGateway) -> None:
+    with sync.Client(fake.endpoints) as client, client.session(window=8) as session:
+        futures = [session.submit("increment", "rows", "n") for _ in range(100)]
+        assert sorted(future.result().value for future in futures) == list(range(1, 101))
+    assert fake.nodes[0].requests["POST /v1/operations"] < 100
+
+
+def test_submit_fails_fast_on_request(fake: FakeGateway, oncegate_cluster: FakeCluster) -> None:
+    with sync.Client(fake.endpoints) as client, client.session(window=1, full="fail") as session:
+        oncegate_cluster.freeze()
+        first = session.submit("put", "rows", "a", 1)
+        with pytest.raises(OperationFailed) as full:
+            session.submit("put", "rows", "b", 1)
+        assert full.value.code is Code.WINDOW_FULL
+        oncegate_cluster.thaw()
+        assert first.result().applied
+
+
+def test_several_threads_share_a_session(fake: FakeGateway) -> None:
+    with sync.Client(fake.endpoints) as client, client.session() as session, ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: session.increment("rows", "n"), range(100)))
+    assert fake.rows["rows", "n"][0] == 100
+
+
+def test_doubt_is_resolved_without_await(fake: FakeGateway) -> None:
+    with sync.Client(fake.endpoints) as client, client.session() as session:
+        fake.nodes[0].after = lose_answers
+        with pytest.raises(OutcomeUnknown) as unknown:
+            session.increment("rows", "n", timeout_s=0.1)
+        session.drain()
+        fake.nodes[0].after = None
+        assert isinstance(unknown.value, sync.Doubt)
+        assert unknown.value.resolve().applied
+        assert type(pickle.loads(pickle.dumps(unknown.value))) is OutcomeUnknown
+
+
+def test_outbox_goes_on_in_the_same_session(fake: FakeGateway, tmp_path: Path) -> None:
+    path = tmp_path / "o"
+    reported: list[OutboxEntry] = []
+    with sync.Client(fake.endpoints) as client:
+        with client.session(outbox=path, on_unknown=reported.append) as session:
+            session.put("rows", "a", 1, position="line 1")
+        with client.session(outbox=path, on_unknown=reported.append) as session:
+            assert (session.position, session.recovered, session.is_lost) == ("line 1", [], False)
+    assert reported == []
