@@ -16,6 +16,7 @@ from gateway.machine import Machine, Operated, OpVerdict, Ranged, Resolved, Sess
 from gateway.tables import Remembered, Table
 from rifl.errors import REGISTRY, Code, OncegateError, Outcome
 from rifl.ids import format_client_id
+from rifl.key_table import KEYS_CLIENT
 from rifl.resolve_rule import Fate, Resolution, look_up
 from rifl.result_tracker import Verdict
 
@@ -42,6 +43,7 @@ class Answer(NamedTuple):
 BODY_TYPES: dict[type, Any] = {
     c.Operate: wire.OperationsResponse,
     c.Range: wire.RangeResponse,
+    c.Keyed: wire.OperationsResponse,
     c.OpenSession: wire.SessionOpened,
     c.RenewSession: wire.SessionRenewed,
     c.TakeOver: wire.SessionTaken,
@@ -161,8 +163,11 @@ def flow_state(machine: Machine, flow: str) -> wire.FlowState:
     return machine.flows.describe(flow, machine.time_ms)
 
 
-def request_state(machine: Machine, client_id: int, sequence: int) -> wire.RequestState:
-    """Say what became of a request id (SEMANTICS, *Resolving the unknown*)."""
+def request_state(machine: Machine, client_id: int, sequence: int, tenant: str = "") -> wire.RequestState:
+    """Say what became of a request id (SEMANTICS, *Resolving the unknown*); raises FORBIDDEN for another tenant's."""
+    if client_id == KEYS_CLIENT:
+        return _fate(sequence, machine.keys.look_up(sequence, tenant))
+    machine.check_tenant(client_id, tenant)
     tracker = machine.trackers.get(client_id)
     if tracker is None:
         return wire.RequestState(Fate.EXPIRED if client_id < machine.sessions.next_id else Fate.NEVER_SEEN)

@@ -37,6 +37,7 @@ LIST_BYTES_MAX: Final = 64 * 1024
 RESULT_BYTES_MAX: Final = 64 * 1024
 """JSON text of a row that ``get`` as an operation may remember."""
 REAP_MAX: Final = 1_000
+FORGET_MAX: Final = 1_000
 
 
 class Kind(IntEnum):
@@ -50,12 +51,13 @@ class Kind(IntEnum):
 
 
 class Test(IntEnum):
-    """A condition on the row before the operation."""
+    """A condition on the row before the operation; PRESENT is ``If-Match: *``."""
 
     NONE = 0
     ABSENT = 1
     VERSION = 2
     VALUE = 3
+    PRESENT = 4
 
 
 class Op(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -96,6 +98,29 @@ class Range(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="r"):
     fingerprints: bytes
     body: bytes
     tenant: str = ""
+
+
+class KeyedOp(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One operation under an idempotency key; its sequence number is given when it is applied.
+
+    ``named_ms`` is the cluster time that the key names, ``rifl.key_table.NO_TIME`` if none.
+    """
+
+    key: str
+    named_ms: int
+    op: Op
+
+
+class Keyed(msgspec.Struct, frozen=True, array_like=True, tag="k"):
+    """Operations of callers without a session, remembered for ``lifetime_ms``."""
+
+    lifetime_ms: int
+    ops: list[KeyedOp]
+    tenant: str = ""
+
+
+class ForgetKeys(msgspec.Struct, frozen=True, array_like=True, tag="kf"):
+    """Forget idempotency keys whose time is over when this is applied, ``FORGET_MAX`` at most."""
 
 
 class OpenSession(msgspec.Struct, frozen=True, array_like=True, tag="so"):
@@ -193,6 +218,8 @@ class MoveCursor(msgspec.Struct, frozen=True, array_like=True, tag="cm"):
 Command = (
     Operate
     | Range
+    | Keyed
+    | ForgetKeys
     | OpenSession
     | RenewSession
     | TakeOver

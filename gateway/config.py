@@ -87,6 +87,12 @@ class Settings(BaseSettings):
     sessions_max: int = Field(
         default=SESSIONS_MAX, ge=1, le=SESSIONS_MAX, description="live sessions beyond which none is opened"
     )
+    idempotency_key_ms: int = Field(
+        default=24 * 3_600_000,
+        ge=1_000,
+        le=30 * 24 * 3_600_000,
+        description="cluster time for which an Idempotency-Key or an event is remembered",
+    )
     log_level: str = Field(default="INFO", description="DEBUG, INFO, WARNING or ERROR")
 
     @field_validator("members")

@@ -150,8 +150,8 @@ def check_nonce(nonce: str) -> str:
     return nonce
 
 
-def operations(request: wire.OperationsRequest) -> c.Operate:
-    """Translate ``POST /v1/operations``.
+def operations(request: wire.OperationsRequest, tenant: str = "") -> c.Operate:
+    """Translate ``POST /v1/operations``; ``tenant`` is whom the token names, here and below.
 
     Raises:
         OncegateError: BAD_REQUEST, BAD_ACK or PAYLOAD_TOO_LARGE; the whole request is refused.
@@ -172,17 +172,18 @@ def operations(request: wire.OperationsRequest) -> c.Operate:
         check_number(request.epoch, "epoch"),
         check_first_incomplete(request.first_incomplete),
         ops,
+        tenant,
     )
 
 
-def resolve(client_id: int, sequence: int, request: wire.ResolveRequest) -> c.Resolve:
+def resolve(client_id: int, sequence: int, request: wire.ResolveRequest, tenant: str = "") -> c.Resolve:
     """Translate ``POST /v1/requests/{client_id}/{sequence}/resolve``; the ids are checked already."""
     first_incomplete = check_first_incomplete(request.first_incomplete)
     if request.epoch is None:
         if first_incomplete != 1:
             raise bad("only the session's owner acknowledges: first_incomplete needs epoch")
-        return c.Resolve(client_id, sequence)
-    return c.Resolve(client_id, sequence, check_number(request.epoch, "epoch"), first_incomplete)
+        return c.Resolve(client_id, sequence, tenant=tenant)
+    return c.Resolve(client_id, sequence, check_number(request.epoch, "epoch"), first_incomplete, tenant)
 
 
 def operation(op: wire.Operation, at: int) -> c.Op:
@@ -235,7 +236,7 @@ def _condition(condition: dict[str, Any], at: int) -> tuple[c.Test, int | bytes 
     raise bad(f'operations[{at}].if must be one of {{"absent": true}}, {{"version": n}}, {{"value": v}}')
 
 
-def open_session(request: wire.OpenSession, sessions_max: int = SESSIONS_MAX) -> c.OpenSession:
+def open_session(request: wire.OpenSession, tenant: str = "", sessions_max: int = SESSIONS_MAX) -> c.OpenSession:
     """Translate ``POST /v1/sessions``, to be refused when ``sessions_max`` are live; raises BAD_REQUEST."""
     lease_ms = LEASE_MS_DEFAULT if request.lease_ms is None else request.lease_ms
     window = WINDOW_DEFAULT if request.window is None else request.window
@@ -243,4 +244,4 @@ def open_session(request: wire.OpenSession, sessions_max: int = SESSIONS_MAX) ->
         raise bad(f"lease_ms must be in {LEASE_MS_MIN}..{LEASE_MS_MAX}")
     if not 1 <= window <= WINDOW_MAX:
         raise bad(f"window must be in 1..{WINDOW_MAX}")
-    return c.OpenSession(check_nonce(request.nonce), lease_ms, window, sessions_max=sessions_max)
+    return c.OpenSession(check_nonce(request.nonce), lease_ms, window, tenant, sessions_max)

@@ -100,8 +100,8 @@ def is_current(request: web.Request, etag: str) -> bool:
     return any(held.value in (etag, "*") for held in request.if_none_match or ())
 
 
-def problem(request: web.Request, refusal: OncegateError) -> web.Response:
-    """Make the ``application/problem+json`` response of a refusal (RFC 9457)."""
+def problem(request: web.Request, refusal: OncegateError, **members: Any) -> web.Response:
+    """Make the ``application/problem+json`` response of a refusal, with extension members (RFC 9457 §3.2)."""
     node = request.app[NODE]
     headers = {wire.H_COMMIT: str(node.machine.commit)}
     leader = node.leader_http
@@ -112,18 +112,17 @@ def problem(request: web.Request, refusal: OncegateError) -> web.Response:
         retry_after_ms = RETRY_AFTER_MS
     if retry_after_ms is not None:
         headers["Retry-After"] = str(-(-retry_after_ms // 1000))
-    text = _json.encode(
-        wire.Problem(
-            type=f"urn:oncegate:error:{refusal.code.value}",
-            title=refusal.title,
-            status=refusal.status,
-            code=refusal.code.value,
-            outcome=refusal.outcome.value,
-            retryable=refusal.retryable,
-            detail=refusal.detail,
-            retry_after_ms=retry_after_ms,
-        )
+    shown = wire.Problem(
+        type=f"urn:oncegate:error:{refusal.code.value}",
+        title=refusal.title,
+        status=refusal.status,
+        code=refusal.code.value,
+        outcome=refusal.outcome.value,
+        retryable=refusal.retryable,
+        detail=refusal.detail,
+        retry_after_ms=retry_after_ms,
     )
+    text = _json.encode({**msgspec.to_builtins(shown), **members} if members else shown)
     return web.Response(body=text, status=refusal.status, headers=headers, content_type=wire.PROBLEM)
 
 
@@ -143,6 +142,12 @@ def typed(handler: Handler) -> Handler:
             return problem(request, OncegateError(Code.INTERNAL, "see the node's log"))
 
     return guarded
+
+
+def tenant_of(request: web.Request) -> str:
+    """Return whom the request's token names; nobody while no tokens are configured. Holds no NUL."""
+    tenant: str = request.get("tenant", "")
+    return tenant
 
 
 def path_name(request: web.Request, part: str) -> str:

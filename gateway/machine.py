@@ -14,9 +14,11 @@ from typing import Any, NamedTuple, assert_never
 from flows.flow import FlowDeclaration
 from gateway import commands as c
 from gateway.flow_state import FlowTable, Sealed, declaration_of
+from gateway.keyed import apply_keyed
 from gateway.tables import TABLES_MAX, RowStore, Table, TableKind
 from rifl.completion import FINGERPRINT_BYTES, CompletionRecord, RangeRecord
 from rifl.errors import Code, OncegateError
+from rifl.key_table import KEYS_CLIENT, KeySlot, KeyTable
 from rifl.range_rule import RangePart, decide_range, decide_range_without_session
 from rifl.resolve_rule import Fate, Resolution, resolve
 from rifl.result_tracker import ResultTracker, Standing, Verdict, decide_without_session, standing
@@ -30,7 +32,7 @@ A refusal is replayed where it comes from a record: the id was sealed.
 
 
 class Operated(NamedTuple):
-    """Result of ``Operate``: a verdict per operation, in request order."""
+    """Result of ``Operate`` and ``Keyed``: a verdict per operation, in request order."""
 
     verdicts: list[OpVerdict]
     memory_ms: int
@@ -79,6 +81,7 @@ class Machine:
         """Cluster time: that of the newest entry; never goes back."""
         self.sessions = SessionTable()
         self.trackers: dict[int, ResultTracker] = {}
+        self.keys = KeyTable()
         self.tables: dict[str, Table] = {}
         self.flows = FlowTable()
         self.replayed = 0
@@ -116,6 +119,8 @@ class Machine:
             return self._operate(command)
         if isinstance(command, c.Range):
             return self._range(command)
+        if isinstance(command, c.Keyed):
+            return Operated(*apply_keyed(self, command))
         try:
             return self._control(command)
         except OncegateError as refusal:
@@ -144,7 +149,7 @@ class Machine:
         for op in command.ops:
             verdict, record = tracker.decide(op.sequence, first_incomplete, op.fingerprint, stand)
             if verdict is _EXECUTE:
-                done = self._execute(command.client_id, tracker, op)
+                done = self.execute(command.client_id, tracker, op)
                 if isinstance(done, CompletionRecord):
                     touched = True
                     verdicts.append((op.sequence, None, done, False))
@@ -160,7 +165,7 @@ class Machine:
             self._touch(session, tracker, first_incomplete)
         return Operated(verdicts, session.left_ms(now))
 
-    def _execute(self, client_id: int, tracker: ResultTracker, op: c.Op) -> CompletionRecord | Code:
+    def execute(self, client_id: int, tracker: ResultTracker | KeySlot, op: c.Op) -> CompletionRecord | Code:
         """Run a new operation: effect, record and flow item are one transition. A code means nothing happened."""
         table = self.tables.get(op.table)
         if table is None:
@@ -240,12 +245,17 @@ class Machine:
 
     def _resolve(self, command: c.Resolve) -> Resolved:
         client_id = command.client_id
+        if client_id == KEYS_CLIENT:
+            found = self.keys.look_up(command.sequence, command.tenant)
+            if found.fate is Fate.NEVER_SEEN:
+                raise OncegateError(Code.NOT_FOUND, "no key was ever mapped to this id")
+            return Resolved(found, None)
         session = self.sessions.get(client_id)
         if session is None:
             if client_id >= self.sessions.next_id:
                 raise OncegateError(Code.NOT_FOUND, "no session was ever opened under this id")
             return Resolved(Resolution(Fate.EXPIRED), None)
-        self._check_tenant(client_id, command.tenant)
+        self.check_tenant(client_id, command.tenant)
         self._touch_first(client_id)
         owned = command.epoch > 0
         if owned and standing(session, command.epoch, self.time_ms) is Standing.FENCED:
@@ -270,6 +280,7 @@ class Machine:
         | c.Resolve
         | c.CloseSession
         | c.Reap
+        | c.ForgetKeys
         | c.DeclareTable
         | c.DeclareFlow
         | c.Seal
@@ -288,19 +299,19 @@ class Machine:
                     self.trackers[session.client_id] = ResultTracker(window=session.window)
                 return self._about(session, existed=existed)
             case c.RenewSession(client_id, epoch, tenant):
-                self._check_tenant(client_id, tenant)
+                self.check_tenant(client_id, tenant)
                 self._touch_first(client_id)
                 session = self.sessions.live(client_id, epoch, now)
                 session.renew(now)
                 return self._about(session, existed=True)
             case c.TakeOver(client_id, nonce, tenant):
-                self._check_tenant(client_id, tenant)
+                self.check_tenant(client_id, tenant)
                 self._touch_first(client_id)
                 return self._about(self.sessions.take_over(client_id, nonce, now), existed=True)
             case c.Resolve():
                 return self._resolve(command)
             case c.CloseSession(client_id, epoch, tenant):
-                self._check_tenant(client_id, tenant)
+                self.check_tenant(client_id, tenant)
                 self._touch_first(client_id)
                 self.sessions.live(client_id, epoch, now)
                 self.sessions.close(client_id)
@@ -314,6 +325,8 @@ class Machine:
                         del self.trackers[client_id]
                         gone += 1
                 return gone
+            case c.ForgetKeys():
+                return self.keys.forget(now, c.FORGET_MAX)
             case c.DeclareTable():
                 return self._declare_table(command)
             case c.DeclareFlow(declaration):
@@ -327,7 +340,8 @@ class Machine:
             case _:
                 assert_never(command)
 
-    def _check_tenant(self, client_id: int, tenant: str) -> None:
+    def check_tenant(self, client_id: int, tenant: str) -> None:
+        """Raise FORBIDDEN if the session is another tenant's."""
         session = self.sessions.get(client_id)
         if session is not None and session.tenant != tenant:
             raise OncegateError(Code.FORBIDDEN, "the session is another tenant's")

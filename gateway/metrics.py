@@ -27,6 +27,8 @@ class _NodeCollector(Collector):
         yield _gauge("commit", "commit number of the newest applied operation", machine.commit)
         yield _counter("replayed", "operations answered from their completion record", machine.replayed)
         yield _gauge("sessions", "live sessions", len(machine.sessions))
+        yield _gauge("idempotency_keys", "idempotency keys that are remembered", len(machine.keys))
+        yield _gauge("idempotency_key_bytes", "their bytes", machine.keys.bytes)
         yield _gauge("cluster_time_ms", "cluster time", machine.time_ms)
         yield _gauge("inflight_commands", "commands that wait for the log", node.proposer.inflight_commands)
         yield _gauge("inflight_bytes", "their bytes", node.proposer.inflight_bytes)

@@ -32,7 +32,8 @@ from rifl.errors import Code, OncegateError
 
 HOUSEKEEPING_MS: Final = 25
 _REAPING: Final = ""
-"""Names the reaping among the housework; flows, the rest of it, have names that are not empty."""
+_FORGETTING: Final = "\0keys"
+"""Names among the housework that no flow has."""
 log = logging.getLogger(__name__)
 
 
@@ -205,6 +206,8 @@ class Node:
                 self._propose_quietly(flow, c.Seal(flow, number))
             if not self._is_under_way(_REAPING) and (expired := sessions.expired(now_ms, limit=c.REAP_MAX)):
                 self._propose_quietly(_REAPING, c.Reap(expired))
+            if self.machine.keys.due(now_ms):
+                self._propose_quietly(_FORGETTING, c.ForgetKeys())
         else:
             sessions.expired(self.machine.time_ms, limit=c.REAP_MAX)  # so that who is gone is forgotten here too
         if not self._stopping:

@@ -214,6 +214,8 @@ def _refused(code: str, row: Row | None) -> Remembered:
 def _test(op: Op, row: Row | None) -> Remembered | None:
     if op.test == Test.ABSENT:
         holds = row is None
+    elif op.test == Test.PRESENT:
+        holds = row is not None
     elif op.test == Test.VERSION:
         holds = (row.version if row is not None else 0) == op.operand
     else:

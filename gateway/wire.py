@@ -23,6 +23,11 @@ H_CLIENT: Final = "Oncegate-Client"
 H_EPOCH: Final = "Oncegate-Epoch"
 H_FIRST_SEQUENCE: Final = "Oncegate-First-Sequence"
 H_FIRST_INCOMPLETE: Final = "Oncegate-First-Incomplete"
+H_REQUEST: Final = "Oncegate-Request"
+H_IDEMPOTENCY_KEY: Final = "Idempotency-Key"
+H_REPLAYED: Final = "Idempotent-Replayed"
+H_TIME_MS: Final = "Oncegate-Time-Ms"
+"""Cluster time, which a caller may put into its keys (docs/decisions/0012-idempotency-keys.md)."""
 
 
 class Operation(msgspec.Struct, omit_defaults=True, rename={"if_": "if"}):
@@ -207,6 +212,53 @@ class RequestState(msgspec.Struct, omit_defaults=True):
     result: OperationResult | None = None
 
 
+class Increment(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of ``POST /v1/tables/{table}/rows/{key}/increment``; may be left out."""
+
+    by: int = 1
+
+
+class Append(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of ``POST /v1/tables/{table}/rows/{key}/append``."""
+
+    item: Any
+
+
+class RowChanged(msgspec.Struct, omit_defaults=True):
+    """Answer to a change of one row without the SDK; a replay is the same bytes.
+
+    ``request`` is the request id, also of what came under a key; ``value`` that of an increment.
+    """
+
+    request: str
+    commit: int
+    version: int
+    value: Any = msgspec.UNSET
+
+
+class EventResult(msgspec.Struct, omit_defaults=True):
+    """Verdict on one CloudEvent: ``applied`` with the key of its row, or ``rejected``."""
+
+    id: str
+    source: str
+    status: str
+    key: str
+    request: str | msgspec.UnsetType = msgspec.UNSET
+    commit: int | msgspec.UnsetType = msgspec.UNSET
+    replayed: bool | msgspec.UnsetType = msgspec.UNSET
+    code: str | msgspec.UnsetType = msgspec.UNSET
+    outcome: str | msgspec.UnsetType = msgspec.UNSET
+    retryable: bool | msgspec.UnsetType = msgspec.UNSET
+    detail: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class EventsResponse(msgspec.Struct):
+    """Answer of ``POST /v1/tables/{table}/events``: a verdict per event, in order."""
+
+    results: list[EventResult]
+    memory_ms: int
+
+
 class ConsumerState(msgspec.Struct):
     """One consumer of a flow and how far it is behind."""
 
@@ -316,3 +368,12 @@ class Problem(msgspec.Struct, omit_defaults=True):
     retryable: bool
     detail: str = ""
     retry_after_ms: int | None = None
+
+
+class RefusalProblem(Problem):
+    """A business refusal as a problem: recorded, replayed, and what the row was."""
+
+    request: str = ""
+    commit: int = 0
+    version: int = 0
+    value: Any = msgspec.UNSET

@@ -33,6 +33,7 @@ class Code(StrEnum):
     SESSION_EXPIRED = "SESSION_EXPIRED"
     RETENTION_EXCEEDED = "RETENTION_EXCEEDED"
     PAYLOAD_TOO_LARGE = "PAYLOAD_TOO_LARGE"
+    UNSUPPORTED_MEDIA_TYPE = "UNSUPPORTED_MEDIA_TYPE"
     PAYLOAD_MISMATCH = "PAYLOAD_MISMATCH"
     WINDOW_FULL = "WINDOW_FULL"
     QUOTA = "QUOTA"
@@ -68,6 +69,7 @@ REGISTRY: Final[dict[Code, Traits]] = {
     Code.SESSION_EXPIRED: Traits(410, _UNKNOWN, False, "The session's memory has ended"),
     Code.RETENTION_EXCEEDED: Traits(410, _NO, False, "The batch is no longer retained"),
     Code.PAYLOAD_TOO_LARGE: Traits(413, _NO, False, "Over a size limit"),
+    Code.UNSUPPORTED_MEDIA_TYPE: Traits(415, _NO, False, "Not a format that is read here"),
     Code.PAYLOAD_MISMATCH: Traits(422, _NO, False, "The request id was used for another payload"),
     Code.WINDOW_FULL: Traits(429, _NO, True, "Too far above first incomplete"),
     Code.QUOTA: Traits(429, _NO, True, "A quota is used up"),
@@ -78,7 +80,7 @@ REGISTRY: Final[dict[Code, Traits]] = {
     Code.TIMEOUT: Traits(504, _UNKNOWN, True, "No answer in time"),
     Code.INTERNAL: Traits(500, _UNKNOWN, False, "The node met a bug and said so"),
 }
-"""Every code with its traits. CONFLICT, RETENTION_EXCEEDED and INTERNAL extend the table of SEMANTICS."""
+"""Every code with its traits. CONFLICT, RETENTION_EXCEEDED, UNSUPPORTED_MEDIA_TYPE and INTERNAL extend SEMANTICS."""
 
 
 class OncegateError(Exception):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from typing import Final
 
+import msgspec
 from aiohttp import web
 
 from gateway import commands as c
 from gateway import edge, edge_range, wire
 from gateway.answers import Answer, request_state
-from gateway.exchange import NODE, local, number, path_name, raw_body, respond, typed
+from gateway.exchange import NODE, local, number, path_name, raw_body, respond, tenant_of, typed
 from gateway.explain.attempts import ANSWERED, Attempt
 from rifl.completion import FINGERPRINT_BYTES
 from rifl.errors import Code, OncegateError
@@ -21,7 +22,8 @@ from rifl.ids import ID_MAX
 async def operate(request: web.Request) -> web.StreamResponse:
     """``POST /v1/operations``."""
     body = await raw_body(request)
-    command = edge.operations(edge.decode(body, request.content_type, wire.OperationsRequest))
+    decoded = edge.decode(body, request.content_type, wire.OperationsRequest)
+    command = edge.operations(decoded, tenant_of(request))
     sequences = [op.sequence for op in command.ops]
     return respond(request, await _noted(request, command, len(body), min(sequences), max(sequences)))
 
@@ -36,6 +38,8 @@ async def put_range(request: web.Request) -> web.StreamResponse:
     first_incomplete = _first_incomplete(_header(request, wire.H_FIRST_INCOMPLETE))
     body = await raw_body(request)
     command = edge_range.range_command(table, client_id, epoch, first_incomplete, first, body, request.content_type)
+    if tenant := tenant_of(request):
+        command = msgspec.structs.replace(command, tenant=tenant)
     size = len(command.body) + len(command.fingerprints)
     last = first + len(command.fingerprints) // FINGERPRINT_BYTES - 1
     return respond(request, await _noted(request, command, size, first, last))
@@ -48,7 +52,7 @@ async def request_of(request: web.Request) -> web.StreamResponse:
     sequence = number(request.match_info["sequence"], "sequence")
     node = request.app[NODE]
     await node.reads.reach("linearizable", 0)
-    return local(request, request_state(node.machine, client_id, sequence))
+    return local(request, request_state(node.machine, client_id, sequence, tenant_of(request)))
 
 
 async def _noted(request: web.Request, command: c.Operate | c.Range, size: int, first: int, last: int) -> Answer:
@@ -73,7 +77,8 @@ async def resolve(request: web.Request) -> web.StreamResponse:
     sequence = number(request.match_info["sequence"], "sequence")
     sent = await raw_body(request)
     body = edge.decode(sent, request.content_type, wire.ResolveRequest) if sent else wire.ResolveRequest()
-    return respond(request, await request.app[NODE].submit(edge.resolve(client_id, sequence, body), 64))
+    command = edge.resolve(client_id, sequence, body, tenant_of(request))
+    return respond(request, await request.app[NODE].submit(command, 64))
 
 
 def _header(request: web.Request, name: str) -> str:

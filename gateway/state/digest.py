@@ -31,6 +31,10 @@ def state_digest(machine: Machine) -> str:
     for session in sorted(machine.sessions, key=lambda session: session.client_id):
         tracker = machine.trackers[session.client_id]
         add("session", session, tracker.bytes, *tracker.dump())
+    keys = machine.keys
+    add("keys", keys.first, keys.next, keys.forgotten_ms, keys.bytes)
+    for used in keys:
+        add("key", used)
     for flow in machine.flows.all():
         add("flow", flow.declaration, flow.retained_bytes, flow.consumers.snapshot(), flow.batches.snapshot())
         segment = flow.segment

@@ -12,10 +12,21 @@ from dataclasses import dataclass
 from consensus.ports import SavedPoint
 from gateway.machine import Machine
 from gateway.state.flow_images import FlowMark, FrozenFlow, freeze_flow
-from gateway.state.layout import META_KEY, Meta, TableMeta, encode_meta, encode_row, rows_prefix, session_key
+from gateway.state.layout import (
+    META_KEY,
+    Meta,
+    TableMeta,
+    encode_meta,
+    encode_row,
+    encode_used_key,
+    rows_prefix,
+    session_key,
+    used_key_key,
+)
 from gateway.state.rows import FrozenRows, StoredRows
 from gateway.state.session_images import SessionImages
 from gateway.tables import Row
+from rifl.key_table import Changes
 
 Retired = dict[str, "Row | None"]
 """A dict that is not used any more; freeing a large one at once would hold everybody up."""
@@ -30,6 +41,7 @@ class Frozen:
     flows: list[FrozenFlow]
     rows: list[FrozenRows]
     sessions: SessionImages
+    keys: Changes
 
     def cells(self) -> Iterator[tuple[bytes, bytes | None]]:
         """Yield all cells in key order, None for a deletion."""
@@ -46,6 +58,10 @@ class Frozen:
                 yield prefix + key.encode(), None if row is None else encode_row(row)
         for client_id in self.sessions.ids():
             yield session_key(client_id), self.sessions.image(client_id)
+        for number in range(self.keys.gone_first, self.keys.gone_end):
+            yield used_key_key(number), None
+        for used in self.keys.new:
+            yield used_key_key(used.number), encode_used_key(used)
 
 
 def meta_of(machine: Machine, point: SavedPoint) -> Meta:
@@ -59,6 +75,9 @@ def meta_of(machine: Machine, point: SavedPoint) -> Meta:
         len(machine.sessions),
         len(machine.flows.names()),
         [TableMeta(t.name, t.kind, t.quota_bytes, t.bytes, len(t.rows)) for t in machine.tables.values()],
+        machine.keys.first,
+        machine.keys.next,
+        machine.keys.forgotten_ms,
     )
 
 
@@ -84,4 +103,5 @@ def freeze(machine: Machine, point: SavedPoint, marks: list[FlowMark]) -> tuple[
         changed = freeze_flow(number, flow, marks[number])
         if changed is not None:
             flows.append(changed)
-    return Frozen(point, encode_meta(meta_of(machine, point)), flows, rows, sessions), retired
+    meta = encode_meta(meta_of(machine, point))
+    return Frozen(point, meta, flows, rows, sessions, machine.keys.take_changes()), retired

@@ -10,6 +10,7 @@ Owns: the layout below, pure. All integers in keys are big-endian, so that cells
 | ``03`` flow (u16) first commit (u64) part (u32) | a piece of the open segment (:class:`Piece`), or bytes of a body |
 | ``04`` table (u16) row key (UTF-8) | row version (u64), then the row's JSON text |
 | ``05`` client id (u64) | :class:`SessionImage` |
+| ``06`` number (u64) | :class:`StoredKey` |
 
 Tables and flows are numbered from 0 in the order of their declaration; neither is ever removed. Values are
 msgpack arrays unless said otherwise. Checksums are the store's (one for each block).
@@ -30,16 +31,18 @@ from flows.flow import FlowDeclaration
 from gateway.state.errors import StateCorrupt, StateVersionUnknown
 from gateway.tables import Remembered, Row, TableKind
 from rifl.completion import CompletionRecord, RangeRecord
+from rifl.key_table import KeyRecord
 from rifl.result_tracker import ResultTracker
 from rifl.session import Session
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 META_KEY: Final = b"\x00"
 HEADS: Final = b"\x01"
 BATCHES: Final = b"\x02"
 PIECES: Final = b"\x03"
 ROWS: Final = b"\x04"
 SESSIONS: Final = b"\x05"
+KEYS: Final = b"\x06"
 BODY_PART_BYTES: Final = 1 << 20
 """A range's body is stored in parts of this size: copying one takes a fraction of a millisecond."""
 
@@ -73,6 +76,9 @@ class Meta(msgspec.Struct, array_like=True, frozen=True):
     sessions: int
     flows: int
     tables: list[TableMeta]
+    first_key: int
+    next_key: int
+    forgotten_ms: int
 
 
 class FlowHead(msgspec.Struct, array_like=True, frozen=True):
@@ -128,11 +134,23 @@ class SessionImage(msgspec.Struct, array_like=True, frozen=True):
     ranges: list[RangeRecord]
 
 
+class StoredKey(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A used idempotency key as it is read back; written from :class:`rifl.key_table.KeyRecord`."""
+
+    number: int
+    tenant: str
+    key: str
+    used_ms: int
+    ends_ms: int
+    record: StoredRecord
+
+
 _encode = msgspec.msgpack.Encoder().encode
 _meta = msgspec.msgpack.Decoder(Meta)
 _head = msgspec.msgpack.Decoder(FlowHead)
 _piece = msgspec.msgpack.Decoder(Piece)
 _session = msgspec.msgpack.Decoder(SessionImage)
+_key = msgspec.msgpack.Decoder(StoredKey)
 T = TypeVar("T")
 
 
@@ -243,11 +261,28 @@ def decode_session(path: Path, value: bytes) -> tuple[Session, ResultTracker]:
     """Read a session with its records; raises StateCorrupt."""
     image = _decoded(path, _session, value)
     session = image.session
-    records = {
-        sequence: CompletionRecord(record.fingerprint, record.commit, record.result)
-        for sequence, record in image.records.items()
-    }
+    records = {sequence: _record(stored) for sequence, stored in image.records.items()}
     return session, ResultTracker.restore(session.window, image.first_incomplete, image.highest, records, image.ranges)
+
+
+def used_key_key(number: int) -> bytes:
+    """Return the key of a used idempotency key."""
+    return KEYS + _U64.pack(number)
+
+
+def encode_used_key(used: KeyRecord) -> bytes:
+    """Return the value of a used idempotency key."""
+    return _encode(used)
+
+
+def decode_used_key(path: Path, value: bytes) -> KeyRecord:
+    """Read a used idempotency key; raises StateCorrupt."""
+    stored = _decoded(path, _key, value)
+    return KeyRecord(stored.number, stored.tenant, stored.key, stored.used_ms, stored.ends_ms, _record(stored.record))
+
+
+def _record(stored: StoredRecord) -> CompletionRecord:
+    return CompletionRecord(stored.fingerprint, stored.commit, stored.result)
 
 
 def _decoded(path: Path, decoder: msgspec.msgpack.Decoder[T], value: bytes) -> T:

@@ -22,6 +22,7 @@ from gateway.state.errors import StateCorrupt
 from gateway.state.flow_images import PIECE_ITEMS, FlowMark
 from gateway.state.layout import (
     BATCH_COLUMNS,
+    KEYS,
     META_KEY,
     SESSIONS,
     FlowHead,
@@ -32,6 +33,7 @@ from gateway.state.layout import (
     decode_meta,
     decode_piece,
     decode_session,
+    decode_used_key,
     head_key,
     piece_key,
     pieces_prefix,
@@ -39,6 +41,7 @@ from gateway.state.layout import (
 from gateway.state.rows import StoredRows, Tally
 from gateway.state.store import Store
 from gateway.tables import Table
+from rifl.key_table import KeyRecord
 
 
 def _no_rest() -> None:
@@ -95,6 +98,12 @@ def restore(store: Store, rest: Callable[[], None] = _no_rest) -> Restored:
     machine.sessions.next_id = meta.next_client_id
     if len(machine.sessions) != meta.sessions:
         raise StateCorrupt(store.path, f"{len(machine.sessions)} of {meta.sessions} sessions are there")
+    used: list[KeyRecord] = []
+    for _, image in store.scan(KEYS):
+        rest()
+        used.append(decode_used_key(store.path, image))
+    if not machine.keys.restore(meta.first_key, meta.next_key, meta.forgotten_ms, used):
+        raise StateCorrupt(store.path, f"the {meta.next_key - meta.first_key} idempotency keys are not all there")
     return Restored(machine, meta.point, marks, tally)
 
 
@@ -112,7 +121,7 @@ def verify(store: Store, rest: Callable[[], None] = _no_rest) -> int:
 
 
 def _all(store: Store) -> Iterator[bytes]:
-    for first in range(SESSIONS[0] + 1):
+    for first in range(KEYS[0] + 1):
         for key, _ in store.scan(bytes([first])):
             yield key
 

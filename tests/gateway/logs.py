@@ -78,13 +78,21 @@ class RandomLog:
         body = msgspec.msgpack.encode(columns)
         return edge_range.range_command("s", client, 1, max(1, first - 4), first, body, wire.MSGPACK)
 
+    def _keyed(self) -> c.Command:
+        operated = self._operate()
+        assert isinstance(operated, c.Operate)
+        ops = [c.KeyedOp(f"k{self.rng.randrange(200)}", self.rng.choice((-1, -1, 100)), op) for op in operated.ops]
+        return c.Keyed(self.rng.choice((200, 1_000)), ops, self.rng.choice(("", "", "bob")))
+
     def _command(self) -> c.Command:
-        kind = self.rng.randrange(14)
+        kind = self.rng.randrange(16)
         rng = self.rng
         if kind < 7:
             return self._operate()
         if kind < 9:
             return self._range()
+        if kind >= 14:
+            return c.ForgetKeys() if rng.random() < 0.2 else self._keyed()
         if kind == 9:
             return c.Seal(rng.choice(("s", "f")), rng.randint(1, 30))
         if kind == 10:

@@ -34,6 +34,7 @@ def of(command: type) -> st.SearchStrategy[Any]:
         "bytes": st.binary(max_size=20),
         "bool": st.booleans(),
         "list[Op]": st.lists(ops, max_size=3),
+        "list[KeyedOp]": st.lists(st.builds(c.KeyedOp, texts, numbers, ops), max_size=3),
         "list[int]": st.lists(numbers, max_size=3),
     }
     return st.builds(command, **{name: strategies[kind] for name, kind in command.__annotations__.items()})
@@ -53,7 +54,9 @@ def test_entry_is_read_back_as_written(sent: list[c.Command], time_ms: int) -> N
 def test_every_command_has_its_own_tag() -> None:
     tags = [command.__struct_config__.tag for command in get_args(c.Command)]
     assert len(set(tags)) == len(tags)
-    assert sorted(tags) == sorted(["o", "r", "so", "sr", "st", "sv", "sc", "sx", "td", "fd", "fs", "ca", "cm"])
+    assert sorted(tags) == sorted(
+        ["o", "r", "k", "kf", "so", "sr", "st", "sv", "sc", "sx", "td", "fd", "fs", "ca", "cm"]
+    )
 
 
 @pytest.mark.parametrize(

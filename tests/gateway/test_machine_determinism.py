@@ -58,6 +58,15 @@ def operates(draw: st.DrawFn) -> c.Operate:
 
 
 @st.composite
+def keyed(draw: st.DrawFn) -> c.Keyed:
+    ops = [
+        c.KeyedOp(draw(st.sampled_from(["ka", "kb", "kc", "kd"])), draw(st.sampled_from([-1, -1, 0, 700, 10**6])), op)
+        for op in draw(operates()).ops
+    ]
+    return c.Keyed(draw(st.sampled_from([0, 1_000, 3_000])), ops, draw(tenants))
+
+
+@st.composite
 def ranges(draw: st.DrawFn) -> c.Range:
     first, length = draw(st.integers(1, 12)), draw(st.integers(1, 5))
     columns = wire.RangeBody([draw(keys) for _ in range(length)], [draw(st.sampled_from(["1", '"x"']))] * length)
@@ -93,6 +102,7 @@ controls = st.one_of(
     st.builds(c.CloseSession, clients, st.integers(1, 3)),
     st.builds(c.Resolve, clients, numbers, st.integers(0, 2), first_incompletes),
     st.builds(c.Reap, st.lists(clients, max_size=4)),
+    st.just(c.ForgetKeys()),
     st.builds(
         c.DeclareTable, st.sampled_from(["t", "s", "u"]), st.sampled_from(["resident", "stream"]), st.just(2_000)
     ),
@@ -111,7 +121,9 @@ controls = st.one_of(
     ),
 )
 entries = st.lists(
-    st.tuples(st.integers(-500, 2_000), st.lists(st.one_of(operates(), operates(), ranges(), controls), max_size=4)),
+    st.tuples(
+        st.integers(-500, 2_000), st.lists(st.one_of(operates(), operates(), ranges(), keyed(), controls), max_size=4)
+    ),
     max_size=12,
 )
 
@@ -149,6 +161,7 @@ def state_of(machine: Machine) -> list[Any]:
         machine.sessions.next_id,
         sorted(msgspec.to_builtins(list(machine.sessions)), key=lambda session: session[0]),
         [(client, tracker.dump()) for client, tracker in sorted(machine.trackers.items())],
+        machine.keys.dump(),
         [(n, t.kind, t.quota_bytes, t.bytes, list(t.rows.items())) for n, t in sorted(machine.tables.items())],
         [
             (name, f.declaration, f.segment.snapshot(), f.batches.snapshot(), f.consumers.snapshot(), f.retained_bytes)

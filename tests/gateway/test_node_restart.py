@@ -136,3 +136,14 @@ async def test_second_node_on_the_same_files_is_refused(files: Settings) -> None
             async with running(files):
                 pytest.fail("two processes would write one journal")
         assert (await api.call("GET", "/readyz"))[0] == 200
+
+
+async def test_idempotency_keys_are_remembered_across_a_restart(files: Settings) -> None:
+    path, key = "/v1/tables/rows/rows/n/increment", {"Idempotency-Key": '"once"'}
+    async with life(files) as api:
+        await declare(api)
+        _, _, first = await api.call("POST", path, {"by": 5}, headers=key)
+    async with life(files) as api:
+        status, headers, again = await api.call("POST", path, {"by": 5}, headers=key)
+        assert (status, again, headers["Idempotent-Replayed"]) == (200, first, "true")
+        assert_problem(await api.call("POST", path, {"by": 6}, headers=key), "PAYLOAD_MISMATCH")

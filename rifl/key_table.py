@@ -1,0 +1,206 @@
+"""Idempotency keys: completion records of callers without a session (docs/decisions/0012-idempotency-keys.md).
+
+Owns: which keys are remembered, until when, and the rule that reads them. Runs inside the state machine, from log
+entries alone; ``now`` is cluster time. First row that holds decides:
+
+| row | condition | verdict |
+|---|---|---|
+| 1 | the key is remembered for this tenant, fingerprint equal | REPLAY |
+| 2 | the key is remembered for this tenant, fingerprint differs | PAYLOAD_MISMATCH |
+| 3 | the key names a cluster time after ``now`` | BAD_REQUEST |
+| 4 | the key names a cluster time at which keys were used that are forgotten by now | SESSION_EXPIRED |
+| 5 | as many keys, or bytes of them, as may be are remembered | QUOTA |
+| 6 | otherwise | EXECUTE |
+
+The first use of a key gives it the next *number*: (``KEYS_CLIENT``, number) is its request id. Keys are forgotten in
+the order of their first use, so one time tells which are gone: a key that names a later one was never used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from rifl.completion import CompletionRecord
+from rifl.ids import ID_MAX, ClientId
+from rifl.resolve_rule import Fate, Resolution
+from rifl.result_tracker import Sized, Verdict
+
+KEYS_CLIENT: Final = ClientId(ID_MAX)
+"""Client id of the request ids that keys are mapped to; no session ever gets it."""
+KEYS_MAX: Final = 1_000_000
+KEYS_BYTES_MAX: Final = 512 * 2**20
+KEY_OVERHEAD_BYTES: Final = 320
+"""What a key costs beside its text and result: objects and two places in dictionaries."""
+NO_TIME: Final = -1
+"""Stands for the time of a key that names none."""
+
+
+class KeyRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A used key. ``used_ms`` and ``ends_ms`` are cluster time; both ascend with the number."""
+
+    number: int
+    tenant: str
+    key: str
+    used_ms: int
+    ends_ms: int
+    record: CompletionRecord
+
+    @property
+    def size(self) -> int:
+        """Bytes, roughly."""
+        result = self.record.result
+        return KEY_OVERHEAD_BYTES + len(self.tenant) + len(self.key) + (0 if result is None else int(result.size))
+
+
+class Changes(NamedTuple):
+    """What has changed since the last look: ``gone_first`` up to, not including, ``gone_end`` are forgotten."""
+
+    gone_first: int
+    gone_end: int
+    new: list[KeyRecord]
+
+
+class KeyTable:
+    """All remembered keys. A key holds no NUL before its tenant's text ends; tenants hold none at all."""
+
+    __slots__ = ("_by_name", "_by_number", "_saved_first", "_saved_next", "bytes", "first", "forgotten_ms", "next")
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, KeyRecord] = {}
+        self._by_number: dict[int, KeyRecord] = {}
+        self.first = 1
+        """Number of the oldest remembered key."""
+        self.next = 1
+        """Number that the next key gets."""
+        self.forgotten_ms = NO_TIME
+        """Cluster time of the first use of the newest forgotten key."""
+        self.bytes = 0
+        self._saved_first = self._saved_next = 1
+
+    def __len__(self) -> int:
+        return self.next - self.first
+
+    def __iter__(self) -> Iterator[KeyRecord]:
+        """Yield the remembered keys in the order of their first use."""
+        return iter(self._by_number.values())
+
+    def decide(
+        self, tenant: str, key: str, fingerprint: int, named_ms: int, now_ms: int
+    ) -> tuple[Verdict, KeyRecord | None]:
+        """Apply the rule to one request; changes nothing.
+
+        Args:
+            tenant: whom the token names; keys of two tenants never meet.
+            key: as the edge made it, with what it is scoped to.
+            fingerprint: hash of the payload.
+            named_ms: the cluster time in the key, ``NO_TIME`` if it names none.
+            now_ms: cluster time.
+
+        Returns:
+            The verdict, and with REPLAY the record to answer from.
+        """
+        known = self._by_name.get(_name(tenant, key))
+        if known is not None:
+            return (Verdict.REPLAY, known) if known.record.fingerprint == fingerprint else _PAYLOAD_MISMATCH
+        if named_ms > now_ms:
+            return _BAD_REQUEST
+        if NO_TIME < named_ms <= self.forgotten_ms:
+            return _SESSION_EXPIRED
+        if len(self) >= KEYS_MAX or self.bytes >= KEYS_BYTES_MAX:
+            return _QUOTA
+        return _EXECUTE
+
+    def slot(self, tenant: str, key: str, now_ms: int, lifetime_ms: int) -> KeySlot:
+        """Return where the record of a new key goes, in the transition that executes its request."""
+        return KeySlot(self, tenant, key, now_ms, lifetime_ms)
+
+    def add(self, record: KeyRecord) -> None:
+        """Remember a key under its number, the next one."""
+        self._by_name[_name(record.tenant, record.key)] = record
+        self._by_number[record.number] = record
+        self.next = record.number + 1
+        self.bytes += record.size
+
+    def last_end_ms(self) -> int:
+        """Return until when the newest key is remembered; 0 without one."""
+        newest = self._by_number.get(self.next - 1)
+        return 0 if newest is None else newest.ends_ms
+
+    def due(self, now_ms: int) -> bool:
+        """Tell whether a key's time is over."""
+        oldest = self._by_number.get(self.first)
+        return oldest is not None and oldest.ends_ms < now_ms
+
+    def forget(self, now_ms: int, limit: int) -> int:
+        """Forget up to ``limit`` keys whose time is over, oldest first; returns how many."""
+        count = 0
+        while count < limit and self.due(now_ms):
+            gone = self._by_number.pop(self.first)
+            del self._by_name[_name(gone.tenant, gone.key)]
+            self.bytes -= gone.size
+            self.forgotten_ms = gone.used_ms
+            self.first += 1
+            count += 1
+        return count
+
+    def look_up(self, number: int, tenant: str = "") -> Resolution:
+        """Say what became of the request that a key was mapped to; another tenant's was never seen."""
+        if number >= self.next:
+            return Resolution(Fate.NEVER_SEEN)
+        known = self._by_number.get(number)
+        if known is None:
+            return Resolution(Fate.EXPIRED)
+        return Resolution(Fate.APPLIED, known.record) if known.tenant == tenant else Resolution(Fate.NEVER_SEEN)
+
+    def take_changes(self) -> Changes:
+        """Return what has changed since the last call, in time that follows the number of new keys."""
+        new = [self._by_number[number] for number in range(max(self._saved_next, self.first), self.next)]
+        changes = Changes(self._saved_first, min(self.first, self._saved_next), new)
+        self._saved_first, self._saved_next = self.first, self.next
+        return changes
+
+    def restore(self, first: int, next_number: int, forgotten_ms: int, records: list[KeyRecord]) -> bool:
+        """Become the table that was saved so; False if the records are not those of these numbers."""
+        if [record.number for record in records] != list(range(first, next_number)):
+            return False
+        for record in records:
+            self.add(record)
+        self.first = self._saved_first = first
+        self.next = self._saved_next = next_number
+        self.forgotten_ms = forgotten_ms
+        return True
+
+    def dump(self) -> list[Any]:
+        """Return the state as plain data, equal on equal replicas."""
+        return [self.first, self.next, self.forgotten_ms, self.bytes, list(self)]
+
+
+class KeySlot(NamedTuple):
+    """Takes the completion record of one new key (:meth:`rifl.result_tracker.ResultTracker.record` of a session)."""
+
+    keys: KeyTable
+    tenant: str
+    key: str
+    now_ms: int
+    lifetime_ms: int
+
+    def record(self, sequence: int, fingerprint: int, commit: int, result: Sized | None = None) -> CompletionRecord:
+        """Remember the applied request and return its record. A shorter lifetime than before never overtakes."""
+        record = CompletionRecord(fingerprint, commit, result)
+        ends_ms = max(self.now_ms + self.lifetime_ms, self.keys.last_end_ms())
+        self.keys.add(KeyRecord(sequence, self.tenant, self.key, self.now_ms, ends_ms, record))
+        return record
+
+
+def _name(tenant: str, key: str) -> str:
+    return f"{tenant}\0{key}"
+
+
+_PAYLOAD_MISMATCH = (Verdict.PAYLOAD_MISMATCH, None)
+_BAD_REQUEST = (Verdict.BAD_REQUEST, None)
+_SESSION_EXPIRED = (Verdict.SESSION_EXPIRED, None)
+_QUOTA = (Verdict.QUOTA, None)
+_EXECUTE = (Verdict.EXECUTE, None)

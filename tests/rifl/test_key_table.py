@@ -1,0 +1,212 @@
+"""Idempotency keys against a dictionary that never forgets: nothing is silently executed twice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+from unittest import mock
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from rifl import key_table
+from rifl.completion import CompletionRecord
+from rifl.key_table import NO_TIME, KeyRecord, KeyTable
+from rifl.resolve_rule import Fate
+from rifl.result_tracker import Verdict
+
+MAX = 6
+
+
+@dataclass
+class Result:
+    """A result of some size."""
+
+    size: int
+
+
+@dataclass
+class Used:
+    """What the model knows of a first use."""
+
+    fingerprint: int
+    number: int
+    commit: int
+    ends_ms: int
+
+
+class Keys(RuleBasedStateMachine):
+    """The model keeps every use for ever, so a second execution shows."""
+
+    table_type: ClassVar[type[KeyTable]] = KeyTable
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._max = mock.patch.object(key_table, "KEYS_MAX", MAX)
+        self._max.start()
+        self.keys = type(self).table_type()
+        self.now = 0
+        self.commit = 0
+        self.end = 0
+        self.used: dict[tuple[str, str], Used] = {}
+        self.present: list[tuple[str, str]] = []
+
+    def teardown(self) -> None:
+        self._max.stop()
+
+    @rule(
+        tenant=st.sampled_from(["", "", "bob"]),
+        name=st.sampled_from("abcd"),
+        named_ms=st.sampled_from([NO_TIME, 0, 1, 2, 5, 10, 30]),
+        fingerprint=st.sampled_from([1, 1, 1, 2]),
+        lifetime_ms=st.sampled_from([0, 5, 50]),
+        ago=st.booleans(),
+    )
+    def use(self, tenant: str, name: str, named_ms: int, fingerprint: int, lifetime_ms: int, ago: bool) -> None:
+        if named_ms != NO_TIME:
+            named_ms = max(0, self.now - named_ms) if ago else self.now + named_ms
+        key = f"{name}{named_ms}"
+        verdict, known = self.keys.decide(tenant, key, fingerprint, named_ms, self.now)
+        before = self.used.get((tenant, key))
+        if (tenant, key) in self.present:
+            assert before is not None
+            if before.fingerprint == fingerprint:
+                assert verdict is Verdict.REPLAY
+                assert known is not None
+                assert (known.number, known.record.commit) == (before.number, before.commit)
+            else:
+                assert verdict is Verdict.PAYLOAD_MISMATCH
+            return
+        assert known is None
+        if named_ms > self.now:
+            assert verdict is Verdict.BAD_REQUEST
+        elif named_ms != NO_TIME and before is not None:
+            assert verdict is Verdict.SESSION_EXPIRED, "a forgotten key whose age can be told is never executed again"
+        elif verdict is Verdict.SESSION_EXPIRED:
+            assert named_ms <= self.keys.forgotten_ms, "only keys that may have been forgotten are refused"
+        elif len(self.present) >= MAX:
+            assert verdict is Verdict.QUOTA
+        else:
+            assert verdict is Verdict.EXECUTE
+            self.commit += 1
+            number = self.keys.next
+            slot = self.keys.slot(tenant, key, self.now, lifetime_ms)
+            slot.record(number, fingerprint, self.commit, Result(8))
+            self.end = max(self.end, self.now + lifetime_ms)
+            self.used[tenant, key] = Used(fingerprint, number, self.commit, self.end)
+            self.present.append((tenant, key))
+
+    @rule(ms=st.integers(0, 12))
+    def time_passes(self, ms: int) -> None:
+        self.now += ms
+
+    @rule(limit=st.integers(1, 4))
+    def forget(self, limit: int) -> None:
+        over = [name for name in self.present if self.used[name].ends_ms < self.now][:limit]
+        assert self.keys.forget(self.now, limit) == len(over)
+        self.present = [name for name in self.present if name not in over]
+
+    @rule()
+    def save_and_restore(self) -> None:
+        self.keys.take_changes()
+        restored = type(self).table_type()
+        assert restored.restore(self.keys.first, self.keys.next, self.keys.forgotten_ms, list(self.keys))
+        assert restored.dump() == self.keys.dump()
+        assert restored.take_changes() == (self.keys.first, self.keys.first, [])
+        self.keys = restored
+
+    @invariant()
+    def both_know_the_same(self) -> None:
+        assert [(r.tenant, r.key) for r in self.keys] == self.present
+        assert len(self.keys) == len(self.present) <= MAX
+        assert self.keys.bytes == sum(record.size for record in self.keys)
+        ends = [record.ends_ms for record in self.keys]
+        assert ends == sorted(ends), "keys are forgotten in the order of their first use"
+
+
+TestKeys = Keys.TestCase
+TestKeys.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+
+
+class ForgetsItsAge(KeyTable):
+    """Planted bug: what was forgotten is not remembered as a time."""
+
+    __slots__ = ()
+
+    def forget(self, now_ms: int, limit: int) -> int:
+        count = super().forget(now_ms, limit)
+        self.forgotten_ms = NO_TIME
+        return count
+
+
+class MixesTenants(KeyTable):
+    """Planted bug: the tenant is not looked at."""
+
+    __slots__ = ()
+
+    def decide(
+        self, tenant: str, key: str, fingerprint: int, named_ms: int, now_ms: int
+    ) -> tuple[Verdict, KeyRecord | None]:
+        found = super().decide("", key, fingerprint, named_ms, now_ms)
+        return found if found[1] is not None else super().decide(tenant, key, fingerprint, named_ms, now_ms)
+
+
+@pytest.mark.parametrize("planted", [ForgetsItsAge, MixesTenants])
+def test_planted_bug_is_caught_by_the_model(planted: type[KeyTable]) -> None:
+    mutant = type("Mutant", (Keys,), {"table_type": planted})
+    fixed = settings(
+        max_examples=2_000,
+        stateful_step_count=40,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+    )
+    with pytest.raises(AssertionError):
+        run_state_machine_as_test(mutant, settings=fixed)
+
+
+def _filled(count: int, lifetime_ms: int = 10) -> KeyTable:
+    keys = KeyTable()
+    for number in range(1, count + 1):
+        keys.slot("", f"k{number}", number, lifetime_ms).record(number, 7, number)
+    return keys
+
+
+def test_changes_name_each_new_and_each_gone_key_once() -> None:
+    keys = _filled(3)
+    assert [record.number for record in keys.take_changes().new] == [1, 2, 3]
+    keys.slot("", "k4", 4, 10).record(4, 7, 4)
+    keys.forget(13, 10)
+    changes = keys.take_changes()
+    assert (changes.gone_first, changes.gone_end, [record.number for record in changes.new]) == (1, 3, [3 + 1])
+    keys.slot("", "k5", 14, 0).record(5, 7, 5)
+    keys.forget(100, 10)
+    assert keys.take_changes() == (3, 5, []), "a key that came and went between two looks was never saved"
+
+
+def test_records_that_are_not_all_there_are_not_taken_for_a_table() -> None:
+    saved = list(_filled(3))
+    assert not KeyTable().restore(1, 4, NO_TIME, saved[:2])
+    assert not KeyTable().restore(1, 4, NO_TIME, [saved[0], saved[2], saved[1]])
+    assert KeyTable().restore(1, 4, NO_TIME, saved)
+
+
+def test_bytes_are_bounded_before_execution(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = _filled(2)
+    monkeypatch.setattr(key_table, "KEYS_BYTES_MAX", keys.bytes)
+    assert keys.decide("", "new", 1, NO_TIME, 5)[0] is Verdict.QUOTA
+    assert keys.decide("", "k1", 7, NO_TIME, 5)[0] is Verdict.REPLAY
+
+
+def test_request_ids_of_keys_are_looked_up_by_their_own_tenant() -> None:
+    keys = _filled(2)
+    assert keys.look_up(1) == (Fate.APPLIED, CompletionRecord(7, 1))
+    assert keys.look_up(1, "bob").fate is Fate.NEVER_SEEN
+    assert keys.look_up(3).fate is Fate.NEVER_SEEN
+    keys.forget(12, 10)
+    assert keys.look_up(1).fate is Fate.EXPIRED
