@@ -36,7 +36,7 @@ class BlindMachine(Machine):
     def _operate(self, command: c.Operate) -> Operated:
         verdicts: list[OpVerdict] = []
         for op in command.ops:
-            done = self._execute(command.client_id, self._amnesiac, op)
+            done = self.execute(command.client_id, self._amnesiac, op)
             if isinstance(done, CompletionRecord):
                 verdicts.append((op.sequence, None, done, False))
             else:
