@@ -112,6 +112,7 @@ class _Proxy:
         self.target, self.out, self.back, self.rng = target, out, back, rng
         self.connections: set[_Connection] = set()
         self.server: asyncio.Server | None = None
+        self.closing = False
 
     async def serve(self) -> int:
         self.server = await asyncio.start_server(self._accepted, "127.0.0.1", 0, limit=_READ_BYTES)
@@ -123,6 +124,10 @@ class _Proxy:
             far_reader, far_writer = await asyncio.open_connection(*self.target, limit=_READ_BYTES)
         except OSError:
             writer.transport.abort()
+            return
+        if self.closing:
+            writer.transport.abort()
+            far_writer.transport.abort()
             return
         for one in (writer, far_writer):
             one.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -279,14 +284,17 @@ class Links:
 
         async def stop() -> None:
             for proxy in self._proxies.values():
+                proxy.closing = True
                 if proxy.server is not None:
                     proxy.server.close()
                 for connection in list(proxy.connections):
                     connection.abort()
             if self._storm is not None:
                 self._storm.cancel()
-            mine = asyncio.current_task()
-            await asyncio.gather(*(task for task in asyncio.all_tasks() if task is not mine), return_exceptions=True)
+            mine = {asyncio.current_task()}
+            # A connection that was accepted a moment ago gets its task only now.
+            while others := asyncio.all_tasks() - mine:
+                await asyncio.wait(others)
 
         asyncio.run_coroutine_threadsafe(stop(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -59,9 +59,7 @@ class RawClient:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for connection in list(self._connections.values()):
-            connection.abort()
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # The aborted connections are closed in the loop's next turn.
 
     # -- questions -------------------------------------------------------------------------------------
 
@@ -203,6 +201,7 @@ class RawClient:
             try:
                 await lost.wait()
             finally:
+                connection.abort()
                 del self._connections[node]
                 self._lost(node)
 
