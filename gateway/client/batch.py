@@ -52,6 +52,7 @@ class Pending(msgspec.Struct):
         promise: where its result goes.
         deadline: when its promise fails.
         position: what the outbox notes in the same transaction, or None.
+        span: of the call, where it is traced.
     """
 
     operation: Operation
@@ -59,6 +60,7 @@ class Pending(msgspec.Struct):
     promise: Promise
     deadline: float
     position: Any = None
+    span: Any = None
 
 
 class PendingRows(msgspec.Struct):
@@ -69,6 +71,7 @@ class PendingRows(msgspec.Struct):
     texts: list[str]
     promise: RowsPromise
     deadline: float
+    span: Any = None
 
 
 class _Gone:
@@ -180,9 +183,10 @@ class RangeBatch:
         pendings: one a row, where the rows were written one by one; else None.
         rows: who is told of all rows together, where they were written together; else None.
         deadline: when the last promise fails.
+        span: of the call that wrote all rows together, where it is traced.
     """
 
-    __slots__ = ("deadline", "first", "keys_of_rows", "pendings", "place", "rows", "table", "texts")
+    __slots__ = ("deadline", "first", "keys_of_rows", "pendings", "place", "rows", "span", "table", "texts")
 
     def __init__(
         self,
@@ -195,7 +199,9 @@ class RangeBatch:
         pendings: list[Pending] | None,
         rows: RowsPromise | None,
         deadline: float,
+        span: Any = None,
     ) -> None:
+        self.span = span
         self.place = place
         self.first = first
         self.table = table
@@ -229,6 +235,7 @@ class RangeBatch:
             pendings=None if self.pendings is None else self.pendings[low:high],
             rows=self.rows,
             deadline=self.deadline,
+            span=self.span,
         )
 
     def halves(self) -> tuple[RangeBatch, RangeBatch]:

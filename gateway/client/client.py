@@ -29,6 +29,7 @@ from gateway.client.routing import Router
 from gateway.client.session import Session
 from gateway.client.settings import Consistency, Full, SessionOptions, TableKind, Tuning
 from gateway.client.tables import TableKinds
+from gateway.client.tracing import tracing as make_tracing
 from gateway.client.verdicts import write_result
 from gateway.wire import OperationResult
 from rifl.errors import Code, Outcome
@@ -65,6 +66,7 @@ class Client:
             in turn and lets them forward.
         tls: context for https endpoints, in place of ``ca_file``.
         tuning: how operations travel.
+        tracing: whether calls make OpenTelemetry spans; by default, if the application has imported OpenTelemetry.
 
     Leaving closes open sessions as leaving them would, then the connections.
     """
@@ -81,6 +83,7 @@ class Client:
         prefer_leader: bool = True,
         tls: ssl.SSLContext | None = None,
         tuning: Tuning | None = None,
+        tracing: bool | None = None,
     ) -> None:
         given = Profile(
             [endpoints] if isinstance(endpoints, str) else None if endpoints is None else list(endpoints),
@@ -94,6 +97,7 @@ class Client:
         self.tuning = tuning or Tuning()
         self.headers: Mapping[str, str] = {} if settled.token is None else {"Authorization": f"Bearer {settled.token}"}
         self._token_file = None if settled.token_file is None else TokenFile(settled.token_file)
+        self.tracing = make_tracing(tracing)
         self.courier: Courier
         self.kinds: TableKinds
         self.highest_commit = 0
@@ -305,7 +309,10 @@ class Client:
     async def perform(self, call: Call[T]) -> T:
         """Make a call that is not a batch; running out of time is a typed error."""
         try:
-            return await self.courier.exchange(call)
+            if self.tracing is None:
+                return await self.courier.exchange(call)
+            with self.tracing.call(call):
+                return await self.courier.exchange(call)
         except AttemptFailed as last:
             raise at_deadline(last, ambiguous=call.ambiguous) from last.__cause__
 

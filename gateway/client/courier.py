@@ -68,6 +68,7 @@ class Call(Generic[T]):
         ambiguous: whether an attempt may have been applied.
         under_way: whether an attempt is under way now.
         sent_at: when the current attempt was sent.
+        trace: further headers of every attempt, or None.
     """
 
     __slots__ = (
@@ -80,6 +81,7 @@ class Call(Generic[T]):
         "method",
         "path",
         "sent_at",
+        "trace",
         "under_way",
     )
 
@@ -103,6 +105,7 @@ class Call(Generic[T]):
         self.under_way = False
         self.malformed = 0
         self.sent_at = 0.0
+        self.trace: Mapping[str, str] | None = None
 
     def delayed(self) -> None:
         """Take note that the first attempt failed and others follow; does nothing unless overridden."""
@@ -185,6 +188,8 @@ class Courier:
         headers = call.headers
         if self._authorization is not None:
             headers = {**headers, "Authorization": self._authorization()}
+        if call.trace is not None:
+            headers = {**headers, **call.trace}
         call.sent_at = now
         call.under_way = True
         try:

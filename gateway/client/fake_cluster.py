@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -47,6 +47,7 @@ class FakeCluster:
     ) -> None:
         try:
             self._run(self.gateway.__aexit__(None, None, None))
+            self._run(end_tasks())
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
@@ -101,7 +102,7 @@ class FakeCluster:
         """Apply the next ``count`` requests that write and cut the connection instead of answering them."""
         self._do(lambda: self.gateway.nodes[node].lose_answers(count))
 
-    def _do(self, what: Any) -> None:
+    def _do(self, what: Callable[[], object]) -> None:
         async def done() -> None:
             what()
 
@@ -109,3 +110,11 @@ class FakeCluster:
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+async def end_tasks() -> None:
+    """End what still runs in this loop, such as a request that nobody will answer."""
+    tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -166,6 +166,7 @@ class Outbox:
             pendings=None,
             rows=rows.promise,
             deadline=rows.deadline,
+            span=rows.span,
         )
 
     def _range_of_puts(self, pendings: list[Pending]) -> RangeBatch:

@@ -24,6 +24,7 @@ from gateway.client.failures import DeadlineExceeded, OperationFailed, Resolver
 from gateway.client.lease import LeaseClock
 from gateway.client.outbox import Outbox
 from gateway.client.retry import AttemptFailed
+from gateway.client.tracing import Tracing
 from gateway.client.verdicts import SESSION_OVER, Numbers, doubtful, fail_rows, fate_of, not_applied, refused, with_id
 from gateway.wire import MSGPACK
 from rifl.errors import Code, OncegateError, Outcome
@@ -54,6 +55,7 @@ class Sender:
         outbox: keeps writes on disk before they travel, or None.
         tracker: gives out the numbers; a new one by default.
         ended: told when the session takes no further writes, and why.
+        tracing: makes spans of its requests, or None.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Sender:
         outbox: DurableOutbox | None = None,
         tracker: RequestTracker | None = None,
         ended: Callable[[OperationFailed], None] | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self.client_id = client_id
         self.client_id_text = format_client_id(client_id)
@@ -86,6 +89,7 @@ class Sender:
         self._tuning = courier.tuning
         self._loop = asyncio.get_running_loop()
         self._ended = ended
+        self._tracing = tracing
         self._durable = outbox
         self._outbox = Outbox(self.tracker, self._tuning, in_order=self.keeps)
         self._queue = self._outbox.queue
@@ -272,7 +276,11 @@ class Sender:
         if len(call.content) > self._tuning.batch_bytes_max and len(call.batch) > 1:
             return call.batch.halves()
         try:
-            await self._courier.exchange(call)
+            if self._tracing is None:
+                await self._courier.exchange(call)
+            else:
+                with self._tracing.request(call):
+                    await self._courier.exchange(call)
         except AttemptFailed as last:
             self._fail(call.batch, at_deadline(last, ambiguous=call.ambiguous or self.keeps))
         except OncegateError as refusal:

@@ -71,6 +71,7 @@ class Session:
         self._keeper: asyncio.Task[None] | None = None
         self._opened = False
         self._timeout_s = client.timeout_s
+        self._tracing = client.tracing
         self._writes: Writes
         self._outbox: DurableOutbox | None = None
         self.lost = asyncio.Event()
@@ -147,6 +148,7 @@ class Session:
             outbox,
             tracker,
             self._ended,
+            self._tracing,
         )
         self._keeper = asyncio.create_task(keep_lease(lease, self._renew, self._loop.time, asyncio.sleep))
         client.adopt(self)
@@ -325,6 +327,8 @@ class Session:
         pending = self._writes.put(table, key, value, if_absent, if_version, if_value, timeout_s)
         if position is not None:
             self._note(pending, position)
+        if self._tracing is not None:
+            self._tracing.write(pending)
         future: asyncio.Future[WriteResult] = pending.promise  # type: ignore[assignment]
         sender = self._sender
         if sender.outstanding < sender.window and not sender.queueing:
@@ -421,6 +425,8 @@ class Session:
         sender = self._sender
         if sender.crowded:
             raise _window_full()
+        if self._tracing is not None:
+            self._tracing.write(pending)
         sender.outstanding += 1
         sender.enqueue(pending)
         future: asyncio.Future[WriteResult] = pending.promise  # type: ignore[assignment]
@@ -457,6 +463,8 @@ class Session:
         collector = RowsCollector(sender.client_id, len(pairs), future)
         rows_max = min(self._client.tuning.range_rows_max, sender.window)
         pendings = deque(self._writes.many(table, pairs, kind, collector, deadline, rows_max))
+        if self._tracing is not None:
+            self._tracing.rows(table, list(pendings), future)
         try:
             await self._place(deadline)  # whether to wait for a place is asked of the first only
             sender.enqueue(pendings[0])
@@ -501,6 +509,8 @@ class Session:
     async def _write(self, pending: Pending, position: Any) -> WriteResult:
         if position is not None:
             self._note(pending, position)
+        if self._tracing is not None:
+            self._tracing.write(pending)
         future: asyncio.Future[WriteResult] = pending.promise  # type: ignore[assignment]
         await self._place(pending.deadline)
         self._sender.enqueue(pending)
