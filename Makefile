@@ -34,6 +34,7 @@ soak-outbox: .venv/.ready ## a worker with an outbox, killed KILLS times while i
 
 bench: .venv/.ready ## figures of this machine, printed with their calibrations
 	$(BIN)/python -m bench.consensus
+	$(BIN)/python -m bench.sdk
 	$(BIN)/python -m bench.ingest
 	$(BIN)/python -m bench.dedup
 	$(BIN)/python -m bench.sessions
