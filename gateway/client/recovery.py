@@ -88,20 +88,21 @@ class Resumed(msgspec.Struct):
     Attributes:
         taken: the server's answer, or None if there is no session to go on with.
         sent_at: when it was asked for.
+        commit: commit number that the answer reflects: everything the earlier process has written is below it.
         again: entries to be sent again.
         recovered: what is settled without sending.
     """
 
     taken: SessionTaken | None = None
     sent_at: float = 0.0
+    commit: int = 0
     again: list[OutboxEntry] = msgspec.field(default_factory=list)
     recovered: list[Recovered] = msgspec.field(default_factory=list)
 
-    def tracker(self, window: int) -> RequestTracker:
+    def tracker(self, taken: SessionTaken, window: int) -> RequestTracker:
         """Return the tracker of the session from here on."""
-        assert self.taken is not None
         held = [entry.sequence for entry in self.again]
-        return RequestTracker.resumed(window=window, highest=self.taken.highest_sequence, held=held)
+        return RequestTracker.resumed(window=window, highest=taken.highest_sequence, held=held)
 
 
 async def resume(client: Client, outbox: DurableOutbox, on_unknown: OnUnknown | None) -> Resumed:
@@ -144,7 +145,7 @@ async def _take_over(client: Client, owner: int, found: Resumed) -> None:
     call = JsonCall("POST", path, SessionTaken, client.headers, client.deadline(), body=TakeOver(uuid.uuid4().hex))
     try:
         found.taken = await client.perform(call)
-        found.sent_at = call.sent_at
+        found.sent_at, found.commit = call.sent_at, call.commit
     except OperationFailed as failure:
         if failure.code not in _GONE:
             raise

@@ -129,7 +129,8 @@ class Session:
             return
         head = outbox.head
         opened = SessionOpened(format_client_id(head.client_id), found.taken.epoch, head.lease_ms, head.window)
-        self._begin(opened, found.sent_at, found.tracker(head.window))
+        self._begin(opened, found.sent_at, found.tracker(found.taken, head.window))
+        self._sender.highest_commit = found.commit
         self.recovered += await resend(client, self._sender, self._writes, outbox, found.again, options.on_unknown)
 
     def _begin(self, opened: SessionOpened, sent_at: float, tracker: RequestTracker | None) -> None:

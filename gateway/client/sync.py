@@ -97,7 +97,8 @@ class _Loop:
             raise
 
     def stop(self) -> None:
-        """End the thread."""
+        """End what still runs, and the thread."""
+        self.run(_wind_up())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.loop.close()
@@ -433,6 +434,14 @@ class Session:
 
 async def _nothing() -> None:
     pass
+
+
+async def _wind_up() -> None:
+    tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_default_executor()
 
 
 def _close_if_alive(reference: weakref.ref[Client]) -> None:

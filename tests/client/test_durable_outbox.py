@@ -107,6 +107,7 @@ async def test_restart_resends_the_same_id_and_payload_and_gets_the_first_result
         assert recovered.entry.request_id == (before.client_id, 2)
         assert recovered.result is not None
         assert (recovered.result.replayed, recovered.result.value) == (True, 8)
+        assert session.highest_commit >= 2  # its reads reflect what the earlier process wrote
         assert (await session.increment("rows", "n", 1)).value == 9
     assert [write.sequence for write in fake.executed] == [1, 2, 3]
     assert held(path) == []
