@@ -258,11 +258,7 @@ class Client:
             OperationFailed: STALE, SESSION_EXPIRED where the cluster no longer remembers; the outcome stays unknown.
         """
         known = parse_request_id(request_id) if isinstance(request_id, str) else request_id
-        path = resolve_path(format_client_id(known.client_id), known.sequence)
-        call = JsonCall("POST", path, _Resolved, self.headers, self.deadline(timeout_s), body={})
-        told = await self.perform(call)
-        result = None if told.result is None else write_result(told.result, known.client_id, 0)
-        return Resolution(told.state, result)
+        return await self.settle(known, {}, timeout_s)
 
     async def cluster(self, *, timeout_s: float | None = None) -> ClusterInfo:
         """Return the cluster as one of its nodes sees it."""
@@ -315,6 +311,14 @@ class Client:
                 return await self.courier.exchange(call)
         except AttemptFailed as last:
             raise at_deadline(last, ambiguous=call.ambiguous) from last.__cause__
+
+    async def settle(self, request_id: RequestId, owner: Mapping[str, int], timeout_s: float | None) -> Resolution:
+        """Resolve a request id; ``owner``: epoch and first incomplete, where it is the session itself that asks."""
+        path = resolve_path(format_client_id(request_id.client_id), request_id.sequence)
+        call = JsonCall("POST", path, _Resolved, self.headers, self.deadline(timeout_s), body=owner)
+        told = await self.perform(call)
+        result = None if told.result is None else write_result(told.result, request_id.client_id, 0)
+        return Resolution(told.state, result)
 
     def adopt(self, session: Session) -> None:
         """Note an open session, to be closed with the client."""

@@ -294,9 +294,13 @@ class FakeState:
             return wire.RequestState("applied", applied)
         return wire.RequestState("applied", msgspec.structs.replace(result.verdict, replayed=True))
 
-    def resolve(self, client_id: int, sequence: int) -> wire.RequestState:
+    def resolve(self, client_id: int, sequence: int, owner: dict[str, int]) -> wire.RequestState:
         """Return the result of a request id, or seal it: a late attempt is refused."""
         session = self.session(format_client_id(client_id))
+        if owner:
+            if owner["epoch"] != session.epoch:
+                raise OncegateError(Code.FENCED)
+            session.tracker.acknowledge(owner["first_incomplete"])
         state = self.request(client_id, sequence)
         if state.state == "acknowledged":
             raise OncegateError(Code.STALE)

@@ -285,8 +285,12 @@ class Session:
         return await self._resolve(RequestId(self._sender.client_id, SequenceNumber(sequence)), timeout_s)
 
     async def _resolve(self, request_id: RequestId, timeout_s: float | None) -> Resolution:
-        resolution = await self._client.resolve(request_id, timeout_s=timeout_s)
-        self._sender.forget(request_id.sequence)
+        sender = self._sender
+        # Acknowledging what is below makes room: an id is only sealed inside the window that the server sees.
+        first_incomplete = min(sender.first_incomplete, request_id.sequence)
+        owner = {"epoch": sender.epoch, "first_incomplete": first_incomplete}
+        resolution = await self._client.settle(request_id, owner, timeout_s)
+        sender.forget(request_id.sequence)
         return resolution
 
     # Writes

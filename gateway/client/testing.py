@@ -202,7 +202,9 @@ class FakeGateway(FakeState):
             case ["GET", "v1", "requests", client_id, sequence]:
                 return _json(self.request(parse_client_id(client_id), int(sequence)))
             case ["POST", "v1", "requests", client_id, sequence, "resolve"]:
-                return _json(self.resolve(parse_client_id(client_id), int(sequence)))
+                return _json(
+                    self.resolve(parse_client_id(client_id), int(sequence), msgspec.json.decode(body or b"{}"))
+                )
             case ["PUT" | "GET", "v1", "flows", flow]:
                 if request.method == "PUT":
                     self.flows[flow] = msgspec.json.decode(body)["source"]

@@ -106,3 +106,13 @@ async def test_doubt_from_another_process_is_resolved_by_its_id(fake: FakeGatewa
             await unknown.resolve()
         assert unbound.value.code is Code.BAD_REQUEST
         assert (await client.resolve(unknown.request_id)).state == "sealed"
+
+
+async def test_doubt_is_sealed_although_the_window_the_server_sees_is_full(fake: FakeGateway) -> None:
+    async with Client(fake.endpoints) as client, client.session(window=4) as session:
+        for n in range(4):
+            await session.put("rows", f"k{n}", n)  # numbers 1 to 4; the server has seen 3 acknowledged
+        fake.nodes[0].before = hold_operations
+        doubts = [await doubt(session) for _ in range(4)]
+        fake.nodes[0].before = None
+        assert {(await unknown.resolve()).state for unknown in doubts} == {"sealed"}
