@@ -149,8 +149,5 @@ async def _resolve(client: Client) -> None:
 
 
 @pytest.mark.parametrize("promise", [_append, _remembered_read, _resolve])
-async def test_appends_remembered_reads_and_seals(client: Client, promise: Any, request: pytest.FixtureRequest) -> None:
-    if "node" in request.node.callspec.id:
-        # Goes with the daggers of docs/API.md: to be removed when the server has them.
-        request.applymarker(pytest.mark.xfail(reason="the server has no append, get and resolve yet", strict=False))
+async def test_appends_remembered_reads_and_seals(client: Client, promise: Any) -> None:
     await promise(client)
