@@ -67,6 +67,15 @@ class Keys(RuleBasedStateMachine):
     def use(self, tenant: str, name: str, named_ms: int, fingerprint: int, lifetime_ms: int, ago: bool) -> None:
         if named_ms != NO_TIME:
             named_ms = max(0, self.now - named_ms) if ago else self.now + named_ms
+        self._sent(tenant, name, named_ms, fingerprint, lifetime_ms)
+
+    @rule(pick=st.integers(0, 99))
+    def use_again(self, pick: int) -> None:
+        if self.used:
+            tenant, key = list(self.used)[pick % len(self.used)]
+            self._sent(tenant, key[0], int(key[1:]), self.used[tenant, key].fingerprint, 5)
+
+    def _sent(self, tenant: str, name: str, named_ms: int, fingerprint: int, lifetime_ms: int) -> None:
         key = f"{name}{named_ms}"
         verdict, known = self.keys.decide(tenant, key, fingerprint, named_ms, self.now)
         before = self.used.get((tenant, key))
