@@ -20,7 +20,7 @@ from gateway import edge_range
 from gateway.config import Settings
 from gateway.exchange import NODE, Handler, problem
 from gateway.node import Node
-from gateway.routes import cluster, explain, flows, members, operations, rows, sessions, tables
+from gateway.routes import cluster, events, explain, flows, members, operations, rows, sessions, tables
 from rifl.errors import Code, OncegateError
 
 KEEP_ALIVE_S: Final = 75.0
@@ -46,7 +46,7 @@ def application(node: Node) -> web.Application:
     """Return the HTTP application of ``node``."""
     app = web.Application(client_max_size=node.settings.body_bytes_max, middlewares=[_unrouted])
     app[NODE] = node
-    for module in (operations, sessions, tables, rows, flows, cluster, members, explain):
+    for module in (operations, sessions, tables, rows, events, flows, cluster, members, explain):
         app.add_routes(module.ROUTES)
     flows.set_up(app)
     rows.set_up(app)

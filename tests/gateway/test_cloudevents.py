@@ -1,0 +1,153 @@
+"""CloudEvents in: three modes, one canonical form, all attributes kept."""
+
+from __future__ import annotations
+
+import base64
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway import cloudevents as ce
+from gateway import edge
+from rifl.errors import Code, OncegateError
+
+EVENT: dict[str, Any] = {"specversion": "1.0", "id": "1", "source": "/sensors/7", "type": "com.example.measured"}
+encode = msgspec.json.Encoder(order="deterministic").encode
+
+
+def structured(event: Any) -> ce.Event:
+    [found] = ce.read("t", ce.STRUCTURED, [], msgspec.json.encode(event))
+    return found
+
+
+def binary(headers: dict[str, str], body: bytes = b"") -> ce.Event:
+    content_type = headers.get("Content-Type", "application/octet-stream").partition(";")[0]
+    [found] = ce.read("t", content_type, headers.items(), body)
+    return found
+
+
+def headers(**more: str) -> dict[str, str]:
+    named = {f"ce-{name}": value for name, value in {**EVENT, **more}.items() if name != "content"}
+    return named | ({"Content-Type": more["content"]} if "content" in more else {})
+
+
+def value(event: ce.Event) -> Any:
+    assert event.op.value is not None
+    return msgspec.json.decode(event.op.value)
+
+
+def refusal(content_type: str, body: bytes, given_headers: dict[str, str] | None = None) -> Code:
+    with pytest.raises(OncegateError) as caught:
+        ce.read("t", content_type, (given_headers or {}).items(), body)
+    return caught.value.code
+
+
+def test_modes_of_one_event_have_one_canonical_form_and_one_key() -> None:
+    event = {
+        **EVENT,
+        "time": "2026-01-31T10:00:00.5+01:00",
+        "subject": "\u00e9 50%",
+        "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+        "datacontenttype": "application/json",
+        "data": {"b": 1, "a": [None]},
+    }
+    sent = headers(
+        time=event["time"], subject="%C3%A9 50%25", traceparent=event["traceparent"], content="application/json"
+    )
+    in_binary = binary(sent, b'{ "a":[null], "b":1 }')
+    [in_batch] = ce.read("t", ce.BATCH, [], msgspec.json.encode([event]))
+    assert in_binary == in_batch == structured(event)
+    assert value(in_binary) == event
+    assert in_binary.op.key == "/sensors/7 1"
+
+
+@pytest.mark.parametrize(
+    ("content", "body", "kept"),
+    [
+        ("application/json", b"null", {"data": None}),
+        ("application/vnd.x+json; charset=utf-8", b"[1]", {"data": [1]}),
+        ("text/plain; charset=utf-8", "\u00e9".encode(), {"data": "\u00e9"}),
+        ("text/plain; charset=latin-1", b"\xe9", {"data_base64": "6Q=="}),
+        ("application/xml", b"<a/>", {"data_base64": base64.b64encode(b"<a/>").decode()}),
+        ("application/json", b"", {}),
+        (None, b"\x00\x01", {"data_base64": "AAE="}),
+    ],
+)
+def test_data_of_binary_mode_is_kept_as_the_json_format_has_it(
+    content: str | None, body: bytes, kept: dict[str, Any]
+) -> None:
+    more = {} if content is None else {"content": content}
+    expected = {**EVENT, **kept} | ({} if content is None else {"datacontenttype": content})
+    assert value(binary(headers(**more), body)) == expected
+
+
+def test_quoted_header_values_are_read_as_older_senders_wrote_them() -> None:
+    assert value(binary(headers(subject='"a \\"b\\""')))["subject"] == 'a "b"'
+
+
+def test_rows_of_two_events_are_the_same_only_if_source_and_id_are() -> None:
+    keys = {structured({**EVENT, "source": s, "id": i}).op.key for s in ("a", "a/b") for i in ("b/c", "c", "b c")}
+    assert len(keys) == 6
+
+
+def test_null_attributes_are_unset_and_null_data_is_data() -> None:
+    assert value(structured({**EVENT, "subject": None, "data": None})) == {**EVENT, "data": None}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"specversion": "0.3"}, {"specversion": None}, {"id": None}, {"id": ""}, {"id": 1}, {"source": ""},
+        {"source": "a b"}, {"type": None}, {"type": 7}, {"subject": ""}, {"time": "yesterday"},
+        {"time": "2026-13-01T00:00:00Z"},
+        {"dataschema": "relative"}, {"Upper": "x"}, {"with-dash": "x"}, {"x" * 65: "x"}, {"ext": 1.5}, {"ext": 2**31},
+        {"ext": [1]}, {"ext": {"a": 1}}, {"id": "a\nb"}, {"id": "\x00"}, {"data": 1, "data_base64": "AA=="},
+        {"data_base64": "?"}, {"data_base64": 1},
+    ],
+)  # fmt: skip
+def test_what_the_specification_forbids_is_refused_alone_and_in_a_batch(changed: dict[str, Any]) -> None:
+    event = {**EVENT, **changed}
+    assert refusal(ce.STRUCTURED, msgspec.json.encode(event)) is Code.BAD_REQUEST
+    assert refusal(ce.BATCH, msgspec.json.encode([EVENT, event])) is Code.BAD_REQUEST
+
+
+def test_bodies_that_are_no_events_are_refused_typed() -> None:
+    for body in (b"", b"[]", b"1", b"{", b"[" * 50_000, b"\xff"):
+        assert refusal(ce.STRUCTURED, body) is Code.BAD_REQUEST
+    for body in (b"", b"{}", b"[1]", b"[[]]"):
+        assert refusal(ce.BATCH, body) is Code.BAD_REQUEST
+    assert ce.read("t", ce.BATCH, [], b"[]") == []
+    assert refusal("application/cloudevents+xml", b"<e/>") is Code.UNSUPPORTED_MEDIA_TYPE
+    assert refusal("application/cloudevents-batch+avro", b"") is Code.UNSUPPORTED_MEDIA_TYPE
+    assert refusal("application/json", b"{}") is Code.BAD_REQUEST
+    assert refusal("application/json", b"{", headers(content="application/json")) is Code.BAD_REQUEST
+    for name in ("datacontenttype", "data"):
+        assert refusal("text/plain", b"", headers(**{name: "x"})) is Code.BAD_REQUEST
+    assert refusal("text/plain", b"", headers(subject="%ff")) is Code.BAD_REQUEST
+    assert refusal("text/plain", b"", headers(UPPER="x") | {"CE-upper": "y"}) is Code.BAD_REQUEST
+    assert refusal(ce.STRUCTURED, msgspec.json.encode({**EVENT, "id": "x" * 512})) is Code.PAYLOAD_TOO_LARGE
+    assert refusal(ce.STRUCTURED, msgspec.json.encode({**EVENT, "data": "x" * 2**18})) is Code.PAYLOAD_TOO_LARGE
+    many = [{**EVENT, "id": str(number)} for number in range(4_097)]
+    assert refusal(ce.BATCH, msgspec.json.encode(many)) is Code.PAYLOAD_TOO_LARGE
+
+
+names = st.sampled_from([*EVENT, "time", "subject", "dataschema", "data", "data_base64", "ext", "X"]) | st.text(
+    max_size=3
+)
+junk = st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.lists(st.integers(), max_size=2)
+
+
+@given(st.dictionaries(names, junk, max_size=6), st.booleans())
+def test_whatever_comes_is_an_event_or_a_typed_refusal(changed: dict[str, Any], whole: bool) -> None:
+    try:
+        body = msgspec.json.encode({**EVENT, **changed} if whole else changed)
+    except (OverflowError, UnicodeEncodeError):
+        return
+    with suppress(OncegateError):
+        [event] = ce.read("t", ce.STRUCTURED, [], body)
+        assert event.op.value == edge.canonical_json(value(event), "event")
+        edge.check_key(event.op.key)
