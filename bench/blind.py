@@ -20,9 +20,11 @@ from rifl.result_tracker import ResultTracker, Verdict
 class Amnesiac(ResultTracker):
     """Answers from a record and keeps none."""
 
-    def record(self, sequence: int, fingerprint: int, commit: int, result: Any = None) -> CompletionRecord:
+    def record(
+        self, sequence: int, fingerprint: int, commit: int, result: Any = None, traceparent: str = ""
+    ) -> CompletionRecord:
         """Return the record of an operation without remembering it."""
-        return CompletionRecord(fingerprint, commit, result)
+        return CompletionRecord(fingerprint, commit, result, traceparent)
 
     def record_range(self, record: RangeRecord) -> None:
         """Forget a range."""
@@ -36,7 +38,7 @@ class BlindMachine(Machine):
     def _operate(self, command: c.Operate) -> Operated:
         verdicts: list[OpVerdict] = []
         for op in command.ops:
-            done = self.execute(command.client_id, self._amnesiac, op)
+            done = self.execute(command.client_id, self._amnesiac, op, command.traceparent)
             if isinstance(done, CompletionRecord):
                 verdicts.append((op.sequence, None, done, False))
             else:

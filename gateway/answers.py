@@ -177,4 +177,5 @@ def request_state(machine: Machine, client_id: int, sequence: int, tenant: str =
 def _fate(sequence: int, found: Resolution) -> wire.RequestState:
     if found.record is None:
         return wire.RequestState(found.fate.value)
-    return wire.RequestState(found.fate.value, _operation((sequence, None, found.record, True)))
+    traceparent = found.record.traceparent or msgspec.UNSET
+    return wire.RequestState(found.fate.value, _operation((sequence, None, found.record, True)), traceparent)

@@ -7,8 +7,9 @@ Layout, version 1 (msgpack; a command is an array whose first element is its tag
 
     entry     [version, time_ms, [command, ...]]
     operate   ["o", client_id, epoch, first_incomplete, [[sequence, kind, table, key, fingerprint, value, by,
-               test, operand], ...], tenant]
-    range     ["r", client_id, epoch, first_incomplete, table, first, fingerprints, body, tenant]
+               test, operand], ...], tenant, traceparent]
+    range     ["r", client_id, epoch, first_incomplete, table, first, fingerprints, body, tenant,
+               traceparent]
 
 ``value`` and ``operand`` are JSON text in canonical form (sorted keys, no blanks), ``body`` an Arrow IPC stream with
 the columns ``key`` and ``value`` that only the edge and the segment writer ever decode.
@@ -77,7 +78,8 @@ class Op(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Operate(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="o"):
     """Operations of one session, in the order of the request.
 
-    ``tenant``, here and below: whom the token of the request names; checked against the session's.
+    ``tenant``, here and below: whom the token of the request names; checked against the session's. ``traceparent`` is
+    that of the request, valid or empty.
     """
 
     client_id: int
@@ -85,6 +87,7 @@ class Operate(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="o"):
     first_incomplete: int
     ops: list[Op]
     tenant: str = ""
+    traceparent: str = ""
 
 
 class Range(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="r"):
@@ -98,6 +101,7 @@ class Range(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="r"):
     fingerprints: bytes
     body: bytes
     tenant: str = ""
+    traceparent: str = ""
 
 
 class KeyedOp(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -117,6 +121,7 @@ class Keyed(msgspec.Struct, frozen=True, array_like=True, tag="k"):
     lifetime_ms: int
     ops: list[KeyedOp]
     tenant: str = ""
+    traceparent: str = ""
 
 
 class ForgetKeys(msgspec.Struct, frozen=True, array_like=True, tag="kf"):

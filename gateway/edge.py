@@ -150,7 +150,7 @@ def check_nonce(nonce: str) -> str:
     return nonce
 
 
-def operations(request: wire.OperationsRequest, tenant: str = "") -> c.Operate:
+def operations(request: wire.OperationsRequest, tenant: str = "", traceparent: str = "") -> c.Operate:
     """Translate ``POST /v1/operations``; ``tenant`` is whom the token names, here and below.
 
     Raises:
@@ -173,6 +173,7 @@ def operations(request: wire.OperationsRequest, tenant: str = "") -> c.Operate:
         check_first_incomplete(request.first_incomplete),
         ops,
         tenant,
+        traceparent,
     )
 
 

@@ -150,6 +150,11 @@ def tenant_of(request: web.Request) -> str:
     return tenant
 
 
+def headers_of(request: web.Request) -> Callable[[str], list[str]]:
+    """Return how to get all values of a header, none if it is not there."""
+    return lambda name: request.headers.getall(name, [])
+
+
 def path_name(request: web.Request, part: str) -> str:
     """Return a table's, flow's or consumer's name from the path; raises BAD_REQUEST."""
     return edge.check_name(request.match_info[part], part)

@@ -41,7 +41,8 @@ def apply_keyed(machine: Machine, command: c.Keyed) -> tuple[list[OpVerdict], in
         else:
             number = keys.next
             slot = keys.slot(command.tenant, item.key, now, command.lifetime_ms)
-            done = machine.execute(KEYS_CLIENT, slot, msgspec.structs.replace(item.op, sequence=number))
+            op = msgspec.structs.replace(item.op, sequence=number)
+            done = machine.execute(KEYS_CLIENT, slot, op, command.traceparent)
             if isinstance(done, CompletionRecord):
                 ends.append(keys.last_end_ms())
                 verdicts.append((number, None, done, False))

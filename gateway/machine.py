@@ -149,7 +149,7 @@ class Machine:
         for op in command.ops:
             verdict, record = tracker.decide(op.sequence, first_incomplete, op.fingerprint, stand)
             if verdict is _EXECUTE:
-                done = self.execute(command.client_id, tracker, op)
+                done = self.execute(command.client_id, tracker, op, command.traceparent)
                 if isinstance(done, CompletionRecord):
                     touched = True
                     verdicts.append((op.sequence, None, done, False))
@@ -165,7 +165,9 @@ class Machine:
             self._touch(session, tracker, first_incomplete)
         return Operated(verdicts, session.left_ms(now))
 
-    def execute(self, client_id: int, tracker: ResultTracker | KeySlot, op: c.Op) -> CompletionRecord | Code:
+    def execute(
+        self, client_id: int, tracker: ResultTracker | KeySlot, op: c.Op, traceparent: str
+    ) -> CompletionRecord | Code:
         """Run a new operation: effect, record and flow item are one transition. A code means nothing happened."""
         table = self.tables.get(op.table)
         if table is None:
@@ -179,10 +181,10 @@ class Machine:
                 return Code.QUOTA
             commit = self.commit = self.commit + 1
             flows.append_one(op.table, commit, op.key, op.value, self.time_ms, client_id, op.sequence)
-            return tracker.record(op.sequence, op.fingerprint, commit)
+            return tracker.record(op.sequence, op.fingerprint, commit, None, traceparent)
         commit = self.commit = self.commit + 1
         result = table.execute(op, commit)
-        record = tracker.record(op.sequence, op.fingerprint, commit, result)
+        record = tracker.record(op.sequence, op.fingerprint, commit, result, traceparent)
         if (result is None or result.refusal is None) and flows.is_tapped(op.table) and op.kind != c.Kind.GET:
             row = table.rows.get(op.key)
             value = None if row is None else row.value
@@ -230,7 +232,7 @@ class Machine:
         self.commit += count
         low = offset * FINGERPRINT_BYTES
         prints = command.fingerprints[low : low + count * FINGERPRINT_BYTES]
-        tracker.record_range(RangeRecord(part.first, part.last, commit, prints))
+        tracker.record_range(RangeRecord(part.first, part.last, commit, prints, command.traceparent))
         self.flows.append_range(
             command.table,
             commit,

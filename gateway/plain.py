@@ -1,7 +1,7 @@
 """What plain HTTP says about a request: who it is, and under which condition it may change a row.
 
 Owns: the headers ``Oncegate-Request`` with its companions, ``Idempotency-Key`` (IETF httpapi draft, an RFC 8941
-string), ``If-Match`` and ``If-None-Match`` (RFC 9110 §13). Pure; what it returns goes into commands.
+string), ``If-Match`` and ``If-None-Match`` (RFC 9110 §13), ``traceparent``. Pure; what it returns goes into commands.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ _STRING = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"(?: *;[ -~]*)?', re.ASCII)
 _ESCAPED = re.compile(r'\\(["\\])')
 _NAMED = re.compile(r"oncegate-([0-9]{1,15})-", re.ASCII)
 _STRONG = re.compile(r'"([0-9]{1,16})"', re.ASCII)
+
+_TRACE = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
 
 Headers = Callable[[str], list[str]]
 """Returns all values of a header, none if it is not there."""
@@ -88,6 +90,17 @@ def _key(text: str) -> Key:
         raise edge.bad(f"{wire.H_IDEMPOTENCY_KEY} has 1..{KEY_LENGTH_MAX} characters")
     named = _NAMED.match(key)
     return Key(key, NO_TIME if named is None else int(named[1]))
+
+
+def traceparent(headers: Headers) -> str:
+    """Return the trace context of a request in version 00's form (W3C Trace Context §3.2), empty if there is none.
+
+    One that is malformed or given twice is left out, as that specification asks, and refuses nothing.
+    """
+    values = headers(wire.H_TRACEPARENT)
+    if len(values) != 1 or not _TRACE.fullmatch(values[0]):
+        return ""
+    return values[0]
 
 
 def conditional(op: c.Op, headers: Headers) -> c.Op:

@@ -26,6 +26,7 @@ H_FIRST_INCOMPLETE: Final = "Oncegate-First-Incomplete"
 H_REQUEST: Final = "Oncegate-Request"
 H_IDEMPOTENCY_KEY: Final = "Idempotency-Key"
 H_REPLAYED: Final = "Idempotent-Replayed"
+H_TRACEPARENT: Final = "traceparent"
 H_TIME_MS: Final = "Oncegate-Time-Ms"
 """Cluster time, which a caller may put into its keys (docs/decisions/0012-idempotency-keys.md)."""
 
@@ -210,6 +211,7 @@ class RequestState(msgspec.Struct, omit_defaults=True):
 
     state: str
     result: OperationResult | None = None
+    traceparent: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class Increment(msgspec.Struct, forbid_unknown_fields=True):

@@ -23,11 +23,13 @@ class CompletionRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
         fingerprint: 64-bit hash of the payload that was applied.
         commit: its commit number, or ``SEALED_COMMIT``: the id was sealed, whatever payload comes under it.
         result: what the machine needs to answer again, byte for byte; None for a plain ``applied``.
+        traceparent: trace context of the request that applied it (W3C), empty if it had none.
     """
 
     fingerprint: int
     commit: int
     result: Any = None
+    traceparent: str = ""
 
     @property
     def sealed(self) -> bool:
@@ -46,6 +48,7 @@ class RangeRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     last: int
     commit: int
     fingerprints: bytes
+    traceparent: str = ""
 
     def commit_of(self, sequence: int) -> int:
         """Return the commit number of one operation of the range."""

@@ -187,9 +187,11 @@ class KeySlot(NamedTuple):
     now_ms: int
     lifetime_ms: int
 
-    def record(self, sequence: int, fingerprint: int, commit: int, result: Sized | None = None) -> CompletionRecord:
+    def record(
+        self, sequence: int, fingerprint: int, commit: int, result: Sized | None = None, traceparent: str = ""
+    ) -> CompletionRecord:
         """Remember the applied request and return its record. A shorter lifetime than before never overtakes."""
-        record = CompletionRecord(fingerprint, commit, result)
+        record = CompletionRecord(fingerprint, commit, result, traceparent)
         ends_ms = max(self.now_ms + self.lifetime_ms, self.keys.last_end_ms())
         self.keys.add(KeyRecord(sequence, self.tenant, self.key, self.now_ms, ends_ms, record))
         return record

@@ -161,7 +161,9 @@ class ResultTracker(msgspec.Struct, gc=False):
             return _QUOTA
         return _EXECUTE  # row 9
 
-    def record(self, sequence: int, fingerprint: int, commit: int, result: Sized | None = None) -> CompletionRecord:
+    def record(
+        self, sequence: int, fingerprint: int, commit: int, result: Sized | None = None, traceparent: str = ""
+    ) -> CompletionRecord:
         """Remember an applied operation, in the transition that applied it, and return its record.
 
         Args:
@@ -169,8 +171,9 @@ class ResultTracker(msgspec.Struct, gc=False):
             fingerprint: hash of its payload.
             commit: its commit number.
             result: what a replay answers, with its size in bytes; None for a plain ``applied``.
+            traceparent: trace context of the request, at most 55 characters.
         """
-        record = CompletionRecord(fingerprint, commit, result)
+        record = CompletionRecord(fingerprint, commit, result, traceparent)
         if self._records is None:
             self._records = {sequence: record}
         else:
@@ -309,7 +312,7 @@ class ResultTracker(msgspec.Struct, gc=False):
             return None
         part = ranges[at]
         fingerprint = int.from_bytes(part.slice(sequence, sequence), "big")
-        return CompletionRecord(fingerprint, part.commit_of(sequence))
+        return CompletionRecord(fingerprint, part.commit_of(sequence), None, part.traceparent)
 
     @classmethod
     def restore(
@@ -344,7 +347,7 @@ def _first(record: RangeRecord) -> int:
 
 
 def _cut(part: RangeRecord, first: int) -> RangeRecord:
-    return RangeRecord(first, part.last, part.commit_of(first), part.slice(first, part.last))
+    return RangeRecord(first, part.last, part.commit_of(first), part.slice(first, part.last), part.traceparent)
 
 
 _LIVE = Standing.LIVE

@@ -11,10 +11,10 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from gateway import cloudevents, wire
+from gateway import cloudevents, plain, wire
 from gateway import commands as c
 from gateway.answers import Answer
-from gateway.exchange import NODE, path_name, problem, raw_body, respond, tenant_of, typed
+from gateway.exchange import NODE, headers_of, path_name, problem, raw_body, respond, tenant_of, typed
 from rifl.errors import Code, OncegateError, Outcome
 from rifl.ids import format_client_id
 from rifl.key_table import KEYS_CLIENT
@@ -29,7 +29,9 @@ async def post(request: web.Request) -> web.StreamResponse:
     node = request.app[NODE]
     if not events:
         return respond(request, Answer(wire.EventsResponse([], 0), node.machine.commit))
-    command = c.Keyed(node.settings.idempotency_key_ms, [event.keyed() for event in events], tenant_of(request))
+    trace = plain.traceparent(headers_of(request))
+    keyed = [event.keyed() for event in events]
+    command = c.Keyed(node.settings.idempotency_key_ms, keyed, tenant_of(request), trace)
     answer = await node.submit(command, 256 * len(events) + len(sent))
     results = [_result(event, result) for event, result in zip(events, answer.body.results, strict=True)]
     rejected = [result for result in results if result.status == "rejected"]

@@ -9,9 +9,9 @@ import msgspec
 from aiohttp import web
 
 from gateway import commands as c
-from gateway import edge, edge_range, wire
+from gateway import edge, edge_range, plain, wire
 from gateway.answers import Answer, request_state
-from gateway.exchange import NODE, local, number, path_name, raw_body, respond, tenant_of, typed
+from gateway.exchange import NODE, headers_of, local, number, path_name, raw_body, respond, tenant_of, typed
 from gateway.explain.attempts import ANSWERED, Attempt
 from rifl.completion import FINGERPRINT_BYTES
 from rifl.errors import Code, OncegateError
@@ -23,7 +23,7 @@ async def operate(request: web.Request) -> web.StreamResponse:
     """``POST /v1/operations``."""
     body = await raw_body(request)
     decoded = edge.decode(body, request.content_type, wire.OperationsRequest)
-    command = edge.operations(decoded, tenant_of(request))
+    command = edge.operations(decoded, tenant_of(request), plain.traceparent(headers_of(request)))
     sequences = [op.sequence for op in command.ops]
     return respond(request, await _noted(request, command, len(body), min(sequences), max(sequences)))
 
@@ -38,8 +38,8 @@ async def put_range(request: web.Request) -> web.StreamResponse:
     first_incomplete = _first_incomplete(_header(request, wire.H_FIRST_INCOMPLETE))
     body = await raw_body(request)
     command = edge_range.range_command(table, client_id, epoch, first_incomplete, first, body, request.content_type)
-    if tenant := tenant_of(request):
-        command = msgspec.structs.replace(command, tenant=tenant)
+    trace = plain.traceparent(headers_of(request))
+    command = msgspec.structs.replace(command, tenant=tenant_of(request), traceparent=trace)
     size = len(command.body) + len(command.fingerprints)
     last = first + len(command.fingerprints) // FINGERPRINT_BYTES - 1
     return respond(request, await _noted(request, command, size, first, last))

@@ -14,7 +14,7 @@ from aiohttp import web
 from gateway import commands as c
 from gateway import edge, plain, wire
 from gateway.answers import Answer
-from gateway.exchange import NODE, body, path_name, problem, raw_body, respond, tenant_of, typed
+from gateway.exchange import NODE, body, headers_of, path_name, problem, raw_body, respond, tenant_of, typed
 from rifl.errors import Code, OncegateError, Outcome
 from rifl.ids import format_client_id
 from rifl.key_table import KEYS_CLIENT
@@ -67,19 +67,19 @@ async def append(request: web.Request) -> web.StreamResponse:
 
 
 async def _change(request: web.Request, operation: wire.Operation) -> web.StreamResponse:
-    headers = _values(request)
+    headers = headers_of(request)
     who = plain.identity(headers)
     op = plain.conditional(edge.operation(operation, 0), headers)
     size = 256 + len(op.key) + len(op.value or b"")
-    node, tenant = request.app[NODE], tenant_of(request)
+    node, tenant, trace = request.app[NODE], tenant_of(request), plain.traceparent(headers)
     if isinstance(who, plain.Place):
         op = msgspec.structs.replace(op, sequence=who.sequence)
-        command = c.Operate(who.client_id, who.epoch, who.first_incomplete, [op], tenant)
+        command = c.Operate(who.client_id, who.epoch, who.first_incomplete, [op], tenant, trace)
         return _answered(request, operation.op, who.client_id, await node.submit(command, size))
     busy, name = request.app[running], f"{tenant}\0{who.scoped}"
     if name in busy:
         raise OncegateError(Code.IN_PROGRESS, "the first request with this key is still running", retry_after_ms=50)
-    keyed = c.Keyed(node.settings.idempotency_key_ms, [c.KeyedOp(who.scoped, who.named_ms, op)], tenant)
+    keyed = c.Keyed(node.settings.idempotency_key_ms, [c.KeyedOp(who.scoped, who.named_ms, op)], tenant, trace)
     future = node.submit(keyed, size + len(who.text))
     busy.add(name)
     # Not when this handler ends: the operation goes on when its caller hangs up.
@@ -138,10 +138,6 @@ def _known(number: int | msgspec.UnsetType) -> int:
 
 def _row(request: web.Request) -> tuple[str, str]:
     return path_name(request, "table"), edge.check_key(request.match_info["key"])
-
-
-def _values(request: web.Request) -> plain.Headers:
-    return lambda name: request.headers.getall(name, [])
 
 
 def set_up(app: web.Application) -> None:

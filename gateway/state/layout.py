@@ -122,6 +122,7 @@ class StoredRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
     fingerprint: int
     commit: int
     result: Remembered | None = None
+    traceparent: str = ""
 
 
 class SessionImage(msgspec.Struct, array_like=True, frozen=True):
@@ -282,7 +283,7 @@ def decode_used_key(path: Path, value: bytes) -> KeyRecord:
 
 
 def _record(stored: StoredRecord) -> CompletionRecord:
-    return CompletionRecord(stored.fingerprint, stored.commit, stored.result)
+    return CompletionRecord(stored.fingerprint, stored.commit, stored.result, stored.traceparent)
 
 
 def _decoded(path: Path, decoder: msgspec.msgpack.Decoder[T], value: bytes) -> T:

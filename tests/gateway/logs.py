@@ -68,7 +68,8 @@ class RandomLog:
                 op.if_ = self.rng.choice(({"absent": True}, {"version": 3}, {"value": 5}))
             many.append(op)
         acked = max(1, self.next[client] - self.rng.randint(1, 12))
-        return edge.operations(wire.OperationsRequest(f"{client:016x}", 1, acked, many))
+        trace = self.rng.choice(("", f"00-{self.rng.getrandbits(127) + 1:032x}-00f067aa0ba902b7-01"))
+        return edge.operations(wire.OperationsRequest(f"{client:016x}", 1, acked, many), traceparent=trace)
 
     def _range(self) -> c.Command:
         client, length = self.rng.randint(1, 5), self.rng.randint(1, 6)
@@ -76,13 +77,16 @@ class RandomLog:
         self.next[client] += length
         columns = wire.RangeBody([self._key() for _ in range(length)], ["1"] * length)
         body = msgspec.msgpack.encode(columns)
-        return edge_range.range_command("s", client, 1, max(1, first - 4), first, body, wire.MSGPACK)
+        made = edge_range.range_command("s", client, 1, max(1, first - 4), first, body, wire.MSGPACK)
+        return msgspec.structs.replace(made, traceparent=self.rng.choice(("", "00-t")))
 
     def _keyed(self) -> c.Command:
         operated = self._operate()
         assert isinstance(operated, c.Operate)
         ops = [c.KeyedOp(f"k{self.rng.randrange(200)}", self.rng.choice((-1, -1, 100)), op) for op in operated.ops]
-        return c.Keyed(self.rng.choice((200, 1_000)), ops, self.rng.choice(("", "", "bob")))
+        return c.Keyed(
+            self.rng.choice((200, 1_000)), ops, self.rng.choice(("", "", "bob")), self.rng.choice(("", "00-k"))
+        )
 
     def _command(self) -> c.Command:
         kind = self.rng.randrange(16)

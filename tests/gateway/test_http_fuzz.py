@@ -10,6 +10,7 @@ import yarl
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gateway.routes.rows import REFUSALS
 from rifl.errors import REGISTRY
 from tests.gateway.http_contract import ARROW, JSON_LINES, MSGPACK, arrow_body, declare, put, range_headers
 
@@ -62,6 +63,11 @@ bodies: dict[str, st.SearchStrategy[Any]] = {
     "/v1/flows/events/consumers/c/cursor": st.fixed_dictionaries(
         {"batch": junk, "fence": junk}, optional={"replay": junk}
     ),
+    f"/v1/requests/{CLIENT}/9/resolve": st.fixed_dictionaries(
+        {}, optional={"epoch": st.just(1) | junk, "first_incomplete": st.just(1) | junk}
+    ),
+    "/v1/tables/rows/rows/n/increment": st.fixed_dictionaries({}, optional={"by": numbers | junk}),
+    "/v1/tables/rows/rows/l/append": st.fixed_dictionaries({"item": junk}),
     "/v1/tables/rows": st.fixed_dictionaries({"kind": st.just("resident") | junk}, optional={"quota_bytes": numbers}),
 }
 damage = st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), max_size=3)
@@ -96,7 +102,8 @@ async def _send(api: Api, method: str, path: str | yarl.URL, **how: Any) -> None
         assert answer.status < 500, (path, how, body)
         if answer.status >= 400:
             problem = msgspec.json.decode(body)
-            assert problem["status"] == answer.status == REGISTRY[problem["code"]].status
+            refused = REFUSALS.get(problem["code"]) or REGISTRY[problem["code"]]
+            assert problem["status"] == answer.status == refused.status
             assert answer.content_type == "application/problem+json"
 
 
@@ -115,7 +122,10 @@ async def test_no_body_makes_a_node_fail(api: Api) -> None:
         shape = data.draw(bodies[path])
         body = _damaged(_encoded(shape, kind), data.draw(damage))
         method = "PUT" if path in ("/v1/flows/rows", "/v1/tables/rows") else "POST"
-        requests.append((method, path, {"data": body, "headers": {"Content-Type": kind}}))
+        headers = {"Content-Type": kind}
+        if "/rows/rows/" in path:
+            headers["Idempotency-Key"] = f'"{len(requests)}"'
+        requests.append((method, path, {"data": body, "headers": headers}))
 
     requests: list[tuple[str, str, dict[str, Any]]] = []
     await asyncio.to_thread(sent)
@@ -176,3 +186,34 @@ async def test_no_path_or_query_makes_a_node_fail(api: Api) -> None:
 
 def _quoted(data: bytes) -> str:
     return "".join(f"%{byte:02X}" for byte in data)
+
+
+async def test_no_header_of_plain_requests_or_events_makes_a_node_fail(api: Api) -> None:
+    await _prepare(api)
+    text = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=12)
+    value = text | text.map(lambda text: f'"{text}"') | st.sampled_from(['"a"', "*", '"1"', f"{CLIENT}/2", "1", "%ff"])
+    plain = st.dictionaries(
+        st.sampled_from(
+            ["Idempotency-Key", "Oncegate-Request", "Oncegate-First-Incomplete", "Oncegate-Epoch", "If-Match",
+             "If-None-Match", "traceparent"]
+        ),
+        value,
+        max_size=4,
+    )  # fmt: skip
+    event = st.dictionaries(
+        st.sampled_from(["ce-specversion", "ce-id", "ce-source", "ce-type", "ce-time", "ce-x", "Content-Type"]),
+        value | st.sampled_from(["1.0", "/s", "application/json", "application/cloudevents+json"]),
+        max_size=6,
+    )
+    requests: list[tuple[str, str, dict[str, Any]]] = []
+
+    @settings(fuzzed, max_examples=200)
+    @given(plain, event, st.sampled_from([b"1", b"{}", b'"x"', b"[]", b"\xff"]))
+    def sent(plain: dict[str, str], event: dict[str, str], body: bytes) -> None:
+        requests.append(("PUT", "/v1/tables/rows/rows/a", {"data": body, "headers": plain}))
+        requests.append(("POST", "/v1/tables/events/events", {"data": body, "headers": event}))
+
+    await asyncio.to_thread(sent)
+    for method, path, how in requests:
+        await _send(api, method, path, **how)
+    await _is_alive(api)

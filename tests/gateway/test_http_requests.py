@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from tests.gateway.http_contract import assert_problem, declare, put, send_range
+from tests.gateway.http_contract import JSON_LINES, assert_problem, declare, put, range_headers, send_range
 
 if TYPE_CHECKING:
     from tests.conftest import Api
@@ -89,3 +89,41 @@ async def test_impossible_resolve_is_refused_and_seals_nothing(api: Api) -> None
     for path, body, code in IMPOSSIBLE:
         assert_problem(await api.call("POST", f"/v1/requests/{path}/resolve", body), code)
     assert (await api.call("GET", f"/v1/requests/{client_id}/5"))[2] == {"state": "never_seen"}
+
+
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+NO_TRACES = [
+    "", "x", TRACE.upper(), TRACE + "-x", TRACE[:-1], "01" + TRACE[2:],
+    "00-" + "0" * 32 + "-b7ad6b7169203331-01", "00-0af7651916cd43dd8448eb211c80319c-" + "0" * 16 + "-01",
+]  # fmt: skip
+
+
+async def test_traceparent_of_the_request_that_applied_an_operation_is_kept_with_its_record(api: Api) -> None:
+    await declare(api)
+    await declare(api, "events", "stream")
+    client_id = await api.session()
+    other = TRACE.replace("b7ad", "aaaa")
+
+    async def trace_of(request_id: str) -> object:
+        state = (await api.call("GET", f"/v1/requests/{request_id}"))[2]
+        assert state["state"] == "applied"
+        return state.get("traceparent")
+
+    async def operate(sequence: int, trace: str) -> None:
+        request = {"client_id": client_id, "epoch": 1, "first_incomplete": 1}
+        body = {**request, "operations": [put(sequence, "a", sequence)]}
+        assert (await api.call("POST", "/v1/operations", body, headers={"traceparent": trace}))[0] == 200
+
+    await operate(1, TRACE)
+    await operate(1, other)
+    assert await trace_of(f"{client_id}/1") == TRACE, "a replay has its own trace, the record keeps the first"
+    for number, trace in enumerate(NO_TRACES, 2):
+        await operate(number, trace)
+        assert await trace_of(f"{client_id}/{number}") is None
+    body = b'{"key":"a","value":1}\n{"key":"b","value":2}\n'
+    ranged = {**range_headers(client_id, 20, JSON_LINES), "traceparent": TRACE}
+    assert (await api.call("POST", "/v1/tables/events/ranges", data=body, headers=ranged))[0] == 200
+    assert await trace_of(f"{client_id}/21") == TRACE
+    keyed = {"Idempotency-Key": '"k"', "traceparent": TRACE}
+    _, headers, _ = await api.call("PUT", "/v1/tables/rows/rows/k", 1, headers=keyed)
+    assert await trace_of(headers["Oncegate-Request"]) == TRACE
