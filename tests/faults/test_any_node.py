@@ -139,3 +139,31 @@ async def test_batches_are_the_same_bytes_on_every_node_also_after_a_restart(clu
         for node_id, api in nodes.items():
             for flow, batches in before.items():
                 assert (await _batches(api, flow))[: len(batches)] == batches, f"{flow} differs on {node_id}"
+
+
+async def test_key_and_event_sent_to_all_nodes_at_once_are_applied_once_and_resolve_agrees(
+    cluster: LocalCluster,
+) -> None:
+    async with each_node(cluster) as nodes:
+        everyone = [*nodes.values()]
+        await declare(everyone[0])
+        await declare(everyone[0], "events", "stream")
+        row = "/v1/tables/rows/rows/keyed/increment"
+        for number in range(1, 11):
+            key = {"Idempotency-Key": f'"all-{number}"'}
+            answers = await asyncio.gather(*(api.call("POST", row, headers=key) for api in everyone))
+            assert {(status, body["value"]) for status, _, body in answers} == {(200, number)}
+            assert sum("Idempotent-Replayed" not in headers for _, headers, _ in answers) == 1
+            assert len({headers["Oncegate-Request"] for _, headers, _ in answers}) == 1
+        event = {"specversion": "1.0", "id": "1", "source": "/all", "type": "t"}
+        kind = {"Content-Type": "application/cloudevents+json"}
+        calls = [api.call("POST", "/v1/tables/events/events", event, headers=kind) for api in everyone]
+        answers = await asyncio.gather(*calls)
+        assert sorted(body["results"][0]["replayed"] for _, _, body in answers) == [False, True, True]
+        client_id = await everyone[0].session("resolved-anywhere")
+        fates = await asyncio.gather(
+            *(api.call("POST", f"/v1/requests/{client_id}/1/resolve") for api in everyone),
+            everyone[1].operate(client_id, put(1, "resolved", 1)),
+        )
+        states = {fate[2]["state"] for fate in fates[:3]}
+        assert states == {"applied" if fates[3][0]["status"] == "applied" else "sealed"}
