@@ -162,7 +162,7 @@ class Machines:
         self._logs.append(log)
         session = machine.sessions.get(CLIENT)
         row = machine.tables["t"].rows.get("n")
-        ends, epoch = (-1, 0) if session is None else (session.ends_ms, session.epoch)
+        ends, epoch = (-1, 0) if session is None else (session.ends_ms, int(session.epoch))
         self.about.append((machine.time_ms, ends, epoch, 0 if row is None else int(row.value)))
         return number
 
