@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
+from consensus.ports import Role, RoleChange
 from gateway import commands as c
 from gateway import proposer
 from gateway.answers import answer
 from gateway.cli.local_cluster import free_ports
 from gateway.config import Settings
 from gateway.server import running
-from rifl.errors import Code, OncegateError
+from rifl.errors import Code, OncegateError, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -141,3 +142,17 @@ async def test_setting_bounds_the_sessions_and_live_ones_go_on(tmp_path: Path) -
         await node.submit(c.DeclareTable("rows", "resident", 2**30), 64)
         (answered,) = await _settle(node.submit(_put(1, 1, b"1"), 64))
         assert answered.body.results[0].status == "applied"
+
+
+async def test_leader_that_has_not_caught_up_decides_nothing_about_duplicates(node: Node) -> None:
+    """Case 24: until the first entry of its term is applied it does not know what its predecessor has done."""
+    (first,) = await _settle(node.submit(_put(1, 1, b"1"), 64))
+    term = node.replica.status().term
+    node._role(RoleChange(role=Role.LEADER, leader_id="n1", term=term, ready=False))
+    (refused,) = await _settle(node.submit(_put(1, 1, b"1"), 64))
+    assert isinstance(refused, OncegateError)
+    assert (refused.code, refused.outcome, refused.retryable) == (Code.NOT_READY, Outcome.NOT_APPLIED, True)
+    node._role(RoleChange(role=Role.LEADER, leader_id="n1", term=term, ready=True))
+    (again,) = await _settle(node.submit(_put(1, 1, b"1"), 64))
+    assert again.body.results[0].replayed
+    assert again.body.results[0].commit == first.body.results[0].commit

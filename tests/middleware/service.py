@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -151,8 +151,6 @@ async def main(kind: str, port: int, gateway: str, effects: Path, *, rerun: bool
             sys.stdout.flush()
             await asyncio.Event().wait()
 
-
-Starter = Callable[..., Awaitable[Any]]
 
 if __name__ == "__main__":
     _, kind_, port_, gateway_, effects_, rerun_ = sys.argv
