@@ -31,6 +31,17 @@ def serve(
     ] = None,
     secret_file: Annotated[Path | None, typer.Option(help="file with the secret that peers share")] = None,
     body_bytes_max: Annotated[int | None, typer.Option(help="largest request body [8 MiB]")] = None,
+    receiving_bytes_max: Annotated[int | None, typer.Option(help="all bodies that are arriving [256 MiB]")] = None,
+    unsent_bytes_max: Annotated[int | None, typer.Option(help="answers not taken yet, together [256 MiB]")] = None,
+    connections_max: Annotated[int | None, typer.Option(help="open HTTP connections [4096]")] = None,
+    headers_ms_max: Annotated[int | None, typer.Option(help="from a connection to its first request [10000]")] = None,
+    body_ms_max: Annotated[int | None, typer.Option(help="from a request's headers to its body [30000]")] = None,
+    idle_ms_max: Annotated[int | None, typer.Option(help="between two requests of a connection [75000]")] = None,
+    unsent_ms_max: Annotated[int | None, typer.Option(help="a client takes nothing of its answer [30000]")] = None,
+    tenant_requests_max: Annotated[int | None, typer.Option(help="requests under way of one tenant [2048]")] = None,
+    tenant_operations_per_s: Annotated[
+        int | None, typer.Option(help="operations a second of one tenant; 0: no bound [0]")
+    ] = None,
     state_cache_bytes: Annotated[int | None, typer.Option(help="memory for the state on disk [96 MiB]")] = None,
     log_level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING or ERROR [INFO]")] = None,
 ) -> None:
@@ -45,6 +56,15 @@ def serve(
             join=join,
             secret_file=secret_file,
             body_bytes_max=body_bytes_max,
+            receiving_bytes_max=receiving_bytes_max,
+            unsent_bytes_max=unsent_bytes_max,
+            connections_max=connections_max,
+            headers_ms_max=headers_ms_max,
+            body_ms_max=body_ms_max,
+            idle_ms_max=idle_ms_max,
+            unsent_ms_max=unsent_ms_max,
+            tenant_requests_max=tenant_requests_max,
+            tenant_operations_per_s=tenant_operations_per_s,
             state_cache_bytes=state_cache_bytes,
             log_level=log_level,
         )

@@ -6,9 +6,13 @@ from typing import Final
 
 from aiohttp import web
 
-from gateway import edge, edge_range, wire
+from gateway import edge, edge_range, routing, wire
+from gateway.admission.gate import charge
 from gateway.answers import request_state
 from gateway.exchange import NODE, local, number, path_name, raw_body, respond, typed
+from gateway.identity import Scope, check_owner
+from gateway.routing import JSON_LINES, PROPOSED, READ, Parameter, Raw
+from rifl.completion import FINGERPRINT_BYTES
 from rifl.errors import Code, OncegateError
 from rifl.ids import ID_MAX
 
@@ -18,7 +22,10 @@ async def operate(request: web.Request) -> web.StreamResponse:
     """``POST /v1/operations``."""
     body = await raw_body(request)
     command = edge.operations(edge.decode(body, request.content_type, wire.OperationsRequest))
-    return respond(request, await request.app[NODE].submit(command, len(body)))
+    node = request.app[NODE]
+    check_owner(request, node.machine, command.client_id)
+    charge(request, len(command.ops))
+    return respond(request, await node.submit(command, len(body)))
 
 
 @typed
@@ -29,10 +36,13 @@ async def put_range(request: web.Request) -> web.StreamResponse:
     epoch = number(_header(request, wire.H_EPOCH), wire.H_EPOCH)
     first = number(_header(request, wire.H_FIRST_SEQUENCE), wire.H_FIRST_SEQUENCE)
     first_incomplete = _first_incomplete(_header(request, wire.H_FIRST_INCOMPLETE))
+    node = request.app[NODE]
+    check_owner(request, node.machine, client_id)
     body = await raw_body(request)
     command = edge_range.range_command(table, client_id, epoch, first_incomplete, first, body, request.content_type)
+    charge(request, len(command.fingerprints) // FINGERPRINT_BYTES)
     size = len(command.body) + len(command.fingerprints)
-    return respond(request, await request.app[NODE].submit(command, size))
+    return respond(request, await node.submit(command, size))
 
 
 @typed
@@ -42,6 +52,7 @@ async def request_of(request: web.Request) -> web.StreamResponse:
     sequence = number(request.match_info["sequence"], "sequence")
     node = request.app[NODE]
     await node.reads.reach("linearizable", 0)
+    check_owner(request, node.machine, client_id)
     return local(request, request_state(node.machine, client_id, sequence))
 
 
@@ -58,8 +69,35 @@ def _first_incomplete(text: str) -> int:
     return number(text, wire.H_FIRST_INCOMPLETE)
 
 
+_NUMBER: Final = {"type": "integer", "minimum": 1, "maximum": ID_MAX}
+_RANGE_HEADERS: Final = (
+    Parameter(wire.H_CLIENT, {"type": "string", "pattern": "^[0-9a-f]{16}$"}, "the session", "header", True),
+    Parameter(wire.H_EPOCH, _NUMBER, "the session's epoch", "header", True),
+    Parameter(wire.H_FIRST_SEQUENCE, _NUMBER, "sequence number of the first row", "header", True),
+    Parameter(wire.H_FIRST_INCOMPLETE, _NUMBER, "everything below is acknowledged", "header", True),
+)
+_RANGE: Final = Raw(
+    (wire.ARROW, wire.MSGPACK, JSON_LINES, wire.JSON),
+    "an Arrow IPC stream with the string columns key and value (JSON text), msgpack {keys, values}, or JSON lines",
+)
+
 ROUTES: Final = [
-    web.post("/v1/operations", operate),
-    web.post("/v1/tables/{table}/ranges", put_range),
-    web.get("/v1/requests/{client_id}/{sequence}", request_of),
+    routing.post(
+        "/v1/operations",
+        operate,
+        Scope.WRITE,
+        {200: wire.OperationsResponse},
+        body=wire.OperationsRequest,
+        errors=(Code.BAD_ACK, *PROPOSED),
+    ),
+    routing.post(
+        "/v1/tables/{table}/ranges",
+        put_range,
+        Scope.WRITE,
+        {200: wire.RangeResponse},
+        body=_RANGE,
+        parameters=_RANGE_HEADERS,
+        errors=(Code.BAD_ACK, *PROPOSED),
+    ),
+    routing.get("/v1/requests/{client_id}/{sequence}", request_of, Scope.READ, {200: wire.RequestState}, errors=READ),
 ]
