@@ -72,6 +72,12 @@ class Settings(BaseSettings):
     )
     join: bool = Field(default=False, description="this node is new: a running cluster is about to add it")
     secret_file: Path | None = Field(default=None, description="file with the secret that peers share")
+    tokens_file: Path | None = Field(default=None, description="file of bearer tokens; None: everybody may do all")
+    tls_certificate: Path | None = Field(default=None, description="PEM file of the HTTP side's certificate chain")
+    tls_key: Path | None = Field(default=None, description="PEM file of its key")
+    insecure_http: bool = Field(
+        default=False, description="serve other addresses than loopback without TLS or without tokens"
+    )
     body_bytes_max: int = Field(
         default=8 * 2**20, ge=1024, le=8 * 2**20, description="largest request body; a log entry takes no more"
     )
@@ -132,6 +138,10 @@ class Settings(BaseSettings):
             return self.addresses[self.node]
         except KeyError:
             raise ValueError(f"node {self.node} is not among the members") from None
+
+    def http_of(self, member: MemberAddress) -> str:
+        """Base address of a member's HTTP API; all members have TLS, or none."""
+        return member.http if self.tls_certificate is None else "https" + member.http.removeprefix("http")
 
     @classmethod
     def load(cls, config: Path | None, **flags: Any) -> Settings:

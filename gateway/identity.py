@@ -32,14 +32,13 @@ class Scope(StrEnum):
 
 
 class Identity(NamedTuple):
-    """The asker. Quotas of None are the node's settings."""
+    """The asker. A rate of None is the tenant's, by the node's settings."""
 
     name: str
     """Name of the token, for logs; never the token."""
     tenant: str
     scopes: frozenset[Scope]
     operations_per_s: int | None = None
-    sessions_max: int | None = None
 
 
 IDENTITY: Final = web.RequestKey("identity", Identity)
@@ -65,6 +64,7 @@ def check_owner(request: web.BaseRequest, machine: Machine, client_id: int) -> N
     Raises:
         OncegateError: FORBIDDEN; it does not say more about the session than that it is not the asker's.
     """
-    session = machine.sessions.get(client_id)
-    if session is not None and getattr(session, "tenant", ANONYMOUS_TENANT) != identity_of(request).tenant:
+    # A session that does not say whose it is belongs to whoever knows its id.
+    owner = getattr(machine.sessions.get(client_id), "tenant", None)
+    if owner is not None and owner != identity_of(request).tenant:
         raise OncegateError(Code.FORBIDDEN, "the session belongs to another tenant")

@@ -11,7 +11,8 @@ import contextlib
 import gc
 import logging
 import signal
-from collections.abc import AsyncIterator
+import ssl
+from collections.abc import AsyncIterator, Iterator
 from typing import Final
 
 from aiohttp import web
@@ -27,14 +28,17 @@ from gateway.admission.connections import (
     raise_descriptor_limit,
 )
 from gateway.admission.gate import Desk, gate
+from gateway.auth import Tokens
 from gateway.config import Settings
 from gateway.exchange import BODIES, NODE, problem
 from gateway.node import Node
 from gateway.routes import cluster, flows, members, operations, sessions, tables
 from gateway.routing import Route
+from gateway.tls import check_exposure, load, server_context
 from rifl.errors import Code, OncegateError
 
 SHUTDOWN_S: Final = 5.0
+TOKENS_LOOK_S: Final = 1.0
 GC_THRESHOLDS: Final = (20_000, 20, 50)
 """An entry of hundreds of operations makes thousands of objects that die young; the default looks at them each 700."""
 ROUTES: Final[tuple[Route, ...]] = tuple(
@@ -57,10 +61,15 @@ async def _expected(request: web.Request) -> web.StreamResponse | None:
     return None
 
 
-def application(node: Node) -> web.Application:
-    """Return the HTTP application of ``node``."""
+def application(node: Node, tokens: Tokens | None = None) -> web.Application:
+    """Return the HTTP application of ``node``; without ``tokens`` everybody may do everything."""
     settings = node.settings
-    desk = Desk(ROUTES, requests_max=settings.tenant_requests_max, operations_per_s=settings.tenant_operations_per_s)
+    desk = Desk(
+        ROUTES,
+        authenticator=tokens,
+        requests_max=settings.tenant_requests_max,
+        operations_per_s=settings.tenant_operations_per_s,
+    )
     app = web.Application(client_max_size=settings.body_bytes_max, middlewares=[gate(desk)])
     app[NODE] = node
     app[CONNECTIONS] = ConnectionCounts()
@@ -74,10 +83,17 @@ def application(node: Node) -> web.Application:
 
 @contextlib.asynccontextmanager
 async def running(settings: Settings) -> AsyncIterator[Node]:
-    """Run a node with its HTTP server for as long as the context lasts."""
+    """Run a node with its HTTP server for as long as the context lasts.
+
+    Raises:
+        ValueError: certificate, key or tokens are unusable, or needed and missing.
+    """
+    check_exposure(settings)
+    tokens = None if settings.tokens_file is None else Tokens(settings.tokens_file)
+    context = server_context(settings)
     edge_range.warm_up()
     node = Node(settings)
-    app = application(node)
+    app = application(node, tokens)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S)
     patience = Patience(
         connections_allowed(settings.connections_max),
@@ -90,13 +106,47 @@ async def running(settings: Settings) -> AsyncIterator[Node]:
         await node.start()
         await runner.setup()
         address = settings.address
-        await GuardedSite(runner, address.host, address.http_port, patience, app[CONNECTIONS]).start()
-        log.info("node %s serves %s, data in %s", settings.node, address.http, settings.data_dir)
-        yield node
+        await GuardedSite(runner, address.host, address.http_port, patience, app[CONNECTIONS], tls=context).start()
+        log.info("node %s serves %s, data in %s", settings.node, settings.http_of(address), settings.data_dir)
+        with _reloading(settings, tokens, context):
+            yield node
     finally:
         await node.hand_over()
         await runner.cleanup()
         await node.stop()
+
+
+@contextlib.contextmanager
+def _reloading(settings: Settings, tokens: Tokens | None, context: ssl.SSLContext | None) -> Iterator[None]:
+    """Look after the tokens' file every second; read it and the certificate again on SIGHUP."""
+    loop = asyncio.get_running_loop()
+    timer: asyncio.TimerHandle | None = None
+
+    def look() -> None:
+        nonlocal timer
+        if tokens is not None:
+            tokens.refresh()
+            timer = loop.call_later(TOKENS_LOOK_S, look)
+
+    def reload() -> None:
+        if tokens is not None:
+            tokens.refresh(anyway=True)
+        if context is not None:
+            try:
+                load(context, settings)
+            except (OSError, ValueError) as fault:
+                log.error("the certificate stays as it was: %s", fault)
+
+    look()
+    with contextlib.suppress(RuntimeError, ValueError):  # not the main thread: no signals there
+        loop.add_signal_handler(signal.SIGHUP, reload)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(RuntimeError, ValueError):
+            loop.remove_signal_handler(signal.SIGHUP)
+        if timer is not None:
+            timer.cancel()
 
 
 async def serve(settings: Settings) -> None:

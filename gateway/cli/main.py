@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from gateway.cli import cluster, dev, members, serve
+from gateway.cli import cluster, dev, members, serve, token
 
 app = typer.Typer(
     name="oncegate",
@@ -18,6 +18,7 @@ app = typer.Typer(
 app.command("serve")(serve.serve)
 app.command("dev")(dev.dev)
 app.command("status")(cluster.status)
+app.command("token")(token.token)
 app.add_typer(members.member, name="member")
 app.add_typer(members.leader, name="leader")
 

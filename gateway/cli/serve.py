@@ -13,9 +13,11 @@ import typer
 from pydantic import ValidationError
 
 from consensus.errors import ConsensusError
+from gateway.auth import Tokens
 from gateway.config import Settings
 from gateway.node import replica_config
 from gateway.server import serve as run
+from gateway.tls import check_exposure, server_context
 
 
 def serve(
@@ -30,6 +32,12 @@ def serve(
         bool | None, typer.Option("--join", help="this node is new: a running cluster is about to add it")
     ] = None,
     secret_file: Annotated[Path | None, typer.Option(help="file with the secret that peers share")] = None,
+    tokens_file: Annotated[Path | None, typer.Option(help="file of bearer tokens")] = None,
+    tls_certificate: Annotated[Path | None, typer.Option(help="PEM certificate chain of the HTTP side")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM key of the HTTP side")] = None,
+    insecure_http: Annotated[
+        bool | None, typer.Option("--insecure-http", help="serve other addresses without TLS or without tokens")
+    ] = None,
     body_bytes_max: Annotated[int | None, typer.Option(help="largest request body [8 MiB]")] = None,
     receiving_bytes_max: Annotated[int | None, typer.Option(help="all bodies that are arriving [256 MiB]")] = None,
     unsent_bytes_max: Annotated[int | None, typer.Option(help="answers not taken yet, together [256 MiB]")] = None,
@@ -55,6 +63,10 @@ def serve(
             data_dir=data_dir,
             join=join,
             secret_file=secret_file,
+            tokens_file=tokens_file,
+            tls_certificate=tls_certificate,
+            tls_key=tls_key,
+            insecure_http=insecure_http,
             body_bytes_max=body_bytes_max,
             receiving_bytes_max=receiving_bytes_max,
             unsent_bytes_max=unsent_bytes_max,
@@ -69,6 +81,10 @@ def serve(
             log_level=log_level,
         )
         replica_config(settings)
+        check_exposure(settings)
+        server_context(settings)
+        if settings.tokens_file is not None:
+            Tokens(settings.tokens_file)
     except (ValueError, OSError) as fault:
         typer.echo(f"oncegate: {_one_line(fault)}", err=True)
         raise typer.Exit(2) from None

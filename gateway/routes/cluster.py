@@ -36,7 +36,7 @@ async def cluster(request: web.Request) -> web.StreamResponse:
             match = 0 if peer is None else peer.match_index
         voter = member.node_id in status.configuration.voters
         peer_address = f"{member.host}:{member.peer_port}"
-        members.append(wire.Member(member.node_id, member.http, peer_address, role, match, voter))
+        members.append(wire.Member(member.node_id, node.settings.http_of(member), peer_address, role, match, voter))
     state = wire.ClusterState(
         node=status.node_id,
         role=status.role.value,
