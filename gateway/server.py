@@ -32,7 +32,7 @@ from gateway.auth import Tokens
 from gateway.config import Settings
 from gateway.exchange import BODIES, NODE, problem
 from gateway.node import Node
-from gateway.routes import cluster, flows, members, operations, sessions, tables
+from gateway.routes import cluster, description, flows, members, operations, sessions, tables
 from gateway.routing import Route
 from gateway.tls import check_exposure, load, server_context
 from rifl.errors import Code, OncegateError
@@ -42,7 +42,7 @@ TOKENS_LOOK_S: Final = 1.0
 GC_THRESHOLDS: Final = (20_000, 20, 50)
 """An entry of hundreds of operations makes thousands of objects that die young; the default looks at them each 700."""
 ROUTES: Final[tuple[Route, ...]] = tuple(
-    route for module in (operations, sessions, tables, flows, cluster, members) for route in module.ROUTES
+    route for module in (operations, sessions, tables, flows, cluster, members, description) for route in module.ROUTES
 )
 """Everything that is served."""
 log = logging.getLogger(__name__)
@@ -78,6 +78,7 @@ def application(node: Node, tokens: Tokens | None = None) -> web.Application:
         for method in ("GET", "HEAD") if route.method == "GET" and route.head else (route.method,):
             app.router.add_route(method, route.path, route.handler, expect_handler=_expected)
     flows.set_up(app)
+    description.set_up(app, ROUTES)
     return app
 
 
