@@ -66,7 +66,7 @@ class FrameReader:
                 raise ProtocolError("checksum of a frame differs")
             try:
                 message = decode(body)
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise ProtocolError(f"a frame does not decode: {error}") from error
             yield message
             start += needed
