@@ -94,6 +94,6 @@ def _message(body: bytes, crc: int) -> AnyMessage:
         raise ProtocolError("checksum of a frame differs")
     try:
         message: AnyMessage = decode(body)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"a frame does not decode: {error}") from error
     return message

@@ -74,7 +74,34 @@ class Settings(BaseSettings):
     )
     join: bool = Field(default=False, description="this node is new: a running cluster is about to add it")
     secret_file: Path | None = Field(default=None, description="file with the secret that peers share")
-    body_bytes_max: int = Field(default=8 * 2**20, ge=1024, le=64 * 2**20, description="largest request body")
+    tokens_file: Path | None = Field(default=None, description="file of bearer tokens; None: everybody may do all")
+    tls_certificate: Path | None = Field(default=None, description="PEM file of the HTTP side's certificate chain")
+    tls_key: Path | None = Field(default=None, description="PEM file of its key")
+    insecure_http: bool = Field(
+        default=False, description="serve other addresses than loopback without TLS or without tokens"
+    )
+    body_bytes_max: int = Field(
+        default=8 * 2**20, ge=1024, le=8 * 2**20, description="largest request body; a log entry takes no more"
+    )
+    receiving_bytes_max: int = Field(
+        default=256 * 2**20, ge=8 * 2**20, le=2**40, description="bodies that have not arrived whole, together"
+    )
+    unsent_bytes_max: int = Field(
+        default=256 * 2**20, ge=2**20, le=2**40, description="answers that clients have not taken yet, together"
+    )
+    connections_max: int = Field(default=4096, ge=8, le=100_000, description="open HTTP connections")
+    headers_ms_max: int = Field(
+        default=10_000, ge=100, le=600_000, description="from a new connection to its first whole request"
+    )
+    body_ms_max: int = Field(default=30_000, ge=50, le=3_600_000, description="from a request's headers to its body")
+    idle_ms_max: int = Field(default=75_000, ge=100, le=3_600_000, description="between two requests of a connection")
+    unsent_ms_max: int = Field(
+        default=30_000, ge=1_000, le=3_600_000, description="an answer waits for a client that takes none of it"
+    )
+    tenant_requests_max: int = Field(default=2048, ge=1, le=100_000, description="requests under way of one tenant")
+    tenant_operations_per_s: int = Field(
+        default=0, ge=0, le=10**9, description="operations a second of one tenant at this node; 0: no bound"
+    )
     log_kept_bytes: int = Field(
         default=256 * 2**20,
         ge=0,
@@ -122,6 +149,10 @@ class Settings(BaseSettings):
             return self.addresses[self.node]
         except KeyError:
             raise ValueError(f"node {self.node} is not among the members") from None
+
+    def http_of(self, member: MemberAddress) -> str:
+        """Base address of a member's HTTP API; all members have TLS, or none."""
+        return member.http if self.tls_certificate is None else "https" + member.http.removeprefix("http")
 
     @classmethod
     def load(cls, config: Path | None, **flags: Any) -> Settings:

@@ -9,23 +9,23 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 import msgspec
 from aiohttp import web
 
 from gateway import edge, wire
+from gateway.admission.bodies import BodyBudget
 from gateway.answers import Answer
 from gateway.node import Node
-from rifl.errors import Code, OncegateError, Outcome
+from gateway.routing import Handler
+from rifl.errors import Code, OncegateError
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 T = TypeVar("T")
 
 NODE: Final = web.AppKey("node", Node)
-BODY_S: Final = 30.0
-"""How long a body may take to arrive once its headers have."""
+BODIES: Final = web.AppKey("bodies", BodyBudget)
 RETRY_AFTER_MS: Final = 1_000
 """Suggested with a 429 or 503 that suggests nothing by itself."""
 _json = msgspec.json.Encoder()
@@ -51,25 +51,21 @@ async def raw_body(request: web.Request) -> bytes:
 
     Raises:
         OncegateError: PAYLOAD_TOO_LARGE at the configured bound, at once where the headers say so already;
-            BAD_REQUEST when it cannot be decoded or its sender has gone; TIMEOUT when it does not arrive in
-            ``BODY_S``. Nothing was proposed in any case.
+            BAD_REQUEST when it cannot be decoded or its sender has gone; TIMEOUT or OVERLOADED as
+            :class:`gateway.admission.bodies.BodyBudget` says. Nothing was proposed in any case.
     """
     if (request.content_length or 0) > request.client_max_size:
         raise OncegateError(Code.PAYLOAD_TOO_LARGE, f"the body is over {request.client_max_size} bytes")
     try:
         if request.content.is_eof():  # all of it came with the headers: the hot path
             return await request.read()
-        async with asyncio.timeout(BODY_S):
-            return await request.read()
+        return await request.app[BODIES].receive(request.content)
     except web.HTTPRequestEntityTooLarge as fault:
         raise OncegateError(Code.PAYLOAD_TOO_LARGE, fault.text or "") from None
     except web.RequestPayloadError as fault:
         raise edge.bad(f"the body cannot be read: {fault}") from None
     except ConnectionError:
         raise edge.bad("the connection was lost before the body had arrived") from None
-    except TimeoutError:
-        detail = f"the body did not arrive in {BODY_S:.0f} s"
-        raise OncegateError(Code.TIMEOUT, detail, outcome=Outcome.NOT_APPLIED) from None
 
 
 def respond(request: web.Request, answer: Answer, *, status: int = 200, etag: str | None = None) -> web.Response:
@@ -103,10 +99,17 @@ def is_current(request: web.Request, etag: str) -> bool:
 def problem(request: web.Request, refusal: OncegateError, **members: Any) -> web.Response:
     """Make the ``application/problem+json`` response of a refusal, with extension members (RFC 9457 §3.2)."""
     node = request.app[NODE]
-    headers = {wire.H_COMMIT: str(node.machine.commit)}
+    response = bare_problem(refusal, **members)
+    response.headers[wire.H_COMMIT] = str(node.machine.commit)
     leader = node.leader_http
     if leader is not None:
-        headers[wire.H_LEADER] = leader
+        response.headers[wire.H_LEADER] = leader
+    return response
+
+
+def bare_problem(refusal: OncegateError, **members: Any) -> web.Response:
+    """Make the response of a refusal where there is no request to speak of."""
+    headers = {}
     retry_after_ms = refusal.retry_after_ms
     if retry_after_ms is None and refusal.status in (429, 503):
         retry_after_ms = RETRY_AFTER_MS
@@ -142,12 +145,6 @@ def typed(handler: Handler) -> Handler:
             return problem(request, OncegateError(Code.INTERNAL, "see the node's log"))
 
     return guarded
-
-
-def tenant_of(request: web.Request) -> str:
-    """Return whom the request's token names; nobody while no tokens are configured. Holds no NUL."""
-    tenant: str = request.get("tenant", "")
-    return tenant
 
 
 def headers_of(request: web.Request) -> Callable[[str], list[str]]:

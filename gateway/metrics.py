@@ -13,12 +13,16 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from consensus.ports import ReplicaStatus, Role
+from gateway.admission.bodies import BodyBudget
+from gateway.admission.connections import ConnectionCounts
 from gateway.node import Node
 
 
 class _NodeCollector(Collector):
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, connections: ConnectionCounts, bodies: BodyBudget) -> None:
         self._node = node
+        self._connections = connections
+        self._bodies = bodies
 
     def collect(self) -> Iterator[Metric]:
         node, status = self._node, self._node.replica.status()
@@ -33,6 +37,10 @@ class _NodeCollector(Collector):
         yield _gauge("inflight_commands", "commands that wait for the log", node.proposer.inflight_commands)
         yield _gauge("inflight_bytes", "their bytes", node.proposer.inflight_bytes)
         yield _counter("entries", "log entries proposed by this node", node.proposer.entries)
+        yield _gauge("connections", "open HTTP connections", self._connections.open)
+        yield _counter("connections_refused", "connections for which there was no place", self._connections.refused)
+        yield _counter("connections_ended", "connections ended: slow, or idle and in the way", self._connections.ended)
+        yield _gauge("receiving_bytes", "bodies that have not arrived whole", self._bodies.bytes)
         yield _gauge("segment_pending_bytes", "sealed batches that wait for the disk", node.publisher.pending_bytes)
         yield from _state(node)
         tables = GaugeMetricFamily("oncegate_table_bytes", "bytes of resident rows", labels=["table"])
@@ -117,8 +125,8 @@ def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
     return CounterMetricFamily(f"oncegate_{name}", text, value=value)
 
 
-def exposition(node: Node) -> tuple[bytes, str]:
+def exposition(node: Node, connections: ConnectionCounts, bodies: BodyBudget) -> tuple[bytes, str]:
     """Return the metrics of a node and their content type."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_NodeCollector(node))
+    registry.register(_NodeCollector(node, connections, bodies))
     return generate_latest(registry), CONTENT_TYPE_LATEST

@@ -173,7 +173,7 @@ class Node:
     def leader_http(self) -> str | None:
         """HTTP address of the leader, if one is known."""
         member = self.members.get(self.leadership.leader_id or "")
-        return None if member is None else member.http
+        return None if member is None else self.settings.http_of(member)
 
     async def _serve_call(self, peer: str, payload: bytes) -> bytes:
         kind, rest = payload[:1], payload[1:]

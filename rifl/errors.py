@@ -26,6 +26,8 @@ class Code(StrEnum):
     UNAUTHENTICATED = "UNAUTHENTICATED"
     FORBIDDEN = "FORBIDDEN"
     NOT_FOUND = "NOT_FOUND"
+    METHOD_NOT_ALLOWED = "METHOD_NOT_ALLOWED"
+    UNSUPPORTED_MEDIA_TYPE = "UNSUPPORTED_MEDIA_TYPE"
     CONFLICT = "CONFLICT"
     IN_PROGRESS = "IN_PROGRESS"
     FENCED = "FENCED"
@@ -33,7 +35,6 @@ class Code(StrEnum):
     SESSION_EXPIRED = "SESSION_EXPIRED"
     RETENTION_EXCEEDED = "RETENTION_EXCEEDED"
     PAYLOAD_TOO_LARGE = "PAYLOAD_TOO_LARGE"
-    UNSUPPORTED_MEDIA_TYPE = "UNSUPPORTED_MEDIA_TYPE"
     PAYLOAD_MISMATCH = "PAYLOAD_MISMATCH"
     WINDOW_FULL = "WINDOW_FULL"
     QUOTA = "QUOTA"
@@ -62,6 +63,8 @@ REGISTRY: Final[dict[Code, Traits]] = {
     Code.UNAUTHENTICATED: Traits(401, _NO, False, "No valid credentials"),
     Code.FORBIDDEN: Traits(403, _NO, False, "Not allowed"),
     Code.NOT_FOUND: Traits(404, _NO, False, "Not found"),
+    Code.METHOD_NOT_ALLOWED: Traits(405, _NO, False, "The path does not take this method"),
+    Code.UNSUPPORTED_MEDIA_TYPE: Traits(415, _NO, False, "The path does not take a body of this type or coding"),
     Code.CONFLICT: Traits(409, _NO, False, "Declared differently already"),
     Code.IN_PROGRESS: Traits(409, _UNKNOWN, True, "The same request is still running"),
     Code.FENCED: Traits(410, _UNKNOWN, False, "A newer owner has taken over"),
@@ -69,7 +72,6 @@ REGISTRY: Final[dict[Code, Traits]] = {
     Code.SESSION_EXPIRED: Traits(410, _UNKNOWN, False, "The session's memory has ended"),
     Code.RETENTION_EXCEEDED: Traits(410, _NO, False, "The batch is no longer retained"),
     Code.PAYLOAD_TOO_LARGE: Traits(413, _NO, False, "Over a size limit"),
-    Code.UNSUPPORTED_MEDIA_TYPE: Traits(415, _NO, False, "Not a format that is read here"),
     Code.PAYLOAD_MISMATCH: Traits(422, _NO, False, "The request id was used for another payload"),
     Code.WINDOW_FULL: Traits(429, _NO, True, "Too far above first incomplete"),
     Code.QUOTA: Traits(429, _NO, True, "A quota is used up"),
@@ -80,7 +82,8 @@ REGISTRY: Final[dict[Code, Traits]] = {
     Code.TIMEOUT: Traits(504, _UNKNOWN, True, "No answer in time"),
     Code.INTERNAL: Traits(500, _UNKNOWN, False, "The node met a bug and said so"),
 }
-"""Every code with its traits. CONFLICT, RETENTION_EXCEEDED, UNSUPPORTED_MEDIA_TYPE and INTERNAL extend SEMANTICS."""
+"""Every code with its traits. CONFLICT, RETENTION_EXCEEDED, INTERNAL and what HTTP needs by itself extend the
+table of SEMANTICS."""
 
 
 class OncegateError(Exception):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import urllib.error
 import urllib.request
 from http.client import HTTPException
@@ -11,10 +12,19 @@ from typing import Any
 TIMEOUT_S = 3.0
 
 
+def _request(method: str, url: str, data: bytes | None = None) -> urllib.request.Request:
+    """Make a request; it carries the token that ``ONCEGATE_TOKEN`` holds, if there is one."""
+    headers = {} if data is None else {"Content-Type": "application/json"}
+    token = os.environ.get("ONCEGATE_TOKEN")
+    if token:
+        headers["Authorization"] = f"Bearer {token}"
+    return urllib.request.Request(url, data, headers, method=method)
+
+
 def get(url: str, timeout_s: float = TIMEOUT_S) -> bytes | None:
     """Return the body of a 200 answer, or None for any other answer or none."""
     try:
-        with urllib.request.urlopen(url, timeout=timeout_s) as answer:
+        with urllib.request.urlopen(_request("GET", url), timeout=timeout_s) as answer:
             body: bytes = answer.read()
             return body if answer.status == 200 else None
     except (OSError, HTTPException, ValueError):
@@ -47,9 +57,8 @@ def send_json(method: str, url: str, body: dict[str, object] | None, timeout_s: 
         Unreachable: none came in ``timeout_s``.
     """
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)
     try:
-        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+        with urllib.request.urlopen(_request(method, url, data), timeout=timeout_s) as answer:
             found = json.loads(answer.read() or b"{}")
     except urllib.error.HTTPError as fault:
         raise Refused(_reason(fault.read(), fault.reason)) from None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from gateway.cli import cluster, dev, explain, members, outbox, serve
+from gateway.cli import cluster, dev, explain, members, outbox, serve, token
 
 app = typer.Typer(
     name="oncegate",
@@ -19,6 +19,7 @@ app.command("serve")(serve.serve)
 app.command("dev")(dev.dev)
 app.command("status")(cluster.status)
 app.command("explain")(explain.explain)
+app.command("token")(token.token)
 app.add_typer(members.member, name="member")
 app.add_typer(members.leader, name="leader")
 app.add_typer(outbox.outbox, name="outbox")

@@ -13,9 +13,11 @@ import typer
 from pydantic import ValidationError
 
 from consensus.errors import ConsensusError
+from gateway.auth import Tokens
 from gateway.config import Settings
 from gateway.node import replica_config
 from gateway.server import serve as run
+from gateway.tls import check_exposure, server_context
 
 
 def serve(
@@ -30,7 +32,27 @@ def serve(
         bool | None, typer.Option("--join", help="this node is new: a running cluster is about to add it")
     ] = None,
     secret_file: Annotated[Path | None, typer.Option(help="file with the secret that peers share")] = None,
+    tokens_file: Annotated[Path | None, typer.Option(help="file of bearer tokens")] = None,
+    tls_certificate: Annotated[Path | None, typer.Option(help="PEM certificate chain of the HTTP side")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM key of the HTTP side")] = None,
+    insecure_http: Annotated[
+        bool | None, typer.Option("--insecure-http", help="serve other addresses without TLS or without tokens")
+    ] = None,
     body_bytes_max: Annotated[int | None, typer.Option(help="largest request body [8 MiB]")] = None,
+    receiving_bytes_max: Annotated[int | None, typer.Option(help="all bodies that are arriving [256 MiB]")] = None,
+    unsent_bytes_max: Annotated[int | None, typer.Option(help="answers not taken yet, together [256 MiB]")] = None,
+    connections_max: Annotated[int | None, typer.Option(help="open HTTP connections [4096]")] = None,
+    headers_ms_max: Annotated[int | None, typer.Option(help="from a connection to its first request [10000]")] = None,
+    body_ms_max: Annotated[int | None, typer.Option(help="from a request's headers to its body [30000]")] = None,
+    idle_ms_max: Annotated[int | None, typer.Option(help="between two requests of a connection [75000]")] = None,
+    unsent_ms_max: Annotated[int | None, typer.Option(help="a client takes nothing of its answer [30000]")] = None,
+    tenant_requests_max: Annotated[int | None, typer.Option(help="requests under way of one tenant [2048]")] = None,
+    tenant_operations_per_s: Annotated[
+        int | None, typer.Option(help="operations a second of one tenant; 0: no bound [0]")
+    ] = None,
+    sessions_max: Annotated[int | None, typer.Option(help="live sessions [2000000]")] = None,
+    idempotency_key_ms: Annotated[int | None, typer.Option(help="memory of an Idempotency-Key [86400000]")] = None,
+    log_kept_bytes: Annotated[int | None, typer.Option(help="log kept for nodes that were away [256 MiB]")] = None,
     state_cache_bytes: Annotated[int | None, typer.Option(help="memory for the state on disk [96 MiB]")] = None,
     log_level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING or ERROR [INFO]")] = None,
 ) -> None:
@@ -44,11 +66,31 @@ def serve(
             data_dir=data_dir,
             join=join,
             secret_file=secret_file,
+            tokens_file=tokens_file,
+            tls_certificate=tls_certificate,
+            tls_key=tls_key,
+            insecure_http=insecure_http,
             body_bytes_max=body_bytes_max,
+            receiving_bytes_max=receiving_bytes_max,
+            unsent_bytes_max=unsent_bytes_max,
+            connections_max=connections_max,
+            headers_ms_max=headers_ms_max,
+            body_ms_max=body_ms_max,
+            idle_ms_max=idle_ms_max,
+            unsent_ms_max=unsent_ms_max,
+            tenant_requests_max=tenant_requests_max,
+            tenant_operations_per_s=tenant_operations_per_s,
+            sessions_max=sessions_max,
+            idempotency_key_ms=idempotency_key_ms,
+            log_kept_bytes=log_kept_bytes,
             state_cache_bytes=state_cache_bytes,
             log_level=log_level,
         )
         replica_config(settings)
+        check_exposure(settings)
+        server_context(settings)
+        if settings.tokens_file is not None:
+            Tokens(settings.tokens_file)
     except (ValueError, OSError) as fault:
         typer.echo(f"oncegate: {_one_line(fault)}", err=True)
         raise typer.Exit(2) from None

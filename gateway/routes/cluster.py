@@ -7,9 +7,12 @@ from typing import Final
 
 from aiohttp import web
 
-from gateway import wire
-from gateway.exchange import NODE, local, problem, typed
+from gateway import routing, wire
+from gateway.admission.connections import CONNECTIONS
+from gateway.exchange import BODIES, NODE, local, problem, typed
+from gateway.identity import Scope
 from gateway.metrics import exposition
+from gateway.routing import Raw
 from rifl.errors import Code, OncegateError
 
 _VERSION: Final = version("oncegate")
@@ -33,7 +36,7 @@ async def cluster(request: web.Request) -> web.StreamResponse:
             match = 0 if peer is None else peer.match_index
         voter = member.node_id in status.configuration.voters
         peer_address = f"{member.host}:{member.peer_port}"
-        members.append(wire.Member(member.node_id, member.http, peer_address, role, match, voter))
+        members.append(wire.Member(member.node_id, node.settings.http_of(member), peer_address, role, match, voter))
     state = wire.ClusterState(
         node=status.node_id,
         role=status.role.value,
@@ -71,13 +74,16 @@ async def readyz(request: web.Request) -> web.StreamResponse:
 
 async def metrics(request: web.Request) -> web.StreamResponse:
     """``GET /metrics``: Prometheus text."""
-    text, content_type = exposition(request.app[NODE])
+    text, content_type = exposition(request.app[NODE], request.app[CONNECTIONS], request.app[BODIES])
     return web.Response(body=text, headers={"Content-Type": content_type})
 
 
+_TEXT: Final = Raw(("text/plain",), "ok")
+_METRICS: Final = Raw(("text/plain",), "Prometheus text")
+
 ROUTES: Final = [
-    web.get("/v1/cluster", cluster),
-    web.get("/livez", livez),
-    web.get("/readyz", readyz),
-    web.get("/metrics", metrics),
+    routing.get("/v1/cluster", cluster, Scope.READ, {200: wire.ClusterState}),
+    routing.get("/livez", livez, None, {200: _TEXT}),
+    routing.get("/readyz", readyz, None, {200: _TEXT}, errors=(Code.NOT_READY,)),
+    routing.get("/metrics", metrics, Scope.READ, {200: _METRICS}),
 ]

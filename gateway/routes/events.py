@@ -11,10 +11,13 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from gateway import cloudevents, plain, wire
+from gateway import cloudevents, plain, routing, wire
 from gateway import commands as c
+from gateway.admission.gate import charge
 from gateway.answers import Answer
-from gateway.exchange import NODE, headers_of, path_name, problem, raw_body, respond, tenant_of, typed
+from gateway.exchange import NODE, headers_of, path_name, problem, raw_body, respond, typed
+from gateway.identity import Scope, tenant_of
+from gateway.routing import ANYTHING, PROPOSED, Raw
 from rifl.errors import Code, OncegateError, Outcome
 from rifl.ids import format_client_id
 from rifl.key_table import KEYS_CLIENT
@@ -32,6 +35,7 @@ async def post(request: web.Request) -> web.StreamResponse:
     trace = plain.traceparent(headers_of(request))
     keyed = [event.keyed() for event in events]
     command = c.Keyed(node.settings.idempotency_key_ms, keyed, tenant_of(request), trace)
+    charge(request, len(events))
     answer = await node.submit(command, 256 * len(events) + len(sent))
     results = [_result(event, result) for event, result in zip(events, answer.body.results, strict=True)]
     rejected = [result for result in results if result.status == "rejected"]
@@ -78,4 +82,14 @@ def _not_whole(request: web.Request, results: list[wire.EventResult], rejected: 
     return problem(request, refusal, results=results)
 
 
-ROUTES: Final = [web.post("/v1/tables/{table}/events", post)]
+_EVENTS: Final = Raw((ANYTHING,), "one CloudEvent, binary or structured, or a batch of them")
+ROUTES: Final = [
+    routing.post(
+        "/v1/tables/{table}/events",
+        post,
+        Scope.WRITE,
+        {200: wire.EventsResponse},
+        body=_EVENTS,
+        errors=(Code.SESSION_EXPIRED, Code.PAYLOAD_MISMATCH, *PROPOSED),
+    ),
+]

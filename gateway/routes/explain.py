@@ -6,9 +6,13 @@ from typing import Final
 
 from aiohttp import web
 
-from gateway import edge
+from gateway import edge, routing
 from gateway.exchange import NODE, local, number, typed
 from gateway.explain.search import OfKey, OfRequest, Wanted
+from gateway.explain.timeline import Explained
+from gateway.identity import Scope, check_owner
+from gateway.routing import READ, Parameter
+from rifl.errors import Code
 
 
 @typed
@@ -25,7 +29,23 @@ async def explain(request: web.Request) -> web.StreamResponse:
         raise edge.bad("ask for a request, or for a table and a key")
     node = request.app[NODE]
     await node.reads.reach("linearizable", 0)
+    if isinstance(wanted, OfRequest):
+        check_owner(request, node.machine, wanted.client_id)
     return local(request, await node.explainer.explain(wanted))
 
 
-ROUTES: Final = [web.get("/v1/explain", explain)]
+_TEXT: Final = {"type": "string"}
+ROUTES: Final = [
+    routing.get(
+        "/v1/explain",
+        explain,
+        Scope.READ,
+        {200: Explained},
+        parameters=(
+            Parameter("request", _TEXT, "client_id/sequence"),
+            Parameter("table", _TEXT, "the table, with key"),
+            Parameter("key", _TEXT, "the row's key, with table"),
+        ),
+        errors=(Code.NOT_FOUND, *READ),
+    )
+]

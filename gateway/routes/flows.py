@@ -12,14 +12,15 @@ from flows.errors import FlowError
 from flows.flow import FlowDeclaration
 from flows.segment import to_json_lines
 from gateway import commands as c
-from gateway import edge, wire
+from gateway import edge, routing, wire
 from gateway.answers import flow_state
 from gateway.exchange import NODE, body, is_current, local, number, path_name, raw_body, respond, typed
+from gateway.identity import Scope
+from gateway.routing import EVENT_STREAM, IF_NONE_MATCH, JSON_LINES, LEVEL, PROPOSED, READ, Parameter, Raw
 from rifl.errors import Code, OncegateError
 
 WATCHERS_MAX: Final = 1_000
 KEEP_ALIVE_S: Final = 10.0
-JSON_LINES: Final = "application/x-ndjson"
 _watchers: Final = web.AppKey("watchers", set[Any])
 
 
@@ -100,7 +101,7 @@ async def watch(request: web.Request) -> web.StreamResponse:
     response = web.StreamResponse(
         headers={
             wire.H_COMMIT: str(node.machine.commit),
-            "Content-Type": "text/event-stream",
+            "Content-Type": EVENT_STREAM,
             "Cache-Control": "no-store",
         }
     )
@@ -158,12 +159,61 @@ def set_up(app: web.Application) -> None:
     app.on_shutdown.append(_close_watchers)
 
 
+_CONSISTENCY: Final = LEVEL[:1]
+_AFTER: Final = Parameter("after", {"type": "integer", "minimum": 0}, "batches above this one; default: new ones")
+_LAST_EVENT: Final = Parameter("Last-Event-ID", {"type": "integer", "minimum": 0}, "as after, and wins", "header")
+_BATCH: Final = Raw((wire.ARROW, JSON_LINES), "the batch's items, an Arrow IPC stream or JSON lines")
+_EVENTS: Final = Raw((EVENT_STREAM,), "an event `sealed` with {batch} per sealed batch")
+
 ROUTES: Final = [
-    web.put("/v1/flows/{flow}", declare),
-    web.get("/v1/flows", list_all),
-    web.get("/v1/flows/{flow}", describe),
-    web.get("/v1/flows/{flow}/batches/{n}", batch),
-    web.get("/v1/flows/{flow}/watch", watch, allow_head=False),
-    web.post("/v1/flows/{flow}/consumers/{name}/attach", attach),
-    web.post("/v1/flows/{flow}/consumers/{name}/cursor", cursor),
+    routing.put(
+        "/v1/flows/{flow}",
+        declare,
+        Scope.FLOWS,
+        {200: wire.FlowState},
+        body=FlowDeclaration,
+        errors=(Code.NOT_FOUND, Code.CONFLICT, *PROPOSED),
+    ),
+    routing.get("/v1/flows", list_all, Scope.READ, {200: wire.FlowList}, parameters=_CONSISTENCY, errors=READ),
+    routing.get(
+        "/v1/flows/{flow}",
+        describe,
+        Scope.READ,
+        {200: wire.FlowState},
+        parameters=_CONSISTENCY,
+        errors=(Code.NOT_FOUND, *READ),
+    ),
+    routing.get(
+        "/v1/flows/{flow}/batches/{n}",
+        batch,
+        Scope.READ,
+        {200: _BATCH, 304: None},
+        parameters=(IF_NONE_MATCH,),
+        errors=(Code.NOT_FOUND, Code.RETENTION_EXCEEDED, *READ),
+    ),
+    routing.get(
+        "/v1/flows/{flow}/watch",
+        watch,
+        Scope.READ,
+        {200: _EVENTS},
+        parameters=(_AFTER, _LAST_EVENT),
+        errors=(Code.NOT_FOUND, *READ),
+        head=False,
+    ),
+    routing.post(
+        "/v1/flows/{flow}/consumers/{name}/attach",
+        attach,
+        Scope.FLOWS,
+        {200: wire.ConsumerAttached},
+        body=wire.AttachConsumer,
+        errors=(Code.NOT_FOUND, Code.FENCED, *PROPOSED),
+    ),
+    routing.post(
+        "/v1/flows/{flow}/consumers/{name}/cursor",
+        cursor,
+        Scope.FLOWS,
+        {200: wire.CursorMoved},
+        body=wire.MoveCursor,
+        errors=(Code.NOT_FOUND, Code.FENCED, Code.CONFLICT, Code.RETENTION_EXCEEDED, *PROPOSED),
+    ),
 ]

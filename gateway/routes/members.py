@@ -7,10 +7,13 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from gateway import edge
+from gateway import edge, routing
 from gateway.administration import AddMember, MoveLeader, RemoveMember
 from gateway.config import MemberAddress
 from gateway.exchange import NODE, body, local, typed
+from gateway.identity import Scope
+from gateway.routing import PROPOSED
+from rifl.errors import Code
 
 
 class NewMember(msgspec.Struct, forbid_unknown_fields=True):
@@ -65,7 +68,17 @@ async def lead(request: web.Request) -> web.StreamResponse:
 
 
 ROUTES: Final = [
-    web.post("/v1/cluster/members", add),
-    web.delete("/v1/cluster/members/{id}", remove),
-    web.post("/v1/cluster/leader", lead),
+    routing.post(
+        "/v1/cluster/members", add, Scope.ADMIN, {200: Changed}, body=NewMember, errors=(Code.CONFLICT, *PROPOSED)
+    ),
+    routing.delete(
+        "/v1/cluster/members/{id}",
+        remove,
+        Scope.ADMIN,
+        {200: Changed},
+        errors=(Code.NOT_FOUND, Code.CONFLICT, *PROPOSED),
+    ),
+    routing.post(
+        "/v1/cluster/leader", lead, Scope.ADMIN, {200: Changed}, body=NewLeader, errors=(Code.CONFLICT, *PROPOSED)
+    ),
 ]

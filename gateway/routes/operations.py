@@ -9,10 +9,13 @@ import msgspec
 from aiohttp import web
 
 from gateway import commands as c
-from gateway import edge, edge_range, plain, wire
+from gateway import edge, edge_range, plain, routing, wire
+from gateway.admission.gate import charge
 from gateway.answers import Answer, request_state
-from gateway.exchange import NODE, headers_of, local, number, path_name, raw_body, respond, tenant_of, typed
+from gateway.exchange import NODE, headers_of, local, number, path_name, raw_body, respond, typed
 from gateway.explain.attempts import ANSWERED, Attempt
+from gateway.identity import Scope, check_owner, tenant_of
+from gateway.routing import JSON_LINES, PROPOSED, READ, Parameter, Raw
 from rifl.completion import FINGERPRINT_BYTES
 from rifl.errors import Code, OncegateError
 from rifl.ids import ID_MAX
@@ -24,6 +27,8 @@ async def operate(request: web.Request) -> web.StreamResponse:
     body = await raw_body(request)
     decoded = edge.decode(body, request.content_type, wire.OperationsRequest)
     command = edge.operations(decoded, tenant_of(request), plain.traceparent(headers_of(request)))
+    check_owner(request, request.app[NODE].machine, command.client_id)
+    charge(request, len(command.ops))
     sequences = [op.sequence for op in command.ops]
     return respond(request, await _noted(request, command, len(body), min(sequences), max(sequences)))
 
@@ -36,13 +41,16 @@ async def put_range(request: web.Request) -> web.StreamResponse:
     epoch = number(_header(request, wire.H_EPOCH), wire.H_EPOCH)
     first = number(_header(request, wire.H_FIRST_SEQUENCE), wire.H_FIRST_SEQUENCE)
     first_incomplete = _first_incomplete(_header(request, wire.H_FIRST_INCOMPLETE))
+    node = request.app[NODE]
+    check_owner(request, node.machine, client_id)
     body = await raw_body(request)
     command = edge_range.range_command(table, client_id, epoch, first_incomplete, first, body, request.content_type)
     trace = plain.traceparent(headers_of(request))
     command = msgspec.structs.replace(command, tenant=tenant_of(request), traceparent=trace)
+    count = len(command.fingerprints) // FINGERPRINT_BYTES
+    charge(request, count)
     size = len(command.body) + len(command.fingerprints)
-    last = first + len(command.fingerprints) // FINGERPRINT_BYTES - 1
-    return respond(request, await _noted(request, command, size, first, last))
+    return respond(request, await _noted(request, command, size, first, first + count - 1))
 
 
 @typed
@@ -52,6 +60,7 @@ async def request_of(request: web.Request) -> web.StreamResponse:
     sequence = number(request.match_info["sequence"], "sequence")
     node = request.app[NODE]
     await node.reads.reach("linearizable", 0)
+    check_owner(request, node.machine, client_id)
     return local(request, request_state(node.machine, client_id, sequence, tenant_of(request)))
 
 
@@ -77,6 +86,7 @@ async def resolve(request: web.Request) -> web.StreamResponse:
     sequence = number(request.match_info["sequence"], "sequence")
     sent = await raw_body(request)
     body = edge.decode(sent, request.content_type, wire.ResolveRequest) if sent else wire.ResolveRequest()
+    check_owner(request, request.app[NODE].machine, client_id)
     command = edge.resolve(client_id, sequence, body, tenant_of(request))
     return respond(request, await request.app[NODE].submit(command, 64))
 
@@ -94,9 +104,44 @@ def _first_incomplete(text: str) -> int:
     return number(text, wire.H_FIRST_INCOMPLETE)
 
 
+_NUMBER: Final = {"type": "integer", "minimum": 1, "maximum": ID_MAX}
+_RANGE_HEADERS: Final = (
+    Parameter(wire.H_CLIENT, {"type": "string", "pattern": "^[0-9a-f]{16}$"}, "the session", "header", True),
+    Parameter(wire.H_EPOCH, _NUMBER, "the session's epoch", "header", True),
+    Parameter(wire.H_FIRST_SEQUENCE, _NUMBER, "sequence number of the first row", "header", True),
+    Parameter(wire.H_FIRST_INCOMPLETE, _NUMBER, "everything below is acknowledged", "header", True),
+)
+_RANGE: Final = Raw(
+    (wire.ARROW, wire.MSGPACK, JSON_LINES, wire.JSON),
+    "an Arrow IPC stream with the string columns key and value (JSON text), msgpack {keys, values}, or JSON lines",
+)
+
 ROUTES: Final = [
-    web.post("/v1/operations", operate),
-    web.post("/v1/tables/{table}/ranges", put_range),
-    web.get("/v1/requests/{client_id}/{sequence}", request_of),
-    web.post("/v1/requests/{client_id}/{sequence}/resolve", resolve),
+    routing.post(
+        "/v1/operations",
+        operate,
+        Scope.WRITE,
+        {200: wire.OperationsResponse},
+        body=wire.OperationsRequest,
+        errors=(Code.BAD_ACK, *PROPOSED),
+    ),
+    routing.post(
+        "/v1/tables/{table}/ranges",
+        put_range,
+        Scope.WRITE,
+        {200: wire.RangeResponse},
+        body=_RANGE,
+        parameters=_RANGE_HEADERS,
+        errors=(Code.BAD_ACK, *PROPOSED),
+    ),
+    routing.get("/v1/requests/{client_id}/{sequence}", request_of, Scope.READ, {200: wire.RequestState}, errors=READ),
+    routing.post(
+        "/v1/requests/{client_id}/{sequence}/resolve",
+        resolve,
+        Scope.WRITE,
+        {200: wire.RequestState},
+        body=wire.ResolveRequest,
+        body_required=False,
+        errors=(Code.BAD_ACK, Code.FENCED, Code.WINDOW_FULL, *PROPOSED),
+    ),
 ]

@@ -12,9 +12,11 @@ import msgspec
 from aiohttp import web
 
 from gateway import commands as c
-from gateway import edge, plain, wire
+from gateway import edge, plain, routing, wire
 from gateway.answers import Answer
-from gateway.exchange import NODE, body, headers_of, path_name, problem, raw_body, respond, tenant_of, typed
+from gateway.exchange import NODE, body, headers_of, path_name, problem, raw_body, respond, typed
+from gateway.identity import Scope, check_owner, tenant_of
+from gateway.routing import OBJECTS, PROPOSED, Parameter, Raw
 from rifl.errors import Code, OncegateError, Outcome
 from rifl.ids import format_client_id
 from rifl.key_table import KEYS_CLIENT
@@ -73,6 +75,7 @@ async def _change(request: web.Request, operation: wire.Operation) -> web.Stream
     size = 256 + len(op.key) + len(op.value or b"")
     node, tenant, trace = request.app[NODE], tenant_of(request), plain.traceparent(headers)
     if isinstance(who, plain.Place):
+        check_owner(request, node.machine, who.client_id)
         op = msgspec.structs.replace(op, sequence=who.sequence)
         command = c.Operate(who.client_id, who.epoch, who.first_incomplete, [op], tenant, trace)
         return _answered(request, operation.op, who.client_id, await node.submit(command, size))
@@ -148,9 +151,45 @@ def set_up(app: web.Application) -> None:
 
 _ANYTHING: Any = Any
 _ROW: Final = "/v1/tables/{table}/rows/{key:(?s:.+)}"
+_TEXT: Final = {"type": "string"}
+_HEADERS: Final = (
+    Parameter(wire.H_IDEMPOTENCY_KEY, _TEXT, "names the request; the gateway gives it an id", "header"),
+    Parameter(wire.H_REQUEST, _TEXT, "client_id/sequence, for callers with a session", "header"),
+    Parameter(wire.H_EPOCH, _TEXT, "the session's epoch, with a request id", "header"),
+    Parameter(wire.H_FIRST_INCOMPLETE, _TEXT, "everything below is acknowledged, with a request id", "header"),
+    Parameter("If-Match", _TEXT, "the row's version", "header"),
+    Parameter("If-None-Match", _TEXT, "* for: only if there is no such row", "header"),
+)
+_ERRORS: Final = (
+    Code.BAD_ACK,
+    Code.IN_PROGRESS,
+    Code.FENCED,
+    Code.STALE,
+    Code.SESSION_EXPIRED,
+    Code.PAYLOAD_MISMATCH,
+    Code.WINDOW_FULL,
+    *PROPOSED,
+)
+
+
+def _route(method: str, path: str, handler: routing.Handler, body: Any, *, required: bool = True) -> routing.Route:
+    return routing.Route(
+        method,
+        path,
+        handler,
+        Scope.WRITE,
+        {200: wire.RowChanged},
+        body,
+        required,
+        _HEADERS,
+        _ERRORS,
+        {status: wire.RefusalProblem for status, _ in REFUSALS.values()},
+    )
+
+
 ROUTES: Final = [
-    web.put(_ROW, put),
-    web.delete(_ROW, delete),
-    web.post(_ROW + "/increment", increment),
-    web.post(_ROW + "/append", append),
+    _route("PUT", _ROW, put, Raw(OBJECTS, "the value: any JSON")),
+    _route("DELETE", _ROW, delete, None),
+    _route("POST", _ROW + "/increment", increment, wire.Increment, required=False),
+    _route("POST", _ROW + "/append", append, wire.Append),
 ]

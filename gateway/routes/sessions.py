@@ -7,17 +7,23 @@ from typing import Final
 from aiohttp import web
 
 from gateway import commands as c
-from gateway import edge, wire
-from gateway.exchange import NODE, body, local, number, respond, tenant_of, typed
+from gateway import edge, routing, wire
+from gateway.exchange import NODE, body, local, number, respond, typed
+from gateway.identity import Scope, check_owner, tenant_of
+from gateway.routing import PROPOSED, READ, Parameter
 from rifl.errors import Code, OncegateError
+from rifl.ids import ID_MAX
 
 
 @typed
 async def open_session(request: web.Request) -> web.StreamResponse:
     """``POST /v1/sessions``: 201 for a new session, 200 for the one this nonce opened before."""
-    node = request.app[NODE]
-    opening = await body(request, wire.OpenSession)
-    command = edge.open_session(opening, tenant_of(request), node.settings.sessions_max)
+    node, tenant = request.app[NODE], tenant_of(request)
+    command = edge.open_session(await body(request, wire.OpenSession), tenant, node.settings.sessions_max)
+    sessions = node.machine.sessions
+    # The log decides; what it would refuse anyway need not go there. A retry finds its session, full or not.
+    if len(sessions) >= command.sessions_max and sessions.of_nonce(command.nonce, tenant) is None:
+        raise OncegateError(Code.QUOTA, "the cluster holds as many sessions as it may")
     answer = await node.submit(command, 128)
     return respond(request, answer, status=201 if answer.created else 200)
 
@@ -27,6 +33,7 @@ async def renew(request: web.Request) -> web.StreamResponse:
     """``POST /v1/sessions/{client_id}/renew``."""
     client_id = edge.check_client_id(request.match_info["client_id"])
     epoch = edge.check_number((await body(request, wire.RenewSession)).epoch, "epoch")
+    check_owner(request, request.app[NODE].machine, client_id)
     return respond(request, await request.app[NODE].submit(c.RenewSession(client_id, epoch, tenant_of(request)), 64))
 
 
@@ -35,6 +42,7 @@ async def take_over(request: web.Request) -> web.StreamResponse:
     """``POST /v1/sessions/{client_id}/take-over``."""
     client_id = edge.check_client_id(request.match_info["client_id"])
     nonce = edge.check_nonce((await body(request, wire.TakeOver)).nonce)
+    check_owner(request, request.app[NODE].machine, client_id)
     return respond(request, await request.app[NODE].submit(c.TakeOver(client_id, nonce, tenant_of(request)), 128))
 
 
@@ -44,6 +52,7 @@ async def describe(request: web.Request) -> web.StreamResponse:
     client_id = edge.check_client_id(request.match_info["client_id"])
     node = request.app[NODE]
     await node.reads.reach("linearizable", 0)
+    check_owner(request, node.machine, client_id)
     session = node.machine.sessions.get(client_id)
     if session is None:
         known = client_id < node.machine.sessions.next_id
@@ -65,14 +74,51 @@ async def close(request: web.Request) -> web.StreamResponse:
     """``DELETE /v1/sessions/{client_id}?epoch=``."""
     client_id = edge.check_client_id(request.match_info["client_id"])
     epoch = number(request.query.get("epoch", ""), "epoch")
+    check_owner(request, request.app[NODE].machine, client_id)
     answer = await request.app[NODE].submit(c.CloseSession(client_id, epoch, tenant_of(request)), 64)
     return web.Response(status=204, headers={wire.H_COMMIT: str(answer.commit)})
 
 
+_EPOCH: Final = Parameter("epoch", {"type": "integer", "minimum": 1, "maximum": ID_MAX}, "as opened", required=True)
+
 ROUTES: Final = [
-    web.post("/v1/sessions", open_session),
-    web.get("/v1/sessions/{client_id}", describe),
-    web.delete("/v1/sessions/{client_id}", close),
-    web.post("/v1/sessions/{client_id}/renew", renew),
-    web.post("/v1/sessions/{client_id}/take-over", take_over),
+    routing.post(
+        "/v1/sessions",
+        open_session,
+        Scope.WRITE,
+        {200: wire.SessionOpened, 201: wire.SessionOpened},
+        body=wire.OpenSession,
+        errors=(Code.FENCED, *PROPOSED),
+    ),
+    routing.get(
+        "/v1/sessions/{client_id}",
+        describe,
+        Scope.READ,
+        {200: wire.SessionState},
+        errors=(Code.NOT_FOUND, Code.SESSION_EXPIRED, *READ),
+    ),
+    routing.delete(
+        "/v1/sessions/{client_id}",
+        close,
+        Scope.WRITE,
+        {204: None},
+        parameters=(_EPOCH,),
+        errors=(Code.FENCED, Code.SESSION_EXPIRED, *PROPOSED),
+    ),
+    routing.post(
+        "/v1/sessions/{client_id}/renew",
+        renew,
+        Scope.WRITE,
+        {200: wire.SessionRenewed},
+        body=wire.RenewSession,
+        errors=(Code.FENCED, Code.SESSION_EXPIRED, *PROPOSED),
+    ),
+    routing.post(
+        "/v1/sessions/{client_id}/take-over",
+        take_over,
+        Scope.WRITE,
+        {200: wire.SessionTaken},
+        body=wire.TakeOver,
+        errors=(Code.FENCED, Code.SESSION_EXPIRED, Code.CONFLICT, *PROPOSED),
+    ),
 ]

@@ -8,9 +8,11 @@ import msgspec
 from aiohttp import web
 
 from gateway import commands as c
-from gateway import edge, wire
+from gateway import edge, routing, wire
 from gateway.answers import Answer, table_state
 from gateway.exchange import NODE, body, is_current, local, number, path_name, respond, typed
+from gateway.identity import Scope
+from gateway.routing import IF_NONE_MATCH, LEVEL, PROPOSED, READ, Parameter
 from gateway.tables import QUOTA_BYTES_DEFAULT, QUOTA_BYTES_MAX
 from rifl.errors import Code, OncegateError
 
@@ -90,9 +92,41 @@ def _level(request: web.Request) -> tuple[str, int]:
     return consistency, number(query.get("min_commit", "0"), "min_commit", least=0)
 
 
+_LIMIT: Final = Parameter("limit", {"type": "integer", "minimum": 1, "default": 100}, f"at most {PAGE_MAX} come")
+_PREFIX: Final = Parameter("prefix", {"type": "string"}, "keys that begin with it")
+_AFTER: Final = Parameter("after", {"type": "string"}, "keys greater than it: the next of the page before")
+
 ROUTES: Final = [
-    web.put("/v1/tables/{table}", declare),
-    web.get("/v1/tables/{table}", describe),
-    web.get("/v1/tables/{table}/rows", page),
-    web.get("/v1/tables/{table}/rows/{key:(?s:.+)}", row),
+    routing.put(
+        "/v1/tables/{table}",
+        declare,
+        Scope.ADMIN,
+        {200: wire.TableState},
+        body=wire.DeclareTable,
+        errors=(Code.CONFLICT, *PROPOSED),
+    ),
+    routing.get(
+        "/v1/tables/{table}",
+        describe,
+        Scope.READ,
+        {200: wire.TableState},
+        parameters=LEVEL,
+        errors=(Code.NOT_FOUND, *READ),
+    ),
+    routing.get(
+        "/v1/tables/{table}/rows",
+        page,
+        Scope.READ,
+        {200: wire.RowPage},
+        parameters=(_PREFIX, _AFTER, _LIMIT, *LEVEL),
+        errors=(Code.NOT_FOUND, *READ),
+    ),
+    routing.get(
+        "/v1/tables/{table}/rows/{key:(?s:.+)}",
+        row,
+        Scope.READ,
+        {200: wire.RowState, 304: None},
+        parameters=(IF_NONE_MATCH, *LEVEL),
+        errors=(Code.NOT_FOUND, Code.PAYLOAD_TOO_LARGE, *READ),
+    ),
 ]

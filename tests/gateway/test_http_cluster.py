@@ -57,4 +57,4 @@ async def test_unknown_route_and_method_are_problems(api: Api) -> None:
     for path in ("/", "/v1", "/v2/operations", "/v1/operations/", "/v1/tables/rows/rows/", "/v1/flows/f/batches"):
         assert_problem(await api.call("GET", path), "NOT_FOUND")
     for method, path in (("GET", "/v1/operations"), ("DELETE", "/v1/tables/rows"), ("PATCH", "/v1/cluster")):
-        assert_problem(await api.call(method, path), "BAD_REQUEST")
+        assert_problem(await api.call(method, path), "METHOD_NOT_ALLOWED")

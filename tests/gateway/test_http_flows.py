@@ -241,7 +241,7 @@ async def test_watcher_is_told_each_batch_once_and_resumes_where_it_stopped(api:
         assert_problem(await api.call("GET", f"/v1/flows/f/watch?{query}"), "BAD_REQUEST")
     assert_problem(await api.call("GET", "/v1/flows/f/watch", headers={"Last-Event-ID": "x"}), "BAD_REQUEST")
     assert_problem(await api.call("GET", "/v1/flows/none/watch"), "NOT_FOUND")
-    assert (await api.call("HEAD", "/v1/flows/f/watch"))[0] == 400
+    assert (await api.call("HEAD", "/v1/flows/f/watch"))[0] == 405
 
 
 async def test_batch_is_sealed_by_age_without_further_writes(api: Api) -> None:

@@ -1,0 +1,257 @@
+"""Slow and malicious clients against a real node process, while a well-behaved client goes on being served.
+
+Each attack is held until the node has ended it or the well-behaved client has been answered many times beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from gateway.cli.local_cluster import LocalCluster
+
+CONNECTIONS_MAX = 48
+FLAGS = (
+    "--connections-max", str(CONNECTIONS_MAX), "--headers-ms-max", "1500", "--body-ms-max", "1500",
+    "--idle-ms-max", "4000", "--unsent-ms-max", "1000", "--receiving-bytes-max", str(8 * 2**20),
+)  # fmt: skip
+ANSWERS = 20
+WAIT_S = 30.0
+
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    directory: Path = tmp_path_factory.mktemp("abused")
+    with LocalCluster(directory, 1, flags=FLAGS) as started:
+        started.start()
+        started.wait_ready()
+        yield started
+
+
+class Witness:
+    """A client that behaves: each answer must be the right one, whatever happens beside it."""
+
+    def __init__(self, http: aiohttp.ClientSession, client_id: str) -> None:
+        self._http = http
+        self._client_id = client_id
+        self.served = 0
+
+    async def once(self) -> None:
+        number = self.served + 1
+        operation = {"sequence": number, "op": "increment", "table": "rows", "key": self._client_id, "by": 1}
+        body = {
+            "client_id": self._client_id,
+            "epoch": 1,
+            "first_incomplete": number,
+            "operations": [operation],
+        }
+        async with self._http.post("/v1/operations", json=body) as answer:
+            found = await answer.json()
+            assert answer.status == 200, found
+            assert found["results"][0]["value"] == number
+        self.served = number
+
+    async def is_served(self) -> bool:
+        """Tell whether a request is answered with 200 now."""
+        async with self._http.get("/livez") as answer:
+            return answer.status == 200
+
+    async def declare(self, table: str, kind: str) -> None:
+        async with self._http.put(f"/v1/tables/{table}", json={"kind": kind}) as declared:
+            assert declared.status == 200
+
+    async def served_beside(self, count: int = ANSWERS) -> None:
+        """Return when that many more requests have been answered."""
+        for _ in range(count):
+            async with asyncio.timeout(WAIT_S):
+                await self.once()
+
+
+@asynccontextmanager
+async def witness(node: LocalCluster) -> AsyncIterator[Witness]:
+    async with aiohttp.ClientSession(base_url=node.endpoints[0]) as http:
+        async with http.post("/v1/sessions", json={"nonce": f"witness-{time.monotonic_ns()}"}) as opened:
+            good = Witness(http, (await opened.json())["client_id"])
+        await good.declare("rows", "resident")
+        yield good
+
+
+async def _connect(node: LocalCluster) -> Stream:
+    member = node.members[0]
+    return await asyncio.open_connection(member.host, member.http_port)
+
+
+async def _answer(stream: Stream) -> tuple[int, dict[str, object]]:
+    """Read a whole answer: status and problem."""
+    async with asyncio.timeout(WAIT_S):
+        head = await stream[0].readuntil(b"\r\n\r\n")
+        length = next(int(line.split()[1]) for line in head.splitlines() if line.lower().startswith(b"content-length"))
+        return int(head.split()[1]), json.loads(await stream[0].readexactly(length))
+
+
+async def _ended(stream: Stream) -> None:
+    """Return when the node has ended the connection."""
+    async with asyncio.timeout(WAIT_S):
+        try:
+            while await stream[0].read(65536):
+                pass
+        except ConnectionError:
+            pass
+
+
+@asynccontextmanager
+async def _many(node: LocalCluster, count: int) -> AsyncIterator[list[Stream]]:
+    streams = [await _connect(node) for _ in range(count)]
+    try:
+        yield streams
+    finally:
+        for _, writer in streams:
+            writer.transport.abort()
+
+
+async def _drip(streams: list[Stream], piece: Callable[[int], bytes]) -> None:
+    """Send a piece on each connection again and again until cancelled or all are closed."""
+    turn = 0
+    while any(not writer.transport.is_closing() for _, writer in streams):
+        turn += 1
+        for _, writer in streams:
+            if not writer.transport.is_closing():
+                writer.write(piece(turn))
+        await asyncio.sleep(0.01)
+
+
+async def test_headers_that_never_end_are_ended(node: LocalCluster) -> None:
+    async with witness(node) as good, _many(node, 8) as slow:
+        for _, writer in slow:
+            writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n")
+        # One byte at a time of one header line: within every limit but time.
+        drip = asyncio.create_task(_drip(slow, lambda turn: b"a" if turn > 1 else b"X: "))
+        await good.served_beside()
+        await asyncio.gather(*map(_ended, slow))
+        drip.cancel()
+
+
+async def test_endless_headers_are_refused_while_they_arrive(node: LocalCluster) -> None:
+    async with witness(node) as good, _many(node, 4) as endless:
+        for _, writer in endless:
+            writer.write(b"GET /livez HTTP/1.1\r\n" + b"".join(b"X-%d: y\r\n" % i for i in range(5000)))
+        for stream in endless:
+            status, problem = await _answer(stream)
+            assert (status, problem["code"]) == (400, "BAD_REQUEST")
+        await good.served_beside()
+
+
+async def test_bodies_that_trickle_are_refused_and_hold_up_nobody(node: LocalCluster) -> None:
+    async with witness(node) as good, _many(node, 16) as slow:
+        for _, writer in slow:
+            writer.write(b"POST /v1/operations HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
+        drip = asyncio.create_task(_drip(slow, lambda _: b" "))
+        await good.served_beside()
+        for stream in slow:
+            status, problem = await _answer(stream)
+            assert (status, problem["code"], problem["outcome"]) == (504, "TIMEOUT", "not_applied")
+        drip.cancel()
+
+
+async def test_large_bodies_that_stall_make_room_for_large_bodies_that_do_not(node: LocalCluster) -> None:
+    async with witness(node) as good, _many(node, 4) as stalled:
+        for _, writer in stalled:
+            writer.write(b"POST /v1/operations HTTP/1.1\r\nHost: x\r\nContent-Length: 4000000\r\n\r\n")
+            writer.write(b" " * 3_000_000)  # 12 MB of 8 MiB: some must give way
+        codes = set()
+        for stream in stalled:
+            status, problem = await _answer(stream)
+            codes.add((status, problem["code"]))
+        assert codes <= {(429, "OVERLOADED"), (504, "TIMEOUT")}
+        assert (429, "OVERLOADED") in codes
+        await good.served_beside(3)
+
+
+async def test_crowd_of_idle_connections_displaces_itself_and_not_a_client_at_work(node: LocalCluster) -> None:
+    async with witness(node) as good:
+        await good.once()
+        async with _many(node, 4 * CONNECTIONS_MAX) as crowd:
+            await good.served_beside()
+            async with witness(node) as newcomer:
+                await newcomer.served_beside(3)
+            await asyncio.gather(*map(_ended, crowd[: 2 * CONNECTIONS_MAX]))
+
+
+async def test_connections_that_are_all_at_work_leave_a_typed_refusal_for_the_next(node: LocalCluster) -> None:
+    async with witness(node) as good:
+        await good.declare("events", "stream")
+        async with AsyncExitStack() as stack:
+            for _ in range(CONNECTIONS_MAX):
+                ((reader, writer),) = await stack.enter_async_context(_many(node, 1))
+                writer.write(b"GET /v1/flows/events/watch HTTP/1.1\r\nHost: x\r\n\r\n")
+                async with asyncio.timeout(WAIT_S):
+                    assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+            (refused,) = await stack.enter_async_context(_many(node, 1))
+            status, problem = await _answer(refused)
+            assert (status, problem["code"]) == (429, "OVERLOADED"), node.log_tail("n1")
+        async with asyncio.timeout(WAIT_S):
+            while not await good.is_served():
+                pass
+
+
+async def test_client_that_reads_no_answer_is_cut_off(node: LocalCluster) -> None:
+    async with witness(node) as good, aiohttp.ClientSession(base_url=node.endpoints[0]) as http:
+        async with http.post("/v1/sessions", json={"nonce": "large"}) as opened:
+            client_id = (await opened.json())["client_id"]
+        operations = [
+            {"sequence": i, "op": "put", "table": "rows", "key": f"large-{i:02}", "value": "x" * 200_000}
+            for i in range(1, 16)
+        ]
+        body = {"client_id": client_id, "epoch": 1, "first_incomplete": 1, "operations": operations}
+        async with http.post("/v1/operations", data=io.BytesIO(json.dumps(body).encode())) as answer:
+            assert answer.status == 200
+        async with _many(node, 3) as deaf:
+            request = b"GET /v1/tables/rows/rows?prefix=large&limit=15 HTTP/1.1\r\nHost: x\r\n\r\n"
+            for reader, writer in deaf:
+                writer.transport.pause_reading()  # type: ignore[attr-defined]
+                writer.write(request * 10)  # 30 MB: more than any socket buffer holds
+                assert not reader.at_eof()
+            await good.served_beside()
+            async with asyncio.timeout(WAIT_S):
+                while (await _connections(http)) > 2:
+                    await good.once()
+
+
+async def _connections(http: aiohttp.ClientSession) -> int:
+    """Return how many connections the node says it has."""
+    async with http.get("/metrics") as answer:
+        text = await answer.text()
+    return next(int(float(line.split()[1])) for line in text.splitlines() if line.startswith("oncegate_connections "))
+
+
+async def test_pipelined_flood_on_one_connection_holds_up_nobody(node: LocalCluster) -> None:
+    async with witness(node) as good, _many(node, 2) as flood:
+        for reader, writer in flood:
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n" * 50_000)
+            assert not reader.at_eof()
+        await good.served_beside()
+
+
+async def test_idle_connection_is_closed(node: LocalCluster) -> None:
+    stream = await _connect(node)
+    stream[1].write(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+    async with asyncio.timeout(WAIT_S):
+        assert (await stream[0].readline()).startswith(b"HTTP/1.1 200")
+    await _ended(stream)
+    stream[1].close()
+
+
+def test_node_outlived_all_of_it(node: LocalCluster) -> None:
+    assert node.is_running("n1")
+    assert "ERROR" not in node.log_tail("n1", 1000).upper().replace("ERRORS", "")

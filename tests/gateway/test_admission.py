@@ -1,0 +1,103 @@
+"""Rates, bodies and the gate's bookkeeping: pure parts, on a clock that tests move."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.admission.bodies import BodyBudget
+from gateway.admission.rate import TokenBucket
+from rifl.errors import Code, OncegateError, Outcome
+
+steps = st.lists(st.tuples(st.floats(0, 3), st.integers(1, 50)), max_size=40)
+
+
+@given(st.integers(1, 100), st.integers(1, 100), steps)
+def test_rate_is_never_ahead_by_more_than_the_burst_and_one_request(
+    per_s: int, burst: int, steps: list[tuple[float, int]]
+) -> None:
+    bucket = TokenBucket(per_s, burst, 0.0)
+    now_s, spent, largest = 0.0, 0, 0
+    for later_s, operations in steps:
+        now_s += later_s
+        wait_ms = bucket.wait_ms(now_s)
+        if wait_ms == 0:
+            bucket.spend(operations)
+            spent, largest = spent + operations, max(largest, operations)
+        else:
+            assert bucket.wait_ms(now_s + wait_ms / 1000 + 1e-6) == 0, "what it advises is not enough"
+            now_s += wait_ms / 1000 + 1e-6
+        assert spent <= burst + per_s * now_s + largest + 1e-3
+        assert 0 <= bucket.remaining <= burst
+
+
+def test_rate_says_how_it_stands_as_the_draft_has_it() -> None:
+    bucket = TokenBucket(10, 30, 0.0)
+    assert (bucket.policy, bucket.state) == ('"operations";q=30;w=3', '"operations";r=30;t=0')
+    bucket.spend(25)
+    assert bucket.state == '"operations";r=5;t=3'
+    bucket.spend(25)
+    assert bucket.state == '"operations";r=0;t=5'
+    assert bucket.wait_ms(0.0) == 2_100
+
+
+class Body:
+    """A body that arrives as the test lets it."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self._pieces = list(pieces)
+        self.stalled = asyncio.Event()
+
+    async def readany(self) -> bytes:
+        if self._pieces:
+            return self._pieces.pop(0)
+        self.stalled.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+def whole(data: bytes) -> Body:
+    return Body(data, b"")
+
+
+async def test_oldest_unfinished_body_gives_way_and_newer_ones_arrive() -> None:
+    budget = BodyBudget(1000, 1500, 60_000)
+    stalled = Body(b"x" * 900)
+    slow = asyncio.create_task(budget.receive(stalled))
+    await stalled.stalled.wait()
+    assert budget.bytes == 900
+    for _ in range(5):
+        assert await budget.receive(whole(b"y" * 900)) == b"y" * 900
+    with pytest.raises(OncegateError) as refused:
+        await slow
+    assert refused.value.code is Code.OVERLOADED
+    assert budget.bytes == 0
+
+
+async def test_body_that_gives_way_to_itself_is_refused() -> None:
+    budget = BodyBudget(10_000, 1000, 60_000)
+    with pytest.raises(OncegateError) as refused:
+        await budget.receive(Body(*[b"x" * 400] * 5, b""))
+    assert refused.value.code is Code.OVERLOADED
+    assert budget.bytes == 0
+
+
+async def test_body_over_its_limit_or_too_slow_is_refused_and_leaves_nothing_behind() -> None:
+    budget = BodyBudget(1000, 10_000, 60_000)
+    with pytest.raises(OncegateError) as refused:
+        await budget.receive(whole(b"x" * 1001))
+    assert refused.value.code is Code.PAYLOAD_TOO_LARGE
+    with pytest.raises(OncegateError) as refused:
+        await BodyBudget(1000, 10_000, 1).receive(Body(b"x"))
+    assert (refused.value.code, refused.value.outcome) == (Code.TIMEOUT, Outcome.NOT_APPLIED)
+    left = Body(b"x")
+    gone = asyncio.create_task(budget.receive(left))
+    await left.stalled.wait()
+    gone.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await gone
+    assert budget.bytes == 0
+    assert not budget._receivers

@@ -1,0 +1,258 @@
+"""Bearer tokens: who is let in, to what, and how they change while a node runs."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import signal
+import ssl
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import pytest
+import trustme
+
+from gateway.auth import Tokens, new_token
+from gateway.cli.local_cluster import LocalCluster, free_ports
+from gateway.config import Settings
+from gateway.identity import IDENTITY, Identity, Scope, check_owner
+from gateway.server import ROUTES, running
+from gateway.tls import check_exposure, server_context
+from rifl.errors import Code, OncegateError
+from tests.conftest import Api
+from tests.gateway.http_contract import assert_problem, put
+
+READER, WRITER, ADMIN, OTHER = "t-reader", "t-writer", "t-admin", "t-other"
+
+
+def entry(token: str, tenant: str, *scopes: str, **more: int) -> str:
+    lines = [
+        "[[token]]",
+        f'name = "{token}"',
+        f'sha256 = "{hashlib.sha256(token.encode()).hexdigest()}"',
+        f'tenant = "{tenant}"',
+        f"scopes = {list(scopes)!r}",
+        *(f"{name} = {value}" for name, value in more.items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+ALL = (
+    entry(READER, "ann", "read")
+    + entry(WRITER, "ann", "read", "write")
+    + entry(ADMIN, "ops", "read", "write", "flows", "admin")
+    + entry(OTHER, "bob", "read", "write", operations_per_s=3)
+)
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+async def as_(api: Api, token: str, method: str, path: str, body: Any = None) -> tuple[int, Any, Any]:
+    return await api.call(method, path, body, headers=bearer(token))
+
+
+def written(path: Path, text: str) -> Path:
+    """Replace the file as an operator should: whole, by a rename."""
+    aside = path.with_suffix(".new")
+    aside.write_text(text)
+    aside.replace(path)
+    return path
+
+
+@pytest.fixture
+def tokens_file(tmp_path: Path) -> Path:
+    return written(tmp_path / "tokens.toml", ALL)
+
+
+def _settings(tmp_path: Path, **more: Any) -> Settings:
+    http_port, peer_port = free_ports(2)
+    return Settings(members=[f"n1=127.0.0.1:{http_port}:{peer_port}"], data_dir=tmp_path / "n1", **more)
+
+
+async def test_token_opens_what_its_scopes_say_and_nothing_else(tmp_path: Path, tokens_file: Path) -> None:
+    settings = _settings(tmp_path, tokens_file=tokens_file)
+    async with running(settings), aiohttp.ClientSession(base_url=settings.address.http) as http:
+        api = Api(http)
+        for route in ROUTES:
+            path = route.path.replace("{key:(?s:.+)}", "k").replace("{n}", "1").replace("{sequence}", "1")
+            path = path.replace("{client_id}", "0000000000000001")
+            for name in ("table", "flow", "name", "id"):
+                path = path.replace(f"{{{name}}}", "x")
+            if route.scope is None:
+                assert (await api.call(route.method, path))[0] == 200
+                continue
+            nobody = await api.call(route.method, path)
+            assert_problem(nobody, "UNAUTHENTICATED")
+            assert nobody[1]["WWW-Authenticate"] == "Bearer"
+            lacking = next(
+                (t for t, scopes in ((READER, {"read"}), (WRITER, {"read", "write"})) if route.scope not in scopes),
+                None,
+            )
+            if lacking is not None:
+                assert_problem(await as_(api, lacking, route.method, path), "FORBIDDEN")
+        for wrong in (
+            "",
+            "Bearer",
+            "Bearer ",
+            "Bearer x",
+            "Basic dDp0",
+            f"Bearer {READER}x",
+            "Bearer " + "x" * 4000,
+            READER,
+        ):
+            assert_problem(await api.call("GET", "/v1/cluster", headers={"Authorization": wrong}), "UNAUTHENTICATED")
+        assert (await as_(api, ADMIN, "PUT", "/v1/tables/rows", {"kind": "resident"}))[0] == 200
+        opened = await as_(api, WRITER, "POST", "/v1/sessions", {"nonce": "n"})
+        assert opened[0] == 201
+        operate = {
+            "client_id": opened[2]["client_id"],
+            "epoch": 1,
+            "first_incomplete": 1,
+            "operations": [put(1, "a", 1)],
+        }
+        assert (await as_(api, WRITER, "POST", "/v1/operations", operate))[0] == 200
+        assert (await as_(api, READER, "GET", "/v1/tables/rows/rows/a"))[2]["value"] == 1
+
+
+async def test_token_with_a_rate_of_its_own_is_held_to_it_and_others_are_not(tmp_path: Path, tokens_file: Path) -> None:
+    settings = _settings(tmp_path, tokens_file=tokens_file)
+    async with running(settings), aiohttp.ClientSession(base_url=settings.address.http) as http:
+        api = Api(http)
+        answers = [await as_(api, OTHER, "GET", "/v1/cluster") for _ in range(30)]
+        refused = [answer for answer in answers if answer[0] == 429]
+        assert refused
+        assert_problem(refused[0], "QUOTA")
+        assert answers[0][1]["RateLimit-Policy"] == '"operations";q=3;w=1'
+        assert [(await as_(api, READER, "GET", "/v1/cluster"))[0] for _ in range(30)] == [200] * 30
+
+
+def test_changed_file_is_read_again_and_a_broken_one_leaves_the_tokens_as_they_were(
+    tokens_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokens = Tokens(tokens_file)
+    assert tokens.identify(f"bearer {READER}").scopes == {Scope.READ}
+    assert not tokens.refresh()
+    for broken in ("[[token", entry(READER, "ann", "fly"), entry(READER, "a b", "read"), ALL + ALL, "x = 1", "\0"):
+        written(tokens_file, broken)
+        assert not tokens.refresh()
+        assert tokens.identify(f"Bearer {READER}").tenant == "ann"
+    tokens_file.unlink()
+    assert not tokens.refresh()
+    written(tokens_file, entry(OTHER, "bob", "read"))
+    assert tokens.refresh()
+    with pytest.raises(OncegateError) as refused:
+        tokens.identify(f"Bearer {READER}")
+    assert refused.value.code is Code.UNAUTHENTICATED
+    said = "\n".join(record.getMessage() for record in caplog.records)
+    assert len([r for r in caplog.records if r.levelno == logging.ERROR]) == 7
+    for token in (READER, OTHER):
+        assert hashlib.sha256(token.encode()).hexdigest() not in said
+
+
+def test_session_of_another_tenant_is_refused_and_nothing_said_about_it() -> None:
+    def asked_by(tenant: str) -> Any:
+        return {IDENTITY: Identity("token", tenant, frozenset(Scope))}
+
+    machine: Any = SimpleNamespace(sessions={7: SimpleNamespace(tenant="ann"), 8: SimpleNamespace(tenant="")})
+    check_owner(asked_by("ann"), machine, 7)
+    check_owner(asked_by("ann"), machine, 9)
+    check_owner(asked_by(""), machine, 8)
+    for tenant, client_id in (("bob", 7), ("", 7), ("ann", 8)):
+        with pytest.raises(OncegateError) as refused:
+            check_owner(asked_by(tenant), machine, client_id)
+        assert refused.value.code is Code.FORBIDDEN
+        assert "ann" not in str(refused.value)
+
+
+def test_memory_holds_hashes_and_no_tokens(tokens_file: Path) -> None:
+    tokens = Tokens(tokens_file)
+    tokens.identify(f"Bearer {WRITER}")
+    held = repr(vars(tokens))
+    assert hashlib.sha256(WRITER.encode()).digest() in tokens._identities
+    assert WRITER not in held.replace(f"name='{WRITER}'", "")
+
+
+def test_new_token_is_known_by_its_entry(tmp_path: Path) -> None:
+    text, lines = new_token("laptop", "ann", [Scope.WRITE, Scope.READ])
+    identity = Tokens(written(tmp_path / "tokens.toml", lines)).identify(f"Bearer {text}")
+    assert (identity.name, identity.tenant, identity.scopes) == ("laptop", "ann", {Scope.READ, Scope.WRITE})
+    assert text not in lines
+    with pytest.raises(ValueError, match="name"):
+        new_token("a b", "ann", [Scope.READ])
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+def _certificate(authority: trustme.CA, directory: Path) -> tuple[Path, Path]:
+    issued = authority.issue_cert("127.0.0.1", "localhost")
+    issued.private_key_and_cert_chain_pem.write_to_path(directory / "both.pem")
+    return directory / "both.pem", directory / "both.pem"
+
+
+def test_address_that_others_reach_needs_tls_and_tokens_or_an_explicit_word(
+    tmp_path: Path, tokens_file: Path, authority: trustme.CA
+) -> None:
+    certificate, key = _certificate(authority, tmp_path)
+    abroad = {"members": ["n1=10.0.0.1:1:2"]}
+    tls = {"tls_certificate": certificate, "tls_key": key}
+    for given, missing in (
+        ({}, "tls_certificate and tokens_file"),
+        ({"tokens_file": tokens_file}, "tls_certificate"),
+        (tls, "tokens_file"),
+        ({"members": ["n1=0.0.0.0:1:2"]}, "tls_certificate and tokens_file"),
+    ):
+        with pytest.raises(ValueError, match=missing):
+            check_exposure(Settings(**{**abroad, **given}))
+    with pytest.raises(ValueError, match="together"):
+        check_exposure(Settings(tls_certificate=certificate))
+    for fine in ({**abroad, **tls, "tokens_file": tokens_file}, {**abroad, "insecure_http": True}, {}):
+        check_exposure(Settings(**fine))
+    with pytest.raises(ValueError, match=r"tokens\.toml"):
+        server_context(Settings(tls_certificate=tokens_file, tls_key=tokens_file))
+
+
+async def test_node_with_a_certificate_speaks_tls_and_nothing_else(tmp_path: Path, authority: trustme.CA) -> None:
+    certificate, key = _certificate(authority, tmp_path)
+    settings = _settings(tmp_path, tls_certificate=certificate, tls_key=key)
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+    address = settings.http_of(settings.address)
+    assert address.startswith("https://")
+    async with running(settings):
+        connector = aiohttp.TCPConnector(ssl=trusting)
+        async with aiohttp.ClientSession(base_url=address, connector=connector) as http:
+            status, headers, state = await Api(http).call("GET", "/v1/cluster")
+            assert (status, headers["Oncegate-Leader"]) == (200, address)
+            assert state["members"][0]["http"] == address
+        async with aiohttp.ClientSession(base_url=settings.address.http) as plain:
+            with pytest.raises(aiohttp.ClientError):
+                await plain.get("/livez")
+        async with aiohttp.ClientSession(base_url=address) as stranger:
+            with pytest.raises(aiohttp.ClientConnectorCertificateError):
+                await stranger.get("/livez")
+
+
+async def test_sighup_puts_new_tokens_in_force_in_a_running_process(tmp_path: Path, tokens_file: Path) -> None:
+    with LocalCluster(tmp_path / "cluster", 1, flags=("--tokens-file", str(tokens_file))) as cluster:
+        cluster.start()
+        cluster.wait_ready()
+        async with aiohttp.ClientSession(base_url=cluster.endpoints[0]) as http:
+            api = Api(http)
+            assert (await as_(api, READER, "GET", "/v1/cluster"))[0] == 200
+            assert_problem(await as_(api, "t-new", "GET", "/v1/cluster"), "UNAUTHENTICATED")
+            written(tokens_file, entry("t-new", "ann", "read"))
+            os.kill(cluster.pid("n1"), signal.SIGHUP)
+            while (await as_(api, "t-new", "GET", "/v1/cluster"))[0] != 200:
+                pass
+            assert_problem(await as_(api, READER, "GET", "/v1/cluster"), "UNAUTHENTICATED")
+        log = cluster.log_tail("n1", 1000)
+        assert READER not in log
+        assert "t-new" not in log

@@ -1,0 +1,165 @@
+"""docs/limits.md is true: settings and constants as it says, refusals as it says."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import io
+import json
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import aiohttp
+import pytest
+
+from gateway import proposer
+from gateway.cli.local_cluster import free_ports
+from gateway.config import Settings
+from gateway.node import Node
+from gateway.routes import flows
+from gateway.server import running
+from rifl.errors import REGISTRY
+from tests.conftest import Api
+from tests.gateway.http_contract import ARROW, arrow_body, assert_problem, declare, put, range_headers
+
+PAGE = (Path(__file__).parents[2] / "docs" / "limits.md").read_text()
+
+
+class Limit(NamedTuple):
+    what: str
+    name: str
+    default: int
+    refusal: str
+
+
+LIMITS = [
+    Limit(what, name, int(default), refusal)
+    for what, name, default, refusal in re.findall(r"^\| ([^|]+) \| `([^`]+)` \| (\d+)[^|]* \| ([^|]+) \|$", PAGE, re.M)
+]
+EDGE_SETTINGS = {name for name in Settings.model_fields if name.endswith(("_max", "_per_s"))}
+
+
+def test_every_setting_of_the_edge_is_in_the_table() -> None:
+    assert {limit.name for limit in LIMITS if "." not in limit.name} == EDGE_SETTINGS
+
+
+@pytest.mark.parametrize("limit", LIMITS, ids=lambda limit: limit.name)
+def test_default_is_what_the_table_says(limit: Limit) -> None:
+    if "." not in limit.name:
+        assert Settings.model_fields[limit.name].default == limit.default
+    else:
+        module, name = limit.name.rsplit(".", 1)
+        assert getattr(importlib.import_module(module), name) == limit.default
+    for code in re.findall(r"`([A-Z_]+)`", limit.refusal):
+        assert code in REGISTRY
+
+
+@contextlib.asynccontextmanager
+async def serving(directory: Path, **settings: Any) -> AsyncIterator[tuple[Api, str, Node]]:
+    """A node with these settings, two tables and a session."""
+    http_port, peer_port = free_ports(2)
+    chosen = Settings(members=[f"n1=127.0.0.1:{http_port}:{peer_port}"], data_dir=directory / "n1", **settings)
+    async with running(chosen) as node, aiohttp.ClientSession(base_url=chosen.address.http) as http:
+        api = Api(http)
+        await declare(api)
+        await declare(api, "events", "stream")
+        yield api, await api.session(), node
+
+
+async def _operations(api: Api, client_id: str, *operations: Any) -> tuple[int, Any, Any]:
+    body = {"client_id": client_id, "epoch": 1, "first_incomplete": 1, "operations": list(operations)}
+    return await api.call("POST", "/v1/operations", data=io.BytesIO(json.dumps(body).encode()))
+
+
+async def _range(api: Api, client_id: str) -> tuple[int, Any, Any]:
+    body = arrow_body(["k"] * 10_001, ["1"] * 10_001)
+    return await api.call("POST", "/v1/tables/events/ranges", data=body, headers=range_headers(client_id, 1, ARROW))
+
+
+def _nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+REFUSED: dict[str, Callable[[Api, str], Awaitable[tuple[int, Any, Any]]]] = {
+    "body_bytes_max": lambda api, _: api.call("POST", "/v1/operations", data=io.BytesIO(b" " * (8 * 2**20 + 1))),
+    "gateway.commands.KEY_BYTES_MAX": lambda api, client: _operations(api, client, put(1, "k" * 513, 1)),
+    "gateway.commands.VALUE_BYTES_MAX": lambda api, client: _operations(api, client, put(1, "k", "v" * 262_143)),
+    "gateway.edge.VALUE_DEPTH_MAX": lambda api, client: _operations(api, client, put(1, "k", _nested(65))),
+    "gateway.commands.OPERATIONS_MAX": lambda api, client: _operations(
+        api, client, *[put(i, "k", 1) for i in range(1, 4098)]
+    ),
+    "gateway.commands.APPENDS_MAX": lambda api, client: _operations(
+        api, client, *[{"sequence": i, "op": "append", "table": "rows", "key": "k", "item": 1} for i in range(1, 1026)]
+    ),
+    "gateway.plain.KEY_LENGTH_MAX": lambda api, _: api.call(
+        "PUT", "/v1/tables/rows/rows/k", 1, headers={"Idempotency-Key": f'"{"k" * 256}"'}
+    ),
+    "gateway.edge.OPERATIONS_BYTES_MAX": lambda api, client: _operations(
+        api, client, *[put(i, "k", "v" * 250_000) for i in range(1, 18)]
+    ),
+    "rifl.ids.RANGE_LENGTH_MAX": _range,
+}
+
+
+async def test_size_over_a_limit_is_refused_as_the_table_says_and_nothing_is_proposed(tmp_path: Path) -> None:
+    refusals = {limit.name: limit.refusal.strip("`") for limit in LIMITS}
+    async with serving(tmp_path) as (api, client_id, _):
+        before = (await api.call("GET", "/v1/cluster"))[2]["log_index"]
+        for name, refused in REFUSED.items():
+            assert_problem(await refused(api, client_id), refusals[name])
+        assert (await api.call("GET", "/v1/cluster"))[2]["log_index"] == before
+
+
+async def test_rate_and_requests_of_a_tenant_are_refused_before_anything_is_read(tmp_path: Path) -> None:
+    settings = {"tenant_operations_per_s": 1000, "tenant_requests_max": 2, "body_bytes_max": 524_288}
+    async with serving(tmp_path, **settings) as (api, client_id, _):
+        answer = await api.call("POST", "/v1/operations", data=b" " * 524_289)
+        assert_problem(answer, "PAYLOAD_TOO_LARGE")
+        assert answer[1]["RateLimit-Policy"] == '"operations";q=1000;w=1'
+        # More than the bucket holds: let in, and paid for by the next request.
+        many = [put(i, "k", 1) for i in range(1, 4001)]
+        session = await api.session("wide", window=4096)
+        status, headers, _ = await _operations(api, session, *many[:1500])
+        assert (status, headers["RateLimit"][:17]) == (200, '"operations";r=0;')
+        before = (await api.call("GET", "/livez"))[0]
+        refused = await _operations(api, session, put(1501, "k", 1))
+        assert_problem(refused, "QUOTA")
+        assert refused[1]["RateLimit"].startswith('"operations";r=0;t=')
+        assert before == 200, "what is open to everyone costs nobody's rate"
+        async with asyncio.timeout(30):
+            while (await _operations(api, session, put(1501, "k", 1)))[0] != 200:
+                pass
+        async with api._http.get("/v1/flows/events/watch"), api._http.get("/v1/flows/events/watch"):
+            assert_problem(await _operations(api, client_id, put(1, "k", 1)), "OVERLOADED")
+        async with asyncio.timeout(30):
+            while (await _operations(api, client_id, put(1, "k", 1)))[0] != 200:
+                pass
+
+
+async def test_last_place_for_a_session_is_refused_to_the_next_and_not_to_a_retry(tmp_path: Path) -> None:
+    async with serving(tmp_path, sessions_max=1) as (api, client_id, _):
+        before = (await api.call("GET", "/v1/cluster"))[2]["log_index"]
+        assert_problem(await api.call("POST", "/v1/sessions", {"nonce": "another"}), "QUOTA")
+        assert (await api.call("GET", "/v1/cluster"))[2]["log_index"] == before
+        assert await api.session() == client_id
+        assert (await api.operate(client_id, put(1, "k", 1)))[0]["status"] == "applied"
+
+
+async def test_what_waits_for_the_log_is_bounded_as_the_table_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(tmp_path) as (api, client_id, _):
+        for name in ("INFLIGHT_COMMANDS_MAX", "INFLIGHT_BYTES_MAX"):
+            with monkeypatch.context() as patched:
+                patched.setattr(proposer, name, 0)
+                assert_problem(await _operations(api, client_id, put(1, "k", 1)), "OVERLOADED")
+        with monkeypatch.context() as patched:
+            patched.setattr(flows, "WATCHERS_MAX", 0)
+            assert_problem(await api.call("GET", "/v1/flows/events/watch"), "OVERLOADED")
+        assert (await api.operate(client_id, put(1, "k", 1)))[0]["status"] == "applied"

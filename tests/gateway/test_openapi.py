@@ -1,0 +1,157 @@
+"""``/openapi.json`` is complete and true: each route is in it, and nothing is answered that it does not say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from gateway import routes
+from gateway.cli.local_cluster import LocalCluster
+from gateway.openapi import document
+from gateway.routing import Route, get
+from gateway.server import ROUTES
+from rifl.errors import REGISTRY, Code
+from tests.gateway.http_contract import ARROW, JSON_LINES, MSGPACK
+
+if TYPE_CHECKING:
+    from tests.conftest import Api
+
+EXAMPLES = 14
+
+
+def no_bug(context: Any, response: Any, case: Any) -> None:
+    """A bug is 500; that a node has not got that far (503, 504) is an answer."""
+    assert response.status_code != REGISTRY[Code.INTERNAL].status, response.content
+
+
+CLIENT = "0000000000000001"
+CHECKS = [no_bug, status_code_conformance, content_type_conformance, response_schema_conformance]
+UNTRIED = {
+    ("GET", "/v1/flows/{flow}/watch"): "does not end",
+    ("GET", "/openapi.json"): "schemathesis leaves out where it read",
+    ("POST", "/v1/cluster/members"): "changes the cluster under test",
+    ("DELETE", "/v1/cluster/members/{id}"): "changes the cluster under test",
+}
+KNOWN = {"table": "rows", "flow": "events", "client_id": CLIENT, "key": "a", "name": "c", "n": 1, "sequence": 1}
+
+
+@schemathesis.serializer(MSGPACK, ARROW, JSON_LINES)
+def _as_bytes(_: Any, value: Any) -> Any:
+    try:
+        return msgspec.msgpack.encode(value)
+    except (TypeError, OverflowError):
+        return repr(value).encode(errors="replace")
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    directory: Path = tmp_path_factory.mktemp("described")
+    with LocalCluster(directory, 1) as started:
+        started.start()
+        started.wait_ready()
+        base = started.endpoints[0]
+        for table, kind in (("rows", "resident"), ("events", "stream")):
+            assert requests.put(f"{base}/v1/tables/{table}", json={"kind": kind}, timeout=10).ok
+        assert requests.post(f"{base}/v1/sessions", json={"nonce": "n", "lease_ms": 600_000}, timeout=10).ok
+        put = {"sequence": 1, "op": "put", "table": "rows", "key": "a", "value": 1}
+        body = {"client_id": CLIENT, "epoch": 1, "first_incomplete": 1, "operations": [put]}
+        assert requests.post(f"{base}/v1/operations", json=body, timeout=10).ok
+        yield started
+
+
+def shown(route: Route) -> str:
+    """Return a route's path as the description has it: without the pattern of a key."""
+    return route.path.replace(":(?s:.+)", "")
+
+
+def test_every_route_of_every_module_is_served_and_described() -> None:
+    """A route that is no :class:`Route`, has no description or is missing from the server fails here."""
+    described = json.loads(document(ROUTES, "0"))["paths"]
+    for name in sorted(path.stem for path in Path(routes.__file__).parent.glob("*.py") if path.stem != "__init__"):
+        module = __import__(f"gateway.routes.{name}", fromlist=["ROUTES"])
+        for route in module.ROUTES:
+            assert isinstance(route, Route), f"{name}: {route} is not described"
+            assert route in ROUTES, f"{route.path} is not served"
+    for route in ROUTES:
+        operation = described[shown(route)][route.method.lower()]
+        assert operation["summary"], f"{route.path}: its handler has no docstring"
+        assert set(map(str, route.answers)) <= set(operation["responses"])
+        for code in route.errors:
+            assert code.value in operation["responses"][str(REGISTRY[code].status)]["description"]
+    assert len({route.handler for route in ROUTES}) == len(ROUTES)
+
+
+def test_path_with_an_unknown_part_has_no_description() -> None:
+    with pytest.raises(KeyError, match="mystery"):
+        document([get("/v1/{mystery}", ROUTES[0].handler, None, {200: None})], "0")
+
+
+async def test_what_is_served_is_what_the_router_knows(api: Api) -> None:
+    status, headers, described = await api.call("GET", "/openapi.json")
+    assert (status, headers["Content-Type"], described["openapi"]) == (200, "application/json", "3.1.0")
+    assert set(described["components"]["schemas"]["Problem"]["properties"]["code"]["enum"]) == {c.value for c in Code}
+    for path, item in described["paths"].items():
+        for part, value in KNOWN.items():
+            path = path.replace(f"{{{part}}}", str(value))
+        status, headers, _ = await api.call("PATCH", path.replace("{id}", "n9"))
+        assert status == 405
+        allowed = set(headers["Allow"].lower().split(","))
+        # A key may end like the name of what is done to a row, so that such a path is that of a row too.
+        row = described["paths"]["/v1/tables/{table}/rows/{key}"] if path.endswith(("/increment", "/append")) else {}
+        assert allowed == {*item, *row}, path
+
+
+def _fuzzed(schema: Any) -> Iterator[tuple[str, Any]]:
+    for found in schema.get_all_operations():
+        operation = found.ok()
+        name = operation.method.upper(), operation.path
+        if name in UNTRIED or operation.method == "head":
+            continue
+        yield f"{operation.method} {operation.path}", operation
+
+
+def test_nothing_is_answered_that_is_not_described(node: LocalCluster) -> None:
+    base = node.endpoints[0]
+    schema = schemathesis.openapi.from_url(f"{base}/openapi.json")
+    tried = []
+    with requests.Session() as session:
+        for name, operation in _fuzzed(schema):
+            turn = 0
+
+            @seed(1)
+            @settings(
+                max_examples=EXAMPLES,
+                deadline=None,
+                database=None,
+                phases=[Phase.generate],
+                suppress_health_check=list(HealthCheck),
+            )
+            @given(case=operation.as_strategy())
+            def answered(case: Any) -> None:
+                nonlocal turn
+                turn += 1
+                if turn % 2:  # half of the time what exists, so that more than the first look-up is reached
+                    case.path_parameters = {part: KNOWN.get(part, old) for part, old in case.path_parameters.items()}
+                if str((case.query or {}).get("min_commit", "x")).isdigit():
+                    case.query["min_commit"] = 1  # a larger one is waited for, which takes its time
+                case.call_and_validate(session=session, checks=CHECKS, timeout=20)
+
+            answered()
+            tried.append(name)
+    assert sorted(tried) == sorted(
+        f"{route.method.lower()} {shown(route)}" for route in ROUTES if (route.method, shown(route)) not in UNTRIED
+    )
+    assert requests.get(f"{base}/readyz", timeout=10).ok
