@@ -3,7 +3,7 @@
 Each function is one repair. B1: a follower keeps what already matches, and the leader's next index is never
 moved back by an acknowledgement. B2: a snapshot chunk does not move the commit index. B3, B4: an
 acknowledgement counts only in the term and on the connection it belongs to.
-Read next: :mod:`consensus.engine`, which applies them, and tests/consensus/test_repairs.py, which shows the
+Read next: :mod:`consensus.message_handling`, which applies them, and tests/consensus/test_repairs.py, which shows the
 library with and without each.
 """
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from unittest.mock import patch
 
 import consensus.election
-import consensus.engine
+import consensus.message_handling
+import consensus.node_state
 import consensus.wal_recovery
 import tests.sim.scripts  # noqa: F401 - enters its faults
 from consensus.ballot import Ballot
@@ -146,7 +147,7 @@ def _unfiltered(append, log):
 _plant(
     "b1-no-follower-filter",
     "an append removes a matching suffix",
-    (consensus.engine, "admit_append", _unfiltered),
+    (consensus.message_handling, "admit_append", _unfiltered),
 )
 
 
@@ -161,7 +162,7 @@ def _acks_whole_log(append, log):
 _plant(
     "acks-whole-log",
     "a follower acknowledges its whole log where only a part is known to match",
-    (consensus.engine, "admit_append", _acks_whole_log),
+    (consensus.message_handling, "admit_append", _acks_whole_log),
     kinds=_LINKS,
     fixed={"nodes": 5},
     seeds=200,
@@ -181,13 +182,13 @@ def _uncapped(append, log):
 _plant(
     "commit-uncapped",
     "a follower takes the leader's commit index for entries that are not known to match",
-    (consensus.engine, "admit_append", _uncapped),
+    (consensus.message_handling, "admit_append", _uncapped),
     kinds=_LINKS,
 )
 _plant(
     "b3-ack-of-any-term",
     "an acknowledgement counts in a later term than its own",
-    (consensus.engine, "ack_counts", lambda ack, term, epoch: True),
+    (consensus.message_handling, "ack_counts", lambda ack, term, epoch: True),
     kinds={"script: acks held back": 1},
     fixed={"nodes": 5, "seconds": 12.0, "gap_s": 4.0, "burst": 8, "clients": 3},
 )
@@ -294,7 +295,7 @@ def _applies_saved_again(machine, log):
 _plant(
     "applies-saved-again",
     "entries that the saved state reflects are applied to it again",
-    (consensus.engine, "begin_at_saved", _applies_saved_again),
+    (consensus.node_state, "begin_at_saved", _applies_saved_again),
 )
 
 
