@@ -25,6 +25,7 @@ _PARTS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
         (
             "consensus/wire.py",
             "consensus/messages.py",
+            "consensus/connection.py",
             "consensus/transport.py",
             "msgspec",
             "crc32c.value",

@@ -1,6 +1,6 @@
 """The network between the members, in our hands: every peer link runs through a TCP proxy that can misbehave.
 
-The node with the greater id dials (:mod:`consensus.transport`), so a pair has one connection, and one proxy with a
+The node with the greater id dials (:mod:`consensus.dialling`), so a pair has one connection, and one proxy with a
 port of its own. Each direction of a pair is a :class:`Way` with its own faults:
 
 - ``hold``: bytes wait in the proxy and arrive when the way is opened again, late. Connections stay open.
