@@ -1,17 +1,15 @@
 """One member of a replicated log, driven by the event loop.
 
-Joins the engine to the loop: sockets and timers call in, futures come out. The loop's thread is the only owner;
-the one blocking call is the flush. Everything decided lives in :mod:`consensus.engine`.
+Owns the life of the node, what its parts are and how they are joined: sockets call in, futures come out. The loop's
+thread is the only owner; the one blocking call is the flush. Everything decided lives in :mod:`consensus.engine`, when
+it ticks in :mod:`consensus.ticker`, what comes from the peers goes through :mod:`consensus.inbound`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import copy
 import logging
-import os
 import random
-import statistics
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn
@@ -22,38 +20,24 @@ from consensus.configuration import Configuration, Member
 from consensus.data_dir import open_data_dir
 from consensus.engine import Engine
 from consensus.entries import Entry
-from consensus.errors import ConsensusError, NoLeader, NotLeader, NotReady, Stopped, Timeout
+from consensus.errors import NoLeader, Stopped, Timeout
 from consensus.follower_reads import FollowerReads
+from consensus.halt import halt_process
 from consensus.handshake import Stamp
-from consensus.messages import (
-    Ack,
-    Append,
-    CallReply,
-    CallRequest,
-    Message,
-    ReadProbe,
-    ReadProbeAck,
-    ReadReply,
-    ReadRequest,
-)
+from consensus.inbound import Inbound
+from consensus.messages import Message
 from consensus.operations import Operations
 from consensus.ports import ReplicaStatus, RoleChange, StateMachine
+from consensus.read_points import ReadPoints, fail, resolve
+from consensus.status import status_of
 from consensus.storage import DirectoryStorage, Storage
+from consensus.ticker import Ticker
 from consensus.transport import PeerTransport
 from consensus.waiters import AppliedWaiters
 
 logger = logging.getLogger(__name__)
 
-HALT_EXIT_STATUS = 70
 _DRAIN_S = 1.0
-
-
-def _halt(reason: str) -> NoReturn:
-    """End the process now: going on could break a promise, and cleaning up could write more."""
-    logger.critical("halting: %s", reason)
-    for handler in logging.getLogger().handlers:
-        handler.flush()
-    os._exit(HALT_EXIT_STATUS)
 
 
 class Replica:
@@ -73,7 +57,7 @@ class Replica:
         on_call: Callable[[str, bytes], Awaitable[bytes]] | None = None,
         on_role: Callable[[RoleChange], None] | None = None,
         storage: Storage | None = None,
-        halt: Callable[[str], NoReturn] = _halt,
+        halt: Callable[[str], NoReturn] = halt_process,
     ) -> None:
         """Remember the parts; nothing is opened before :meth:`start`.
 
@@ -91,18 +75,18 @@ class Replica:
         self._on_role = on_role
         self._given_storage = storage
         self._storage: Storage | None = None
-        self._halt = halt
         self._engine: Engine[asyncio.Future[object]] | None = None
         self._transport: PeerTransport | None = None
         self._calls: Calls | None = None
+        self._inbound: Inbound | None = None
         self._worker: ThreadPoolExecutor | None = None
         self._snapshot_worker: ThreadPoolExecutor | None = None
-        self._tick_scheduled = False
-        self._timer: asyncio.TimerHandle | None = None
         self._applied_waiters = AppliedWaiters()
-        self._follower_reads = FollowerReads(self._send, _fail)
+        self._follower_reads = FollowerReads(self._send, fail)
+        self._ticker = Ticker(self._applied_waiters, self._follower_reads, halt)
+        self._read_points = ReadPoints(self._follower_reads, self._send, self._ticker.soon)
         self._became_ready = asyncio.Event()
-        self._operations = Operations(config, self._running, self._schedule_tick)
+        self._operations = Operations(config, self._running, self._ticker.soon)
 
     # -- life ------------------------------------------------------------------------------------------
 
@@ -137,12 +121,12 @@ class Replica:
                 clock=loop.time,
                 rng=random.Random(),
                 send=self._send,
-                on_result=_resolve,
-                on_failure=_fail,
+                on_result=resolve,
+                on_failure=fail,
                 on_role=self._role_changed,
                 worker=self._snapshot_worker,
                 on_peers=self._peers_changed,
-                wake=self._wake,
+                wake=self._ticker.wake,
             )
         except BaseException:
             log.abandon()
@@ -150,17 +134,19 @@ class Replica:
             self._worker.shutdown()
             self._snapshot_worker.shutdown()
             raise
+        self._ticker.start(self._engine)
         stamp = Stamp(identity.node_uuid, identity.incarnation, tuple(identity.boots))
-        self._transport = PeerTransport(self._config, stamp, known_peers, self)
-        self._peers_changed()
         payload_bytes_max = self._config.frame_bytes_max - RECORD_OVERHEAD_BYTES_MAX
-        self._calls = Calls(self._transport.send, self._on_call, payload_bytes_max)
+        self._calls = Calls(self._send_call, self._on_call, payload_bytes_max)
+        self._inbound = Inbound(self._engine, self._calls, self._follower_reads, self._read_points, self._ticker)
+        self._transport = PeerTransport(self._config, stamp, known_peers, self._inbound)
+        self._peers_changed()
         try:
             await self._transport.start()
         except BaseException:
             await self.stop()
             raise
-        self._schedule_tick()
+        self._ticker.soon()
         if self._engine is not None and self._engine.lone:
             await self._became_ready.wait()
 
@@ -175,8 +161,9 @@ class Replica:
         engine, self._engine = self._engine, None
         if engine is None:
             return
-        if self._timer is not None:
-            self._timer.cancel()
+        self._ticker.stop()
+        if self._inbound is not None:
+            self._inbound.stop()
         engine.stop()
         self._applied_waiters.stop(Stopped("the replica has stopped"))
         self._follower_reads.stop(Stopped("the replica has stopped"))
@@ -215,7 +202,7 @@ class Replica:
         engine = self._running()
         future: asyncio.Future[object] = self._loop.create_future()
         engine.propose(command, future)
-        self._schedule_tick()
+        self._ticker.soon()
         return future
 
     async def read_index(self, *, timeout_s: float) -> int:
@@ -229,25 +216,7 @@ class Replica:
             NotReady: the leader has not committed in its term yet.
             Timeout: no majority confirmed in time.
         """
-        engine = self._running()
-        future: asyncio.Future[object] = self._loop.create_future()
-        try:
-            engine.read(future)
-        except NotLeader as error:
-            if error.leader_id is None:
-                raise NoLeader("no leader is known") from error
-            self._follower_reads.add(future)
-        self._schedule_tick()
-        try:
-            async with asyncio.timeout(timeout_s):
-                index = await future
-        except TimeoutError as error:
-            raise Timeout("the read", timeout_s, outcome="not_applied") from error
-        except NotLeader as error:
-            raise NoLeader("the leader was lost") from error
-        if not isinstance(index, int):
-            raise NotReady("the leader is not ready")
-        return index
+        return await self._read_points.read(self._running(), timeout_s)
 
     async def wait_applied(self, index: int, *, timeout_s: float) -> None:
         """Wait until this node has applied the entry at ``index``.
@@ -344,83 +313,7 @@ class Replica:
 
     def status(self) -> ReplicaStatus:
         """What this node knows now."""
-        engine = self._running()
-        flushes = sorted(engine.log.flush_seconds)
-        queued, queued_bytes, appended, appended_bytes = engine.load
-        return ReplicaStatus(
-            node_id=self._config.node_id,
-            role=engine.role,
-            leader_id=engine.leader_id,
-            term=engine.term,
-            commit_index=engine.commit_index,
-            applied_index=engine.applied_index,
-            last_index=engine.log.last_index,
-            ready=engine.ready,
-            peers=engine.peer_status(),
-            configuration=engine.membership.current,
-            configuration_index=engine.membership.current_index,
-            change_pending=engine.change_pending,
-            transfer_target=engine.transfer_target,
-            queued_commands=queued,
-            queued_bytes=queued_bytes,
-            appended_commands=appended,
-            appended_bytes=appended_bytes,
-            counters=copy.copy(engine.counters),
-            journal_bytes=engine.log.bytes_used,
-            flushes=engine.log.flushes,
-            flush_p50_ms=1000 * statistics.median_low(flushes) if flushes else 0.0,
-            flush_p99_ms=1000 * flushes[len(flushes) * 99 // 100] if flushes else 0.0,
-        )
-
-    # -- called by the transport -----------------------------------------------------------------------
-
-    def peer_up(self, peer_id: str, epoch: int) -> None:
-        """A peer is connected."""
-        if self._engine is not None:
-            self._engine.peer_up(peer_id, epoch)
-            self._schedule_tick()
-
-    def peer_down(self, peer_id: str) -> None:
-        """A peer is gone."""
-        if self._calls is not None:
-            self._calls.peer_down(peer_id)
-        if self._engine is not None:
-            self._engine.peer_down(peer_id)
-            self._follower_reads.lost(NoLeader("the leader was lost"), unless_leader=self._engine.leader_id)
-            self._schedule_tick()
-
-    def peer_said(self, peer_id: str, epoch: int, messages: list[Message]) -> None:
-        """Messages came: those that need no flush are answered at once, the others share the next tick."""
-        engine, calls = self._engine, self._calls
-        if engine is None or calls is None:
-            return
-        for message in messages:
-            match message:
-                case Append() | Ack():
-                    engine.receive(peer_id, epoch, message)
-                case ReadProbe():
-                    engine.receive_probe(peer_id, message)
-                case ReadProbeAck():
-                    engine.receive_probe_ack(peer_id, message)
-                case ReadRequest(number):
-                    self._serve_read(engine, peer_id, number)
-                case ReadReply():
-                    for read in self._follower_reads.answered(peer_id, message):
-                        _resolve(read, message.index)
-                    self._follower_reads.ask(engine.leader_id)
-                case CallRequest():
-                    calls.requested(peer_id, message)
-                case CallReply():
-                    calls.replied(peer_id, message)
-                case _:
-                    engine.receive(peer_id, epoch, message)
-        if not engine.tick_wanted:
-            return
-        if engine.has_proposals:
-            # More commands may come in this iteration: they share the tick, and its flush.
-            self._schedule_tick()
-        else:
-            self._tick()
+        return status_of(self._running())
 
     # -- inside ----------------------------------------------------------------------------------------
 
@@ -433,54 +326,8 @@ class Replica:
         if self._transport is not None:
             self._transport.send(peer_id, message)
 
-    def _schedule_tick(self) -> None:
-        if not self._tick_scheduled:
-            self._tick_scheduled = True
-            self._loop.call_soon(self._scheduled_tick)
-
-    def _wake(self) -> None:
-        """From a worker's thread: a job has ended."""
-        self._loop.call_soon_threadsafe(self._schedule_tick)
-
-    def _timer_fired(self) -> None:
-        self._timer = None
-        engine = self._engine
-        if engine is None:
-            return
-        # Most of what it was set for has been put off since: a leader was heard, a commit index was sent.
-        due = engine.deadline()
-        if due > self._loop.time():
-            self._timer = self._loop.call_at(due, self._timer_fired)
-        else:
-            self._schedule_tick()
-
-    def _scheduled_tick(self) -> None:
-        # A message may have brought the tick forward.
-        if self._tick_scheduled:
-            self._tick()
-
-    def _tick(self) -> None:
-        self._tick_scheduled = False
-        engine = self._engine
-        if engine is None:
-            return
-        try:
-            more = engine.tick()
-        except Exception as error:
-            # A failed flush, a broken invariant or an exception in apply: none of them may be survived.
-            logger.critical("the engine failed", exc_info=True)
-            self._halt(f"{type(error).__name__}: {error}")
-        if self._applied_waiters.next_index <= engine.applied_index:
-            self._applied_waiters.applied(engine.applied_index)
-        if self._follower_reads.waiting:
-            self._follower_reads.ask(engine.leader_id)
-        if more:
-            self._schedule_tick()
-        due = engine.deadline()
-        if self._timer is None or due < self._timer.when():
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = self._loop.call_at(due, self._timer_fired)
+    def _send_call(self, peer_id: str, message: Message) -> bool:
+        return self._transport is not None and self._transport.send(peer_id, message)
 
     def _peers_changed(self) -> None:
         if self._engine is not None and self._transport is not None:
@@ -501,33 +348,3 @@ class Replica:
             self._became_ready.set()
         if self._on_role is not None:
             self._on_role(change)
-
-    # -- reads at a follower ---------------------------------------------------------------------------
-
-    def _serve_read(self, engine: Engine[asyncio.Future[object]], peer_id: str, number: int) -> None:
-        future: asyncio.Future[object] = self._loop.create_future()
-
-        def answer(done: asyncio.Future[object]) -> None:
-            index = done.result() if done.exception() is None else None
-            self._send(peer_id, ReadReply(number, index if isinstance(index, int) else None))
-            engine.show_commit(peer_id)
-
-        try:
-            engine.read(future)
-        except (NotLeader, NotReady):
-            self._send(peer_id, ReadReply(number, None))
-            return
-        future.add_done_callback(answer)
-        self._schedule_tick()
-
-
-def _resolve(future: asyncio.Future[object], result: object) -> None:
-    if not future.done():
-        future.set_result(result)
-
-
-def _fail(future: asyncio.Future[object], error: ConsensusError) -> None:
-    if not future.done():
-        future.set_exception(error)
-        # The caller may have gone away; an error nobody fetched is not worth a warning.
-        future.exception()

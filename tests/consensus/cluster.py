@@ -137,7 +137,7 @@ class Cluster:
         """Drop everything that ``name`` hears and says; its sockets stay open."""
         replica = self.replicas[name]
         replica._transport.send = lambda peer, message: True
-        replica.peer_said = lambda peer, epoch, messages: None
+        replica._inbound.peer_said = lambda peer, epoch, messages: None
         for connection in replica._transport._peers.values():
             connection._owner = _Deaf(connection._owner)
 

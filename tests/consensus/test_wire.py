@@ -212,8 +212,8 @@ async def test_a_new_connection_replaces_the_old_one_and_its_messages(tmp_path):
     await cluster.start("n1")
     received = []
     replica = cluster.replicas["n1"]
-    said = replica.peer_said
-    replica.peer_said = lambda peer, epoch, messages: received.append(epoch) or said(peer, epoch, messages)
+    said = replica._inbound.peer_said
+    replica._inbound.peer_said = lambda peer, epoch, messages: received.append(epoch) or said(peer, epoch, messages)
     try:
 
         async def dial():

@@ -1,0 +1,94 @@
+"""What the connections of one replica bring: to the engine, to the reads or to the calls.
+
+Owns the choice, and whether a tick follows at once, soon or not at all.
+Read next: :mod:`consensus.message_handling` for what Raft's messages do, :mod:`consensus.ticker`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from consensus.calls import Calls
+from consensus.engine import Engine
+from consensus.errors import NoLeader
+from consensus.follower_reads import FollowerReads
+from consensus.messages import (
+    Ack,
+    Append,
+    CallReply,
+    CallRequest,
+    Message,
+    ReadProbe,
+    ReadProbeAck,
+    ReadReply,
+    ReadRequest,
+)
+from consensus.read_points import ReadPoints
+from consensus.ticker import Ticker
+
+
+class Inbound:
+    """The transport's :class:`~consensus.transport.Receiver`."""
+
+    def __init__(
+        self,
+        engine: Engine[asyncio.Future[object]],
+        calls: Calls,
+        reads: FollowerReads,
+        read_points: ReadPoints,
+        ticker: Ticker,
+    ) -> None:
+        self._engine: Engine[asyncio.Future[object]] | None = engine
+        self._calls = calls
+        self._reads = reads
+        self._read_points = read_points
+        self._ticker = ticker
+
+    def stop(self) -> None:
+        """The engine hears nothing any more."""
+        self._engine = None
+
+    def peer_up(self, peer_id: str, epoch: int) -> None:
+        """A peer is connected."""
+        if self._engine is not None:
+            self._engine.peer_up(peer_id, epoch)
+            self._ticker.soon()
+
+    def peer_down(self, peer_id: str) -> None:
+        """A peer is gone."""
+        self._calls.peer_down(peer_id)
+        if self._engine is not None:
+            self._engine.peer_down(peer_id)
+            self._reads.lost(NoLeader("the leader was lost"), unless_leader=self._engine.leader_id)
+            self._ticker.soon()
+
+    def peer_said(self, peer_id: str, epoch: int, messages: list[Message]) -> None:
+        """Messages came: those that need no flush are answered at once, the others share the next tick."""
+        engine, calls = self._engine, self._calls
+        if engine is None:
+            return
+        for message in messages:
+            match message:
+                case Append() | Ack():
+                    engine.receive(peer_id, epoch, message)
+                case ReadProbe():
+                    engine.receive_probe(peer_id, message)
+                case ReadProbeAck():
+                    engine.receive_probe_ack(peer_id, message)
+                case ReadRequest(number):
+                    self._read_points.serve(engine, peer_id, number)
+                case ReadReply():
+                    self._read_points.replied(engine, peer_id, message)
+                case CallRequest():
+                    calls.requested(peer_id, message)
+                case CallReply():
+                    calls.replied(peer_id, message)
+                case _:
+                    engine.receive(peer_id, epoch, message)
+        if not engine.tick_wanted:
+            return
+        if engine.has_proposals:
+            # More commands may come in this iteration: they share the tick, and its flush.
+            self._ticker.soon()
+        else:
+            self._ticker.tick()
