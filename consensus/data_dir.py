@@ -10,7 +10,7 @@ from consensus.config import ReplicaConfig
 from consensus.errors import IdentityMismatch
 from consensus.identity import Identity, begin_incarnation, open_identity
 from consensus.known_peers import KnownPeers
-from consensus.library import LibraryLog
+from consensus.library_log import LibraryLog
 from consensus.storage import Storage
 from consensus.wal import Worker
 

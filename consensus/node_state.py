@@ -17,7 +17,8 @@ from consensus.configuration import Member
 from consensus.counters import Counters
 from consensus.election import Election
 from consensus.errors import ConsensusError
-from consensus.library import LibraryLog, Raft
+from consensus.library import Raft
+from consensus.library_log import LibraryLog
 from consensus.membership import Membership
 from consensus.messages import Message, RaftMessage, VoteReply, VoteRequest
 from consensus.ports import DurableState, PeerStatus, Role, RoleChange, StateMachine

@@ -12,7 +12,8 @@ from consensus.config import ReplicaConfig
 from consensus.counters import Counters
 from consensus.entries import Entry
 from consensus.errors import SafetyViolation
-from consensus.library import LibraryLog, Raft
+from consensus.library import Raft
+from consensus.library_log import LibraryLog
 from consensus.messages import Ack, Append, Message
 from consensus.ports import PeerStatus
 from consensus.progress import Progress

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from consensus.config import ReplicaConfig
 from consensus.errors import SafetyViolation, StateMissing, StorageError
-from consensus.library import LibraryLog
+from consensus.library_log import LibraryLog
 from consensus.ports import DurableState, SavedPoint, StateMachine
 
 FIRST_APPLIED = 1

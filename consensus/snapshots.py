@@ -14,7 +14,8 @@ from collections.abc import Callable, Collection
 
 from consensus.applier import Applier
 from consensus.config import ReplicaConfig
-from consensus.library import LibraryLog, Raft
+from consensus.library import Raft
+from consensus.library_log import LibraryLog
 from consensus.messages import Message, SnapshotAnswer, SnapshotChunk, SnapshotOffer, Verdict
 from consensus.ports import DurableState, SavedPoint
 from consensus.replication import Replication

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from consensus.election import Election, Standing
-from consensus.library import LibraryLog, Raft
+from consensus.library import Raft
+from consensus.library_log import LibraryLog
 from consensus.messages import Message, PreVoteReply, PreVoteRequest, VoteReply, VoteRequest
 
 

@@ -32,7 +32,7 @@ _PARTS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
             "memoryview",
         ),
     ),
-    ("library", ("pysyncobj", "consensus/library.py", "consensus/voting.py", "consensus/repairs.py")),
+    ("library", ("pysyncobj", "consensus/library", "consensus/voting.py", "consensus/repairs.py")),
     ("apply", ("consensus/applier.py", "consensus/proposals.py", "replica_process.py")),
     ("engine", ("consensus/",)),
     ("loop", ("asyncio/", "_asyncio", "contextvars", "Context")),

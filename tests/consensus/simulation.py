@@ -19,7 +19,7 @@ from consensus.config import ReplicaConfig
 from consensus.engine import Engine
 from consensus.errors import ConsensusError
 from consensus.identity import open_identity
-from consensus.library import LibraryLog
+from consensus.library_log import LibraryLog
 from consensus.ports import Role
 from tests.consensus.fake_disk import FakeDisk, InlineWorker
 

@@ -9,7 +9,7 @@ import pytest
 from consensus.ballot import BALLOT_FILE, Ballot
 from consensus.errors import Corrupt, IdentityMismatch, StorageError
 from consensus.identity import IDENTITY_FILE, open_identity
-from consensus.library import LibraryLog
+from consensus.library_log import LibraryLog
 from tests.consensus.fake_disk import FakeDisk, InlineWorker
 
 

@@ -9,7 +9,7 @@ import pytest
 from consensus.ballot import Ballot
 from consensus.configuration import Configuration, Member, encode
 from consensus.errors import Corrupt, SafetyViolation
-from consensus.library import LibraryLog
+from consensus.library_log import LibraryLog
 from consensus.log_base import BASE_FILE
 from consensus.ports import SavedPoint
 from consensus.segment import segment_name

@@ -10,7 +10,7 @@ from consensus import ChangePending, ChangeRefused, NotReady, OutcomeUnknown, Ov
 from consensus.ballot import Ballot
 from consensus.configuration import MAGIC, Configuration, Member, encode
 from consensus.errors import SafetyViolation
-from consensus.library import LibraryLog
+from consensus.library_log import LibraryLog
 from consensus.membership import Membership
 from consensus.reconfiguration import Reconfiguration
 from tests.consensus.fake_disk import FakeDisk, InlineWorker

@@ -10,7 +10,7 @@ from pysyncobj.transport import Transport
 from consensus.ballot import Ballot
 from consensus.configuration import Configuration, Member
 from consensus.errors import ChangePending, ProtocolError, SafetyViolation
-from consensus.library import LibraryLog
+from consensus.library_log import LibraryLog
 from consensus.log_base import NO_BASE
 from consensus.messages import Ack, Append
 from consensus.progress import Progress

@@ -14,7 +14,7 @@ from consensus.configuration import Configuration, Member, decode, encode
 from consensus.engine import Engine
 from consensus.errors import StateMissing, StorageError
 from consensus.identity import open_identity
-from consensus.library import LibraryLog
+from consensus.library_log import LibraryLog
 from consensus.ports import DurableState, SavedPoint
 from consensus.sealed_file import write_sealed
 from consensus.segment import segment_name

@@ -14,7 +14,7 @@ from consensus.configuration import Configuration, Member, encode
 from consensus.engine import Engine
 from consensus.errors import SafetyViolation, StorageError
 from consensus.identity import open_identity
-from consensus.library import LibraryLog
+from consensus.library_log import LibraryLog
 from consensus.messages import Append, PreVoteRequest, SnapshotAnswer, SnapshotChunk, SnapshotOffer, Verdict
 from consensus.ports import Role, SavedPoint, SnapshotFile, SnapshotManifest
 from consensus.saving import begin_at_saved

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 
-from consensus.library import LibraryLog
+from consensus.library_log import LibraryLog
 from tests.consensus.fake_disk import InlineWorker
 
 

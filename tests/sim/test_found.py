@@ -8,7 +8,7 @@ import pytest
 from consensus.config import ReplicaConfig
 from consensus.engine import Engine
 from consensus.identity import open_identity
-from consensus.library import LibraryLog
+from consensus.library_log import LibraryLog
 from consensus.messages import Append, PreVoteReply, PreVoteRequest
 from consensus.progress import Progress
 from consensus.wal import Journal
