@@ -76,6 +76,10 @@ class Membership:
         if index > self._base_index:
             self.rebase(index, self.at(index))
 
+    def known_at(self, index: int) -> bool:
+        """The log says who was a member at ``index``: to a node that joins not before its first configuration entry."""
+        return bool(self._base.members) or (bool(self._later) and self._later[0][0] <= index)
+
     def at(self, index: int) -> bytes:
         """Encoded configuration in force at ``index``; equal bytes on every node that has the same log.
 

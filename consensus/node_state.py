@@ -96,7 +96,7 @@ class NodeState(ABC, Generic[Token]):
         self._saving: Saving | None = None
         self._snapshots: Snapshots | None = None
         if isinstance(machine, DurableState):
-            self._saving = Saving(config, log, machine, self._membership.at)
+            self._saving = Saving(config, log, machine)
             self._snapshots = Snapshots(
                 config,
                 log,

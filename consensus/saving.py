@@ -6,8 +6,6 @@ begins, when the log's head may go. Read next: :mod:`consensus.ports` (``Durable
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from consensus.config import ReplicaConfig
 from consensus.errors import SafetyViolation, StateMissing, StorageError
 from consensus.library_log import LibraryLog
@@ -51,12 +49,10 @@ def begin_at_saved(machine: StateMachine, log: LibraryLog) -> int:
 class Saving:
     """Saves of one state machine, and the compaction of its log."""
 
-    def __init__(
-        self, config: ReplicaConfig, log: LibraryLog, state: DurableState, configuration_at: Callable[[int], bytes]
-    ) -> None:
+    def __init__(self, config: ReplicaConfig, log: LibraryLog, state: DurableState) -> None:
         self._log = log
         self._state = state
-        self._configuration_at = configuration_at
+        self._membership = log.membership
         self._log_bytes_max = config.save_log_bytes_max
         self._kept_bytes = max(config.journal_segment_bytes, min(config.log_kept_bytes, config.journal_bytes_max // 2))
         self.needed_from: int | None = None
@@ -71,11 +67,13 @@ class Saving:
             raise SafetyViolation(f"a state saved at {saved_index} while {index} is applied behind {log.base.index}")
         if saved is not None and saved_index > log.base.index and log.bytes_used > self._kept_bytes:
             unneeded = saved_index if self.needed_from is None else min(saved_index, self.needed_from - 1)
-            log.compact(unneeded, kept_bytes=self._kept_bytes, configuration_at=self._configuration_at)
+            log.compact(unneeded, kept_bytes=self._kept_bytes, configuration_at=self._membership.at)
         if index <= saved_index or state.saving:
             return
         due = log.bytes_after(saved_index) > self._log_bytes_max
         if state.save_wanted or (due and log.bytes_after(saved_index) - log.bytes_after(index) > self._log_bytes_max):
             term = log.term_at(index)
-            if term is not None:
-                state.begin_save(SavedPoint(index, term, self._configuration_at(index)))
+            # A node that joins knows no configuration at first. It waits for one that was in force: or its state, which
+            # goes before the log from then on, would say that there are no members.
+            if term is not None and self._membership.known_at(index):
+                state.begin_save(SavedPoint(index, term, self._membership.at(index)))

@@ -15,6 +15,7 @@ from consensus.engine import Engine
 from consensus.errors import StateMissing, StorageError
 from consensus.identity import open_identity
 from consensus.library_log import LibraryLog
+from consensus.messages import Append
 from consensus.ports import DurableState, SavedPoint
 from consensus.sealed_file import write_sealed
 from consensus.segment import segment_name
@@ -69,6 +70,54 @@ class Node:
         for _ in range(count):
             self.engine.propose(b"%06d" % self.engine.log.last_index + bytes(size), None)
             self.tick()
+
+
+class Joiner:
+    """A node that joins a cluster, and hears its leader."""
+
+    def __init__(self):
+        disk = FakeDisk()
+        config = replace(CONFIG, joining=True, peers={"n0": ("127.0.0.1", 7000)})
+        _, ballot = open_identity(disk, cluster_id="c", node_id="n1")
+        log = LibraryLog(
+            disk, InlineWorker(), ballot, segment_bytes=config.journal_segment_bytes, memory_bytes_max=2000
+        )
+        self.machine = DurableMachine(disk, every=5)
+        self.now = 0.0
+        self.engine = Engine(
+            config,
+            self.machine,
+            log,
+            clock=lambda: self.now,
+            rng=random.Random(1),
+            send=lambda peer, message: None,
+            on_result=lambda token, result: None,
+            on_failure=lambda token, error: None,
+            on_role=lambda change: None,
+        )
+        self.engine.peer_up("n0", 1)
+
+    def hears(self, *commands):
+        """An append of the leader whose entries are committed."""
+        last = self.engine.log.last_index
+        entries = [(command, last + number, 1) for number, command in enumerate(commands, 1)]
+        term = self.engine.log.term_at(last)
+        self.engine.receive("n0", 1, Append(1, last, term, last + len(entries), entries))
+        self.now += 0.01
+        self.engine.tick()
+
+
+def test_a_node_that_joins_saves_no_state_before_its_log_says_who_is_a_member():
+    node = Joiner()
+    for number in range(10):
+        node.hears(b"command %d" % number)
+    assert node.engine.applied_index == 11
+    assert node.machine.saved is None
+    assert node.machine.save_wanted
+    named = Configuration({"n0": Member("127.0.0.1", 7000), "n1": Member("127.0.0.1", 7001, voter=False)})
+    node.hears(encode(named))
+    assert node.machine.saved.index == node.engine.applied_index == 12
+    assert decode(node.machine.saved.configuration) == named
 
 
 def test_the_test_machine_is_a_durable_state():
