@@ -6,11 +6,15 @@ begins, when the log's head may go. Read next: :mod:`consensus.ports` (``Durable
 
 from __future__ import annotations
 
+import zlib
+
 from consensus.config import ReplicaConfig
 from consensus.errors import SafetyViolation, StateMissing, StorageError
 from consensus.library_log import LibraryLog
 from consensus.ports import DurableState, SavedPoint, StateMachine
 
+SAVE_SPREAD = 0.4
+"""By how much of its bound a save may come earlier."""
 FIRST_APPLIED = 1
 """The library's log begins with an entry of its own, which is applied by definition."""
 
@@ -53,7 +57,10 @@ class Saving:
         self._log = log
         self._state = state
         self._membership = log.membership
-        self._log_bytes_max = config.save_log_bytes_max
+        self._node_id = config.node_id
+        self._save_bytes = config.save_log_bytes_max
+        self._log_bytes_max = 0
+        self._saved_index = -1
         self._kept_bytes = max(config.journal_segment_bytes, min(config.log_kept_bytes, config.journal_bytes_max // 2))
         self.needed_from: int | None = None
         """The log from this entry on is needed although it is saved: somebody is about to continue there."""
@@ -70,6 +77,9 @@ class Saving:
             log.compact(unneeded, kept_bytes=self._kept_bytes, configuration_at=self._membership.at)
         if index <= saved_index or state.saving:
             return
+        if saved_index != self._saved_index:
+            self._saved_index = saved_index
+            self._log_bytes_max = save_bytes(self._save_bytes, self._node_id, saved_index)
         due = log.bytes_after(saved_index) > self._log_bytes_max
         if state.save_wanted or (due and log.bytes_after(saved_index) - log.bytes_after(index) > self._log_bytes_max):
             term = log.term_at(index)
@@ -77,3 +87,9 @@ class Saving:
             # goes before the log from then on, would say that there are no members.
             if term is not None and self._membership.known_at(index):
                 state.begin_save(SavedPoint(index, term, self._membership.at(index)))
+
+
+def save_bytes(bytes_max: int, node_id: str, saved_index: int) -> int:
+    """The log after ``saved_index`` that makes this node save: of ``bytes_max`` all but up to ``SAVE_SPREAD``."""
+    part = zlib.crc32(f"{node_id} {saved_index}".encode()) / 2**32
+    return int(bytes_max * (1 - SAVE_SPREAD * part))

@@ -29,9 +29,10 @@ from gateway.state.rows import Tally
 from gateway.state.snapshot import StoreSink, StoreSnapshot
 from gateway.state.store import CACHE_BYTES_DEFAULT, Store, new_cache
 
-SAVE_ROWS: Final = 200_000
+SAVE_ROWS: Final = 300_000
 SAVE_BYTES: Final = 100 * 2**20
-"""New rows, and the memory they take, from which on a save is wanted."""
+"""New rows, and the memory they take, from which on a save is wanted. Mostly the log asks earlier, which keeps members
+from saving all at once (:mod:`consensus.saving`)."""
 FRESH_BYTES_MAX: Final = 512 * 2**20
 """Memory of rows and images that are not durable; above it nothing new should be proposed."""
 RETRY_S: Final = 1.0

@@ -17,6 +17,7 @@ from consensus.identity import open_identity
 from consensus.library_log import LibraryLog
 from consensus.messages import Append
 from consensus.ports import DurableState, SavedPoint
+from consensus.saving import save_bytes
 from consensus.sealed_file import write_sealed
 from consensus.segment import segment_name
 from tests.consensus.durable_machine import _MAGIC, STATE_FILE, DurableMachine, State
@@ -180,6 +181,14 @@ def test_a_log_that_outgrows_its_bound_is_saved_unasked():
     node.propose(200)
     assert node.engine.log.base.index > 0
     assert node.engine.log.bytes_after(node.machine.saved.index) < 5000 + 2 * 1000
+
+
+def test_members_save_at_different_times_and_none_later_than_its_bound():
+    bounds = {save_bytes(10_000, f"n{number}", 77) for number in range(1, 6)}
+    assert len(bounds) == 5
+    bounds |= {save_bytes(10_000, "n1", index) for index in range(1000)}
+    assert 6_000 <= min(bounds) < 6_100
+    assert 9_900 < max(bounds) <= 10_000
 
 
 def test_a_machine_that_is_not_durable_keeps_the_whole_log():
