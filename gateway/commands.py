@@ -129,13 +129,14 @@ class ForgetKeys(msgspec.Struct, frozen=True, array_like=True, tag="kf"):
 
 
 class OpenSession(msgspec.Struct, frozen=True, array_like=True, tag="so"):
-    """Open a session, or find the one this nonce opened; refused with QUOTA when ``sessions_max`` are live."""
+    """Open a session, or find the one this nonce opened; refused with QUOTA when as many are live as the bounds say."""
 
     nonce: str
     lease_ms: int
     window: int
     tenant: str = ""
     sessions_max: int = SESSIONS_MAX
+    tenant_sessions_max: int = SESSIONS_MAX
 
 
 class RenewSession(msgspec.Struct, frozen=True, array_like=True, tag="sr"):

@@ -114,6 +114,9 @@ class Settings(BaseSettings):
     sessions_max: int = Field(
         default=SESSIONS_MAX, ge=1, le=SESSIONS_MAX, description="live sessions beyond which none is opened"
     )
+    tenant_sessions_max: int = Field(
+        default=SESSIONS_MAX, ge=1, le=SESSIONS_MAX, description="live sessions of one tenant"
+    )
     idempotency_key_ms: int = Field(
         default=24 * 3_600_000,
         ge=1_000,

@@ -237,12 +237,18 @@ def _condition(condition: dict[str, Any], at: int) -> tuple[c.Test, int | bytes 
     raise bad(f'operations[{at}].if must be one of {{"absent": true}}, {{"version": n}}, {{"value": v}}')
 
 
-def open_session(request: wire.OpenSession, tenant: str = "", sessions_max: int = SESSIONS_MAX) -> c.OpenSession:
-    """Translate ``POST /v1/sessions``, to be refused when ``sessions_max`` are live; raises BAD_REQUEST."""
+def open_session(
+    request: wire.OpenSession,
+    tenant: str = "",
+    *,
+    sessions_max: int = SESSIONS_MAX,
+    tenant_sessions_max: int = SESSIONS_MAX,
+) -> c.OpenSession:
+    """Translate ``POST /v1/sessions``, to be refused when so many are live; raises BAD_REQUEST."""
     lease_ms = LEASE_MS_DEFAULT if request.lease_ms is None else request.lease_ms
     window = WINDOW_DEFAULT if request.window is None else request.window
     if not LEASE_MS_MIN <= lease_ms <= LEASE_MS_MAX:
         raise bad(f"lease_ms must be in {LEASE_MS_MIN}..{LEASE_MS_MAX}")
     if not 1 <= window <= WINDOW_MAX:
         raise bad(f"window must be in 1..{WINDOW_MAX}")
-    return c.OpenSession(check_nonce(request.nonce), lease_ms, window, tenant, sessions_max)
+    return c.OpenSession(check_nonce(request.nonce), lease_ms, window, tenant, sessions_max, tenant_sessions_max)

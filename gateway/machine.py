@@ -291,11 +291,19 @@ class Machine:
     ) -> Any:
         now = self.time_ms
         match command:
-            case c.OpenSession(nonce, lease_ms, window, tenant, sessions_max):
+            case c.OpenSession(nonce, lease_ms, window, tenant, sessions_max, tenant_sessions_max):
                 known = self.sessions.of_nonce(nonce, tenant)
                 if known is not None:
                     self._touch_first(known)
-                session, existed = self.sessions.open(nonce, lease_ms, window, now, tenant, sessions_max=sessions_max)
+                session, existed = self.sessions.open(
+                    nonce,
+                    lease_ms,
+                    window,
+                    now,
+                    tenant,
+                    sessions_max=sessions_max,
+                    tenant_sessions_max=tenant_sessions_max,
+                )
                 if not existed:
                     self._touch_first(session.client_id)
                     self.trackers[session.client_id] = ResultTracker(window=session.window)

@@ -18,6 +18,7 @@ from rifl.lease import ExpiryQueue
 SESSIONS_MAX: Final = 2_000_000
 """Most live sessions that a cluster may be set to hold; one more is refused with QUOTA, live ones are untouched."""
 
+FULL: Final = "the cluster or the tenant holds as many sessions as it may"
 NONCE_LENGTH_MAX: Final = 64
 NONCES_MAX: Final = 16
 """Earlier owners of a session whose late requests are recognised."""
@@ -65,11 +66,12 @@ class SessionTable:
     An id that is not here and below ``next_id`` belonged to a session that is gone; it is refused for ever.
     """
 
-    __slots__ = ("_by_id", "_by_nonce", "_expiry", "next_id")
+    __slots__ = ("_by_id", "_by_nonce", "_expiry", "_of_tenant", "next_id")
 
     def __init__(self) -> None:
         self._by_id: dict[int, Session] = {}
         self._by_nonce: dict[str, int] = {}
+        self._of_tenant: dict[str, int] = {}
         self._expiry = ExpiryQueue()
         self.next_id = 1
 
@@ -83,6 +85,10 @@ class SessionTable:
     def filed(self) -> int:
         """How many sessions are filed for expiry, those among them that are gone included."""
         return len(self._expiry)
+
+    def is_full(self, tenant: str, sessions_max: int, tenant_sessions_max: int) -> bool:
+        """Tell whether no session more may be opened, by anybody or by this tenant."""
+        return len(self._by_id) >= sessions_max or self._of_tenant.get(tenant, 0) >= tenant_sessions_max
 
     def get(self, client_id: int) -> Session | None:
         """Return the live session of that id, or None."""
@@ -101,6 +107,7 @@ class SessionTable:
         tenant: str = "",
         *,
         sessions_max: int = SESSIONS_MAX,
+        tenant_sessions_max: int = SESSIONS_MAX,
     ) -> tuple[Session, bool]:
         """Open a session, or return the one that this nonce opened before and True.
 
@@ -111,6 +118,7 @@ class SessionTable:
             now_ms: cluster time.
             tenant: whose it is; another tenant's nonce is another one.
             sessions_max: bound that the log entry carries, so that all replicas decide by the same one.
+            tenant_sessions_max: the same for the sessions of this tenant.
 
         Raises:
             OncegateError: QUOTA when that many are live; FENCED when the session has another owner by now.
@@ -123,17 +131,21 @@ class SessionTable:
             if session.ends_ms >= now_ms:
                 session.renew(now_ms)
             return session, True
-        if len(self._by_id) >= sessions_max:
-            raise OncegateError(Code.QUOTA, "the cluster holds as many sessions as it may")
+        if self.is_full(tenant, sessions_max, tenant_sessions_max):
+            raise OncegateError(Code.QUOTA, FULL)
         session = Session(
             ClientId(self.next_id), Epoch(1), nonce, shared_int(lease_ms), shared_int(window), 0, (), tenant
         )
         session.renew(now_ms)
         self.next_id += 1
-        self._by_id[session.client_id] = session
         self._by_nonce[_named(tenant, nonce)] = session.client_id
-        self._expiry.file(session.client_id, session.ends_ms)
+        self._enter(session)
         return session, False
+
+    def _enter(self, session: Session) -> None:
+        self._by_id[session.client_id] = session
+        self._of_tenant[session.tenant] = self._of_tenant.get(session.tenant, 0) + 1
+        self._expiry.file(session.client_id, session.ends_ms)
 
     def live(self, client_id: int, epoch: int | None, now_ms: int) -> Session:
         """Return the session if it lives and ``epoch`` (if given) is its current one.
@@ -155,10 +167,9 @@ class SessionTable:
     def put_back(self, session: Session) -> None:
         """Add a session read from a saved state; afterwards the table behaves as the one it was saved from."""
         session.lease_ms, session.window = shared_int(session.lease_ms), shared_int(session.window)
-        self._by_id[session.client_id] = session
         for nonce in (session.nonce, *session.former):
             self._by_nonce[_named(session.tenant, nonce)] = session.client_id
-        self._expiry.file(session.client_id, session.ends_ms)
+        self._enter(session)
 
     def take_over(self, client_id: int, nonce: str, now_ms: int) -> Session:
         """Give the session to a new owner: a new nonce raises the epoch, the same one again does not.
@@ -187,6 +198,9 @@ class SessionTable:
         """Forget the session; its id is refused for ever. Unknown ids are ignored."""
         session = self._by_id.pop(client_id, None)
         if session is not None:
+            left = self._of_tenant.pop(session.tenant) - 1
+            if left:
+                self._of_tenant[session.tenant] = left
             self._expiry.forget()
             for nonce in (session.nonce, *session.former):
                 self._by_nonce.pop(_named(session.tenant, nonce), None)

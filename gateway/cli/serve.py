@@ -51,6 +51,7 @@ def serve(
         int | None, typer.Option(help="operations a second of one tenant; 0: no bound [0]")
     ] = None,
     sessions_max: Annotated[int | None, typer.Option(help="live sessions [2000000]")] = None,
+    tenant_sessions_max: Annotated[int | None, typer.Option(help="live sessions of one tenant [2000000]")] = None,
     idempotency_key_ms: Annotated[int | None, typer.Option(help="memory of an Idempotency-Key [86400000]")] = None,
     log_kept_bytes: Annotated[int | None, typer.Option(help="log kept for nodes that were away [256 MiB]")] = None,
     state_cache_bytes: Annotated[int | None, typer.Option(help="memory for the state on disk [96 MiB]")] = None,
@@ -81,6 +82,7 @@ def serve(
             tenant_requests_max=tenant_requests_max,
             tenant_operations_per_s=tenant_operations_per_s,
             sessions_max=sessions_max,
+            tenant_sessions_max=tenant_sessions_max,
             idempotency_key_ms=idempotency_key_ms,
             log_kept_bytes=log_kept_bytes,
             state_cache_bytes=state_cache_bytes,

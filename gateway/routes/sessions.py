@@ -13,17 +13,19 @@ from gateway.identity import Scope, check_owner, tenant_of
 from gateway.routing import PROPOSED, READ, Parameter
 from rifl.errors import Code, OncegateError
 from rifl.ids import ID_MAX
+from rifl.session import FULL
 
 
 @typed
 async def open_session(request: web.Request) -> web.StreamResponse:
     """``POST /v1/sessions``: 201 for a new session, 200 for the one this nonce opened before."""
     node, tenant = request.app[NODE], tenant_of(request)
-    command = edge.open_session(await body(request, wire.OpenSession), tenant, node.settings.sessions_max)
+    bounds = {"sessions_max": node.settings.sessions_max, "tenant_sessions_max": node.settings.tenant_sessions_max}
+    command = edge.open_session(await body(request, wire.OpenSession), tenant, **bounds)
     sessions = node.machine.sessions
     # The log decides; what it would refuse anyway need not go there. A retry finds its session, full or not.
-    if len(sessions) >= command.sessions_max and sessions.of_nonce(command.nonce, tenant) is None:
-        raise OncegateError(Code.QUOTA, "the cluster holds as many sessions as it may")
+    if sessions.is_full(tenant, **bounds) and sessions.of_nonce(command.nonce, tenant) is None:
+        raise OncegateError(Code.QUOTA, FULL)
     answer = await node.submit(command, 128)
     return respond(request, answer, status=201 if answer.created else 200)
 

@@ -52,8 +52,8 @@ def bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-async def as_(api: Api, token: str, method: str, path: str, body: Any = None) -> tuple[int, Any, Any]:
-    return await api.call(method, path, body, headers=bearer(token))
+async def as_(api: Api, token: str, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any, Any]:
+    return await api.call(method, path, body, headers={**bearer(token), **headers})
 
 
 def written(path: Path, text: str) -> Path:
@@ -152,6 +152,36 @@ def test_changed_file_is_read_again_and_a_broken_one_leaves_the_tokens_as_they_w
     assert len([r for r in caplog.records if r.levelno == logging.ERROR]) == 7
     for token in (READER, OTHER):
         assert hashlib.sha256(token.encode()).hexdigest() not in said
+
+
+async def test_same_id_from_another_tenant_gets_no_result_and_runs_nothing(tmp_path: Path, tokens_file: Path) -> None:
+    """Case 3, over HTTP: neither the session, nor a result, nor its history is another tenant's."""
+    bob = "b" * 40
+    written(tokens_file, ALL + entry(bob, "bob", "read", "write"))
+    settings = _settings(tmp_path, tokens_file=tokens_file)
+    async with running(settings), aiohttp.ClientSession(base_url=settings.address.http) as http:
+        api = Api(http)
+        await as_(api, ADMIN, "PUT", "/v1/tables/rows", {"kind": "resident"})
+        client_id = (await as_(api, WRITER, "POST", "/v1/sessions", {"nonce": "n"}))[2]["client_id"]
+        ids = {"client_id": client_id, "epoch": 1, "first_incomplete": 1}
+        first = {**ids, "operations": [put(1, "a", "secret")]}
+        assert (await as_(api, WRITER, "POST", "/v1/operations", first))[0] == 200
+        place = {"Oncegate-Request": f"{client_id}/2", "Oncegate-Epoch": "1", "Oncegate-First-Incomplete": "1"}
+        for answer in (
+            await as_(api, bob, "POST", "/v1/operations", first),
+            await as_(api, bob, "POST", "/v1/operations", {**ids, "operations": [put(2, "b", 1)]}),
+            await as_(api, bob, "GET", f"/v1/requests/{client_id}/1"),
+            await as_(api, bob, "POST", f"/v1/requests/{client_id}/2/resolve"),
+            await as_(api, bob, "GET", f"/v1/sessions/{client_id}"),
+            await as_(api, bob, "POST", f"/v1/sessions/{client_id}/take-over", {"nonce": "mine"}),
+            await as_(api, bob, "DELETE", f"/v1/sessions/{client_id}?epoch=1"),
+            await as_(api, bob, "GET", f"/v1/explain?request={client_id}/1"),
+            await as_(api, bob, "PUT", "/v1/tables/rows/rows/b", 1, **place),
+        ):
+            assert_problem(answer, "FORBIDDEN")
+        assert (await as_(api, WRITER, "GET", f"/v1/requests/{client_id}/2"))[2]["state"] == "never_seen"
+        # The same nonce is another session to another tenant.
+        assert (await as_(api, bob, "POST", "/v1/sessions", {"nonce": "n"}))[2]["client_id"] != client_id
 
 
 def test_session_of_another_tenant_is_refused_and_nothing_said_about_it() -> None:

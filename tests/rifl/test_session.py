@@ -137,6 +137,24 @@ def test_quota_refuses_the_new_and_leaves_the_live_alone() -> None:
     assert not table.open("c", 1_000, 8, 0, sessions_max=2)[1]
 
 
+def test_quota_of_a_tenant_is_its_own_and_survives_a_restore() -> None:
+    table = SessionTable()
+    opens = partial(table.open, tenant_sessions_max=2)
+    mine = [opens(nonce, 1_000, 8, 0, "ann")[0] for nonce in "ab"]
+    assert refusal(opens, "c", 1_000, 8, 0, "ann") is Code.QUOTA
+    assert opens("a", 1_000, 8, 0, "ann")[1], "a retry is no new session"
+    other = opens("a", 1_000, 8, 0, "bob")[0]
+    again = SessionTable()
+    for session in (*mine, other):
+        again.put_back(session)
+    reopens = partial(again.open, tenant_sessions_max=2)
+    assert refusal(reopens, "c", 1_000, 8, 0, "ann") is Code.QUOTA
+    again.close(mine[0].client_id)
+    again.next_id = 4
+    assert not reopens("c", 1_000, 8, 0, "ann")[1]
+    assert not reopens("b", 1_000, 8, 0, "bob")[1]
+
+
 def test_closed_session_frees_its_nonce_and_closing_twice_is_harmless() -> None:
     table, client = opened()
     table.close(client)
