@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import json
-from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 from rich.box import SIMPLE
-from rich.console import Console
 from rich.table import Table
 
 from gateway.cli.ask import get_json
+from gateway.cli.output import Format, Output, show
 from gateway.config import DEFAULT_HTTP_PORT
-
-
-class Output(StrEnum):
-    """How a command prints."""
-
-    TABLE = "table"
-    JSON = "json"
-
 
 Endpoint = Annotated[str, typer.Option(envvar="ONCEGATE_ENDPOINT", help="HTTP address of any node")]
 ENDPOINT_DEFAULT = f"http://127.0.0.1:{DEFAULT_HTTP_PORT}"
@@ -34,7 +25,7 @@ def unreachable(url: str) -> typer.Exit:
 
 def status(
     endpoint: Endpoint = ENDPOINT_DEFAULT,
-    output: Annotated[Output, typer.Option("--output", "-o", help="table or json")] = Output.TABLE,
+    output: Format = Output.TABLE,
 ) -> None:
     """Show the cluster as each of its nodes sees it."""
     first = _state(endpoint)
@@ -63,7 +54,7 @@ def status(
             str(state["commit"]),
             state["version"],
         )
-    Console().print(table)
+    show(table)
 
 
 def _state(endpoint: str) -> dict[str, Any] | None:

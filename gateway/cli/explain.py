@@ -10,11 +10,11 @@ from urllib.parse import urlencode
 
 import typer
 from rich.box import SIMPLE
-from rich.console import Console
 from rich.table import Table
 
 from gateway.cli.ask import Refused, Unreachable, send_json
-from gateway.cli.cluster import ENDPOINT_DEFAULT, Endpoint, Output, unreachable
+from gateway.cli.cluster import ENDPOINT_DEFAULT, Endpoint, unreachable
+from gateway.cli.output import Format, Output, show
 
 _REQUEST = re.compile(r"[0-9a-f]{16}/[0-9]{1,16}", re.ASCII)
 _SEARCH_S = 60.0
@@ -23,7 +23,7 @@ _SEARCH_S = 60.0
 def explain(
     what: Annotated[str, typer.Argument(help="TABLE/KEY, or a request id CLIENT_ID/SEQUENCE")],
     endpoint: Endpoint = ENDPOINT_DEFAULT,
-    output: Annotated[Output, typer.Option("--output", "-o", help="table or json")] = Output.TABLE,
+    output: Format = Output.TABLE,
     key: Annotated[bool, typer.Option("--key", help="read it as TABLE/KEY even if it looks like a request id")] = False,
 ) -> None:
     """Show attempts, suppressed duplicates, log entries, batches and deliveries of a key or a request, in order.
@@ -57,8 +57,7 @@ def _print(found: dict[str, Any]) -> None:
     table = Table("time (UTC)", "what", "where", "request", "commit", "detail", box=SIMPLE)
     for event in found.get("events", []):
         table.add_row(_time(event.get("at_ms")), *_columns(event))
-    console = Console()
-    console.print(table)
+    show(table)
     if found.get("truncated"):
         typer.echo("older events are left out", err=True)
     if found.get("silent"):

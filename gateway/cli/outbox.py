@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.box import SIMPLE
-from rich.console import Console
 from rich.table import Table
 
-from gateway.cli.cluster import ENDPOINT_DEFAULT, Endpoint, Output
+from gateway.cli.cluster import ENDPOINT_DEFAULT, Endpoint
+from gateway.cli.output import Format, Output, show
 from gateway.client import Client, Code, OncegateError, OutboxEntry, OutboxUnresolved, Recovered
 from gateway.client.outbox_file import OutboxFile
 
@@ -21,7 +21,6 @@ outbox = typer.Typer(help="Outboxes of workers: list, send again.", no_args_is_h
 _UNREACHABLE = frozenset((Code.TIMEOUT, Code.NOT_READY, Code.NO_LEADER, Code.NOT_LEADER))
 
 File = Annotated[Path, typer.Argument(help="the outbox", dir_okay=False)]
-Format = Annotated[Output, typer.Option("--output", "-o", help="table or json")]
 
 
 @outbox.command("ls")
@@ -128,7 +127,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
     table.columns[0].no_wrap = True
     for row in rows:
         table.add_row(*(str(row.get(name, "")) for name in names))
-    Console().print(table)
+    show(table)
 
 
 def _failed(fault: OncegateError) -> typer.Exit:
