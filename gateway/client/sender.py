@@ -1,8 +1,9 @@
 """Getting the writes of one session to the cluster, many in one request.
 
-Owns: the requests under way, the deadlines of waiting callers, and the bound on outstanding writes. Pure parts:
-:mod:`gateway.client.outbox` (what travels together), :mod:`gateway.client.verdicts` (what an answer means).
-Must not know HTTP: that is :mod:`gateway.client.courier`.
+Owns: the requests under way, and the end of each write. Its parts: :mod:`gateway.client.outbox` (what travels together)
+and :mod:`gateway.client.verdicts` (what an answer means), both pure; :mod:`gateway.client.places` (the bound on
+outstanding writes), :mod:`gateway.client.deadlines` (callers who wait too long). Must not know HTTP: that is
+:mod:`gateway.client.courier`.
 
 On the path of a write that succeeds there is one future and nothing else of its own: no task, no timer. A *runner*
 task takes batch after batch; it starts with the first write and ends when nothing may leave.
@@ -14,20 +15,22 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from gateway.client.batch import Batch, OperationsBatch, Pending, PendingRows
 from gateway.client.batch_call import BatchCall, OperationsCall, RangeCall, ended
 from gateway.client.courier import Courier, at_deadline
+from gateway.client.deadlines import Sweep, expire_unsent, fail_unsent
 from gateway.client.durable_outbox import DurableOutbox
-from gateway.client.failures import DeadlineExceeded, OperationFailed, Resolver
+from gateway.client.failures import OperationFailed, Resolver
 from gateway.client.lease import LeaseClock
 from gateway.client.outbox import Outbox
+from gateway.client.places import Places
 from gateway.client.retry import AttemptFailed
 from gateway.client.tracing import Tracing
 from gateway.client.verdicts import SESSION_OVER, Numbers, doubtful, fail_rows, fate_of, not_applied, refused, with_id
 from gateway.wire import MSGPACK
-from rifl.errors import Code, OncegateError, Outcome
+from rifl.errors import Code, OncegateError
 from rifl.ids import ClientId, Epoch, format_client_id
 from rifl.request_tracker import RequestTracker
 
@@ -37,8 +40,6 @@ _CUTTABLE: Final = frozenset(
     (Code.BAD_REQUEST, Code.FORBIDDEN, Code.NOT_FOUND, Code.PAYLOAD_TOO_LARGE, Code.PAYLOAD_MISMATCH)
 )
 """Refusals of a whole request that one of its writes may have caused: the others must not share its fate."""
-
-_NEVER: Final = float("inf")
 
 
 class Sender:
@@ -75,15 +76,11 @@ class Sender:
         self.client_id = client_id
         self.client_id_text = format_client_id(client_id)
         self.epoch = epoch
-        self.window = window
         self.tracker = RequestTracker(window=window) if tracker is None else tracker
         self.resolver = resolver
         self.keeps = outbox is not None
         self.lease = lease
-        self.outstanding = 0
         self.highest_commit = 0
-        self.over: OperationFailed | None = None
-        """Why no further write is taken, or None."""
         self.headers: Mapping[str, str] = {**headers, "Content-Type": MSGPACK, "Accept": MSGPACK}
         self._courier = courier
         self._tuning = courier.tuning
@@ -93,17 +90,15 @@ class Sender:
         self._durable = outbox
         self._outbox = Outbox(self.tracker, self._tuning, in_order=self.keeps)
         self._queue = self._outbox.queue
-        self._create_future: Callable[[], asyncio.Future[Any]] = self._loop.create_future
         self._in_flight_max = self._tuning.in_flight_max
         self._pipeline_min = self._tuning.pipeline_min
         self._runners = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._travelling: list[BatchCall] = []
         self._delayed: set[BatchCall] = set()
-        self.queueing: deque[tuple[asyncio.Future[None], float]] = deque()
-        self._drained: asyncio.Future[None] | None = None
-        self._sweep_at = _NEVER
-        self._sweep_timer: asyncio.TimerHandle | None = None
+        self._sweep = Sweep(self._loop, self._expire)
+        self.places = Places(self._loop, window, self._sweep.arm)
+        """Each write that is enqueued has one; it is freed when the write ends."""
 
     @property
     def first_incomplete(self) -> int:
@@ -111,39 +106,20 @@ class Sender:
         return self.tracker.first_incomplete if self._durable is None else self._durable.first_incomplete
 
     @property
-    def crowded(self) -> bool:
-        """Whether a further write has to wait for a place."""
-        return self.outstanding >= self.window or bool(self.queueing)
-
-    async def wait_for_place(self, deadline: float) -> None:
-        """Wait until one more write may be outstanding and take that place; first come, first served.
-
-        Raises:
-            DeadlineExceeded: none came free; nothing was sent.
-        """
-        self._refuse_if_over()
-        if not self.crowded:
-            self.outstanding += 1
-            return
-        place: asyncio.Future[None] = self._create_future()
-        self.queueing.append((place, deadline))
-        self._arm(deadline)
-        try:
-            await place
-        except asyncio.CancelledError:
-            if place.done() and not place.cancelled() and place.exception() is None:
-                self._free(1)  # the place had been handed over already
-            raise
+    def over(self) -> OperationFailed | None:
+        """Why no further write is taken, or None."""
+        return self.places.over
 
     def enqueue(self, pending: Pending | PendingRows) -> None:
-        """Take a write whose place is counted in :attr:`outstanding`; it leaves in this turn of the loop if it may."""
-        if self.over is not None:
-            self._free(1)
-            self._refuse_if_over()
+        """Take a write that has a place; it leaves in this turn of the loop if it may."""
+        over = self.places.over
+        if over is not None:
+            self.places.free(1)
+            raise not_applied(over)
         queue = self._queue
         queue.append(pending)
-        if pending.deadline < self._sweep_at:
-            self._arm(pending.deadline)
+        if pending.deadline < self._sweep.at:
+            self._sweep.arm(pending.deadline)
         runners = self._runners
         if runners == 0 or (
             runners < self._in_flight_max
@@ -153,10 +129,7 @@ class Sender:
 
     async def drain(self) -> None:
         """Wait until every write has its verdict or its deadline."""
-        while self.outstanding:
-            if self._drained is None:
-                self._drained = self._create_future()
-            await asyncio.shield(self._drained)
+        await self.places.drain()
 
     async def abort(self, reason: OperationFailed) -> None:
         """Fail what is pending and end all requests; returns when nothing of the sender runs any more."""
@@ -165,28 +138,20 @@ class Sender:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._sweep_timer is not None:
-            self._sweep_timer.cancel()
+        self._sweep.cancel()
 
     def end(self, reason: OperationFailed) -> None:
         """Take no further writes and fail those that have not travelled; they are surely not applied."""
-        if self.over is None:
-            self.over = reason
+        if self.places.over is None:
+            self.places.over = reason
             if self._ended is not None:
                 self._ended(reason)
         unsent = list(self._queue)
         self._queue.clear()
         for pending in unsent:
-            self._fail_unsent(pending, not_applied(reason))
-        for place, _ in self.queueing:
-            if not place.done():
-                place.set_exception(not_applied(reason))
-        self.queueing.clear()
-        self._free(len(unsent))
-
-    def _refuse_if_over(self) -> None:
-        if self.over is not None:
-            raise not_applied(self.over)
+            fail_unsent(pending, not_applied(reason))
+        self.places.refuse_waiting(reason)
+        self.places.free(len(unsent))
 
     # Requests
 
@@ -211,7 +176,7 @@ class Sender:
                 busy = [call.rows() for call in self._travelling] if self._travelling else ()
                 batch, dropped = self._outbox.take(busy)
                 if dropped:
-                    self._free(dropped)
+                    self.places.free(dropped)
                 if batch is None:
                     return
                 await self._deliver(batch)
@@ -226,10 +191,10 @@ class Sender:
         They are in the outbox and open in the tracker; whether an attempt of them was applied is not known.
         """
         size = self._tuning.batch_operations_max
-        self._arm(min(pending.deadline for pending in pendings))
+        self._sweep.arm(min(pending.deadline for pending in pendings))
         for at in range(0, len(pendings), size):
             part = pendings[at : at + size]
-            self.outstanding += len(part)
+            self.places.outstanding += len(part)
             await self._deliver(OperationsBatch(part, [pending.operation.sequence for pending in part]), again=True)
 
     async def _deliver(self, batch: Batch, *, again: bool = False) -> None:
@@ -322,7 +287,7 @@ class Sender:
             self.tracker.abandon(numbers.abandoned)
         if numbers.released:
             self.tracker.release(numbers.released)
-        self._free(settled)
+        self.places.free(settled)
 
     def _fail(self, batch: Batch, failure: OperationFailed) -> None:
         """Fail what is left of a batch and file its numbers."""
@@ -343,69 +308,13 @@ class Sender:
             numbers.file(batch.place.first, whole)
         self.account(numbers, ended(batch, len(batch)))
 
-    # Places
-
-    def _free(self, count: int) -> None:
-        waiters = self.queueing
-        while count and waiters and self.over is None:
-            place, _ = waiters.popleft()
-            if not place.done():
-                place.set_result(None)  # handed over: it stays counted
-                count -= 1
-        self.outstanding -= count
-        if self.outstanding == 0 and self._drained is not None:
-            self._drained.set_result(None)
-            self._drained = None
-
     # Deadlines
 
-    def _arm(self, at: float) -> None:
-        if at >= self._sweep_at:
-            return
-        if self._sweep_timer is not None:
-            self._sweep_timer.cancel()
-        self._sweep_at = at
-        self._sweep_timer = self._loop.call_at(at, self._sweep)
-
-    def _sweep(self) -> None:
-        """Fail every write whose deadline has passed, and wake up again for the next one."""
-        self._sweep_at, self._sweep_timer = _NEVER, None
-        now = self._loop.time()
-        following = _NEVER
-        expired = 0
-        kept: list[Pending | PendingRows] = []
-        for pending in self._queue:
-            if pending.promise.done():
-                expired += 1
-            elif pending.deadline <= now:
-                expired += 1
-                self._fail_unsent(pending, _late("it was never sent"))
-            else:
-                kept.append(pending)
-                following = min(following, pending.deadline)
-        if expired:
-            self._queue.clear()
-            self._queue.extend(kept)
+    def _expire(self, now: float) -> float:
+        """Fail every write whose deadline has passed and return the next deadline."""
+        expired, following = expire_unsent(self._queue, now)
         for call in self._travelling:
             following = min(following, call.expire(now))
-        for place, deadline in self.queueing:
-            if deadline <= now and not place.done():
-                place.set_exception(_late("no place came free in the window", Code.WINDOW_FULL))
-            elif not place.done():
-                following = min(following, deadline)
-        if following < _NEVER:
-            self._arm(following)
-        self._free(expired)
-
-    @staticmethod
-    def _fail_unsent(pending: Pending | PendingRows, failure: OperationFailed) -> None:
-        if pending.promise.done():
-            return
-        if isinstance(pending, PendingRows):
-            pending.promise.fail(len(pending.keys), failure)
-        else:
-            pending.promise.set_exception(failure)
-
-
-def _late(why: str, code: Code = Code.TIMEOUT) -> DeadlineExceeded:
-    return DeadlineExceeded(code, f"not sent before the deadline: {why}", outcome=Outcome.NOT_APPLIED)
+        following = min(following, self.places.expire(now))
+        self.places.free(expired)
+        return following

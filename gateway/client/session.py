@@ -24,6 +24,7 @@ from gateway.client.json_call import JsonCall, NothingCall
 from gateway.client.lease import LeaseClock, keep_lease
 from gateway.client.outbox_file import POSITION_BYTES_MAX
 from gateway.client.paths import SESSIONS, session_path
+from gateway.client.places import Places, window_full
 from gateway.client.recovery import Recovered, resend, resume
 from gateway.client.results import ManyResult, Resolution, Row, WriteResult
 from gateway.client.sender import Sender
@@ -68,6 +69,8 @@ class Session:
         self._nonce = nonce or uuid.uuid4().hex
         self._loop: asyncio.AbstractEventLoop
         self._sender: Sender
+        self._places: Places
+        self._wait = options.full != "fail"
         self._keeper: asyncio.Task[None] | None = None
         self._opened = False
         self._timeout_s = client.timeout_s
@@ -151,6 +154,7 @@ class Session:
             self._ended,
             self._tracing,
         )
+        self._places = self._sender.places
         self._keeper = asyncio.create_task(keep_lease(lease, self._renew, self._loop.time, asyncio.sleep))
         client.adopt(self)
 
@@ -250,7 +254,7 @@ class Session:
     @property
     def outstanding(self) -> int:
         """Writes without a verdict; at most the window."""
-        return self._sender.outstanding
+        return self._places.outstanding
 
     @property
     def memory_ms_left(self) -> int:
@@ -335,12 +339,12 @@ class Session:
         if self._tracing is not None:
             self._tracing.write(pending)
         future: asyncio.Future[WriteResult] = pending.promise  # type: ignore[assignment]
-        sender = self._sender
-        if sender.outstanding < sender.window and not sender.queueing:
-            sender.outstanding += 1
+        places = self._places
+        if places.outstanding < places.window and not places.waiting:
+            places.outstanding += 1
         else:
-            await self._place(pending.deadline)
-        sender.enqueue(pending)
+            await places.take(pending.deadline, wait=self._wait)
+        self._sender.enqueue(pending)
         return await future
 
     async def insert(
@@ -427,13 +431,13 @@ class Session:
         pending = self._writes.any(operation, table, key, value, by, if_absent, if_version, if_value, timeout_s)
         if position is not None:
             self._note(pending, position)
-        sender = self._sender
-        if sender.crowded:
-            raise _window_full()
+        places = self._places
+        if places.crowded:
+            raise window_full()
         if self._tracing is not None:
             self._tracing.write(pending)
-        sender.outstanding += 1
-        sender.enqueue(pending)
+        places.outstanding += 1
+        self._sender.enqueue(pending)
         future: asyncio.Future[WriteResult] = pending.promise  # type: ignore[assignment]
         return future
 
@@ -466,16 +470,16 @@ class Session:
         kind = await self._client.kinds.learn(table)
         future: asyncio.Future[ManyResult] = self._loop.create_future()
         collector = RowsCollector(sender.client_id, len(pairs), future)
-        rows_max = min(self._client.tuning.range_rows_max, sender.window)
+        rows_max = min(self._client.tuning.range_rows_max, self._places.window)
         pendings = deque(self._writes.many(table, pairs, kind, collector, deadline, rows_max))
         if self._tracing is not None:
             self._tracing.rows(table, list(pendings), future)
         try:
-            await self._place(deadline)  # whether to wait for a place is asked of the first only
+            await self._places.take(deadline, wait=self._wait)  # whether to wait for a place is asked of the first only
             sender.enqueue(pendings[0])
             pendings.popleft()
             while pendings:
-                await sender.wait_for_place(deadline)
+                await self._places.wait(deadline)
                 sender.enqueue(pendings[0])
                 pendings.popleft()
         except OperationFailed as failure:
@@ -517,19 +521,6 @@ class Session:
         if self._tracing is not None:
             self._tracing.write(pending)
         future: asyncio.Future[WriteResult] = pending.promise  # type: ignore[assignment]
-        await self._place(pending.deadline)
+        await self._places.take(pending.deadline, wait=self._wait)
         self._sender.enqueue(pending)
         return await future
-
-    async def _place(self, deadline: float) -> None:
-        sender = self._sender
-        if not sender.crowded:
-            sender.outstanding += 1
-        elif self._options.full == "fail" and sender.over is None:
-            raise _window_full()
-        else:
-            await sender.wait_for_place(deadline)
-
-
-def _window_full() -> OperationFailed:
-    return OperationFailed(Code.WINDOW_FULL, "as many writes are outstanding as the window has places")

@@ -1,0 +1,126 @@
+"""The bound on a session's outstanding writes: each has a place of the window, and the next one waits or is refused.
+
+Owns: how many places are taken, who waits for one, and in which order they are handed over. Must not know what a write
+is, nor when it ends: :mod:`gateway.client.sender` frees its place. A place is not a sequence number: those are the
+tracker's (:mod:`rifl.request_tracker`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from gateway.client.deadlines import NEVER, late
+from gateway.client.failures import OperationFailed
+from gateway.client.verdicts import not_applied
+from rifl.errors import Code
+
+
+class Places:
+    """The places of one session; waiters get them in the order in which they came.
+
+    Args:
+        loop: makes the futures of those who wait.
+        window: how many there are.
+        arm: told of the deadline of each who waits; :meth:`expire` is to be called when it has passed.
+
+    Attributes:
+        outstanding: places that are taken; whoever finds room without waiting counts itself in.
+        waiting: who waits for a place, with deadlines. Bounded by the application's own tasks.
+        over: why no further place is waited for, or None.
+    """
+
+    __slots__ = ("_arm", "_drained", "_loop", "outstanding", "over", "waiting", "window")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, window: int, arm: Callable[[float], None]) -> None:
+        self.window = window
+        self.outstanding = 0
+        self.waiting: deque[tuple[asyncio.Future[None], float]] = deque()
+        self.over: OperationFailed | None = None
+        self._loop = loop
+        self._arm = arm
+        self._drained: asyncio.Future[None] | None = None
+
+    @property
+    def crowded(self) -> bool:
+        """Whether a further write has to wait for a place."""
+        return self.outstanding >= self.window or bool(self.waiting)
+
+    async def take(self, deadline: float, *, wait: bool) -> None:
+        """Take a place for one more write; without ``wait``, only one that is free now.
+
+        Raises:
+            OperationFailed: WINDOW_FULL: none is free, and ``wait`` is False; nothing was taken.
+            DeadlineExceeded: as :meth:`wait`.
+        """
+        if self.outstanding < self.window and not self.waiting:
+            self.outstanding += 1
+        elif not wait and self.over is None:
+            raise window_full()
+        else:
+            await self.wait(deadline)
+
+    async def wait(self, deadline: float) -> None:
+        """Wait until one more write may be outstanding and take that place; first come, first served.
+
+        Raises:
+            DeadlineExceeded: none came free; nothing was sent.
+            OperationFailed: why the session takes no further writes.
+        """
+        if self.over is not None:
+            raise not_applied(self.over)
+        if not self.crowded:
+            self.outstanding += 1
+            return
+        place: asyncio.Future[None] = self._loop.create_future()
+        self.waiting.append((place, deadline))
+        self._arm(deadline)
+        try:
+            await place
+        except asyncio.CancelledError:
+            if place.done() and not place.cancelled() and place.exception() is None:
+                self.free(1)  # the place had been handed over already
+            raise
+
+    def free(self, count: int) -> None:
+        """Give places back: to those who wait, unless the session is over."""
+        waiting = self.waiting
+        while count and waiting and self.over is None:
+            place, _ = waiting.popleft()
+            if not place.done():
+                place.set_result(None)  # handed over: it stays counted
+                count -= 1
+        self.outstanding -= count
+        if self.outstanding == 0 and self._drained is not None:
+            self._drained.set_result(None)
+            self._drained = None
+
+    def refuse_waiting(self, reason: OperationFailed) -> None:
+        """Fail those who wait: nothing of theirs was sent."""
+        for place, _ in self.waiting:
+            if not place.done():
+                place.set_exception(not_applied(reason))
+        self.waiting.clear()
+
+    def expire(self, now: float) -> float:
+        """Fail those whose deadline has passed and return the next deadline."""
+        following = NEVER
+        for place, deadline in self.waiting:
+            if deadline <= now and not place.done():
+                place.set_exception(late("no place came free in the window", Code.WINDOW_FULL))
+            elif not place.done():
+                following = min(following, deadline)
+        return following
+
+    async def drain(self) -> None:
+        """Wait until no place is taken."""
+        while self.outstanding:
+            if self._drained is None:
+                self._drained = self._loop.create_future()
+            await asyncio.shield(self._drained)
+
+
+def window_full() -> OperationFailed:
+    """Return the refusal of a write that would have to wait for a place and must not."""
+    return OperationFailed(Code.WINDOW_FULL, "as many writes are outstanding as the window has places")
