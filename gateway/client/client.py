@@ -27,6 +27,7 @@ from gateway.client.results import ClusterInfo, FlowInfo, Page, RequestState, Re
 from gateway.client.retry import AttemptFailed
 from gateway.client.routing import Router
 from gateway.client.session import Session
+from gateway.client.session_life import SessionLife
 from gateway.client.settings import Consistency, Full, SessionOptions, TableKind, Tuning
 from gateway.client.tables import TableKinds
 from gateway.client.tracing import tracing as make_tracing
@@ -107,7 +108,7 @@ class Client:
         self._ca_file = settled.ca_file
         self._http: aiohttp.ClientSession | None = None
         self._loop: asyncio.AbstractEventLoop
-        self._sessions: list[Session] = []
+        self._sessions: list[SessionLife] = []
 
     # Life
 
@@ -320,11 +321,11 @@ class Client:
         result = None if told.result is None else write_result(told.result, request_id.client_id, 0)
         return Resolution(told.state, result)
 
-    def adopt(self, session: Session) -> None:
+    def adopt(self, session: SessionLife) -> None:
         """Note an open session, to be closed with the client."""
         self._sessions.append(session)
 
-    def disown(self, session: Session) -> None:
+    def disown(self, session: SessionLife) -> None:
         """Forget a session that closes by itself."""
         if session in self._sessions:
             self._sessions.remove(session)

@@ -127,6 +127,20 @@ class Sender:
         ):
             self._start_runner()
 
+    async def enqueue_all(self, pendings: deque[Pending | PendingRows], deadline: float, *, wait: bool) -> None:
+        """Take writes one after another as places come free; ``pendings`` then holds what was not taken.
+
+        Raises:
+            OperationFailed: as :meth:`Places.take`, which ``wait`` is for: it concerns the first only.
+        """
+        await self.places.take(deadline, wait=wait)
+        self.enqueue(pendings[0])
+        pendings.popleft()
+        while pendings:
+            await self.places.wait(deadline)
+            self.enqueue(pendings[0])
+            pendings.popleft()
+
     async def drain(self) -> None:
         """Wait until every write has its verdict or its deadline."""
         await self.places.drain()

@@ -1,49 +1,32 @@
 """A session: writes that are applied exactly once.
 
-Owns: the public calls of a session, and its life from open to close. What travels when: :mod:`gateway.client.sender`.
-What is promised: SEMANTICS, *Promise*.
+Owns: the calls an application makes. What happens to the session itself, from open to close:
+:mod:`gateway.client.session_life`. How a call becomes a write: :mod:`gateway.client.writes`. What travels when:
+:mod:`gateway.client.sender`. What is promised: SEMANTICS, *Promise*.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import uuid
 from collections import deque
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
-
-import msgspec
+from typing import TYPE_CHECKING, Any, Self
 
 from gateway.client.batch import Pending, PendingRows
 from gateway.client.collector import RowsCollector
-from gateway.client.durable_outbox import DurableOutbox
 from gateway.client.failures import OperationFailed
-from gateway.client.json_call import JsonCall, NothingCall
-from gateway.client.lease import LeaseClock, keep_lease
-from gateway.client.outbox_file import POSITION_BYTES_MAX
-from gateway.client.paths import SESSIONS, session_path
 from gateway.client.places import Places, window_full
-from gateway.client.recovery import Recovered, resend, resume
 from gateway.client.results import ManyResult, Resolution, Row, WriteResult
 from gateway.client.sender import Sender
+from gateway.client.session_life import SessionLife
 from gateway.client.settings import Consistency, SessionOptions
-from gateway.client.verdicts import SESSION_OVER
-from gateway.client.writes import OperationName, Writes
-from gateway.wire import OpenSession, RenewSession, SessionOpened, SessionRenewed
-from rifl.errors import Code, OncegateError, Outcome
-from rifl.ids import ClientId, Epoch, RequestId, SequenceNumber, format_client_id, parse_client_id
-from rifl.request_tracker import RequestTracker
+from gateway.client.writes import UNSET, OperationName, Writes
+from rifl.errors import Code
+from rifl.ids import ClientId, Epoch, RequestId, SequenceNumber
 
 if TYPE_CHECKING:
     from gateway.client.client import Client
-
-LOG = logging.getLogger("oncegate.client")
-
-UNSET: Final = msgspec.UNSET
-CLOSE_TIMEOUT_S: Final = 2.0
-"""How long leaving a session may take to tell the cluster; its lease ends by itself otherwise."""
 
 
 class Session:
@@ -65,107 +48,27 @@ class Session:
 
     def __init__(self, client: Client, options: SessionOptions, nonce: str | None) -> None:
         self._client = client
-        self._options = options
-        self._nonce = nonce or uuid.uuid4().hex
-        self._loop: asyncio.AbstractEventLoop
-        self._sender: Sender
-        self._places: Places
+        self._life = SessionLife(client, options, nonce)
         self._wait = options.full != "fail"
-        self._keeper: asyncio.Task[None] | None = None
-        self._opened = False
-        self._timeout_s = client.timeout_s
+        self._loop: asyncio.AbstractEventLoop
         self._tracing = client.tracing
         self._writes: Writes
-        self._outbox: DurableOutbox | None = None
-        self.lost = asyncio.Event()
+        self._sender: Sender
+        self._places: Places
+        self.lost = self._life.lost
         """Set once the session has ended without being closed: expired, or taken over by another process."""
-        self.recovered: list[Recovered] = []
+        self.recovered = self._life.recovered
         """What entering settled of writes of an earlier process that were in the outbox, in the order of their ids."""
 
     # Life
 
     async def __aenter__(self) -> Self:
-        if self._opened:
-            raise OperationFailed(Code.CONFLICT, "a session is entered once", outcome=Outcome.NOT_APPLIED)
-        self._opened = True
+        life = self._life
+        await life.open()
         self._loop = asyncio.get_running_loop()
-        self._writes = Writes(self._loop, self._client.kinds, self._timeout_s, ranges=self._options.outbox is None)
-        if self._options.outbox is None:
-            opened, sent_at = await self._open()
-            self._begin(opened, sent_at, None)
-            return self
-        outbox = self._outbox = await DurableOutbox.open(self._options.outbox)
-        try:
-            await self._go_on(outbox)
-        except BaseException:
-            if self._keeper is None:
-                await outbox.close()
-            else:
-                await self.close(drain=False)
-            raise
+        self._writes, self._sender, self._places = life.writes, life.sender, life.sender.places
+        await life.recover()
         return self
-
-    async def _open(self) -> tuple[SessionOpened, float]:
-        """Open a session, the same one however often it is asked for; returns when it was asked for too."""
-        client = self._client
-        body = OpenSession(self._nonce, self._options.lease_ms, self._options.window)
-        call = JsonCall("POST", SESSIONS, SessionOpened, client.headers, client.deadline(), body=body)
-        opened = await client.perform(call)
-        try:
-            parse_client_id(opened.client_id)
-        except ValueError as malformed:
-            raise OperationFailed(Code.INTERNAL, "the server opened a session without a valid id") from malformed
-        return opened, call.sent_at
-
-    async def _go_on(self, outbox: DurableOutbox) -> None:
-        """Take up the outbox's session, or open one, and settle what an earlier process left behind."""
-        client, options = self._client, self._options
-        found = await resume(client, outbox, options.on_unknown)
-        self.recovered = found.recovered
-        if found.taken is None:
-            self._nonce = outbox.head.nonce or self._nonce
-            await outbox.rename(nonce=self._nonce)  # first: a crash during the open must not open a second session
-            opened, sent_at = await self._open()
-            client_id = parse_client_id(opened.client_id)
-            await outbox.rename(client_id=client_id, lease_ms=opened.lease_ms, window=opened.window)
-            self._begin(opened, sent_at, RequestTracker(window=opened.window))
-            return
-        head = outbox.head
-        opened = SessionOpened(format_client_id(head.client_id), found.taken.epoch, head.lease_ms, head.window)
-        self._begin(opened, found.sent_at, found.tracker(found.taken, head.window))
-        self._sender.highest_commit = found.commit
-        self.recovered += await resend(client, self._sender, self._writes, outbox, found.again, options.on_unknown)
-
-    def _begin(self, opened: SessionOpened, sent_at: float, tracker: RequestTracker | None) -> None:
-        client, outbox = self._client, self._outbox
-        if outbox is not None and tracker is not None:
-            outbox.begin(tracker)
-        lease = LeaseClock(opened.lease_ms, sent_at)
-        self._sender = Sender(
-            parse_client_id(opened.client_id),
-            Epoch(opened.epoch),
-            opened.window,
-            client.courier,
-            lease,
-            client.headers,
-            self._resolve,
-            outbox,
-            tracker,
-            self._ended,
-            self._tracing,
-        )
-        self._places = self._sender.places
-        self._keeper = asyncio.create_task(keep_lease(lease, self._renew, self._loop.time, asyncio.sleep))
-        client.adopt(self)
-
-    def _ended(self, reason: OperationFailed) -> None:
-        """Report once that the session has ended by itself."""
-        if self._keeper is None or self.lost.is_set():
-            return
-        LOG.warning("session lost: client_id=%s %s", self._sender.client_id_text, reason)
-        self.lost.set()
-        if self._options.on_lost is not None:
-            self._options.on_lost(reason)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -174,67 +77,7 @@ class Session:
 
     async def close(self, *, drain: bool = True) -> None:
         """Close the session; idempotent. Without ``drain`` what is pending fails at once."""
-        keeper, self._keeper = self._keeper, None
-        if keeper is None:
-            return
-        self._client.disown(self)
-        closed = OperationFailed(Code.SESSION_EXPIRED, "the session was closed", outcome=Outcome.NOT_APPLIED)
-        self._writes.close(closed)  # or callers that go on writing would keep the drain from ending
-        told = False
-        try:
-            if drain:
-                await self._sender.drain()
-                told = True
-        finally:
-            keeper.cancel()
-            await asyncio.gather(keeper, return_exceptions=True)
-            before = self._sender.over
-            try:
-                await self._sender.abort(closed)
-            finally:
-                told = await self._close_outbox(told=told) and told
-        if told and before is None:
-            await self._say_goodbye()
-
-    async def _close_outbox(self, *, told: bool) -> bool:
-        """Release the outbox; False if it holds writes, for which the session must go on living."""
-        outbox = self._outbox
-        if outbox is None:
-            return True
-        try:
-            if outbox.broken is None:
-                await outbox.flush()
-                if told and outbox.empty:
-                    await outbox.rename()
-        except OperationFailed as failure:
-            LOG.warning("outbox not written: %s", failure)
-        finally:
-            await outbox.close()
-        return outbox.empty
-
-    async def _say_goodbye(self) -> None:
-        client = self._client
-        path = f"{session_path(self._sender.client_id_text)}?epoch={self._sender.epoch}"
-        deadline = self._loop.time() + min(CLOSE_TIMEOUT_S, self._timeout_s)
-        try:
-            await client.perform(NothingCall("DELETE", path, client.headers, deadline))
-        except OncegateError as failure:
-            LOG.info("session not closed, its lease will end: client_id=%s %s", self._sender.client_id_text, failure)
-
-    async def _renew(self) -> None:
-        client, sender = self._client, self._sender
-        path = f"{session_path(sender.client_id_text)}/renew"
-        deadline = self._loop.time() + self._options.lease_ms / 1000
-        call = JsonCall("POST", path, SessionRenewed, client.headers, deadline, body=RenewSession(sender.epoch))
-        try:
-            renewed = await client.perform(call)
-        except OncegateError as failure:
-            LOG.warning("lease not renewed: client_id=%s %s", sender.client_id_text, failure)
-            if failure.code in SESSION_OVER:
-                sender.end(OperationFailed(failure.code, failure.detail))
-                await asyncio.Event().wait()  # nothing is left to renew; closing the session ends this wait
-            return
-        sender.lease.extend(call.sent_at, renewed.lease_ms_left)
+        await self._life.close(drain=drain)
 
     @property
     def client_id(self) -> ClientId:
@@ -268,13 +111,13 @@ class Session:
         Writes reach an outbox in the order of the calls: those up to this position are in it, or settled. Only a
         write that failed before it was taken in (``outcome`` not_applied) is passed over by the position of the next.
         """
-        return None if self._outbox is None else self._outbox.position
+        return None if self._life.outbox is None else self._life.outbox.position
 
     async def drain(self) -> None:
         """Wait until every write so far has its result or its error."""
         await self._sender.drain()
-        if self._outbox is not None and self._outbox.broken is None:
-            await self._outbox.flush()
+        if self._life.outbox is not None:
+            await self._life.outbox.flush()
 
     async def resolve(self, sequence: int, *, timeout_s: float | None = None) -> Resolution:
         """End the doubt about a write of this session: it was applied, or it never will be.
@@ -286,16 +129,7 @@ class Session:
         Raises:
             OperationFailed: as :meth:`gateway.client.OutcomeUnknown.resolve`.
         """
-        return await self._resolve(RequestId(self._sender.client_id, SequenceNumber(sequence)), timeout_s)
-
-    async def _resolve(self, request_id: RequestId, timeout_s: float | None) -> Resolution:
-        sender = self._sender
-        # Acknowledging what is below makes room: an id is only sealed inside the window that the server sees.
-        first_incomplete = min(sender.first_incomplete, request_id.sequence)
-        owner = {"epoch": sender.epoch, "first_incomplete": first_incomplete}
-        resolution = await self._client.settle(request_id, owner, timeout_s)
-        sender.forget(request_id.sequence)
-        return resolution
+        return await self._life.settle(RequestId(self._sender.client_id, SequenceNumber(sequence)), timeout_s)
 
     # Writes
 
@@ -335,7 +169,7 @@ class Session:
         """
         pending = self._writes.put(table, key, value, if_absent, if_version, if_value, timeout_s)
         if position is not None:
-            self._note(pending, position)
+            self._writes.note(pending, position)
         if self._tracing is not None:
             self._tracing.write(pending)
         future: asyncio.Future[WriteResult] = pending.promise  # type: ignore[assignment]
@@ -430,7 +264,7 @@ class Session:
         """
         pending = self._writes.any(operation, table, key, value, by, if_absent, if_version, if_value, timeout_s)
         if position is not None:
-            self._note(pending, position)
+            self._writes.note(pending, position)
         places = self._places
         if places.crowded:
             raise window_full()
@@ -475,13 +309,7 @@ class Session:
         if self._tracing is not None:
             self._tracing.rows(table, list(pendings), future)
         try:
-            await self._places.take(deadline, wait=self._wait)  # whether to wait for a place is asked of the first only
-            sender.enqueue(pendings[0])
-            pendings.popleft()
-            while pendings:
-                await self._places.wait(deadline)
-                sender.enqueue(pendings[0])
-                pendings.popleft()
+            await sender.enqueue_all(pendings, deadline, wait=self._wait)
         except OperationFailed as failure:
             # What is on its way decides what the caller is told, together with what never left.
             unsent = sum(len(pending.keys) if isinstance(pending, PendingRows) else 1 for pending in pendings)
@@ -506,18 +334,9 @@ class Session:
             self._sender.highest_commit = row.commit
         return row
 
-    # Parts of the above
-
-    def _note(self, pending: Pending, position: Any) -> None:
-        if self._outbox is None:
-            raise OperationFailed(Code.BAD_REQUEST, "only a session with an outbox keeps a position")
-        if len(msgspec.msgpack.encode(position)) > POSITION_BYTES_MAX:
-            raise OperationFailed(Code.PAYLOAD_TOO_LARGE, f"a position is {POSITION_BYTES_MAX} bytes at most")
-        pending.position = position
-
     async def _write(self, pending: Pending, position: Any) -> WriteResult:
         if position is not None:
-            self._note(pending, position)
+            self._writes.note(pending, position)
         if self._tracing is not None:
             self._tracing.write(pending)
         future: asyncio.Future[WriteResult] = pending.promise  # type: ignore[assignment]

@@ -13,6 +13,7 @@ import msgspec
 from gateway.client.batch import Pending, PendingRows
 from gateway.client.collector import RowPromise, RowsCollector
 from gateway.client.failures import OperationFailed
+from gateway.client.outbox_file import POSITION_BYTES_MAX
 from gateway.client.settings import TableKind
 from gateway.client.tables import TableKinds
 from gateway.wire import Operation
@@ -41,15 +42,15 @@ class Writes:
         loop: makes the futures and tells the time.
         kinds: whether a put may become a row of a range.
         timeout_s: total time of a write that does not say otherwise.
-        ranges: whether puts may travel as rows of a range.
+        keeps: whether an outbox keeps them: then no put travels as a row of a range, and each may have a position.
     """
 
-    __slots__ = ("_closed", "_kinds", "_known", "_loop", "_ranges", "_timeout_s")
+    __slots__ = ("_closed", "_keeps", "_kinds", "_known", "_loop", "_timeout_s")
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, kinds: TableKinds, timeout_s: float, *, ranges: bool = True
+        self, loop: asyncio.AbstractEventLoop, kinds: TableKinds, timeout_s: float, *, keeps: bool = False
     ) -> None:
-        self._ranges = ranges
+        self._keeps = keeps
         self._loop = loop
         self._kinds = kinds
         self._known = kinds.known
@@ -81,7 +82,7 @@ class Writes:
         operation = encoded_put(table, key, value)
         if if_absent or if_version is not None or if_value is not UNSET:
             operation.if_ = _condition(if_version, if_value, if_absent=if_absent)
-        elif self._ranges:
+        elif not self._keeps:
             kind = self._known.get(table)
             if kind == "stream":
                 text = encoded_text(value)
@@ -150,7 +151,7 @@ class Writes:
         rows_max: int,
     ) -> list[Pending | PendingRows]:
         """Prepare the rows of a ``put_many``: ranges of ``rows_max`` on a stream table, else one write a row."""
-        if kind == "resident" or not self._ranges:
+        if kind == "resident" or self._keeps:
             promise = RowPromise(collector)
             return [Pending(encoded_put(table, key, value), None, promise, deadline) for key, value in pairs]
         keys = [key for key, _ in pairs]
@@ -162,6 +163,18 @@ class Writes:
 
     def _pending(self, operation: Operation, text: str | None, timeout_s: float | None) -> Pending:
         return Pending(operation, text, self._loop.create_future(), self.deadline(timeout_s))
+
+    def note(self, pending: Pending, position: Any) -> None:
+        """Give a write the position that the outbox is to keep with it.
+
+        Raises:
+            OperationFailed: BAD_REQUEST without an outbox; PAYLOAD_TOO_LARGE if it is longer than 1 KiB.
+        """
+        if not self._keeps:
+            raise OperationFailed(Code.BAD_REQUEST, "only a session with an outbox keeps a position")
+        if len(msgspec.msgpack.encode(position)) > POSITION_BYTES_MAX:
+            raise OperationFailed(Code.PAYLOAD_TOO_LARGE, f"a position is {POSITION_BYTES_MAX} bytes at most")
+        pending.position = position
 
     def again(self, operation: Operation, timeout_s: float | None = None) -> Pending:
         """Prepare a write of an earlier process, number and all."""

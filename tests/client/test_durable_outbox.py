@@ -52,12 +52,13 @@ async def killed(fake: FakeGateway, path: Path, **options: Any) -> AsyncIterator
         for node in fake.nodes:
             node.before = None
             node.thaw()
-        session._client.disown(session)
-        assert session._keeper is not None
-        session._keeper.cancel()
-        await session._sender.abort(OperationFailed(Code.SESSION_EXPIRED, "the process was killed"))
-        assert session._outbox is not None
-        await session._outbox.close()
+        life = session._life
+        session._client.disown(life)
+        assert life._keeper is not None
+        life._keeper.cancel()
+        await life.sender.abort(OperationFailed(Code.SESSION_EXPIRED, "the process was killed"))
+        assert life.outbox is not None
+        await life.outbox.close()
     fake.nodes[0].requests.clear()
 
 

@@ -1,0 +1,244 @@
+"""The life of a session: opened or taken up again, kept alive, lost or closed.
+
+Owns: what is asked of the cluster about the session itself, in which order with its outbox and its sender, and the
+report of its loss. What an application calls: :mod:`gateway.client.session`. When a renewal is due:
+:mod:`gateway.client.lease`. What a restart makes of an outbox: :mod:`gateway.client.recovery`. Read next:
+:mod:`gateway.client.sender`, which lives from open to close.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from typing import TYPE_CHECKING, Final
+
+from gateway.client.durable_outbox import DurableOutbox
+from gateway.client.failures import OperationFailed
+from gateway.client.json_call import JsonCall, NothingCall
+from gateway.client.lease import LeaseClock, keep_lease
+from gateway.client.outbox_file import OutboxEntry
+from gateway.client.paths import SESSIONS, session_path
+from gateway.client.recovery import Recovered, resend, resume
+from gateway.client.results import Resolution
+from gateway.client.sender import Sender
+from gateway.client.settings import SessionOptions
+from gateway.client.verdicts import SESSION_OVER
+from gateway.client.writes import Writes
+from gateway.wire import OpenSession, RenewSession, SessionOpened, SessionRenewed
+from rifl.errors import Code, OncegateError, Outcome
+from rifl.ids import Epoch, RequestId, format_client_id, parse_client_id
+from rifl.request_tracker import RequestTracker
+
+if TYPE_CHECKING:
+    from gateway.client.client import Client
+
+LOG = logging.getLogger("oncegate.client")
+
+CLOSE_TIMEOUT_S: Final = 2.0
+"""How long leaving a session may take to tell the cluster; its lease ends by itself otherwise."""
+
+
+class SessionLife:
+    """One session from open to close; :meth:`open`, then :meth:`recover`, then :meth:`close`.
+
+    Args:
+        client: makes the calls, and closes the session if nobody else does.
+        options: what it is opened with.
+        nonce: names this open; random by default.
+
+    Attributes:
+        lost: set once the session has ended without being closed.
+        recovered: writes of an earlier process that entering has settled.
+        sender: from :meth:`open` on.
+        writes: from :meth:`open` on.
+        outbox: from :meth:`open` on, if the session keeps one.
+    """
+
+    def __init__(self, client: Client, options: SessionOptions, nonce: str | None) -> None:
+        self.lost = asyncio.Event()
+        self.recovered: list[Recovered] = []
+        self.sender: Sender
+        self.writes: Writes
+        self.outbox: DurableOutbox | None = None
+        self._client = client
+        self._options = options
+        self._nonce = nonce or uuid.uuid4().hex
+        self._loop: asyncio.AbstractEventLoop
+        self._again: list[OutboxEntry] = []
+        self._keeper: asyncio.Task[None] | None = None
+        self._opened = False
+
+    async def open(self) -> None:
+        """Open the session, or take up the outbox's; writes may be enqueued from then on.
+
+        Raises:
+            OperationFailed: CONFLICT if it was entered before, or why it could not be opened.
+            OutboxUnresolved: as :func:`gateway.client.recovery.resume`.
+        """
+        if self._opened:
+            raise OperationFailed(Code.CONFLICT, "a session is entered once", outcome=Outcome.NOT_APPLIED)
+        self._opened = True
+        client, options = self._client, self._options
+        self._loop = asyncio.get_running_loop()
+        self.writes = Writes(self._loop, client.kinds, client.timeout_s, keeps=options.outbox is not None)
+        if options.outbox is None:
+            opened, sent_at = await self._ask_to_open()
+            self._begin(opened, sent_at, None)
+            return
+        outbox = self.outbox = await DurableOutbox.open(options.outbox)
+        try:
+            await self._take_up(outbox)
+        except BaseException:
+            await outbox.close()
+            raise
+
+    async def recover(self) -> None:
+        """Send again what an earlier process left in the outbox; if that fails the session is closed.
+
+        Raises:
+            OutboxUnresolved, OperationFailed: as :func:`gateway.client.recovery.resend`.
+        """
+        if self.outbox is None or not self._again:
+            return
+        again, self._again = self._again, []
+        on_unknown = self._options.on_unknown
+        try:
+            self.recovered += await resend(self._client, self.sender, self.writes, self.outbox, again, on_unknown)
+        except BaseException:
+            await self.close(drain=False)
+            raise
+
+    async def _ask_to_open(self) -> tuple[SessionOpened, float]:
+        """Open a session, the same one however often it is asked for; returns when it was asked for too."""
+        client = self._client
+        body = OpenSession(self._nonce, self._options.lease_ms, self._options.window)
+        call = JsonCall("POST", SESSIONS, SessionOpened, client.headers, client.deadline(), body=body)
+        opened = await client.perform(call)
+        try:
+            parse_client_id(opened.client_id)
+        except ValueError as malformed:
+            raise OperationFailed(Code.INTERNAL, "the server opened a session without a valid id") from malformed
+        return opened, call.sent_at
+
+    async def _take_up(self, outbox: DurableOutbox) -> None:
+        """Take over the outbox's session, or open one, and settle what cannot be sent again."""
+        found = await resume(self._client, outbox, self._options.on_unknown)
+        self.recovered += found.recovered
+        if found.taken is None:
+            self._nonce = outbox.head.nonce or self._nonce
+            await outbox.rename(nonce=self._nonce)  # first: a crash during the open must not open a second session
+            opened, sent_at = await self._ask_to_open()
+            client_id = parse_client_id(opened.client_id)
+            await outbox.rename(client_id=client_id, lease_ms=opened.lease_ms, window=opened.window)
+            self._begin(opened, sent_at, RequestTracker(window=opened.window))
+            return
+        head = outbox.head
+        opened = SessionOpened(format_client_id(head.client_id), found.taken.epoch, head.lease_ms, head.window)
+        self._begin(opened, found.sent_at, found.tracker(found.taken, head.window))
+        self.sender.highest_commit = found.commit
+        self._again = found.again
+
+    def _begin(self, opened: SessionOpened, sent_at: float, tracker: RequestTracker | None) -> None:
+        client, outbox = self._client, self.outbox
+        if outbox is not None and tracker is not None:
+            outbox.begin(tracker)
+        lease = LeaseClock(opened.lease_ms, sent_at)
+        self.sender = Sender(
+            parse_client_id(opened.client_id),
+            Epoch(opened.epoch),
+            opened.window,
+            client.courier,
+            lease,
+            client.headers,
+            self.settle,
+            outbox,
+            tracker,
+            self._ended,
+            client.tracing,
+        )
+        self._keeper = asyncio.create_task(keep_lease(lease, self._renew, self._loop.time, asyncio.sleep))
+        client.adopt(self)
+
+    async def _renew(self) -> None:
+        client, sender = self._client, self.sender
+        path = f"{session_path(sender.client_id_text)}/renew"
+        deadline = self._loop.time() + self._options.lease_ms / 1000
+        call = JsonCall("POST", path, SessionRenewed, client.headers, deadline, body=RenewSession(sender.epoch))
+        try:
+            renewed = await client.perform(call)
+        except OncegateError as failure:
+            LOG.warning("lease not renewed: client_id=%s %s", sender.client_id_text, failure)
+            if failure.code in SESSION_OVER:
+                sender.end(OperationFailed(failure.code, failure.detail))
+                await asyncio.Event().wait()  # nothing is left to renew; closing the session ends this wait
+            return
+        sender.lease.extend(call.sent_at, renewed.lease_ms_left)
+
+    def _ended(self, reason: OperationFailed) -> None:
+        """Report once that the session has ended by itself."""
+        if self._keeper is None or self.lost.is_set():
+            return
+        LOG.warning("session lost: client_id=%s %s", self.sender.client_id_text, reason)
+        self.lost.set()
+        if self._options.on_lost is not None:
+            self._options.on_lost(reason)
+
+    async def settle(self, request_id: RequestId, timeout_s: float | None) -> Resolution:
+        """End the doubt about a write of this session; as :meth:`gateway.client.OutcomeUnknown.resolve`."""
+        sender = self.sender
+        # Acknowledging what is below makes room: an id is only sealed inside the window that the server sees.
+        first_incomplete = min(sender.first_incomplete, request_id.sequence)
+        owner = {"epoch": sender.epoch, "first_incomplete": first_incomplete}
+        resolution = await self._client.settle(request_id, owner, timeout_s)
+        sender.forget(request_id.sequence)
+        return resolution
+
+    async def close(self, *, drain: bool = True) -> None:
+        """Close the session; idempotent. Without ``drain`` what is pending fails at once."""
+        keeper, self._keeper = self._keeper, None
+        if keeper is None:
+            return
+        self._client.disown(self)
+        closed = OperationFailed(Code.SESSION_EXPIRED, "the session was closed", outcome=Outcome.NOT_APPLIED)
+        self.writes.close(closed)  # or callers that go on writing would keep the drain from ending
+        told = False
+        try:
+            if drain:
+                await self.sender.drain()
+                told = True
+        finally:
+            keeper.cancel()
+            await asyncio.gather(keeper, return_exceptions=True)
+            before = self.sender.over
+            try:
+                await self.sender.abort(closed)
+            finally:
+                told = await self._close_outbox(told=told) and told
+        if told and before is None:
+            await self._say_goodbye()
+
+    async def _close_outbox(self, *, told: bool) -> bool:
+        """Release the outbox; False if it holds writes, for which the session must go on living."""
+        outbox = self.outbox
+        if outbox is None:
+            return True
+        try:
+            if outbox.broken is None:
+                await outbox.flush()
+                if told and outbox.empty:
+                    await outbox.rename()
+        except OperationFailed as failure:
+            LOG.warning("outbox not written: %s", failure)
+        finally:
+            await outbox.close()
+        return outbox.empty
+
+    async def _say_goodbye(self) -> None:
+        client = self._client
+        path = f"{session_path(self.sender.client_id_text)}?epoch={self.sender.epoch}"
+        deadline = self._loop.time() + min(CLOSE_TIMEOUT_S, client.timeout_s)
+        try:
+            await client.perform(NothingCall("DELETE", path, client.headers, deadline))
+        except OncegateError as failure:
+            LOG.info("session not closed, its lease will end: client_id=%s %s", self.sender.client_id_text, failure)
