@@ -1,0 +1,159 @@
+"""The crossing from threads without an event loop to the asynchronous SDK.
+
+Owns: a thread with an event loop for each client, when it starts and ends, and what of the asynchronous SDK's errors
+differs on this side. What crosses: :mod:`gateway.client.sync`, :mod:`gateway.client.sync_session`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import threading
+import weakref
+from collections.abc import Coroutine
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Any, TypeVar
+
+from gateway.client.failures import OperationFailed, OutcomeUnknown
+from gateway.client.results import Resolution
+from rifl.errors import Code, Outcome
+
+T = TypeVar("T")
+
+
+class Doubt(OutcomeUnknown):
+    """:class:`OutcomeUnknown` as raised here: :meth:`resolve` needs no ``await``."""
+
+    def __init__(self, doubt: OutcomeUnknown, crossing: Crossing) -> None:
+        super().__init__(
+            doubt.code,
+            doubt.detail,
+            request_id=doubt.request_id,
+            retry_after_ms=doubt.retry_after_ms,
+            outcome=doubt.outcome,
+        )
+        self.resolver = doubt.resolver
+        self._crossing = crossing
+
+    def __reduce__(self) -> tuple[object, ...]:
+        plain = OutcomeUnknown(self.code, self.detail, request_id=self.request_id, outcome=self.outcome)
+        return plain.__reduce__()
+
+    def resolve(self, *, timeout_s: float | None = None) -> Resolution:  # type: ignore[override]
+        """End the doubt, as :meth:`OutcomeUnknown.resolve`."""
+        return self._crossing.run(super().resolve(timeout_s=timeout_s))
+
+
+class LoopThread:
+    """A thread that runs an event loop until it is stopped."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="oncegate-client", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine there and wait for it; an interrupt of the wait cancels it."""
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise OperationFailed(
+                Code.CONFLICT, "a callback of the client must not call it", outcome=Outcome.NOT_APPLIED
+            )
+        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        """End what still runs, and the thread."""
+        self.run(_wind_up())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+
+class Crossing:
+    """Where the calls of one client cross; safe to use from several threads.
+
+    Args:
+        client: entered on the loop by the first call, left by :meth:`close`, or when the interpreter ends.
+    """
+
+    def __init__(self, client: AbstractAsyncContextManager[Any]) -> None:
+        self._client = client
+        self._lock = threading.Lock()
+        self._thread: LoopThread | None = None
+        self._closed = False
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine of the asynchronous SDK on the client's loop and wait for it.
+
+        Raises:
+            Doubt: in the place of :class:`OutcomeUnknown`.
+            OperationFailed: CONFLICT after :meth:`close`, or on the loop's own thread.
+        """
+        try:
+            thread = self.thread()
+        except BaseException:
+            work.close()
+            raise
+        try:
+            return thread.run(work)
+        except OutcomeUnknown as doubt:
+            if type(doubt) is not OutcomeUnknown:
+                raise
+            raise Doubt(doubt, self) from doubt.__cause__
+
+    def thread(self) -> LoopThread:
+        """Return the loop's thread; the first call starts it and connects."""
+        with self._lock:
+            if self._closed:
+                raise OperationFailed(Code.CONFLICT, "the client is closed", outcome=Outcome.NOT_APPLIED)
+            if self._thread is None:
+                started = LoopThread()
+                try:
+                    started.run(self._client.__aenter__())
+                except BaseException:
+                    started.stop()
+                    raise
+                self._thread = started
+                atexit.register(_close_if_alive, weakref.ref(self))
+            return self._thread
+
+    def close(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        """Leave the client, because of an error or without one, and end the thread; idempotent."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+            self._closed = True
+        if thread is None:
+            return
+        try:
+            thread.run(self._client.__aexit__(kind, error, trace))
+        finally:
+            thread.stop()
+
+
+async def _wind_up() -> None:
+    tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_default_executor()
+
+
+def _close_if_alive(reference: weakref.ref[Crossing]) -> None:
+    crossing = reference()
+    if crossing is not None:
+        crossing.close()
