@@ -144,11 +144,12 @@ class ReplicaConfig:
 
     def check_host(self, host: str) -> None:
         """Raise ValueError when peers at ``host`` could not be told from strangers."""
-        if self.secret is None and self.tls is None and not _is_loopback(host):
+        if self.secret is None and self.tls is None and not is_loopback(host):
             raise ValueError(f"{host} is not a loopback address: a secret or TLS is required")
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine reaches ``host``; a name other than ``localhost`` may lead anywhere."""
     if host == "localhost":
         return True
     try:

@@ -32,7 +32,12 @@ VALUE_DEPTH_MAX: Final = 64
 OPERATIONS_BYTES_MAX: Final = 4 * 2**20
 """Keys and values of one request in canonical form: half of what a log entry may hold."""
 _UNCONDITIONAL: Final[tuple[c.Test, int | bytes | None]] = (c.Test.NONE, None)
-_KINDS: Final = {kind.name.lower(): kind for kind in c.Kind}
+_KINDS: Final = {kind.name.lower(): kind.value for kind in c.Kind}
+# Looking a member up in its enum costs more than comparing with it.
+_PUT: Final = c.Kind.PUT.value
+_INCREMENT: Final = c.Kind.INCREMENT.value
+_APPEND: Final = c.Kind.APPEND.value
+_GET: Final = c.Kind.GET.value
 
 T = TypeVar("T")
 
@@ -162,7 +167,7 @@ def operations(request: wire.OperationsRequest, tenant: str = "", traceparent: s
     if len(many) > c.OPERATIONS_MAX:
         raise OncegateError(Code.PAYLOAD_TOO_LARGE, f"more than {c.OPERATIONS_MAX} operations")
     ops = [operation(op, at) for at, op in enumerate(many)]
-    if sum(op.kind == c.Kind.APPEND for op in ops) > c.APPENDS_MAX:
+    if len(ops) > c.APPENDS_MAX and sum([op.kind == _APPEND for op in ops]) > c.APPENDS_MAX:
         raise OncegateError(Code.PAYLOAD_TOO_LARGE, f"more than {c.APPENDS_MAX} appends")
     # Canonical text can be several times what was received (escapes), and the log has a bound of its own.
     if sum([len(op.key) + len(op.value or b"") for op in ops]) > OPERATIONS_BYTES_MAX:
@@ -199,7 +204,7 @@ def operation(op: wire.Operation, at: int) -> c.Op:
     test, operand = _UNCONDITIONAL if op.if_ is msgspec.UNSET else _condition(op.if_, at)
     value: bytes | None = None
     by = 0
-    if kind is c.Kind.PUT:
+    if kind == _PUT:
         if op.value is msgspec.UNSET or op.by is not msgspec.UNSET or op.item is not msgspec.UNSET:
             raise bad(f"operations[{at}]: put needs value and takes neither by nor item")
         value = canonical_json(op.value, "value")
@@ -207,21 +212,21 @@ def operation(op: wire.Operation, at: int) -> c.Op:
             return c.Op(sequence, 1, table, key, c.fingerprint_put(table, key, value), value)
     elif op.value is not msgspec.UNSET:
         raise bad(f"operations[{at}]: {op.op} takes no value")
-    if kind is c.Kind.APPEND:
+    if kind == _APPEND:
         if op.item is msgspec.UNSET:
             raise bad(f"operations[{at}]: append needs item")
         value = canonical_json(op.item, "item")
     elif op.item is not msgspec.UNSET:
         raise bad(f"operations[{at}]: {op.op} takes no item")
-    if kind is c.Kind.GET and test:
+    if kind == _GET and test:
         raise bad(f"operations[{at}]: get takes no if")
-    if kind is c.Kind.INCREMENT:
+    if kind == _INCREMENT:
         by = op.by if isinstance(op.by, int) else 1
         if not -(2**63) <= by < 2**63:
             raise bad(f"operations[{at}].by must fit 64 bits, signed")
     elif op.by is not msgspec.UNSET:
         raise bad(f"operations[{at}]: {op.op} takes no by")
-    draft = c.Op(sequence, int(kind), table, key, 0, value, by, int(test), operand)
+    draft = c.Op(sequence, kind, table, key, 0, value, by, int(test), operand)
     return msgspec.structs.replace(draft, fingerprint=c.fingerprint(draft))
 
 

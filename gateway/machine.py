@@ -96,7 +96,23 @@ class Machine:
         entry = c.decode_entry(data)
         if entry.time_ms > self.time_ms:
             self.time_ms = entry.time_ms
+        if self.new_rows is not None:
+            self._look_ahead(entry.commands)
         return [self._one(command) for command in entry.commands]
+
+    def _look_ahead(self, commands: list[c.Command]) -> None:
+        keys: dict[str, list[str]] = {}
+        for command in commands:
+            if type(command) is c.Operate:
+                for op in command.ops:
+                    if op.table in keys:
+                        keys[op.table].append(op.key)
+                    else:
+                        keys[op.table] = [op.key]
+        for name, wanted in keys.items():
+            table = self.tables.get(name)
+            if table is not None and table.kind == "resident" and len(wanted) > 1:
+                table.rows.look_ahead(wanted)
 
     def take_sealed(self) -> list[Sealed]:
         """Hand over the batches sealed since the last call; their files are the caller's business."""

@@ -5,9 +5,9 @@ Owns: the server's TLS context and the rule that guards addresses which others c
 
 from __future__ import annotations
 
-import ipaddress
 import ssl
 
+from consensus.config import is_loopback
 from gateway.config import Settings
 
 
@@ -45,7 +45,7 @@ def check_exposure(settings: Settings) -> None:
     if (settings.tls_certificate is None) != (settings.tls_key is None):
         raise ValueError("tls_certificate and tls_key go together")
     host = settings.address.host
-    if settings.insecure_http or _is_loopback(host):
+    if settings.insecure_http or is_loopback(host):
         return
     missing = [
         name for name, path in (("tls_certificate", settings.tls_certificate), ("tokens_file", settings.tokens_file))
@@ -53,12 +53,3 @@ def check_exposure(settings: Settings) -> None:
     ]  # fmt: skip
     if missing:
         raise ValueError(f"{host} is not a loopback address: {' and '.join(missing)} or insecure_http is required")
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

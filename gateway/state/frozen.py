@@ -17,9 +17,7 @@ from gateway.state.layout import (
     Meta,
     TableMeta,
     encode_meta,
-    encode_row,
     encode_used_key,
-    rows_prefix,
     session_key,
     used_key_key,
 )
@@ -53,9 +51,7 @@ class Frozen:
         for flow in self.flows:
             yield from flow.piece_cells()
         for part in self.rows:
-            prefix = rows_prefix(part.table)
-            for key, row in part.cells():
-                yield prefix + key.encode(), None if row is None else encode_row(row)
+            yield from part.cells()
         for client_id in self.sessions.ids():
             yield session_key(client_id), self.sessions.image(client_id)
         for number in range(self.keys.gone_first, self.keys.gone_end):

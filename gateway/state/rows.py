@@ -16,7 +16,7 @@ from heapq import merge
 from itertools import islice
 from typing import Final, NamedTuple
 
-from gateway.state.layout import decode_row, rows_prefix
+from gateway.state.layout import decode_row, encode_row, rows_prefix
 from gateway.state.order import in_order
 from gateway.state.store import Store
 from gateway.tables import Row
@@ -28,6 +28,8 @@ RUN_KEYS: Final = 4096
 _RUN_MASK: Final = RUN_KEYS - 1
 _BELOW: Final = Row(-1, b"")
 """Stands for "not here, look below"; compared by identity."""
+_UNREAD: Final = b"unread"
+"""Stands for "not read ahead"; compared by identity."""
 
 
 class Tally:
@@ -47,10 +49,12 @@ class FrozenRows(NamedTuple):
     rows: dict[str, Row | None]
     runs: list[list[str]]
 
-    def cells(self) -> Iterator[tuple[str, Row | None]]:
-        """Yield all of it in key order."""
-        rows = self.rows
-        return ((key, rows[key]) for key in in_order([*self.runs, _tail(rows)]))
+    def cells(self) -> Iterator[tuple[bytes, bytes | None]]:
+        """Yield all of it as cells, in key order."""
+        rows, prefix = self.rows, rows_prefix(self.table)
+        for key in in_order([*self.runs, _tail(rows)]):
+            row = rows[key]
+            yield prefix + key.encode(), None if row is None else encode_row(row)
 
 
 class StoredRows:
@@ -64,14 +68,13 @@ class StoredRows:
     """
 
     __slots__ = (
+        "_ahead",
         "_count",
         "_fresh",
         "_frozen",
         "_frozen_runs",
         "_prefix",
         "_runs",
-        "_seen",
-        "_seen_key",
         "_store",
         "_table",
         "_tally",
@@ -87,62 +90,59 @@ class StoredRows:
         self._runs: list[list[str]] = []
         self._frozen: dict[str, Row | None] = {}
         self._frozen_runs: list[list[str]] = []
-        # An operation looks at a row and then writes it: the second look costs nothing.
-        self._seen_key: str | None = None
-        self._seen: Row | None = None
+        self._ahead: dict[str, bytes | None] = {}
 
     def __len__(self) -> int:
         return self._count
 
+    def look_ahead(self, keys: list[str]) -> None:
+        """Read what the store holds of rows that are about to be looked at: three times cheaper than one by one."""
+        fresh, frozen, prefix = self._fresh, self._frozen, self._prefix
+        below = [key for key in keys if key not in fresh and key not in frozen]
+        self._ahead = {}
+        if len(below) > 1:
+            found = self._store.values([prefix + key.encode() for key in below])
+            self._ahead = dict(zip(below, found, strict=True))
+
     def get(self, key: str) -> Row | None:
         """Return the row, or None; raises StateCorrupt when its block on disk has changed."""
         row = self._fresh.get(key, _BELOW)
-        return row if row is not _BELOW else self._below(key)
-
-    def _below(self, key: str) -> Row | None:
+        if row is not _BELOW:
+            return row
         row = self._frozen.get(key, _BELOW)
         if row is not _BELOW:
             return row
-        if key == self._seen_key:
-            return self._seen
-        value = self._store.value(self._prefix + key.encode())
-        self._seen = row = None if value is None else decode_row(value)
-        self._seen_key = key
-        return row
+        value = self._ahead.get(key, _UNREAD)
+        if value is _UNREAD:
+            value = self._store.value(self._prefix + key.encode())
+        return None if value is None else decode_row(value)
 
-    def put(self, key: str, row: Row) -> None:
-        """Insert or replace."""
+    def put(self, key: str, row: Row, before: Row | None) -> None:
+        """Insert, or replace ``before``."""
         fresh, tally = self._fresh, self._tally
-        before = fresh.get(key, _BELOW)
-        if before is _BELOW:
-            before = self._below(key)
-            fresh[key] = row
+        size = len(fresh)
+        fresh[key] = row
+        if len(fresh) != size:
             tally.rows += 1
             tally.bytes += len(key) + len(row.value) + FRESH_ROW_BYTES
             if not len(fresh) & _RUN_MASK:
                 self._close_run()
         else:
-            fresh[key] = row
             tally.bytes += len(row.value) if before is None else len(row.value) - len(before.value)
         if before is None:
             self._count += 1
 
-    def delete(self, key: str) -> None:
-        """Remove if present; a row that is not there leaves no trace."""
+    def delete(self, key: str, before: Row) -> None:
+        """Remove ``before``."""
         fresh, tally = self._fresh, self._tally
-        before = fresh.get(key, _BELOW)
-        if before is _BELOW:
-            if self._below(key) is None:
-                return
-            fresh[key] = None
+        size = len(fresh)
+        fresh[key] = None
+        if len(fresh) != size:
             tally.rows += 1
             tally.bytes += len(key) + FRESH_ROW_BYTES
             if not len(fresh) & _RUN_MASK:
                 self._close_run()
-        elif before is None:
-            return
         else:
-            fresh[key] = None
             tally.bytes -= len(before.value)
         self._count -= 1
 
@@ -193,7 +193,7 @@ class StoredRows:
         retired = self._frozen
         self._frozen, self._frozen_runs = self._fresh, self._runs
         self._fresh, self._runs = {}, []
-        self._seen_key = self._seen = None
+        self._ahead = {}
         return FrozenRows(self._table, self._frozen, self._frozen_runs), retired
 
 

@@ -126,6 +126,14 @@ class Store:
             return self.get_anyway(key)
         return found
 
+    def values(self, keys: list[bytes]) -> list[bytes | None]:
+        """Return the values of keys, None for each that is not there; raises StateCorrupt, StoreFailed."""
+        try:
+            found: list[bytes | None] = self.get(keys)
+        except Exception:  # noqa: BLE001 - as in value; one by one names the key whose block is damaged
+            return [self.get_anyway(key) for key in keys]
+        return found
+
     def scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Yield the cells whose key has ``prefix`` and is not below ``prefix + start``, in key order.
 

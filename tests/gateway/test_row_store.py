@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gateway.state import rows as rows_module
+from gateway.state.errors import StateCorrupt
 from gateway.state.layout import encode_row, rows_prefix
 from gateway.state.order import in_order
 from gateway.state.rows import FrozenRows, StoredRows, Tally
@@ -41,10 +42,7 @@ class OnDisk:
 
     def save(self) -> None:
         if self.frozen is not None:
-            prefix = rows_prefix(self.frozen.table)
-            self._write(
-                [(prefix + key.encode(), None if row is None else encode_row(row)) for key, row in self.frozen.cells()]
-            )
+            self._write(list(self.frozen.cells()))
             self.frozen = None
 
     def _write(self, cells: list[tuple[bytes, bytes | None]]) -> None:
@@ -78,17 +76,16 @@ def rows(request: pytest.FixtureRequest) -> Iterator[RowStore]:
 
 def test_row_is_there_until_it_is_deleted(rows: RowStore) -> None:
     assert rows.get("a") is None
-    rows.put("a", Row(1, b"1"))
-    rows.put("a", Row(2, b"2"))
+    rows.put("a", Row(1, b"1"), None)
+    rows.put("a", Row(2, b"2"), Row(1, b"1"))
     assert (rows.get("a"), len(rows)) == (Row(2, b"2"), 1)
-    rows.delete("a")
-    rows.delete("a")
+    rows.delete("a", Row(2, b"2"))
     assert (rows.get("a"), len(rows)) == (None, 0)
 
 
 def test_page_is_in_key_order_within_prefix_and_after_a_key(rows: RowStore) -> None:
     for key in ("b", "a\N{SNOWMAN}", "aa", "a", "ab", "c\U0001f600", "c\uffff"):
-        rows.put(key, Row(1, key.encode()))
+        rows.put(key, Row(1, key.encode()), None)
     assert [key for key, _ in rows.page("a", "", 10)] == ["a", "aa", "ab", "a\N{SNOWMAN}"]
     assert [key for key, _ in rows.page("a", "aa", 1)] == ["ab"]
     assert [key for key, _ in rows.page("", "b", 10)] == ["c\uffff", "c\U0001f600"]
@@ -111,18 +108,25 @@ class RowsMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.disk.close()
 
-    @rule(key=keys, value=st.binary(max_size=20), look=st.booleans())
-    def put(self, key: str, value: bytes, look: bool) -> None:
+    @rule(key=keys, value=st.binary(max_size=20))
+    def put(self, key: str, value: bytes) -> None:
         self.commit += 1
-        if look:
-            assert self.disk.rows.get(key) == self.model.get(key)
-        self.disk.rows.put(key, Row(self.commit, value))
+        before = self.disk.rows.get(key)
+        assert before == self.model.get(key)
+        self.disk.rows.put(key, Row(self.commit, value), before)
         self.model[key] = Row(self.commit, value)
 
     @rule(key=keys)
     def delete(self, key: str) -> None:
-        self.disk.rows.delete(key)
-        self.model.pop(key, None)
+        before = self.disk.rows.get(key)
+        assert before == self.model.get(key)
+        if before is not None:
+            self.disk.rows.delete(key, before)
+            del self.model[key]
+
+    @rule(wanted=st.lists(keys, max_size=4))
+    def look_ahead(self, wanted: list[str]) -> None:
+        self.disk.rows.look_ahead(wanted)
 
     @rule(key=keys)
     def get(self, key: str) -> None:
@@ -171,10 +175,11 @@ def test_runs_and_layers_of_many_keys_merge_in_order(monkeypatch: pytest.MonkeyP
     for number in range(3_000):
         key = f"k{number * 7919 % 1000:04d}"
         for rows in (disk.rows, model):
+            before = rows.get(key)
             if number % 5:
-                rows.put(key, Row(number, b"x"))
-            else:
-                rows.delete(key)
+                rows.put(key, Row(number, b"x"), before)
+            elif before is not None:
+                rows.delete(key, before)
         if number % 900 == 899:
             disk.save()
             disk.freeze()
@@ -205,3 +210,34 @@ def test_store_that_is_opened_again_uses_the_cache_it_was_given(tmp_path: Path) 
     assert again.value(b"k") == b"v" * 1000
     assert cache.get_usage() - before > 1000
     again.close()
+
+
+def test_rows_read_ahead_from_a_damaged_block_are_refused_never_missing(tmp_path: Path) -> None:
+    keys, found = [f"k{number:03d}" for number in range(400)], 0
+    for place in range(30):
+        store = Store(tmp_path / f"s{place}", new_cache(1 << 20), create=True)
+        rows = StoredRows(1, store, Tally())
+        for key in keys:
+            rows.put(key, Row(1, key.encode() * 20), None)
+        frozen = rows.freeze()
+        assert frozen is not None
+        writer = store.writer(tmp_path / "file")
+        for cell in frozen[0].cells():
+            writer.put(*cell)
+        writer.finish()
+        store.ingest(tmp_path / "file")
+        store.close()
+        (file,) = (tmp_path / f"s{place}").glob("*.sst")
+        data = bytearray(file.read_bytes())
+        data[len(data) * place // 40] ^= 1 << place % 8
+        file.write_bytes(data)
+        store = Store(tmp_path / f"s{place}", new_cache(1 << 20), create=False)
+        rows = StoredRows(1, store, Tally(), len(keys))
+        try:
+            rows.look_ahead(keys)
+            assert [rows.get(key) for key in keys] == [Row(1, key.encode() * 20) for key in keys]
+        except StateCorrupt:
+            assert store.damage is not None
+            found += 1
+        store.close()
+    assert found >= 25

@@ -168,10 +168,10 @@ def test_table_agrees_with_a_dictionary_in_key_order(steps: list[tuple[str, str,
 def test_page_starts_after_a_key_that_is_gone() -> None:
     rows = DictRows()
     for key in "abcd":
-        rows.put(key, Row(1, b"1"))
+        rows.put(key, Row(1, b"1"), None)
     assert [key for key, _ in rows.page("", "", 2)] == ["a", "b"]
-    rows.delete("b")
-    rows.put("bb", Row(2, b"2"))
+    rows.delete("b", Row(1, b"1"))
+    rows.put("bb", Row(2, b"2"), None)
     assert [key for key, _ in rows.page("", "b", 2)] == ["bb", "c"]
 
 
