@@ -21,7 +21,14 @@ from rifl.errors import Code, OncegateError
 from rifl.key_table import KEYS_CLIENT, KeySlot, KeyTable
 from rifl.range_rule import RangePart, decide_range, decide_range_without_session
 from rifl.resolve_rule import Fate, Resolution, resolve
-from rifl.result_tracker import ResultTracker, Standing, Verdict, decide_without_session, standing
+from rifl.result_tracker import (
+    RECORD_BYTES_MAX,
+    ResultTracker,
+    Standing,
+    Verdict,
+    decide_without_session,
+    standing,
+)
 from rifl.session import Session, SessionTable
 
 OpVerdict = tuple[int, Code | None, CompletionRecord | None, bool]
@@ -162,8 +169,12 @@ class Machine:
         stand = standing(session, command.epoch, now)
         verdicts: list[OpVerdict] = []
         touched = False
+        new_below = tracker.new_below(first_incomplete, stand)
         for op in command.ops:
-            verdict, record = tracker.decide(op.sequence, first_incomplete, op.fingerprint, stand)
+            if tracker.highest < op.sequence < new_below and tracker.bytes <= RECORD_BYTES_MAX:
+                verdict, record = _EXECUTE, None
+            else:
+                verdict, record = tracker.decide(op.sequence, first_incomplete, op.fingerprint, stand)
             if verdict is _EXECUTE:
                 done = self.execute(command.client_id, tracker, op, command.traceparent)
                 if isinstance(done, CompletionRecord):

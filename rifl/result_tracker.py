@@ -120,6 +120,15 @@ class ResultTracker(msgspec.Struct, gc=False):
         """Records of ranges in ascending order, to be read only."""
         return [] if self._ranges is None else self._ranges
 
+    def new_below(self, first_incomplete: int, stand: Standing) -> int:
+        """Return the number below which the rule says EXECUTE of all above :attr:`highest`; 0 if it may say otherwise.
+
+        The usual case, so that a request of new operations costs two comparisons an operation. It holds
+        while :attr:`bytes` is at most ``RECORD_BYTES_MAX``, whatever of the request has been recorded since.
+        """
+        base = self.first_incomplete if self.first_incomplete > first_incomplete else first_incomplete
+        return base + self.window if stand is _LIVE and base <= self.highest + 1 else 0
+
     def decide(
         self, sequence: int, first_incomplete: int, fingerprint: int, stand: Standing
     ) -> tuple[Verdict, CompletionRecord | None]:
@@ -128,15 +137,6 @@ class ResultTracker(msgspec.Struct, gc=False):
         Returns:
             The verdict, and with REPLAY the record to answer from.
         """
-        # Above all that was seen there is nothing to look up: one comparison a row, the usual case of a new operation.
-        if sequence > self.highest and stand is _LIVE and self.bytes <= RECORD_BYTES_MAX:
-            known, window = self.first_incomplete, self.window
-            if (
-                known <= sequence
-                and first_incomplete <= sequence < (known if known > first_incomplete else first_incomplete) + window
-                and first_incomplete <= self.highest + window
-            ):
-                return _EXECUTE
         if first_incomplete > sequence or first_incomplete > self.highest + self.window:  # row 1
             return _BAD_ACK
         if stand is Standing.FENCED:  # row 3 (row 2: see decide_without_session)

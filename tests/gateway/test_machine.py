@@ -298,7 +298,8 @@ def test_session_over_its_bytes_is_refused_before_execution_until_it_acknowledge
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Case 32, and that the session is not stuck for ever: the next request brings the ack that makes room."""
-    monkeypatch.setattr("rifl.result_tracker.RECORD_BYTES_MAX", 100)
+    for module in ("rifl.result_tracker", "gateway.machine"):
+        monkeypatch.setattr(f"{module}.RECORD_BYTES_MAX", 100)
     log = started()
     log.ops(increment(1), increment(2))
     assert log.one(increment(3)) is Code.QUOTA

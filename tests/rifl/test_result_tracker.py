@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rifl.completion import RangeRecord
 from rifl.errors import Code
@@ -79,6 +81,36 @@ def test_row_of_the_apply_rule(sequence: int, fi: int, fingerprint: int, stand: 
 )
 def test_without_a_session_nothing_is_new(sequence: int, fi: int, verdict: Verdict) -> None:
     assert decide_without_session(sequence, fi) is verdict
+
+
+_small = st.integers(1, 30)
+
+
+_some = st.lists(_small, max_size=12)
+
+
+@given(_some, _small, st.sampled_from(Standing), _some, _small)
+def test_what_is_new_without_a_look_is_new_by_the_rule(
+    done: list[int], ack: int, stand: Standing, sequences: list[int], fi: int
+) -> None:
+    tracker = ResultTracker(window=8)
+    for sequence in done:
+        run(tracker, sequence, 1)
+    tracker.acknowledge(ack)
+    new_below = tracker.new_below(fi, stand)
+    for sequence in sequences:
+        if tracker.highest < sequence < new_below:
+            assert tracker.decide(sequence, fi, sequence, stand) == (Verdict.EXECUTE, None)
+            tracker.record(sequence, sequence, 1)
+
+
+def test_all_of_a_usual_request_is_new_without_a_look() -> None:
+    tracker = ResultTracker(window=8)
+    assert tracker.new_below(1, LIVE) == 9
+    for sequence in range(1, 5):
+        run(tracker, sequence, 1)
+    assert tracker.new_below(3, LIVE) == 11
+    assert tracker.new_below(6, LIVE) == 0
 
 
 def test_each_refusal_has_its_code_and_the_others_none() -> None:
