@@ -43,6 +43,7 @@ class Operated(NamedTuple):
 
     verdicts: list[OpVerdict]
     memory_ms: int
+    keyed: bool = False
 
 
 class Ranged(NamedTuple):
@@ -143,7 +144,7 @@ class Machine:
         if isinstance(command, c.Range):
             return self._range(command)
         if isinstance(command, c.Keyed):
-            return Operated(*apply_keyed(self, command))
+            return Operated(*apply_keyed(self, command), keyed=True)
         try:
             return self._control(command)
         except OncegateError as refusal:

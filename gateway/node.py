@@ -22,6 +22,7 @@ from gateway.administration import ADMINISTER, Administration, address_of
 from gateway.answers import Answer
 from gateway.cluster_clock import ClusterClock
 from gateway.config import MemberAddress, Settings
+from gateway.explain.attempts import ANSWERED, GIVEN_UP
 from gateway.explain.explainer import EXPLAIN, Explainer
 from gateway.machine import Machine
 from gateway.proposer import PROPOSE, Leadership, Proposer
@@ -155,6 +156,17 @@ class Node:
             raise OncegateError(Code.OVERLOADED, "the state waits for the disk", retry_after_ms=200)
         return self.proposer.submit(command, size)
 
+    def attempt(self, command: c.Operate | c.Range | c.Keyed, size: int) -> asyncio.Future[Answer]:
+        """Order operations as :meth:`submit` does, and note for :mod:`gateway.explain` how that ended."""
+        came_s, ended = time.time(), self.explainer.attempts.ended
+        try:
+            future = self.submit(command, size)
+        except OncegateError as refusal:
+            ended(command, came_s, time.time(), refusal.code.value, None)
+            raise
+        future.add_done_callback(lambda done: ended(command, came_s, time.time(), *_ending(done)))
+        return future
+
     @property
     def members(self) -> dict[str, MemberAddress]:
         """The members in force, by node id; what the settings say until the log says more."""
@@ -254,3 +266,12 @@ def replica_config(settings: Settings) -> ReplicaConfig:
         data_dir=settings.data_dir / "raft",
         secret=settings.secret_file.read_bytes().strip() if settings.secret_file else None,
     )
+
+
+def _ending(done: asyncio.Future[Answer]) -> tuple[str, Answer | None]:
+    if done.cancelled():
+        return GIVEN_UP, None
+    fault = done.exception()
+    if fault is None:
+        return ANSWERED, done.result()
+    return (fault.code.value if isinstance(fault, OncegateError) else type(fault).__name__), None

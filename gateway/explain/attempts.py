@@ -12,17 +12,23 @@ from typing import Final
 
 import msgspec
 
+from gateway import commands as c
+from gateway.answers import Answer
+from rifl.completion import FINGERPRINT_BYTES
+from rifl.key_table import KEYS_CLIENT
+
 ATTEMPTS_MAX: Final = 32_768
 FOUND_MAX: Final = 256
 """Attempts handed to whoever asks, the newest."""
 ANSWERED: Final = "answered"
+GIVEN_UP: Final = "given up"
 
 
 class Attempt(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One HTTP request with operations ``first`` to ``last`` of a session.
+    """One HTTP request with operations ``first`` to ``last`` of a session, or with keys mapped to these numbers.
 
     ``came_ms`` and ``took_ms`` are milliseconds of the node's wall clock and of its answer; ``ended`` is
-    ``answered`` or the code of the problem that it got.
+    ``answered``, the code of the problem that it got, or ``given up``: its caller went away before.
     """
 
     came_ms: int
@@ -42,6 +48,25 @@ class AttemptLog:
     def note(self, attempt: Attempt) -> None:
         """Remember an attempt that has been answered."""
         self._attempts.append(attempt)
+
+    def ended(
+        self, command: c.Operate | c.Range | c.Keyed, came_s: float, now_s: float, how: str, answer: Answer | None
+    ) -> None:
+        """Remember how the attempt to have ``command`` ordered ended; times are seconds of the wall clock.
+
+        Nothing is remembered of keys that were not accepted: no number is theirs.
+        """
+        if isinstance(command, c.Operate):
+            client_id, sequences = command.client_id, [op.sequence for op in command.ops]
+        elif isinstance(command, c.Range):
+            client_id, count = command.client_id, len(command.fingerprints) // FINGERPRINT_BYTES
+            sequences = [command.first, command.first + count - 1]
+        else:
+            client_id = KEYS_CLIENT
+            sequences = [] if answer is None else [one.sequence for one in answer.body.results if one.sequence]
+        if sequences:
+            came_ms, took_ms = int(came_s * 1000), int((now_s - came_s) * 1000)
+            self.note(Attempt(came_ms, took_ms, client_id, min(sequences), max(sequences), how))
 
     def of(self, client_id: int, sequences: frozenset[int]) -> list[Attempt]:
         """Return the attempts that carried one of these operations, oldest first, the newest ``FOUND_MAX``."""

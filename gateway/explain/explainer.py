@@ -90,7 +90,11 @@ class Explainer:
             mentions, moves, log_from, cut = await self._search(wanted)
         finally:
             self._busy = False
-        requests = frozenset(RequestId(one.client_id, one.sequence) for one in mentions)  # type: ignore[arg-type]
+        requests = frozenset(
+            RequestId(one.client_id, one.sequence)  # type: ignore[arg-type]
+            for one in mentions
+            if one.sequence
+        )
         if isinstance(wanted, OfRequest):
             requests |= {RequestId(wanted.client_id, wanted.sequence)}  # type: ignore[arg-type]
         question = _asked(requests)

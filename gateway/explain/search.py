@@ -16,9 +16,11 @@ import pyarrow.compute as pc
 from gateway import commands as c
 from gateway.explain.verdicts import Did, VerdictLog
 from rifl.completion import FINGERPRINT_BYTES
+from rifl.key_table import KEYS_CLIENT
 
 _KINDS = {kind.value: kind.name.lower() for kind in c.Kind}
 _CURSOR_MARK = msgspec.msgpack.encode("cm")
+_KEYED_MARK = msgspec.msgpack.encode("k")
 
 
 class OfKey(NamedTuple):
@@ -39,7 +41,10 @@ Wanted = OfKey | OfRequest
 
 
 class Mention(NamedTuple):
-    """One attempt as the log has it. ``key`` is empty for an operation of a range that was looked for by its id."""
+    """One attempt as the log has it. ``key`` is empty for an operation of a range that was looked for by its id.
+
+    ``sequence`` is 0 where an idempotency key's number is not known: it was refused, or applied before this process.
+    """
 
     entry: int
     term: int
@@ -69,7 +74,7 @@ class Search:
     def __init__(self, wanted: Wanted, verdicts: VerdictLog) -> None:
         self._wanted = wanted
         self._verdicts = verdicts
-        self._mark = wanted.key.encode() if isinstance(wanted, OfKey) else msgspec.msgpack.encode(wanted.client_id)
+        self._mark = _mark(wanted)
 
     def entry(self, data: bytes, index: int, term: int) -> Iterator[Mention | Moved]:
         """Yield what an entry says; one that is no entry of the machine says nothing."""
@@ -96,6 +101,14 @@ class Search:
                 for sequence, key in self._in_range(command, count):
                     did = verdicts.of_range(index, number, command.first, sequence, before)
                     yield Mention(*at, command.client_id, sequence, "put", command.table, key, did)
+            elif isinstance(command, c.Keyed):
+                count = len(command.ops)
+                for position, item in enumerate(command.ops):
+                    op = item.op
+                    did = verdicts.of_operation(index, number, position, before)
+                    if self._is_wanted(KEYS_CLIENT, did.number, op.table, op.key):
+                        kind = _KINDS.get(op.kind, str(op.kind))
+                        yield Mention(*at, KEYS_CLIENT, did.number, kind, op.table, op.key, did)
             elif isinstance(command, c.MoveCursor):
                 yield Moved(*at, command.flow, command.consumer, command.batch)
             taken = verdicts.executed(index, number, count)
@@ -118,3 +131,11 @@ class Search:
                 keys = stream.read_all().column("key").combine_chunks()
             for row in pc.indices_nonzero(pc.equal(keys, pa.scalar(wanted.key, keys.type))).to_pylist():
                 yield command.first + row, wanted.key
+
+
+def _mark(wanted: Wanted) -> bytes:
+    """Return bytes without which an entry does not speak of what is wanted."""
+    if isinstance(wanted, OfKey):
+        return wanted.key.encode()
+    # The number of a key is given when it is applied: the log does not hold it.
+    return _KEYED_MARK if wanted.client_id == KEYS_CLIENT else msgspec.msgpack.encode(wanted.client_id)

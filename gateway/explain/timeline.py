@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.explain.attempts import ANSWERED, Attempt
+from gateway.explain.attempts import ANSWERED, GIVEN_UP, Attempt
 from gateway.explain.search import Mention, Moved
 from gateway.explain.verdicts import EXECUTED
 from gateway.flow_state import Flow, FlowTable
@@ -19,6 +19,7 @@ from gateway.wire import RequestState
 from rifl.ids import RequestId
 
 EVENTS_MAX: Final = 1_000
+_NO_REFUSAL: Final = (ANSWERED, GIVEN_UP)
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -62,7 +63,7 @@ class Timeline:
         """Add what came to a node."""
         for one in attempts:
             carried = [str(r) for r in requests if r.client_id == one.client_id and one.first <= r.sequence <= one.last]
-            how = f"{ANSWERED} after {one.took_ms} ms" if one.ended == ANSWERED else f"refused: {one.ended}"
+            how = f"{one.ended} after {one.took_ms} ms" if one.ended in _NO_REFUSAL else f"refused: {one.ended}"
             count = one.last - one.first + 1
             event = Event(
                 what="attempt",
@@ -83,7 +84,7 @@ class Timeline:
                 Event(
                     what="log",
                     at_ms=self._unix_ms(one.time_ms),
-                    request=str(RequestId(one.client_id, one.sequence)),  # type: ignore[arg-type]
+                    request=str(RequestId(one.client_id, one.sequence)) if one.sequence else "",  # type: ignore[arg-type]
                     index=one.entry,
                     term=one.term,
                     commit=one.did.commit,

@@ -14,7 +14,7 @@ from rifl.result_tracker import Verdict
 
 ENTRIES_MAX: Final = 1 << 17
 """Entries whose commit number is remembered; 16 bytes each."""
-SPOKEN_MAX: Final = 65_536
+SPOKEN_MAX: Final = 32_768
 """Operations whose verdict is remembered by itself."""
 
 EXECUTED: Final = "executed"
@@ -24,17 +24,22 @@ UNKNOWN: Final = "not remembered"
 
 
 class Did(NamedTuple):
-    """What became of one attempt in the log: in words, and the commit number, 0 if there is none."""
+    """What became of one attempt in the log: in words, and the commit number, 0 if there is none.
+
+    ``number`` is what an idempotency key was mapped to: such an operation brings no sequence number along.
+    """
 
     what: str
     commit: int = 0
+    number: int = 0
 
 
 class VerdictLog:
     """Filled as entries are applied. One thread."""
 
-    def __init__(self, entries_max: int = ENTRIES_MAX) -> None:
+    def __init__(self, entries_max: int = ENTRIES_MAX, spoken_max: int = SPOKEN_MAX) -> None:
         self._entries_max = entries_max
+        self._spoken_max = spoken_max
         self._index = array("q", bytes(8 * entries_max))
         self._commit = array("q", bytes(8 * entries_max))
         self._spoken: dict[int, dict[int, Any]] = {}
@@ -49,12 +54,12 @@ class VerdictLog:
             kind = type(result)
             if kind is Operated:
                 for _, code, record, replayed in result.verdicts:
-                    if code is None and not replayed:
+                    if code is None and not replayed and not result.keyed:
                         remembered = record.result
                         if remembered is None or remembered.refusal is None:
                             continue
                     spoken = spoken or {}
-                    spoken[number] = [_of_operation(verdict) for verdict in result.verdicts]
+                    spoken[number] = [_of_operation(verdict, result.keyed) for verdict in result.verdicts]
                     break
             elif kind is Ranged and any(part.verdict is not _EXECUTE for part in result.parts):
                 spoken = spoken or {}
@@ -62,9 +67,12 @@ class VerdictLog:
         if spoken is not None:
             self._spoken[index] = spoken
             self._spoken_size += sum(map(len, spoken.values()))
-            while self._spoken_size > SPOKEN_MAX:
+            while self._spoken_size > self._spoken_max:
                 oldest = next(iter(self._spoken))
                 self._spoken_size -= sum(map(len, self._spoken.pop(oldest).values()))
+                slot = oldest % self._entries_max
+                if self._index[slot] == oldest:  # without its verdicts it would pass for one executed whole
+                    self._index[slot] = 0
 
     def of_operation(self, index: int, command: int, position: int, before: int) -> Did:
         """What became of operation ``position`` of a command; ``before`` operations of its entry were executed before.
@@ -97,14 +105,15 @@ class VerdictLog:
         return Did(EXECUTED, self._commit[slot] + before + 1 if before >= 0 else 0)
 
 
-def _of_operation(verdict: Any) -> tuple[str, int]:
-    _, code, record, replayed = verdict
+def _of_operation(verdict: Any, keyed: bool) -> tuple[str, int, int]:
+    sequence, code, record, replayed = verdict
+    number = sequence if keyed else 0
     if record is None:
-        return (f"{REFUSED}: {code}", 0)
+        return (f"{REFUSED}: {code}", 0, number)
     if replayed:
-        return (DUPLICATE, record.commit)
+        return (DUPLICATE, record.commit, number)
     refusal = None if record.result is None else record.result.refusal
-    return (EXECUTED if refusal is None else f"{REFUSED}: {refusal}", record.commit)
+    return (EXECUTED if refusal is None else f"{REFUSED}: {refusal}", record.commit, number)
 
 
 def _of_part(part: Any) -> tuple[str, int]:
@@ -119,7 +128,7 @@ def _taken(spoken: list[Any]) -> int:
     if spoken and len(spoken[0]) == 4:
         return sum(high - low + 1 for low, high, what, _ in spoken if what == EXECUTED)
     # A refusal that is a result of its own took a number too; a duplicate's number is its original's.
-    return sum(1 for what, commit in spoken if commit and what != DUPLICATE)
+    return sum(1 for what, commit, _ in spoken if commit and what != DUPLICATE)
 
 
 _EXECUTE = Verdict.EXECUTE

@@ -36,7 +36,7 @@ async def post(request: web.Request) -> web.StreamResponse:
     keyed = [event.keyed() for event in events]
     command = c.Keyed(node.settings.idempotency_key_ms, keyed, tenant_of(request), trace)
     charge(request, len(events))
-    answer = await node.submit(command, 256 * len(events) + len(sent))
+    answer = await node.attempt(command, 256 * len(events) + len(sent))
     results = [_result(event, result) for event, result in zip(events, answer.body.results, strict=True)]
     rejected = [result for result in results if result.status == "rejected"]
     if rejected:

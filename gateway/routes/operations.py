@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from typing import Final
 
 import msgspec
 from aiohttp import web
 
-from gateway import commands as c
 from gateway import edge, edge_range, plain, routing, wire
 from gateway.admission.gate import charge
-from gateway.answers import Answer, request_state
+from gateway.answers import request_state
 from gateway.exchange import NODE, headers_of, local, number, path_name, raw_body, respond, typed
-from gateway.explain.attempts import ANSWERED, Attempt
 from gateway.identity import Scope, check_owner, tenant_of
 from gateway.routing import JSON_LINES, PROPOSED, READ, Parameter, Raw
 from rifl.completion import FINGERPRINT_BYTES
@@ -27,10 +24,10 @@ async def operate(request: web.Request) -> web.StreamResponse:
     body = await raw_body(request)
     decoded = edge.decode(body, request.content_type, wire.OperationsRequest)
     command = edge.operations(decoded, tenant_of(request), plain.traceparent(headers_of(request)))
-    check_owner(request, request.app[NODE].machine, command.client_id)
+    node = request.app[NODE]
+    check_owner(request, node.machine, command.client_id)
     charge(request, len(command.ops))
-    sequences = [op.sequence for op in command.ops]
-    return respond(request, await _noted(request, command, len(body), min(sequences), max(sequences)))
+    return respond(request, await node.attempt(command, len(body)))
 
 
 @typed
@@ -47,10 +44,9 @@ async def put_range(request: web.Request) -> web.StreamResponse:
     command = edge_range.range_command(table, client_id, epoch, first_incomplete, first, body, request.content_type)
     trace = plain.traceparent(headers_of(request))
     command = msgspec.structs.replace(command, tenant=tenant_of(request), traceparent=trace)
-    count = len(command.fingerprints) // FINGERPRINT_BYTES
-    charge(request, count)
+    charge(request, len(command.fingerprints) // FINGERPRINT_BYTES)
     size = len(command.body) + len(command.fingerprints)
-    return respond(request, await _noted(request, command, size, first, first + count - 1))
+    return respond(request, await node.attempt(command, size))
 
 
 @typed
@@ -62,21 +58,6 @@ async def request_of(request: web.Request) -> web.StreamResponse:
     await node.reads.reach("linearizable", 0)
     check_owner(request, node.machine, client_id)
     return local(request, request_state(node.machine, client_id, sequence, tenant_of(request)))
-
-
-async def _noted(request: web.Request, command: c.Operate | c.Range, size: int, first: int, last: int) -> Answer:
-    """Submit a command, and note for :mod:`gateway.explain` how the attempt ended."""
-    node = request.app[NODE]
-    came = time.time()
-    ended = ANSWERED
-    try:
-        return await node.submit(command, size)
-    except OncegateError as refusal:
-        ended = refusal.code.value
-        raise
-    finally:
-        took_ms = int((time.time() - came) * 1000)
-        node.explainer.attempts.note(Attempt(int(came * 1000), took_ms, command.client_id, first, last, ended))
 
 
 @typed

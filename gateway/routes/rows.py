@@ -78,12 +78,12 @@ async def _change(request: web.Request, operation: wire.Operation) -> web.Stream
         check_owner(request, node.machine, who.client_id)
         op = msgspec.structs.replace(op, sequence=who.sequence)
         command = c.Operate(who.client_id, who.epoch, who.first_incomplete, [op], tenant, trace)
-        return _answered(request, operation.op, who.client_id, await node.submit(command, size))
+        return _answered(request, operation.op, who.client_id, await node.attempt(command, size))
     busy, name = request.app[running], f"{tenant}\0{who.scoped}"
     if name in busy:
         raise OncegateError(Code.IN_PROGRESS, "the first request with this key is still running", retry_after_ms=50)
     keyed = c.Keyed(node.settings.idempotency_key_ms, [c.KeyedOp(who.scoped, who.named_ms, op)], tenant, trace)
-    future = node.submit(keyed, size + len(who.text))
+    future = node.attempt(keyed, size + len(who.text))
     busy.add(name)
     # Not when this handler ends: the operation goes on when its caller hangs up.
     future.add_done_callback(lambda _: busy.discard(name))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +17,7 @@ from gateway.explain.attempts import ANSWERED, FOUND_MAX, Attempt, AttemptLog
 from gateway.explain.search import Mention, OfKey, OfRequest, Search
 from gateway.explain.verdicts import DUPLICATE, EXECUTED, UNKNOWN, VerdictLog
 from gateway.machine import Operated, Ranged
+from rifl.key_table import KEYS_CLIENT, NO_TIME
 from rifl.result_tracker import Verdict
 from tests.faults.test_any_node import each_node
 from tests.gateway.http_contract import assert_problem, declare, put, send_range
@@ -34,6 +36,7 @@ class Told:
         self.verdicts = VerdictLog(entries_max=64)
         self.entries: list[bytes] = []
         self.said: list[tuple[int, int, str, int]] = []
+        self.keyed: list[tuple[int, int, str, int]] = []
 
     def apply(self, *commands: c.Command) -> None:
         entry = c.encode_entry(0, list(commands))
@@ -44,11 +47,13 @@ class Told:
         self.verdicts.applied(index, commit, results)
         for command, result in zip(commands, results, strict=True):
             # Session 9 does not exist: what it sends takes no commit number, and is not found under another's ids.
-            if isinstance(command, c.Operate | c.Range) and command.client_id == 1:
+            if isinstance(command, c.Keyed):
+                self.keyed += [(index, sequence, what, told) for sequence, what, told in _verdicts(result)]
+            elif isinstance(command, c.Operate | c.Range) and command.client_id == 1:
                 self.said += [(index, sequence, what, told) for sequence, what, told in _verdicts(result)]
 
-    def explained(self, sequence: int) -> list[tuple[int, int, str, int]]:
-        search = Search(OfRequest(1, sequence), self.verdicts)
+    def explained(self, sequence: int, client_id: int = 1) -> list[tuple[int, int, str, int]]:
+        search = Search(OfRequest(client_id, sequence), self.verdicts)
         found = [m for index, entry in enumerate(self.entries, 1) for m in search.entry(entry, index, 1)]
         return [(m.entry, m.sequence, m.did.what, m.did.commit) for m in found if isinstance(m, Mention)]
 
@@ -76,6 +81,12 @@ def conditional(sequence: int) -> c.Op:
     return c.Op(*(getattr(op, name) for name in op.__struct_fields__[:4]), c.fingerprint(op), b"1", 0, op.test)
 
 
+def under_key(name: str, other: bool) -> c.Op:
+    """The one operation that comes under this name, or another one, which is refused."""
+    op = c.Op(0, int(c.Kind.PUT), "t", f"key {name}", 0, b"2" if other else b"1")
+    return msgspec.structs.replace(op, fingerprint=c.fingerprint(op))
+
+
 attempt = st.one_of(
     st.integers(1, 6).map(lambda s: c.Operate(1, 1, 1, [single(s, table="t")])),
     st.lists(st.integers(1, 6), min_size=1, max_size=4).map(
@@ -85,6 +96,9 @@ attempt = st.one_of(
     st.tuples(st.integers(1, 6), st.integers(0, 4)).map(lambda at: range_of(at[0], at[0] + at[1])),
     st.integers(1, 6).map(lambda s: range_of(s, s + 2, changed=s + 1)),
     st.just(c.Operate(9, 1, 1, [single(1)])),
+    st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), min_size=1, max_size=3).map(
+        lambda uses: c.Keyed(60_000, [c.KeyedOp(name, NO_TIME, under_key(name, other)) for name, other in uses])
+    ),
 )
 
 
@@ -96,6 +110,8 @@ def test_each_attempt_in_the_log_is_told_as_its_caller_was(entries: list[list[c.
         told.apply(*commands)
     for sequence in range(1, 17):
         assert told.explained(sequence) == [one for one in told.said if one[1] == sequence]
+    for number in range(1, 5):
+        assert told.explained(number, KEYS_CLIENT) == [one for one in told.keyed if one[1] == number]
 
 
 def test_an_entry_applied_before_this_process_began_has_no_verdict() -> None:
@@ -116,13 +132,21 @@ def test_verdicts_of_old_entries_make_room_for_new_ones() -> None:
     assert [told.explained(sequence)[0][2] for sequence in (3, 4, 7)] == [UNKNOWN, EXECUTED, EXECUTED]
 
 
+def test_entry_whose_verdicts_made_room_does_not_pass_for_executed() -> None:
+    told = Told()
+    told.verdicts = VerdictLog(spoken_max=2)
+    for _ in range(4):
+        told.apply(c.Operate(1, 1, 1, [single(1)]))
+    assert [what for _, _, what, _ in told.explained(1)] == [EXECUTED, UNKNOWN, DUPLICATE, DUPLICATE]
+
+
 def test_key_inside_a_range_is_found_with_its_own_commit_number() -> None:
     told = Told()
     told.apply(range_of(1, 5), c.Operate(1, 1, 1, [single(6)]))
     search = Search(OfKey("s", "k4"), told.verdicts)
     [found] = search.entry(told.entries[0], 1, 1)
     assert isinstance(found, Mention)
-    assert (found.sequence, found.did) == (4, (EXECUTED, 4))
+    assert (found.sequence, found.did) == (4, (EXECUTED, 4, 0))
 
 
 def test_attempts_are_bounded_and_the_newest_are_kept() -> None:
@@ -163,6 +187,32 @@ async def test_duplicates_and_refusals_of_a_key_are_told_in_order(api: Api) -> N
     of_request = await _explain(api, request=f"{session}/2")
     assert of_request["state"]["state"] == "applied"
     assert [commit for commit, _ in _told(of_request, "log")] == [2, 0]
+
+
+async def test_plain_http_changes_are_told_with_their_attempts(api: Api) -> None:
+    await declare(api)
+    session = await api.session()
+    row = "/v1/tables/rows/rows/a"
+    name = {"Idempotency-Key": '"order-7"'}
+    _, headers, _ = await api.call("PUT", row, 1, headers=name)
+    await api.call("PUT", row, 1, headers=name)
+    place = {"Oncegate-Request": f"{session}/1", "Oncegate-Epoch": "1", "Oncegate-First-Incomplete": "1"}
+    status, _, _ = await api.call("PUT", row, 2, headers=place)
+    assert status == 200
+    found = await _explain(api, table="rows", key="a")
+    assert _told(found, "log") == [
+        (1, "put rows/a: executed"),
+        (1, "put rows/a: duplicate suppressed"),
+        (2, "put rows/a: executed"),
+    ]
+    under_its_name = headers["Oncegate-Request"]
+    assert [event["request"] for event in found["events"] if event["what"] == "attempt"] == [
+        under_its_name,
+        under_its_name,
+        f"{session}/1",
+    ]
+    of_request = await _explain(api, request=under_its_name)
+    assert [commit for commit, _ in _told(of_request, "log")] == [1, 1]
 
 
 async def test_batch_and_delivery_of_a_write_are_told(api: Api) -> None:
