@@ -36,8 +36,7 @@ FIRST, SECOND = 0, 1
 
 Message = tuple[Any, ...]
 """``("open",)``, ``("take",)``, ``("renew", epoch)``, ``("reap",)``, ``("op", epoch, sequence, first incomplete)``, and
-``("resolve", sequence)`` where the machine has it."""
-_RESOLVE: Final[Any] = getattr(c, "Resolve", None)
+``("resolve", sequence)``."""
 
 
 class Bounds(NamedTuple):
@@ -153,8 +152,7 @@ class Machines:
                 op = c.Op(sequence, int(c.Kind.INCREMENT), "t", "n", sequence, by=share(sequence))
                 return c.Operate(CLIENT, epoch, first_incomplete, [op])
             case ("resolve", sequence):
-                command: c.Command = _RESOLVE(CLIENT, sequence)
-                return command
+                return c.Resolve(CLIENT, sequence)
         raise ValueError(message)
 
     def _number(self, machine: Machine, log: tuple[bytes, ...]) -> int:
@@ -297,8 +295,7 @@ class Model:
         for sequence in range(process.first_incomplete, self.bounds.operations + 1):
             if not process.done >> sequence & 1:
                 sent.add(("op", process.epoch, sequence, process.first_incomplete))
-                if _RESOLVE is not None:
-                    sent.add(("resolve", sequence))
+                sent.add(("resolve", sequence))
         return world._replace(processes=processes, sent=world.sent | sent)
 
 

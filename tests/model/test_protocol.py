@@ -17,6 +17,7 @@ from gateway import machine as machine_module
 from gateway.machine import Machine
 from rifl.completion import CompletionRecord
 from rifl.ids import ClientId, Epoch
+from rifl.resolve_rule import Fate, Resolution
 from rifl.result_tracker import ResultTracker, Standing, Verdict, standing
 from rifl.session import Session, SessionTable
 from tests.model.protocol import CLIENT, LEASE_MS, Bounds, Model, search
@@ -182,6 +183,18 @@ def reaped_session_is_new(patch: pytest.MonkeyPatch) -> dict[str, Any]:
 @_planted("its result is lost")
 def take_over_forgets(patch: pytest.MonkeyPatch) -> dict[str, Any]:
     return {"make": Refuses}
+
+
+@_planted("after it had been sealed")
+def seal_is_not_remembered(patch: pytest.MonkeyPatch) -> dict[str, Any]:
+    patch.setattr(ResultTracker, "seal", lambda self, sequence: None)
+    return {}
+
+
+@_planted("was sealed as never executed, but it was executed")
+def resolve_seals_what_is_recorded(patch: pytest.MonkeyPatch) -> dict[str, Any]:
+    patch.setattr(machine_module, "resolve", lambda tracker, sequence, first_incomplete: Resolution(Fate.SEALED))
+    return {}
 
 
 @_planted("was told before")
