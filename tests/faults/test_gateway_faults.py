@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,6 +61,49 @@ async def test_partitioned_leader_costs_no_write_no_duplicate_and_reads_nothing_
         await check_rows(client, ledger)
         await check_counters(client, ledger)
     await check_flows(gateways.endpoints, ledger)
+
+
+async def _count_up(
+    gateways: GatewayCluster, keys: Iterator[str], counted: dict[str, str], dice: random.Random
+) -> None:
+    """Raise one row once for each key, over plain HTTP at any node, again and again until it is told the result."""
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as http:
+        for key in keys:
+            while key not in counted:
+                url = f"{dice.choice(gateways.endpoints)}/v1/tables/rows/rows/keyed/increment"
+                with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                    async with http.post(url, headers={"Idempotency-Key": f'"{key}"'}) as answer:
+                        if answer.status == 200:
+                            counted[key] = answer.headers["Oncegate-Commit"]
+                        else:
+                            assert answer.status in (409, 429, 503, 504), await answer.text()
+
+
+async def test_leader_killed_under_idempotency_keys_costs_no_change_and_no_duplicate(gateways: GatewayCluster) -> None:
+    dice = random.Random(5)
+    async with Client(gateways.endpoints, timeout_s=60) as client:
+        await client.declare_table("rows")
+        counted: dict[str, str] = {}
+        for kill in range(3):
+            keys = iter([f"{kill}-{number}" for number in range(300)])
+            workers = [asyncio.create_task(_count_up(gateways, keys, counted, dice)) for _ in range(8)]
+            async with asyncio.timeout(60):
+                while len(counted) < 300 * kill + 100:
+                    await asyncio.sleep(0.01)
+            leader = await asyncio.to_thread(gateways.leader)
+            gateways.kill(leader)
+            await asyncio.gather(*workers)
+            gateways.start(leader)
+            await asyncio.to_thread(gateways.wait_ready)
+        row = await client.get("rows", "keyed")
+        assert row is not None
+        assert (row.value, len(counted)) == (900, 900)
+        once, again = dict(counted), dict[str, str]()
+        await _count_up(gateways, iter(once), again, dice)
+        row = await client.get("rows", "keyed")
+        assert row is not None
+        assert row.value == 900
+        assert again.keys() == once.keys()
 
 
 async def test_leader_frozen_for_several_time_outs_costs_no_write_and_no_duplicate(gateways: GatewayCluster) -> None:
