@@ -19,7 +19,7 @@ from gateway.client import client as asynchronous
 from gateway.client.outbox_file import OutboxEntry
 from gateway.client.results import ClusterInfo, FlowInfo, Page, RequestState, Resolution, Row, TableInfo
 from gateway.client.settings import Consistency, TableKind
-from gateway.client.sync_crossing import Crossing, Doubt, LoopThread
+from gateway.client.sync_crossing import Crossing, Doubt
 from gateway.client.sync_session import Session
 from rifl.ids import WINDOW_DEFAULT, RequestId
 
@@ -53,10 +53,6 @@ class Client:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine of the asynchronous SDK on this client's loop and wait for it."""
         return self._crossing.run(work)
-
-    def loop(self) -> LoopThread:
-        """Return the loop's thread; the first call connects."""
-        return self._crossing.thread()
 
     def session(
         self,
