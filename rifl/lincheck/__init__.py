@@ -1,0 +1,29 @@
+"""Is a history linearizable? Histories, models, the checker and its relatives: pure, no I/O, no clock of its own.
+
+Read :mod:`rifl.lincheck.history` first (what a history is), then :mod:`rifl.lincheck.models` (what operations mean),
+:mod:`rifl.lincheck.search` (how an order is found) and :mod:`rifl.lincheck.check` (the whole).
+"""
+
+from rifl.lincheck.check import MODELS, check
+from rifl.lincheck.history import Event, HistoryError, Operation, line_of, operations, parse_line, read_events
+from rifl.lincheck.models import ILLEGAL, Model, ModelError
+from rifl.lincheck.verdict import Failure, Limits, Result, Verdict
+
+__all__ = [
+    "ILLEGAL",
+    "MODELS",
+    "Event",
+    "Failure",
+    "HistoryError",
+    "Limits",
+    "Model",
+    "ModelError",
+    "Operation",
+    "Result",
+    "Verdict",
+    "check",
+    "line_of",
+    "operations",
+    "parse_line",
+    "read_events",
+]

@@ -1,0 +1,97 @@
+"""The check of a whole history: each key by itself, within limits.
+
+Owns: the partition by key, how limits are shared out, and the verdict over all keys.
+
+Read next: :mod:`rifl.lincheck.search`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, Final
+
+from rifl.lincheck.collections import AppendList, GrowSet, Queue
+from rifl.lincheck.history import Operation
+from rifl.lincheck.models import CasRegister, Counter, Model, Mutex, Register, describe, prepared
+from rifl.lincheck.row import Row
+from rifl.lincheck.search import Found, checked, search
+from rifl.lincheck.values import freeze
+from rifl.lincheck.verdict import Failure, Limits, Result, Verdict, worst
+
+MODELS: Final[dict[str, Model]] = {
+    model.name: model
+    for model in (Register(), CasRegister(), Counter(), AppendList(), GrowSet(), Queue(), Mutex(), Row())
+}
+"""Models by their names."""
+FAILURES_MAX: Final = 20
+"""Keys of which failures are told."""
+
+
+def split(operations: Iterable[Operation], model: Model) -> list[tuple[Any, list[Operation]]]:
+    """Return the operations of each key; of all together if the model is not partitioned."""
+    if not model.partitioned:
+        return [(None, list(operations))]
+    found: dict[Any, tuple[Any, list[Operation]]] = {}
+    for op in operations:
+        found.setdefault(freeze(op.key), (op.key, []))[1].append(op)
+    return list(found.values())
+
+
+def check(operations: Iterable[Operation], model: Model, limits: Limits = Limits()) -> Result:  # noqa: B008
+    """Decide whether a history is linearizable.
+
+    Args:
+        operations: of the whole history, in any order.
+        model: what they mean.
+        limits: for all keys together.
+
+    Returns:
+        ``unknown`` with its reason when a limit came first; other keys may have failed nevertheless.
+
+    Raises:
+        ModelError: an operation is none of the model's.
+    """
+    kept = checked(model, operations)
+    parts = sorted(split(kept, model), key=lambda part: len(part[1]))
+    ends = limits.clock() + limits.seconds
+    verdicts: list[Verdict] = []
+    failures: list[Failure] = []
+    reasons: list[str] = []
+    visited = most = 0
+    for number, (key, part) in enumerate(parts):
+        share = replace(
+            limits,
+            states_max=max(1, (limits.states_max - visited) // (len(parts) - number)),
+            seconds=max(0.0, (ends - limits.clock()) / (len(parts) - number)),
+        )
+        special = prepared(model, part)
+        found = search(special, part, share)
+        verdicts.append(found.verdict)
+        visited += found.visited
+        most = max(most, found.bytes)
+        if found.verdict == "invalid" and len(failures) < FAILURES_MAX:
+            failures.append(_failure(key, special, found))
+        elif found.verdict == "unknown":
+            reasons.append(f"key {key}: {found.reason}" if model.partitioned else found.reason)
+    return Result(
+        name=f"linearizable {model.name}",
+        verdict=worst(verdicts),
+        operations=len(kept),
+        keys=len(parts),
+        failures=failures,
+        reason="; ".join(reasons[:FAILURES_MAX]),
+        states_visited=visited,
+        bytes_estimated=most,
+    )
+
+
+def _failure(key: Any, model: Model, found: Found) -> Failure:
+    return Failure(
+        key=key,
+        prefix=[op.index for op in found.order],
+        stuck=[op.index for op in found.stuck],
+        window=[op.index for op in found.stuck],
+        states=[describe(model, state) for state in found.states],
+        words=["none of the operations that were open could come next"],
+    )
