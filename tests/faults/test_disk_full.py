@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from gateway.check.errors import Unavailable
+from gateway.check.small_disk import SmallDisk
 from tests.faults.harness.raw_client import RawClient
 from tests.faults.harness.replica_cluster import ReplicaCluster
 from tests.faults.harness.scene import Scene, until
-from tests.faults.harness.small_disk import SmallDisk, Unavailable
 
 pytestmark = pytest.mark.faults
 

@@ -13,11 +13,12 @@ from typing import Any
 import aiohttp
 import pytest
 
+from gateway.check.cluster import CheckCluster
+from gateway.check.equipment import Equipment, missing
+from gateway.check.wall_clock import DAY_S
 from gateway.client import Client
 from tests.conftest import Api
-from tests.faults.harness.gateway_cluster import GatewayCluster
 from tests.faults.harness.sdk_load import Ledger, check_counters, check_flows, check_rows, progress, writing
-from tests.faults.harness.wall_clock import DAY_S, Unavailable, WallClock
 
 pytestmark = pytest.mark.faults
 
@@ -26,15 +27,15 @@ FROZEN_S = 3.0
 
 
 @pytest.fixture
-def gateways(tmp_path: Path) -> Iterator[GatewayCluster]:
+def gateways(tmp_path: Path) -> Iterator[CheckCluster]:
     """Three gateway nodes, ready, each pair joined through a proxy."""
-    with GatewayCluster(tmp_path / "gateways") as started:
+    with CheckCluster(tmp_path / "gateways") as started:
         started.start()
         started.wait_ready()
         yield started
 
 
-async def linearizable_reads(gateways: GatewayCluster, node: str, times: int) -> list[Any]:
+async def linearizable_reads(gateways: CheckCluster, node: str, times: int) -> list[Any]:
     """Ask one node for a row as it is now, many times at once; returns status and code."""
     async with aiohttp.ClientSession(base_url=gateways.endpoint(node)) as http:
         answers = await asyncio.gather(
@@ -45,7 +46,7 @@ async def linearizable_reads(gateways: GatewayCluster, node: str, times: int) ->
 
 @pytest.mark.parametrize("fault", ["isolate", "deafen"])
 async def test_partitioned_leader_costs_no_write_no_duplicate_and_reads_nothing_stale(
-    gateways: GatewayCluster, fault: str
+    gateways: CheckCluster, fault: str
 ) -> None:
     ledger = Ledger()
     async with Client(gateways.endpoints, timeout_s=60) as client:
@@ -63,9 +64,7 @@ async def test_partitioned_leader_costs_no_write_no_duplicate_and_reads_nothing_
     await check_flows(gateways.endpoints, ledger)
 
 
-async def _count_up(
-    gateways: GatewayCluster, keys: Iterator[str], counted: dict[str, str], dice: random.Random
-) -> None:
+async def _count_up(gateways: CheckCluster, keys: Iterator[str], counted: dict[str, str], dice: random.Random) -> None:
     """Raise one row once for each key, over plain HTTP at any node, again and again until it is told the result."""
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as http:
         for key in keys:
@@ -79,7 +78,7 @@ async def _count_up(
                             assert answer.status in (409, 429, 503, 504), await answer.text()
 
 
-async def test_leader_killed_under_idempotency_keys_costs_no_change_and_no_duplicate(gateways: GatewayCluster) -> None:
+async def test_leader_killed_under_idempotency_keys_costs_no_change_and_no_duplicate(gateways: CheckCluster) -> None:
     dice = random.Random(5)
     async with Client(gateways.endpoints, timeout_s=60) as client:
         await client.declare_table("rows")
@@ -106,7 +105,7 @@ async def test_leader_killed_under_idempotency_keys_costs_no_change_and_no_dupli
         assert again.keys() == once.keys()
 
 
-async def test_leader_frozen_for_several_time_outs_costs_no_write_and_no_duplicate(gateways: GatewayCluster) -> None:
+async def test_leader_frozen_for_several_time_outs_costs_no_write_and_no_duplicate(gateways: CheckCluster) -> None:
     ledger = Ledger()
     async with Client(gateways.endpoints, timeout_s=60) as client:
         async with writing(client, ledger):
@@ -125,7 +124,7 @@ async def test_leader_frozen_for_several_time_outs_costs_no_write_and_no_duplica
     await check_flows(gateways.endpoints, ledger)
 
 
-async def _state(gateways: GatewayCluster, node_id: str) -> dict[str, Any]:
+async def _state(gateways: CheckCluster, node_id: str) -> dict[str, Any]:
     """What a node says of itself; one that reads its clock from a file is slow while others want the processor."""
     async with asyncio.timeout(60):
         while (state := await asyncio.to_thread(gateways.state, node_id)) is None:
@@ -134,12 +133,10 @@ async def _state(gateways: GatewayCluster, node_id: str) -> dict[str, Any]:
 
 
 async def test_wall_clock_stepped_by_a_day_changes_neither_leases_nor_cluster_time(tmp_path: Path) -> None:
-    directory = tmp_path / "gateways"
-    try:
-        clocks = {name: WallClock(directory, name) for name in ("n1", "n2", "n3")}
-    except Unavailable as reason:
-        pytest.skip(str(reason))
-    with GatewayCluster(directory, prefix={name: clock.prefix for name, clock in clocks.items()}) as gateways:
+    if (reason := missing().get(Equipment.CLOCK)) is not None:
+        pytest.skip(reason)
+    with CheckCluster(tmp_path / "gateways", equipment=(Equipment.CLOCK,)) as gateways:
+        clocks = gateways.clocks
         gateways.start()
         await asyncio.to_thread(gateways.wait_ready)
         ledger = Ledger()
@@ -163,7 +160,7 @@ async def test_wall_clock_stepped_by_a_day_changes_neither_leases_nor_cluster_ti
         await check_flows(gateways.endpoints, ledger)
 
 
-async def test_slow_links_that_break_cost_no_write_and_no_duplicate(gateways: GatewayCluster) -> None:
+async def test_slow_links_that_break_cost_no_write_and_no_duplicate(gateways: CheckCluster) -> None:
     ledger = Ledger()
     async with Client(gateways.endpoints, timeout_s=60) as client:
         async with writing(client, ledger):

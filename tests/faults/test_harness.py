@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from gateway.check.links import Links
 from tests.faults.harness.history import Acknowledged, History, ReadDone, Violation, check
-from tests.faults.harness.links import Links
 
 
 def dump(*placed: tuple[int, int], salt: str = "") -> dict[str, Any]:

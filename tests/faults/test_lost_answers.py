@@ -11,8 +11,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from gateway.check.cluster import CheckCluster
 from tests.conftest import Api
-from tests.faults.harness.gateway_cluster import GatewayCluster
 from tests.gateway.http_contract import declare
 
 pytestmark = pytest.mark.faults
@@ -20,16 +20,16 @@ INCREMENT = {"sequence": 1, "op": "increment", "table": "rows", "key": "n"}
 
 
 @pytest.fixture
-def gateways(tmp_path: Path) -> Iterator[GatewayCluster]:
+def gateways(tmp_path: Path) -> Iterator[CheckCluster]:
     """Three gateway nodes, ready, each pair joined through a proxy."""
-    with GatewayCluster(tmp_path / "gateways") as started:
+    with CheckCluster(tmp_path / "gateways") as started:
         started.start()
         started.wait_ready()
         yield started
 
 
 @contextlib.asynccontextmanager
-async def _nodes(gateways: GatewayCluster) -> AsyncIterator[dict[str, Api]]:
+async def _nodes(gateways: CheckCluster) -> AsyncIterator[dict[str, Api]]:
     async with contextlib.AsyncExitStack() as stack:
         yield {
             node: Api(await stack.enter_async_context(aiohttp.ClientSession(base_url=gateways.endpoint(node))))
@@ -74,7 +74,7 @@ async def _all_say(nodes: dict[str, Api], value: int) -> None:
                 await asyncio.sleep(0.05)
 
 
-async def _started(gateways: GatewayCluster, nodes: dict[str, Api]) -> tuple[str, dict[str, Api], str]:
+async def _started(gateways: CheckCluster, nodes: dict[str, Api]) -> tuple[str, dict[str, Api], str]:
     """Return the leader, the others and a session."""
     leader = await asyncio.to_thread(gateways.leader)
     await declare(nodes[leader])
@@ -83,7 +83,7 @@ async def _started(gateways: GatewayCluster, nodes: dict[str, Api]) -> tuple[str
 
 
 async def test_leader_killed_after_the_commit_and_before_the_reply_is_replayed_by_its_successor(
-    gateways: GatewayCluster,
+    gateways: CheckCluster,
 ) -> None:
     """Case 20: what the leader said is thrown away, and it is dead before anybody asks again."""
     async with _nodes(gateways) as nodes:
@@ -99,7 +99,7 @@ async def test_leader_killed_after_the_commit_and_before_the_reply_is_replayed_b
 
 @pytest.mark.parametrize("ends", ["killed", "cut off"])
 async def test_attempt_that_was_never_committed_is_executed_once_by_the_retry(
-    gateways: GatewayCluster, ends: str
+    gateways: CheckCluster, ends: str
 ) -> None:
     """Cases 21 and 23: the attempt is only in the log of a leader that is killed, or cut off and truncated later."""
     async with _nodes(gateways) as nodes:

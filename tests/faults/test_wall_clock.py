@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from gateway.check.errors import Unavailable
+from gateway.check.wall_clock import DAY_S, WallClock
 from tests.faults.harness.scene import ELECTION_S_MAX, running, until
-from tests.faults.harness.wall_clock import DAY_S, Unavailable, WallClock
 
 pytestmark = pytest.mark.faults
 

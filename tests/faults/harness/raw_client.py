@@ -15,8 +15,8 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final, Self
 
+from gateway.check.proxy import Address
 from tests.faults.harness.history import Acknowledged, History, ReadDone
-from tests.faults.harness.links import Address
 from tests.faults.harness.raw_wire import Ask, Done, Frames, Propose, Read, Refused, Said, command
 
 POLL_S: Final = 0.005

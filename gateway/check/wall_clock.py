@@ -1,7 +1,8 @@
 """A wall clock for one process that can be stepped while it runs: libfaketime, loaded before everything else.
 
 Only ``CLOCK_REALTIME`` moves; the monotonic clock is the machine's, as after a step by hand or by NTP. The library
-comes with the ``dev`` extra, where a wheel with it exists; elsewhere :class:`Unavailable` says so.
+comes with the ``dev`` extra, where a wheel with it exists, or with a distribution's ``faketime`` package; elsewhere
+:class:`~gateway.check.errors.Unavailable` says so.
 """
 
 from __future__ import annotations
@@ -13,19 +14,21 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
-DAY_S = 86_400
+from gateway.check.errors import Unavailable
 
-
-class Unavailable(Exception):
-    """The library is not here, or the loader does not take it."""
+DAY_S: Final = 86_400
+_PACKAGED: Final = "lib/*/faketime/libfaketime.so.1"
 
 
 def _library() -> Path:
     found = importlib.util.find_spec("libfaketime")
-    if found is None or found.origin is None:
-        raise Unavailable("libfaketime is not installed (dev extra, Linux on x86-64)")
-    return Path(found.origin).parent / "vendor" / "libfaketime" / "src" / "libfaketime.so.1"
+    if found is not None and found.origin is not None:
+        return Path(found.origin).parent / "vendor" / "libfaketime" / "src" / "libfaketime.so.1"
+    for place in sorted(Path("/usr").glob(_PACKAGED)):
+        return place
+    raise Unavailable("libfaketime is not installed (a wheel for Linux on x86-64, or the package faketime)")
 
 
 class WallClock:
@@ -33,6 +36,7 @@ class WallClock:
 
     def __init__(self, directory: Path, name: str) -> None:
         self._file = directory / f"{name}.clock"
+        self.offset_s, self.rate = 0.0, 1.0
         directory.mkdir(parents=True, exist_ok=True)
         self.step(0)
         self.prefix: Sequence[str] = [
@@ -49,8 +53,12 @@ class WallClock:
             raise Unavailable(f"libfaketime has no effect here: {answer.stderr.strip()}")
         self.step(0)
 
-    def step(self, seconds: int) -> None:
-        """Set the clock so far off the machine's; it takes effect at once."""
+    def step(self, seconds: float, *, rate: float = 1.0) -> None:
+        """Set the clock so far off the machine's, at once; from then on it runs ``rate`` times as fast.
+
+        A rate counts from the start of each process, so one that has run for a while is stepped by it, too.
+        """
+        self.offset_s, self.rate = seconds, rate
         aside = self._file.with_suffix(".new")
-        aside.write_text(f"{seconds:+d}\n")
+        aside.write_text(f"{seconds:+.3f}" + (f" x{rate:g}" if rate != 1.0 else "") + "\n")
         os.replace(aside, self._file)

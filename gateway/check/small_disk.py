@@ -1,7 +1,7 @@
 """A small file system for one node: a tmpfs in a mount namespace of its own, as root or as anybody.
 
 A keeper process holds the namespace, so that the node can die and come back to its files; ``prefix`` runs a command in
-it. Where neither root nor user namespaces are allowed, :class:`Unavailable` says so.
+it. Where neither root nor user namespaces are allowed, :class:`~gateway.check.errors.Unavailable` says so.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from gateway.check.errors import Unavailable
+
 _BLOCK: Final = 64 * 1024
-
-
-class Unavailable(Exception):
-    """This machine does not allow it; the message says what is missing."""
 
 
 class SmallDisk:

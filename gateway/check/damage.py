@@ -29,7 +29,8 @@ SEALED_HEADER_BYTES: Final = 16
 @dataclass(frozen=True)
 class Damage:
     """One way to spoil a directory; ``inflict`` returns the name of the file it spoiled, or several, any of which
-    may be named by the refusal."""
+    may be named by the refusal.
+    """
 
     name: str
     inflict: Callable[[Path], str | tuple[str, ...]]
@@ -138,7 +139,7 @@ def _record_fields(which: str, number: int) -> list[Damage]:
             found = [record for record in records(path) if base + record.offset < flushed_to]
             if found:
                 return path, found[len(found) // 2]
-        raise AssertionError("no record is known to be flushed")
+        raise LookupError("no record is known to be flushed")
 
     def flip(directory: Path, at: int) -> str:
         path, record = middle(directory)

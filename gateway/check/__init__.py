@@ -1,0 +1,1 @@
+"""``oncegate check``: a real cluster, faults, workloads, and what their histories prove."""

@@ -1,0 +1,89 @@
+"""What operators do on purpose: stop in order, restart one after the other, hand leadership over."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Final
+
+from gateway.check.cluster import CheckCluster
+from gateway.check.nemesis.fault import LEADER, Choice, Fault, PlanView, Random, fault, with_leader
+from gateway.check.waiting import wait_for
+from gateway.cli.ask import Refused, Unreachable, send_json
+
+READY_S: Final = 15.0
+TRANSFER_S: Final = 12.0
+
+
+@fault
+class StopOne(Fault):
+    """SIGTERM: a node ends in order, a leader hands over first; it is started again."""
+
+    name = "stop_one"
+    group = "restarts"
+    seconds = (0.3, 3.0)
+
+    @classmethod
+    def pick(cls, random: Random, view: PlanView) -> Choice | None:
+        """The leader, or any."""
+        return with_leader(random, view.nodes)
+
+    def inject(self, cluster: CheckCluster) -> str:
+        orderly = [cluster.stop_node(node_id) for node_id in self.targets]
+        return "stopped in order" if all(orderly) else "had to be killed"
+
+    def heal(self, cluster: CheckCluster) -> str | None:
+        cluster.start(*self.targets)
+        return None
+
+
+@fault
+class RollingRestart(Fault):
+    """One node after the other is stopped in order and started again, the next one when it is ready."""
+
+    name = "rolling_restart"
+    group = "restarts"
+    excludes = "members"
+    seconds = (3.0, 8.0)
+    weight = 0.7
+
+    @classmethod
+    def pick(cls, random: Random, view: PlanView) -> Choice | None:
+        """All, in any order."""
+        return Choice(tuple(random.sample(view.nodes, len(view.nodes))))
+
+    def inject(self, cluster: CheckCluster) -> str:
+        late = []
+        for node_id in self.targets:
+            cluster.stop_node(node_id)
+            cluster.start(node_id)
+            try:
+                wait_for(lambda node_id=node_id: cluster.is_ready(node_id), READY_S, node_id)  # type: ignore[misc]
+            except TimeoutError:
+                late.append(node_id)  # another fault keeps it; the next one goes on
+        return "restarted one after the other" + (f"; {', '.join(late)} not ready in time" if late else "")
+
+    def heal(self, cluster: CheckCluster) -> str | None:
+        cluster.start(*self.targets)
+        return None
+
+
+@fault
+class TransferLeader(Fault):
+    """Leadership is handed to another node."""
+
+    name = "transfer_leader"
+    group = "restarts"
+    seconds = (0.1, 0.5)
+
+    @classmethod
+    def pick(cls, random: Random, view: PlanView) -> Choice | None:
+        """From whoever leads to any node."""
+        return Choice((LEADER,), {"to": random.choice(view.nodes)})
+
+    def inject(self, cluster: CheckCluster) -> str:
+        with contextlib.suppress(Refused, Unreachable):
+            send_json("POST", f"{cluster.asked()}/v1/cluster/leader", {"to": self.argument("to")}, TRANSFER_S)
+        return f"{self.targets[0]} led; {cluster.leader_now()} leads"
+
+    def heal(self, cluster: CheckCluster) -> str | None:
+        return None
