@@ -46,6 +46,13 @@ class Identity(msgspec.Struct, array_like=True, frozen=True):
         return msgspec.structs.replace(self, incarnation=self.incarnation + 1, boots=boots)
 
 
+def read_identity(storage: Storage) -> Identity:
+    """Read the stamp; raises :class:`Corrupt` when it is missing or changed."""
+    if IDENTITY_FILE not in storage.names():
+        raise Corrupt(storage.label(IDENTITY_FILE), 0, "the identity is missing")
+    return read_sealed_struct(storage, IDENTITY_FILE, _MAGIC, Identity)
+
+
 def open_identity(
     storage: Storage, *, cluster_id: str, node_id: str, first_members: Collection[str] = ()
 ) -> tuple[Identity, Ballot]:
@@ -72,7 +79,7 @@ def open_identity(
         identity = Identity(cluster_id, node_id, uuid.uuid4().hex, 0, [], sorted(first_members))
         write_sealed(storage, IDENTITY_FILE, _MAGIC, msgspec.msgpack.encode(identity))
         return identity, ballot
-    identity = read_sealed_struct(storage, IDENTITY_FILE, _MAGIC, Identity)
+    identity = read_identity(storage)
     if (identity.cluster_id, identity.node_id) != (cluster_id, node_id):
         raise IdentityMismatch(
             f"{storage.label(IDENTITY_FILE)} belongs to node {identity.node_id} of cluster {identity.cluster_id}, "

@@ -1,13 +1,14 @@
 """Entry point: the command groups, and what every command shares.
 
-Exit codes: 0 done, 1 the answer is no (not ready, mismatch), 2 misuse, 3 the cluster could not be reached.
+Exit codes: 0 done, 1 the answer is no (not ready, mismatch), 2 misuse, 3 the cluster could not be reached;
+``verify`` has its own.
 """
 
 from __future__ import annotations
 
 import typer
 
-from gateway.cli import cluster, dev, explain, members, outbox, serve, token
+from gateway.cli import cluster, dev, explain, members, outbox, serve, token, verify
 
 app = typer.Typer(
     name="oncegate",
@@ -20,6 +21,7 @@ app.command("dev")(dev.dev)
 app.command("status")(cluster.status)
 app.command("explain")(explain.explain)
 app.command("token")(token.token)
+app.command("verify", cls=verify.VerifyCommand)(verify.verify)
 app.add_typer(members.member, name="member")
 app.add_typer(members.leader, name="leader")
 app.add_typer(outbox.outbox, name="outbox")

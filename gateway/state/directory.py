@@ -24,7 +24,7 @@ import msgspec
 
 from consensus.errors import Corrupt
 from consensus.sealed_file import read_sealed, write_sealed
-from consensus.storage import DirectoryStorage
+from consensus.storage import DirectoryStorage, Storage
 from gateway.state.errors import StateCorrupt
 
 CURRENT: Final = "CURRENT"
@@ -39,6 +39,22 @@ class Pointer(msgspec.Struct, array_like=True, frozen=True):
 
     store: str
     index: int
+
+
+def read_pointer(path: Path, storage: Storage) -> Pointer | None:
+    """Read ``CURRENT`` of the directory at ``path``; None for one in which no store was begun. Raises StateCorrupt."""
+    names = storage.names()
+    if CURRENT not in names:
+        if any(name.startswith(_STORE) for name in names):
+            raise StateCorrupt(path / CURRENT, "it is missing")
+        return None
+    try:
+        pointer = msgspec.msgpack.decode(read_sealed(storage, CURRENT, _MAGIC), type=Pointer)
+    except (Corrupt, msgspec.DecodeError) as fault:
+        raise StateCorrupt(path / CURRENT, str(fault)) from fault
+    if pointer.index and pointer.store not in names:
+        raise StateCorrupt(path / pointer.store, "it is missing")
+    return pointer
 
 
 class StateDirectory:
@@ -66,19 +82,10 @@ class StateDirectory:
             raise
 
     def _read(self) -> Pointer:
-        names = self._storage.names()
-        if CURRENT not in names:
-            if any(name.startswith(_STORE) for name in names):
-                raise StateCorrupt(self.path / CURRENT, "it is missing")
-            first = Pointer(f"{_STORE}1", 0)
-            write_sealed(self._storage, CURRENT, _MAGIC, msgspec.msgpack.encode(first))
-            return first
-        try:
-            pointer = msgspec.msgpack.decode(read_sealed(self._storage, CURRENT, _MAGIC), type=Pointer)
-        except (Corrupt, msgspec.DecodeError) as fault:
-            raise StateCorrupt(self.path / CURRENT, str(fault)) from fault
-        if pointer.index and pointer.store not in names:
-            raise StateCorrupt(self.path / pointer.store, "it is missing")
+        pointer = read_pointer(self.path, self._storage)
+        if pointer is None:
+            pointer = Pointer(f"{_STORE}1", 0)
+            write_sealed(self._storage, CURRENT, _MAGIC, msgspec.msgpack.encode(pointer))
         return pointer
 
     def _clear_asides(self) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rocksdict import (
+    AccessType,
     BlockBasedOptions,
     Cache,
     Checkpoint,
@@ -88,9 +89,10 @@ class Store:
             :meth:`get_anyway` when it raises.
     """
 
-    def __init__(self, path: Path, cache: Cache, *, create: bool) -> None:
+    def __init__(self, path: Path, cache: Cache, *, create: bool, read_only: bool = False) -> None:
         self.path = path
         self._options = options(cache, create=create)
+        self._access = AccessType.read_only() if read_only else AccessType.read_write()
         self._lock = threading.Lock()
         self.damage: StateCorrupt | None = None
         """What a look-up or a scan found to be damaged."""
@@ -101,7 +103,7 @@ class Store:
         # The column family is named because the binding would otherwise take its options from the file of the last
         # open, with a cache of 8 MiB: too small for one index of a large file, which each look-up would read again.
         families = {"default": self._options}
-        self._db = _called(self.path, Rdict, str(self.path), self._options, families)
+        self._db = _called(self.path, Rdict, str(self.path), self._options, families, self._access)
         self.get = self._db.get
 
     def get_anyway(self, key: bytes) -> bytes | None:

@@ -1,0 +1,100 @@
+"""``oncegate verify``: whether what stopped nodes have on disk agrees, with a name for the first difference.
+
+Exit codes: 0 equal, 1 different, 2 could not tell, 3 misuse.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+import typer
+from rich.box import SIMPLE
+from rich.table import Table
+from typer.core import TyperCommand
+
+from gateway.cli.output import Format, Output, show
+
+EXIT: Final = {"equal": 0, "different": 1, "unknown": 2}
+MISUSE: Final = 3
+_MISUSE_ELSEWHERE: Final = 2
+
+
+class VerifyCommand(TyperCommand):
+    """Misuse has an exit code of its own: 2 says that nothing could be told."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the arguments."""
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as fault:
+            # Not by its class, which is typer's own copy of click's.
+            if getattr(fault, "exit_code", None) == _MISUSE_ELSEWHERE:
+                fault.exit_code = MISUSE  # type: ignore[attr-defined]
+            raise
+
+
+def verify(
+    directories: Annotated[list[Path], typer.Argument(help="data directories of stopped nodes of one cluster")],
+    store: Annotated[
+        str | None, typer.Option(help="sqlite:///directory or cassandra://host/keyspace that the flow was delivered to")
+    ] = None,
+    consumer: Annotated[str | None, typer.Option(help="with --store: FLOW/CONSUMER whose job wrote there")] = None,
+    contacts: Annotated[Path | None, typer.Option(help="with --store: the file of contacts that the job used")] = None,
+    output: Format = Output.TABLE,
+) -> None:
+    """Compare log, state, batches and store of stopped nodes; read only. Names the first difference."""
+    # A second's work that the other commands need not wait for.
+    from gateway import verify as checks
+
+    missing = [str(path) for path in directories if not path.is_dir()]
+    if missing:
+        raise _misuse(f"no such directory: {', '.join(missing)}")
+    if len({path.resolve() for path in directories}) != len(directories):
+        raise _misuse("a directory is named twice")
+    wanted: checks.StoreWanted | None = None
+    if store is not None:
+        flow, slash, name = (consumer or "").partition("/")
+        if not (flow and slash and name) or contacts is None:
+            raise _misuse("--store needs --consumer FLOW/CONSUMER and --contacts FILE")
+        if not store.startswith(("sqlite:///", "cassandra://")):
+            raise _misuse("a store URL starts with sqlite:/// or cassandra://")
+        wanted = checks.StoreWanted(store, flow, name, contacts)
+    elif consumer is not None or contacts is not None:
+        raise _misuse("--consumer and --contacts go with --store")
+    report = checks.verify(directories, wanted, lambda step: typer.echo(f"… {step}", err=True))
+    if output is Output.JSON:
+        typer.echo(msgspec.json.format(msgspec.json.encode(report), indent=1).decode())
+    else:
+        _print(report)
+    raise typer.Exit(EXIT[report.verdict])
+
+
+def _misuse(text: str) -> typer.Exit:
+    typer.echo(f"oncegate: {text}", err=True)
+    return typer.Exit(MISUSE)
+
+
+def _print(report: Any) -> None:
+    if report.nodes:
+        table = Table("node", "saved at", "log", "committed", "batches", "state", box=SIMPLE)
+        for node in report.nodes:
+            log = f"{node.log_first}..{node.log_last}"
+            cells = (str(node.saved_index), log, str(node.commit_index), str(node.batches), node.digest[:16])
+            table.add_row(node.node, *cells)
+        show(table)
+    typer.echo(
+        f"looked at {report.entries:,} log entries, {report.rows:,} rows, {report.records:,} completion records, "
+        f"{report.items:,} items, {report.store_rows:,} rows of the store"
+    )
+    for note in report.notes:
+        typer.echo(f"note: {note}")
+    found = report.difference
+    if found is not None:
+        typer.echo(f"different: {found.node}, {found.place}\n  what: {found.what}")
+        typer.echo(f"  expected: {found.expected}\n  found: {found.found}")
+    for reason in report.undecided:
+        typer.echo(f"could not tell: {reason}")
+    if report.verdict == "equal":
+        typer.echo("equal")
