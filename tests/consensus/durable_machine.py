@@ -64,7 +64,7 @@ class Sink:
         crc, content = content[:4], content[4:]
         if google_crc32c.value(content).to_bytes(4, "big") != crc:
             raise ValueError("the content is not what was saved")
-        self.state = msgspec.msgpack.decode(content, type=State)
+        self.state = msgspec.msgpack.decode(content, type=self.machine.state_type)
         if self.state.point != self.manifest.point:
             raise ValueError("the content is of another point")
         self.file.close()
@@ -72,7 +72,7 @@ class Sink:
     def install(self):
         machine = self.machine
         assert not machine.saved or machine.saved.index < self.state.point.index, "an older snapshot replaces a newer"
-        write_sealed(machine.storage, STATE_FILE, _MAGIC, msgspec.msgpack.encode(self.state))
+        machine.store(self.state)
         machine.load(self.state)
         machine.writing = None
         machine.installs += 1
@@ -85,6 +85,8 @@ class Sink:
 class DurableMachine:
     """Wants to be saved every ``every`` entries; a save is written by :meth:`work`, at once unless ``lazy``."""
 
+    state_type = State
+
     def __init__(self, storage, *, every=20, lazy=False, on_applied=None, on_loaded=None):
         self.storage, self.every, self.lazy = storage, every, lazy
         self.on_applied = on_applied or (lambda index, command: None)
@@ -95,8 +97,9 @@ class DurableMachine:
         self.installs = 0
         self.fail_open = None
         if STATE_FILE in storage.names():
-            self.load(msgspec.msgpack.decode(read_sealed(storage, STATE_FILE, _MAGIC), type=State))
-            self.on_loaded(State(self.point, self.log))
+            state = msgspec.msgpack.decode(read_sealed(storage, STATE_FILE, _MAGIC), type=self.state_type)
+            self.load(state)
+            self.on_loaded(state)
 
     def load(self, state):
         self.log = list(state.entries)
@@ -137,17 +140,20 @@ class DurableMachine:
         if self.writing is not None:
             state, self.writing = self.writing, None
             try:
-                write_sealed(self.storage, STATE_FILE, _MAGIC, msgspec.msgpack.encode(state))
+                self.store(state)
             except OSError:
                 self.writing = state
                 return
             self.point = state.point
 
+    def store(self, state):
+        write_sealed(self.storage, STATE_FILE, _MAGIC, msgspec.msgpack.encode(state))
+
     def open_snapshot(self):
         if self.fail_open is not None:
             raise self.fail_open
         payload = read_sealed(self.storage, STATE_FILE, _MAGIC)
-        point = msgspec.msgpack.decode(payload, type=State).point
+        point = msgspec.msgpack.decode(payload, type=self.state_type).point
         return Source(google_crc32c.value(payload).to_bytes(4, "big") + payload, point)
 
     def open_sink(self, manifest):

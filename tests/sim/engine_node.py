@@ -74,7 +74,7 @@ class EngineNode(Administered):
                 segment_bytes=plan.settings["journal_segment_bytes"],
                 memory_bytes_max=plan.settings["log_memory_bytes_max"],
             )
-            machine = Machine(self) if plan.save_every is None else SavedMachine(self)
+            machine = self.new_machine()
         except StorageError as error:
             self._refuses(error)
             return
@@ -100,6 +100,10 @@ class EngineNode(Administered):
             )
         except StorageError as error:
             self._refuses(error)
+
+    def new_machine(self):
+        """The replicated state of this life; what of it is on disk is read."""
+        return Machine(self) if self.world.plan.save_every is None else SavedMachine(self)
 
     def _refuses(self, error):
         """A node that does not trust its disk is out for good: its directory is not wiped."""

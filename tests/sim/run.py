@@ -57,13 +57,18 @@ def run_plan(plan: Plan, *, node_type=EngineNode, checkers=None, trace=None) -> 
             plan, world.counts, world.trace_hash, violation.checker, violation.text, round(world.scheduler.now, 3)
         )
     except Exception as error:  # noqa: BLE001 - whatever the code under test raises is a finding
-        where = error.__traceback__
-        while where.tb_next is not None:
-            where = where.tb_next
-        text = f"{type(error).__name__}: {error} ({where.tb_frame.f_code.co_name}:{where.tb_lineno})"
+        text = where_raised(error)
         return Outcome(plan, world.counts, world.trace_hash, "crash", text, round(world.scheduler.now, 3))
     finally:
         logging.disable(level)
         for module, name, original in replaced:
             setattr(module, name, original)
     return Outcome(plan, counts, world.trace_hash)
+
+
+def where_raised(error: Exception) -> str:
+    """Say what was raised, and where."""
+    where = error.__traceback__
+    while where.tb_next is not None:
+        where = where.tb_next
+    return f"{type(error).__name__}: {error} ({where.tb_frame.f_code.co_name}:{where.tb_lineno})"

@@ -58,9 +58,15 @@ class World:
             closes_replaced=plan.closes_replaced,
             on_delivery=self._delivered,
         )
-        self.clients = [Client(self, number, self.stream(f"client {number}")) for number in range(plan.clients)]
+        self.clients = self.new_clients()
+
+    def new_clients(self):
+        """Whoever writes and reads."""
+        plan = self.plan
+        clients = [Client(self, number, self.stream(f"client {number}")) for number in range(plan.clients)]
         if plan.read_share:
-            self.clients.append(Reader(self, self.stream("reader")))
+            clients.append(Reader(self, self.stream("reader")))
+        return clients
 
     def stream(self, name):
         """A source of randomness of its own, so that one part does not disturb another's."""
@@ -101,28 +107,39 @@ class World:
     def _settle(self):
         """Every fault ends by itself; then the cluster has to make progress and agree."""
         scheduler = self.scheduler
-        # The longest that a fault may last after the last one was drawn.
-        scheduler.run(scheduler.now + 2.5)
-        self.quiet = True
-        self._liveness.faults_stopped(scheduler.now)
+        self._end_faults()
         target = self.counts["acknowledged"] + 5
-        while self.counts["acknowledged"] < target:
-            scheduler.run(scheduler.now + 0.1)
-            self._liveness.waiting(scheduler.now, "too little is acknowledged")
+        self._wait("too little is acknowledged", lambda: self.counts["acknowledged"] >= target)
         for client in self.clients:
             client.stop()
         last = self._reads.floor
-        while not all(node.alive and node.applied_index >= last for node in self._living()):
-            self._reach_everybody()
-            scheduler.run(scheduler.now + 0.1)
-            self._liveness.waiting(scheduler.now, "a node lacks what was acknowledged")
-        while any(node.alive and node.changes_wait for node in self.nodes.values()):
-            # Their askers give up by themselves.
-            scheduler.run(scheduler.now + 0.1)
-            self._liveness.waiting(scheduler.now, "somebody still waits for a change of members")
+        self._wait("a node lacks what was acknowledged", lambda: self._all_have(last))
+        # Their askers give up by themselves.
+        self._wait(
+            "somebody still waits for a change of members",
+            lambda: not any(node.alive and node.changes_wait for node in self.nodes.values()),
+        )
         scheduler.run(scheduler.now + 0.3)
         self.see.ended({node.name: node.commands for node in self._living()})
         self.counts["refused for good"] += sum(node.dead is not None for node in self.nodes.values())
+
+    def _end_faults(self):
+        # The longest that a fault may last after the last one was drawn.
+        self.scheduler.run(self.scheduler.now + 2.5)
+        self.quiet = True
+        self._liveness.faults_stopped(self.scheduler.now)
+
+    def _wait(self, otherwise, done, step_s=0.1):
+        """Let time pass until something is so; the liveness bound fails with what is ``otherwise``."""
+        while not done():
+            self.scheduler.run(self.scheduler.now + step_s)
+            self._liveness.waiting(self.scheduler.now, otherwise)
+
+    def _all_have(self, index):
+        if all(node.alive and node.applied_index >= index for node in self._living()):
+            return True
+        self._reach_everybody()
+        return False
 
     def _reach_everybody(self):
         """Move leadership to one whom all accept.

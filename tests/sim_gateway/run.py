@@ -1,0 +1,62 @@
+"""Running one plan with clients, to its verdict. Read next: :mod:`tests.sim_gateway.__main__`."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from dataclasses import dataclass, field
+
+from tests.sim.observe import Violation
+from tests.sim.run import REPLACED, where_raised
+from tests.sim_gateway.checks import judge
+from tests.sim_gateway.node import GatewayNode
+from tests.sim_gateway.plan import GatewayPlan
+from tests.sim_gateway.world import GatewayWorld
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one run came to; ``findings`` are (check, text) pairs, the first one names the run's failure."""
+
+    plan: GatewayPlan
+    counts: Counter
+    trace_hash: str
+    findings: list = field(default_factory=list)
+    at: float = 0.0
+    history: list = field(default_factory=list)
+
+    @property
+    def failed(self):
+        return bool(self.findings)
+
+    @property
+    def checker(self):
+        return self.findings[0][0] if self.findings else None
+
+    @property
+    def text(self):
+        return self.findings[0][1] if self.findings else ""
+
+
+def run_plan(plan, *, node_type=GatewayNode, trace=None):
+    """Run one plan to its end and judge it; an error of the code under test is a finding named "crash"."""
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    replaced = [(module, name, getattr(module, name)) for module, name in REPLACED]
+    world = GatewayWorld(plan, node_type=node_type, trace=trace)
+    stopped_by = []
+    try:
+        world.run()
+    except Violation as violation:
+        stopped_by = [(violation.checker, violation.text)]
+    except Exception as error:  # noqa: BLE001 - whatever the code under test raises is a finding
+        stopped_by = [("crash", where_raised(error))]
+    finally:
+        logging.disable(level)
+        for module, name, original in replaced:
+            setattr(module, name, original)
+        for node in world.nodes.values():
+            node.alive = False
+            node.forget()
+    findings = judge(world) + stopped_by
+    return Outcome(plan, world.counts, world.trace_hash, findings, round(world.now, 3), world.history.events)

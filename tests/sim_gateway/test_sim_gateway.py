@@ -1,0 +1,52 @@
+"""The simulated cluster with clients: a seed repeats exactly, and enough happens in a run."""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.sim_gateway.__main__ import main
+from tests.sim_gateway.many import plan_of
+from tests.sim_gateway.run import run_plan
+from tests.sim_gateway.workloads import WORKLOADS
+
+SEEDS = 100
+BLOCK = 10
+
+
+@pytest.mark.parametrize("start", range(0, SEEDS, BLOCK))
+def test_what_clients_saw_is_as_promised(start):
+    totals = Counter()
+    for seed in range(start, start + BLOCK):
+        outcome = run_plan(plan_of(seed))
+        assert not outcome.failed, (
+            f"{outcome.findings}; reproduce and shrink with: python -m tests.sim_gateway --seed {seed}"
+        )
+        totals.update(outcome.counts)
+    # A run in which nothing happened proves nothing.
+    for name in ("operations ok", "reads ok", "states compared", "kills", "elections"):
+        assert totals[name] >= BLOCK, name
+
+
+def test_a_seed_repeats_exactly_in_any_process():
+    here = [run_plan(plan_of(seed)).trace_hash for seed in range(len(WORKLOADS))]
+    assert here == [run_plan(plan_of(seed)).trace_hash for seed in range(len(WORKLOADS))]
+    root = Path(__file__).parents[2]
+    for hash_seed in ("0", "77"):
+        printed = subprocess.run(
+            [sys.executable, "-m", "tests.sim_gateway", "--seed", "1"],
+            cwd=root,
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        assert f"trace {here[1]}" in printed
+
+
+def test_the_runner_counts_over_processes(capsys):
+    assert main(["--seeds", "4", "--jobs", "2"]) == 0
+    assert "0 anomalies" in capsys.readouterr().out
