@@ -3,7 +3,8 @@
 Owns: the binary layout of a ROWS result (CQL native protocol v4) and the hand-over from cassandra-driver. Its own
 NumPy handler (3.30.1) drops every row without an error under NumPy 2, so it is not used.
 
-Layout after the metadata, big-endian: number of rows (int), and for each value its length (int) and its bytes.
+Layout after the metadata, big-endian: number of rows (int), and for each value its length (int, -1 = null) and its
+bytes.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class PageProtocol(ProtocolHandler):  # type: ignore[misc]
 
 
 def equal_rows(body: bytes, kinds: Sequence[pa.DataType]) -> list[pa.Array] | None:
-    """Return the columns of a result whose rows are equally long and hold no null, else None."""
+    """Return the columns of a result whose rows are equally long, a column's values all null or none, else None."""
     count = int.from_bytes(body[:4], "big")
     cells = np.frombuffer(body, np.uint8, offset=4)
     if count == 0:
@@ -61,8 +62,12 @@ def equal_rows(body: bytes, kinds: Sequence[pa.DataType]) -> list[pa.Array] | No
         lengths = rows[:, at : at + 4]
         length = int.from_bytes(lengths[0].tobytes(), "big", signed=True)
         # If every row shows the first one's lengths where the first one has them, all have its layout.
-        if length < 0 or np.any(lengths != lengths[0]):
+        if np.any(lengths != lengths[0]):
             return None
+        if length < 0:
+            arrays.append(pa.nulls(count, kind))
+            at += 4
+            continue
         column = np.ascontiguousarray(rows[:, at + 4 : at + 4 + length])
         if pa.types.is_int64(kind):
             arrays.append(pa.array(column.view(">i8").reshape(-1).astype(np.int64)))

@@ -4,7 +4,8 @@ Owns: the binary layout (CQL native protocol v4, message BATCH), and the hand-ov
 encoding each value in Python is what limits the driver, not the server: this is about five times cheaper.
 
 Layout of one statement, big-endian: kind 1 (byte), length of the prepared id (short), the id, number of values
-(short), and for each value its length (int) and its bytes; an int64 is 8 bytes in two's complement.
+(short), and for each value its length (int) and its bytes; an int64 is 8 bytes in two's complement. A null goes as
+length -2, "not set": it writes no cell and no tombstone.
 """
 
 from __future__ import annotations
@@ -12,15 +13,18 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from cassandra.protocol import BatchMessage, ProtocolHandler, write_byte, write_consistency_level, write_short
 from cassandra.query import BatchStatement, BatchType
 
 Bytes = npt.NDArray[np.uint8]
+
+_NOT_SET: Final = -2
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,7 @@ class EncodedRows:
 
 
 def encode(prepared_id: bytes, columns: Sequence[pa.Array]) -> EncodedRows:
-    """Return one statement a row, the columns in bind order; int64, string or binary, no nulls."""
+    """Return one statement a row, the columns in bind order; int64 without nulls, string or binary."""
     count = len(columns[0])
     head = struct.pack(f">BH{len(prepared_id)}sH", 1, len(prepared_id), prepared_id, len(columns))
     parts: list[_Part] = [_Part(np.broadcast_to(np.frombuffer(head, np.uint8), (count, len(head))), None)]
@@ -124,11 +128,16 @@ def _int64(column: pa.Array) -> list[_Part]:
 
 
 def _ragged(column: pa.Array) -> list[_Part]:
+    null = None
+    if column.null_count:
+        null = column.is_null().to_numpy(zero_copy_only=False)
+        column = pc.fill_null(column, pa.scalar(b"", pa.binary()).cast(column.type))
     _, offset_buffer, data = column.buffers()
     offsets = np.frombuffer(offset_buffer, np.int32, len(column) + 1, column.offset * 4).astype(np.int64)
     text = np.frombuffer(data or b"", np.uint8)[offsets[0] : offsets[-1]]
     lengths = np.diff(offsets)
-    prefix = _Part(lengths.astype(">i4").view(np.uint8).reshape(-1, 4), None)
+    stated = lengths if null is None else np.where(null, _NOT_SET, lengths)
+    prefix = _Part(stated.astype(">i4").view(np.uint8).reshape(-1, 4), None)
     if len(column) and np.all(lengths == lengths[0]):
         return [prefix, _Part(text.reshape(len(column), int(lengths[0])), None)]
     return [prefix, _Part(text, lengths)]

@@ -80,8 +80,9 @@ def count_range(keyspace: str, table: Table) -> str:
 
 def _select(keyspace: str, table: Table) -> str:
     names = ", ".join(f'"{column.name}"' for column in table.columns)
-    # All columns of a row are written at once, so one of them tells the row's timestamp.
-    written = f'WRITETIME("{table.values[0].name}") AS {WRITE_TS}'
+    # All columns of a row are written at once, so one that is never null tells the row's timestamp.
+    certain = next(column.name for column in table.values if not column.nullable)
+    written = f'WRITETIME("{certain}") AS {WRITE_TS}'
     return f"SELECT {names}, {written} FROM {_name(keyspace, table)}"  # noqa: S608 - checked names
 
 

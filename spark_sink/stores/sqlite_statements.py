@@ -8,6 +8,7 @@ that an older write that arrives later finds it and loses.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 from spark_sink.stores.tables import WRITE_TS, Column, ColumnType, Table
@@ -30,12 +31,15 @@ def create(table: Table) -> str:
     )
 
 
-def upsert(table: Table) -> str:
-    """Return the upsert; parameters are the declared columns in order, then the timestamp."""
+def upsert(table: Table, absent: Collection[str] = ()) -> str:
+    """Return the upsert; parameters are the declared columns in order but ``absent``, null ones, then the timestamp."""
     names = ", ".join(f'"{column.name}"' for column in table.columns)
-    marks = ", ".join("?" * (len(table.columns) + 1))
+    marks = ", ".join(["NULL" if column.name in absent else "?" for column in table.columns] + ["?"])
     wins = ", ".join(f'"{column.name}" = {_winner(column)}' for column in table.values)
-    differs = " OR ".join(f'excluded."{column.name}" <> "{table.name}"."{column.name}"' for column in table.values)
+    differs = " OR ".join(
+        f'excluded."{column.name}" {"IS NOT" if column.nullable else "<>"} "{table.name}"."{column.name}"'
+        for column in table.values
+    )
     insert = f'INSERT INTO "{table.name}" ({names}, {WRITE_TS}, dead) VALUES ({marks}, 0)'  # noqa: S608 - checked names
     newer = f'excluded.{WRITE_TS} > "{table.name}".{WRITE_TS}'
     # A retry of the same rows leaves the pages alone.
@@ -81,4 +85,7 @@ def _winner(column: Column) -> str:
     if column.type is ColumnType.INT64:
         # In two's complement a negative number is larger, as bytes, than any that is not.
         larger = f"CASE WHEN ({new} < 0) = ({old} < 0) THEN max({new}, {old}) ELSE min({new}, {old}) END"
+    if column.nullable:
+        # Its max() with a null is null.
+        larger = f"coalesce({larger}, {new}, {old})"
     return f"CASE WHEN excluded.{WRITE_TS} > {WRITE_TS} THEN {new} ELSE {larger} END"

@@ -6,7 +6,8 @@ how a store does it. Read next: `sqlite`, `cassandra`.
 The contract, row by row: the write or deletion with the largest timestamp wins; of equal timestamps a deletion
 beats a write, and of two writes the larger value wins, column by column, values compared as unsigned bytes. So the
 outcome depends on the set of writes alone, not on their order, their number or who sent them. A deletion is
-remembered: an older write that arrives later stays dead.
+remembered: an older write that arrives later stays dead. A null, where a column may have one, is no value and loses
+to every other.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
 """Declarations of stored tables: data that both stores turn into their own schema.
 
 Owns: names, types, keys, and the check that rows fit. Every row of every table has a write timestamp beside its
-columns, in the Arrow column `write_ts`: the commit number of the item it derives from, never a clock. No column is
-nullable: a null would be a tombstone of a single cell in Cassandra, and then rows would no longer win or lose as a
-whole. Must not know a database. Read next: `store`.
+columns, in the Arrow column `write_ts`: the commit number of the item it derives from, never a clock. Must not know
+a database. Read next: `store`.
+
+A null is not written: in Cassandra it would be a tombstone of a single cell, and left out it lets an older row's
+cell show through. So only columns of rows that are never written with other values may be nullable, which is so
+where the commit number is part of the key.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ WRITE_TS: Final = "write_ts"
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,47}")
 _RESERVED: Final = frozenset({WRITE_TS, "dead"})
+_COMMIT: Final = "commit"
 
 
 class ColumnType(Enum):
@@ -36,10 +40,11 @@ class ColumnType(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A named, typed, non-null column."""
+    """A named, typed column, without nulls unless it says so."""
 
     name: str
     type: ColumnType
+    nullable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +61,8 @@ class Table:
 
     Args:
         name: lower-case identifier, at most 48 characters.
-        columns: all columns, key columns included; at least one is no key.
+        columns: all columns, key columns included; at least one is no key and not nullable. Nullable ones are no
+            key, are text or blob, and need the column `commit` in the key: a key's rows are then all the same.
         partition_key: names of the columns that together choose the partition; never empty.
         clustering: columns that order and identify rows inside a partition; may be empty.
 
@@ -76,8 +82,15 @@ class Table:
             raise SinkError(Code.BAD_TABLE, f"{self.name}: a name is no identifier, or is reserved")
         if len(set(names)) != len(names) or len(set(key)) != len(key) or not set(key) <= set(names):
             raise SinkError(Code.BAD_TABLE, f"{self.name}: columns repeat, or a key column is not declared")
-        if not self.partition_key or len(key) == len(names):
-            raise SinkError(Code.BAD_TABLE, f"{self.name}: needs a partition key and a column that is no key")
+        if not self.partition_key or all(column.nullable for column in self.values):
+            raise SinkError(
+                Code.BAD_TABLE, f"{self.name}: needs a partition key and a column that is no key and not nullable"
+            )
+        nullable = {column.name: column for column in self.columns if column.nullable}
+        if nullable and _COMMIT not in key:
+            raise SinkError(Code.BAD_TABLE, f"{self.name}: nullable columns need {_COMMIT} in the key")
+        if set(nullable) & set(key) or any(column.type is ColumnType.INT64 for column in nullable.values()):
+            raise SinkError(Code.BAD_TABLE, f"{self.name}: a nullable column is no key, and text or blob")
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -106,7 +119,7 @@ class Table:
         return json.dumps(
             {
                 "name": self.name,
-                "columns": [[column.name, column.type.name] for column in self.columns],
+                "columns": [[column.name, column.type.name, column.nullable] for column in self.columns],
                 "partition_key": self.partition_key,
                 "clustering": [[column.name, column.descending] for column in self.clustering],
             }
@@ -118,7 +131,7 @@ class Table:
         fields = json.loads(text)
         return cls(
             name=fields["name"],
-            columns=tuple(Column(name, ColumnType[kind]) for name, kind in fields["columns"]),
+            columns=tuple(Column(name, ColumnType[kind], nullable) for name, kind, nullable in fields["columns"]),
             partition_key=tuple(fields["partition_key"]),
             clustering=tuple(Clustering(name, descending) for name, descending in fields["clustering"]),
         )
@@ -128,8 +141,8 @@ def checked(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Return ``rows`` with the columns of ``schema`` in its order.
 
     Raises:
-        SinkError: BAD_ROWS, when a column is missing or has another type, a value is null, or a timestamp is not
-            positive.
+        SinkError: BAD_ROWS, when a column is missing or has another type, a value is null that may not be, or a
+            timestamp is not positive.
     """
     try:
         chosen = rows.select(schema.names)
@@ -138,7 +151,7 @@ def checked(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     for field, column in zip(schema, chosen.columns, strict=True):
         if column.type != field.type:
             raise SinkError(Code.BAD_ROWS, f"column {field.name} is {column.type}, not {field.type}")
-        if column.null_count:
+        if column.null_count and not field.nullable:
             raise SinkError(Code.BAD_ROWS, f"column {field.name} holds a null")
     if chosen.num_rows and pc.min(chosen.column(WRITE_TS)).as_py() < 1:
         raise SinkError(Code.BAD_ROWS, "a write timestamp is not positive")
@@ -146,5 +159,5 @@ def checked(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _schema(columns: tuple[Column, ...]) -> pa.Schema:
-    fields = [pa.field(column.name, column.type.value, nullable=False) for column in columns]
+    fields = [pa.field(column.name, column.type.value, nullable=column.nullable) for column in columns]
     return pa.schema([*fields, pa.field(WRITE_TS, pa.int64(), nullable=False)])

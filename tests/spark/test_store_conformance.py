@@ -28,13 +28,25 @@ NOTES = Table(
     partition_key=("owner", "shelf"),
     clustering=(Clustering("place", descending=True),),
 )
+POSTS = Table(
+    name="posts",
+    columns=(
+        Column("owner", ColumnType.TEXT),
+        Column("commit", ColumnType.INT64),
+        Column("trace", ColumnType.TEXT, nullable=True),
+        Column("raw", ColumnType.BLOB, nullable=True),
+        Column("text", ColumnType.TEXT),
+    ),
+    partition_key=("owner",),
+    clustering=(Clustering("commit"),),
+)
 LARGEST = 2**63 - 1
 
 
 @pytest.fixture
 def store(store_url: str) -> Iterator[Store]:
     with open_store(store_url) as opened:
-        opened.create([NOTES])
+        opened.create([NOTES, POSTS])
         yield opened
 
 
@@ -147,6 +159,62 @@ def test_rows_that_do_not_fit_are_refused(store: Store) -> None:
             store.write(NOTES, batch)
         assert refused.value.code is Code.BAD_ROWS
     assert store.count(NOTES) == 0
+
+
+def post(commit: int, owner: str, trace: str | None, raw: bytes | None) -> dict[str, Any]:
+    return {"owner": owner, "commit": commit, "trace": trace, "raw": raw, "text": "t", WRITE_TS: commit}
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        [("00-a", b"1"), (None, None), ("00-b", None), ("", b""), (None, b"22")],
+        [("00-a", None), ("00-b", None)],
+        [(None, None), (None, None)],
+    ],
+)
+def test_nulls_come_back_as_nulls_however_often_they_are_written(store: Store, cells: list[Any]) -> None:
+    found = [post(commit, f"user {commit % 2}", *cell) for commit, cell in enumerate(cells, 1)]
+    batch = pa.RecordBatch.from_pylist(found, schema=POSTS.schema)
+    for part in (batch, batch, batch.slice(1)):
+        store.write(POSTS, part)
+    read = [row for part in store.scan(POSTS) for row in part.to_pylist()]
+    assert sorted(read, key=lambda row: row["commit"]) == found
+    for row in found:
+        assert store.get(POSTS, {"owner": row["owner"], "commit": row["commit"]}) == row
+
+
+def test_null_loses_to_any_value_in_either_order(store: Store) -> None:
+    for cells in ((None, "a"), ("", None)), (("a", None), (None, "")):
+        for at in (0, 1):
+            found = [post(commit, "ann", cell[at], None) for commit, cell in enumerate(cells, 1)]
+            store.write(POSTS, pa.RecordBatch.from_pylist(found, schema=POSTS.schema))
+        read = [row for part in store.scan(POSTS) for row in part.to_pylist()]
+        assert [row["trace"] for row in sorted(read, key=lambda row: row["commit"])] == ["a", ""]
+
+
+def test_deleted_row_with_nulls_stays_dead(store: Store) -> None:
+    rows = pa.RecordBatch.from_pylist([post(1, "ann", "00-a", None)], schema=POSTS.schema)
+    store.write(POSTS, rows)
+    store.delete(POSTS, pa.RecordBatch.from_pylist([post(1, "ann", None, None)], schema=POSTS.key_schema))
+    store.write(POSTS, rows)
+    assert store.count(POSTS) == 0
+
+
+def test_nullable_columns_are_for_rows_that_never_change() -> None:
+    key, text = Column("commit", ColumnType.INT64), Column("text", ColumnType.TEXT)
+    trace = Column("trace", ColumnType.TEXT, nullable=True)
+    kept = Table("kept", (key, text, trace), ("commit",))
+    assert Table.from_json(kept.to_json()) == kept
+    for columns, partition in (
+        ((key, text, trace), ("text",)),
+        ((key, trace), ("commit",)),
+        ((key, text, trace), ("commit", "trace")),
+        ((key, text, Column("number", ColumnType.INT64, nullable=True)), ("commit",)),
+    ):
+        with pytest.raises(SinkError) as refused:
+            Table("refused", columns, partition)
+        assert refused.value.code is Code.BAD_TABLE
 
 
 def test_two_stores_at_one_place_see_the_same(store_url: str, store: Store) -> None:
