@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from array import array
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -31,6 +32,17 @@ def int64s_from_bytes(data: bytes) -> array[int]:
     return column
 
 
+def cut_traceparents(traceparents: Sequence[str | None], start: int, stop: int) -> tuple[str | None, ...]:
+    """Return those of items ``start`` up to, not including, ``stop``, as :class:`SinglesChunk` keeps them.
+
+    What ``traceparents`` is short of at its end had none.
+    """
+    part = traceparents[start:stop]
+    if not any(part):
+        return ()
+    return (*part, *(None,) * (stop - start - len(part)))
+
+
 class SinglesChunk(msgspec.Struct, frozen=True, tag="singles", gc=False):
     """A run of single writes, by column. The four numeric columns are little-endian int64.
 
@@ -38,6 +50,7 @@ class SinglesChunk(msgspec.Struct, frozen=True, tag="singles", gc=False):
         commits, times_ms, client_ids, sequences: 8 bytes an item.
         keys: row keys.
         values: JSON text in UTF-8, None = deleted.
+        traceparents: trace context of each item's request, None = it had none; empty if no item's request had one.
     """
 
     commits: bytes
@@ -46,6 +59,7 @@ class SinglesChunk(msgspec.Struct, frozen=True, tag="singles", gc=False):
     times_ms: bytes
     client_ids: bytes
     sequences: bytes
+    traceparents: tuple[str | None, ...] = ()
 
     @property
     def items(self) -> int:
@@ -79,6 +93,7 @@ class RangeChunk(msgspec.Struct, frozen=True, tag="range", gc=False):
         first_sequence: sequence number of the first item; item *i* has ``first_sequence + i``.
         body: Arrow IPC stream, columns ``key`` and ``value`` (:mod:`flows.range_body`).
         offset: row of ``body`` that is the first item.
+        traceparent: trace context of the request that brought it, empty if it had none.
     """
 
     first_commit: int
@@ -88,6 +103,7 @@ class RangeChunk(msgspec.Struct, frozen=True, tag="range", gc=False):
     first_sequence: int
     body: bytes
     offset: int
+    traceparent: str = ""
 
     @property
     def items(self) -> int:

@@ -21,6 +21,7 @@ from flows.chunks import (
     SealedBatch,
     SealedChunk,
     SinglesChunk,
+    cut_traceparents,
     int64s_from_bytes,
     int64s_to_bytes,
 )
@@ -55,6 +56,7 @@ class RunView(NamedTuple):
     times_ms: array[int]
     client_ids: array[int]
     sequences: array[int]
+    traceparents: list[str | None]
     items: int
 
     def chunk(self, start: int, stop: int) -> SinglesChunk:
@@ -66,6 +68,7 @@ class RunView(NamedTuple):
             int64s_to_bytes(self.times_ms[start:stop]),
             int64s_to_bytes(self.client_ids[start:stop]),
             int64s_to_bytes(self.sequences[start:stop]),
+            cut_traceparents(self.traceparents, start, stop),
         )
 
 
@@ -77,7 +80,8 @@ class OpenSegment:
         table: its source table.
         last_commit: commit number of the newest item ever appended (a seal keeps it), 0 if none.
         size_bytes: keys in characters, values in bytes, ranges in bytes of their body, plus an overhead an item.
-            Deterministic and close to the memory used. A body of which only a part is new counts in full.
+            Deterministic and close to the memory used. A body of which only a part is new counts in full. A
+            trace context counts where it is another than the last one before: items of a request share it.
     """
 
     __slots__ = (
@@ -88,6 +92,7 @@ class OpenSegment:
         "_keys",
         "_sequences",
         "_times_ms",
+        "_traceparents",
         "_values",
         "flow",
         "last_commit",
@@ -114,6 +119,8 @@ class OpenSegment:
         self._times_ms = array("q")
         self._client_ids = array("q")
         self._sequences = array("q")
+        # Shorter than the others: it ends at the last item that has one, so that items without cost nothing.
+        self._traceparents: list[str | None] = []
 
     def append_one(
         self, commit: int, key: str, value: bytes | None, time_ms: int, client_id: int, sequence: int
@@ -145,6 +152,24 @@ class OpenSegment:
         else:
             self.size_bytes += ITEM_OVERHEAD_BYTES + len(key) + len(value)
 
+    def trace_last(self, traceparent: str) -> None:
+        """Add to the write just added the trace context of its request; once at most.
+
+        A call of its own, so that writes without one cost what they did.
+
+        Args:
+            traceparent: as W3C Trace Context writes it, at most 55 characters, not empty.
+        """
+        traced = self._traceparents
+        if traced and traced[-1] == traceparent:
+            traceparent = traced[-1]
+        else:
+            self.size_bytes += len(traceparent)
+        untraced = len(self._keys) - 1 - len(traced)
+        if untraced:
+            traced.extend((None,) * untraced)
+        traced.append(traceparent)
+
     def append_range(
         self,
         first_commit: int,
@@ -154,6 +179,7 @@ class OpenSegment:
         first_sequence: int,
         body: bytes,
         offset: int = 0,
+        traceparent: str = "",
     ) -> None:
         """Add a range, or the part of it that is new, without looking into it.
 
@@ -165,6 +191,7 @@ class OpenSegment:
             first_sequence: sequence number of the first item.
             body: Arrow IPC stream as :mod:`flows.range_body` describes it; kept, not copied.
             offset: row of ``body`` that is the first item.
+            traceparent: trace context of the request (W3C), at most 55 characters, empty if it had none.
 
         Raises:
             ValueError: ``first_commit`` is out of order, ``count`` < 1 or ``offset`` < 0; nothing was added.
@@ -175,10 +202,12 @@ class OpenSegment:
             )
         if self._keys:
             self._close_run()
-        self._closed.append(RangeChunk(first_commit, count, time_ms, client_id, first_sequence, body, offset))
+        self._closed.append(
+            RangeChunk(first_commit, count, time_ms, client_id, first_sequence, body, offset, traceparent)
+        )
         self._closed_items += count
         self.last_commit = first_commit + count - 1
-        self.size_bytes += len(body) + ITEM_OVERHEAD_BYTES * count
+        self.size_bytes += len(body) + len(traceparent) + ITEM_OVERHEAD_BYTES * count
 
     def _run(self) -> SinglesChunk:
         return SinglesChunk(
@@ -188,6 +217,7 @@ class OpenSegment:
             int64s_to_bytes(self._times_ms),
             int64s_to_bytes(self._client_ids),
             int64s_to_bytes(self._sequences),
+            cut_traceparents(self._traceparents, 0, len(self._keys)),
         )
 
     def _close_run(self) -> None:
@@ -228,6 +258,7 @@ class OpenSegment:
             self._times_ms,
             self._client_ids,
             self._sequences,
+            self._traceparents,
             len(self._keys),
         )
 
@@ -279,6 +310,9 @@ class OpenSegment:
             segment._times_ms = int64s_from_bytes(run.times_ms)
             segment._client_ids = int64s_from_bytes(run.client_ids)
             segment._sequences = int64s_from_bytes(run.sequences)
+            segment._traceparents = list(run.traceparents)
+            while segment._traceparents and segment._traceparents[-1] is None:
+                segment._traceparents.pop()
         segment._closed = chunks
         segment._closed_items = sum(chunk.items for chunk in chunks)
         segment.last_commit = state.last_commit

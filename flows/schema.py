@@ -10,6 +10,9 @@ Owns: names, order and types of the item columns and the metadata keys. Version 
 | time_ms | int64, not null | cluster time at which the write was ordered |
 | client_id | int64, not null | session that wrote |
 | sequence | int64, not null | its sequence number; (client_id, sequence) is the request id |
+| traceparent | dictionary of string (int32), null = none | trace context of the request that applied it (W3C) |
+
+The dictionary holds each trace context of the batch once: a request's operations, and a range's, share one.
 
 Rows are in ascending commit order. Schema metadata (UTF-8): ``oncegate.version`` = "1", ``oncegate.flow``,
 ``oncegate.batch`` (decimal), ``oncegate.table``.
@@ -31,8 +34,14 @@ ITEM_SCHEMA: Final[pa.Schema] = pa.schema(
         pa.field("time_ms", pa.int64(), nullable=False),
         pa.field("client_id", pa.int64(), nullable=False),
         pa.field("sequence", pa.int64(), nullable=False),
+        pa.field("traceparent", pa.dictionary(pa.int32(), pa.string()), nullable=True),
     ]
 )
+
+PLAIN_SCHEMA: Final[pa.Schema] = pa.schema(
+    [*list(ITEM_SCHEMA)[:-1], pa.field("traceparent", pa.string(), nullable=True)]
+)
+"""The columns without a dictionary: what Spark, which knows none, and the rows made from items have."""
 
 
 def batch_schema(flow: str, table: str, number: int) -> pa.Schema:

@@ -6,7 +6,8 @@ Owns: turning chunks into bytes, bytes into JSON lines, and the checksum that na
 Every node builds the payload by itself, from chunks that lie differently in memory: a node that restarted, or
 received a range in two parts, has other slices. So nothing of Arrow's memory layout may reach the bytes: each
 column is laid out anew, in record batches of ROWS_PER_RECORD_BATCH rows, with offsets from zero, no data under
-nulls, no validity bitmap where nothing is null, and zero bits after the last row.
+nulls, no validity bitmap where nothing is null, and zero bits after the last row. A dictionary holds its entries
+once, in the order in which items first have them.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ ROWS_PER_RECORD_BATCH: Final = 16_384
 """Fixed for ever: it is part of what makes the bytes the same. Divisible by 8."""
 
 _INT64: Final = np.dtype("<i8")
+_INT32: Final = np.dtype("<i4")
 _Int64s = npt.NDArray[np.int64]
+_Int32s = npt.NDArray[np.int32]
 
 
 class Columns(NamedTuple):
-    """Items by column, all of one length, in commit order."""
+    """Items by column, all of one length, in commit order; the trace contexts are not among them."""
 
     commits: _Int64s
     keys: pa.Array
@@ -94,6 +97,7 @@ def build(chunks: Sequence[SealedChunk], flow: str, table: str, number: int) -> 
     )
     keys = _Strings(pa.concat_arrays([part.keys for part in parts]))
     values = _Strings(pa.concat_arrays([part.values for part in parts]))
+    traceparents = _Traceparents(chunks)
     schema = batch_schema(flow, table, number)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as writer:
@@ -106,6 +110,7 @@ def build(chunks: Sequence[SealedChunk], flow: str, table: str, number: int) -> 
                 _int64s(times_ms[start:stop]),
                 _int64s(client_ids[start:stop]),
                 _int64s(sequences[start:stop]),
+                traceparents.rows(start, stop),
             ]
             writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
     payload: bytes = sink.getvalue().to_pybytes()
@@ -136,12 +141,46 @@ class _Strings:
         low, high = int(offsets[0]), int(offsets[-1])
         validity, null_count = None, 0
         if self._valid is not None:
-            valid = self._valid[start:stop]
-            null_count = len(valid) - int(np.count_nonzero(valid))
-            if null_count:
-                validity = pa.py_buffer(np.packbits(valid, bitorder="little"))
+            validity, null_count = _validity(self._valid[start:stop])
         buffers = [validity, pa.py_buffer(offsets - np.int32(low)), self._data.slice(low, high - low)]
         return pa.Array.from_buffers(pa.string(), stop - start, buffers, null_count=null_count)
+
+
+class _Traceparents:
+    """The trace contexts of all items, of which canonical slices with one dictionary are cut."""
+
+    __slots__ = ("_codes", "_dictionary")
+
+    def __init__(self, chunks: Sequence[SealedChunk]) -> None:
+        codes: dict[str | None, int] = {}
+        self._codes = np.concatenate([_codes(chunk, codes) for chunk in chunks])
+        entries = list(codes)
+        self._dictionary = _Strings(pa.array(entries, pa.string())).rows(0, len(entries))
+
+    def rows(self, start: int, stop: int) -> pa.DictionaryArray:
+        """Return rows ``start .. stop``; all slices share their dictionary."""
+        codes = self._codes[start:stop]
+        validity, null_count = _validity(codes >= 0)
+        buffers = [validity, pa.py_buffer(np.maximum(codes, 0))]
+        indices = pa.Array.from_buffers(pa.int32(), stop - start, buffers, null_count=null_count)
+        return pa.DictionaryArray.from_arrays(indices, self._dictionary)
+
+
+def _codes(chunk: SealedChunk, codes: dict[str | None, int]) -> _Int32s:
+    """Return each item's place in the dictionary, -1 for none; new entries are added to ``codes``."""
+    if isinstance(chunk, SinglesChunk):
+        if not chunk.traceparents:
+            return np.full(chunk.items, -1, _INT32)
+        places = (-1 if trace is None else codes.setdefault(trace, len(codes)) for trace in chunk.traceparents)
+        return np.fromiter(places, _INT32, chunk.items)
+    place = codes.setdefault(chunk.traceparent, len(codes)) if chunk.traceparent else -1
+    return np.full(chunk.count, place, _INT32)
+
+
+def _validity(valid: npt.NDArray[np.bool_]) -> tuple[pa.Buffer | None, int]:
+    """Return the validity bitmap, None if nothing is null, and the number of nulls."""
+    null_count = len(valid) - int(np.count_nonzero(valid))
+    return pa.py_buffer(np.packbits(valid, bitorder="little")) if null_count else None, null_count
 
 
 def checksum(payload: bytes) -> str:
@@ -164,12 +203,15 @@ def to_json_lines(payload: bytes) -> Iterator[bytes]:
     r"""Yield a payload item by item, each one JSON object and ``\n``.
 
     Members: ``commit``, ``key``, ``value`` (embedded JSON, not a string of it), ``time_ms``, ``client_id`` (16 hex
-    digits) and ``sequence``. A delete has ``value`` null and, since null is also a value, ``"deleted":true``.
+    digits) and ``sequence``. A delete has ``value`` null and, since null is also a value, ``"deleted":true``. Where the
+    request had a trace context, ``traceparent`` follows.
     """
     encode = msgspec.json.encode
     with pa.ipc.open_stream(payload) as reader:
         for batch in reader:
-            commits, keys, _, times_ms, client_ids, sequences = (column.to_pylist() for column in batch.columns)
+            commits, keys, _, times_ms, client_ids, sequences, traceparents = (
+                column.to_pylist() for column in batch.columns
+            )
             values: list[bytes | None] = batch.column(2).cast(pa.binary()).to_pylist()
             for row, value in enumerate(values):
                 deleted = b""
@@ -178,7 +220,9 @@ def to_json_lines(payload: bytes) -> Iterator[bytes]:
                 elif b"\n" in value or b"\r" in value:
                     # Legal JSON white space, but it would end the line.
                     value = msgspec.json.format(value, indent=-1)
-                yield b'{"commit":%d,"key":%s,"value":%s,"time_ms":%d,"client_id":"%016x","sequence":%d%s}\n' % (
+                traceparent = traceparents[row]
+                trace = b"" if traceparent is None else b',"traceparent":' + encode(traceparent)
+                yield b'{"commit":%d,"key":%s,"value":%s,"time_ms":%d,"client_id":"%016x","sequence":%d%s%s}\n' % (
                     commits[row],
                     encode(keys[row]),
                     value,
@@ -186,4 +230,5 @@ def to_json_lines(payload: bytes) -> Iterator[bytes]:
                     client_ids[row],
                     sequences[row],
                     deleted,
+                    trace,
                 )

@@ -110,12 +110,22 @@ class FlowTable:
         return False
 
     def append_one(
-        self, table: str, commit: int, key: str, value: bytes | None, time_ms: int, client_id: int, sequence: int
+        self,
+        table: str,
+        commit: int,
+        key: str,
+        value: bytes | None,
+        time_ms: int,
+        client_id: int,
+        sequence: int,
+        traceparent: str = "",
     ) -> None:
         """Add a committed write to every flow of its table, and cut where a batch is full."""
         for flow in self._taps.get(table, ()):
             segment = flow.segment
             segment.append_one(commit, key, value, time_ms, client_id, sequence)
+            if traceparent:
+                segment.trace_last(traceparent)
             if batcher.is_full(flow.declaration, segment.items, segment.size_bytes):
                 self._cut(flow, time_ms)
 
@@ -129,6 +139,7 @@ class FlowTable:
         first_sequence: int,
         body: bytes,
         offset: int,
+        traceparent: str = "",
     ) -> None:
         """Add a committed range to every flow of its table without looking into it."""
         for flow in self._taps.get(table, ()):
@@ -136,7 +147,14 @@ class FlowTable:
             done = 0
             for length in batcher.pieces(flow.declaration, segment.items, count):
                 segment.append_range(
-                    first_commit + done, length, time_ms, client_id, first_sequence + done, body, offset + done
+                    first_commit + done,
+                    length,
+                    time_ms,
+                    client_id,
+                    first_sequence + done,
+                    body,
+                    offset + done,
+                    traceparent,
                 )
                 done += length
                 if batcher.is_full(flow.declaration, segment.items, segment.size_bytes):

@@ -208,7 +208,7 @@ class Machine:
             if flows.is_full(op.table, table.quota_bytes, self.time_ms):
                 return Code.QUOTA
             commit = self.commit = self.commit + 1
-            flows.append_one(op.table, commit, op.key, op.value, self.time_ms, client_id, op.sequence)
+            flows.append_one(op.table, commit, op.key, op.value, self.time_ms, client_id, op.sequence, traceparent)
             return tracker.record(op.sequence, op.fingerprint, commit, None, traceparent)
         commit = self.commit = self.commit + 1
         result = table.execute(op, commit)
@@ -216,7 +216,7 @@ class Machine:
         if (result is None or result.refusal is None) and flows.is_tapped(op.table) and op.kind != c.Kind.GET:
             row = table.rows.get(op.key)
             value = None if row is None else row.value
-            flows.append_one(op.table, commit, op.key, value, self.time_ms, client_id, op.sequence)
+            flows.append_one(op.table, commit, op.key, value, self.time_ms, client_id, op.sequence, traceparent)
         return record
 
     def _range(self, command: c.Range) -> Ranged:
@@ -270,6 +270,7 @@ class Machine:
             part.first,
             command.body,
             offset,
+            command.traceparent,
         )
         return commit
 

@@ -20,7 +20,7 @@ from urllib.parse import quote, urlsplit
 import numpy as np
 import pyarrow as pa
 
-from flows.schema import ITEM_SCHEMA, VERSION
+from flows.schema import ITEM_SCHEMA, PLAIN_SCHEMA, VERSION
 from spark_sink.errors import Code, SinkError
 from spark_sink.retry import Retry
 
@@ -92,7 +92,7 @@ class FlowClient:
         return self._call("GET", "", None, _flow_state)
 
     def batch(self, number: int) -> pa.RecordBatch:
-        """Return the items of a sealed batch, columns of `ITEM_SCHEMA`; checked to be whole and the one asked for.
+        """Return the items of a sealed batch, columns of `PLAIN_SCHEMA`; checked to be whole and the one asked for.
 
         Raises:
             SinkError: RETENTION_EXCEEDED, BATCH_CHANGED (a reread in this process differs), BAD_BATCH,
@@ -269,4 +269,4 @@ def _arrow_batch(answer: _Answer, flow: str, number: int) -> pa.RecordBatch:
     commits = np.asarray(table.column("commit"))
     if len(commits) == 0 or commits[0] < 1 or np.any(commits[1:] <= commits[:-1]):
         raise bad("commit numbers do not ascend")
-    return table.replace_schema_metadata(None).combine_chunks().to_batches(max_chunksize=table.num_rows)[0]
+    return table.cast(PLAIN_SCHEMA).combine_chunks().to_batches(max_chunksize=table.num_rows)[0]

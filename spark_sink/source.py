@@ -27,7 +27,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from flows.schema import ITEM_SCHEMA
+from flows.schema import PLAIN_SCHEMA
 from spark_sink.errors import Code, SinkError
 from spark_sink.flow_client import Attachment, FlowState
 from spark_sink.options import SourceOptions
@@ -39,7 +39,7 @@ Offset = dict[str, int]
 
 def item_schema() -> StructType:
     """Return the columns of the source: those of a batch, and `batch`, the number of the batch."""
-    fields = [*ITEM_SCHEMA, BATCH_FIELD]
+    fields = [*PLAIN_SCHEMA, BATCH_FIELD]
     types = {pa.int64(): LongType(), pa.string(): StringType()}
     return StructType([StructField(field.name, types[field.type], field.nullable) for field in fields])
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from flows.batch_log import BatchLogState
-from flows.chunks import RangeChunk, SealedChunk, SinglesChunk, int64s_from_bytes
+from flows.chunks import RangeChunk, SealedChunk, SinglesChunk, cut_traceparents, int64s_from_bytes
 from flows.open_segment import RunView
 from gateway.flow_state import Flow
 from gateway.state.layout import (
@@ -177,4 +177,5 @@ def _cut(chunk: SinglesChunk, piece: Piece) -> SinglesChunk:
         chunk.times_ms[low:high],
         chunk.client_ids[low:high],
         chunk.sequences[low:high],
+        cut_traceparents(chunk.traceparents, start, stop),
     )

@@ -35,7 +35,7 @@ from rifl.key_table import KeyRecord
 from rifl.result_tracker import ResultTracker
 from rifl.session import Session
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 META_KEY: Final = b"\x00"
 HEADS: Final = b"\x01"
 BATCHES: Final = b"\x02"
@@ -105,6 +105,7 @@ class RangeHead(msgspec.Struct, array_like=True, frozen=True, tag="range"):
     first_sequence: int
     offset: int
     body_parts: int
+    traceparent: str = ""
 
 
 class Run(msgspec.Struct, array_like=True, frozen=True, tag="run"):
@@ -218,6 +219,7 @@ def encode_piece(chunk: SinglesChunk | RangeChunk) -> bytes:
             chunk.first_sequence,
             chunk.offset,
             body_parts(chunk.body),
+            chunk.traceparent,
         )
     )
 

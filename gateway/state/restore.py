@@ -180,6 +180,7 @@ def _segment(store: Store, number: int, head: FlowHead, mark: FlowMark) -> OpenS
                     piece.first_sequence,
                     body[0] if parts == 1 else b"".join(body),
                     piece.offset,
+                    piece.traceparent,
                 )
             )
         if key != piece_key(number, first_commit):
@@ -197,7 +198,7 @@ def _segment(store: Store, number: int, head: FlowHead, mark: FlowMark) -> OpenS
 
 
 def _joined(run: list[SinglesChunk]) -> SinglesChunk:
-    if len(run) == 1:
+    if len(run) == 1 and not run[0].traceparents:
         return run[0]
     return SinglesChunk(
         b"".join(part.commits for part in run),
@@ -206,4 +207,14 @@ def _joined(run: list[SinglesChunk]) -> SinglesChunk:
         b"".join(part.times_ms for part in run),
         b"".join(part.client_ids for part in run),
         b"".join(part.sequences for part in run),
+        _traceparents(run),
     )
+
+
+def _traceparents(run: list[SinglesChunk]) -> tuple[str | None, ...]:
+    if not any(part.traceparents for part in run):
+        return ()
+    # One object a trace context, as before the save: a request's operations share it.
+    known: dict[str | None, str | None] = {}
+    every = (trace for part in run for trace in part.traceparents or (None,) * part.items)
+    return tuple(known.setdefault(trace, trace) for trace in every)

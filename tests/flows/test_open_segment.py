@@ -11,18 +11,21 @@ from flows import range_body, segment
 from flows.chunks import SealedBatch
 from flows.open_segment import OpenSegment, OpenSegmentState
 
-STEPS = st.lists(st.none() | st.integers(1, 4), max_size=12)
-"""None is a single write, a number a range of that length."""
+STEPS = st.lists(st.none() | st.integers(-2, 4).filter(bool), max_size=12)
+"""None is a single write, a negative number one with a trace context, another number a range of that length."""
+TRACES = ["", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "00-other"]
 
 
 def fill(part: OpenSegment, steps: list[int | None], commit: int = 1) -> int:
     for step in steps:
-        if step is None:
+        if step is None or step < 0:
             part.append_one(commit, f"k{commit}", b"%d" % commit if commit % 3 else None, 1000 + commit, 7, commit)
+            if step is not None:
+                part.trace_last(TRACES[-step])
             commit += 1
         else:
             body = range_body.encode([f"k{commit + i}" for i in range(step)], [b"1"] * step)
-            part.append_range(commit, step, 1000 + commit, 7, commit, body)
+            part.append_range(commit, step, 1000 + commit, 7, commit, body, 0, TRACES[step % 3])
             commit += step
     return commit
 
@@ -109,3 +112,35 @@ def test_snapshot_does_not_change_with_later_appends() -> None:
     before = msgspec.msgpack.encode(state)
     fill(part, [None, 2], following)
     assert msgspec.msgpack.encode(state) == before
+
+
+@given(st.lists(st.sampled_from(TRACES), min_size=1, max_size=12), st.data())
+def test_view_of_a_run_keeps_its_trace_contexts_while_the_run_grows(traces: list[str], data: st.DataObject) -> None:
+    part = OpenSegment("f", "t")
+    seen = data.draw(st.integers(1, len(traces)))
+    start = data.draw(st.integers(0, seen - 1))
+    for commit, trace in enumerate(traces, 1):
+        part.append_one(commit, "k", b"1", 0, 7, commit)
+        if trace:
+            part.trace_last(trace)
+        if commit == seen:
+            view = part.run_view()
+            early = view.chunk(start, seen)
+    late = view.chunk(start, seen)
+    assert late == early
+    wanted = [trace or None for trace in traces[start:seen]]
+    assert list(late.traceparents) == (wanted if any(wanted) else [])
+
+
+def test_writes_without_a_trace_context_hold_no_memory_for_it_and_those_with_one_share_it() -> None:
+    part = OpenSegment("f", "t")
+    fill(part, [None] * 3)
+    plain, untraced = part.size_bytes, part.snapshot().chunks[0]
+    assert untraced.traceparents == ()
+    for commit in range(4, 7):
+        part.append_one(commit, "k", b"1", 0, 7, commit)
+        part.trace_last("".join(TRACES[1]))
+    weight = part.size_bytes - plain
+    following = OpenSegment("f", "t")
+    following.append_one(1, "k", b"1", 0, 7, 1)
+    assert weight == 3 * following.size_bytes + len(TRACES[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import groupby
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -19,13 +20,17 @@ from flows.schema import batch_schema
 class Item(NamedTuple):
     key: str
     value: bytes | None
+    traceparent: str = ""
 
 
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+OTHER = TRACE.replace("b7ad", "aaaa")
 ITEMS = st.lists(
     st.builds(
         Item,
         st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6),
         st.none() | st.integers().map(lambda n: b"%d" % n) | st.just(b'{"a": "\xc3\xa9"}'),
+        st.sampled_from(["", "", TRACE, OTHER]),
     ),
     min_size=1,
     max_size=60,
@@ -52,10 +57,16 @@ def noisy_body(items: list[Item], before: int, after: int, batches: int) -> byte
     return sink.getvalue().to_pybytes()
 
 
+def append_one(part: OpenSegment, number: int, item: Item) -> None:
+    part.append_one(number + 10, item.key, item.value, 5000, 77, number)
+    if item.traceparent:
+        part.trace_last(item.traceparent)
+
+
 def as_singles(items: list[Item]) -> tuple[SealedChunk, ...]:
     part = OpenSegment("f", "t")
     for number, item in enumerate(items, 1):
-        part.append_one(number + 10, item.key, item.value, 5000, 77, number)
+        append_one(part, number, item)
     return part.freeze(1).chunks
 
 
@@ -68,10 +79,14 @@ def as_drawn(items: list[Item], data: st.DataObject) -> tuple[SealedChunk, ...]:
         if data.draw(st.booleans()):
             before, after = data.draw(st.integers(0, 20)), data.draw(st.integers(0, 3))
             body = noisy_body(items[at : at + count], before, after, data.draw(st.integers(1, 3)))
-            part.append_range(at + 11, count, 5000, 77, at + 1, body, before)
+            done = at
+            for trace, group in groupby(items[at : at + count], lambda item: item.traceparent):
+                length = len(list(group))
+                part.append_range(done + 11, length, 5000, 77, done + 1, body, before + done - at, trace)
+                done += length
         else:
             for number, item in enumerate(items[at : at + count], at + 1):
-                part.append_one(number + 10, item.key, item.value, 5000, 77, number)
+                append_one(part, number, item)
         at += count
         if data.draw(st.booleans()):
             part = OpenSegment.restore(part.snapshot())
@@ -110,6 +125,15 @@ def test_items_come_back_in_commit_order_with_the_batch_identity(items: list[Ite
     assert set(table.column("time_ms").to_pylist()) == {5000}
     assert table.column("key").to_pylist() == [item.key for item in items]
     assert table.column("value").to_pylist() == [None if i.value is None else i.value.decode() for i in items]
+    assert table.column("traceparent").to_pylist() == [item.traceparent or None for item in items]
+
+
+@given(ITEMS)
+@settings(deadline=None)
+def test_a_trace_context_is_held_once_however_many_items_share_it(items: list[Item]) -> None:
+    table = segment.read_table(segment.build(as_singles(items), "f", "t", 3))
+    dictionary = table.column("traceparent").chunk(0).dictionary.to_pylist()
+    assert dictionary == list(dict.fromkeys(item.traceparent for item in items if item.traceparent))
 
 
 def test_record_batches_have_their_fixed_size() -> None:
@@ -123,8 +147,8 @@ def test_record_batches_have_their_fixed_size() -> None:
 
 def test_bytes_of_a_batch_are_those_of_version_1() -> None:
     """Pins the format: nodes of two releases must agree on every byte."""
-    items = [Item("k1", b'{"a":1}'), Item("k2", None), Item("\u00e9", b'"x"')]
-    assert segment.checksum(segment.build(as_singles(items), "orders", "t", 3)) == "crc32c-8515cedb"
+    items = [Item("k1", b'{"a":1}', TRACE), Item("k2", None), Item("\u00e9", b'"x"', OTHER)]
+    assert segment.checksum(segment.build(as_singles(items), "orders", "t", 3)) == "crc32c-ef355b49"
 
 
 def test_batch_without_items_is_refused() -> None:
@@ -146,7 +170,11 @@ def test_json_lines_carry_each_item_with_its_value_embedded(items: list[Item]) -
             "client_id": f"{77:016x}",
             "sequence": number,
         }
-        assert json.loads(line) == (expected | {"deleted": True} if item.value is None else expected)
+        if item.value is None:
+            expected["deleted"] = True
+        if item.traceparent:
+            expected["traceparent"] = item.traceparent
+        assert json.loads(line) == expected
 
 
 def test_json_line_stays_one_line_when_the_value_has_line_breaks() -> None:

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any
 import google_crc32c
 import pyarrow as pa
 
-from tests.gateway.http_contract import ARROW, assert_problem, batch_lines, declare, put, sealed, state_of
+from tests.gateway.http_contract import (
+    ARROW,
+    JSON_LINES,
+    assert_problem,
+    batch_lines,
+    declare,
+    put,
+    range_headers,
+    sealed,
+    state_of,
+)
 
 if TYPE_CHECKING:
     from tests.conftest import Api
@@ -104,7 +114,7 @@ async def test_batch_is_immutable_and_named_by_its_checksum(api: Api) -> None:
     assert int(headers["Oncegate-Commit"]) >= 2
     table = pa.ipc.open_stream(payload).read_all()
     assert table.schema.metadata[b"oncegate.flow"] == b"f"
-    assert table.column_names == ["commit", "key", "value", "time_ms", "client_id", "sequence"]
+    assert table.column_names == ["commit", "key", "value", "time_ms", "client_id", "sequence", "traceparent"]
     assert table.column("key").to_pylist() == ["k1", "k2"]
     assert table.column("commit").to_pylist() == [1, 2]
     assert table.column("value").to_pylist() == ['{"n":1}', '{"n":2}']
@@ -135,6 +145,38 @@ async def test_batch_as_json_lines_holds_the_same_items(api: Api) -> None:
     assert [line.get("deleted", False) for line in lines] == [False, True, False]
     assert {line["client_id"] for line in lines} == {client_id}
     assert [line["sequence"] for line in lines] == [1, 2, 3]
+
+
+async def test_items_carry_the_trace_context_of_the_request_that_applied_them(api: Api) -> None:
+    await declare(api)
+    await declare(api, "events", "stream")
+    await _flow(api, max_items=4)
+    client_id = await api.session()
+    first, other, ranged, keyed = (f"00-{number:032x}-b7ad6b7169203331-01" for number in range(1, 5))
+
+    async def operate(trace: str | None, *operations: Any) -> None:
+        request = {"client_id": client_id, "epoch": 1, "first_incomplete": 1, "operations": operations}
+        headers = {} if trace is None else {"traceparent": trace}
+        assert (await api.call("POST", "/v1/operations", request, headers=headers))[0] == 200
+
+    await operate(first, put(1, "a", 1), put(2, "b", 1))
+    await operate(other, put(2, "b", 1))
+    await operate(None, put(3, "c", 1))
+    await api.call("PUT", "/v1/tables/rows/rows/k", 1, headers={"Idempotency-Key": '"k"', "traceparent": keyed})
+    lines = await batch_lines(api, "f")
+    assert [line.get("traceparent") for line in lines] == [first, first, None, keyed], "a replay is no item"
+    _, _, payload = await api.call("GET", "/v1/flows/f/batches/1")
+    assert pa.ipc.open_stream(payload).read_all().column("traceparent").to_pylist() == [first, first, None, keyed]
+    headers = {**range_headers(client_id, 10, JSON_LINES), "traceparent": ranged}
+    body = b'{"key":"a","value":1}\n{"key":"b","value":2}\n'
+    assert (await api.call("POST", "/v1/tables/events/ranges", data=body, headers=headers))[0] == 200
+    await operate(other, put(12, "c", 3, "events"))
+    await sealed(api, "events")
+    traces = [line.get("traceparent") for line in await batch_lines(api, "events")]
+    last = (await api.call("GET", "/v1/flows/events"))[2]["last_batch"]
+    for number in range(2, last + 1):
+        traces += [line.get("traceparent") for line in await batch_lines(api, "events", number)]
+    assert traces == [ranged, ranged, other]
 
 
 async def test_refused_and_replayed_operations_are_no_items(api: Api) -> None:

@@ -18,7 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from consensus.errors import SafetyViolation
+from flows import range_body
+from flows.chunks import RangeChunk
 from gateway import commands as c
+from gateway.machine import Machine
 from gateway.state import MachineState, durable, session_images, state_digest, store
 from gateway.state import rows as rows_module
 from gateway.state.errors import StoreFailed
@@ -26,7 +29,7 @@ from gateway.state.flow_images import PIECE_ITEMS
 from gateway.state.layout import META_KEY
 from gateway.state.store import CellWriter, Store
 from tests.gateway.logs import RandomLog
-from tests.gateway.state_harness import Member, crash_images, digest_at, held, point, wrong_after_crash
+from tests.gateway.state_harness import Member, crash_images, digest_at, held, point, ship, wrong_after_crash
 
 steps = st.lists(
     st.one_of(
@@ -359,6 +362,62 @@ def test_growing_segment_is_saved_in_pieces_and_only_what_is_new(tmp_path: Path)
     last = MachineState(tmp_path / "s")
     assert state_digest(last.machine) == expected
     last.close()
+
+
+def test_trace_contexts_of_open_items_survive_saves_and_snapshots_and_stay_shared(tmp_path: Path) -> None:
+    state = MachineState(tmp_path / "s")
+    state.machine.apply(
+        1, 1, c.encode_entry(0, [c.DeclareTable("s", "stream", 1 << 30), c.OpenSession("n", 60_000, 8192)])
+    )
+    flow = b'{"name":"f","source":"s","max_items":100000,"max_bytes":100000000,"linger_ms":3600000}'
+    state.machine.apply(2, 1, c.encode_entry(0, [c.DeclareFlow(flow)]))
+    wanted: list[str | None] = []
+
+    def write(count: int, trace: str) -> None:
+        first = len(wanted) + 1
+        ops = [c.Op(n, int(c.Kind.PUT), "s", f"k{n}", n, b"1") for n in range(first, first + count)]
+        state.machine.apply(3, 1, c.encode_entry(0, [c.Operate(1, 1, first, ops, traceparent=trace)]))
+        wanted.extend([trace or None] * count)
+
+    def save(index: int) -> None:
+        state.begin_save(point(index))
+        assert state.wait_saved(20)
+
+    def found(machine: Machine) -> list[str | None]:
+        traces: list[str | None] = []
+        for chunk in machine.flows.get("f").segment.snapshot().chunks:
+            if isinstance(chunk, RangeChunk):
+                traces += [chunk.traceparent or None] * chunk.count
+            else:
+                traces += chunk.traceparents or [None] * chunk.items
+        return traces
+
+    # Pieces without one, the traced ones after them, the last piece written again, a piece that ends untraced.
+    write(PIECE_ITEMS + 10, "")
+    save(3)
+    write(PIECE_ITEMS, "00-a")
+    save(4)
+    write(PIECE_ITEMS, "")
+    first, prints = len(wanted) + 1, b"12345678" * 3
+    body = range_body.encode(["a", "b", "c"], [b"1"] * 3)
+    state.machine.apply(5, 1, c.encode_entry(0, [c.Range(1, 1, first, "s", first, prints, body, "", "00-r")]))
+    wanted += ["00-r"] * 3
+    write(5, "")
+    write(5, "00-b")
+    save(5)
+    write(2, "")
+    save(6)
+    assert found(state.machine) == wanted
+    expected = state_digest(state.machine)
+    other = MachineState(tmp_path / "other")
+    ship(state, other).install()
+    state.close()
+    again = MachineState(tmp_path / "s")
+    for restored in (other, again):
+        assert found(restored.machine) == wanted
+        assert state_digest(restored.machine) == expected
+        assert len({id(trace) for trace in found(restored.machine) if trace == "00-a"}) == 1
+        restored.close()
 
 
 def test_cursor_that_moves_while_nothing_is_written_is_saved(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -47,11 +47,11 @@ class FakeFlow:
     def last_batch(self) -> int:
         return max(self.batches, default=0)
 
-    def seal(self, items: Iterable[Item]) -> int:
-        """Seal a batch of these items and return its number."""
+    def seal(self, items: Iterable[Item], traceparents: Sequence[str | None] = ()) -> int:
+        """Seal a batch of these items, with a trace context each or none at all, and return its number."""
         with self.lock:
             number = self.last_batch + 1
-            self.batches[number], self.items[number] = encode(self.name, self.table, number, list(items))
+            self.batches[number], self.items[number] = encode(self.name, self.table, number, list(items), traceparents)
             return number
 
     def seal_all(self, items: list[Item], per_batch: int) -> None:
@@ -206,7 +206,9 @@ def problem(status: int, code: str, *, retryable: bool) -> tuple[int, dict[str, 
     return status, {"Content-Type": "application/problem+json"}, json.dumps(body).encode()
 
 
-def encode(flow: str, table: str, number: int, items: list[Item]) -> tuple[bytes, int]:
+def encode(
+    flow: str, table: str, number: int, items: list[Item], traceparents: Sequence[str | None] = ()
+) -> tuple[bytes, int]:
     """Return a batch as the gateway serves it, and its number of items."""
     columns = [
         pa.array([commit for commit, _, _ in items], pa.int64()),
@@ -215,6 +217,7 @@ def encode(flow: str, table: str, number: int, items: list[Item]) -> tuple[bytes
         pa.array([1_700_000_000_000 + commit for commit, _, _ in items], pa.int64()),
         pa.array([7] * len(items), pa.int64()),
         pa.array([commit for commit, _, _ in items], pa.int64()),
+        pa.array(traceparents or [None] * len(items), pa.string()).dictionary_encode(),
     ]
     schema = batch_schema(flow, table, number)
     out = pa.BufferOutputStream()

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flows.schema import ITEM_SCHEMA
+from flows.schema import PLAIN_SCHEMA
 from spark_sink import contacts, rows
 from spark_sink.errors import Code, SinkError
 from spark_sink.source import BATCH_FIELD
@@ -31,9 +31,10 @@ def items(*values: str | None, batch: int = 3) -> pa.RecordBatch:
         pa.array(range(100, 100 + count), pa.int64()),
         pa.array([-7] * count, pa.int64()),
         pa.array(range(1, 1 + count), pa.int64()),
+        pa.nulls(count, pa.string()),
         pa.array([batch] * count, pa.int64()),
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*ITEM_SCHEMA, BATCH_FIELD]))
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*PLAIN_SCHEMA, BATCH_FIELD]))
 
 
 def as_contacts(found: list[tuple[int, int]]) -> rows.Contacts:

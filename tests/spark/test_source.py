@@ -58,6 +58,13 @@ def test_batch_read_yields_every_item_with_its_batch(spark: SparkSession, flow: 
     assert found[0].asDict()["client_id"] == 7
 
 
+def test_trace_context_of_an_item_is_a_plain_string_column(spark: SparkSession, flow: FakeFlow, node: FakeNode) -> None:
+    flow.seal([(5, "a", "1"), (6, "b", "2"), (7, "c", "3")], ["00-t", None, "00-t"])
+    flow.seal([(9, "d", "4")])
+    found = read(spark, node).orderBy("commit").select("key", "traceparent").collect()
+    assert [tuple(row) for row in found] == [("a", "00-t"), ("b", None), ("c", "00-t"), ("d", None)]
+
+
 def test_batch_read_of_a_range_is_repeatable(spark: SparkSession, flow: FakeFlow, node: FakeNode) -> None:
     seal(flow, 6)
     replay = read(spark, node, starting_batch=2, ending_batch=4)
