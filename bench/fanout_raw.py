@@ -47,13 +47,15 @@ class Share:
         commit = np.arange(1, table.num_rows + 1)
         sender, sent_at = (np.asarray(table.column(at)) for at in (0, 2))
         keys = pa.array([f"m{number:07d}" for number in commit.tolist()])
-        for at, piece in enumerate(rows.pieces(rows.Posts(keys, commit, sender, sent_at), known, PIECE_ROWS)):
+        posts = rows.Posts(keys, commit, sender, sent_at, pa.nulls(len(commit), pa.string()))
+        for at, piece in enumerate(rows.pieces(posts, known, PIECE_ROWS)):
             if at % self.of == self.number:
                 yield rows.fan_out(piece, known)
 
 
 def tuples(batch: pa.RecordBatch) -> list[Row]:
-    return list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
+    written = batch.drop_columns(["traceparent"])
+    return list(zip(*(column.to_pylist() for column in written.columns), strict=True))
 
 
 def write_sqlite(share: Share, directory: Path) -> tuple[int, float]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import numpy as np
@@ -38,11 +38,15 @@ TIMELINE: Final = Table(
         Column("message", ColumnType.TEXT),
         Column("sender", ColumnType.INT64),
         Column("sent_at", ColumnType.INT64),
+        Column("traceparent", ColumnType.TEXT, nullable=True),
     ),
     partition_key=("user", "bucket"),
     clustering=(Clustering("commit", descending=True), Clustering("ordinal")),
 )
-"""One row a post and follower: `message` is the key of the post's row, `sent_at` its own time, in seconds."""
+"""One row a post and follower: `message` is the key of the post's row, `sent_at` its own time, in seconds.
+
+`traceparent` is the trace context of the request that applied the post, null if it had none.
+"""
 
 DEAD_LETTERS: Final = Table(
     name="dead_letters",
@@ -56,6 +60,7 @@ DEAD_LETTERS: Final = Table(
         Column("client_id", ColumnType.INT64),
         Column("sequence", ColumnType.INT64),
         Column("time_ms", ColumnType.INT64),
+        Column("traceparent", ColumnType.TEXT, nullable=True),
     ),
     partition_key=("flow", "batch"),
     clustering=(Clustering("commit"),),
@@ -85,17 +90,19 @@ class Posts:
     Attributes:
         key: row keys, string.
         commit, sender, sent_at: int64.
+        traceparent: trace contexts, string, null where the request had none.
     """
 
     key: pa.Array
     commit: Int64s
     sender: Int64s
     sent_at: Int64s
+    traceparent: pa.Array
 
     def slice(self, begin: int, end: int) -> Posts:
         """Return posts ``begin`` .. ``end`` - 1."""
         cut = slice(begin, end)
-        return Posts(self.key[cut], self.commit[cut], self.sender[cut], self.sent_at[cut])
+        return Posts(self.key[cut], self.commit[cut], self.sender[cut], self.sent_at[cut], self.traceparent[cut])
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +140,7 @@ def decode(items: pa.RecordBatch, flow: str) -> tuple[Posts, pa.RecordBatch]:
     """Split items into posts and dead letters: each item ends in exactly one of the two.
 
     Args:
-        items: columns of `flows.schema.ITEM_SCHEMA` and `batch`, int64.
+        items: columns of `flows.schema.PLAIN_SCHEMA` and `batch`, int64.
         flow: where the items come from; recorded in the dead letters.
 
     Returns:
@@ -157,6 +164,7 @@ def decode(items: pa.RecordBatch, flow: str) -> tuple[Posts, pa.RecordBatch]:
         commit=np.asarray(kept.column("commit")),
         sender=np.array([message.sender for message in messages], dtype=np.int64),
         sent_at=np.array([message.sent_at for message in messages], dtype=np.int64),
+        traceparent=kept.column("traceparent"),
     )
     return posts, _dead_letters(items.take(pa.array(bad, pa.int64())), errors, flow)
 
@@ -183,6 +191,7 @@ def fan_out(posts: Posts, contacts: Contacts) -> pa.RecordBatch:
         "message": posts.key.take(pa.array(of)),
         "sender": posts.sender[of],
         "sent_at": posts.sent_at[of],
+        "traceparent": posts.traceparent.take(pa.array(of)),
         WRITE_TS: commit,
     }
     return pa.RecordBatch.from_arrays([pa.array(column) for column in columns.values()], schema=TIMELINE.schema)
@@ -200,20 +209,21 @@ def pieces(posts: Posts, contacts: Contacts, rows_max: int) -> Iterator[Posts]:
 
 
 def fan_out_reference(
-    posts: Collection[tuple[str, int, int, int]], contacts: Mapping[int, Collection[int]]
-) -> list[dict[str, int | str]]:
-    """Return what `fan_out` returns, by the plainest loop; posts are (key, commit, sender, sent_at)."""
-    rows: list[dict[str, int | str]] = []
-    for key, commit, sender, sent_at in posts:
+    posts: Collection[tuple[str, int, int, int, str | None]], contacts: Mapping[int, Collection[int]]
+) -> list[dict[str, Any]]:
+    """Return what `fan_out` returns, by the plainest loop; posts are (key, commit, sender, sent_at, traceparent)."""
+    rows: list[dict[str, Any]] = []
+    for key, commit, sender, sent_at, traceparent in posts:
         for user in set(contacts.get(sender, ())):
-            row: dict[str, int | str] = {
+            row: dict[str, Any] = {
                 "user": user,
                 "bucket": commit // 2**BUCKET_BITS,
                 "commit": commit,
                 "ordinal": 0,
             }
-            rows.append({**row, "message": key, "sender": sender, "sent_at": sent_at, WRITE_TS: commit})
-    rows.sort(key=lambda row: (row["user"], row["bucket"], -int(row["commit"]), row["ordinal"]))
+            row |= {"message": key, "sender": sender, "sent_at": sent_at, "traceparent": traceparent}
+            rows.append({**row, WRITE_TS: commit})
+    rows.sort(key=lambda row: (row["user"], row["bucket"], -row["commit"], row["ordinal"]))
     return rows
 
 
@@ -230,6 +240,7 @@ def _dead_letters(items: pa.RecordBatch, errors: list[str], flow: str) -> pa.Rec
         "client_id": items.column("client_id"),
         "sequence": items.column("sequence"),
         "time_ms": items.column("time_ms"),
+        "traceparent": items.column("traceparent"),
         WRITE_TS: commit,
     }
     return pa.RecordBatch.from_arrays(list(columns.values()), schema=DEAD_LETTERS.schema)

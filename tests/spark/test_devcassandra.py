@@ -74,6 +74,7 @@ def test_acknowledged_rows_survive_a_kill_of_the_only_node(
 
     url = cassandra.url("durable")
     columns = [pa.array(column) for column in zip(*sorted(ROWS), strict=True)]
+    columns.insert(-1, pa.nulls(len(ROWS), pa.string()))
     with open_store(url) as store:
         store.create([TIMELINE])
         store.write(TIMELINE, pa.RecordBatch.from_arrays(columns, schema=TIMELINE.schema))

@@ -22,7 +22,11 @@ edges = st.lists(st.tuples(ids, ids), max_size=40)
 commits = st.one_of(st.integers(1, 50), st.integers(2**20 - 3, 2**20 + 3), st.integers(1, 2**62))
 
 
-def items(*values: str | None, batch: int = 3) -> pa.RecordBatch:
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+traces = st.sampled_from([None, TRACE, TRACE.replace("b7ad", "aaaa")])
+
+
+def items(*values: str | None, batch: int = 3, traceparents: list[str | None] | None = None) -> pa.RecordBatch:
     count = len(values)
     columns = [
         pa.array(range(11, 11 + count), pa.int64()),
@@ -31,7 +35,7 @@ def items(*values: str | None, batch: int = 3) -> pa.RecordBatch:
         pa.array(range(100, 100 + count), pa.int64()),
         pa.array([-7] * count, pa.int64()),
         pa.array(range(1, 1 + count), pa.int64()),
-        pa.nulls(count, pa.string()),
+        pa.array(traceparents or [None] * count, pa.string()),
         pa.array([batch] * count, pa.int64()),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*PLAIN_SCHEMA, BATCH_FIELD]))
@@ -42,18 +46,20 @@ def as_contacts(found: list[tuple[int, int]]) -> rows.Contacts:
     return rows.Contacts.from_edges(columns[:, 0], columns[:, 1])
 
 
-def as_posts(found: list[tuple[str, int, int, int]]) -> rows.Posts:
-    keys, commit, sender, sent_at = zip(*found, strict=True) if found else ((), (), (), ())
+def as_posts(found: list[tuple[str, int, int, int, str | None]]) -> rows.Posts:
+    keys, commit, sender, sent_at, trace = zip(*found, strict=True) if found else ((), (), (), (), ())
     columns = [np.array(column, dtype=np.int64) for column in (commit, sender, sent_at)]
-    return rows.Posts(pa.array(keys, pa.string()), *columns)
+    return rows.Posts(pa.array(keys, pa.string()), *columns, pa.array(trace, pa.string()))
 
 
-@given(edges, st.dictionaries(commits, st.tuples(st.text(max_size=5), ids, ids), max_size=12), st.integers(1, 30))
+@given(
+    edges, st.dictionaries(commits, st.tuples(st.text(max_size=5), ids, ids, traces), max_size=12), st.integers(1, 30)
+)
 @settings(deadline=None)
 def test_fan_out_equals_the_plain_loop(
-    found: list[tuple[int, int]], by_commit: dict[int, tuple[str, int, int]], rows_max: int
+    found: list[tuple[int, int]], by_commit: dict[int, tuple[str, int, int, str | None]], rows_max: int
 ) -> None:
-    posts = [(key, commit, sender, sent_at) for commit, (key, sender, sent_at) in sorted(by_commit.items())]
+    posts = [(key, commit, *rest) for commit, (key, *rest) in sorted(by_commit.items())]
     followers: dict[int, list[int]] = {}
     for sender, follower in found:
         followers.setdefault(sender, []).append(follower)
@@ -64,12 +70,12 @@ def test_fan_out_equals_the_plain_loop(
         rows.fan_out(piece, as_contacts(found)) for piece in rows.pieces(as_posts(posts), as_contacts(found), rows_max)
     ]
     assert sorted(map(str, fanned.to_pylist())) == sorted(str(row) for piece in cut for row in piece.to_pylist())
-    single = {len(set(followers.get(sender, []))) for _, _, sender, _ in posts}
+    single = {len(set(followers.get(sender, []))) for _, _, sender, *_ in posts}
     assert all(piece.num_rows <= rows_max or piece.num_rows in single for piece in cut)
 
 
 def test_write_timestamp_is_the_commit_number_and_the_key_needs_no_contacts() -> None:
-    posts = as_posts([("m", 2**20 + 5, 1, 9)])
+    posts = as_posts([("m", 2**20 + 5, 1, 9, None)])
     (row,) = rows.fan_out(posts, as_contacts([(1, 4)])).to_pylist()
     assert row["write_ts"] == row["commit"] == 2**20 + 5
     assert row["bucket"] == 1
@@ -105,6 +111,20 @@ def test_each_item_becomes_a_post_or_a_dead_letter() -> None:
     assert first == {"flow": "timeline", "batch": 3, "item_key": "k1", "client_id": -7, "sequence": 2, "time_ms": 101}
     assert letters[-1]["error"] == "deleted: no value"
     assert letters[0]["write_ts"] == 12
+
+
+def test_a_trace_context_reaches_the_rows_of_its_item_and_no_others() -> None:
+    good = json.dumps({"sender": 1, "receiver": 2, "sent_at": 3})
+    found = items(good, good, "bad", "bad", traceparents=[TRACE, None, None, TRACE])
+    posts, dead = rows.decode(found, "timeline")
+    fanned = rows.fan_out(posts, as_contacts([(1, 4), (1, 5)])).to_pylist()
+    assert {(row["user"], row["message"], row["traceparent"]) for row in fanned} == {
+        (4, "k0", TRACE),
+        (5, "k0", TRACE),
+        (4, "k1", None),
+        (5, "k1", None),
+    }
+    assert [(letter["item_key"], letter["traceparent"]) for letter in dead.to_pylist()] == [("k2", None), ("k3", TRACE)]
 
 
 def test_decode_of_nothing_is_nothing() -> None:

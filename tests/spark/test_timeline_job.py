@@ -7,6 +7,7 @@ import logging
 import sqlite3
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -96,6 +97,24 @@ def test_poison_goes_to_the_dead_letters_and_the_rest_goes_on(
         commit: (key, (value or "").encode()) for commit, key, value in poison
     }
     assert (letters[11]["flow"], letters[11]["batch"], letters[11]["sequence"]) == ("timeline", 3, 11)
+
+
+def test_trace_context_of_a_request_is_in_every_row_that_derives_from_it(
+    spark: SparkSession, flow: FakeFlow, node: FakeNode, store_url: str, tmp_path: Path
+) -> None:
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    items = messages(1, 4)
+    items[2:] = [(commit, key, "{") for commit, key, _ in items[2:]]
+    flow.seal(items, [trace, None, trace, None])
+    flow.seal(messages(1, 2, first=5))
+    assert run(spark, job(tmp_path, node, store_url)) == 0
+    with open_store(store_url) as store:
+        timelines = [row for batch in store.scan(TIMELINE) for row in batch.to_pylist()]
+        letters = [row for batch in store.scan(DEAD_LETTERS) for row in batch.to_pylist()]
+    followers = len({follower for sender, follower in EDGES if sender == 0})
+    traces = Counter((row["commit"], row["traceparent"]) for row in timelines)
+    assert traces == {(1, trace): followers, (2, None): followers, (5, None): followers, (6, None): followers}
+    assert {row["commit"]: row["traceparent"] for row in letters} == {3: trace, 4: None}
 
 
 def test_a_second_instance_fences_the_first_one(
