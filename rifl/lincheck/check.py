@@ -12,10 +12,12 @@ from dataclasses import replace
 from typing import Any, Final
 
 from rifl.lincheck.collections import AppendList, GrowSet, Queue
+from rifl.lincheck.decide import decide
+from rifl.lincheck.explain import explain
 from rifl.lincheck.history import Operation
-from rifl.lincheck.models import CasRegister, Counter, Model, Mutex, Register, describe, prepared
+from rifl.lincheck.models import CasRegister, Counter, Model, Mutex, Register
 from rifl.lincheck.row import Row
-from rifl.lincheck.search import Found, checked, search
+from rifl.lincheck.search import checked
 from rifl.lincheck.values import freeze
 from rifl.lincheck.verdict import Failure, Limits, Result, Verdict, worst
 
@@ -65,13 +67,12 @@ def check(operations: Iterable[Operation], model: Model, limits: Limits = Limits
             states_max=max(1, (limits.states_max - visited) // (len(parts) - number)),
             seconds=max(0.0, (ends - limits.clock()) / (len(parts) - number)),
         )
-        special = prepared(model, part)
-        found = search(special, part, share)
+        found = decide(model, part, share)
         verdicts.append(found.verdict)
         visited += found.visited
         most = max(most, found.bytes)
         if found.verdict == "invalid" and len(failures) < FAILURES_MAX:
-            failures.append(_failure(key, special, found))
+            failures.append(explain(key, model, part, found, share))
         elif found.verdict == "unknown":
             reasons.append(f"key {key}: {found.reason}" if model.partitioned else found.reason)
     return Result(
@@ -83,15 +84,4 @@ def check(operations: Iterable[Operation], model: Model, limits: Limits = Limits
         reason="; ".join(reasons[:FAILURES_MAX]),
         states_visited=visited,
         bytes_estimated=most,
-    )
-
-
-def _failure(key: Any, model: Model, found: Found) -> Failure:
-    return Failure(
-        key=key,
-        prefix=[op.index for op in found.order],
-        stuck=[op.index for op in found.stuck],
-        window=[op.index for op in found.stuck],
-        states=[describe(model, state) for state in found.states],
-        words=["none of the operations that were open could come next"],
     )

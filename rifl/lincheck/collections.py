@@ -6,12 +6,16 @@ of the longest one read, so its state is a length; a set is a bit an element.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import Any, Final
 
+from rifl.lincheck import refine
 from rifl.lincheck.history import Operation
 from rifl.lincheck.models import ILLEGAL, _Illegal, _Known, refused
 from rifl.lincheck.values import freeze, thaw
+
+_AT_END: Final = (refine.NEVER, refine.NEVER)
 
 
 def _list_complaint(op: Operation) -> str:
@@ -39,6 +43,10 @@ class AppendList(_Known):
         if op.f == "append":
             return state if refused(op) else (*state, freeze(op.argument))
         return state if op.status == "unknown" or tuple(map(freeze, op.result)) == state else ILLEGAL
+
+    def refine(self, operations: Sequence[Operation]) -> list[Operation]:
+        """Tell of unknown appends whether they were seen."""
+        return refine.items(operations)
 
     def prepare(self, operations: Sequence[Operation]) -> _PreparedList:
         """Return the list whose states are lengths."""
@@ -100,6 +108,10 @@ class GrowSet(_Known):
             return state  # type: ignore[no-any-return]
         element = frozenset({freeze(op.argument)})
         return state | element if op.f == "add" else state - element  # type: ignore[no-any-return]
+
+    def refine(self, operations: Sequence[Operation]) -> list[Operation]:
+        """Narrow times by who saw what was added."""
+        return refine.elements(operations)
 
     def prepare(self, operations: Sequence[Operation]) -> _PreparedSet:
         """Return the set whose states are integers."""
@@ -176,6 +188,49 @@ class Queue(_Known):
             return ILLEGAL if state else state
         return state[1:] if state and state[0] == freeze(op.result) else ILLEGAL
 
+    def quick(self, operations: Sequence[Operation]) -> list[Operation] | None:
+        """Find an item that came out more often than it can have gone in."""
+        ins = Counter(freeze(op.argument) for op in operations if op.f == "enqueue" and not refused(op))
+        outs = [op for op in operations if op.f == "dequeue" and op.status == "ok" and not self.read_only(op)]
+        times = Counter(freeze(op.result) for op in outs)
+        for item, count in times.items():
+            if count > ins[item]:
+                return [op for op in operations if item == freeze(op.argument if op.f == "enqueue" else op.result)]
+        return None
+
+    def refine(self, operations: Sequence[Operation]) -> list[Operation]:
+        """Narrow times by who came out first."""
+        return refine.queue(operations)
+
+    def prepare(self, operations: Sequence[Operation]) -> Queue:
+        """Return the queue that knows when its items will come out, if all are different."""
+        return _PreparedQueue.of(operations) or self
+
     def describe(self, state: Any) -> str:
         """Write the items, oldest first."""
         return str([thaw(item) for item in state])
+
+
+class _PreparedQueue(Queue):
+    """The queue of a history: no item goes behind one that comes out later."""
+
+    def __init__(self, times: dict[Hashable, tuple[int, int]], urgency: dict[int, int]) -> None:
+        self.times = times
+        self.urgency = urgency
+
+    @classmethod
+    def of(cls, operations: Sequence[Operation]) -> _PreparedQueue | None:
+        items = [freeze(op.argument) for op in operations if op.f == "enqueue"]
+        outs = [op for op in operations if op.f == "dequeue" and not refused(op)]
+        if len(set(items)) < len(items) or any(op.status == "unknown" for op in outs):
+            return None
+        times = {freeze(op.result): (op.invoked, op.returned or 0) for op in outs if op.result is not None}
+        urgency = {op.index: times.get(freeze(op.argument), _AT_END)[1] for op in operations if op.f == "enqueue"}
+        return cls(times, urgency)
+
+    def step(self, state: Any, op: Operation) -> Hashable | _Illegal:
+        if op.f == "enqueue" and state and not refused(op):
+            last = self.times.get(freeze(op.argument), _AT_END)[1]
+            if last < self.times.get(state[-1], _AT_END)[0]:
+                return ILLEGAL
+        return super().step(state, op)

@@ -60,7 +60,10 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Operation(msgspec.Struct, frozen=True, gc=False):
-    """An invocation and its end. Operation A precedes B if ``A.returned < B.invoked``; others are concurrent."""
+    """An invocation and its end; times are not below 0.
+
+    Operation A precedes B if ``A.returned < B.invoked``; others are concurrent.
+    """
 
     index: int
     """Number of the (first) invocation among all invocations, from 0."""

@@ -13,6 +13,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any, Final, Protocol
 
 from rifl.errors import Code, OncegateError
+from rifl.lincheck import counting, refine, zones
 from rifl.lincheck.history import Operation
 from rifl.lincheck.values import freeze, thaw
 
@@ -39,11 +40,18 @@ class ModelError(OncegateError):
 class Model(Protocol):
     """A sequential object.
 
-    May also have: ``read_only(op) -> bool`` (the operation, wherever it is legal, changes nothing), ``equal_by_value``
-    (``step`` looks at nothing of an operation but its name, argument, status and result), ``complain(op) -> str`` (why
-    an operation is none of this model, or ""), ``prepare(operations) -> Model`` (the same object for orders of just
-    these operations that contain all whose status is ``ok``; it may use what they return to see early that an order
-    leads nowhere), ``describe(state) -> str``.
+    May also have:
+
+    - ``read_only(op) -> bool``: the operation, wherever it is legal, changes nothing;
+    - ``equal_by_value``: ``step`` looks at nothing of an operation but its name, argument, status and result;
+    - ``complain(op) -> str``: why an operation is none of this model, or "";
+    - ``describe(state) -> str``;
+    - ``prepare(operations) -> Model``: the same object for orders of just these operations that contain all whose
+      status is ``ok``; it may use what they return to see early that an order leads nowhere;
+    - ``refine(operations) -> operations``: the same with narrower times (:mod:`rifl.lincheck.refine`);
+    - ``quick(operations)``: operations that do not fit together, [] if all do, None if it cannot tell;
+    - ``urgency``: by index of an operation, the time by which to sort what could come next, if not that of its end;
+    - ``reasons(window, operations) -> list[str]``: sentences on why a window's operations do not fit together.
     """
 
     name: str
@@ -128,6 +136,30 @@ class Register(_Known):
             return freeze(op.argument)
         return state if op.status == "unknown" or freeze(op.result) == state else ILLEGAL
 
+    def quick(self, operations: Sequence[Operation]) -> list[Operation] | None:
+        """Decide by zones where every value is written once."""
+        return zones.decide(operations)
+
+    def refine(self, operations: Sequence[Operation]) -> list[Operation]:
+        """Narrow times by who wrote what was read."""
+        return refine.values(operations, _makes, _sees, self.initial())
+
+
+def _makes(op: Operation) -> tuple[Hashable, ...]:
+    if op.f == "write":
+        return (freeze(op.argument),)
+    return (freeze(op.argument[1]),) if op.f == "cas" and not refused(op) else ()
+
+
+def _sees(op: Operation) -> tuple[Hashable, ...] | None:
+    if op.f == "read":
+        return (freeze(op.result),) if op.status == "ok" else ()
+    if op.f == "write":
+        return ()
+    if refused(op):
+        return (freeze(op.result["value"]),) if "value" in op.result else None
+    return (freeze(op.argument[0]),)
+
 
 class CasRegister(Register):
     """A register with ``cas`` [old, new]; a comparison that failed returns ``{"refused": true, "value"?: actual}``."""
@@ -140,6 +172,10 @@ class CasRegister(Register):
         if op.f == "cas" and not (isinstance(op.argument, (list, tuple)) and len(op.argument) == 2):
             return "cas takes [old, new]"
         return super().complain(op)
+
+    def quick(self, operations: Sequence[Operation]) -> list[Operation] | None:
+        """Decide by zones where nothing is compared."""
+        return None if any(op.f == "cas" for op in operations) else zones.decide(operations)
 
     def step(self, state: Any, op: Operation) -> Hashable | _Illegal:
         """Swap if the value is the old one."""
@@ -180,6 +216,14 @@ class Counter(_Known):
             told = op.status == "ok" and op.result is not None
             return ILLEGAL if told and freeze(op.result) != after else after
         return state if op.status == "unknown" or freeze(op.result) == state else ILLEGAL
+
+    def quick(self, operations: Sequence[Operation]) -> list[Operation] | None:
+        """Find a value out of bounds, where nothing is taken away; more than that it cannot tell."""
+        return counting.out_of_bounds(operations) or None
+
+    def reasons(self, window: Sequence[Operation], operations: Sequence[Operation]) -> list[str]:
+        """Tell the bounds of what was seen."""
+        return counting.reasons(window, operations)
 
 
 class Mutex(_Known):

@@ -70,6 +70,36 @@ class Row(_Known):
         order = sorted(seen)
         return Row(dict(zip(order, [0, *order], strict=False)), frozenset(written))
 
+    def refine(self, operations: Sequence[Operation]) -> list[Operation]:
+        """Leave out unknown puts of values that nobody can have seen."""
+        told: set[Hashable] = set()
+        versions: set[int] = set()
+        conditions: set[int] = set()
+        for op in operations:
+            condition = (op.argument or {}).get("if") or {}
+            if op.f in ("increment", "append"):
+                return list(operations)
+            if "value" in condition:
+                told.add(freeze(condition["value"]))
+            if "version" in condition:
+                conditions.add(condition["version"])
+            if op.status == "ok":
+                result = op.result or {}
+                if "version" not in result:
+                    return list(operations)
+                versions.add(result["version"])
+                if self.read_only(op) and result["version"]:
+                    if "value" not in result:
+                        return list(operations)
+                    told.add(freeze(result["value"]))
+        if not conditions <= versions | {0}:
+            return list(operations)
+        return [
+            op
+            for op in operations
+            if op.f not in ("put", "insert") or op.status == "ok" or freeze((op.argument or {}).get("value")) in told
+        ]
+
     def step(self, state: State, op: Operation) -> Hashable | _Illegal:
         """Apply, or return what is there."""
         result = op.result if op.status == "ok" and op.result is not None else {}

@@ -32,6 +32,8 @@ _LOOK_EVERY: Final = 256
 """Places between two looks at the clock."""
 _PLACE_BYTES: Final = 320
 """What remembering a place costs beside its state and bit sets: tuples, integers, an entry of a set."""
+ENDINGS_MAX: Final = 32
+"""States that a proof in words goes through."""
 _NEVER: Final = 1 << 62
 
 
@@ -49,6 +51,8 @@ class Found:
     """No order gets beyond an end at this time."""
     states: list[Hashable] = field(default_factory=list)
     """States in which the furthest orders ended."""
+    clash: list[Operation] = field(default_factory=list)
+    """Operations that do not fit together, where that was found without a search."""
     visited: int = 0
     bytes: int = 0
 
@@ -65,6 +69,23 @@ def search(model: Model, operations: Sequence[Operation], limits: Limits, starts
     return _Search(model, operations, limits).run(list(starts) or [model.initial()])
 
 
+def endings(model: Model, operations: Sequence[Operation], limits: Limits) -> list[tuple[Hashable, set[int]]] | None:
+    """Return every state in which a good order of the operations can end, with the unknown operations used for it.
+
+    Returns:
+        At most ``ENDINGS_MAX``; None if there are more, or a limit came first.
+    """
+    tree = _Search(model, operations, limits)
+    tree.collect = True
+    found = tree.run([model.initial()])
+    if found.verdict == "unknown" or len(tree.endings) > ENDINGS_MAX:
+        return None
+    return [
+        (state, {op.index for number, op in enumerate(tree.optional) if used >> number & 1})
+        for state, used in tree.endings
+    ]
+
+
 class _Search:
     def __init__(self, model: Model, operations: Sequence[Operation], limits: Limits) -> None:
         self.limits = limits
@@ -76,6 +97,8 @@ class _Search:
         self.invoked = [op.invoked for op in required] + [_NEVER]
         self.returned = [_NEVER if op.returned is None else op.returned for op in required]
         self.reads = [changes_nothing(model, op) for op in required]
+        urgency = getattr(model, "urgency", {})
+        self.urgency: list[int] = [urgency.get(op.index, end) for op, end in zip(required, self.returned, strict=True)]
         classes: dict[Hashable, int] = {}
         self.classes = [
             classes.setdefault((op.f, freeze(op.argument), freeze(op.result), _who(model, op)), len(classes))
@@ -87,6 +110,8 @@ class _Search:
             kinds.setdefault((op.f, freeze(op.argument), _who(model, op)), []).append(op)
         self.optional = [op for kind in kinds.values() for op in kind]
         self.kinds = [number for number, kind in enumerate(kinds.values()) for _ in kind]
+        self.collect = False
+        self.endings: set[tuple[Hashable, int]] = set()
         self.path: list[int] = []
         self.best_at = (-1, -1)
         self.best_length = 0
@@ -130,6 +155,9 @@ class _Search:
                     done >>= 1
                     base += 1
             open_now, latest, base, done, state, read = self._reads(base, done, state)
+            if base == self.count and self.collect:
+                self.endings.add((state, used))
+                continue
             if base == self.count:
                 return self._found("valid", "", path, seen, bytes_held)
             place: Hashable = (base, done, used, state)
@@ -186,7 +214,7 @@ class _Search:
         """Return the open operations that can come next, the most urgent last."""
         step, ops = self.step, self.ops
         if len(open_now) > 1:
-            open_now = sorted(open_now, key=self.returned.__getitem__)
+            open_now = sorted(open_now, key=self.urgency.__getitem__)
         moves: list[tuple[int, Any]] = []
         tried: set[int] = set()
         for index in open_now:
@@ -259,8 +287,8 @@ class _Search:
             [] if verdict == "valid" else stuck,
             self.best_at[0],
             list(self.best_states),
-            len(seen),
-            held,
+            visited=len(seen),
+            bytes=held,
         )
 
 

@@ -39,19 +39,21 @@ def brute_force(
 VALUES = (1, 2, 3)
 
 
-def _ask(name: str, random: random.Random) -> tuple[str, Any]:
-    value = random.choice(VALUES)
+def _ask(name: str, random: random.Random, values: Sequence[int]) -> tuple[str, Any]:
+    value = random.choice(values)
     match name:
         case "register":
             return random.choice((("write", value), ("read", None), ("read", None)))
         case "cas-register":
-            return random.choice((("write", value), ("read", None), ("cas", [random.choice((None, *VALUES)), value])))
+            return random.choice((("write", value), ("read", None), ("cas", [random.choice((None, *values)), value])))
         case "counter":
             return random.choice((("increment", value), ("increment", None), ("read", None)))
         case "list":
             return random.choice((("append", value), ("read", None), ("read", None)))
         case "set":
-            return random.choice((("add", value), ("remove", value), ("read", None), ("read", None), ("read", None)))
+            return random.choice(
+                (("add", value), ("remove", value), ("read", None), ("read", None), ("read", None), ("read", None))
+            )
         case "queue":
             return random.choice((("enqueue", value), ("dequeue", None)))
         case "mutex":
@@ -158,16 +160,17 @@ def history(name: str, seed: int, count: int = 7) -> list[Operation]:
     rng = random.Random(f"{name}/{seed}")
     thing = Object(name, rng)
     drawn: list[list[Any]] = []
+    same = rng.random() < 0.5
     unknown = rng.choice((0, 0.1, 0.3))
     width = rng.choice((2, 5, 9))
     for index in range(count):
-        point = rng.randrange(0, 3 * count)
+        point = 20 + rng.randrange(3 * count)
         drawn.append([point, index, max(0, point - rng.randrange(width)), point + rng.randrange(width)])
     drawn.sort()
     found: list[Operation] = []
     pasts: list[Any] = []
     for _, index, invoked, returned in drawn:
-        f, argument = _ask(name, rng)
+        f, argument = _ask(name, rng, VALUES if same else (10 + index,))
         kind = rng.random()
         pasts.append(thing.past())
         if kind < 0.1:
