@@ -165,6 +165,7 @@ class Queue(_Known):
     """First in, first out: ``enqueue`` an item, ``dequeue`` the oldest, or null if there is none."""
 
     name = "queue"
+    prepares_by_time = True
     reads = frozenset()
     writes = frozenset({"enqueue", "dequeue"})
 

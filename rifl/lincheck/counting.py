@@ -62,7 +62,7 @@ class Bounds:
 
 
 def out_of_bounds(operations: Sequence[Operation]) -> list[Operation]:
-    """Return the first operation that saw what it cannot have seen, after the one that saw more before it, if one did."""
+    """Return the first operation that saw what it cannot have seen, after the one that saw more before, if one did."""
     if any(amount(op) < 0 for op in operations):
         return []
     bounds = Bounds(operations)

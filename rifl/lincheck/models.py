@@ -48,6 +48,7 @@ class Model(Protocol):
     - ``describe(state) -> str``;
     - ``prepare(operations) -> Model``: the same object for orders of just these operations that contain all whose
       status is ``ok``; it may use what they return to see early that an order leads nowhere;
+    - ``prepares_by_time``: what it sees early is true only of orders that keep real time;
     - ``refine(operations) -> operations``: the same with narrower times (:mod:`rifl.lincheck.refine`);
     - ``quick(operations)``: operations that do not fit together, [] if all do, None if it cannot tell;
     - ``urgency``: by index of an operation, the time by which to sort what could come next, if not that of its end;
