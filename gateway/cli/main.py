@@ -1,14 +1,14 @@
 """Entry point: the command groups, and what every command shares.
 
 Exit codes: 0 done, 1 the answer is no (not ready, mismatch), 2 misuse, 3 the cluster could not be reached;
-``verify`` has its own.
+``verify`` and ``check`` have their own.
 """
 
 from __future__ import annotations
 
 import typer
 
-from gateway.cli import cluster, dev, explain, members, outbox, serve, token, verify
+from gateway.cli import check, cluster, dev, explain, members, outbox, serve, token, verify
 
 app = typer.Typer(
     name="oncegate",
@@ -25,6 +25,7 @@ app.command("verify", cls=verify.VerifyCommand)(verify.verify)
 app.add_typer(members.member, name="member")
 app.add_typer(members.leader, name="leader")
 app.add_typer(outbox.outbox, name="outbox")
+app.add_typer(check.check, name="check")
 
 
 def main() -> None:

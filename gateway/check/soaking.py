@@ -1,0 +1,71 @@
+"""Makes the runs of a soak, one after the other, and keeps its state: the shell around :mod:`gateway.check.soak`.
+
+Owns: what happens to a run that does not come to a verdict, and which folders are kept.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from gateway.check.folder import LATEST, RunFolder
+from gateway.check.left_over import end_left_over
+from gateway.check.plan import RunPlan
+from gateway.check.runner import faults_of, run
+from gateway.check.soak import SoakState, begun
+from gateway.check.words import verdict_lines
+from gateway.check.workloads import WORKLOADS, workload_of
+
+
+def soak(
+    template: RunPlan,
+    workload: str | None,
+    runs: Path,
+    *,
+    seeds: int | None,
+    keep: bool,
+    resume: bool,
+    say: Callable[[str], None],
+) -> SoakState:
+    """Make the runs that are left, save the state after each, and return it.
+
+    Args:
+        template: everything but the workload; its seed is the first.
+        workload: which; None: all in turn.
+        runs: where folders and state are.
+        seeds: how many runs; by default each workload once.
+        keep: keep the folders of valid runs too. The newest run's stays in any case.
+        resume: go on where a soak of the same parameters was stopped.
+        say: takes lines of progress.
+
+    Raises:
+        OncegateError: BAD_REQUEST; nothing was started.
+    """
+    names = list(WORKLOADS) if workload is None else [workload]
+    for name in names:
+        workload_of(name)
+    faults_of(template)
+    runs.mkdir(parents=True, exist_ok=True)
+    state = begun(runs, template, names, len(names) if seeds is None else seeds, resume=resume)
+    end_left_over(runs)
+    before: RunFolder | None = None
+    for plan in state.left():
+        say(f"{state.done + 1}/{state.seeds} {plan.workload}, seed {plan.seed}, faults {plan.fault_names}")
+        try:
+            folder, verdict = run(plan, runs)
+        except (RuntimeError, OSError, ExceptionGroup) as fault:
+            say(f"crashed: {fault}")
+            state.crash(plan, str((runs / LATEST).resolve()), str(fault)[:500])
+            state.save(runs)
+            continue
+        for line in verdict_lines(verdict):
+            say(line)
+        say(f"  {folder.path}")
+        state.add(plan, str(folder.path), verdict)
+        state.save(runs)
+        # The folder of the newest run stays until there is a newer one: ``latest`` leads somewhere.
+        if before is not None and not keep:
+            shutil.rmtree(before.path, ignore_errors=True)
+        before = folder if verdict.verdict == "valid" else None
+    return state

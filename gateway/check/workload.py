@@ -1,0 +1,66 @@
+"""What a workload is: how it is set up, what its processes do, what it reads at the end, and how it is judged.
+
+Owns: the protocol that the runner drives, and the loop that most workloads share. Read next:
+:mod:`gateway.check.world`, :mod:`gateway.check.workloads`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import ClassVar, Protocol
+
+from gateway.check.direct import DirectSession
+from gateway.check.world import World
+from rifl.lincheck import Event, Result
+
+
+class Workload(Protocol):
+    """One kind of run. An instance belongs to one run; :meth:`check` needs nothing that is not in the history."""
+
+    name: ClassVar[str]
+    proves: ClassVar[str]
+    """One line for a person: what a valid run shows."""
+
+    async def set_up(self, world: World) -> None:
+        """Declare what is needed, before processes and faults begin."""
+        ...
+
+    async def run_process(self, world: World, process: int, random: Random, until: float) -> None:
+        """Do one worker's part until ``until`` (monotonic seconds)."""
+        ...
+
+    async def finish(self, world: World) -> None:
+        """Read what is there in the end; the cluster is healed.
+
+        Raises:
+            NotRecovered: it does not answer.
+        """
+        ...
+
+    def check(self, folder: Path, history: Sequence[Event]) -> list[Result]:
+        """Judge a history; ``folder`` is the run's, for what else was saved."""
+        ...
+
+
+class SessionLoop(ABC):
+    """A worker with one direct session: one :meth:`step` after another, and a new session when the old one is over."""
+
+    lease_ms: ClassVar[int] = 60_000
+
+    async def run_process(self, world: World, process: int, random: Random, until: float) -> None:
+        """See :class:`Workload`."""
+        session: DirectSession | None = None
+        while world.goes_on(until):
+            if session is None or session.over:
+                session = await world.session(random, until, lease_ms=self.lease_ms)
+                if session is None:
+                    return
+            await self.step(world, process, session, random)
+            await world.think(random)
+
+    @abstractmethod
+    async def step(self, world: World, process: int, session: DirectSession, random: Random) -> None:
+        """Do one operation."""

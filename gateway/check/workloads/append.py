@@ -1,0 +1,82 @@
+"""Lists that are appended to: the order of all appends of a key is in every read.
+
+Judged by the list model and by counting: every item is unique.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any, ClassVar, Final
+
+from gateway.check.checks import linearizable
+from gateway.check.direct import DirectSession
+from gateway.check.durability import exactly_once, no_lost_item
+from gateway.check.workload import SessionLoop
+from gateway.check.world import World
+from rifl.lincheck import Event, Result
+
+TABLE: Final = "lists"
+ITEMS_A_LIST: Final = 200
+"""After so many appends the workers go on to the next two lists: reads stay short."""
+
+
+def items(row: Mapping[str, Any] | None) -> list[Any]:
+    """Return a read list; an absent one is empty."""
+    return [] if row is None else list(row["value"])
+
+
+class Lists:
+    """Hands out items, and remembers which lists they went to."""
+
+    def __init__(self) -> None:
+        self.keys: dict[str, None] = {}
+        self._items = 0
+
+    def next(self, random: Random) -> tuple[str, int]:
+        """Return a list and an item that nobody has sent yet."""
+        self._items += 1
+        key = f"l{2 * (self._items // (2 * ITEMS_A_LIST)) + random.randrange(2)}"
+        self.keys[key] = None
+        return key, self._items
+
+    def current(self, random: Random) -> str:
+        """Return a list that is appended to now."""
+        return f"l{2 * (self._items // (2 * ITEMS_A_LIST)) + random.randrange(2)}"
+
+
+def list_checks(history: Sequence[Event]) -> list[Result]:
+    """Return what every workload of lists is judged by."""
+    return [linearizable(history, "list", ("append", "read")), no_lost_item(history), exactly_once(history)]
+
+
+class Append(SessionLoop):
+    """Appends and reads."""
+
+    name: ClassVar[str] = "append"
+    proves: ClassVar[str] = "appends are applied once, in one order that every node tells"
+
+    def __init__(self) -> None:
+        self._lists = Lists()
+
+    async def set_up(self, world: World) -> None:
+        """See :class:`~gateway.check.workload.Workload`."""
+        await world.declare(TABLE)
+
+    async def step(self, world: World, process: int, session: DirectSession, random: Random) -> None:
+        """Append an item or read a list."""
+        if random.random() < 0.3:
+            await world.read(process, TABLE, self._lists.current(random), random, answer=items)
+            return
+        key, item = self._lists.next(random)
+        operation = {"op": "append", "table": TABLE, "key": key, "item": item}
+        await world.write(process, session, operation, "append", item)
+
+    async def finish(self, world: World) -> None:
+        """See :class:`~gateway.check.workload.Workload`."""
+        await world.final_reads(TABLE, list(self._lists.keys), answer=items)
+
+    def check(self, folder: Path, history: Sequence[Event]) -> list[Result]:
+        """See :class:`~gateway.check.workload.Workload`."""
+        return list_checks(history)

@@ -1,0 +1,90 @@
+"""Counters that are raised through the SDK, which retries by itself: across nodes, leaders and lost answers.
+
+Judged by the counter model: each answer is the sum so far, so an increment that is applied twice or not at all shows
+at the next answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import ClassVar, Final
+
+from gateway.check.checks import Findings, by_key, linearizable
+from gateway.check.durability import acknowledged, final_reads
+from gateway.check.soak import LOST
+from gateway.check.world import World
+from gateway.client import OncegateError, Tuning
+from rifl.lincheck import Event, Result, operations
+
+TABLE: Final = "counters"
+KEYS: Final = ("n0", "n1", "n2")
+IMPATIENT: Final = Tuning(attempt_timeout_s=0.25)
+"""Attempts are given up early, so that retries meet originals that are still under way."""
+
+
+class Counter:
+    """Increments and reads; half of the workers lead, half are sent to all nodes in turn."""
+
+    name: ClassVar[str] = "counter"
+    proves: ClassVar[str] = "the SDK's retries apply each increment exactly once"
+
+    async def set_up(self, world: World) -> None:
+        """See :class:`~gateway.check.workload.Workload`."""
+        await world.declare(TABLE)
+
+    async def run_process(self, world: World, process: int, random: Random, until: float) -> None:
+        """See :class:`~gateway.check.workload.Workload`."""
+        async with world.sdk(process, IMPATIENT) as client:
+            while world.goes_on(until):
+                try:
+                    async with client.session(nonce=f"{random.getrandbits(128):032x}") as session:
+                        while world.goes_on(until) and not session.lost.is_set():
+                            key = random.choice(KEYS)
+                            if random.random() < 0.25:
+                                await world.read(
+                                    process, TABLE, key, random, answer=lambda row: row["value"] if row else 0
+                                )
+                            else:
+                                by = random.choice((1, 1, 2, -1))
+                                await world.through_sdk(
+                                    process,
+                                    lambda key=key, by=by: session.increment(TABLE, key, by),  # type: ignore[misc]
+                                    "increment",
+                                    key,
+                                    by,
+                                    answer=lambda result: result.value,
+                                )
+                            await world.think(random)
+                except OncegateError:
+                    await world.think(random)  # no session now; nothing was begun
+
+    async def finish(self, world: World) -> None:
+        """See :class:`~gateway.check.workload.Workload`."""
+        await world.final_reads(TABLE, list(KEYS), answer=lambda row: row["value"] if row else 0)
+
+    def check(self, folder: Path, history: Sequence[Event]) -> list[Result]:
+        """See :class:`~gateway.check.workload.Workload`."""
+        return [linearizable(history, "counter", ("read", "increment")), _sums(history)]
+
+
+def _sums(history: Sequence[Event]) -> Result:
+    """Check the final sum: what was acknowledged, and of the unknown increments any."""
+    findings = Findings(LOST)
+    found = operations(history)
+    reads = final_reads(found, "read")
+    for key, ops in by_key(found, lambda op: op.f == "increment").items():
+        findings.saw(key, len(ops))
+        sure = sum(op.argument for op in ops if acknowledged(op))
+        doubts = [op.argument for op in ops if op.status == "unknown"]
+        low, high = (sure + sum(filter(sign, doubts)) for sign in (lambda by: by < 0, lambda by: by > 0))
+        for seen in reads.get(key, ()):
+            if not low <= seen.result <= high:
+                words = (
+                    f"{key} is {seen.result} at {seen.node} in the end, outside {low}..{high} of what was acknowledged"
+                )
+                findings.violated(key, words, [seen])
+        if key not in reads:
+            findings.undecided(f"{key} has no final read")
+    return findings.result()

@@ -1,0 +1,167 @@
+"""Duplicates: one request id sent to several nodes at the same time, and again later, also after leaders have changed.
+
+All attempts of a request are one operation of the history. What each of them was told is kept beside it, as an event
+``answers``, to be compared: the same result for all, and at most one that was not a replay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any, ClassVar, Final
+
+import msgspec
+
+from gateway.check.checks import Findings, linearizable
+from gateway.check.direct import DirectSession, Verdict
+from gateway.check.durability import exactly_once, no_lost_item
+from gateway.check.workload import SessionLoop
+from gateway.check.workloads.append import TABLE as LISTS
+from gateway.check.workloads.append import Lists, items
+from gateway.check.world import World
+from rifl.lincheck import Event, Result, operations
+
+COUNTERS: Final = "sums"
+COUNTER_KEYS: Final = ("d0", "d1")
+HELD_MAX: Final = 12
+"""Requests of a worker that stay unacknowledged, to be sent again."""
+
+LIST_FS: Final = ("append", "read")
+
+
+class Held(msgspec.Struct):
+    """A request that is not acknowledged: what it asked for, and how it is known to the history."""
+
+    session: DirectSession
+    sequence: int
+    operation: dict[str, Any]
+
+
+def told(verdict: Verdict) -> list[Any]:
+    """Return an attempt's answer for the history: kind, result without the replay mark, whether replayed, code."""
+    result = {name: value for name, value in verdict.result.items() if name not in ("replayed", "sequence")}
+    return [verdict.kind, result, bool(verdict.result.get("replayed")), verdict.code, verdict.node]
+
+
+class Dedup(SessionLoop):
+    """Appends and increments whose requests are sent more than once on purpose."""
+
+    name: ClassVar[str] = "dedup"
+    proves: ClassVar[str] = "duplicates at once at several nodes, and later under other leaders, are applied once"
+
+    def __init__(self) -> None:
+        self._lists = Lists()
+        self._held: dict[int, list[Held]] = {}
+
+    async def set_up(self, world: World) -> None:
+        """See :class:`~gateway.check.workload.Workload`."""
+        await world.declare(LISTS)
+        await world.declare(COUNTERS)
+
+    async def step(self, world: World, process: int, session: DirectSession, random: Random) -> None:
+        """Send a new request to several nodes at once, or an old one again."""
+        held = self._held.setdefault(process, [])
+        held[:] = [one for one in held if one.session is session]
+        if held and random.random() < 0.3:
+            await self._again(world, process, random.choice(held), random)
+            return
+        if random.random() < 0.15:
+            await world.read(process, LISTS, self._lists.current(random), random, answer=items)
+            return
+        await self._new(world, process, session, random)
+
+    async def _new(self, world: World, process: int, session: DirectSession, random: Random) -> None:
+        sequence = session.take()
+        if random.random() < 0.5:
+            key, item = self._lists.next(random)
+            operation: dict[str, Any] = {"op": "append", "table": LISTS, "key": key, "item": item}
+            f, value = "append", item
+        else:
+            key, value, f = random.choice(COUNTER_KEYS), 1, "increment"
+            operation = {"op": "increment", "table": COUNTERS, "key": key, "by": 1}
+        recorded = world.recorder.begin(process, f, key, value, request=session.request(sequence))
+        verdicts = await at_once(session, sequence, operation, random)
+        if not any(verdict.answered for verdict in verdicts):
+            doubt = any(verdict.kind == "unknown" for verdict in verdicts)
+            verdicts.append(await session.perform(sequence, operation, doubt=doubt))
+        answered = next((verdict for verdict in verdicts if verdict.answered), None)
+        if answered is not None:
+            recorded.ok(answered.result.get("value") if f == "increment" else None, answered.node)
+        elif verdicts[-1].kind == "failed":
+            recorded.fail(verdicts[-1].code)
+        else:
+            recorded.info(verdicts[-1].code)
+        one = Held(session, sequence, operation)
+        self._note(world, process, one, verdicts, "first")
+        self._keep(process, one, random, known=answered is not None)
+
+    def _keep(self, process: int, one: Held, random: Random, *, known: bool) -> None:
+        held = self._held[process]
+        if not known:
+            # Nothing may be sent again that the history has as given up: it could still take effect then.
+            one.session.acknowledge(one.sequence)
+            return
+        held.append(one)
+        if len(held) > HELD_MAX:
+            oldest = held.pop(random.randrange(len(held) // 2))
+            oldest.session.acknowledge(oldest.sequence)
+
+    async def _again(self, world: World, process: int, one: Held, random: Random) -> None:
+        verdicts = await at_once(one.session, one.sequence, one.operation, random)
+        self._note(world, process, one, verdicts, "again")
+
+    @staticmethod
+    def _note(world: World, process: int, one: Held, verdicts: Sequence[Verdict], when: str) -> None:
+        noted = world.recorder.begin(process, "answers", one.session.request(one.sequence), when)
+        noted.ok([told(verdict) for verdict in verdicts])
+
+    async def finish(self, world: World) -> None:
+        """See :class:`~gateway.check.workload.Workload`."""
+        await world.final_reads(LISTS, list(self._lists.keys), answer=items)
+        await world.final_reads(COUNTERS, list(COUNTER_KEYS), f="sum", answer=lambda row: row["value"] if row else 0)
+
+    def check(self, folder: Path, history: Sequence[Event]) -> list[Result]:
+        """See :class:`~gateway.check.workload.Workload`."""
+        sums = [msgspec.structs.replace(event, f="read") if event.f == "sum" else event for event in history]
+        sums = [event for event in sums if str(event.key).startswith("d")]
+        return [
+            linearizable(history, "list", LIST_FS),
+            linearizable(sums, "counter", ("increment", "read")),
+            no_lost_item(history),
+            exactly_once(history),
+            agreement(history),
+        ]
+
+
+async def at_once(session: DirectSession, sequence: int, operation: dict[str, Any], random: Random) -> list[Verdict]:
+    """Send one request to two nodes or more at the same time; some of them get it twice."""
+    nodes = session.nodes.ids
+    chosen = random.sample(nodes, random.randint(min(2, len(nodes)), len(nodes)))
+    chosen += [node for node in chosen if random.random() < 0.2]
+    return list(await asyncio.gather(*(session.attempt(node, sequence, operation) for node in chosen)))
+
+
+def agreement(history: Sequence[Event]) -> Result:
+    """Check what all attempts of each request were told."""
+    findings = Findings("all attempts of a request are told one result, and at most one of them executed it")
+    results: dict[Any, str] = {}
+    executed: dict[Any, int] = {}
+    for op in operations(event for event in history if event.f == "answers"):
+        if op.status != "ok":
+            continue
+        findings.saw(op.key)
+        for kind, result, replayed, _code, node in op.result:
+            if kind not in ("applied", "refused"):
+                continue
+            text = msgspec.json.encode(result, order="deterministic").decode()
+            before = results.setdefault(op.key, text)
+            if before != text:
+                findings.violated(op.key, f"request {op.key} was told {before}, and {text} by {node}", [op])
+            executed[op.key] = executed.get(op.key, 0) + (not replayed)
+        if executed.get(op.key, 0) > 1:
+            findings.violated(
+                op.key, f"request {op.key} was executed {executed[op.key]} times, as its answers say", [op]
+            )
+    return findings.result()

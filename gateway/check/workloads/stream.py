@@ -1,0 +1,88 @@
+"""Stream tables: rows are read back while the batches that hold them are being sealed.
+
+Every worker reads its own key at any node with ``session`` consistency: it sees at least what it wrote. Shared keys
+are read linearizably. Judged by the register model and by each worker's own order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any, ClassVar, Final
+
+from gateway.check.checks import Findings, linearizable
+from gateway.check.direct import DirectSession
+from gateway.check.durability import no_lost_write
+from gateway.check.plan import PROCESSES_MAX
+from gateway.check.recorder import LANES
+from gateway.check.workload import SessionLoop
+from gateway.check.world import World
+from rifl.lincheck import Event, Result, operations
+
+TABLE: Final = "streamed"
+SHARED: Final = ("h0", "h1", "h2")
+
+
+class StreamReads(SessionLoop):
+    """Writes to shared keys and to the worker's own, read back at once and later."""
+
+    name: ClassVar[str] = "stream"
+    proves: ClassVar[str] = (
+        "rows of a stream table are read as written, by their writer at once, while batches are sealed"
+    )
+
+    def __init__(self) -> None:
+        self._written = 0
+        self._commits: dict[int, int] = {}
+
+    async def set_up(self, world: World) -> None:
+        """See :class:`~gateway.check.workload.Workload`."""
+        await world.declare(TABLE, "stream")
+
+    async def step(self, world: World, process: int, session: DirectSession, random: Random) -> None:
+        """Write or read, a shared key or the worker's own."""
+        own = random.random() < 0.5
+        key = f"own{process}" if own else random.choice(SHARED)
+        if random.random() < 0.5:
+            self._written += 1
+            operation = {"op": "put", "table": TABLE, "key": key, "value": self._written}
+            verdict = await world.write(process, session, operation, "write", self._written)
+            if verdict.kind == "applied":
+                self._commits[process] = max(self._commits.get(process, 0), int(verdict.result["commit"]))
+        elif own:
+            query = f"?consistency=session&min_commit={self._commits.get(process, 0)}"
+            row = await world.read(process, TABLE, key, random, f="read-own", query=query)
+            if row is not None:
+                self._commits[process] = max(self._commits.get(process, 0), int(row["commit"]))
+        else:
+            await world.read(process, TABLE, key, random)
+
+    async def finish(self, world: World) -> None:
+        """See :class:`~gateway.check.workload.Workload`."""
+        await world.final_reads(TABLE, [*SHARED, *(f"own{process}" for process in range(world.plan.processes))])
+
+    def check(self, folder: Path, history: Sequence[Event]) -> list[Result]:
+        """See :class:`~gateway.check.workload.Workload`."""
+        return [
+            linearizable(history, "register", ("read", "write")),
+            no_lost_write(history, ("write",)),
+            _own_writes(history),
+        ]
+
+
+def _own_writes(history: Sequence[Event]) -> Result:
+    """Check that no worker reads its own key older than it wrote or has read it."""
+    findings = Findings("a writer reads its own writes at every node, and never goes back")
+    seen: dict[Any, int] = {}
+    for op in operations(event for event in history if str(event.key).startswith("own")):
+        if op.status != "ok" or op.process % LANES >= PROCESSES_MAX:
+            continue
+        # Values of one key grow in the order of its worker's calls.
+        value = op.argument if op.f == "write" else op.result or 0
+        findings.saw(op.key)
+        if value < seen.get(op.key, 0):
+            words = f"{op.key} was read as {value} at {op.node} after {seen[op.key]} had been written or read"
+            findings.violated(op.key, words, [op])
+        seen[op.key] = max(seen.get(op.key, 0), value)
+    return findings.result()

@@ -1,0 +1,103 @@
+"""``oncegate check``: runs that try to break a cluster, and verdicts on them.
+
+Exit codes: 0 valid, 1 invalid, 2 unknown, 3 misuse (bad arguments or files), 4 the run itself failed or was stopped.
+What the commands do is imported when one of them runs: a server that starts does not pay for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from typer.core import TyperGroup
+
+from rifl.errors import OncegateError
+
+INVALID, UNKNOWN, MISUSE, CRASHED = 1, 2, 3, 4
+EXITS: Final = {"valid": 0, "invalid": INVALID, "unknown": UNKNOWN, "crashed": CRASHED}
+
+
+class _Group(TyperGroup):
+    """Misuse must not be taken for the verdict *unknown*, which has the exit code that misuse usually gets."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except typer.TyperException as misuse:
+            typer.echo(f"oncegate: {misuse}", err=True)
+            raise typer.Exit(MISUSE) from None
+
+
+check: Final = typer.Typer(
+    cls=_Group,
+    help="Prove the promises: workloads under faults, and verdicts on their histories.",
+    no_args_is_help=True,
+)
+Runs = Annotated[Path, typer.Option(help="where runs keep their folders")]
+Folder = Annotated[Path, typer.Argument(help="folder of a run, such as runs/latest")]
+
+
+@check.command("run")
+def run_command(
+    workload: Annotated[str | None, typer.Option(help="its name; a wrong one lists them")] = None,
+    every: Annotated[bool, typer.Option("--all", help="all workloads, in turn")] = False,
+    faults: Annotated[str, typer.Option(help="names or groups, joined with +; all, none")] = "all",
+    seed: Annotated[int, typer.Option(help="of the first run; the next runs count on from it")] = 1,
+    seeds: Annotated[int | None, typer.Option(help="how many runs [each workload once]")] = None,
+    seconds: Annotated[float, typer.Option(help="how long the processes of a run work")] = 12.0,
+    nodes: Annotated[int, typer.Option(help="nodes of the cluster")] = 3,
+    processes: Annotated[int, typer.Option(help="processes of the workload")] = 6,
+    runs: Runs = Path("runs"),
+    keep: Annotated[
+        bool, typer.Option("--keep", help="keep the folders of valid runs, where there are several")
+    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="go on where a run of many was stopped")] = False,
+) -> None:
+    """Run workloads against clusters of real processes under faults, and judge what was recorded."""
+    if every == (workload is not None):
+        raise typer.BadParameter("give --workload NAME or --all")
+    from gateway.check.plan import RunPlan, fault_names
+    from gateway.check.soaking import soak
+    from gateway.check.words import soak_lines
+
+    with _typed():
+        template = RunPlan(
+            workload="", faults=fault_names(faults), seed=seed, seconds=seconds, nodes=nodes, processes=processes
+        )
+        say = partial(typer.echo, err=True)
+        state = soak(template, workload, runs, seeds=seeds, keep=keep, resume=resume, say=say)
+    for line in soak_lines(state):
+        typer.echo(line)
+    raise typer.Exit(EXITS[state.verdict])
+
+
+@check.command()
+def replay(folder: Folder) -> None:
+    """Judge the saved history of a run again; nothing is run."""
+    from gateway.check.folder import RunFolder
+    from gateway.check.runner import judge
+    from gateway.check.words import verdict_lines
+
+    with _typed():
+        verdict = judge(RunFolder.open(folder))
+    for line in verdict_lines(verdict):
+        typer.echo(line)
+    raise typer.Exit(EXITS[verdict.verdict])
+
+
+@contextlib.contextmanager
+def _typed() -> Iterator[None]:
+    """Say what is wrong and exit as the module's docstring has it."""
+    try:
+        yield
+    except OncegateError as misuse:
+        typer.echo(f"oncegate: {misuse.detail}", err=True)
+        raise typer.Exit(MISUSE) from None
+    except KeyboardInterrupt:
+        typer.echo("oncegate: stopped; what was recorded can be read with `oncegate check replay`", err=True)
+        raise typer.Exit(CRASHED) from None
