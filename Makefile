@@ -8,8 +8,9 @@ SEEDS ?= 10000
 ARGS ?=
 ROUNDS ?= 20
 KILLS ?= 200
+RUNS ?= runs
 
-.PHONY: demo test lint soak-consensus soak-faults soak-outbox bench clean check-tools
+.PHONY: demo test lint soak-check soak-consensus soak-faults soak-outbox bench clean check-tools
 
 demo: .venv/.ready ## the main job end to end; STORE=cassandra for real Cassandra
 	$(BIN)/python -m examples.demo --store $(STORE) $(if $(MESSAGES),--messages $(MESSAGES)) $(ARGS)
@@ -28,6 +29,10 @@ soak-faults: .venv/.ready ## the tests with real faults, ROUNDS times as many ro
 
 soak-consensus: .venv/.ready ## SEEDS simulated clusters with faults; ARGS="--start 10000 --seconds 3600" and the like
 	$(BIN)/python -m tests.sim --seeds $(SEEDS) --jobs $$(nproc) $(ARGS)
+
+soak-check: SEEDS = 300
+soak-check: .venv/.ready ## SEEDS runs of all workloads under all faults; goes on where it was stopped; ARGS="--seconds 30" and the like
+	$(BIN)/oncegate check run --all --seeds $(SEEDS) --runs $(RUNS) --resume $(ARGS)
 
 soak-outbox: .venv/.ready ## a worker with an outbox, killed KILLS times while it counts to KILLS * 50
 	ONCEGATE_OUTBOX_KILLS=$(KILLS) $(BIN)/python -m pytest tests/faults/test_outbox_kills.py --timeout 3600 $(ARGS)

@@ -7,14 +7,14 @@ for the clock that bounds a search. The checker itself: :mod:`rifl.lincheck`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from gateway.check.plan import PROCESSES_MAX
 from gateway.check.recorder import LANES
-from rifl.lincheck import MODELS, Event, Failure, Limits, Operation, Result, check, operations
+from rifl.lincheck import MODELS, Failure, Limits, Operation, Result, check
 
 CHECK_S: Final = 60.0
 STATES_MAX: Final = 5_000_000
@@ -23,27 +23,20 @@ FAILURES_MAX: Final = 20
 
 
 def linearizable(
-    history: Iterable[Event], model: str, fs: Sequence[str], *, name: str | None = None, seconds: float = CHECK_S
+    found: Sequence[Operation], model: str, fs: Sequence[str], *, name: str | None = None, seconds: float = CHECK_S
 ) -> Result:
     """Check the operations ``fs`` of a history against a model, each key by itself.
 
     Args:
-        history: the events.
+        found: the operations of the whole history, so that results name them by the same indexes as everybody does.
         model: a name of :data:`rifl.lincheck.MODELS`.
         fs: what is looked at; other operations do not touch the model's objects.
         name: of the result; the model's by default.
         seconds: limit of the search; beyond it the verdict is unknown.
     """
-    chosen = operations(only(history, fs))
     limits = Limits(states_max=STATES_MAX, seconds=seconds, clock=time.monotonic)
-    result = check(chosen, MODELS[model], limits)
+    result = check([op for op in found if op.f in fs], MODELS[model], limits)
     return msgspec.structs.replace(result, name=name or f"linearizable {model}")
-
-
-def only(history: Iterable[Event], fs: Sequence[str]) -> Iterator[Event]:
-    """Yield the events of some operations."""
-    wanted = frozenset(fs)
-    return (event for event in history if event.f in wanted)
 
 
 class Findings:

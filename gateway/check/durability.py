@@ -12,7 +12,7 @@ from typing import Any
 
 from gateway.check.checks import Findings, by_key, is_final
 from gateway.check.soak import LOST
-from rifl.lincheck import Event, Operation, Result, operations
+from rifl.lincheck import Operation, Result
 
 EXACTLY_ONCE = "each acknowledged item once, each unknown at most once, each refused never"
 
@@ -34,7 +34,7 @@ def final_reads(found: Sequence[Operation], read: str) -> dict[Any, list[Operati
 
 
 def no_lost_write(
-    history: Sequence[Event],
+    found: Sequence[Operation],
     fs: Sequence[str],
     read: str = "read",
     stored: Callable[[Operation], Any] = lambda operation: operation.argument,
@@ -44,13 +44,12 @@ def no_lost_write(
     Found: a value that is older than an acknowledged one; a value that nobody wrote, or whose write was refused.
 
     Args:
-        history: the events.
+        found: the operations of the history.
         fs: operations that store a value.
         read: the operation whose result is the value, None if absent.
         stored: which value an operation stores; no two store equal ones.
     """
     findings = Findings(LOST)
-    found = operations(history)
     writes = by_key(found, lambda operation: operation.f in fs)
     reads = final_reads(found, read)
     for key, ops in writes.items():
@@ -85,16 +84,15 @@ def _judge(findings: Findings, seen: Operation, source: Operation | None, newest
         findings.violated(seen.key, words, [source, newest, seen])
 
 
-def no_lost_version(history: Sequence[Event], fs: Sequence[str], read: str = "get") -> Result:
+def no_lost_version(found: Sequence[Operation], fs: Sequence[str], read: str = "get") -> Result:
     """Check that no final read is of a version older than any acknowledged write's, and no two writes share one.
 
     Args:
-        history: the events.
+        found: the operations of the history.
         fs: operations that write a row; their results carry ``version``.
         read: the operation whose result carries ``version``, 0 if absent.
     """
     findings = Findings(LOST)
-    found = operations(history)
     reads = final_reads(found, read)
     owners: dict[int, Operation] = {}
     for key, ops in by_key(found, lambda op: op.f in fs and acknowledged(op)).items():
@@ -116,10 +114,9 @@ def no_lost_version(history: Sequence[Event], fs: Sequence[str], read: str = "ge
     return findings.result()
 
 
-def no_lost_item(history: Sequence[Event], append: str = "append", read: str = "read") -> Result:
+def no_lost_item(found: Sequence[Operation], append: str = "append", read: str = "read") -> Result:
     """Check that every acknowledged item is in every final read of its list."""
     findings = Findings(LOST)
-    found = operations(history)
     reads = final_reads(found, read)
     for key, ops in by_key(found, lambda op: op.f == append).items():
         findings.saw(key, len(ops))
@@ -134,10 +131,9 @@ def no_lost_item(history: Sequence[Event], append: str = "append", read: str = "
     return findings.result()
 
 
-def exactly_once(history: Sequence[Event], append: str = "append", read: str = "read") -> Result:
+def exactly_once(found: Sequence[Operation], append: str = "append", read: str = "read") -> Result:
     """Check every read of a list: no item twice, none that was refused, none that nobody sent."""
     findings = Findings(EXACTLY_ONCE)
-    found = operations(history)
     sent = by_key(found, lambda op: op.f == append)
     for key, reads in by_key(found, lambda op: op.f == read and op.status == "ok").items():
         by_item = {op.argument: op for op in sent.get(key, ())}

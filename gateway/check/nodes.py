@@ -120,7 +120,8 @@ class Nodes:
 def _read(response: aiohttp.ClientResponse, payload: bytes) -> Reply:
     status, headers = response.status, response.headers
     body: Any = payload
-    if response.content_type.endswith("json") and payload:
+    kind = response.content_type
+    if payload and (kind == "application/json" or kind.endswith("+json")):
         try:
             body = msgspec.json.decode(payload)
         except msgspec.DecodeError:

@@ -90,6 +90,27 @@ def replay(folder: Folder) -> None:
     raise typer.Exit(EXITS[verdict.verdict])
 
 
+@check.command()
+def shrink(
+    folder: Folder,
+    history: Annotated[bool, typer.Option("--history", help="only the history, without new runs")] = False,
+    runs: Annotated[int, typer.Option(help="how many smaller plans are tried")] = 40,
+    tries: Annotated[int, typer.Option(help="how often each of them")] = 2,
+) -> None:
+    """Look for less that still fails: fewer faults, fewer processes, a shorter time, or fewer events."""
+    from gateway.check.folder import RunFolder
+    from gateway.check.shrinking import shrink_history, shrink_run
+    from gateway.check.words import verdict_lines
+
+    with _typed():
+        opened, say = RunFolder.open(folder), partial(typer.echo, err=True)
+        small, verdict = shrink_history(opened, say) if history else shrink_run(opened, say, runs=runs, tries=tries)
+    for line in verdict_lines(verdict):
+        typer.echo(line)
+    typer.echo(str(small.path))
+    raise typer.Exit(EXITS[verdict.verdict])
+
+
 @contextlib.contextmanager
 def _typed() -> Iterator[None]:
     """Say what is wrong and exit as the module's docstring has it."""

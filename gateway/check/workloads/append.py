@@ -15,7 +15,7 @@ from gateway.check.direct import DirectSession
 from gateway.check.durability import exactly_once, no_lost_item
 from gateway.check.workload import SessionLoop
 from gateway.check.world import World
-from rifl.lincheck import Event, Result
+from rifl.lincheck import Event, Operation, Result, operations
 
 TABLE: Final = "lists"
 ITEMS_A_LIST: Final = 200
@@ -46,9 +46,9 @@ class Lists:
         return f"l{2 * (self._items // (2 * ITEMS_A_LIST)) + random.randrange(2)}"
 
 
-def list_checks(history: Sequence[Event]) -> list[Result]:
+def list_checks(found: Sequence[Operation]) -> list[Result]:
     """Return what every workload of lists is judged by."""
-    return [linearizable(history, "list", ("append", "read")), no_lost_item(history), exactly_once(history)]
+    return [linearizable(found, "list", ("append", "read")), no_lost_item(found), exactly_once(found)]
 
 
 class Append(SessionLoop):
@@ -79,4 +79,4 @@ class Append(SessionLoop):
 
     def check(self, folder: Path, history: Sequence[Event]) -> list[Result]:
         """See :class:`~gateway.check.workload.Workload`."""
-        return list_checks(history)
+        return list_checks(operations(history))

@@ -64,14 +64,15 @@ class Bank(SessionLoop):
 
     def check(self, folder: Path, history: Sequence[Event]) -> list[Result]:
         """See :class:`~gateway.check.workload.Workload`."""
-        return [linearizable(history, "row", ("get", "put")), no_lost_version(history, ("put",)), _money(history)]
+        found = operations(history)
+        return [linearizable(found, "row", ("get", "put")), no_lost_version(found, ("put",)), _money(found)]
 
 
-def _money(history: Sequence[Event]) -> Result:
+def _money(found: Sequence[Operation]) -> Result:
     """Check every balance that was read, and that no two transfers followed the same one."""
     findings = Findings("money is neither made nor lost, and no two transfers follow the same state")
     after: dict[tuple[Any, int], Operation] = {}
-    for op in operations(history):
+    for op in found:
         findings.saw(op.key)
         if op.f == "get" and op.status == "ok" and op.result["version"]:
             balances = op.result["value"].values()

@@ -15,7 +15,7 @@ from gateway.check.direct import DirectSession
 from gateway.check.durability import no_lost_write
 from gateway.check.workload import SessionLoop
 from gateway.check.world import World
-from rifl.lincheck import Event, Operation, Result
+from rifl.lincheck import Event, Operation, Result, operations
 
 TABLE: Final = "swapped"
 KEYS: Final = ("c0", "c1", "c2")
@@ -64,9 +64,10 @@ class CompareAndSet(SessionLoop):
 
     def check(self, folder: Path, history: Sequence[Event]) -> list[Result]:
         """See :class:`~gateway.check.workload.Workload`."""
+        found = operations(history)
         return [
-            linearizable(history, "cas-register", ("read", "write", "cas")),
-            no_lost_write(history, ("write", "cas"), stored=_stored),
+            linearizable(found, "cas-register", ("read", "write", "cas")),
+            no_lost_write(found, ("write", "cas"), stored=_stored),
         ]
 
 

@@ -16,7 +16,7 @@ from gateway.check.durability import acknowledged, final_reads
 from gateway.check.soak import LOST
 from gateway.check.world import World
 from gateway.client import OncegateError, Tuning
-from rifl.lincheck import Event, Result, operations
+from rifl.lincheck import Event, Operation, Result, operations
 
 TABLE: Final = "counters"
 KEYS: Final = ("n0", "n1", "n2")
@@ -66,13 +66,13 @@ class Counter:
 
     def check(self, folder: Path, history: Sequence[Event]) -> list[Result]:
         """See :class:`~gateway.check.workload.Workload`."""
-        return [linearizable(history, "counter", ("read", "increment")), _sums(history)]
+        found = operations(history)
+        return [linearizable(found, "counter", ("read", "increment")), _sums(found)]
 
 
-def _sums(history: Sequence[Event]) -> Result:
+def _sums(found: Sequence[Operation]) -> Result:
     """Check the final sum: what was acknowledged, and of the unknown increments any."""
     findings = Findings(LOST)
-    found = operations(history)
     reads = final_reads(found, "read")
     for key, ops in by_key(found, lambda op: op.f == "increment").items():
         findings.saw(key, len(ops))

@@ -21,7 +21,7 @@ from gateway.check.workload import SessionLoop
 from gateway.check.workloads.append import TABLE as LISTS
 from gateway.check.workloads.append import Lists, items
 from gateway.check.world import World
-from rifl.lincheck import Event, Result, operations
+from rifl.lincheck import Event, Operation, Result, operations
 
 COUNTERS: Final = "sums"
 COUNTER_KEYS: Final = ("d0", "d1")
@@ -29,6 +29,7 @@ HELD_MAX: Final = 12
 """Requests of a worker that stay unacknowledged, to be sent again."""
 
 LIST_FS: Final = ("append", "read")
+SUM_FS: Final = ("increment", "sum")
 
 
 class Held(msgspec.Struct):
@@ -124,14 +125,14 @@ class Dedup(SessionLoop):
 
     def check(self, folder: Path, history: Sequence[Event]) -> list[Result]:
         """See :class:`~gateway.check.workload.Workload`."""
-        sums = [msgspec.structs.replace(event, f="read") if event.f == "sum" else event for event in history]
-        sums = [event for event in sums if str(event.key).startswith("d")]
+        found = operations(history)
+        sums = [msgspec.structs.replace(op, f="read") if op.f == "sum" else op for op in found if op.f in SUM_FS]
         return [
-            linearizable(history, "list", LIST_FS),
+            linearizable(found, "list", LIST_FS),
             linearizable(sums, "counter", ("increment", "read")),
-            no_lost_item(history),
-            exactly_once(history),
-            agreement(history),
+            no_lost_item(found),
+            exactly_once(found),
+            agreement(found),
         ]
 
 
@@ -143,13 +144,13 @@ async def at_once(session: DirectSession, sequence: int, operation: dict[str, An
     return list(await asyncio.gather(*(session.attempt(node, sequence, operation) for node in chosen)))
 
 
-def agreement(history: Sequence[Event]) -> Result:
+def agreement(found: Sequence[Operation]) -> Result:
     """Check what all attempts of each request were told."""
     findings = Findings("all attempts of a request are told one result, and at most one of them executed it")
     results: dict[Any, str] = {}
     executed: dict[Any, int] = {}
-    for op in operations(event for event in history if event.f == "answers"):
-        if op.status != "ok":
+    for op in found:
+        if op.f != "answers" or op.status != "ok":
             continue
         findings.saw(op.key)
         for kind, result, replayed, _code, node in op.result:

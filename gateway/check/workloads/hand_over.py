@@ -18,7 +18,7 @@ from gateway.check.direct import DirectSession, Verdict
 from gateway.check.workloads.append import TABLE, Lists, items, list_checks
 from gateway.check.world import World
 from gateway.client.paths import session_path
-from rifl.lincheck import Event, Result
+from rifl.lincheck import Event, Result, operations
 
 OPERATIONS_AN_OWNER: Final = 40
 
@@ -135,7 +135,7 @@ class HandOver:
 
     def check(self, folder: Path, history: Sequence[Event]) -> list[Result]:
         """See :class:`~gateway.check.workload.Workload`."""
-        return [*list_checks(history), fencing(history)]
+        return [*list_checks(operations(history)), fencing(history)]
 
 
 def fencing(history: Sequence[Event]) -> Result:

@@ -20,7 +20,7 @@ from gateway.check.workloads.dedup import Held
 from gateway.check.world import World
 from gateway.client.paths import session_path
 from rifl.ids import LEASE_MS_MIN
-from rifl.lincheck import Event, Result
+from rifl.lincheck import Event, Result, operations
 
 HELD_MAX: Final = 4
 EXPIRED: Final = "SESSION_EXPIRED"
@@ -93,7 +93,7 @@ class LeaseRaces(SessionLoop):
 
     def check(self, folder: Path, history: Sequence[Event]) -> list[Result]:
         """See :class:`~gateway.check.workload.Workload`."""
-        return [*list_checks(history), ended(history)]
+        return [*list_checks(operations(history)), ended(history)]
 
 
 def ended(history: Sequence[Event]) -> Result:

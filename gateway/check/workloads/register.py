@@ -16,7 +16,7 @@ from gateway.check.direct import DirectSession
 from gateway.check.durability import no_lost_write
 from gateway.check.workload import SessionLoop
 from gateway.check.world import World
-from rifl.lincheck import Event, Result
+from rifl.lincheck import Event, Result, operations
 
 TABLE: Final = "registers"
 KEYS: Final = ("r0", "r1", "r2", "r3")
@@ -52,4 +52,5 @@ class Register(SessionLoop):
 
     def check(self, folder: Path, history: Sequence[Event]) -> list[Result]:
         """See :class:`~gateway.check.workload.Workload`."""
-        return [linearizable(history, "register", ("read", "write")), no_lost_write(history, ("write",))]
+        found = operations(history)
+        return [linearizable(found, "register", ("read", "write")), no_lost_write(found, ("write",))]

@@ -19,7 +19,7 @@ from gateway.check.workload import SessionLoop
 from gateway.check.workloads.append import TABLE, Lists, items, list_checks
 from gateway.check.workloads.dedup import Held
 from gateway.check.world import World
-from rifl.lincheck import Event, Result, operations
+from rifl.lincheck import Event, Operation, Result, operations
 
 HELD_MAX: Final = 8
 RACE_S: Final = 0.02
@@ -85,7 +85,8 @@ class ResolveRaces(SessionLoop):
 
     def check(self, folder: Path, history: Sequence[Event]) -> list[Result]:
         """See :class:`~gateway.check.workload.Workload`."""
-        return [*list_checks(history), one_fate(history)]
+        found = operations(history)
+        return [*list_checks(found), one_fate(found)]
 
 
 def _note(world: World, process: int, one: Held, fates: Sequence[Fate]) -> None:
@@ -131,11 +132,11 @@ def resolved(reply: Reply, node: str) -> Fate:
     return ("resolve", "sealed" if state == "sealed" else "failed", None, node)
 
 
-def one_fate(history: Sequence[Event]) -> Result:
+def one_fate(found: Sequence[Operation]) -> Result:
     """Check that every request has one fate, whoever asked, when and where."""
     findings = Findings("a request is applied with one result or sealed, whoever asks")
     known: dict[Any, tuple[str, Any]] = {}
-    for op in operations(event for event in history if event.f == "fates"):
+    for op in (op for op in found if op.f == "fates"):
         findings.saw(op.key)
         for who, what, commit, node in op.result or ():
             if what not in ("applied", "sealed"):

@@ -18,7 +18,7 @@ from gateway.check.plan import PROCESSES_MAX
 from gateway.check.recorder import LANES
 from gateway.check.workload import SessionLoop
 from gateway.check.world import World
-from rifl.lincheck import Event, Result, operations
+from rifl.lincheck import Event, Operation, Result, operations
 
 TABLE: Final = "streamed"
 SHARED: Final = ("h0", "h1", "h2")
@@ -64,18 +64,19 @@ class StreamReads(SessionLoop):
 
     def check(self, folder: Path, history: Sequence[Event]) -> list[Result]:
         """See :class:`~gateway.check.workload.Workload`."""
+        found = operations(history)
         return [
-            linearizable(history, "register", ("read", "write")),
-            no_lost_write(history, ("write",)),
-            _own_writes(history),
+            linearizable(found, "register", ("read", "write")),
+            no_lost_write(found, ("write",)),
+            _own_writes(found),
         ]
 
 
-def _own_writes(history: Sequence[Event]) -> Result:
+def _own_writes(found: Sequence[Operation]) -> Result:
     """Check that no worker reads its own key older than it wrote or has read it."""
     findings = Findings("a writer reads its own writes at every node, and never goes back")
     seen: dict[Any, int] = {}
-    for op in operations(event for event in history if str(event.key).startswith("own")):
+    for op in (op for op in found if str(op.key).startswith("own")):
         if op.status != "ok" or op.process % LANES >= PROCESSES_MAX:
             continue
         # Values of one key grow in the order of its worker's calls.

@@ -1,0 +1,290 @@
+"""Servers with planted bugs: real nodes behind a proxy that breaks one promise, each in its own way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Awaitable, Callable
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import aiohttp
+import msgspec
+from aiohttp import web
+
+from gateway.check.cluster import CheckCluster
+from gateway.check.nemesis import FaultPlan
+from gateway.check.plan import RunPlan
+from gateway.cli.local_cluster import free_ports
+from gateway.wire import MSGPACK
+
+HOP = frozenset({"host", "content-length", "transfer-encoding", "connection", "content-encoding", "oncegate-leader"})
+
+
+class Sent(NamedTuple):
+    """A request on its way to a node."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def operations(self) -> bool:
+        return self.path == "/v1/operations"
+
+    def json(self) -> Any:
+        if self.headers.get("Content-Type") == MSGPACK:
+            return msgspec.msgpack.decode(self.body)
+        return json.loads(self.body)
+
+    def with_json(self, body: Any) -> Sent:
+        return self._replace(body=json.dumps(body).encode())
+
+
+class Got(NamedTuple):
+    """An answer on its way back."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    def with_json(self, body: Any) -> Got:
+        return self._replace(status=200, body=json.dumps(body).encode())
+
+
+Forward = Callable[[Sent], Awaitable[Got]]
+Bug = Callable[[Forward, Sent], Awaitable[Got]]
+
+
+class LyingCluster(CheckCluster):
+    """A cluster whose clients talk to a proxy in front of each node; ``bug`` answers in the nodes' place."""
+
+    def __init__(self, plan: RunPlan, faults: FaultPlan, directory: Path, bug: Bug) -> None:
+        super().__init__(directory, plan.nodes, equipment=faults.equipment, seed=plan.seed)
+        self._real = {member.node_id: member.http for member in self.members}
+        self._ports = dict(zip(self._real, free_ports(len(self._real)), strict=True))
+        self._bug = bug
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        up = threading.Event()
+        self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(self._serve(up)))
+        self._thread.start()
+        assert up.wait(30)
+
+    def endpoint(self, node_id: str) -> str:
+        return f"http://127.0.0.1:{self._ports[node_id]}"
+
+    def close(self) -> None:
+        super().close()
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join()
+            self._loop.close()
+
+    async def _serve(self, up: threading.Event) -> None:
+        runners = []
+        async with aiohttp.ClientSession(auto_decompress=False) as http:
+            for node, port in self._ports.items():
+                app = web.Application(client_max_size=2**26)
+                app.router.add_route("*", "/{path:.*}", self._handler(http, self._real[node]))
+                runner = web.AppRunner(app, access_log=None)
+                await runner.setup()
+                await web.TCPSite(runner, "127.0.0.1", port).start()
+                runners.append(runner)
+            up.set()
+            await self._stop.wait()
+            for runner in runners:
+                await runner.cleanup()
+
+    def _handler(self, http: aiohttp.ClientSession, real: str) -> Callable[[web.Request], Awaitable[web.Response]]:
+        async def forward(sent: Sent) -> Got:
+            async with http.request(sent.method, real + sent.path, data=sent.body, headers=sent.headers) as answer:
+                headers = {name: value for name, value in answer.headers.items() if name.lower() not in HOP}
+                return Got(answer.status, headers, await answer.read())
+
+        async def handle(request: web.Request) -> web.Response:
+            headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP}
+            sent = Sent(request.method, request.path_qs, headers, await request.read())
+            try:
+                got = await self._bug(forward, sent)
+            except aiohttp.ClientError:
+                return web.Response(status=502)
+            return web.Response(status=got.status, headers=got.headers, body=got.body)
+
+        return handle
+
+
+class Strangers:
+    """Executes operations under sessions of its own, one each: what a server does that forgets request ids."""
+
+    def __init__(self) -> None:
+        self._numbers = count(1)
+
+    async def execute(self, forward: Forward, operation: dict[str, Any]) -> dict[str, Any]:
+        nonce = {"nonce": f"stranger-{id(self)}-{next(self._numbers)}"}
+        kind = {"Content-Type": "application/json"}
+        opened = (await forward(Sent("POST", "/v1/sessions", kind, json.dumps(nonce).encode()))).json()
+        operation = {**operation, "sequence": 1}
+        body = {"client_id": opened["client_id"], "epoch": 1, "first_incomplete": 1, "operations": [operation]}
+        answer = await forward(Sent("POST", "/v1/operations", kind, json.dumps(body).encode()))
+        return dict(answer.json()["results"][0])
+
+
+def honest() -> Bug:
+    """No bug: what the runs of the others are compared with."""
+
+    async def handle(forward: Forward, sent: Sent) -> Got:
+        return await forward(sent)
+
+    return handle
+
+
+def repeats_a_write_without_its_id() -> Bug:
+    strangers, number = Strangers(), count(1)
+
+    async def handle(forward: Forward, sent: Sent) -> Got:
+        got = await forward(sent)
+        if sent.operations and got.status == 200 and next(number) % 10 == 0:
+            for operation in sent.json()["operations"]:
+                await strangers.execute(forward, operation)
+        return got
+
+    return handle
+
+
+def forgets_request_ids() -> Bug:
+    strangers = Strangers()
+
+    async def handle(forward: Forward, sent: Sent) -> Got:
+        if not sent.operations:
+            return await forward(sent)
+        operations = sent.json()["operations"]
+        results = [{**await strangers.execute(forward, one), "sequence": one["sequence"]} for one in operations]
+        got = await forward(Sent("GET", "/livez", {}, b""))
+        return got._replace(headers={"Content-Type": "application/json"}).with_json(
+            {"results": results, "memory_ms": 60_000}
+        )
+
+    return handle
+
+
+def acknowledges_what_it_drops() -> Bug:
+    number, last = count(1), [1]
+
+    async def handle(forward: Forward, sent: Sent) -> Got:
+        drops = sent.operations and next(number) % 10 == 0
+        got = await forward(Sent("GET", "/livez", {}, b"") if drops else sent)
+        if sent.operations and not drops and got.status == 200:
+            last[0] = max(last[0], *(result.get("commit", 0) for result in got.json()["results"]))
+        if not drops:
+            return got
+        results = [
+            {"sequence": one["sequence"], "status": "applied", "commit": last[0], "version": last[0], "replayed": False}
+            for one in sent.json()["operations"]
+        ]
+        return Got(200, {"Content-Type": "application/json"}, b"").with_json({"results": results, "memory_ms": 60_000})
+
+    return handle
+
+
+def answers_stale_reads() -> Bug:
+    cache: dict[str, Got] = {}
+    number = count(1)
+
+    async def handle(forward: Forward, sent: Sent) -> Got:
+        path = sent.path.partition("?")[0]
+        if sent.method != "GET" or "/rows/" not in path:
+            return await forward(sent)
+        if path not in cache or next(number) % 20 == 0:
+            cache[path] = await forward(sent)
+        return cache[path]
+
+    return handle
+
+
+def ignores_conditions() -> Bug:
+    async def handle(forward: Forward, sent: Sent) -> Got:
+        if sent.operations:
+            body = sent.json()
+            for operation in body["operations"]:
+                operation.pop("if", None)
+            sent = sent.with_json(body)
+        return await forward(sent)
+
+    return handle
+
+
+def says_sealed_without_asking() -> Bug:
+    number = count(1)
+
+    async def handle(forward: Forward, sent: Sent) -> Got:
+        if sent.path.endswith("/resolve") and next(number) % 3 == 0:
+            return Got(200, {"Content-Type": "application/json"}, b"").with_json({"state": "sealed"})
+        return await forward(sent)
+
+    return handle
+
+
+def fences_nobody() -> Bug:
+    newest: dict[str, int] = {}
+
+    async def handle(forward: Forward, sent: Sent) -> Got:
+        if sent.operations:
+            body = sent.json()
+            body["epoch"] = max(body["epoch"], newest.get(body["client_id"], 1))
+            sent = sent.with_json(body)
+        got = await forward(sent)
+        if sent.path.endswith("/take-over") and got.status == 200:
+            client_id = sent.path.split("/")[-2]
+            newest[client_id] = max(newest.get(client_id, 1), got.json()["epoch"])
+        return got
+
+    return handle
+
+
+def executes_for_sessions_that_have_ended() -> Bug:
+    strangers = Strangers()
+
+    async def handle(forward: Forward, sent: Sent) -> Got:
+        got = await forward(sent)
+        if not sent.operations or b"SESSION_EXPIRED" not in got.body:
+            return got
+        operations = sent.json()["operations"]
+        results = [{**await strangers.execute(forward, one), "sequence": one["sequence"]} for one in operations]
+        # The first refusal is passed on: the client knows of the end, and then learns that it was none.
+        if sent.json()["client_id"] in told:
+            return got.with_json({"results": results, "memory_ms": 60_000})
+        told.add(sent.json()["client_id"])
+        return got
+
+    told: set[str] = set()
+    return handle
+
+
+def loses_an_item_of_a_batch() -> Bug:
+    async def handle(forward: Forward, sent: Sent) -> Got:
+        got = await forward(sent)
+        lines = got.body.splitlines(keepends=True)
+        if "/batches/" in sent.path and "ndjson" in sent.headers.get("Accept", "") and len(lines) > 1:
+            return got._replace(body=b"".join(lines[:-1]))
+        return got
+
+    return handle
+
+
+def sends_other_bytes_of_a_batch_each_time() -> Bug:
+    number = count(1)
+
+    async def handle(forward: Forward, sent: Sent) -> Got:
+        got = await forward(sent)
+        if "/batches/" in sent.path and "ndjson" not in sent.headers.get("Accept", "") and got.status == 200:
+            return got._replace(body=got.body + bytes(next(number)))
+        return got
+
+    return handle

@@ -1,0 +1,67 @@
+"""A history says what happened: one open operation a process, and unknown outcomes stay open for ever."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.check.direct import verdict_of
+from gateway.check.nodes import Reply
+from gateway.check.recorder import LANES, Recorder
+from rifl.lincheck import Event, operations
+
+
+def test_process_goes_on_under_a_new_number_after_an_unknown_outcome() -> None:
+    events: list[Event] = []
+    ticks = iter(range(100))
+    recorder = Recorder(events.append, clock=lambda: next(ticks))
+    recorder.begin(3, "write", "k", 1).info("TIMEOUT")
+    recorder.begin(3, "write", "k", 2).ok()
+    recorder.begin(3, "read", "k").fail("NO_LEADER")
+    assert [event.process for event in events] == [3, 3, 3 + LANES, 3 + LANES, 3 + LANES, 3 + LANES]
+    assert [operation.status for operation in operations(events)] == ["unknown", "ok", "failed"]
+    assert [event.time for event in events] == sorted(event.time for event in events)
+    assert dict(recorder.outcomes) == {"info": 1, "ok": 1, "fail": 1}
+
+
+def test_second_operation_of_a_process_at_once_is_refused() -> None:
+    recorder = Recorder(lambda event: None)
+    recorder.begin(0, "read", "k")
+    with pytest.raises(ValueError, match="under way"):
+        recorder.begin(0, "read", "k")
+
+
+def test_history_is_bounded_and_what_is_under_way_is_still_completed() -> None:
+    events: list[Event] = []
+    recorder = Recorder(events.append, events_max=1)
+    operation = recorder.begin(0, "read", "k")
+    assert recorder.full
+    operation.ok(None)
+    assert len(events) == 2
+
+
+REJECTED = {"sequence": 1, "status": "rejected", "code": "X", "retryable": False}
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind"),
+    [
+        (Reply(0, None, {}, "no answer in time", doubt=True, retryable=True), "unknown"),
+        (Reply(0, None, {}, "no connection", doubt=False, retryable=True), "failed"),
+        (Reply(504, {}, {}, "TIMEOUT", doubt=True, retryable=True), "unknown"),
+        (Reply(429, {}, {}, "OVERLOADED", doubt=False, retryable=True), "failed"),
+        (Reply(410, {}, {}, "FENCED", doubt=True, retryable=False), "failed"),
+        (Reply(200, b"nonsense", {}, "", doubt=False, retryable=False), "unknown"),
+        (
+            Reply(200, {"results": [{**REJECTED, "outcome": "not_applied"}]}, {}, "", doubt=False, retryable=False),
+            "failed",
+        ),
+        (
+            Reply(200, {"results": [{**REJECTED, "outcome": "unknown"}]}, {}, "", doubt=False, retryable=False),
+            "unknown",
+        ),
+        (Reply(200, {"results": [{"status": "applied"}]}, {}, "", doubt=False, retryable=False), "applied"),
+        (Reply(200, {"results": [{"status": "refused"}]}, {}, "", doubt=False, retryable=False), "refused"),
+    ],
+)
+def test_end_of_an_attempt_is_read_in_doubt_as_unknown(reply: Reply, kind: str) -> None:
+    assert verdict_of(reply, "n1").kind == kind

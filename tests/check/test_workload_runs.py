@@ -1,0 +1,65 @@
+"""Each workload once, on real nodes under faults: nothing is lost or done twice, and no process is left behind."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gateway.check.folder import RunFolder
+from gateway.check.left_over import end_left_over
+from gateway.check.plan import RunPlan
+from gateway.check.runner import judge, run
+from gateway.check.workloads import WORKLOADS
+
+pytestmark = pytest.mark.faults
+FAULTS = ("kills", "freezes", "partitions")
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_workload_is_valid_under_faults(tmp_path: Path, workload: str, seed: int) -> None:
+    plan = RunPlan(workload=workload, faults=FAULTS, seed=seed, seconds=4.0)
+    folder, verdict = run(plan, tmp_path)
+    assert verdict.verdict == "valid", [(result.name, result.reason, result.failures) for result in verdict.checks]
+    assert sum(verdict.faults.values()) > 0, "no fault was injected"
+    assert verdict.operations["ok"] > 30, "hardly anything was done"
+    assert not folder.data.exists(), "a valid run keeps no data directories"
+    again = judge(RunFolder.open(tmp_path / "latest"))
+    assert [(result.name, result.verdict) for result in again.checks] == [
+        (result.name, result.verdict) for result in verdict.checks
+    ]
+
+
+def test_stopped_run_leaves_a_folder_that_can_be_judged_and_no_process(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "gateway", "check", "run", "--workload", "append", "--faults", "none"]
+    process = subprocess.Popen([*command, "--seconds", "60", "--nodes", "1", "--runs", str(tmp_path)])
+    history = tmp_path / "latest" / "history.jsonl"
+    deadline = time.monotonic() + 60
+    while not (history.exists() and history.stat().st_size > 2000):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 4
+    assert end_left_over(tmp_path) == 0, "a node was left behind"
+    verdict = judge(RunFolder.open(tmp_path / "latest"))
+    assert verdict.verdict == "unknown"
+    assert verdict.operations["ok"] > 0
+
+
+def test_nodes_of_a_killed_run_are_ended_by_the_next_one(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "import time; time.sleep(60)", "serve", "--data-dir", str(tmp_path / "r/data/n1")]
+    left = subprocess.Popen(command)
+    other = subprocess.Popen([*command[:-1], str(tmp_path) + "-other/data/n1"])
+    try:
+        assert end_left_over(tmp_path) == 1
+        assert left.wait(10) == -signal.SIGKILL
+        assert other.poll() is None, "a process of another folder was killed"
+    finally:
+        for process in (left, other):
+            process.kill()
+            process.wait()
