@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from gateway.check.errors import CheckError
 from gateway.check.folder import LATEST, RunFolder
 from gateway.check.left_over import end_left_over
 from gateway.check.plan import RunPlan
@@ -54,7 +55,7 @@ def soak(
         say(f"{state.done + 1}/{state.seeds} {plan.workload}, seed {plan.seed}, faults {plan.fault_names}")
         try:
             folder, verdict = run(plan, runs)
-        except (RuntimeError, OSError, ExceptionGroup) as fault:
+        except (CheckError, RuntimeError, OSError, ExceptionGroup) as fault:
             say(f"crashed: {fault}")
             state.crash(plan, str((runs / LATEST).resolve()), str(fault)[:500])
             state.save(runs)

@@ -7,6 +7,7 @@ What the commands do is imported when one of them runs: a server that starts doe
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -119,6 +120,9 @@ def _typed() -> Iterator[None]:
     except OncegateError as misuse:
         typer.echo(f"oncegate: {misuse.detail}", err=True)
         raise typer.Exit(MISUSE) from None
+    except Exception:  # noqa: BLE001 - whatever it is, it must not end with the exit code of a verdict
+        traceback.print_exc()
+        raise typer.Exit(CRASHED) from None
     except KeyboardInterrupt:
         typer.echo("oncegate: stopped; what was recorded can be read with `oncegate check replay`", err=True)
         raise typer.Exit(CRASHED) from None

