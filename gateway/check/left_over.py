@@ -1,15 +1,36 @@
 """Node processes that a killed run left behind, found by the folder that they work in.
 
-Owns: that search. A run that ends in any other way than SIGKILL leaves none.
+Owns: that search, and the lock that keeps two runs out of one directory: each would take the other's nodes for left
+over. A run that ends in any other way than SIGKILL leaves none.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import itertools
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
+
+from rifl.errors import Code, OncegateError, Outcome
+
+
+@contextlib.contextmanager
+def alone(runs: Path) -> Iterator[None]:
+    """Keep ``runs`` for this process; the lock goes with the process, however it ends.
+
+    Raises:
+        OncegateError: CONFLICT, another process runs there now.
+    """
+    with (runs / ".lock").open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            detail = f"another run is under way in {runs}; give another --runs"
+            raise OncegateError(Code.CONFLICT, detail, outcome=Outcome.NOT_APPLIED) from None
+        yield
 
 
 def end_left_over(runs: Path) -> int:

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from gateway.check.folder import RunFolder, Verdict
-from gateway.check.left_over import end_left_over
+from gateway.check.left_over import alone, end_left_over
 from gateway.check.nemesis import FaultPlan
 from gateway.check.plan import RunPlan
 from gateway.check.runner import judge, plan_in, run
@@ -79,7 +79,7 @@ def shrink_run(
 
     Raises:
         FolderError: there is no run.
-        OncegateError: BAD_REQUEST, the run is not invalid, or holds no plan.
+        OncegateError: BAD_REQUEST, the run is not invalid, or holds no plan; CONFLICT as :func:`left_over.alone`.
     """
     names = _failed(folder)
     plan, faults = plan_in(folder)
@@ -89,7 +89,6 @@ def shrink_run(
     def fails(candidate: Smaller) -> bool:
         nonlocal smallest
         smaller, less = _applied(plan, faults, candidate)
-        end_left_over(root)
         for _ in range(tries):
             say(f"{len(less.actions)} faults, {smaller.processes} processes, {smaller.seconds:g} s")
             tried, verdict = run(smaller, root, less)
@@ -103,7 +102,9 @@ def shrink_run(
         return False
 
     first = Smaller(tuple(range(len(faults.actions))), plan.processes, plan.seconds)
-    smaller_run(first, fails, Budget(runs))
+    with alone(root):
+        end_left_over(root)
+        smaller_run(first, fails, Budget(runs))
     return smallest
 
 

@@ -5,13 +5,15 @@ Owns: what happens to a run that does not come to a verdict, and which folders a
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from gateway.check.errors import CheckError
 from gateway.check.folder import LATEST, RunFolder
-from gateway.check.left_over import end_left_over
+from gateway.check.folder_errors import FolderError
+from gateway.check.left_over import alone, end_left_over
 from gateway.check.plan import RunPlan
 from gateway.check.runner import faults_of, run
 from gateway.check.soak import SoakState, begun
@@ -41,15 +43,22 @@ def soak(
         say: takes lines of progress.
 
     Raises:
-        OncegateError: BAD_REQUEST; nothing was started.
+        OncegateError: BAD_REQUEST, or CONFLICT if somebody else runs there now; nothing was started.
     """
     names = list(WORKLOADS) if workload is None else [workload]
     for name in names:
         workload_of(name)
     faults_of(template)
     runs.mkdir(parents=True, exist_ok=True)
-    state = begun(runs, template, names, len(names) if seeds is None else seeds, resume=resume)
-    end_left_over(runs)
+    with alone(runs):
+        end_left_over(runs)
+        _sweep(runs)
+        state = begun(runs, template, names, len(names) if seeds is None else seeds, resume=resume)
+        _runs(state, runs, keep=keep, say=say)
+    return state
+
+
+def _runs(state: SoakState, runs: Path, *, keep: bool, say: Callable[[str], None]) -> None:
     before: RunFolder | None = None
     for plan in state.left():
         say(f"{state.done + 1}/{state.seeds} {plan.workload}, seed {plan.seed}, faults {plan.fault_names}")
@@ -69,4 +78,12 @@ def soak(
         if before is not None and not keep:
             shutil.rmtree(before.path, ignore_errors=True)
         before = folder if verdict.verdict == "valid" else None
-    return state
+
+
+def _sweep(runs: Path) -> None:
+    """Remove the newest run's folder if it was killed too hard to say how it ended: that run is made again."""
+    with contextlib.suppress(FolderError):
+        newest = RunFolder.open(runs / LATEST)
+        settings = newest.read_run().settings
+        if "plan" in settings and "ended" not in settings:
+            shutil.rmtree(newest.path, ignore_errors=True)

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.check.folder import RunFolder, RunInfo
+from gateway.check.left_over import alone
 from gateway.cli.main import app
 from tests.check.histories import Book
 
@@ -82,3 +83,10 @@ def test_run_that_fails_by_itself_is_not_taken_for_a_verdict(tmp_path: Path, mon
     monkeypatch.setattr("gateway.check.soaking.soak", broken)
     result = CliRunner().invoke(app, ["check", "run", "--all", "--runs", str(tmp_path)])
     assert result.exit_code == 4
+
+
+def test_directory_of_a_run_that_is_under_way_is_left_alone(tmp_path: Path) -> None:
+    with alone(tmp_path):
+        result = CliRunner().invoke(app, ["check", "run", "--workload", "append", "--runs", str(tmp_path)])
+    assert result.exit_code == 3
+    assert "under way" in result.output
