@@ -15,6 +15,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 
+from rifl.lincheck import line_of
 from tests.sim.many import ignore_interrupt
 from tests.sim.shrink import shrink
 from tests.sim_gateway.many import Job, plan_of
@@ -48,8 +49,7 @@ def _chosen(options):
 
 
 def _said(event):
-    about = " ".join(f"{name}={value!r}" for name, value in event._asdict().items() if value is not None)
-    return f"  {event.time / 1e9:9.6f} {about}"
+    return f"  {event.time / 1e9:9.6f} {line_of(event).decode().rstrip()}"
 
 
 def _report(outcome, *, shrinks):

@@ -1,25 +1,8 @@
-"""The history of a run, in the shape of :mod:`rifl.lincheck.history`.
-
-Read next: :mod:`tests.sim_gateway.checks`.
-"""
+"""The history of a run (:mod:`rifl.lincheck.history`). Read next: :mod:`tests.sim_gateway.checks`."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
-
-class Event(NamedTuple):
-    """One event; see docs/checker.md."""
-
-    process: int
-    type: str
-    f: str
-    key: Any = None
-    value: Any = None
-    time: int = 0
-    node: str | None = None
-    request: str | None = None
-    error: str | None = None
+from rifl.lincheck import Event
 
 
 class History:
@@ -37,6 +20,5 @@ class History:
 
     def note(self, process, kind, f, key=None, value=None, **more):
         """Enter an event now."""
-        event = Event(process, kind, f, key, value, round(self._world.now * 1e9), **more)
-        self._world.note(*event)
-        self.events.append(event)
+        self._world.note(process, kind, f, key, value, *more.values())
+        self.events.append(Event(process, kind, f, key, value, round(self._world.now * 1e9), **more))

@@ -101,13 +101,17 @@ class Process:
         world, rng = self.world, self.rng
         if world.stopped:
             return
-        if rng.random() < world.workload.habits.read_share:
+        habits = world.workload.habits
+        if rng.random() < habits.sleep_share:
+            self._soon(habits.lease_ms / 1000 * rng.uniform(0.8, 2.0))
+            return
+        if rng.random() < habits.read_share:
             key = rng.choice(world.workload.keys)
             self.idle = False
             read(
                 world,
                 self.process,
-                "read",
+                world.workload.read_f,
                 key,
                 rng.choice(world.serving),
                 lambda ok, value: self._was_read(key, ok, value),
@@ -123,8 +127,7 @@ class Process:
             self._soon(0.05)
             return
         self.idle = False
-        self._request = pending.request
-        world.history.note(self.process, "invoke", f, key, argument, request=pending.request)
+        world.history.note(self.process, "invoke", f, key, argument)
 
     def _was_read(self, key, ok, value):
         if ok:
@@ -134,11 +137,12 @@ class Process:
     def _ended(self, f, key, argument, ended):
         world = self.world
         world.counts[f"operations {ended.status}"] += 1
+        world.workload.ended(self._seen, f, key, argument, ended)
         value = argument
         if ended.status == "ok":
             value = world.workload.result(f, argument, ended.result)
             world.counts["acknowledged"] += 1
-        world.history.note(self.process, ended.status, f, key, value, request=self._request, error=ended.error or None)
+        world.history.note(self.process, ended.status, f, key, value, error=ended.error or None)
         if ended.status == "info":
             self.process = world.history.new_process()
         self._done()

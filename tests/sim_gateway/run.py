@@ -55,8 +55,8 @@ def run_plan(plan, *, node_type=GatewayNode, trace=None):
         logging.disable(level)
         for module, name, original in replaced:
             setattr(module, name, original)
+        findings = judge(world, finished=not stopped_by) + stopped_by
         for node in world.nodes.values():
             node.alive = False
             node.forget()
-    findings = judge(world) + stopped_by
     return Outcome(plan, world.counts, world.trace_hash, findings, round(world.now, 3), world.history.events)

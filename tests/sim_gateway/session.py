@@ -11,27 +11,31 @@ import msgspec
 
 from gateway import commands as c
 from rifl.errors import Code, Outcome
-from rifl.ids import format_client_id, parse_client_id
+from rifl.ids import parse_client_id
 from rifl.request_tracker import RequestTracker
+from tests.sim_gateway.ranges import PendingRange
+from tests.sim_gateway.verdicts import NEVER_SAID, Ended, request_of
 
 CLOCK_RATE_MAX = 1.03
 """No clock of a simulated machine is faster by itself."""
-NEVER_SAID = {Code.STALE, Code.BAD_ACK, Code.PAYLOAD_MISMATCH, Code.FORBIDDEN}
-"""Refusals that an honest owner of a session never gets for what it still waits for."""
-
-
-class Ended(msgspec.Struct):
-    """How an operation ended: ok with the server's result, fail (certainly not applied), or info."""
-
-    status: str
-    result: object = None
-    error: str = ""
 
 
 class Pending:
     """An operation without a verdict."""
 
-    __slots__ = ("deadline", "done", "doubt", "ended", "open", "resolving", "said", "sequence", "session", "work")
+    __slots__ = (
+        "deadline",
+        "done",
+        "doubt",
+        "ended",
+        "heir_of",
+        "open",
+        "resolving",
+        "said",
+        "sequence",
+        "session",
+        "work",
+    )
 
     def __init__(self, session, sequence, work, deadline, done):
         self.session, self.sequence, self.work = session, sequence, work
@@ -39,17 +43,20 @@ class Pending:
         self.open = 0
         """Attempts without an answer."""
         self.doubt = False
-        self.ended = self.resolving = False
+        self.ended = None
+        """How it ended."""
+        self.resolving = False
+        self.heir_of = None
         self.said = None
         """The result that was heard first; every other must be the same."""
 
     @property
     def request(self):
-        return f"{format_client_id(self.session.client_id)}/{self.sequence}"
+        return request_of(self)
 
     def end(self, ended):
         if not self.ended:
-            self.ended = True
+            self.ended = ended
             self.done(ended)
 
 
@@ -114,8 +121,11 @@ class Session:
         held = []
         for old in self._inherited:
             if old.sequence < taken.first_incomplete:
-                self.world.found("session protocol", f"{old.request} was acknowledged, its owner never heard of it")
-                old.end(Ended("info", error="ACKNOWLEDGED"))
+                # Until it was fenced the owner before went on, and noted down what it heard.
+                heard = old.heir_of.ended
+                if heard is None or heard.status == "info":
+                    self.world.found("session protocol", f"{old.request} was acknowledged, its owner never heard of it")
+                old.end(heard or Ended("info", error="ACKNOWLEDGED"))
                 continue
             held.append(old.sequence)
             self._enter(Pending(self, old.sequence, old.work, self._deadline(), old.done))
@@ -131,8 +141,12 @@ class Session:
         for pending in self.pending.values():
             if pending.resolving:
                 pending.end(Ended("info", error="CRASHED"))
+            elif isinstance(pending, PendingRange):
+                # What a crashed owner has not noted down one by one nobody sends again.
+                pending.end(Ended("info", error="CRASHED"))
             elif not pending.ended:
                 heir = Pending(next_owner, pending.sequence, pending.work, 0.0, pending.done)
+                heir.heir_of = pending
                 next_owner._inherited.append(heir)
                 # A forgotten twin tells nobody.
                 pending.done = lambda ended: None
@@ -151,6 +165,8 @@ class Session:
         Returns:
             The pending operation, None while the window has no room.
         """
+        if not isinstance(work, c.Op):
+            return self._request_range(work, done)
         tracker = self.tracker
         if not tracker.room_for_singles:
             tracker.make_room()
@@ -160,6 +176,17 @@ class Session:
         op = msgspec.structs.replace(work, sequence=int(sequence), fingerprint=c.fingerprint(work))
         pending = self._enter(Pending(self, int(sequence), op, self._deadline(), done))
         self._attempt(pending)
+        return pending
+
+    def _request_range(self, rows, done):
+        tracker = self.tracker
+        if not tracker.room_for_range:
+            tracker.make_room()
+            if not tracker.room_for_range:
+                return None
+        first = int(tracker.take_range(len(rows)))
+        pending = self.pending[first] = PendingRange(self, first, rows, self._deadline(), done)
+        pending.attempt()
         return pending
 
     def _deadline(self):
@@ -201,7 +228,7 @@ class Session:
         world.scheduler.after(rng.choice((0.03, 0.1, 0.4)) * (0.5 + rng.random()), self._attempt, pending)
 
     def _waits(self, pending):
-        return not pending.ended and not pending.resolving
+        return type(pending) is Pending and not pending.ended and not pending.resolving
 
     def _command(self, ops):
         return c.Operate(self.client_id, self.epoch, int(self.tracker.first_incomplete), ops)
@@ -261,6 +288,9 @@ class Session:
             self._resolve(pending)
             return
         del self.pending[pending.sequence]
+        if self.state == "zombie":
+            pending.end(Ended("info", error="TIMEOUT"))
+            return
         if not pending.open and not pending.doubt:
             # Every attempt has been answered, and none was applied.
             self.tracker.release([pending.sequence])

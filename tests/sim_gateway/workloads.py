@@ -1,94 +1,18 @@
-"""Workloads: what processes do, how results are written into the history, what is read in the end.
+"""Workloads: the same as on real processes (``gateway/check/workloads``).
 
-The same as on real processes (``gateway/check/workloads``). A workload is data and a few functions; its processes are
-:class:`tests.sim_gateway.processes.Process`. Read next: :mod:`tests.sim_gateway.checks`.
+Read next: :mod:`tests.sim_gateway.workload`, :mod:`tests.sim_gateway.checks`.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
 from typing import ClassVar
 
 import msgspec
 
 from gateway import commands as c
-
-TABLE = "t"
-
-
-@dataclass(frozen=True)
-class Habits:
-    """How clients use their sessions."""
-
-    sessions: tuple = (2, 3, 4)
-    lanes: tuple = (1, 2, 3)
-    """Processes that share a session."""
-    window: int = 8
-    lease_ms: int = 10_000
-    patience_s: tuple = (0.4, 1.0, 2.5)
-    """How long an operation is tried before it is given up."""
-    copies_share: float = 0.2
-    """Requests that are sent to several nodes at once."""
-    resolve_share: float = 0.0
-    pause_share: float = 0.0
-    """Renewals that come too late."""
-    hand_over_s: tuple = ()
-    """Seconds until a session changes hands; empty for never."""
-    read_share: float = 0.35
-    keys: int = 3
-
-
-def text(value):
-    """JSON text in canonical form."""
-    return json.dumps(value, separators=(",", ":"), sort_keys=True).encode()
-
-
-def op(kind, key, value=None, *, by=0, test=c.Test.NONE, operand=None, table=TABLE):
-    """An operation without its number."""
-    return c.Op(0, int(kind), table, key, 0, value, by, int(test), operand)
-
-
-class Workload:
-    """One kind of run."""
-
-    name = ""
-    model = ""
-    """Of :mod:`rifl.lincheck`, by which the history is judged."""
-    habits = Habits()
-    mix: ClassVar[dict[str, int]] = {}
-    """Weights of faults, where they differ from the usual."""
-    tables = ((TABLE, "resident"),)
-
-    def __init__(self, world, rng):
-        self.world, self.rng = world, rng
-        self._unique = 0
-        self.keys = [f"k{number}" for number in range(self.habits.keys)]
-
-    def unique(self):
-        """A value that nothing else has."""
-        self._unique += 1
-        return self._unique
-
-    def set_up(self):
-        """Commands that are applied before anything else happens."""
-        return [c.DeclareTable(name, kind, 1 << 30) for name, kind in self.tables]
-
-    def write(self, rng, seen):
-        """Draw a write: (f, key, argument, operation); ``seen`` maps keys to what this process read last."""
-        raise NotImplementedError
-
-    def result(self, f, argument, result):
-        """What the history says of an operation that is ok; ``result`` is a ``wire.OperationResult``."""
-        raise NotImplementedError
-
-    def read_value(self, row):
-        """What the history says of a row that was read, or None for one that is not there."""
-        return None if row is None else msgspec.json.decode(row.value)
-
-    def finish(self):
-        """Keys that are read when all is over, with the operation's name."""
-        return [("read", key) for key in self.keys]
+from tests.sim_gateway.flow import FlowExactness
+from tests.sim_gateway.keyed import KeyedCaller
+from tests.sim_gateway.workload import Habits, Workload, op, text
 
 
 def _refused(result):
@@ -100,7 +24,7 @@ class Register(Workload):
     """Reads, writes and compare-and-set."""
 
     name = "register"
-    model = "register"
+    model = "cas-register"
 
     def write(self, rng, seen):
         key = rng.choice(self.keys)
@@ -143,4 +67,124 @@ class Dedup(Counter):
     mix: ClassVar[dict[str, int]] = {"kill": 9, "transfer": 6, "members": 0}
 
 
-WORKLOADS = {workload.name: workload for workload in (Register, Counter, Dedup)}
+class AppendList(Workload):
+    """Items appended to lists, which are read whole."""
+
+    name = "list"
+    model = "list"
+    habits = Habits(keys=2)
+
+    def write(self, rng, seen):
+        key, item = rng.choice(self.keys), self.unique()
+        return "append", key, item, op(c.Kind.APPEND, key, text(item))
+
+    def result(self, f, argument, result):
+        return None
+
+    def read_value(self, row):
+        return [] if row is None else msgspec.json.decode(row.value)
+
+
+class Bank(Workload):
+    """Transfers: money is taken under a condition on the row's version, then given to another account."""
+
+    name = "bank"
+    model = "row"
+    read_f = "get"
+    habits = Habits(read_share=0.4)
+
+    def __init__(self, world, rng):
+        super().__init__(world, rng)
+        self.takings, self.givings = [], []
+
+    def write(self, rng, seen):
+        owed = seen.pop("owed", None)
+        if owed is not None:
+            key, by = owed
+            return "increment", key, {"by": by}, op(c.Kind.INCREMENT, key, by=by)
+        key = rng.choice(self.keys)
+        row = seen.get(key) or {"version": 0}
+        balance, version = row.get("value", 0), row["version"]
+        amount = rng.randint(1, 9)
+        argument = {"value": balance - amount, "if": {"version": version}}
+        work = op(c.Kind.PUT, key, text(balance - amount), test=c.Test.VERSION, operand=version)
+        seen["taking"] = amount
+        return "put", key, argument, work
+
+    def ended(self, seen, f, key, argument, ended):
+        if f == "put":
+            self.takings.append((ended, seen["taking"]))
+            if ended.status == "ok" and ended.result.status == "applied":
+                seen["owed"] = (self.rng.choice([other for other in self.keys if other != key]), seen["taking"])
+        else:
+            self.givings.append((ended, argument["by"]))
+
+    def result(self, f, argument, result):
+        told = {"version": result.version}
+        if result.value is not msgspec.UNSET:
+            told["value"] = result.value
+        if result.status == "refused":
+            told["refused"] = result.code
+        return told
+
+    def read_value(self, row):
+        return {"version": 0} if row is None else {"version": row.version, "value": msgspec.json.decode(row.value)}
+
+    def check(self, world):
+        balances = {}
+        for event in world.history.events:
+            if event.type == "ok" and event.f == "get":
+                balances[event.key] = event.value.get("value", 0)
+        total = sum(balances.values())
+        given = [sum(by for ended, by in self.givings if ended.status == status) for status in ("ok", "info")]
+        taken = [
+            sum(by for ended, by in self.takings if ended.status == status and _applied(ended))
+            for status in ("ok", "info")
+        ]
+        low, high = given[0] - taken[0] - taken[1], given[0] + given[1] - taken[0]
+        if not low <= total <= high:
+            return [("audit", f"the accounts hold {total}, not between {low} and {high}")]
+        return []
+
+
+def _applied(ended):
+    return ended.status == "info" or ended.result.status == "applied"
+
+
+class HandOver(Counter):
+    """Sessions change hands while their operations are under way; the old owner may not know."""
+
+    name = "hand-over"
+    habits = Habits(hand_over_s=(0.15, 0.7), copies_share=0.4, read_share=0.2)
+
+
+class Resolve(Counter):
+    """What has no verdict soon is resolved, while its copies are still under way."""
+
+    name = "resolve"
+    habits = Habits(patience_s=(0.02, 0.1, 0.3), resolve_share=0.9, copies_share=0.5, read_share=0.2)
+
+
+class Lease(Counter):
+    """Short leases, late renewals, clients that sleep, and reaping."""
+
+    name = "lease"
+    habits = Habits(lease_ms=600, pause_share=0.3, sleep_share=0.1, patience_s=(0.4, 1.0), read_share=0.2)
+    reaps = True
+    mix: ClassVar[dict[str, int]] = {"clock": 1}
+
+
+class Keys(Counter):
+    """Callers without a session: what is repeated carries the same idempotency key."""
+
+    name = "keys"
+    habits = Habits(copies_share=0.5, read_share=0.2)
+    caller = KeyedCaller
+    mix: ClassVar[dict[str, int]] = {"clock": 0}
+
+
+WORKLOADS = {
+    workload.name: workload
+    for workload in (Register, Counter, Dedup, AppendList, Bank, HandOver, Resolve, Lease, Keys, FlowExactness)
+}
+"""By name; seeds take turns in this order."""

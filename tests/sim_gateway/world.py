@@ -79,6 +79,11 @@ class GatewayWorld(World):
     def sealed(self, name, batch):
         """A node has closed a batch of a flow."""
         self.note("sealed", name, batch.flow, batch.number, batch.items)
+        self.workload.sealed(self, name, batch)
+
+    def living(self):
+        """Members that will ever run again."""
+        return self._living()
 
     # -- the end ----------------------------------------------------------------------------------------
 
@@ -88,13 +93,19 @@ class GatewayWorld(World):
         self._wait("an operation has no verdict", lambda: all(owner.idle for owner in self._owners))
         self._final_reads()
         self._wait("nodes differ in what they have applied", self._agree)
+        if self.workload.reaps:
+            self._wait("a session outlives its lease", self._all_reaped)
         for node in self._living():
             self.state_at(node.name, node.applied_index, node.gateway.machine)
 
     def start_workload(self):
         """The tables are there."""
+        self.workload.begin()
         for owner in self._owners:
             owner.next()
+
+    def _all_reaped(self):
+        return self._agree() and all(not len(node.gateway.machine.sessions) for node in self._living())
 
     def _agree(self):
         floor = self._reads.floor
