@@ -10,12 +10,12 @@ ROUNDS ?= 20
 KILLS ?= 200
 RUNS ?= runs
 
-.PHONY: demo test lint soak-check soak-consensus soak-faults soak-outbox bench clean check-tools
+.PHONY: browser demo test lint soak-check soak-consensus soak-faults soak-outbox bench clean check-tools
 
 demo: .venv/.ready ## the main job end to end; STORE=cassandra for real Cassandra
 	$(BIN)/python -m examples.demo --store $(STORE) $(if $(MESSAGES),--messages $(MESSAGES)) $(ARGS)
 
-test: .venv/.ready lint ## everything that must be green
+test: .venv/.ready lint browser ## everything that must be green
 	$(BIN)/python -m pytest $(ARGS)
 
 lint: .venv/.ready
@@ -23,6 +23,15 @@ lint: .venv/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+browser: ## Chromium for tests/browser, from Debian's packages; without it those tests are skipped, and say so
+	@if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then :; \
+	elif ! command -v apt-get >/dev/null; then echo "no chromium and chromedriver: tests/browser will be skipped"; \
+	else as=; [ "$$(id -u)" = 0 ] || as="sudo -n"; \
+	  $$as apt-get install -y -qq --no-install-recommends chromium chromium-driver >/dev/null 2>&1 \
+	  || { $$as apt-get update -qq && $$as apt-get install -y -qq --no-install-recommends chromium chromium-driver; } >/dev/null 2>&1 \
+	  || echo "chromium could not be installed (root or sudo is needed): tests/browser will be skipped"; \
+	fi
 
 soak-faults: .venv/.ready ## the tests with real faults, ROUNDS times as many rounds
 	ONCEGATE_SOAK=$(ROUNDS) $(BIN)/python -m pytest tests/faults --timeout 3600 $(ARGS)
