@@ -29,6 +29,7 @@ from gateway.check.nemesis import FaultPlan, Nemesis, available, names_of, plan_
 from gateway.check.nodes import Nodes
 from gateway.check.plan import RunPlan
 from gateway.check.recorder import Recorder
+from gateway.check.report import write_report
 from gateway.check.workload import Workload
 from gateway.check.workloads import workload_of
 from gateway.check.world import NotRecovered, World
@@ -214,7 +215,7 @@ async def _stoppable() -> AsyncIterator[None]:
 
 
 def judge(folder: RunFolder) -> Verdict:
-    """Check a recorded history and write ``verdict.json``; data directories go unless something is wrong.
+    """Check a recorded history and write ``verdict.json`` and ``report.html``; data directories go unless something is wrong.
 
     Raises:
         FolderError: a file is missing or malformed.
@@ -233,6 +234,7 @@ def judge(folder: RunFolder) -> Verdict:
         seconds=time.monotonic() - began,
     )
     folder.write_verdict(verdict)
+    write_report(folder)
     folder.settle(verdict.verdict)
     return verdict
 
