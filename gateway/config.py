@@ -123,6 +123,16 @@ class Settings(BaseSettings):
         le=30 * 24 * 3_600_000,
         description="cluster time for which an Idempotency-Key or an event is remembered",
     )
+    live_check_share: float = Field(
+        default=0.01,
+        ge=0.0,
+        le=1.0,
+        description="share of all rows whose operations are checked as they happen; 0: none",
+    )
+    live_check_seed: int = Field(default=0, ge=0, lt=2**63, description="which rows these are; the same on all nodes")
+    live_check_window_ms: int = Field(
+        default=5_000, ge=100, le=600_000, description="between two checks of live traffic"
+    )
     log_level: str = Field(default="INFO", description="DEBUG, INFO, WARNING or ERROR")
 
     @field_validator("members")

@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 from consensus.ports import ReplicaStatus, Role
 from gateway.admission.bodies import BodyBudget
 from gateway.admission.connections import ConnectionCounts
+from gateway.live_check import LiveChecker
 from gateway.node import Node
 
 
@@ -43,6 +44,8 @@ class _NodeCollector(Collector):
         yield _gauge("receiving_bytes", "bodies that have not arrived whole", self._bodies.bytes)
         yield _gauge("segment_pending_bytes", "sealed batches that wait for the disk", node.publisher.pending_bytes)
         yield from _state(node)
+        if node.live_check is not None:
+            yield from _live_check(node.live_check)
         tables = GaugeMetricFamily("oncegate_table_bytes", "bytes of resident rows", labels=["table"])
         for name, table in machine.tables.items():
             tables.add_metric([name], table.bytes)
@@ -115,6 +118,19 @@ def _state(node: Node) -> Iterator[Metric]:
     yield _gauge("segments_missing", "retained batches that this node lacks", fetcher.missing)
     yield _counter("segments_fetched", "batches fetched from other nodes", fetcher.fetched)
     yield _counter("segment_fetch_failures", "attempts to fetch a batch that failed", fetcher.failures)
+
+
+def _live_check(check: LiveChecker) -> Iterator[Metric]:
+    verdict = GaugeMetricFamily("oncegate_live_check_verdict", "1 for the verdict on live traffic", labels=["verdict"])
+    for name in ("ok", "anomaly", "unknown"):
+        verdict.add_metric([name], int(check.verdict == name))
+    yield verdict
+    yield _counter("live_check_operations", "sampled operations that were checked", check.operations)
+    yield _counter("live_check_windows", "windows that were checked", check.windows)
+    yield _counter("live_check_anomalies", "sampled operations that cannot be explained", check.anomalies)
+    yield _counter("live_check_dropped", "sampled operations beyond what a window takes", check.recorder.dropped)
+    yield _gauge("live_check_keys", "rows with operations in the last window", check.keys)
+    yield _gauge("live_check_last_seconds", "Unix time of the last check", check.last_unix_ms / 1000)
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:

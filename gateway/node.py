@@ -24,6 +24,7 @@ from gateway.cluster_clock import ClusterClock
 from gateway.config import MemberAddress, Settings
 from gateway.explain.attempts import ANSWERED, GIVEN_UP
 from gateway.explain.explainer import EXPLAIN, Explainer
+from gateway.live_check.checker import LIVE_CHECK, LiveChecker
 from gateway.machine import Machine
 from gateway.proposer import PROPOSE, Leadership, Proposer
 from gateway.reads import Reads
@@ -69,6 +70,17 @@ class Node:
         self.fetcher = SegmentFetcher(self.replica, self._others, self.machine, self.store, self.publisher)
         self.reads = Reads(self.replica, self.machine, self.publisher, self.fetcher.ensure)
         self.explainer = Explainer(self.replica, self.machine, self.clock, self.leadership, self._others)
+        self.live_check: LiveChecker | None = None
+        """Checks what this node answers; None where nothing is sampled."""
+        if settings.live_check_share > 0:
+            self.live_check = LiveChecker(
+                settings.node,
+                settings.live_check_share,
+                settings.live_check_seed,
+                settings.live_check_window_ms,
+                self.replica,
+                self._others,
+            )
         self._timer: asyncio.TimerHandle | None = None
         self._stopping = False
         self._housework: dict[str, asyncio.Future[Answer]] = {}
@@ -78,6 +90,8 @@ class Node:
         self.publisher.start()
         await self.replica.start()
         self.fetcher.scan()
+        if self.live_check is not None:
+            self.live_check.start()
         self._housekeep()
 
     async def stop(self) -> None:
@@ -85,6 +99,8 @@ class Node:
         self._stopping = True
         if self._timer is not None:
             self._timer.cancel()
+        if self.live_check is not None:
+            await self.live_check.close()
         await self.fetcher.close()
         await self.replica.stop(drain=True)
         await asyncio.to_thread(self.publisher.close)
@@ -154,7 +170,10 @@ class Node:
             raise OncegateError(Code.OVERLOADED, "sealed batches wait for the disk", retry_after_ms=200)
         if self.state.overloaded:
             raise OncegateError(Code.OVERLOADED, "the state waits for the disk", retry_after_ms=200)
-        return self.proposer.submit(command, size)
+        future = self.proposer.submit(command, size)
+        if self.live_check is not None:
+            self.live_check.recorder.watch(command, future)
+        return future
 
     def attempt(self, command: c.Operate | c.Range | c.Keyed, size: int) -> asyncio.Future[Answer]:
         """Order operations as :meth:`submit` does, and note for :mod:`gateway.explain` how that ended."""
@@ -195,6 +214,8 @@ class Node:
             return await serve_piece(self.publisher, rest)
         if kind == EXPLAIN:
             return self.explainer.serve(rest)
+        if kind == LIVE_CHECK and self.live_check is not None:
+            return self.live_check.serve()
         if kind == ADMINISTER:
             return await self.administration.serve(rest)
         raise OncegateError(Code.BAD_REQUEST, f"{peer} sent an unknown call")

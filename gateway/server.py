@@ -33,6 +33,7 @@ from gateway.config import Settings
 from gateway.exchange import BODIES, NODE, problem
 from gateway.node import Node
 from gateway.routes import (
+    check,
     cluster,
     description,
     events,
@@ -52,7 +53,7 @@ SHUTDOWN_S: Final = 5.0
 TOKENS_LOOK_S: Final = 1.0
 GC_THRESHOLDS: Final = (20_000, 20, 50)
 """An entry of hundreds of operations makes thousands of objects that die young; the default looks at them each 700."""
-_MODULES: Final = (operations, sessions, tables, rows, events, flows, cluster, members, explain, description)
+_MODULES: Final = (operations, sessions, tables, rows, events, flows, cluster, members, explain, check, description)
 ROUTES: Final[tuple[Route, ...]] = tuple(route for module in _MODULES for route in module.ROUTES)
 """Everything that is served."""
 log = logging.getLogger(__name__)

@@ -359,6 +359,40 @@ class ClusterState(msgspec.Struct):
     change_pending: bool = False
 
 
+class LiveCheckCluster(msgspec.Struct):
+    """The newest checked operations of all members, checked together; ``silent`` members did not answer."""
+
+    verdict: str
+    nodes: list[str]
+    silent: list[str]
+    operations: int
+    keys: int
+    first_anomaly: str
+
+
+class LiveCheck(msgspec.Struct):
+    """Answer of ``GET /v1/check``: what the check of live traffic found at this node since its start.
+
+    ``verdict`` is ``ok``, ``anomaly`` or ``unknown`` (nothing was checked); ``keys`` are those of the last window,
+    ``dropped`` operations came beyond what a window takes. ``complete``: no operation on a sampled row can have passed
+    this node by.
+    """
+
+    node: str
+    verdict: str
+    share: float
+    operations: int
+    keys: int
+    windows: int
+    window_ms: int
+    last_unix_ms: int
+    dropped: int
+    complete: bool
+    anomalies: int
+    first_anomaly: str
+    cluster: LiveCheckCluster
+
+
 class Problem(msgspec.Struct, omit_defaults=True):
     """``application/problem+json`` as SEMANTICS.md, *Errors*, has it."""
 

@@ -55,6 +55,11 @@ def serve(
     idempotency_key_ms: Annotated[int | None, typer.Option(help="memory of an Idempotency-Key [86400000]")] = None,
     log_kept_bytes: Annotated[int | None, typer.Option(help="log kept for nodes that were away [256 MiB]")] = None,
     state_cache_bytes: Annotated[int | None, typer.Option(help="memory for the state on disk [96 MiB]")] = None,
+    live_check_share: Annotated[
+        float | None, typer.Option(help="share of all rows checked live; 0: none [0.01]")
+    ] = None,
+    live_check_seed: Annotated[int | None, typer.Option(help="which rows these are; equal on all nodes [0]")] = None,
+    live_check_window_ms: Annotated[int | None, typer.Option(help="between two live checks [5000]")] = None,
     log_level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING or ERROR [INFO]")] = None,
 ) -> None:
     """Run one node until SIGTERM. Flags win over ONCEGATE_… variables, those over the file, that over defaults."""
@@ -86,6 +91,9 @@ def serve(
             idempotency_key_ms=idempotency_key_ms,
             log_kept_bytes=log_kept_bytes,
             state_cache_bytes=state_cache_bytes,
+            live_check_share=live_check_share,
+            live_check_seed=live_check_seed,
+            live_check_window_ms=live_check_window_ms,
             log_level=log_level,
         )
         replica_config(settings)

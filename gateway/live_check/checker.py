@@ -1,0 +1,216 @@
+"""The check of live traffic: window by window on each node, and over the newest operations of all when asked.
+
+Owns: windows, how far each row has come, the verdict, and the question to the other nodes. Decides nothing itself: what
+must hold is :mod:`gateway.live_check.order`'s. Event loop's thread; checks in slices between which others are served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import msgspec
+
+from consensus.errors import ConsensusError
+from gateway import wire
+from gateway.live_check.order import Requests, RowOrder, before_asked, in_order
+from gateway.live_check.recorder import Recorder
+from gateway.live_check.sample import Choice, Seen
+from gateway.segment_fetch import Peers
+
+LIVE_CHECK: Final = b"l"
+"""First byte of a peer call that asks for the newest sampled operations."""
+ROWS_MAX: Final = 5_000
+"""Rows of which is remembered how far they have come; the one that was quiet for longest is forgotten first."""
+RECENT_MAX: Final = 2_000
+"""Checked operations that are kept for whoever asks."""
+RECENT_BYTES_MAX: Final = 2 * 2**20
+REQUESTS_MAX: Final = 20_000
+SLICE_OPERATIONS: Final = 32
+PEER_S: Final = 1.0
+log = logging.getLogger(__name__)
+_encode = msgspec.msgpack.Encoder().encode
+_recent = msgspec.msgpack.Decoder(list[Seen])
+
+
+class LiveChecker:
+    """One a node.
+
+    Args:
+        node_id: this node.
+        share: of all rows, above 0.
+        seed: the same on all nodes.
+        window_ms: between two checks.
+        peers: the calls to other nodes.
+        others: ids of the other members, now.
+
+    Attributes:
+        recorder: the hot path.
+        operations: checked so far.
+        windows: so far.
+        anomalies: found so far.
+    """
+
+    def __init__(
+        self,
+        node_id: str,
+        share: float,
+        seed: int,
+        window_ms: int,
+        peers: Peers,
+        others: Callable[[], Iterable[str]],
+    ) -> None:
+        self.recorder = Recorder(Choice(share, seed))
+        self._node_id = node_id
+        self._share = share
+        self._window_ms = window_ms
+        self._peers = peers
+        self._others = others
+        self._rows: OrderedDict[str, RowOrder] = OrderedDict()
+        self._requests = Requests(REQUESTS_MAX)
+        self._kept: deque[Seen] = deque()
+        self._kept_bytes = 0
+        self._alone = True
+        self._task: asyncio.Task[None] | None = None
+        self._merging: asyncio.Task[wire.LiveCheckCluster] | None = None
+        """One at a time, whoever waits for it."""
+        self.operations = 0
+        self.keys = 0
+        self.windows = 0
+        self.anomalies = 0
+        self.last_unix_ms = 0
+        self.first_anomaly = ""
+
+    @property
+    def verdict(self) -> str:
+        """``anomaly`` once one was found, ``ok`` if not, ``unknown`` before anything was checked."""
+        return "anomaly" if self.anomalies else "ok" if self.operations else "unknown"
+
+    @property
+    def complete(self) -> bool:
+        """Every operation on the sampled rows comes through this node and is recorded."""
+        self._alone = self._alone and not list(self._others())
+        return self._alone and not self.recorder.dropped
+
+    def start(self) -> None:
+        """Begin to check, a window after the other."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def close(self) -> None:
+        """End it."""
+        tasks = [task for task in (self._task, self._merging) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(self._window_ms / 1000)
+            try:
+                await self.check_window()
+            except Exception:
+                # Whoever watches must not be the reason why nobody watches any more, or why a node ends.
+                log.exception("a window of the live check failed")
+
+    async def check_window(self) -> None:
+        """Check what was answered since the last window."""
+        seen = in_order(self.recorder.take())
+        complete = self.complete
+        for number, one in enumerate(seen, 1):
+            self._check_one(one, complete=complete)
+            if not number % SLICE_OPERATIONS:
+                await asyncio.sleep(0)
+        self.windows += 1
+        self.keys = len({one.row for one in seen})
+        self.last_unix_ms = int(time.time() * 1000)
+
+    def _check_one(self, seen: Seen, *, complete: bool) -> None:
+        name = seen.row
+        row = self._rows.get(name)
+        if row is None:
+            row = self._rows[name] = RowOrder()
+            if len(self._rows) > ROWS_MAX:
+                self._rows.popitem(last=False)
+        else:
+            self._rows.move_to_end(name)
+        unseen = not complete or name in self.recorder.unknown
+        # Each of the three sees what the others cannot; the first that complains tells most.
+        self._tell(self._requests.add(seen) or before_asked(seen) or row.step(seen, unseen=unseen))
+        self.operations += 1
+        self._keep(seen)
+
+    def _tell(self, words: str | None) -> None:
+        if words is None:
+            return
+        self.anomalies += 1
+        self.first_anomaly = self.first_anomaly or words
+        log.error("live check: %s", words)
+
+    def _keep(self, seen: Seen) -> None:
+        self._kept.append(seen)
+        self._kept_bytes += _size(seen)
+        while len(self._kept) > RECENT_MAX or self._kept_bytes > RECENT_BYTES_MAX:
+            self._kept_bytes -= _size(self._kept.popleft())
+
+    def serve(self) -> bytes:
+        """Answer another node: the newest operations that were checked here."""
+        return _encode(list(self._kept))
+
+    async def report(self) -> wire.LiveCheck:
+        """Return what was found here, and check the newest operations of all members together."""
+        if self._merging is None or self._merging.done():
+            self._merging = asyncio.get_running_loop().create_task(self._merged())
+        merged = await asyncio.shield(self._merging)
+        return wire.LiveCheck(
+            node=self._node_id,
+            verdict=self.verdict,
+            share=self._share,
+            operations=self.operations,
+            keys=self.keys,
+            windows=self.windows,
+            window_ms=self._window_ms,
+            last_unix_ms=self.last_unix_ms,
+            dropped=self.recorder.dropped,
+            complete=self.complete,
+            anomalies=self.anomalies,
+            first_anomaly=self.first_anomaly,
+            cluster=merged,
+        )
+
+    async def _merged(self) -> wire.LiveCheckCluster:
+        others = sorted(self._others())
+        answers = await asyncio.gather(
+            *(self._peers.call(peer, LIVE_CHECK, timeout_s=PEER_S) for peer in others), return_exceptions=True
+        )
+        seen, nodes, silent = list(self._kept), [self._node_id], []
+        for peer, answer in zip(others, answers, strict=True):
+            try:
+                if isinstance(answer, BaseException):
+                    raise answer
+                seen += _recent.decode(answer)
+                nodes.append(peer)
+            except (ConsensusError, msgspec.DecodeError):
+                silent.append(peer)
+        rows: dict[str, RowOrder] = {}
+        requests = Requests(len(seen) + 1)
+        anomalies, first = 0, ""
+        # Floors are each node's own; what is compared across nodes is the order of commit numbers alone.
+        for number, one in enumerate(in_order(seen), 1):
+            words = requests.add(one) or before_asked(one) or rows.setdefault(one.row, RowOrder()).step(one)
+            if words is not None:
+                anomalies += 1
+                first = first or words
+            if not number % SLICE_OPERATIONS:
+                await asyncio.sleep(0)
+        verdict = "anomaly" if anomalies else "ok" if seen else "unknown"
+        if anomalies and not self.anomalies:
+            self._tell(first)
+        return wire.LiveCheckCluster(verdict, nodes, silent, len(seen), len(rows), first)
+
+
+def _size(seen: Seen) -> int:
+    return 200 + len(seen.value or b"") + len(seen.argument or b"") + len(seen.key)

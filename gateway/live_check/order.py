@@ -1,0 +1,221 @@
+"""What must hold of the sampled operations on one row, in the order of their commit numbers.
+
+Owns: the check of a sub-history: between any two operations there may be others that were not seen. Pure; one step an
+operation, no search, because commit numbers are the order. Read docs/decisions/0013-live-check.md first.
+
+What an operation does to a row is :class:`rifl.lincheck.row.Row`'s. Where its step says that an operation cannot come
+next, an operation that was not seen may explain it: if there is a commit number for it, and if it does not contradict
+the version that was told. Only what nothing can explain is an anomaly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import Any, Final
+
+import msgspec
+
+from gateway import commands as c
+from gateway.live_check.sample import READ, Seen
+from rifl.lincheck import ILLEGAL, Operation
+from rifl.lincheck.row import Row
+from rifl.lincheck.values import freeze
+
+_ROW: Final = Row()
+_ABSENT: Final[Hashable] = _ROW.initial()[2]  # type: ignore[index]
+_UNTOLD: Final[Hashable] = ("untold",)
+UNKNOWN_VERSION: Final = -1
+ITEMS_MAX: Final = 256
+"""Of a list or object whose content is followed; of a larger one only versions are."""
+
+
+class RowOrder:
+    """One row on its way through its operations.
+
+    Attributes:
+        at: commit number of the newest operation.
+        version: of the row as of then; 0 if there was none, ``UNKNOWN_VERSION`` before anything is known.
+        newest: the newest version that the row ever had, as far as was seen.
+    """
+
+    __slots__ = ("_value", "at", "newest", "version")
+
+    def __init__(self) -> None:
+        self.at = 0
+        self.version = UNKNOWN_VERSION
+        self.newest = 0
+        self._value: Hashable = _UNTOLD
+
+    def step(self, seen: Seen, *, unseen: bool = True) -> str | None:
+        """Take the next operation, in the order of :func:`in_order`.
+
+        Args:
+            seen: the operation; one that comes after a later one was taken is passed over.
+            unseen: other operations may have been applied that are not among those given.
+
+        Returns:
+            None, or what is wrong, in words.
+        """
+        if seen.commit < self.at or (seen.commit == self.at and seen.logged):
+            return None
+        told = _told(seen)
+        wrong = self._wrong_version(seen, told)
+        known = self.version != UNKNOWN_VERSION
+        after: tuple[int, Hashable] | None = None
+        if wrong is None and known and self._value is not _UNTOLD and _is_whole(seen):
+            stepped = _ROW.step(
+                (self.newest if self.version == 0 else self.version, True, self._value), _operation(seen)
+            )
+            if stepped is not ILLEGAL:
+                after = seen.commit if seen.writes else self.version, stepped[2]  # type: ignore[index]
+                if seen.what == "append" and seen.writes and unseen and self._has_room(seen):
+                    after = seen.commit, _UNTOLD  # the only one whose effect depends on what was there and is not told
+            elif not self._explained(seen, told, unseen=unseen):
+                wrong = f"does not follow from {self._words()}"
+        elif (
+            wrong is None
+            and known
+            and told not in (None, self.version)
+            and not self._explained(seen, told, unseen=unseen)
+        ):
+            wrong = f"does not follow from {self._words()}"
+        self._go_on(seen, told, after)
+        return None if wrong is None else f"row {seen.row}: {_words(seen)} {wrong}"
+
+    def _wrong_version(self, seen: Seen, told: int | None) -> str | None:
+        if told is None:
+            return None
+        if told > seen.commit - seen.logged:
+            return f"was told version {told}, which did not exist yet"
+        if 0 < told < self.newest:
+            return f"was told version {told}, although version {self.newest} was there before"
+        return None
+
+    def _explained(self, seen: Seen, told: int | None, *, unseen: bool) -> bool:
+        """Tell whether operations that were not seen can lie between, and lead to what was told."""
+        return unseen and self._has_room(seen) and (told is None or told == 0 or told > self.at)
+
+    def _has_room(self, seen: Seen) -> bool:
+        """Tell whether there is a commit number between: a read stands behind that of its own, others have one."""
+        return seen.commit - seen.logged > self.at
+
+    def _go_on(self, seen: Seen, told: int | None, after: tuple[int, Hashable] | None) -> None:
+        self.at = seen.commit
+        if after is None:
+            after = _left(seen, told, self.version if told == self.version else UNKNOWN_VERSION, self._value)
+        version, self._value = after
+        if isinstance(self._value, tuple) and len(self._value) > ITEMS_MAX:
+            self._value = _UNTOLD
+        self.version = 0 if self._value == _ABSENT else version
+        self.newest = max(self.newest, self.version, seen.commit if seen.writes else 0)
+
+    def _words(self) -> str:
+        if self.version == 0:
+            return f"what was there at commit {self.at}: no row"
+        return f"what was there at commit {self.at}: version {self.version}"
+
+
+def in_order(seen: Iterable[Seen]) -> list[Seen]:
+    """Return operations in the order of their commit numbers, reads behind the write whose number they tell."""
+    return sorted(seen, key=_place)
+
+
+def _place(seen: Seen) -> tuple[int, bool]:
+    return seen.commit, not seen.logged
+
+
+class Requests:
+    """That a request has one commit number, and a commit number one request; of as many as it was told of last.
+
+    Args:
+        size_max: requests that are remembered.
+    """
+
+    def __init__(self, size_max: int) -> None:
+        self._size_max = size_max
+        self._commits: dict[str, int] = {}
+        self._requests: dict[int, str] = {}
+
+    def add(self, seen: Seen) -> str | None:
+        """Return what is wrong, in words, or None."""
+        if not seen.logged:
+            return None
+        commit = self._commits.setdefault(seen.request, seen.commit)
+        if commit != seen.commit:
+            return f"row {seen.row}: request {seen.request} was executed twice, at commits {commit} and {seen.commit}"
+        request = self._requests.setdefault(seen.commit, seen.request)
+        if request != seen.request:
+            return f"row {seen.row}: commit {seen.commit} was given to two requests, {request} and {seen.request}"
+        if len(self._commits) > self._size_max:
+            oldest = next(iter(self._commits))
+            self._requests.pop(self._commits.pop(oldest), None)
+        return None
+
+
+def before_asked(seen: Seen) -> str | None:
+    """Return what is wrong if the operation has its place before what had been answered when it was asked for."""
+    if seen.replayed or seen.commit - seen.logged >= seen.floor:
+        return None
+    return (
+        f"row {seen.row}: {_words(seen)} came after an answer with commit {seen.floor} from the same node: "
+        f"it is older than what was known"
+    )
+
+
+def _told(seen: Seen) -> int | None:
+    """Return the version that the row had before the operation, if its answer tells."""
+    if seen.what in (READ, "get") or seen.refusal:
+        return seen.version
+    if seen.test == c.Test.VERSION and isinstance(seen.operand, int):
+        return seen.operand
+    return 0 if seen.test == c.Test.ABSENT else None
+
+
+def _left(seen: Seen, told: int | None, known: int, value: Hashable) -> tuple[int, Hashable]:
+    """Return (version, value) of the row after an operation of which the row before is not known."""
+    if not seen.writes:
+        if told == 0:
+            return 0, _ABSENT
+        if seen.value is not None:
+            return seen.version, freeze(msgspec.json.decode(seen.value))
+        return seen.version, value if known == seen.version else _UNTOLD
+    if seen.what == "delete":
+        return 0, _ABSENT
+    text = seen.argument if seen.what == "put" else seen.value
+    return seen.commit, _UNTOLD if text is None else freeze(msgspec.json.decode(text))
+
+
+def _is_whole(seen: Seen) -> bool:
+    """Tell whether what it wrote is known."""
+    return seen.argument is not None or not seen.writes or seen.what not in ("put", "append")
+
+
+def _operation(seen: Seen) -> Operation:
+    """Return the operation as :class:`rifl.lincheck.row.Row` takes it."""
+    argument: dict[str, Any] = {}
+    if seen.what == "put":
+        argument["value"] = None if seen.argument is None else msgspec.json.decode(seen.argument)
+    elif seen.what == "append":
+        argument["item"] = None if seen.argument is None else msgspec.json.decode(seen.argument)
+    elif seen.what == "increment":
+        argument["by"] = seen.by
+    if seen.test == c.Test.ABSENT:
+        argument["if"] = {"absent": True}
+    elif seen.test == c.Test.VERSION:
+        argument["if"] = {"version": seen.operand}
+    elif seen.test == c.Test.VALUE and isinstance(seen.operand, bytes):
+        argument["if"] = {"value": msgspec.json.decode(seen.operand)}
+    result: dict[str, Any] = {"version": seen.version}
+    if seen.value is not None:
+        result["value"] = msgspec.json.decode(seen.value)
+    if seen.refusal:
+        # The model knows no condition that there be a row; that its refusal tells of one is enough to know.
+        judged = seen.refusal == "CONDITION_FAILED" and "if" in argument
+        result["refused"] = seen.refusal if judged else "other"
+    name = "get" if seen.what == READ else seen.what
+    return Operation(0, 0, name, seen.key, argument, result, "ok", 0, 0)
+
+
+def _words(seen: Seen) -> str:
+    who = f" {seen.request}" if seen.request else ""
+    return f"{seen.what}{who} at commit {seen.commit}"
