@@ -215,7 +215,7 @@ async def _stoppable() -> AsyncIterator[None]:
 
 
 def judge(folder: RunFolder) -> Verdict:
-    """Check a recorded history and write ``verdict.json`` and ``report.html``; data directories go unless something is wrong.
+    """Check a recorded history, write verdict and report; data directories go unless something is wrong.
 
     Raises:
         FolderError: a file is missing or malformed.
