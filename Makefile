@@ -6,6 +6,8 @@ STORE ?= sqlite
 MESSAGES ?=
 SEEDS ?= 10000
 ARGS ?=
+# What may share the machine with other tests; the rest runs by itself: it waits for elections, or for a JVM.
+QUICK := not faults and not spark and not cassandra and not browser
 ROUNDS ?= 20
 KILLS ?= 200
 RUNS ?= runs
@@ -16,7 +18,8 @@ demo: .venv/.ready ## the main job end to end; STORE=cassandra for real Cassandr
 	$(BIN)/python -m examples.demo --store $(STORE) $(if $(MESSAGES),--messages $(MESSAGES)) $(ARGS)
 
 test: .venv/.ready lint browser ## everything that must be green
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -m "$(QUICK)" -n auto --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -m "not ($(QUICK))" $(ARGS)
 
 lint: .venv/.ready
 	$(BIN)/ruff check .
