@@ -16,10 +16,10 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
+from gateway.cli.check_file import CRASH, EXIT_CODES, MISUSE, file
 from rifl.errors import OncegateError
 
-INVALID, UNKNOWN, MISUSE, CRASHED = 1, 2, 3, 4
-EXITS: Final = {"valid": 0, "invalid": INVALID, "unknown": UNKNOWN, "crashed": CRASHED}
+EXITS: Final = {**EXIT_CODES, "crashed": CRASH}
 
 
 class _Group(TyperGroup):
@@ -39,6 +39,7 @@ check: Final = typer.Typer(
     help="Prove the promises: workloads under faults, and verdicts on their histories.",
     no_args_is_help=True,
 )
+check.command("file")(file)
 Runs = Annotated[Path, typer.Option(help="where runs keep their folders")]
 Folder = Annotated[Path, typer.Argument(help="folder of a run, such as runs/latest")]
 
@@ -122,7 +123,7 @@ def _typed() -> Iterator[None]:
         raise typer.Exit(MISUSE) from None
     except Exception:  # noqa: BLE001 - whatever it is, it must not end with the exit code of a verdict
         traceback.print_exc()
-        raise typer.Exit(CRASHED) from None
+        raise typer.Exit(CRASH) from None
     except KeyboardInterrupt:
         typer.echo("oncegate: stopped; what was recorded can be read with `oncegate check replay`", err=True)
-        raise typer.Exit(CRASHED) from None
+        raise typer.Exit(CRASH) from None

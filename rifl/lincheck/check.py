@@ -15,6 +15,7 @@ from rifl.lincheck.collections import AppendList, GrowSet, Queue
 from rifl.lincheck.decide import decide
 from rifl.lincheck.explain import explain
 from rifl.lincheck.history import Operation
+from rifl.lincheck.lease import Lease
 from rifl.lincheck.models import CasRegister, Counter, Model, Mutex, Register
 from rifl.lincheck.row import Row
 from rifl.lincheck.search import checked
@@ -23,7 +24,7 @@ from rifl.lincheck.verdict import Failure, Limits, Result, Verdict, worst
 
 MODELS: Final[dict[str, Model]] = {
     model.name: model
-    for model in (Register(), CasRegister(), Counter(), AppendList(), GrowSet(), Queue(), Mutex(), Row())
+    for model in (Register(), CasRegister(), Counter(), AppendList(), GrowSet(), Queue(), Mutex(), Lease(), Row())
 }
 """Models by their names."""
 FAILURES_MAX: Final = 20

@@ -1,0 +1,126 @@
+"""``oncegate check file``: the verdict on a saved history, with its proof in words.
+
+The checker is imported when the command runs: a server that starts does not pay for it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import msgspec
+import typer
+
+from gateway.cli.output import Format, Output
+from rifl.errors import OncegateError
+
+if TYPE_CHECKING:
+    from rifl.lincheck import Event, Limits, Operation, Result
+
+EXIT_CODES: Final = {"valid": 0, "invalid": 1, "unknown": 2}
+MISUSE: Final = 3
+CRASH: Final = 4
+FILE_BYTES_MAX: Final = 2 * 2**30
+_PARALLEL_FROM: Final = 300_000
+"""Operations from which processes are worth their start."""
+_SHOWN_MAX: Final = 16
+
+
+class HistoryFormat(StrEnum):
+    """How a history is written."""
+
+    JSONL = "jsonl"
+    EDN = "edn"
+
+
+class Level(StrEnum):
+    """What is asked of a history."""
+
+    LINEARIZABLE = "linearizable"
+    SEQUENTIAL = "sequential"
+    SESSION = "session"
+
+
+def file(
+    history: Annotated[Path, typer.Argument(help="the history, one event a line")],
+    model: Annotated[str, typer.Option(help="register, cas-register, counter, list, set, … or FILE.py:Class")],
+    history_format: Annotated[
+        HistoryFormat | None, typer.Option("--format", help="jsonl or edn (Jepsen) [by the file's name]")
+    ] = None,
+    keyed: Annotated[bool, typer.Option("--keyed", help="edn: values are [key value]")] = False,
+    level: Annotated[Level, typer.Option(help="linearizable, sequential or session")] = Level.LINEARIZABLE,
+    seconds: Annotated[float, typer.Option(min=0.001, help="then the verdict is unknown")] = 60.0,
+    states: Annotated[int, typer.Option(min=1, help="states visited, then the verdict is unknown")] = 20_000_000,
+    jobs: Annotated[int, typer.Option(min=0, max=256, help="processes; 0: by cores and size")] = 0,
+    output: Format = Output.TABLE,
+) -> None:
+    """Check a saved history, without a cluster: 0 valid, 1 invalid, 2 unknown, 3 misuse, 4 crash."""
+    from rifl.lincheck import Limits, operations
+
+    try:
+        listed = operations(_events(history, history_format, keyed=keyed))
+        began = time.monotonic()
+        result = _check(listed, model, level, Limits(states_max=states, seconds=seconds, clock=time.monotonic), jobs)
+    except (OncegateError, OSError, UnicodeDecodeError) as fault:
+        typer.echo(f"oncegate: {fault.detail if isinstance(fault, OncegateError) else fault}", err=True)
+        raise typer.Exit(MISUSE) from None
+    except Exception:  # noqa: BLE001 - whatever it was, it must not pass for a verdict
+        traceback.print_exc()
+        raise typer.Exit(CRASH) from None
+    if output is Output.JSON:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(result), indent=1).decode() + "\n")
+    else:
+        _show(result, time.monotonic() - began)
+    raise typer.Exit(EXIT_CODES[result.verdict])
+
+
+def _events(history: Path, history_format: HistoryFormat | None, *, keyed: bool) -> Iterator[Event]:
+    from rifl.lincheck import read_events
+    from rifl.lincheck.edn import jepsen_events
+
+    if history.stat().st_size > FILE_BYTES_MAX:
+        raise OSError(f"{history} is longer than {FILE_BYTES_MAX} bytes")
+    edn = history.suffix == ".edn" if history_format is None else history_format is HistoryFormat.EDN
+    if edn:
+        yield from jepsen_events(history.read_text(encoding="utf-8"), keyed=keyed)
+        return
+    with history.open("rb") as lines:
+        yield from read_events(lines)
+
+
+def _check(listed: list[Operation], model: str, level: Level, limits: Limits, jobs: int) -> Result:
+    from gateway.check.models import load_model
+    from gateway.check.parallel import check_keys
+    from rifl.lincheck import check, sequential, sessions
+
+    if level is Level.SESSION:
+        load_model(model)
+        return sessions(listed)
+    if level is Level.SEQUENTIAL:
+        return sequential(listed, load_model(model), limits)
+    if jobs == 0:
+        jobs = (os.cpu_count() or 1) if len(listed) >= _PARALLEL_FROM else 1
+    return check(listed, load_model(model), limits) if jobs == 1 else check_keys(listed, model, limits, jobs)
+
+
+def _show(result: Result, seconds: float) -> None:
+    typer.echo(
+        f"{result.name}: {result.verdict.upper()} ({result.operations:,} operations, {result.keys:,} keys, "
+        f"{result.states_visited:,} states, {seconds:.1f} s)"
+    )
+    if result.reason:
+        typer.echo(f"  {result.reason}")
+    for failure in result.failures:
+        typer.echo("" if failure.key is None else f"\nkey {failure.key}")
+        for line in failure.words[:_SHOWN_MAX]:
+            typer.echo(f"  - {line}")
+        if len(failure.words) > _SHOWN_MAX:
+            typer.echo(f"  … and {len(failure.words) - _SHOWN_MAX} more lines (-o json shows all)")
+        if failure.prefix:
+            typer.echo(f"  longest good order: {len(failure.prefix):,} operations")
