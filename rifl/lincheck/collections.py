@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Any, Final
 
-from rifl.lincheck import refine
+from rifl.lincheck import lists, refine
 from rifl.lincheck.history import Operation
 from rifl.lincheck.models import ILLEGAL, _Illegal, _Known, refused
 from rifl.lincheck.values import freeze, thaw
@@ -43,6 +43,10 @@ class AppendList(_Known):
         if op.f == "append":
             return state if refused(op) else (*state, freeze(op.argument))
         return state if op.status == "unknown" or tuple(map(freeze, op.result)) == state else ILLEGAL
+
+    def quick(self, operations: Sequence[Operation]) -> list[Operation] | None:
+        """Find a clash by sorting."""
+        return lists.clash(operations)
 
     def refine(self, operations: Sequence[Operation]) -> list[Operation]:
         """Tell of unknown appends whether they were seen."""

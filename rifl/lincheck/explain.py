@@ -40,7 +40,8 @@ def explain(key: Any, model: Model, operations: Sequence[Operation], found: Foun
     task.cut()
     window, starts = task.window(found)
     if not found.order:
-        found = search(prepared(model, task.ops), task.ops, replace(limits, states_max=_STATES_MAX * 5, seconds=1.0))
+        budget = replace(limits, states_max=_STATES_MAX * 5, seconds=min(1.0, limits.seconds))
+        found = search(prepared(model, operations), operations, budget)
     if window is None:
         window = (found.stuck or found.clash)[:_WINDOW_MAX]
         words = no_proof(window, len(found.order))

@@ -14,6 +14,7 @@ from rifl.lincheck.models import Model, describe
 from rifl.lincheck.values import freeze, thaw
 
 _TEXT_MAX: Final = 80
+_ITEMS_MAX: Final = 8
 _PAST: Final = {
     "read": "read",
     "get": "got",
@@ -40,6 +41,9 @@ def seconds(time: int) -> str:
 
 def told(value: Any) -> str:
     """Write a value as JSON, shortened."""
+    if isinstance(value, list) and len(value) > _ITEMS_MAX:
+        ends = ", ".join(map(told, value[:2])), ", ".join(map(told, value[-2:]))
+        return f"[{ends[0]}, …, {ends[1]}] ({len(value)} items)"
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= _TEXT_MAX else text[: _TEXT_MAX - 1] + "…"
 
@@ -49,6 +53,9 @@ def what(op: Operation) -> str:
     who = f"process {op.process}"
     if isinstance(op.result, dict) and op.result.get("refused"):
         return f"{who} was refused {op.f} {told(op.argument)} with {told(op.result)}"
+    if op.f == "get" and isinstance(op.result, dict):
+        found = f"got {told(op.result['value'])}" if "value" in op.result else "found no row"
+        return f"{who} {found} at version {op.result['version']}" if op.result.get("version") else f"{who} {found}"
     past = _PAST.get(op.f, f"did {op.f}")
     if op.f == "cas" and isinstance(op.argument, (list, tuple)) and len(op.argument) == 2:
         return f"{who} swapped {told(op.argument[0])} for {told(op.argument[1])}"
@@ -90,6 +97,7 @@ def proof(
         lines.append(f"when the first of these began, at {moment}, the state can only have been {shown}")
     reasons = getattr(model, "reasons", None)
     lines.extend(reasons(window, operations) if reasons is not None else _makers(window, operations))
+    lines.extend(line for earlier, later in _orders(window) for line in _lost(earlier, later))
     lines.append("no order of these keeps real time and gives these results, whatever the other operations did")
     return lines
 
@@ -117,6 +125,25 @@ def _makers(window: Sequence[Operation], operations: Sequence[Operation]) -> lis
                 if text not in lines:
                     lines.append(text)
     return lines
+
+
+def _lost(earlier: Operation, later: Operation) -> list[str]:
+    """Say what of an earlier operation a later one lacks."""
+    old, new = _version(earlier), _version(later)
+    if old and new and new < old:
+        return [f"version {new} is older than {old}"]
+    if later.f == "read" and isinstance(later.result, list):
+        found = set(map(freeze, later.result))
+        had = earlier.result if isinstance(earlier.result, list) else _gives(earlier)
+        lacks = [item for item in had if freeze(item) not in found]
+        if lacks:
+            return [f"the later read lacks {told(lacks[0])}"]
+    return []
+
+
+def _version(op: Operation) -> int:
+    version = op.result.get("version") if isinstance(op.result, dict) else None
+    return version if type(version) is int else 0
 
 
 def _missing(op: Operation, operations: Sequence[Operation]) -> list[Hashable]:

@@ -37,6 +37,7 @@ def brute_force(
 
 
 VALUES = (1, 2, 3)
+MS = 1_000_000
 
 
 def _ask(name: str, random: random.Random, values: Sequence[int]) -> tuple[str, Any]:
@@ -58,6 +59,12 @@ def _ask(name: str, random: random.Random, values: Sequence[int]) -> tuple[str, 
             return random.choice((("enqueue", value), ("dequeue", None)))
         case "mutex":
             return random.choice((("acquire", "ann"), ("acquire", "bob"), ("release", "ann"), ("release", "bob")))
+        case "lease":
+            owner = random.choice(("ann", "bob"))
+            f = random.choice(("acquire", "acquire", "renew", "release"))
+            return f, {"owner": owner, "ms": random.choice((2, 5, 30))} | (
+                {} if f == "acquire" else {"token": random.choice((1, 1, 2, 3))}
+            )
         case _:
             condition = random.choice(
                 (None, None, None, {"absent": True}, {"version": random.randrange(0, 40, 4)}, {"value": value})
@@ -86,12 +93,16 @@ class Object:
         self.value: Any = {"counter": 0, "list": [], "set": [], "queue": []}.get(name)
         self.version = 0
         self.commit = 0
+        self.now = 0
+        self.until = 0
 
     def answer(self, f: str, argument: Any) -> Any:
         value = self.value
         match self.name, f:
             case "row", _:
                 return self._row(f, argument)
+            case "lease", _:
+                return self._lease(f, argument)
             case _, "read":
                 return list(value) if isinstance(value, list) else value
             case _, "write":
@@ -120,6 +131,23 @@ class Object:
                 if value != argument:
                     return {"refused": True}
                 self.value = None
+        return None
+
+    def _lease(self, f: str, argument: dict[str, Any]) -> Any:
+        if self.now > self.until:
+            self.value = None
+        if f == "acquire":
+            if self.value not in (None, argument["owner"]):
+                return {"refused": True}
+            self.commit += 1
+            self.value, self.until = argument["owner"], self.now + argument["ms"]
+            return {"token": self.commit}
+        if self.value != argument["owner"] or self.commit != argument["token"]:
+            return {"refused": True}
+        if f == "release":
+            self.value = None
+        else:
+            self.until = max(self.until, self.now + argument["ms"])
         return None
 
     def past(self) -> Any:
@@ -155,21 +183,34 @@ class Object:
         return answer
 
 
-def history(name: str, seed: int, count: int = 7) -> list[Operation]:
+def by_process(ops: Sequence[Operation], count: int) -> list[Operation]:
+    """Give operations to few processes, one after another where that is possible; none after an unknown one."""
+    free: dict[int, float] = dict.fromkeys(range(count), -1)
+    given = []
+    for op in sorted(ops, key=lambda op: (op.invoked, op.index)):
+        process = min((number for number, until in free.items() if until < op.invoked), default=len(free))
+        free[process] = float("inf") if op.returned is None else op.returned
+        given.append(msgspec.structs.replace(op, process=process))
+    return given
+
+
+def history(name: str, seed: int, count: int = 7, width: int | None = None) -> list[Operation]:
     """Return a small history of a real object, spoilt in every second case: a result, a time, a lost effect."""
     rng = random.Random(f"{name}/{seed}")
     thing = Object(name, rng)
     drawn: list[list[Any]] = []
     same = rng.random() < 0.5
     unknown = rng.choice((0, 0.1, 0.3))
-    width = rng.choice((2, 5, 9))
+    width = width or rng.choice((2, 5, 9))
     for index in range(count):
         point = 20 + rng.randrange(3 * count)
         drawn.append([point, index, max(0, point - rng.randrange(width)), point + rng.randrange(width)])
     drawn.sort()
     found: list[Operation] = []
     pasts: list[Any] = []
-    for _, index, invoked, returned in drawn:
+    for point, index, invoked, returned in drawn:
+        thing.now = point
+        invoked, returned = invoked * MS, returned * MS
         f, argument = _ask(name, rng, VALUES if same else (10 + index,))
         kind = rng.random()
         pasts.append(thing.past())
@@ -197,6 +238,6 @@ def _spoil(found: list[Operation], pasts: list[Any], rng: random.Random) -> list
     others = [other.result for other in found if other.f == op.f and other.status == "ok"]
     if rng.random() < 0.6:
         return [*found[:at], msgspec.structs.replace(op, result=rng.choice(others)), *found[at + 1 :]]
-    shift = rng.choice((-9, -5, 5, 9))
+    shift = rng.choice((-9, -5, 5, 9)) * MS
     moved = msgspec.structs.replace(op, invoked=op.invoked + shift, returned=(op.returned or 0) + shift)
     return [*found[:at], moved, *found[at + 1 :]]

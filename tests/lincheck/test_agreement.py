@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from rifl.lincheck import MODELS, check
-from tests.lincheck.oracle import brute_force, history
+from rifl.lincheck import MODELS, Limits, check, sequential
+from rifl.lincheck.explain import let_go
+from rifl.lincheck.search import search
+from tests.lincheck.oracle import brute_force, by_process, history
 
 PER_MODEL = 1250
 
@@ -17,5 +19,58 @@ def test_verdicts_agree_with_brute_force_on_small_random_histories(name: str) ->
         ops = history(name, seed)
         expected = "valid" if brute_force(ops, MODELS[name]) else "invalid"
         assert check(ops, MODELS[name]).verdict == expected, (seed, ops)
+        kept = [op for op in ops if op.status != "failed"]
+        assert search(MODELS[name], kept, Limits()).verdict == expected, (seed, ops)
         bad += expected == "invalid"
     assert 0.08 * PER_MODEL < bad < 0.8 * PER_MODEL
+
+
+@pytest.mark.parametrize("name", sorted(set(MODELS) - {"lease"}))
+def test_sequential_verdicts_agree_with_brute_force(name: str) -> None:
+    bad = 0
+    for seed in range(400):
+        ops = by_process(history(name, seed, width=2), 3)
+        expected = "valid" if brute_force(ops, MODELS[name], precedes=_earlier_in_process) else "invalid"
+        assert sequential(ops, MODELS[name]).verdict == expected, (seed, ops)
+        bad += expected == "invalid"
+    assert 4 < bad < 300
+
+
+def _earlier_in_process(a, b) -> bool:
+    return a.process == b.process and (a.invoked, a.index) < (b.invoked, b.index)
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_failing_window_fails_by_itself_whatever_the_others_did(name: str) -> None:
+    model = MODELS[name]
+    checked = 0
+    for seed in range(150):
+        ops = history(name, seed)
+        result = check(ops, model)
+        if result.verdict != "invalid":
+            continue
+        (failure,) = result.failures
+        assert failure.words
+        assert failure.window
+        window = set(failure.window)
+        known = [op for op in ops if op.status != "failed"]
+        loose = [op if op.index in window else let_go(model, op) for op in known]
+        assert not brute_force([op for op in loose if op is not None], model) or failure.states, (seed, ops, failure)
+        assert len(window) <= sum(op.status == "ok" for op in ops)
+        checked += 1
+    assert checked > 10
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_longest_prefix_is_a_good_order_and_keeps_real_time(name: str) -> None:
+    model = MODELS[name]
+    for seed in range(150):
+        ops = history(name, seed)
+        by_index = {op.index: op for op in ops}
+        for failure in check(ops, model).failures:
+            order = [by_index[index] for index in failure.prefix]
+            state = model.initial()
+            for place, op in enumerate(order):
+                state = model.step(state, op)
+                assert repr(state) != "ILLEGAL", (seed, failure)
+                assert all(op.returned is None or op.returned >= before.invoked for before in order[:place])
