@@ -42,6 +42,8 @@ def explain(key: Any, model: Model, operations: Sequence[Operation], found: Foun
     if not found.order:
         budget = replace(limits, states_max=_STATES_MAX * 5, seconds=min(1.0, limits.seconds))
         found = search(prepared(model, operations), operations, budget)
+    if found.clash and hasattr(model, "reasons") and len(window or operations) > _WINDOW_MAX:
+        window, starts = found.clash, []
     if window is None:
         window = (found.stuck or found.clash)[:_WINDOW_MAX]
         words = no_proof(window, len(found.order))
