@@ -26,7 +26,7 @@ from gateway.check.equipment import Equipment, Target
 from gateway.check.errors import CheckError
 from gateway.check.flush_control import FlushControl
 from gateway.check.links import Links
-from gateway.check.node_process import NodeSettings
+from gateway.check.node_process import BODY_BYTES_MAX, NodeSettings
 from gateway.check.small_disk import SmallDisk
 from gateway.check.waiting import persist, wait_for
 from gateway.check.wall_clock import WallClock
@@ -38,6 +38,8 @@ DISK_BYTES: Final = 256 * 2**20
 LOOK_S: Final = 0.5
 """How long one question to one node may take while somebody looks for the leader: some nodes are frozen."""
 CHANGE_S: Final = 30.0
+_ENDED_BY_US: Final = (0, -signal.SIGKILL, -signal.SIGTERM)
+"""How a process ends that was killed or stopped."""
 
 
 class CheckCluster(LocalCluster):
@@ -49,7 +51,7 @@ class CheckCluster(LocalCluster):
         flags: further flags of ``oncegate serve``.
         equipment: what the planned faults need.
         seed: of jitter, resets and lost sectors.
-        disk_bytes: size of a node's own file system, with :attr:`Equipment.DISK`.
+        disk_bytes: size of a node's own file system, with :attr:`Equipment.DISK`; bodies are small then, too.
 
     Raises:
         Unavailable: this machine does not allow the equipment; :func:`missing` tells before.
@@ -127,7 +129,8 @@ class CheckCluster(LocalCluster):
             for member in self.members
         ]
         control = self.flushes.get(node_id)
-        settings = NodeSettings(self.links.door(node_id), None if control is None else str(control.control))
+        small = node_id in self.disks
+        settings = NodeSettings(self.links.door(node_id), None if control is None else str(control.control), small)
         return [
             *(self.disks[node_id].prefix if node_id in self.disks else ()),
             *(self.clocks[node_id].prefix if node_id in self.clocks else ()),
@@ -135,6 +138,7 @@ class CheckCluster(LocalCluster):
             *("--node", node_id, "--data-dir", str(self._data_inside(node_id))),
             *(("--join",) if node_id in self._joining else ()),
             *(flag for member in members for flag in ("--member", str(member))),
+            *(("--body-bytes-max", str(BODY_BYTES_MAX)) if small else ()),
             *self.flags,
         ]
 
@@ -164,7 +168,7 @@ class CheckCluster(LocalCluster):
         """Keep in mind a node that has ended by itself, before it is started again."""
         process = self._processes.get(node_id)
         status = None if process is None else process.poll()
-        if status in (None, 0, -signal.SIGKILL, -signal.SIGTERM) or node_id in self.damaged:
+        if status is None or status in _ENDED_BY_US or node_id in self.damaged:
             return
         self.crashes.setdefault(node_id, f"ended by itself with status {status}: {self.log_tail(node_id, 1)}")
 
@@ -206,6 +210,10 @@ class CheckCluster(LocalCluster):
             return True
         self.kill(node_id)
         return False
+
+    def returncode(self, node_id: str) -> int | None:
+        """How a node's last process ended, negative for a signal; None while it runs."""
+        return self._processes[node_id].poll()
 
     # Who is who
 
@@ -323,7 +331,7 @@ class CheckCluster(LocalCluster):
         spoiled = self.damaged.get(node_id)
         if spoiled is None:
             return "replaced"
-        wait_for(lambda: not self.is_running(node_id) or self.is_ready(node_id), timeout_s, f"{node_id} decides")
+        wait_for(lambda: self._has_decided(node_id), timeout_s, f"{node_id} refuses or serves")
         if self.is_running(node_id):
             self.damaged.pop(node_id, None)
             return "serves"
@@ -335,12 +343,23 @@ class CheckCluster(LocalCluster):
         self.join_member(node_id, timeout_s)
         return f"{'refused by name' if named else 'ended'}, and was replaced"
 
+    def _has_decided(self, node_id: str) -> bool:
+        """Whether a damaged node is ready or has ended by itself; one that another fault killed is started again."""
+        with self.lock:
+            process = self._processes.get(node_id)
+            status = None if process is None else process.poll()
+            if status in _ENDED_BY_US:
+                self.start(node_id)
+                return False
+        return status is not None or self.is_ready(node_id)
+
     def wipe(self, node_id: str) -> None:
         """Empty the data directory of a node that is down; nothing of it is damaged any more."""
         if self.is_running(node_id):
             raise CheckError(f"{node_id} runs")
         shutil.rmtree(self.data(node_id), ignore_errors=True)
         self.damaged.pop(node_id, None)
+        self._processes.pop(node_id, None)  # how the last one ended is no news any more
 
     def close(self) -> None:
         """Kill what runs, unmount, close the links. Idempotent."""

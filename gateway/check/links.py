@@ -176,7 +176,7 @@ class Links:
         """Reset every connection, once."""
 
         def work() -> None:
-            for connection in self._connections():
+            for connection in self.connections():
                 connection.abort()
 
         self._run(work)
@@ -187,7 +187,7 @@ class Links:
         async def blow() -> None:
             while True:
                 await asyncio.sleep(self._rng.uniform(0.5, 1.5) * every_s)
-                if connections := self._connections():
+                if connections := self.connections():
                     self._rng.choice(connections).abort()
 
         def work() -> None:
@@ -195,8 +195,9 @@ class Links:
 
         self._run(work)
 
-    def _connections(self) -> list[Connection]:
-        return [connection for proxy in self._proxies for connection in proxy.connections]
+    def connections(self) -> list[Connection]:
+        """Those that are open; from any thread a moment old."""
+        return [connection for proxy in self._proxies for connection in list(proxy.connections)]
 
     def join(self) -> None:
         """Everything passes again; connections that lost bytes are reset. Speeds stay."""
@@ -205,7 +206,7 @@ class Links:
             for way in self._ways.values():
                 way.losing = False
                 way.opened.set()
-            for connection in self._connections():
+            for connection in self.connections():
                 if connection.lost_bytes:
                     connection.abort()
 

@@ -1,8 +1,8 @@
 """A node of a checked cluster: ``oncegate serve`` with its peers' door before it and its flushes in our hands.
 
-``python -m gateway.check.node_process SETTINGS serve …`` with :class:`NodeSettings` as JSON. What it changes are two
-things that ``oncegate serve`` has no flags for: the peer port that the other members are told (a proxy's), and the
-system calls of :mod:`gateway.check.flush_control`.
+``python -m gateway.check.node_process SETTINGS serve …`` with :class:`NodeSettings` as JSON. What it changes are what
+``oncegate serve`` has no flags for: the peer port that the other members are told (a proxy's), the system calls of
+:mod:`gateway.check.flush_control`, and a log in small pieces.
 """
 
 from __future__ import annotations
@@ -10,14 +10,20 @@ from __future__ import annotations
 import dataclasses
 import sys
 from pathlib import Path
+from typing import Any, Final
 
 import msgspec
 
 import gateway.node
-from consensus.config import ReplicaConfig
+import gateway.proposer
+from consensus.config import KIB, ReplicaConfig
 from gateway.check import flush_control
 from gateway.cli.main import main as oncegate
 from gateway.config import Settings
+
+SMALL_LOG: Final[dict[str, Any]] = {"command_bytes_max": 512 * KIB, "journal_segment_bytes": 576 * KIB}
+BODY_BYTES_MAX: Final = 384 * KIB
+"""Largest body, and largest entry of several commands, with a small log."""
 
 
 class NodeSettings(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -27,6 +33,8 @@ class NodeSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     """Peer port in the configuration that all members share."""
     flush_control: str | None = None
     """File of :class:`~gateway.check.flush_control.FlushControl`; None: the system calls are the plain ones."""
+    small_log: bool = False
+    """Segments so small that a full disk is felt within a second of load: the log has two of them prepared."""
 
 
 def main() -> None:
@@ -34,11 +42,14 @@ def main() -> None:
     given = msgspec.json.decode(sys.argv.pop(1), type=NodeSettings)
     if given.flush_control is not None:
         flush_control.install(Path(given.flush_control))
+    if given.small_log:
+        gateway.proposer.ENTRY_BYTES_MAX = BODY_BYTES_MAX  # type: ignore[misc]
     plain = gateway.node.replica_config
 
     def advertised(settings: Settings) -> ReplicaConfig:
         config = plain(settings)
-        return dataclasses.replace(config, advertise=(settings.address.host, given.advertised_port))
+        config = dataclasses.replace(config, advertise=(settings.address.host, given.advertised_port))
+        return dataclasses.replace(config, **SMALL_LOG) if given.small_log else config
 
     gateway.node.replica_config = advertised
     oncegate()

@@ -60,5 +60,6 @@ class WallClock:
         """
         self.offset_s, self.rate = seconds, rate
         aside = self._file.with_suffix(".new")
-        aside.write_text(f"{seconds:+.3f}" + (f" x{rate:g}" if rate != 1.0 else "") + "\n")
+        # The rate is always said: the library goes on at the last one otherwise.
+        aside.write_text(f"{seconds:+.3f} x{rate:g}\n")
         os.replace(aside, self._file)

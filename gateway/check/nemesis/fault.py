@@ -1,24 +1,6 @@
 """What a fault is, and the registry of all of them: the grammar from which plans are made.
 
-A fault is a class of about fifteen lines::
-
-    @fault
-    class PauseTwo(Fault):
-        \"\"\"Two nodes stand still.\"\"\"
-
-        name = "pause_two"
-        group = "freezes"
-
-        @classmethod
-        def pick(cls, random, view):
-            return Choice(tuple(random.sample(view.nodes, 2)))
-
-        def inject(self, cluster):
-            cluster.freeze(*self.targets)
-            return "two nodes stand still"
-
-        def heal(self, cluster):
-            cluster.thaw(*self.targets)
+A fault is a class of about fifteen lines with the decorator :func:`fault`; docs/check-faults.md has one whole.
 
 ``pick`` belongs to the plan: pure, reproducible, told what is planned already. ``inject`` and ``heal`` block, in a
 thread of their own, at their times; they may find a node killed, frozen or removed by another fault, and do then what
@@ -107,6 +89,8 @@ class Fault(abc.ABC):
     needs: ClassVar[frozenset[Equipment]] = frozenset()
     excludes: ClassVar[str] = ""
     """Faults with the same word here are never planned at the same time: they turn the same knob."""
+    recovery_s: ClassVar[float] = 0.0
+    """What its healing takes on an idle machine; so long after its end the same knob is not planned again."""
     persistent: ClassVar[bool] = False
     """Data of its targets are lost or damaged until an operator has replaced them."""
     process: ClassVar[str] = ""

@@ -16,6 +16,7 @@ from gateway.check import damage
 from gateway.check.cluster import CheckCluster
 from gateway.check.equipment import Equipment
 from gateway.check.nemesis.fault import Choice, Fault, PlanView, Random, fault, one_of
+from gateway.check.nemesis.members import RECOVERY_S
 from gateway.check.waiting import wait_for
 
 VERDICT_S: Final = 20.0
@@ -104,6 +105,7 @@ class FlippedBit(Fault):
     group = "damage"
     excludes = "members"
     persistent = True
+    recovery_s = RECOVERY_S
     seconds = (1.0, 4.0)
 
     @classmethod

@@ -8,11 +8,14 @@ from gateway.check.cluster import CheckCluster
 from gateway.check.nemesis.fault import Choice, Fault, PlanView, Random, fault, one_of
 
 JOIN_S: Final = 30.0
+RECOVERY_S: Final = 4.0
+"""A node starts, receives the log and is promoted."""
 
 
 class _Change(Fault):
     group = "members"
     excludes = "members"
+    recovery_s = RECOVERY_S
     seconds = (1.0, 5.0)
 
 

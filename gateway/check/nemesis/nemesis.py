@@ -60,6 +60,8 @@ class Nemesis:
         self._pool = ThreadPoolExecutor(_THREADS, "nemesis")
         self._underway: list[_Underway] = []
         self._tasks: list[asyncio.Task[None]] = []
+        self._knobs: dict[str, str] = {}
+        """What is turned now (:attr:`Fault.excludes`), and by which fault."""
 
     async def run(self, until: float | None = None) -> None:
         """Carry the plan out; returns when every fault has ended.
@@ -105,8 +107,22 @@ class Nemesis:
         fault = FAULTS[action.fault](action)
         one = _Underway(fault, self._now())
         self._underway.append(one)
+        other = self._knobs.get(fault.excludes) if fault.excludes else None
+        if other is not None:
+            # The plan parts them, but a healing takes as long as it takes.
+            one.details.append(f"left out: {other} is not over")
+            self._over(one)
+            return
+        self._knobs[fault.excludes] = fault.name
+        try:
+            await self._span(one, began + action.end, latest)
+        finally:
+            self._knobs.pop(fault.excludes, None)
+
+    async def _span(self, one: _Underway, end: float, latest: float) -> None:
+        fault = one.fault
         await self._step(one, lambda: self._inject(fault))
-        await asyncio.sleep(max(0.0, min(began + action.end, latest) - time.monotonic()))
+        await asyncio.sleep(max(0.0, min(end, latest) - time.monotonic()))
         await self._step(one, lambda: fault.heal(self._cluster))
         self._over(one)
 

@@ -195,7 +195,8 @@ class _Maker:
     def _allowed(self, kind: type[Fault], start: float, end: float) -> bool:
         for action in self._actions:
             other = FAULTS[action.fault]
-            same_knob = bool(kind.excludes) and other.excludes == kind.excludes
-            if (same_knob or (kind.persistent and other.persistent)) and start <= action.end and action.start <= end:
+            if not (kind.persistent and other.persistent) and not (kind.excludes and other.excludes == kind.excludes):
+                continue
+            if start <= action.end + other.recovery_s and action.start <= end + kind.recovery_s:
                 return False
         return True

@@ -10,7 +10,7 @@ from gateway.check.nemesis.fault import LEADER, Choice, Fault, PlanView, Random,
 from gateway.check.waiting import wait_for
 from gateway.cli.ask import Refused, Unreachable, send_json
 
-READY_S: Final = 15.0
+READY_S: Final = 30.0
 TRANSFER_S: Final = 12.0
 
 

@@ -1,0 +1,123 @@
+"""A plan is carried out, noted and healed on real nodes; what cannot be healed is named."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from gateway.check.errors import NotHealed
+from gateway.check.nemesis import FAULTS, Action, FaultNote, FaultPlan, Nemesis, plan_of
+from gateway.check.nemesis.healing import make_whole
+from tests.nemesis.conftest import DEADLINE_S, Scene
+
+pytestmark = [pytest.mark.faults, pytest.mark.asyncio(loop_scope="module")]
+
+PAGE = Path(__file__).parents[2] / "docs" / "check-faults.md"
+
+
+def plan_with(*actions: Action) -> FaultPlan:
+    """A plan by hand."""
+    return FaultPlan(0, 60.0, ("n1", "n2", "n3"), (), actions)
+
+
+async def test_faults_at_the_same_time_are_noted_and_healed_and_cost_nothing_acknowledged(scene: Scene) -> None:
+    plan = plan_of(5, ["kills", "freezes", "partitions", "links", "power"], 6, 3)
+    assert len(plan.actions) >= 3
+    notes: list[FaultNote] = []
+    nemesis = Nemesis(scene.cluster, plan, notes.append)
+    await nemesis.run()
+    await nemesis.heal()
+    assert sorted(note.fault for note in notes) == sorted(action.fault for action in plan.actions)
+    for note in notes:
+        assert note.end is not None
+        assert 0 < note.start <= note.end
+        assert note.detail
+        assert not {"leader", "follower"} & set(note.target), "the note says who was meant"
+    await scene.progress()
+
+
+async def test_run_that_is_cancelled_in_the_middle_of_faults_is_healed(scene: Scene) -> None:
+    notes: list[FaultNote] = []
+    plan = plan_with(
+        Action("partition_ring", 0.0, 59.0, ("n1", "n2", "n3"), {"how": "lose"}),
+        Action("freeze_one", 0.0, 59.0, ("n2",)),
+        Action("kill_one", 0.0, 59.0, ("n3",)),
+        Action("kill_spark", 0.0, 0.1, ("spark",)),
+        Action("slow_disk", 0.0, 59.0, ("n1",), {"delay_s": 1.0}),
+    )
+    nemesis = Nemesis(scene.cluster, plan, notes.append)
+    running = asyncio.create_task(nemesis.run())
+    cluster = scene.cluster
+    await scene.until(
+        lambda: cluster.links.troubled and "n2" in cluster.frozen and not cluster.is_running("n3"), "three faults"
+    )
+    await scene.until(lambda: bool(notes), "the fault that cannot be is noted")
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await nemesis.heal()
+    assert "the workload has no spark" in next(note.detail for note in notes if note.fault == "kill_spark")
+    assert len(notes) == len(plan.actions)
+    assert not cluster.links.troubled
+    assert not cluster.frozen
+    assert all(control.delay_s == 0 for control in cluster.flushes.values())
+    await scene.progress()
+
+
+async def test_node_that_ended_by_itself_is_named_though_it_came_back(scene: Scene) -> None:
+    cluster = scene.cluster
+    os.kill(cluster.pid("n1"), signal.SIGABRT)
+    await scene.until(lambda: not cluster.is_running("n1"), "n1 has ended")
+    with pytest.raises(NotHealed, match="n1: ended by itself with status -6") as caught:
+        await asyncio.to_thread(make_whole, cluster, DEADLINE_S)
+    assert set(caught.value.wrong) == {"n1"}
+    assert cluster.is_ready("n1")
+    cluster.crashes.clear()
+
+
+class Broken:
+    """A process that does not come back."""
+
+    name = "cassandra"
+
+    def kill(self) -> None:
+        """It is dead."""
+
+    def start(self) -> None:
+        """It stays so."""
+
+    def is_running(self) -> bool:
+        """Never."""
+        return False
+
+
+async def test_what_is_not_healed_in_time_is_named(scene: Scene) -> None:
+    scene.cluster.register(Broken())
+    with pytest.raises(NotHealed, match="cassandra: does not run"):
+        await asyncio.to_thread(make_whole, scene.cluster, 0.0)
+    del scene.cluster.targets["cassandra"]
+
+
+async def test_example_of_the_documentation_is_a_fault(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (tmp_path / "freeze_two.py").write_text(block)
+    spec = importlib.util.spec_from_file_location("freeze_two", tmp_path / "freeze_two.py")
+    assert spec is not None
+    assert spec.loader is not None
+    before = set(FAULTS)
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    assert set(FAULTS) - before == {"freeze_two"}
+    monkeypatch.setitem(FAULTS, "freeze_two", FAULTS.pop("freeze_two"))
+    (action, *_) = plan_of(1, ["freeze_two"], 10, 3).actions
+    async with scene.under("freeze_two", *action.targets):
+        assert scene.cluster.frozen == set(action.targets)
+        (alone,) = {"n1", "n2", "n3"} - set(action.targets)
+        assert not scene.cluster.is_ready(alone)
+    assert not scene.cluster.frozen
