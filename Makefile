@@ -12,7 +12,7 @@ ROUNDS ?= 20
 KILLS ?= 200
 RUNS ?= runs
 
-.PHONY: browser demo test lint soak-check soak-consensus soak-faults soak-outbox bench clean check-tools
+.PHONY: browser demo test lint soak-check soak-check-sim soak-consensus soak-faults soak-outbox bench clean check-tools
 
 demo: .venv/.ready ## the main job end to end; STORE=cassandra for real Cassandra
 	$(BIN)/python -m examples.demo --store $(STORE) $(if $(MESSAGES),--messages $(MESSAGES)) $(ARGS)
@@ -45,6 +45,9 @@ soak-consensus: .venv/.ready ## SEEDS simulated clusters with faults; ARGS="--st
 soak-check: SEEDS = 300
 soak-check: .venv/.ready ## SEEDS runs of all workloads under all faults; goes on where it was stopped; ARGS="--seconds 30" and the like
 	$(BIN)/oncegate check run --all --seeds $(SEEDS) --runs $(RUNS) --resume $(ARGS)
+
+soak-check-sim: .venv/.ready ## SEEDS simulated clusters of gateways with clients, each judged; ARGS="--from 10000 --workload bank" and the like
+	$(BIN)/python -m tests.sim_gateway --seeds $(SEEDS) --jobs $$(nproc) $(ARGS)
 
 soak-outbox: .venv/.ready ## a worker with an outbox, killed KILLS times while it counts to KILLS * 50
 	ONCEGATE_OUTBOX_KILLS=$(KILLS) $(BIN)/python -m pytest tests/faults/test_outbox_kills.py --timeout 3600 $(ARGS)

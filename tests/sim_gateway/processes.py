@@ -6,7 +6,6 @@ Read next: :mod:`tests.sim_gateway.session`, :mod:`tests.sim_gateway.workloads`.
 from __future__ import annotations
 
 from rifl.errors import Code
-from tests.sim_gateway.session import Session
 
 READ_PATIENCE_S = 1.0
 
@@ -31,7 +30,7 @@ class Owner:
         return all(lane.idle for lane in self.lanes)
 
     def _renew_session(self):
-        self.session = Session(self.world, self.rng, self.world.workload.habits)
+        self.session = self.world.workload.caller(self.world, self.rng, self.world.workload.habits)
         self.session.begin(self._opened)
         hand_over_s = self.world.workload.habits.hand_over_s
         if hand_over_s:

@@ -252,6 +252,8 @@ class Session:
             if not pending.ended and not pending.resolving:
                 self._settle(pending)
                 pending.end(Ended("ok", result))
+                if self.state == "open" and self.rng.random() < self.habits.probe_share:
+                    self._probe(pending)
             return
         code = Code(result.code)
         if result.outcome != Outcome.NOT_APPLIED.value:
@@ -298,6 +300,28 @@ class Session:
             return
         self.tracker.abandon([pending.sequence])
         pending.end(Ended("info", error="TIMEOUT"))
+
+    # -- what a client must not do -------------------------------------------------------------------------
+
+    def _probe(self, pending):
+        """Use an id again for something else, or one far above the window: neither may be executed."""
+        work = pending.work
+        if self.rng.random() < 0.5:
+            other = msgspec.structs.replace(work, by=work.by + 1)
+            wrong = f"{request_of(pending)} was executed for another payload"
+        else:
+            far = int(self.tracker.first_incomplete) + self.habits.window + self.rng.randint(8, 20)
+            other = msgspec.structs.replace(work, sequence=far, kind=int(c.Kind.GET), by=0)
+            wrong = f"{far} was executed, far above the window"
+        other = msgspec.structs.replace(other, fingerprint=c.fingerprint(other))
+        self.world.counts["probes"] += 1
+        first_incomplete = min(int(self.tracker.first_incomplete), pending.sequence)
+        command = c.Operate(self.client_id, self.epoch, first_incomplete, [other])
+        self.world.wire.send(self._nodes()[0], command, lambda answer: self._probed(answer, wrong))
+
+    def _probed(self, answer, wrong):
+        if not isinstance(answer, Exception) and answer.body.results[0].status != "rejected":
+            self.world.found("session protocol", wrong)
 
     # -- resolving --------------------------------------------------------------------------------------
 

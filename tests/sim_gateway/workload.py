@@ -36,6 +36,8 @@ class Habits:
     hand_over_s: tuple = ()
     """Seconds until a session changes hands; empty for never."""
     read_share: float = 0.35
+    probe_share: float = 0.0
+    """Operations whose id is used again, for something that must not be executed."""
     sleep_share: float = 0.0
     """Pauses of a process that are longer than a lease."""
     keys: int = 3

@@ -63,7 +63,7 @@ class Dedup(Counter):
     """Every request is sent to all nodes at once while leaders change."""
 
     name = "dedup"
-    habits = Habits(copies_share=1.0, patience_s=(1.0, 2.5), read_share=0.15)
+    habits = Habits(copies_share=1.0, patience_s=(1.0, 2.5), read_share=0.15, probe_share=0.1)
     mix: ClassVar[dict[str, int]] = {"kill": 9, "transfer": 6, "members": 0}
 
 

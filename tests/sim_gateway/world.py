@@ -7,7 +7,18 @@ from __future__ import annotations
 
 from gateway.state.digest import state_digest
 from rifl.errors import Code
-from tests.sim.checkers import ConfigurationsAgree, EverybodyIsAnswered, LinearizableReads, Liveness
+from tests.sim.checkers import (
+    CommitDurability,
+    ConfigurationsAgree,
+    ElectionSafety,
+    EverybodyIsAnswered,
+    FlushedIsKept,
+    LeaderCompleteness,
+    LinearizableReads,
+    Liveness,
+    LogMatching,
+    OneVoteATerm,
+)
 from tests.sim.observe import Logs
 from tests.sim.world import LIVENESS_S, World
 from tests.sim_gateway.history import History
@@ -22,14 +33,18 @@ FINDINGS_MAX = 20
 class GatewayWorld(World):
     """Nodes that serve, clients, and one workload."""
 
-    def __init__(self, plan, *, node_type=GatewayNode, trace=None):
+    def __init__(self, plan, *, node_type=GatewayNode, trace=None, watches=False):
+        logs = Logs(plan.names)
         checkers = [
-            Logs(plan.names),
+            logs,
             LinearizableReads(),
             ConfigurationsAgree(),
             Liveness(LIVENESS_S),
             EverybodyIsAnswered(),
         ]
+        if watches:
+            checkers += [kind(logs) for kind in (CommitDurability, LeaderCompleteness, LogMatching, FlushedIsKept)]
+            checkers += [ElectionSafety(), OneVoteATerm()]
         self.findings = []
         """(check, text) of what was wrong, in the order in which it was noticed."""
         self.stopped = False
