@@ -107,6 +107,7 @@ REPLICATION = [
         ((OutcomeUnknown, "outcome", "not_applied"),),
         kinds=_LINKS,
         runs=40,
+        start=8,
     ),
     Mutant("acks-before-flush", workload="counter", kinds=_POWER, watches=True, **_of("ack-before-flush")),
     Mutant("never-flushed", workload="counter", kinds=_POWER, **_of("no-sync")),

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutants.catalogue import MUTANTS
+from tests.sim.shrink import shrink
 from tests.sim_gateway.__main__ import main
 from tests.sim_gateway.many import plan_of
 from tests.sim_gateway.run import run_plan
@@ -50,3 +52,18 @@ def test_a_seed_repeats_exactly_in_any_process():
 def test_the_runner_counts_over_processes(capsys):
     assert main(["--seeds", "4", "--jobs", "2"]) == 0
     assert "0 anomalies" in capsys.readouterr().out
+
+
+def test_a_failing_seed_shrinks_and_is_repeated_by_the_command_that_is_printed(capsys):
+    with MUTANTS["apply-without-dedup"].planted():
+        whole = run_plan(plan_of(2, "counter"))
+        small, runs = shrink(whole, run_plan, runs_max=15)
+        assert whole.failed
+        assert runs <= 15
+        assert small.checker == whole.checker
+        assert len(small.plan.faults) < len(whole.plan.faults)
+        assert main(["--seed", "2", "--workload", "counter", "--only", "-"]) == 1
+        command = capsys.readouterr().out.split("reproduce with: ")[1].split()
+        assert command[:3] == ["python", "-m", "tests.sim_gateway"]
+        assert main(command[3:]) == 1
+    assert main(command[3:]) == 0
