@@ -35,10 +35,8 @@ class FlowExactness(Workload):
 
     def __init__(self, world, rng):
         super().__init__(world, rng)
-        self.items = []
-        """[value, status, commit] of every row that was sent to the stream table."""
-        self.others = 0
-        """Increments that may have been applied."""
+        self.items = {}
+        """Status and commit number of every row that was sent to the stream table, by its value, which is unique."""
         linger_ms = rng.choice((50, 300, 5_000))
         self._flows = [
             FlowDeclaration(
@@ -62,19 +60,25 @@ class FlowExactness(Workload):
             key = rng.choice(self.keys)
             return "increment", key, 1, op(c.Kind.INCREMENT, key, by=1)
         if kind < 0.6:
-            value = self.unique()
+            value = self._item()
             return "put", "a", [value], op(c.Kind.PUT, "a", text(value), table=STREAM)
-        values = [self.unique() for _ in range(rng.randint(1, 9))]
+        values = [self._item() for _ in range(rng.randint(1, 9))]
         return "range", "r", values, Rows((f"r{value % 5}", text(value)) for value in values)
 
     def ended(self, seen, f, key, argument, ended):
         if f == "increment":
-            self.others += ended.status != "fail"
             return
         commits = [None] * len(argument)
         if ended.status == "ok":
             commits = ended.result if f == "range" else [ended.result.commit]
-        self.items += ([value, ended.status, commit] for value, commit in zip(argument, commits, strict=True))
+        for value, commit in zip(argument, commits, strict=True):
+            self.items[value] = ended.status, commit
+
+    def _item(self):
+        # Of what a forgotten owner sends nobody may ever hear.
+        value = self.unique()
+        self.items[value] = "info", None
+        return value
 
     def result(self, f, argument, result):
         return result if f == "range" else result.commit
@@ -124,7 +128,7 @@ class FlowExactness(Workload):
         for commit, _, value in items:
             at.setdefault(msgspec.json.decode(value), []).append(commit)
         found = []
-        for value, status, commit in self.items:
+        for value, (status, commit) in self.items.items():
             commits = at.pop(value, [])
             if len(commits) > 1:
                 found.append(("flow", f"write {value} is in the flow {len(commits)} times, with commits {commits}"))
