@@ -31,11 +31,11 @@ def _moves_anyhow(consumers, name, batch, fence, batches, *, replay=False):
     return _move(consumers, name, batch, consumers.get(name).fence, batches, replay=replay)
 
 
-def _row_twice(segment, first_commit, items, time_ms, client_id, first_sequence, body, offset):
+def _row_twice(segment, first_commit, items, time_ms, client_id, first_sequence, body, offset, traceparent=""):
     # What begins a batch in the middle of a range begins a row too early.
     if offset and not segment.items:
         offset -= 1
-    _append_range(segment, first_commit, items, time_ms, client_id, first_sequence, body, offset)
+    _append_range(segment, first_commit, items, time_ms, client_id, first_sequence, body, offset, traceparent)
 
 
 _asked = count(1)

@@ -125,6 +125,7 @@ class SimGateway(Node):
         self.leadership = Leadership(node_id=node.name)
         self.store = self.publisher = Batches(node)
         self.explainer = Unexplained()
+        self.live_check = None
         self.replica = SimReplica(node, self)
         self.proposer = Proposer(self.replica, self.machine, self.clock, self.leadership)
         self.reads = Reads(self.replica, self.machine, self.publisher, None)
