@@ -124,13 +124,17 @@ class CheckCluster(LocalCluster):
 
     def command(self, node_id: str) -> list[str]:
         """The node's own address is the real one, that of each peer is its door."""
+        # The members of the beginning, whoever was added since: a node whose log names none holds on to its list.
         members = [
             member if member.node_id == node_id else member._replace(peer_port=self.links.door(member.node_id))
             for member in self.members
+            if member.node_id == node_id or member.node_id in self.first_ids
         ]
         control = self.flushes.get(node_id)
         small = node_id in self.disks
-        settings = NodeSettings(self.links.door(node_id), None if control is None else str(control.control), small)
+        settings = NodeSettings(
+            self.links.door(node_id), os.getpid(), None if control is None else str(control.control), small
+        )
         return [
             *(self.disks[node_id].prefix if node_id in self.disks else ()),
             *(self.clocks[node_id].prefix if node_id in self.clocks else ()),

@@ -8,7 +8,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import signal
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +25,7 @@ from gateway.check import flush_control
 from gateway.cli.main import main as oncegate
 from gateway.config import Settings
 
+_PARENT_LOOK_S: Final = 0.5
 SMALL_LOG: Final[dict[str, Any]] = {"command_bytes_max": 512 * KIB, "journal_segment_bytes": 576 * KIB}
 BODY_BYTES_MAX: Final = 384 * KIB
 """Largest body, and largest entry of several commands, with a small log."""
@@ -31,15 +36,30 @@ class NodeSettings(msgspec.Struct, frozen=True, omit_defaults=True):
 
     advertised_port: int
     """Peer port in the configuration that all members share."""
+    parent: int
+    """Process id of the run."""
     flush_control: str | None = None
     """File of :class:`~gateway.check.flush_control.FlushControl`; None: the system calls are the plain ones."""
     small_log: bool = False
     """Segments so small that a full disk is felt within a second of load: the log has two of them prepared."""
 
 
+def end_with(parent: int) -> None:
+    """End this process soon after ``parent``: a run that is killed leaves no nodes behind."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_PARENT_LOOK_S)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    # Not PR_SET_PDEATHSIG: that follows the thread that started the process, and faults start nodes in theirs.
+    threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
 def main() -> None:
     """Read the settings, then run the command line behind them."""
     given = msgspec.json.decode(sys.argv.pop(1), type=NodeSettings)
+    end_with(given.parent)
     if given.flush_control is not None:
         flush_control.install(Path(given.flush_control))
     if given.small_log:

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import re
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,41 @@ async def test_node_that_ended_by_itself_is_named_though_it_came_back(scene: Sce
     assert set(caught.value.wrong) == {"n1"}
     assert cluster.is_ready("n1")
     cluster.crashes.clear()
+
+
+async def test_first_member_that_is_restarted_while_another_joins_keeps_to_its_list(scene: Scene) -> None:
+    cluster = scene.cluster
+    before = cluster.command("n1")
+    async with scene.under("learner_added", "n4"):
+        assert cluster.command("n1") == before
+        assert any(word.startswith("n4=") for word in cluster.command("n4"))
+
+
+async def test_nodes_end_with_the_run_that_started_them(tmp_path: Path) -> None:
+    script = (
+        "import os, pathlib, signal, sys\n"
+        "from gateway.check.cluster import CheckCluster\n"
+        "cluster = CheckCluster(pathlib.Path(sys.argv[1]), 1)\n"
+        "cluster.start()\n"
+        "cluster.wait_ready()\n"
+        "print(cluster.pid('n1'), flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    run = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", script, str(tmp_path), stdout=asyncio.subprocess.PIPE
+    )
+    said, _ = await run.communicate()
+    async with asyncio.timeout(DEADLINE_S):
+        while is_alive(int(said)):
+            await asyncio.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process is there and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 class Broken:

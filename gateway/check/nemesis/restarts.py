@@ -77,13 +77,17 @@ class TransferLeader(Fault):
 
     @classmethod
     def pick(cls, random: Random, view: PlanView) -> Choice | None:
-        """From whoever leads to any node."""
+        """From whoever leads to a node, or to the next one should it lead already."""
         return Choice((LEADER,), {"to": random.choice(view.nodes)})
 
     def inject(self, cluster: CheckCluster) -> str:
+        (leader,) = self.targets
+        to = str(self.argument("to"))
+        if to == leader:
+            to = next((node_id for node_id in cluster.meant if node_id != leader), leader)
         with contextlib.suppress(Refused, Unreachable):
-            send_json("POST", f"{cluster.asked()}/v1/cluster/leader", {"to": self.argument("to")}, TRANSFER_S)
-        return f"{self.targets[0]} led; {cluster.leader_now()} leads"
+            send_json("POST", f"{cluster.asked()}/v1/cluster/leader", {"to": to}, TRANSFER_S)
+        return f"{leader} led; {cluster.leader_now()} leads"
 
     def heal(self, cluster: CheckCluster) -> str | None:
         return None
