@@ -58,6 +58,7 @@ bench: .venv/.ready ## figures of this machine, printed with their calibrations
 	$(BIN)/python -m bench.ingest
 	$(BIN)/python -m bench.dedup
 	$(BIN)/python -m bench.sessions
+	$(BIN)/python -m bench.lincheck
 	$(BIN)/python -m bench.fanout --store sqlite
 	$(BIN)/python -m bench.fanout --store cassandra
 

@@ -110,8 +110,9 @@ def _check(listed: list[Operation], model: str, level: Level, limits: Limits, jo
 
 
 def _show(result: Result, seconds: float) -> None:
+    keys = "key" if result.keys == 1 else "keys"
     typer.echo(
-        f"{result.name}: {result.verdict.upper()} ({result.operations:,} operations, {result.keys:,} keys, "
+        f"{result.name}: {result.verdict.upper()} ({result.operations:,} operations, {result.keys:,} {keys}, "
         f"{result.states_visited:,} states, {seconds:.1f} s)"
     )
     if result.reason:

@@ -73,7 +73,9 @@ def check(operations: Iterable[Operation], model: Model, limits: Limits = Limits
         visited += found.visited
         most = max(most, found.bytes)
         if found.verdict == "invalid" and len(failures) < FAILURES_MAX:
-            failures.append(explain(key, model, part, found, share))
+            # The first proof may take its time; a history that is broken everywhere must not take many times as much.
+            brief = share if not failures else replace(share, seconds=min(1.0, share.seconds))
+            failures.append(explain(key, model, part, found, brief))
         elif found.verdict == "unknown":
             reasons.append(f"key {key}: {found.reason}" if model.partitioned else found.reason)
     return Result(

@@ -104,13 +104,13 @@ def _scalar(kind: str, token: str, line: int) -> Any:
         return chr(int(name[1:], 16)) if len(name) == 5 and name[0] == "u" else _CHARS.get(name, name)
     if token in ("nil", "true", "false"):
         return {"nil": None, "true": True, "false": False}[token]
-    if token[0] == ":":
+    if token[0] == ":" and len(token) > 1:
         return token[1:]
     if _INTEGER.fullmatch(token):
         return int(token.rstrip("NM"))
     if _FLOAT.fullmatch(token):
         return float(token.rstrip("M"))
-    if token[0] == "#":
+    if token[0] in "#:":
         raise HistoryError(line, f"cannot read {token[:20]}")
     return token
 

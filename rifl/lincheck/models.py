@@ -51,6 +51,7 @@ class Model(Protocol):
     - ``prepares_by_time``: what it sees early is true only of orders that keep real time;
     - ``refine(operations) -> operations``: the same with narrower times (:mod:`rifl.lincheck.refine`);
     - ``quick(operations)``: operations that do not fit together, [] if all do, None if it cannot tell;
+    - ``witness(operations)``: a good order of them, or None if it has none at once;
     - ``urgency``: by index of an operation, the time by which to sort what could come next, if not that of its end;
     - ``reasons(window, operations) -> list[str]``: sentences on why a window's operations do not fit together.
     """
@@ -140,6 +141,10 @@ class Register(_Known):
     def quick(self, operations: Sequence[Operation]) -> list[Operation] | None:
         """Decide by zones where every value is written once."""
         return zones.decide(operations)
+
+    def witness(self, operations: Sequence[Operation]) -> list[Operation] | None:
+        """Return a good order, where zones give one."""
+        return None if any(op.f == "cas" for op in operations) else zones.order(operations)
 
     def refine(self, operations: Sequence[Operation]) -> list[Operation]:
         """Narrow times by who wrote what was read."""

@@ -29,7 +29,7 @@ from rifl.lincheck.values import freeze
 from rifl.lincheck.verdict import Limits, Verdict
 
 _LOOK_EVERY: Final = 256
-"""Places between two looks at the clock."""
+"""Steps between two looks at the clock."""
 _PLACE_BYTES: Final = 320
 """What remembering a place costs beside its state and bit sets: tuples, integers, an entry of a set."""
 ENDINGS_MAX: Final = 32
@@ -122,7 +122,7 @@ class _Search:
         limits, path = self.limits, self.path
         ends = limits.clock() + limits.seconds
         seen: set[Hashable] = set()
-        bytes_held = 0
+        bytes_held = steps = 0
         # A frame: length of the path, base, done above base, optional done, state, moves left, whether optional moves
         # are still to be looked up, how the place was reached (state before an optional operation, the operation).
         stack: list[list[Any]] = [[0, 0, 0, 0, start, [(-1, start)], False, None] for start in reversed(starts)]
@@ -135,6 +135,9 @@ class _Search:
             if not moves:
                 stack.pop()
                 continue
+            steps += 1
+            if not steps % _LOOK_EVERY and limits.clock() > ends:
+                return self._found("unknown", f"no time left after {limits.seconds:g} s", path, seen, bytes_held)
             move, state = moves.pop()
             if not moves and not frame[6]:
                 stack.pop()
@@ -173,8 +176,6 @@ class _Search:
             bytes_held += _PLACE_BYTES + getsizeof(state) + (done.bit_length() + used.bit_length() >> 3)
             if (latest, base) >= self.best_at:
                 self._note(latest, base, state)
-            if not len(seen) % _LOOK_EVERY and limits.clock() > ends:
-                return self._found("unknown", f"no time left after {limits.seconds:g} s", path, seen, bytes_held)
             if len(seen) > limits.states_max:
                 return self._found("unknown", f"over {limits.states_max} states", path, seen, bytes_held)
             if bytes_held > limits.bytes_max:

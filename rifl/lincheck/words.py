@@ -75,15 +75,16 @@ def when(op: Operation) -> str:
 
 
 def proof(
-    model: Model, window: Sequence[Operation], starts: Sequence[Hashable], operations: Sequence[Operation]
+    model: Model, window: Sequence[Operation], operations: Sequence[Operation], starts: Sequence[Hashable], moment: int
 ) -> list[str]:
     """Return the proof that a window's operations do not fit together, a sentence an item.
 
     Args:
         model: what the operations mean; its ``reasons(window, operations)``, if it has them, are the proof's middle.
         window: operations in the order of their invocations.
-        starts: states in which the first of them may have begun; none if it does not matter.
         operations: all of the object.
+        starts: states that were possible at ``moment``, before the window; none if it does not matter.
+        moment: when nothing was running, but what is unknown.
     """
     lines = [f"{what(op)} ({when(op)})" for op in window]
     lines.extend(
@@ -93,8 +94,7 @@ def proof(
     )
     if starts:
         shown = " or ".join(describe(model, state) for state in starts[:4]) + (" or others" if len(starts) > 4 else "")
-        moment = seconds(min(op.invoked for op in window))
-        lines.append(f"when the first of these began, at {moment}, the state can only have been {shown}")
+        lines.append(f"at {seconds(moment)}, when nothing else was running, the state can only have been {shown}")
     reasons = getattr(model, "reasons", None)
     lines.extend(reasons(window, operations) if reasons is not None else _makers(window, operations))
     lines.extend(line for earlier, later in _orders(window) for line in _lost(earlier, later))

@@ -9,6 +9,7 @@ or a backward zone lies inside a forward one.
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left
 from collections.abc import Hashable, Sequence
 from typing import Final, NamedTuple
 
@@ -56,6 +57,39 @@ def decide(operations: Sequence[Operation]) -> list[Operation] | None:
     forward = sorted((zone for zone in zones if zone and zone.low < zone.high), key=lambda zone: zone.low)
     backward = [zone for zone in zones if zone and zone.low >= zone.high]
     return _overlap(forward) or _inside(forward, backward)
+
+
+def order(operations: Sequence[Operation]) -> list[Operation] | None:
+    """Return a good order of a register's operations; None if there is none, or zones cannot tell."""
+    if decide(operations) != []:
+        return None
+    writes = {freeze(op.argument): op for op in operations if op.f == "write"}
+    reads: dict[Hashable, list[Operation]] = {}
+    for op in operations:
+        if op.f != "write" and op.status == "ok":
+            reads.setdefault(freeze(op.result), []).append(op)
+    zones = {value: _zone(writes.get(value), reads.get(value, [])) for value in {**writes, **reads}}
+    forward = sorted((zone for zone in zones.values() if zone and zone.low < zone.high), key=lambda zone: zone.low)
+    lows = [zone.low for zone in forward]
+    placed: list[tuple[int, int, Hashable]] = []
+    for value, zone in zones.items():
+        if zone is None:
+            continue
+        if zone.low < zone.high:
+            placed.append((zone.low, 1, value))
+            continue
+        # A backward zone stands where its last operation begins, or right after the forward zone that is there.
+        point = zone.high
+        before = bisect_left(lows, point) - 1
+        if before >= 0 and point < forward[before].high:
+            point = forward[before].high
+        placed.append((point, 0, value))
+    found: list[Operation] = []
+    for _, _, value in sorted(placed, key=lambda place: place[:2]):
+        if value in writes:
+            found.append(writes[value])
+        found.extend(sorted(reads.get(value, []), key=lambda op: op.invoked))
+    return found
 
 
 def _unwritten(writes: dict[Hashable, Operation], reads: dict[Hashable, list[Operation]]) -> list[Operation]:

@@ -57,7 +57,17 @@ def test_values_are_read(text: str, value: list[object]) -> None:
 
 @pytest.mark.parametrize(
     ("text", "line"),
-    [("\n[1", 2), ("]", 1), ("[1)", 1), ("{:a}", 1), ("[" * 1000, 1), ('\n\n"open', 3), ("##NaN", 1), ("[#_]", 1)],
+    [
+        ("\n[1", 2),
+        ("]", 1),
+        ("[1)", 1),
+        ("{:a}", 1),
+        ("[" * 1000, 1),
+        ('\n\n"open', 3),
+        ("##NaN", 1),
+        ('{"process": 1}', 1),
+        ("[#_]", 1),
+    ],
 )
 def test_what_is_not_edn_is_refused_with_its_line(text: str, line: int) -> None:
     with pytest.raises(HistoryError) as refusal:
