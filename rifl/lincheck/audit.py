@@ -10,8 +10,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from rifl.lincheck.history import Event, Operation
-from rifl.lincheck.models import refused
+from rifl.lincheck.history import Event, Operation, refused
 from rifl.lincheck.values import freeze, thaw
 from rifl.lincheck.verdict import Failure, Result, Verdict
 from rifl.lincheck.words import told, what

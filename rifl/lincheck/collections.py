@@ -11,8 +11,8 @@ from collections.abc import Hashable, Sequence
 from typing import Any, Final
 
 from rifl.lincheck import lists, refine
-from rifl.lincheck.history import Operation
-from rifl.lincheck.models import ILLEGAL, _Illegal, _Known, refused
+from rifl.lincheck.history import Operation, refused
+from rifl.lincheck.models import ILLEGAL, _Illegal, _Known
 from rifl.lincheck.values import freeze, thaw
 
 _AT_END: Final = (refine.NEVER, refine.NEVER)

@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
-from rifl.lincheck.history import Operation
+from rifl.lincheck.history import Operation, refused
 
 
 def seen(op: Operation) -> int | None:
@@ -22,7 +22,7 @@ def seen(op: Operation) -> int | None:
 
 def amount(op: Operation) -> int:
     """Return what an operation adds."""
-    if op.f == "read" or (op.status == "ok" and isinstance(op.result, dict)):
+    if op.f == "read" or refused(op):
         return 0
     return 1 if op.argument is None else int(op.argument)
 

@@ -80,6 +80,11 @@ class Operation(msgspec.Struct, frozen=True, gc=False):
     request: str | None = None
 
 
+def refused(op: Operation) -> bool:
+    """Tell whether the operation was answered with a refusal, ``{"refused": …}``: it had no effect."""
+    return isinstance(op.result, dict) and bool(op.result.get("refused")) and op.status == "ok"
+
+
 _decoder: Final = msgspec.json.Decoder(Event)
 _encoder: Final = msgspec.json.Encoder()
 

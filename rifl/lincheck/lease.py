@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Final
 
-from rifl.lincheck.history import Operation
-from rifl.lincheck.models import ILLEGAL, _Illegal, _Known, refused
+from rifl.lincheck.history import Operation, refused
+from rifl.lincheck.models import ILLEGAL, _Illegal, _Known
 from rifl.lincheck.values import freeze, thaw
 
 _NS: Final = 1_000_000

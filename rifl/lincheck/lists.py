@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Hashable, Sequence
 from typing import Final
 
-from rifl.lincheck.history import Operation
+from rifl.lincheck.history import Operation, refused
 from rifl.lincheck.values import freeze
 
 _NEVER: Final = 1 << 62
@@ -31,7 +31,7 @@ def clash(operations: Sequence[Operation]) -> list[Operation] | None:
             return [op, longest[0]]
     appends: dict[Hashable, Operation] = {}
     for op in operations:
-        if op.f == "append" and not (op.status == "ok" and isinstance(op.result, dict)):
+        if op.f == "append" and not refused(op):
             item = freeze(op.argument)
             if item in appends:
                 return None

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 
 from rifl.errors import Code, OncegateError
 from rifl.lincheck import counting, refine, zones
-from rifl.lincheck.history import Operation
+from rifl.lincheck.history import Operation, refused
 from rifl.lincheck.values import freeze, thaw
 
 
@@ -95,11 +95,6 @@ def describe(model: Model, state: Any) -> str:
     ask = getattr(model, "describe", None)
     text = str(thaw(state)) if ask is None else str(ask(state))
     return text if len(text) <= 200 else text[:197] + "…"
-
-
-def refused(op: Operation) -> bool:
-    """Tell whether the operation was answered with a refusal: it had no effect."""
-    return isinstance(op.result, dict) and bool(op.result.get("refused")) and op.status == "ok"
 
 
 class _Known:

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Final
 
-from rifl.lincheck.history import Operation
-from rifl.lincheck.models import refused
+from rifl.lincheck.history import Operation, refused
 from rifl.lincheck.values import freeze
 from rifl.lincheck.verdict import Failure, Result
 from rifl.lincheck.words import seconds, what, when

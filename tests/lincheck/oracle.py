@@ -116,6 +116,8 @@ class Object:
                 return self.value if self.random.random() < 0.5 else None
             case _, "append" | "enqueue":
                 self.value = [*value, argument]
+                # What else an answer says is none of the model's business.
+                return {"commit": len(self.value)} if self.random.random() < 0.3 else None
             case _, "dequeue":
                 self.value = value[1:]
                 return value[0] if value else None
