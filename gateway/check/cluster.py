@@ -27,6 +27,7 @@ from gateway.check.errors import CheckError
 from gateway.check.flush_control import FlushControl
 from gateway.check.links import Links
 from gateway.check.node_process import BODY_BYTES_MAX, NodeSettings
+from gateway.check.ports import first_quiet_port
 from gateway.check.small_disk import SmallDisk
 from gateway.check.waiting import persist, wait_for
 from gateway.check.wall_clock import WallClock
@@ -69,7 +70,8 @@ class CheckCluster(LocalCluster):
         environment: dict[str, str] | None = None,
     ) -> None:
         directory = directory.absolute()
-        super().__init__(directory, nodes, flags=flags, environment=environment)
+        first_port = first_quiet_port(2 * nodes)
+        super().__init__(directory, nodes, first_port=first_port, flags=flags, environment=environment)
         directory.mkdir(parents=True, exist_ok=True)
         self.lock = threading.RLock()
         self.equipment = frozenset(equipment)
@@ -152,7 +154,10 @@ class CheckCluster(LocalCluster):
             if node_id in self.ids:
                 self._joining.add(node_id)
                 return next(member for member in self.members if member.node_id == node_id)
-            new = super().expand(node_id)
+            first_port = first_quiet_port(2)
+            new = MemberAddress(node_id, "127.0.0.1", first_port, first_port + 1)
+            self.members = [*self.members, new]
+            self._joining.add(node_id)
             self.links.add(node_id, new.peer)
             self._equip(node_id)
             return new
