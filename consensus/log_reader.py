@@ -20,7 +20,7 @@ from consensus.errors import Corrupt, DirectoryLocked
 from consensus.identity import Identity, read_identity
 from consensus.segment import Kind, Record, read_record, segment_name
 from consensus.segment_file import Segment
-from consensus.storage import File, Storage
+from consensus.storage import DirectoryStorage, File, Storage
 from consensus.wal_recovery import Recovered, ReplayedEntries
 
 _MEMORY_BYTES = 1024 * 1024
@@ -54,8 +54,8 @@ class ReadOnlyFile:
         self._file.close()
 
 
-class ReadOnlyDirectory:
-    """A directory (:class:`consensus.storage.Storage`) that stays as it is.
+class ReadOnlyDirectory(DirectoryStorage):
+    """A directory that stays as it is.
 
     Raises:
         OSError: it is not there or cannot be read.
@@ -65,26 +65,12 @@ class ReadOnlyDirectory:
         self._path = path
         self._directory_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
-    def label(self, name: str) -> str:
-        """Path of the file."""
-        return str(self._path / name)
-
     def lock(self) -> None:
         """Keep nodes out while this is open; other readers are welcome. Raises DirectoryLocked for a live one."""
         try:
             fcntl.flock(self._directory_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             raise DirectoryLocked(f"{self._path} is open in another process") from None
-
-    def close(self) -> None:
-        """Unlock."""
-        if self._directory_fd >= 0:
-            os.close(self._directory_fd)
-            self._directory_fd = -1
-
-    def names(self) -> list[str]:
-        """All file names, sorted."""
-        return sorted(os.listdir(self._path))
 
     def open(self, name: str) -> File:
         """Open an existing file for reading."""

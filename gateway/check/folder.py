@@ -32,6 +32,7 @@ from typing import Any, Final, Literal, Self, TypeVar
 
 import msgspec
 
+from gateway.check.fault_note import FaultNote
 from gateway.check.folder_errors import FileFull, FileMalformed, FileMissing, FolderTaken
 from rifl.lincheck.history import Event, HistoryError, line_of, parse_line
 from rifl.lincheck.verdict import Result
@@ -72,16 +73,6 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     commit: str = ""
     versions: dict[str, str] = {}
     started: str = ""
-
-
-class FaultNote(msgspec.Struct, frozen=True):
-    """One fault: nanoseconds on the clock of the history; ``end`` None: it did not end before the run did."""
-
-    start: int
-    end: int | None
-    fault: str
-    target: list[str] = []
-    detail: str = ""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):

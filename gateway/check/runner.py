@@ -24,7 +24,7 @@ import msgspec
 
 from gateway.check.cluster import CheckCluster
 from gateway.check.errors import NotHealed
-from gateway.check.folder import FaultNote, RunFolder, RunInfo, Verdict
+from gateway.check.folder import RunFolder, RunInfo, Verdict
 from gateway.check.nemesis import FaultPlan, Nemesis, available, names_of, plan_of
 from gateway.check.nodes import Nodes
 from gateway.check.plan import RunPlan
@@ -151,7 +151,7 @@ async def record(
             nemesis = Nemesis(
                 cluster,
                 faults,
-                lambda note: noted.fault(msgspec.convert(note, FaultNote, from_attributes=True)),
+                noted.fault,
                 clock=recorder.now_ns,
             )
             async with Nodes(lambda: {node: cluster.endpoint(node) for node in cluster.meant}) as nodes:

@@ -10,7 +10,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from gateway.check.folder import FaultNote, RunFolder, RunInfo, Verdict
+from gateway.check.fault_note import FaultNote
+from gateway.check.folder import RunFolder, RunInfo, Verdict
 from rifl.lincheck import MODELS, Event, Failure, Limits, Result, check, operations
 
 MS = 1_000_000

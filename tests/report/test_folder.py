@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from gateway.check import folder as folders
-from gateway.check.folder import FaultNote, LineWriter, RunFolder, RunInfo, Verdict
+from gateway.check.fault_note import FaultNote
+from gateway.check.folder import LineWriter, RunFolder, RunInfo, Verdict
 from gateway.check.folder_errors import FileFull, FileMalformed, FileMissing, FolderTaken
 from rifl.lincheck import Event, Failure, Result
 

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.check.folder import FaultNote, RunFolder, RunInfo, Verdict
+from gateway.check.fault_note import FaultNote
+from gateway.check.folder import RunFolder, RunInfo, Verdict
 from gateway.check.folder_errors import FileMalformed, FileMissing
 from gateway.check.report import write_report
 from gateway.check.report.page import inert

@@ -5,8 +5,9 @@ Read next: :mod:`gateway.check.nemesis.fault` for how to add one.
 
 from __future__ import annotations
 
+from gateway.check.fault_note import FaultNote
 from gateway.check.nemesis import clocks, disks, files, freezes, kills, members, partitions, restarts, speeds, targets
-from gateway.check.nemesis.fault import FAULTS, Action, Choice, Fault, FaultNote, PlanView, fault
+from gateway.check.nemesis.fault import FAULTS, Action, Choice, Fault, PlanView, fault
 from gateway.check.nemesis.nemesis import Nemesis
 from gateway.check.nemesis.plan import FaultPlan, LeftOut, available, names_of, plan_of
 

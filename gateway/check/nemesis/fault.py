@@ -66,17 +66,6 @@ class PlanView(msgspec.Struct, frozen=True):
         return (len(self.nodes) - 1) // 2
 
 
-class FaultNote(msgspec.Struct, frozen=True):
-    """What became of one action; times in nanoseconds of the run's clock."""
-
-    start: int
-    end: int | None
-    """None: the run ended first."""
-    fault: str
-    target: list[str]
-    detail: str
-
-
 class Fault(abc.ABC):
     """One action, from its injection to its healing; the class is what the grammar knows."""
 

@@ -14,7 +14,8 @@ from typing import Final, TypeVar
 
 from gateway.check.cluster import CheckCluster
 from gateway.check.errors import CheckError
-from gateway.check.nemesis.fault import FAULTS, Action, Fault, FaultNote
+from gateway.check.fault_note import FaultNote
+from gateway.check.nemesis.fault import FAULTS, Action, Fault
 from gateway.check.nemesis.healing import make_whole
 from gateway.check.nemesis.plan import FaultPlan
 from gateway.cli.ask import Refused, Unreachable

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from gateway.check.folder import FaultNote, Verdict
+from gateway.check.fault_note import FaultNote
+from gateway.check.folder import Verdict
 from gateway.check.report.sample import OPERATIONS_MAX, Lanes, lanes, sampled
 from gateway.check.report.texts import PROOF_CHARS_MAX, TEXT_CHARS_MAX, argument_of, key_name, result_of, shortened
 from rifl.lincheck.history import Operation

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from gateway.check.folder import FaultNote
+from gateway.check.fault_note import FaultNote
 from gateway.check.report.series import Floats, Series
 from gateway.check.report.texts import shortened
 

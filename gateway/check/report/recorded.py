@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gateway.check.folder import FaultNote, RunFolder, RunInfo, Verdict
+from gateway.check.fault_note import FaultNote
+from gateway.check.folder import RunFolder, RunInfo, Verdict
 from gateway.check.folder_errors import FileMalformed
 from rifl.lincheck.history import Event, HistoryError, Operation, operations
 
