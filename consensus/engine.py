@@ -196,8 +196,10 @@ class Engine(MessageHandling[Token], Generic[Token]):
             more = self._replication.replicate(self._epochs, now)
             if self._snapshots is not None:
                 self._snapshots.lead(self._epochs, now)
-            if self._rounds.wanted or (self._rounds.open and now - self._rounds.started_at > self._heartbeat_s):
+            if self._rounds.wanted:
                 self._start_reads()
+            elif self._rounds.open and now - self._rounds.asked_at > self._heartbeat_s:
+                self._probe(self._rounds.ask_again(now))
         elif self._proposals.queued:
             self._proposals.refuse_queued(self.leader_id)
         if self._snapshots is not None:
@@ -268,11 +270,13 @@ class Engine(MessageHandling[Token], Generic[Token]):
                 self._send(peer_id, message)
 
     def _start_reads(self) -> None:
-        number = self._rounds.start(self._raft.commit_index(), self._now)
+        self._probe(self._rounds.start(self._raft.commit_index(), self._now))
+        self._finish_reads()
+
+    def _probe(self, number: int) -> None:
         probe = ReadProbe(self._raft.term(), number)
         for peer_id in self._connected_voters():
             self._send(peer_id, probe)
-        self._finish_reads()
 
     def _finish_reads(self) -> None:
         index, tokens = self._rounds.finish()

@@ -23,7 +23,7 @@ class ReadRounds(Generic[Token]):
         self._waiting: list[Token] = []
         self._asking: list[Token] = []
         self._confirmed: set[str] = set()
-        self.started_at = 0.0
+        self.asked_at = 0.0
 
     def set_peers(self, peer_ids: frozenset[str]) -> None:
         """The voters besides the leader, which is one itself; also while a round is open."""
@@ -49,7 +49,11 @@ class ReadRounds(Generic[Token]):
         self._index = commit_index
         self._asking, self._waiting = self._asking + self._waiting, []
         self._confirmed.clear()
-        self.started_at = now
+        return self.ask_again(now)
+
+    def ask_again(self, now: float) -> int:
+        """Return the number of the open round: probes get lost, and a late answer to any of them is as good."""
+        self.asked_at = now
         return self._number
 
     def confirm(self, peer_id: str, number: int) -> None:

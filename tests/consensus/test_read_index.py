@@ -46,6 +46,17 @@ def test_confirmations_of_an_earlier_round_do_not_count():
     assert rounds.finish() == (0, [])
 
 
+def test_a_late_answer_counts_though_the_peer_was_asked_again_meanwhile():
+    rounds = rounds_among(3)
+    rounds.add("a")
+    number = rounds.start(17, 0.0)
+    rounds.add("b")
+    assert rounds.ask_again(0.1) == number
+    rounds.confirm("n2", number)
+    assert rounds.finish() == (17, ["a"])
+    assert rounds.wanted
+
+
 def test_a_cluster_of_one_needs_no_confirmation():
     rounds = rounds_among(1)
     rounds.add("a")

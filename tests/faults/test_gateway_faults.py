@@ -35,11 +35,11 @@ def gateways(tmp_path: Path) -> Iterator[CheckCluster]:
         yield started
 
 
-async def linearizable_reads(gateways: CheckCluster, node: str, times: int) -> list[Any]:
+async def linearizable_reads(gateways: CheckCluster, node: str, times: int, key: str = "c0") -> list[Any]:
     """Ask one node for a row as it is now, many times at once; returns status and code."""
     async with aiohttp.ClientSession(base_url=gateways.endpoint(node)) as http:
         answers = await asyncio.gather(
-            *(Api(http).call("GET", "/v1/tables/rows/rows/c0?consistency=linearizable") for _ in range(times))
+            *(Api(http).call("GET", f"/v1/tables/rows/rows/{key}?consistency=linearizable") for _ in range(times))
         )
     return [(status, payload) for status, _, payload in answers]
 
@@ -158,6 +158,16 @@ async def test_wall_clock_stepped_by_a_day_changes_neither_leases_nor_cluster_ti
                 assert 0 <= passed_ms <= took_ms + 1000, "cluster time followed the wall clock"
             await check_counters(client, ledger)  # On the session of before: no lease has ended.
         await check_flows(gateways.endpoints, ledger)
+
+
+async def test_reads_are_answered_though_a_round_trip_is_longer_than_a_heartbeat(gateways: CheckCluster) -> None:
+    async with Client(gateways.endpoints, timeout_s=60) as client:
+        await client.declare_table("rows")
+        async with client.session() as session:
+            await session.put("rows", "far", 1)
+        gateways.links.slow(delay_s=0.09)  # 180 ms there and back; heartbeats come every 100 ms
+        answers = await linearizable_reads(gateways, await asyncio.to_thread(gateways.leader), 20, key="far")
+        assert [(status, row["value"]) for status, row in answers] == [(200, 1)] * 20
 
 
 async def test_slow_links_that_break_cost_no_write_and_no_duplicate(gateways: CheckCluster) -> None:
