@@ -182,12 +182,16 @@ class RequestTracker:
             else:
                 heappush(self._free, first)
 
-    def make_room(self) -> None:
+    def make_room(self, *, told_full: bool = False) -> None:
         """Acknowledge abandoned and free numbers at the bottom of a full window, oldest first.
 
         Stops where the server would refuse the acknowledgement: one window above what it has recorded.
+
+        Args:
+            told_full: the server has said WINDOW_FULL. A range that reached it in pieces takes a place a piece there,
+                and one here: one number more is acknowledged, though there seems to be room.
         """
-        while self._order and (not self.room_for_range or not self.room_for_singles):
+        while self._order and (told_full or not self.room_for_range or not self.room_for_singles):
             first = self._order[0]
             free = bool(self._free) and self._free[0] == first
             if not free and first not in self._abandoned:
@@ -200,6 +204,7 @@ class RequestTracker:
             self._held.discard(first)
             self._forget_length(first)
             self._advance()
+            told_full = False
 
     def _advance(self) -> None:
         order, held = self._order, self._held

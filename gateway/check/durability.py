@@ -94,6 +94,7 @@ def no_lost_version(found: Sequence[Operation], fs: Sequence[str], read: str = "
     """
     findings = Findings(LOST)
     reads = final_reads(found, read)
+    doubtful = by_key(found, lambda op: op.f == "delete" and op.status == "unknown")
     owners: dict[int, Operation] = {}
     for key, ops in by_key(found, lambda op: op.f in fs and acknowledged(op)).items():
         findings.saw(key, len(ops))
@@ -105,8 +106,9 @@ def no_lost_version(found: Sequence[Operation], fs: Sequence[str], read: str = "
         newest = max(ops, key=lambda op: op.result["version"])
         for seen in reads.get(key, ()):
             version = seen.result["version"]
-            # A row that is absent has no version to compare: only the newest write can have removed it.
-            if (version or newest.f != "delete") and version < newest.result["version"]:
+            # A row that is absent has no version to compare: the newest write, or one in doubt, can have removed it.
+            removed = not version and (newest.f == "delete" or key in doubtful)
+            if version < newest.result["version"] and not removed:
                 words = f"{key} ends at version {version} at {seen.node}, before the acknowledged"
                 findings.violated(key, f"{words} {newest.result['version']}", [newest, seen])
         if key not in reads:

@@ -113,8 +113,10 @@ class BatchCall(Call[None]):
             ledger.highest_commit = settled.highest_commit
         if settled.session_over is not None:
             ledger.end(settled.session_over)
-        if settled.again is not None and settled.again.ambiguous:
-            self.ambiguous = True
+        if settled.again is not None:
+            self.ambiguous = self.ambiguous or settled.again.ambiguous
+            if settled.again.code is Code.WINDOW_FULL:
+                ledger.tracker.make_room(told_full=True)
 
 
 class OperationsCall(BatchCall):
@@ -215,6 +217,8 @@ class RangeCall(BatchCall):
         if len(first) < len(batch):
             self._batch = first
             self.encode()
+        else:
+            self.headers = _range_headers(ledger, batch)  # what it acknowledges may have grown
         raise settled.again
 
     def expire(self, now: float) -> float:

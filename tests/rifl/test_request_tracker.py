@@ -95,9 +95,9 @@ class TrackerAgainstModel(RuleBasedStateMachine):
         else:
             self.state[first] = "free" if self.places[first] == 1 else "abandoned"
 
-    @rule()
-    def make_room(self) -> None:
-        self.tracker.make_room()
+    @rule(told_full=st.booleans())
+    def make_room(self, told_full: bool) -> None:
+        self.tracker.make_room(told_full=told_full)
         low = self.tracker.first_incomplete
         for first in [first for first in self.places if first < low]:
             assert self.state[first] in ("abandoned", "free", "complete")
@@ -166,6 +166,17 @@ def test_abandoned_number_is_kept_until_the_window_needs_its_place() -> None:
     tracker.make_room()
     assert tracker.first_incomplete == 3
     assert tracker.room_for_singles == 2
+
+
+def test_one_number_is_given_up_each_time_the_server_says_full() -> None:
+    tracker = RequestTracker(window=8)
+    tracker.take_singles(4)
+    tracker.abandon([1, 2])
+    tracker.make_room()
+    assert tracker.first_incomplete == 1, "there is room"
+    for expected in (2, 3, 3):
+        tracker.make_room(told_full=True)
+        assert tracker.first_incomplete == expected
 
 
 def test_completing_a_number_twice_is_refused() -> None:

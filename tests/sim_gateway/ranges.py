@@ -99,3 +99,5 @@ class PendingRange:
                 self.end(Ended("info", error=code.value))
             elif code in (Code.SESSION_EXPIRED, Code.FENCED):
                 session._over(code)
+            elif code is Code.WINDOW_FULL:
+                session.tracker.make_room(told_full=True)

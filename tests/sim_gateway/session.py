@@ -272,6 +272,8 @@ class Session:
             pending.end(Ended("info", error=code.value))
         elif code in (Code.SESSION_EXPIRED, Code.FENCED):
             self._over(code)
+        elif code is Code.WINDOW_FULL:
+            self.tracker.make_room(told_full=True)
 
     def _heard(self, pending, said):
         if pending.said is None:
