@@ -50,7 +50,7 @@ function showFailure() {
   const placed = failure.prefix.length + (failure.left_out || 0), last = failure.prefix.at(-1);
   body.replaceChildren(make("p", {}, placed
     ? `The longest order found places ${counted(placed, "operation")}` + (last === undefined ? "." : `; the last of them is ${label(last)}.`)
-    : "No operation can come first."));
+    : failure.stuck.length ? "No operation can come first." : "Not at an operation: see the words above."));
   if (failure.states.length) {
     body.append(make("p", { class: "quiet" }, failure.states.length === 1 ? "When the failing window begins, the state is" : "When the failing window begins, the state is one of"),
       make("ul", {}, ...failure.states.map((state) => make("li", {}, make("code", {}, state)))));
