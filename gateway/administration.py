@@ -123,6 +123,8 @@ class Administration:
                     await replica.add_member(node_id, member, timeout_s=ADD_TIMEOUT_S)
                 case RemoveMember(node_id):
                     await replica.remove_member(node_id, timeout_s=CHANGE_TIMEOUT_S)
+                case MoveLeader(node_id) if self._leadership.leads and node_id == self._leadership.node_id:
+                    pass  # asked again, or an election was quicker: it is as the operator wants it
                 case MoveLeader(node_id):
                     await replica.transfer_leadership(node_id, timeout_s=CHANGE_TIMEOUT_S)
         except NotLeader as fault:
