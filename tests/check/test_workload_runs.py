@@ -36,15 +36,21 @@ def test_workload_is_valid_under_faults(tmp_path: Path, workload: str, seed: int
 
 def test_stopped_run_leaves_a_folder_that_can_be_judged_and_no_process(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "gateway", "check", "run", "--workload", "append", "--faults", "none"]
-    process = subprocess.Popen([*command, "--seconds", "60", "--nodes", "1", "--runs", str(tmp_path)])
-    history = tmp_path / "latest" / "history.jsonl"
-    deadline = time.monotonic() + 60
-    while not (history.exists() and history.stat().st_size > 2000):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 4
+    command += ["--seconds", "60", "--nodes", "1", "--runs", str(tmp_path)]
+    # What runs in the background of a shell ignores SIGINT, and so does whatever it starts.
+    process = subprocess.Popen(command, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+    try:
+        history = tmp_path / "latest" / "history.jsonl"
+        deadline = time.monotonic() + 60
+        while not (history.exists() and history.stat().st_size > 2000):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 4
+    finally:
+        process.kill()
+        process.wait()
     assert end_left_over(tmp_path) == 0, "a node was left behind"
     verdict = judge(RunFolder.open(tmp_path / "latest"))
     assert verdict.verdict == "unknown"
