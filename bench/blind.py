@@ -10,7 +10,8 @@ from typing import Any
 
 from gateway import commands as c
 from gateway.cli.main import main
-from gateway.machine import Machine, Operated, OpVerdict, Ranged
+from gateway.machine import Machine
+from gateway.results import Operated, OpVerdict, Ranged
 from gateway.state import restore
 from rifl.completion import FINGERPRINT_BYTES, CompletionRecord, RangeRecord
 from rifl.range_rule import RangePart

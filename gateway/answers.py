@@ -12,7 +12,8 @@ import msgspec
 
 from gateway import commands as c
 from gateway import wire
-from gateway.machine import Machine, Operated, OpVerdict, Ranged, Resolved, SessionAnswer
+from gateway.machine import Machine
+from gateway.results import Operated, OpVerdict, Ranged, Resolved, SessionAnswer
 from gateway.tables import Remembered, Table
 from rifl.errors import REGISTRY, Code, OncegateError, Outcome
 from rifl.ids import format_client_id

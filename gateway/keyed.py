@@ -16,7 +16,8 @@ from rifl.key_table import KEYS_CLIENT
 from rifl.result_tracker import Verdict
 
 if TYPE_CHECKING:
-    from gateway.machine import Machine, OpVerdict
+    from gateway.machine import Machine
+    from gateway.results import OpVerdict
 
 
 def apply_keyed(machine: Machine, command: c.Keyed) -> tuple[list[OpVerdict], int]:

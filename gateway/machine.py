@@ -9,12 +9,13 @@ send. Every replica runs it on the same entries and ends in the same state.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, assert_never
+from typing import Any, assert_never
 
 from flows.flow import FlowDeclaration
 from gateway import commands as c
 from gateway.flow_state import FlowTable, Sealed, declaration_of
 from gateway.keyed import apply_keyed
+from gateway.results import Operated, OpVerdict, Ranged, Resolved, SessionAnswer
 from gateway.tables import TABLES_MAX, RowStore, Table, TableKind
 from rifl.completion import FINGERPRINT_BYTES, CompletionRecord, RangeRecord
 from rifl.errors import Code, OncegateError
@@ -30,47 +31,6 @@ from rifl.result_tracker import (
     standing,
 )
 from rifl.session import Session, SessionTable
-
-OpVerdict = tuple[int, Code | None, CompletionRecord | None, bool]
-"""Verdict on one operation: sequence number, a refusal's code or None, the record to answer from, replayed?
-
-A refusal is replayed where it comes from a record: the id was sealed.
-"""
-
-
-class Operated(NamedTuple):
-    """Result of ``Operate`` and ``Keyed``: a verdict per operation, in request order."""
-
-    verdicts: list[OpVerdict]
-    memory_ms: int
-    keyed: bool = False
-
-
-class Ranged(NamedTuple):
-    """Result of ``Range``: disjoint parts that cover it, each applied, replayed or refused."""
-
-    parts: list[RangePart]
-    memory_ms: int
-
-
-class Resolved(NamedTuple):
-    """Result of ``Resolve``; no memory where there is no session."""
-
-    resolution: Resolution
-    memory_ms: int | None
-
-
-class SessionAnswer(NamedTuple):
-    """Result of a session command."""
-
-    client_id: int
-    epoch: int
-    lease_ms: int
-    window: int
-    left_ms: int
-    existed: bool
-    first_incomplete: int
-    highest: int
 
 
 class Machine:
@@ -99,7 +59,7 @@ class Machine:
         """Apply one log entry.
 
         Returns:
-            One result per command: a NamedTuple of this module, or the OncegateError that refuses it.
+            One result per command: one of :mod:`gateway.results`, or the OncegateError that refuses it.
         """
         entry = c.decode_entry(data)
         if entry.time_ms > self.time_ms:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from typing import Any, Final, NamedTuple
 
-from gateway.machine import Operated, Ranged
+from gateway.results import Operated, Ranged
 from rifl.result_tracker import Verdict
 
 ENTRIES_MAX: Final = 1 << 17

@@ -15,7 +15,8 @@ import msgspec
 from consensus.entries import Entry
 from flows import segment
 from flows.chunks import SealedBatch
-from gateway.machine import Machine, Operated, Ranged
+from gateway.machine import Machine
+from gateway.results import Operated, Ranged
 from gateway.verify.findings import Difference
 from gateway.verify.node_files import NodeFiles, is_command
 from rifl.result_tracker import Verdict

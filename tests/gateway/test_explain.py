@@ -16,7 +16,7 @@ from gateway.cli.local_cluster import LocalCluster
 from gateway.explain.attempts import ANSWERED, FOUND_MAX, Attempt, AttemptLog
 from gateway.explain.search import Mention, OfKey, OfRequest, Search
 from gateway.explain.verdicts import DUPLICATE, EXECUTED, UNKNOWN, VerdictLog
-from gateway.machine import Operated, Ranged
+from gateway.results import Operated, Ranged
 from rifl.key_table import KEYS_CLIENT, NO_TIME
 from rifl.result_tracker import Verdict
 from tests.faults.test_any_node import each_node

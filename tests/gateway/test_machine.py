@@ -9,7 +9,8 @@ import pytest
 
 from gateway import commands as c
 from gateway import machine as machine_module
-from gateway.machine import Machine, Operated
+from gateway.machine import Machine
+from gateway.results import Operated
 from gateway.tables import Remembered
 from rifl.errors import Code, OncegateError
 from rifl.ids import ID_MAX

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from gateway import commands as c
 from gateway import edge, edge_range, wire
-from gateway.machine import Machine, Operated, Ranged
+from gateway.machine import Machine
+from gateway.results import Operated, Ranged
 from rifl.errors import Code, OncegateError
 from rifl.ids import ID_MAX
 

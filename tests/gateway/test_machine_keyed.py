@@ -6,7 +6,7 @@ from typing import Any
 
 from gateway import commands as c
 from gateway.answers import request_state
-from gateway.machine import Operated
+from gateway.results import Operated
 from rifl.errors import Code
 from rifl.key_table import KEYS_CLIENT, NO_TIME
 from tests.gateway.test_machine import Log, increment, op, put, started

@@ -14,7 +14,8 @@ from flows.chunks import RangeChunk, SealedBatch, int64s_from_bytes
 from flows.range_body import decode
 from gateway import commands as c
 from gateway import edge_range, wire
-from gateway.machine import Machine, Ranged
+from gateway.machine import Machine
+from gateway.results import Ranged
 from rifl.errors import Code, OncegateError
 
 QUOTA = 1 << 20

@@ -8,7 +8,7 @@ import pytest
 
 from gateway import commands as c
 from gateway.answers import request_state
-from gateway.machine import Resolved
+from gateway.results import Resolved
 from rifl.errors import Code, OncegateError
 from rifl.ids import ID_MAX
 from rifl.range_rule import RangePart

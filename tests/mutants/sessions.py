@@ -5,7 +5,8 @@ from __future__ import annotations
 import gateway.machine
 import gateway.state.session_images
 from gateway.cluster_clock import ClusterClock
-from gateway.machine import Machine, Operated
+from gateway.machine import Machine
+from gateway.results import Operated
 from gateway.state.layout import encode_session
 from gateway.tables import _test
 from rifl.completion import CompletionRecord, RangeRecord
