@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.check.cluster import CheckCluster
 from gateway.check.equipment import Equipment
-from gateway.check.nemesis.fault import Choice, Fault, PlanView, Random, fault, with_leader
+from gateway.check.nemesis.fault import Choice, Fault, PlanView, Random, fault, one_or_all
 
 
 @fault
@@ -20,7 +20,7 @@ class FullDisk(Fault):
     @classmethod
     def pick(cls, random: Random, view: PlanView) -> Choice | None:
         """One node, the leader, or all."""
-        return Choice(view.nodes) if random.random() < 0.3 else with_leader(random, view.nodes)
+        return one_or_all(random, view)
 
     def inject(self, cluster: CheckCluster) -> str:
         for node_id in self.targets:
@@ -47,7 +47,7 @@ class SlowDisk(Fault):
     @classmethod
     def pick(cls, random: Random, view: PlanView) -> Choice | None:
         """From a millisecond to most of an election time-out."""
-        chosen = Choice(view.nodes) if random.random() < 0.3 else with_leader(random, view.nodes)
+        chosen = one_or_all(random, view)
         return Choice(chosen.targets, {"delay_s": round(10 ** random.uniform(-3, -0.3), 4)})
 
     def inject(self, cluster: CheckCluster) -> str:

@@ -117,6 +117,15 @@ class Fault(abc.ABC):
         return self.action.arguments.get(name, otherwise)
 
 
+class Down(Fault):
+    """A fault that leaves its targets down, or maybe down: they are started again."""
+
+    def heal(self, cluster: CheckCluster) -> str | None:
+        """Start them."""
+        cluster.start(*self.targets)
+        return None
+
+
 FAULTS: Final[dict[str, type[Fault]]] = {}
 """All faults by name."""
 F = TypeVar("F", bound=type[Fault])
@@ -132,6 +141,16 @@ def fault(kind: F) -> F:
 def one_of(random: Random, nodes: Sequence[str]) -> Choice | None:
     """One node, any."""
     return Choice((random.choice(list(nodes)),)) if nodes else None
+
+
+def in_any_order(random: Random, view: PlanView) -> tuple[str, ...]:
+    """All nodes, shuffled."""
+    return tuple(random.sample(view.nodes, len(view.nodes)))
+
+
+def one_or_all(random: Random, view: PlanView) -> Choice:
+    """All nodes, three times in ten, else the leader or any."""
+    return Choice(view.nodes) if random.random() < 0.3 else with_leader(random, view.nodes)
 
 
 def with_leader(random: Random, nodes: Sequence[str]) -> Choice:

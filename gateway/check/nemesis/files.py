@@ -15,7 +15,7 @@ from typing import Final
 from gateway.check import damage
 from gateway.check.cluster import CheckCluster
 from gateway.check.equipment import Equipment
-from gateway.check.nemesis.fault import Choice, Fault, PlanView, Random, fault, one_of
+from gateway.check.nemesis.fault import Choice, Down, Fault, PlanView, Random, fault, one_of
 from gateway.check.nemesis.members import RECOVERY_S
 from gateway.check.waiting import wait_for
 
@@ -32,7 +32,7 @@ _BY_NAME: Final = {case.name: case for case in damage.ALL}
 
 
 @fault
-class PowerLoss(Fault):
+class PowerLoss(Down):
     """The power goes while flushes are slow: of what was written and not flushed, each sector is there or not."""
 
     name = "power_loss"
@@ -65,13 +65,9 @@ class PowerLoss(Fault):
                 control.slow(0)
         return "bytes lost: " + ", ".join(f"{node_id} {count}" for node_id, count in lost.items())
 
-    def heal(self, cluster: CheckCluster) -> str | None:
-        cluster.start(*self.targets)
-        return None
-
 
 @fault
-class TornTail(Fault):
+class TornTail(Down):
     """The last batch of the journal was cut by the power before its flush: a sector in its middle is there."""
 
     name = "torn_tail"
@@ -91,10 +87,6 @@ class TornTail(Fault):
                 with contextlib.suppress(LookupError, OSError):
                     torn.append(f"{node_id} {_BY_NAME['tail: torn batch'].inflict(cluster.data(node_id) / 'raft')}")
         return "torn: " + ", ".join(torn)
-
-    def heal(self, cluster: CheckCluster) -> str | None:
-        cluster.start(*self.targets)
-        return None
 
 
 @fault

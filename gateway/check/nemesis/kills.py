@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from gateway.check.cluster import CheckCluster
-from gateway.check.nemesis.fault import LEADER, Choice, Fault, PlanView, Random, fault, one_of
+from gateway.check.nemesis.fault import LEADER, Choice, Down, PlanView, Random, fault, one_of
 
 
-class _Kill(Fault):
+class _Kill(Down):
     group = "kills"
     seconds = (0.2, 3.0)
 
     def inject(self, cluster: CheckCluster) -> str:
         cluster.kill(*self.targets)
         return "killed"
-
-    def heal(self, cluster: CheckCluster) -> str | None:
-        cluster.start(*self.targets)
-        return None
 
 
 @fault

@@ -7,7 +7,7 @@ import itertools
 
 from gateway.check.cluster import CheckCluster
 from gateway.check.links import Ends, How
-from gateway.check.nemesis.fault import LEADER, Choice, Fault, PlanView, Random, fault, with_leader
+from gateway.check.nemesis.fault import LEADER, Choice, Fault, PlanView, Random, fault, in_any_order, with_leader
 
 
 class _Partition(Fault):
@@ -84,19 +84,19 @@ class PartitionOneWay(_Partition):
         return [(a, b) for a, b in ways if (b if self.argument("deaf") else a) in self.targets]
 
 
+class _Ring(_Partition):
+    @classmethod
+    def pick(cls, random: Random, view: PlanView) -> Choice | None:
+        """The nodes in any order."""
+        return Choice(in_any_order(random, view), _how(random)) if len(view.nodes) >= 3 else None
+
+
 @fault
-class PartitionRing(_Partition):
+class PartitionRing(_Ring):
     """Each node is heard only by the next one in a ring: nobody can be answered by whom it spoke to."""
 
     name = "partition_ring"
     weight = 0.5
-
-    @classmethod
-    def pick(cls, random: Random, view: PlanView) -> Choice | None:
-        """The nodes in any order."""
-        if len(view.nodes) < 3:
-            return None
-        return Choice(tuple(random.sample(view.nodes, len(view.nodes))), _how(random))
 
     def ways(self, nodes: list[str]) -> list[Ends]:
         ring = self.targets
@@ -105,17 +105,10 @@ class PartitionRing(_Partition):
 
 
 @fault
-class PartitionMajorityRing(_Partition):
+class PartitionMajorityRing(_Ring):
     """Each node reaches a majority, no two the same one; of three nodes, two do not reach each other."""
 
     name = "partition_majority_ring"
-
-    @classmethod
-    def pick(cls, random: Random, view: PlanView) -> Choice | None:
-        """The nodes in any order."""
-        if len(view.nodes) < 3:
-            return None
-        return Choice(tuple(random.sample(view.nodes, len(view.nodes))), _how(random))
 
     def ways(self, nodes: list[str]) -> list[Ends]:
         ring = self.targets

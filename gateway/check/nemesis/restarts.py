@@ -6,7 +6,7 @@ import contextlib
 from typing import Final
 
 from gateway.check.cluster import CheckCluster
-from gateway.check.nemesis.fault import LEADER, Choice, Fault, PlanView, Random, fault, with_leader
+from gateway.check.nemesis.fault import LEADER, Choice, Down, Fault, PlanView, Random, fault, in_any_order, with_leader
 from gateway.check.waiting import wait_for
 from gateway.cli.ask import Refused, Unreachable, send_json
 
@@ -15,7 +15,7 @@ TRANSFER_S: Final = 12.0
 
 
 @fault
-class StopOne(Fault):
+class StopOne(Down):
     """SIGTERM: a node ends in order, a leader hands over first; it is started again."""
 
     name = "stop_one"
@@ -31,13 +31,9 @@ class StopOne(Fault):
         orderly = [cluster.stop_node(node_id) for node_id in self.targets]
         return "stopped in order" if all(orderly) else "had to be killed"
 
-    def heal(self, cluster: CheckCluster) -> str | None:
-        cluster.start(*self.targets)
-        return None
-
 
 @fault
-class RollingRestart(Fault):
+class RollingRestart(Down):
     """One node after the other is stopped in order and started again, the next one when it is ready."""
 
     name = "rolling_restart"
@@ -49,7 +45,7 @@ class RollingRestart(Fault):
     @classmethod
     def pick(cls, random: Random, view: PlanView) -> Choice | None:
         """All, in any order."""
-        return Choice(tuple(random.sample(view.nodes, len(view.nodes))))
+        return Choice(in_any_order(random, view))
 
     def inject(self, cluster: CheckCluster) -> str:
         late = []
@@ -61,10 +57,6 @@ class RollingRestart(Fault):
             except TimeoutError:
                 late.append(node_id)  # another fault keeps it; the next one goes on
         return "restarted one after the other" + (f"; {', '.join(late)} not ready in time" if late else "")
-
-    def heal(self, cluster: CheckCluster) -> str | None:
-        cluster.start(*self.targets)
-        return None
 
 
 @fault

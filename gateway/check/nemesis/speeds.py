@@ -66,13 +66,10 @@ class ThinLinks(_Speed):
 
 
 @fault
-class ResetLinks(Fault):
+class ResetLinks(_Speed):
     """One connection after the other is reset, at random moments."""
 
     name = "reset_links"
-    group = "links"
-    excludes = "speed"
-    seconds = (0.5, 4.0)
 
     @classmethod
     def pick(cls, random: Random, view: PlanView) -> Choice | None:
@@ -82,7 +79,3 @@ class ResetLinks(Fault):
     def inject(self, cluster: CheckCluster) -> str:
         cluster.links.storm(every_s=float(self.argument("every_s")))
         return f"a connection is reset every {self.argument('every_s'):g} s"
-
-    def heal(self, cluster: CheckCluster) -> str | None:
-        cluster.links.calm()
-        return None
