@@ -12,15 +12,14 @@ from typing import Any
 
 from gateway.check.checks import Findings, by_key, is_final
 from gateway.check.soak import LOST
-from rifl.lincheck import Operation, Result
+from rifl.lincheck import Operation, Result, history
 
 EXACTLY_ONCE = "each acknowledged item once, each unknown at most once, each refused never"
 
 
 def refused(operation: Operation) -> bool:
     """Whether it certainly had no effect: not applied, or a condition failed."""
-    told = operation.result
-    return operation.status == "failed" or (isinstance(told, dict) and bool(told.get("refused")))
+    return operation.status == "failed" or history.refused(operation)
 
 
 def acknowledged(operation: Operation) -> bool:

@@ -130,3 +130,7 @@ class Recorded:
     def info(self, error: str, node: str | None = None) -> None:
         """Nobody knows."""
         self._recorder.completed(self, "info", None, error, node)
+
+    def no_result(self, error: str, node: str | None = None, *, failed: bool) -> None:
+        """There is no result: it has ``failed`` for certain, or nobody knows."""
+        (self.fail if failed else self.info)(error, node)

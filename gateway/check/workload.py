@@ -1,19 +1,20 @@
 """What a workload is: how it is set up, what its processes do, what it reads at the end, and how it is judged.
 
-Owns: the protocol that the runner drives, and the loop that most workloads share. Read next:
+Owns: the protocol that the runner drives, and the loops that most workloads share. Read next:
 :mod:`gateway.check.world`, :mod:`gateway.check.workloads`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import ClassVar, Protocol
 
 from gateway.check.direct import DirectSession
 from gateway.check.world import World
+from gateway.client import OncegateError, Session, Tuning
 from rifl.lincheck import Event, Result
 
 
@@ -43,6 +44,26 @@ class Workload(Protocol):
     def check(self, folder: Path, history: Sequence[Event]) -> list[Result]:
         """Judge a history; ``folder`` is the run's, for what else was saved."""
         ...
+
+
+async def through_sessions(
+    world: World,
+    process: int,
+    random: Random,
+    until: float,
+    step: Callable[[Session], Awaitable[None]],
+    tuning: Tuning | None = None,
+) -> None:
+    """Do one step after another in a session of the SDK, and go on in a new one when it is lost."""
+    async with world.sdk(process, tuning) as client:
+        while world.goes_on(until):
+            try:
+                async with client.session(nonce=f"{random.getrandbits(128):032x}") as session:
+                    while world.goes_on(until) and not session.lost.is_set():
+                        await step(session)
+                        await world.think(random)
+            except OncegateError:
+                await world.think(random)  # no session now; nothing was begun
 
 
 class SessionLoop(ABC):

@@ -140,10 +140,8 @@ class World:
             recorded.ok(answer(verdict.result), verdict.node)
         elif verdict.kind == "refused":
             recorded.ok((refused or refusal)(verdict.result), verdict.node)
-        elif verdict.kind == "failed":
-            recorded.fail(verdict.code, verdict.node)
         else:
-            recorded.info(verdict.code, verdict.node)
+            recorded.no_result(verdict.code, verdict.node, failed=verdict.kind == "failed")
         return verdict
 
     async def read(
@@ -216,10 +214,7 @@ class World:
         try:
             result = await call()
         except OncegateError as failure:
-            if failure.outcome is Outcome.NOT_APPLIED:
-                recorded.fail(failure.code)
-            else:
-                recorded.info(failure.code)
+            recorded.no_result(failure.code, failed=failure.outcome is Outcome.NOT_APPLIED)
             return None
         recorded.ok(answer(result))
         return result

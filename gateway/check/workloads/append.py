@@ -46,16 +46,18 @@ class Lists:
         return f"l{2 * (self._items // (2 * ITEMS_A_LIST)) + random.randrange(2)}"
 
 
+def append_of(key: str, item: int) -> dict[str, Any]:
+    """Return the operation that appends an item, as it travels."""
+    return {"op": "append", "table": TABLE, "key": key, "item": item}
+
+
 def list_checks(found: Sequence[Operation]) -> list[Result]:
     """Return what every workload of lists is judged by."""
     return [linearizable(found, "list", ("append", "read")), no_lost_item(found), exactly_once(found)]
 
 
-class Append(SessionLoop):
-    """Appends and reads."""
-
-    name: ClassVar[str] = "append"
-    proves: ClassVar[str] = "appends are applied once, in one order that every node tells"
+class OnLists:
+    """What workloads on lists share: their table, and what is read in the end."""
 
     def __init__(self) -> None:
         self._lists = Lists()
@@ -64,18 +66,24 @@ class Append(SessionLoop):
         """See :class:`~gateway.check.workload.Workload`."""
         await world.declare(TABLE)
 
+    async def finish(self, world: World) -> None:
+        """See :class:`~gateway.check.workload.Workload`."""
+        await world.final_reads(TABLE, list(self._lists.keys), answer=items)
+
+
+class Append(OnLists, SessionLoop):
+    """Appends and reads."""
+
+    name: ClassVar[str] = "append"
+    proves: ClassVar[str] = "appends are applied once, in one order that every node tells"
+
     async def step(self, world: World, process: int, session: DirectSession, random: Random) -> None:
         """Append an item or read a list."""
         if random.random() < 0.3:
             await world.read(process, TABLE, self._lists.current(random), random, answer=items)
             return
         key, item = self._lists.next(random)
-        operation = {"op": "append", "table": TABLE, "key": key, "item": item}
-        await world.write(process, session, operation, "append", item)
-
-    async def finish(self, world: World) -> None:
-        """See :class:`~gateway.check.workload.Workload`."""
-        await world.final_reads(TABLE, list(self._lists.keys), answer=items)
+        await world.write(process, session, append_of(key, item), "append", item)
 
     def check(self, folder: Path, history: Sequence[Event]) -> list[Result]:
         """See :class:`~gateway.check.workload.Workload`."""

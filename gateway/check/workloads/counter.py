@@ -6,22 +6,28 @@ at the next answer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from gateway.check.checks import Findings, by_key, linearizable
 from gateway.check.durability import acknowledged, final_reads
 from gateway.check.soak import LOST
+from gateway.check.workload import through_sessions
 from gateway.check.world import World
-from gateway.client import OncegateError, Tuning
+from gateway.client import Session, Tuning
 from rifl.lincheck import Event, Operation, Result, operations
 
 TABLE: Final = "counters"
 KEYS: Final = ("n0", "n1", "n2")
 IMPATIENT: Final = Tuning(attempt_timeout_s=0.25)
 """Attempts are given up early, so that retries meet originals that are still under way."""
+
+
+def number(row: Mapping[str, Any] | None) -> int:
+    """Return a read sum; an absent row is 0."""
+    return row["value"] if row else 0
 
 
 class Counter:
@@ -36,33 +42,27 @@ class Counter:
 
     async def run_process(self, world: World, process: int, random: Random, until: float) -> None:
         """See :class:`~gateway.check.workload.Workload`."""
-        async with world.sdk(process, IMPATIENT) as client:
-            while world.goes_on(until):
-                try:
-                    async with client.session(nonce=f"{random.getrandbits(128):032x}") as session:
-                        while world.goes_on(until) and not session.lost.is_set():
-                            key = random.choice(KEYS)
-                            if random.random() < 0.25:
-                                await world.read(
-                                    process, TABLE, key, random, answer=lambda row: row["value"] if row else 0
-                                )
-                            else:
-                                by = random.choice((1, 1, 2, -1))
-                                await world.through_sdk(
-                                    process,
-                                    lambda key=key, by=by: session.increment(TABLE, key, by),  # type: ignore[misc]
-                                    "increment",
-                                    key,
-                                    by,
-                                    answer=lambda result: result.value,
-                                )
-                            await world.think(random)
-                except OncegateError:
-                    await world.think(random)  # no session now; nothing was begun
+
+        async def step(session: Session) -> None:
+            key = random.choice(KEYS)
+            if random.random() < 0.25:
+                await world.read(process, TABLE, key, random, answer=number)
+                return
+            by = random.choice((1, 1, 2, -1))
+            await world.through_sdk(
+                process,
+                lambda: session.increment(TABLE, key, by),
+                "increment",
+                key,
+                by,
+                answer=lambda result: result.value,
+            )
+
+        await through_sessions(world, process, random, until, step, IMPATIENT)
 
     async def finish(self, world: World) -> None:
         """See :class:`~gateway.check.workload.Workload`."""
-        await world.final_reads(TABLE, list(KEYS), answer=lambda row: row["value"] if row else 0)
+        await world.final_reads(TABLE, list(KEYS), answer=number)
 
     def check(self, folder: Path, history: Sequence[Event]) -> list[Result]:
         """See :class:`~gateway.check.workload.Workload`."""

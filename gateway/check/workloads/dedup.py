@@ -19,7 +19,8 @@ from gateway.check.direct import DirectSession, Verdict
 from gateway.check.durability import exactly_once, no_lost_item
 from gateway.check.workload import SessionLoop
 from gateway.check.workloads.append import TABLE as LISTS
-from gateway.check.workloads.append import Lists, items
+from gateway.check.workloads.append import Lists, append_of, items
+from gateway.check.workloads.counter import number
 from gateway.check.world import World
 from rifl.lincheck import Event, Operation, Result, operations
 
@@ -80,7 +81,7 @@ class Dedup(SessionLoop):
         sequence = session.take()
         if random.random() < 0.5:
             key, item = self._lists.next(random)
-            operation: dict[str, Any] = {"op": "append", "table": LISTS, "key": key, "item": item}
+            operation = append_of(key, item)
             f, value = "append", item
         else:
             key, value, f = random.choice(COUNTER_KEYS), 1, "increment"
@@ -93,10 +94,8 @@ class Dedup(SessionLoop):
         answered = next((verdict for verdict in verdicts if verdict.answered), None)
         if answered is not None:
             recorded.ok(answered.result.get("value") if f == "increment" else None, answered.node)
-        elif verdicts[-1].kind == "failed":
-            recorded.fail(verdicts[-1].code)
         else:
-            recorded.info(verdicts[-1].code)
+            recorded.no_result(verdicts[-1].code, failed=verdicts[-1].kind == "failed")
         one = Held(session, sequence, operation)
         self._note(world, process, one, verdicts, "first")
         self._keep(process, one, random, known=answered is not None)
@@ -126,7 +125,7 @@ class Dedup(SessionLoop):
     async def finish(self, world: World) -> None:
         """See :class:`~gateway.check.workload.Workload`."""
         await world.final_reads(LISTS, list(self._lists.keys), answer=items)
-        await world.final_reads(COUNTERS, list(COUNTER_KEYS), f="sum", answer=lambda row: row["value"] if row else 0)
+        await world.final_reads(COUNTERS, list(COUNTER_KEYS), f="sum", answer=number)
 
     def check(self, folder: Path, history: Sequence[Event]) -> list[Result]:
         """See :class:`~gateway.check.workload.Workload`."""

@@ -22,10 +22,10 @@ from gateway.check.checks import Findings, by_key
 from gateway.check.durability import acknowledged
 from gateway.check.plan import PROCESSES_MAX
 from gateway.check.soak import LOST
-from gateway.check.workload import SessionLoop
+from gateway.check.workload import SessionLoop, through_sessions
 from gateway.check.workloads.consumer import Consumer, stored_rows
 from gateway.check.world import NotRecovered, World, batch_path
-from gateway.client import OncegateError, PartialFailure
+from gateway.client import OncegateError, Outcome, PartialFailure, Session
 from gateway.client.paths import flow_path
 from rifl.lincheck import Event, Operation, Result, operations
 
@@ -76,35 +76,23 @@ class FlowExactness(SessionLoop):
         session.acknowledge(sequence)
         if verdict.kind == "applied":
             recorded.ok([verdict.result["commit"]])
-        elif verdict.kind == "failed":
-            recorded.fail(verdict.code)
         else:
-            recorded.info(verdict.code)
+            recorded.no_result(verdict.code, failed=verdict.kind == "failed")
 
     async def _ranges(self, world: World, process: int, random: Random, until: float) -> None:
-        async with world.sdk(process) as client:
-            while world.goes_on(until):
-                try:
-                    async with client.session(nonce=f"{random.getrandbits(128):032x}") as session:
-                        while world.goes_on(until) and not session.lost.is_set():
-                            rows = [
-                                (f"s{random.randrange(KEYS)}", next(self._values))
-                                for _ in range(random.randint(1, ROWS_MAX))
-                            ]
-                            recorded = world.recorder.begin(process, "write", STREAM, rows)
-                            try:
-                                many = await session.put_many(STREAM, rows)
-                            except PartialFailure as partial:
-                                recorded.info(partial.code)  # some are applied: each of them may be
-                            except OncegateError as failure:
-                                (recorded.fail if failure.outcome == "not_applied" else recorded.info)(failure.code)
-                            else:
-                                recorded.ok(
-                                    [part.commit + i for part in many.parts for i in range(part.last - part.first + 1)]
-                                )
-                            await world.think(random)
-                except OncegateError:
-                    await world.think(random)
+        async def put_range(session: Session) -> None:
+            rows = [(f"s{random.randrange(KEYS)}", next(self._values)) for _ in range(random.randint(1, ROWS_MAX))]
+            recorded = world.recorder.begin(process, "write", STREAM, rows)
+            try:
+                many = await session.put_many(STREAM, rows)
+            except PartialFailure as partial:
+                recorded.info(partial.code)  # some are applied: each of them may be
+            except OncegateError as failure:
+                recorded.no_result(failure.code, failed=failure.outcome is Outcome.NOT_APPLIED)
+            else:
+                recorded.ok([part.commit + i for part in many.parts for i in range(part.last - part.first + 1)])
+
+        await through_sessions(world, process, random, until, put_range)
 
     async def finish(self, world: World) -> None:
         """See :class:`~gateway.check.workload.Workload`."""

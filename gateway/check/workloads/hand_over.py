@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final
 
 from gateway.check.checks import Findings
 from gateway.check.direct import DirectSession, Verdict
-from gateway.check.workloads.append import TABLE, Lists, items, list_checks
+from gateway.check.workloads.append import TABLE, OnLists, append_of, items, list_checks
 from gateway.check.world import World
 from gateway.client.paths import session_path
 from rifl.lincheck import Event, Result, operations
@@ -32,20 +32,16 @@ class _Job:
         self.open: dict[int, dict[str, Any]] = {}
 
 
-class HandOver:
+class HandOver(OnLists):
     """Workers in pairs; each pair owns one session in turn, and at times both believe they do."""
 
     name: ClassVar[str] = "hand-over"
     proves: ClassVar[str] = "a session is taken over without loss or repetition, and its old owner is fenced"
 
     def __init__(self) -> None:
-        self._lists = Lists()
+        super().__init__()
         self._jobs: dict[int, _Job] = {}
         self._locks: dict[int, asyncio.Lock] = {}
-
-    async def set_up(self, world: World) -> None:
-        """See :class:`~gateway.check.workload.Workload`."""
-        await world.declare(TABLE)
 
     async def run_process(self, world: World, process: int, random: Random, until: float) -> None:
         """See :class:`~gateway.check.workload.Workload`."""
@@ -107,7 +103,7 @@ class HandOver:
         key, item = self._lists.next(random)
         sequence = job.next
         job.next += 1
-        operation = {"op": "append", "table": TABLE, "key": key, "item": item}
+        operation = append_of(key, item)
         job.open[sequence] = operation
         await self._send(world, process, job, session, sequence, operation)
 
@@ -123,15 +119,9 @@ class HandOver:
             job.open.pop(sequence, None)  # with the next request it is acknowledged
             replayed, commit = bool(verdict.result.get("replayed")), verdict.result["commit"]
             recorded.ok({"epoch": session.epoch, "commit": commit, "replayed": replayed}, verdict.node)
-        elif verdict.kind == "failed":
-            recorded.fail(verdict.code, verdict.node)
         else:
-            recorded.info(verdict.code, verdict.node)
+            recorded.no_result(verdict.code, verdict.node, failed=verdict.kind == "failed")
         return verdict
-
-    async def finish(self, world: World) -> None:
-        """See :class:`~gateway.check.workload.Workload`."""
-        await world.final_reads(TABLE, list(self._lists.keys), answer=items)
 
     def check(self, folder: Path, history: Sequence[Event]) -> list[Result]:
         """See :class:`~gateway.check.workload.Workload`."""

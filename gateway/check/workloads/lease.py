@@ -15,7 +15,7 @@ from typing import ClassVar, Final
 from gateway.check.checks import Findings
 from gateway.check.direct import DirectSession
 from gateway.check.workload import SessionLoop
-from gateway.check.workloads.append import TABLE, Lists, items, list_checks
+from gateway.check.workloads.append import TABLE, OnLists, append_of, items, list_checks
 from gateway.check.workloads.dedup import Held
 from gateway.check.world import World
 from gateway.client.paths import session_path
@@ -26,7 +26,7 @@ HELD_MAX: Final = 4
 EXPIRED: Final = "SESSION_EXPIRED"
 
 
-class LeaseRaces(SessionLoop):
+class LeaseRaces(OnLists, SessionLoop):
     """Appends around the end of a lease; what was answered is sent again after it."""
 
     name: ClassVar[str] = "lease"
@@ -34,12 +34,8 @@ class LeaseRaces(SessionLoop):
     lease_ms: ClassVar[int] = LEASE_MS_MIN
 
     def __init__(self) -> None:
-        self._lists = Lists()
+        super().__init__()
         self._held: dict[int, list[Held]] = {}
-
-    async def set_up(self, world: World) -> None:
-        """See :class:`~gateway.check.workload.Workload`."""
-        await world.declare(TABLE)
 
     async def step(self, world: World, process: int, session: DirectSession, random: Random) -> None:
         """Wait a while that may outlast the lease, then append, renew, or send again."""
@@ -55,7 +51,7 @@ class LeaseRaces(SessionLoop):
             path = f"{session_path(session.client_id)}/renew"
             renewal = session.nodes.call(random.choice(session.nodes.ids), "POST", path, {"epoch": session.epoch})
         key, item = self._lists.next(random)
-        one = Held(session, session.take(), {"op": "append", "table": TABLE, "key": key, "item": item})
+        one = Held(session, session.take(), append_of(key, item))
         if renewal is None:
             known = await self._send(world, process, one)
         else:
@@ -81,15 +77,9 @@ class LeaseRaces(SessionLoop):
         if verdict.answered:
             replayed = bool(verdict.result.get("replayed"))
             recorded.ok({"commit": verdict.result["commit"], "replayed": replayed}, verdict.node)
-        elif verdict.kind == "failed":
-            recorded.fail(verdict.code, verdict.node)
         else:
-            recorded.info(verdict.code, verdict.node)
+            recorded.no_result(verdict.code, verdict.node, failed=verdict.kind == "failed")
         return verdict.answered
-
-    async def finish(self, world: World) -> None:
-        """See :class:`~gateway.check.workload.Workload`."""
-        await world.final_reads(TABLE, list(self._lists.keys), answer=items)
 
     def check(self, folder: Path, history: Sequence[Event]) -> list[Result]:
         """See :class:`~gateway.check.workload.Workload`."""

@@ -16,7 +16,7 @@ from gateway.check.checks import Findings
 from gateway.check.direct import DirectSession, Verdict
 from gateway.check.nodes import Reply
 from gateway.check.workload import SessionLoop
-from gateway.check.workloads.append import TABLE, Lists, items, list_checks
+from gateway.check.workloads.append import TABLE, OnLists, append_of, items, list_checks
 from gateway.check.workloads.dedup import Held
 from gateway.check.world import World
 from rifl.lincheck import Event, Operation, Result, operations
@@ -29,19 +29,15 @@ Fate = tuple[str, str, Any, str]
 """Who was told (attempt or resolve), what (applied, sealed, failed, unknown), the commit number, by which node."""
 
 
-class ResolveRaces(SessionLoop):
+class ResolveRaces(OnLists, SessionLoop):
     """Appends that are resolved while they happen, and asked for again."""
 
     name: ClassVar[str] = "resolve"
     proves: ClassVar[str] = "resolve and its operation under way agree: applied once for all, or never executed"
 
     def __init__(self) -> None:
-        self._lists = Lists()
+        super().__init__()
         self._held: dict[int, list[Held]] = {}
-
-    async def set_up(self, world: World) -> None:
-        """See :class:`~gateway.check.workload.Workload`."""
-        await world.declare(TABLE)
 
     async def step(self, world: World, process: int, session: DirectSession, random: Random) -> None:
         """Race a new request, ask for an old one again, or read."""
@@ -59,7 +55,7 @@ class ResolveRaces(SessionLoop):
 
     async def _new(self, world: World, process: int, session: DirectSession, random: Random, held: list[Held]) -> None:
         key, item = self._lists.next(random)
-        one = Held(session, session.take(), {"op": "append", "table": TABLE, "key": key, "item": item})
+        one = Held(session, session.take(), append_of(key, item))
         recorded = world.recorder.begin(process, "append", key, item, request=session.request(one.sequence))
         fates = await race(session, one.sequence, one.operation, random)
         known = {fate[1] for fate in fates}
@@ -78,10 +74,6 @@ class ResolveRaces(SessionLoop):
                 session.acknowledge(held.pop(0).sequence)
         else:
             session.acknowledge(one.sequence)
-
-    async def finish(self, world: World) -> None:
-        """See :class:`~gateway.check.workload.Workload`."""
-        await world.final_reads(TABLE, list(self._lists.keys), answer=items)
 
     def check(self, folder: Path, history: Sequence[Event]) -> list[Result]:
         """See :class:`~gateway.check.workload.Workload`."""
