@@ -7,8 +7,9 @@ Read next: :mod:`rifl.lincheck.search`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from rifl.lincheck.collections import AppendList, GrowSet, Queue
@@ -18,7 +19,7 @@ from rifl.lincheck.history import Operation
 from rifl.lincheck.lease import Lease
 from rifl.lincheck.models import CasRegister, Counter, Model, Mutex, Register
 from rifl.lincheck.row import Row
-from rifl.lincheck.search import checked
+from rifl.lincheck.search import Found, checked
 from rifl.lincheck.values import freeze
 from rifl.lincheck.verdict import Failure, Limits, Result, Verdict, worst
 
@@ -57,31 +58,53 @@ def check(operations: Iterable[Operation], model: Model, limits: Limits = Limits
     """
     kept = checked(model, operations)
     parts = sorted(split(kept, model), key=lambda part: len(part[1]))
+    return over_keys("linearizable", model, parts, limits, partial(decide, model), partial(explain, model))
+
+
+def over_keys(
+    level: str,
+    model: Model,
+    parts: Sequence[tuple[Any, list[Operation]]],
+    limits: Limits,
+    judge: Callable[[list[Operation], Limits], Found],
+    tell: Callable[[Any, list[Operation], Found, Limits], Failure],
+) -> Result:
+    """Judge each key by itself, with its share of what is left of the limits, and add the verdicts up.
+
+    Args:
+        level: what is asked of a history, in a word.
+        model: what its operations mean.
+        parts: the operations of each key, as :func:`split` returns them.
+        limits: for all keys together.
+        judge: decides about one key's operations.
+        tell: makes a failure out of an invalid one.
+    """
     ends = limits.clock() + limits.seconds
     verdicts: list[Verdict] = []
     failures: list[Failure] = []
     reasons: list[str] = []
     visited = most = 0
     for number, (key, part) in enumerate(parts):
+        left = len(parts) - number
         share = replace(
             limits,
-            states_max=max(1, (limits.states_max - visited) // (len(parts) - number)),
-            seconds=max(0.0, (ends - limits.clock()) / (len(parts) - number)),
+            states_max=max(1, (limits.states_max - visited) // left),
+            seconds=max(0.0, (ends - limits.clock()) / left),
         )
-        found = decide(model, part, share)
+        found = judge(part, share)
         verdicts.append(found.verdict)
         visited += found.visited
         most = max(most, found.bytes)
         if found.verdict == "invalid" and len(failures) < FAILURES_MAX:
             # The first proof may take its time; a history that is broken everywhere must not take many times as much.
             brief = share if not failures else replace(share, seconds=min(1.0, share.seconds))
-            failures.append(explain(key, model, part, found, brief))
+            failures.append(tell(key, part, found, brief))
         elif found.verdict == "unknown":
             reasons.append(f"key {key}: {found.reason}" if model.partitioned else found.reason)
     return Result(
-        name=f"linearizable {model.name}",
+        name=f"{level} {model.name}",
         verdict=worst(verdicts),
-        operations=len(kept),
+        operations=sum(len(part) for _, part in parts),
         keys=len(parts),
         failures=failures,
         reason="; ".join(reasons[:FAILURES_MAX]),

@@ -37,7 +37,7 @@ _LAST: Final = (2, 4, 8, 16, 32, 64, 128, 256, 1024)
 """How many of the last operations are tried as a first window."""
 
 
-def explain(key: Any, model: Model, operations: Sequence[Operation], found: Found, limits: Limits) -> Failure:
+def explain(model: Model, key: Any, operations: Sequence[Operation], found: Found, limits: Limits) -> Failure:
     """Explain why one object's operations, which ``found`` calls invalid, have no good order."""
     task = _Task(model, list(operations), limits)
     window = task.among(found.clash)

@@ -24,7 +24,7 @@ from sys import getsizeof
 from typing import Any, Final
 
 from rifl.lincheck.history import Operation
-from rifl.lincheck.models import ILLEGAL, Model, ModelError, changes_nothing
+from rifl.lincheck.models import ILLEGAL, Model, ModelError, changes_nothing, complaint
 from rifl.lincheck.values import freeze
 from rifl.lincheck.verdict import Limits, Verdict
 
@@ -304,10 +304,8 @@ def checked(model: Model, operations: Iterable[Operation]) -> list[Operation]:
     Raises:
         ModelError: an operation is none of the model's.
     """
-    complain = getattr(model, "complain", None)
     kept = [op for op in operations if op.status != "failed"]
-    if complain is not None:
-        for op in kept:
-            if text := complain(op):
-                raise ModelError(f"operation {op.index}: {text}")
+    for op in kept:
+        if text := complaint(model, op):
+            raise ModelError(f"operation {op.index}: {text}")
     return kept

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from sys import getsizeof
 from typing import Any, Final
 
-from rifl.lincheck.check import FAILURES_MAX, split
+from rifl.lincheck.check import over_keys, split
 from rifl.lincheck.decide import decide
 from rifl.lincheck.history import Operation
 from rifl.lincheck.models import ILLEGAL, Model, changes_nothing, describe, prepared
 from rifl.lincheck.search import Found, checked
-from rifl.lincheck.verdict import Failure, Limits, Result, Verdict, worst
+from rifl.lincheck.verdict import Failure, Limits, Result
 from rifl.lincheck.words import no_proof
 
 _PLACE_BYTES: Final = 400
@@ -28,51 +29,32 @@ def sequential(operations: Iterable[Operation], model: Model, limits: Limits = L
 
     Args, returns and errors are those of :func:`rifl.lincheck.check.check`.
     """
-    kept = checked(model, operations)
-    parts = split(kept, model)
-    verdicts: list[Verdict] = []
-    failures: list[Failure] = []
-    reasons: list[str] = []
-    visited = most = 0
-    ends = limits.clock() + limits.seconds
-    for number, (key, part) in enumerate(parts):
-        left = len(parts) - number
-        seconds = max(0.0, (ends - limits.clock()) / left)
-        share = replace(limits, states_max=max(1, (limits.states_max - visited) // left), seconds=seconds)
-        special = model if getattr(model, "prepares_by_time", False) else prepared(model, part)
-        found = Found("unknown")
-        if not _overlap(part):
-            # What is linearizable is sequentially consistent too, and mostly decided much faster.
-            half = replace(share, seconds=share.seconds / 2, states_max=share.states_max // 2 + 1)
-            found = decide(model, part, half)
-        if found.verdict != "valid":
-            found = _search(special, part, share)
-        verdicts.append(found.verdict)
-        visited += found.visited
-        most = max(most, found.bytes)
-        if found.verdict == "unknown":
-            reasons.append(f"key {key}: {found.reason}")
-        elif found.verdict == "invalid" and len(failures) < FAILURES_MAX:
-            window = found.stuck[:_WINDOW_MAX]
-            failures.append(
-                Failure(
-                    key=key,
-                    prefix=[op.index for op in found.order],
-                    stuck=[op.index for op in found.stuck],
-                    window=[op.index for op in window],
-                    states=[describe(special, state) for state in found.states],
-                    words=no_proof(window, len(found.order)),
-                )
-            )
-    return Result(
-        f"sequential {model.name}",
-        worst(verdicts),
-        len(kept),
-        len(parts),
-        failures,
-        "; ".join(reasons[:FAILURES_MAX]),
-        visited,
-        most,
+    parts = split(checked(model, operations), model)
+    return over_keys("sequential", model, parts, limits, partial(_decide, model), partial(_failure, model))
+
+
+def _special(model: Model, part: Sequence[Operation]) -> Model:
+    return model if getattr(model, "prepares_by_time", False) else prepared(model, part)
+
+
+def _decide(model: Model, part: Sequence[Operation], limits: Limits) -> Found:
+    found = Found("unknown")
+    if not _overlap(part):
+        # What is linearizable is sequentially consistent too, and mostly decided much faster.
+        half = replace(limits, seconds=limits.seconds / 2, states_max=limits.states_max // 2 + 1)
+        found = decide(model, part, half)
+    return found if found.verdict == "valid" else _search(_special(model, part), part, limits)
+
+
+def _failure(model: Model, key: Any, part: Sequence[Operation], found: Found, _: Limits) -> Failure:
+    window = found.stuck[:_WINDOW_MAX]
+    return Failure(
+        key=key,
+        prefix=[op.index for op in found.order],
+        stuck=[op.index for op in found.stuck],
+        window=[op.index for op in window],
+        states=[describe(_special(model, part), state) for state in found.states],
+        words=no_proof(window, len(found.order)),
     )
 
 
