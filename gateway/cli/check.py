@@ -7,7 +7,6 @@ What the commands do is imported when one of them runs: a server that starts doe
 from __future__ import annotations
 
 import contextlib
-import traceback
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -16,8 +15,8 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from gateway.cli.check_file import CRASH, EXIT_CODES, MISUSE, file
-from rifl.errors import OncegateError
+from gateway.cli.check_file import EXIT_CODES, file
+from gateway.cli.exits import CRASH, MISUSE, exits
 
 EXITS: Final = {**EXIT_CODES, "crashed": CRASH}
 
@@ -67,7 +66,7 @@ def run_command(
     from gateway.check.soaking import soak
     from gateway.check.words import soak_lines
 
-    with _typed():
+    with _stoppable():
         template = RunPlan(
             workload="", faults=fault_names(faults), seed=seed, seconds=seconds, nodes=nodes, processes=processes
         )
@@ -85,7 +84,7 @@ def replay(folder: Folder) -> None:
     from gateway.check.runner import judge
     from gateway.check.words import verdict_lines
 
-    with _typed():
+    with _stoppable():
         verdict = judge(RunFolder.open(folder))
     for line in verdict_lines(verdict):
         typer.echo(line)
@@ -104,7 +103,7 @@ def shrink(
     from gateway.check.shrinking import shrink_history, shrink_run
     from gateway.check.words import verdict_lines
 
-    with _typed():
+    with _stoppable():
         opened, say = RunFolder.open(folder), partial(typer.echo, err=True)
         small, verdict = shrink_history(opened, say) if history else shrink_run(opened, say, runs=runs, tries=tries)
     for line in verdict_lines(verdict):
@@ -114,16 +113,11 @@ def shrink(
 
 
 @contextlib.contextmanager
-def _typed() -> Iterator[None]:
-    """Say what is wrong and exit as the module's docstring has it."""
+def _stoppable() -> Iterator[None]:
+    """As :func:`exits`; Ctrl-C is no verdict either."""
     try:
-        yield
-    except OncegateError as misuse:
-        typer.echo(f"oncegate: {misuse.detail}", err=True)
-        raise typer.Exit(MISUSE) from None
-    except Exception:  # noqa: BLE001 - whatever it is, it must not end with the exit code of a verdict
-        traceback.print_exc()
-        raise typer.Exit(CRASH) from None
+        with exits():
+            yield
     except KeyboardInterrupt:
         typer.echo("oncegate: stopped; what was recorded can be read with `oncegate check replay`", err=True)
         raise typer.Exit(CRASH) from None

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-import traceback
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -17,15 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Final
 import msgspec
 import typer
 
+from gateway.cli.exits import exits
 from gateway.cli.output import Format, Output
-from rifl.errors import OncegateError
 
 if TYPE_CHECKING:
     from rifl.lincheck import Event, Limits, Operation, Result
 
 EXIT_CODES: Final = {"valid": 0, "invalid": 1, "unknown": 2}
-MISUSE: Final = 3
-CRASH: Final = 4
 FILE_BYTES_MAX: Final = 2 * 2**30
 _PARALLEL_FROM: Final = 300_000
 """Operations from which processes are worth their start."""
@@ -63,16 +60,10 @@ def file(
     """Check a saved history, without a cluster: 0 valid, 1 invalid, 2 unknown, 3 misuse, 4 crash."""
     from rifl.lincheck import Limits, operations
 
-    try:
+    with exits(misuse=(OSError, UnicodeDecodeError)):
         listed = operations(_events(history, history_format, keyed=keyed))
         began = time.monotonic()
         result = _check(listed, model, level, Limits(states_max=states, seconds=seconds, clock=time.monotonic), jobs)
-    except (OncegateError, OSError, UnicodeDecodeError) as fault:
-        typer.echo(f"oncegate: {fault.detail if isinstance(fault, OncegateError) else fault}", err=True)
-        raise typer.Exit(MISUSE) from None
-    except Exception:  # noqa: BLE001 - whatever it was, it must not pass for a verdict
-        traceback.print_exc()
-        raise typer.Exit(CRASH) from None
     if output is Output.JSON:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(result), indent=1).decode() + "\n")
     else:

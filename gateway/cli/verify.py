@@ -1,6 +1,6 @@
 """``oncegate verify``: whether what stopped nodes have on disk agrees, with a name for the first difference.
 
-Exit codes: 0 equal, 1 different, 2 could not tell, 3 misuse.
+Exit codes: 0 equal, 1 different, 2 could not tell, 3 misuse, 4 crash.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from rich.box import SIMPLE
 from rich.table import Table
 from typer.core import TyperCommand
 
+from gateway.cli.exits import MISUSE, exits
 from gateway.cli.output import Format, Output, show
 
 EXIT: Final = {"equal": 0, "different": 1, "unknown": 2}
-MISUSE: Final = 3
 _MISUSE_ELSEWHERE: Final = 2
 
 
@@ -63,7 +63,8 @@ def verify(
         wanted = checks.StoreWanted(store, flow, name, contacts)
     elif consumer is not None or contacts is not None:
         raise _misuse("--consumer and --contacts go with --store")
-    report = checks.verify(directories, wanted, lambda step: typer.echo(f"… {step}", err=True))
+    with exits():
+        report = checks.verify(directories, wanted, lambda step: typer.echo(f"… {step}", err=True))
     if output is Output.JSON:
         typer.echo(msgspec.json.format(msgspec.json.encode(report), indent=1).decode())
     else:

@@ -12,6 +12,7 @@ from gateway import edge, routing, wire
 from gateway.answers import Answer, table_state
 from gateway.exchange import NODE, body, is_current, local, number, path_name, respond, typed
 from gateway.identity import Scope
+from gateway.live_check.recorder import Recorder
 from gateway.node import Node
 from gateway.routing import IF_NONE_MATCH, LEVEL, PROPOSED, READ, Parameter
 from gateway.tables import QUOTA_BYTES_DEFAULT, QUOTA_BYTES_MAX
@@ -52,20 +53,19 @@ async def row(request: web.Request) -> web.StreamResponse:
     key = edge.check_key(request.match_info["key"])
     node = request.app[NODE]
     level = _level(request)
-    live = node.live_check
-    sampled = live is not None and live.recorder.has(table, key)
-    floor = live.recorder.read_floor(linearizable=level[0] == "linearizable") if live is not None and sampled else 0
+    watching = _watching(node, table, key)
+    floor = 0 if watching is None else watching.read_floor(linearizable=level[0] == "linearizable")
     await node.reads.reach(*level)
     # Taken before the look-up, which may wait: the answer reflects at least this and promises no more.
     commit = node.machine.commit
     try:
         found = await node.reads.row(table, key)
     except OncegateError:
-        if live is not None and sampled and _is_resident(node, table):
-            live.recorder.read(table, key, commit, floor, 0, None)
+        if watching is not None and _is_resident(node, table):
+            watching.read(table, key, commit, floor, 0, None)
         raise
-    if live is not None and sampled and _is_resident(node, table):
-        live.recorder.read(table, key, commit, floor, found.version, found.value)
+    if watching is not None and _is_resident(node, table):
+        watching.read(table, key, commit, floor, found.version, found.value)
     etag = str(found.version)
     if is_current(request, etag):
         return web.Response(status=304, headers={"ETag": f'"{etag}"', wire.H_COMMIT: str(commit)})
@@ -96,6 +96,12 @@ async def page(request: web.Request) -> web.StreamResponse:
             break
         states.append(wire.RowState(key, msgspec.json.decode(row.value), row.version, commit))
     return local(request, wire.RowPage(states, states[-1].key if len(states) < len(rows) else None, commit))
+
+
+def _watching(node: Node, table: str, key: str) -> Recorder | None:
+    """Return who takes note of reads of this row, if anybody does."""
+    live = node.live_check
+    return live.recorder if live is not None and live.recorder.has(table, key) else None
 
 
 def _is_resident(node: Node, table: str) -> bool:

@@ -16,6 +16,7 @@ from consensus.ballot import Ballot
 from consensus.storage import DirectoryStorage
 from flows import segment
 from flows.segment_store import SegmentStore
+from gateway.cli.exits import CRASH
 from gateway.cli.local_cluster import LocalCluster
 from gateway.cli.main import app
 from gateway.tables import Row
@@ -307,6 +308,14 @@ def test_exit_codes_of_the_command(nodes: list[Path], tmp_path: Path) -> None:
     code, text = run(*nodes, "-o", "json")
     assert code == 1
     assert '"what": "batch 2 of f"' in text
+
+
+def test_crash_does_not_pass_for_a_verdict(nodes: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr("gateway.verify.verify", broken)
+    assert CliRunner().invoke(app, ["verify", *map(str, nodes)]).exit_code == CRASH
 
 
 async def test_directory_of_a_live_node_is_refused_by_name(nodes: list[Path]) -> None:
