@@ -183,11 +183,15 @@ class Reap(msgspec.Struct, frozen=True, array_like=True, tag="sx"):
 
 
 class DeclareTable(msgspec.Struct, frozen=True, array_like=True, tag="td"):
-    """Declare a table; the same declaration again changes nothing."""
+    """Declare a table; the same declaration again changes nothing.
+
+    ``flow`` is the JSON of ``flows.flow.FlowDeclaration`` of a stream table's own flow; empty: as it is, or default.
+    """
 
     name: str
     kind: str
     quota_bytes: int
+    flow: bytes = b""
 
 
 class DeclareFlow(msgspec.Struct, frozen=True, array_like=True, tag="fd"):

@@ -123,6 +123,9 @@ class Settings(BaseSettings):
         le=30 * 24 * 3_600_000,
         description="cluster time for which an Idempotency-Key or an event is remembered",
     )
+    stream_store: str | None = Field(
+        default=None, description="URL of the store that rows of stream tables are delivered to and read on from"
+    )
     live_check_share: float = Field(
         default=0.01,
         ge=0.0,
@@ -142,6 +145,13 @@ class Settings(BaseSettings):
         if len({member.node_id for member in parsed}) != len(parsed):
             raise ValueError("a node id is named twice")
         return members
+
+    @field_validator("stream_store")
+    @classmethod
+    def _stream_store(cls, url: str | None) -> str | None:
+        if url is not None and not url.startswith(("sqlite:///", "cassandra://")):
+            raise ValueError("a store URL starts with sqlite:/// or cassandra://")
+        return url
 
     @field_validator("log_level")
     @classmethod

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, assert_never
 
-from flows.flow import FlowDeclaration
 from gateway import commands as c
+from gateway.declarations import declare_table
 from gateway.flow_state import FlowTable, Sealed, declaration_of
 from gateway.keyed import apply_keyed
 from gateway.results import Operated, OpVerdict, Ranged, Resolved, SessionAnswer
-from gateway.tables import TABLES_MAX, RowStore, Table, TableKind
+from gateway.tables import RowStore, Table
 from rifl.completion import FINGERPRINT_BYTES, CompletionRecord, RangeRecord
 from rifl.errors import Code, OncegateError
 from rifl.key_table import KEYS_CLIENT, KeySlot, KeyTable
@@ -327,7 +327,7 @@ class Machine:
             case c.ForgetKeys():
                 return self.keys.forget(now, c.FORGET_MAX)
             case c.DeclareTable():
-                return self._declare_table(command)
+                return declare_table(command, self.tables, self.flows, self.new_rows, now)
             case c.DeclareFlow(declaration):
                 return self.flows.declare(declaration_of(declaration), self.tables, now)
             case c.Seal(flow, number):
@@ -357,25 +357,6 @@ class Machine:
             tracker.first_incomplete,
             tracker.highest,
         )
-
-    def _declare_table(self, command: c.DeclareTable) -> Table:
-        table = self.tables.get(command.name)
-        if table is None:
-            if len(self.tables) >= TABLES_MAX:
-                raise OncegateError(Code.QUOTA, f"{TABLES_MAX} tables are declared")
-            kind: TableKind = "stream" if command.kind == "stream" else "resident"
-            if kind == "stream":
-                # A stream table is read through its flow, so it always has one, under its own name.
-                flow = FlowDeclaration(name=command.name, source=command.name)
-                self.flows.declare(flow, {command.name}, self.time_ms)
-            rows = None if self.new_rows is None else self.new_rows(len(self.tables))
-            table = Table(command.name, kind, command.quota_bytes, rows)
-            self.tables[command.name] = table
-        elif table.kind != command.kind:
-            raise OncegateError(Code.CONFLICT, f"{command.name} is a {table.kind} table")
-        else:
-            table.quota_bytes = command.quota_bytes
-        return table
 
 
 _EXECUTE = Verdict.EXECUTE

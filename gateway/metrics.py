@@ -44,6 +44,9 @@ class _NodeCollector(Collector):
         yield _gauge("receiving_bytes", "bodies that have not arrived whole", self._bodies.bytes)
         yield _gauge("segment_pending_bytes", "sealed batches that wait for the disk", node.publisher.pending_bytes)
         yield from _state(node)
+        if node.stream_store is not None:
+            yield _counter("stream_store_reads", "rows looked up in the store", node.stream_store.reads)
+            yield _counter("stream_store_failures", "look-ups without an answer", node.stream_store.failures)
         if node.live_check is not None:
             yield from _live_check(node.live_check)
         tables = GaugeMetricFamily("oncegate_table_bytes", "bytes of resident rows", labels=["table"])

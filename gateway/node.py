@@ -30,6 +30,7 @@ from gateway.proposer import PROPOSE, Leadership, Proposer
 from gateway.reads import Reads
 from gateway.segment_fetch import FETCH, SegmentFetcher, serve_piece
 from gateway.state import MachineState
+from gateway.stream_store import StreamStore
 from rifl.errors import Code, OncegateError
 
 HOUSEKEEPING_MS: Final = 25
@@ -68,7 +69,8 @@ class Node:
         self.administration = Administration(self.replica, self.leadership)
         self.proposer = Proposer(self.replica, self.machine, self.clock, self.leadership)
         self.fetcher = SegmentFetcher(self.replica, self._others, self.machine, self.store, self.publisher)
-        self.reads = Reads(self.replica, self.machine, self.publisher, self.fetcher.ensure)
+        self.stream_store = None if settings.stream_store is None else StreamStore(settings.stream_store)
+        self.reads = Reads(self.replica, self.machine, self.publisher, self.fetcher.ensure, self.stream_store)
         self.explainer = Explainer(self.replica, self.machine, self.clock, self.leadership, self._others)
         self.live_check: LiveChecker | None = None
         """Checks what this node answers; None where nothing is sampled."""
@@ -102,6 +104,8 @@ class Node:
         if self.live_check is not None:
             await self.live_check.close()
         await self.fetcher.close()
+        if self.stream_store is not None:
+            await self.stream_store.close()
         await self.replica.stop(drain=True)
         await asyncio.to_thread(self.publisher.close)
         await asyncio.to_thread(self.state.close)

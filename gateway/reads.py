@@ -15,11 +15,14 @@ from typing import Final, NamedTuple, TypeVar
 from consensus.errors import ConsensusError
 from consensus.replica import Replica
 from flows.errors import FlowError, NotFoundError
+from flows.flow import FlowDeclaration
 from flows.lookup import Found, IndexCache, KeyIndex, OpenLookup
 from flows.publisher import Publisher
 from gateway.machine import Machine
+from gateway.stream_store import StreamStore
 from gateway.translate import translated
 from rifl.errors import Code, OncegateError
+from spark_sink.stream_rows import ROWS_CONSUMER
 
 READ_TIMEOUT_S: Final = 5.0
 INDEX_BYTES_MAX: Final = 128 * 2**20
@@ -43,10 +46,13 @@ class Reads:
         machine: Machine,
         publisher: Publisher,
         ensure: Callable[[str, int], Awaitable[None]],
+        stored: StreamStore | None = None,
     ) -> None:
         self._replica = replica
         self._ensure = ensure
         """Fetches a retained batch that this node lacks."""
+        self._stored = stored
+        """Where rows are whose batches are dropped; None: nowhere."""
         self._machine = machine
         self._publisher = publisher
         self._indexes = IndexCache(INDEX_BYTES_MAX)
@@ -130,10 +136,11 @@ class Reads:
         return await self._stream_row(table, key)
 
     async def _stream_row(self, table: str, key: str) -> FoundRow:
-        """Look a key up in the open segment, then in the retained batches from the newest to the oldest.
+        """Look a key up in the open segment, in the retained batches from the newest to the oldest, in the store.
 
         A batch's index is built once, in a worker thread, when it is first asked for, and kept within
-        ``INDEX_BYTES_MAX``.
+        ``INDEX_BYTES_MAX``. The store is asked last: a batch is dropped only when its rows are there, so what is
+        neither above nor in it was never written.
         """
         flow = self._machine.flows.of_table(table)[0]
         name = flow.declaration.name
@@ -148,12 +155,27 @@ class Reads:
         while found is None and number >= first:
             try:
                 found = await self._anyhow(name, number, partial(self._find_in_batch, name, number, key))
-            except FlowError as fault:
-                raise translated(fault) from None
+            except (FlowError, OncegateError) as fault:
+                if number < self._machine.flows.get(name).batches.first:
+                    break  # dropped meanwhile, and all below it: whose rows were handed on first
+                raise translated(fault) if isinstance(fault, FlowError) else fault from None
             number -= 1
+        if found is None and self._machine.flows.get(name).batches.first > 1:
+            found = await self._delivered_row(flow.declaration, table, key)
         if found is None or found.value is None:
-            raise OncegateError(Code.NOT_FOUND, "no such row among the retained writes")
+            raise OncegateError(Code.NOT_FOUND, "no such row")
         return FoundRow(found.commit, found.value)
+
+    async def _delivered_row(self, flow: FlowDeclaration, table: str, key: str) -> Found | None:
+        if ROWS_CONSUMER not in flow.consumers:
+            return None  # nobody keeps rows longer than their batches
+        if self._stored is None:
+            raise OncegateError(Code.NOT_READY, "batches of the table are dropped, and this node has no stream_store")
+        found = await self._stored.find(table, key)
+        if found is not None and found.value is None and found.commit > self._machine.commit:
+            # Delivered by other nodes, ahead of this one: who is told that the row is gone must not meet it again.
+            await self._wait_commit(found.commit)
+        return found
 
     async def _anyhow(self, flow: str, number: int, look: Callable[[], T]) -> T:
         """Look into a batch, in a worker thread; if its file is not on this node, after a peer has given it."""

@@ -163,11 +163,22 @@ class SessionClosed(msgspec.Struct):
     """Nothing to say: the session is gone."""
 
 
+class OwnFlow(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """How a stream table's own flow cuts, keeps and hands on its writes; what is left out is the default of a flow."""
+
+    consumers: list[str] | msgspec.UnsetType = msgspec.UNSET
+    retention_ms: int | msgspec.UnsetType = msgspec.UNSET
+    max_items: int | msgspec.UnsetType = msgspec.UNSET
+    max_bytes: int | msgspec.UnsetType = msgspec.UNSET
+    linger_ms: int | msgspec.UnsetType = msgspec.UNSET
+
+
 class DeclareTable(msgspec.Struct):
-    """Body of ``PUT /v1/tables/{table}``."""
+    """Body of ``PUT /v1/tables/{table}``; ``flow`` for stream tables only."""
 
     kind: Literal["resident", "stream"]
     quota_bytes: int | None = None
+    flow: OwnFlow | None = None
 
 
 class TableState(msgspec.Struct):

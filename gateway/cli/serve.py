@@ -55,6 +55,9 @@ def serve(
     idempotency_key_ms: Annotated[int | None, typer.Option(help="memory of an Idempotency-Key [86400000]")] = None,
     log_kept_bytes: Annotated[int | None, typer.Option(help="log kept for nodes that were away [256 MiB]")] = None,
     state_cache_bytes: Annotated[int | None, typer.Option(help="memory for the state on disk [96 MiB]")] = None,
+    stream_store: Annotated[
+        str | None, typer.Option(help="store with rows of stream tables, sqlite:///… or cassandra://… [none]")
+    ] = None,
     live_check_share: Annotated[
         float | None, typer.Option(help="share of all rows checked live; 0: none [0.01]")
     ] = None,
@@ -91,6 +94,7 @@ def serve(
             idempotency_key_ms=idempotency_key_ms,
             log_kept_bytes=log_kept_bytes,
             state_cache_bytes=state_cache_bytes,
+            stream_store=stream_store,
             live_check_share=live_check_share,
             live_check_seed=live_check_seed,
             live_check_window_ms=live_check_window_ms,

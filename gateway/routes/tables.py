@@ -7,6 +7,8 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
+from flows.errors import FlowError
+from flows.flow import FlowDeclaration
 from gateway import commands as c
 from gateway import edge, routing, wire
 from gateway.answers import Answer, table_state
@@ -31,7 +33,20 @@ async def declare(request: web.Request) -> web.StreamResponse:
     quota = QUOTA_BYTES_DEFAULT if declaration.quota_bytes is None else declaration.quota_bytes
     if not 1024 <= quota <= QUOTA_BYTES_MAX:
         raise edge.bad(f"quota_bytes must be in 1024..{QUOTA_BYTES_MAX}")
-    return respond(request, await request.app[NODE].submit(c.DeclareTable(name, declaration.kind, quota), 128))
+    flow = b"" if declaration.flow is None else _own_flow(name, declaration)
+    command = c.DeclareTable(name, declaration.kind, quota, flow)
+    return respond(request, await request.app[NODE].submit(command, 128 + len(flow)))
+
+
+def _own_flow(name: str, declaration: wire.DeclareTable) -> bytes:
+    """Return the declaration of a stream table's own flow; raises BAD_REQUEST for what can never be one."""
+    if declaration.kind != "stream":
+        raise edge.bad("only a stream table has a flow of its own; declare flows of others by themselves")
+    try:
+        wanted = {"name": name, "source": name, **msgspec.to_builtins(declaration.flow)}
+        return msgspec.json.encode(msgspec.convert(wanted, FlowDeclaration))
+    except (FlowError, msgspec.ValidationError) as fault:
+        raise edge.bad(str(fault)) from None
 
 
 @typed
@@ -66,6 +81,8 @@ async def row(request: web.Request) -> web.StreamResponse:
         raise
     if watching is not None and _is_resident(node, table):
         watching.read(table, key, commit, floor, found.version, found.value)
+    # A store may be ahead of this node: who has read from it must not read older rows elsewhere.
+    commit = max(commit, found.version)
     etag = str(found.version)
     if is_current(request, etag):
         return web.Response(status=304, headers={"ETag": f'"{etag}"', wire.H_COMMIT: str(commit)})

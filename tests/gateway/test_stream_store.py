@@ -1,0 +1,220 @@
+"""Rows of a stream table are read on through to the store once their batches are dropped."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pyarrow as pa
+import pytest
+
+from flows.segment import read_table
+from gateway import reads, stream_store
+from gateway.cli.local_cluster import free_ports
+from gateway.config import Settings
+from gateway.flow_state import Flow
+from gateway.node import Node
+from gateway.server import running
+from rifl.errors import OncegateError
+from spark_sink.stores.store import open_store
+from spark_sink.stores.tables import WRITE_TS
+from spark_sink.stream_rows import ROWS_CONSUMER, STREAM_ROWS, rows_of
+from tests.conftest import Api
+from tests.gateway.http_contract import assert_problem, declare, put
+
+TABLE = "clicks"
+OWN_FLOW = {"consumers": [ROWS_CONSUMER], "retention_ms": 0, "max_items": 2, "linger_ms": 3_600_000}
+
+
+class Delivering:
+    """One node whose stream table is delivered by hand: batches go into the store, then the cursor moves."""
+
+    def __init__(self, api: Api, node: Node, url: str, client_id: str) -> None:
+        self.api = api
+        self.node = node
+        self.url = url
+        self.client_id = client_id
+        self.sequence = 0
+
+    @property
+    def flow(self) -> Flow:
+        return self.node.machine.flows.get(TABLE)
+
+    async def write(self, *rows: tuple[str, Any]) -> list[Any]:
+        """Put rows, None deletes one."""
+        first = self.sequence + 1
+        operations = []
+        for self.sequence, (key, value) in enumerate(rows, first):
+            operation = put(self.sequence, key, value, TABLE)
+            if value is None:
+                del operation["value"]
+                operation["op"] = "delete"
+            operations.append(operation)
+        return await self.api.operate(self.client_id, *operations, first_incomplete=first)
+
+    def store(self, rows: pa.RecordBatch) -> None:
+        """Write to the store as the job does."""
+        with open_store(self.url) as store:
+            store.create([STREAM_ROWS])
+            store.write(STREAM_ROWS, rows)
+
+    async def deliver(self) -> None:
+        """Bring all sealed batches into the store; return when they are dropped here."""
+        consumer = f"/v1/flows/{TABLE}/consumers/{ROWS_CONSUMER}"
+        _, _, attached = await self.api.call("POST", f"{consumer}/attach", {"nonce": f"n{self.sequence}"})
+        last = self.flow.batches.last
+        for number in range(attached["cursor"] + 1, last + 1):
+            payload, _ = await self.node.reads.batch(TABLE, number)
+            for items in read_table(payload).to_batches():
+                for rows in rows_of(items, TABLE, 100):
+                    await asyncio.to_thread(self.store, rows)
+        moved = await self.api.call("POST", f"{consumer}/cursor", {"batch": last, "fence": attached["fence"]})
+        assert moved[0] == 200
+        async with asyncio.timeout(20):
+            while self.flow.batches.first <= last:
+                await asyncio.sleep(0.01)
+
+    async def read(self, key: str, query: str = "") -> Any:
+        return await self.api.call("GET", f"/v1/tables/{TABLE}/rows/{key}{query}")
+
+    async def value(self, key: str, query: str = "") -> Any:
+        """Return a row's value, None if there is none."""
+        status, _, body = answer = await self.read(key, query)
+        if status != 200:
+            assert_problem(answer, "NOT_FOUND")
+            return None
+        assert body["commit"] >= body["version"]
+        return body["value"]
+
+
+@pytest.fixture
+async def delivering(tmp_path: Path) -> AsyncIterator[Delivering]:
+    """A node with a store, and a table that is delivered there."""
+    url = f"sqlite://{tmp_path / 'store'}"
+    async for started in _started(tmp_path, url):
+        await declare(started.api, TABLE, "stream", flow=OWN_FLOW)
+        yield started
+
+
+async def _started(tmp_path: Path, url: str, **settings: Any) -> AsyncIterator[Delivering]:
+    http_port, peer_port = free_ports(2)
+    members = [f"n1=127.0.0.1:{http_port}:{peer_port}"]
+    chosen = Settings(members=members, data_dir=tmp_path / "n1", **{"stream_store": url, **settings})
+    async with running(chosen) as node, aiohttp.ClientSession(base_url=f"http://127.0.0.1:{http_port}") as http:
+        api = Api(http)
+        yield Delivering(api, node, url, await api.session())
+
+
+async def test_row_is_read_the_same_before_and_after_its_batch_is_dropped(delivering: Delivering) -> None:
+    first, *_ = await delivering.write(("a", 1), ("b", {"n": 2}), ("a", 3), ("c", "x"), ("c", None), ("d", None))
+    told = {key: (await delivering.read(key))[0::2] for key in "abcdx"}
+    assert [told[key][0] for key in "abcdx"] == [200, 200, 404, 404, 404]
+    assert delivering.node.stream_store is not None
+    assert delivering.node.stream_store.reads == 0, "the store was asked for rows that are retained"
+    await delivering.deliver()
+    for key, (status, body) in told.items():
+        answer = await delivering.read(key)
+        assert answer[0] == status
+        if status == 200:
+            assert (answer[2]["value"], answer[2]["version"]) == (body["value"], body["version"])
+            assert answer[2]["commit"] >= first["commit"]
+            assert answer[1]["ETag"] == f'"{body["version"]}"'
+    assert delivering.node.stream_store.reads == 5
+
+
+async def test_newer_writes_hide_what_is_in_the_store(delivering: Delivering) -> None:
+    await delivering.write(("a", 1), ("b", 1), ("c", 1), ("d", 1))
+    await delivering.deliver()
+    await delivering.write(("a", 2), ("b", None), ("c", 2))  # a batch of two, and one item that waits
+    for query in ("", "?consistency=session", "?consistency=stale"):
+        assert [await delivering.value(key, query) for key in "abcd"] == [2, None, 2, 1]
+    await delivering.write(("d", None))
+    await delivering.deliver()
+    assert [await delivering.value(key) for key in "abcd"] == [2, None, 2, None]
+
+
+async def test_what_was_delivered_twice_or_late_does_not_bring_older_rows_back(delivering: Delivering) -> None:
+    await delivering.write(("a", 1), ("b", 1))
+    payload, _ = await delivering.node.reads.batch(TABLE, 1)
+    await delivering.write(("a", 2), ("b", None))
+    await delivering.deliver()
+    for items in read_table(payload).to_batches():
+        for rows in rows_of(items, TABLE, 100):
+            delivering.store(rows)
+    assert [await delivering.value(key) for key in "ab"] == [2, None]
+
+
+def _row(key: str, value: str, commit: int) -> pa.RecordBatch:
+    row = {"source": TABLE, "key": key, "value": value, WRITE_TS: commit}
+    return pa.RecordBatch.from_pylist([row], schema=STREAM_ROWS.schema)
+
+
+async def test_answer_from_a_store_that_is_ahead_of_this_node_says_so(
+    delivering: Delivering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await delivering.write(("a", 1), ("b", 1))
+    await delivering.deliver()
+    delivering.store(_row("a", "2", 10_000))
+    delivering.store(_row("b", "", 10_001))
+    status, headers, body = await delivering.read("a")
+    assert (status, body["value"], body["commit"], headers["Oncegate-Commit"]) == (200, 2, 10_000, "10000")
+    # That a row is gone has no commit of its own to show: the node waits until it knows as much itself.
+    monkeypatch.setattr(reads, "READ_TIMEOUT_S", 0.05)
+    assert_problem(await delivering.read("b"), "NOT_READY")
+
+
+async def test_store_that_does_not_answer_is_a_refusal_to_try_again_and_no_absence(
+    delivering: Delivering, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    await delivering.write(("a", 1), ("b", 1))
+    await delivering.deliver()
+    shutil.move(tmp_path / "store", tmp_path / "gone")
+    (tmp_path / "store").write_text("not a directory")
+    assert_problem(await delivering.read("a"), "NOT_READY")
+    (tmp_path / "store").unlink()
+    shutil.move(tmp_path / "gone", tmp_path / "store")
+    assert await delivering.value("a") == 1
+    monkeypatch.setattr(stream_store, "WAITING_MAX", 0)
+    assert_problem(await delivering.read("a"), "OVERLOADED")
+    await delivering.write(("z", 1))
+    assert await delivering.value("z") == 1, "what is retained needs no store"
+
+
+async def test_node_without_the_store_refuses_rather_than_to_say_that_a_row_is_absent(tmp_path: Path) -> None:
+    async for one in _started(tmp_path, f"sqlite://{tmp_path / 'store'}", stream_store=None):
+        await declare(one.api, TABLE, "stream", flow=OWN_FLOW)
+        await one.write(("a", 1), ("b", 1))
+        await one.deliver()
+        assert_problem(await one.read("a"), "NOT_READY")
+        assert_problem(await one.read("never"), "NOT_READY")
+        await one.write(("c", 1))
+        assert await one.value("c") == 1
+
+
+async def test_closed_store_is_not_ready() -> None:
+    closed = stream_store.StreamStore("sqlite:///nowhere")
+    await closed.close()
+    with pytest.raises(OncegateError, match="stopping"):
+        await closed.find("t", "k")
+
+
+async def test_flow_of_a_stream_table_is_declared_with_it(api: Api) -> None:
+    await declare(api, TABLE, "stream", flow=OWN_FLOW)
+    _, _, made = await api.call("GET", f"/v1/flows/{TABLE}")
+    assert (made["retention_ms"], list(made["consumers"])) == (0, [ROWS_CONSUMER])
+    await declare(api, TABLE, "stream", flow=OWN_FLOW)
+    await declare(api, TABLE, "stream")  # says nothing about the flow, and leaves it as it is
+    assert (await api.call("GET", f"/v1/flows/{TABLE}"))[2] == made
+
+    async def refused(code: str, table: str, **options: Any) -> None:
+        assert_problem(await api.call("PUT", f"/v1/tables/{table}", options), code)
+
+    await refused("CONFLICT", TABLE, kind="stream", flow={**OWN_FLOW, "retention_ms": 1})
+    await refused("BAD_REQUEST", "r", kind="resident", flow=OWN_FLOW)
+    for wrong in ({"retention_ms": -1}, {"nonsense": 1}, {"consumers": ["a", "a"]}, {"source": "other"}):
+        await refused("BAD_REQUEST", "s", kind="stream", flow=wrong)
+    assert_problem(await api.call("GET", "/v1/tables/s"), "NOT_FOUND")
