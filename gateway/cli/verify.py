@@ -16,6 +16,7 @@ from typer.core import TyperCommand
 
 from gateway.cli.exits import MISUSE, exits
 from gateway.cli.output import Format, Output, show
+from spark_sink.stream_rows import ROWS_CONSUMER
 
 EXIT: Final = {"equal": 0, "different": 1, "unknown": 2}
 _MISUSE_ELSEWHERE: Final = 2
@@ -41,7 +42,7 @@ def verify(
         str | None, typer.Option(help="sqlite:///directory or cassandra://host/keyspace that the flow was delivered to")
     ] = None,
     consumer: Annotated[str | None, typer.Option(help="with --store: FLOW/CONSUMER whose job wrote there")] = None,
-    contacts: Annotated[Path | None, typer.Option(help="with --store: the file of contacts that the job used")] = None,
+    contacts: Annotated[Path | None, typer.Option(help="with --store: contacts that a timeline job used")] = None,
     output: Format = Output.TABLE,
 ) -> None:
     """Compare log, state, batches and store of stopped nodes; read only. Names the first difference."""
@@ -56,8 +57,8 @@ def verify(
     wanted: checks.StoreWanted | None = None
     if store is not None:
         flow, slash, name = (consumer or "").partition("/")
-        if not (flow and slash and name) or contacts is None:
-            raise _misuse("--store needs --consumer FLOW/CONSUMER and --contacts FILE")
+        if not (flow and slash and name) or (contacts is None and name != ROWS_CONSUMER):
+            raise _misuse(f"--store needs --consumer FLOW/CONSUMER, and --contacts FILE unless that is {ROWS_CONSUMER}")
         if not store.startswith(("sqlite:///", "cassandra://")):
             raise _misuse("a store URL starts with sqlite:/// or cassandra://")
         wanted = checks.StoreWanted(store, flow, name, contacts)

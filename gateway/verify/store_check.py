@@ -21,6 +21,7 @@ import msgspec
 import pyarrow as pa
 
 from flows import segment
+from flows.flow import FlowDeclaration
 from gateway.verify.findings import Difference, Report, Undecided
 from gateway.verify.node_files import NodeFiles
 from gateway.verify.replay import Replay
@@ -29,18 +30,19 @@ from spark_sink.errors import SinkError
 from spark_sink.stores import layout, sqlite_statements
 from spark_sink.stores.store import open_store
 from spark_sink.stores.tables import WRITE_TS, Table
+from spark_sink.stream_rows import STREAM_ROWS, rows_of
 
 _ROWS_AT_ONCE = 100_000
 Look = Callable[[Table, Mapping[str, Any]], dict[str, Any] | None]
 
 
 class StoreWanted(NamedTuple):
-    """Which store, which consumer's work, and the contacts that its job used."""
+    """Which store, which consumer's work, and the contacts that its job used: None for rows of a stream table."""
 
     url: str
     flow: str
     consumer: str
-    contacts: Path
+    contacts: Path | None
 
 
 def check_store(wanted: StoreWanted, replays: list[Replay], report: Report) -> None:
@@ -66,12 +68,12 @@ def check_store(wanted: StoreWanted, replays: list[Replay], report: Report) -> N
         )
     nodes = [replay.node for replay in replays]
     try:
-        known_contacts = contacts.load(wanted.contacts)
+        known_contacts = None if wanted.contacts is None else contacts.load(wanted.contacts)
         with ExitStack() as stack:
             look = _reader(wanted.url, stack)
             for number in range(flow.batches.first, cursor + 1):
                 payload = _payload(nodes, wanted.flow, number)
-                for table, expected in _derived(payload, wanted.flow, number, known_contacts):
+                for table, expected in _derived(payload, flow.declaration, number, known_contacts):
                     _check_rows(wanted, look, table, expected, number, report)
     except (SinkError, OSError, sqlite3.Error) as fault:
         raise Undecided(f"the store {wanted.url} cannot be read: {fault}") from None
@@ -84,10 +86,16 @@ def _payload(nodes: list[NodeFiles], flow: str, number: int) -> bytes:
     raise Undecided(f"batch {number} of {flow} is in none of the directories")
 
 
-def _derived(payload: bytes, flow: str, number: int, known: rows.Contacts) -> Iterator[tuple[Table, pa.RecordBatch]]:
+def _derived(
+    payload: bytes, flow: FlowDeclaration, number: int, known: rows.Contacts | None
+) -> Iterator[tuple[Table, pa.RecordBatch]]:
     for items in segment.read_table(payload).to_batches():
+        if known is None:
+            for piece in rows_of(items, flow.source, _ROWS_AT_ONCE):
+                yield STREAM_ROWS, piece
+            continue
         numbered = items.append_column("batch", pa.array([number] * items.num_rows, pa.int64()))
-        posts, dead_letters = rows.decode(numbered, flow)
+        posts, dead_letters = rows.decode(numbered, flow.name)
         for piece in rows.pieces(posts, known, _ROWS_AT_ONCE):
             yield rows.TIMELINE, rows.fan_out(piece, known)
         yield rows.DEAD_LETTERS, dead_letters

@@ -79,10 +79,11 @@ async def _work(api: Api, nodes: list[Node], *, bulk: bool) -> None:
         await api.operate(client_id, put(84 + number, "big", "y" * 200_000), first_incomplete=22)
     await sealed(api, "events")
     await sealed(api, "f")
-    _, _, attached = await api.call("POST", "/v1/flows/events/consumers/job/attach", {"nonce": "one"})
     _, _, flow = await api.call("GET", "/v1/flows/events")
-    move = {"batch": flow["last_batch"], "fence": attached["fence"]}
-    assert (await api.call("POST", "/v1/flows/events/consumers/job/cursor", move))[0] == 200
+    for consumer in ("/v1/flows/events/consumers/job", "/v1/flows/events/consumers/rows"):
+        _, _, attached = await api.call("POST", f"{consumer}/attach", {"nonce": "one"})
+        move = {"batch": flow["last_batch"], "fence": attached["fence"]}
+        assert (await api.call("POST", f"{consumer}/cursor", move))[0] == 200
 
 
 async def _life(directory: Path, *, bulk: bool) -> None:

@@ -23,6 +23,7 @@ from gateway.tables import Row
 from gateway.verify import Report, StoreWanted, verify
 from spark_sink import contacts, rows
 from spark_sink.stores.store import open_store
+from spark_sink.stream_rows import ROWS_CONSUMER, STREAM_ROWS, rows_of
 from tests.conftest import Api
 from tests.gateway.http_contract import declare, put
 from tests.verify.scenes import changed_batch, changed_row, cut_log, flipped, listing, rewritten_log
@@ -238,19 +239,21 @@ def test_directory_of_one_node_twice_is_named(nodes: list[Path], whole: Path) ->
 
 @pytest.fixture
 def store(nodes: list[Path], tmp_path: Path) -> StoreWanted:
-    """A store that holds what the job would have written of the flow ``events``."""
+    """A store that holds what both jobs would have written of the flow ``events``."""
     known = tmp_path / "contacts.csv"
     known.write_text("sender,follower\n1,2\n1,3\n")
     url = f"sqlite://{tmp_path}/store"
     files = SegmentStore(nodes[0] / "segments")
     with open_store(url) as opened:
-        opened.create(rows.TABLES)
+        opened.create((*rows.TABLES, STREAM_ROWS))
         for number in files.list("events"):
             items = segment.read_table(files.get("events", number)).to_batches()[0]
             numbered = items.append_column("batch", pa.array([number] * items.num_rows, pa.int64()))
             posts, dead_letters = rows.decode(numbered, "events")
             opened.write(rows.TIMELINE, rows.fan_out(posts, contacts.load(known)))
             opened.write(rows.DEAD_LETTERS, dead_letters)
+            for piece in rows_of(items, "events", 100):
+                opened.write(STREAM_ROWS, piece)
     return StoreWanted(url, "events", "job", known)
 
 
@@ -258,6 +261,13 @@ def test_store_with_all_delivered_items_verifies(nodes: list[Path], store: Store
     report = verify(nodes, store)
     assert (report.verdict, report.difference, report.undecided) == ("equal", None, [])
     assert report.store_rows == 4 * 2 + 6
+    report = verify(nodes, _rows(store))
+    assert (report.verdict, report.difference, report.undecided) == ("equal", None, [])
+    assert report.store_rows == 10
+
+
+def _rows(store: StoreWanted) -> StoreWanted:
+    return store._replace(consumer=ROWS_CONSUMER, contacts=None)
 
 
 @pytest.mark.parametrize(
@@ -267,6 +277,9 @@ def test_store_with_all_delivered_items_verifies(nodes: list[Path], store: Store
         ("UPDATE timeline SET dead = 1 WHERE user = 2", "timeline"),
         ("UPDATE timeline SET sent_at = 4 WHERE user = 2", "timeline"),
         ("UPDATE dead_letters SET write_ts = write_ts - 1", "dead_letters"),
+        ("DELETE FROM stream_rows WHERE key = 'm1'", "stream_rows"),
+        ("UPDATE stream_rows SET value = '1' WHERE key = 'p1'", "stream_rows"),
+        ("UPDATE stream_rows SET source = 'other'", "stream_rows"),
     ],
 )
 def test_row_missing_or_other_in_the_store_is_named(
@@ -276,7 +289,7 @@ def test_row_missing_or_other_in_the_store_is_named(
         with closing(sqlite3.connect(shard)) as connection:
             connection.execute(statement)
             connection.commit()
-    node, _, what = found(verify(nodes, store))
+    node, _, what = found(verify(nodes, _rows(store) if table == STREAM_ROWS.name else store))
     assert (node, what.split()[0]) == ("store", table)
 
 
@@ -301,6 +314,8 @@ def test_exit_codes_of_the_command(nodes: list[Path], tmp_path: Path) -> None:
     assert run(nodes[0], tmp_path / "nowhere")[0] == 3
     assert run(nodes[0], nodes[0])[0] == 3
     assert run(nodes[0], "--store", "sqlite:///x")[0] == 3
+    assert run(nodes[0], "--store", "sqlite:///x", "--consumer", "events/job")[0] == 3
+    assert run(*nodes, "--store", f"sqlite://{tmp_path}/none", "--consumer", "events/rows")[0] == 2
     assert run("--nonsense")[0] == 3
     code, text = run(tmp_path)
     assert (code, "is no data directory" in text) == (2, True)
