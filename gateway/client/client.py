@@ -206,23 +206,8 @@ class Client:
         Raises:
             OperationFailed: NOT_FOUND if there is no such table, or why it could not be read.
         """
-        query: dict[str, str | int] = {}
-        if consistency != "linearizable":
-            query["consistency"] = consistency
-        if consistency == "session":
-            query["min_commit"] = self.highest_commit if min_commit is None else min_commit
-        try:
-            row = await self._ask(
-                row_path(table, key), Row, query, anywhere=consistency != "linearizable", timeout_s=timeout_s
-            )
-        except OperationFailed as failure:
-            if failure.code is not Code.NOT_FOUND:
-                raise
-            # No such row, or no such table? The kind of a known table is cached, so this asks once a table at most.
-            await self.kinds.learn(table)
-            return None
-        self.highest_commit = max(self.highest_commit, row.commit)
-        return row
+        floor = self.highest_commit if min_commit is None else min_commit
+        return (await self.look(table, key, consistency, floor, timeout_s))[0]
 
     async def scan(
         self,
@@ -298,6 +283,26 @@ class Client:
         return await self._ask(flow_path(name), FlowInfo, timeout_s=timeout_s)
 
     # For the modules of the SDK
+
+    async def look(
+        self, table: str, key: str, consistency: Consistency, min_commit: int, timeout_s: float | None
+    ) -> tuple[Row | None, int]:
+        """As :meth:`get`; returns the commit number that the answer reflects with the row, or without one."""
+        query: dict[str, str | int] = {} if consistency == "linearizable" else {"consistency": consistency}
+        if consistency == "session":
+            query["min_commit"] = min_commit
+        path, row = f"{row_path(table, key)}{'?' if query else ''}{urlencode(query)}", None
+        call = JsonCall("GET", path, Row, self.headers, self.deadline(timeout_s), anywhere=bool(query))
+        try:
+            row = await self.perform(call)
+        except OperationFailed as failure:
+            if failure.code is not Code.NOT_FOUND:
+                raise
+            # No such row, or no such table? The kind of a known table is cached, so this asks once a table at most.
+            await self.kinds.learn(table)
+        commit = call.commit if row is None else row.commit
+        self.highest_commit = max(self.highest_commit, commit)
+        return row, commit
 
     def deadline(self, timeout_s: float | None = None) -> float:
         """Return when a call that starts now ends, on the loop's clock."""

@@ -119,6 +119,9 @@ class Call(Generic[T]):
         """
         raise NotImplementedError
 
+    def refused(self, headers: Mapping[str, str]) -> None:
+        """Take note of the headers of a refusal; does nothing unless overridden."""
+
 
 class Courier:
     """Makes calls for one client.
@@ -224,6 +227,7 @@ class Courier:
             call.under_way = False
         status, leader = response.status, response.headers.get(_LEADER)
         if status >= 300:
+            call.refused(response.headers)
             raise self._refusal(call, endpoint, status, leader, payload)
         router.answered(endpoint, leader, now)
         try:

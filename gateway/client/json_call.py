@@ -47,10 +47,17 @@ class JsonCall(Call[T]):
         Raises:
             msgspec.MsgspecError: it is not of the shape.
         """
+        self._note_commit(headers)
+        return msgspec.json.decode(payload, type=self._shape)
+
+    def refused(self, headers: Mapping[str, str]) -> None:
+        """Take note of the headers of a refusal."""
+        self._note_commit(headers)
+
+    def _note_commit(self, headers: Mapping[str, str]) -> None:
         commit = headers.get(H_COMMIT, "")
         if commit.isascii() and commit.isdigit() and len(commit) <= 16:
             self.commit = int(commit)
-        return msgspec.json.decode(payload, type=self._shape)
 
 
 class NothingCall(Call[None]):

@@ -327,11 +327,9 @@ class Session:
         Returns:
             The row, or None if there is none.
         """
-        row = await self._client.get(
-            table, key, consistency=consistency, min_commit=self._sender.highest_commit, timeout_s=timeout_s
-        )
-        if row is not None and row.commit > self._sender.highest_commit:
-            self._sender.highest_commit = row.commit
+        row, commit = await self._client.look(table, key, consistency, self._sender.highest_commit, timeout_s)
+        # That a row is gone has been seen as well: a node that still has it must not answer the next read.
+        self._sender.highest_commit = max(self._sender.highest_commit, commit)
         return row
 
     async def _write(self, pending: Pending, position: Any) -> WriteResult:

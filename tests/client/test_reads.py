@@ -50,6 +50,23 @@ async def test_session_read_asks_for_what_the_session_has_seen(fake: FakeGateway
     ]
 
 
+async def test_row_that_was_seen_to_be_gone_is_not_read_from_a_node_that_still_has_it(fake: FakeGateway) -> None:
+    floors: list[int] = []
+
+    async def note(request: web.Request) -> web.StreamResponse | None:
+        if "/rows/" in request.path:
+            floors.append(int(request.query["min_commit"]))
+        return None
+
+    fake.nodes[0].before = note
+    async with Client(fake.endpoints) as client, client.session() as session:
+        fake.commit = 41
+        assert await session.get("rows", "gone") is None
+        assert await session.get("rows", "gone") is None
+        assert await client.get("rows", "gone", consistency="session") is None
+    assert floors == [0, 41, 41]
+
+
 async def test_reads_that_any_node_can_answer_are_spread(trio: FakeGateway) -> None:
     trio.rows["rows", "k"] = (1, 1)
     async with Client(trio.endpoints) as client:
