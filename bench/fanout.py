@@ -29,7 +29,7 @@ from bench.figures import Latency, header, save
 from spark_sink import session
 from spark_sink.devcassandra import Config, running
 from spark_sink.devcassandra.cluster import free_ports
-from spark_sink.jobs import timeline
+from spark_sink.jobs import job, timeline
 from spark_sink.rows import TABLES, TIMELINE
 from spark_sink.stores import open_store
 from tests.spark.fake_gateway import FakeFlow, FakeNode, serving
@@ -78,7 +78,7 @@ def through_spark(node: FakeNode, store_url: str, directory: Path, options: argp
     )
     spark = session.build("oncegate bench", cores=options.cores)
     begin = time.perf_counter()
-    status = timeline.run(spark, settings, threading.Event())
+    status = job.run(spark, settings, threading.Event())
     whole_s = time.perf_counter() - begin
     lines = [json.loads(line) for line in progress.read_text().splitlines()]
     if status != 0 or len(lines) < 2:

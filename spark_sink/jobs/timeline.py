@@ -1,55 +1,28 @@
 """The fan-out job: each message of a flow goes to the timelines of its sender's contacts.
 
-Owns: the job's command line, and when to go on after a failure. Must not know HTTP or a database. Read next: `rows`,
-`sink`, `source`.
+Owns: the fan-out as a derivation of a sink, and the job's own options. Must not know HTTP or a database. What it does
+at a stop and after a failure, and its exit statuses: `job`. Read next: `rows`, `sink`.
 
-Runs as `python -m spark_sink.jobs.timeline …` and as a file under spark-submit. Stops at SIGTERM or SIGINT after
-asking the query to; a restart with the same checkpoint goes on where it was. While the store or the gateway does not
-answer, tasks retry, then Spark retries tasks, then the query is started again: the lag grows, nothing is lost.
-
-Exit status: 0 done or stopped, 1 an error without a code kept coming back, 2 bad options, 3 fenced by another
-instance, 4 a batch is no longer retained, 5 another refusal.
+Runs as `python -m spark_sink.jobs.timeline …` and as a file under spark-submit.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
-import logging
-import secrets
-import signal
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import ClassVar
 
 import pyarrow as pa
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 from pyspark.files import SparkFiles
-from pyspark.sql import SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_sink import contacts, rows, session
-from spark_sink.errors import REGISTRY, Code, SinkError, code_in
-from spark_sink.options import (
-    BATCHES_PER_TRIGGER_DEFAULT,
-    ROWS_PER_WRITE_DEFAULT,
-    TIMEOUT_S_DEFAULT,
-    FlowOptions,
-)
+from spark_sink import contacts, rows
+from spark_sink.errors import Code, SinkError
+from spark_sink.jobs import job
+from spark_sink.options import FlowOptions
 from spark_sink.sink import Derivation, StoreSink
-from spark_sink.source import OncegateSource
-from spark_sink.stores.store import open_store
 from spark_sink.stores.tables import Table
-
-_log = logging.getLogger(__name__)
-
-_STATUS: Final = {Code.BAD_OPTION: 2, Code.FENCED: 3, Code.RETENTION_EXCEEDED: 4}
-_UNKNOWN_FAILURES_MAX: Final = 5
-_RESTART_WAIT_S_MAX: Final = 10.0
-_POLL_S: Final = 1
 
 
 @dataclass(frozen=True)
@@ -94,138 +67,36 @@ class TimelineSink(StoreSink):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(job.Settings):
     """What the job is to do; see the command line's help."""
 
-    endpoints: str
-    flow: str
-    consumer: str
-    store: str
+    tables: ClassVar[tuple[Table, ...]] = rows.TABLES
+
     contacts: str
-    checkpoint: str
-    starting_batch: str = ""
-    available_now: bool = True
-    interval_ms: int = 200
-    batches_per_trigger: int = BATCHES_PER_TRIGGER_DEFAULT
-    rows_per_write: int = ROWS_PER_WRITE_DEFAULT
-    timeout_s: int = TIMEOUT_S_DEFAULT
-    progress: str = ""
-    cores: int = 2
     sink: type[StoreSink] = TimelineSink
 
-
-def start(spark: SparkSession, settings: Settings) -> StreamingQuery:
-    """Create missing tables, attach the consumer, and start the query; each start takes over the cursor.
-
-    Raises:
-        SinkError: the store or the gateway did not answer, or refused.
-    """
-    contacts.load(Path(settings.contacts))
-    with open_store(settings.store) as store:
-        store.create(rows.TABLES)
-        _log.info("store: %s", store.durability())
-    spark.dataSource.register(OncegateSource)
-    spark.dataSource.register(settings.sink)
-    flow = {
-        "endpoints": settings.endpoints,
-        "flow": settings.flow,
-        "consumer": settings.consumer,
-        "timeout_s": str(settings.timeout_s),
-    }
-    attachment = FlowOptions.parse(flow).client().attach(settings.consumer, secrets.token_hex(16))
-    flow["fence"] = str(attachment.fence)
-    items = (
-        spark.readStream.format(OncegateSource.name())
-        .options(**flow)
-        .option("starting_batch", settings.starting_batch or attachment.cursor + 1)
-        .option("batches_per_trigger", settings.batches_per_trigger)
-        .option("partitions_max", spark.sparkContext.defaultParallelism)
-        .load()
-    )
-    writer = (
-        items.writeStream.format(settings.sink.name())
-        .options(**flow, store=settings.store, contacts=settings.contacts, progress=settings.progress)
-        .option("rows_per_write", settings.rows_per_write)
-        .option("checkpointLocation", settings.checkpoint)
-    )
-    if settings.available_now:
-        return writer.trigger(availableNow=True).start()
-    return writer.trigger(processingTime=f"{settings.interval_ms} milliseconds").start()
-
-
-def run(spark: SparkSession, settings: Settings, stopping: threading.Event) -> int:
-    """Run until everything available is delivered, or ``stopping`` is set; start again after a passing failure.
-
-    Returns:
-        The exit status.
-    """
-    wait_s, unknown = 0.1, 0
-    while not stopping.is_set():
-        try:
-            query = start(spark, settings)
-            while not query.awaitTermination(_POLL_S):
-                if query.lastProgress is not None:
-                    wait_s, unknown = 0.1, 0
-                if stopping.is_set():
-                    query.stop()
-            return 0
-        except (SinkError, PySparkException, Py4JError) as error:
-            code = error.code if isinstance(error, SinkError) else code_in(str(error))
-            if code is not None and not REGISTRY[code].retryable:
-                _log.error("%s", SinkError(code, _cause(error, code)))
-                return _STATUS.get(code, 5)
-            unknown += code is None
-            if unknown > _UNKNOWN_FAILURES_MAX:
-                _log.exception("the query keeps failing")
-                return 1
-            _log.warning("the query ended and starts again in %.1f s: %s", wait_s, _cause(error, code))
-        stopping.wait(wait_s)
-        wait_s = min(wait_s * 2, _RESTART_WAIT_S_MAX)
-    return 0
-
-
-def _cause(error: Exception, code: Code | None) -> str:
-    """The line of the error that names the code, or the first one."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    named = [line for line in lines if code is not None and f"[{code}]" in line]
-    return (named or lines or [type(error).__name__])[-1 if named else 0]
+    def sink_options(self) -> Mapping[str, str]:
+        """Return the file of contacts, which is read once to see that it is one."""
+        contacts.load(Path(self.contacts))
+        return {"contacts": self.contacts}
 
 
 def parse(arguments: Sequence[str] | None = None) -> Settings:
     """Return the settings of a command line; ends the process on a wrong one."""
-    parser = argparse.ArgumentParser(prog="spark_sink.jobs.timeline", description=(__doc__ or "").splitlines()[0])
-    add = parser.add_argument
-    add("--endpoints", required=True, help="base URLs of gateway nodes, separated by commas")
-    add("--flow", required=True)
-    add("--consumer", required=True, help="named consumer whose cursor this job moves")
-    add("--store", required=True, help="sqlite:///absolute/directory or cassandra://host:port/keyspace")
-    add("--contacts", required=True, help="parquet, arrow or csv file (sender, follower), or the message file itself")
-    add("--checkpoint", required=True, help="directory of the query's own state; one job, one checkpoint")
-    add("--starting-batch", default="", help="number, earliest or latest; default: after the cursor")
-    add("--trigger", choices=("available-now", "processing-time"), default="available-now")
-    add("--interval-ms", type=int, default=200, help="of the trigger processing-time")
-    add("--batches-per-trigger", type=int, default=BATCHES_PER_TRIGGER_DEFAULT)
-    add("--rows-per-write", type=int, default=ROWS_PER_WRITE_DEFAULT)
-    add("--timeout-s", type=int, default=TIMEOUT_S_DEFAULT, help="how long one call to the gateway is retried")
-    add("--progress", default="", help="file to which a JSON line is appended for each micro-batch")
-    add("--cores", type=int, default=2, help="threads for tasks; not under spark-submit")
-    options = vars(parser.parse_args(arguments))
-    return Settings(available_now=options.pop("trigger") == "available-now", **options)
+    options = job.parser("timeline", (__doc__ or "").splitlines()[0])
+    options.add_argument("--flow", required=True)
+    options.add_argument("--consumer", required=True, help="named consumer whose cursor this job moves")
+    options.add_argument(
+        "--contacts",
+        required=True,
+        help="parquet, arrow or csv file (sender, follower), or the message file itself",
+    )
+    return Settings(**job.parsed(options, arguments))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the job as a process of its own; returns the exit status."""
-    settings = parse(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("py4j").setLevel(logging.WARNING)
-    stopping = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
-    spark = session.build("oncegate timeline", cores=settings.cores)
-    try:
-        return run(spark, settings, stopping)
-    finally:
-        spark.stop()
+    return job.main("timeline", parse(arguments))
 
 
 if __name__ == "__main__":

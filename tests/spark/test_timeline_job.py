@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 
 from spark_sink.devcassandra import DevCluster
 from spark_sink.errors import SinkError
+from spark_sink.jobs import job as jobs
 from spark_sink.jobs import timeline
 from spark_sink.rows import DEAD_LETTERS, TIMELINE
 from spark_sink.sink import StoreSink
@@ -46,7 +47,7 @@ def job(tmp_path: Path, node: FakeNode, store_url: str, **more: Any) -> timeline
 
 
 def run(spark: SparkSession, settings: timeline.Settings) -> int:
-    return timeline.run(spark, settings, threading.Event())
+    return jobs.run(spark, settings, threading.Event())
 
 
 def await_true(condition: Callable[[], object], timeout_s: float = 120) -> None:

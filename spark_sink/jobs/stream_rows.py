@@ -1,0 +1,75 @@
+"""The job behind a stream table: each item of the table's flow becomes its row in the store.
+
+Owns: the job's own options. Must not know HTTP or a database. What it does at a stop and after a failure, and its
+exit statuses: `job`. Read next: `spark_sink.stream_rows`, `sink`.
+
+Runs as `python -m spark_sink.jobs.stream_rows …` and as a file under spark-submit. It moves the cursor of the
+consumer that the table's flow requires (`ROWS_CONSUMER`): a batch is dropped only when its rows are in the store.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pyarrow as pa
+
+from spark_sink.jobs import job
+from spark_sink.options import FlowOptions
+from spark_sink.sink import Derivation, StoreSink
+from spark_sink.stores.tables import Table
+from spark_sink.stream_rows import ROWS_CONSUMER, STREAM_ROWS, rows_of
+
+
+@dataclass(frozen=True)
+class StreamRows:
+    """Derives the rows of a stream table from the items of its flow, which has the table's name."""
+
+    source: str
+
+    def rows(self, items: pa.RecordBatch, rows_max: int) -> Iterator[tuple[Table, pa.RecordBatch]]:
+        """Yield the newest row of each key, in pieces."""
+        for piece in rows_of(items, self.source, rows_max):
+            yield STREAM_ROWS, piece
+
+
+class StreamRowsSink(StoreSink):
+    """`format("oncegate-stream-rows")`: options of `SinkOptions`."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return "oncegate-stream-rows"
+
+    def derivation(self) -> Derivation:
+        """Return what rows follow."""
+        return StreamRows(FlowOptions.parse(self.options).flow)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings(job.Settings):
+    """What the job is to do; see the command line's help. ``flow`` is the table's name."""
+
+    tables: ClassVar[tuple[Table, ...]] = (STREAM_ROWS,)
+
+    consumer: str = ROWS_CONSUMER
+    sink: type[StoreSink] = StreamRowsSink
+
+
+def parse(arguments: Sequence[str] | None = None) -> Settings:
+    """Return the settings of a command line; ends the process on a wrong one."""
+    options = job.parser("stream_rows", (__doc__ or "").splitlines()[0])
+    options.add_argument("--table", dest="flow", required=True, help="stream table whose flow is read")
+    return Settings(**job.parsed(options, arguments))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the job as a process of its own; returns the exit status."""
+    return job.main("stream rows", parse(arguments))
+
+
+if __name__ == "__main__":
+    # Spark would pickle classes of `__main__` by value; under their own name they go by reference.
+    raise SystemExit(importlib.import_module("spark_sink.jobs.stream_rows").main())
