@@ -1,5 +1,5 @@
 # ruff: noqa: T201 - a command prints.
-"""``python -m tests.mutants``: plant each bug, and print what caught it, in which workload, after how many runs."""
+"""``python -m tests.mutants``: plant each bug, and print what caught it, where, and after how many runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def main(argv=None):
     parser.add_argument("names", nargs="*", help="these only")
     options = parser.parse_args(argv)
     missed = 0
-    print(f"{'mutant':34} {'workload':10} {'runs':>9}  {'verdict':18} also; what it breaks")
+    print(f"{'mutant':34} {'workload or script':36} {'runs':>9}  {'verdict':19} also; what it breaks")
     for mutant in MUTANTS.values():
         if options.names and mutant.name not in options.names:
             continue
@@ -26,12 +26,12 @@ def main(argv=None):
         if caught is None or caught.verdict == "crash":
             missed += 1
             said = "NOT CAUGHT" if caught is None else f"CRASH {caught.outcome.text}"
-            print(f"{mutant.name:34} {mutant.workload:10} {mutant.runs:>9}  {said} {took}", flush=True)
+            print(f"{mutant.name:34} {mutant.shown_by:36} {len(mutant.seeds):>9}  {said} {took}", flush=True)
             continue
-        runs = f"{caught.runs} of {mutant.runs}"
+        runs = f"{caught.runs} of {len(mutant.seeds)}"
         also = f"{', '.join(caught.also)}; " if caught.also else ""
         print(
-            f"{mutant.name:34} {mutant.workload:10} {runs:>9}  {caught.verdict:18} {also}{mutant.breaks} ({took})",
+            f"{mutant.name:34} {mutant.shown_by:36} {runs:>9}  {caught.verdict:19} {also}{mutant.breaks} ({took})",
             flush=True,
         )
     return 1 if missed else 0

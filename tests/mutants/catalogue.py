@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.mutants.replication import REPLICATION
+from tests.mutants.scripted import SCRIPTED
 from tests.mutants.sessions import SESSIONS
 
-MUTANTS = {mutant.name: mutant for mutant in (*SESSIONS, *REPLICATION)}
+MUTANTS = {mutant.name: mutant for mutant in (*SESSIONS, *REPLICATION, *SCRIPTED)}

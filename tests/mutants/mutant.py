@@ -1,6 +1,7 @@
 """What a planted bug is, how it is put in place for a while, and the search for a run that shows it.
 
-Read next: :mod:`tests.mutants.sessions`, :mod:`tests.mutants.replication`, :mod:`tests.mutants.__main__`.
+Read next: :mod:`tests.mutants.sessions`, :mod:`tests.mutants.replication`, :mod:`tests.mutants.scripted`,
+:mod:`tests.mutants.__main__`.
 """
 
 from __future__ import annotations
@@ -8,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from tests.sim_gateway.node import GatewayNode
 from tests.sim_gateway.plan import gateway_plan
 from tests.sim_gateway.run import run_plan
+from tests.sim_gateway.scripts import Script
+from tests.sim_gateway.stage import ScriptedNode
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,7 @@ class Mutant:
     Attributes:
         name: unique.
         breaks: the promise that does not hold any more.
-        workload: of :mod:`tests.sim_gateway`, which shows it.
+        workload: of :mod:`tests.sim_gateway`, which shows it under random faults.
         patches: (owner, attribute, replacement), put in place while it is planted.
         parts: attributes of the node's class: another engine or journal.
         kinds: weights of faults; the workload's mix if it is None.
@@ -31,11 +35,12 @@ class Mutant:
         runs: within how many seeds it has to be caught.
         start: the first of them.
         watches: Raft's own rules are checked as well: a history shows this one too rarely.
+        script: of :mod:`tests.sim_gateway.scripts`, which shows it at its first run, in place of a workload.
     """
 
     name: str
     breaks: str
-    workload: str
+    workload: str = ""
     patches: tuple = ()
     parts: Mapping[str, Any] = field(default_factory=dict)
     kinds: Mapping[str, int] | None = None
@@ -43,6 +48,17 @@ class Mutant:
     runs: int = 20
     start: int = 0
     watches: bool = False
+    script: Script | None = None
+
+    @property
+    def shown_by(self):
+        """The workload, or the script."""
+        return self.workload if self.script is None else f"script {self.script.name}"
+
+    @property
+    def seeds(self):
+        """Those that are tried; the steps of a script are the same in all of them."""
+        return range(self.start, self.start + (self.runs if self.script is None else 1))
 
     @contextmanager
     def planted(self):
@@ -50,22 +66,27 @@ class Mutant:
         with ExitStack() as stack:
             for owner, name, replacement in self.patches:
                 stack.enter_context(patch.object(owner, name, replacement))
-            yield type("MutantNode", (GatewayNode,), dict(self.parts))
+            base = GatewayNode if self.script is None else ScriptedNode
+            yield type("MutantNode", (base,), dict(self.parts))
 
     def run(self, seed, *, planted=True):
         """Run a seed of its workload, with the bug or without it."""
-        plan = gateway_plan(seed, self.workload, kinds=self.kinds, **self.fixed)
+        options = {"watches": self.watches}
+        if self.script is None:
+            run = partial(run_plan, gateway_plan(seed, self.workload, kinds=self.kinds, **self.fixed))
+        else:
+            run = partial(self.script.run, seed)
         if not planted:
-            return run_plan(plan, watches=self.watches)
+            return run(**options)
         with self.planted() as node_type:
-            return run_plan(plan, node_type=node_type, watches=self.watches)
+            return run(node_type=node_type, **options)
 
     def hunt(self):
         """Run seeds until one shows the bug; None if none does within the bound."""
-        for number in range(self.runs):
-            outcome = self.run(self.start + number)
+        for runs, seed in enumerate(self.seeds, 1):
+            outcome = self.run(seed)
             if outcome.failed:
-                return Caught(self, self.start + number, number + 1, outcome)
+                return Caught(self, seed, runs, outcome)
         return None
 
 

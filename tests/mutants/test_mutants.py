@@ -4,21 +4,35 @@
 import pytest
 
 from tests.mutants.catalogue import MUTANTS
+from tests.sim_gateway.scripts import SCRIPTS
 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_planted_bug_is_caught_and_nothing_else_is(name):
     mutant = MUTANTS[name]
     caught = mutant.hunt()
-    assert caught is not None, f"{name} passes {mutant.runs} runs of {mutant.workload}: {mutant.breaks}"
+    assert caught is not None, f"{name} passes {len(mutant.seeds)} runs of {mutant.shown_by}: {mutant.breaks}"
     assert caught.verdict != "crash", f"{name}: {caught.outcome.text}"
-    print(f"{name}: {mutant.workload}, {caught.runs} runs: {caught.verdict}: {caught.outcome.text}")
+    print(f"{name}: {mutant.shown_by}, {caught.runs} runs: {caught.verdict}: {caught.outcome.text}")
     sound = mutant.run(caught.seed, planted=False)
     assert not sound.failed, f"seed {caught.seed} fails without {name}: {sound.findings}"
+
+
+@pytest.mark.parametrize("name", [name for name, mutant in MUTANTS.items() if mutant.script is not None])
+def test_a_script_shows_its_bug_whatever_the_seed_draws(name):
+    mutant = MUTANTS[name]
+    for seed in range(1, 6):
+        caught, sound = mutant.run(seed), mutant.run(seed, planted=False)
+        assert caught.checker not in (None, "crash"), f"seed {seed}: {caught.text}"
+        assert not sound.failed, f"seed {seed} fails without {name}: {sound.findings}"
+
+
+def test_every_script_shows_a_planted_bug():
+    assert {mutant.script.name for mutant in MUTANTS.values() if mutant.script is not None} == set(SCRIPTS)
 
 
 def test_there_are_enough_planted_bugs_of_every_kind():
     assert len(MUTANTS) >= 25
     assert {"register", "counter", "dedup", "bank", "hand-over", "resolve", "lease", "keys", "flow"} == {
-        mutant.workload for mutant in MUTANTS.values()
+        mutant.workload for mutant in MUTANTS.values() if mutant.script is None
     }

@@ -38,7 +38,7 @@ class Outcome:
         return self.findings[0][1] if self.findings else ""
 
 
-def run_plan(plan, *, node_type=GatewayNode, trace=None, watches=False):
+def run_plan(plan, *, node_type=GatewayNode, trace=None, watches=False, world_type=GatewayWorld):
     """Run one plan to its end and judge it; an error of the code under test is a finding named "crash".
 
     With ``watches`` the rules of Raft are checked as well, which :mod:`tests.sim` does for the same engine.
@@ -46,7 +46,7 @@ def run_plan(plan, *, node_type=GatewayNode, trace=None, watches=False):
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     replaced = [(module, name, getattr(module, name)) for module, name in REPLACED]
-    world = GatewayWorld(plan, node_type=node_type, trace=trace, watches=watches)
+    world = world_type(plan, node_type=node_type, trace=trace, watches=watches)
     stopped_by = []
     try:
         world.run()

@@ -56,9 +56,13 @@ class GatewayWorld(World):
         self.wire = Wire(self, self.stream("wire"))
         rng = self.stream("workload")
         self.workload = WORKLOADS[self.plan.workload](self, rng)
-        count = rng.choice(self.workload.habits.sessions)
-        self._owners = [Owner(self, self.stream(f"client {number}")) for number in range(count)]
+        self._owners = self.new_owners(rng)
         return [_SetUp(self)]
+
+    def new_owners(self, rng):
+        """The clients that work."""
+        count = rng.choice(self.workload.habits.sessions)
+        return [Owner(self, self.stream(f"client {number}")) for number in range(count)]
 
     @property
     def now(self):

@@ -1,0 +1,52 @@
+"""Planted bugs that no seed shows, and the script that does each. Read next: :mod:`tests.sim_gateway.scripts`."""
+
+from __future__ import annotations
+
+from consensus.ballot import Ballot
+from consensus.library import Raft
+from tests.mutants.mutant import Mutant
+from tests.sim.planted import PLANTED
+from tests.sim_gateway.scripts import SCRIPTS
+
+_advance_commit = Raft.advance_commit
+_load_ballot = Ballot.load
+_BEFORE_NO_OP = PLANTED["reads-before-no-op"]
+
+
+def _counts_replicas_only(raft):
+    _advance_commit(raft)
+    if raft.leads():
+        peers = [raft._SyncObj__raftMatchIndex[node] for node in raft._SyncObj__otherNodes]
+        on_majority = sorted([raft._log.last_index, *peers])[len(peers) // 2]
+        if on_majority > raft.commit_index():
+            raft.installed(on_majority)
+
+
+def _forgets_vote(cls, storage):
+    ballot = _load_ballot(storage)
+    ballot._voted_for = None
+    return ballot
+
+
+SCRIPTED = [
+    Mutant(
+        "commits-older-term",
+        "an entry of an older term is committed because a majority has it",
+        patches=((Raft, "advance_commit", _counts_replicas_only),),
+        script=SCRIPTS["figure 8"],
+        watches=True,
+    ),
+    Mutant(
+        "vote-forgotten",
+        "a node that starts again knows its term, and not whom it voted for",
+        patches=((Ballot, "load", classmethod(_forgets_vote)),),
+        script=SCRIPTS["two votes in a term"],
+    ),
+    Mutant(
+        "reads-before-no-op",
+        _BEFORE_NO_OP.wrong,
+        parts={"engine_type": _BEFORE_NO_OP.engine_type},
+        script=SCRIPTS["read before the first commit"],
+    ),
+]
+"""In the order of the report."""
