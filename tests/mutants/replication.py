@@ -10,7 +10,7 @@ from consensus.replica import Replica
 from flows import batcher
 from flows.cursor import Consumers
 from flows.open_segment import OpenSegment
-from gateway.reads import Reads
+from gateway.reads import FoundRow, Reads
 from tests.mutants.mutant import Mutant
 from tests.sim.planted import PLANTED
 
@@ -36,6 +36,22 @@ def _row_twice(segment, first_commit, items, time_ms, client_id, first_sequence,
     if offset and not segment.items:
         offset -= 1
     _append_range(segment, first_commit, items, time_ms, client_id, first_sequence, body, offset, traceparent)
+
+
+def _all_passed(consumers):
+    """The watermark of a flow whose consumers have passed everything."""
+    return 2**53
+
+
+_stream_row = Reads._stream_row
+
+
+async def _store_first(reads, table, key):
+    declaration = reads._machine.flows.of_table(table)[0].declaration
+    found = await reads._delivered_row(declaration, table, key)
+    if found is None or found.value is None:
+        return await _stream_row(reads, table, key)
+    return FoundRow(found.commit, found.value)
 
 
 _asked = count(1)
@@ -99,6 +115,18 @@ REPLICATION = [
         "nodes end batches where each of them likes",
         "flow",
         ((batcher, "is_full", _full_now_and_then),),
+    ),
+    Mutant(
+        "dropped-before-delivered",
+        "retention waits for nobody",
+        "stream",
+        ((Consumers, "watermark", _all_passed),),
+    ),
+    Mutant(
+        "store-before-batches",
+        "a row is looked for in the store first",
+        "stream",
+        ((Reads, "_stream_row", _store_first),),
     ),
     Mutant(
         "unknown-called-not-applied",

@@ -33,6 +33,6 @@ def test_every_script_shows_a_planted_bug():
 
 def test_there_are_enough_planted_bugs_of_every_kind():
     assert len(MUTANTS) >= 25
-    assert {"register", "counter", "dedup", "bank", "hand-over", "resolve", "lease", "keys", "flow"} == {
+    assert {"register", "counter", "dedup", "bank", "hand-over", "resolve", "lease", "keys", "flow", "stream"} == {
         mutant.workload for mutant in MUTANTS.values() if mutant.script is None
     }

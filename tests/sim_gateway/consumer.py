@@ -21,6 +21,10 @@ class Consumers:
         """The furthest move that was acknowledged."""
         self._instances = []
 
+    def deliver(self, batch, then):
+        """Do what a consumer does with a batch, and call ``then``: nothing, at once."""
+        then()
+
     def begin(self):
         """Start an instance now, and others later."""
         if self.world.stopped:
@@ -62,13 +66,16 @@ class _Instance:
         world = self._world
         if world.stopped or world.now > self._ends:
             return
-        newest = max((number for flow, number in world.workload.batches if flow == self._all.flow), default=0)
+        newest = max((number for flow, number in world.batches if flow == self._all.flow), default=0)
         if newest > self._cursor:
-            newer = self._all.attached > self._fence
             batch = self._cursor + 1
-            command = c.MoveCursor(self._all.flow, self._all.name, batch, self._fence, replay=False)
-            self._send(command, lambda answer: self._moved(answer, batch, newer=newer))
+            self._all.deliver(batch, lambda: self._delivered(batch))
         world.scheduler.after(0.03 + 0.1 * self._rng.random(), self._move)
+
+    def _delivered(self, batch):
+        newer = self._all.attached > self._fence
+        command = c.MoveCursor(self._all.flow, self._all.name, batch, self._fence, replay=False)
+        self._send(command, lambda answer: self._moved(answer, batch, newer=newer))
 
     def _moved(self, answer, batch, *, newer):
         if isinstance(answer, Exception):

@@ -95,7 +95,7 @@ class FlowExactness(Workload):
         place = batch.flow, batch.number
         if self._chunks.setdefault(place, batch.chunks) == batch.chunks and place in self.batches:
             return
-        items = [item for chunk in batch.chunks for item in _items(chunk)]
+        items = items_of(batch)
         if self.batches.setdefault(place, items) != items:
             world.found(
                 "flow", f"{name} seals batch {batch.number} of {batch.flow} with other items than a node before"
@@ -139,6 +139,11 @@ class FlowExactness(Workload):
         if at:
             found.append(("flow", f"the flow holds what nobody wrote: {sorted(at)[:5]}"))
         return found[:5]
+
+
+def items_of(batch):
+    """(commit, key, value) of each item of a sealed batch; value None = deleted."""
+    return [item for chunk in batch.chunks for item in _items(chunk)]
 
 
 def _items(chunk):

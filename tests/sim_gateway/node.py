@@ -14,6 +14,8 @@ from consensus.inbound import Inbound
 from consensus.messages import decode, encode
 from consensus.read_points import fail, resolve
 from consensus.replica import Replica
+from flows.errors import NotFoundError
+from flows.segment import build
 from gateway.cluster_clock import ClusterClock
 from gateway.node import Node
 from gateway.proposer import Leadership, Proposer
@@ -100,6 +102,25 @@ class Batches:
     def drop_through(self, flow, number):
         pass
 
+    def get(self, flow, number):
+        """The payload of a batch: a node that lacks it gets it from another."""
+        if number < self._node.gateway.machine.flows.get(flow).batches.first:
+            raise NotFoundError("dropped")
+        batch = self._node.world.batches[flow, number]
+        return build(batch.chunks, flow, batch.table, number)
+
+
+class SimReads(Reads):
+    """Looks into batches after a while, as threads do."""
+
+    def __init__(self, node, gateway):
+        super().__init__(gateway.replica, gateway.machine, gateway.publisher, None, node.world.stored)
+        self._rng = node.world.stream(f"{node.name} reads")
+
+    async def _anyhow(self, flow, number, look):
+        await asyncio.sleep(0.005 * self._rng.random())
+        return look()
+
 
 class Unexplained:
     """Nobody asks for explanations here."""
@@ -128,7 +149,7 @@ class SimGateway(Node):
         self.live_check = None
         self.replica = SimReplica(node, self)
         self.proposer = Proposer(self.replica, self.machine, self.clock, self.leadership)
-        self.reads = Reads(self.replica, self.machine, self.publisher, None)
+        self.reads = SimReads(node, self)
         self._timer = None
         self._stopping = False
         self._housework = {}

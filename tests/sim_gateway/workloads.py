@@ -12,6 +12,7 @@ import msgspec
 from gateway import commands as c
 from tests.sim_gateway.flow import FlowExactness
 from tests.sim_gateway.keyed import KeyedCaller
+from tests.sim_gateway.stream import StreamRows
 from tests.sim_gateway.workload import Habits, Workload, op, text
 
 
@@ -185,6 +186,8 @@ class Keys(Counter):
 
 WORKLOADS = {
     workload.name: workload
-    for workload in (Register, Counter, Dedup, AppendList, Bank, HandOver, Resolve, Lease, Keys, FlowExactness)
+    for workload in (
+        *(Register, Counter, Dedup, AppendList, Bank, HandOver, Resolve, Lease, Keys, FlowExactness, StreamRows),
+    )
 }
 """By name; seeds take turns in this order."""

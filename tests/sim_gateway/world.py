@@ -48,6 +48,10 @@ class GatewayWorld(World):
         self.findings = []
         """(check, text) of what was wrong, in the order in which it was noticed."""
         self.stopped = False
+        self.batches = {}
+        """Sealed batches by flow and number, as the first node closed them."""
+        self.stored = None
+        """Where rows of stream tables are delivered to, if they are."""
         self._digests = {}
         super().__init__(plan, node_type=node_type, checkers=checkers, trace=trace)
 
@@ -98,6 +102,7 @@ class GatewayWorld(World):
     def sealed(self, name, batch):
         """A node has closed a batch of a flow."""
         self.note("sealed", name, batch.flow, batch.number, batch.items)
+        self.batches.setdefault((batch.flow, batch.number), batch)
         self.workload.sealed(self, name, batch)
 
     def living(self):
