@@ -1,7 +1,8 @@
 """Opaque calls between nodes, over the peer connections.
 
 Owns the table of calls that wait for their answer and the tasks that serve the peers' calls. Frames of calls do not
-wait for a flush: what they mean is the owner's business. Read next: :mod:`consensus.replica`.
+wait for a flush: what they mean is the owner's business. Numbers of calls begin anew with each process, so an answer
+belongs to the connection that brought the call (:mod:`consensus.inbound`). Read next: :mod:`consensus.replica`.
 """
 
 from __future__ import annotations
@@ -66,15 +67,15 @@ class Calls:
         else:
             answer.set_exception(CallFailed(peer_id, reply.failure or "no reason given"))
 
-    def requested(self, peer_id: str, request: CallRequest) -> None:
-        """A peer calls: serve it in a task of its own."""
+    def requested(self, peer_id: str, request: CallRequest, answer: Callable[[CallReply], None]) -> None:
+        """A peer calls: serve it in a task of its own, and give ``answer`` what comes of it."""
         if self._on_call is None:
-            self._send(peer_id, CallReply(request.number, None, "this node serves no calls"))
+            answer(CallReply(request.number, None, "this node serves no calls"))
             return
         if len(self._serving) >= _CALLS_MAX:
-            self._send(peer_id, CallReply(request.number, None, "too many calls"))
+            answer(CallReply(request.number, None, "too many calls"))
             return
-        task = asyncio.ensure_future(self._serve(peer_id, request, self._on_call))
+        task = asyncio.ensure_future(self._serve(peer_id, request, self._on_call, answer))
         self._serving[task] = peer_id
         task.add_done_callback(self._serving.pop)
 
@@ -94,16 +95,20 @@ class Calls:
         await asyncio.gather(*serving, return_exceptions=True)
 
     async def _serve(
-        self, peer_id: str, request: CallRequest, handler: Callable[[str, bytes], Awaitable[bytes]]
+        self,
+        peer_id: str,
+        request: CallRequest,
+        handler: Callable[[str, bytes], Awaitable[bytes]],
+        answer: Callable[[CallReply], None],
     ) -> None:
         try:
-            answer = await handler(peer_id, request.payload)
-            if not isinstance(answer, bytes):
-                raise TypeError(f"an answer is bytes, not {type(answer).__name__}")
-            reply = CallReply(request.number, answer, None)
+            payload = await handler(peer_id, request.payload)
+            if not isinstance(payload, bytes):
+                raise TypeError(f"an answer is bytes, not {type(payload).__name__}")
+            reply = CallReply(request.number, payload, None)
         except Exception as error:
             logger.exception("a call from %s failed", peer_id)
             reply = CallReply(request.number, None, f"{type(error).__name__}: {error}")
         if reply.payload is not None and len(reply.payload) > self._payload_bytes_max:
             reply = CallReply(request.number, None, "the answer is larger than a frame")
-        self._send(peer_id, reply)
+        answer(reply)

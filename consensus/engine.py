@@ -42,6 +42,10 @@ class Engine(MessageHandling[Token], Generic[Token]):
         if self._snapshots is not None:
             self._snapshots.reconnected(peer_id)
 
+    def is_connected(self, peer_id: str, epoch: int) -> bool:
+        """Whether the connection of this epoch is the one to the peer now."""
+        return self._epochs.get(peer_id) == epoch
+
     def peer_down(self, peer_id: str) -> None:
         """The connection to a peer is lost."""
         self._epochs.pop(peer_id, None)
@@ -175,7 +179,7 @@ class Engine(MessageHandling[Token], Generic[Token]):
             inbox, self._inbox = self._inbox, []
             self._tick_wanted = False
             for peer_id, epoch, message in inbox:
-                if self._epochs.get(peer_id) == epoch:
+                if self.is_connected(peer_id, epoch):
                     self._handle(peer_id, epoch, message)
         more = False
         raft = self._raft

@@ -51,6 +51,11 @@ class FollowerReads:
         asked, self._asked = self._asked, []
         return asked
 
+    def ask_again(self, peer_id: str) -> None:
+        """The connection to ``peer_id`` is a new one: it will not answer what was asked before."""
+        if self._leader_id == peer_id:
+            self.waiting, self._asked = self._asked + self.waiting, []
+
     def lost(self, error: ConsensusError, *, unless_leader: str | None) -> None:
         """Whoever was asked will not answer, unless it is ``unless_leader``."""
         if self._asked and self._leader_id != unless_leader:

@@ -1,12 +1,15 @@
 """What the connections of one replica bring: to the engine, to the reads or to the calls.
 
-Owns the choice, and whether a tick follows at once, soon or not at all.
+Owns the choice, whether a tick follows at once, soon or not at all, and that an answer goes back on the connection
+which brought the question, or nowhere: at the other end of a new one may be a new process, whose own questions have
+the same numbers.
 Read next: :mod:`consensus.message_handling` for what Raft's messages do, :mod:`consensus.ticker`.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from consensus.calls import Calls
 from consensus.engine import Engine
@@ -37,21 +40,25 @@ class Inbound:
         reads: FollowerReads,
         read_points: ReadPoints,
         ticker: Ticker,
+        send: Callable[[str, Message], object],
     ) -> None:
         self._engine: Engine[asyncio.Future[object]] | None = engine
         self._calls = calls
         self._reads = reads
         self._read_points = read_points
         self._ticker = ticker
+        self._send = send
 
     def stop(self) -> None:
         """The engine hears nothing any more."""
         self._engine = None
 
     def peer_up(self, peer_id: str, epoch: int) -> None:
-        """A peer is connected."""
+        """A peer is connected; if it was before, what was asked on the old connection has no answer any more."""
+        self._calls.peer_down(peer_id)
         if self._engine is not None:
             self._engine.peer_up(peer_id, epoch)
+            self._reads.ask_again(peer_id)
             self._ticker.soon()
 
     def peer_down(self, peer_id: str) -> None:
@@ -76,11 +83,11 @@ class Inbound:
                 case ReadProbeAck():
                     engine.receive_probe_ack(peer_id, message)
                 case ReadRequest(number):
-                    self._read_points.serve(engine, peer_id, number)
+                    self._read_points.serve(engine, peer_id, number, self._way_back(engine, peer_id, epoch))
                 case ReadReply():
                     self._read_points.replied(engine, peer_id, message)
                 case CallRequest():
-                    calls.requested(peer_id, message)
+                    calls.requested(peer_id, message, self._way_back(engine, peer_id, epoch))
                 case CallReply():
                     calls.replied(peer_id, message)
                 case _:
@@ -92,3 +99,12 @@ class Inbound:
             self._ticker.soon()
         else:
             self._ticker.tick()
+
+    def _way_back(
+        self, engine: Engine[asyncio.Future[object]], peer_id: str, epoch: int
+    ) -> Callable[[CallReply | ReadReply], None]:
+        def answer(message: CallReply | ReadReply) -> None:
+            if engine.is_connected(peer_id, epoch):
+                self._send(peer_id, message)
+
+        return answer

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from consensus.engine import Engine
 from consensus.errors import ConsensusError, NoLeader, NotLeader, NotReady, Timeout
 from consensus.follower_reads import FollowerReads
-from consensus.messages import Message, ReadReply
+from consensus.messages import ReadReply
 
 _Engine: TypeAlias = Engine[asyncio.Future[object]]
 
@@ -21,10 +21,9 @@ _Engine: TypeAlias = Engine[asyncio.Future[object]]
 class ReadPoints:
     """Read points for this node's callers and for other nodes."""
 
-    def __init__(self, reads: FollowerReads, send: Callable[[str, Message], None], wake: Callable[[], None]) -> None:
+    def __init__(self, reads: FollowerReads, wake: Callable[[], None]) -> None:
         """``wake`` asks for a tick."""
         self._reads = reads
-        self._send = send
         self._wake = wake
 
     async def read(self, engine: _Engine, timeout_s: float) -> int:
@@ -48,19 +47,19 @@ class ReadPoints:
             raise NotReady("the leader is not ready")
         return index
 
-    def serve(self, engine: _Engine, peer_id: str, number: int) -> None:
-        """A follower asks this node for a read point."""
+    def serve(self, engine: _Engine, peer_id: str, number: int, tell: Callable[[ReadReply], None]) -> None:
+        """A follower asks this node for a read point; ``tell`` gets the answer."""
         future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
 
         def answer(done: asyncio.Future[object]) -> None:
             index = done.result() if done.exception() is None else None
-            self._send(peer_id, ReadReply(number, index if isinstance(index, int) else None))
+            tell(ReadReply(number, index if isinstance(index, int) else None))
             engine.show_commit(peer_id)
 
         try:
             engine.read(future)
         except (NotLeader, NotReady):
-            self._send(peer_id, ReadReply(number, None))
+            tell(ReadReply(number, None))
             return
         future.add_done_callback(answer)
         self._wake()

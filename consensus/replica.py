@@ -84,7 +84,7 @@ class Replica:
         self._applied_waiters = AppliedWaiters()
         self._follower_reads = FollowerReads(self._send, fail)
         self._ticker = Ticker(self._applied_waiters, self._follower_reads, halt)
-        self._read_points = ReadPoints(self._follower_reads, self._send, self._ticker.soon)
+        self._read_points = ReadPoints(self._follower_reads, self._ticker.soon)
         self._became_ready = asyncio.Event()
         self._operations = Operations(config, self._running, self._ticker.soon)
 
@@ -138,7 +138,9 @@ class Replica:
         stamp = Stamp(identity.node_uuid, identity.incarnation, tuple(identity.boots))
         payload_bytes_max = self._config.frame_bytes_max - RECORD_OVERHEAD_BYTES_MAX
         self._calls = Calls(self._send_call, self._on_call, payload_bytes_max)
-        self._inbound = Inbound(self._engine, self._calls, self._follower_reads, self._read_points, self._ticker)
+        self._inbound = Inbound(
+            self._engine, self._calls, self._follower_reads, self._read_points, self._ticker, self._send
+        )
         self._transport = PeerTransport(self._config, stamp, known_peers, self._inbound)
         self._peers_changed()
         try:

@@ -169,6 +169,7 @@ class EngineNode(Administered):
 
     def _connected(self, peer, epoch):
         self.engine.peer_up(peer, epoch)
+        self.reads.ask_again(peer)
         self.wake(0.0001)
 
     def disconnected(self, peer):
@@ -191,7 +192,7 @@ class EngineNode(Administered):
             case ReadProbeAck():
                 engine.receive_probe_ack(peer, message)
             case ReadRequest(number):
-                self._serve_read(peer, number)
+                self._serve_read(peer, epoch, number)
             case ReadReply():
                 for read in self.reads.answered(peer, message):
                     self._read_point(read, message.index)
@@ -256,9 +257,9 @@ class EngineNode(Administered):
             self.world.read_failed(read)
         self.wake(0.0002)
 
-    def _serve_read(self, peer, number):
+    def _serve_read(self, peer, epoch, number):
         try:
-            self.engine.read(("peer", peer, number))
+            self.engine.read(("peer", peer, epoch, number))
         except ConsensusError:
             self._send(peer, ReadReply(number, None))
         self.wake(0.0001)
@@ -275,8 +276,9 @@ class EngineNode(Administered):
         match token:
             case ("read", read):
                 self._read_point(read, result)
-            case ("peer", peer, number):
-                self._send(peer, ReadReply(number, result))
+            case ("peer", peer, epoch, number):
+                if self.engine.is_connected(peer, epoch):
+                    self._send(peer, ReadReply(number, result))
                 self.engine.show_commit(peer)
             case ("admin", what, _):
                 self._changes.discard(token)
@@ -291,8 +293,9 @@ class EngineNode(Administered):
         match token:
             case ("read", read):
                 self.world.read_failed(read)
-            case ("peer", peer, number):
-                self._send(peer, ReadReply(number, None))
+            case ("peer", peer, epoch, number):
+                if self.engine.is_connected(peer, epoch):
+                    self._send(peer, ReadReply(number, None))
             case ("admin", what, _):
                 self._changes.discard(token)
                 self.world.answers.answered(self.name, token)

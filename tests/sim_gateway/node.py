@@ -48,14 +48,16 @@ class SimReplica(Replica):
         self._node = node
         self._loop = node.loop
         self._ticker = SimTicker(node)
-        self._follower_reads._send = self._read_points._send = node._send
+        self._follower_reads._send = node._send
         self._read_points._wake = self._ticker.soon
         self._calls = Calls(node.send_call, gateway._serve_call, CALL_BYTES_MAX)
 
     def begin(self, engine):
         """The engine is there: hear the network."""
         self._engine = engine
-        self._inbound = Inbound(engine, self._calls, self._follower_reads, self._read_points, self._ticker)
+        self._inbound = Inbound(
+            engine, self._calls, self._follower_reads, self._read_points, self._ticker, self._node._send
+        )
 
     def propose(self, command):
         future = super().propose(command)

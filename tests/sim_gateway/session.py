@@ -241,6 +241,10 @@ class Session:
                 pending.doubt |= answer.outcome is not Outcome.NOT_APPLIED
             return
         self._last_heard = name
+        if len(answer.body.results) != len(batch):
+            text = f"{len(batch)} operations from {batch[0].request} on got {len(answer.body.results)} results"
+            self.world.found("session protocol", text)
+            return
         if self.state == "open":
             self._remembered(answer.memory_ms, asked)
         for pending, result in zip(batch, answer.body.results, strict=True):
