@@ -128,7 +128,9 @@ class Session:
                 old.end(heard or Ended("info", error="ACKNOWLEDGED"))
                 continue
             held.append(old.sequence)
-            self._enter(Pending(self, old.sequence, old.work, self._deadline(), old.done))
+            heir = self._enter(Pending(self, old.sequence, old.work, self._deadline(), old.done))
+            # What its owner before has sent may be applied, whatever the attempts of this one come to.
+            heir.doubt = True
         self.tracker = RequestTracker.resumed(
             window=self.habits.window, highest=taken.highest_sequence, held=sorted(held)
         )
