@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from consensus.ballot import Ballot
 from consensus.library import Raft
+from consensus.reconfiguration import Reconfiguration
 from tests.mutants.mutant import Mutant
 from tests.sim.planted import PLANTED
 from tests.sim_gateway.scripts import SCRIPTS
 
 _advance_commit = Raft.advance_commit
+_want = Reconfiguration._want
 _load_ballot = Ballot.load
 _BEFORE_NO_OP = PLANTED["reads-before-no-op"]
 
@@ -26,6 +28,10 @@ def _forgets_vote(cls, storage):
     ballot = _load_ballot(storage)
     ballot._voted_for = None
     return ballot
+
+
+def _changes_members_early(changes, node_id, member, *, ready, commit_index):
+    _want(changes, node_id, member, ready=True, commit_index=commit_index)
 
 
 SCRIPTED = [
@@ -47,6 +53,12 @@ SCRIPTED = [
         _BEFORE_NO_OP.wrong,
         parts={"engine_type": _BEFORE_NO_OP.engine_type},
         script=SCRIPTS["read before the first commit"],
+    ),
+    Mutant(
+        "members-change-before-no-op",
+        "a new leader changes the members before an entry of its term is committed",
+        patches=((Reconfiguration, "_want", _changes_members_early),),
+        script=SCRIPTS["two majorities"],
     ),
 ]
 """In the order of the report."""

@@ -184,3 +184,31 @@ def read_before_the_first_commit(stage):
     stage.wait(0.1)
     stage.flow("n2", "n3")
     stage.until(lambda: reading.ended)
+
+
+@script("two majorities", nodes=4, joiners=("n5",))
+def two_majorities(stage):
+    """A leader's addition of n5 is not committed when the next leader removes n1: 1, 4, 5 of five, and 2, 3 of three.
+
+    The flaw of single-server changes as first published, and its repair: a leader changes nothing before it has
+    committed an entry of its own term (Raft thesis §4.1, and Ongaro's correction of 2015).
+    """
+    one, two = stage.begin("n1", clients=["n1", "n2"])
+    stage.add_member("n5", "n1")
+    stage.until(lambda: "n5" in stage.engine("n1").membership.learners)
+    stage.linked("n1", "n5")
+    stage.same_logs()
+    stage.connect(("n1", "n5"), ("n2", "n3", "n4"))
+    stage.until(lambda: stage.engine("n5") is not None and "n5" in stage.engine("n5").membership.voters)
+    stage.stall("n2", "n4", _is(Append))
+    stage.elect("n2", ready=False)
+    stage.until(lambda: stage.engine("n3").log.last_term == stage.engine("n2").term)
+    stage.remove_member("n1", "n2")
+    two.write("k0", 1)
+    stage.wait(0.5)
+    stage.connect(("n1", "n4", "n5"), ("n2", "n3"))
+    stage.elect("n1")
+    assert "n5" in stage.engine("n1").membership.voters
+    stage.read("k0", "n1")
+    one.write("k1", 2)
+    stage.until(lambda: one.idle)

@@ -221,12 +221,13 @@ class Stage:
         node.wake(0.0)
 
     def elect(self, name, *, ready=True):
-        """Let a node time out until it leads; ``ready``: and an entry of its term is committed."""
+        """Let a node time out until it leads a later term; ``ready``: and an entry of that is committed."""
         node = self.node(name)
+        before = node.term
         # A pre-vote may be too early for a link, or teach the candidate a later term.
         for _ in range(int(WITHIN_S / RETRY_S)):
             self.times_out(name)
-            if self._comes(lambda: node.leads, RETRY_S):
+            if self._comes(lambda: node.leads and node.term > before, RETRY_S):
                 break
         else:
             raise StuckError(f"nobody elects {name}")
