@@ -8,15 +8,13 @@ bounds the wall clock. A failing seed is shrunk, and the command printed repeats
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import shlex
 import sys
-import time
 from collections import Counter
 
-from tests.sim.many import Job, chosen_plan, ignore_interrupt, run_chosen, whole_plan
+from tests.sim.command import add_part, is_part, length_words, only_words, run_seeds, shrunk
+from tests.sim.many import Job, chosen_plan, run_chosen, whole_plan
 from tests.sim.planted import PLANTED
-from tests.sim.shrink import shrink
 
 
 def _arguments(argv):
@@ -29,8 +27,7 @@ def _arguments(argv):
     parser.add_argument("--nodes", type=int, help="nodes of the cluster, instead of 3 or 5")
     parser.add_argument("--faults", help="kinds of faults, separated by commas, instead of the usual mix")
     parser.add_argument("--also", help="kinds of faults beside the usual mix")
-    parser.add_argument("--only", help="numbers of the faults to keep, of the seed's list; - for none")
-    parser.add_argument("--length", type=float, help="simulated seconds before the faults end")
+    add_part(parser)
     parser.add_argument("--planted", choices=sorted(PLANTED), help="plant a bug")
     parser.add_argument("--trace", action="store_true", help="print every message of --seed")
     parser.add_argument("--no-shrink", action="store_true", help="print the failing seed as it is")
@@ -44,9 +41,9 @@ def _command(outcome, options, full) -> str:
         if value is not None:
             words += [f"--{name}", str(value)]
     if len(outcome.plan.faults) < len(full.faults) or options.only:
-        words += ["--only", ",".join(str(fault.number) for fault in outcome.plan.faults) or "-"]
+        words += only_words(outcome.plan)
     if outcome.plan.seconds != full.seconds or options.length:
-        words += ["--length", repr(outcome.plan.seconds)]
+        words += length_words(outcome.plan)
     return shlex.join(words)
 
 
@@ -54,33 +51,13 @@ def _report(outcome, options) -> None:
     full = whole_plan(outcome.plan.seed, options)
     print(f"seed {outcome.plan.seed} fails after {outcome.at} s: {outcome.checker}: {outcome.text}")
     if not options.no_shrink:
-        small, runs = shrink(outcome, lambda plan: run_chosen(plan, options))
-        print(
-            f"shrunk in {runs} runs from {len(outcome.plan.faults)} faults to {len(small.plan.faults)}, "
-            f"from {outcome.plan.seconds:.2f} s to {small.plan.seconds:.2f} s: {small.checker}: {small.text}"
-        )
-        for fault in small.plan.faults:
-            print(f"  {fault.at:9.6f} s  {fault.kind} {fault.args}")
-        outcome = small
+        outcome = shrunk(outcome, lambda plan: run_chosen(plan, options))
     print(f"reproduce with: {_command(outcome, options, full)}")
 
 
 def _many(options) -> int:
-    seeds = range(options.start, options.start + options.seeds)
-    totals, done, failed = Counter(), 0, None
-    started = time.monotonic()
-    with multiprocessing.get_context("spawn").Pool(options.jobs, ignore_interrupt) as pool:
-        try:
-            for seed, counts, bad in pool.imap(Job(options), seeds, chunksize=4):
-                totals.update(counts)
-                done += 1
-                if bad:
-                    failed = seed
-                    break
-                if options.seconds is not None and time.monotonic() - started > options.seconds:
-                    break
-        except KeyboardInterrupt:
-            print(f"stopped; continue with --start {options.start + done}")
+    totals = Counter()
+    done, failed = run_seeds(Job(options), options, first="--start", take=totals.update)
     print(f"{done} seeds from {options.start}: " + ", ".join(f"{totals[name]} {name}" for name in sorted(totals)))
     if failed is None:
         return 0
@@ -95,7 +72,7 @@ def _one(options) -> int:
     print(", ".join(f"{count} {name}" for name, count in sorted(outcome.counts.items())))
     if not outcome.failed:
         return 0
-    if options.only is not None or options.length is not None:
+    if is_part(options):
         options.no_shrink = True
     _report(outcome, options)
     return 1

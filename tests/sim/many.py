@@ -5,8 +5,7 @@ Read next: :mod:`tests.sim.__main__`.
 
 from __future__ import annotations
 
-import signal
-
+from tests.sim.command import part_of
 from tests.sim.engine_node import EngineNode
 from tests.sim.faults import DEFAULT_MIX
 from tests.sim.plan import make_plan
@@ -24,13 +23,7 @@ def whole_plan(seed, options):
 
 
 def chosen_plan(seed, options):
-    plan = whole_plan(seed, options)
-    if options.only is None and options.length is None:
-        return plan
-    numbers = {fault.number for fault in plan.faults}
-    if options.only is not None:
-        numbers = {int(number) for number in options.only.split(",") if number != "-"}
-    return plan.only(numbers, options.length)
+    return part_of(whole_plan(seed, options), options)
 
 
 def run_chosen(plan, options, trace=None) -> Outcome:
@@ -38,10 +31,6 @@ def run_chosen(plan, options, trace=None) -> Outcome:
         with PLANTED[options.planted].plant() as node_type:
             return run_plan(plan, node_type=node_type, trace=trace)
     return run_plan(plan, node_type=EngineNode, trace=trace)
-
-
-def ignore_interrupt():
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class Job:

@@ -8,16 +8,13 @@ Seed ``s`` runs workload ``s`` modulo their number, or the one that is named. A 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import shlex
 import sys
-import time
 from collections import Counter, defaultdict
 
 from rifl.lincheck import line_of
-from tests.sim.many import ignore_interrupt
-from tests.sim.shrink import shrink
+from tests.sim.command import add_part, is_part, length_words, only_words, part_of, run_seeds, shrunk
 from tests.sim_gateway.many import Job, plan_of
 from tests.sim_gateway.run import run_plan
 from tests.sim_gateway.workloads import WORKLOADS
@@ -31,21 +28,10 @@ def _arguments(argv):
     parser.add_argument("--workload", choices=sorted(WORKLOADS), help="instead of one after the other")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (default %(default)s)")
     parser.add_argument("--seconds", type=float, help="stop after this much wall-clock time")
-    parser.add_argument("--only", help="numbers of the faults to keep, of the seed's list; - for none")
-    parser.add_argument("--length", type=float, help="simulated seconds before the faults end")
+    add_part(parser)
     parser.add_argument("--history", action="store_true", help="print the history of --seed")
     parser.add_argument("--trace", action="store_true", help="print every message of --seed")
     return parser.parse_args(argv)
-
-
-def _chosen(options):
-    plan = plan_of(options.seed, options.workload)
-    if options.only is None and options.length is None:
-        return plan
-    numbers = {fault.number for fault in plan.faults}
-    if options.only is not None:
-        numbers = {int(number) for number in options.only.split(",") if number != "-"}
-    return plan.only(numbers, options.length)
 
 
 def _said(event):
@@ -58,38 +44,22 @@ def _report(outcome, *, shrinks):
     for check, text in outcome.findings:
         print(f"  {check}: {text}")
     if shrinks:
-        small, runs = shrink(outcome, run_plan)
-        print(
-            f"shrunk in {runs} runs from {len(plan.faults)} faults to {len(small.plan.faults)}, "
-            f"from {plan.seconds:.2f} s to {small.plan.seconds:.2f} s: {small.checker}: {small.text}"
-        )
-        for fault in small.plan.faults:
-            print(f"  {fault.at:9.6f} s  {fault.kind} {fault.args}")
-        outcome = small
+        outcome = shrunk(outcome, run_plan)
     words = ["python", "-m", "tests.sim_gateway", "--seed", str(plan.seed), "--workload", plan.workload]
-    words += ["--only", ",".join(str(fault.number) for fault in outcome.plan.faults) or "-"]
-    words += ["--length", repr(outcome.plan.seconds)]
+    words += only_words(outcome.plan) + length_words(outcome.plan)
     print(f"reproduce with: {shlex.join(words)}")
 
 
 def _many(options):
-    seeds = range(options.start, options.start + options.seeds)
-    totals, kinds, done, failed = defaultdict(Counter), Counter(), Counter(), None
-    started = time.monotonic()
-    with multiprocessing.get_context("spawn").Pool(options.jobs, ignore_interrupt) as pool:
-        try:
-            for seed, workload, counts, faults, bad in pool.imap(Job(options.workload), seeds, chunksize=4):
-                totals[workload].update(counts)
-                kinds.update(faults)
-                done[workload] += 1
-                if bad:
-                    failed = seed
-                    break
-                if options.seconds is not None and time.monotonic() - started > options.seconds:
-                    break
-        except KeyboardInterrupt:
-            print(f"stopped; continue with --from {options.start + done.total()}")
-    print(f"{done.total()} seeds from {options.start}")
+    totals, kinds, done = defaultdict(Counter), Counter(), Counter()
+
+    def take(workload, counts, faults):
+        totals[workload].update(counts)
+        kinds.update(faults)
+        done[workload] += 1
+
+    total, failed = run_seeds(Job(options.workload), options, first="--from", take=take)
+    print(f"{total} seeds from {options.start}")
     for workload, counts in totals.items():
         print(f"{workload}: {done[workload]} seeds, " + ", ".join(f"{counts[name]} {name}" for name in sorted(counts)))
     print("faults: " + ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())))
@@ -101,7 +71,9 @@ def _many(options):
 
 
 def _one(options):
-    outcome = run_plan(_chosen(options), trace=print if options.trace else None)
+    outcome = run_plan(
+        part_of(plan_of(options.seed, options.workload), options), trace=print if options.trace else None
+    )
     plan = outcome.plan
     about = f"{len(plan.names)} nodes, {len(plan.faults)} faults, trace {outcome.trace_hash}"
     print(f"seed {plan.seed} of {plan.workload}: {about}")
@@ -110,7 +82,7 @@ def _one(options):
         print("\n".join(map(_said, outcome.history)))
     if not outcome.failed:
         return 0
-    _report(outcome, shrinks=options.only is None and options.length is None)
+    _report(outcome, shrinks=not is_part(options))
     return 1
 
 
