@@ -5,11 +5,13 @@ from __future__ import annotations
 from consensus.ballot import Ballot
 from consensus.library import Raft
 from consensus.reconfiguration import Reconfiguration
+from consensus.wal import Journal
 from tests.mutants.mutant import Mutant
 from tests.sim.planted import PLANTED
 from tests.sim_gateway.scripts import SCRIPTS
 
 _advance_commit = Raft.advance_commit
+_reset_to = Journal.reset_to
 _want = Reconfiguration._want
 _load_ballot = Ballot.load
 _BEFORE_NO_OP = PLANTED["reads-before-no-op"]
@@ -32,6 +34,14 @@ def _forgets_vote(cls, storage):
 
 def _changes_members_early(changes, node_id, member, *, ready, commit_index):
     _want(changes, node_id, member, ready=True, commit_index=commit_index)
+
+
+def _resets_if_too_short(log, point):
+    if log.term_at(point.index) is None:
+        _reset_to(log, point)
+        return
+    log.commit_index = max(log.commit_index, point.index)
+    log.flush()
 
 
 SCRIPTED = [
@@ -59,6 +69,12 @@ SCRIPTED = [
         "a new leader changes the members before an entry of its term is committed",
         patches=((Reconfiguration, "_want", _changes_members_early),),
         script=SCRIPTS["two majorities"],
+    ),
+    Mutant(
+        "snapshot-keeps-other-entries",
+        "a node that installs a snapshot keeps its log if that is long enough, whatever its term there",
+        patches=((Journal, "reset_to", _resets_if_too_short),),
+        script=SCRIPTS["snapshot over other entries"],
     ),
 ]
 """In the order of the report."""

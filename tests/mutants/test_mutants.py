@@ -21,7 +21,7 @@ def test_a_planted_bug_is_caught_and_nothing_else_is(name):
 @pytest.mark.parametrize("name", [name for name, mutant in MUTANTS.items() if mutant.script is not None])
 def test_a_script_shows_its_bug_whatever_the_seed_draws(name):
     mutant = MUTANTS[name]
-    for seed in range(1, 6):
+    for seed in range(1, 4):
         caught, sound = mutant.run(seed), mutant.run(seed, planted=False)
         assert caught.checker not in (None, "crash"), f"seed {seed}: {caught.text}"
         assert not sound.failed, f"seed {seed} fails without {name}: {sound.findings}"

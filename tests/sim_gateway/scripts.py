@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from consensus.messages import Ack, Append, PreVoteReply
-from tests.sim_gateway.plan import COMMAND_BYTES_MAX, GatewayPlan
+from tests.sim_gateway.plan import COMMAND_BYTES_MAX, SAVES, GatewayPlan
 from tests.sim_gateway.run import run_plan
 from tests.sim_gateway.stage import ScriptedNode, ScriptedWorld
 
@@ -212,3 +212,29 @@ def two_majorities(stage):
     stage.read("k0", "n1")
     one.write("k1", 2)
     stage.until(lambda: one.idle)
+
+
+_SHORT_LOG = SAVES | {"save_log_bytes_max": 2000, "command_bytes_max": 4096, "journal_segment_bytes": 16_384}
+
+
+@script("snapshot over other entries", settings=_SHORT_LOG, save_every=1)
+def snapshot_over_other_entries(stage):
+    """A leader that was cut off comes back with a log that no majority has, and gets a state that ends inside it."""
+    *cut_off, two = stage.begin("n1", clients=["n1"] * 20 + ["n2"])
+    stage.connect(("n1",), ("n2", "n3"))
+    for value, client in enumerate(cut_off):
+        client.write("k0", value)
+    stage.elect("n2")
+    first = stage.engine("n2").log.last_index
+    for value in range(15):
+        two.write("k1", [10 + value] * 1000)
+        stage.until(lambda: two.idle)
+    stage.until(lambda: stage.engine("n2").log.base.index > first)
+    stage.wait(1.0)
+    assert stage.engine("n1").log.last_index > stage.engine("n2").log.base.index
+    assert stage.engine("n1").log.last_term < stage.engine("n2").term
+    before = stage.world.counts["snapshots installed"]
+    stage.connect(("n1", "n2", "n3"))
+    stage.until(lambda: stage.world.counts["snapshots installed"] > before)
+    stage.wait(0.3)
+    stage.read("k1", "n1")
