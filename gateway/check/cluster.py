@@ -107,7 +107,7 @@ class CheckCluster(LocalCluster):
             self.flushes[node_id] = FlushControl(self.directory / f"{node_id}.flushes")
 
     def register(self, target: Target) -> None:
-        """Let faults kill ``target``."""
+        """Let faults kill ``target``; it ends with the cluster."""
         self.targets[target.name] = target
 
     # Where things are
@@ -371,8 +371,10 @@ class CheckCluster(LocalCluster):
         self._processes.pop(node_id, None)  # how the last one ended is no news any more
 
     def close(self) -> None:
-        """Kill what runs, unmount, close the links. Idempotent."""
+        """Kill what runs, registered processes too, unmount, close the links. Idempotent."""
         super().close()
+        for target in self.targets.values():
+            target.kill()
         for disk in self.disks.values():
             disk.close()
         for control in self.flushes.values():

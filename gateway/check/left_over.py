@@ -1,4 +1,4 @@
-"""Node processes that a killed run left behind, found by the folder that they work in.
+"""Processes that a killed run left behind, found by the folder that they work in.
 
 Owns: that search, and the lock that keeps two runs out of one directory: each would take the other's nodes for left
 over. A run that ends in any other way than SIGKILL leaves none.
@@ -13,8 +13,12 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from rifl.errors import Code, OncegateError, Outcome
+
+_FLAGS: Final = frozenset({b"--data-dir", b"--checkpoint", b"-Dcassandra.storagedir"})
+"""Behind which a process names its directory: a node, a job (whose JVM ends with it), a Cassandra."""
 
 
 @contextlib.contextmanager
@@ -34,7 +38,7 @@ def alone(runs: Path) -> Iterator[None]:
 
 
 def end_left_over(runs: Path) -> int:
-    """Kill every process of this user whose command line names a data directory of a run in ``runs``.
+    """Kill every process of this user whose command line names a directory of a run in ``runs``.
 
     Returns:
         How many were killed.
@@ -44,8 +48,8 @@ def end_left_over(runs: Path) -> int:
     for place in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             words = place.joinpath("cmdline").read_bytes().split(b"\0")
-            pairs = itertools.pairwise(words)
-            if any(flag == b"--data-dir" and value.startswith(mark) for flag, value in pairs):
+            pairs = itertools.chain(itertools.pairwise(words), (word.split(b"=", 1) for word in words if b"=" in word))
+            if any(flag in _FLAGS and value.startswith(mark) for flag, value in pairs):
                 os.kill(int(place.name), signal.SIGKILL)
                 killed += 1
     return killed

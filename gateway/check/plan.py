@@ -19,6 +19,7 @@ NODES_DEFAULT: Final = 3
 NODES_MAX: Final = 7
 PROCESSES_DEFAULT: Final = 6
 PROCESSES_MAX: Final = 48
+STORES: Final = ("sqlite", "cassandra")
 SEEDS_MAX: Final = 1_000_000
 SEED_MAX: Final = 2**53 - 1
 FAULTS_MAX: Final = 64
@@ -36,6 +37,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
         seconds: how long processes work, in (0, SECONDS_MAX]; healing and final reads come on top.
         nodes: of the cluster, 1..NODES_MAX.
         processes: how many work at once, 1..PROCESSES_MAX.
+        store: one of :data:`STORES`: what a workload with a store runs.
 
     Raises:
         OncegateError: BAD_REQUEST; one is out of bounds.
@@ -47,6 +49,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = SECONDS_DEFAULT
     nodes: int = NODES_DEFAULT
     processes: int = PROCESSES_DEFAULT
+    store: str = STORES[0]
 
     def __post_init__(self) -> None:
         _within("seed", self.seed, 0, SEED_MAX)
@@ -55,6 +58,8 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
         _within("the number of faults", len(self.faults), 0, FAULTS_MAX)
         if not 0 < self.seconds <= SECONDS_MAX:
             raise OncegateError(Code.BAD_REQUEST, f"seconds is {self.seconds}, not in 0..{SECONDS_MAX:g}")
+        if self.store not in STORES:
+            raise OncegateError(Code.BAD_REQUEST, f"store is {self.store}, not one of {', '.join(STORES)}")
 
     @property
     def fault_names(self) -> str:

@@ -23,14 +23,14 @@ from typing import Any, Final
 import msgspec
 
 from gateway.check.cluster import CheckCluster
-from gateway.check.errors import NotHealed
+from gateway.check.errors import NotHealed, Unavailable
 from gateway.check.folder import RunFolder, RunInfo, Verdict
 from gateway.check.nemesis import FaultPlan, Nemesis, available, names_of, plan_of
 from gateway.check.nodes import Nodes
 from gateway.check.plan import RunPlan
 from gateway.check.recorder import Recorder
 from gateway.check.report import write_report
-from gateway.check.workload import Workload
+from gateway.check.workload import WithProcesses, Workload
 from gateway.check.workloads import workload_of
 from gateway.check.world import NotRecovered, World
 from rifl.errors import Code, OncegateError
@@ -73,9 +73,11 @@ def run(
 
     Raises:
         OncegateError: BAD_REQUEST, the plan names what does not exist: nothing was started.
+        Unavailable: this machine cannot run the workload: nothing was started.
         RuntimeError: the cluster did not start. The folder is left, as after KeyboardInterrupt.
     """
-    workload_of(plan.workload)
+    if reason := lacking(plan):
+        raise Unavailable(f"{plan.workload}: {reason}")
     chosen, left_out = (faults, {}) if faults is not None else faults_of(plan)
     folder = RunFolder.create(runs, info_of(plan, {"left out": left_out}))
     (folder.path / PLAN).write_bytes(chosen.to_json())
@@ -83,14 +85,26 @@ def run(
     return folder, judge(folder)
 
 
+def lacking(plan: RunPlan) -> str:
+    """Return why this machine cannot run a plan's workload; empty: it can.
+
+    Raises:
+        OncegateError: BAD_REQUEST, there is no such workload.
+    """
+    workload = workload_of(plan.workload)
+    return workload.lacks(plan) if isinstance(workload, WithProcesses) else ""
+
+
 def faults_of(plan: RunPlan) -> tuple[FaultPlan, dict[str, str]]:
     """Return the faults that a plan's names and seed make on this machine, and which it does not allow, and why.
 
     Raises:
-        OncegateError: BAD_REQUEST, there is no such fault.
+        OncegateError: BAD_REQUEST, there is no such fault or workload.
     """
+    workload = workload_of(plan.workload)
+    processes = workload.processes(plan) if isinstance(workload, WithProcesses) else ()
     try:
-        names, left_out = available(names_of(plan.faults))
+        names, left_out = available(names_of(plan.faults, processes), processes=processes)
     except ValueError as unknown:
         raise OncegateError(Code.BAD_REQUEST, str(unknown)) from unknown
     return plan_of(plan.seed, names, plan.seconds, plan.nodes), dict(left_out)
@@ -143,6 +157,9 @@ async def record(
         async with _stoppable():
             cluster = make_cluster(plan, faults, folder.data)
             stack.callback(_end, cluster)
+            workload = workload_of(plan.workload)
+            if isinstance(workload, WithProcesses):
+                await asyncio.to_thread(workload.equip, cluster, plan)
             await asyncio.to_thread(cluster.start)
             await asyncio.to_thread(cluster.wait_ready, timeout_s=READY_S)
             ended = "interrupted"
@@ -157,7 +174,7 @@ async def record(
             async with Nodes(lambda: {node: cluster.endpoint(node) for node in cluster.meant}) as nodes:
                 world = World(plan, nodes, recorder, scratch)
                 try:
-                    ended = await _work(world, workload_of(plan.workload), nemesis)
+                    ended = await _work(world, workload, nemesis)
                 finally:
                     crashes.update(cluster.crashes)
 

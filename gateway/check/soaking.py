@@ -10,15 +10,17 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from gateway.check.errors import CheckError
+import msgspec
+
+from gateway.check.errors import CheckError, Unavailable
 from gateway.check.folder import LATEST, RunFolder
 from gateway.check.folder_errors import FolderError
 from gateway.check.left_over import alone, end_left_over
 from gateway.check.plan import RunPlan
-from gateway.check.runner import faults_of, run
+from gateway.check.runner import faults_of, lacking, run
 from gateway.check.soak import SoakState, begun
 from gateway.check.words import verdict_lines
-from gateway.check.workloads import WORKLOADS, workload_of
+from gateway.check.workloads import WORKLOADS
 
 
 def soak(
@@ -44,11 +46,11 @@ def soak(
 
     Raises:
         OncegateError: BAD_REQUEST, or CONFLICT if somebody else runs there now; nothing was started.
+        Unavailable: this machine cannot run the workload that is named. Of all, those that it cannot are left out.
     """
-    names = list(WORKLOADS) if workload is None else [workload]
+    names = _possible(template, workload, say)
     for name in names:
-        workload_of(name)
-    faults_of(template)
+        faults_of(msgspec.structs.replace(template, workload=name))
     runs.mkdir(parents=True, exist_ok=True)
     with alone(runs):
         end_left_over(runs)
@@ -56,6 +58,19 @@ def soak(
         state = begun(runs, template, names, len(names) if seeds is None else seeds, resume=resume)
         _runs(state, runs, keep=keep, say=say)
     return state
+
+
+def _possible(template: RunPlan, workload: str | None, say: Callable[[str], None]) -> list[str]:
+    possible = []
+    for name in WORKLOADS if workload is None else (workload,):
+        reason = lacking(msgspec.structs.replace(template, workload=name))
+        if reason and workload is not None:
+            raise Unavailable(f"{name}: {reason}")
+        if reason:
+            say(f"workload {name} is left out: {reason}")
+        else:
+            possible.append(name)
+    return possible
 
 
 def _runs(state: SoakState, runs: Path, *, keep: bool, say: Callable[[str], None]) -> None:

@@ -7,12 +7,14 @@ Owns: the protocol that the runner drives, and the loops that most workloads sha
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 from random import Random
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
+from gateway.check.cluster import CheckCluster
 from gateway.check.direct import DirectSession
+from gateway.check.plan import RunPlan
 from gateway.check.world import World
 from gateway.client import OncegateError, Session, Tuning
 from rifl.lincheck import Event, Result
@@ -43,6 +45,29 @@ class Workload(Protocol):
 
     def check(self, folder: Path, history: Sequence[Event]) -> list[Result]:
         """Judge a history; ``folder`` is the run's, for what else was saved."""
+        ...
+
+
+@runtime_checkable
+class WithProcesses(Protocol):
+    """What a workload has besides that runs more than the nodes."""
+
+    def processes(self, plan: RunPlan) -> Collection[str]:
+        """Return the names of what it will register, so that faults on them can be planned."""
+        ...
+
+    def lacks(self, plan: RunPlan) -> str:
+        """Return why this machine cannot run it; empty: it can."""
+        ...
+
+    def equip(self, cluster: CheckCluster, plan: RunPlan) -> None:
+        """Add flags to the nodes and register processes, before any node starts; blocks while one of them starts.
+
+        What is registered is killed with the cluster. Its files are below the cluster's directory.
+
+        Raises:
+            CheckError: a process did not start.
+        """
         ...
 
 

@@ -53,6 +53,7 @@ def run_command(
     seconds: Annotated[float, typer.Option(help="how long the processes of a run work")] = 12.0,
     nodes: Annotated[int, typer.Option(help="nodes of the cluster")] = 3,
     processes: Annotated[int, typer.Option(help="processes of the workload")] = 6,
+    store: Annotated[str, typer.Option(help="of workloads with one: sqlite, or cassandra, a real one")] = "sqlite",
     runs: Runs = Path("runs"),
     keep: Annotated[
         bool, typer.Option("--keep", help="keep the folders of valid runs, where there are several")
@@ -68,7 +69,13 @@ def run_command(
 
     with _stoppable():
         template = RunPlan(
-            workload="", faults=fault_names(faults), seed=seed, seconds=seconds, nodes=nodes, processes=processes
+            workload="",
+            faults=fault_names(faults),
+            seed=seed,
+            seconds=seconds,
+            nodes=nodes,
+            processes=processes,
+            store=store,
         )
         say = partial(typer.echo, err=True)
         state = soak(template, workload, runs, seeds=seeds, keep=keep, resume=resume, say=say)
@@ -115,8 +122,10 @@ def shrink(
 @contextlib.contextmanager
 def _stoppable() -> Iterator[None]:
     """As :func:`exits`; Ctrl-C is no verdict either."""
+    from gateway.check.errors import Unavailable
+
     try:
-        with exits():
+        with exits(misuse=(Unavailable,)):
             yield
     except KeyboardInterrupt:
         typer.echo("oncegate: stopped; what was recorded can be read with `oncegate check replay`", err=True)

@@ -72,6 +72,12 @@ GOOD = {
     .did("append", "l0", 1, done(1, replayed=True), request="a/1")
     .read("l0", [1]),
     "flow": flow(),
+    "stored": Book()
+    .did("put", "past0.0", {"value": 1}, {"version": 4})
+    .did("delete", "past0.0", {}, {"version": 5})
+    .read("past0.0", {"version": 0}, "get")
+    .did("job", "spark", None, {"kills": 2, "ended": []})
+    .did("handed-over", "n1", None, {"first_batch": 2, "reads": 1.0}, node="n1"),
     "stream": Book().did("write", "own0", 1).did("read-own", "own0", None, 1).read("own0", 1),
 }
 BAD: list[tuple[str, Book, str]] = [
@@ -144,6 +150,21 @@ BAD: list[tuple[str, Book, str]] = [
     ("flow", flow(others=OTHER), "a batch is the same bytes"),
     ("flow", flow(stored=[["k", 1, 4]]), "the store holds every key once"),
     ("flow", flow(stored=[["k", 2, 5], ["k", 2, 5]]), "the store holds every key once"),
+    (
+        "stored",
+        Book().did("put", "past0.0", {"value": 1}, {"version": 4}).read("past0.0", {"version": 0}, "get"),
+        LOST,
+    ),
+    (
+        "stored",
+        Book()
+        .did("put", "past0.0", {"value": 1}, {"version": 4})
+        .did("delete", "past0.0", {}, {"version": 5})
+        .read("past0.0", {"version": 4, "value": 1}, "get"),
+        "linearizable row",
+    ),
+    ("stored", Book().did("write", "own0.0", 1).did("read-own", "own0.0", None, None), "a writer reads its own writes"),
+    ("stored", Book().did("job", "spark", None, {"kills": 0, "ended": [4]}), "the job is ended by nobody"),
     ("stream", Book().did("write", "own0", 1).did("read-own", "own0", None, None), "a writer reads its own writes"),
 ]
 

@@ -20,7 +20,8 @@ pytestmark = pytest.mark.faults
 FAULTS = ("kills", "freezes", "partitions")
 
 
-@pytest.mark.parametrize("workload", WORKLOADS)
+# That with a Spark job has a test of its own: tests/check/test_stored.py.
+@pytest.mark.parametrize("workload", sorted(WORKLOADS.keys() - {"stored"}))
 def test_workload_is_valid_under_faults(tmp_path: Path, workload: str, seed: int) -> None:
     plan = RunPlan(workload=workload, faults=FAULTS, seed=seed, seconds=4.0)
     folder, verdict = run(plan, tmp_path)
@@ -57,15 +58,17 @@ def test_stopped_run_leaves_a_folder_that_can_be_judged_and_no_process(tmp_path:
     assert verdict.operations["ok"] > 0
 
 
-def test_nodes_of_a_killed_run_are_ended_by_the_next_one(tmp_path: Path) -> None:
+def test_processes_of_a_killed_run_are_ended_by_the_next_one(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import time; time.sleep(60)", "serve", "--data-dir", str(tmp_path / "r/data/n1")]
     left = subprocess.Popen(command)
+    job = subprocess.Popen([*command[:3], "--checkpoint", str(tmp_path / "r/data/spark/checkpoint")])
+    cassandra = subprocess.Popen([*command[:3], f"-Dcassandra.storagedir={tmp_path}/r/data/cassandra/node1/data"])
     other = subprocess.Popen([*command[:-1], str(tmp_path) + "-other/data/n1"])
     try:
-        assert end_left_over(tmp_path) == 1
-        assert left.wait(10) == -signal.SIGKILL
+        assert end_left_over(tmp_path) == 3
+        assert {one.wait(10) for one in (left, job, cassandra)} == {-signal.SIGKILL}
         assert other.poll() is None, "a process of another folder was killed"
     finally:
-        for process in (left, other):
+        for process in (left, job, cassandra, other):
             process.kill()
             process.wait()

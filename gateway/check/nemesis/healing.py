@@ -36,11 +36,11 @@ def make_whole(cluster: CheckCluster, timeout_s: float) -> None:
         clock.step(0)
     for control in cluster.flushes.values():
         control.slow(0)
-    for target in cluster.targets.values():
-        target.start()
     wrong: dict[str, str] = {"cluster": "nothing has been looked at"}
     while wrong:
         try:
+            for target in cluster.targets.values():
+                target.start()
             _restore_members(cluster)
             wrong = _wrong(cluster)
         except _FAILURES as failure:

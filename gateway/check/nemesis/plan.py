@@ -71,10 +71,10 @@ class FaultPlan(msgspec.Struct, frozen=True):
         return plan
 
 
-def names_of(words: str | Iterable[str]) -> list[str]:
+def names_of(words: str | Iterable[str], processes: Collection[str] = ()) -> list[str]:
     """The faults that are meant by names and groups, joined by ``+`` or listed; ``all`` means all of them.
 
-    Those that need a process of the workload's come only by their own name or group.
+    Those that need a process which is not among the workload's ``processes`` come only by their own name or group.
 
     Raises:
         ValueError: a word is neither a fault nor a group.
@@ -82,7 +82,9 @@ def names_of(words: str | Iterable[str]) -> list[str]:
     found: set[str] = set()
     for word in words.split("+") if isinstance(words, str) else words:
         meant = {
-            name for name, kind in FAULTS.items() if word in (name, kind.group) or (word == ALL and not kind.process)
+            name
+            for name, kind in FAULTS.items()
+            if word in (name, kind.group) or (word == ALL and (not kind.process or kind.process in processes))
         }
         if not meant and word != "none":
             groups = sorted({kind.group for kind in FAULTS.values()})

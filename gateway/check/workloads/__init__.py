@@ -17,6 +17,7 @@ from gateway.check.workloads.lease import LeaseRaces
 from gateway.check.workloads.register import Register
 from gateway.check.workloads.resolve import ResolveRaces
 from gateway.check.workloads.rows import Rows
+from gateway.check.workloads.stored import StoredReads
 from gateway.check.workloads.stream import StreamReads
 from rifl.errors import Code, OncegateError
 
@@ -33,6 +34,7 @@ _ALL: Final[tuple[type[Workload], ...]] = (
     LeaseRaces,
     FlowExactness,
     StreamReads,
+    StoredReads,
 )
 WORKLOADS: Final[dict[str, Callable[[], Workload]]] = {workload.name: workload for workload in _ALL}
 

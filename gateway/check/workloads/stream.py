@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 from gateway.check.checks import Findings, linearizable
 from gateway.check.direct import DirectSession
@@ -20,9 +20,6 @@ from gateway.check.workload import SessionLoop
 from gateway.check.world import World
 from rifl.lincheck import Event, Operation, Result, operations
 
-TABLE: Final = "streamed"
-SHARED: Final = ("h0", "h1", "h2")
-
 
 class StreamReads(SessionLoop):
     """Writes to shared keys and to the worker's own, read back at once and later."""
@@ -32,35 +29,49 @@ class StreamReads(SessionLoop):
         "rows of a stream table are read as written, by their writer at once, while batches are sealed"
     )
 
+    table: ClassVar[str] = "streamed"
+    shared: ClassVar[int] = 3
+    """How many keys belong to everybody."""
+
+    own: ClassVar[int] = 1
+    """How many keys belong to each worker."""
+
     def __init__(self) -> None:
         self._written = 0
         self._commits: dict[int, int] = {}
 
     async def set_up(self, world: World) -> None:
         """See :class:`~gateway.check.workload.Workload`."""
-        await world.declare(TABLE, "stream")
+        await world.declare(self.table, "stream")
 
     async def step(self, world: World, process: int, session: DirectSession, random: Random) -> None:
         """Write or read, a shared key or the worker's own."""
         own = random.random() < 0.5
-        key = f"own{process}" if own else random.choice(SHARED)
+        key = f"own{process}.{random.randrange(self.own)}" if own else f"h{random.randrange(self.shared)}"
         if random.random() < 0.5:
-            self._written += 1
-            operation = {"op": "put", "table": TABLE, "key": key, "value": self._written}
-            verdict = await world.write(process, session, operation, "write", self._written)
+            value = self.next_value()
+            operation = {"op": "put", "table": self.table, "key": key, "value": value}
+            verdict = await world.write(process, session, operation, "write", value)
             if verdict.kind == "applied":
                 self._commits[process] = max(self._commits.get(process, 0), int(verdict.result["commit"]))
         elif own:
             query = f"?consistency=session&min_commit={self._commits.get(process, 0)}"
-            row = await world.read(process, TABLE, key, random, f="read-own", query=query)
+            row = await world.read(process, self.table, key, random, f="read-own", query=query)
             if row is not None:
                 self._commits[process] = max(self._commits.get(process, 0), int(row["commit"]))
         else:
-            await world.read(process, TABLE, key, random)
+            await world.read(process, self.table, key, random)
+
+    def next_value(self) -> int:
+        """Return a value that nobody has written, larger than all before."""
+        self._written += 1
+        return self._written
 
     async def finish(self, world: World) -> None:
         """See :class:`~gateway.check.workload.Workload`."""
-        await world.final_reads(TABLE, [*SHARED, *(f"own{process}" for process in range(world.plan.processes))])
+        shared = [f"h{number}" for number in range(self.shared)]
+        workers = range(world.plan.processes)
+        await world.final_reads(self.table, [*shared, *(f"own{at}.{n}" for at in workers for n in range(self.own))])
 
     def check(self, folder: Path, history: Sequence[Event]) -> list[Result]:
         """See :class:`~gateway.check.workload.Workload`."""
