@@ -71,6 +71,7 @@ class SourceOptions:
     | `ending_batch` | last batch of a batch read; default: the newest when it starts |
     | `batches_per_trigger` | admission limit of a stream, default 16 |
     | `partitions_max` | how many tasks share a micro-batch, default: cores of the driver |
+    | `delivered` | batches up to this number have been delivered and are not read again, default 0: none |
 
     `latest` reads only what is sealed from now on, `cursor` what comes after the consumer's cursor. The default is
     `cursor` with a consumer, else `earliest`. A checkpoint overrules them all.
@@ -81,6 +82,7 @@ class SourceOptions:
     ending_batch: int | None
     batches_per_trigger: int
     partitions_max: int
+    delivered: int
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
@@ -105,6 +107,7 @@ class SourceOptions:
             _number(options, "ending_batch", None, 1, 2**53),
             _number(options, "batches_per_trigger", BATCHES_PER_TRIGGER_DEFAULT, 1, _COUNT_MAX) or 1,
             _number(options, "partitions_max", os.cpu_count() or 1, 1, _COUNT_MAX) or 1,
+            _number(options, "delivered", 0, 0, 2**53) or 0,
         )
 
 

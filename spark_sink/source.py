@@ -125,7 +125,7 @@ class FlowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         state = self._state()
         # A node that lags may answer; what is read stays read.
         last = max(state.last_batch if self._target is None else self._target, start["batch"])
-        check_retained(start["batch"], last, state)
+        check_retained(max(start["batch"], self._options.delivered), last, state)
         match limit:
             case ReadMaxFiles(batches):
                 return {"batch": min(last, start["batch"] + batches)}
@@ -143,8 +143,13 @@ class FlowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._state().last_batch
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """Return the shares of a micro-batch; the same for the same offsets."""
-        return share(start["batch"], end["batch"], self._options.partitions_max)
+        """Return the shares of a micro-batch; the same for the same offsets.
+
+        A micro-batch that was cut off after its cursor moved comes again, when its batches may have been dropped:
+        what has been `delivered` is left out.
+        """
+        before = min(max(start["batch"], self._options.delivered), end["batch"])
+        return share(before, end["batch"], self._options.partitions_max)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the items of a share; runs in an executor."""

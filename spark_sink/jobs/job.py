@@ -106,6 +106,8 @@ def start(spark: SparkSession, settings: Settings) -> StreamingQuery:
         spark.readStream.format(OncegateSource.name())
         .options(**flow)
         .option("starting_batch", settings.starting_batch or attachment.cursor + 1)
+        # Who says where to start wants to have it again, perhaps in another store.
+        .option("delivered", 0 if settings.starting_batch else attachment.cursor)
         .option("batches_per_trigger", settings.batches_per_trigger)
         .option("partitions_max", spark.sparkContext.defaultParallelism)
         .load()

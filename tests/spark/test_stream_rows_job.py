@@ -39,6 +39,7 @@ def held(store_url: str, source: str) -> dict[str, tuple[str, int]]:
 
 def settings(tmp_path: Path, node: FakeNode, store_url: str, checkpoint: str = "one") -> job.Settings:
     command = ["--endpoints", node.url, "--table", "timeline", "--store", store_url, "--timeout-s", "10"]
+    command += ["--batches-per-trigger", "3"]
     return stream_rows.parse([*command, "--checkpoint", str(tmp_path / checkpoint), "--rows-per-write", "3"])
 
 
@@ -67,3 +68,20 @@ def test_a_replay_of_all_batches_over_newer_rows_changes_nothing(
     old = spark.read.format("oncegate").options(**source).load()
     old.write.format(stream_rows.StreamRowsSink.name()).options(**target).mode("append").save()
     assert held(store_url, "timeline") == newest(items)
+
+
+def test_a_micro_batch_cut_off_after_its_cursor_moved_is_passed_over_when_its_batches_are_dropped(
+    spark: SparkSession, flow: FakeFlow, node: FakeNode, tmp_path: Path
+) -> None:
+    store_url, items = f"sqlite://{tmp_path}/store", writes(50)
+    flow.seal_all(items[:30], 5)
+    assert job.run(spark, settings(tmp_path, node, store_url), threading.Event()) == 0
+    # Killed before Spark noted that the micro-batch was done, and away for longer than retention.
+    newest_commit = max((tmp_path / "one" / "commits").glob("[0-9]*"), key=lambda file: int(file.name))
+    newest_commit.unlink()
+    newest_commit.with_name(f".{newest_commit.name}.crc").unlink(missing_ok=True)
+    flow.drop_before(flow.last_batch)
+    flow.seal_all(items[30:], 5)
+    assert job.run(spark, settings(tmp_path, node, store_url), threading.Event()) == 0
+    assert held(store_url, "timeline") == newest(items)
+    assert flow.consumers[ROWS_CONSUMER].cursor == flow.last_batch
