@@ -6,7 +6,6 @@ from itertools import count
 
 import consensus.message_handling
 from consensus.errors import OutcomeUnknown
-from consensus.inbound import Inbound
 from consensus.replica import Replica
 from flows import batcher
 from flows.cursor import Consumers
@@ -37,11 +36,6 @@ def _row_twice(segment, first_commit, items, time_ms, client_id, first_sequence,
     if offset and not segment.items:
         offset -= 1
     _append_range(segment, first_commit, items, time_ms, client_id, first_sequence, body, offset, traceparent)
-
-
-def _any_connection(inbound, engine, peer_id, epoch):
-    """The way back to whoever has the peer's name now."""
-    return lambda message: inbound._send(peer_id, message)
 
 
 def _all_passed(consumers):
@@ -121,14 +115,6 @@ REPLICATION = [
         "nodes end batches where each of them likes",
         "flow",
         ((batcher, "is_full", _full_now_and_then),),
-    ),
-    Mutant(
-        "answer-on-any-connection",
-        "a node answers a peer that has started again what the process before had asked",
-        "dedup",
-        ((Inbound, "_way_back", _any_connection),),
-        runs=1,
-        start=1482,
     ),
     Mutant(
         "dropped-before-delivered",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from consensus.ballot import Ballot
+from consensus.inbound import Inbound
 from consensus.library import Raft
 from consensus.reconfiguration import Reconfiguration
 from consensus.wal import Journal
@@ -44,6 +45,10 @@ def _resets_if_too_short(log, point):
     log.flush()
 
 
+def _to_whoever_has_the_name(inbound, engine, peer_id, epoch):
+    return lambda message: inbound._send(peer_id, message)
+
+
 SCRIPTED = [
     Mutant(
         "commits-older-term",
@@ -75,6 +80,12 @@ SCRIPTED = [
         "a node that installs a snapshot keeps its log if that is long enough, whatever its term there",
         patches=((Journal, "reset_to", _resets_if_too_short),),
         script=SCRIPTS["snapshot over other entries"],
+    ),
+    Mutant(
+        "answer-on-any-connection",
+        "a node that has started again gets the answers to what its process before had asked",
+        patches=((Inbound, "_way_back", _to_whoever_has_the_name),),
+        script=SCRIPTS["answer to a process that is gone"],
     ),
 ]
 """In the order of the report."""

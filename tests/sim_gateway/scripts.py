@@ -238,3 +238,33 @@ def snapshot_over_other_entries(stage):
     stage.until(lambda: stage.world.counts["snapshots installed"] > before)
     stage.wait(0.3)
     stage.read("k1", "n1")
+
+
+@script("answer to a process that is gone", nodes=5)
+def answer_to_a_process_that_is_gone(stage):
+    """n2 asks the leader for one client, starts again, and asks for another one; then the first answer comes."""
+    one, two = stage.begin("n1", clients=["n2", "n2"])
+    # Each process of n2 asks once.
+    stage.restart("n2")
+    stage.linked("n1", "n2")
+    index = stage.engine("n1").log.last_index + 1
+    others = ("n3", "n4", "n5")
+    for other in others:
+        stage.stall(other, "n1", _is(Ack))
+    one.write("k0", 1)
+    stage.until(lambda: all(stage.engine(other).log.flushed_index >= index for other in others))
+    one.die()
+    stage.restart("n2")
+    stage.linked("n1", "n2")
+    # What the second one asks for gets no further than n2.
+    for other in others:
+        stage.stall("n1", other, lambda message: type(message) is Append and message.prev_index >= index)
+    two.write("k1", 2)
+    stage.until(lambda: stage.engine("n1").log.last_index > index)
+    stage.flow("n3", "n1")
+    stage.flow("n4", "n1")
+    stage.until(lambda: stage.engine("n1").applied_index >= index)
+    stage.wait(0.1)
+    stage.crash("n1")
+    stage.connect(others, ("n2",), ("n1",))
+    stage.elect("n3")

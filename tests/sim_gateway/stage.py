@@ -17,6 +17,7 @@ from gateway.commands import Kind
 from tests.sim_gateway.node import GatewayNode
 from tests.sim_gateway.processes import Process, read
 from tests.sim_gateway.session import Session
+from tests.sim_gateway.verdicts import Ended
 from tests.sim_gateway.workload import Habits, op, text
 from tests.sim_gateway.world import GatewayWorld
 
@@ -121,6 +122,12 @@ class Actor(Process):
         work = op(Kind.PUT, key, text(value))
         self.world.history.note(self.process, "invoke", "write", key, value)
         self.session.request(work, lambda ended: self._ended("write", key, value, ended))
+
+    def die(self):
+        """The client's process ends; nobody hears of its writes."""
+        self.session.state = "gone"
+        for pending in list(self.session.pending.values()):
+            pending.end(Ended("info", error="CRASHED"))
 
     def _done(self):
         self.idle = True
