@@ -10,6 +10,7 @@ Methods block, and may be called from several threads: a change of a node's proc
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import signal
@@ -81,6 +82,8 @@ class CheckCluster(LocalCluster):
         self.frozen: set[str] = set()
         self.damaged: dict[str, str] = {}
         """Nodes whose files were changed, and how: they may refuse to start, and are replaced then."""
+        self.filled: set[str] = set()
+        """Nodes whose disk has been full: one that is started meanwhile says so and ends, as an operator would see."""
         self.absent: set[str] = set()
         """Nodes that are not meant to run now: removed, or to be added."""
         self.crashes: dict[str, str] = {}
@@ -175,11 +178,21 @@ class CheckCluster(LocalCluster):
 
     def _look_for_crash(self, node_id: str) -> None:
         """Keep in mind a node that has ended by itself, before it is started again."""
-        process = self._processes.get(node_id)
-        status = None if process is None else process.poll()
-        if status is None or status in _ENDED_BY_US or node_id in self.damaged:
+        status = self._ended_by_itself(node_id)
+        if status is None or node_id in self.damaged or self._found_no_room(node_id):
             return
         self.crashes.setdefault(node_id, f"ended by itself with status {status}: {self.log_tail(node_id, 1)}")
+
+    def _ended_by_itself(self, node_id: str) -> int | None:
+        """Return the status with which a node's last process ended, unless it runs or was ended by the check."""
+        process = self._processes.get(node_id)
+        status = None if process is None else process.poll()
+        return None if status in _ENDED_BY_US else status
+
+    def _found_no_room(self, node_id: str) -> bool:
+        """Whether a node could not start for want of room; one that serves must live with a full disk."""
+        said = self.log_tail(node_id, 1)
+        return node_id in self.filled and "cannot serve" in said and os.strerror(errno.ENOSPC) in said
 
     @property
     def meant(self) -> list[str]:
@@ -295,7 +308,14 @@ class CheckCluster(LocalCluster):
             self.absent.discard(node_id)
             self._joining.add(node_id)
             self.start(node_id)
-        persist(lambda: self._announced(new, timeout_s), timeout_s, f"{node_id} votes")
+
+        def votes() -> bool:
+            with self.lock:
+                if self._ended_by_itself(node_id) is not None and self._found_no_room(node_id):
+                    self.start(node_id)
+            return self._announced(new, timeout_s)
+
+        persist(votes, timeout_s, f"{node_id} votes")
 
     def announce_absent(self, node_id: str, timeout_s: float = CHANGE_S) -> None:
         """Add a learner that is not there."""

@@ -81,6 +81,20 @@ async def test_node_that_ended_by_itself_is_named_though_it_came_back(scene: Sce
     cluster.crashes.clear()
 
 
+async def test_node_that_is_started_without_room_says_so_and_serves_when_there_is_some(scene: Scene) -> None:
+    cluster = scene.cluster
+    async with scene.under("full_disk", "n1"):
+        await asyncio.to_thread(cluster.kill, "n1")
+        cluster.start("n1")
+        await scene.until(lambda: not cluster.is_running("n1"), "n1 has ended")
+        assert "cannot serve" in cluster.log_tail("n1", 1)
+        assert "No space left on device" in cluster.log_tail("n1", 1)
+    await asyncio.to_thread(make_whole, cluster, DEADLINE_S)
+    assert cluster.is_ready("n1")
+    assert not cluster.crashes
+    await scene.progress()
+
+
 async def test_first_member_that_is_restarted_while_another_joins_keeps_to_its_list(scene: Scene) -> None:
     cluster = scene.cluster
     before = cluster.command("n1")

@@ -23,6 +23,7 @@ class FullDisk(Fault):
         return one_or_all(random, view)
 
     def inject(self, cluster: CheckCluster) -> str:
+        cluster.filled.update(self.targets)
         for node_id in self.targets:
             cluster.disks[node_id].fill()
         left = sum(cluster.disks[node_id].free_bytes for node_id in self.targets)
