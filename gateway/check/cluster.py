@@ -1,7 +1,8 @@
 """A cluster to be checked: real node processes on loopback, with their network, disks, clocks and flushes in our hands.
 
 :class:`CheckCluster` owns the means: processes, proxies, small file systems, clocks, and what has to be undone after a
-fault. What is done with them, and when, is :mod:`gateway.check.nemesis`'s. What HTTP carries goes to the nodes
+fault. What is done with them, and when, is :mod:`gateway.check.nemesis`'s; members are changed in
+:mod:`gateway.check.membership`. What HTTP carries goes to the nodes
 directly: a node that is cut off from its peers is still reached by its clients.
 
 Methods block, and may be called from several threads: a change of a node's process happens under :attr:`lock`.
@@ -30,16 +31,15 @@ from gateway.check.links import Links
 from gateway.check.node_process import BODY_BYTES_MAX, NodeSettings
 from gateway.check.ports import first_quiet_port
 from gateway.check.small_disk import SmallDisk
-from gateway.check.waiting import persist, wait_for
+from gateway.check.waiting import wait_for
 from gateway.check.wall_clock import WallClock
-from gateway.cli.ask import Unreachable, get, get_json, send_json
+from gateway.cli.ask import get, get_json
 from gateway.cli.local_cluster import STOP_S, LocalCluster
 from gateway.config import MemberAddress
 
 DISK_BYTES: Final = 256 * 2**20
 LOOK_S: Final = 0.5
 """How long one question to one node may take while somebody looks for the leader: some nodes are frozen."""
-CHANGE_S: Final = 30.0
 _ENDED_BY_US: Final = (0, -signal.SIGKILL, -signal.SIGTERM)
 """How a process ends that was killed or stopped."""
 
@@ -165,6 +165,15 @@ class CheckCluster(LocalCluster):
             self._equip(node_id)
             return new
 
+    def begin_joining(self, node_id: str) -> MemberAddress:
+        """Start a node that is no member, to be added."""
+        with self.lock:
+            new = self.expand(node_id)
+            self.absent.discard(node_id)
+            self._joining.add(node_id)
+            self.start(node_id)
+            return new
+
     # Processes
 
     def start(self, *node_ids: str) -> None:
@@ -178,18 +187,18 @@ class CheckCluster(LocalCluster):
 
     def _look_for_crash(self, node_id: str) -> None:
         """Keep in mind a node that has ended by itself, before it is started again."""
-        status = self._ended_by_itself(node_id)
-        if status is None or node_id in self.damaged or self._found_no_room(node_id):
+        status = self.ended_by_itself(node_id)
+        if status is None or node_id in self.damaged or self.found_no_room(node_id):
             return
         self.crashes.setdefault(node_id, f"ended by itself with status {status}: {self.log_tail(node_id, 1)}")
 
-    def _ended_by_itself(self, node_id: str) -> int | None:
+    def ended_by_itself(self, node_id: str) -> int | None:
         """Return the status with which a node's last process ended, unless it runs or was ended by the check."""
         process = self._processes.get(node_id)
         status = None if process is None else process.poll()
         return None if status in _ENDED_BY_US else status
 
-    def _found_no_room(self, node_id: str) -> bool:
+    def found_no_room(self, node_id: str) -> bool:
         """Whether a node could not start for want of room; one that serves must live with a full disk."""
         said = self.log_tail(node_id, 1)
         return node_id in self.filled and "cannot serve" in said and os.strerror(errno.ENOSPC) in said
@@ -266,121 +275,6 @@ class CheckCluster(LocalCluster):
             if self.is_ready(node_id):
                 return self.endpoint(node_id)
         raise CheckError(f"none of {', '.join(candidates) or 'the nodes'} is ready")
-
-    # Membership, as an operator changes it
-
-    def voters(self, among: Sequence[str] | None = None) -> dict[str, bool]:
-        """The members as a ready node, one of these, knows them, and whether each votes."""
-        state = get_json(f"{self.asked(among)}/v1/cluster")
-        if state is None:
-            raise CheckError("no node says who is a member")
-        return {member["id"]: bool(member["voter"]) for member in state["members"]}
-
-    def remove_member(self, node_id: str, timeout_s: float = CHANGE_S) -> None:
-        """Take a node out of the configuration, end its process and empty its directory; done twice, done once.
-
-        Raises:
-            TimeoutError: it is a member still.
-        """
-        with self.lock:
-            self.absent.add(node_id)
-
-        def gone() -> bool:
-            rest = [other for other in self.meant if other != node_id]
-            if node_id not in self.voters(rest):
-                return True
-            send_json("DELETE", f"{self.asked(rest)}/v1/cluster/members/{node_id}", None, timeout_s)
-            return False
-
-        persist(gone, timeout_s, f"{node_id} is no member any more")
-        with self.lock:
-            self.kill(node_id)
-            self.wipe(node_id)
-
-    def join_member(self, node_id: str, timeout_s: float = CHANGE_S) -> None:
-        """Start a node that is no member on an empty directory, add it, and wait until it votes; done twice, done once.
-
-        Raises:
-            TimeoutError: it does not vote yet.
-        """
-        with self.lock:
-            new = self.expand(node_id)
-            self.absent.discard(node_id)
-            self._joining.add(node_id)
-            self.start(node_id)
-
-        def votes() -> bool:
-            with self.lock:
-                if self._ended_by_itself(node_id) is not None and self._found_no_room(node_id):
-                    self.start(node_id)
-            return self._announced(new, timeout_s)
-
-        persist(votes, timeout_s, f"{node_id} votes")
-
-    def announce_absent(self, node_id: str, timeout_s: float = CHANGE_S) -> None:
-        """Add a learner that is not there."""
-        with self.lock:
-            new = self.expand(node_id)
-            self.absent.add(node_id)
-        persist(
-            lambda: self._announced(new, 0.2) is not None and node_id in self.voters(),
-            timeout_s,
-            f"{node_id} is announced",
-        )
-
-    def _announced(self, new: MemberAddress, timeout_s: float) -> bool:
-        """Ask for a new member unless it is one; returns whether it votes."""
-        rest = [other for other in self.meant if other != new.node_id]
-        votes = self.voters(rest).get(new.node_id)
-        if votes is None:
-            told = {
-                "id": new.node_id,
-                "host": new.host,
-                "http_port": new.http_port,
-                "peer_port": self.links.door(new.node_id),
-            }
-            with contextlib.suppress(Unreachable):  # it goes on catching up
-                send_json("POST", f"{self.asked(rest)}/v1/cluster/members", told, timeout_s)
-        return bool(votes)
-
-    def retire(self, node_id: str) -> None:
-        """End a node that is no member, and forget that it was to be one."""
-        with self.lock:
-            self.absent.add(node_id)
-            self.kill(node_id)
-            self.wipe(node_id)
-
-    def settle_damage(self, node_id: str, timeout_s: float) -> str:
-        """Wait whether a damaged node refuses or serves; one that refuses by name is replaced. Returns what it did.
-
-        Raises:
-            CheckError: it ended without a word about the damaged file.
-            TimeoutError: neither, or it could not be replaced in time.
-        """
-        spoiled = self.damaged.get(node_id)
-        if spoiled is None:
-            return "replaced"
-        wait_for(lambda: self._has_decided(node_id), timeout_s, f"{node_id} refuses or serves")
-        if self.is_running(node_id):
-            self.damaged.pop(node_id, None)
-            return "serves"
-        said = self.log_tail(node_id, 1)
-        named = spoiled in said
-        if not named:
-            self.crashes[node_id] = f"refused without naming {spoiled}: {said}"
-        self.remove_member(node_id, timeout_s)
-        self.join_member(node_id, timeout_s)
-        return f"{'refused by name' if named else 'ended'}, and was replaced"
-
-    def _has_decided(self, node_id: str) -> bool:
-        """Whether a damaged node is ready or has ended by itself; one that another fault killed is started again."""
-        with self.lock:
-            process = self._processes.get(node_id)
-            status = None if process is None else process.poll()
-            if status in _ENDED_BY_US:
-                self.start(node_id)
-                return False
-        return status is not None or self.is_ready(node_id)
 
     def wipe(self, node_id: str) -> None:
         """Empty the data directory of a node that is down; nothing of it is damaged any more."""

@@ -12,7 +12,7 @@ import functools
 import random as random_module
 from typing import Final
 
-from gateway.check import damage
+from gateway.check import damage, membership
 from gateway.check.cluster import CheckCluster
 from gateway.check.equipment import Equipment
 from gateway.check.nemesis.fault import Choice, Down, Fault, PlanView, Random, fault, one_of
@@ -123,4 +123,4 @@ class FlippedBit(Fault):
 
     def heal(self, cluster: CheckCluster) -> str | None:
         (node_id,) = self.targets
-        return cluster.settle_damage(node_id, VERDICT_S)
+        return membership.settle_damage(cluster, node_id, VERDICT_S)

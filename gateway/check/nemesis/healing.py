@@ -10,6 +10,7 @@ import time
 import urllib.request
 from typing import Final
 
+from gateway.check import membership
 from gateway.check.cluster import CheckCluster
 from gateway.check.errors import CheckError, NotHealed
 from gateway.cli.ask import Refused, Unreachable
@@ -60,20 +61,20 @@ def _restore_members(cluster: CheckCluster) -> None:
         if node_id not in cluster.absent:
             cluster.start(node_id)
     for node_id in list(cluster.damaged):
-        cluster.settle_damage(node_id, _STEP_S)
-    voters = cluster.voters()
+        membership.settle_damage(cluster, node_id, _STEP_S)
+    voters = membership.voters(cluster)
     for node_id in voters:
         if node_id not in cluster.first_ids:
-            cluster.remove_member(node_id, _STEP_S)
+            membership.remove_member(cluster, node_id, _STEP_S)
     for node_id in cluster.ids:
         if node_id not in cluster.first_ids:
-            cluster.retire(node_id)
+            membership.retire(cluster, node_id)
     for node_id in cluster.first_ids:
         if node_id in cluster.absent and node_id in voters:
             # Its removal was begun and may still come to be.
-            cluster.remove_member(node_id, _STEP_S)
+            membership.remove_member(cluster, node_id, _STEP_S)
         if node_id in cluster.absent or node_id not in voters:
-            cluster.join_member(node_id, _STEP_S)
+            membership.join_member(cluster, node_id, _STEP_S)
 
 
 def _wrong(cluster: CheckCluster) -> dict[str, str]:
@@ -99,7 +100,7 @@ def _wrong(cluster: CheckCluster) -> dict[str, str]:
         if not target.is_running():
             found[name] = "does not run"
     if not found:
-        voters = cluster.voters()
+        voters = membership.voters(cluster)
         if voters != dict.fromkeys(cluster.first_ids, True):
             found["members"] = ", ".join(f"{name} {'votes' if votes else 'learns'}" for name, votes in voters.items())
     return found

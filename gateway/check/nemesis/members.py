@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from gateway.check import membership
 from gateway.check.cluster import CheckCluster
 from gateway.check.nemesis.fault import Choice, Fault, PlanView, Random, fault, one_of
 
@@ -36,11 +37,11 @@ class MemberAdded(_Change):
         return _stranger(view)
 
     def inject(self, cluster: CheckCluster) -> str:
-        cluster.join_member(self.targets[0], JOIN_S)
+        membership.join_member(cluster, self.targets[0], JOIN_S)
         return "joined as a learner, and votes"
 
     def heal(self, cluster: CheckCluster) -> str | None:
-        cluster.remove_member(self.targets[0], JOIN_S)
+        membership.remove_member(cluster, self.targets[0], JOIN_S)
         return "removed"
 
 
@@ -56,11 +57,11 @@ class LearnerAdded(_Change):
         return _stranger(view)
 
     def inject(self, cluster: CheckCluster) -> str:
-        cluster.announce_absent(self.targets[0], JOIN_S)
+        membership.announce_absent(cluster, self.targets[0], JOIN_S)
         return "announced, and not there"
 
     def heal(self, cluster: CheckCluster) -> str | None:
-        cluster.remove_member(self.targets[0], JOIN_S)
+        membership.remove_member(cluster, self.targets[0], JOIN_S)
         return "removed"
 
 
@@ -77,11 +78,11 @@ class MemberRemoved(_Change):
         return one_of(random, view.damageable)
 
     def inject(self, cluster: CheckCluster) -> str:
-        cluster.remove_member(self.targets[0], JOIN_S)
+        membership.remove_member(cluster, self.targets[0], JOIN_S)
         return "removed, its directory emptied"
 
     def heal(self, cluster: CheckCluster) -> str | None:
-        cluster.join_member(self.targets[0], JOIN_S)
+        membership.join_member(cluster, self.targets[0], JOIN_S)
         return "joined again, and votes"
 
 
@@ -105,6 +106,6 @@ class MemberReplaced(_Change):
         return "killed, its directory emptied"
 
     def heal(self, cluster: CheckCluster) -> str | None:
-        cluster.remove_member(self.targets[0], JOIN_S)
-        cluster.join_member(self.targets[0], JOIN_S)
+        membership.remove_member(cluster, self.targets[0], JOIN_S)
+        membership.join_member(cluster, self.targets[0], JOIN_S)
         return "replaced: removed, added, and votes"
