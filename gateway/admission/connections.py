@@ -93,8 +93,8 @@ class Connection(web.RequestHandler):
 
     @property
     def is_idle(self) -> bool:
-        """Whether it waits for a request."""
-        return self._waiter is not None and not self._messages
+        """Whether it waits for a request: also one that was made in this turn of the loop and has not begun to."""
+        return not self._messages and (self._waiter is not None or not self.has_asked)
 
     @property
     def pending_bytes(self) -> int:

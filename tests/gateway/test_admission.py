@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.admission.bodies import BodyBudget
+from gateway.admission.connections import Connection, ConnectionCounts, Guard, Patience
 from gateway.admission.rate import TokenBucket
 from rifl.errors import Code, OncegateError, Outcome
 
@@ -101,3 +103,51 @@ async def test_body_over_its_limit_or_too_slow_is_refused_and_leaves_nothing_beh
         await gone
     assert budget.bytes == 0
     assert not budget._receivers
+
+
+class Wire(asyncio.Transport):
+    """The other end of a connection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent = b""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.sent += bytes(data)
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def is_closing(self) -> bool:
+        return False
+
+    def abort(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+async def test_connections_that_come_in_one_turn_displace_each_other_and_not_a_client_between_two_requests() -> None:
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        return web.Response()
+
+    server = web.Server(answer)
+    guard = Guard(server, Patience(3, 10_000, 75_000, 30_000, 2**20), ConnectionCounts())
+
+    def connect() -> Connection:
+        connection = guard()
+        assert isinstance(connection, Connection)
+        connection.connection_made(Wire())
+        return connection
+
+    at_work = connect()
+    at_work.data_received(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    while not (at_work.has_asked and at_work.is_idle):
+        await asyncio.sleep(0)
+    crowd = [connect() for _ in range(9)]  # no turn of the loop between them: none has begun to wait
+    assert at_work in guard.connections
+    assert crowd[-1] in guard.connections
+    assert len(guard.connections) == 3
+    for one in (at_work, *crowd):
+        one.connection_lost(None)
