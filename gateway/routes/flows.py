@@ -24,15 +24,13 @@ KEEP_ALIVE_S: Final = 10.0
 _watchers: Final = web.AppKey("watchers", set[Any])
 
 
-@typed
-async def declare(request: web.Request) -> web.StreamResponse:
-    """``PUT /v1/flows/{flow}``."""
-    name = path_name(request, "flow")
-    fields = edge.decode(await raw_body(request), request.content_type, dict[str, Any])
-    if fields.setdefault("name", name) != name:
-        raise edge.bad("name differs from the path")
+def declaration_text(fields: dict[str, Any]) -> bytes:
+    """Return a flow's declaration as the log carries it.
+
+    Raises:
+        OncegateError: BAD_REQUEST, PAYLOAD_TOO_LARGE; checked here, so that what can never be one costs no log entry.
+    """
     try:
-        # Checked here, so that what can never be a declaration costs no log entry.
         declaration = msgspec.convert(fields, FlowDeclaration)
     except (FlowError, msgspec.ValidationError) as fault:
         raise edge.bad(str(fault)) from None
@@ -42,6 +40,17 @@ async def declare(request: web.Request) -> web.StreamResponse:
     text = msgspec.json.encode(declaration)
     if len(text) > 16 * 1024:
         raise OncegateError(Code.PAYLOAD_TOO_LARGE, "the declaration is over 16 KiB")
+    return text
+
+
+@typed
+async def declare(request: web.Request) -> web.StreamResponse:
+    """``PUT /v1/flows/{flow}``."""
+    name = path_name(request, "flow")
+    fields = edge.decode(await raw_body(request), request.content_type, dict[str, Any])
+    if fields.setdefault("name", name) != name:
+        raise edge.bad("name differs from the path")
+    text = declaration_text(fields)
     return respond(request, await request.app[NODE].submit(c.DeclareFlow(text), len(text)))
 
 

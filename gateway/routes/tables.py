@@ -7,8 +7,6 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from flows.errors import FlowError
-from flows.flow import FlowDeclaration
 from gateway import commands as c
 from gateway import edge, routing, wire
 from gateway.answers import Answer, table_state
@@ -16,6 +14,7 @@ from gateway.exchange import NODE, body, is_current, local, number, path_name, r
 from gateway.identity import Scope
 from gateway.live_check.recorder import Recorder
 from gateway.node import Node
+from gateway.routes.flows import declaration_text
 from gateway.routing import IF_NONE_MATCH, LEVEL, PROPOSED, READ, Parameter
 from gateway.tables import QUOTA_BYTES_DEFAULT, QUOTA_BYTES_MAX
 from rifl.errors import Code, OncegateError
@@ -42,11 +41,7 @@ def _own_flow(name: str, declaration: wire.DeclareTable) -> bytes:
     """Return the declaration of a stream table's own flow; raises BAD_REQUEST for what can never be one."""
     if declaration.kind != "stream":
         raise edge.bad("only a stream table has a flow of its own; declare flows of others by themselves")
-    try:
-        wanted = {"name": name, "source": name, **msgspec.to_builtins(declaration.flow)}
-        return msgspec.json.encode(msgspec.convert(wanted, FlowDeclaration))
-    except (FlowError, msgspec.ValidationError) as fault:
-        raise edge.bad(str(fault)) from None
+    return declaration_text({"name": name, "source": name, **msgspec.to_builtins(declaration.flow)})
 
 
 @typed
