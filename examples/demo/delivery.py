@@ -24,6 +24,7 @@ from examples.demo.dataset import DATA_FILE
 from examples.demo.errors import CouldNotRun
 from examples.demo.ingest import TABLE
 from examples.demo.recording import Delivered, Recording
+from gateway.cli.local_cluster import session_members
 
 CONSUMER: Final = "timeline"
 DEADLINE_S: Final = 300.0
@@ -112,9 +113,9 @@ class TimelineJob:
         if process is None:
             return
         deadline = time.monotonic() + (0 if at_once else STOP_S)
-        while time.monotonic() < deadline and _members(process.pid):
+        while time.monotonic() < deadline and session_members(process.pid):
             time.sleep(_POLL_S)
-        for pid in {process.pid, *_members(process.pid)}:
+        for pid in {process.pid, *session_members(process.pid)}:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         process.wait()
@@ -209,18 +210,3 @@ class Arrival:
             if report["last_batch"] > before.batches:
                 rows = before.rows + report["rows_by_table"].get("timeline", 0)
                 delivered.append(Delivered(self._recording.now_s(), report["last_batch"], rows))
-
-
-def _members(session: int) -> list[int]:
-    """Return the processes of a session that are no zombies.
-
-    A session and not a process group: each of Spark's Python daemons makes a group of its own.
-    """
-    found: list[int] = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            # The name, in parentheses, may hold anything; behind it: state, parent, group, session.
-            state, _, _, of, *_ = stat.read_text().rpartition(")")[2].split()
-            if int(of) == session and state != "Z":
-                found.append(int(stat.parent.name))
-    return found

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway.check.errors import CheckError
-from gateway.cli.local_cluster import spawn
+from gateway.cli.local_cluster import session_members, spawn
 from spark_sink.devcassandra import Config, DevCluster
 from spark_sink.devcassandra.cluster import free_ports
 from spark_sink.devcassandra.jars import java
@@ -165,24 +165,12 @@ def _as_check_error() -> Iterator[None]:
 
 
 def _end_session(session: int) -> None:
-    """Kill every process of a session: Spark's Python daemons have process groups of their own."""
+    """Kill every process of a session."""
     deadline = time.monotonic() + _GONE_S
-    while members := _members(session):
+    while members := session_members(session):
         for pid in members:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if time.monotonic() > deadline:
             raise CheckError(f"processes {members} do not end")
         time.sleep(_POLL_S)
-
-
-def _members(session: int) -> list[int]:
-    """Return the processes of a session that are no zombies."""
-    found: list[int] = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError):
-            # The name, in parentheses, may hold anything; behind it: state, parent, group, session.
-            state, _, _, of, *_ = stat.read_text().rpartition(")")[2].split()
-            if int(of) == session and state != "Z":
-                found.append(int(stat.parent.name))
-    return found

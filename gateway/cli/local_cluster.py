@@ -196,3 +196,18 @@ class LocalCluster:
     def close(self) -> None:
         """Kill what runs. Idempotent."""
         self.kill()
+
+
+def session_members(session: int) -> list[int]:
+    """Return the processes of a session that are no zombies.
+
+    A session and not a process group: each of Spark's Python daemons makes a group of its own.
+    """
+    found: list[int] = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError):
+            # The name, in parentheses, may hold anything; behind it: state, parent, group, session.
+            state, _, _, of, *_ = stat.read_text().rpartition(")")[2].split()
+            if int(of) == session and state != "Z":
+                found.append(int(stat.parent.name))
+    return found
