@@ -44,9 +44,7 @@ def remove_member(cluster: CheckCluster, node_id: str, timeout_s: float = CHANGE
         return False
 
     persist(gone, timeout_s, f"{node_id} is no member any more")
-    with cluster.lock:
-        cluster.kill(node_id)
-        cluster.wipe(node_id)
+    retire(cluster, node_id)
 
 
 def join_member(cluster: CheckCluster, node_id: str, timeout_s: float = CHANGE_S) -> None:
