@@ -6,7 +6,7 @@ STORE ?= sqlite
 MESSAGES ?=
 SEEDS ?= 10000
 ARGS ?=
-# What may share the machine with other tests; the rest runs by itself: it waits for elections, or for a JVM.
+# Tests that want the processor, one for each; the rest mostly waits, for elections or for a JVM: two files at a time.
 QUICK := not faults and not spark and not cassandra and not browser
 ROUNDS ?= 20
 KILLS ?= 200
@@ -19,7 +19,7 @@ demo: .venv/.ready ## the main job end to end; STORE=cassandra for real Cassandr
 
 test: .venv/.ready lint browser ## everything that must be green
 	$(BIN)/python -m pytest -m "$(QUICK)" -n auto --dist loadfile $(ARGS)
-	$(BIN)/python -m pytest -m "not ($(QUICK))" $(ARGS)
+	$(BIN)/python -m pytest -m "not ($(QUICK))" -n 2 --dist loadfile $(ARGS)
 
 lint: .venv/.ready
 	$(BIN)/ruff check .
