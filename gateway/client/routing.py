@@ -10,7 +10,9 @@ Read next: :mod:`gateway.client.courier`, which acts on it.
 | no connection | the node rests, twice as long each time |
 | no answer in time | the same, from a longer first rest: asking a frozen node again costs a whole attempt |
 
-A resting node is asked only when all of them rest, the one that has rested longest first.
+A resting node is asked only when all of them rest, the one that has rested longest first. While no leader is known, the
+end of a rest gives no node its turn before one that has rested longer or not at all: pauses may be longer than rests,
+and a node that refuses for minutes must not keep a client from those that serve.
 """
 
 from __future__ import annotations
@@ -54,18 +56,18 @@ class Router:
     def pick(self, now: float, *, anywhere: bool = False) -> str:
         """Return the endpoint to ask now; ``anywhere`` spreads what any node can answer."""
         resting = self._rest_until
-        if self.prefer_leader and not anywhere:
+        if not self.prefer_leader or anywhere:
+            self._turn += 1
+            count = len(self.endpoints)
+            for step in range(count):
+                endpoint = self.endpoints[(self._turn + step) % count]
+                if resting.get(endpoint, 0.0) <= now:
+                    self._turn = (self._turn + step) % count
+                    return endpoint
+        else:
             leader = self.leader
             if leader is not None and (not resting or resting.get(leader, 0.0) <= now):
                 return leader
-        else:
-            self._turn += 1
-        count = len(self.endpoints)
-        for step in range(count):
-            endpoint = self.endpoints[(self._turn + step) % count]
-            if resting.get(endpoint, 0.0) <= now:
-                self._turn = (self._turn + step) % count
-                return endpoint
         return min(self.endpoints, key=lambda endpoint: resting.get(endpoint, 0.0))
 
     def answered(self, endpoint: str, leader: str | None, now: float) -> None:

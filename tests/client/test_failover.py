@@ -8,6 +8,7 @@ import time
 from aiohttp import web
 
 from gateway.client import Client, Tuning
+from gateway.client.routing import REST_REFUSED_S
 from gateway.client.testing import FakeGateway
 from rifl.errors import Code, OncegateError
 
@@ -57,6 +58,21 @@ async def test_node_without_a_leader_is_left_for_the_next(trio: FakeGateway) -> 
     async with Client(trio.endpoints) as client, client.session() as session:
         assert (await session.put("rows", "a", 1)).applied
     assert trio.nodes[1].requests["POST /v1/operations"] == 1
+
+
+async def test_client_without_retries_left_leaves_a_node_that_refuses_for_the_next(trio: FakeGateway) -> None:
+    first = trio.nodes[0]
+
+    async def not_ready(request: web.Request) -> web.StreamResponse | None:
+        trio.leader = None
+        return first.problem(OncegateError(Code.NOT_READY))
+
+    tuning = Tuning(retry_budget=0, backoff_cap_s=2 * REST_REFUSED_S)
+    async with Client(trio.endpoints, tuning=tuning) as client, client.session() as session:
+        await session.put("rows", "a", 1)
+        first.before = not_ready
+        assert (await session.put("rows", "b", 1)).applied
+    assert first.requests["POST /v1/operations"] == 2, "it was asked again before the others"
 
 
 async def test_not_leader_is_followed_to_the_leader(trio: FakeGateway) -> None:

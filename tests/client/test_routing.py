@@ -27,6 +27,22 @@ def test_dead_leader_named_by_a_follower_is_not_asked_again_while_it_rests() -> 
     assert router.pick(1.0) == A
 
 
+@pytest.mark.parametrize("pause_s", [0.0, 0.5, 10.0])
+@pytest.mark.parametrize("serving", [A, B, C])
+def test_node_that_serves_is_found_however_long_the_pauses_are(serving: str, pause_s: float) -> None:
+    router = Router([A, B, C])
+    router.answered(B, B, 0.0)
+    now, asked = 0.0, []
+    for _ in range(3):
+        endpoint = router.pick(now)
+        asked.append(endpoint)
+        if endpoint == serving:
+            break
+        router.refused(endpoint, None, now)
+        now += pause_s
+    assert serving in asked
+
+
 def test_node_that_stays_dead_is_tried_less_and_less() -> None:
     router = Router([A, B])
     rests = []
@@ -36,7 +52,7 @@ def test_node_that_stays_dead_is_tried_less_and_less() -> None:
         start = now
         while router.pick(now) != A:
             now += 0.05
-            router._turn = 0
+            router.answered(B, A, now)
         rests.append(now - start)
     assert rests == sorted(rests)
     assert rests[-1] >= 4 * rests[0]
