@@ -57,14 +57,22 @@ class RequestTracker:
         Args:
             window: the session's.
             highest: highest number that the server has recorded.
-            held: single numbers whose results are missing; all others up to ``highest`` count as received.
+            held: single numbers whose results are missing; all others up to ``highest`` count as received, those above
+                it were never applied.
         """
         tracker = cls(window=window)
         tracker._highest = highest
         tracker._next = max(highest, *held, 0) + 1
         if held:
+            first = min(held)
             tracker._held = set(held)
-            tracker._order.extend(range(min(held), tracker._next))
+            if first > highest + window:
+                # What the earlier process gave up below it was never recorded, so that acknowledging all of it would be
+                # refused (apply rule, row 1). A free number at the bound stands in for it.
+                first = highest + window
+                tracker._held.add(first)
+                tracker._free.append(first)
+            tracker._order.extend(range(first, tracker._next))
         return tracker
 
     @property

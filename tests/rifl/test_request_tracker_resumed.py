@@ -32,3 +32,13 @@ def test_settled_doubt_is_acknowledged_and_an_open_number_is_not() -> None:
     assert tracker.settle(1)
     assert not tracker.settle(1)
     assert tracker.first_incomplete == 2
+
+
+def test_resumed_tracker_acknowledges_no_more_than_the_server_accepts() -> None:
+    tracker = RequestTracker.resumed(window=16, highest=41, held=[61])
+    assert tracker.first_incomplete == 41 + 16
+    assert list(tracker.take_singles(2)) == [57, 62]
+    tracker.complete([57])
+    assert tracker.first_incomplete == 61 <= 57 + 16
+    tracker.complete([61])
+    assert tracker.first_incomplete == 62
