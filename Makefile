@@ -40,14 +40,14 @@ soak-faults: .venv/.ready ## the tests with real faults, ROUNDS times as many ro
 	ONCEGATE_SOAK=$(ROUNDS) $(BIN)/python -m pytest tests/faults --timeout 3600 $(ARGS)
 
 soak-consensus: .venv/.ready ## SEEDS simulated clusters with faults; ARGS="--start 10000 --seconds 3600" and the like
-	$(BIN)/python -m tests.sim --seeds $(SEEDS) --jobs $$(nproc) $(ARGS)
+	$(BIN)/python -m oncegate.proof.sim.engine --seeds $(SEEDS) --jobs $$(nproc) $(ARGS)
 
 soak-check: SEEDS = 300
 soak-check: .venv/.ready ## SEEDS runs of all workloads under all faults; goes on where it was stopped; ARGS="--seconds 30" and the like
 	$(BIN)/oncegate check run --all --seeds $(SEEDS) --runs $(RUNS) --resume $(ARGS)
 
 soak-check-sim: .venv/.ready ## SEEDS simulated clusters of gateways with clients, each judged; ARGS="--from 10000 --workload bank" and the like
-	$(BIN)/python -m tests.sim_gateway --seeds $(SEEDS) --jobs $$(nproc) $(ARGS)
+	$(BIN)/python -m oncegate.proof.sim.gateway --seeds $(SEEDS) --jobs $$(nproc) $(ARGS)
 
 soak-outbox: .venv/.ready ## a worker with an outbox, killed KILLS times while it counts to KILLS * 50
 	ONCEGATE_OUTBOX_KILLS=$(KILLS) $(BIN)/python -m pytest tests/faults/test_outbox_kills.py --timeout 3600 $(ARGS)

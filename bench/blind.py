@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway import commands as c
-from gateway.cli.main import main
-from gateway.machine import Machine
-from gateway.results import Operated, OpVerdict, Ranged
-from gateway.state import restore
-from rifl.completion import FINGERPRINT_BYTES, CompletionRecord, RangeRecord
-from rifl.range_rule import RangePart
-from rifl.result_tracker import ResultTracker, Verdict
+from oncegate.gateway.cli.main import main
+from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.machine import Machine
+from oncegate.gateway.machine.results import Operated, OpVerdict, Ranged
+from oncegate.gateway.machine.state import restore
+from oncegate.rifl.completion import FINGERPRINT_BYTES, CompletionRecord, RangeRecord
+from oncegate.rifl.range_rule import RangePart
+from oncegate.rifl.result_tracker import ResultTracker, Verdict
 
 
 class Amnesiac(ResultTracker):

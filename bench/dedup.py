@@ -28,10 +28,10 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from bench.calibrate import bare_posts, fdatasync_4k
 from bench.figures import Latency, header, save
-from gateway.cli.local_cluster import LocalCluster
-from gateway.client import Client, Session
-from gateway.client.batch_call import BatchCall
-from gateway.client.courier import Call, Courier
+from oncegate.gateway.client import Client, Session
+from oncegate.gateway.client.batch_call import BatchCall
+from oncegate.gateway.client.courier import Call, Courier
+from oncegate.gateway.local.cluster import LocalCluster
 
 VALUE: Final = "v" * 198
 OUTSTANDING: Final = 512

@@ -26,12 +26,12 @@ from typing import Any
 from bench import fanout_raw
 from bench.calibrate import bare_posts, fdatasync_4k
 from bench.figures import Latency, header, save
-from spark_sink import session
-from spark_sink.devcassandra import Config, running
-from spark_sink.devcassandra.cluster import free_ports
-from spark_sink.jobs import job, timeline
-from spark_sink.rows import TABLES, TIMELINE
-from spark_sink.stores import open_store
+from oncegate.spark_sink import session
+from oncegate.spark_sink.jobs import job, timeline
+from oncegate.spark_sink.rows import TABLES, TIMELINE
+from oncegate.stores import open_store
+from oncegate.stores.devcassandra import Config, running
+from oncegate.stores.devcassandra.cluster import free_ports
 from tests.spark.fake_gateway import FakeFlow, FakeNode, serving
 
 DATA = Path(__file__).parents[1] / "examples" / "collegemsg.txt.gz"

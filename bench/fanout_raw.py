@@ -23,8 +23,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
-from spark_sink import contacts, rows
-from spark_sink.stores import open_store
+from oncegate.spark_sink import contacts, rows
+from oncegate.stores import open_store
 
 Row = tuple[int, int, int, int, str, int, int, int]
 PIECE_ROWS = 400_000

@@ -20,8 +20,8 @@ from typing import Any
 
 from bench.calibrate import bare_posts, fdatasync_4k
 from bench.figures import Latency, header, save
-from gateway.cli.local_cluster import LocalCluster
-from gateway.client import Client, Session
+from oncegate.gateway.client import Client, Session
+from oncegate.gateway.local.cluster import LocalCluster
 
 WARM_UP_S = 1.5
 VALUE_BYTES = 200

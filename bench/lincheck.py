@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bench.figures import header, save
-from rifl.lincheck import MODELS, Event, Limits, check, line_of, operations, read_events
+from oncegate.proof.lincheck import MODELS, Event, Limits, check, line_of, operations, read_events
 
 PROCESSES, KEYS, SEED = 16, 10, 1
 UNKNOWN = 0.001

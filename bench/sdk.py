@@ -29,8 +29,8 @@ import aiohttp
 import numpy as np
 
 from bench.figures import header, save
-from gateway.client import Client, Session
-from gateway.client.testing import FakeGateway
+from oncegate.gateway.client import Client, Session
+from oncegate.gateway.testing.cluster import FakeGateway
 
 BUDGET_US = 25.0
 VALUE = "v" * 198

@@ -35,13 +35,13 @@ from typing import Any, Final
 from bench.calibrate import fdatasync_4k
 from bench.figures import Latency, header, save
 from bench.state import rss_anon_mb
-from consensus.ports import SavedPoint
-from gateway import commands as c
-from gateway.config import Settings
-from gateway.machine import Machine
-from gateway.node import Node
-from gateway.server import GC_THRESHOLDS
-from gateway.state import MachineState
+from oncegate.consensus.ports import SavedPoint
+from oncegate.gateway.http.server import GC_THRESHOLDS
+from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.machine import Machine
+from oncegate.gateway.machine.state import MachineState
+from oncegate.gateway.node.node import Node
+from oncegate.gateway.node.settings import Settings
 
 LEASE_MS: Final = 3_600_000
 WINDOW: Final = 512

@@ -27,11 +27,11 @@ from typing import Any
 
 from bench.calibrate import fdatasync_4k
 from bench.figures import header, save
-from consensus.ports import SavedPoint
-from gateway import commands as c
-from gateway.machine import Machine
-from gateway.server import GC_THRESHOLDS
-from gateway.state import MachineState
+from oncegate.consensus.ports import SavedPoint
+from oncegate.gateway.http.server import GC_THRESHOLDS
+from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.machine import Machine
+from oncegate.gateway.machine.state import MachineState
 
 VALUE_BYTES = 200
 OPERATIONS = 100

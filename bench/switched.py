@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import signal
 
-from gateway.cli.main import main
-from gateway.node import Node
+from oncegate.gateway.cli.main import main
+from oncegate.gateway.node.node import Node
 
 
 class SwitchedNode(Node):
@@ -26,7 +26,7 @@ class SwitchedNode(Node):
 
 
 if __name__ == "__main__":
-    from gateway import server
+    from oncegate.gateway.http import server
 
     vars(server)["Node"] = SwitchedNode
     main()

@@ -1,9 +1,9 @@
-"""Raft for opaque bytes: PySyncObj, hardened. Start at :mod:`consensus.replica`."""
+"""Raft for opaque bytes: PySyncObj, hardened. Start at :mod:`oncegate.consensus.replica.replica`."""
 
-from consensus.config import ReplicaConfig, TlsConfig
-from consensus.configuration import Configuration, Member
-from consensus.counters import Counters
-from consensus.errors import (
+from oncegate.consensus.config import ReplicaConfig, TlsConfig
+from oncegate.consensus.configuration import Configuration, Member
+from oncegate.consensus.counters import Counters
+from oncegate.consensus.errors import (
     CallFailed,
     ChangePending,
     ChangeRefused,
@@ -26,8 +26,8 @@ from consensus.errors import (
     TransferFailed,
     Transferring,
 )
-from consensus.ports import PeerStatus, ReplicaStatus, Role, RoleChange, StateMachine
-from consensus.replica import Replica
+from oncegate.consensus.ports import PeerStatus, ReplicaStatus, Role, RoleChange, StateMachine
+from oncegate.consensus.replica.replica import Replica
 
 __all__ = [
     "CallFailed",

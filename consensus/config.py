@@ -1,7 +1,7 @@
 """Settings of one replica, checked when built.
 
 Owns bounds and defaults; opens nothing. Units are the last part of each name.
-Read next: :mod:`consensus.replica`.
+Read next: :mod:`oncegate.consensus.replica.replica`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from consensus.configuration import Configuration, Member
+from oncegate.consensus.configuration import Configuration, Member
 
 KIB = 1024
 MIB = 1024 * KIB

@@ -1,7 +1,7 @@
 """Who belongs to the cluster, and who of them votes: a value that travels in the log, in snapshots and on disk.
 
 A log entry that begins with ``MAGIC`` carries one; ``propose`` refuses a command that begins so, so that no other entry
-is mistaken for it. Knows nothing of when it takes effect. Read next: :mod:`consensus.membership`.
+is mistaken for it. Knows nothing of when it takes effect. Read next: :mod:`oncegate.consensus.log.membership`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What one engine has done since it started, for metrics; plain numbers that only rise.
 
-Read next: :mod:`consensus.engine`, :class:`consensus.ports.ReplicaStatus`.
+Read next: :mod:`oncegate.consensus.core.engine`, :class:`oncegate.consensus.ports.ReplicaStatus`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The error tree of consensus.
 
-Owns every error a caller of :class:`consensus.replica.Replica` can see. Each carries a stable ``code``,
-an ``outcome`` (may the command have been applied?) and whether a retry makes sense. In doubt the outcome
+Owns every error a caller of :class:`oncegate.consensus.replica.replica.Replica` can see. Each carries a stable
+``code``, an ``outcome`` (may the command have been applied?) and whether a retry makes sense. In doubt the outcome
 is ``unknown``. Start-up errors (:class:`StorageError` and below) mean "this node must not serve".
-Read next: :mod:`consensus.ports`.
+Read next: :mod:`oncegate.consensus.ports`.
 """
 
 from __future__ import annotations

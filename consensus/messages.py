@@ -2,7 +2,7 @@
 
 msgpack arrays with an integer tag in front (msgspec structs), so a message is data and nothing else. Any
 message that is not one of these fails to decode. Terms, indexes and epochs are integers below 2^64.
-Read next: :mod:`consensus.wire`.
+Read next: :mod:`oncegate.consensus.net.wire`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from consensus.ports import SnapshotManifest
+from oncegate.consensus.ports import SnapshotManifest
 
 PROTOCOL_VERSION = 1
 
@@ -160,7 +160,7 @@ class SnapshotChunk(_Message, frozen=True, tag=31):
     file: int
     offset: int
     crc: int
-    """CRC32C over transfer, file, offset and data, see :mod:`consensus.snapshot_send`."""
+    """CRC32C over transfer, file, offset and data, see :mod:`oncegate.consensus.snapshot.snapshot_send`."""
     data: bytes
 
 

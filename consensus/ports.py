@@ -1,6 +1,6 @@
 """What consensus asks of its caller, and what it tells it.
 
-Owns the types that cross the boundary and nothing else. Read next: :mod:`consensus.replica`.
+Owns the types that cross the boundary and nothing else. Read next: :mod:`oncegate.consensus.replica.replica`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from consensus.configuration import Configuration
-from consensus.counters import Counters
+from oncegate.consensus.configuration import Configuration
+from oncegate.consensus.counters import Counters
 
 
 class Role(enum.Enum):

@@ -1,7 +1,7 @@
 """Where blocking work goes: a thread in a node, inline in a simulation.
 
 Owns the protocol and :class:`Task`, one job at a time whose outcome is fetched by its owner.
-Read next: :mod:`consensus.segment_file`, :mod:`consensus.snapshots`.
+Read next: :mod:`oncegate.consensus.log.segment_file`, :mod:`oncegate.consensus.core.snapshots`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Generic, Protocol, TypeVar
 
-from consensus.errors import ConsensusError
+from oncegate.consensus.errors import ConsensusError
 
 T = TypeVar("T")
 

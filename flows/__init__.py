@@ -1,7 +1,8 @@
 """Flows: declarations, batches, cursors and retention; pure but for segment files.
 
-Declared in :mod:`flows.flow`; collected in :mod:`flows.open_segment`, cut by :mod:`flows.batcher`; made into bytes by
-:mod:`flows.segment`, written by :mod:`flows.publisher` to :mod:`flows.segment_store`; counted in
-:mod:`flows.batch_log`, consumed through :mod:`flows.cursor`, dropped by :mod:`flows.retention`; searched by
-:mod:`flows.lookup`. Columns: :mod:`flows.schema`; refusals: :mod:`flows.errors`.
+Declared in :mod:`oncegate.flows.flow`; collected in :mod:`oncegate.flows.open_segment`, cut by
+:mod:`oncegate.flows.batcher`; made into bytes by :mod:`oncegate.flows.segment`, written by
+:mod:`oncegate.flows.publisher` to :mod:`oncegate.flows.segment_store`; counted in :mod:`oncegate.flows.batch_log`,
+consumed through :mod:`oncegate.flows.cursor`, dropped by :mod:`oncegate.flows.retention`; searched by
+:mod:`oncegate.flows.lookup`. Columns: :mod:`oncegate.flows.schema`; refusals: :mod:`oncegate.flows.errors`.
 """

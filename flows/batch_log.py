@@ -1,7 +1,7 @@
 """What is known of a flow's sealed batches, without their items.
 
 Owns: numbers, commit ranges, counts and seal times of the batches that retention has left. Part of the replicated
-state, pure. Must not know files or consumers. Read next: :mod:`flows.cursor`, :mod:`flows.retention`.
+state, pure. Must not know files or consumers. Read next: :mod:`oncegate.flows.cursor`, :mod:`oncegate.flows.retention`.
 
 Batches are numbered without gaps, so the log is a few columns and a number: 40 bytes a batch.
 """
@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from flows.chunks import int64s_from_bytes, int64s_to_bytes
-from flows.errors import BadRequestError, NotFoundError, RetentionExceededError
+from oncegate.flows.chunks import int64s_from_bytes, int64s_to_bytes
+from oncegate.flows.errors import BadRequestError, NotFoundError, RetentionExceededError
 
 
 class BatchMeta(NamedTuple):

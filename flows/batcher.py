@@ -2,7 +2,7 @@
 
 Cuts by items and by size are decided while a log entry is applied, so each node cuts at the same item. A cut by
 age needs time to pass without an entry: the leader asks :func:`due` and proposes a seal; the entry decides.
-Must not know how items are stored. Read next: :mod:`flows.open_segment`.
+Must not know how items are stored. Read next: :mod:`oncegate.flows.open_segment`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from flows.flow import FlowDeclaration
+    from oncegate.flows.flow import FlowDeclaration
 
 
 def is_full(flow: FlowDeclaration, items: int, size_bytes: int) -> bool:
@@ -19,7 +19,7 @@ def is_full(flow: FlowDeclaration, items: int, size_bytes: int) -> bool:
     Args:
         flow: the declaration with the bounds.
         items: number of items in the open segment.
-        size_bytes: size of the open segment as :class:`flows.open_segment.OpenSegment` counts it.
+        size_bytes: size of the open segment as :class:`oncegate.flows.open_segment.OpenSegment` counts it.
     """
     return items >= flow.max_items or size_bytes >= flow.max_bytes
 

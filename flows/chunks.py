@@ -1,8 +1,8 @@
 """The pieces a batch is made of before it becomes a file.
 
 Owns: the immutable forms of a run of single writes and of a range, and of the sealed batch that holds them. They
-are plain msgspec data, so they travel in snapshots. Must not know Arrow. Read next: :mod:`flows.open_segment`
-(makes them), :mod:`flows.segment` (turns them into a file).
+are plain msgspec data, so they travel in snapshots. Must not know Arrow. Read next: :mod:`oncegate.flows.open_segment`
+(makes them), :mod:`oncegate.flows.segment` (turns them into a file).
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class RangeChunk(msgspec.Struct, frozen=True, tag="range", gc=False):
         time_ms: cluster time of all of them.
         client_id: session that wrote.
         first_sequence: sequence number of the first item; item *i* has ``first_sequence + i``.
-        body: Arrow IPC stream, columns ``key`` and ``value`` (:mod:`flows.range_body`).
+        body: Arrow IPC stream, columns ``key`` and ``value`` (:mod:`oncegate.flows.range_body`).
         offset: row of ``body`` that is the first item.
         traceparent: trace context of the request that brought it, empty if it had none.
     """

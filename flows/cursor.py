@@ -1,7 +1,7 @@
 """Named consumers of one flow: who may move which cursor, and where it stands.
 
 Owns: fences, cursors, replays, the watermark. Part of the replicated state, pure, deterministic. Must not know
-items or files. Read next: :mod:`flows.retention`.
+items or files. Read next: :mod:`oncegate.flows.retention`.
 
 The rule of a move, first match wins; ``first .. last`` are the retained batches:
 
@@ -25,17 +25,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from flows.errors import (
-    BadRequestError,
-    FencedError,
-    NotFoundError,
-    QuotaError,
-    RetentionExceededError,
-)
-from flows.flow import CONSUMERS_MAX, check_name
+from oncegate.flows.errors import BadRequestError, FencedError, NotFoundError, QuotaError, RetentionExceededError
+from oncegate.flows.flow import CONSUMERS_MAX, check_name
 
 if TYPE_CHECKING:
-    from flows.batch_log import BatchLog
+    from oncegate.flows.batch_log import BatchLog
 
 NONCE_LENGTH_MAX: Final = 128
 NONCES_MAX: Final = 16

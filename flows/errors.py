@@ -1,7 +1,7 @@
 """Refusals and failures of flows, each with the ``code`` of the cluster's table of errors.
 
 Owns: the tree below :class:`FlowError`. Must not know HTTP or the server, which maps ``code`` to status,
-outcome and retryability. Read next: :mod:`flows.cursor`, :mod:`flows.segment_store`.
+outcome and retryability. Read next: :mod:`oncegate.flows.cursor`, :mod:`oncegate.flows.segment_store`.
 """
 
 from __future__ import annotations

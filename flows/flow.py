@@ -1,7 +1,7 @@
 """Flow declarations and the graph they form.
 
 Owns: the bounds of a declaration, the refusal of cycles and of differing redeclarations. Pure. Must not
-know items or batches. Read next: :mod:`flows.batcher`, :mod:`flows.cursor`.
+know items or batches. Read next: :mod:`oncegate.flows.batcher`, :mod:`oncegate.flows.cursor`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from flows.errors import BadRequestError, ConflictError, NotFoundError, QuotaError
+from oncegate.flows.errors import BadRequestError, ConflictError, NotFoundError, QuotaError
 
 NAME_PATTERN: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 """Names of flows and consumers. The first character keeps file names off ``.``, ``..`` and hidden files."""

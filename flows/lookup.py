@@ -2,7 +2,7 @@
 
 Owns: sorted indexes over chunks and payloads, built when first asked for, and the bounded cache that holds them.
 Must not know where payloads come from. Off the hot path: writes never touch this module. Read next:
-:mod:`flows.open_segment`, :mod:`flows.publisher`.
+:mod:`oncegate.flows.open_segment`, :mod:`oncegate.flows.publisher`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flows.chunks import SealedChunk
-from flows.open_segment import OpenSegment
-from flows.segment import columns, read_table
+from oncegate.flows.chunks import SealedChunk
+from oncegate.flows.open_segment import OpenSegment
+from oncegate.flows.segment import columns, read_table
 
 
 class Found(NamedTuple):
@@ -52,7 +52,7 @@ class KeyIndex:
 
     @classmethod
     def of_payload(cls, payload: bytes) -> KeyIndex:
-        """Index a sealed batch (:func:`flows.segment.build`)."""
+        """Index a sealed batch (:func:`oncegate.flows.segment.build`)."""
         table = read_table(payload).combine_chunks()
         keys, values, commits = (pa.concat_arrays(table.column(name).chunks) for name in ("key", "value", "commit"))
         return cls(keys, values, commits.to_numpy())

@@ -1,8 +1,8 @@
 """The items of one flow since its last seal, in commit order.
 
 Owns: collecting, counting and handing over. Runs inside apply on every node: one call a write or a range, no
-decoding, no clock. Must not know where to cut (:mod:`flows.batcher`) or what a file looks like
-(:mod:`flows.segment`).
+decoding, no clock. Must not know where to cut (:mod:`oncegate.flows.batcher`) or what a file looks like
+(:mod:`oncegate.flows.segment`).
 
 A run of single writes is kept by column, so that it costs a few list appends now and one vectorised step later;
 a range keeps the buffer it came in. A range ends the run before it. Where runs begin and end follows from the
@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from flows.chunks import (
+from oncegate.flows.chunks import (
     RangeChunk,
     SealedBatch,
     SealedChunk,
@@ -189,7 +189,7 @@ class OpenSegment:
             time_ms: cluster time, not below that of the item before.
             client_id: session that wrote.
             first_sequence: sequence number of the first item.
-            body: Arrow IPC stream as :mod:`flows.range_body` describes it; kept, not copied.
+            body: Arrow IPC stream as :mod:`oncegate.flows.range_body` describes it; kept, not copied.
             offset: row of ``body`` that is the first item.
             traceparent: trace context of the request (W3C), at most 55 characters, empty if it had none.
 

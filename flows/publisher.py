@@ -1,7 +1,7 @@
 """Writes sealed batches to disk, in order, in one worker thread.
 
-Owns: the queue between apply and the disk. Thin: the bytes come from :mod:`flows.segment`, the files from the store.
-Must not know the log. Apply never waits for the disk and cannot refuse, so the queue's bound is a signal:
+Owns: the queue between apply and the disk. Thin: the bytes come from :mod:`oncegate.flows.segment`, the files from the
+store. Must not know the log. Apply never waits for the disk and cannot refuse, so the queue's bound is a signal:
 while :attr:`Publisher.overloaded`, admission refuses new writes before they are proposed.
 
 Until a batch's file is durable its chunks stay here and reads are served from them. They are not in the files
@@ -18,9 +18,9 @@ from typing import Final, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from flows import segment
-from flows.chunks import SealedBatch
-from flows.errors import FlowError
+from oncegate.flows import segment
+from oncegate.flows.chunks import SealedBatch
+from oncegate.flows.errors import FlowError
 
 PENDING_BATCHES_MAX: Final = 256
 PENDING_BYTES_MAX: Final = 128 * 1024 * 1024
@@ -28,7 +28,7 @@ RETRY_MS: Final = 500
 
 
 class BatchStore(Protocol):
-    """Where batches go: :class:`flows.segment_store.SegmentStore` or a fake."""
+    """Where batches go: :class:`oncegate.flows.segment_store.SegmentStore` or a fake."""
 
     def put(self, flow: str, number: int, payload: bytes) -> str:
         """Store a batch durably and return its checksum; idempotent for equal bytes."""

@@ -14,7 +14,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from flows.errors import BadRequestError
+from oncegate.flows.errors import BadRequestError
 
 BODY_SCHEMA: Final[pa.Schema] = pa.schema([pa.field("key", pa.string()), pa.field("value", pa.string())])
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from flows.batch_log import BatchLog
-    from flows.cursor import Consumers
-    from flows.flow import FlowDeclaration
+    from oncegate.flows.batch_log import BatchLog
+    from oncegate.flows.cursor import Consumers
+    from oncegate.flows.flow import FlowDeclaration
 
 
 def droppable_through(flow: FlowDeclaration, batches: BatchLog, consumers: Consumers, now_ms: int) -> int:

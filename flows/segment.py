@@ -1,7 +1,7 @@
 """The payload of a batch: an Arrow IPC stream that depends on the items alone.
 
 Owns: turning chunks into bytes, bytes into JSON lines, and the checksum that names them. Must not know files
-(:mod:`flows.segment_store`) or when a batch is cut.
+(:mod:`oncegate.flows.segment_store`) or when a batch is cut.
 
 Every node builds the payload by itself, from chunks that lie differently in memory: a node that restarted, or
 received a range in two parts, has other slices. So nothing of Arrow's memory layout may reach the bytes: each
@@ -22,9 +22,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flows import range_body
-from flows.chunks import SealedChunk, SinglesChunk
-from flows.schema import batch_schema
+from oncegate.flows import range_body
+from oncegate.flows.chunks import SealedChunk, SinglesChunk
+from oncegate.flows.schema import batch_schema
 
 ROWS_PER_RECORD_BATCH: Final = 16_384
 """Fixed for ever: it is part of what makes the bytes the same. Divisible by 8."""
@@ -75,7 +75,8 @@ def columns(chunk: SealedChunk) -> Columns:
 
 
 def build(chunks: Sequence[SealedChunk], flow: str, table: str, number: int) -> bytes:
-    """Return the payload of a batch: Arrow IPC stream, :data:`flows.schema.ITEM_SCHEMA`, identity in its metadata.
+    """Return the payload of a batch: Arrow IPC stream, :data:`oncegate.flows.schema.ITEM_SCHEMA`, identity in its
+    metadata.
 
     Deterministic: equal items give equal bytes, however they were chunked.
 

@@ -1,7 +1,7 @@
 """Segment files: batches on disk, immutable and checked at every read.
 
 Owns: the file format and the directory of one node. Must not know what a payload contains
-(:mod:`flows.segment`). Blocking; call it from a worker thread. Read next: :mod:`flows.publisher`.
+(:mod:`oncegate.flows.segment`). Blocking; call it from a worker thread. Read next: :mod:`oncegate.flows.publisher`.
 
 File ``<directory>/<flow>/<number, 16 digits>.segment``, little-endian, version 1:
 
@@ -31,9 +31,9 @@ from typing import Final, NamedTuple
 
 import google_crc32c
 
-from flows.errors import BadRequestError, NotFoundError, SegmentConflict, SegmentCorrupt
-from flows.flow import check_name
-from flows.segment import format_checksum
+from oncegate.flows.errors import BadRequestError, NotFoundError, SegmentConflict, SegmentCorrupt
+from oncegate.flows.flow import check_name
+from oncegate.flows.segment import format_checksum
 
 MAGIC: Final = b"OGSEGMNT"
 VERSION: Final = 1

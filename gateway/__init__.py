@@ -1,1 +1,1 @@
-"""The gateway: HTTP in front, exactly-once in the middle, flows behind. Start at :mod:`gateway.node`."""
+"""The gateway: HTTP in front, exactly-once in the middle, flows behind. Start at :mod:`oncegate.gateway.node.node`."""

@@ -10,16 +10,16 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from gateway import commands as c
-from gateway import wire
-from gateway.machine import Machine
-from gateway.results import Operated, OpVerdict, Ranged, Resolved, SessionAnswer
-from gateway.tables import Remembered, Table
-from rifl.errors import REGISTRY, Code, OncegateError, Outcome
-from rifl.ids import format_client_id
-from rifl.key_table import KEYS_CLIENT
-from rifl.resolve_rule import Fate, Resolution, look_up
-from rifl.result_tracker import Verdict
+from oncegate.gateway import wire
+from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.machine import Machine
+from oncegate.gateway.machine.results import Operated, OpVerdict, Ranged, Resolved, SessionAnswer
+from oncegate.gateway.machine.tables import Remembered, Table
+from oncegate.rifl.errors import REGISTRY, Code, OncegateError, Outcome
+from oncegate.rifl.ids import format_client_id
+from oncegate.rifl.key_table import KEYS_CLIENT
+from oncegate.rifl.resolve_rule import Fate, Resolution, look_up
+from oncegate.rifl.result_tracker import Verdict
 
 _DETAILS = {
     Code.NOT_FOUND: "no such table",

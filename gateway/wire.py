@@ -1,7 +1,7 @@
 """Bodies of the HTTP API that client and server share (API.md), JSON and msgpack alike.
 
 Owns: field names and types as they travel. Must not know the server or the SDK. Limits are checked by the
-edge (:mod:`gateway.edge`), not here.
+edge (:mod:`oncegate.gateway.http.request_bodies`), not here.
 """
 
 from __future__ import annotations

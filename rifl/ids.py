@@ -1,6 +1,7 @@
 """Identifiers of the exactly-once protocol and their written forms.
 
-Owns: the names and bounds of ids. Knows nothing else. Read next: :mod:`rifl.lease`, :mod:`rifl.completion`.
+Owns: the names and bounds of ids. Knows nothing else. Read next: :mod:`oncegate.rifl.lease`,
+:mod:`oncegate.rifl.completion`.
 """
 
 from __future__ import annotations

@@ -23,10 +23,10 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from rifl.completion import CompletionRecord
-from rifl.ids import ID_MAX, ClientId
-from rifl.resolve_rule import Fate, Resolution
-from rifl.result_tracker import Sized, Verdict
+from oncegate.rifl.completion import CompletionRecord
+from oncegate.rifl.ids import ID_MAX, ClientId
+from oncegate.rifl.resolve_rule import Fate, Resolution
+from oncegate.rifl.result_tracker import Sized, Verdict
 
 KEYS_CLIENT: Final = ClientId(ID_MAX)
 """Client id of the request ids that keys are mapped to; no session ever gets it."""
@@ -179,7 +179,9 @@ class KeyTable:
 
 
 class KeySlot(NamedTuple):
-    """Takes the completion record of one new key (:meth:`rifl.result_tracker.ResultTracker.record` of a session)."""
+    """Takes the completion record of one new key (:meth:`oncegate.rifl.result_tracker.ResultTracker.record` of a
+    session).
+    """
 
     keys: KeyTable
     tenant: str

@@ -1,7 +1,7 @@
 """The apply rule for ranges: one decision for ten thousand operations (SEMANTICS, *Ranges*).
 
-A range is a run of contiguous sequence numbers of one session. The rule of :mod:`rifl.result_tracker` holds as if
-each operation had come alone; where verdicts differ the range is split. A range that meets nothing recorded,
+A range is a run of contiguous sequence numbers of one session. The rule of :mod:`oncegate.rifl.result_tracker` holds as
+if each operation had come alone; where verdicts differ the range is split. A range that meets nothing recorded,
 the normal case, costs one comparison with the newest record. Departure from RIFL, which has no ranges.
 """
 
@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rifl.completion import FINGERPRINT_BYTES, SEALED_COMMIT, RangeRecord
-from rifl.ids import RANGE_LENGTH_MAX
-from rifl.result_tracker import ResultTracker, Standing, Verdict
+from oncegate.rifl.completion import FINGERPRINT_BYTES, SEALED_COMMIT, RangeRecord
+from oncegate.rifl.ids import RANGE_LENGTH_MAX
+from oncegate.rifl.result_tracker import ResultTracker, Standing, Verdict
 
 
 class RangePart(NamedTuple):

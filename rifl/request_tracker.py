@@ -1,7 +1,7 @@
 """Sequence numbers of one session: which are taken, which still want their result. RIFL §3.3 and §4, client half.
 
 Owns: the next sequence number, first incomplete and the window. Must not know what an operation is, how it
-travels or what time it is. Server half: :mod:`rifl.result_tracker`.
+travels or what time it is. Server half: :mod:`oncegate.rifl.result_tracker`.
 
 A *place* is what the window counts: one operation, or one range whatever its length. A place is in one of four
 states; first incomplete is the start of the oldest place that is not complete.
@@ -24,8 +24,8 @@ from collections import deque
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
-from rifl.errors import Code, OncegateError
-from rifl.ids import RANGE_LENGTH_MAX, WINDOW_DEFAULT, WINDOW_MAX, SequenceNumber
+from oncegate.rifl.errors import Code, OncegateError
+from oncegate.rifl.ids import RANGE_LENGTH_MAX, WINDOW_DEFAULT, WINDOW_MAX, SequenceNumber
 
 
 class RequestTracker:

@@ -1,6 +1,6 @@
 """Resolving a request id: its result, or a seal that makes sure there will never be one (SEMANTICS, *Resolving*).
 
-Owns: the rule below. Runs inside the state machine like :mod:`rifl.result_tracker`; the log decides between a
+Owns: the rule below. Runs inside the state machine like :mod:`oncegate.rifl.result_tracker`; the log decides between a
 resolve and an attempt still in flight. First row that holds decides:
 
 | row | condition | answer |
@@ -21,9 +21,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
-from rifl.completion import CompletionRecord
-from rifl.errors import Code, OncegateError
-from rifl.result_tracker import ResultTracker
+from oncegate.rifl.completion import CompletionRecord
+from oncegate.rifl.errors import Code, OncegateError
+from oncegate.rifl.result_tracker import ResultTracker
 
 
 class Fate(StrEnum):

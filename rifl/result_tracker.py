@@ -8,7 +8,7 @@ Runs inside the state machine on every replica, from the log entry alone. First 
 | 2 | no such session | SESSION_EXPIRED |
 | 3 | epoch of the request older than the session's | FENCED |
 | 4 | sequence number < first incomplete of the session | STALE |
-| 4a | the record says that the id was sealed (:mod:`rifl.resolve_rule`) | SEALED |
+| 4a | the record says that the id was sealed (:mod:`oncegate.rifl.resolve_rule`) | SEALED |
 | 5 | completion record exists, fingerprint equal | REPLAY |
 | 6 | completion record exists, fingerprint differs | PAYLOAD_MISMATCH |
 | 7 | lease ended | SESSION_EXPIRED |
@@ -20,7 +20,7 @@ After EXECUTE the caller applies the operation and calls :meth:`ResultTracker.re
 
 A *place* is what the window counts: one operation, or one recorded range whatever its length. A gap below a
 sequence number counts one place an operation; below a range, one place for each ``RANGE_LENGTH_MAX`` of it,
-since ranges may be missing there. Ranges are decided in :mod:`rifl.range_rule`.
+since ranges may be missing there. Ranges are decided in :mod:`oncegate.rifl.range_rule`.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from rifl.completion import FINGERPRINT_BYTES, SEALED_COMMIT, CompletionRecord, RangeRecord
-from rifl.errors import Code
-from rifl.ids import WINDOW_DEFAULT
-from rifl.session import Session, shared_int
+from oncegate.rifl.completion import FINGERPRINT_BYTES, SEALED_COMMIT, CompletionRecord, RangeRecord
+from oncegate.rifl.errors import Code
+from oncegate.rifl.ids import WINDOW_DEFAULT
+from oncegate.rifl.session import Session, shared_int
 
 RECORD_BYTES_MAX: Final = 16 * 2**20
 """Bytes of remembered results and range fingerprints of one session; over it QUOTA, before execution."""

@@ -1,7 +1,7 @@
 """Sessions: who may write, under which epoch, and until when.
 
-Owns: client ids, epochs, nonces and leases. Knows nothing of completion records (:mod:`rifl.result_tracker`), so
-that shards can own records while one shard owns leases (RIFL §4.1, the lease manager).
+Owns: client ids, epochs, nonces and leases. Knows nothing of completion records (:mod:`oncegate.rifl.result_tracker`),
+so that shards can own records while one shard owns leases (RIFL §4.1, the lease manager).
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Final
 
 import msgspec
 
-from rifl.errors import Code, OncegateError
-from rifl.ids import ClientId, Epoch
-from rifl.lease import ExpiryQueue
+from oncegate.rifl.errors import Code, OncegateError
+from oncegate.rifl.ids import ClientId, Epoch
+from oncegate.rifl.lease import ExpiryQueue
 
 SESSIONS_MAX: Final = 2_000_000
 """Most live sessions that a cluster may be set to hold; one more is refused with QUOTA, live ones are untouched."""

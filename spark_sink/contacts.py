@@ -19,8 +19,8 @@ import pyarrow.csv
 import pyarrow.feather
 import pyarrow.parquet
 
-from spark_sink.errors import Code, SinkError
-from spark_sink.rows import Contacts
+from oncegate.spark_sink.rows import Contacts
+from oncegate.stores.errors import Code, SinkError
 
 
 def load(path: Path) -> Contacts:

@@ -20,9 +20,9 @@ from urllib.parse import quote, urlsplit
 import numpy as np
 import pyarrow as pa
 
-from flows.schema import ITEM_SCHEMA, PLAIN_SCHEMA, VERSION
-from spark_sink.errors import Code, SinkError
-from spark_sink.retry import Retry
+from oncegate.flows.schema import ITEM_SCHEMA, PLAIN_SCHEMA, VERSION
+from oncegate.stores.errors import Code, SinkError
+from oncegate.stores.retry import Retry
 
 T = TypeVar("T")
 

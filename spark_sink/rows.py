@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from spark_sink.stores.tables import WRITE_TS, Clustering, Column, ColumnType, Table
+from oncegate.stores.tables import WRITE_TS, Clustering, Column, ColumnType, Table
 
 Int64s = npt.NDArray[np.int64]
 
@@ -140,7 +140,7 @@ def decode(items: pa.RecordBatch, flow: str) -> tuple[Posts, pa.RecordBatch]:
     """Split items into posts and dead letters: each item ends in exactly one of the two.
 
     Args:
-        items: columns of `flows.schema.PLAIN_SCHEMA` and `batch`, int64.
+        items: columns of `oncegate.flows.schema.PLAIN_SCHEMA` and `batch`, int64.
         flow: where the items come from; recorded in the dead letters.
 
     Returns:

@@ -16,7 +16,7 @@ from typing import Final
 import pyspark
 from pyspark.sql import SparkSession
 
-from spark_sink import cache
+from oncegate.stores import cache
 
 _CHECKPOINT_MANAGER: Final = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"

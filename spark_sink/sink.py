@@ -31,10 +31,10 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from spark_sink.errors import Code, SinkError
-from spark_sink.options import FlowOptions, SinkOptions
-from spark_sink.stores.store import drop_process_store, process_store
-from spark_sink.stores.tables import Table
+from oncegate.spark_sink.options import FlowOptions, SinkOptions
+from oncegate.stores.errors import Code, SinkError
+from oncegate.stores.store import drop_process_store, process_store
+from oncegate.stores.tables import Table
 
 
 class Derivation(Protocol):

@@ -19,18 +19,13 @@ from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxFiles,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles, SupportsTriggerAvailableNow
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from flows.schema import PLAIN_SCHEMA
-from spark_sink.errors import Code, SinkError
-from spark_sink.flow_client import Attachment, FlowState
-from spark_sink.options import SourceOptions
+from oncegate.flows.schema import PLAIN_SCHEMA
+from oncegate.spark_sink.flow_client import Attachment, FlowState
+from oncegate.spark_sink.options import SourceOptions
+from oncegate.stores.errors import Code, SinkError
 
 BATCH_FIELD: Final[pa.Field] = pa.field("batch", pa.int64(), nullable=False)
 

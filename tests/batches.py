@@ -7,7 +7,7 @@ import urllib.request
 
 import pyarrow as pa
 
-from gateway.cli.ask import get_json
+from oncegate.gateway.cli.ask import get_json
 
 
 def read_flow(endpoint: str, flow: str, timeout_s: float = 30.0) -> list[tuple[str, int]]:

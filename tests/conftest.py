@@ -9,9 +9,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.cli.local_cluster import LocalCluster, free_ports
-from gateway.config import Settings
-from gateway.server import running
+from oncegate.gateway.http.server import running
+from oncegate.gateway.local.cluster import LocalCluster, free_ports
+from oncegate.gateway.node.settings import Settings
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.raft.throughput import OPERATION_BYTES
-from gateway.cli.local_cluster import free_ports
+from oncegate.gateway.local.cluster import free_ports
 
 SOURCE: Final = Path(__file__).parent.parent / "peers" / "etcd"
 OUTSTANDING: Final = (1, 64, 512)

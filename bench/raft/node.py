@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 from bench.raft.profile import shares
-from consensus import ConsensusError, Replica
+from oncegate.consensus import ConsensusError, Replica
 from tests.faults.harness.replica_process import ReplicaProcess, main
 
 WAITING_COMMANDS_MAX = 4096

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.figures import Latency
-from gateway.cli.ask import Refused, get, send_json
-from gateway.cli.local_cluster import LocalCluster
-from gateway.client import Client, Session
+from oncegate.gateway.cli.ask import Refused, get, send_json
+from oncegate.gateway.client import Client, Session
+from oncegate.gateway.local.cluster import LocalCluster
 
 VALUE_BYTES: Final = 200
 ROWS_A_CALL: Final = 500

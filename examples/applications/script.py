@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from gateway.client import Client, OutcomeUnknown
+from oncegate.gateway.client import Client, OutcomeUnknown
 
 
 async def reserve(client: Client, seat: str, name: str) -> str:

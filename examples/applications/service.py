@@ -16,7 +16,7 @@ from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
-from gateway.client import Client, OperationFailed, Outcome, Session
+from oncegate.gateway.client import Client, OperationFailed, Outcome, Session
 
 
 class Order(BaseModel):

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gateway.client import Client, OutboxEntry
+from oncegate.gateway.client import Client, OutboxEntry
 
 LEASE_MS = 3_600_000
 """How long the worker may be down: after that nobody can tell what became of a write that had no answer."""

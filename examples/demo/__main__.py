@@ -22,8 +22,8 @@ from examples.demo import dataset, environment, plan, report, scenario, stage
 from examples.demo.console import Screen, results
 from examples.demo.errors import CouldNotRun
 from examples.demo.recording import Recording
-from rifl.errors import OncegateError
-from spark_sink.errors import SinkError
+from oncegate.rifl.errors import OncegateError
+from oncegate.stores.errors import SinkError
 
 EXACT: Final = 0
 MISMATCH: Final = 1

@@ -1,7 +1,7 @@
 """The Spark job that delivers: its process, what it reports, and when everything has arrived.
 
 Owns: the job's command line, its processes, and the wait for its cursor. Must not know what a timeline row is
-(that is the job's business, and the recount's). Read next: :mod:`spark_sink.jobs.timeline`.
+(that is the job's business, and the recount's). Read next: :mod:`oncegate.spark_sink.jobs.timeline`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from examples.demo.dataset import DATA_FILE
 from examples.demo.errors import CouldNotRun
 from examples.demo.ingest import TABLE
 from examples.demo.recording import Delivered, Recording
-from gateway.cli.local_cluster import session_members
+from oncegate.gateway.local.cluster import session_members
 
 CONSUMER: Final = "timeline"
 DEADLINE_S: Final = 300.0
@@ -58,7 +58,7 @@ class TimelineJob:
         self.log = directory / "spark.log"
         self.progress = directory / "progress.jsonl"
         self._command = [
-            *(sys.executable, "-m", "spark_sink.jobs.timeline"),
+            *(sys.executable, "-m", "oncegate.spark_sink.jobs.timeline"),
             *("--endpoints", ",".join(endpoints)),
             *("--flow", TABLE),
             *("--consumer", CONSUMER),

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from examples.demo.stage import Stage
-from spark_sink.stores.store import open_store
+from oncegate.stores.store import open_store
 
 
 def describe(ground: Stage, *, java: str, seed: int) -> dict[str, str]:

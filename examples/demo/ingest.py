@@ -19,8 +19,8 @@ from examples.demo.duplicates import Copier, Original
 from examples.demo.errors import CouldNotRun
 from examples.demo.plan import Slice, When
 from examples.demo.recording import Answer, Recording
-from gateway.client import Client, Session
-from rifl.ids import format_client_id
+from oncegate.gateway.client import Client, Session
+from oncegate.rifl.ids import format_client_id
 
 TABLE: Final = "messages"
 DURATION_S: Final = 23.0

@@ -1,7 +1,7 @@
 """Killing the leader with kill -9 while writes run, and starting it again.
 
 Owns: when a leader dies and what is noted of it. Must not know what is written. Read next:
-:mod:`gateway.cli.local_cluster`, which holds the processes.
+:mod:`oncegate.gateway.local.cluster`, which holds the processes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import aiohttp
 
 from examples.demo.errors import CouldNotRun
 from examples.demo.recording import Kill, Recording
-from gateway.cli.local_cluster import LocalCluster
+from oncegate.gateway.local.cluster import LocalCluster
 
 AT_SHARES: Final = (0.3, 0.65)
 """Shares of the messages acknowledged at which a leader dies: both in the middle of the writes."""

@@ -24,9 +24,9 @@ from examples.demo.recording import Recording
 from examples.demo.recount import Check, check_dataset, check_flow, check_timeline, expected_rows
 from examples.demo.stage import Stage
 from examples.demo.verdict import check_nodes, check_run
-from gateway.client import Client
-from spark_sink.rows import DEAD_LETTERS, TIMELINE
-from spark_sink.stores.store import open_store
+from oncegate.gateway.client import Client
+from oncegate.spark_sink.rows import DEAD_LETTERS, TIMELINE
+from oncegate.stores.store import open_store
 
 KILLS = len(AT_SHARES)
 _SHOW_EVERY_S = 0.1

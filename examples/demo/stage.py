@@ -20,10 +20,10 @@ from typing import Final, Self
 from examples.demo.delivery import TimelineJob
 from examples.demo.errors import CouldNotRun
 from examples.demo.ingest import TABLE
-from gateway.cli.local_cluster import LocalCluster
-from spark_sink.devcassandra.cluster import DevCluster, free_ports
-from spark_sink.devcassandra.node import Config
-from spark_sink.errors import SinkError
+from oncegate.gateway.local.cluster import LocalCluster
+from oncegate.stores.devcassandra.cluster import DevCluster, free_ports
+from oncegate.stores.devcassandra.node import Config
+from oncegate.stores.errors import SinkError
 
 JAVA_MIN: Final = 17
 NODES: Final = 3
@@ -128,7 +128,7 @@ class Stage:
         stop = [f"kill {pids}", f"rm -r {self.directory}"]
         if self._cassandra is not None:
             home = self._cassandra.home
-            stop.insert(1, f"{sys.executable} -m spark_sink.devcassandra --home {home} down")
+            stop.insert(1, f"{sys.executable} -m oncegate.stores.devcassandra --home {home} down")
         return [*lines, f"{'; '.join(stop)}   # stops everything and removes its files"]
 
 

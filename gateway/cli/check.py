@@ -15,8 +15,8 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from gateway.cli.check_file import EXIT_CODES, file
-from gateway.cli.exits import CRASH, MISUSE, exits
+from oncegate.gateway.cli.check_file import EXIT_CODES, file
+from oncegate.gateway.cli.exits import CRASH, MISUSE, exits
 
 EXITS: Final = {**EXIT_CODES, "crashed": CRASH}
 
@@ -63,9 +63,9 @@ def run_command(
     """Run workloads against clusters of real processes under faults, and judge what was recorded."""
     if every == (workload is not None):
         raise typer.BadParameter("give --workload NAME or --all")
-    from gateway.check.plan import RunPlan, fault_names
-    from gateway.check.soaking import soak
-    from gateway.check.words import soak_lines
+    from oncegate.proof.check.plan import RunPlan, fault_names
+    from oncegate.proof.check.soaking import soak
+    from oncegate.proof.check.words import soak_lines
 
     with _stoppable():
         template = RunPlan(
@@ -87,9 +87,9 @@ def run_command(
 @check.command()
 def replay(folder: Folder) -> None:
     """Judge the saved history of a run again; nothing is run."""
-    from gateway.check.folder import RunFolder
-    from gateway.check.runner import judge
-    from gateway.check.words import verdict_lines
+    from oncegate.proof.check.folder import RunFolder
+    from oncegate.proof.check.runner import judge
+    from oncegate.proof.check.words import verdict_lines
 
     with _stoppable():
         verdict = judge(RunFolder.open(folder))
@@ -106,9 +106,9 @@ def shrink(
     tries: Annotated[int, typer.Option(help="how often each of them")] = 2,
 ) -> None:
     """Look for less that still fails: fewer faults, fewer processes, a shorter time, or fewer events."""
-    from gateway.check.folder import RunFolder
-    from gateway.check.shrinking import shrink_history, shrink_run
-    from gateway.check.words import verdict_lines
+    from oncegate.proof.check.folder import RunFolder
+    from oncegate.proof.check.shrinking import shrink_history, shrink_run
+    from oncegate.proof.check.words import verdict_lines
 
     with _stoppable():
         opened, say = RunFolder.open(folder), partial(typer.echo, err=True)
@@ -122,7 +122,7 @@ def shrink(
 @contextlib.contextmanager
 def _stoppable() -> Iterator[None]:
     """As :func:`exits`; Ctrl-C is no verdict either."""
-    from gateway.check.errors import Unavailable
+    from oncegate.proof.check.errors import Unavailable
 
     try:
         with exits(misuse=(Unavailable,)):

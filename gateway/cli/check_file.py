@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 import msgspec
 import typer
 
-from gateway.cli.exits import exits
-from gateway.cli.output import Format, Output
+from oncegate.gateway.cli.exits import exits
+from oncegate.gateway.cli.output import Format, Output
 
 if TYPE_CHECKING:
-    from rifl.lincheck import Event, Limits, Operation, Result
+    from oncegate.proof.lincheck import Event, Limits, Operation, Result
 
 EXIT_CODES: Final = {"valid": 0, "invalid": 1, "unknown": 2}
 FILE_BYTES_MAX: Final = 2 * 2**30
@@ -58,7 +58,7 @@ def file(
     output: Format = Output.TABLE,
 ) -> None:
     """Check a saved history, without a cluster: 0 valid, 1 invalid, 2 unknown, 3 misuse, 4 crash."""
-    from rifl.lincheck import Limits, operations
+    from oncegate.proof.lincheck import Limits, operations
 
     with exits(misuse=(OSError, UnicodeDecodeError)):
         listed = operations(_events(history, history_format, keyed=keyed))
@@ -72,8 +72,8 @@ def file(
 
 
 def _events(history: Path, history_format: HistoryFormat | None, *, keyed: bool) -> Iterator[Event]:
-    from rifl.lincheck import read_events
-    from rifl.lincheck.edn import jepsen_events
+    from oncegate.proof.lincheck import read_events
+    from oncegate.proof.lincheck.edn import jepsen_events
 
     if history.stat().st_size > FILE_BYTES_MAX:
         raise OSError(f"{history} is longer than {FILE_BYTES_MAX} bytes")
@@ -86,9 +86,9 @@ def _events(history: Path, history_format: HistoryFormat | None, *, keyed: bool)
 
 
 def _check(listed: list[Operation], model: str, level: Level, limits: Limits, jobs: int) -> Result:
-    from gateway.check.models import load_model
-    from gateway.check.parallel import check_keys
-    from rifl.lincheck import check, sequential, sessions
+    from oncegate.proof.check.models import load_model
+    from oncegate.proof.check.parallel import check_keys
+    from oncegate.proof.lincheck import check, sequential, sessions
 
     if level is Level.SESSION:
         load_model(model)

@@ -9,9 +9,9 @@ import typer
 from rich.box import SIMPLE
 from rich.table import Table
 
-from gateway.cli.ask import get_json
-from gateway.cli.output import Format, Output, show
-from gateway.config import DEFAULT_HTTP_PORT
+from oncegate.gateway.cli.ask import get_json
+from oncegate.gateway.cli.output import Format, Output, show
+from oncegate.gateway.node.settings import DEFAULT_HTTP_PORT
 
 Endpoint = Annotated[str, typer.Option(envvar="ONCEGATE_ENDPOINT", help="HTTP address of any node")]
 ENDPOINT_DEFAULT = f"http://127.0.0.1:{DEFAULT_HTTP_PORT}"

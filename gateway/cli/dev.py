@@ -13,8 +13,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from gateway.cli.local_cluster import LocalCluster
-from gateway.config import DEFAULT_HTTP_PORT
+from oncegate.gateway.local.cluster import LocalCluster
+from oncegate.gateway.node.settings import DEFAULT_HTTP_PORT
 
 
 def dev(

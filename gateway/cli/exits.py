@@ -9,7 +9,7 @@ from typing import Final
 
 import typer
 
-from rifl.errors import OncegateError
+from oncegate.rifl.errors import OncegateError
 
 MISUSE: Final = 3
 CRASH: Final = 4

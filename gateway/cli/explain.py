@@ -12,9 +12,9 @@ import typer
 from rich.box import SIMPLE
 from rich.table import Table
 
-from gateway.cli.ask import Refused, Unreachable, send_json
-from gateway.cli.cluster import ENDPOINT_DEFAULT, Endpoint, unreachable
-from gateway.cli.output import Format, Output, show
+from oncegate.gateway.cli.ask import Refused, Unreachable, send_json
+from oncegate.gateway.cli.cluster import ENDPOINT_DEFAULT, Endpoint, unreachable
+from oncegate.gateway.cli.output import Format, Output, show
 
 _REQUEST = re.compile(r"[0-9a-f]{16}/[0-9]{1,16}", re.ASCII)
 _SEARCH_S = 60.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import typer
 
-from gateway.cli import check, cluster, dev, explain, members, outbox, serve, token, verify
+from oncegate.gateway.cli import check, cluster, dev, explain, members, outbox, serve, token, verify
 
 app = typer.Typer(
     name="oncegate",

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from gateway.cli.ask import Refused, Unreachable, get_json, send_json
-from gateway.cli.cluster import ENDPOINT_DEFAULT, Endpoint, unreachable
-from gateway.config import MemberAddress
+from oncegate.gateway.cli.ask import Refused, Unreachable, get_json, send_json
+from oncegate.gateway.cli.cluster import ENDPOINT_DEFAULT, Endpoint, unreachable
+from oncegate.gateway.node.settings import MemberAddress
 
 member = typer.Typer(help="Members of the cluster: add, remove.", no_args_is_help=True)
 leader = typer.Typer(help="Who leads.", no_args_is_help=True)

@@ -12,10 +12,10 @@ import typer
 from rich.box import SIMPLE
 from rich.table import Table
 
-from gateway.cli.cluster import ENDPOINT_DEFAULT, Endpoint
-from gateway.cli.output import Format, Output, show
-from gateway.client import Client, Code, OncegateError, OutboxEntry, OutboxUnresolved, Recovered
-from gateway.client.outbox_file import OutboxFile
+from oncegate.gateway.cli.cluster import ENDPOINT_DEFAULT, Endpoint
+from oncegate.gateway.cli.output import Format, Output, show
+from oncegate.gateway.client import Client, Code, OncegateError, OutboxEntry, OutboxUnresolved, Recovered
+from oncegate.gateway.client.outbox_file import OutboxFile
 
 outbox = typer.Typer(help="Outboxes of workers: list, send again.", no_args_is_help=True)
 _UNREACHABLE = frozenset((Code.TIMEOUT, Code.NOT_READY, Code.NO_LEADER, Code.NOT_LEADER))

@@ -12,12 +12,12 @@ import structlog
 import typer
 from pydantic import ValidationError
 
-from consensus.errors import ConsensusError
-from gateway.auth import Tokens
-from gateway.config import Settings
-from gateway.node import replica_config
-from gateway.server import serve as run
-from gateway.tls import check_exposure, server_context
+from oncegate.consensus.errors import ConsensusError
+from oncegate.gateway.http.auth import Tokens
+from oncegate.gateway.http.server import serve as run
+from oncegate.gateway.http.tls import check_exposure, server_context
+from oncegate.gateway.node.node import replica_config
+from oncegate.gateway.node.settings import Settings
 
 
 def serve(

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from gateway.auth import new_token
-from gateway.identity import Scope
+from oncegate.gateway.http.auth import new_token
+from oncegate.gateway.http.identity import Scope
 
 
 def token(

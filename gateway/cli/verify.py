@@ -14,9 +14,9 @@ from rich.box import SIMPLE
 from rich.table import Table
 from typer.core import TyperCommand
 
-from gateway.cli.exits import MISUSE, exits
-from gateway.cli.output import Format, Output, show
-from spark_sink.stream_rows import ROWS_CONSUMER
+from oncegate.gateway.cli.exits import MISUSE, exits
+from oncegate.gateway.cli.output import Format, Output, show
+from oncegate.stores.stream_rows import ROWS_CONSUMER
 
 EXIT: Final = {"equal": 0, "different": 1, "unknown": 2}
 _MISUSE_ELSEWHERE: Final = 2
@@ -47,7 +47,7 @@ def verify(
 ) -> None:
     """Compare log, state, batches and store of stopped nodes; read only. Names the first difference."""
     # A second's work that the other commands need not wait for.
-    from gateway import verify as checks
+    from oncegate.proof import verify as checks
 
     missing = [str(path) for path in directories if not path.is_dir()]
     if missing:

@@ -7,17 +7,17 @@ Start at :class:`Client`. Errors: :class:`OncegateError` and below. Logs go to `
 import logging
 import os
 
-from gateway.client.client import Client
-from gateway.client.failures import (
+from oncegate.gateway.client.client import Client
+from oncegate.gateway.client.failures import (
     DeadlineExceeded,
     MalformedAnswer,
     OperationFailed,
     OutcomeUnknown,
     PartialFailure,
 )
-from gateway.client.outbox_file import OutboxDamaged, OutboxEntry
-from gateway.client.recovery import OutboxUnresolved, Recovered
-from gateway.client.results import (
+from oncegate.gateway.client.outbox_file import OutboxDamaged, OutboxEntry
+from oncegate.gateway.client.recovery import OutboxUnresolved, Recovered
+from oncegate.gateway.client.results import (
     ClusterInfo,
     Consumer,
     FlowInfo,
@@ -31,10 +31,10 @@ from gateway.client.results import (
     TableInfo,
     WriteResult,
 )
-from gateway.client.session import Session
-from gateway.client.settings import Tuning
-from rifl.errors import Code, OncegateError, Outcome
-from rifl.ids import RequestId
+from oncegate.gateway.client.session import Session
+from oncegate.gateway.client.settings import Tuning
+from oncegate.rifl.errors import Code, OncegateError, Outcome
+from oncegate.rifl.ids import RequestId
 
 _LOG = logging.getLogger("oncegate.client")
 _LOG.addHandler(logging.NullHandler())

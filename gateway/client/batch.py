@@ -1,7 +1,7 @@
 """What travels in one request: operations, or a range of rows on a stream table. Pure.
 
 Owns: which numbers and promises belong together, and how a batch is cut in two. Must not know asyncio, HTTP or
-verdicts. Formed by :mod:`gateway.client.outbox`; settled by :mod:`gateway.client.verdicts`.
+verdicts. Formed by :mod:`oncegate.gateway.client.outbox`; settled by :mod:`oncegate.gateway.client.verdicts`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from gateway.client.failures import OperationFailed
-from gateway.client.results import RowsPart
-from gateway.wire import Operation
+from oncegate.gateway.client.failures import OperationFailed
+from oncegate.gateway.client.results import RowsPart
+from oncegate.gateway.wire import Operation
 
 
 class Promise(Protocol):
@@ -135,7 +135,7 @@ class OperationsBatch:
 
 
 class Fate(Enum):
-    """What becomes of a place (:mod:`rifl.request_tracker`)."""
+    """What becomes of a place (:mod:`oncegate.rifl.request_tracker`)."""
 
     COMPLETE = 0
     ABANDON = 1

@@ -1,7 +1,7 @@
 """A batch as a call: its body and headers, and its answer turned into verdicts.
 
-Owns: the encoding of batches. Must not know sockets or retries (:mod:`gateway.client.courier`), nor when a batch leaves
-(:mod:`gateway.client.sender`).
+Owns: the encoding of batches. Must not know sockets or retries (:mod:`oncegate.gateway.client.courier`), nor when a
+batch leaves (:mod:`oncegate.gateway.client.sender`).
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Final, Protocol
 
 import msgspec
 
-from gateway.client.batch import GONE, Batch, OperationsBatch, Pending, RangeBatch
-from gateway.client.courier import Call
-from gateway.client.failures import DeadlineExceeded, OperationFailed, OutcomeUnknown, Resolver
-from gateway.client.lease import LeaseClock
-from gateway.client.paths import OPERATIONS, ranges_path
-from gateway.client.verdicts import Numbers, Settled, settle_operations, settle_range, with_id
-from gateway.wire import (
+from oncegate.gateway.client.batch import GONE, Batch, OperationsBatch, Pending, RangeBatch
+from oncegate.gateway.client.courier import Call
+from oncegate.gateway.client.failures import DeadlineExceeded, OperationFailed, OutcomeUnknown, Resolver
+from oncegate.gateway.client.lease import LeaseClock
+from oncegate.gateway.client.paths import OPERATIONS, ranges_path
+from oncegate.gateway.client.verdicts import Numbers, Settled, settle_operations, settle_range, with_id
+from oncegate.gateway.wire import (
     H_CLIENT,
     H_EPOCH,
     H_FIRST_INCOMPLETE,
@@ -27,9 +27,9 @@ from gateway.wire import (
     RangeBody,
     RangeResponse,
 )
-from rifl.errors import Code, Outcome
-from rifl.ids import ClientId, Epoch
-from rifl.request_tracker import RequestTracker
+from oncegate.rifl.errors import Code, Outcome
+from oncegate.rifl.ids import ClientId, Epoch
+from oncegate.rifl.request_tracker import RequestTracker
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _OPERATIONS: Final = msgspec.msgpack.Decoder(OperationsResponse)
@@ -38,7 +38,7 @@ _NEVER: Final = float("inf")
 
 
 class Ledger(Protocol):
-    """The session as a batch sees it; :class:`gateway.client.sender.Sender` is it."""
+    """The session as a batch sees it; :class:`oncegate.gateway.client.sender.Sender` is it."""
 
     client_id: ClientId
     client_id_text: str

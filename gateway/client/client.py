@@ -1,7 +1,7 @@
 """The client: connections to a cluster, reads, declarations, and sessions.
 
 Owns: the public calls that belong to no session, and the life of the connections. Writes:
-:mod:`gateway.client.session`. Retries and routing: :mod:`gateway.client.courier`.
+:mod:`oncegate.gateway.client.session`. Retries and routing: :mod:`oncegate.gateway.client.courier`.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from urllib.parse import urlencode
 import aiohttp
 import msgspec
 
-from gateway.client.courier import Call, Courier, at_deadline
-from gateway.client.failures import OperationFailed
-from gateway.client.json_call import JsonCall
-from gateway.client.paths import CLUSTER, flow_path, request_path, resolve_path, row_path, table_path
-from gateway.client.profiles import Profile, TokenFile, settle, trusted
-from gateway.client.recovery import OnUnknown
-from gateway.client.results import ClusterInfo, FlowInfo, Page, RequestState, Resolution, Row, TableInfo
-from gateway.client.retry import AttemptFailed
-from gateway.client.routing import Router
-from gateway.client.session import Session
-from gateway.client.session_life import SessionLife
-from gateway.client.settings import Consistency, Full, SessionOptions, TableKind, Tuning
-from gateway.client.tables import TableKinds
-from gateway.client.tracing import tracing as make_tracing
-from gateway.client.verdicts import write_result
-from gateway.wire import OperationResult
-from rifl.errors import Code, Outcome
-from rifl.ids import LEASE_MS_DEFAULT, WINDOW_DEFAULT, ClientId, RequestId, format_client_id, parse_request_id
+from oncegate.gateway.client.courier import Call, Courier, at_deadline
+from oncegate.gateway.client.failures import OperationFailed
+from oncegate.gateway.client.json_call import JsonCall
+from oncegate.gateway.client.paths import CLUSTER, flow_path, request_path, resolve_path, row_path, table_path
+from oncegate.gateway.client.profiles import Profile, TokenFile, settle, trusted
+from oncegate.gateway.client.recovery import OnUnknown
+from oncegate.gateway.client.results import ClusterInfo, FlowInfo, Page, RequestState, Resolution, Row, TableInfo
+from oncegate.gateway.client.retry import AttemptFailed
+from oncegate.gateway.client.routing import Router
+from oncegate.gateway.client.session import Session
+from oncegate.gateway.client.session_life import SessionLife
+from oncegate.gateway.client.settings import Consistency, Full, SessionOptions, TableKind, Tuning
+from oncegate.gateway.client.tables import TableKinds
+from oncegate.gateway.client.tracing import tracing as make_tracing
+from oncegate.gateway.client.verdicts import write_result
+from oncegate.gateway.wire import OperationResult
+from oncegate.rifl.errors import Code, Outcome
+from oncegate.rifl.ids import LEASE_MS_DEFAULT, WINDOW_DEFAULT, ClientId, RequestId, format_client_id, parse_request_id
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ class Client:
 
     Args:
         endpoints: addresses of some nodes; the others are learned. Without them, and with ``profile``, what is not
-            given comes from the environment and the profiles file: see :mod:`gateway.client.profiles`.
+            given comes from the environment and the profiles file: see :mod:`oncegate.gateway.client.profiles`.
         profile: which profile.
         timeout_s: total time of a call, retries included, unless the call says otherwise; 30 s by default.
         token: sent as ``Authorization: Bearer``.
@@ -161,8 +161,8 @@ class Client:
             full: see ``window``.
             nonce: 1 to 64 characters that name this open; the same nonce opens the same session. Random by default.
             outbox: a file that keeps writes, ids and payloads, from before they travel until their results are
-                known. A restart with the same file goes on in the same session: see :mod:`gateway.client.recovery`.
-                Give a lease that outlives a restart.
+                known. A restart with the same file goes on in the same session: see
+                :mod:`oncegate.gateway.client.recovery`. Give a lease that outlives a restart.
             on_unknown: called when entering finds a write of an earlier process whose outcome cannot be known any
                 more; when it returns, the write leaves the outbox. May be a coroutine function. Without it entering
                 raises :class:`OutboxUnresolved`.

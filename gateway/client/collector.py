@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.client.batch import Promise
-from gateway.client.failures import OperationFailed, PartialFailure
-from gateway.client.results import ManyResult, RowsPart, WriteResult
-from rifl.errors import Code, Outcome
-from rifl.ids import ClientId
+from oncegate.gateway.client.batch import Promise
+from oncegate.gateway.client.failures import OperationFailed, PartialFailure
+from oncegate.gateway.client.results import ManyResult, RowsPart, WriteResult
+from oncegate.rifl.errors import Code, Outcome
+from oncegate.rifl.ids import ClientId
 
 
 class RowsCollector:

@@ -1,7 +1,8 @@
 """One call to the cluster: attempts, retries, and another node when one does not serve.
 
 Owns: the HTTP connections and what an attempt's end means. Must not know what a call carries: that is a
-:class:`Call`. Pure parts: :mod:`gateway.client.routing` (whom to ask), :mod:`gateway.client.retry` (when again).
+:class:`Call`. Pure parts: :mod:`oncegate.gateway.client.routing` (whom to ask), :mod:`oncegate.gateway.client.retry`
+(when again).
 
 | end of an attempt | may have been applied | then |
 |---|---|---|
@@ -12,7 +13,7 @@ Owns: the HTTP connections and what an attempt's end means. Must not know what a
 | problem, final | as ``outcome`` says | raised |
 | anything else | yes | again, three times, then :class:`MalformedAnswer` |
 
-"At once" holds once for each node; then a pause follows (:mod:`gateway.client.retry`).
+"At once" holds once for each node; then a pause follows (:mod:`oncegate.gateway.client.retry`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from multidict import istr
 from tenacity import AsyncRetrying, retry_if_exception_type
 from yarl import URL
 
-from gateway.client.failures import (
+from oncegate.gateway.client.failures import (
     DeadlineExceeded,
     MalformedAnswer,
     OperationFailed,
@@ -36,11 +37,11 @@ from gateway.client.failures import (
     known_code,
     known_outcome,
 )
-from gateway.client.retry import AttemptFailed, RetryBudget, RetryPolicy
-from gateway.client.routing import Router
-from gateway.client.settings import Tuning
-from gateway.wire import H_LEADER, Problem
-from rifl.errors import Code, Outcome
+from oncegate.gateway.client.retry import AttemptFailed, RetryBudget, RetryPolicy
+from oncegate.gateway.client.routing import Router
+from oncegate.gateway.client.settings import Tuning
+from oncegate.gateway.wire import H_LEADER, Problem
+from oncegate.rifl.errors import Code, Outcome
 
 T = TypeVar("T")
 

@@ -1,8 +1,8 @@
 """Deadlines of callers who wait: one timer for all of them, and what a write is told that never travelled.
 
 Owns: when the next deadline is looked at, and the end of writes that have no number yet. Deadlines of writes that
-travel: :mod:`gateway.client.batch_call`. Of callers without a place: :mod:`gateway.client.places`. Read next:
-:mod:`gateway.client.sender`, which puts the three together.
+travel: :mod:`oncegate.gateway.client.batch_call`. Of callers without a place: :mod:`oncegate.gateway.client.places`.
+Read next: :mod:`oncegate.gateway.client.sender`, which puts the three together.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from gateway.client.batch import Pending, PendingRows
-from gateway.client.failures import DeadlineExceeded, OperationFailed
-from rifl.errors import Code, Outcome
+from oncegate.gateway.client.batch import Pending, PendingRows
+from oncegate.gateway.client.failures import DeadlineExceeded, OperationFailed
+from oncegate.rifl.errors import Code, Outcome
 
 NEVER: Final = float("inf")
 

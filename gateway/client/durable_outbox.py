@@ -1,7 +1,7 @@
 """The durable outbox of a session: writes reach the disk before they reach the network.
 
 Owns: when the file is written, and what may be acknowledged and told meanwhile. The file itself:
-:mod:`gateway.client.outbox_file`. What a restart makes of it: :mod:`gateway.client.recovery`.
+:mod:`oncegate.gateway.client.outbox_file`. What a restart makes of it: :mod:`oncegate.gateway.client.recovery`.
 
 | event | on disk before |
 |---|---|
@@ -28,12 +28,12 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from gateway.client.batch import Pending, Promise
-from gateway.client.failures import OperationFailed, OutcomeUnknown
-from gateway.client.outbox_file import BYTES_MAX, ENTRIES_MAX, Head, NewEntry, OutboxEntry, OutboxFile
-from rifl.errors import Code, Outcome
-from rifl.ids import RequestId
-from rifl.request_tracker import RequestTracker
+from oncegate.gateway.client.batch import Pending, Promise
+from oncegate.gateway.client.failures import OperationFailed, OutcomeUnknown
+from oncegate.gateway.client.outbox_file import BYTES_MAX, ENTRIES_MAX, Head, NewEntry, OutboxEntry, OutboxFile
+from oncegate.rifl.errors import Code, Outcome
+from oncegate.rifl.ids import RequestId
+from oncegate.rifl.request_tracker import RequestTracker
 
 LOG = logging.getLogger("oncegate.client")
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""What an SDK call may raise, all of it below :class:`rifl.errors.OncegateError`.
+"""What an SDK call may raise, all of it below :class:`oncegate.rifl.errors.OncegateError`.
 
 Owns: the errors that carry a request id or that only the client can know. Must not know HTTP.
 
@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from rifl.errors import Code, OncegateError, Outcome
-from rifl.ids import RequestId
+from oncegate.rifl.errors import Code, OncegateError, Outcome
+from oncegate.rifl.ids import RequestId
 
 if TYPE_CHECKING:
-    from gateway.client.results import Resolution
+    from oncegate.gateway.client.results import Resolution
 
 Resolver = Callable[[RequestId, float | None], Awaitable["Resolution"]]
 """Finds out, or decides, what became of a request id; the second argument is its total time."""
@@ -51,7 +51,7 @@ class OutcomeUnknown(OperationFailed):
     """The deadline passed after the operation may have been proposed: it may or may not have been applied.
 
     The request id stays unacknowledged as long as the session's window allows, so that
-    :meth:`gateway.client.Client.request` can still tell, and :meth:`resolve` can settle it.
+    :meth:`oncegate.gateway.client.Client.request` can still tell, and :meth:`resolve` can settle it.
     """
 
     resolver: Resolver | None = None

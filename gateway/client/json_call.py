@@ -1,6 +1,6 @@
 """Calls off the hot path: JSON in, a typed struct out.
 
-Owns: their encoding. Retries and routing: :mod:`gateway.client.courier`.
+Owns: their encoding. Retries and routing: :mod:`oncegate.gateway.client.courier`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gateway.client.courier import Call
-from gateway.wire import H_COMMIT, JSON
+from oncegate.gateway.client.courier import Call
+from oncegate.gateway.wire import H_COMMIT, JSON
 
 T = TypeVar("T")
 

@@ -16,9 +16,9 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import NamedTuple
 
-from gateway.client.batch import Batch, OperationsBatch, Pending, PendingRows, Place, RangeBatch
-from gateway.client.settings import Tuning
-from rifl.request_tracker import RequestTracker
+from oncegate.gateway.client.batch import Batch, OperationsBatch, Pending, PendingRows, Place, RangeBatch
+from oncegate.gateway.client.settings import Tuning
+from oncegate.rifl.request_tracker import RequestTracker
 
 
 class _Cut(NamedTuple):

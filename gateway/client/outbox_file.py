@@ -1,7 +1,7 @@
 """The file of a durable outbox: writes whose results have not arrived, kept before they travel.
 
 Owns: the file's layout, its lock, and what counts as damage. Must not know asyncio or HTTP. Used from one thread at a
-time, by :mod:`gateway.client.durable_outbox` and by ``oncegate outbox ls``.
+time, by :mod:`oncegate.gateway.client.durable_outbox` and by ``oncegate outbox ls``.
 
 Layout, version 1: a SQLite database with a rollback journal (a commit cut off by a crash is undone as a whole).
 
@@ -29,10 +29,10 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.client.failures import OperationFailed
-from gateway.wire import Operation
-from rifl.errors import Code, Outcome
-from rifl.ids import ClientId, RequestId, SequenceNumber
+from oncegate.gateway.client.failures import OperationFailed
+from oncegate.gateway.wire import Operation
+from oncegate.rifl.errors import Code, Outcome
+from oncegate.rifl.ids import ClientId, RequestId, SequenceNumber
 
 FORMAT: Final = 1
 ENTRIES_MAX: Final = 65_536

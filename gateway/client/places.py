@@ -1,8 +1,8 @@
 """The bound on a session's outstanding writes: each has a place of the window, and the next one waits or is refused.
 
 Owns: how many places are taken, who waits for one, and in which order they are handed over. Must not know what a write
-is, nor when it ends: :mod:`gateway.client.sender` frees its place. A place is not a sequence number: those are the
-tracker's (:mod:`rifl.request_tracker`).
+is, nor when it ends: :mod:`oncegate.gateway.client.sender` frees its place. A place is not a sequence number: those are
+the tracker's (:mod:`oncegate.rifl.request_tracker`).
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from gateway.client.deadlines import NEVER, late
-from gateway.client.failures import OperationFailed
-from gateway.client.verdicts import not_applied
-from rifl.errors import Code
+from oncegate.gateway.client.deadlines import NEVER, late
+from oncegate.gateway.client.failures import OperationFailed
+from oncegate.gateway.client.verdicts import not_applied
+from oncegate.rifl.errors import Code
 
 
 class Places:

@@ -1,6 +1,7 @@
 """Where a client connects and as whom: arguments, a named profile, the environment.
 
-Owns: the profiles file and the order of precedence. Must not know HTTP. Used by :class:`gateway.client.Client`.
+Owns: the profiles file and the order of precedence. Must not know HTTP. Used by
+:class:`oncegate.gateway.client.Client`.
 
 The file is TOML, ``~/.config/oncegate/profiles.toml`` or the path in ``ONCEGATE_PROFILES``::
 
@@ -35,9 +36,9 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.client.failures import OperationFailed
-from gateway.client.settings import TIMEOUT_S_DEFAULT
-from rifl.errors import Code, Outcome
+from oncegate.gateway.client.failures import OperationFailed
+from oncegate.gateway.client.settings import TIMEOUT_S_DEFAULT
+from oncegate.rifl.errors import Code, Outcome
 
 ENDPOINT_DEFAULT: Final = "http://127.0.0.1:7400"
 FILE_BYTES_MAX: Final = 2**20

@@ -1,6 +1,7 @@
 """What a restart makes of its outbox: the same session, the same ids, and no write twice.
 
-Owns: the table below. The file: :mod:`gateway.client.durable_outbox`. Sending: :mod:`gateway.client.sender`.
+Owns: the table below. The file: :mod:`oncegate.gateway.client.durable_outbox`. Sending:
+:mod:`oncegate.gateway.client.sender`.
 
 The session is taken over first (SEMANTICS, *Words*: epoch): a forgotten twin of this process is fenced from then on,
 so that no late copy of an entry can be applied beside ours.
@@ -29,21 +30,21 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from gateway.client.durable_outbox import DurableOutbox
-from gateway.client.failures import OperationFailed, OutcomeUnknown
-from gateway.client.json_call import JsonCall
-from gateway.client.outbox_file import OutboxEntry
-from gateway.client.paths import session_path
-from gateway.client.results import WriteResult
-from gateway.client.sender import Sender
-from gateway.client.writes import Writes
-from gateway.wire import SessionTaken, TakeOver
-from rifl.errors import Code, Outcome
-from rifl.ids import format_client_id
-from rifl.request_tracker import RequestTracker
+from oncegate.gateway.client.durable_outbox import DurableOutbox
+from oncegate.gateway.client.failures import OperationFailed, OutcomeUnknown
+from oncegate.gateway.client.json_call import JsonCall
+from oncegate.gateway.client.outbox_file import OutboxEntry
+from oncegate.gateway.client.paths import session_path
+from oncegate.gateway.client.results import WriteResult
+from oncegate.gateway.client.sender import Sender
+from oncegate.gateway.client.writes import Writes
+from oncegate.gateway.wire import SessionTaken, TakeOver
+from oncegate.rifl.errors import Code, Outcome
+from oncegate.rifl.ids import format_client_id
+from oncegate.rifl.request_tracker import RequestTracker
 
 if TYPE_CHECKING:
-    from gateway.client.client import Client
+    from oncegate.gateway.client.client import Client
 
 LOG = logging.getLogger("oncegate.client")
 OnUnknown = Callable[[OutboxEntry], Awaitable[None] | None]

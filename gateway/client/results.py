@@ -1,6 +1,6 @@
 """Typed results of SDK calls. Fields that a newer server adds are ignored.
 
-Owns: the shapes a caller sees. Shapes on the wire: :mod:`gateway.wire`.
+Owns: the shapes a caller sees. Shapes on the wire: :mod:`oncegate.gateway.wire`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from rifl.ids import ClientId, RequestId, SequenceNumber
+from oncegate.rifl.ids import ClientId, RequestId, SequenceNumber
 
 
 class WriteResult(msgspec.Struct, frozen=True, gc=False, kw_only=False):

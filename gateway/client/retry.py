@@ -1,7 +1,7 @@
 """When to try again: exponential backoff with full jitter, one deadline, a budget. Pure but for the dice.
 
 Owns: the policy, expressed as tenacity's ``wait`` and ``stop``. Must not know HTTP or endpoints.
-Read next: :mod:`gateway.client.courier`, which runs it.
+Read next: :mod:`oncegate.gateway.client.courier`, which runs it.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from tenacity import RetryCallState, wait_random_exponential
 
-from gateway.client.settings import Tuning
-from rifl.errors import Code
+from oncegate.gateway.client.settings import Tuning
+from oncegate.rifl.errors import Code
 
 LAST_ATTEMPT_S = 0.005
 """Too short for another attempt: with less left before the deadline, the call ends."""

@@ -1,7 +1,7 @@
 """Which node to ask next. Pure: time comes in as a value.
 
 Owns: the known endpoints, who leads, and who failed lately. Must not know HTTP or asyncio.
-Read next: :mod:`gateway.client.courier`, which acts on it.
+Read next: :mod:`oncegate.gateway.client.courier`, which acts on it.
 
 | event | effect |
 |---|---|
@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Final
 from urllib.parse import urlsplit
 
-from rifl.errors import Code, OncegateError
+from oncegate.rifl.errors import Code, OncegateError
 
 REST_REFUSED_S: Final = 0.05
 REST_UNREACHABLE_S: Final = 0.2

@@ -1,9 +1,9 @@
 """Getting the writes of one session to the cluster, many in one request.
 
-Owns: the requests under way, and the end of each write. Its parts: :mod:`gateway.client.outbox` (what travels together)
-and :mod:`gateway.client.verdicts` (what an answer means), both pure; :mod:`gateway.client.places` (the bound on
-outstanding writes), :mod:`gateway.client.deadlines` (callers who wait too long). Must not know HTTP: that is
-:mod:`gateway.client.courier`.
+Owns: the requests under way, and the end of each write. Its parts: :mod:`oncegate.gateway.client.outbox` (what travels
+together) and :mod:`oncegate.gateway.client.verdicts` (what an answer means), both pure;
+:mod:`oncegate.gateway.client.places` (the bound on outstanding writes), :mod:`oncegate.gateway.client.deadlines`
+(callers who wait too long). Must not know HTTP: that is :mod:`oncegate.gateway.client.courier`.
 
 On the path of a write that succeeds there is one future and nothing else of its own: no task, no timer. A *runner*
 task takes batch after batch; it starts with the first write and ends when nothing may leave.
@@ -17,22 +17,31 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from gateway.client.batch import Batch, OperationsBatch, Pending, PendingRows
-from gateway.client.batch_call import BatchCall, OperationsCall, RangeCall, ended
-from gateway.client.courier import Courier, at_deadline
-from gateway.client.deadlines import Sweep, expire_unsent, fail_unsent
-from gateway.client.durable_outbox import DurableOutbox
-from gateway.client.failures import OperationFailed, Resolver
-from gateway.client.lease import LeaseClock
-from gateway.client.outbox import Outbox
-from gateway.client.places import Places
-from gateway.client.retry import AttemptFailed
-from gateway.client.tracing import Tracing
-from gateway.client.verdicts import SESSION_OVER, Numbers, doubtful, fail_rows, fate_of, not_applied, refused, with_id
-from gateway.wire import MSGPACK
-from rifl.errors import Code, OncegateError
-from rifl.ids import ClientId, Epoch, format_client_id
-from rifl.request_tracker import RequestTracker
+from oncegate.gateway.client.batch import Batch, OperationsBatch, Pending, PendingRows
+from oncegate.gateway.client.batch_call import BatchCall, OperationsCall, RangeCall, ended
+from oncegate.gateway.client.courier import Courier, at_deadline
+from oncegate.gateway.client.deadlines import Sweep, expire_unsent, fail_unsent
+from oncegate.gateway.client.durable_outbox import DurableOutbox
+from oncegate.gateway.client.failures import OperationFailed, Resolver
+from oncegate.gateway.client.lease import LeaseClock
+from oncegate.gateway.client.outbox import Outbox
+from oncegate.gateway.client.places import Places
+from oncegate.gateway.client.retry import AttemptFailed
+from oncegate.gateway.client.tracing import Tracing
+from oncegate.gateway.client.verdicts import (
+    SESSION_OVER,
+    Numbers,
+    doubtful,
+    fail_rows,
+    fate_of,
+    not_applied,
+    refused,
+    with_id,
+)
+from oncegate.gateway.wire import MSGPACK
+from oncegate.rifl.errors import Code, OncegateError
+from oncegate.rifl.ids import ClientId, Epoch, format_client_id
+from oncegate.rifl.request_tracker import RequestTracker
 
 LOG = logging.getLogger("oncegate.client")
 

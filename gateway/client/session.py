@@ -1,8 +1,8 @@
 """A session: writes that are applied exactly once.
 
 Owns: the calls an application makes. What happens to the session itself, from open to close:
-:mod:`gateway.client.session_life`. How a call becomes a write: :mod:`gateway.client.writes`. What travels when:
-:mod:`gateway.client.sender`. What is promised: SEMANTICS, *Promise*.
+:mod:`oncegate.gateway.client.session_life`. How a call becomes a write: :mod:`oncegate.gateway.client.writes`. What
+travels when: :mod:`oncegate.gateway.client.sender`. What is promised: SEMANTICS, *Promise*.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from gateway.client.batch import Pending, PendingRows
-from gateway.client.collector import RowsCollector
-from gateway.client.failures import OperationFailed
-from gateway.client.places import Places, window_full
-from gateway.client.results import ManyResult, Resolution, Row, WriteResult
-from gateway.client.sender import Sender
-from gateway.client.session_life import SessionLife
-from gateway.client.settings import Consistency, SessionOptions
-from gateway.client.writes import UNSET, OperationName, Writes
-from rifl.errors import Code
-from rifl.ids import ClientId, Epoch, RequestId, SequenceNumber
+from oncegate.gateway.client.batch import Pending, PendingRows
+from oncegate.gateway.client.collector import RowsCollector
+from oncegate.gateway.client.failures import OperationFailed
+from oncegate.gateway.client.places import Places, window_full
+from oncegate.gateway.client.results import ManyResult, Resolution, Row, WriteResult
+from oncegate.gateway.client.sender import Sender
+from oncegate.gateway.client.session_life import SessionLife
+from oncegate.gateway.client.settings import Consistency, SessionOptions
+from oncegate.gateway.client.writes import UNSET, OperationName, Writes
+from oncegate.rifl.errors import Code
+from oncegate.rifl.ids import ClientId, Epoch, RequestId, SequenceNumber
 
 if TYPE_CHECKING:
-    from gateway.client.client import Client
+    from oncegate.gateway.client.client import Client
 
 
 class Session:
@@ -127,7 +127,7 @@ class Session:
             timeout_s: total time.
 
         Raises:
-            OperationFailed: as :meth:`gateway.client.OutcomeUnknown.resolve`.
+            OperationFailed: as :meth:`oncegate.gateway.client.OutcomeUnknown.resolve`.
         """
         return await self._life.settle(RequestId(self._sender.client_id, SequenceNumber(sequence)), timeout_s)
 

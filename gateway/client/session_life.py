@@ -1,9 +1,9 @@
 """The life of a session: opened or taken up again, kept alive, lost or closed.
 
 Owns: what is asked of the cluster about the session itself, in which order with its outbox and its sender, and the
-report of its loss. What an application calls: :mod:`gateway.client.session`. When a renewal is due:
-:mod:`gateway.client.lease`. What a restart makes of an outbox: :mod:`gateway.client.recovery`. Read next:
-:mod:`gateway.client.sender`, which lives from open to close.
+report of its loss. What an application calls: :mod:`oncegate.gateway.client.session`. When a renewal is due:
+:mod:`oncegate.gateway.client.lease`. What a restart makes of an outbox: :mod:`oncegate.gateway.client.recovery`. Read
+next: :mod:`oncegate.gateway.client.sender`, which lives from open to close.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ import logging
 import uuid
 from typing import TYPE_CHECKING, Final
 
-from gateway.client.durable_outbox import DurableOutbox
-from gateway.client.failures import OperationFailed
-from gateway.client.json_call import JsonCall, NothingCall
-from gateway.client.lease import LeaseClock, keep_lease
-from gateway.client.outbox_file import OutboxEntry
-from gateway.client.paths import SESSIONS, session_path
-from gateway.client.recovery import Recovered, resend, resume
-from gateway.client.results import Resolution
-from gateway.client.sender import Sender
-from gateway.client.settings import SessionOptions
-from gateway.client.verdicts import SESSION_OVER
-from gateway.client.writes import Writes
-from gateway.wire import OpenSession, RenewSession, SessionOpened, SessionRenewed
-from rifl.errors import Code, OncegateError, Outcome
-from rifl.ids import Epoch, RequestId, format_client_id, parse_client_id
-from rifl.request_tracker import RequestTracker
+from oncegate.gateway.client.durable_outbox import DurableOutbox
+from oncegate.gateway.client.failures import OperationFailed
+from oncegate.gateway.client.json_call import JsonCall, NothingCall
+from oncegate.gateway.client.lease import LeaseClock, keep_lease
+from oncegate.gateway.client.outbox_file import OutboxEntry
+from oncegate.gateway.client.paths import SESSIONS, session_path
+from oncegate.gateway.client.recovery import Recovered, resend, resume
+from oncegate.gateway.client.results import Resolution
+from oncegate.gateway.client.sender import Sender
+from oncegate.gateway.client.settings import SessionOptions
+from oncegate.gateway.client.verdicts import SESSION_OVER
+from oncegate.gateway.client.writes import Writes
+from oncegate.gateway.wire import OpenSession, RenewSession, SessionOpened, SessionRenewed
+from oncegate.rifl.errors import Code, OncegateError, Outcome
+from oncegate.rifl.ids import Epoch, RequestId, format_client_id, parse_client_id
+from oncegate.rifl.request_tracker import RequestTracker
 
 if TYPE_CHECKING:
-    from gateway.client.client import Client
+    from oncegate.gateway.client.client import Client
 
 LOG = logging.getLogger("oncegate.client")
 
@@ -74,7 +74,7 @@ class SessionLife:
 
         Raises:
             OperationFailed: CONFLICT if it was entered before, or why it could not be opened.
-            OutboxUnresolved: as :func:`gateway.client.recovery.resume`.
+            OutboxUnresolved: as :func:`oncegate.gateway.client.recovery.resume`.
         """
         if self._opened:
             raise OperationFailed(Code.CONFLICT, "a session is entered once", outcome=Outcome.NOT_APPLIED)
@@ -97,7 +97,7 @@ class SessionLife:
         """Send again what an earlier process left in the outbox; if that fails the session is closed.
 
         Raises:
-            OutboxUnresolved, OperationFailed: as :func:`gateway.client.recovery.resend`.
+            OutboxUnresolved, OperationFailed: as :func:`oncegate.gateway.client.recovery.resend`.
         """
         if self.outbox is None or not self._again:
             return
@@ -185,7 +185,7 @@ class SessionLife:
             self._options.on_lost(reason)
 
     async def settle(self, request_id: RequestId, timeout_s: float | None) -> Resolution:
-        """End the doubt about a write of this session; as :meth:`gateway.client.OutcomeUnknown.resolve`."""
+        """End the doubt about a write of this session; as :meth:`oncegate.gateway.client.OutcomeUnknown.resolve`."""
         sender = self.sender
         # Acknowledging what is below makes room: an id is only sealed inside the window that the server sees.
         first_incomplete = min(sender.first_incomplete, request_id.sequence)

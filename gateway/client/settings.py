@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from rifl.ids import LEASE_MS_DEFAULT, WINDOW_DEFAULT
+from oncegate.rifl.ids import LEASE_MS_DEFAULT, WINDOW_DEFAULT
 
 Consistency = Literal["linearizable", "session", "stale"]
 TableKind = Literal["resident", "stream"]
@@ -57,7 +57,7 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a session is opened with; see :meth:`gateway.client.Client.session`."""
+    """What a session is opened with; see :meth:`oncegate.gateway.client.Client.session`."""
 
     lease_ms: int = LEASE_MS_DEFAULT
     window: int = WINDOW_DEFAULT

@@ -1,8 +1,8 @@
 """The SDK for scripts and notebooks: the same names, results and errors, without ``await``.
 
-Owns: the calls of a client. Of a session: :mod:`gateway.client.sync_session`. How they get to an event loop and back:
-:mod:`gateway.client.sync_crossing`. Everything else is :mod:`gateway.client.client` and :mod:`gateway.client.session`,
-which see. Safe to use from several threads.
+Owns: the calls of a client. Of a session: :mod:`oncegate.gateway.client.sync_session`. How they get to an event loop
+and back: :mod:`oncegate.gateway.client.sync_crossing`. Everything else is :mod:`oncegate.gateway.client.client` and
+:mod:`oncegate.gateway.client.session`, which see. Safe to use from several threads.
 
 ``with Client(...) as client, client.session() as session: ...``; in a notebook, without ``with``: both open at the
 first call and close with :meth:`Client.close`, or when the interpreter ends.
@@ -15,13 +15,13 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from gateway.client import client as asynchronous
-from gateway.client.outbox_file import OutboxEntry
-from gateway.client.results import ClusterInfo, FlowInfo, Page, RequestState, Resolution, Row, TableInfo
-from gateway.client.settings import Consistency, TableKind
-from gateway.client.sync_crossing import Crossing, Doubt
-from gateway.client.sync_session import Session
-from rifl.ids import WINDOW_DEFAULT, RequestId
+from oncegate.gateway.client import client as asynchronous
+from oncegate.gateway.client.outbox_file import OutboxEntry
+from oncegate.gateway.client.results import ClusterInfo, FlowInfo, Page, RequestState, Resolution, Row, TableInfo
+from oncegate.gateway.client.settings import Consistency, TableKind
+from oncegate.gateway.client.sync_crossing import Crossing, Doubt
+from oncegate.gateway.client.sync_session import Session
+from oncegate.rifl.ids import WINDOW_DEFAULT, RequestId
 
 __all__ = ["Client", "Doubt", "Session"]
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Client:
-    """A cluster as seen by a script; arguments as :class:`gateway.client.Client`."""
+    """A cluster as seen by a script; arguments as :class:`oncegate.gateway.client.Client`."""
 
     def __init__(self, *endpoints: Any, **options: Any) -> None:
         self._client = asynchronous.Client(*endpoints, **options)
@@ -61,7 +61,9 @@ class Client:
         window: int = WINDOW_DEFAULT,
         **options: Any,
     ) -> Session:
-        """Return a session; arguments as :meth:`gateway.client.Client.session`. ``on_unknown`` runs in a thread."""
+        """Return a session; arguments as :meth:`oncegate.gateway.client.Client.session`. ``on_unknown`` runs in a
+        thread.
+        """
 
         async def note(entry: OutboxEntry) -> None:
             if on_unknown is not None:

@@ -1,7 +1,7 @@
 """The crossing from threads without an event loop to the asynchronous SDK.
 
 Owns: a thread with an event loop for each client, when it starts and ends, and what of the asynchronous SDK's errors
-differs on this side. What crosses: :mod:`gateway.client.sync`, :mod:`gateway.client.sync_session`.
+differs on this side. What crosses: :mod:`oncegate.gateway.client.sync`, :mod:`oncegate.gateway.client.sync_session`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, TypeVar
 
-from gateway.client.failures import OperationFailed, OutcomeUnknown
-from gateway.client.results import Resolution
-from rifl.errors import Code, Outcome
+from oncegate.gateway.client.failures import OperationFailed, OutcomeUnknown
+from oncegate.gateway.client.results import Resolution
+from oncegate.rifl.errors import Code, Outcome
 
 T = TypeVar("T")
 

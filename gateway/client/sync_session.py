@@ -1,8 +1,8 @@
-"""A session for scripts and notebooks: the calls of :class:`gateway.client.Session`, without ``await``.
+"""A session for scripts and notebooks: the calls of :class:`oncegate.gateway.client.Session`, without ``await``.
 
 Owns: the crossing of a session's calls, its opening at the first of them, and the bound on writes that were submitted
-from other threads than the loop's. What a call does: :mod:`gateway.client.session`. How it crosses:
-:mod:`gateway.client.sync_crossing`.
+from other threads than the loop's. What a call does: :mod:`oncegate.gateway.client.session`. How it crosses:
+:mod:`oncegate.gateway.client.sync_crossing`.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from gateway.client.failures import OutcomeUnknown
-from gateway.client.places import window_full
-from gateway.client.recovery import Recovered
-from gateway.client.results import ManyResult, Resolution, Row, WriteResult
-from gateway.client.session import Session as AsyncSession
-from gateway.client.settings import Consistency
-from gateway.client.sync_crossing import Crossing, Doubt
-from gateway.client.writes import UNSET, OperationName
-from rifl.ids import ClientId, Epoch
+from oncegate.gateway.client.failures import OutcomeUnknown
+from oncegate.gateway.client.places import window_full
+from oncegate.gateway.client.recovery import Recovered
+from oncegate.gateway.client.results import ManyResult, Resolution, Row, WriteResult
+from oncegate.gateway.client.session import Session as AsyncSession
+from oncegate.gateway.client.settings import Consistency
+from oncegate.gateway.client.sync_crossing import Crossing, Doubt
+from oncegate.gateway.client.writes import UNSET, OperationName
+from oncegate.rifl.ids import ClientId, Epoch
 
 
 class Session:
-    """Writes with exactly-once effect; see :class:`gateway.client.Session`, whose names these are."""
+    """Writes with exactly-once effect; see :class:`oncegate.gateway.client.Session`, whose names these are."""
 
     def __init__(self, crossing: Crossing, session: AsyncSession, window: int, *, fail: bool) -> None:
         self._crossing = crossing

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from gateway.client.settings import TableKind
-from rifl.errors import OncegateError
+from oncegate.gateway.client.settings import TableKind
+from oncegate.rifl.errors import OncegateError
 
 ASK_AGAIN_S = 1.0
 """How long the failure to learn a kind in passing is remembered."""

@@ -21,16 +21,16 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gateway.client.batch import Pending, PendingRows, RangeBatch
-from gateway.client.failures import OperationFailed
-from gateway.client.results import ManyResult, WriteResult
-from rifl.errors import Code, OncegateError, Outcome
+from oncegate.gateway.client.batch import Pending, PendingRows, RangeBatch
+from oncegate.gateway.client.failures import OperationFailed
+from oncegate.gateway.client.results import ManyResult, WriteResult
+from oncegate.rifl.errors import Code, OncegateError, Outcome
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
-    from gateway.client.batch_call import BatchCall
-    from gateway.client.courier import Call
+    from oncegate.gateway.client.batch_call import BatchCall
+    from oncegate.gateway.client.courier import Call
 
 
 def tracing(wanted: bool | None) -> Tracing | None:

@@ -1,6 +1,6 @@
 """What an answer means for each write of a batch. Pure: promises are resolved, nothing is sent.
 
-Owns: the table below. Must not know HTTP. Read next: :mod:`gateway.client.sender`, which acts on what is left.
+Owns: the table below. Must not know HTTP. Read next: :mod:`oncegate.gateway.client.sender`, which acts on what is left.
 
 | verdict | the write's promise | its number |
 |---|---|---|
@@ -18,8 +18,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gateway.client.batch import Fate, OperationsBatch, Pending, RangeBatch
-from gateway.client.failures import (
+from oncegate.gateway.client.batch import Fate, OperationsBatch, Pending, RangeBatch
+from oncegate.gateway.client.failures import (
     MalformedAnswer,
     OperationFailed,
     OutcomeUnknown,
@@ -27,11 +27,11 @@ from gateway.client.failures import (
     known_code,
     known_outcome,
 )
-from gateway.client.results import RowsPart, WriteResult
-from gateway.client.retry import AttemptFailed
-from gateway.wire import OperationResult, OperationsResponse, RangeResponse, RangeResult
-from rifl.errors import REGISTRY, Code, OncegateError, Outcome
-from rifl.ids import ClientId, RequestId, SequenceNumber
+from oncegate.gateway.client.results import RowsPart, WriteResult
+from oncegate.gateway.client.retry import AttemptFailed
+from oncegate.gateway.wire import OperationResult, OperationsResponse, RangeResponse, RangeResult
+from oncegate.rifl.errors import REGISTRY, Code, OncegateError, Outcome
+from oncegate.rifl.ids import ClientId, RequestId, SequenceNumber
 
 KNOWN_TO_SERVER = frozenset((Code.STALE, Code.PAYLOAD_MISMATCH))
 SESSION_OVER = frozenset((Code.FENCED, Code.SESSION_EXPIRED))

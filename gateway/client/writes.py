@@ -1,6 +1,6 @@
 """One write: what travels, encoded at the call, with the promise of its result.
 
-Owns: how a write call becomes a :class:`gateway.client.batch.Pending`. Must not know when it travels.
+Owns: how a write call becomes a :class:`oncegate.gateway.client.batch.Pending`. Must not know when it travels.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from gateway.client.batch import Pending, PendingRows
-from gateway.client.collector import RowPromise, RowsCollector
-from gateway.client.failures import OperationFailed
-from gateway.client.outbox_file import POSITION_BYTES_MAX
-from gateway.client.settings import TableKind
-from gateway.client.tables import TableKinds
-from gateway.wire import Operation
-from rifl.errors import Code, Outcome
+from oncegate.gateway.client.batch import Pending, PendingRows
+from oncegate.gateway.client.collector import RowPromise, RowsCollector
+from oncegate.gateway.client.failures import OperationFailed
+from oncegate.gateway.client.outbox_file import POSITION_BYTES_MAX
+from oncegate.gateway.client.settings import TableKind
+from oncegate.gateway.client.tables import TableKinds
+from oncegate.gateway.wire import Operation
+from oncegate.rifl.errors import Code, Outcome
 
 OperationName = Literal["put", "delete", "increment", "append", "get"]
 UNSET: Final = msgspec.UNSET
@@ -77,7 +77,7 @@ class Writes:
         if_value: Any,
         timeout_s: float | None,
     ) -> Pending:
-        """Prepare a put; arguments as :meth:`gateway.client.Session.put`."""
+        """Prepare a put; arguments as :meth:`oncegate.gateway.client.Session.put`."""
         text: str | None = None
         operation = encoded_put(table, key, value)
         if if_absent or if_version is not None or if_value is not UNSET:

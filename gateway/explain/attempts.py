@@ -1,7 +1,7 @@
 """The requests that reached this node lately, and how each was answered; lost when the node restarts.
 
-Owns: a bounded list. What is in the log is found there (:mod:`gateway.explain.search`); this adds what never came so
-far, and at which node each attempt arrived. Read next: :mod:`gateway.explain.timeline`.
+Owns: a bounded list. What is in the log is found there (:mod:`oncegate.gateway.explain.search`); this adds what never
+came so far, and at which node each attempt arrived. Read next: :mod:`oncegate.gateway.explain.timeline`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Final
 
 import msgspec
 
-from gateway import commands as c
-from gateway.answers import Answer
-from rifl.completion import FINGERPRINT_BYTES
-from rifl.key_table import KEYS_CLIENT
+from oncegate.gateway.answers import Answer
+from oncegate.gateway.machine import commands as c
+from oncegate.rifl.completion import FINGERPRINT_BYTES
+from oncegate.rifl.key_table import KEYS_CLIENT
 
 ATTEMPTS_MAX: Final = 32_768
 FOUND_MAX: Final = 256

@@ -1,7 +1,7 @@
 """Asks the log, the state and every member what they know of one key or request.
 
 Owns: the search's pace (slices of the log between which the event loop serves others, one search at a time) and the
-question to the other nodes. Decides nothing: words and order are :mod:`gateway.explain.timeline`'s.
+question to the other nodes. Decides nothing: words and order are :mod:`oncegate.gateway.explain.timeline`'s.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Final
 
 import msgspec
 
-from consensus.errors import ConsensusError
-from consensus.replica import Replica
-from gateway.answers import request_state
-from gateway.cluster_clock import ClusterClock
-from gateway.explain.attempts import Attempt, AttemptLog
-from gateway.explain.search import Mention, Moved, OfKey, OfRequest, Search, Wanted
-from gateway.explain.timeline import Explained, Timeline
-from gateway.explain.verdicts import VerdictLog
-from gateway.machine import Machine
-from gateway.proposer import Leadership
-from rifl.errors import Code, OncegateError
-from rifl.ids import RequestId
+from oncegate.consensus.errors import ConsensusError
+from oncegate.consensus.replica.replica import Replica
+from oncegate.gateway.answers import request_state
+from oncegate.gateway.explain.attempts import Attempt, AttemptLog
+from oncegate.gateway.explain.search import Mention, Moved, OfKey, OfRequest, Search, Wanted
+from oncegate.gateway.explain.timeline import Explained, Timeline
+from oncegate.gateway.explain.verdicts import VerdictLog
+from oncegate.gateway.machine.cluster_clock import ClusterClock
+from oncegate.gateway.machine.machine import Machine
+from oncegate.gateway.node.proposer import Leadership
+from oncegate.rifl.errors import Code, OncegateError
+from oncegate.rifl.ids import RequestId
 
 EXPLAIN: Final = b"e"
 SLICE_BYTES: Final = 256 * 1024

@@ -1,7 +1,7 @@
 """Where a key or a request occurs in log entries; pure.
 
 Owns: matching, from an entry's bytes to mentions of what is looked for. An entry that cannot hold it is passed over
-without being decoded. Read next: :mod:`gateway.explain.verdicts`, :mod:`gateway.explain.timeline`.
+without being decoded. Read next: :mod:`oncegate.gateway.explain.verdicts`, :mod:`oncegate.gateway.explain.timeline`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gateway import commands as c
-from gateway.explain.verdicts import Did, VerdictLog
-from rifl.completion import FINGERPRINT_BYTES
-from rifl.key_table import KEYS_CLIENT
+from oncegate.gateway.explain.verdicts import Did, VerdictLog
+from oncegate.gateway.machine import commands as c
+from oncegate.rifl.completion import FINGERPRINT_BYTES
+from oncegate.rifl.key_table import KEYS_CLIENT
 
 _KINDS = {kind.value: kind.name.lower() for kind in c.Kind}
 _CURSOR_MARK = msgspec.msgpack.encode("cm")

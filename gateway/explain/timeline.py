@@ -1,7 +1,7 @@
 """From what was found to one timeline, in order; pure.
 
 Owns: the shape of the answer and the words in it. Times are milliseconds of the Unix epoch: those of attempts by the
-clock of the node they came to, those of the log by the leader's. Read next: :mod:`gateway.explain.explainer`.
+clock of the node they came to, those of the log by the leader's. Read next: :mod:`oncegate.gateway.explain.explainer`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Final
 
 import msgspec
 
-from gateway.explain.attempts import ANSWERED, GIVEN_UP, Attempt
-from gateway.explain.search import Mention, Moved
-from gateway.explain.verdicts import EXECUTED
-from gateway.flow_state import Flow, FlowTable
-from gateway.wire import RequestState
-from rifl.ids import RequestId
+from oncegate.gateway.explain.attempts import ANSWERED, GIVEN_UP, Attempt
+from oncegate.gateway.explain.search import Mention, Moved
+from oncegate.gateway.explain.verdicts import EXECUTED
+from oncegate.gateway.machine.flow_state import Flow, FlowTable
+from oncegate.gateway.wire import RequestState
+from oncegate.rifl.ids import RequestId
 
 EVENTS_MAX: Final = 1_000
 _NO_REFUSAL: Final = (ANSWERED, GIVEN_UP)

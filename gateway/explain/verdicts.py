@@ -1,7 +1,7 @@
 """What each log entry did to the state, remembered for the newest entries of this process.
 
 Owns: the commit number before each entry, and the verdicts of those few entries of which not everything was executed
-anew. Knows nothing of what entries hold. Read next: :mod:`gateway.explain.search`.
+anew. Knows nothing of what entries hold. Read next: :mod:`oncegate.gateway.explain.search`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from array import array
 from typing import Any, Final, NamedTuple
 
-from gateway.results import Operated, Ranged
-from rifl.result_tracker import Verdict
+from oncegate.gateway.machine.results import Operated, Ranged
+from oncegate.rifl.result_tracker import Verdict
 
 ENTRIES_MAX: Final = 1 << 17
 """Entries whose commit number is remembered; 16 bytes each."""

@@ -1,9 +1,10 @@
 """Live traffic, sampled and checked while the cluster runs (docs/decisions/0013-live-check.md).
 
-Read in this order: :mod:`gateway.live_check.sample` (what is recorded), :mod:`gateway.live_check.order` (what must
-hold), :mod:`gateway.live_check.recorder` (the hot path), :mod:`gateway.live_check.checker` (windows, verdict, others).
+Read in this order: :mod:`oncegate.gateway.live_check.sample` (what is recorded),
+:mod:`oncegate.gateway.live_check.order` (what must hold), :mod:`oncegate.gateway.live_check.recorder` (the hot path),
+:mod:`oncegate.gateway.live_check.checker` (windows, verdict, others).
 """
 
-from gateway.live_check.checker import LiveChecker
+from oncegate.gateway.live_check.checker import LiveChecker
 
 __all__ = ["LiveChecker"]

@@ -1,7 +1,8 @@
 """The check of live traffic: window by window on each node, and over the newest operations of all when asked.
 
 Owns: windows, how far each row has come, the verdict, and the question to the other nodes. Decides nothing itself: what
-must hold is :mod:`gateway.live_check.order`'s. Event loop's thread; checks in slices between which others are served.
+must hold is :mod:`oncegate.gateway.live_check.order`'s. Event loop's thread; checks in slices between which others are
+served.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from typing import Final
 
 import msgspec
 
-from consensus.errors import ConsensusError
-from gateway import wire
-from gateway.live_check.order import Requests, RowOrder, before_asked, in_order
-from gateway.live_check.recorder import Recorder
-from gateway.live_check.sample import Choice, Seen
-from gateway.segment_fetch import Peers
+from oncegate.consensus.errors import ConsensusError
+from oncegate.gateway import wire
+from oncegate.gateway.live_check.order import Requests, RowOrder, before_asked, in_order
+from oncegate.gateway.live_check.recorder import Recorder
+from oncegate.gateway.live_check.sample import Choice, Seen
+from oncegate.gateway.node.segment_fetch import Peers
 
 LIVE_CHECK: Final = b"l"
 """First byte of a peer call that asks for the newest sampled operations."""

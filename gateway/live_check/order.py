@@ -3,9 +3,9 @@
 Owns: the check of a sub-history: between any two operations there may be others that were not seen. Pure; one step an
 operation, no search, because commit numbers are the order. Read docs/decisions/0013-live-check.md first.
 
-What an operation does to a row is :class:`rifl.lincheck.row.Row`'s. Where its step says that an operation cannot come
-next, an operation that was not seen may explain it: if there is a commit number for it, and if it does not contradict
-the version that was told. Only what nothing can explain is an anomaly.
+What an operation does to a row is :class:`oncegate.proof.lincheck.row.Row`'s. Where its step says that an operation
+cannot come next, an operation that was not seen may explain it: if there is a commit number for it, and if it does not
+contradict the version that was told. Only what nothing can explain is an anomaly.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway import commands as c
-from gateway.live_check.sample import READ, Seen
-from rifl.lincheck import ILLEGAL, Operation
-from rifl.lincheck.row import Row
-from rifl.lincheck.values import freeze
+from oncegate.gateway.live_check.sample import READ, Seen
+from oncegate.gateway.machine import commands as c
+from oncegate.proof.lincheck import ILLEGAL, Operation
+from oncegate.proof.lincheck.row import Row
+from oncegate.proof.lincheck.values import freeze
 
 _ROW: Final = Row()
 _ABSENT: Final[Hashable] = _ROW.initial()[2]  # type: ignore[index]
@@ -191,7 +191,7 @@ def _is_whole(seen: Seen) -> bool:
 
 
 def _operation(seen: Seen) -> Operation:
-    """Return the operation as :class:`rifl.lincheck.row.Row` takes it."""
+    """Return the operation as :class:`oncegate.proof.lincheck.row.Row` takes it."""
     argument: dict[str, Any] = {}
     if seen.what == "put":
         argument["value"] = None if seen.argument is None else msgspec.json.decode(seen.argument)

@@ -1,7 +1,8 @@
 """What this node answered for sampled rows, noted as it is answered.
 
 Owns: the hot path: one call a request, which returns at once where nothing is sampled; the floor, which is all there is
-of time; and the bound of what a window takes. Event loop's thread. Read next: :mod:`gateway.live_check.checker`.
+of time; and the bound of what a window takes. Event loop's thread. Read next:
+:mod:`oncegate.gateway.live_check.checker`.
 
 The node's event loop orders what it is asked and what it answers, so a counter of time is not needed either: what had
 been answered when a request came is one number, the newest commit number among the answers.
@@ -14,11 +15,11 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Final
 
-from gateway import commands as c
-from gateway.answers import Answer
-from gateway.live_check.sample import Choice, Seen, of_read, of_result
-from rifl.errors import OncegateError, Outcome
-from rifl.key_table import KEYS_CLIENT
+from oncegate.gateway.answers import Answer
+from oncegate.gateway.live_check.sample import Choice, Seen, of_read, of_result
+from oncegate.gateway.machine import commands as c
+from oncegate.rifl.errors import OncegateError, Outcome
+from oncegate.rifl.key_table import KEYS_CLIENT
 
 OPERATIONS_MAX: Final = 2_000
 """Of one window; what comes beyond is not recorded, and counted."""

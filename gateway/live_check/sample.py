@@ -1,7 +1,7 @@
 """Which rows are sampled, and the record of one operation on such a row.
 
 Owns: the seeded choice, the same on every node with the same seed, and the form in which an operation is kept and
-travels to another node. Pure. Read next: :mod:`gateway.live_check.order`.
+travels to another node. Pure. Read next: :mod:`oncegate.gateway.live_check.order`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any, Final
 import msgspec
 import xxhash
 
-from gateway import commands as c
-from gateway import wire
-from rifl.ids import format_client_id
+from oncegate.gateway import wire
+from oncegate.gateway.machine import commands as c
+from oncegate.rifl.ids import format_client_id
 
 VALUE_BYTES_MAX: Final = 4 * 1024
 """A larger value is not kept: its version is checked, its content is not."""
@@ -40,7 +40,7 @@ class Seen(msgspec.Struct, frozen=True, array_like=True, gc=False):
         version: of the row that it was told, its own commit number for a write that was applied; 0 for no row.
         value: JSON text that it was told, None if none was or it is too large.
         argument: JSON text of the value or item written, None if there is none or it is too large.
-        by, test, operand: as in :class:`gateway.commands.Op`.
+        by, test, operand: as in :class:`oncegate.gateway.machine.commands.Op`.
     """
 
     table: str

@@ -13,10 +13,10 @@ from typing import Final
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from gateway.middleware import records
-from gateway.middleware.gate import Gate, Ticket
-from gateway.middleware.policy import Incoming
-from gateway.middleware.records import Kept
+from oncegate.gateway.middleware import records
+from oncegate.gateway.middleware.gate import Gate, Ticket
+from oncegate.gateway.middleware.policy import Incoming
+from oncegate.gateway.middleware.records import Kept
 
 TICKET: Final = web.RequestKey("oncegate.ticket", Ticket)
 """Where a handler finds its ticket; a request without a key has none."""

@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 
-from gateway.middleware import records
-from gateway.middleware.gate import Gate, Ticket
-from gateway.middleware.policy import Incoming
-from gateway.middleware.records import Kept
+from oncegate.gateway.middleware import records
+from oncegate.gateway.middleware.gate import Gate, Ticket
+from oncegate.gateway.middleware.policy import Incoming
+from oncegate.gateway.middleware.records import Kept
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

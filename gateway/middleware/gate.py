@@ -34,11 +34,11 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from gateway.client import Client, Code, OncegateError, OperationFailed, Outcome, Session, WriteResult
-from gateway.middleware import records
-from gateway.middleware.policy import Incoming, Policy, read_key
-from gateway.middleware.records import Kept, Record
-from rifl.ids import format_client_id, parse_client_id
+from oncegate.gateway.client import Client, Code, OncegateError, OperationFailed, Outcome, Session, WriteResult
+from oncegate.gateway.middleware import records
+from oncegate.gateway.middleware.policy import Incoming, Policy, read_key
+from oncegate.gateway.middleware.records import Kept, Record
+from oncegate.rifl.ids import format_client_id, parse_client_id
 
 SWEEP_S: Final = 60.0
 SWEEP_PAGE: Final = 200

@@ -27,18 +27,18 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_sink import session
-from spark_sink.errors import REGISTRY, Code, SinkError, code_in
-from spark_sink.options import (
+from oncegate.spark_sink import session
+from oncegate.spark_sink.options import (
     BATCHES_PER_TRIGGER_DEFAULT,
     ROWS_PER_WRITE_DEFAULT,
     TIMEOUT_S_DEFAULT,
     FlowOptions,
 )
-from spark_sink.sink import StoreSink
-from spark_sink.source import OncegateSource
-from spark_sink.stores.store import open_store
-from spark_sink.stores.tables import Table
+from oncegate.spark_sink.sink import StoreSink
+from oncegate.spark_sink.source import OncegateSource
+from oncegate.stores.errors import REGISTRY, Code, SinkError, code_in
+from oncegate.stores.store import open_store
+from oncegate.stores.tables import Table
 
 _log = logging.getLogger(__name__)
 
@@ -163,7 +163,7 @@ def _cause(error: Exception, code: Code | None) -> str:
 
 def parser(name: str, description: str) -> argparse.ArgumentParser:
     """Return a parser with the options of every job; ``name`` is that of the job's module."""
-    built = argparse.ArgumentParser(prog=f"spark_sink.jobs.{name}", description=description)
+    built = argparse.ArgumentParser(prog=f"oncegate.spark_sink.jobs.{name}", description=description)
     add = built.add_argument
     add("--endpoints", required=True, help="base URLs of gateway nodes, separated by commas")
     add("--store", required=True, help="sqlite:///absolute/directory or cassandra://host:port/keyspace")

@@ -1,9 +1,9 @@
 """The job behind a stream table: each item of the table's flow becomes its row in the store.
 
 Owns: the job's own options. Must not know HTTP or a database. What it does at a stop and after a failure, and its
-exit statuses: `job`. Read next: `spark_sink.stream_rows`, `sink`.
+exit statuses: `job`. Read next: `oncegate.stores.stream_rows`, `sink`.
 
-Runs as `python -m spark_sink.jobs.stream_rows …` and as a file under spark-submit. It moves the cursor of the
+Runs as `python -m oncegate.spark_sink.jobs.stream_rows …` and as a file under spark-submit. It moves the cursor of the
 consumer that the table's flow requires (`ROWS_CONSUMER`): a batch is dropped only when its rows are in the store.
 """
 
@@ -16,11 +16,11 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from spark_sink.jobs import job
-from spark_sink.options import FlowOptions
-from spark_sink.sink import Derivation, StoreSink
-from spark_sink.stores.tables import Table
-from spark_sink.stream_rows import ROWS_CONSUMER, STREAM_ROWS, rows_of
+from oncegate.spark_sink.jobs import job
+from oncegate.spark_sink.options import FlowOptions
+from oncegate.spark_sink.sink import Derivation, StoreSink
+from oncegate.stores.stream_rows import ROWS_CONSUMER, STREAM_ROWS, rows_of
+from oncegate.stores.tables import Table
 
 
 @dataclass(frozen=True)
@@ -72,4 +72,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     # Spark would pickle classes of `__main__` by value; under their own name they go by reference.
-    raise SystemExit(importlib.import_module("spark_sink.jobs.stream_rows").main())
+    raise SystemExit(importlib.import_module("oncegate.spark_sink.jobs.stream_rows").main())

@@ -3,7 +3,7 @@
 Owns: the fan-out as a derivation of a sink, and the job's own options. Must not know HTTP or a database. What it does
 at a stop and after a failure, and its exit statuses: `job`. Read next: `rows`, `sink`.
 
-Runs as `python -m spark_sink.jobs.timeline …` and as a file under spark-submit.
+Runs as `python -m oncegate.spark_sink.jobs.timeline …` and as a file under spark-submit.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import ClassVar
 import pyarrow as pa
 from pyspark.files import SparkFiles
 
-from spark_sink import contacts, rows
-from spark_sink.errors import Code, SinkError
-from spark_sink.jobs import job
-from spark_sink.options import FlowOptions
-from spark_sink.sink import Derivation, StoreSink
-from spark_sink.stores.tables import Table
+from oncegate.spark_sink import contacts, rows
+from oncegate.spark_sink.jobs import job
+from oncegate.spark_sink.options import FlowOptions
+from oncegate.spark_sink.sink import Derivation, StoreSink
+from oncegate.stores.errors import Code, SinkError
+from oncegate.stores.tables import Table
 
 
 @dataclass(frozen=True)
@@ -101,4 +101,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     # Spark would pickle classes of `__main__` by value; under their own name they go by reference.
-    raise SystemExit(importlib.import_module("spark_sink.jobs.timeline").main())
+    raise SystemExit(importlib.import_module("oncegate.spark_sink.jobs.timeline").main())

@@ -12,10 +12,10 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from gateway.check.fault_note import FaultNote
-from gateway.check.folder import RunFolder
-from gateway.check.report import write_report
-from rifl.lincheck import Event, Failure, Result
+from oncegate.proof.check.fault_note import FaultNote
+from oncegate.proof.check.folder import RunFolder
+from oncegate.proof.check.report import write_report
+from oncegate.proof.lincheck import Event, Failure, Result
 from tests.browser.conftest import HEIGHT, Page
 from tests.report import example_runs
 

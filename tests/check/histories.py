@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.check.plan import PROCESSES_MAX
-from rifl.lincheck import Event
+from oncegate.proof.check.plan import PROCESSES_MAX
+from oncegate.proof.lincheck import Event
 
 FINAL = PROCESSES_MAX
 """The process of final reads."""

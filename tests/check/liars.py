@@ -14,11 +14,11 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from gateway.check.cluster import CheckCluster
-from gateway.check.nemesis import FaultPlan
-from gateway.check.plan import RunPlan
-from gateway.cli.local_cluster import free_ports
-from gateway.wire import MSGPACK
+from oncegate.gateway.local.cluster import free_ports
+from oncegate.gateway.wire import MSGPACK
+from oncegate.proof.check.cluster import CheckCluster
+from oncegate.proof.check.nemesis import FaultPlan
+from oncegate.proof.check.plan import RunPlan
 
 HOP = frozenset({"host", "content-length", "transfer-encoding", "connection", "content-encoding", "oncegate-leader"})
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.check.folder import Verdict
-from gateway.check.nemesis import plan_of
-from gateway.check.plan import RunPlan
-from gateway.check.runner import run
-from gateway.check.soak import LOST
+from oncegate.proof.check.folder import Verdict
+from oncegate.proof.check.nemesis import plan_of
+from oncegate.proof.check.plan import RunPlan
+from oncegate.proof.check.runner import run
+from oncegate.proof.check.soak import LOST
 from tests.check import liars
 
 pytestmark = pytest.mark.faults

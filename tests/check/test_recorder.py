@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.check.direct import verdict_of
-from gateway.check.nodes import Reply
-from gateway.check.recorder import LANES, Recorder
-from rifl.lincheck import Event, operations
+from oncegate.proof.check.direct import verdict_of
+from oncegate.proof.check.nodes import Reply
+from oncegate.proof.check.recorder import LANES, Recorder
+from oncegate.proof.lincheck import Event, operations
 
 
 def test_process_goes_on_under_a_new_number_after_an_unknown_outcome() -> None:

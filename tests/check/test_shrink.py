@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.check.shrink import Budget, Smaller, fewer, smaller_history, smaller_run
-from gateway.check.workloads import workload_of
-from rifl.lincheck import Event
+from oncegate.proof.check.shrink import Budget, Smaller, fewer, smaller_history, smaller_run
+from oncegate.proof.check.workloads import workload_of
+from oncegate.proof.lincheck import Event
 from tests.check.histories import Book
 
 

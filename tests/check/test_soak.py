@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from gateway.check.folder import Verdict
-from gateway.check.plan import RunPlan, fault_names, runs_of
-from gateway.check.soak import LOST, SoakState, begun
-from gateway.check.words import soak_lines, verdict_lines
-from rifl.errors import OncegateError
-from rifl.lincheck import Failure, Result
+from oncegate.proof.check.folder import Verdict
+from oncegate.proof.check.plan import RunPlan, fault_names, runs_of
+from oncegate.proof.check.soak import LOST, SoakState, begun
+from oncegate.proof.check.words import soak_lines, verdict_lines
+from oncegate.proof.lincheck import Failure, Result
+from oncegate.rifl.errors import OncegateError
 
 TEMPLATE = RunPlan(workload="", faults=("kills",), seed=5)
 NAMES = ["register", "bank"]

@@ -9,24 +9,25 @@ from typing import Any
 
 import pytest
 
-from gateway.check import beside, soaking
-from gateway.check.beside import StreamRowsJob
-from gateway.check.cluster import CheckCluster
-from gateway.check.errors import CheckError, Unavailable
-from gateway.check.folder import Verdict
-from gateway.check.nemesis import Action, FaultPlan
-from gateway.check.nemesis.fault import LEADER
-from gateway.check.plan import RunPlan
-from gateway.check.runner import faults_of, run
-from gateway.check.soak import LOST
-from gateway.check.workloads.stored import HANDED_OVER, JOB, StoredReads
-from rifl.errors import OncegateError
-from rifl.lincheck import operations
-from spark_sink.errors import SinkError
-from spark_sink.flow_client import FlowClient, close_connections
-from spark_sink.retry import Retry
-from spark_sink.stores import open_store
-from spark_sink.stream_rows import ROWS_CONSUMER, STREAM_ROWS, rows_of
+from oncegate.proof.check import companions as beside
+from oncegate.proof.check import soaking
+from oncegate.proof.check.cluster import CheckCluster
+from oncegate.proof.check.companions import StreamRowsJob
+from oncegate.proof.check.errors import CheckError, Unavailable
+from oncegate.proof.check.folder import Verdict
+from oncegate.proof.check.nemesis import Action, FaultPlan
+from oncegate.proof.check.nemesis.fault import LEADER
+from oncegate.proof.check.plan import RunPlan
+from oncegate.proof.check.runner import faults_of, run
+from oncegate.proof.check.soak import LOST
+from oncegate.proof.check.workloads.stored import HANDED_OVER, JOB, StoredReads
+from oncegate.proof.lincheck import operations
+from oncegate.rifl.errors import OncegateError
+from oncegate.spark_sink.flow_client import FlowClient, close_connections
+from oncegate.stores import open_store
+from oncegate.stores.errors import SinkError
+from oncegate.stores.retry import Retry
+from oncegate.stores.stream_rows import ROWS_CONSUMER, STREAM_ROWS, rows_of
 
 NODES = ("n1", "n2", "n3")
 LOOK_S = 0.02
@@ -153,7 +154,7 @@ def test_run_without_a_hand_over_is_undecided(tmp_path: Path, monkeypatch: pytes
         return None
 
     monkeypatch.setattr(StoredReads, "_hand_over_all", nothing)
-    monkeypatch.setattr("gateway.check.workloads.stored.FLOW", {"consumers": [ROWS_CONSUMER], "linger_ms": 100})
+    monkeypatch.setattr("oncegate.proof.check.workloads.stored.FLOW", {"consumers": [ROWS_CONSUMER], "linger_ms": 100})
     verdict, _ = run_with(tmp_path, RunPlan(workload="stored", seed=3, seconds=0.5, nodes=1))
     assert verdict.verdict == "unknown"
     assert [result.name for result in verdict.checks if result.verdict == "unknown"] == [HANDED_OVER]

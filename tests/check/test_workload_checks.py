@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gateway.check.soak import LOST
-from gateway.check.workloads import workload_of
-from rifl.lincheck import Event, Result
+from oncegate.proof.check.soak import LOST
+from oncegate.proof.check.workloads import workload_of
+from oncegate.proof.lincheck import Event, Result
 from tests.check.histories import Book
 
 OTHER = {"etag": "e", "crc": 2, "bytes": 9}
@@ -183,7 +183,7 @@ def test_broken_promise_is_named(workload: str, book: Book, check: str) -> None:
 
 
 def test_every_workload_has_a_good_and_a_bad_history_here_and_says_what_it_proves() -> None:
-    from gateway.check.workloads import WORKLOADS
+    from oncegate.proof.check.workloads import WORKLOADS
 
     assert {name.partition(",")[0] for name in GOOD} == set(WORKLOADS) == {case[0] for case in BAD}
     assert all(workload_of(name).proves for name in WORKLOADS)

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.check.folder import RunFolder
-from gateway.check.left_over import end_left_over
-from gateway.check.plan import RunPlan
-from gateway.check.runner import judge, run
-from gateway.check.workloads import WORKLOADS
+from oncegate.proof.check.folder import RunFolder
+from oncegate.proof.check.left_over import end_left_over
+from oncegate.proof.check.plan import RunPlan
+from oncegate.proof.check.runner import judge, run
+from oncegate.proof.check.workloads import WORKLOADS
 
 pytestmark = pytest.mark.faults
 FAULTS = ("kills", "freezes", "partitions")
@@ -36,7 +36,7 @@ def test_workload_is_valid_under_faults(tmp_path: Path, workload: str, seed: int
 
 
 def test_stopped_run_leaves_a_folder_that_can_be_judged_and_no_process(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "gateway", "check", "run", "--workload", "append", "--faults", "none"]
+    command = [sys.executable, "-m", "oncegate", "check", "run", "--workload", "append", "--faults", "none"]
     command += ["--seconds", "60", "--nodes", "1", "--runs", str(tmp_path)]
     # What runs in the background of a shell ignores SIGINT, and so does whatever it starts.
     process = subprocess.Popen(command, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))

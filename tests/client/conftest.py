@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.client.testing import FakeGateway
+from oncegate.gateway.testing.cluster import FakeGateway
 
 
 @pytest.fixture

@@ -10,13 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway import wire
-from gateway.cli.local_cluster import free_ports
-from gateway.client import Client, Code, OncegateError, OperationFailed, RequestId
-from gateway.client.testing import FakeGateway
-from gateway.config import Settings
-from gateway.server import running
-from rifl.ids import SequenceNumber, format_client_id
+from oncegate.gateway import wire
+from oncegate.gateway.client import Client, Code, OncegateError, OperationFailed, RequestId
+from oncegate.gateway.http.server import running
+from oncegate.gateway.local.cluster import free_ports
+from oncegate.gateway.node.settings import Settings
+from oncegate.gateway.testing.cluster import FakeGateway
+from oncegate.rifl.ids import SequenceNumber, format_client_id
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gateway.client import (
+from oncegate.gateway.client import (
     Client,
     Code,
     DeadlineExceeded,
@@ -23,8 +23,8 @@ from gateway.client import (
     OutcomeUnknown,
     Session,
 )
-from gateway.client.outbox_file import OutboxFile
-from gateway.client.testing import FakeGateway
+from oncegate.gateway.client.outbox_file import OutboxFile
+from oncegate.gateway.testing.cluster import FakeGateway
 
 
 @pytest.fixture
@@ -294,7 +294,7 @@ async def test_crash_during_the_open_does_not_open_a_second_session(fake: FakeGa
 async def test_full_outbox_refuses_writes_that_have_not_travelled(
     fake: FakeGateway, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.client.durable_outbox.BYTES_MAX", 200)
+    monkeypatch.setattr("oncegate.gateway.client.durable_outbox.BYTES_MAX", 200)
     async with Client(fake.endpoints) as client, client.session(outbox=path) as session:
         with pytest.raises(OperationFailed) as full:
             await session.put("rows", "k", "x" * 300)

@@ -7,10 +7,10 @@ import time
 
 from aiohttp import web
 
-from gateway.client import Client, Tuning
-from gateway.client.routing import REST_REFUSED_S
-from gateway.client.testing import FakeGateway
-from rifl.errors import Code, OncegateError
+from oncegate.gateway.client import Client, Tuning
+from oncegate.gateway.client.routing import REST_REFUSED_S
+from oncegate.gateway.testing.cluster import FakeGateway
+from oncegate.rifl.errors import Code, OncegateError
 
 QUICK = Tuning(attempt_timeout_s=0.2, backoff_first_s=0.001, backoff_cap_s=0.01)
 

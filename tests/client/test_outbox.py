@@ -7,11 +7,11 @@ from collections import defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.client.batch import GONE, OperationsBatch, Pending, RangeBatch
-from gateway.client.outbox import Outbox
-from gateway.client.settings import Tuning
-from gateway.wire import Operation
-from rifl.request_tracker import RequestTracker
+from oncegate.gateway.client.batch import GONE, OperationsBatch, Pending, RangeBatch
+from oncegate.gateway.client.outbox import Outbox
+from oncegate.gateway.client.settings import Tuning
+from oncegate.gateway.wire import Operation
+from oncegate.rifl.request_tracker import RequestTracker
 
 
 class Open:

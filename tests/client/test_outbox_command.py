@@ -11,11 +11,11 @@ import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
-from gateway.cli.main import app
-from gateway.client.outbox_file import Head, NewEntry, OutboxFile
-from gateway.client.testing import FakeGateway
-from gateway.wire import OpenSession, Operation
-from rifl.ids import parse_client_id
+from oncegate.gateway.cli.main import app
+from oncegate.gateway.client.outbox_file import Head, NewEntry, OutboxFile
+from oncegate.gateway.testing.cluster import FakeGateway
+from oncegate.gateway.wire import OpenSession, Operation
+from oncegate.rifl.ids import parse_client_id
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.client.failures import OperationFailed
-from gateway.client.outbox_file import Head, NewEntry, OutboxDamaged, OutboxFile
-from gateway.wire import Operation
-from rifl.errors import Code
+from oncegate.gateway.client.failures import OperationFailed
+from oncegate.gateway.client.outbox_file import Head, NewEntry, OutboxDamaged, OutboxFile
+from oncegate.gateway.wire import Operation
+from oncegate.rifl.errors import Code
 
 OWNER = 1234
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from gateway.client import Client, Code, OperationFailed
-from gateway.client.profiles import Profile, TokenFile, settle
-from gateway.client.routing import Router
-from gateway.client.settings import TIMEOUT_S_DEFAULT
-from gateway.client.testing import FakeGateway
+from oncegate.gateway.client import Client, Code, OperationFailed
+from oncegate.gateway.client.profiles import Profile, TokenFile, settle
+from oncegate.gateway.client.routing import Router
+from oncegate.gateway.client.settings import TIMEOUT_S_DEFAULT
+from oncegate.gateway.testing.cluster import FakeGateway
 
 PROFILES = """
 default = "dev"
@@ -149,7 +149,7 @@ async def test_ca_file_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 def test_environment_switch_shows_the_log() -> None:
-    code = "import gateway.client, logging; logging.getLogger('oncegate.client').debug('seen')"
+    code = "import oncegate.gateway.client, logging; logging.getLogger('oncegate.client').debug('seen')"
     shown = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

@@ -8,8 +8,8 @@ from importlib.metadata import entry_points
 
 import pytest
 
-from gateway.client import Client, Code, OncegateError, OperationFailed, sync
-from gateway.client.fake_cluster import FakeCluster
+from oncegate.gateway.client import Client, Code, OncegateError, OperationFailed, sync
+from oncegate.gateway.testing.fake_cluster import FakeCluster
 
 
 def test_lease_ends_when_the_test_says_so(oncegate_cluster: FakeCluster) -> None:
@@ -43,5 +43,5 @@ async def test_lost_answers_and_stopped_nodes_cost_no_duplicate(oncegate_cluster
 
 def test_plugin_is_found_by_pytest_and_imports_the_sdk_only_when_asked() -> None:
     (found,) = entry_points(group="pytest11", name="oncegate")
-    code = f"import {found.value}, sys; sys.exit('gateway.client' in sys.modules)"
+    code = f"import {found.value}, sys; sys.exit('oncegate.gateway.client' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

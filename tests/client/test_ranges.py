@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from gateway import wire
-from gateway.client import Client, Code, OperationFailed, Outcome, PartialFailure, Tuning
-from gateway.client.testing import FakeGateway
+from oncegate.gateway import wire
+from oncegate.gateway.client import Client, Code, OperationFailed, Outcome, PartialFailure, Tuning
+from oncegate.gateway.testing.cluster import FakeGateway
 
 RANGES = "POST /v1/tables/events/ranges"
 QUICK = Tuning(attempt_timeout_s=0.15, backoff_first_s=0.001, backoff_cap_s=0.01)

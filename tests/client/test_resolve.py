@@ -8,8 +8,8 @@ import pickle
 import pytest
 from aiohttp import web
 
-from gateway.client import Client, Code, OperationFailed, OutcomeUnknown, Session
-from gateway.client.testing import FakeGateway
+from oncegate.gateway.client import Client, Code, OperationFailed, OutcomeUnknown, Session
+from oncegate.gateway.testing.cluster import FakeGateway
 
 
 async def lose_answers(request: web.Request) -> None:

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from gateway import wire
-from gateway.client import Client, Code, DeadlineExceeded, MalformedAnswer, OutcomeUnknown, Tuning
-from gateway.client.testing import FakeGateway, FakeNode
-from rifl.errors import OncegateError, Outcome
+from oncegate.gateway import wire
+from oncegate.gateway.client import Client, Code, DeadlineExceeded, MalformedAnswer, OutcomeUnknown, Tuning
+from oncegate.gateway.testing.cluster import FakeGateway, FakeNode
+from oncegate.rifl.errors import OncegateError, Outcome
 
 QUICK = Tuning(attempt_timeout_s=0.15, backoff_first_s=0.001, backoff_cap_s=0.01)
 

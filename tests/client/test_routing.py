@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.client import Tuning
-from gateway.client.retry import AttemptFailed, RetryBudget, RetryPolicy
-from gateway.client.routing import ENDPOINTS_MAX, Router, origin
-from rifl.errors import Code, OncegateError
+from oncegate.gateway.client import Tuning
+from oncegate.gateway.client.retry import AttemptFailed, RetryBudget, RetryPolicy
+from oncegate.gateway.client.routing import ENDPOINTS_MAX, Router, origin
+from oncegate.rifl.errors import Code, OncegateError
 
 A, B, C = "http://a:1", "http://b:1", "http://c:1"
 

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from gateway.client import Client, Code, OperationFailed, Outcome, OutcomeUnknown
-from gateway.client.lease import LeaseClock, keep_lease
-from gateway.client.testing import FakeGateway
-from rifl.ids import format_client_id
+from oncegate.gateway.client import Client, Code, OperationFailed, Outcome, OutcomeUnknown
+from oncegate.gateway.client.lease import LeaseClock, keep_lease
+from oncegate.gateway.testing.cluster import FakeGateway
+from oncegate.rifl.ids import format_client_id
 
 
 class ManualTime:

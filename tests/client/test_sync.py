@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-import gateway.client
-from gateway.client import Code, OperationFailed, OutboxEntry, OutcomeUnknown, sync
-from gateway.client.fake_cluster import FakeCluster
-from gateway.client.testing import FakeGateway
+import oncegate.gateway.client
+from oncegate.gateway.client import Code, OperationFailed, OutboxEntry, OutcomeUnknown, sync
+from oncegate.gateway.testing.cluster import FakeGateway
+from oncegate.gateway.testing.fake_cluster import FakeCluster
 
 
 @pytest.fixture
@@ -34,7 +34,10 @@ async def lose_answers(request: web.Request) -> None:
 
 def test_every_public_name_of_the_asynchronous_classes_is_here() -> None:
     internal = {"adopt", "disown", "perform", "deadline", "look", "settle"}
-    for ours, theirs in ((sync.Client, gateway.client.Client), (sync.Session, gateway.client.Session)):
+    for ours, theirs in (
+        (sync.Client, oncegate.gateway.client.Client),
+        (sync.Session, oncegate.gateway.client.Session),
+    ):
         names = {name for name, _ in inspect.getmembers(theirs) if not name.startswith("_")}
         assert names - internal - set(dir(ours)) == set()
 
@@ -72,7 +75,7 @@ def test_notebook_needs_no_with(fake: FakeGateway) -> None:
 
 def test_script_that_closes_nothing_ends_and_loses_nothing(fake: FakeGateway) -> None:
     script = f"""
-from gateway.client import sync
+from oncegate.gateway.client import sync
 session = sync.Client({fake.endpoints!r}).session()
 for n in range(20):
     session.submit("increment", "rows", "n")

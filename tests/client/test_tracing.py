@@ -14,8 +14,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from gateway.client import Client, OperationFailed
-from gateway.client.testing import FakeGateway
+from oncegate.gateway.client import Client, OperationFailed
+from oncegate.gateway.testing.cluster import FakeGateway
 
 PROVIDER = TracerProvider()
 EXPORTER = InMemorySpanExporter()
@@ -102,7 +102,7 @@ async def test_tracing_can_be_switched_off(
 def test_without_opentelemetry_nothing_is_imported_and_wanting_it_is_refused() -> None:
     code = """
 import sys
-from gateway.client import Client, OperationFailed
+from oncegate.gateway.client import Client, OperationFailed
 client = Client("http://127.0.0.1:1")
 assert client.tracing is None
 assert not any(name.startswith("opentelemetry") for name in sys.modules)

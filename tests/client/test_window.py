@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from gateway.client import Client, Code, DeadlineExceeded, OperationFailed, Outcome, Tuning
-from gateway.client.testing import FakeGateway
+from oncegate.gateway.client import Client, Code, DeadlineExceeded, OperationFailed, Outcome, Tuning
+from oncegate.gateway.testing.cluster import FakeGateway
 
 
 async def settle() -> None:
@@ -132,7 +132,7 @@ async def test_writes_on_other_rows_pass_one_that_the_cluster_keeps_rejecting(fa
     import msgspec
     from aiohttp import web
 
-    from gateway import wire
+    from oncegate.gateway import wire
 
     async def reject_the_full_table(request: web.Request) -> web.StreamResponse | None:
         if request.path != "/v1/operations":

@@ -7,9 +7,9 @@ import contextlib
 import socket
 import time
 
-from consensus import Replica, ReplicaConfig
-from consensus.config import KIB, MIB
-from consensus.configuration import Member
+from oncegate.consensus import Replica, ReplicaConfig
+from oncegate.consensus.config import KIB, MIB
+from oncegate.consensus.configuration import Member
 
 DEADLINE_S = 20.0
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import google_crc32c
 import msgspec
 
-from consensus.ports import SavedPoint, SnapshotFile, SnapshotManifest
-from consensus.sealed_file import read_sealed, write_sealed
+from oncegate.consensus.log.sealed_file import read_sealed, write_sealed
+from oncegate.consensus.ports import SavedPoint, SnapshotFile, SnapshotManifest
 
 STATE_FILE = "state"
 _MAGIC = b"TESTSTAT"

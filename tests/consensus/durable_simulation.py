@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from consensus.ports import Role
+from oncegate.consensus.ports import Role
 from tests.consensus.durable_machine import DurableMachine
 from tests.consensus.simulation import NodeKilledError, PowerLossError, SimNode, Simulation
 

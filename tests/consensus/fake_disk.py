@@ -10,8 +10,8 @@ import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from consensus.errors import DirectoryLocked
-from consensus.storage import File
+from oncegate.consensus.errors import DirectoryLocked
+from oncegate.consensus.log.storage import File
 
 SECTOR = 512
 BLOCK = 4096

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from consensus.config import ReplicaConfig
-from consensus.configuration import Member
-from consensus.engine import Engine
-from consensus.errors import ConsensusError
-from consensus.ports import Role
+from oncegate.consensus.config import ReplicaConfig
+from oncegate.consensus.configuration import Member
+from oncegate.consensus.core.engine import Engine
+from oncegate.consensus.errors import ConsensusError
+from oncegate.consensus.ports import Role
 from tests.consensus.simulation import SimNode, Simulation
 
 

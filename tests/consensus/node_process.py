@@ -11,8 +11,8 @@ import json
 import sys
 from pathlib import Path
 
-from consensus import ConsensusError, Replica, ReplicaConfig
-from consensus.config import KIB, MIB
+from oncegate.consensus import ConsensusError, Replica, ReplicaConfig
+from oncegate.consensus.config import KIB, MIB
 
 
 class Machine:

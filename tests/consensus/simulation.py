@@ -15,12 +15,12 @@ from collections import deque
 from pathlib import Path
 from typing import ClassVar
 
-from consensus.config import ReplicaConfig
-from consensus.engine import Engine
-from consensus.errors import ConsensusError
-from consensus.identity import open_identity
-from consensus.library_log import LibraryLog
-from consensus.ports import Role
+from oncegate.consensus.config import ReplicaConfig
+from oncegate.consensus.core.engine import Engine
+from oncegate.consensus.errors import ConsensusError
+from oncegate.consensus.log.identity import open_identity
+from oncegate.consensus.log.library_log import LibraryLog
+from oncegate.consensus.ports import Role
 from tests.consensus.fake_disk import FakeDisk, InlineWorker
 
 

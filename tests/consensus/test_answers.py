@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 
-from consensus.calls import Calls
-from consensus.follower_reads import FollowerReads
-from consensus.inbound import Inbound
-from consensus.messages import ReadReply, ReadRequest
-from consensus.read_points import ReadPoints
+from oncegate.consensus.messages import ReadReply, ReadRequest
+from oncegate.consensus.net.calls import Calls
+from oncegate.consensus.replica.follower_reads import FollowerReads
+from oncegate.consensus.replica.inbound import Inbound
+from oncegate.consensus.replica.read_points import ReadPoints
 from tests.consensus.cluster import Cluster, until
 
 

@@ -6,10 +6,10 @@ import contextlib
 
 import pytest
 
-from consensus.ballot import BALLOT_FILE, Ballot
-from consensus.errors import Corrupt, IdentityMismatch, StorageError
-from consensus.identity import IDENTITY_FILE, open_identity
-from consensus.library_log import LibraryLog
+from oncegate.consensus.errors import Corrupt, IdentityMismatch, StorageError
+from oncegate.consensus.log.ballot import BALLOT_FILE, Ballot
+from oncegate.consensus.log.identity import IDENTITY_FILE, open_identity
+from oncegate.consensus.log.library_log import LibraryLog
 from tests.consensus.fake_disk import FakeDisk, InlineWorker
 
 

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import pytest
 
-from consensus.messages import Append
-from consensus.throttle import Growth
+from oncegate.consensus.messages import Append
+from oncegate.consensus.snapshot.throttle import Growth
 from tests.consensus.simulation import Simulation
 
 

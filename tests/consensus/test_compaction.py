@@ -6,15 +6,15 @@ import random
 
 import pytest
 
-from consensus.ballot import Ballot
-from consensus.configuration import Configuration, Member, encode
-from consensus.errors import Corrupt, SafetyViolation
-from consensus.library_log import LibraryLog
-from consensus.log_base import BASE_FILE
-from consensus.ports import SavedPoint
-from consensus.segment import segment_name
-from consensus.storage import DirectoryStorage
-from consensus.wal import Journal
+from oncegate.consensus.configuration import Configuration, Member, encode
+from oncegate.consensus.errors import Corrupt, SafetyViolation
+from oncegate.consensus.log.ballot import Ballot
+from oncegate.consensus.log.library_log import LibraryLog
+from oncegate.consensus.log.log_base import BASE_FILE
+from oncegate.consensus.log.segment import segment_name
+from oncegate.consensus.log.storage import DirectoryStorage
+from oncegate.consensus.log.wal import Journal
+from oncegate.consensus.ports import SavedPoint
 from tests.consensus.fake_disk import FakeDisk, InlineWorker
 
 INSTALLED = encode(Configuration({"n1": Member("127.0.0.1", 1)}))

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from consensus.engine import Engine
-from consensus.errors import SafetyViolation
+from oncegate.consensus.core.engine import Engine
+from oncegate.consensus.errors import SafetyViolation
 from tests.consensus.simulation import PowerLossError, Simulation
 
 

@@ -7,9 +7,9 @@ import contextlib
 
 import pytest
 
-from consensus import StateMissing
-from consensus.config import KIB
-from consensus.storage import DirectoryStorage
+from oncegate.consensus import StateMissing
+from oncegate.consensus.config import KIB
+from oncegate.consensus.log.storage import DirectoryStorage
 from tests.consensus.cluster import Cluster, until
 from tests.consensus.durable_machine import STATE_FILE, DurableMachine
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from consensus.config import ReplicaConfig
-from consensus.election import Election, Standing
-from consensus.messages import PreVoteRequest
+from oncegate.consensus.config import ReplicaConfig
+from oncegate.consensus.core.election import Election, Standing
+from oncegate.consensus.messages import PreVoteRequest
 from tests.consensus.simulation import Simulation
 
 CONFIG = ReplicaConfig(

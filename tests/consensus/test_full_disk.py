@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from consensus.ballot import Ballot
-from consensus.errors import Overloaded
-from consensus.messages import Ack, Append
-from consensus.replication import FULL_PAUSE_S
-from consensus.reserve import RESERVE_BYTES, RESERVE_FILE, renew_reserve
-from consensus.wal import Journal
+from oncegate.consensus.core.replication import FULL_PAUSE_S
+from oncegate.consensus.errors import Overloaded
+from oncegate.consensus.log.ballot import Ballot
+from oncegate.consensus.log.reserve import RESERVE_BYTES, RESERVE_FILE, renew_reserve
+from oncegate.consensus.log.wal import Journal
+from oncegate.consensus.messages import Ack, Append
 from tests.consensus.fake_disk import BLOCK, FakeDisk, InlineWorker
 from tests.consensus.simulation import Simulation
 from tests.consensus.test_saving import CONFIG, Node

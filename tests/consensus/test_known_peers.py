@@ -7,12 +7,12 @@ import shutil
 import msgspec
 import pytest
 
-from consensus.errors import Corrupt, ProtocolError
-from consensus.handshake import Acceptor, Credentials, Dialler, PeerRefusedError, Stamp
-from consensus.identity import BOOTS_KEPT, begin_incarnation, open_identity
-from consensus.known_peers import KNOWN_PEERS_FILE, KnownPeers
-from consensus.messages import Hello, Refused
-from consensus.storage import DirectoryStorage
+from oncegate.consensus.errors import Corrupt, ProtocolError
+from oncegate.consensus.log.identity import BOOTS_KEPT, begin_incarnation, open_identity
+from oncegate.consensus.log.storage import DirectoryStorage
+from oncegate.consensus.messages import Hello, Refused
+from oncegate.consensus.net.handshake import Acceptor, Credentials, Dialler, PeerRefusedError, Stamp
+from oncegate.consensus.net.known_peers import KNOWN_PEERS_FILE, KnownPeers
 from tests.consensus.fake_disk import FakeDisk
 
 SECRET = b"a secret of the cluster"

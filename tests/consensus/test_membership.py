@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consensus import ChangePending, ChangeRefused, NotReady, OutcomeUnknown, Overloaded
-from consensus.ballot import Ballot
-from consensus.configuration import MAGIC, Configuration, Member, encode
-from consensus.errors import SafetyViolation
-from consensus.library_log import LibraryLog
-from consensus.membership import Membership
-from consensus.reconfiguration import Reconfiguration
+from oncegate.consensus import ChangePending, ChangeRefused, NotReady, OutcomeUnknown, Overloaded
+from oncegate.consensus.configuration import MAGIC, Configuration, Member, encode
+from oncegate.consensus.core.reconfiguration import Reconfiguration
+from oncegate.consensus.errors import SafetyViolation
+from oncegate.consensus.log.ballot import Ballot
+from oncegate.consensus.log.library_log import LibraryLog
+from oncegate.consensus.log.membership import Membership
 from tests.consensus.fake_disk import FakeDisk, InlineWorker
 
 

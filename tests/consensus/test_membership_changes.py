@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from consensus import (
+from oncegate.consensus import (
     ChangePending,
     ChangeRefused,
     CommandReserved,
@@ -22,7 +22,7 @@ from consensus import (
     TransferFailed,
     Transferring,
 )
-from consensus.configuration import MAGIC, Member
+from oncegate.consensus.configuration import MAGIC, Member
 from tests.consensus.cluster import Cluster, running, until
 
 

@@ -6,11 +6,11 @@ import contextlib
 
 import pytest
 
-from consensus.engine import Engine
-from consensus.errors import ChangePending, ChangeRefused, NotLeader, NotReady, SafetyViolation
-from consensus.membership import Membership
-from consensus.ports import Role
-from consensus.reconfiguration import Reconfiguration
+from oncegate.consensus.core.engine import Engine
+from oncegate.consensus.core.reconfiguration import Reconfiguration
+from oncegate.consensus.errors import ChangePending, ChangeRefused, NotLeader, NotReady, SafetyViolation
+from oncegate.consensus.log.membership import Membership
+from oncegate.consensus.ports import Role
 from tests.consensus.membership_simulation import MembershipSimulation
 from tests.consensus.simulation import Simulation
 

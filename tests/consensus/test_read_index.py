@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from consensus.read_index import ReadRounds
+from oncegate.consensus.core.read_index import ReadRounds
 
 
 def rounds_among(voters):

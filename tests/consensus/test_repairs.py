@@ -7,15 +7,15 @@ from pysyncobj import SyncObj, SyncObjConf
 from pysyncobj.node import Node
 from pysyncobj.transport import Transport
 
-from consensus.ballot import Ballot
-from consensus.configuration import Configuration, Member
-from consensus.errors import ChangePending, ProtocolError, SafetyViolation
-from consensus.library_log import LibraryLog
-from consensus.log_base import NO_BASE
-from consensus.messages import Ack, Append
-from consensus.progress import Progress
-from consensus.reconfiguration import Reconfiguration
-from consensus.repairs import ack_counts, admit_append, cap_snapshot_chunk, next_index_after_ack
+from oncegate.consensus.configuration import Configuration, Member
+from oncegate.consensus.core.progress import Progress
+from oncegate.consensus.core.reconfiguration import Reconfiguration
+from oncegate.consensus.core.repairs import ack_counts, admit_append, cap_snapshot_chunk, next_index_after_ack
+from oncegate.consensus.errors import ChangePending, ProtocolError, SafetyViolation
+from oncegate.consensus.log.ballot import Ballot
+from oncegate.consensus.log.library_log import LibraryLog
+from oncegate.consensus.log.log_base import NO_BASE
+from oncegate.consensus.messages import Ack, Append
 from tests.consensus.fake_disk import FakeDisk, InlineWorker
 
 

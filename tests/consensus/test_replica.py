@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from consensus import (
+from oncegate.consensus import (
     CallFailed,
     CommandRefused,
     DirectoryLocked,
@@ -25,7 +25,7 @@ from consensus import (
     Timeout,
     TlsConfig,
 )
-from consensus.config import KIB, MIB
+from oncegate.consensus.config import KIB, MIB
 from tests.consensus.cluster import Cluster, Halted, ListMachine, running, until
 
 

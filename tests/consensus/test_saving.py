@@ -9,17 +9,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from consensus.config import ReplicaConfig
-from consensus.configuration import Configuration, Member, decode, encode
-from consensus.engine import Engine
-from consensus.errors import StateMissing, StorageError
-from consensus.identity import open_identity
-from consensus.library_log import LibraryLog
-from consensus.messages import Append
-from consensus.ports import DurableState, SavedPoint
-from consensus.saving import save_bytes
-from consensus.sealed_file import write_sealed
-from consensus.segment import segment_name
+from oncegate.consensus.config import ReplicaConfig
+from oncegate.consensus.configuration import Configuration, Member, decode, encode
+from oncegate.consensus.core.engine import Engine
+from oncegate.consensus.errors import StateMissing, StorageError
+from oncegate.consensus.log.identity import open_identity
+from oncegate.consensus.log.library_log import LibraryLog
+from oncegate.consensus.log.sealed_file import write_sealed
+from oncegate.consensus.log.segment import segment_name
+from oncegate.consensus.messages import Append
+from oncegate.consensus.ports import DurableState, SavedPoint
+from oncegate.consensus.snapshot.saving import save_bytes
 from tests.consensus.durable_machine import _MAGIC, STATE_FILE, DurableMachine, State
 from tests.consensus.fake_disk import FakeDisk, InlineWorker
 from tests.consensus.simulation import RecordingMachine

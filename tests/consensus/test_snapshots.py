@@ -10,19 +10,19 @@ from dataclasses import replace
 
 import pytest
 
-from consensus.configuration import Configuration, Member, encode
-from consensus.engine import Engine
-from consensus.errors import SafetyViolation, StorageError
-from consensus.identity import open_identity
-from consensus.library_log import LibraryLog
-from consensus.messages import Append, PreVoteRequest, SnapshotAnswer, SnapshotChunk, SnapshotOffer, Verdict
-from consensus.ports import Role, SavedPoint, SnapshotFile, SnapshotManifest
-from consensus.saving import begin_at_saved
-from consensus.snapshot_leader import SnapshotSender
-from consensus.snapshot_receive import Receiving, is_sound
-from consensus.snapshot_send import WINDOW_CHUNKS, Outgoing, chunk_crc
-from consensus.snapshots import Snapshots
-from consensus.throttle import TokenBucket
+from oncegate.consensus.configuration import Configuration, Member, encode
+from oncegate.consensus.core.engine import Engine
+from oncegate.consensus.core.snapshots import Snapshots
+from oncegate.consensus.errors import SafetyViolation, StorageError
+from oncegate.consensus.log.identity import open_identity
+from oncegate.consensus.log.library_log import LibraryLog
+from oncegate.consensus.messages import Append, PreVoteRequest, SnapshotAnswer, SnapshotChunk, SnapshotOffer, Verdict
+from oncegate.consensus.ports import Role, SavedPoint, SnapshotFile, SnapshotManifest
+from oncegate.consensus.snapshot.saving import begin_at_saved
+from oncegate.consensus.snapshot.snapshot_leader import SnapshotSender
+from oncegate.consensus.snapshot.snapshot_receive import Receiving, is_sound
+from oncegate.consensus.snapshot.snapshot_send import WINDOW_CHUNKS, Outgoing, chunk_crc
+from oncegate.consensus.snapshot.throttle import TokenBucket
 from tests.consensus.durable_machine import DurableMachine, Sink
 from tests.consensus.durable_simulation import DurableSimulation
 from tests.consensus.fake_disk import FakeDisk, InlineWorker, Killed

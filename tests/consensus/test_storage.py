@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from consensus.errors import DirectoryLocked
-from consensus.storage import DirectoryStorage
+from oncegate.consensus.errors import DirectoryLocked
+from oncegate.consensus.log.storage import DirectoryStorage
 from tests.consensus.fake_disk import FakeDisk
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from consensus.errors import ChangeRefused, OutcomeUnknown, TransferFailed
-from consensus.transfer import Transfers, most_up_to_date
+from oncegate.consensus.core.transfer import Transfers, most_up_to_date
+from oncegate.consensus.errors import ChangeRefused, OutcomeUnknown, TransferFailed
 from tests.consensus.simulation import Simulation
 
 

@@ -8,10 +8,10 @@ import random
 
 import pytest
 
-from consensus.errors import Corrupt, SafetyViolation
-from consensus.segment import RECORD_HEADER_BYTES, SECTOR_BYTES, SEGMENT_HEADER_BYTES, segment_name
-from consensus.storage import DirectoryStorage
-from consensus.wal import Journal
+from oncegate.consensus.errors import Corrupt, SafetyViolation
+from oncegate.consensus.log.segment import RECORD_HEADER_BYTES, SECTOR_BYTES, SEGMENT_HEADER_BYTES, segment_name
+from oncegate.consensus.log.storage import DirectoryStorage
+from oncegate.consensus.log.wal import Journal
 from tests.consensus.fake_disk import FakeDisk, InlineWorker, Killed
 
 SEGMENT = 1024

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consensus.errors import ProtocolError
-from consensus.handshake import Acceptor, Credentials, Dialler, Stamp
-from consensus.messages import Ack, Append, CallRequest, Hello, Proof, Welcome
-from consensus.wire import FrameReader
-from consensus.wire import encode_frame as encode_parts
+from oncegate.consensus.errors import ProtocolError
+from oncegate.consensus.messages import Ack, Append, CallRequest, Hello, Proof, Welcome
+from oncegate.consensus.net.handshake import Acceptor, Credentials, Dialler, Stamp
+from oncegate.consensus.net.wire import FrameReader
+from oncegate.consensus.net.wire import encode_frame as encode_parts
 from tests.consensus.cluster import Cluster, until
 
 SECRET = b"a secret of the cluster"

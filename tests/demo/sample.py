@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from examples.demo.dataset import Messages, key_of
-from flows.schema import ITEM_SCHEMA
-from spark_sink.rows import TIMELINE
+from oncegate.flows.schema import ITEM_SCHEMA
+from oncegate.spark_sink.rows import TIMELINE
 
 LINES = [(1, 2, 100), (1, 3, 110), (2, 1, 120), (1, 2, 100), (3, 1, 130), (1, 2, 140)]
 """Line 4 has the content of line 1: they are different messages all the same."""

@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 from examples.applications import script, worker
-from gateway.client import Client, Code, OperationFailed, Outcome
-from gateway.client.fake_cluster import FakeCluster
+from oncegate.gateway.client import Client, Code, OperationFailed, Outcome
+from oncegate.gateway.testing.fake_cluster import FakeCluster
 
 
 @pytest.fixture(autouse=True)

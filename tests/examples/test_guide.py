@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-import gateway.client
-from gateway.client import sync
-from gateway.client.fake_cluster import FakeCluster
+import oncegate.gateway.client
+from oncegate.gateway.client import sync
+from oncegate.gateway.testing.fake_cluster import FakeCluster
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
 
@@ -34,7 +34,7 @@ def names(oncegate_cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, tmp_pa
     for table in ("seats", "counters"):
         oncegate_cluster.declare(table)
     oncegate_cluster.declare("messages", "stream")
-    exported = {name: getattr(gateway.client, name) for name in gateway.client.__all__}
+    exported = {name: getattr(oncegate.gateway.client, name) for name in oncegate.gateway.client.__all__}
     return {**exported, "pytest": pytest, "sync": sync, "lines": ["a", "b", "a"]}
 
 
@@ -47,8 +47,8 @@ async def execute(block: str, names: dict[str, Any]) -> None:
 
 
 async def test_chapter_on_the_sdk_runs(oncegate_cluster: FakeCluster, names: dict[str, Any]) -> None:
-    client = gateway.client.Client(oncegate_cluster.endpoints)
-    names["Client"] = lambda endpoints, **options: gateway.client.Client(oncegate_cluster.endpoints, **options)
+    client = oncegate.gateway.client.Client(oncegate_cluster.endpoints)
+    names["Client"] = lambda endpoints, **options: oncegate.gateway.client.Client(oncegate_cluster.endpoints, **options)
     connect, doubt = blocks("With the SDK")
     await execute(connect, names)
     assert oncegate_cluster.value("seats", "12A") == "ann"
@@ -61,7 +61,7 @@ async def test_chapter_on_the_sdk_runs(oncegate_cluster: FakeCluster, names: dic
 async def test_chapter_on_workers_runs(oncegate_cluster: FakeCluster, names: dict[str, Any]) -> None:
     (worker,) = blocks("A worker that may be killed")
     for _ in range(2):
-        async with gateway.client.Client() as client:
+        async with oncegate.gateway.client.Client() as client:
             await execute(worker, {**names, "client": client})
     assert (oncegate_cluster.value("counters", "a"), oncegate_cluster.value("counters", "b")) == (2, 1)
 

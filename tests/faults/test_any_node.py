@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.cli.local_cluster import LocalCluster
+from oncegate.gateway.local.cluster import LocalCluster
 from tests.conftest import Api
 from tests.gateway.http_contract import assert_problem, declare, put, sealed, send_range
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from gateway.check import damage
+from oncegate.proof.check import damage
 from tests.faults.harness.scene import Scene, running, until
 
 pytestmark = [pytest.mark.faults, pytest.mark.asyncio(loop_scope="module")]
@@ -44,7 +44,7 @@ async def broken(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tupl
 async def test_table_covers_every_kind_of_file_there_is(broken: tuple[Scene, Path]) -> None:
     _, kept = broken
     unknown = [path.name for path in kept.iterdir() if not any(path.match(kind) for kind in damage.KINDS)]
-    assert not unknown, "these files have no damages in gateway/check/damage.py"
+    assert not unknown, "these files have no damages in proof/check/damage.py"
 
 
 @pytest.mark.parametrize("case", damage.ALL, ids=str)

@@ -13,10 +13,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.check.cluster import CheckCluster
-from gateway.check.equipment import Equipment, missing
-from gateway.check.wall_clock import DAY_S
-from gateway.client import Client
+from oncegate.gateway.client import Client
+from oncegate.proof.check.cluster import CheckCluster
+from oncegate.proof.check.equipment import Equipment, missing
+from oncegate.proof.check.wall_clock import DAY_S
 from tests.conftest import Api
 from tests.faults.harness.sdk_load import Ledger, check_counters, check_flows, check_rows, progress, writing
 

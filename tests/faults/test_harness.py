@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.check.links import Links
+from oncegate.proof.check.links import Links
 from tests.faults.harness.history import Acknowledged, History, ReadDone, Violation, check
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.check.cluster import CheckCluster
+from oncegate.proof.check.cluster import CheckCluster
 from tests.conftest import Api
 from tests.gateway.http_contract import declare
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.local_cluster import free_ports
-from gateway.client import Client
-from gateway.config import Settings
-from gateway.server import running
-from rifl.completion import CompletionRecord
-from rifl.result_tracker import ResultTracker, Standing, Verdict
+from oncegate.gateway.client import Client
+from oncegate.gateway.http.server import running
+from oncegate.gateway.local.cluster import free_ports
+from oncegate.gateway.node.settings import Settings
+from oncegate.rifl.completion import CompletionRecord
+from oncegate.rifl.result_tracker import ResultTracker, Standing, Verdict
 from tests.faults.harness.outbox_worker import TABLE, Life, key_of
 
 KILLS = int(os.environ.get("ONCEGATE_OUTBOX_KILLS", "20"))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.check.links import How
+from oncegate.proof.check.links import How
 from tests.faults.harness.raw_client import NoAnswer
 from tests.faults.harness.raw_wire import Refused
 from tests.faults.harness.scene import Scene, running, until

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from gateway.cli.local_cluster import LocalCluster
-from gateway.client import Client
+from oncegate.gateway.client import Client
+from oncegate.gateway.local.cluster import LocalCluster
 from tests.faults.harness.sdk_load import Ledger, check_counters, check_flows, check_rows, progress, writing
 
 pytestmark = pytest.mark.faults

@@ -13,7 +13,7 @@ from tests.conftest import Api
 from tests.gateway.http_contract import assert_problem, declare, put
 
 if TYPE_CHECKING:
-    from gateway.cli.local_cluster import LocalCluster
+    from oncegate.gateway.local.cluster import LocalCluster
 
 pytestmark = pytest.mark.faults
 

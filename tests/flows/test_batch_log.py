@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from flows.batch_log import BatchLog, BatchLogState, BatchMeta
-from flows.errors import BadRequestError, NotFoundError, RetentionExceededError
+from oncegate.flows.batch_log import BatchLog, BatchLogState, BatchMeta
+from oncegate.flows.errors import BadRequestError, NotFoundError, RetentionExceededError
 
 
 class BatchLogMachine(RuleBasedStateMachine):

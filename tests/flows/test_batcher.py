@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flows.batcher import due, due_ms, is_full, pieces
-from flows.flow import FlowDeclaration
+from oncegate.flows.batcher import due, due_ms, is_full, pieces
+from oncegate.flows.flow import FlowDeclaration
 
 FLOW = FlowDeclaration(name="f", source="a", max_items=10, max_bytes=100, linger_ms=50)
 

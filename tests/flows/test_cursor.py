@@ -8,9 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from flows.batch_log import BatchLog
-from flows.cursor import NONCES_MAX, Consumers, ConsumerState, Lag
-from flows.errors import (
+from oncegate.flows.batch_log import BatchLog
+from oncegate.flows.cursor import NONCES_MAX, Consumers, ConsumerState, Lag
+from oncegate.flows.errors import (
     BadRequestError,
     FencedError,
     FlowError,
@@ -18,7 +18,7 @@ from flows.errors import (
     QuotaError,
     RetentionExceededError,
 )
-from flows.flow import CONSUMERS_MAX
+from oncegate.flows.flow import CONSUMERS_MAX
 
 
 def sealed(count: int, dropped: int = 0) -> BatchLog:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flows.errors import BadRequestError, ConflictError, FlowError, NotFoundError, QuotaError
-from flows.flow import FLOWS_MAX, FlowDeclaration, FlowGraph
+from oncegate.flows.errors import BadRequestError, ConflictError, FlowError, NotFoundError, QuotaError
+from oncegate.flows.flow import FLOWS_MAX, FlowDeclaration, FlowGraph
 
 
 def flow(name: str, source: str = "a", target: str | None = None, **more: Any) -> FlowDeclaration:

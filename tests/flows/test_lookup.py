@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flows import range_body, segment
-from flows.lookup import Found, IndexCache, KeyIndex, OpenLookup
-from flows.open_segment import OpenSegment
+from oncegate.flows import range_body, segment
+from oncegate.flows.lookup import Found, IndexCache, KeyIndex, OpenLookup
+from oncegate.flows.open_segment import OpenSegment
 
 KEYS = st.sampled_from(["a", "aa", "b", "\u00e9", "\U0001f600", "\uffff", "z"])
 WRITES = st.lists(st.tuples(KEYS, st.sampled_from([None, b"1", b'{"x":2}'])), min_size=1, max_size=40)

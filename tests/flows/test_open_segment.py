@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flows import range_body, segment
-from flows.chunks import SealedBatch
-from flows.open_segment import OpenSegment, OpenSegmentState
+from oncegate.flows import range_body, segment
+from oncegate.flows.chunks import SealedBatch
+from oncegate.flows.open_segment import OpenSegment, OpenSegmentState
 
 STEPS = st.lists(st.none() | st.integers(-2, 4).filter(bool), max_size=12)
 """None is a single write, a negative number one with a trace context, another number a range of that length."""

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from flows import range_body, segment
-from flows.chunks import SealedBatch
-from flows.errors import NotFoundError, SegmentConflict
-from flows.open_segment import OpenSegment
-from flows.publisher import BatchStore, Publisher
-from flows.segment_store import SegmentStore
+from oncegate.flows import range_body, segment
+from oncegate.flows.chunks import SealedBatch
+from oncegate.flows.errors import NotFoundError, SegmentConflict
+from oncegate.flows.open_segment import OpenSegment
+from oncegate.flows.publisher import BatchStore, Publisher
+from oncegate.flows.segment_store import SegmentStore
 
 TIMEOUT_S = 60
 

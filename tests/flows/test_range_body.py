@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flows import range_body
-from flows.errors import BadRequestError
+from oncegate.flows import range_body
+from oncegate.flows.errors import BadRequestError
 
 KEYS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
 

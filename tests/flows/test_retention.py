@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flows.batch_log import BatchLog
-from flows.cursor import Consumers
-from flows.flow import FlowDeclaration
-from flows.retention import droppable_through
+from oncegate.flows.batch_log import BatchLog
+from oncegate.flows.cursor import Consumers
+from oncegate.flows.flow import FlowDeclaration
+from oncegate.flows.retention import droppable_through
 
 
 @settings(deadline=None)

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flows import range_body, segment
-from flows.chunks import SealedChunk
-from flows.open_segment import OpenSegment
-from flows.schema import batch_schema
+from oncegate.flows import range_body, segment
+from oncegate.flows.chunks import SealedChunk
+from oncegate.flows.open_segment import OpenSegment
+from oncegate.flows.schema import batch_schema
 
 
 class Item(NamedTuple):

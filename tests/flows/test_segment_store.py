@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from flows import segment, segment_store
-from flows.errors import BadRequestError, NotFoundError, SegmentConflict, SegmentCorrupt
-from flows.segment_store import HEADER_BYTES, Header, SegmentStore, encode_header
+from oncegate.flows import segment, segment_store
+from oncegate.flows.errors import BadRequestError, NotFoundError, SegmentConflict, SegmentCorrupt
+from oncegate.flows.segment_store import HEADER_BYTES, Header, SegmentStore, encode_header
 
 PAYLOAD = bytes(range(256)) * 2
 

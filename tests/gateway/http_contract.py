@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 
-from rifl.errors import REGISTRY, Code
+from oncegate.rifl.errors import REGISTRY, Code
 
 if TYPE_CHECKING:
     from tests.conftest import Api

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 
 import msgspec
 
-from gateway import commands as c
-from gateway import edge, edge_range, wire
-from gateway.machine import Machine
+from oncegate.gateway import wire
+from oncegate.gateway.http import range_bodies as edge_range
+from oncegate.gateway.http import request_bodies as edge
+from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.machine import Machine
 
 START: list[c.Command] = [
     c.DeclareTable("t", "resident", 1 << 20),

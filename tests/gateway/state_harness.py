@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from consensus.errors import StorageError
-from consensus.ports import SavedPoint
-from gateway.machine import Machine
-from gateway.state import MachineState, durable, state_digest
-from gateway.state.directory import StateDirectory
-from gateway.state.snapshot import StoreSink
-from gateway.state.store import Store
+from oncegate.consensus.errors import StorageError
+from oncegate.consensus.ports import SavedPoint
+from oncegate.gateway.machine.machine import Machine
+from oncegate.gateway.machine.state import MachineState, durable, state_digest
+from oncegate.gateway.machine.state.directory import StateDirectory
+from oncegate.gateway.machine.state.snapshot import StoreSink
+from oncegate.gateway.machine.state.store import Store
 from tests.gateway.logs import RandomLog
 
 PIECE_BYTES = 4096

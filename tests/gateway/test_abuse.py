@@ -16,7 +16,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from gateway.cli.local_cluster import LocalCluster
+from oncegate.gateway.local.cluster import LocalCluster
 
 CONNECTIONS_MAX = 48
 FLAGS = (

@@ -9,10 +9,10 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.admission.bodies import BodyBudget
-from gateway.admission.connections import Connection, ConnectionCounts, Guard, Patience
-from gateway.admission.rate import TokenBucket
-from rifl.errors import Code, OncegateError, Outcome
+from oncegate.gateway.http.admission.bodies import BodyBudget
+from oncegate.gateway.http.admission.connections import Connection, ConnectionCounts, Guard, Patience
+from oncegate.gateway.http.admission.rate import TokenBucket
+from oncegate.rifl.errors import Code, OncegateError, Outcome
 
 steps = st.lists(st.tuples(st.floats(0, 3), st.integers(1, 50)), max_size=40)
 

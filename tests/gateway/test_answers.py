@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway import commands as c
-from gateway import wire
-from gateway.answers import BODY_TYPES, answer, rejected, request_state
-from gateway.machine import Machine
-from rifl.errors import REGISTRY, Code, OncegateError
+from oncegate.gateway import wire
+from oncegate.gateway.answers import BODY_TYPES, answer, rejected, request_state
+from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.machine import Machine
+from oncegate.rifl.errors import REGISTRY, Code, OncegateError
 
 
 def asked(machine: Machine, command: c.Command, at: int = 0) -> Any:

@@ -15,13 +15,13 @@ import aiohttp
 import pytest
 import trustme
 
-from gateway.auth import Tokens, new_token
-from gateway.cli.local_cluster import LocalCluster, free_ports
-from gateway.config import Settings
-from gateway.identity import IDENTITY, Identity, Scope, check_owner
-from gateway.server import ROUTES, running
-from gateway.tls import check_exposure, server_context
-from rifl.errors import Code, OncegateError
+from oncegate.gateway.http.auth import Tokens, new_token
+from oncegate.gateway.http.identity import IDENTITY, Identity, Scope, check_owner
+from oncegate.gateway.http.server import ROUTES, running
+from oncegate.gateway.http.tls import check_exposure, server_context
+from oncegate.gateway.local.cluster import LocalCluster, free_ports
+from oncegate.gateway.node.settings import Settings
+from oncegate.rifl.errors import Code, OncegateError
 from tests.conftest import Api
 from tests.gateway.http_contract import assert_problem, put
 

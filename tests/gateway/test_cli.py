@@ -17,16 +17,16 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from gateway.cli.ask import get, get_json
-from gateway.cli.local_cluster import free_ports
-from gateway.cli.main import app
+from oncegate.gateway.cli.ask import get, get_json
+from oncegate.gateway.cli.main import app
+from oncegate.gateway.local.cluster import free_ports
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("ONCEGATE_")}
 WAIT_S = 30.0
 
 
 def _command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "gateway", *arguments]
+    return [sys.executable, "-m", "oncegate", *arguments]
 
 
 def _post(url: str, body: Any, method: str = "POST") -> Any:

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway import cloudevents as ce
-from gateway import edge
-from rifl.errors import Code, OncegateError
+from oncegate.gateway.http import cloudevents as ce
+from oncegate.gateway.http import request_bodies as edge
+from oncegate.rifl.errors import Code, OncegateError
 
 EVENT: dict[str, Any] = {"specversion": "1.0", "id": "1", "source": "/sensors/7", "type": "com.example.measured"}
 encode = msgspec.json.Encoder(order="deterministic").encode

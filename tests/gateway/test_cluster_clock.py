@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway import commands as c
-from gateway.cluster_clock import ClusterClock
-from gateway.machine import Machine
+from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.cluster_clock import ClusterClock
+from oncegate.gateway.machine.machine import Machine
 
 
 def leading(applied_ms: int, monotonic_s: float) -> ClusterClock:

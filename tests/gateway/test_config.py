@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gateway.config import MemberAddress, Settings
-from gateway.node import replica_config
+from oncegate.gateway.node.node import replica_config
+from oncegate.gateway.node.settings import MemberAddress, Settings
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -20,14 +20,18 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from consensus import messages, segment
-from consensus.errors import Corrupt, ProtocolError
-from consensus.wire import FrameReader, encode_frame
-from flows import range_body
-from flows.errors import FlowError
-from gateway import administration, edge, edge_range, segment_fetch, wire
-from gateway import commands as c
-from rifl.errors import OncegateError
+from oncegate.consensus import messages
+from oncegate.consensus.errors import Corrupt, ProtocolError
+from oncegate.consensus.log import segment
+from oncegate.consensus.net.wire import FrameReader, encode_frame
+from oncegate.flows import range_body
+from oncegate.flows.errors import FlowError
+from oncegate.gateway import wire
+from oncegate.gateway.http import range_bodies as edge_range
+from oncegate.gateway.http import request_bodies as edge
+from oncegate.gateway.machine import commands as c
+from oncegate.gateway.node import administration, segment_fetch
+from oncegate.rifl.errors import OncegateError
 from tests.gateway.http_contract import JSON_LINES, arrow_body, msgpack_range, put
 
 FACTOR = 200
@@ -79,7 +83,7 @@ def _records(data: bytes) -> None:
 
 
 CALLS = (msgspec.DecodeError, UnicodeDecodeError)
-"""What a proved peer's call may raise: :mod:`consensus.calls` answers it as failed."""
+"""What a proved peer's call may raise: :mod:`oncegate.consensus.net.calls` answers it as failed."""
 Decoder = tuple[Callable[[bytes], Any], bytes, tuple[type[Exception], ...]]
 DECODERS: dict[str, Decoder] = {
     "operations as JSON": (_operations(wire.JSON), json.dumps(REQUEST).encode(), (OncegateError,)),

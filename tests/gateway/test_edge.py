@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway import commands as c
-from gateway import edge, wire
-from rifl.errors import Code, OncegateError
-from rifl.ids import ID_MAX
+from oncegate.gateway import wire
+from oncegate.gateway.http import request_bodies as edge
+from oncegate.gateway.machine import commands as c
+from oncegate.rifl.errors import Code, OncegateError
+from oncegate.rifl.ids import ID_MAX
 
 PUT = {"sequence": 1, "op": "put", "table": "t", "key": "k", "value": 1}
 REQUEST = {"client_id": "00000000000004d2", "epoch": 1, "first_incomplete": 1, "operations": [PUT]}

@@ -13,11 +13,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from flows import range_body
-from gateway import commands as c
-from gateway import edge, edge_range, wire
-from rifl.errors import Code, OncegateError
-from rifl.ids import ID_MAX, RANGE_LENGTH_MAX
+from oncegate.flows import range_body
+from oncegate.gateway import wire
+from oncegate.gateway.http import range_bodies as edge_range
+from oncegate.gateway.http import request_bodies as edge
+from oncegate.gateway.machine import commands as c
+from oncegate.rifl.errors import Code, OncegateError
+from oncegate.rifl.ids import ID_MAX, RANGE_LENGTH_MAX
 
 SCHEMA = pa.schema([("key", pa.string()), ("value", pa.string())])
 KEYS = ["k1", "kk2", "\N{SNOWMAN}"]

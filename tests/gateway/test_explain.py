@@ -11,20 +11,20 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway import commands as c
-from gateway.cli.local_cluster import LocalCluster
-from gateway.explain.attempts import ANSWERED, FOUND_MAX, Attempt, AttemptLog
-from gateway.explain.search import Mention, OfKey, OfRequest, Search
-from gateway.explain.verdicts import DUPLICATE, EXECUTED, UNKNOWN, VerdictLog
-from gateway.results import Operated, Ranged
-from rifl.key_table import KEYS_CLIENT, NO_TIME
-from rifl.result_tracker import Verdict
+from oncegate.gateway.explain.attempts import ANSWERED, FOUND_MAX, Attempt, AttemptLog
+from oncegate.gateway.explain.search import Mention, OfKey, OfRequest, Search
+from oncegate.gateway.explain.verdicts import DUPLICATE, EXECUTED, UNKNOWN, VerdictLog
+from oncegate.gateway.local.cluster import LocalCluster
+from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.results import Operated, Ranged
+from oncegate.rifl.key_table import KEYS_CLIENT, NO_TIME
+from oncegate.rifl.result_tracker import Verdict
 from tests.faults.test_any_node import each_node
 from tests.gateway.http_contract import assert_problem, declare, put, send_range
 from tests.gateway.test_machine_ranges import machine, range_of, single
 
 if TYPE_CHECKING:
-    from gateway.machine import Machine
+    from oncegate.gateway.machine.machine import Machine
     from tests.conftest import Api
 
 
@@ -268,7 +268,7 @@ async def test_attempts_at_several_nodes_are_told_with_their_nodes(cluster: Loca
             ]
     printed = await asyncio.to_thread(
         subprocess.run,
-        [sys.executable, "-m", "gateway", "explain", "rows/a", "--endpoint", cluster.endpoints[1]],
+        [sys.executable, "-m", "oncegate", "explain", "rows/a", "--endpoint", cluster.endpoints[1]],
         capture_output=True,
         text=True,
         check=False,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from flows.flow import FlowDeclaration
-from gateway.flow_state import FlowTable, declaration_of
-from rifl.errors import Code, OncegateError
+from oncegate.flows.flow import FlowDeclaration
+from oncegate.gateway.machine.flow_state import FlowTable, declaration_of
+from oncegate.rifl.errors import Code, OncegateError
 
 TABLES = ("t", "u", "v")
 

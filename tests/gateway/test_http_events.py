@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from gateway.cloudevents import BATCH, STRUCTURED
+from oncegate.gateway.http.cloudevents import BATCH, STRUCTURED
 from tests.gateway.http_contract import assert_problem, batch_lines, declare, sealed
 
 if TYPE_CHECKING:

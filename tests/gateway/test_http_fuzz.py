@@ -10,8 +10,8 @@ import yarl
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.routes.rows import REFUSALS
-from rifl.errors import REGISTRY
+from oncegate.gateway.http.routes.rows import REFUSALS
+from oncegate.rifl.errors import REGISTRY
 from tests.gateway.http_contract import ARROW, JSON_LINES, MSGPACK, arrow_body, declare, put, range_headers
 
 if TYPE_CHECKING:

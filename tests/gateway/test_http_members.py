@@ -10,8 +10,8 @@ import urllib.request
 
 import pytest
 
-from gateway.cli.ask import Refused, send_json
-from gateway.cli.local_cluster import LocalCluster
+from oncegate.gateway.cli.ask import Refused, send_json
+from oncegate.gateway.local.cluster import LocalCluster
 
 
 class Counting:
@@ -54,7 +54,7 @@ def value_of(endpoint):
 
 
 def oncegate(*arguments):
-    command = [sys.executable, "-m", "gateway", *arguments]
+    command = [sys.executable, "-m", "oncegate", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
 
 

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import yarl
 
-from gateway import reads
+from oncegate.gateway.node import reads
 from tests.gateway.http_contract import assert_problem, batch_lines, declare, put, sealed, send_range
 
 if TYPE_CHECKING:

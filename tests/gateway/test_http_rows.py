@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gateway.routes import rows
+from oncegate.gateway.http.routes import rows
 from tests.gateway.http_contract import MSGPACK, assert_problem, declare
 
 if TYPE_CHECKING:

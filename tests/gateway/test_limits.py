@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import aiohttp
 import pytest
 
-from gateway import proposer
-from gateway.cli.local_cluster import free_ports
-from gateway.config import Settings
-from gateway.node import Node
-from gateway.routes import flows
-from gateway.server import running
-from rifl.errors import REGISTRY
+from oncegate.gateway.http.routes import flows
+from oncegate.gateway.http.server import running
+from oncegate.gateway.local.cluster import free_ports
+from oncegate.gateway.node import proposer
+from oncegate.gateway.node.node import Node
+from oncegate.gateway.node.settings import Settings
+from oncegate.rifl.errors import REGISTRY
 from tests.conftest import Api
 from tests.gateway.http_contract import ARROW, arrow_body, assert_problem, declare, put, range_headers
 
@@ -88,22 +88,28 @@ def _nested(depth: int) -> Any:
 
 REFUSED: dict[str, Callable[[Api, str], Awaitable[tuple[int, Any, Any]]]] = {
     "body_bytes_max": lambda api, _: api.call("POST", "/v1/operations", data=io.BytesIO(b" " * (8 * 2**20 + 1))),
-    "gateway.commands.KEY_BYTES_MAX": lambda api, client: _operations(api, client, put(1, "k" * 513, 1)),
-    "gateway.commands.VALUE_BYTES_MAX": lambda api, client: _operations(api, client, put(1, "k", "v" * 262_143)),
-    "gateway.edge.VALUE_DEPTH_MAX": lambda api, client: _operations(api, client, put(1, "k", _nested(65))),
-    "gateway.commands.OPERATIONS_MAX": lambda api, client: _operations(
+    "oncegate.gateway.machine.commands.KEY_BYTES_MAX": lambda api, client: _operations(
+        api, client, put(1, "k" * 513, 1)
+    ),
+    "oncegate.gateway.machine.commands.VALUE_BYTES_MAX": lambda api, client: _operations(
+        api, client, put(1, "k", "v" * 262_143)
+    ),
+    "oncegate.gateway.http.request_bodies.VALUE_DEPTH_MAX": lambda api, client: _operations(
+        api, client, put(1, "k", _nested(65))
+    ),
+    "oncegate.gateway.machine.commands.OPERATIONS_MAX": lambda api, client: _operations(
         api, client, *[put(i, "k", 1) for i in range(1, 4098)]
     ),
-    "gateway.commands.APPENDS_MAX": lambda api, client: _operations(
+    "oncegate.gateway.machine.commands.APPENDS_MAX": lambda api, client: _operations(
         api, client, *[{"sequence": i, "op": "append", "table": "rows", "key": "k", "item": 1} for i in range(1, 1026)]
     ),
-    "gateway.plain.KEY_LENGTH_MAX": lambda api, _: api.call(
+    "oncegate.gateway.http.request_headers.KEY_LENGTH_MAX": lambda api, _: api.call(
         "PUT", "/v1/tables/rows/rows/k", 1, headers={"Idempotency-Key": f'"{"k" * 256}"'}
     ),
-    "gateway.edge.OPERATIONS_BYTES_MAX": lambda api, client: _operations(
+    "oncegate.gateway.http.request_bodies.OPERATIONS_BYTES_MAX": lambda api, client: _operations(
         api, client, *[put(i, "k", "v" * 250_000) for i in range(1, 18)]
     ),
-    "rifl.ids.RANGE_LENGTH_MAX": _range,
+    "oncegate.rifl.ids.RANGE_LENGTH_MAX": _range,
 }
 
 

@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway import commands as c
-from gateway import machine as machine_module
-from gateway.machine import Machine
-from gateway.results import Operated
-from gateway.tables import Remembered
-from rifl.errors import Code, OncegateError
-from rifl.ids import ID_MAX
+from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine import machine as machine_module
+from oncegate.gateway.machine.machine import Machine
+from oncegate.gateway.machine.results import Operated
+from oncegate.gateway.machine.tables import Remembered
+from oncegate.rifl.errors import Code, OncegateError
+from oncegate.rifl.ids import ID_MAX
 
 QUOTA = 1 << 20
 
@@ -299,7 +299,7 @@ def test_session_over_its_bytes_is_refused_before_execution_until_it_acknowledge
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Case 32, and that the session is not stuck for ever: the next request brings the ack that makes room."""
-    for module in ("rifl.result_tracker", "gateway.machine"):
+    for module in ("oncegate.rifl.result_tracker", "oncegate.gateway.machine.machine"):
         monkeypatch.setattr(f"{module}.RECORD_BYTES_MAX", 100)
     log = started()
     log.ops(increment(1), increment(2))

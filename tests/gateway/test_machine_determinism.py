@@ -13,12 +13,14 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway import commands as c
-from gateway import edge, edge_range, wire
-from gateway.machine import Machine
-from gateway.results import Operated, Ranged
-from rifl.errors import Code, OncegateError
-from rifl.ids import ID_MAX
+from oncegate.gateway import wire
+from oncegate.gateway.http import range_bodies as edge_range
+from oncegate.gateway.http import request_bodies as edge
+from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.machine import Machine
+from oncegate.gateway.machine.results import Operated, Ranged
+from oncegate.rifl.errors import Code, OncegateError
+from oncegate.rifl.ids import ID_MAX
 
 Entries = list[tuple[int, list[c.Command]]]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway import commands as c
-from gateway.answers import request_state
-from gateway.results import Operated
-from rifl.errors import Code
-from rifl.key_table import KEYS_CLIENT, NO_TIME
+from oncegate.gateway.answers import request_state
+from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.results import Operated
+from oncegate.rifl.errors import Code
+from oncegate.rifl.key_table import KEYS_CLIENT, NO_TIME
 from tests.gateway.test_machine import Log, increment, op, put, started
 
 HOUR = 3_600_000

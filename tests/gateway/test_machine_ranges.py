@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flows.chunks import RangeChunk, SealedBatch, int64s_from_bytes
-from flows.range_body import decode
-from gateway import commands as c
-from gateway import edge_range, wire
-from gateway.machine import Machine
-from gateway.results import Ranged
-from rifl.errors import Code, OncegateError
+from oncegate.flows.chunks import RangeChunk, SealedBatch, int64s_from_bytes
+from oncegate.flows.range_body import decode
+from oncegate.gateway import wire
+from oncegate.gateway.http import range_bodies as edge_range
+from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.machine import Machine
+from oncegate.gateway.machine.results import Ranged
+from oncegate.rifl.errors import Code, OncegateError
 
 QUOTA = 1 << 20
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from gateway import commands as c
-from gateway.answers import request_state
-from gateway.results import Resolved
-from rifl.errors import Code, OncegateError
-from rifl.ids import ID_MAX
-from rifl.range_rule import RangePart
-from rifl.resolve_rule import Fate
-from rifl.result_tracker import Verdict
+from oncegate.gateway.answers import request_state
+from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.results import Resolved
+from oncegate.rifl.errors import Code, OncegateError
+from oncegate.rifl.ids import ID_MAX
+from oncegate.rifl.range_rule import RangePart
+from oncegate.rifl.resolve_rule import Fate
+from oncegate.rifl.result_tracker import Verdict
 from tests.gateway.test_machine import Log, increment, put, session, started
 
 

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
-from consensus.ports import Role, RoleChange
-from gateway import commands as c
-from gateway import proposer
-from gateway.answers import answer
-from gateway.cli.local_cluster import free_ports
-from gateway.config import Settings
-from gateway.server import running
-from rifl.errors import Code, OncegateError, Outcome
+from oncegate.consensus.ports import Role, RoleChange
+from oncegate.gateway.answers import answer
+from oncegate.gateway.http.server import running
+from oncegate.gateway.local.cluster import free_ports
+from oncegate.gateway.machine import commands as c
+from oncegate.gateway.node import proposer
+from oncegate.gateway.node.settings import Settings
+from oncegate.rifl.errors import Code, OncegateError, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from gateway.node import Node
+    from oncegate.gateway.node.node import Node
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ async def test_answer_that_cannot_be_made_leaves_nobody_else_waiting(
             raise TypeError("a bug")
         return answer(command, *rest)
 
-    monkeypatch.setattr("gateway.proposer.answer", broken)
+    monkeypatch.setattr("oncegate.gateway.node.proposer.answer", broken)
     first, second = await _settle(node.submit(_put(1, 1, b"1"), 64), node.submit(_put(2, 1, b"1"), 64))
     assert isinstance(first, OncegateError)
     assert first.code is Code.INTERNAL

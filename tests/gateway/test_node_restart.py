@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
-from gateway.cli.local_cluster import free_ports
-from gateway.config import Settings
-from gateway.server import running
+from oncegate.gateway.http.server import running
+from oncegate.gateway.local.cluster import free_ports
+from oncegate.gateway.node.settings import Settings
 from tests.conftest import Api
 from tests.gateway.http_contract import assert_problem, declare, put, sealed, send_range
 

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
-from consensus.ports import DurableState, SavedPoint
-from gateway.cli.local_cluster import free_ports
-from gateway.config import Settings
-from gateway.machine import Machine
-from gateway.server import running
-from gateway.state import durable, state_digest
-from rifl.errors import Code, OncegateError
+from oncegate.consensus.ports import DurableState, SavedPoint
+from oncegate.gateway.http.server import running
+from oncegate.gateway.local.cluster import free_ports
+from oncegate.gateway.machine.machine import Machine
+from oncegate.gateway.machine.state import durable, state_digest
+from oncegate.gateway.node.settings import Settings
+from oncegate.rifl.errors import Code, OncegateError
 from tests.conftest import Api
 from tests.gateway.http_contract import declare, put, sealed, send_range
 from tests.gateway.state_harness import held, ship
 from tests.gateway.test_node_restart import life
 
 if TYPE_CHECKING:
-    from gateway.node import Node
+    from oncegate.gateway.node.node import Node
 
 
 @pytest.fixture

@@ -18,12 +18,12 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from gateway import routes
-from gateway.cli.local_cluster import LocalCluster
-from gateway.openapi import document
-from gateway.routing import Route, get
-from gateway.server import ROUTES
-from rifl.errors import REGISTRY, Code
+from oncegate.gateway.http import routes
+from oncegate.gateway.http.openapi import document
+from oncegate.gateway.http.routing import Route, get
+from oncegate.gateway.http.server import ROUTES
+from oncegate.gateway.local.cluster import LocalCluster
+from oncegate.rifl.errors import REGISTRY, Code
 from tests.gateway.http_contract import ARROW, JSON_LINES, MSGPACK
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def test_every_route_of_every_module_is_served_and_described() -> None:
     """A route that is no :class:`Route`, has no description or is missing from the server fails here."""
     described = json.loads(document(ROUTES, "0"))["paths"]
     for name in sorted(path.stem for path in Path(routes.__file__).parent.glob("*.py") if path.stem != "__init__"):
-        module = __import__(f"gateway.routes.{name}", fromlist=["ROUTES"])
+        module = __import__(f"oncegate.gateway.http.routes.{name}", fromlist=["ROUTES"])
         for route in module.ROUTES:
             assert isinstance(route, Route), f"{name}: {route} is not described"
             assert route in ROUTES, f"{route.path} is not served"

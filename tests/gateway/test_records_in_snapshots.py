@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from gateway import commands as c
-from gateway.machine import Machine
-from gateway.state import MachineState, state_digest
-from rifl.errors import Code
+from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.machine import Machine
+from oncegate.gateway.machine.state import MachineState, state_digest
+from oncegate.rifl.errors import Code
 from tests.gateway.state_harness import point, ship
 
 LEASE_MS = 10_000

@@ -12,13 +12,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gateway.state import rows as rows_module
-from gateway.state.errors import StateCorrupt
-from gateway.state.layout import encode_row, rows_prefix
-from gateway.state.order import in_order
-from gateway.state.rows import FrozenRows, StoredRows, Tally
-from gateway.state.store import Store, new_cache
-from gateway.tables import DictRows, Row, RowStore
+from oncegate.gateway.machine.state import rows as rows_module
+from oncegate.gateway.machine.state.errors import StateCorrupt
+from oncegate.gateway.machine.state.layout import encode_row, rows_prefix
+from oncegate.gateway.machine.state.order import in_order
+from oncegate.gateway.machine.state.rows import FrozenRows, StoredRows, Tally
+from oncegate.gateway.machine.state.store import Store, new_cache
+from oncegate.gateway.machine.tables import DictRows, Row, RowStore
 
 CACHE = new_cache(8 << 20)
 

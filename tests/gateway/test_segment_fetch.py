@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from consensus.errors import PeerUnavailable
-from flows.publisher import Publisher
-from flows.segment_store import HEADER_BYTES, SegmentStore
-from gateway import commands as c
-from gateway import segment_fetch
-from gateway.machine import Machine
-from gateway.segment_fetch import FETCH, PieceRequest, SegmentFetcher, serve_piece
-from rifl.errors import Code, OncegateError
+from oncegate.consensus.errors import PeerUnavailable
+from oncegate.flows.publisher import Publisher
+from oncegate.flows.segment_store import HEADER_BYTES, SegmentStore
+from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.machine import Machine
+from oncegate.gateway.node import segment_fetch
+from oncegate.gateway.node.segment_fetch import FETCH, PieceRequest, SegmentFetcher, serve_piece
+from oncegate.rifl.errors import Code, OncegateError
 
 BATCHES = 5
 

@@ -17,17 +17,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consensus.errors import SafetyViolation
-from flows import range_body
-from flows.chunks import RangeChunk
-from gateway import commands as c
-from gateway.machine import Machine
-from gateway.state import MachineState, durable, session_images, state_digest, store
-from gateway.state import rows as rows_module
-from gateway.state.errors import StoreFailed
-from gateway.state.flow_images import PIECE_ITEMS
-from gateway.state.layout import META_KEY
-from gateway.state.store import CellWriter, Store
+from oncegate.consensus.errors import SafetyViolation
+from oncegate.flows import range_body
+from oncegate.flows.chunks import RangeChunk
+from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.machine import Machine
+from oncegate.gateway.machine.state import MachineState, durable, session_images, state_digest, store
+from oncegate.gateway.machine.state import rows as rows_module
+from oncegate.gateway.machine.state.errors import StoreFailed
+from oncegate.gateway.machine.state.flow_images import PIECE_ITEMS
+from oncegate.gateway.machine.state.layout import META_KEY
+from oncegate.gateway.machine.state.store import CellWriter, Store
 from tests.gateway.logs import RandomLog
 from tests.gateway.state_harness import Member, crash_images, digest_at, held, point, ship, wrong_after_crash
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from consensus.errors import DirectoryLocked, NotReady, SafetyViolation, StorageError
-from consensus.ports import SnapshotFile, SnapshotManifest
-from gateway.state import MachineState, layout, state_digest
-from gateway.state.errors import StateCorrupt, StateVersionUnknown
-from gateway.state.restore import verify
+from oncegate.consensus.errors import DirectoryLocked, NotReady, SafetyViolation, StorageError
+from oncegate.consensus.ports import SnapshotFile, SnapshotManifest
+from oncegate.gateway.machine.state import MachineState, layout, state_digest
+from oncegate.gateway.machine.state.errors import StateCorrupt, StateVersionUnknown
+from oncegate.gateway.machine.state.restore import verify
 from tests.gateway.logs import RandomLog
 from tests.gateway.state_harness import Member, copy_files, digest_at, held, point, ship, wrong_after_crash
 

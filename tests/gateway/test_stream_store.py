@@ -12,17 +12,17 @@ import aiohttp
 import pyarrow as pa
 import pytest
 
-from flows.segment import read_table
-from gateway import reads, stream_store
-from gateway.cli.local_cluster import free_ports
-from gateway.config import Settings
-from gateway.flow_state import Flow
-from gateway.node import Node
-from gateway.server import running
-from rifl.errors import OncegateError
-from spark_sink.stores.store import open_store
-from spark_sink.stores.tables import WRITE_TS
-from spark_sink.stream_rows import ROWS_CONSUMER, STREAM_ROWS, rows_of
+from oncegate.flows.segment import read_table
+from oncegate.gateway.http.server import running
+from oncegate.gateway.local.cluster import free_ports
+from oncegate.gateway.machine.flow_state import Flow
+from oncegate.gateway.node import reads, stream_store
+from oncegate.gateway.node.node import Node
+from oncegate.gateway.node.settings import Settings
+from oncegate.rifl.errors import OncegateError
+from oncegate.stores.store import open_store
+from oncegate.stores.stream_rows import ROWS_CONSUMER, STREAM_ROWS, rows_of
+from oncegate.stores.tables import WRITE_TS
 from tests.conftest import Api
 from tests.gateway.http_contract import assert_problem, declare, put
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.commands import LIST_BYTES_MAX, RESULT_BYTES_MAX, Kind, Op
-from gateway.commands import Test as Condition
-from gateway.tables import INT64_MAX, INT64_MIN, ROW_OVERHEAD_BYTES, DictRows, Remembered, Row, Table
-from rifl.errors import Code
+from oncegate.gateway.machine.commands import LIST_BYTES_MAX, RESULT_BYTES_MAX, Kind, Op
+from oncegate.gateway.machine.commands import Test as Condition
+from oncegate.gateway.machine.tables import INT64_MAX, INT64_MIN, ROW_OVERHEAD_BYTES, DictRows, Remembered, Row, Table
+from oncegate.rifl.errors import Code
 
 
 def table(kind: str = "resident", **rows: bytes) -> Table:

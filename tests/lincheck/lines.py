@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rifl.lincheck import Event, Operation
+from oncegate.proof.lincheck import Event, Operation
 
 
 def op(index: int, f: str, argument: Any, result: Any, invoked: int, returned: int | None, **more: Any) -> Operation:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from rifl.lincheck import ILLEGAL, Model, Operation
+from oncegate.proof.lincheck import ILLEGAL, Model, Operation
 
 
 def brute_force(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rifl.lincheck import ILLEGAL, MODELS, Limits, check, sequential, zones
-from rifl.lincheck.explain import let_go
-from rifl.lincheck.search import search
+from oncegate.proof.lincheck import ILLEGAL, MODELS, Limits, check, sequential, zones
+from oncegate.proof.lincheck.explain import let_go
+from oncegate.proof.lincheck.search import search
 from tests.lincheck.oracle import brute_force, by_process, history
 
 PER_MODEL = 1250

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rifl.lincheck import Operation, audit, same_answers
+from oncegate.proof.lincheck import Operation, audit, same_answers
 from tests.lincheck.lines import event, op
 
 

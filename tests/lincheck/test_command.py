@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from gateway.check import parallel
-from gateway.check.models import load_model
-from gateway.check.parallel import WorkerFailed, check_keys
-from gateway.cli.main import app
-from rifl.lincheck import MODELS, Limits, ModelError, Operation, check, line_of
+from oncegate.gateway.cli.main import app
+from oncegate.proof.check import parallel
+from oncegate.proof.check.models import load_model
+from oncegate.proof.check.parallel import WorkerFailed, check_keys
+from oncegate.proof.lincheck import MODELS, Limits, ModelError, Operation, check, line_of
 from tests.lincheck.lines import event, op
 from tests.lincheck.test_limits import subset_sum
 
@@ -180,7 +180,7 @@ def _key(key: int, *, good: bool = True) -> list[Operation]:
 def _model(what: str, when: str = "True") -> str:
     return f"""
 import os
-from rifl.lincheck import MODELS
+from oncegate.proof.lincheck import MODELS
 
 class Own:
     name, partitioned = "own", True

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rifl.lincheck import MODELS, HistoryError, check, operations
-from rifl.lincheck.edn import jepsen_events, read_edn
+from oncegate.proof.lincheck import MODELS, HistoryError, check, operations
+from oncegate.proof.lincheck.edn import jepsen_events, read_edn
 
 CAS = """
 {:process 0, :type :invoke, :f :write, :value 1, :index 0, :time 10}

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rifl.lincheck import Event, HistoryError, line_of, operations, parse_line, read_events
-from rifl.lincheck.values import freeze, thaw
+from oncegate.proof.lincheck import Event, HistoryError, line_of, operations, parse_line, read_events
+from oncegate.proof.lincheck.values import freeze, thaw
 from tests.lincheck.lines import event
 
 JSON = st.recursive(

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from rifl.lincheck import MODELS, Limits, Operation, check, sequential
-from rifl.lincheck.search import search
+from oncegate.proof.lincheck import MODELS, Limits, Operation, check, sequential
+from oncegate.proof.lincheck.search import search
 from tests.lincheck.lines import one_by_one, op
 
 HARD = [op(place, "write", place % 7, None, place, None) for place in range(30)]

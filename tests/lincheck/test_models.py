@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rifl.lincheck import MODELS, ModelError, Operation, check
+from oncegate.proof.lincheck import MODELS, ModelError, Operation, check
 from tests.lincheck.lines import one_by_one, op
 
 NO = {"refused": True}

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from rifl.lincheck import MODELS, Limits, Operation, check, refine, zones
-from rifl.lincheck import decide as deciding
-from rifl.lincheck.row import Row
-from rifl.lincheck.search import _Search, search
+from oncegate.proof.lincheck import MODELS, Limits, Operation, check, refine, zones
+from oncegate.proof.lincheck import decide as deciding
+from oncegate.proof.lincheck.row import Row
+from oncegate.proof.lincheck.search import _Search, search
 from tests.lincheck.oracle import brute_force, history
 
 SEEDS = 2000

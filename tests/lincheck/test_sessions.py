@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rifl.lincheck import Operation, sessions, stale_reads
+from oncegate.proof.lincheck import Operation, sessions, stale_reads
 from tests.lincheck.lines import op
 
 

@@ -12,14 +12,14 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.cli.local_cluster import free_ports
-from gateway.config import Settings
-from gateway.live_check import recorder
-from gateway.node import Node
-from gateway.reads import FoundRow, Reads
-from gateway.server import running
-from gateway.tables import Row, Table
-from rifl.result_tracker import ResultTracker, Verdict
+from oncegate.gateway.http.server import running
+from oncegate.gateway.live_check import recorder
+from oncegate.gateway.local.cluster import free_ports
+from oncegate.gateway.machine.tables import Row, Table
+from oncegate.gateway.node.node import Node
+from oncegate.gateway.node.reads import FoundRow, Reads
+from oncegate.gateway.node.settings import Settings
+from oncegate.rifl.result_tracker import ResultTracker, Verdict
 from tests.conftest import Api
 from tests.gateway.http_contract import assert_problem, declare, put
 

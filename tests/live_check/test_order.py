@@ -8,12 +8,13 @@ from collections.abc import Iterable
 import msgspec
 import pytest
 
-from gateway import commands as c
-from gateway import edge, wire
-from gateway.answers import answer
-from gateway.live_check.order import Requests, RowOrder, before_asked, in_order
-from gateway.live_check.sample import Choice, Seen, of_read, of_result
-from gateway.machine import Machine
+from oncegate.gateway import wire
+from oncegate.gateway.answers import answer
+from oncegate.gateway.http import request_bodies as edge
+from oncegate.gateway.live_check.order import Requests, RowOrder, before_asked, in_order
+from oncegate.gateway.live_check.sample import Choice, Seen, of_read, of_result
+from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.machine import Machine
 
 KEYS = ("a", "b", "c")
 

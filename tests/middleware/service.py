@@ -21,9 +21,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from gateway.cli.local_cluster import free_ports
-from gateway.client import Client
-from gateway.middleware import SCOPE_TICKET, TICKET, ForAsgi, Gate, Policy, for_aiohttp
+from oncegate.gateway.client import Client
+from oncegate.gateway.local.cluster import free_ports
+from oncegate.gateway.middleware import SCOPE_TICKET, TICKET, ForAsgi, Gate, Policy, for_aiohttp
 
 KINDS = ("aiohttp", "starlette")
 

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import aiohttp
 import pytest
 
-from gateway.cli.local_cluster import free_ports
-from gateway.client import Client
-from gateway.client.testing import FakeGateway
-from gateway.config import Settings
-from gateway.middleware import Gate, Policy
-from gateway.server import running
+from oncegate.gateway.client import Client
+from oncegate.gateway.http.server import running
+from oncegate.gateway.local.cluster import free_ports
+from oncegate.gateway.middleware import Gate, Policy
+from oncegate.gateway.node.settings import Settings
+from oncegate.gateway.testing.cluster import FakeGateway
 from tests.middleware.service import KINDS, Orders, for_framework, serving
 
 pytestmark = pytest.mark.parametrize("kind", KINDS)

@@ -2,8 +2,9 @@
 
 Two processes share one session; a leader appends what reaches it, in any order and as often as it likes; entries
 commit one by one, and a change of leader loses any uncommitted suffix of the log. What an entry does is not
-described here: the real :class:`gateway.machine.Machine` applies it, with the real :mod:`rifl` inside. Only the world
-around it is a model, and the checks know nothing of how the machine decides.
+described here: the real :class:`oncegate.gateway.machine.machine.Machine` applies it, with the real
+:mod:`oncegate.rifl` inside. Only the world around it is a model, and the checks know nothing of how the machine
+decides.
 
 | step | what happens |
 |---|---|
@@ -24,9 +25,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
-from gateway import commands as c
-from gateway.machine import Machine
-from rifl.errors import Code, OncegateError
+from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.machine import Machine
+from oncegate.rifl.errors import Code, OncegateError
 
 LEASE_MS: Final = 1_000
 TICK_MS: Final = 600

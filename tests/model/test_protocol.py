@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from gateway import commands as c
-from gateway import machine as machine_module
-from gateway.machine import Machine
-from rifl.completion import CompletionRecord
-from rifl.ids import ClientId, Epoch
-from rifl.resolve_rule import Fate, Resolution
-from rifl.result_tracker import ResultTracker, Standing, Verdict, standing
-from rifl.session import Session, SessionTable
+from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine import machine as machine_module
+from oncegate.gateway.machine.machine import Machine
+from oncegate.rifl.completion import CompletionRecord
+from oncegate.rifl.ids import ClientId, Epoch
+from oncegate.rifl.resolve_rule import Fate, Resolution
+from oncegate.rifl.result_tracker import ResultTracker, Standing, Verdict, standing
+from oncegate.rifl.session import Session, SessionTable
 from tests.model.protocol import CLIENT, LEASE_MS, Bounds, Model, search
 
 ENTRIES = int(os.environ.get("ONCEGATE_MODEL_ENTRIES", "4"))

@@ -1,10 +1,10 @@
-# ruff: noqa: T201 - pytest shows the table with -rP; ``python -m tests.mutants`` prints it.
+# ruff: noqa: T201 - pytest shows the table with -rP; ``python -m oncegate.proof.mutants`` prints it.
 """Every planted bug is caught by a verdict within its number of runs, and the same run passes without the bug."""
 
 import pytest
 
-from tests.mutants.catalogue import MUTANTS
-from tests.sim_gateway.scripts import SCRIPTS
+from oncegate.proof.mutants.catalogue import MUTANTS
+from oncegate.proof.sim.gateway.scripts import SCRIPTS
 
 
 @pytest.mark.parametrize("name", MUTANTS)

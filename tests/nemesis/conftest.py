@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from gateway.check.cluster import CheckCluster
-from gateway.check.equipment import Equipment, missing
-from gateway.check.nemesis import FAULTS, Action, Fault
-from gateway.check.nemesis.healing import make_whole
-from gateway.client import Client, OncegateError, Session
+from oncegate.gateway.client import Client, OncegateError, Session
+from oncegate.proof.check.cluster import CheckCluster
+from oncegate.proof.check.equipment import Equipment, missing
+from oncegate.proof.check.nemesis import FAULTS, Action, Fault
+from oncegate.proof.check.nemesis.healing import make_whole
 
 WORKERS = 4
 PACE_S = 0.01

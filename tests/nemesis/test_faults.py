@@ -12,12 +12,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from consensus.segment import SECTOR_BYTES
-from gateway.check import membership
-from gateway.check.damage import used
-from gateway.check.nemesis.fault import LEADER
-from gateway.check.nemesis.files import _FLIPS
-from gateway.check.nemesis.healing import clock_off_s
+from oncegate.consensus.log.segment import SECTOR_BYTES
+from oncegate.proof.check import membership
+from oncegate.proof.check.damage import used
+from oncegate.proof.check.nemesis.fault import LEADER
+from oncegate.proof.check.nemesis.files import _FLIPS
+from oncegate.proof.check.nemesis.healing import clock_off_s
 from tests.nemesis.conftest import Scene
 
 pytestmark = [pytest.mark.faults, pytest.mark.asyncio(loop_scope="module")]

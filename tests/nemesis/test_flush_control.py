@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.check.flush_control import FlushControl, Recorder
+from oncegate.proof.check.flush_control import FlushControl, Recorder
 
 SECTOR = 512
 

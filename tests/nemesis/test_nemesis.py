@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.check.errors import NotHealed
-from gateway.check.nemesis import FAULTS, Action, FaultNote, FaultPlan, Nemesis, plan_of
-from gateway.check.nemesis.healing import make_whole
+from oncegate.proof.check.errors import NotHealed
+from oncegate.proof.check.nemesis import FAULTS, Action, FaultNote, FaultPlan, Nemesis, plan_of
+from oncegate.proof.check.nemesis.healing import make_whole
 from tests.nemesis.conftest import DEADLINE_S, Scene
 
 pytestmark = [pytest.mark.faults, pytest.mark.asyncio(loop_scope="module")]
@@ -106,7 +106,7 @@ async def test_first_member_that_is_restarted_while_another_joins_keeps_to_its_l
 async def test_nodes_end_with_the_run_that_started_them(tmp_path: Path) -> None:
     script = (
         "import os, pathlib, signal, sys\n"
-        "from gateway.check.cluster import CheckCluster\n"
+        "from oncegate.proof.check.cluster import CheckCluster\n"
         "cluster = CheckCluster(pathlib.Path(sys.argv[1]), 1)\n"
         "cluster.start()\n"
         "cluster.wait_ready()\n"

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.check.equipment import Equipment
-from gateway.check.nemesis import FAULTS, Action, FaultPlan, available, fault, names_of, plan_of
-from gateway.check.nemesis.fault import FOLLOWER, LEADER
-from gateway.check.nemesis.partitions import PartitionMajorityRing
+from oncegate.proof.check.equipment import Equipment
+from oncegate.proof.check.nemesis import FAULTS, Action, FaultPlan, available, fault, names_of, plan_of
+from oncegate.proof.check.nemesis.fault import FOLLOWER, LEADER
+from oncegate.proof.check.nemesis.partitions import PartitionMajorityRing
 
 GROUPS = sorted({kind.group for kind in FAULTS.values()})
 PINNED = [

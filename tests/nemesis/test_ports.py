@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.check import ports
-from gateway.check.errors import CheckError
+from oncegate.proof.check import ports
+from oncegate.proof.check.errors import CheckError
 
 
 def test_ports_lie_below_those_that_the_kernel_gives_to_connections() -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from gateway.check.fault_note import FaultNote
-from gateway.check.folder import RunFolder, RunInfo, Verdict
-from rifl.lincheck import MODELS, Event, Failure, Limits, Result, check, operations
+from oncegate.proof.check.fault_note import FaultNote
+from oncegate.proof.check.folder import RunFolder, RunInfo, Verdict
+from oncegate.proof.lincheck import MODELS, Event, Failure, Limits, Result, check, operations
 
 MS = 1_000_000
 NODES = ["n1", "n2", "n3"]

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.check import folder as folders
-from gateway.check.fault_note import FaultNote
-from gateway.check.folder import LineWriter, RunFolder, RunInfo, Verdict
-from gateway.check.folder_errors import FileFull, FileMalformed, FileMissing, FolderTaken
-from rifl.lincheck import Event, Failure, Result
+from oncegate.proof.check import folder as folders
+from oncegate.proof.check.fault_note import FaultNote
+from oncegate.proof.check.folder import LineWriter, RunFolder, RunInfo, Verdict
+from oncegate.proof.check.folder_errors import FileFull, FileMalformed, FileMissing, FolderTaken
+from oncegate.proof.lincheck import Event, Failure, Result
 
 NOW = datetime(2025, 1, 2, 3, 4, 5, tzinfo=UTC)
 INFO = RunInfo(workload="register", faults="kills+links", seed=42, nodes=["n1"], settings={"a": [1, None]})

@@ -14,17 +14,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.check.fault_note import FaultNote
-from gateway.check.folder import RunFolder, RunInfo, Verdict
-from gateway.check.folder_errors import FileMalformed, FileMissing
-from gateway.check.report import write_report
-from gateway.check.report.page import inert
-from gateway.check.report.payload import FAILURES_MAX, payload
-from gateway.check.report.recorded import ends
-from gateway.check.report.sample import lanes, sampled
-from gateway.check.report.series import series
-from gateway.check.report.texts import TEXT_CHARS_MAX, key_name, shortened, spelled
-from rifl.lincheck import Event, Failure, Operation, Result, operations
+from oncegate.proof.check.fault_note import FaultNote
+from oncegate.proof.check.folder import RunFolder, RunInfo, Verdict
+from oncegate.proof.check.folder_errors import FileMalformed, FileMissing
+from oncegate.proof.check.report import write_report
+from oncegate.proof.check.report.page import inert
+from oncegate.proof.check.report.payload import FAILURES_MAX, payload
+from oncegate.proof.check.report.recorded import ends
+from oncegate.proof.check.report.sample import lanes, sampled
+from oncegate.proof.check.report.series import series
+from oncegate.proof.check.report.texts import TEXT_CHARS_MAX, key_name, shortened, spelled
+from oncegate.proof.lincheck import Event, Failure, Operation, Result, operations
 from tests.report import example_runs
 
 

@@ -17,13 +17,13 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from rifl import range_rule
-from rifl.completion import FINGERPRINT_BYTES, CompletionRecord, RangeRecord
-from rifl.errors import OncegateError
-from rifl.range_rule import RangePart, decide_range
-from rifl.resolve_rule import resolve
-from rifl.result_tracker import ResultTracker, Standing, Verdict, decide_without_session, standing
-from rifl.session import SessionTable
+from oncegate.rifl import range_rule
+from oncegate.rifl.completion import FINGERPRINT_BYTES, CompletionRecord, RangeRecord
+from oncegate.rifl.errors import OncegateError
+from oncegate.rifl.range_rule import RangePart, decide_range
+from oncegate.rifl.resolve_rule import resolve
+from oncegate.rifl.result_tracker import ResultTracker, Standing, Verdict, decide_without_session, standing
+from oncegate.rifl.session import SessionTable
 
 UNIT = 5
 """Stands for RANGE_LENGTH_MAX, so that a model that counts one by one stays fast."""

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rifl.completion import RangeRecord
-from rifl.errors import REGISTRY, Code, OncegateError, Outcome
-from rifl.ids import ID_MAX, RequestId, format_client_id, parse_client_id, parse_request_id
+from oncegate.rifl.completion import RangeRecord
+from oncegate.rifl.errors import REGISTRY, Code, OncegateError, Outcome
+from oncegate.rifl.ids import ID_MAX, RequestId, format_client_id, parse_client_id, parse_request_id
 
 numbers = st.integers(1, ID_MAX)
 

@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from rifl import key_table
-from rifl.completion import CompletionRecord
-from rifl.key_table import NO_TIME, KeyRecord, KeyTable
-from rifl.resolve_rule import Fate
-from rifl.result_tracker import Verdict
+from oncegate.rifl import key_table
+from oncegate.rifl.completion import CompletionRecord
+from oncegate.rifl.key_table import NO_TIME, KeyRecord, KeyTable
+from oncegate.rifl.resolve_rule import Fate
+from oncegate.rifl.result_tracker import Verdict
 
 MAX = 6
 

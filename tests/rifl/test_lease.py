@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rifl import lease
-from rifl.lease import BUCKET_MS, LOOKS_MAX, ExpiryQueue
+from oncegate.rifl import lease
+from oncegate.rifl.lease import BUCKET_MS, LOOKS_MAX, ExpiryQueue
 
 
 class Leases:

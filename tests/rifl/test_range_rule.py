@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from rifl.completion import RangeRecord
-from rifl.ids import RANGE_LENGTH_MAX
-from rifl.range_rule import RangePart, decide_range
-from rifl.result_tracker import RECORD_BYTES_MAX, ResultTracker, Standing, Verdict
+from oncegate.rifl.completion import RangeRecord
+from oncegate.rifl.ids import RANGE_LENGTH_MAX
+from oncegate.rifl.range_rule import RangePart, decide_range
+from oncegate.rifl.result_tracker import RECORD_BYTES_MAX, ResultTracker, Standing, Verdict
 
 LIVE, FENCED, ENDED = Standing.LIVE, Standing.FENCED, Standing.ENDED
 Parts = list[tuple[int, int, str, int]]

@@ -7,9 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rifl.errors import Code, OncegateError
-from rifl.ids import RANGE_LENGTH_MAX
-from rifl.request_tracker import RequestTracker
+from oncegate.rifl.errors import Code, OncegateError
+from oncegate.rifl.ids import RANGE_LENGTH_MAX
+from oncegate.rifl.request_tracker import RequestTracker
 
 WINDOW = 6
 

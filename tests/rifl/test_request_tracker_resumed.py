@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rifl.request_tracker import RequestTracker
+from oncegate.rifl.request_tracker import RequestTracker
 
 
 def test_resumed_tracker_acknowledges_nothing_that_is_missing_and_reuses_no_number() -> None:

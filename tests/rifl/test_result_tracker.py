@@ -8,11 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rifl.completion import RangeRecord
-from rifl.errors import Code
-from rifl.ids import ID_MAX
-from rifl.result_tracker import RECORD_BYTES_MAX, ResultTracker, Standing, Verdict, decide_without_session, standing
-from rifl.session import Session, SessionTable
+from oncegate.rifl.completion import RangeRecord
+from oncegate.rifl.errors import Code
+from oncegate.rifl.ids import ID_MAX
+from oncegate.rifl.result_tracker import (
+    RECORD_BYTES_MAX,
+    ResultTracker,
+    Standing,
+    Verdict,
+    decide_without_session,
+    standing,
+)
+from oncegate.rifl.session import Session, SessionTable
 
 LIVE, FENCED, ENDED = Standing.LIVE, Standing.FENCED, Standing.ENDED
 

@@ -7,9 +7,9 @@ from functools import partial
 
 import pytest
 
-from rifl.errors import Code, OncegateError
-from rifl.lease import GONE_KEPT
-from rifl.session import SessionTable
+from oncegate.rifl.errors import Code, OncegateError
+from oncegate.rifl.lease import GONE_KEPT
+from oncegate.rifl.session import SessionTable
 
 
 def refusal(call: object, *args: object) -> Code:

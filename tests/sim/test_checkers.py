@@ -2,8 +2,8 @@
 
 import pytest
 
-from consensus.configuration import Configuration, encode
-from tests.sim.checkers import (
+from oncegate.consensus.configuration import Configuration, encode
+from oncegate.proof.sim.engine.checkers import (
     AcknowledgedIsKept,
     CommitDurability,
     CommitMonotone,
@@ -21,7 +21,7 @@ from tests.sim.checkers import (
     StateMachineSafety,
     all_checkers,
 )
-from tests.sim.observe import Logs, Observations, Violation
+from oncegate.proof.sim.engine.observe import Logs, Observations, Violation
 
 NODES = ("a", "b", "c")
 

@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from consensus.config import ReplicaConfig
-from consensus.engine import Engine
-from consensus.identity import open_identity
-from consensus.library_log import LibraryLog
-from consensus.messages import Append, PreVoteReply, PreVoteRequest
-from consensus.progress import Progress
-from consensus.wal import Journal
+from oncegate.consensus.config import ReplicaConfig
+from oncegate.consensus.core.engine import Engine
+from oncegate.consensus.core.progress import Progress
+from oncegate.consensus.log.identity import open_identity
+from oncegate.consensus.log.library_log import LibraryLog
+from oncegate.consensus.log.wal import Journal
+from oncegate.consensus.messages import Append, PreVoteReply, PreVoteRequest
+from oncegate.proof.sim.engine.plan import make_plan
+from oncegate.proof.sim.engine.run import run_plan
 from tests.consensus.fake_disk import FakeDisk, InlineWorker, Killed
 from tests.consensus.simulation import RecordingMachine
-from tests.sim.plan import make_plan
-from tests.sim.run import run_plan
 
 
 def test_a_refusal_that_only_tells_the_term_moves_no_next_index():

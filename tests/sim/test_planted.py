@@ -3,9 +3,9 @@
 
 import pytest
 
-from tests.sim.plan import make_plan
-from tests.sim.planted import PLANTED
-from tests.sim.run import run_plan
+from oncegate.proof.sim.engine.plan import make_plan
+from oncegate.proof.sim.engine.planted import PLANTED
+from oncegate.proof.sim.engine.run import run_plan
 
 
 @pytest.mark.parametrize("name", sorted(PLANTED))

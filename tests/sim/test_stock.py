@@ -3,7 +3,7 @@
 
 import pytest
 
-from tests.sim.stock_families import FAMILIES
+from oncegate.proof.sim.engine.stock_families import FAMILIES
 
 SEEDS_MAX = 200
 FAILURES_WANTED = 3

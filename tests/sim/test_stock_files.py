@@ -12,9 +12,9 @@ from pysyncobj.journal import FileJournal
 from pysyncobj.node import Node
 from pysyncobj.transport import Transport
 
-from consensus.errors import Corrupt
-from consensus.storage import DirectoryStorage
-from consensus.wal import Journal
+from oncegate.consensus.errors import Corrupt
+from oncegate.consensus.log.storage import DirectoryStorage
+from oncegate.consensus.log.wal import Journal
 from tests.consensus.fake_disk import InlineWorker
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.sim.__main__ import main
-from tests.sim.clock import NodeClock, Scheduler
-from tests.sim.faults import DEFAULT_MIX
-from tests.sim.plan import make_plan
-from tests.sim.planted import PLANTED
-from tests.sim.run import run_plan
-from tests.sim.shrink import shrink
+from oncegate.proof.sim.engine.__main__ import main
+from oncegate.proof.sim.engine.clock import NodeClock, Scheduler
+from oncegate.proof.sim.engine.faults import DEFAULT_MIX
+from oncegate.proof.sim.engine.plan import make_plan
+from oncegate.proof.sim.engine.planted import PLANTED
+from oncegate.proof.sim.engine.run import run_plan
+from oncegate.proof.sim.engine.shrink import shrink
 
 SEEDS = 120
 BLOCK = 20
@@ -26,7 +26,8 @@ def test_every_promise_holds_under_every_fault(start):
     for seed in range(start, start + BLOCK):
         outcome = run_plan(make_plan(seed))
         assert not outcome.failed, (
-            f"{outcome.checker}: {outcome.text}; reproduce and shrink with: python -m tests.sim --seed {seed}"
+            f"{outcome.checker}: {outcome.text}; "
+            f"reproduce and shrink with: python -m oncegate.proof.sim.engine --seed {seed}"
         )
         totals.update(outcome.counts)
     # A run in which nothing happened proves nothing.
@@ -51,7 +52,7 @@ def test_a_seed_repeats_exactly_in_any_process():
     for hash_seed in ("0", "77"):
         for seed, trace_hash in zip((3, 4), here, strict=True):
             printed = subprocess.run(
-                [sys.executable, "-m", "tests.sim", "--seed", str(seed)],
+                [sys.executable, "-m", "oncegate.proof.sim.engine", "--seed", str(seed)],
                 cwd=root,
                 env={**os.environ, "PYTHONHASHSEED": hash_seed},
                 capture_output=True,
@@ -75,7 +76,7 @@ def test_a_failing_plan_shrinks_and_still_fails_the_same_way():
 def test_the_runner_prints_one_command_that_reproduces_a_failure(capsys):
     assert main(["--seed", "2", "--planted", "applies-uncommitted"]) == 1
     command = capsys.readouterr().out.split("reproduce with: ")[1].split()
-    assert command[:3] == ["python", "-m", "tests.sim"]
+    assert command[:3] == ["python", "-m", "oncegate.proof.sim.engine"]
     assert main(command[3:]) == 1
     assert main(["--seed", "2"]) == 0
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.catalogue import MUTANTS
-from tests.sim.shrink import shrink
-from tests.sim_gateway.__main__ import main
-from tests.sim_gateway.many import plan_of
-from tests.sim_gateway.run import run_plan
-from tests.sim_gateway.workloads import WORKLOADS
+from oncegate.proof.mutants.catalogue import MUTANTS
+from oncegate.proof.sim.engine.shrink import shrink
+from oncegate.proof.sim.gateway.__main__ import main
+from oncegate.proof.sim.gateway.many import plan_of
+from oncegate.proof.sim.gateway.run import run_plan
+from oncegate.proof.sim.gateway.workloads import WORKLOADS
 
 SEEDS = 100
 BLOCK = 10
@@ -25,7 +25,7 @@ def test_what_clients_saw_is_as_promised(start):
     for seed in range(start, start + BLOCK):
         outcome = run_plan(plan_of(seed))
         assert not outcome.failed, (
-            f"{outcome.findings}; reproduce and shrink with: python -m tests.sim_gateway --seed {seed}"
+            f"{outcome.findings}; reproduce and shrink with: python -m oncegate.proof.sim.gateway --seed {seed}"
         )
         totals.update(outcome.counts)
     # A run in which nothing happened proves nothing.
@@ -45,7 +45,7 @@ def test_a_seed_repeats_exactly_in_any_process():
     root = Path(__file__).parents[2]
     for hash_seed in ("0", "77"):
         printed = subprocess.run(
-            [sys.executable, "-m", "tests.sim_gateway", "--seed", "1"],
+            [sys.executable, "-m", "oncegate.proof.sim.gateway", "--seed", "1"],
             cwd=root,
             env={**os.environ, "PYTHONHASHSEED": hash_seed},
             capture_output=True,
@@ -70,6 +70,6 @@ def test_a_failing_seed_shrinks_and_is_repeated_by_the_command_that_is_printed(c
         assert len(small.plan.faults) < len(whole.plan.faults)
         assert main(["--seed", "2", "--workload", "counter", "--only", "-"]) == 1
         command = capsys.readouterr().out.split("reproduce with: ")[1].split()
-        assert command[:3] == ["python", "-m", "tests.sim_gateway"]
+        assert command[:3] == ["python", "-m", "oncegate.proof.sim.gateway"]
         assert main(command[3:]) == 1
     assert main(command[3:]) == 0

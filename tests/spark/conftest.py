@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_sink import session
-from spark_sink.devcassandra import Config, DevCluster, running
-from spark_sink.devcassandra.cluster import free_ports
-from spark_sink.flow_client import close_connections
-from spark_sink.source import OncegateSource
+from oncegate.spark_sink import session
+from oncegate.spark_sink.flow_client import close_connections
+from oncegate.spark_sink.source import OncegateSource
+from oncegate.stores.devcassandra import Config, DevCluster, running
+from oncegate.stores.devcassandra.cluster import free_ports
 from tests.spark.fake_gateway import FakeFlow, FakeNode, serving
 from tests.spark.planted import ClockTimelineSink, ClockValueSink, LatestValueSink
 

@@ -17,7 +17,7 @@ from typing import Any
 import google_crc32c
 import pyarrow as pa
 
-from flows.schema import batch_schema
+from oncegate.flows.schema import batch_schema
 
 Item = tuple[int, str, str | None]
 """Commit number, key, value."""

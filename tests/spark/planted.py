@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from spark_sink.jobs.timeline import TimelineSink
-from spark_sink.sink import Derivation, StoreSink
-from spark_sink.stores import WRITE_TS, Column, ColumnType, Table
+from oncegate.spark_sink.jobs.timeline import TimelineSink
+from oncegate.spark_sink.sink import Derivation, StoreSink
+from oncegate.stores import WRITE_TS, Column, ColumnType, Table
 
 LATEST = Table(
     name="latest",

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from spark_sink.rows import TIMELINE
-from spark_sink.stores import Store
+from oncegate.spark_sink.rows import TIMELINE
+from oncegate.stores import Store
 from tests.spark.fake_gateway import Item
 
 Row = tuple[int, int, int, int, str, int, int, int]

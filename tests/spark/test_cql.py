@@ -13,7 +13,8 @@ from cassandra.query import BatchType
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_sink.stores import cql_decoding, cql_encoding
+from oncegate.stores.cassandra import decoding as cql_decoding
+from oncegate.stores.cassandra import encoding as cql_encoding
 
 ints = st.integers(-(2**63), 2**63 - 1)
 texts = st.one_of(st.text(max_size=6), st.sampled_from(["aa", "bb", "éx"]))

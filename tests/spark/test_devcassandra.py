@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-import spark_sink.devcassandra
-from spark_sink.devcassandra import Config, DevCluster, jars
-from spark_sink.devcassandra.__main__ import main
-from spark_sink.errors import Code, SinkError
-from spark_sink.rows import TIMELINE
-from spark_sink.stores import open_store
+import oncegate.stores.devcassandra
+from oncegate.spark_sink.rows import TIMELINE
+from oncegate.stores import open_store
+from oncegate.stores.devcassandra import Config, DevCluster, jars
+from oncegate.stores.devcassandra.__main__ import main
+from oncegate.stores.errors import Code, SinkError
 from tests.spark.recount import Row, stored
 
 ROWS: set[Row] = {(user, 0, commit, 0, f"m{commit}", 1, 2, commit) for user in range(50) for commit in range(1, 21)}
@@ -34,7 +34,7 @@ def test_every_jar_is_locked_by_its_hash() -> None:
 
 
 def test_no_file_of_ours_names_a_registry() -> None:
-    root = Path(spark_sink.devcassandra.__file__).parent
+    root = Path(oncegate.stores.devcassandra.__file__).parent
     for file in (file for file in root.rglob("*") if file.is_file() and file.suffix != ".pyc"):
         hosts = set(re.findall(r"https?://([a-z0-9.-]+)", file.read_text()))
         # The identifier of Ivy's XML namespace is a name, nothing is fetched from it.

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from spark_sink.errors import Code, SinkError
-from spark_sink.flow_client import Attachment, ConsumerState, FlowClient
-from spark_sink.retry import Retry
+from oncegate.spark_sink.flow_client import Attachment, ConsumerState, FlowClient
+from oncegate.stores.errors import Code, SinkError
+from oncegate.stores.retry import Retry
 from tests.spark.fake_gateway import FakeFlow, FakeNode, encode, serving
 
 ITEMS = [(4, "a", '"x"'), (9, "b", None)]

@@ -9,9 +9,9 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_sink.rows import DEAD_LETTERS, TIMELINE
-from spark_sink.stores import layout
-from spark_sink.stores.tables import WRITE_TS, Clustering, Column, ColumnType, Table
+from oncegate.spark_sink.rows import DEAD_LETTERS, TIMELINE
+from oncegate.stores import layout
+from oncegate.stores.tables import WRITE_TS, Clustering, Column, ColumnType, Table
 
 TABLE = Table(
     name="t",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from spark_sink.errors import Code, SinkError, code_in
-from spark_sink.retry import Retry
+from oncegate.stores.errors import Code, SinkError, code_in
+from oncegate.stores.retry import Retry
 
 
 class Clock:

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flows.schema import PLAIN_SCHEMA
-from spark_sink import contacts, rows
-from spark_sink.errors import Code, SinkError
-from spark_sink.source import BATCH_FIELD
+from oncegate.flows.schema import PLAIN_SCHEMA
+from oncegate.spark_sink import contacts, rows
+from oncegate.spark_sink.source import BATCH_FIELD
+from oncegate.stores.errors import Code, SinkError
 
 ids = st.one_of(st.integers(0, 6), st.sampled_from([2**40, 2**63 - 1]))
 edges = st.lists(st.tuples(ids, ids), max_size=40)

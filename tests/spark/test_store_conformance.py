@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spark_sink.errors import Code, SinkError
-from spark_sink.stores import WRITE_TS, Clustering, Column, ColumnType, Store, Table, open_store
+from oncegate.stores import WRITE_TS, Clustering, Column, ColumnType, Store, Table, open_store
+from oncegate.stores.errors import Code, SinkError
 
 NOTES = Table(
     name="notes",

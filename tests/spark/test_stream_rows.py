@@ -9,9 +9,9 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flows.schema import PLAIN_SCHEMA
-from spark_sink.source import BATCH_FIELD
-from spark_sink.stream_rows import STREAM_ROWS, rows_of
+from oncegate.flows.schema import PLAIN_SCHEMA
+from oncegate.spark_sink.source import BATCH_FIELD
+from oncegate.stores.stream_rows import STREAM_ROWS, rows_of
 
 Items = dict[int, tuple[str, str | None]]
 """Key and value by commit."""

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_sink.jobs import job, stream_rows
-from spark_sink.stores import open_store
-from spark_sink.stream_rows import ROWS_CONSUMER, STREAM_ROWS
+from oncegate.spark_sink.jobs import job, stream_rows
+from oncegate.stores import open_store
+from oncegate.stores.stream_rows import ROWS_CONSUMER, STREAM_ROWS
 from tests.spark.fake_gateway import FakeFlow, FakeNode, Item
 
 pytestmark = pytest.mark.spark

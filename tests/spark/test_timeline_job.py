@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_sink.devcassandra import DevCluster
-from spark_sink.errors import SinkError
-from spark_sink.jobs import job as jobs
-from spark_sink.jobs import timeline
-from spark_sink.rows import DEAD_LETTERS, TIMELINE
-from spark_sink.sink import StoreSink
-from spark_sink.stores import Table, open_store
+from oncegate.spark_sink.jobs import job as jobs
+from oncegate.spark_sink.jobs import timeline
+from oncegate.spark_sink.rows import DEAD_LETTERS, TIMELINE
+from oncegate.spark_sink.sink import StoreSink
+from oncegate.stores import Table, open_store
+from oncegate.stores.devcassandra import DevCluster
+from oncegate.stores.errors import SinkError
 from tests.spark.fake_gateway import FakeFlow, FakeNode
 from tests.spark.planted import LATEST, ClockTimelineSink, ClockValueSink, LatestValueSink
 from tests.spark.recount import expected, messages, stored, write_contacts

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 from cassandra import OperationTimedOut
 
-from spark_sink.devcassandra import DevCluster
-from spark_sink.stores import WRITE_TS, Clustering, Column, ColumnType, Table, open_store
-from spark_sink.stores.cassandra import CassandraStore
+from oncegate.stores import WRITE_TS, Clustering, Column, ColumnType, Table, open_store
+from oncegate.stores.cassandra.store import CassandraStore
+from oncegate.stores.devcassandra import DevCluster
 
 NOTES = Table(
     name="notes",

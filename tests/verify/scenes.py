@@ -14,18 +14,18 @@ from typing import Any
 import aiohttp
 import pytest
 
-from consensus.config import ReplicaConfig
-from consensus.ports import SavedPoint
-from consensus.segment import KIND_ENTRY, SEGMENT_HEADER_BYTES, decode_header, encode_record, scan
-from flows.segment_store import SegmentStore
-from gateway import node as node_module
-from gateway.cli.local_cluster import free_ports
-from gateway.config import Settings
-from gateway.node import Node, replica_config
-from gateway.server import running
-from gateway.state.layout import encode_row, rows_prefix
-from gateway.state.store import CellWriter, Store, new_cache
-from gateway.tables import Row
+from oncegate.consensus.config import ReplicaConfig
+from oncegate.consensus.log.segment import KIND_ENTRY, SEGMENT_HEADER_BYTES, decode_header, encode_record, scan
+from oncegate.consensus.ports import SavedPoint
+from oncegate.flows.segment_store import SegmentStore
+from oncegate.gateway.http.server import running
+from oncegate.gateway.local.cluster import free_ports
+from oncegate.gateway.machine.state.layout import encode_row, rows_prefix
+from oncegate.gateway.machine.state.store import CellWriter, Store, new_cache
+from oncegate.gateway.machine.tables import Row
+from oncegate.gateway.node import node as node_module
+from oncegate.gateway.node.node import Node, replica_config
+from oncegate.gateway.node.settings import Settings
 from tests.conftest import Api
 from tests.gateway.http_contract import declare, put, sealed, send_range
 

@@ -12,18 +12,18 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
-from consensus.ballot import Ballot
-from consensus.storage import DirectoryStorage
-from flows import segment
-from flows.segment_store import SegmentStore
-from gateway.cli.exits import CRASH
-from gateway.cli.local_cluster import LocalCluster
-from gateway.cli.main import app
-from gateway.tables import Row
-from gateway.verify import Report, StoreWanted, verify
-from spark_sink import contacts, rows
-from spark_sink.stores.store import open_store
-from spark_sink.stream_rows import ROWS_CONSUMER, STREAM_ROWS, rows_of
+from oncegate.consensus.log.ballot import Ballot
+from oncegate.consensus.log.storage import DirectoryStorage
+from oncegate.flows import segment
+from oncegate.flows.segment_store import SegmentStore
+from oncegate.gateway.cli.exits import CRASH
+from oncegate.gateway.cli.main import app
+from oncegate.gateway.local.cluster import LocalCluster
+from oncegate.gateway.machine.tables import Row
+from oncegate.proof.verify import Report, StoreWanted, verify
+from oncegate.spark_sink import contacts, rows
+from oncegate.stores.store import open_store
+from oncegate.stores.stream_rows import ROWS_CONSUMER, STREAM_ROWS, rows_of
 from tests.conftest import Api
 from tests.gateway.http_contract import declare, put
 from tests.verify.scenes import changed_batch, changed_row, cut_log, flipped, listing, rewritten_log
@@ -329,7 +329,7 @@ def test_crash_does_not_pass_for_a_verdict(nodes: list[Path], monkeypatch: pytes
     def broken(*_: object) -> None:
         raise RuntimeError
 
-    monkeypatch.setattr("gateway.verify.verify", broken)
+    monkeypatch.setattr("oncegate.proof.verify.verify", broken)
     assert CliRunner().invoke(app, ["verify", *map(str, nodes)]).exit_code == CRASH
 
 

@@ -14,7 +14,7 @@ from multiprocessing.context import ForkServerProcess
 from multiprocessing.synchronize import Event
 from typing import Any, Final
 
-from gateway.client import Client
+from oncegate.gateway.client import Client
 
 TABLE: Final = "rows"
 CONCURRENCY: Final = 32

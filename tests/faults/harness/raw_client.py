@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final, Self
 
-from gateway.check.proxy import Address
+from oncegate.proof.check.proxy import Address
 from tests.faults.harness.history import Acknowledged, History, ReadDone
 from tests.faults.harness.raw_wire import Ask, Done, Frames, Propose, Read, Refused, Said, command
 

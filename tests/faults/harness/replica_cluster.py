@@ -1,4 +1,4 @@
-"""Bare replicas as processes, each pair joined through :class:`~gateway.check.links.Links`.
+"""Bare replicas as processes, each pair joined through :class:`~oncegate.proof.check.links.Links`.
 
 Owns the processes: start, kill -9, SIGSTOP, SIGTERM, exit status, log. What they say to clients is
 :mod:`tests.faults.harness.raw_client`'s business.
@@ -16,9 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from gateway.check.links import Links
-from gateway.check.proxy import Address
-from gateway.cli.local_cluster import free_ports, spawn
+from oncegate.gateway.local.cluster import free_ports, spawn
+from oncegate.proof.check.links import Links
+from oncegate.proof.check.proxy import Address
 
 KIB: Final = 1024
 SMALL: Final[dict[str, Any]] = {

@@ -21,8 +21,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from consensus import ConsensusError, Replica, ReplicaConfig
-from consensus.errors import NotLeader
+from oncegate.consensus import ConsensusError, Replica, ReplicaConfig
+from oncegate.consensus.errors import NotLeader
 from tests.faults.harness.raw_wire import (
     ID,
     Ask,

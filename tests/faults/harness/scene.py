@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.check.links import Links
+from oncegate.proof.check.links import Links
 from tests.faults.harness.history import check
 from tests.faults.harness.raw_client import NoAnswer, RawClient
 from tests.faults.harness.replica_cluster import ReplicaCluster

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 
-from gateway.client import Client, OncegateError, Session
+from oncegate.gateway.client import Client, OncegateError, Session
 from tests.batches import read_flow
 
 WORKERS = 24

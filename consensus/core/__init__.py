@@ -1,0 +1,1 @@
+"""Raft without sockets, timers or futures. Start at :mod:`oncegate.consensus.core.engine`."""

@@ -1,0 +1,170 @@
+"""The disk as consensus sees it: one directory of flat files behind two small protocols.
+
+Owns every system call on the data directory. Knows nothing of journals or ballots. The in-memory disk of
+the tests, which drops what was not flushed, passes the same contract tests as :class:`DirectoryStorage`.
+Read next: :mod:`oncegate.consensus.log.sealed_file`, :mod:`oncegate.consensus.log.wal`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from oncegate.consensus.errors import DirectoryLocked, StorageError
+
+_IOV_MAX = 1000
+"""Linux takes 1024 buffers a call."""
+
+
+class File(Protocol):
+    """One open file; offsets are bytes from its start."""
+
+    def size(self) -> int:
+        """Length in bytes."""
+
+    def read(self, size: int, offset: int) -> bytes:
+        """Up to ``size`` bytes from ``offset``; shorter only at the end of the file."""
+
+    def write(self, buffers: Sequence[bytes], offset: int) -> None:
+        """Write all buffers one after the other from ``offset``; durable only after :meth:`sync`.
+
+        If the process is killed meanwhile, whole sectors are written or not, as if power had been lost.
+        """
+
+    def sync(self) -> None:
+        """Make what was written durable, with the metadata needed to read it back."""
+
+    def close(self) -> None:
+        """Release the file; does not flush."""
+
+
+class Storage(Protocol):
+    """One directory. A name created, renamed or removed is durable only after :meth:`sync_directory`."""
+
+    def label(self, name: str) -> str:
+        """What an operator calls this file: its path."""
+
+    def lock(self) -> None:
+        """Take the directory for this process; raises :class:`DirectoryLocked` if another has it."""
+
+    def close(self) -> None:
+        """Give the directory back."""
+
+    def names(self) -> list[str]:
+        """All file names, sorted."""
+
+    def open(self, name: str) -> File:
+        """Open an existing file for reading and writing."""
+
+    def create(self, name: str, size: int = 0) -> File:
+        """Create or empty a file and reserve ``size`` bytes for it; raises ``OSError`` when there is no room."""
+
+    def rename(self, source: str, target: str) -> None:
+        """Give ``source`` the name ``target``, replacing what had it."""
+
+    def remove(self, name: str) -> None:
+        """Unlink a file."""
+
+    def sync_directory(self) -> None:
+        """Make all names durable."""
+
+
+class _OsFile:
+    __slots__ = ("_fd",)
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def read(self, size: int, offset: int) -> bytes:
+        parts = []
+        while size > 0:
+            part = os.pread(self._fd, size, offset)
+            if not part:
+                break
+            parts.append(part)
+            size -= len(part)
+            offset += len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def write(self, buffers: Sequence[bytes], offset: int) -> None:
+        # One call: the kernel stops between pages at most, a kill between two calls would cut anywhere.
+        joined = b"".join(buffers) if len(buffers) > _IOV_MAX else None
+        expected = sum(map(len, buffers))
+        done = os.pwritev(self._fd, buffers, offset) if joined is None else os.pwrite(self._fd, joined, offset)
+        if done < expected:
+            # A short write is legal; what is left goes out the plain way.
+            rest = memoryview(b"".join(buffers) if joined is None else joined)
+            while done < expected:
+                done += os.pwrite(self._fd, rest[done:], offset + done)
+
+    def sync(self) -> None:
+        os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class DirectoryStorage:
+    """A real directory, created if missing, with files readable by their owner only."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.mkdir(parents=True, exist_ok=True)
+        self._directory_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+
+    def label(self, name: str) -> str:
+        """Path of the file."""
+        return str(self._path / name)
+
+    def lock(self) -> None:
+        """Lock the directory itself: no lock file that could be copied or left behind."""
+        try:
+            fcntl.flock(self._directory_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise DirectoryLocked(f"{self._path} is open in another process") from error
+        except OSError as error:
+            raise StorageError(f"{self._path} cannot be locked: {error}") from error
+
+    def close(self) -> None:
+        """Unlock."""
+        if self._directory_fd >= 0:
+            os.close(self._directory_fd)
+            self._directory_fd = -1
+
+    def names(self) -> list[str]:
+        """All file names, sorted."""
+        return sorted(os.listdir(self._path))
+
+    def open(self, name: str) -> File:
+        """Open an existing file."""
+        return _OsFile(os.open(self._path / name, os.O_RDWR | os.O_CLOEXEC))
+
+    def create(self, name: str, size: int = 0) -> File:
+        """Create or empty a file; room is allocated now, so that a full disk shows here and not at a flush."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        fd = os.open(self._path / name, flags, 0o600)
+        try:
+            if size:
+                os.posix_fallocate(fd, 0, size)
+        except OSError:
+            os.close(fd)
+            raise
+        return _OsFile(fd)
+
+    def rename(self, source: str, target: str) -> None:
+        """Rename, replacing."""
+        os.rename(self._path / source, self._path / target)
+
+    def remove(self, name: str) -> None:
+        """Unlink."""
+        os.unlink(self._path / name)
+
+    def sync_directory(self) -> None:
+        """Flush the directory."""
+        os.fsync(self._directory_fd)

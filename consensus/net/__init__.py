@@ -1,0 +1,1 @@
+"""Connections to peers, and what travels on them. Start at :mod:`oncegate.consensus.net.transport`."""

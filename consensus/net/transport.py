@@ -1,0 +1,225 @@
+"""All connections of one node: listening, and one live connection a peer.
+
+Owns which connection is a peer's, and who is let in. A new connection replaces the old, which is closed before anything
+is read from the new (repair B4). Who the peers are changes at run time. Knows nothing of what the messages mean.
+Read next: :mod:`oncegate.consensus.net.connection` for one of them, :mod:`oncegate.consensus.net.dialling` for those
+this node opens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import weakref
+from collections.abc import Mapping
+from typing import Protocol
+
+from oncegate.consensus.config import ReplicaConfig
+from oncegate.consensus.configuration import Member
+from oncegate.consensus.messages import Message, Refusal
+from oncegate.consensus.net.connection import HANDSHAKE_S, Connection, tls_context
+from oncegate.consensus.net.dialling import Dialling
+from oncegate.consensus.net.handshake import REFUSALS, Acceptor, Credentials, Dialler, Stamp
+from oncegate.consensus.net.known_peers import KnownPeers
+from oncegate.consensus.net.wire import encode_frame
+
+logger = logging.getLogger(__name__)
+
+_STOP_S = 0.5
+_STRANGERS_MAX = 64
+
+
+class Receiver(Protocol):
+    """Who the transport serves; called from the event loop."""
+
+    def peer_up(self, peer_id: str, epoch: int) -> None:
+        """A connection is established, and replaces an earlier one."""
+
+    def peer_down(self, peer_id: str) -> None:
+        """The connection is lost."""
+
+    def peer_said(self, peer_id: str, epoch: int, messages: list[Message]) -> None:
+        """Messages of one read, in order."""
+
+
+class _Welcome:
+    """Whom the handshake lets in."""
+
+    def __init__(self, members: Mapping[str, Member]) -> None:
+        self._members = members
+        self.anyone = False
+
+    def __contains__(self, peer_id: object) -> bool:
+        return self.anyone or peer_id in self._members
+
+
+class PeerTransport:
+    """All connections of one node."""
+
+    def __init__(self, config: ReplicaConfig, stamp: Stamp, known_peers: KnownPeers, receiver: Receiver) -> None:
+        self.config = config
+        self.loop = asyncio.get_running_loop()
+        self._receiver = receiver
+        self._members: dict[str, Member] = {}
+        self._welcome = _Welcome(self._members)
+        self._credentials = Credentials(
+            cluster_id=config.cluster_id,
+            node_id=config.node_id,
+            stamp=stamp,
+            secret=config.secret,
+            peer_ids=self._welcome,
+            judge=self._judge,
+        )
+        self._known_peers = known_peers
+        self._refused_by: dict[str, Refusal] = {}
+        self._refusals: set[tuple[str, Refusal]] = set()
+        self._server: asyncio.Server | None = None
+        self._strangers: set[Connection] = set()
+        self._peers: dict[str, Connection] = {}
+        self._live: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._closing = False
+        self._last_message: Message | None = None
+        self._last_frame = (b"", b"")
+        self._dialling = Dialling(
+            config,
+            self._members,
+            begin=lambda peer_id: self._connection(Dialler(self._credentials, peer_id)),
+            forget=self._live.discard,
+            connected=self._peers.__contains__,
+        )
+
+    async def start(self) -> None:
+        """Listen on the configured address only, and begin to dial."""
+        tls = self.config.tls
+        self._server = await self.loop.create_server(
+            lambda: self._connection(Acceptor(self._credentials)),
+            *self.config.listen,
+            ssl=tls_context(tls, ssl.PROTOCOL_TLS_SERVER) if tls else None,
+            ssl_handshake_timeout=HANDSHAKE_S if tls else None,
+        )
+        self._dialling.dial()
+
+    def set_members(self, members: Mapping[str, Member], *, anyone: bool = False) -> None:
+        """Be connected with exactly these from now on; what was written to one that goes still leaves.
+
+        With ``anyone`` other peers that know the secret may connect too, but are not dialled.
+        """
+        self._welcome.anyone = anyone
+        gone = self._members.keys() - members.keys()
+        if not anyone:
+            gone |= self._peers.keys() - members.keys()
+        # In place: the handshakes look at it.
+        self._members.clear()
+        self._members.update(members)
+        for peer_id in gone:
+            self._refused_by.pop(peer_id, None)
+            self._dialling.end(peer_id)
+            connection = self._peers.get(peer_id)
+            if connection is not None:
+                logger.info("node %s closes the connection to %s: no member", self.config.node_id, peer_id)
+                connection.close()
+        if self._server is not None and not self._closing:
+            self._dialling.dial()
+
+    async def stop(self) -> None:
+        """Stop listening and dialling, let written bytes leave, close everything."""
+        self._closing = True
+        await self._dialling.stop()
+        if self._server is not None:
+            self._server.close()
+        # Also those that were accepted a moment ago: they are refused as soon as their turn comes.
+        live = list(self._live)
+        for connection in live:
+            # The closing words of TLS may take long, and nothing depends on them.
+            if self.config.tls is None:
+                connection.close()
+            else:
+                connection.abort()
+        for _ in range(2):
+            late = [connection.closed for connection in live if not connection.closed.done()]
+            if late:
+                await asyncio.wait(late, timeout=_STOP_S)
+            for connection in live:
+                connection.abort()
+        if self._server is not None:
+            await self._server.wait_closed()
+
+    def send(self, peer_id: str, message: Message) -> bool:
+        """Write at once, or buffer what the socket does not take; returns False when there is no connection."""
+        connection = self._peers.get(peer_id)
+        if connection is None:
+            return False
+        if self._last_message is not message:
+            # Followers mostly get the same append: it is encoded once.
+            self._last_frame = encode_frame(message)
+            self._last_message = message
+        return connection.write_frame(*self._last_frame, 4 * self.config.frame_bytes_max)
+
+    # -- called by connections -------------------------------------------------------------------------
+
+    def admit(self, connection: Connection) -> bool:
+        """Count a connection whose peer is not known yet; refuse when there are too many."""
+        if self._closing or len(self._strangers) >= _STRANGERS_MAX:
+            return False
+        self._strangers.add(connection)
+        return True
+
+    def established(self, connection: Connection, peer_id: str) -> None:
+        """The handshake succeeded."""
+        self._strangers.discard(connection)
+        old = self._peers.get(peer_id)
+        self._peers[peer_id] = connection
+        if old is not None:
+            old.abort()
+        self._receiver.peer_up(peer_id, connection.epoch)
+
+    def remember(self, peer_id: str, stamp: Stamp) -> None:
+        """A peer's data directory was accepted."""
+        member = self._members.get(peer_id)
+        if member is not None:
+            self._known_peers.remember(peer_id, member.since, stamp, self._members)
+            self._refused_by.pop(peer_id, None)
+            self._refusals = {said for said in self._refusals if said[0] != peer_id}
+
+    def _judge(self, peer_id: str, stamp: Stamp) -> Refusal | None:
+        member = self._members.get(peer_id)
+        return None if member is None else self._known_peers.judge(peer_id, member.since, stamp)
+
+    def refuses(self, connection: Connection, reason: Refusal) -> None:
+        """This node does not want a peer that has proved itself; said once a peer and reason."""
+        said = (connection.claimed_id, reason)
+        if said in self._refusals:
+            return
+        if len(self._refusals) >= _STRANGERS_MAX:
+            self._refusals.clear()
+        self._refusals.add(said)
+        level = logging.INFO if reason == "unknown" else logging.ERROR
+        logger.log(level, "node %s refuses %r: %s", self.config.node_id, said[0], REFUSALS[reason])
+
+    def refused(self, connection: Connection) -> None:
+        """A peer does not want this node; said once a peer and reason."""
+        peer_id, reason = connection.claimed_id, connection.refusal
+        if reason is None or peer_id not in self._members or self._refused_by.get(peer_id) == reason:
+            return
+        self._refused_by[peer_id] = reason
+        level = logging.INFO if reason == "unknown" else logging.ERROR
+        logger.log(level, "node %s is refused by %s: %s", self.config.node_id, peer_id, REFUSALS[reason])
+
+    def received(self, connection: Connection, peer_id: str, messages: list[Message]) -> None:
+        """Messages of an established connection; those of a replaced one are dropped."""
+        if self._peers.get(peer_id) is connection:
+            self._receiver.peer_said(peer_id, connection.epoch, messages)
+
+    def lost(self, connection: Connection) -> None:
+        """The socket is closed."""
+        self._strangers.discard(connection)
+        peer_id = connection.peer_id
+        if peer_id is not None and self._peers.get(peer_id) is connection:
+            del self._peers[peer_id]
+            self._receiver.peer_down(peer_id)
+
+    def _connection(self, side: Dialler | Acceptor) -> Connection:
+        connection = Connection(self, side)
+        self._live.add(connection)
+        return connection

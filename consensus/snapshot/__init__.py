@@ -1,0 +1,1 @@
+"""Snapshots: saving, sending, receiving. Start at :mod:`oncegate.consensus.core.snapshots`."""

@@ -1,0 +1,96 @@
+"""When the state is saved, and how much of the log goes with it.
+
+Owns the joint between the log and a state that keeps itself on disk: where applying begins after a restart, when a save
+begins, when the log's head may go. Read next: :mod:`oncegate.consensus.ports` (``DurableState``),
+:mod:`oncegate.consensus.log.log_base`.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+from oncegate.consensus.config import ReplicaConfig
+from oncegate.consensus.errors import SafetyViolation, StateMissing, StorageError
+from oncegate.consensus.log.library_log import LibraryLog
+from oncegate.consensus.ports import DurableState, SavedPoint, StateMachine
+
+SAVE_SPREAD = 0.4
+"""By how much of its bound a save may come earlier."""
+FIRST_APPLIED = 1
+"""The library's log begins with an entry of its own, which is applied by definition."""
+
+
+def begin_at_saved(machine: StateMachine, log: LibraryLog) -> int:
+    """Return the last entry that the state reflects, after the log was made to fit it.
+
+    A state ahead of the log was installed from a snapshot just before a crash: the log restarts behind it.
+
+    Raises:
+        StateMissing: entries between the state and the log are gone; the node must not lead with an older state.
+        StorageError: the state contradicts the log, or is of a later term than the ballot knows.
+    """
+    saved = machine.saved if isinstance(machine, DurableState) else None
+    base = log.base
+    if saved is None:
+        if base.index > 0:
+            raise StateMissing(f"{log.base_file}: the log begins behind entry {base.index}, but no state is saved")
+        return FIRST_APPLIED
+    if saved.index < base.index:
+        raise StateMissing(
+            f"{log.base_file}: the log begins behind entry {base.index}, but the saved state ends at {saved.index}"
+        )
+    if saved.term > log.getCurrentTerm():
+        raise StorageError(f"the saved state knows term {saved.term}, the ballot only {log.getCurrentTerm()}")
+    if saved.index > FIRST_APPLIED:
+        if saved.index <= log.commit_index and log.term_at(saved.index) != saved.term:
+            raise StorageError(
+                f"the saved state has term {saved.term} at entry {saved.index}, "
+                f"the log has committed it with term {log.term_at(saved.index)}"
+            )
+        log.reset_to(saved)
+    return max(saved.index, FIRST_APPLIED)
+
+
+class Saving:
+    """Saves of one state machine, and the compaction of its log."""
+
+    def __init__(self, config: ReplicaConfig, log: LibraryLog, state: DurableState) -> None:
+        self._log = log
+        self._state = state
+        self._membership = log.membership
+        self._node_id = config.node_id
+        self._save_bytes = config.save_log_bytes_max
+        self._log_bytes_max = 0
+        self._saved_index = -1
+        self._kept_bytes = max(config.journal_segment_bytes, min(config.log_kept_bytes, config.journal_bytes_max // 2))
+        self.needed_from: int | None = None
+        """The log from this entry on is needed although it is saved: somebody is about to continue there."""
+
+    def applied(self, index: int) -> None:
+        """Everything up to ``index`` is applied: compact what is saved, save what is due."""
+        log, state = self._log, self._state
+        saved = state.saved
+        saved_index = FIRST_APPLIED if saved is None else saved.index
+        if not log.base.index <= saved_index <= index:
+            raise SafetyViolation(f"a state saved at {saved_index} while {index} is applied behind {log.base.index}")
+        if saved is not None and saved_index > log.base.index and log.bytes_used > self._kept_bytes:
+            unneeded = saved_index if self.needed_from is None else min(saved_index, self.needed_from - 1)
+            log.compact(unneeded, kept_bytes=self._kept_bytes, configuration_at=self._membership.at)
+        if index <= saved_index or state.saving:
+            return
+        if saved_index != self._saved_index:
+            self._saved_index = saved_index
+            self._log_bytes_max = save_bytes(self._save_bytes, self._node_id, saved_index)
+        due = log.bytes_after(saved_index) > self._log_bytes_max
+        if state.save_wanted or (due and log.bytes_after(saved_index) - log.bytes_after(index) > self._log_bytes_max):
+            term = log.term_at(index)
+            # A node that joins knows no configuration at first. It waits for one that was in force: or its state, which
+            # goes before the log from then on, would say that there are no members.
+            if term is not None and self._membership.known_at(index):
+                state.begin_save(SavedPoint(index, term, self._membership.at(index)))
+
+
+def save_bytes(bytes_max: int, node_id: str, saved_index: int) -> int:
+    """The log after ``saved_index`` that makes this node save: of ``bytes_max`` all but up to ``SAVE_SPREAD``."""
+    part = zlib.crc32(f"{node_id} {saved_index}".encode()) / 2**32
+    return int(bytes_max * (1 - SAVE_SPREAD * part))

@@ -1,0 +1,209 @@
+"""The gate: every request passes it once, before its handler.
+
+Owns: the order of the checks (route, identity, scope, media type, what the tenant may have under way, its rate), and
+the headers that tell a client how it stands. Nothing has been read of a body, let alone proposed, when it refuses.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol
+
+from aiohttp import hdrs, web
+from aiohttp.typedefs import Middleware
+
+from oncegate.gateway import wire
+from oncegate.gateway.http.admission.rate import TokenBucket
+from oncegate.gateway.http.identity import ANONYMOUS, IDENTITY, Identity
+from oncegate.gateway.http.negotiation import problem
+from oncegate.gateway.http.routing import ANYTHING, FORM, JSON_LINES, UNNAMED, Handler, Route
+from oncegate.rifl.errors import Code, OncegateError
+
+_NAMED: Final = frozenset({wire.JSON, wire.MSGPACK, wire.ARROW, JSON_LINES})
+"""Types that a page of another site cannot send without asking first."""
+_STATUS_CODES: Final = {
+    404: Code.NOT_FOUND,
+    405: Code.METHOD_NOT_ALLOWED,
+    413: Code.PAYLOAD_TOO_LARGE,
+    415: Code.UNSUPPORTED_MEDIA_TYPE,
+}
+
+
+class Authenticator(Protocol):
+    """Tells who sends a request."""
+
+    def identify(self, authorization: str | None) -> Identity:
+        """Return whose the header is; raises UNAUTHENTICATED."""
+
+
+class Usage:
+    """What one asker has under way, and its rate."""
+
+    __slots__ = ("bucket", "requests")
+
+    def __init__(self, bucket: TokenBucket | None) -> None:
+        self.requests = 0
+        self.bucket = bucket
+
+
+class Desk:
+    """Decides on requests.
+
+    Args:
+        routes: all that are served.
+        authenticator: None: everybody is :data:`oncegate.gateway.http.identity.ANONYMOUS` and may do everything.
+        requests_max: requests that one tenant may have under way at this node.
+        operations_per_s: of one tenant at this node, unless its token says otherwise; 0: no bound.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        routes: Iterable[Route],
+        *,
+        authenticator: Authenticator | None = None,
+        requests_max: int,
+        operations_per_s: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._routes = {route.handler: route for route in routes}
+        self._authenticator = authenticator
+        self._requests_max = requests_max
+        self._operations_per_s = operations_per_s
+        self._clock = clock
+        self._tenants: dict[str, Usage] = {}
+        self._tokens: dict[tuple[str, str], Usage] = {}
+
+    def admit(self, request: web.Request) -> Usage | None:
+        """Let a request in and count it as under way; None if no route is served there, which its handler says.
+
+        Raises:
+            OncegateError: UNAUTHENTICATED, FORBIDDEN, UNSUPPORTED_MEDIA_TYPE, OVERLOADED or QUOTA.
+        """
+        route = self._routes.get(request.match_info.handler)
+        if route is None:
+            return None
+        identity = ANONYMOUS
+        if self._authenticator is not None and route.scope is not None:
+            identity = self._authenticator.identify(request.headers.get(hdrs.AUTHORIZATION))
+            if route.scope not in identity.scopes:
+                raise OncegateError(Code.FORBIDDEN, f"the token lacks the scope {route.scope}")
+        request[IDENTITY] = identity
+        if route.method != hdrs.METH_GET:
+            _check_media(request, route)
+        usage = self._usage(identity)
+        if usage.requests >= self._requests_max:
+            detail = f"{self._requests_max} requests of this tenant are under way"
+            raise OncegateError(Code.OVERLOADED, detail, retry_after_ms=100)
+        if usage.bucket is not None and route.scope is not None:
+            wait_ms = usage.bucket.wait_ms(self._clock())
+            if wait_ms:
+                detail = f"more than {usage.bucket.per_s} operations a second"
+                raise OncegateError(Code.QUOTA, detail, retry_after_ms=wait_ms)
+            usage.bucket.spend(1)
+        usage.requests += 1
+        return usage
+
+    def usage_of(self, identity: Identity) -> Usage | None:
+        """Return what an asker has under way, None if it has never asked."""
+        if identity.operations_per_s is not None:
+            return self._tokens.get((identity.name, identity.tenant))
+        return self._tenants.get(identity.tenant)
+
+    def _usage(self, identity: Identity) -> Usage:
+        usage = self.usage_of(identity)
+        if usage is None:
+            # As many as there are tenants and tokens: what a stranger sends makes none.
+            own = identity.operations_per_s
+            usage = Usage(self._bucket(self._operations_per_s if own is None else own))
+            if own is None:
+                self._tenants[identity.tenant] = usage
+            else:
+                self._tokens[identity.name, identity.tenant] = usage
+        elif usage.bucket is not None and identity.operations_per_s not in (None, usage.bucket.per_s):
+            usage.bucket = self._bucket(identity.operations_per_s or 0)  # the tokens were reloaded
+        return usage
+
+    def _bucket(self, per_s: int) -> TokenBucket | None:
+        return TokenBucket(per_s, per_s, self._clock()) if per_s else None
+
+
+USAGE: Final = web.RequestKey("usage", Usage)
+
+
+def charge(request: web.Request, operations: int) -> None:
+    """Count a decoded request's operations against its sender's rate; call it before they are proposed.
+
+    Never refuses: the request was admitted, and whoever is in debt waits with the next one.
+    """
+    usage = request.get(USAGE)
+    if usage is not None and usage.bucket is not None:
+        usage.bucket.spend(operations - 1)
+
+
+def _check_media(request: web.Request, route: Route) -> None:
+    headers = request.headers
+    # Decoders of compressed bodies are where small requests become large ones; nothing here needs them.
+    coding = headers.get(hdrs.CONTENT_ENCODING)
+    if coding is not None and coding.strip().lower() != "identity":
+        raise OncegateError(Code.UNSUPPORTED_MEDIA_TYPE, "a body is taken as it is, without Content-Encoding")
+    kind = request.content_type
+    if kind in route.media or ANYTHING in route.media:
+        return
+    if kind not in (UNNAMED, FORM) and (route.media or kind not in _NAMED):
+        taken = ", ".join(sorted(route.media)) or "no body"
+        raise OncegateError(Code.UNSUPPORTED_MEDIA_TYPE, f"taken here: {taken}")
+    # What a browser sends for any page that asks it to: a node on loopback must not obey a page on the web.
+    if hdrs.ORIGIN in headers and route.method == hdrs.METH_POST:
+        raise OncegateError(Code.UNSUPPORTED_MEDIA_TYPE, "a request from a web page names application/json")
+
+
+def gate(desk: Desk) -> Middleware:
+    """Return the middleware that asks ``desk``, and turns aiohttp's own refusals into problems."""
+
+    @web.middleware
+    async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            usage = desk.admit(request)
+        except OncegateError as refusal:
+            response = problem(request, refusal)
+            if refusal.code is Code.UNAUTHENTICATED:
+                response.headers[hdrs.WWW_AUTHENTICATE] = "Bearer"
+            elif refusal.code is Code.UNSUPPORTED_MEDIA_TYPE:
+                response.headers[hdrs.ACCEPT_ENCODING] = "identity"
+            elif refusal.code is Code.QUOTA:
+                _describe_rate(response, desk.usage_of(request[IDENTITY]))
+            return response
+        if usage is None:
+            return await _unrouted(request, handler)
+        request[USAGE] = usage
+        try:
+            answer = await handler(request)
+        finally:
+            usage.requests -= 1
+        if usage.bucket is not None and not answer.prepared:
+            _describe_rate(answer, usage)
+        return answer
+
+    return guarded
+
+
+async def _unrouted(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turn aiohttp's refusals (no route, no such method) into problems."""
+    try:
+        return await handler(request)
+    except web.HTTPException as fault:
+        if fault.status < 400:
+            raise
+        response = problem(request, OncegateError(_STATUS_CODES.get(fault.status, Code.BAD_REQUEST), fault.reason))
+        allowed = fault.headers.get(hdrs.ALLOW)
+        if allowed is not None:
+            response.headers[hdrs.ALLOW] = allowed
+        return response
+
+
+def _describe_rate(response: web.StreamResponse, usage: Usage | None) -> None:
+    if usage is not None and usage.bucket is not None:
+        response.headers["RateLimit-Policy"] = usage.bucket.policy
+        response.headers["RateLimit"] = usage.bucket.state

@@ -1,0 +1,184 @@
+"""CloudEvents 1.0 over HTTP, in: binary, structured and batched, all to one canonical form.
+
+Owns: reading the three modes (HTTP Protocol Binding §3) and checking the context attributes (specification §3).
+Pure. An event becomes a put: its row key is ``source`` and ``id`` with a blank between (a source holds none, so two
+events never meet in one row unless both are equal), its value the event in the JSON Event Format, all attributes
+kept; ``source`` and ``id`` are also its idempotency key, in the table it is sent to.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote
+
+from oncegate.gateway import wire
+from oncegate.gateway.http import request_bodies as edge
+from oncegate.gateway.machine import commands as c
+from oncegate.rifl.errors import Code, OncegateError
+from oncegate.rifl.key_table import NO_TIME
+
+STRUCTURED: Final = "application/cloudevents+json"
+BATCH: Final = "application/cloudevents-batch+json"
+_FAMILY: Final = "application/cloudevents"
+_PREFIX: Final = "ce-"
+_REQUIRED: Final = ("id", "source", "type")
+_NAME = re.compile(r"[a-z0-9]{1,64}", re.ASCII)
+_TIME = re.compile(
+    r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])[Tt]([01]\d|2[0-3]):[0-5]\d:([0-5]\d|60)(\.\d{1,18})?"
+    r"([Zz]|[+-]([01]\d|2[0-3]):[0-5]\d)",
+    re.ASCII,
+)
+_URI = re.compile(r"[^\s\"<>\\^`{|}]+")
+_ABSOLUTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:.+", re.ASCII)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
+_JSON_TYPE = re.compile(r"[^/;\s]+/([^/;\s]+\+)?json", re.IGNORECASE)
+_INT32: Final = range(-(2**31), 2**31)
+
+
+class Event(NamedTuple):
+    """An event in canonical form."""
+
+    source: str
+    id: str
+    op: c.Op
+
+    def keyed(self) -> c.KeyedOp:
+        """Return the operation under its idempotency key."""
+        return c.KeyedOp(f"e\0{self.op.table}\0{self.source}\0{self.id}", NO_TIME, self.op)
+
+
+def is_batch(content_type: str) -> bool:
+    """Tell whether a body holds several events."""
+    return content_type == BATCH
+
+
+def read(table: str, content_type: str, headers: Iterable[tuple[str, str]], body: bytes) -> list[Event]:
+    """Translate a request in any mode.
+
+    Args:
+        table: a valid name.
+        content_type: media type without parameters, in lower case.
+        headers: all of them, names in any case.
+        body: as received.
+
+    Raises:
+        OncegateError: BAD_REQUEST, UNSUPPORTED_MEDIA_TYPE for a format other than JSON, PAYLOAD_TOO_LARGE.
+    """
+    if content_type == STRUCTURED:
+        return [_event(table, edge.decode(body, wire.JSON, _OBJECT), "")]
+    if content_type == BATCH:
+        many = edge.decode(body, wire.JSON, _OBJECTS)
+        if len(many) > c.OPERATIONS_MAX:
+            raise OncegateError(Code.PAYLOAD_TOO_LARGE, f"more than {c.OPERATIONS_MAX} events")
+        events = [_event(table, attributes, f"events[{at}]: ") for at, attributes in enumerate(many)]
+        if sum(len(event.op.key) + len(event.op.value or b"") for event in events) > edge.OPERATIONS_BYTES_MAX:
+            raise OncegateError(Code.PAYLOAD_TOO_LARGE, f"the events are over {edge.OPERATIONS_BYTES_MAX} bytes")
+        return events
+    if content_type.startswith(_FAMILY):
+        raise OncegateError(Code.UNSUPPORTED_MEDIA_TYPE, f"events come as {STRUCTURED}, {BATCH} or in binary mode")
+    return [_event(table, _binary(headers, body), "")]
+
+
+def _binary(headers: Iterable[tuple[str, str]], body: bytes) -> dict[str, Any]:
+    attributes: dict[str, Any] = {}
+    content_type: str | None = None
+    for name, text in headers:
+        lowered = name.lower()
+        if lowered == "content-type":
+            content_type = text
+        elif lowered.startswith(_PREFIX):
+            attribute = lowered.removeprefix(_PREFIX)
+            if attribute in attributes:
+                raise edge.bad(f"{lowered} is given more than once")
+            if attribute in ("datacontenttype", "data", "data_base64"):
+                raise edge.bad(f"{lowered} is no header of an event: that is Content-Type and the body")
+            attributes[attribute] = _header_value(lowered, text)
+    if "specversion" not in attributes:
+        raise edge.bad(f"not an event: neither {STRUCTURED} nor a ce-specversion header")
+    if content_type is not None:
+        attributes["datacontenttype"] = content_type
+    if body:
+        attributes.update(_data(content_type or "", body))
+    return attributes
+
+
+def _header_value(name: str, text: str) -> str:
+    """Undo the percent-encoding, and the quotes that older senders put around it (Protocol Binding §3.1.3.2)."""
+    if len(text) > 1 and text[0] == text[-1] == '"':
+        text = re.sub(r"\\(.)", r"\1", text[1:-1])
+    try:
+        return unquote(text, errors="strict")
+    except UnicodeDecodeError:
+        raise edge.bad(f"{name} is not percent-encoded UTF-8") from None
+
+
+def _data(content_type: str, body: bytes) -> dict[str, Any]:
+    media = content_type.partition(";")[0].strip()
+    if _JSON_TYPE.fullmatch(media):
+        return {"data": edge.decode(body, wire.JSON, _ANYTHING)}
+    if media.lower().startswith("text/"):
+        try:
+            return {"data": body.decode()}
+        except UnicodeDecodeError:
+            pass  # another charset: kept as bytes
+    return {"data_base64": base64.b64encode(body).decode()}
+
+
+def _event(table: str, given: dict[str, Any], where: str) -> Event:
+    event = {name: value for name, value in given.items() if value is not None or name == "data"}
+    if event.get("specversion") != "1.0":
+        raise edge.bad(f"{where}specversion must be 1.0")
+    for name in _REQUIRED:
+        if name not in event:
+            raise edge.bad(f"{where}{name} is missing")
+    for name, value in event.items():
+        if name not in ("data", "data_base64"):
+            _check_attribute(name, value, where)
+    if "data_base64" in event:
+        _check_base64(event, where)
+    source, event_id = event["source"], event["id"]
+    key = edge.check_key(f"{source} {event_id}", f"{where}source and id")
+    value = edge.canonical_json(event, f"{where}the event")
+    return Event(source, event_id, c.Op(0, int(c.Kind.PUT), table, key, c.fingerprint_put(table, key, value), value))
+
+
+def _check_attribute(name: str, value: Any, where: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise edge.bad(f"{where}attribute names have 1..64 lower-case letters and digits")
+    if type(value) is str:
+        if _CONTROL.search(value):
+            raise edge.bad(f"{where}{name} holds a control character")
+    elif name in _TEXTS or not (type(value) is bool or (type(value) is int and value in _INT32)):
+        raise edge.bad(
+            f"{where}{name} must be a string" + ("" if name in _TEXTS else ", a boolean or a 32-bit integer")
+        )
+    if name in _TEXTS and not value:
+        raise edge.bad(f"{where}{name} is empty")
+    if name == "source" and not _URI.fullmatch(value):
+        raise edge.bad(f"{where}source must be a URI reference")
+    if name == "dataschema" and not (_URI.fullmatch(value) and _ABSOLUTE.fullmatch(value)):
+        raise edge.bad(f"{where}dataschema must be a URI")
+    if name == "time" and not _TIME.fullmatch(value):
+        raise edge.bad(f"{where}time must be as RFC 3339 has it")
+
+
+def _check_base64(event: dict[str, Any], where: str) -> None:
+    if "data" in event:
+        raise edge.bad(f"{where}data and data_base64 exclude each other")
+    try:
+        if type(event["data_base64"]) is str:
+            base64.b64decode(event["data_base64"], validate=True)
+            return
+    except (binascii.Error, ValueError):
+        pass
+    raise edge.bad(f"{where}data_base64 must be a string in Base64")
+
+
+_TEXTS: Final = frozenset(("id", "source", "specversion", "type", "datacontenttype", "dataschema", "subject", "time"))
+_ANYTHING: Any = Any
+_OBJECT: Any = dict[str, Any]
+_OBJECTS: Any = list[dict[str, Any]]

@@ -1,0 +1,168 @@
+"""One HTTP exchange: the request's body in the shape asked for, the answer or problem out.
+
+Owns: content negotiation, headers every answer carries, and the one place where errors become
+``application/problem+json``. Knows aiohttp, decides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from oncegate.gateway import wire
+from oncegate.gateway.answers import Answer
+from oncegate.gateway.http import request_bodies as edge
+from oncegate.gateway.http.admission.bodies import BodyBudget
+from oncegate.gateway.http.routing import Handler
+from oncegate.gateway.node.node import Node
+from oncegate.rifl.errors import Code, OncegateError
+
+T = TypeVar("T")
+
+NODE: Final = web.AppKey("node", Node)
+BODIES: Final = web.AppKey("bodies", BodyBudget)
+RETRY_AFTER_MS: Final = 1_000
+"""Suggested with a 429 or 503 that suggests nothing by itself."""
+_json = msgspec.json.Encoder()
+_msgpack = msgspec.msgpack.Encoder()
+log = logging.getLogger(__name__)
+
+
+def wants_msgpack(request: web.Request) -> bool:
+    """Tell whether the answer goes out as msgpack: as ``Accept`` says, else as the request came."""
+    accept = request.headers.get("Accept")
+    if accept is None or accept == "*/*":
+        return request.content_type == wire.MSGPACK
+    return wire.MSGPACK in accept
+
+
+async def body(request: web.Request, shape: type[T]) -> T:
+    """Read and decode the request's body; raises BAD_REQUEST or PAYLOAD_TOO_LARGE."""
+    return edge.decode(await raw_body(request), request.content_type, shape)
+
+
+async def raw_body(request: web.Request) -> bytes:
+    """Read the request's body.
+
+    Raises:
+        OncegateError: PAYLOAD_TOO_LARGE at the configured bound, at once where the headers say so already;
+            BAD_REQUEST when it cannot be decoded or its sender has gone; TIMEOUT or OVERLOADED as
+            :class:`oncegate.gateway.http.admission.bodies.BodyBudget` says. Nothing was proposed in any case.
+    """
+    if (request.content_length or 0) > request.client_max_size:
+        raise OncegateError(Code.PAYLOAD_TOO_LARGE, f"the body is over {request.client_max_size} bytes")
+    try:
+        if request.content.is_eof():  # all of it came with the headers: the hot path
+            return await request.read()
+        return await request.app[BODIES].receive(request.content)
+    except web.HTTPRequestEntityTooLarge as fault:
+        raise OncegateError(Code.PAYLOAD_TOO_LARGE, fault.text or "") from None
+    except web.RequestPayloadError as fault:
+        raise edge.bad(f"the body cannot be read: {fault}") from None
+    except ConnectionError:
+        raise edge.bad("the connection was lost before the body had arrived") from None
+
+
+def respond(request: web.Request, answer: Answer, *, status: int = 200, etag: str | None = None) -> web.Response:
+    """Make the response of a finished answer."""
+    node = request.app[NODE]
+    headers = {wire.H_COMMIT: str(answer.commit)}
+    leader = node.leader_http
+    if leader is not None:
+        headers[wire.H_LEADER] = leader
+    if answer.memory_ms is not None:
+        headers[wire.H_MEMORY_MS] = str(answer.memory_ms)
+    if etag is not None:
+        headers["ETag"] = f'"{etag}"'
+    if wants_msgpack(request):
+        return web.Response(
+            body=_msgpack.encode(answer.body), status=status, headers=headers, content_type=wire.MSGPACK
+        )
+    return web.Response(body=_json.encode(answer.body), status=status, headers=headers, content_type=wire.JSON)
+
+
+def local(request: web.Request, found: Any, *, memory_ms: int | None = None) -> web.Response:
+    """Respond with something read from the local state just now."""
+    return respond(request, Answer(found, request.app[NODE].machine.commit, memory_ms=memory_ms))
+
+
+def is_current(request: web.Request, etag: str) -> bool:
+    """Tell whether ``If-None-Match`` names this ETag, so that the answer is 304 (RFC 9110 §13.1.2)."""
+    return any(held.value in (etag, "*") for held in request.if_none_match or ())
+
+
+def problem(request: web.Request, refusal: OncegateError, **members: Any) -> web.Response:
+    """Make the ``application/problem+json`` response of a refusal, with extension members (RFC 9457 §3.2)."""
+    node = request.app[NODE]
+    response = bare_problem(refusal, **members)
+    response.headers[wire.H_COMMIT] = str(node.machine.commit)
+    leader = node.leader_http
+    if leader is not None:
+        response.headers[wire.H_LEADER] = leader
+    return response
+
+
+def bare_problem(refusal: OncegateError, **members: Any) -> web.Response:
+    """Make the response of a refusal where there is no request to speak of."""
+    headers = {}
+    retry_after_ms = refusal.retry_after_ms
+    if retry_after_ms is None and refusal.status in (429, 503):
+        retry_after_ms = RETRY_AFTER_MS
+    if retry_after_ms is not None:
+        headers["Retry-After"] = str(-(-retry_after_ms // 1000))
+    shown = wire.Problem(
+        type=f"urn:oncegate:error:{refusal.code.value}",
+        title=refusal.title,
+        status=refusal.status,
+        code=refusal.code.value,
+        outcome=refusal.outcome.value,
+        retryable=refusal.retryable,
+        detail=refusal.detail,
+        retry_after_ms=retry_after_ms,
+    )
+    text = _json.encode({**msgspec.to_builtins(shown), **members} if members else shown)
+    return web.Response(body=text, status=refusal.status, headers=headers, content_type=wire.PROBLEM)
+
+
+def typed(handler: Handler) -> Handler:
+    """Wrap a handler so that every error leaves as a problem."""
+
+    @functools.wraps(handler)
+    async def guarded(request: web.Request) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except OncegateError as refusal:
+            return problem(request, refusal)
+        except (web.HTTPException, asyncio.CancelledError):
+            raise
+        except Exception:
+            log.exception("a handler failed")
+            return problem(request, OncegateError(Code.INTERNAL, "see the node's log"))
+
+    return guarded
+
+
+def headers_of(request: web.Request) -> Callable[[str], list[str]]:
+    """Return how to get all values of a header, none if it is not there."""
+    return lambda name: request.headers.getall(name, [])
+
+
+def path_name(request: web.Request, part: str) -> str:
+    """Return a table's, flow's or consumer's name from the path; raises BAD_REQUEST."""
+    return edge.check_name(request.match_info[part], part)
+
+
+def number(text: str, what: str, *, least: int = 1) -> int:
+    """Read a decimal number in ``least``..2^53-1; raises BAD_REQUEST."""
+    if not text.isascii() or not text.isdigit() or len(text) > 20:
+        raise edge.bad(f"{what} is not a number")
+    value = int(text)
+    if value == 0 and least == 0:
+        return 0
+    return edge.check_number(value, what)

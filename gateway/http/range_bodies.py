@@ -1,0 +1,199 @@
+"""The wide edge: a range's columns checked once, in C where it can be, and never decoded again.
+
+Owns: the three bodies of ``POST /v1/tables/{table}/ranges`` (Arrow IPC stream, msgpack columns, JSON lines) and the
+one canonical body that the log carries: an Arrow IPC stream of one record batch with ``key: string`` and
+``value: string`` (JSON text), both without nulls. See ARCHITECTURE, *The wide path*.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from oncegate.flows import range_body
+from oncegate.gateway import wire
+from oncegate.gateway.http import request_bodies as edge
+from oncegate.gateway.machine import commands as c
+from oncegate.rifl.errors import Code, OncegateError
+from oncegate.rifl.ids import RANGE_LENGTH_MAX
+
+_STRINGS: Final = (pa.string(), pa.large_string())
+# Fields of Arrow's Message.fbs, by their position in it.
+_MESSAGE_HEADER: Final = 2
+_BATCH_LENGTH: Final = 0
+_BATCH_COMPRESSION: Final = 3
+_raw = msgspec.json.Decoder(msgspec.Raw)
+
+
+class _Line(msgspec.Struct):
+    key: str
+    value: Any
+
+
+_lines = msgspec.json.Decoder(_Line)
+
+
+def warm_up() -> None:
+    """Load what pyarrow loads on first use (a second of work), so that the first range does not pay for it."""
+    range_command("warm-up", 1, 1, 1, 1, b'{"key":"k","value":0}', wire.JSON)
+
+
+def range_command(
+    table: str, client_id: int, epoch: int, first_incomplete: int, first: int, body: bytes, content_type: str
+) -> c.Range:
+    """Translate a range request; ids are checked already, ``table`` is a valid name.
+
+    Raises:
+        OncegateError: BAD_REQUEST or PAYLOAD_TOO_LARGE.
+    """
+    if content_type == wire.ARROW:
+        keys, values = _from_arrow(body)
+    elif content_type == wire.MSGPACK:
+        columns = edge.decode(body, wire.MSGPACK, wire.RangeBody)
+        keys, values = columns.keys, columns.values
+        if len(keys) != len(values):
+            raise edge.bad("keys and values differ in length")
+    else:
+        keys, values = _from_lines(body)
+    if not keys:
+        raise edge.bad("the range is empty")
+    if len(keys) > RANGE_LENGTH_MAX:
+        raise _too_long()
+    edge.check_number(first + len(keys) - 1, "last sequence number of the range")
+    try:
+        batch = range_body.rows(keys, values)
+    except pa.ArrowInvalid as fault:
+        raise edge.bad(f"a key or value is not text: {fault}") from None
+    _check_sizes(batch)
+    if content_type in (wire.ARROW, wire.MSGPACK):
+        _check_texts(values, batch.column(1))
+    digest, prefix = xxhash.xxh3_64_digest, f"p\0{table}\0"
+    # The same hash as commands.fingerprint_put, of which the digest is the big-endian form.
+    prints = b"".join([digest(f"{prefix}{key}\0{value}".encode()) for key, value in zip(keys, values, strict=True)])
+    return c.Range(client_id, epoch, first_incomplete, table, first, prints, range_body.write(batch))
+
+
+def _from_arrow(body: bytes) -> tuple[list[str], list[str]]:
+    try:
+        _check_messages(body)
+        with pa.ipc.open_stream(body) as reader:
+            names, types = reader.schema.names, reader.schema.types
+            if sorted(names) != ["key", "value"] or not all(kind in _STRINGS for kind in types):
+                raise edge.bad("an Arrow stream of a range has the string columns key and value and no other")
+            table = reader.read_all()
+        table.validate(full=True)
+        columns = [table.column(name).cast(pa.string()) for name in ("key", "value")]
+    except (pa.ArrowException, struct.error, ValueError, KeyError, OSError) as fault:
+        raise edge.bad(f"not an Arrow stream with string columns key and value: {fault}") from None
+    if columns[0].null_count or columns[1].null_count:
+        raise edge.bad("key and value may not be null")
+    return columns[0].to_pylist(), columns[1].to_pylist()
+
+
+def _check_messages(body: bytes) -> None:
+    """Walk the stream's headers and refuse what would grow when it is read.
+
+    A compressed buffer or a dictionary lets a few bytes stand for gigabytes, and Arrow expands them without a
+    bound; plain strings are as large as they came. Reads the flatbuffers only as far as it must.
+    """
+    rows = 0
+    for message in pa.ipc.MessageReader.open_stream(body):
+        if message.type == "schema":
+            continue
+        if message.type != "record batch":
+            raise edge.bad(f"a range has no use for an Arrow {message.type}")
+        metadata = message.metadata.to_pybytes()
+        header = _field(metadata, _table(metadata, 0), _MESSAGE_HEADER)
+        batch = _table(metadata, header or 0)
+        if _field(metadata, batch, _BATCH_COMPRESSION) is not None:
+            raise edge.bad("compressed Arrow buffers are not taken")
+        length = _field(metadata, batch, _BATCH_LENGTH)
+        rows += 0 if length is None else struct.unpack_from("<q", metadata, length)[0]
+        if rows > RANGE_LENGTH_MAX:
+            raise _too_long()
+
+
+def _table(flatbuffer: bytes, at: int) -> int:
+    """Return where the table lies whose offset is stored at ``at``."""
+    return at + int(struct.unpack_from("<I", flatbuffer, at)[0])
+
+
+def _field(flatbuffer: bytes, table: int, number: int) -> int | None:
+    """Return where a field of a table is stored, None if it is absent."""
+    vtable = table - struct.unpack_from("<i", flatbuffer, table)[0]
+    slot = 4 + 2 * number
+    if slot >= struct.unpack_from("<H", flatbuffer, vtable)[0]:
+        return None
+    offset = struct.unpack_from("<H", flatbuffer, vtable + slot)[0]
+    return table + offset if offset else None
+
+
+def _from_lines(body: bytes) -> tuple[list[str], list[str]]:
+    try:
+        rows = _lines.decode_lines(body)
+    except RecursionError:
+        raise edge.bad("a line is nested too deeply") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as fault:
+        raise edge.bad(str(fault)) from None
+    return [row.key for row in rows], [edge.canonical_json(row.value, "value").decode() for row in rows]
+
+
+def _check_texts(values: list[str], column: pa.Array) -> None:
+    """Accept JSON texts that came as texts. Their syntax is checked without building anything.
+
+    That leaves what the syntax allows and no reader can represent: numbers out of range and boundless nesting.
+    """
+    try:
+        deque(map(_raw.decode, values), maxlen=0)
+        for row in _suspects(column):
+            edge.canonical_json(msgspec.json.decode(values[row]), "value")
+    except RecursionError:
+        raise edge.bad("a value is nested too deeply") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as fault:
+        raise edge.bad(f"a value is not JSON: {fault}") from None
+
+
+def _suspects(column: pa.Array) -> list[int]:
+    """Return the rows that may hold a number out of range or too deep a nesting: a superset, by whole-column steps.
+
+    A JSON number outside int64 or float64 has 20 digits and signs in a row, or a three-digit exponent.
+    """
+    _, offsets, data = column.buffers()
+    ends = np.frombuffer(offsets, np.int32, len(column) + 1, column.offset * 4)
+    text = np.frombuffer(data, np.uint8)[: ends[-1]]
+    folded = text | 0x20  # folds E to e and [ to {
+    opens = np.searchsorted(np.flatnonzero(folded == ord("{")), ends)
+    rows = set(np.flatnonzero(np.diff(opens) > edge.VALUE_DEPTH_MAX).tolist())
+    digit = (text - ord("0")) < 10
+    run = digit | (text == ord("-"))
+    for step in (1, 2, 4, 8, 4):  # runs of 2, 4, 8, 16, 20
+        run = run[:-step] & run[step:]
+    signed = digit | (text == ord("+"))
+    exponent = (folded == ord("e"))[:-3] & signed[1:-2] & digit[2:-1] & digit[3:]
+    at = np.concatenate([np.flatnonzero(run), np.flatnonzero(exponent)])
+    rows.update((np.searchsorted(ends, at, side="right") - 1).tolist())
+    return sorted(rows)
+
+
+def _too_long() -> OncegateError:
+    return OncegateError(Code.PAYLOAD_TOO_LARGE, f"a range has at most {RANGE_LENGTH_MAX} operations")
+
+
+def _check_sizes(batch: pa.RecordBatch) -> None:
+    keys, values = batch.column(0), batch.column(1)
+    lengths = pc.min_max(pc.binary_length(keys)).as_py()
+    if lengths["min"] < 1:
+        raise edge.bad("a key is empty")
+    if lengths["max"] > c.KEY_BYTES_MAX:
+        raise OncegateError(Code.PAYLOAD_TOO_LARGE, f"a key is over {c.KEY_BYTES_MAX} bytes")
+    if pc.max(pc.binary_length(values)).as_py() > c.VALUE_BYTES_MAX:
+        raise OncegateError(Code.PAYLOAD_TOO_LARGE, f"a value is over {c.VALUE_BYTES_MAX} bytes")
+    if pc.any(pc.match_substring(keys, "\0")).as_py():
+        raise edge.bad("a key holds a NUL")

@@ -1,0 +1,144 @@
+"""What plain HTTP says about a request: who it is, and under which condition it may change a row.
+
+Owns: the headers ``Oncegate-Request`` with its companions, ``Idempotency-Key`` (IETF httpapi draft, an RFC 8941
+string), ``If-Match`` and ``If-None-Match`` (RFC 9110 §13), ``traceparent``. Pure; what it returns goes into commands.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import msgspec
+
+from oncegate.gateway import wire
+from oncegate.gateway.http import request_bodies as edge
+from oncegate.gateway.machine import commands as c
+from oncegate.rifl.ids import ID_MAX, parse_request_id
+from oncegate.rifl.key_table import NO_TIME
+
+KEY_LENGTH_MAX: Final = 255
+_STRING = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"(?: *;[ -~]*)?', re.ASCII)
+_ESCAPED = re.compile(r'\\(["\\])')
+_NAMED = re.compile(r"oncegate-([0-9]{1,15})-", re.ASCII)
+_STRONG = re.compile(r'"([0-9]{1,16})"', re.ASCII)
+
+_TRACE = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
+
+Headers = Callable[[str], list[str]]
+"""Returns all values of a header, none if it is not there."""
+
+
+class Place(NamedTuple):
+    """A request id that its caller assigned, with what belongs to it."""
+
+    client_id: int
+    sequence: int
+    epoch: int
+    first_incomplete: int
+
+
+class Key(NamedTuple):
+    """An idempotency key; ``named_ms`` is the cluster time it names or ``NO_TIME``."""
+
+    text: str
+    named_ms: int
+
+    @property
+    def scoped(self) -> str:
+        """The key as the replicated state knows it, apart from those of events."""
+        return f"k{self.text}"
+
+
+def identity(headers: Headers) -> Place | Key:
+    """Say which request this is.
+
+    Raises:
+        OncegateError: BAD_REQUEST; neither or both kinds of identity are given, or one is malformed.
+    """
+    request, key = _single(headers, wire.H_REQUEST), _single(headers, wire.H_IDEMPOTENCY_KEY)
+    if (request is None) == (key is None):
+        raise edge.bad(f"exactly one of {wire.H_IDEMPOTENCY_KEY} and {wire.H_REQUEST} is required")
+    if request is not None:
+        return _place(request, headers)
+    return _key(key or "")
+
+
+def _place(text: str, headers: Headers) -> Place:
+    try:
+        client_id, sequence = parse_request_id(text)
+    except ValueError as fault:
+        raise edge.bad(f"{wire.H_REQUEST}: {fault}") from None
+    first_incomplete = _single(headers, wire.H_FIRST_INCOMPLETE)
+    if first_incomplete is None:
+        raise edge.bad(f"{wire.H_REQUEST} needs {wire.H_FIRST_INCOMPLETE}")
+    epoch = _single(headers, wire.H_EPOCH)
+    return Place(
+        client_id,
+        sequence,
+        1 if epoch is None else edge.check_number(_number(epoch, wire.H_EPOCH), wire.H_EPOCH),
+        edge.check_first_incomplete(_number(first_incomplete, wire.H_FIRST_INCOMPLETE)),
+    )
+
+
+def _key(text: str) -> Key:
+    match = _STRING.fullmatch(text.strip(" "))
+    if match is None:
+        raise edge.bad(f'{wire.H_IDEMPOTENCY_KEY} is a quoted string of printable ASCII, like "8e03978e"')
+    key = _ESCAPED.sub(r"\1", match[1])
+    if not 1 <= len(key) <= KEY_LENGTH_MAX:
+        raise edge.bad(f"{wire.H_IDEMPOTENCY_KEY} has 1..{KEY_LENGTH_MAX} characters")
+    named = _NAMED.match(key)
+    return Key(key, NO_TIME if named is None else int(named[1]))
+
+
+def traceparent(headers: Headers) -> str:
+    """Return the trace context of a request in version 00's form (W3C Trace Context §3.2), empty if there is none.
+
+    One that is malformed or given twice is left out, as that specification asks, and refuses nothing.
+    """
+    values = headers(wire.H_TRACEPARENT)
+    if len(values) != 1 or not _TRACE.fullmatch(values[0]):
+        return ""
+    return values[0]
+
+
+def conditional(op: c.Op, headers: Headers) -> c.Op:
+    """Return the operation under the condition of the headers.
+
+    Raises:
+        OncegateError: BAD_REQUEST for what these rows cannot test: several tags, weak ones, both headers.
+    """
+    match, none = _single(headers, "If-Match"), _single(headers, "If-None-Match")
+    if match is None and none is None:
+        return op
+    if match is not None and none is not None:
+        raise edge.bad("If-Match and If-None-Match exclude each other")
+    operand: int | None = None
+    if match is None:
+        if none != "*":
+            raise edge.bad("a change takes no If-None-Match but *")
+        test = c.Test.ABSENT
+    elif match == "*":
+        test = c.Test.PRESENT
+    else:
+        version = _STRONG.fullmatch(match)
+        if version is None or not 1 <= int(version[1]) <= ID_MAX:
+            raise edge.bad('If-Match is * or one row version in quotes, like "123"')
+        test, operand = c.Test.VERSION, int(version[1])
+    draft = msgspec.structs.replace(op, fingerprint=0, test=int(test), operand=operand)
+    return msgspec.structs.replace(draft, fingerprint=c.fingerprint(draft))
+
+
+def _single(headers: Headers, name: str) -> str | None:
+    values = headers(name)
+    if len(values) > 1:
+        raise edge.bad(f"{name} is given more than once")
+    return values[0] if values else None
+
+
+def _number(text: str, what: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 20:
+        raise edge.bad(f"{what} is not a number")
+    return int(text)

@@ -1,0 +1,97 @@
+"""``POST /v1/tables/{table}/events``: CloudEvents into a table, each once.
+
+Owns: the status of a request from the verdicts on its events. What an event is, is read in
+:mod:`oncegate.gateway.http.cloudevents`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from oncegate.gateway import wire
+from oncegate.gateway.answers import Answer
+from oncegate.gateway.http import cloudevents, routing
+from oncegate.gateway.http import request_headers as plain
+from oncegate.gateway.http.admission.gate import charge
+from oncegate.gateway.http.identity import Scope, tenant_of
+from oncegate.gateway.http.negotiation import NODE, headers_of, path_name, problem, raw_body, respond, typed
+from oncegate.gateway.http.routing import ANYTHING, PROPOSED, Raw
+from oncegate.gateway.machine import commands as c
+from oncegate.rifl.errors import Code, OncegateError, Outcome
+from oncegate.rifl.ids import format_client_id
+from oncegate.rifl.key_table import KEYS_CLIENT
+
+
+@typed
+async def post(request: web.Request) -> web.StreamResponse:
+    """``POST /v1/tables/{table}/events`` in binary, structured and batched mode."""
+    table = path_name(request, "table")
+    sent = await raw_body(request)
+    events = cloudevents.read(table, request.content_type, request.headers.items(), sent)
+    node = request.app[NODE]
+    if not events:
+        return respond(request, Answer(wire.EventsResponse([], 0), node.machine.commit))
+    trace = plain.traceparent(headers_of(request))
+    keyed = [event.keyed() for event in events]
+    command = c.Keyed(node.settings.idempotency_key_ms, keyed, tenant_of(request), trace)
+    charge(request, len(events))
+    answer = await node.attempt(command, 256 * len(events) + len(sent))
+    results = [_result(event, result) for event, result in zip(events, answer.body.results, strict=True)]
+    rejected = [result for result in results if result.status == "rejected"]
+    if rejected:
+        response = _not_whole(request, results, rejected)
+        response.headers[wire.H_MEMORY_MS] = str(answer.memory_ms)
+        return response
+    response = respond(request, answer._replace(body=wire.EventsResponse(results, answer.body.memory_ms)))
+    if not cloudevents.is_batch(request.content_type):
+        response.headers[wire.H_REQUEST] = str(results[0].request)
+        if results[0].replayed is True:
+            response.headers[wire.H_REPLAYED] = "true"
+    return response
+
+
+def _result(event: cloudevents.Event, result: wire.OperationResult) -> wire.EventResult:
+    taken = result.status != "rejected"
+    return wire.EventResult(
+        event.id,
+        event.source,
+        result.status,
+        event.op.key,
+        request=f"{format_client_id(KEYS_CLIENT)}/{result.sequence}" if taken else msgspec.UNSET,
+        commit=result.commit,
+        replayed=result.replayed,
+        code=result.code,
+        outcome=result.outcome,
+        retryable=result.retryable,
+        detail=result.detail,
+    )
+
+
+def _not_whole(request: web.Request, results: list[wire.EventResult], rejected: list[wire.EventResult]) -> web.Response:
+    """Answer with an error unless all events were taken: a sender that knows statuses only sends them all again.
+
+    What was taken is then a replay. A rejection that may pass decides the status before one that will not.
+    """
+    worst = next((result for result in rejected if result.retryable is True), rejected[0])
+    outcomes = {str(result.outcome) if result.status == "rejected" else "applied" for result in results}
+    outcome = Outcome(outcomes.pop()) if len(outcomes) == 1 else Outcome.UNKNOWN
+    refusal = OncegateError(
+        Code(str(worst.code)), f"{len(rejected)} of {len(results)} events: {worst.detail}", outcome=outcome
+    )
+    return problem(request, refusal, results=results)
+
+
+_EVENTS: Final = Raw((ANYTHING,), "one CloudEvent, binary or structured, or a batch of them")
+ROUTES: Final = [
+    routing.post(
+        "/v1/tables/{table}/events",
+        post,
+        Scope.WRITE,
+        {200: wire.EventsResponse},
+        body=_EVENTS,
+        errors=(Code.SESSION_EXPIRED, Code.PAYLOAD_MISMATCH, *PROPOSED),
+    ),
+]

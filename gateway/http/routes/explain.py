@@ -1,0 +1,52 @@
+"""``/v1/explain``: the timeline of a key or a request."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aiohttp import web
+
+from oncegate.gateway.explain.search import OfKey, OfRequest, Wanted
+from oncegate.gateway.explain.timeline import Explained
+from oncegate.gateway.http import request_bodies as edge
+from oncegate.gateway.http import routing
+from oncegate.gateway.http.identity import Scope, check_owner
+from oncegate.gateway.http.negotiation import NODE, local, number, typed
+from oncegate.gateway.http.routing import READ, Parameter
+from oncegate.rifl.errors import Code
+
+
+@typed
+async def explain(request: web.Request) -> web.StreamResponse:
+    """``GET /v1/explain?table=&key=`` or ``?request=client_id/sequence``, after everything acknowledged before it."""
+    query = request.query
+    wanted: Wanted
+    if "request" in query and not {"table", "key"} & query.keys():
+        client_id, _, sequence = query["request"].partition("/")
+        wanted = OfRequest(edge.check_client_id(client_id), number(sequence, "sequence"))
+    elif {"table", "key"} <= query.keys() and "request" not in query:
+        wanted = OfKey(edge.check_name(query["table"], "table"), edge.check_key(query["key"]))
+    else:
+        raise edge.bad("ask for a request, or for a table and a key")
+    node = request.app[NODE]
+    await node.reads.reach("linearizable", 0)
+    if isinstance(wanted, OfRequest):
+        check_owner(request, node.machine, wanted.client_id)
+    return local(request, await node.explainer.explain(wanted))
+
+
+_TEXT: Final = {"type": "string"}
+ROUTES: Final = [
+    routing.get(
+        "/v1/explain",
+        explain,
+        Scope.READ,
+        {200: Explained},
+        parameters=(
+            Parameter("request", _TEXT, "client_id/sequence"),
+            Parameter("table", _TEXT, "the table, with key"),
+            Parameter("key", _TEXT, "the row's key, with table"),
+        ),
+        errors=(Code.NOT_FOUND, *READ),
+    )
+]

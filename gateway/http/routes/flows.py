@@ -1,0 +1,230 @@
+"""``/v1/flows``: declare, describe, read batches, watch, and move consumers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+
+from oncegate.flows.errors import FlowError
+from oncegate.flows.flow import FlowDeclaration
+from oncegate.flows.segment import to_json_lines
+from oncegate.gateway import wire
+from oncegate.gateway.answers import flow_state
+from oncegate.gateway.http import request_bodies as edge
+from oncegate.gateway.http import routing
+from oncegate.gateway.http.identity import Scope
+from oncegate.gateway.http.negotiation import NODE, body, is_current, local, number, path_name, raw_body, respond, typed
+from oncegate.gateway.http.routing import EVENT_STREAM, IF_NONE_MATCH, JSON_LINES, LEVEL, PROPOSED, READ, Parameter, Raw
+from oncegate.gateway.machine import commands as c
+from oncegate.rifl.errors import Code, OncegateError
+
+WATCHERS_MAX: Final = 1_000
+KEEP_ALIVE_S: Final = 10.0
+_watchers: Final = web.AppKey("watchers", set[Any])
+
+
+def declaration_text(fields: dict[str, Any]) -> bytes:
+    """Return a flow's declaration as the log carries it.
+
+    Raises:
+        OncegateError: BAD_REQUEST, PAYLOAD_TOO_LARGE; checked here, so that what can never be one costs no log entry.
+    """
+    try:
+        declaration = msgspec.convert(fields, FlowDeclaration)
+    except (FlowError, msgspec.ValidationError) as fault:
+        raise edge.bad(str(fault)) from None
+    unknown = fields.keys() - {*FlowDeclaration.__struct_fields__}
+    if unknown:
+        raise edge.bad(f"a flow has no {', '.join(sorted(unknown))}")
+    text = msgspec.json.encode(declaration)
+    if len(text) > 16 * 1024:
+        raise OncegateError(Code.PAYLOAD_TOO_LARGE, "the declaration is over 16 KiB")
+    return text
+
+
+@typed
+async def declare(request: web.Request) -> web.StreamResponse:
+    """``PUT /v1/flows/{flow}``."""
+    name = path_name(request, "flow")
+    fields = edge.decode(await raw_body(request), request.content_type, dict[str, Any])
+    if fields.setdefault("name", name) != name:
+        raise edge.bad("name differs from the path")
+    text = declaration_text(fields)
+    return respond(request, await request.app[NODE].submit(c.DeclareFlow(text), len(text)))
+
+
+@typed
+async def describe(request: web.Request) -> web.StreamResponse:
+    """``GET /v1/flows/{flow}``."""
+    name = path_name(request, "flow")
+    node = request.app[NODE]
+    await node.reads.reach(request.query.get("consistency", "linearizable"), 0)
+    return local(request, flow_state(node.machine, name))
+
+
+@typed
+async def list_all(request: web.Request) -> web.StreamResponse:
+    """``GET /v1/flows``."""
+    node = request.app[NODE]
+    await node.reads.reach(request.query.get("consistency", "linearizable"), 0)
+    return local(request, wire.FlowList([flow_state(node.machine, name) for name in node.machine.flows.names()]))
+
+
+@typed
+async def batch(request: web.Request) -> web.StreamResponse:
+    """``GET /v1/flows/{flow}/batches/{n}``: immutable, so the ETag is its checksum."""
+    name = path_name(request, "flow")
+    n = number(request.match_info["n"], "batch")
+    node = request.app[NODE]
+    payload, checksum = await node.reads.batch(name, n)
+    headers = {
+        wire.H_COMMIT: str(node.machine.commit),
+        "ETag": f'"{checksum}"',
+        "Cache-Control": "public, max-age=31536000, immutable",
+    }
+    if is_current(request, checksum):
+        return web.Response(status=304, headers=headers)
+    accept = request.headers.get("Accept", "")
+    if JSON_LINES in accept or wire.JSON in accept:
+        lines = await asyncio.to_thread(lambda: b"".join(to_json_lines(payload)))
+        return web.Response(body=lines, headers=headers, content_type=JSON_LINES)
+    return web.Response(body=payload, headers=headers, content_type=wire.ARROW)
+
+
+@typed
+async def watch(request: web.Request) -> web.StreamResponse:
+    """``GET /v1/flows/{flow}/watch``: an event per sealed batch, from ``?after=`` (default: the newest) on.
+
+    A watcher keeps one number, so a slow one costs nothing: it is told every batch when it reads again.
+    """
+    name = path_name(request, "flow")
+    node = request.app[NODE]
+    watchers = request.app[_watchers]
+    if len(watchers) >= WATCHERS_MAX:
+        raise OncegateError(Code.OVERLOADED, "too many watchers", retry_after_ms=1000)
+    await node.reads.reach("stale", 0)
+    batches = node.machine.flows.get(name).batches
+    last_event = request.headers.get("Last-Event-ID", request.query.get("after"))
+    told = batches.last if last_event is None else number(last_event, "after", least=0)
+    response = web.StreamResponse(
+        headers={
+            wire.H_COMMIT: str(node.machine.commit),
+            "Content-Type": EVENT_STREAM,
+            "Cache-Control": "no-store",
+        }
+    )
+    await response.prepare(request)
+    task = asyncio.current_task()
+    watchers.add(task)
+    try:
+        while True:
+            while told < batches.last:
+                told = max(told + 1, batches.first)
+                data = msgspec.json.encode(wire.Sealed(told)).decode()
+                await response.write(f"id: {told}\nevent: sealed\ndata: {data}\n\n".encode())
+            try:
+                # Not wait_for: it would begin to wait one turn of the loop later and could miss a seal in between.
+                async with asyncio.timeout(KEEP_ALIVE_S):
+                    await node.reads.next_seal(name)
+            except TimeoutError:
+                await response.write(b": alive\n\n")
+    except ConnectionResetError:
+        return response
+    finally:
+        watchers.discard(task)
+
+
+@typed
+async def attach(request: web.Request) -> web.StreamResponse:
+    """``POST /v1/flows/{flow}/consumers/{name}/attach``."""
+    flow, consumer = path_name(request, "flow"), path_name(request, "name")
+    nonce = edge.check_nonce((await body(request, wire.AttachConsumer)).nonce)
+    return respond(request, await request.app[NODE].submit(c.Attach(flow, consumer, nonce), 192))
+
+
+@typed
+async def cursor(request: web.Request) -> web.StreamResponse:
+    """``POST /v1/flows/{flow}/consumers/{name}/cursor``."""
+    flow, consumer = path_name(request, "flow"), path_name(request, "name")
+    move = await body(request, wire.MoveCursor)
+    if move.batch != 0:
+        edge.check_number(move.batch, "batch")
+    edge.check_number(move.fence, "fence")
+    command = c.MoveCursor(flow, consumer, move.batch, move.fence, move.replay)
+    return respond(request, await request.app[NODE].submit(command, 192))
+
+
+async def _close_watchers(app: web.Application) -> None:
+    watching = app[_watchers]
+    for task in list(watching):
+        task.cancel()
+
+
+def set_up(app: web.Application) -> None:
+    """Prepare the application for watchers."""
+    nobody: set[Any] = set()
+    app[_watchers] = nobody
+    app.on_shutdown.append(_close_watchers)
+
+
+_CONSISTENCY: Final = LEVEL[:1]
+_AFTER: Final = Parameter("after", {"type": "integer", "minimum": 0}, "batches above this one; default: new ones")
+_LAST_EVENT: Final = Parameter("Last-Event-ID", {"type": "integer", "minimum": 0}, "as after, and wins", "header")
+_BATCH: Final = Raw((wire.ARROW, JSON_LINES), "the batch's items, an Arrow IPC stream or JSON lines")
+_EVENTS: Final = Raw((EVENT_STREAM,), "an event `sealed` with {batch} per sealed batch")
+
+ROUTES: Final = [
+    routing.put(
+        "/v1/flows/{flow}",
+        declare,
+        Scope.FLOWS,
+        {200: wire.FlowState},
+        body=FlowDeclaration,
+        errors=(Code.NOT_FOUND, Code.CONFLICT, *PROPOSED),
+    ),
+    routing.get("/v1/flows", list_all, Scope.READ, {200: wire.FlowList}, parameters=_CONSISTENCY, errors=READ),
+    routing.get(
+        "/v1/flows/{flow}",
+        describe,
+        Scope.READ,
+        {200: wire.FlowState},
+        parameters=_CONSISTENCY,
+        errors=(Code.NOT_FOUND, *READ),
+    ),
+    routing.get(
+        "/v1/flows/{flow}/batches/{n}",
+        batch,
+        Scope.READ,
+        {200: _BATCH, 304: None},
+        parameters=(IF_NONE_MATCH,),
+        errors=(Code.NOT_FOUND, Code.RETENTION_EXCEEDED, *READ),
+    ),
+    routing.get(
+        "/v1/flows/{flow}/watch",
+        watch,
+        Scope.READ,
+        {200: _EVENTS},
+        parameters=(_AFTER, _LAST_EVENT),
+        errors=(Code.NOT_FOUND, *READ),
+        head=False,
+    ),
+    routing.post(
+        "/v1/flows/{flow}/consumers/{name}/attach",
+        attach,
+        Scope.FLOWS,
+        {200: wire.ConsumerAttached},
+        body=wire.AttachConsumer,
+        errors=(Code.NOT_FOUND, Code.FENCED, *PROPOSED),
+    ),
+    routing.post(
+        "/v1/flows/{flow}/consumers/{name}/cursor",
+        cursor,
+        Scope.FLOWS,
+        {200: wire.CursorMoved},
+        body=wire.MoveCursor,
+        errors=(Code.NOT_FOUND, Code.FENCED, Code.CONFLICT, Code.RETENTION_EXCEEDED, *PROPOSED),
+    ),
+]

@@ -1,0 +1,132 @@
+"""``/v1/operations``, ranges and requests: the exactly-once path over HTTP."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from oncegate.gateway import wire
+from oncegate.gateway.answers import request_state
+from oncegate.gateway.http import range_bodies as edge_range
+from oncegate.gateway.http import request_bodies as edge
+from oncegate.gateway.http import request_headers as plain
+from oncegate.gateway.http import routing
+from oncegate.gateway.http.admission.gate import charge
+from oncegate.gateway.http.identity import Scope, check_owner, tenant_of
+from oncegate.gateway.http.negotiation import NODE, headers_of, local, number, path_name, raw_body, respond, typed
+from oncegate.gateway.http.routing import JSON_LINES, PROPOSED, READ, Parameter, Raw
+from oncegate.rifl.completion import FINGERPRINT_BYTES
+from oncegate.rifl.errors import Code, OncegateError
+from oncegate.rifl.ids import ID_MAX
+
+
+@typed
+async def operate(request: web.Request) -> web.StreamResponse:
+    """``POST /v1/operations``."""
+    body = await raw_body(request)
+    decoded = edge.decode(body, request.content_type, wire.OperationsRequest)
+    command = edge.operations(decoded, tenant_of(request), plain.traceparent(headers_of(request)))
+    node = request.app[NODE]
+    check_owner(request, node.machine, command.client_id)
+    charge(request, len(command.ops))
+    return respond(request, await node.attempt(command, len(body)))
+
+
+@typed
+async def put_range(request: web.Request) -> web.StreamResponse:
+    """``POST /v1/tables/{table}/ranges``."""
+    table = path_name(request, "table")
+    client_id = edge.check_client_id(_header(request, wire.H_CLIENT))
+    epoch = number(_header(request, wire.H_EPOCH), wire.H_EPOCH)
+    first = number(_header(request, wire.H_FIRST_SEQUENCE), wire.H_FIRST_SEQUENCE)
+    first_incomplete = _first_incomplete(_header(request, wire.H_FIRST_INCOMPLETE))
+    node = request.app[NODE]
+    check_owner(request, node.machine, client_id)
+    body = await raw_body(request)
+    command = edge_range.range_command(table, client_id, epoch, first_incomplete, first, body, request.content_type)
+    trace = plain.traceparent(headers_of(request))
+    command = msgspec.structs.replace(command, tenant=tenant_of(request), traceparent=trace)
+    charge(request, len(command.fingerprints) // FINGERPRINT_BYTES)
+    size = len(command.body) + len(command.fingerprints)
+    return respond(request, await node.attempt(command, size))
+
+
+@typed
+async def request_of(request: web.Request) -> web.StreamResponse:
+    """``GET /v1/requests/{client_id}/{sequence}``."""
+    client_id = edge.check_client_id(request.match_info["client_id"])
+    sequence = number(request.match_info["sequence"], "sequence")
+    node = request.app[NODE]
+    await node.reads.reach("linearizable", 0)
+    check_owner(request, node.machine, client_id)
+    return local(request, request_state(node.machine, client_id, sequence, tenant_of(request)))
+
+
+@typed
+async def resolve(request: web.Request) -> web.StreamResponse:
+    """``POST /v1/requests/{client_id}/{sequence}/resolve``."""
+    client_id = edge.check_client_id(request.match_info["client_id"])
+    sequence = number(request.match_info["sequence"], "sequence")
+    sent = await raw_body(request)
+    body = edge.decode(sent, request.content_type, wire.ResolveRequest) if sent else wire.ResolveRequest()
+    check_owner(request, request.app[NODE].machine, client_id)
+    command = edge.resolve(client_id, sequence, body, tenant_of(request))
+    return respond(request, await request.app[NODE].submit(command, 64))
+
+
+def _header(request: web.Request, name: str) -> str:
+    text = request.headers.get(name)
+    if text is None:
+        raise OncegateError(Code.BAD_REQUEST, f"header {name} is missing")
+    return text
+
+
+def _first_incomplete(text: str) -> int:
+    if text.isascii() and text.isdigit() and len(text) <= 20 and int(text) > ID_MAX:
+        return edge.check_first_incomplete(int(text))
+    return number(text, wire.H_FIRST_INCOMPLETE)
+
+
+_NUMBER: Final = {"type": "integer", "minimum": 1, "maximum": ID_MAX}
+_RANGE_HEADERS: Final = (
+    Parameter(wire.H_CLIENT, {"type": "string", "pattern": "^[0-9a-f]{16}$"}, "the session", "header", True),
+    Parameter(wire.H_EPOCH, _NUMBER, "the session's epoch", "header", True),
+    Parameter(wire.H_FIRST_SEQUENCE, _NUMBER, "sequence number of the first row", "header", True),
+    Parameter(wire.H_FIRST_INCOMPLETE, _NUMBER, "everything below is acknowledged", "header", True),
+)
+_RANGE: Final = Raw(
+    (wire.ARROW, wire.MSGPACK, JSON_LINES, wire.JSON),
+    "an Arrow IPC stream with the string columns key and value (JSON text), msgpack {keys, values}, or JSON lines",
+)
+
+ROUTES: Final = [
+    routing.post(
+        "/v1/operations",
+        operate,
+        Scope.WRITE,
+        {200: wire.OperationsResponse},
+        body=wire.OperationsRequest,
+        errors=(Code.BAD_ACK, *PROPOSED),
+    ),
+    routing.post(
+        "/v1/tables/{table}/ranges",
+        put_range,
+        Scope.WRITE,
+        {200: wire.RangeResponse},
+        body=_RANGE,
+        parameters=_RANGE_HEADERS,
+        errors=(Code.BAD_ACK, *PROPOSED),
+    ),
+    routing.get("/v1/requests/{client_id}/{sequence}", request_of, Scope.READ, {200: wire.RequestState}, errors=READ),
+    routing.post(
+        "/v1/requests/{client_id}/{sequence}/resolve",
+        resolve,
+        Scope.WRITE,
+        {200: wire.RequestState},
+        body=wire.ResolveRequest,
+        body_required=False,
+        errors=(Code.BAD_ACK, Code.FENCED, Code.WINDOW_FULL, *PROPOSED),
+    ),
+]

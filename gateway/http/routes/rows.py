@@ -1,0 +1,199 @@
+"""Changes of single rows for callers without the SDK: ``PUT``, ``DELETE``, ``increment``, ``append``.
+
+Owns: the way from headers and body to one command, and from its verdict to a status. The identity of a request is
+read in :mod:`oncegate.gateway.http.request_headers`, remembered in :mod:`oncegate.rifl.key_table` or the caller's
+session.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from aiohttp import web
+
+from oncegate.gateway import wire
+from oncegate.gateway.answers import Answer
+from oncegate.gateway.http import request_bodies as edge
+from oncegate.gateway.http import request_headers as plain
+from oncegate.gateway.http import routing
+from oncegate.gateway.http.identity import Scope, check_owner, tenant_of
+from oncegate.gateway.http.negotiation import NODE, body, headers_of, path_name, problem, raw_body, respond, typed
+from oncegate.gateway.http.routing import OBJECTS, PROPOSED, Parameter, Raw
+from oncegate.gateway.machine import commands as c
+from oncegate.rifl.errors import Code, OncegateError, Outcome
+from oncegate.rifl.ids import format_client_id
+from oncegate.rifl.key_table import KEYS_CLIENT
+
+
+class _Refusal(NamedTuple):
+    status: int
+    title: str
+
+
+REFUSALS: Final = {
+    "CONDITION_FAILED": _Refusal(412, "The condition does not hold"),
+    "NOT_AN_INTEGER": _Refusal(409, "The row holds no integer"),
+    "OVERFLOW": _Refusal(409, "The sum does not fit 64 bits"),
+    "NOT_A_LIST": _Refusal(409, "The row holds no list"),
+    "LIST_FULL": _Refusal(409, "The list has no room"),
+}
+"""Business refusals: recorded, and replayed like a result. Their outcome is ``not_applied``."""
+running: Final = web.AppKey("running", set[str])
+"""Keys whose first request this node has not answered yet."""
+
+
+@typed
+async def put(request: web.Request) -> web.StreamResponse:
+    """``PUT /v1/tables/{table}/rows/{key}``: the body is the value."""
+    sent = await raw_body(request)
+    value = edge.decode(sent, request.content_type, _ANYTHING)
+    return await _change(request, wire.Operation(1, "put", *_row(request), value))
+
+
+@typed
+async def delete(request: web.Request) -> web.StreamResponse:
+    """``DELETE /v1/tables/{table}/rows/{key}``."""
+    return await _change(request, wire.Operation(1, "delete", *_row(request)))
+
+
+@typed
+async def increment(request: web.Request) -> web.StreamResponse:
+    """``POST /v1/tables/{table}/rows/{key}/increment``."""
+    sent = await raw_body(request)
+    by = edge.decode(sent, request.content_type, wire.Increment).by if sent else 1
+    return await _change(request, wire.Operation(1, "increment", *_row(request), by=by))
+
+
+@typed
+async def append(request: web.Request) -> web.StreamResponse:
+    """``POST /v1/tables/{table}/rows/{key}/append``."""
+    item = (await body(request, wire.Append)).item
+    return await _change(request, wire.Operation(1, "append", *_row(request), item=item))
+
+
+async def _change(request: web.Request, operation: wire.Operation) -> web.StreamResponse:
+    headers = headers_of(request)
+    who = plain.identity(headers)
+    op = plain.conditional(edge.operation(operation, 0), headers)
+    size = 256 + len(op.key) + len(op.value or b"")
+    node, tenant, trace = request.app[NODE], tenant_of(request), plain.traceparent(headers)
+    if isinstance(who, plain.Place):
+        check_owner(request, node.machine, who.client_id)
+        op = msgspec.structs.replace(op, sequence=who.sequence)
+        command = c.Operate(who.client_id, who.epoch, who.first_incomplete, [op], tenant, trace)
+        return _answered(request, operation.op, who.client_id, await node.attempt(command, size))
+    busy, name = request.app[running], f"{tenant}\0{who.scoped}"
+    if name in busy:
+        raise OncegateError(Code.IN_PROGRESS, "the first request with this key is still running", retry_after_ms=50)
+    keyed = c.Keyed(node.settings.idempotency_key_ms, [c.KeyedOp(who.scoped, who.named_ms, op)], tenant, trace)
+    future = node.attempt(keyed, size + len(who.text))
+    busy.add(name)
+    # Not when this handler ends: the operation goes on when its caller hangs up.
+    future.add_done_callback(lambda _: busy.discard(name))
+    return _answered(request, operation.op, KEYS_CLIENT, await future)
+
+
+def _answered(request: web.Request, op: str, client_id: int, answer: Answer) -> web.Response:
+    result: wire.OperationResult = answer.body.results[0]
+    if result.status == "rejected":
+        response = problem(request, _rejection(result))
+        response.headers[wire.H_MEMORY_MS] = str(answer.memory_ms)
+    else:
+        request_id = f"{format_client_id(client_id)}/{result.sequence}"
+        if result.status == "applied":
+            etag = None if op == "delete" else str(result.version)
+            done = wire.RowChanged(request_id, _known(result.commit), _known(result.version), result.value)
+            response = respond(request, answer._replace(body=done), etag=etag)
+        else:
+            response = _refused(request, request_id, result, answer)
+        response.headers[wire.H_REQUEST] = request_id
+        if result.replayed is True:
+            response.headers[wire.H_REPLAYED] = "true"
+    response.headers[wire.H_TIME_MS] = str(request.app[NODE].machine.time_ms)
+    return response
+
+
+def _refused(request: web.Request, request_id: str, result: wire.OperationResult, answer: Answer) -> web.Response:
+    code = str(result.code)
+    refusal = REFUSALS[code]
+    shown = wire.RefusalProblem(
+        type=f"urn:oncegate:error:{code}",
+        title=refusal.title,
+        status=refusal.status,
+        code=code,
+        outcome=Outcome.NOT_APPLIED.value,
+        retryable=False,
+        request=request_id,
+        commit=_known(result.commit),
+        version=_known(result.version),
+        value=result.value,
+    )
+    headers = {wire.H_COMMIT: str(answer.commit), wire.H_MEMORY_MS: str(answer.memory_ms)}
+    return web.Response(
+        body=msgspec.json.encode(shown), status=refusal.status, headers=headers, content_type=wire.PROBLEM
+    )
+
+
+def _rejection(result: wire.OperationResult) -> OncegateError:
+    return OncegateError(Code(str(result.code)), str(result.detail), outcome=Outcome(str(result.outcome)))
+
+
+def _known(number: int | msgspec.UnsetType) -> int:
+    return number if isinstance(number, int) else 0
+
+
+def _row(request: web.Request) -> tuple[str, str]:
+    return path_name(request, "table"), edge.check_key(request.match_info["key"])
+
+
+def set_up(app: web.Application) -> None:
+    """Prepare the application for keys that are in use."""
+    nobody: set[str] = set()
+    app[running] = nobody
+
+
+_ANYTHING: Any = Any
+_ROW: Final = "/v1/tables/{table}/rows/{key:(?s:.+)}"
+_TEXT: Final = {"type": "string"}
+_HEADERS: Final = (
+    Parameter(wire.H_IDEMPOTENCY_KEY, _TEXT, "names the request; the gateway gives it an id", "header"),
+    Parameter(wire.H_REQUEST, _TEXT, "client_id/sequence, for callers with a session", "header"),
+    Parameter(wire.H_EPOCH, _TEXT, "the session's epoch, with a request id", "header"),
+    Parameter(wire.H_FIRST_INCOMPLETE, _TEXT, "everything below is acknowledged, with a request id", "header"),
+    Parameter("If-Match", _TEXT, "the row's version", "header"),
+    Parameter("If-None-Match", _TEXT, "* for: only if there is no such row", "header"),
+)
+_ERRORS: Final = (
+    Code.BAD_ACK,
+    Code.IN_PROGRESS,
+    Code.FENCED,
+    Code.STALE,
+    Code.SESSION_EXPIRED,
+    Code.PAYLOAD_MISMATCH,
+    Code.WINDOW_FULL,
+    *PROPOSED,
+)
+
+
+def _route(method: str, path: str, handler: routing.Handler, body: Any, *, required: bool = True) -> routing.Route:
+    return routing.Route(
+        method,
+        path,
+        handler,
+        Scope.WRITE,
+        {200: wire.RowChanged},
+        body,
+        required,
+        _HEADERS,
+        _ERRORS,
+        {status: wire.RefusalProblem for status, _ in REFUSALS.values()},
+    )
+
+
+ROUTES: Final = [
+    _route("PUT", _ROW, put, Raw(OBJECTS, "the value: any JSON")),
+    _route("DELETE", _ROW, delete, None),
+    _route("POST", _ROW + "/increment", increment, wire.Increment, required=False),
+    _route("POST", _ROW + "/append", append, wire.Append),
+]

@@ -1,0 +1,170 @@
+"""``/v1/tables``: declare, describe, read rows."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from oncegate.gateway import wire
+from oncegate.gateway.answers import Answer, table_state
+from oncegate.gateway.http import request_bodies as edge
+from oncegate.gateway.http import routing
+from oncegate.gateway.http.identity import Scope
+from oncegate.gateway.http.negotiation import NODE, body, is_current, local, number, path_name, respond, typed
+from oncegate.gateway.http.routes.flows import declaration_text
+from oncegate.gateway.http.routing import IF_NONE_MATCH, LEVEL, PROPOSED, READ, Parameter
+from oncegate.gateway.live_check.recorder import Recorder
+from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.tables import QUOTA_BYTES_DEFAULT, QUOTA_BYTES_MAX
+from oncegate.gateway.node.node import Node
+from oncegate.rifl.errors import Code, OncegateError
+
+PAGE_MAX: Final = 1_000
+PAGE_BYTES_MAX: Final = 4 * 2**20
+"""Values of a page; a single row may exceed it."""
+
+
+@typed
+async def declare(request: web.Request) -> web.StreamResponse:
+    """``PUT /v1/tables/{table}``."""
+    name = path_name(request, "table")
+    declaration = await body(request, wire.DeclareTable)
+    quota = QUOTA_BYTES_DEFAULT if declaration.quota_bytes is None else declaration.quota_bytes
+    if not 1024 <= quota <= QUOTA_BYTES_MAX:
+        raise edge.bad(f"quota_bytes must be in 1024..{QUOTA_BYTES_MAX}")
+    flow = b"" if declaration.flow is None else _own_flow(name, declaration)
+    command = c.DeclareTable(name, declaration.kind, quota, flow)
+    return respond(request, await request.app[NODE].submit(command, 128 + len(flow)))
+
+
+def _own_flow(name: str, declaration: wire.DeclareTable) -> bytes:
+    """Return the declaration of a stream table's own flow; raises BAD_REQUEST for what can never be one."""
+    if declaration.kind != "stream":
+        raise edge.bad("only a stream table has a flow of its own; declare flows of others by themselves")
+    return declaration_text({"name": name, "source": name, **msgspec.to_builtins(declaration.flow)})
+
+
+@typed
+async def describe(request: web.Request) -> web.StreamResponse:
+    """``GET /v1/tables/{table}``."""
+    name = path_name(request, "table")
+    node = request.app[NODE]
+    await node.reads.reach(*_level(request))
+    table = node.machine.tables.get(name)
+    if table is None:
+        raise OncegateError(Code.NOT_FOUND, "no such table")
+    return local(request, table_state(table))
+
+
+@typed
+async def row(request: web.Request) -> web.StreamResponse:
+    """``GET /v1/tables/{table}/rows/{key}``."""
+    table = path_name(request, "table")
+    key = edge.check_key(request.match_info["key"])
+    node = request.app[NODE]
+    level = _level(request)
+    watching = _watching(node, table, key)
+    floor = 0 if watching is None else watching.read_floor(linearizable=level[0] == "linearizable")
+    await node.reads.reach(*level)
+    # Taken before the look-up, which may wait: the answer reflects at least this and promises no more.
+    commit = node.machine.commit
+    try:
+        found = await node.reads.row(table, key)
+    except OncegateError:
+        if watching is not None and _is_resident(node, table):
+            watching.read(table, key, commit, floor, 0, None)
+        raise
+    if watching is not None and _is_resident(node, table):
+        watching.read(table, key, commit, floor, found.version, found.value)
+    # A store may be ahead of this node: who has read from it must not read older rows elsewhere.
+    commit = max(commit, found.version)
+    etag = str(found.version)
+    if is_current(request, etag):
+        return web.Response(status=304, headers={"ETag": f'"{etag}"', wire.H_COMMIT: str(commit)})
+    state = wire.RowState(key, msgspec.json.decode(found.value), found.version, commit)
+    return respond(request, Answer(state, commit), etag=etag)
+
+
+@typed
+async def page(request: web.Request) -> web.StreamResponse:
+    """``GET /v1/tables/{table}/rows?prefix=&after=&limit=``: rows of a resident table in key order."""
+    name = path_name(request, "table")
+    query = request.query
+    limit = min(number(query.get("limit", "100"), "limit"), PAGE_MAX)
+    node = request.app[NODE]
+    await node.reads.reach(*_level(request))
+    table = node.machine.tables.get(name)
+    if table is None:
+        raise OncegateError(Code.NOT_FOUND, "no such table")
+    if table.kind != "resident":
+        raise edge.bad("rows of a stream table are read by key, or in order from its flow")
+    commit = node.machine.commit
+    rows = table.rows.page(query.get("prefix", ""), query.get("after", ""), limit + 1)
+    states: list[wire.RowState] = []
+    size = 0
+    for key, row in rows[:limit]:
+        size += len(row.value)
+        if states and size > PAGE_BYTES_MAX:
+            break
+        states.append(wire.RowState(key, msgspec.json.decode(row.value), row.version, commit))
+    return local(request, wire.RowPage(states, states[-1].key if len(states) < len(rows) else None, commit))
+
+
+def _watching(node: Node, table: str, key: str) -> Recorder | None:
+    """Return who takes note of reads of this row, if anybody does."""
+    live = node.live_check
+    return live.recorder if live is not None and live.recorder.has(table, key) else None
+
+
+def _is_resident(node: Node, table: str) -> bool:
+    """Rows of stream tables are found while more is written: no one commit number is what they were read at."""
+    declared = node.machine.tables.get(table)
+    return declared is not None and declared.kind == "resident"
+
+
+def _level(request: web.Request) -> tuple[str, int]:
+    query = request.query
+    consistency = query.get("consistency", "linearizable")
+    return consistency, number(query.get("min_commit", "0"), "min_commit", least=0)
+
+
+_LIMIT: Final = Parameter("limit", {"type": "integer", "minimum": 1, "default": 100}, f"at most {PAGE_MAX} come")
+_PREFIX: Final = Parameter("prefix", {"type": "string"}, "keys that begin with it")
+_AFTER: Final = Parameter("after", {"type": "string"}, "keys greater than it: the next of the page before")
+
+ROUTES: Final = [
+    routing.put(
+        "/v1/tables/{table}",
+        declare,
+        Scope.ADMIN,
+        {200: wire.TableState},
+        body=wire.DeclareTable,
+        errors=(Code.CONFLICT, *PROPOSED),
+    ),
+    routing.get(
+        "/v1/tables/{table}",
+        describe,
+        Scope.READ,
+        {200: wire.TableState},
+        parameters=LEVEL,
+        errors=(Code.NOT_FOUND, *READ),
+    ),
+    routing.get(
+        "/v1/tables/{table}/rows",
+        page,
+        Scope.READ,
+        {200: wire.RowPage},
+        parameters=(_PREFIX, _AFTER, _LIMIT, *LEVEL),
+        errors=(Code.NOT_FOUND, *READ),
+    ),
+    routing.get(
+        "/v1/tables/{table}/rows/{key:(?s:.+)}",
+        row,
+        Scope.READ,
+        {200: wire.RowState, 304: None},
+        parameters=(IF_NONE_MATCH, *LEVEL),
+        errors=(Code.NOT_FOUND, Code.PAYLOAD_TOO_LARGE, *READ),
+    ),
+]

@@ -1,0 +1,119 @@
+"""One line a route: path, handler, who may call it, what goes in, what comes out.
+
+Owns: the shape of that line. Whatever needs to know the routes reads the same lines: the application (paths and
+handlers), the edge (scope and media types, :mod:`oncegate.gateway.http.admission.gate`) and the description that
+clients get (:mod:`oncegate.gateway.http.openapi`). A route without such a line is not served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+from aiohttp import web
+
+from oncegate.gateway import wire
+from oncegate.gateway.http.identity import Scope
+from oncegate.rifl.errors import Code
+from oncegate.rifl.ids import ID_MAX
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+JSON_LINES: Final = "application/x-ndjson"
+UNNAMED: Final = "application/octet-stream"
+"""What aiohttp calls a body whose sender named no type."""
+FORM: Final = "application/x-www-form-urlencoded"
+"""What ``curl -d`` calls any body."""
+ANYTHING: Final = "*/*"
+"""A body of any type, where a header that no page on the web may send says how to read it."""
+EVENT_STREAM: Final = "text/event-stream"
+OBJECTS: Final = (wire.JSON, wire.MSGPACK)
+"""Media types of a body that is one object."""
+
+
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """A body or answer that is no object of :mod:`oncegate.gateway.wire`: its media types and what is in it."""
+
+    media: tuple[str, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A query parameter or header: JSON schema and meaning."""
+
+    name: str
+    schema: Mapping[str, Any]
+    text: str
+    where: str = "query"
+    required: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A route.
+
+    Attributes:
+        method: the HTTP method; GET includes HEAD unless ``head`` says otherwise.
+        path: as aiohttp writes it.
+        handler: what answers; no two routes share one. Its docstring is the route's description.
+        scope: what a token must allow; None: open to everyone.
+        answers: by status, what a success carries: a type of :mod:`oncegate.gateway.wire`, ``Raw``, or None for
+        nothing. body: what the request carries: a type (JSON or msgpack), ``Raw``, or None for nothing.
+        body_required: whether the request may come without it.
+        parameters: query parameters and headers; those of the path are known from it.
+        errors: refusals beside those that every route has.
+        refusals: by status, problems that are results: recorded, and replayed.
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    scope: Scope | None
+    answers: Mapping[int, Any]
+    body: Any = None
+    body_required: bool = True
+    parameters: tuple[Parameter, ...] = ()
+    errors: tuple[Code, ...] = ()
+    refusals: Mapping[int, type] = field(default_factory=dict)
+    head: bool = True
+    media: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        media = self.body.media if isinstance(self.body, Raw) else OBJECTS if self.body is not None else ()
+        object.__setattr__(self, "media", frozenset(media))
+
+
+PROPOSED: Final = (
+    Code.NOT_FOUND,
+    Code.PAYLOAD_TOO_LARGE,
+    Code.OVERLOADED,
+    Code.NOT_LEADER,
+    Code.NOT_READY,
+    Code.NO_LEADER,
+    Code.TIMEOUT,
+)
+"""Refusals of whatever goes through the log."""
+READ: Final = (Code.NOT_READY, Code.NO_LEADER, Code.TIMEOUT)
+"""Refusals of whatever is read."""
+LEVEL: Final = (
+    Parameter(
+        "consistency",
+        {"type": "string", "enum": ["linearizable", "session", "stale"], "default": "linearizable"},
+        "how new the answer must be",
+    ),
+    Parameter(
+        "min_commit",
+        {"type": "integer", "minimum": 0, "maximum": ID_MAX, "default": 0},
+        "commit number that the answer must reflect",
+    ),
+)
+IF_NONE_MATCH: Final = Parameter("If-None-Match", {"type": "string"}, "ETags that the caller holds", "header")
+
+get = partial(Route, "GET")
+put = partial(Route, "PUT")
+post = partial(Route, "POST")
+delete = partial(Route, "DELETE")

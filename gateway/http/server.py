@@ -1,0 +1,178 @@
+"""The HTTP server of a node.
+
+Owns: the application, its routes and its life. What a connection may do is in
+:mod:`oncegate.gateway.http.admission.connections`, what a request must pass in
+:mod:`oncegate.gateway.http.admission.gate`; everything else is behind :mod:`oncegate.gateway.http.negotiation`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import signal
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from typing import Final
+
+from aiohttp import web
+
+from oncegate.gateway.http import range_bodies as edge_range
+from oncegate.gateway.http.admission.bodies import BodyBudget
+from oncegate.gateway.http.admission.connections import (
+    CONNECTIONS,
+    ConnectionCounts,
+    GuardedSite,
+    Patience,
+    connections_allowed,
+    raise_descriptor_limit,
+)
+from oncegate.gateway.http.admission.gate import Desk, gate
+from oncegate.gateway.http.auth import Tokens
+from oncegate.gateway.http.negotiation import BODIES, NODE, problem
+from oncegate.gateway.http.routes import (
+    check,
+    cluster,
+    description,
+    events,
+    explain,
+    flows,
+    members,
+    operations,
+    rows,
+    sessions,
+    tables,
+)
+from oncegate.gateway.http.routing import Route
+from oncegate.gateway.http.tls import check_exposure, load, server_context
+from oncegate.gateway.node.node import Node
+from oncegate.gateway.node.settings import Settings
+from oncegate.rifl.errors import Code, OncegateError
+
+SHUTDOWN_S: Final = 5.0
+TOKENS_LOOK_S: Final = 1.0
+GC_THRESHOLDS: Final = (20_000, 20, 50)
+"""An entry of hundreds of operations makes thousands of objects that die young; the default looks at them each 700."""
+_MODULES: Final = (operations, sessions, tables, rows, events, flows, cluster, members, explain, check, description)
+ROUTES: Final[tuple[Route, ...]] = tuple(route for module in _MODULES for route in module.ROUTES)
+"""Everything that is served."""
+log = logging.getLogger(__name__)
+
+
+async def _expected(request: web.Request) -> web.StreamResponse | None:
+    """Answer ``Expect: 100-continue`` (RFC 9110 §10.1.1): a body that is too large is refused before it is sent."""
+    if request.headers.get("Expect", "").lower() != "100-continue":
+        return problem(request, OncegateError(Code.BAD_REQUEST, "no other expectation than 100-continue is met"))
+    if (request.content_length or 0) > request.client_max_size:
+        return problem(
+            request, OncegateError(Code.PAYLOAD_TOO_LARGE, f"the body is over {request.client_max_size} bytes")
+        )
+    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    request.writer.output_size = 0  # what has been sent so far is no answer
+    return None
+
+
+def application(node: Node, tokens: Tokens | None = None) -> web.Application:
+    """Return the HTTP application of ``node``; without ``tokens`` everybody may do everything."""
+    settings = node.settings
+    desk = Desk(
+        ROUTES,
+        authenticator=tokens,
+        requests_max=settings.tenant_requests_max,
+        operations_per_s=settings.tenant_operations_per_s,
+    )
+    app = web.Application(client_max_size=settings.body_bytes_max, middlewares=[gate(desk)])
+    app[NODE] = node
+    app[CONNECTIONS] = ConnectionCounts()
+    app[BODIES] = BodyBudget(settings.body_bytes_max, settings.receiving_bytes_max, settings.body_ms_max)
+    for route in ROUTES:
+        for method in ("GET", "HEAD") if route.method == "GET" and route.head else (route.method,):
+            app.router.add_route(method, route.path, route.handler, expect_handler=_expected)
+    flows.set_up(app)
+    rows.set_up(app)
+    description.set_up(app, ROUTES)
+    return app
+
+
+@contextlib.asynccontextmanager
+async def running(settings: Settings) -> AsyncIterator[Node]:
+    """Run a node with its HTTP server for as long as the context lasts.
+
+    Raises:
+        ValueError: certificate, key or tokens are unusable, or needed and missing.
+    """
+    check_exposure(settings)
+    tokens = None if settings.tokens_file is None else Tokens(settings.tokens_file)
+    context = server_context(settings)
+    edge_range.warm_up()
+    node = Node(settings)
+    app = application(node, tokens)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S)
+    patience = Patience(
+        connections_allowed(settings.connections_max),
+        settings.headers_ms_max,
+        settings.idle_ms_max,
+        settings.unsent_ms_max,
+        settings.unsent_bytes_max,
+    )
+    try:
+        await node.start()
+        await runner.setup()
+        address = settings.address
+        await GuardedSite(runner, address.host, address.http_port, patience, app[CONNECTIONS], tls=context).start()
+        log.info("node %s serves %s, data in %s", settings.node, settings.http_of(address), settings.data_dir)
+        with _reloading(settings, tokens, context):
+            yield node
+    finally:
+        await node.hand_over()
+        await runner.cleanup()
+        await node.stop()
+
+
+@contextlib.contextmanager
+def _reloading(settings: Settings, tokens: Tokens | None, context: ssl.SSLContext | None) -> Iterator[None]:
+    """Look after the tokens' file every second; read it and the certificate again on SIGHUP."""
+    loop = asyncio.get_running_loop()
+    timer: asyncio.TimerHandle | None = None
+
+    def look() -> None:
+        nonlocal timer
+        if tokens is not None:
+            tokens.refresh()
+            timer = loop.call_later(TOKENS_LOOK_S, look)
+
+    def reload() -> None:
+        if tokens is not None:
+            tokens.refresh(anyway=True)
+        if context is not None:
+            try:
+                load(context, settings)
+            except (OSError, ValueError) as fault:
+                log.error("the certificate stays as it was: %s", fault)
+
+    look()
+    with contextlib.suppress(RuntimeError, ValueError):  # not the main thread: no signals there
+        loop.add_signal_handler(signal.SIGHUP, reload)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(RuntimeError, ValueError):
+            loop.remove_signal_handler(signal.SIGHUP)
+        if timer is not None:
+            timer.cancel()
+
+
+async def serve(settings: Settings) -> None:
+    """Run a node until SIGTERM or SIGINT."""
+    raise_descriptor_limit(settings.connections_max)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with running(settings):
+        # What lives now lives as long as the process: keep the collector from walking it again and again.
+        gc.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
+        await stop.wait()
+        log.info("node %s stops", settings.node)

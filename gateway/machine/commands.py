@@ -1,0 +1,300 @@
+"""What a log entry carries: versioned, replicated commands in msgpack.
+
+Owns: the encoding of an entry and of each command, and the payload fingerprint. Pure: the edge builds commands,
+the machine applies them, nobody else looks inside. An entry holds everything that waited at one tick.
+
+Layout, version 1 (msgpack; a command is an array whose first element is its tag)::
+
+    entry     [version, time_ms, [command, ...]]
+    operate   ["o", client_id, epoch, first_incomplete, [[sequence, kind, table, key, fingerprint, value, by,
+               test, operand], ...], tenant, traceparent]
+    range     ["r", client_id, epoch, first_incomplete, table, first, fingerprints, body, tenant,
+               traceparent]
+
+``value`` and ``operand`` are JSON text in canonical form (sorted keys, no blanks), ``body`` an Arrow IPC stream with
+the columns ``key`` and ``value`` that only the edge and the segment writer ever decode.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+import msgspec
+import xxhash
+
+from oncegate.rifl.session import SESSIONS_MAX
+
+VERSION: Final = 1
+
+KEY_BYTES_MAX: Final = 512
+VALUE_BYTES_MAX: Final = 256 * 1024
+OPERATIONS_MAX: Final = 4_096
+"""Operations in one request."""
+APPENDS_MAX: Final = 1_024
+"""Appends among them: each may write a list of ``LIST_BYTES_MAX`` anew."""
+LIST_BYTES_MAX: Final = 64 * 1024
+"""JSON text of a list that append may make."""
+RESULT_BYTES_MAX: Final = 64 * 1024
+"""JSON text of a row that ``get`` as an operation may remember."""
+REAP_MAX: Final = 1_000
+FORGET_MAX: Final = 1_000
+
+
+class Kind(IntEnum):
+    """What an operation does to its row."""
+
+    PUT = 1
+    DELETE = 2
+    INCREMENT = 3
+    APPEND = 4
+    GET = 5
+
+
+class Test(IntEnum):
+    """A condition on the row before the operation; PRESENT is ``If-Match: *``."""
+
+    NONE = 0
+    ABSENT = 1
+    VERSION = 2
+    VALUE = 3
+    PRESENT = 4
+
+
+class Op(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One operation in canonical form; ``value`` is the item of an append."""
+
+    sequence: int
+    kind: int
+    table: str
+    key: str
+    fingerprint: int
+    value: bytes | None = None
+    by: int = 0
+    test: int = 0
+    operand: int | bytes | None = None
+
+
+class Operate(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="o"):
+    """Operations of one session, in the order of the request.
+
+    ``tenant``, here and below: whom the token of the request names; checked against the session's. ``traceparent`` is
+    that of the request, valid or empty.
+    """
+
+    client_id: int
+    epoch: int
+    first_incomplete: int
+    ops: list[Op]
+    tenant: str = ""
+    traceparent: str = ""
+
+
+class Range(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="r"):
+    """A run of keyed writes on one stream table; ``fingerprints`` has 8 bytes an operation."""
+
+    client_id: int
+    epoch: int
+    first_incomplete: int
+    table: str
+    first: int
+    fingerprints: bytes
+    body: bytes
+    tenant: str = ""
+    traceparent: str = ""
+
+
+class KeyedOp(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One operation under an idempotency key; its sequence number is given when it is applied.
+
+    ``named_ms`` is the cluster time that the key names, ``oncegate.rifl.key_table.NO_TIME`` if none.
+    """
+
+    key: str
+    named_ms: int
+    op: Op
+
+
+class Keyed(msgspec.Struct, frozen=True, array_like=True, tag="k"):
+    """Operations of callers without a session, remembered for ``lifetime_ms``."""
+
+    lifetime_ms: int
+    ops: list[KeyedOp]
+    tenant: str = ""
+    traceparent: str = ""
+
+
+class ForgetKeys(msgspec.Struct, frozen=True, array_like=True, tag="kf"):
+    """Forget idempotency keys whose time is over when this is applied, ``FORGET_MAX`` at most."""
+
+
+class OpenSession(msgspec.Struct, frozen=True, array_like=True, tag="so"):
+    """Open a session, or find the one this nonce opened; refused with QUOTA when as many are live as the bounds say."""
+
+    nonce: str
+    lease_ms: int
+    window: int
+    tenant: str = ""
+    sessions_max: int = SESSIONS_MAX
+    tenant_sessions_max: int = SESSIONS_MAX
+
+
+class RenewSession(msgspec.Struct, frozen=True, array_like=True, tag="sr"):
+    """Extend the lease."""
+
+    client_id: int
+    epoch: int
+    tenant: str = ""
+
+
+class TakeOver(msgspec.Struct, frozen=True, array_like=True, tag="st"):
+    """Give the session to a new owner and fence the old one."""
+
+    client_id: int
+    nonce: str
+    tenant: str = ""
+
+
+class Resolve(msgspec.Struct, frozen=True, array_like=True, tag="sv"):
+    """Answer what became of an operation; seal it if it was never executed.
+
+    ``epoch`` is 0 and ``first_incomplete`` 1 where whoever asks does not own the session.
+    """
+
+    client_id: int
+    sequence: int
+    epoch: int = 0
+    first_incomplete: int = 1
+    tenant: str = ""
+
+
+class CloseSession(msgspec.Struct, frozen=True, array_like=True, tag="sc"):
+    """Drop the session and its records."""
+
+    client_id: int
+    epoch: int
+    tenant: str = ""
+
+
+class Reap(msgspec.Struct, frozen=True, array_like=True, tag="sx"):
+    """Drop sessions whose lease has ended; each is checked again when this is applied."""
+
+    client_ids: list[int]
+
+
+class DeclareTable(msgspec.Struct, frozen=True, array_like=True, tag="td"):
+    """Declare a table; the same declaration again changes nothing.
+
+    ``flow`` is the JSON of ``oncegate.flows.flow.FlowDeclaration`` of a stream table's own flow; empty: as it is, or
+    default.
+    """
+
+    name: str
+    kind: str
+    quota_bytes: int
+    flow: bytes = b""
+
+
+class DeclareFlow(msgspec.Struct, frozen=True, array_like=True, tag="fd"):
+    """Declare a flow; ``declaration`` is the JSON of ``oncegate.flows.flow.FlowDeclaration``."""
+
+    declaration: bytes
+
+
+class Seal(msgspec.Struct, frozen=True, array_like=True, tag="fs"):
+    """Close the open segment of a flow as batch ``number``, if that is still the next one."""
+
+    flow: str
+    number: int
+
+
+class Attach(msgspec.Struct, frozen=True, array_like=True, tag="ca"):
+    """Attach an instance of a consumer; fences the older instances."""
+
+    flow: str
+    consumer: str
+    nonce: str
+
+
+class MoveCursor(msgspec.Struct, frozen=True, array_like=True, tag="cm"):
+    """Say that a consumer has finished everything up to ``batch``."""
+
+    flow: str
+    consumer: str
+    batch: int
+    fence: int
+    replay: bool
+
+
+Command = (
+    Operate
+    | Range
+    | Keyed
+    | ForgetKeys
+    | OpenSession
+    | RenewSession
+    | TakeOver
+    | Resolve
+    | CloseSession
+    | Reap
+    | DeclareTable
+    | DeclareFlow
+    | Seal
+    | Attach
+    | MoveCursor
+)
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """One log entry: all that waited at a tick, stamped with cluster time."""
+
+    version: int
+    time_ms: int
+    commands: list[Command]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_entry_decoder = msgspec.msgpack.Decoder(Entry)
+_commands_decoder = msgspec.msgpack.Decoder(list[Command])
+
+
+def encode_entry(time_ms: int, commands: list[Command]) -> bytes:
+    """Return the bytes of an entry."""
+    return _encoder.encode(Entry(VERSION, time_ms, commands))
+
+
+def decode_entry(data: bytes) -> Entry:
+    """Read an entry.
+
+    Raises:
+        msgspec.DecodeError: not an entry of this version; the log is from a newer build or damaged.
+    """
+    entry = _entry_decoder.decode(data)
+    if entry.version != VERSION:
+        raise msgspec.ValidationError(f"entry version {entry.version} is not {VERSION}")
+    return entry
+
+
+def encode_commands(commands: list[Command]) -> bytes:
+    """Return the bytes in which a follower hands commands to its leader."""
+    return _encoder.encode(commands)
+
+
+def decode_commands(data: bytes) -> list[Command]:
+    """Read what :func:`encode_commands` wrote; raises ``msgspec.DecodeError``."""
+    return _commands_decoder.decode(data)
+
+
+def fingerprint_put(table: str, key: str, value: bytes) -> int:
+    """Hash a plain put: the same alone, in a batch and in a range."""
+    return xxhash.xxh3_64_intdigest(f"p\0{table}\0{key}\0".encode() + value)
+
+
+def fingerprint(op: Op) -> int:
+    """Return the 64-bit hash of an operation's payload, its sequence number left out.
+
+    Keys cannot hold NUL (the edge refuses it), so the parts cannot be shifted against each other.
+    """
+    if op.kind == Kind.PUT and op.test == Test.NONE and op.value is not None:
+        return fingerprint_put(op.table, op.key, op.value)
+    return xxhash.xxh3_64_intdigest(_encoder.encode((op.kind, op.table, op.key, op.value, op.by, op.test, op.operand)))

@@ -1,0 +1,365 @@
+"""The state machine: log entries in, effects and completion records in one transition.
+
+Owns: the order of things inside an entry, the commit number and cluster time. Joins :mod:`oncegate.rifl` (may it run?),
+:mod:`oncegate.gateway.machine.tables` (what does it do?) and :mod:`oncegate.gateway.machine.flow_state` (what follows
+from it?). Pure, deterministic and total: no clock, no I/O, no exception out of :meth:`Machine.apply` for anything a
+client can send. Every replica runs it on the same entries and ends in the same state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, assert_never
+
+from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.declarations import declare_table
+from oncegate.gateway.machine.flow_state import FlowTable, Sealed, declaration_of
+from oncegate.gateway.machine.idempotency_keys import apply_keyed
+from oncegate.gateway.machine.results import Operated, OpVerdict, Ranged, Resolved, SessionAnswer
+from oncegate.gateway.machine.tables import RowStore, Table
+from oncegate.rifl.completion import FINGERPRINT_BYTES, CompletionRecord, RangeRecord
+from oncegate.rifl.errors import Code, OncegateError
+from oncegate.rifl.key_table import KEYS_CLIENT, KeySlot, KeyTable
+from oncegate.rifl.range_rule import RangePart, decide_range, decide_range_without_session
+from oncegate.rifl.resolve_rule import Fate, Resolution, resolve
+from oncegate.rifl.result_tracker import (
+    RECORD_BYTES_MAX,
+    ResultTracker,
+    Standing,
+    Verdict,
+    decide_without_session,
+    standing,
+)
+from oncegate.rifl.session import Session, SessionTable
+
+
+class Machine:
+    """Replicated state of one shard."""
+
+    def __init__(self, new_rows: Callable[[int], RowStore] | None = None) -> None:
+        self.new_rows = new_rows
+        """Makes the rows of the table with this number, from 0 in order of declaration; None keeps them in memory."""
+        self.touched: set[int] = set()
+        """Sessions that may have changed, with their records, since whoever saves the state emptied this set."""
+        self.before_change: Callable[[int], None] | None = None
+        """Called before the first change of a session that is not in :attr:`touched`: the last look at it as it was."""
+        self.commit = 0
+        """Commit number of the last applied operation."""
+        self.time_ms = 0
+        """Cluster time: that of the newest entry; never goes back."""
+        self.sessions = SessionTable()
+        self.trackers: dict[int, ResultTracker] = {}
+        self.keys = KeyTable()
+        self.tables: dict[str, Table] = {}
+        self.flows = FlowTable()
+        self.replayed = 0
+        """Operations that were answered from their completion record."""
+
+    def apply(self, index: int, term: int, data: bytes) -> list[Any]:
+        """Apply one log entry.
+
+        Returns:
+            One result per command: one of :mod:`oncegate.gateway.machine.results`, or the OncegateError that refuses
+            it.
+        """
+        entry = c.decode_entry(data)
+        if entry.time_ms > self.time_ms:
+            self.time_ms = entry.time_ms
+        if self.new_rows is not None:
+            self._look_ahead(entry.commands)
+        return [self._one(command) for command in entry.commands]
+
+    def _look_ahead(self, commands: list[c.Command]) -> None:
+        keys: dict[str, list[str]] = {}
+        for command in commands:
+            if type(command) is c.Operate:
+                for op in command.ops:
+                    if op.table in keys:
+                        keys[op.table].append(op.key)
+                    else:
+                        keys[op.table] = [op.key]
+        for name, wanted in keys.items():
+            table = self.tables.get(name)
+            if table is not None and table.kind == "resident" and len(wanted) > 1:
+                table.rows.look_ahead(wanted)
+
+    def take_sealed(self) -> list[Sealed]:
+        """Hand over the batches sealed since the last call; their files are the caller's business."""
+        return self.flows.take_sealed()
+
+    def adopt(self, other: Machine) -> None:
+        """Become ``other``, which is not used any more: everyone who holds this machine sees the new state."""
+        self.__dict__.update(other.__dict__)
+
+    def _touch_first(self, client_id: int) -> None:
+        """Announce that a session may change; those on the hot path look into :attr:`touched` before they call this."""
+        if client_id in self.touched or self.sessions.get(client_id) is None:
+            return
+        self.touched.add(client_id)
+        if self.before_change is not None:
+            self.before_change(client_id)
+
+    def _one(self, command: c.Command) -> Any:
+        if isinstance(command, c.Operate):
+            return self._operate(command)
+        if isinstance(command, c.Range):
+            return self._range(command)
+        if isinstance(command, c.Keyed):
+            return Operated(*apply_keyed(self, command), keyed=True)
+        try:
+            return self._control(command)
+        except OncegateError as refusal:
+            return refusal
+
+    def _operate(self, command: c.Operate) -> Operated:
+        first_incomplete = command.first_incomplete
+        session = self.sessions.get(command.client_id)
+        if session is None:
+            return Operated(
+                [
+                    (op.sequence, decide_without_session(op.sequence, first_incomplete).code, None, False)
+                    for op in command.ops
+                ],
+                0,
+            )
+        if session.tenant != command.tenant:  # case 3: neither executed nor answered from another's record
+            return Operated([(op.sequence, Code.FORBIDDEN, None, False) for op in command.ops], 0)
+        if command.client_id not in self.touched:
+            self._touch_first(command.client_id)
+        now = self.time_ms
+        tracker = self.trackers[command.client_id]
+        stand = standing(session, command.epoch, now)
+        verdicts: list[OpVerdict] = []
+        touched = False
+        new_below = tracker.new_below(first_incomplete, stand)
+        for op in command.ops:
+            if tracker.highest < op.sequence < new_below and tracker.bytes <= RECORD_BYTES_MAX:
+                verdict, record = _EXECUTE, None
+            else:
+                verdict, record = tracker.decide(op.sequence, first_incomplete, op.fingerprint, stand)
+            if verdict is _EXECUTE:
+                done = self.execute(command.client_id, tracker, op, command.traceparent)
+                if isinstance(done, CompletionRecord):
+                    touched = True
+                    verdicts.append((op.sequence, None, done, False))
+                else:
+                    verdicts.append((op.sequence, done, None, False))
+            elif verdict is _REPLAY:
+                touched = True
+                self.replayed += 1
+                verdicts.append((op.sequence, None, record, True))
+            else:
+                verdicts.append((op.sequence, verdict.code, None, verdict is _SEALED))
+        if touched:
+            self._touch(session, tracker, first_incomplete)
+        return Operated(verdicts, session.left_ms(now))
+
+    def execute(
+        self, client_id: int, tracker: ResultTracker | KeySlot, op: c.Op, traceparent: str
+    ) -> CompletionRecord | Code:
+        """Run a new operation: effect, record and flow item are one transition. A code means nothing happened."""
+        table = self.tables.get(op.table)
+        if table is None:
+            return Code.NOT_FOUND
+        code = table.check(op)
+        if code is not None:
+            return code
+        flows = self.flows
+        if table.kind == "stream":
+            if flows.is_full(op.table, table.quota_bytes, self.time_ms):
+                return Code.QUOTA
+            commit = self.commit = self.commit + 1
+            flows.append_one(op.table, commit, op.key, op.value, self.time_ms, client_id, op.sequence, traceparent)
+            return tracker.record(op.sequence, op.fingerprint, commit, None, traceparent)
+        commit = self.commit = self.commit + 1
+        result = table.execute(op, commit)
+        record = tracker.record(op.sequence, op.fingerprint, commit, result, traceparent)
+        if (result is None or result.refusal is None) and flows.is_tapped(op.table) and op.kind != c.Kind.GET:
+            row = table.rows.get(op.key)
+            value = None if row is None else row.value
+            flows.append_one(op.table, commit, op.key, value, self.time_ms, client_id, op.sequence, traceparent)
+        return record
+
+    def _range(self, command: c.Range) -> Ranged:
+        first, prints = command.first, command.fingerprints
+        last = first + len(prints) // FINGERPRINT_BYTES - 1
+        session = self.sessions.get(command.client_id)
+        if session is None:
+            return Ranged(decide_range_without_session(first, last, command.first_incomplete), 0)
+        if session.tenant != command.tenant:
+            return Ranged([RangePart(first, last, Verdict.FORBIDDEN)], 0)
+        if command.client_id not in self.touched:
+            self._touch_first(command.client_id)
+        table = self.tables.get(command.table)
+        tracker = self.trackers[command.client_id]
+        stand = standing(session, command.epoch, self.time_ms)
+        parts = decide_range(tracker, first, prints, command.first_incomplete, stand)
+        touched = False
+        for at, part in enumerate(parts):
+            if part.verdict is _REPLAY:
+                touched = True
+                self.replayed += part.last - part.first + 1
+            elif part.verdict is _EXECUTE:
+                # A verdict of the part, not of the range: what is a replay beside it was applied.
+                if table is None:
+                    parts[at] = part._replace(verdict=Verdict.NOT_FOUND)
+                elif table.kind != "stream":
+                    parts[at] = part._replace(verdict=Verdict.BAD_REQUEST)
+                elif self.flows.is_full(command.table, table.quota_bytes, self.time_ms):
+                    parts[at] = part._replace(verdict=Verdict.QUOTA)
+                else:
+                    touched = True
+                    parts[at] = part._replace(commit=self._execute_part(command, tracker, part))
+        if touched:
+            self._touch(session, tracker, command.first_incomplete)
+        return Ranged(parts, session.left_ms(self.time_ms))
+
+    def _execute_part(self, command: c.Range, tracker: ResultTracker, part: RangePart) -> int:
+        count = part.last - part.first + 1
+        offset = part.first - command.first
+        commit = self.commit + 1
+        self.commit += count
+        low = offset * FINGERPRINT_BYTES
+        prints = command.fingerprints[low : low + count * FINGERPRINT_BYTES]
+        tracker.record_range(RangeRecord(part.first, part.last, commit, prints, command.traceparent))
+        self.flows.append_range(
+            command.table,
+            commit,
+            count,
+            self.time_ms,
+            command.client_id,
+            part.first,
+            command.body,
+            offset,
+            command.traceparent,
+        )
+        return commit
+
+    def _resolve(self, command: c.Resolve) -> Resolved:
+        client_id = command.client_id
+        if client_id == KEYS_CLIENT:
+            found = self.keys.look_up(command.sequence, command.tenant)
+            if found.fate is Fate.NEVER_SEEN:
+                raise OncegateError(Code.NOT_FOUND, "no key was ever mapped to this id")
+            return Resolved(found, None)
+        session = self.sessions.get(client_id)
+        if session is None:
+            if client_id >= self.sessions.next_id:
+                raise OncegateError(Code.NOT_FOUND, "no session was ever opened under this id")
+            return Resolved(Resolution(Fate.EXPIRED), None)
+        self.check_tenant(client_id, command.tenant)
+        self._touch_first(client_id)
+        owned = command.epoch > 0
+        if owned and standing(session, command.epoch, self.time_ms) is Standing.FENCED:
+            raise OncegateError(Code.FENCED)
+        tracker = self.trackers[client_id]
+        resolution = resolve(tracker, command.sequence, command.first_incomplete if owned else 1)
+        if owned:
+            self._touch(session, tracker, command.first_incomplete)
+        return Resolved(resolution, session.left_ms(self.time_ms))
+
+    def _touch(self, session: Session, tracker: ResultTracker, first_incomplete: int) -> None:
+        """Process the ack and renew the lease: every operation of a live session does both."""
+        tracker.acknowledge(first_incomplete)
+        if session.ends_ms >= self.time_ms:
+            session.renew(self.time_ms)
+
+    def _control(
+        self,
+        command: c.OpenSession
+        | c.RenewSession
+        | c.TakeOver
+        | c.Resolve
+        | c.CloseSession
+        | c.Reap
+        | c.ForgetKeys
+        | c.DeclareTable
+        | c.DeclareFlow
+        | c.Seal
+        | c.Attach
+        | c.MoveCursor,
+    ) -> Any:
+        now = self.time_ms
+        match command:
+            case c.OpenSession(nonce, lease_ms, window, tenant, sessions_max, tenant_sessions_max):
+                known = self.sessions.of_nonce(nonce, tenant)
+                if known is not None:
+                    self._touch_first(known)
+                session, existed = self.sessions.open(
+                    nonce,
+                    lease_ms,
+                    window,
+                    now,
+                    tenant,
+                    sessions_max=sessions_max,
+                    tenant_sessions_max=tenant_sessions_max,
+                )
+                if not existed:
+                    self._touch_first(session.client_id)
+                    self.trackers[session.client_id] = ResultTracker(window=session.window)
+                return self._about(session, existed=existed)
+            case c.RenewSession(client_id, epoch, tenant):
+                self.check_tenant(client_id, tenant)
+                self._touch_first(client_id)
+                session = self.sessions.live(client_id, epoch, now)
+                session.renew(now)
+                return self._about(session, existed=True)
+            case c.TakeOver(client_id, nonce, tenant):
+                self.check_tenant(client_id, tenant)
+                self._touch_first(client_id)
+                return self._about(self.sessions.take_over(client_id, nonce, now), existed=True)
+            case c.Resolve():
+                return self._resolve(command)
+            case c.CloseSession(client_id, epoch, tenant):
+                self.check_tenant(client_id, tenant)
+                self._touch_first(client_id)
+                self.sessions.live(client_id, epoch, now)
+                self.sessions.close(client_id)
+                del self.trackers[client_id]
+                return None
+            case c.Reap(client_ids):
+                gone = 0
+                for client_id in client_ids:
+                    self._touch_first(client_id)
+                    if self.sessions.reap(client_id, now):
+                        del self.trackers[client_id]
+                        gone += 1
+                return gone
+            case c.ForgetKeys():
+                return self.keys.forget(now, c.FORGET_MAX)
+            case c.DeclareTable():
+                return declare_table(command, self.tables, self.flows, self.new_rows, now)
+            case c.DeclareFlow(declaration):
+                return self.flows.declare(declaration_of(declaration), self.tables, now)
+            case c.Seal(flow, number):
+                return self.flows.seal(flow, number, now)
+            case c.Attach(flow, consumer, nonce):
+                return self.flows.attach(flow, consumer, nonce)
+            case c.MoveCursor(flow, consumer, batch, fence, replay):
+                return self.flows.move(flow, consumer, batch, fence, replay=replay, now_ms=now)
+            case _:
+                assert_never(command)
+
+    def check_tenant(self, client_id: int, tenant: str) -> None:
+        """Raise FORBIDDEN if the session is another tenant's."""
+        session = self.sessions.get(client_id)
+        if session is not None and session.tenant != tenant:
+            raise OncegateError(Code.FORBIDDEN, "the session is another tenant's")
+
+    def _about(self, session: Session, *, existed: bool) -> SessionAnswer:
+        tracker = self.trackers[session.client_id]
+        return SessionAnswer(
+            session.client_id,
+            session.epoch,
+            session.lease_ms,
+            session.window,
+            session.left_ms(self.time_ms),
+            existed,
+            tracker.first_incomplete,
+            tracker.highest,
+        )
+
+
+_EXECUTE = Verdict.EXECUTE
+_REPLAY = Verdict.REPLAY
+_SEALED = Verdict.SEALED

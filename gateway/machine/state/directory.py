@@ -1,0 +1,147 @@
+"""The directory of the saved state: which store in it counts.
+
+Owns: the names below, the lock, and the one switch from one store to another.
+
+| name | what |
+|---|---|
+| ``CURRENT`` | sealed file (:mod:`oncegate.consensus.log.sealed_file`): name of the store that counts, least index it
+must hold |
+| ``store-<n>`` | a store; any other than the one that counts is a leftover |
+| ``copy-<n>`` | a snapshot that is being read |
+| ``save-<n>`` | a file of cells in the making |
+
+``CURRENT`` is there before the first store is, and it never names an older index than was said to be saved: a store
+that has fallen back, or a directory without ``CURRENT``, is refused rather than taken for an empty state.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from oncegate.consensus.errors import Corrupt
+from oncegate.consensus.log.sealed_file import read_sealed, write_sealed
+from oncegate.consensus.log.storage import DirectoryStorage, Storage
+from oncegate.gateway.machine.state.errors import StateCorrupt
+
+CURRENT: Final = "CURRENT"
+_MAGIC: Final = b"OGSTATE1"
+_STORE: Final = "store-"
+_COPY: Final = "copy-"
+_SAVE: Final = "save-"
+
+
+class Pointer(msgspec.Struct, array_like=True, frozen=True):
+    """What ``CURRENT`` says; ``index`` is 0 before the first save."""
+
+    store: str
+    index: int
+
+
+def read_pointer(path: Path, storage: Storage) -> Pointer | None:
+    """Read ``CURRENT`` of the directory at ``path``; None for one in which no store was begun. Raises StateCorrupt."""
+    names = storage.names()
+    if CURRENT not in names:
+        if any(name.startswith(_STORE) for name in names):
+            raise StateCorrupt(path / CURRENT, "it is missing")
+        return None
+    try:
+        pointer = msgspec.msgpack.decode(read_sealed(storage, CURRENT, _MAGIC), type=Pointer)
+    except (Corrupt, msgspec.DecodeError) as fault:
+        raise StateCorrupt(path / CURRENT, str(fault)) from fault
+    if pointer.index and pointer.store not in names:
+        raise StateCorrupt(path / pointer.store, "it is missing")
+    return pointer
+
+
+class StateDirectory:
+    """The directory, locked for this process until :meth:`close`.
+
+    Raises:
+        DirectoryLocked: another process has it open.
+        StateCorrupt: ``CURRENT`` is damaged or missing although there is a store.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._storage = DirectoryStorage(path)
+        try:
+            self._storage.lock()
+            self._clear_asides()
+            self.pointer = self._read()
+            taken = max(map(_number, [self.pointer.store, *self._storage.names()]))
+            self._numbers = itertools.count(taken + 1)
+            for name in self._storage.names():
+                if name.startswith(_STORE) and name != self.pointer.store:
+                    shutil.rmtree(path / name)
+        except BaseException:
+            self._storage.close()
+            raise
+
+    def _read(self) -> Pointer:
+        pointer = read_pointer(self.path, self._storage)
+        if pointer is None:
+            pointer = Pointer(f"{_STORE}1", 0)
+            write_sealed(self._storage, CURRENT, _MAGIC, msgspec.msgpack.encode(pointer))
+        return pointer
+
+    def _clear_asides(self) -> None:
+        for name in self._storage.names():
+            if name.startswith(_COPY):
+                shutil.rmtree(self.path / name)
+            elif name.startswith(_SAVE):
+                (self.path / name).unlink()
+
+    @property
+    def store(self) -> Path:
+        """The store that counts."""
+        return self.path / self.pointer.store
+
+    def advance(self, index: int) -> None:
+        """Say that the store that counts holds ``index``; durable on return."""
+        self._write(Pointer(self.pointer.store, index))
+
+    def switch(self, store: Path, index: int) -> None:
+        """Make ``store`` the one that counts; atomic and durable on return."""
+        self._write(Pointer(store.name, index))
+
+    def _write(self, pointer: Pointer) -> None:
+        write_sealed(self._storage, CURRENT, _MAGIC, msgspec.msgpack.encode(pointer))
+        self.pointer = pointer
+
+    def new_store(self) -> Path:
+        """Return a free name for a store."""
+        return self._free(_STORE)
+
+    def new_copy(self) -> Path:
+        """Return a free name for a snapshot to be read."""
+        return self._free(_COPY)
+
+    def new_save(self) -> Path:
+        """Return a free name for a file of cells."""
+        return self._free(_SAVE)
+
+    def _free(self, kind: str) -> Path:
+        # From several threads: one step of a counter cannot be interrupted.
+        return self.path / f"{kind}{next(self._numbers)}"
+
+    def check_room(self, size_bytes: int) -> None:
+        """Raise OSError if the disk has no room for ``size_bytes``."""
+        probe = self._free(_SAVE)
+        try:
+            self._storage.create(probe.name, size_bytes).close()
+        finally:
+            probe.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Unlock."""
+        self._storage.close()
+
+
+def _number(name: str) -> int:
+    digits = name.rpartition("-")[2]
+    return int(digits) if digits.isascii() and digits.isdigit() else 0

@@ -1,0 +1,383 @@
+"""The machine with its state on disk: what consensus calls a :class:`oncegate.consensus.ports.DurableState`.
+
+Owns: when a save is due, the worker that writes it, retries, snapshots out and in. A save is frozen on the event loop
+(:mod:`oncegate.gateway.machine.state.frozen`), written by the worker to one sorted file and added to the store in one
+atomic step; a crash at any moment leaves the save before. Read next: :mod:`oncegate.gateway.machine.state.directory`,
+:mod:`oncegate.gateway.machine.state.snapshot`.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Protocol
+
+from oncegate.consensus.errors import NotReady, SafetyViolation, StorageError
+from oncegate.consensus.ports import SavedPoint, SnapshotManifest
+from oncegate.gateway.machine.state.directory import StateDirectory
+from oncegate.gateway.machine.state.errors import StateCorrupt
+from oncegate.gateway.machine.state.flow_images import FlowMark
+from oncegate.gateway.machine.state.frozen import Frozen, Retired, freeze
+from oncegate.gateway.machine.state.pacer import Pacer
+from oncegate.gateway.machine.state.restore import Restored, restore
+from oncegate.gateway.machine.state.rows import Tally
+from oncegate.gateway.machine.state.snapshot import StoreSink, StoreSnapshot
+from oncegate.gateway.machine.state.store import CACHE_BYTES_DEFAULT, Store, new_cache
+
+SAVE_ROWS: Final = 300_000
+SAVE_BYTES: Final = 100 * 2**20
+"""New rows, and the memory they take, from which on a save is wanted. Mostly the log asks earlier, which keeps members
+from saving all at once (:mod:`oncegate.consensus.snapshot.saving`)."""
+FRESH_BYTES_MAX: Final = 512 * 2**20
+"""Memory of rows and images that are not durable; above it nothing new should be proposed."""
+RETRY_S: Final = 1.0
+ROOM_TO_REOPEN_BYTES: Final = 16 * 2**20
+_CELLS_BETWEEN_RESTS: Final = 64
+_DISCARDED_AT_ONCE: Final = 256
+log = logging.getLogger(__name__)
+
+
+class Barrier(Protocol):
+    """What must be durable before a save is: the batches sealed before its freeze."""
+
+    def mark(self) -> int:
+        """Return a mark of what there is by now."""
+
+    def wait_done(self, mark: int, timeout_s: float) -> bool:
+        """Wait until everything before ``mark`` is durable; False if it is not yet."""
+
+
+@dataclass(slots=True)
+class SaveStats:
+    """What the saves of this process took; counters only grow."""
+
+    saves: int = 0
+    failures: int = 0
+    seconds: float = 0.0
+    last_seconds: float = 0.0
+    cells: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Save:
+    """A save under way. ``abandoned`` is set when a snapshot has replaced what it would save."""
+
+    frozen: Frozen
+    mark: int
+    bytes: int
+    began_s: float
+    file: Path | None = None
+    ingested: bool = False
+    abandoned: bool = False
+    cells: int = field(default=0)
+
+
+class _AbandonedError(Exception):
+    """Nobody wants the rest of this save."""
+
+
+class MachineState:
+    """A machine and its state on disk. Event loop's thread unless a method says otherwise.
+
+    Args:
+        path: directory of its own, made if it is not there.
+        barrier: waited for before a save counts; None for nothing.
+        cache_bytes: memory for blocks, filters and indexes of the store.
+        save_rows, save_bytes: when :attr:`save_wanted` becomes true.
+        fresh_bytes_max: when :attr:`overloaded` becomes true.
+        retry_s: pause after a failed save.
+        on_installed: called on the event loop's thread when a snapshot has replaced the machine's state.
+
+    Raises:
+        DirectoryLocked: the directory is open in another process.
+        StateCorrupt: what is there is not what was written; names the file.
+        StateVersionUnknown: another build's format.
+        StoreFailed, OSError: the disk cannot be read or is full.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        barrier: Barrier | None = None,
+        cache_bytes: int = CACHE_BYTES_DEFAULT,
+        save_rows: int = SAVE_ROWS,
+        save_bytes: int = SAVE_BYTES,
+        fresh_bytes_max: int = FRESH_BYTES_MAX,
+        retry_s: float = RETRY_S,
+        on_installed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._on_installed = on_installed
+        self._barrier = barrier
+        self._save_rows = save_rows
+        self._save_bytes = save_bytes
+        self._fresh_bytes_max = fresh_bytes_max
+        self._retry_s = retry_s
+        self._cache = new_cache(cache_bytes)
+        self._directory = StateDirectory(path)
+        try:
+            pointer = self._directory.pointer
+            self._store = Store(self._directory.store, self._cache, create=not pointer.index)
+            try:
+                restored = restore(self._store)
+                index = 0 if restored.point is None else restored.point.index
+                if index < pointer.index:
+                    raise StateCorrupt(self._store.path, f"it has fallen back from index {pointer.index} to {index}")
+            except BaseException:
+                self._store.close()
+                raise
+        except BaseException:
+            self._directory.close()
+            raise
+        self.machine = restored.machine
+        self.stats = SaveStats()
+        self._broken: StorageError | None = None
+        self._saved = restored.point
+        self._marks: list[FlowMark] = restored.marks
+        self._tally: Tally = restored.tally
+        self._sink: StoreSink | None = None
+        self._disk = threading.Lock()
+        """Held while the store that counts changes: an ingest, a copy, a switch to another one."""
+        self._changed = threading.Condition()
+        self._save: _Save | None = None
+        self._garbage: list[Retired | Store] = []
+        self._closing = False
+        self._pacer = Pacer()
+        self._worker: threading.Thread | None = None
+
+    @property
+    def saved(self) -> SavedPoint | None:
+        """The newest durable point."""
+        return self._saved
+
+    @property
+    def saving(self) -> bool:
+        """A save has begun and is not durable yet."""
+        return self._save is not None
+
+    @property
+    def broken(self) -> StorageError | None:
+        """Why this state must not be served any more: damage that a read or a save has come across."""
+        return self._store.damage or self._broken
+
+    @property
+    def save_wanted(self) -> bool:
+        """Enough rows are new."""
+        tally = self._tally
+        return tally.rows >= self._save_rows or tally.bytes >= self._save_bytes
+
+    @property
+    def fresh_bytes(self) -> int:
+        """Memory of what is not durable: new rows, those being saved, images of sessions."""
+        save = self._save
+        return self._tally.bytes + (0 if save is None else save.bytes + save.frozen.sessions.taken_bytes)
+
+    @property
+    def overloaded(self) -> bool:
+        """Saves have fallen behind so far that nothing new should be proposed."""
+        return self.fresh_bytes >= self._fresh_bytes_max
+
+    @property
+    def disk_bytes(self) -> int:
+        """Size of the store."""
+        return self._store.size_bytes
+
+    def begin_save(self, point: SavedPoint) -> None:
+        """Freeze the machine as ``point`` and have it saved; takes milliseconds.
+
+        Raises:
+            SafetyViolation: a save is under way, or a newer one is durable.
+        """
+        if self._save is not None or (self._saved is not None and point.index < self._saved.index):
+            raise SafetyViolation(f"a save of index {point.index} begins while {self._saved} is or becomes durable")
+        mark = 0 if self._barrier is None else self._barrier.mark()
+        frozen, retired = freeze(self.machine, point, self._marks)
+        save = _Save(frozen, mark, self._tally.bytes, time.perf_counter())
+        self._tally.rows = self._tally.bytes = 0
+        with self._changed:
+            self._save = save
+            self._garbage += retired
+            self._wake()
+
+    def _wake(self) -> None:
+        """Tell the worker, which is started when there is something to do for the first time."""
+        if self._worker is None:
+            self._worker = threading.Thread(target=self._run, name="state-writer", daemon=True)
+            self._worker.start()
+        self._changed.notify_all()
+
+    def wait_saved(self, timeout_s: float) -> bool:
+        """Wait until no save is under way; any thread but the worker. False after ``timeout_s``."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._save is None or self.broken is not None, timeout_s)
+
+    def open_snapshot(self) -> StoreSnapshot:
+        """Copy the newest saved state by hard links; worker thread. Give it back with ``close``.
+
+        Raises:
+            NotReady: nothing has been saved.
+        """
+        directory = self._directory.new_copy()
+        with self._disk:
+            if self._saved is None:
+                raise NotReady("nothing has been saved")
+            self._store.copy_to(directory)
+            point = self._saved
+        return StoreSnapshot(directory, point)
+
+    def open_sink(self, manifest: SnapshotManifest) -> StoreSink:
+        """Begin to receive a snapshot; the one before, unless installed, is removed. Worker thread."""
+        if self._sink is not None:
+            self._sink.abort()
+        self._sink = StoreSink(self._directory.new_store(), manifest, self._cache, self._install)
+        return self._sink
+
+    def _install(self, store: Store, restored: Restored) -> None:
+        point = restored.point
+        with self._disk:
+            if point is None or (self._saved is not None and point.index < self._saved.index):
+                raise SafetyViolation(f"a snapshot of {point} would replace {self._saved}")
+            self._directory.switch(store.path, point.index)
+            old_store, self._store = self._store, store
+            old_trackers = self.machine.trackers
+            with self._changed:
+                if self._save is not None:
+                    self._save.abandoned = True
+                    self._save = None
+                self._saved = point
+                self._marks, self._tally = restored.marks, restored.tally
+                self.machine.adopt(restored.machine)
+                self._garbage += (old_trackers, old_store)  # type: ignore[arg-type]
+                self._sink = None
+                self._wake()
+        self._on_installed()
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Finish the save that is being written, unless something holds it up, and unlock the directory. Idempotent."""
+        with self._changed:
+            self._closing = True
+            self._pacer.hurry = True
+            self._changed.notify_all()
+        if self._worker is not None:
+            self._worker.join(timeout_s)
+            if self._worker.is_alive():  # it may still read from the store; the process ends soon
+                return
+        if self._sink is not None:
+            self._sink.abort()
+        self._store.close()
+        self._directory.close()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._save is not None or self._garbage or self._closing)
+                    save = self._save
+                    garbage = self._garbage.pop() if self._garbage and save is None else None
+                if save is not None:
+                    if not self._saved_or_abandoned(save):
+                        return
+                elif garbage is not None:
+                    self._discard(garbage)
+                elif self._closing:
+                    return
+        except Exception as fault:
+            # Whoever applies next finds this and halts the node: it would collect changes that nobody saves.
+            self._broken = fault if isinstance(fault, StorageError) else StorageError(f"saving failed: {fault!r}")
+            log.critical("the state cannot be saved any more", exc_info=True)
+            with self._changed:
+                self._changed.notify_all()
+
+    def _saved_or_abandoned(self, save: _Save) -> bool:
+        """Do one save, however often it takes; False if closing came first."""
+        while True:
+            try:
+                if self._attempt(save):
+                    # What failed earlier, a merge perhaps, is taken up again only by a store that is opened anew.
+                    if self.stats.failures and self._store.refuses_writes:
+                        self._recover()
+                    return True
+            except _AbandonedError:
+                return True
+            except (OSError, MemoryError) as fault:
+                self.stats.failures += 1
+                log.error("index %d could not be saved, will be tried again: %s", save.frozen.point.index, fault)
+                self._recover()
+            finally:
+                if save.abandoned and save.file is not None:
+                    save.file.unlink(missing_ok=True)
+            with self._changed:
+                if self._changed.wait_for(lambda: self._closing or save.abandoned, self._retry_s):
+                    return save.abandoned
+
+    def _attempt(self, save: _Save) -> bool:
+        """Do what is left of a save; False if it has to wait for the barrier while this is closing."""
+        file = save.file if save.file is not None else self._write(save)
+        while self._barrier is not None and not self._barrier.wait_done(save.mark, 0.1):
+            with self._changed:
+                if self._changed.wait_for(lambda: self._closing or save.abandoned, 0.05):
+                    return False
+        with self._disk:
+            if save.abandoned:
+                raise _AbandonedError
+            point = save.frozen.point
+            if not save.ingested:
+                self._store.ingest(file)
+                save.ingested = True
+            # Only now may the log before it go: from here on a store that lacks it is refused.
+            self._directory.advance(point.index)
+            took = time.perf_counter() - save.began_s
+            with self._changed:
+                self._saved = point
+                self._save = None
+                stats = self.stats
+                stats.saves, stats.cells = stats.saves + 1, stats.cells + save.cells
+                stats.seconds, stats.last_seconds = stats.seconds + took, took
+                self._changed.notify_all()
+        return True
+
+    def _write(self, save: _Save) -> Path:
+        file = self._directory.new_save()
+        try:
+            writer = self._store.writer(file)
+            put, rest = writer.put, self._pacer.rest
+            for number, (key, value) in enumerate(save.frozen.cells()):
+                put(key, value)
+                if not number % _CELLS_BETWEEN_RESTS:
+                    if save.abandoned:
+                        raise _AbandonedError
+                    # A busy loop leaves the worker one slice in five milliseconds: it must not fall behind for ever.
+                    self._pacer.press(self._tally.bytes / self._save_bytes)
+                    rest()
+            writer.finish()
+        except BaseException:
+            file.unlink(missing_ok=True)
+            raise
+        save.file, save.cells = file, writer.cells
+        save.frozen.sessions.release()
+        return file
+
+    def _recover(self) -> None:
+        """Bring the store out of its error state, once there is room: opening writes, and reads depend on it."""
+        with self._disk:
+            try:
+                if self._store.refuses_writes:
+                    self._directory.check_room(ROOM_TO_REOPEN_BYTES)
+                    self._store.reopen()
+            except OSError as fault:
+                log.error("the store was not opened again: %s", fault)
+
+    def _discard(self, garbage: Retired | Store) -> None:
+        if isinstance(garbage, Store):
+            garbage.close()
+            shutil.rmtree(garbage.path, ignore_errors=True)
+            return
+        while garbage:
+            for _ in range(min(_DISCARDED_AT_ONCE, len(garbage))):
+                garbage.popitem()
+            self._pacer.rest()

@@ -1,0 +1,103 @@
+"""One save: everything that changed between two freezes, as cells in key order.
+
+Owns: taking a freeze of a machine, in time that follows the number of tables and flows, and the order of the cells.
+The point of the save is a cell among the others, so it becomes durable with them or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from oncegate.consensus.ports import SavedPoint
+from oncegate.gateway.machine.machine import Machine
+from oncegate.gateway.machine.state.flow_images import FlowMark, FrozenFlow, freeze_flow
+from oncegate.gateway.machine.state.layout import (
+    META_KEY,
+    Meta,
+    TableMeta,
+    encode_meta,
+    encode_used_key,
+    session_key,
+    used_key_key,
+)
+from oncegate.gateway.machine.state.rows import FrozenRows, StoredRows
+from oncegate.gateway.machine.state.session_images import SessionImages
+from oncegate.gateway.machine.tables import Row
+from oncegate.rifl.key_table import Changes
+
+Retired = dict[str, "Row | None"]
+"""A dict that is not used any more; freeing a large one at once would hold everybody up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """What a save writes."""
+
+    point: SavedPoint
+    meta: bytes
+    flows: list[FrozenFlow]
+    rows: list[FrozenRows]
+    sessions: SessionImages
+    keys: Changes
+
+    def cells(self) -> Iterator[tuple[bytes, bytes | None]]:
+        """Yield all cells in key order, None for a deletion."""
+        yield META_KEY, self.meta
+        for flow in self.flows:
+            yield from flow.head_cells()
+        for flow in self.flows:
+            yield from flow.batch_cells()
+        for flow in self.flows:
+            yield from flow.piece_cells()
+        for part in self.rows:
+            yield from part.cells()
+        for client_id in self.sessions.ids():
+            yield session_key(client_id), self.sessions.image(client_id)
+        for number in range(self.keys.gone_first, self.keys.gone_end):
+            yield used_key_key(number), None
+        for used in self.keys.new:
+            yield used_key_key(used.number), encode_used_key(used)
+
+
+def meta_of(machine: Machine, point: SavedPoint) -> Meta:
+    """Return the cell that says where a machine stands."""
+    return Meta(
+        point,
+        machine.commit,
+        machine.time_ms,
+        machine.sessions.next_id,
+        machine.replayed,
+        len(machine.sessions),
+        len(machine.flows.names()),
+        [TableMeta(t.name, t.kind, t.quota_bytes, t.bytes, len(t.rows)) for t in machine.tables.values()],
+        machine.keys.first,
+        machine.keys.next,
+        machine.keys.forgotten_ms,
+    )
+
+
+def freeze(machine: Machine, point: SavedPoint, marks: list[FlowMark]) -> tuple[Frozen, list[Retired]]:
+    """Freeze a machine between two entries; the freeze before must be durable.
+
+    Returns:
+        What to write, and the dicts of rows that the machine let go.
+    """
+    sessions = SessionImages(machine.sessions, machine.trackers, machine.touched)
+    machine.touched = set()
+    machine.before_change = sessions.before_change
+    rows: list[FrozenRows] = []
+    retired: list[Retired] = []
+    for table in machine.tables.values():
+        if isinstance(table.rows, StoredRows) and (part := table.rows.freeze()) is not None:
+            rows.append(part[0])
+            retired.append(part[1])
+    flows: list[FrozenFlow] = []
+    for number, flow in enumerate(machine.flows.all()):
+        if number == len(marks):
+            marks.append(FlowMark())
+        changed = freeze_flow(number, flow, marks[number])
+        if changed is not None:
+            flows.append(changed)
+    meta = encode_meta(meta_of(machine, point))
+    return Frozen(point, meta, flows, rows, sessions, machine.keys.take_changes()), retired

@@ -1,0 +1,295 @@
+"""What the cells of a saved state are: keys, encodings, format version.
+
+Owns: the layout below, pure. All integers in keys are big-endian, so that cells lie in the order of their numbers.
+
+| key | value |
+|---|---|
+| ``00`` | format version (u32), then :class:`Meta` |
+| ``01`` flow (u16) | :class:`FlowHead` |
+| ``02`` flow (u16) batch (u64) | five little-endian int64: first commit, last commit, items through, bytes, seal time |
+| ``03`` flow (u16) first commit (u64) part (u32) | a piece of the open segment (:class:`Piece`), or bytes of a body |
+| ``04`` table (u16) row key (UTF-8) | row version (u64), then the row's JSON text |
+| ``05`` client id (u64) | :class:`SessionImage` |
+| ``06`` number (u64) | :class:`StoredKey` |
+
+Tables and flows are numbered from 0 in the order of their declaration; neither is ever removed. Values are
+msgpack arrays unless said otherwise. Checksums are the store's (one for each block).
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+
+from oncegate.consensus.ports import SavedPoint
+from oncegate.flows.chunks import RangeChunk, SinglesChunk
+from oncegate.flows.cursor import ConsumerState
+from oncegate.flows.flow import FlowDeclaration
+from oncegate.gateway.machine.state.errors import StateCorrupt, StateVersionUnknown
+from oncegate.gateway.machine.tables import Remembered, Row, TableKind
+from oncegate.rifl.completion import CompletionRecord, RangeRecord
+from oncegate.rifl.key_table import KeyRecord
+from oncegate.rifl.result_tracker import ResultTracker
+from oncegate.rifl.session import Session
+
+FORMAT: Final = 3
+META_KEY: Final = b"\x00"
+HEADS: Final = b"\x01"
+BATCHES: Final = b"\x02"
+PIECES: Final = b"\x03"
+ROWS: Final = b"\x04"
+SESSIONS: Final = b"\x05"
+KEYS: Final = b"\x06"
+BODY_PART_BYTES: Final = 1 << 20
+"""A range's body is stored in parts of this size: copying one takes a fraction of a millisecond."""
+
+_U16: Final = struct.Struct(">H")
+_U32: Final = struct.Struct(">I")
+_U64: Final = struct.Struct(">Q")
+_PIECE: Final = struct.Struct(">HQI")
+_BATCH: Final = struct.Struct(">HQ")
+BATCH_COLUMNS: Final = struct.Struct("<5q")
+_VERSION_BYTES: Final = 8
+
+
+class TableMeta(msgspec.Struct, array_like=True, frozen=True):
+    """A declared table and the exact size of what it holds."""
+
+    name: str
+    kind: TableKind
+    quota_bytes: int
+    bytes: int
+    rows: int
+
+
+class Meta(msgspec.Struct, array_like=True, frozen=True):
+    """Where the state stands, and how much of each thing there must be."""
+
+    point: SavedPoint
+    commit: int
+    time_ms: int
+    next_client_id: int
+    replayed: int
+    sessions: int
+    flows: int
+    tables: list[TableMeta]
+    first_key: int
+    next_key: int
+    forgotten_ms: int
+
+
+class FlowHead(msgspec.Struct, array_like=True, frozen=True):
+    """A flow without its batches and open items; ``pieces`` counts the cells of the open segment."""
+
+    declaration: FlowDeclaration
+    consumers: tuple[ConsumerState, ...]
+    retained_bytes: int
+    first: int
+    last: int
+    items_dropped: int
+    last_commit: int
+    size_bytes: int
+    pieces: int
+
+
+class RangeHead(msgspec.Struct, array_like=True, frozen=True, tag="range"):
+    """A range of the open segment; its body follows in ``body_parts`` cells."""
+
+    first_commit: int
+    count: int
+    time_ms: int
+    client_id: int
+    first_sequence: int
+    offset: int
+    body_parts: int
+    traceparent: str = ""
+
+
+class Run(msgspec.Struct, array_like=True, frozen=True, tag="run"):
+    """Adjacent single writes of the open segment."""
+
+    chunk: SinglesChunk
+
+
+Piece = Run | RangeHead
+
+
+class StoredRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A completion record as it is read back, with the type of its result."""
+
+    fingerprint: int
+    commit: int
+    result: Remembered | None = None
+    traceparent: str = ""
+
+
+class SessionImage(msgspec.Struct, array_like=True, frozen=True):
+    """A session with its completion records."""
+
+    session: Session
+    first_incomplete: int
+    highest: int
+    records: dict[int, StoredRecord]
+    ranges: list[RangeRecord]
+
+
+class StoredKey(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A used idempotency key as it is read back; written from :class:`oncegate.rifl.key_table.KeyRecord`."""
+
+    number: int
+    tenant: str
+    key: str
+    used_ms: int
+    ends_ms: int
+    record: StoredRecord
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_meta = msgspec.msgpack.Decoder(Meta)
+_head = msgspec.msgpack.Decoder(FlowHead)
+_piece = msgspec.msgpack.Decoder(Piece)
+_session = msgspec.msgpack.Decoder(SessionImage)
+_key = msgspec.msgpack.Decoder(StoredKey)
+T = TypeVar("T")
+
+
+def encode_meta(meta: Meta) -> bytes:
+    """Return the value of :data:`META_KEY`."""
+    return _U32.pack(FORMAT) + _encode(meta)
+
+
+def decode_meta(path: Path, value: bytes) -> Meta:
+    """Read the value of :data:`META_KEY`; raises StateVersionUnknown, StateCorrupt."""
+    if len(value) < _U32.size:
+        raise StateCorrupt(path, "its first cell is cut short")
+    (version,) = _U32.unpack_from(value)
+    if version != FORMAT:
+        raise StateVersionUnknown(path, version, FORMAT)
+    return _decoded(path, _meta, value[_U32.size :])
+
+
+def head_key(flow: int) -> bytes:
+    """Return the key of a flow's head."""
+    return HEADS + _U16.pack(flow)
+
+
+def encode_head(head: FlowHead) -> bytes:
+    """Return the value of a flow's head."""
+    return _encode(head)
+
+
+def decode_head(path: Path, value: bytes) -> FlowHead:
+    """Read a flow's head; raises StateCorrupt."""
+    return _decoded(path, _head, value)
+
+
+def batch_key(flow: int, number: int) -> bytes:
+    """Return the key of a sealed batch's columns."""
+    return BATCHES + _BATCH.pack(flow, number)
+
+
+def batches_prefix(flow: int) -> bytes:
+    """Return what the keys of a flow's batches begin with."""
+    return BATCHES + _U16.pack(flow)
+
+
+def piece_key(flow: int, first_commit: int, part: int = 0) -> bytes:
+    """Return the key of a piece of the open segment; parts from 1 on are of a range's body."""
+    return PIECES + _PIECE.pack(flow, first_commit, part)
+
+
+def pieces_prefix(flow: int) -> bytes:
+    """Return what the keys of a flow's pieces begin with."""
+    return PIECES + _U16.pack(flow)
+
+
+def encode_piece(chunk: SinglesChunk | RangeChunk) -> bytes:
+    """Return the value of a piece, a range's without its body."""
+    if isinstance(chunk, SinglesChunk):
+        return _encode(Run(chunk))
+    return _encode(
+        RangeHead(
+            chunk.first_commit,
+            chunk.count,
+            chunk.time_ms,
+            chunk.client_id,
+            chunk.first_sequence,
+            chunk.offset,
+            body_parts(chunk.body),
+            chunk.traceparent,
+        )
+    )
+
+
+def body_parts(body: bytes) -> int:
+    """Return in how many cells a body is stored."""
+    return -(-len(body) // BODY_PART_BYTES)
+
+
+def decode_piece(path: Path, value: bytes) -> Piece:
+    """Read a piece; raises StateCorrupt."""
+    piece: Piece = _decoded(path, _piece, value)
+    return piece
+
+
+def rows_prefix(table: int) -> bytes:
+    """Return what the keys of a table's rows begin with."""
+    return ROWS + _U16.pack(table)
+
+
+def encode_row(row: Row) -> bytes:
+    """Return the value of a row."""
+    return row.version.to_bytes(_VERSION_BYTES, "big") + row.value
+
+
+def decode_row(value: bytes) -> Row:
+    """Read a row."""
+    return Row(int.from_bytes(value[:_VERSION_BYTES], "big"), value[_VERSION_BYTES:])
+
+
+def session_key(client_id: int) -> bytes:
+    """Return the key of a session."""
+    return SESSIONS + _U64.pack(client_id)
+
+
+def encode_session(session: Session, tracker: ResultTracker) -> bytes:
+    """Return the value of a session with its records, in time that follows their number."""
+    return _encode((session, tracker.first_incomplete, tracker.highest, tracker.records, tracker.ranges))
+
+
+def decode_session(path: Path, value: bytes) -> tuple[Session, ResultTracker]:
+    """Read a session with its records; raises StateCorrupt."""
+    image = _decoded(path, _session, value)
+    session = image.session
+    records = {sequence: _record(stored) for sequence, stored in image.records.items()}
+    return session, ResultTracker.restore(session.window, image.first_incomplete, image.highest, records, image.ranges)
+
+
+def used_key_key(number: int) -> bytes:
+    """Return the key of a used idempotency key."""
+    return KEYS + _U64.pack(number)
+
+
+def encode_used_key(used: KeyRecord) -> bytes:
+    """Return the value of a used idempotency key."""
+    return _encode(used)
+
+
+def decode_used_key(path: Path, value: bytes) -> KeyRecord:
+    """Read a used idempotency key; raises StateCorrupt."""
+    stored = _decoded(path, _key, value)
+    return KeyRecord(stored.number, stored.tenant, stored.key, stored.used_ms, stored.ends_ms, _record(stored.record))
+
+
+def _record(stored: StoredRecord) -> CompletionRecord:
+    return CompletionRecord(stored.fingerprint, stored.commit, stored.result, stored.traceparent)
+
+
+def _decoded(path: Path, decoder: msgspec.msgpack.Decoder[T], value: bytes) -> T:
+    try:
+        return decoder.decode(value)
+    except msgspec.DecodeError as fault:
+        raise StateCorrupt(path, str(fault)) from None

@@ -1,0 +1,221 @@
+"""From cells back to a machine, and the check that all of them are there.
+
+Owns: reading meta, flows and sessions at a start or after a snapshot has come. Rows stay in the store. What is
+counted in :class:`oncegate.gateway.machine.state.layout.Meta` or a flow's head must be found, else the state is
+refused.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from oncegate.consensus.ports import SavedPoint
+from oncegate.flows.batch_log import BatchLog, BatchLogState
+from oncegate.flows.chunks import RangeChunk, SealedChunk, SinglesChunk, int64s_to_bytes
+from oncegate.flows.cursor import Consumers
+from oncegate.flows.errors import FlowError
+from oncegate.flows.open_segment import OpenSegment, OpenSegmentState
+from oncegate.gateway.machine.flow_state import Flow
+from oncegate.gateway.machine.machine import Machine
+from oncegate.gateway.machine.state.errors import StateCorrupt
+from oncegate.gateway.machine.state.flow_images import PIECE_ITEMS, FlowMark
+from oncegate.gateway.machine.state.layout import (
+    BATCH_COLUMNS,
+    KEYS,
+    META_KEY,
+    SESSIONS,
+    FlowHead,
+    Run,
+    batch_key,
+    batches_prefix,
+    decode_head,
+    decode_meta,
+    decode_piece,
+    decode_session,
+    decode_used_key,
+    head_key,
+    piece_key,
+    pieces_prefix,
+)
+from oncegate.gateway.machine.state.rows import StoredRows, Tally
+from oncegate.gateway.machine.state.store import Store
+from oncegate.gateway.machine.tables import Table
+from oncegate.rifl.key_table import KeyRecord
+
+
+def _no_rest() -> None:
+    """Go on at once: nobody else needs the interpreter yet."""
+
+
+class Restored(NamedTuple):
+    """A machine as a store holds it; ``point`` is None for a store in which nothing was ever saved."""
+
+    machine: Machine
+    point: SavedPoint | None
+    marks: list[FlowMark]
+    tally: Tally
+
+
+def restore(store: Store, rest: Callable[[], None] = _no_rest) -> Restored:
+    """Read a machine; blocking, in time that follows sessions, records and open items, not rows.
+
+    Args:
+        store: where it was saved.
+        rest: called between sessions, for who must let others have the interpreter.
+
+    Raises:
+        StateCorrupt: cells are missing, unreadable or contradict each other.
+        StateVersionUnknown: another format.
+        StoreFailed: the disk cannot be read.
+    """
+    tally = Tally()
+    machine = Machine(lambda number: StoredRows(number, store, tally))
+    value = store.value(META_KEY)
+    if value is None:
+        return Restored(machine, None, [], tally)
+    meta = decode_meta(store.path, value)
+    machine.commit = meta.commit
+    machine.time_ms = meta.time_ms
+    machine.replayed = meta.replayed
+    for number, about in enumerate(meta.tables):
+        table = Table(about.name, about.kind, about.quota_bytes, StoredRows(number, store, tally, about.rows))
+        table.bytes = about.bytes
+        machine.tables[about.name] = table
+    marks: list[FlowMark] = []
+    for number in range(meta.flows):
+        flow, mark = _flow(store, number)
+        try:
+            machine.flows.put_back(flow)
+        except FlowError as fault:
+            raise StateCorrupt(store.path, str(fault)) from fault
+        marks.append(mark)
+    for _, image in store.scan(SESSIONS):
+        rest()
+        session, tracker = decode_session(store.path, image)
+        machine.sessions.put_back(session)
+        machine.trackers[session.client_id] = tracker
+    machine.sessions.next_id = meta.next_client_id
+    if len(machine.sessions) != meta.sessions:
+        raise StateCorrupt(store.path, f"{len(machine.sessions)} of {meta.sessions} sessions are there")
+    used: list[KeyRecord] = []
+    for _, image in store.scan(KEYS):
+        rest()
+        used.append(decode_used_key(store.path, image))
+    if not machine.keys.restore(meta.first_key, meta.next_key, meta.forgotten_ms, used):
+        raise StateCorrupt(store.path, f"the {meta.next_key - meta.first_key} idempotency keys are not all there")
+    return Restored(machine, meta.point, marks, tally)
+
+
+def verify(store: Store, rest: Callable[[], None] = _no_rest) -> int:
+    """Read every cell, so that every block's checksum is checked; returns their number.
+
+    Raises:
+        StateCorrupt: a block is damaged; the reason names its file.
+    """
+    cells = 0
+    for cells, _ in enumerate(_all(store), 1):
+        if not cells % 64:
+            rest()
+    return cells
+
+
+def _all(store: Store) -> Iterator[bytes]:
+    for first in range(KEYS[0] + 1):
+        for key, _ in store.scan(bytes([first])):
+            yield key
+
+
+def _flow(store: Store, number: int) -> tuple[Flow, FlowMark]:
+    value = store.value(head_key(number))
+    if value is None:
+        raise StateCorrupt(store.path, f"flow {number} is missing")
+    head = decode_head(store.path, value)
+    flow = Flow(head.declaration)
+    flow.consumers = Consumers.restore(head.consumers)
+    flow.retained_bytes = head.retained_bytes
+    flow.batches = BatchLog.restore(_batches(store, number, head))
+    mark = FlowMark(None, head.first, head.last)
+    flow.segment = OpenSegment.restore(_segment(store, number, head, mark))
+    mark.stamp = flow.stamp
+    return flow, mark
+
+
+def _batches(store: Store, number: int, head: FlowHead) -> BatchLogState:
+    columns = [array("q") for _ in range(5)]
+    expected = head.first
+    for key, value in store.scan(batches_prefix(number)):
+        if key != batch_key(number, expected) or len(value) != BATCH_COLUMNS.size:
+            raise StateCorrupt(store.path, f"batch {expected} of {head.declaration.name} is missing")
+        for column, entry in zip(columns, BATCH_COLUMNS.unpack(value), strict=True):
+            column.append(entry)
+        expected += 1
+    if expected != head.last + 1:
+        raise StateCorrupt(store.path, f"batch {expected} of {head.declaration.name} is missing")
+    return BatchLogState(head.first, head.items_dropped, *(int64s_to_bytes(column) for column in columns))
+
+
+def _segment(store: Store, number: int, head: FlowHead, mark: FlowMark) -> OpenSegmentState:
+    """Read the open segment; pieces of one run are joined again. Completes the mark."""
+    chunks: list[SealedChunk] = []
+    run: list[SinglesChunk] = []
+    cells = iter(store.scan(pieces_prefix(number)))
+    for key, value in cells:
+        piece = decode_piece(store.path, value)
+        if isinstance(piece, Run):
+            first_commit, parts = piece.chunk.first_commit, 0
+            run.append(piece.chunk)
+        else:
+            if run:
+                chunks.append(_joined(run))
+                run = []
+            first_commit, parts = piece.first_commit, piece.body_parts
+            body = [value for _, (_, value) in zip(range(parts), cells, strict=False)]
+            chunks.append(
+                RangeChunk(
+                    piece.first_commit,
+                    piece.count,
+                    piece.time_ms,
+                    piece.client_id,
+                    piece.first_sequence,
+                    body[0] if parts == 1 else b"".join(body),
+                    piece.offset,
+                    piece.traceparent,
+                )
+            )
+        if key != piece_key(number, first_commit):
+            raise StateCorrupt(store.path, f"the open segment of {head.declaration.name} is not whole")
+        mark.cells[first_commit] = 1 + parts
+    mark.chunk = len(chunks)
+    if run:
+        chunks.append(_joined(run))
+        mark.piece = chunks[-1].items // PIECE_ITEMS
+    if sum(mark.cells.values()) != head.pieces or (chunks and chunks[-1].last_commit != head.last_commit):
+        raise StateCorrupt(store.path, f"the open segment of {head.declaration.name} is not whole")
+    return OpenSegmentState(
+        head.declaration.name, head.declaration.source, head.last_commit, head.size_bytes, tuple(chunks)
+    )
+
+
+def _joined(run: list[SinglesChunk]) -> SinglesChunk:
+    if len(run) == 1 and not run[0].traceparents:
+        return run[0]
+    return SinglesChunk(
+        b"".join(part.commits for part in run),
+        tuple(key for part in run for key in part.keys),
+        tuple(value for part in run for value in part.values),
+        b"".join(part.times_ms for part in run),
+        b"".join(part.client_ids for part in run),
+        b"".join(part.sequences for part in run),
+        _traceparents(run),
+    )
+
+
+def _traceparents(run: list[SinglesChunk]) -> tuple[str | None, ...]:
+    if not any(part.traceparents for part in run):
+        return ()
+    # One object a trace context, as before the save: a request's operations share it.
+    known: dict[str | None, str | None] = {}
+    every = (trace for part in run for trace in part.traceparents or (None,) * part.items)
+    return tuple(known.setdefault(trace, trace) for trace in every)

@@ -1,0 +1,209 @@
+"""Where a resident table's rows are found: what is new in memory, what is being saved, what is on disk.
+
+Owns: the order of the three, the exact count, and pages across them. Event loop's thread only, but for
+:class:`FrozenRows`, which nobody changes any more.
+
+A write goes into a dict, so hot keys cost what they cost in memory. A save freezes that dict and starts an empty
+one; the frozen one stays in front of the store, durable or not, until the next freeze, as a cache of what was
+written last. A deleted row is None in both dicts, so that what lies below does not show through.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from heapq import merge
+from itertools import islice
+from typing import Final, NamedTuple
+
+from oncegate.gateway.machine.state.layout import decode_row, encode_row, rows_prefix
+from oncegate.gateway.machine.state.order import in_order
+from oncegate.gateway.machine.state.store import Store
+from oncegate.gateway.machine.tables import Row
+
+FRESH_ROW_BYTES: Final = 300
+"""What a row in memory costs beside key and value: objects, dict entry, its place in a run."""
+RUN_KEYS: Final = 4096
+"""Keys are put in order by runs of this many, as they come: sorting one takes less than a millisecond."""
+_RUN_MASK: Final = RUN_KEYS - 1
+_BELOW: Final = Row(-1, b"")
+"""Stands for "not here, look below"; compared by identity."""
+_UNREAD: Final = b"unread"
+"""Stands for "not read ahead"; compared by identity."""
+
+
+class Tally:
+    """Rows written since the last freeze, over all tables, and the memory they take in bytes, roughly."""
+
+    __slots__ = ("bytes", "rows")
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.rows = 0
+
+
+class FrozenRows(NamedTuple):
+    """What one save writes of one table; immutable. None is a deleted row."""
+
+    table: int
+    rows: dict[str, Row | None]
+    runs: list[list[str]]
+
+    def cells(self) -> Iterator[tuple[bytes, bytes | None]]:
+        """Yield all of it as cells, in key order."""
+        rows, prefix = self.rows, rows_prefix(self.table)
+        for key in in_order([*self.runs, _tail(rows)]):
+            row = rows[key]
+            yield prefix + key.encode(), None if row is None else encode_row(row)
+
+
+class StoredRows:
+    """A :class:`oncegate.gateway.machine.tables.RowStore` over a store.
+
+    Args:
+        table: the table's number.
+        store: holds what was saved.
+        tally: counts what is new, for all tables together.
+        count: how many rows the store holds of this table.
+    """
+
+    __slots__ = (
+        "_ahead",
+        "_count",
+        "_fresh",
+        "_frozen",
+        "_frozen_runs",
+        "_prefix",
+        "_runs",
+        "_store",
+        "_table",
+        "_tally",
+    )
+
+    def __init__(self, table: int, store: Store, tally: Tally, count: int = 0) -> None:
+        self._table = table
+        self._prefix = rows_prefix(table)
+        self._store = store
+        self._tally = tally
+        self._count = count
+        self._fresh: dict[str, Row | None] = {}
+        self._runs: list[list[str]] = []
+        self._frozen: dict[str, Row | None] = {}
+        self._frozen_runs: list[list[str]] = []
+        self._ahead: dict[str, bytes | None] = {}
+
+    def __len__(self) -> int:
+        return self._count
+
+    def look_ahead(self, keys: list[str]) -> None:
+        """Read what the store holds of rows that are about to be looked at: three times cheaper than one by one."""
+        fresh, frozen, prefix = self._fresh, self._frozen, self._prefix
+        below = [key for key in keys if key not in fresh and key not in frozen]
+        self._ahead = {}
+        if len(below) > 1:
+            found = self._store.values([prefix + key.encode() for key in below])
+            self._ahead = dict(zip(below, found, strict=True))
+
+    def get(self, key: str) -> Row | None:
+        """Return the row, or None; raises StateCorrupt when its block on disk has changed."""
+        row = self._fresh.get(key, _BELOW)
+        if row is not _BELOW:
+            return row
+        row = self._frozen.get(key, _BELOW)
+        if row is not _BELOW:
+            return row
+        value = self._ahead.get(key, _UNREAD)
+        if value is _UNREAD:
+            value = self._store.value(self._prefix + key.encode())
+        return None if value is None else decode_row(value)
+
+    def put(self, key: str, row: Row, before: Row | None) -> None:
+        """Insert, or replace ``before``."""
+        fresh, tally = self._fresh, self._tally
+        size = len(fresh)
+        fresh[key] = row
+        if len(fresh) != size:
+            tally.rows += 1
+            tally.bytes += len(key) + len(row.value) + FRESH_ROW_BYTES
+            if not len(fresh) & _RUN_MASK:
+                self._close_run()
+        else:
+            tally.bytes += len(row.value) if before is None else len(row.value) - len(before.value)
+        if before is None:
+            self._count += 1
+
+    def delete(self, key: str, before: Row) -> None:
+        """Remove ``before``."""
+        fresh, tally = self._fresh, self._tally
+        size = len(fresh)
+        fresh[key] = None
+        if len(fresh) != size:
+            tally.rows += 1
+            tally.bytes += len(key) + FRESH_ROW_BYTES
+            if not len(fresh) & _RUN_MASK:
+                self._close_run()
+        else:
+            tally.bytes -= len(before.value)
+        self._count -= 1
+
+    def _close_run(self) -> None:
+        self._runs.append(sorted(islice(reversed(self._fresh), RUN_KEYS)))
+
+    def page(self, prefix: str, after: str, limit: int) -> list[tuple[str, Row]]:
+        """Return up to ``limit`` rows with that prefix and a key greater than ``after``, in key order."""
+        page: list[tuple[str, Row]] = []
+        for key, row in self._merged(max(prefix, after)):
+            if not key.startswith(prefix) or len(page) == limit:
+                break
+            if key > after or not after:
+                page.append((key, row))
+        return page
+
+    def items(self) -> Iterator[tuple[str, Row]]:
+        """All rows, in key order; not to be mixed with writes."""
+        return self._merged("")
+
+    def _merged(self, start: str) -> Iterator[tuple[str, Row]]:
+        last: str | None = None
+        for key, _, row in merge(
+            _from(0, self._fresh, self._runs, start),
+            _from(1, self._frozen, self._frozen_runs, start),
+            self._stored(start),
+        ):
+            # Of equal keys the newest layer comes first and hides the others.
+            if key != last:
+                last = key
+                if row is not None:
+                    yield key, row
+
+    def _stored(self, start: str) -> Iterator[tuple[str, int, Row | None]]:
+        skip = len(self._prefix)
+        for key, value in self._store.scan(self._prefix, start.encode()):
+            yield key[skip:].decode(), 2, decode_row(value)
+
+    def freeze(self) -> tuple[FrozenRows, dict[str, Row | None]] | None:
+        """Hand over what is new and begin anew; None when nothing is. O(1).
+
+        Returns:
+            What is to be saved, and the dict frozen before, which is not used here any more. Call it only when that
+            one is durable: it stops hiding what the store holds.
+        """
+        if not self._fresh:
+            return None
+        retired = self._frozen
+        self._frozen, self._frozen_runs = self._fresh, self._runs
+        self._fresh, self._runs = {}, []
+        self._ahead = {}
+        return FrozenRows(self._table, self._frozen, self._frozen_runs), retired
+
+
+def _tail(rows: dict[str, Row | None]) -> list[str]:
+    """Return in order the keys that no run holds yet: the newest ones, fewer than RUN_KEYS."""
+    return sorted(islice(reversed(rows), len(rows) & _RUN_MASK))
+
+
+def _from(
+    layer: int, rows: dict[str, Row | None], runs: Iterable[list[str]], start: str
+) -> Iterator[tuple[str, int, Row | None]]:
+    parts = (islice(run, bisect_left(run, start), None) for run in (*runs, _tail(rows)))
+    return ((key, layer, rows[key]) for key in merge(*parts))

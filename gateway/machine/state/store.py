@@ -1,0 +1,257 @@
+"""RocksDB as this package uses it: files of sorted cells go in whole, single cells and ranges come out.
+
+Owns: every call of rocksdict, its options, and what its errors mean. Must not know what a cell holds.
+
+Nothing is ever written through the memtable or the log of RocksDB. :class:`CellWriter` makes a sorted file and
+:meth:`Store.ingest` adds it in one atomic, durable step: the file is flushed when it is finished, and
+the ingest flushes the new link, the directory and the manifest before it returns (checked with strace).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from rocksdict import (
+    AccessType,
+    BlockBasedOptions,
+    Cache,
+    Checkpoint,
+    DbClosedError,
+    DBCompressionType,
+    IngestExternalFileOptions,
+    Options,
+    Rdict,
+    ReadOptions,
+    SstFileWriter,
+)
+
+from oncegate.gateway.machine.state.errors import StateCorrupt, StoreFailed
+
+CACHE_BYTES_DEFAULT: Final = 96 * 2**20
+BLOOM_BITS: Final = 10
+BLOCK_BYTES: Final = 4096
+OPEN_FILES_MAX: Final = 512
+LEVEL0_FILES: Final = 4
+"""Files that overlap each other before they are merged: each costs an absent key one look into a filter."""
+COMPACTION_BYTES_PER_S: Final = 96 * 2**20
+"""Merging writes no faster, so that it leaves the disk to the journal's flushes."""
+FILE_BYTES: Final = 16 * 2**20
+"""Size of merged files. Removing a file holds up the journal's flushes for as long as the disk takes to give its
+blocks back: 15 ms for 64 MiB where it is told of them at once."""
+_WRITEBACK_BYTES: Final = 2**20
+_LOG_FILE_BYTES_MAX: Final = 2**20
+_LOG_FILES: Final = 2
+_CONFIG_FILE: Final = "rocksdict-config.json"
+"""Written by the binding at each open and not flushed; it holds nothing that :func:`options` does not say."""
+_DAMAGE: Final = ("Corruption", "Not implemented", "Invalid argument")
+"""How errors begin that say: what is on disk is not what was written."""
+_SIDE_FILES: Final = ("LOCK", "LOG", _CONFIG_FILE)
+
+
+def options(cache: Cache, *, create: bool) -> Options:
+    """Return the options of every store of this process; they share ``cache``."""
+    table = BlockBasedOptions()
+    table.set_block_cache(cache)
+    table.set_block_size(BLOCK_BYTES)
+    table.set_bloom_filter(BLOOM_BITS, False)
+    # Filters and indexes count as cache, so that memory stays bounded whatever the number of rows.
+    table.set_cache_index_and_filter_blocks(True)
+    table.set_pin_l0_filter_and_index_blocks_in_cache(True)
+    made = Options(raw_mode=True)
+    made.set_block_based_table_factory(table)
+    made.create_if_missing(create)
+    made.set_compression_type(DBCompressionType.none())
+    made.set_paranoid_checks(True)
+    made.set_max_background_jobs(2)
+    made.set_max_open_files(OPEN_FILES_MAX)
+    made.set_write_buffer_size(2**20)
+    made.set_level_zero_file_num_compaction_trigger(LEVEL0_FILES)
+    made.set_target_file_size_base(FILE_BYTES)
+    made.set_bytes_per_sync(_WRITEBACK_BYTES)
+    made.set_ratelimiter(COMPACTION_BYTES_PER_S, 100_000, 10)
+    # Where rows were deleted in bulk a scan would have to step over all of it: such a file is merged early.
+    made.add_compact_on_deletion_collector_factory(4096, 1024, 0.5)
+    made.set_max_log_file_size(_LOG_FILE_BYTES_MAX)
+    made.set_keep_log_file_num(_LOG_FILES)
+    made.set_stats_dump_period_sec(0)
+    return made
+
+
+class Store:
+    """One RocksDB directory. ``get`` and ``scan`` from the event loop's thread, everything else from one worker.
+
+    Attributes:
+        get: the value of a key or None; the binding's own method, so that a look-up costs no call more. Use
+            :meth:`get_anyway` when it raises.
+    """
+
+    def __init__(self, path: Path, cache: Cache, *, create: bool, read_only: bool = False) -> None:
+        self.path = path
+        self._options = options(cache, create=create)
+        self._access = AccessType.read_only() if read_only else AccessType.read_write()
+        self._lock = threading.Lock()
+        self.damage: StateCorrupt | None = None
+        """What a look-up or a scan found to be damaged."""
+        self._open()
+
+    def _open(self) -> None:
+        (self.path / _CONFIG_FILE).unlink(missing_ok=True)
+        # The column family is named because the binding would otherwise take its options from the file of the last
+        # open, with a cache of 8 MiB: too small for one index of a large file, which each look-up would read again.
+        families = {"default": self._options}
+        self._db = _called(self.path, Rdict, str(self.path), self._options, families, self._access)
+        self.get = self._db.get
+
+    def get_anyway(self, key: bytes) -> bytes | None:
+        """Return a value while the store is being opened again; raises StateCorrupt, StoreFailed."""
+        with self._lock:
+            try:
+                found: bytes | None = self._db.get(key)
+            except Exception as fault:  # noqa: BLE001 - as in _called
+                raise self._noted(_typed(self.path, fault)) from None
+        return found
+
+    def _noted(self, fault: Exception) -> Exception:
+        if isinstance(fault, StateCorrupt):
+            self.damage = fault
+        return fault
+
+    def value(self, key: bytes) -> bytes | None:
+        """Return the value of a key, or None; raises StateCorrupt, StoreFailed."""
+        try:
+            found: bytes | None = self.get(key)
+        except Exception:  # noqa: BLE001 - the binding raises Exception for all there is; the second call names it
+            return self.get_anyway(key)
+        return found
+
+    def values(self, keys: list[bytes]) -> list[bytes | None]:
+        """Return the values of keys, None for each that is not there; raises StateCorrupt, StoreFailed."""
+        try:
+            found: list[bytes | None] = self.get(keys)
+        except Exception:  # noqa: BLE001 - as in value; one by one names the key whose block is damaged
+            return [self.get_anyway(key) for key in keys]
+        return found
+
+    def scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Yield the cells whose key has ``prefix`` and is not below ``prefix + start``, in key order.
+
+        The cells are those of the moment of the first step. Raises StateCorrupt, StoreFailed.
+        """
+        reading = ReadOptions()
+        reading.set_iterate_upper_bound(_after(prefix))
+        cursor = _called(self.path, self._db.iter, reading)
+        try:
+            cursor.seek(prefix + start)
+            while cursor.valid():
+                yield cursor.key(), cursor.value()
+                cursor.next()
+            # An unreadable block ends a scan as the last cell does: only the status tells them apart.
+            cursor.status()
+        except Exception as fault:  # noqa: BLE001 - as in _called
+            raise self._noted(_typed(self.path, fault)) from None
+        finally:
+            # A cursor that lives on in a traceback would keep the store open, and locked, after close.
+            del cursor
+
+    def ingest(self, file: Path) -> None:
+        """Add the cells of a finished file, replacing older ones; atomic, and durable on return. The file is moved."""
+        how = IngestExternalFileOptions()
+        how.set_move_files(True)
+        _called(self.path, self._db.ingest_external_file, [str(file)], how)
+
+    def copy_to(self, directory: Path) -> None:
+        """Make ``directory`` a store with the cells of this moment, by hard links: milliseconds at any size."""
+        _called(self.path, Checkpoint(self._db).create_checkpoint, str(directory))
+
+    @property
+    def refuses_writes(self) -> bool:
+        """A write or a merge has failed, after which RocksDB takes no ingest until it is opened again."""
+        return bool(_called(self.path, self._db.property_int_value, "rocksdb.background-errors"))
+
+    def reopen(self) -> None:
+        """Close and open again: the way out of the error state in which RocksDB refuses all writes.
+
+        Raises:
+            StoreFailed: something still reads from it, or the disk fails; it is usable as before or closed.
+        """
+        with self._lock:
+            self.close()
+            self._open()
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its files of cells."""
+        try:
+            return self._db.property_int_value("rocksdb.total-sst-files-size") or 0
+        except DbClosedError:
+            return 0
+
+    def writer(self, file: Path) -> CellWriter:
+        """Begin a file of cells for :meth:`ingest`."""
+        return CellWriter(file, self._options)
+
+    def close(self) -> None:
+        """Close; idempotent. A look-up afterwards raises."""
+        with contextlib.suppress(DbClosedError):
+            self._db.close()
+
+
+class CellWriter:
+    """A file of cells in the making; keys strictly ascend. Blocking."""
+
+    def __init__(self, file: Path, made: Options) -> None:
+        self.file = file
+        self.cells = 0
+        self._writer = SstFileWriter(made)
+        _called(file, self._writer.open, str(file))
+
+    def put(self, key: bytes, value: bytes | None) -> None:
+        """Write a cell, or with None the deletion of one."""
+        try:
+            if value is None:
+                del self._writer[key]
+            else:
+                self._writer[key] = value
+        except Exception as fault:
+            raise _typed(self.file, fault) from fault
+        self.cells += 1
+
+    def finish(self) -> None:
+        """Flush the file to the disk; at least one cell was put."""
+        _called(self.file, self._writer.finish)
+
+
+def new_cache(size_bytes: int) -> Cache:
+    """Return the cache of blocks, filters and indexes that the stores of one node share."""
+    return Cache(size_bytes)
+
+
+def snapshot_files(directory: Path) -> list[Path]:
+    """Return the files of a copy that make it up, in order of name."""
+    return sorted(path for path in directory.iterdir() if path.is_file() and not path.name.startswith(_SIDE_FILES))
+
+
+def _after(prefix: bytes) -> bytes:
+    """Return the smallest key above all that begin with ``prefix``, whose last byte is below 255."""
+    stripped = prefix.rstrip(b"\xff")
+    return stripped[:-1] + bytes([stripped[-1] + 1])
+
+
+def _called(path: Path, function: Any, *arguments: Any) -> Any:
+    try:
+        return function(*arguments)
+    except Exception as fault:
+        raise _typed(path, fault) from fault
+
+
+def _typed(path: Path, fault: Exception) -> Exception:
+    if isinstance(fault, (TypeError, StateCorrupt, StoreFailed)):
+        return fault
+    reason = str(fault)
+    if reason.startswith(_DAMAGE) or "No such file" in reason:
+        return StateCorrupt(path, reason)
+    return StoreFailed(f"{path}: {reason}")

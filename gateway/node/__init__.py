@@ -1,0 +1,1 @@
+"""One node on one event loop. Start at :mod:`oncegate.gateway.node.node`."""

@@ -1,0 +1,140 @@
+"""Changes of the cluster itself, from any node: members come and go, leadership moves.
+
+Owns: bringing an operator's request to the leader and its outcome back. What a change means and when it is safe:
+:mod:`oncegate.consensus.log.membership`. Must not know HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import msgspec
+
+from oncegate.consensus.configuration import Member
+from oncegate.consensus.errors import ConsensusError, NotLeader
+from oncegate.consensus.replica.replica import Replica
+from oncegate.gateway.node.error_translation import Refusal, packed, translated, unpacked
+from oncegate.gateway.node.proposer import Leadership
+from oncegate.gateway.node.settings import MemberAddress
+from oncegate.rifl.errors import Code, OncegateError
+
+ADMINISTER: Final = b"a"
+"""First byte of a peer call that carries an operator's request."""
+ADD_TIMEOUT_S: Final = 60.0
+"""How long an added node may take to catch up before the caller is told that it still does."""
+CHANGE_TIMEOUT_S: Final = 10.0
+_HOPS_MAX: Final = 4
+_PAUSE_S: Final = 0.1
+
+
+class AddMember(msgspec.Struct, array_like=True, frozen=True, tag="add"):
+    """Add a node: as a learner at once, as a voter when it has caught up."""
+
+    node_id: str
+    host: str
+    http_port: int
+    peer_port: int
+
+
+class RemoveMember(msgspec.Struct, array_like=True, frozen=True, tag="remove"):
+    """Remove a node; the leader hands leadership over first."""
+
+    node_id: str
+
+
+class MoveLeader(msgspec.Struct, array_like=True, frozen=True, tag="lead"):
+    """Hand leadership to ``node_id``, or to the voter that is furthest."""
+
+    node_id: str | None
+
+
+Request = AddMember | RemoveMember | MoveLeader
+
+
+class _Outcome(msgspec.Struct, array_like=True):
+    refusal: Refusal | None = None
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_request = msgspec.msgpack.Decoder(Request).decode
+_decode_outcome = msgspec.msgpack.Decoder(_Outcome).decode
+
+
+class Administration:
+    """Operators' requests. Every method belongs to the node's event loop."""
+
+    def __init__(self, replica: Replica, leadership: Leadership) -> None:
+        self._replica = replica
+        self._leadership = leadership
+
+    async def carry_out(self, request: Request) -> None:
+        """Do it here if this node leads, else at the leader.
+
+        A leader that removes itself, or loses the lead meanwhile, answers NOT_LEADER; the request goes on to its
+        successor. Each request says what shall be, so doing it twice does it once.
+
+        Raises:
+            OncegateError: CONFLICT when another change is under way, NO_LEADER, TIMEOUT with outcome unknown, or why it
+                cannot be.
+        """
+        refusal = OncegateError(Code.NO_LEADER, retry_after_ms=100)
+        for _ in range(_HOPS_MAX):
+            try:
+                await self._once(request)
+                return
+            except OncegateError as fault:
+                if fault.code not in (Code.NOT_LEADER, Code.NO_LEADER):
+                    raise
+                refusal = fault
+            await asyncio.sleep(_PAUSE_S)
+        raise refusal
+
+    async def serve(self, payload: bytes) -> bytes:
+        """Answer, at the leader, a request that another node passed on."""
+        try:
+            await self._here(_decode_request(payload))
+        except OncegateError as refusal:
+            return _encode(_Outcome(packed(refusal)))
+        return _encode(_Outcome())
+
+    async def _once(self, request: Request) -> None:
+        leader = self._leadership.leader_id
+        if leader is None:
+            raise OncegateError(Code.NO_LEADER, retry_after_ms=100)
+        if leader == self._leadership.node_id:
+            await self._here(request)
+            return
+        timeout_s = ADD_TIMEOUT_S if isinstance(request, AddMember) else CHANGE_TIMEOUT_S
+        try:
+            reply = await self._replica.call(leader, ADMINISTER + _encode(request), timeout_s=timeout_s + 1)
+        except ConsensusError as fault:
+            raise translated(fault) from None
+        refusal = _decode_outcome(reply).refusal
+        if refusal is not None:
+            raise unpacked(refusal)
+
+    async def _here(self, request: Request) -> None:
+        replica = self._replica
+        try:
+            match request:
+                case AddMember(node_id, host, http_port, peer_port):
+                    member = Member(host, peer_port, data=str(http_port))
+                    await replica.add_member(node_id, member, timeout_s=ADD_TIMEOUT_S)
+                case RemoveMember(node_id):
+                    await replica.remove_member(node_id, timeout_s=CHANGE_TIMEOUT_S)
+                case MoveLeader(node_id) if self._leadership.leads and node_id == self._leadership.node_id:
+                    pass  # asked again, or an election was quicker: it is as the operator wants it
+                case MoveLeader(node_id):
+                    await replica.transfer_leadership(node_id, timeout_s=CHANGE_TIMEOUT_S)
+        except NotLeader as fault:
+            raise OncegateError(Code.NOT_LEADER, str(fault), retry_after_ms=100) from None
+        except ValueError as fault:
+            raise OncegateError(Code.BAD_REQUEST, str(fault)) from None
+        except ConsensusError as fault:
+            raise translated(fault) from None
+
+
+def address_of(node_id: str, member: Member) -> MemberAddress:
+    """Return where a member of the configuration is reached; its HTTP port travels in the member's own data."""
+    return MemberAddress(node_id, member.host, int(member.data or 0), member.port)

@@ -1,0 +1,305 @@
+"""One node: replica, machine, proposer and segment writer joined on one event loop.
+
+Owns: their life cycle and the wiring between them. Thin: decisions are in :mod:`oncegate.gateway.machine.machine`,
+ordering in :mod:`oncegate.gateway.node.proposer`, reads in :mod:`oncegate.gateway.node.reads`. HTTP sits on top in
+:mod:`oncegate.gateway.http.server`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any, Final
+
+from oncegate.consensus.config import ReplicaConfig
+from oncegate.consensus.configuration import Configuration
+from oncegate.consensus.ports import Role, RoleChange, SavedPoint, SnapshotManifest, SnapshotSink, SnapshotSource
+from oncegate.consensus.replica.replica import Replica
+from oncegate.flows.publisher import Publisher
+from oncegate.flows.segment_store import SegmentStore
+from oncegate.gateway.answers import Answer
+from oncegate.gateway.explain.attempts import ANSWERED, GIVEN_UP
+from oncegate.gateway.explain.explainer import EXPLAIN, Explainer
+from oncegate.gateway.live_check.checker import LIVE_CHECK, LiveChecker
+from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.cluster_clock import ClusterClock
+from oncegate.gateway.machine.machine import Machine
+from oncegate.gateway.machine.state import MachineState
+from oncegate.gateway.node.administration import ADMINISTER, Administration, address_of
+from oncegate.gateway.node.proposer import PROPOSE, Leadership, Proposer
+from oncegate.gateway.node.reads import Reads
+from oncegate.gateway.node.segment_fetch import FETCH, SegmentFetcher, serve_piece
+from oncegate.gateway.node.settings import MemberAddress, Settings
+from oncegate.gateway.node.stream_store import StreamStore
+from oncegate.rifl.errors import Code, OncegateError
+
+HOUSEKEEPING_MS: Final = 25
+_REAPING: Final = ""
+_FORGETTING: Final = "\0keys"
+"""Names among the housework that no flow has."""
+log = logging.getLogger(__name__)
+
+
+class Node:
+    """A member of the cluster. Every method belongs to the event loop that called :meth:`start`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._members: dict[str, MemberAddress] = settings.addresses
+        self._configuration: Configuration | None = None
+        self._loop = asyncio.get_running_loop()
+        config = replica_config(settings)
+        self.store = SegmentStore(settings.data_dir / "segments")
+        self.publisher = Publisher(self.store, on_published=self._published, on_failure=self._unpublished)
+        # Opened before the replica is made, which asks from where on the log has to be replayed.
+        self.state = MachineState(
+            settings.data_dir / "state",
+            barrier=self.publisher,
+            cache_bytes=settings.state_cache_bytes,
+            on_installed=self._installed,
+        )
+        self.machine: Machine = self.state.machine
+        self.clock = ClusterClock()
+        self.leadership = Leadership(node_id=settings.node)
+        try:
+            self.replica = Replica(config, self, on_call=self._serve_call, on_role=self._role)
+        except BaseException:
+            self.state.close()
+            raise
+        self.administration = Administration(self.replica, self.leadership)
+        self.proposer = Proposer(self.replica, self.machine, self.clock, self.leadership)
+        self.fetcher = SegmentFetcher(self.replica, self._others, self.machine, self.store, self.publisher)
+        self.stream_store = None if settings.stream_store is None else StreamStore(settings.stream_store)
+        self.reads = Reads(self.replica, self.machine, self.publisher, self.fetcher.ensure, self.stream_store)
+        self.explainer = Explainer(self.replica, self.machine, self.clock, self.leadership, self._others)
+        self.live_check: LiveChecker | None = None
+        """Checks what this node answers; None where nothing is sampled."""
+        if settings.live_check_share > 0:
+            self.live_check = LiveChecker(
+                settings.node,
+                settings.live_check_share,
+                settings.live_check_seed,
+                settings.live_check_window_ms,
+                self.replica,
+                self._others,
+            )
+        self._timer: asyncio.TimerHandle | None = None
+        self._stopping = False
+        self._housework: dict[str, asyncio.Future[Answer]] = {}
+
+    async def start(self) -> None:
+        """Open the data directory, replay the log, join the cluster."""
+        self.publisher.start()
+        await self.replica.start()
+        self.fetcher.scan()
+        if self.live_check is not None:
+            self.live_check.start()
+        self._housekeep()
+
+    async def stop(self) -> None:
+        """Hand leadership over, leave the cluster, close the files; what was acknowledged is on disk already."""
+        self._stopping = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.live_check is not None:
+            await self.live_check.close()
+        await self.fetcher.close()
+        if self.stream_store is not None:
+            await self.stream_store.close()
+        await self.replica.stop(drain=True)
+        await asyncio.to_thread(self.publisher.close)
+        await asyncio.to_thread(self.state.close)
+
+    def apply(self, index: int, term: int, command: bytes) -> list[Any]:
+        """Apply a committed entry (:class:`oncegate.consensus.ports.StateMachine`) and see to what it sealed.
+
+        Raises:
+            StorageError: the state on disk is damaged; this node must not go on.
+        """
+        if self.state.broken is not None:
+            raise self.state.broken
+        machine = self.machine
+        commit = machine.commit
+        results = machine.apply(index, term, command)
+        self.explainer.verdicts.applied(index, commit, results)
+        for batch in machine.take_sealed():
+            # After a restart the log is applied again; files that are there need not be built again.
+            if not self.store.has(batch.flow, batch.number):
+                self.publisher.submit(batch)
+            self.reads.sealed(batch.flow)
+        for flow, number in machine.flows.take_dropped():
+            self.publisher.drop_through(flow, number)
+        self.reads.applied(machine.commit)
+        return results
+
+    @property
+    def saved(self) -> SavedPoint | None:
+        """The newest durable point (:class:`oncegate.consensus.ports.DurableState`, as all that follows up to
+        ``submit``).
+        """
+        return self.state.saved
+
+    @property
+    def save_wanted(self) -> bool:
+        """Enough has changed since the last save."""
+        return self.state.save_wanted
+
+    @property
+    def saving(self) -> bool:
+        """A save is under way."""
+        return self.state.saving
+
+    def begin_save(self, point: SavedPoint) -> None:
+        """Start to make the present state durable as ``point``."""
+        self.state.begin_save(point)
+
+    def open_snapshot(self) -> SnapshotSource:
+        """Copy the newest saved state; worker thread."""
+        return self.state.open_snapshot()
+
+    def open_sink(self, manifest: SnapshotManifest) -> SnapshotSink:
+        """Begin to receive a snapshot; worker thread."""
+        return self.state.open_sink(manifest)
+
+    def _installed(self) -> None:
+        """A snapshot has replaced the machine's state: whoever waits looks again, and its batches are fetched."""
+        self.reads.replaced()
+        self.fetcher.scan()
+
+    def submit(self, command: c.Command, size: int) -> asyncio.Future[Answer]:
+        """Order a client's command. See :meth:`oncegate.gateway.node.proposer.Proposer.submit`.
+
+        Raises:
+            OncegateError: OVERLOADED, before anything is proposed.
+        """
+        if self.publisher.overloaded:
+            raise OncegateError(Code.OVERLOADED, "sealed batches wait for the disk", retry_after_ms=200)
+        if self.state.overloaded:
+            raise OncegateError(Code.OVERLOADED, "the state waits for the disk", retry_after_ms=200)
+        future = self.proposer.submit(command, size)
+        if self.live_check is not None:
+            self.live_check.recorder.watch(command, future)
+        return future
+
+    def attempt(self, command: c.Operate | c.Range | c.Keyed, size: int) -> asyncio.Future[Answer]:
+        """Order operations as :meth:`submit` does, and note for :mod:`oncegate.gateway.explain` how that ended."""
+        came_s, ended = time.time(), self.explainer.attempts.ended
+        try:
+            future = self.submit(command, size)
+        except OncegateError as refusal:
+            ended(command, came_s, time.time(), refusal.code.value, None)
+            raise
+        future.add_done_callback(lambda done: ended(command, came_s, time.time(), *_ending(done)))
+        return future
+
+    @property
+    def members(self) -> dict[str, MemberAddress]:
+        """The members in force, by node id; what the settings say until the log says more."""
+        configuration = self.replica.configuration
+        if configuration is not self._configuration:
+            self._configuration = configuration
+            known = {node_id: address_of(node_id, member) for node_id, member in configuration.members.items()}
+            self._members = known or self.settings.addresses
+        return self._members
+
+    async def hand_over(self) -> None:
+        """Give leadership away if this node has it, so that its stop costs nobody an election."""
+        await self.replica.drain()
+
+    @property
+    def leader_http(self) -> str | None:
+        """HTTP address of the leader, if one is known."""
+        member = self.members.get(self.leadership.leader_id or "")
+        return None if member is None else self.settings.http_of(member)
+
+    async def _serve_call(self, peer: str, payload: bytes) -> bytes:
+        kind, rest = payload[:1], payload[1:]
+        if kind == PROPOSE:
+            return await self.proposer.serve_forwarded(rest)
+        if kind == FETCH:
+            return await serve_piece(self.publisher, rest)
+        if kind == EXPLAIN:
+            return self.explainer.serve(rest)
+        if kind == LIVE_CHECK and self.live_check is not None:
+            return self.live_check.serve()
+        if kind == ADMINISTER:
+            return await self.administration.serve(rest)
+        raise OncegateError(Code.BAD_REQUEST, f"{peer} sent an unknown call")
+
+    def _others(self) -> list[str]:
+        return [node_id for node_id in self.members if node_id != self.settings.node]
+
+    def _role(self, change: RoleChange) -> None:
+        leads = change.role is Role.LEADER and change.ready
+        if leads and not self.leadership.leads:
+            self.clock.lead_from(self.machine.time_ms, time.monotonic())
+        self.leadership.leads = leads
+        self.leadership.leader_id = change.leader_id
+
+    def _housekeep(self) -> None:
+        """Propose what time alone makes due: seals and reaping. Runs on every node, acts on the leader."""
+        sessions = self.machine.sessions
+        if self.leadership.leads:
+            now_ms = self.clock.stamp_ms(time.monotonic())
+            for flow, number in self.machine.flows.due(now_ms):
+                self._propose_quietly(flow, c.Seal(flow, number))
+            if not self._is_under_way(_REAPING) and (expired := sessions.expired(now_ms, limit=c.REAP_MAX)):
+                self._propose_quietly(_REAPING, c.Reap(expired))
+            if self.machine.keys.due(now_ms):
+                self._propose_quietly(_FORGETTING, c.ForgetKeys())
+        else:
+            sessions.expired(self.machine.time_ms, limit=c.REAP_MAX)  # so that who is gone is forgotten here too
+        if not self._stopping:
+            self._timer = self._loop.call_later(HOUSEKEEPING_MS / 1000, self._housekeep)
+
+    def _propose_quietly(self, what: str, command: c.Command) -> None:
+        """Propose on the node's own behalf, one of a kind at a time; if it is lost, a later turn proposes it again."""
+        if self._is_under_way(what):
+            return
+        try:
+            future = self.proposer.submit(command, 64)
+        except OncegateError:
+            return
+        self._housework[what] = future
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    def _is_under_way(self, what: str) -> bool:
+        before = self._housework.get(what)
+        return before is not None and not before.done()
+
+    def _published(self, flow: str, number: int, checksum: str) -> None:
+        """Runs on the segment writer's thread."""
+
+    def _unpublished(self, flow: str, number: int, fault: Exception) -> None:
+        """Runs on the segment writer's thread."""
+        log.error("batch %d of %s could not be written and will be tried again: %s", number, flow, fault)
+
+
+def replica_config(settings: Settings) -> ReplicaConfig:
+    """Return what consensus needs of the settings.
+
+    Raises:
+        ValueError: they contradict each other, or the secret is too short.
+        OSError: the file with the secret cannot be read.
+    """
+    return ReplicaConfig(
+        node_id=settings.node,
+        cluster_id=settings.cluster,
+        listen=settings.address.peer,
+        peers={m.node_id: m.peer for m in settings.addresses.values() if m.node_id != settings.node},
+        member_data={m.node_id: str(m.http_port) for m in settings.addresses.values()},
+        joining=settings.join,
+        log_kept_bytes=settings.log_kept_bytes,
+        data_dir=settings.data_dir / "raft",
+        secret=settings.secret_file.read_bytes().strip() if settings.secret_file else None,
+    )
+
+
+def _ending(done: asyncio.Future[Answer]) -> tuple[str, Answer | None]:
+    if done.cancelled():
+        return GIVEN_UP, None
+    fault = done.exception()
+    if fault is None:
+        return ANSWERED, done.result()
+    return (fault.code.value if isinstance(fault, OncegateError) else type(fault).__name__), None

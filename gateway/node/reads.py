@@ -1,0 +1,210 @@
+"""Reads at three levels of consistency, and waiting for what is to come.
+
+Owns: read points (linearizable, session, stale; SEMANTICS, *Reads*), rows of resident and stream tables, and who
+waits for a commit number or a sealed batch. Changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Final, NamedTuple, TypeVar
+
+from oncegate.consensus.errors import ConsensusError
+from oncegate.consensus.replica.replica import Replica
+from oncegate.flows.errors import FlowError, NotFoundError
+from oncegate.flows.flow import FlowDeclaration
+from oncegate.flows.lookup import Found, IndexCache, KeyIndex, OpenLookup
+from oncegate.flows.publisher import Publisher
+from oncegate.gateway.machine.machine import Machine
+from oncegate.gateway.node.error_translation import translated
+from oncegate.gateway.node.stream_store import StreamStore
+from oncegate.rifl.errors import Code, OncegateError
+from oncegate.stores.stream_rows import ROWS_CONSUMER
+
+READ_TIMEOUT_S: Final = 5.0
+INDEX_BYTES_MAX: Final = 128 * 2**20
+COMMIT_WAITERS_MAX: Final = 10_000
+T = TypeVar("T")
+
+
+class FoundRow(NamedTuple):
+    """A row: version and JSON text."""
+
+    version: int
+    value: bytes
+
+
+class Reads:
+    """Answers reads from the local state once it is new enough."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        machine: Machine,
+        publisher: Publisher,
+        ensure: Callable[[str, int], Awaitable[None]],
+        stored: StreamStore | None = None,
+    ) -> None:
+        self._replica = replica
+        self._ensure = ensure
+        """Fetches a retained batch that this node lacks."""
+        self._stored = stored
+        """Where rows are whose batches are dropped; None: nowhere."""
+        self._machine = machine
+        self._publisher = publisher
+        self._indexes = IndexCache(INDEX_BYTES_MAX)
+        self._open: dict[str, OpenLookup] = {}
+        self._commit_waiters: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._waiter_number = 0
+        self._seal_waiters: dict[str, asyncio.Event] = {}
+
+    async def reach(self, consistency: str, min_commit: int) -> None:
+        """Wait until the local state may answer a read.
+
+        Args:
+            consistency: ``linearizable``, ``session`` or ``stale``.
+            min_commit: commit number that the answer must reflect, for ``session``; 0 for none.
+
+        Raises:
+            OncegateError: BAD_REQUEST, or NO_LEADER, NOT_READY or TIMEOUT when the point is not reached in time.
+        """
+        if consistency == "linearizable":
+            try:
+                index = await self._replica.read_index(timeout_s=READ_TIMEOUT_S)
+                await self._replica.wait_applied(index, timeout_s=READ_TIMEOUT_S)
+            except ConsensusError as fault:
+                raise translated(fault) from None
+        elif consistency not in ("session", "stale"):
+            raise OncegateError(Code.BAD_REQUEST, "consistency is linearizable, session or stale")
+        if min_commit > self._machine.commit:
+            await self._wait_commit(min_commit)
+
+    async def _wait_commit(self, commit: int) -> None:
+        if len(self._commit_waiters) >= COMMIT_WAITERS_MAX:
+            raise OncegateError(Code.OVERLOADED, "too many reads wait for a commit", retry_after_ms=50)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiter_number += 1
+        heapq.heappush(self._commit_waiters, (commit, self._waiter_number, future))
+        try:
+            await asyncio.wait_for(future, READ_TIMEOUT_S)
+        except TimeoutError:
+            raise OncegateError(
+                Code.NOT_READY, f"commit {commit} has not been applied here", retry_after_ms=50
+            ) from None
+        finally:
+            while self._commit_waiters and self._commit_waiters[0][2].done():
+                heapq.heappop(self._commit_waiters)
+
+    def applied(self, commit: int) -> None:
+        """Wake the reads that waited for ``commit`` or less."""
+        waiters = self._commit_waiters
+        while waiters and waiters[0][0] <= commit:
+            future = heapq.heappop(waiters)[2]
+            if not future.done():
+                future.set_result(None)
+
+    def replaced(self) -> None:
+        """Everything may have changed at once: a snapshot has been installed."""
+        self._open.clear()
+        self.applied(self._machine.commit)
+        for flow in list(self._seal_waiters):
+            self.sealed(flow)
+
+    def sealed(self, flow: str) -> None:
+        """Wake those who watch ``flow``."""
+        event = self._seal_waiters.pop(flow, None)
+        if event is not None:
+            event.set()
+
+    async def next_seal(self, flow: str) -> None:
+        """Wait for the next sealed batch of ``flow``."""
+        await self._seal_waiters.setdefault(flow, asyncio.Event()).wait()
+
+    async def row(self, table: str, key: str) -> FoundRow:
+        """Return a row of the local state; raises NOT_FOUND."""
+        declared = self._machine.tables.get(table)
+        if declared is None:
+            raise OncegateError(Code.NOT_FOUND, "no such table")
+        if declared.kind == "resident":
+            row = declared.rows.get(key)
+            if row is None:
+                raise OncegateError(Code.NOT_FOUND, "no such row")
+            return FoundRow(row.version, row.value)
+        return await self._stream_row(table, key)
+
+    async def _stream_row(self, table: str, key: str) -> FoundRow:
+        """Look a key up in the open segment, in the retained batches from the newest to the oldest, in the store.
+
+        A batch's index is built once, in a worker thread, when it is first asked for, and kept within
+        ``INDEX_BYTES_MAX``. The store is asked last: a batch is dropped only when its rows are there, so what is
+        neither above nor in it was never written.
+        """
+        flow = self._machine.flows.of_table(table)[0]
+        name = flow.declaration.name
+        lookup = self._open.get(name)
+        if lookup is None:
+            lookup = self._open[name] = OpenLookup(flow.segment, self._indexes)
+        # Both ends of the sealed batches are read before the first wait: a seal in between moves items into a
+        # batch above them, but what is found below it is still a state that was current after the read began.
+        first, last = flow.batches.first, flow.batches.last
+        found = lookup.find(key)
+        number = last
+        while found is None and number >= first:
+            try:
+                found = await self._anyhow(name, number, partial(self._find_in_batch, name, number, key))
+            except (FlowError, OncegateError) as fault:
+                if number < self._machine.flows.get(name).batches.first:
+                    break  # dropped meanwhile, and all below it: whose rows were handed on first
+                raise translated(fault) if isinstance(fault, FlowError) else fault from None
+            number -= 1
+        if found is None and self._machine.flows.get(name).batches.first > 1:
+            found = await self._delivered_row(flow.declaration, table, key)
+        if found is None or found.value is None:
+            raise OncegateError(Code.NOT_FOUND, "no such row")
+        return FoundRow(found.commit, found.value)
+
+    async def _delivered_row(self, flow: FlowDeclaration, table: str, key: str) -> Found | None:
+        if ROWS_CONSUMER not in flow.consumers:
+            return None  # nobody keeps rows longer than their batches
+        if self._stored is None:
+            raise OncegateError(Code.NOT_READY, "batches of the table are dropped, and this node has no stream_store")
+        found = await self._stored.find(table, key)
+        if found is not None and found.value is None and found.commit > self._machine.commit:
+            # Delivered by other nodes, ahead of this one: who is told that the row is gone must not meet it again.
+            await self._wait_commit(found.commit)
+        return found
+
+    async def _anyhow(self, flow: str, number: int, look: Callable[[], T]) -> T:
+        """Look into a batch, in a worker thread; if its file is not on this node, after a peer has given it."""
+        try:
+            return await asyncio.to_thread(look)
+        except NotFoundError:
+            await self._ensure(flow, number)
+            return await asyncio.to_thread(look)
+
+    def _find_in_batch(self, flow: str, number: int, key: str) -> Found | None:
+        build = partial(self._build, flow, number)
+        return self._indexes.get((flow, number), build).find(key)
+
+    def _build(self, flow: str, number: int) -> KeyIndex:
+        return KeyIndex.of_payload(self._publisher.get(flow, number))
+
+    async def batch(self, flow: str, number: int) -> tuple[bytes, str]:
+        """Return a sealed batch and its checksum.
+
+        Raises:
+            OncegateError: NOT_FOUND when it is not sealed, RETENTION_EXCEEDED when it was dropped.
+        """
+        if number > self._machine.flows.get(flow).batches.last:
+            await self.reach("linearizable", 0)
+        self._machine.flows.batch(flow, number)
+        try:
+            payload = await self._anyhow(flow, number, partial(self._publisher.get, flow, number))
+            checksum = await asyncio.to_thread(self._publisher.checksum, flow, number)
+        except FlowError as fault:
+            self._machine.flows.batch(flow, number)  # dropped meanwhile: say so rather than "not found"
+            raise translated(fault) from None
+        return payload, checksum

@@ -1,0 +1,127 @@
+"""Rows of stream tables that their batches no longer hold: read on from the store that a job delivered them to.
+
+Owns: the threads that read, how many reads may wait, and for how long. Must not know when the store is asked
+(:mod:`oncegate.gateway.node.reads`) or who writes it (:mod:`oncegate.spark_sink.jobs.stream_rows`). Changes nothing in
+the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final
+from urllib.parse import parse_qs, urlsplit
+
+from oncegate.flows.lookup import Found
+from oncegate.rifl.errors import Code, OncegateError
+from oncegate.stores.store import Store, open_store
+from oncegate.stores.stream_rows import STREAM_ROWS
+from oncegate.stores.tables import WRITE_TS
+
+THREADS: Final = 2
+"""Each with connections of its own."""
+WAITING_MAX: Final = 1_000
+RETRY_S: Final = 2
+"""How long one read is tried again while the store does not answer, unless the URL says otherwise."""
+TIMEOUT_S: Final = 5.0
+log = logging.getLogger(__name__)
+
+
+class StreamStore:
+    """Looks rows up in the store at ``url``, in threads of its own. Every method belongs to one event loop."""
+
+    def __init__(self, url: str) -> None:
+        if "retry_s" not in parse_qs(urlsplit(url).query):
+            url = f"{url}{'&' if urlsplit(url).query else '?'}retry_s={RETRY_S}"
+        self._readers = [_Reader(url) for _ in range(THREADS)]
+        self.reads = 0
+        """Look-ups that the store has answered."""
+        self.failures = 0
+        """Look-ups that it has not."""
+
+    async def find(self, table: str, key: str) -> Found | None:
+        """Return the newest delivered write of a row; value None = deleted; None = never delivered.
+
+        Raises:
+            OncegateError: OVERLOADED, when ``WAITING_MAX`` reads wait; NOT_READY, when the store does not answer.
+        """
+        reader = min(self._readers, key=lambda one: one.waiting)
+        if reader.waiting >= WAITING_MAX // THREADS:
+            raise OncegateError(Code.OVERLOADED, "too many reads wait for the store", retry_after_ms=50)
+        reading = asyncio.wrap_future(reader.submit(table, key))
+        reading.add_done_callback(self._done)
+        try:
+            # Shielded: a read that nobody waits for any more keeps its place until its thread has ended it.
+            return await asyncio.wait_for(asyncio.shield(reading), TIMEOUT_S)
+        except Exception as fault:  # noqa: BLE001 - whatever a driver raises, the caller may try again
+            log.warning("the store of delivered rows does not answer: %s", str(fault) or type(fault).__name__)
+            raise OncegateError(
+                Code.NOT_READY, "the store of delivered rows does not answer", retry_after_ms=500
+            ) from None
+
+    async def close(self) -> None:
+        """Wait for the reads under way and close the connections."""
+        await asyncio.gather(*(asyncio.to_thread(reader.close) for reader in self._readers))
+
+    def _done(self, reading: asyncio.Future[Found | None]) -> None:
+        if reading.cancelled() or reading.exception() is not None:
+            self.failures += 1
+        else:
+            self.reads += 1
+
+
+class _Reader:
+    """One thread with a store of its own: stores are not shared, and SQLite's connections know their thread."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="stream-store")
+        self._store: Store | None = None
+        self._waiting = 0
+        self._lock = threading.Lock()
+
+    @property
+    def waiting(self) -> int:
+        """Reads that have not ended."""
+        return self._waiting
+
+    def submit(self, table: str, key: str) -> Future[Found | None]:
+        """Begin to look a row up."""
+        with self._lock:
+            self._waiting += 1
+        try:
+            reading = self._thread.submit(self._find, table, key)
+        except RuntimeError:  # closed: the node ends
+            self._ended(None)
+            raise OncegateError(Code.NOT_READY, "the node is stopping") from None
+        reading.add_done_callback(self._ended)
+        return reading
+
+    def close(self) -> None:
+        """End the thread, its last act being to close the store."""
+        with contextlib.suppress(RuntimeError):
+            self._thread.submit(self._drop)
+        self._thread.shutdown()
+
+    def _ended(self, _: object) -> None:
+        with self._lock:
+            self._waiting -= 1
+
+    def _drop(self) -> None:
+        store, self._store = self._store, None
+        if store is not None:
+            store.close()
+
+    def _find(self, table: str, key: str) -> Found | None:
+        if self._store is None:
+            self._store = open_store(self._url)
+        try:
+            row = self._store.get(STREAM_ROWS, {"source": table, "key": key})
+        except Exception:
+            # Connections may be what has failed: the next read begins with new ones.
+            self._drop()
+            raise
+        return None if row is None else Found(int(row[WRITE_TS]), str(row["value"]).encode() or None)

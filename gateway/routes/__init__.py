@@ -1,1 +1,0 @@
-"""HTTP routes of API.md, one file a resource. They translate and check; :mod:`gateway.node` acts."""

@@ -1,0 +1,1 @@
+"""A cluster inside a test process, for the tests of applications."""

@@ -1,0 +1,120 @@
+"""The fake gateway in a thread of its own: for tests that have no event loop, or must not share theirs.
+
+Owns: the thread, and calls into it. What the gateway does: :mod:`oncegate.gateway.testing.cluster`. The pytest fixture
+``oncegate_cluster`` (:mod:`oncegate.gateway.testing.pytest_plugin`) is one of these.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from oncegate.gateway.client.settings import TableKind
+from oncegate.gateway.testing.cluster import FakeGateway
+from oncegate.gateway.testing.fake_state import Applied
+from oncegate.rifl.errors import Code, OncegateError
+
+T = TypeVar("T")
+
+
+class FakeCluster:
+    """Nodes with one state on a fake clock; use as ``with``.
+
+    Cluster time stands still: leases end when :meth:`advance` says so, never because a test is slow.
+
+    Args:
+        nodes: how many; the first leads.
+    """
+
+    def __init__(self, nodes: int = 3) -> None:
+        self._count = nodes
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="oncegate-fake", daemon=True)
+        self.gateway: FakeGateway
+        """All of it, for what has no method here. It lives in the other thread: look, and leave changes to methods."""
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self.gateway = FakeGateway(nodes=self._count)
+        self._run(self.gateway.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._run(self.gateway.__aexit__(None, None, None))
+            self._run(end_tasks())
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    @property
+    def endpoints(self) -> list[str]:
+        """Addresses of all nodes."""
+        return self.gateway.endpoints
+
+    @property
+    def executed(self) -> list[Applied]:
+        """Every execution so far, in order: a write that was applied twice stands there twice."""
+        return list(self.gateway.executed)
+
+    def declare(self, table: str, kind: TableKind = "resident") -> None:
+        """Declare a table, as :meth:`oncegate.gateway.client.Client.declare_table` would."""
+        self.gateway.tables[table] = kind
+
+    def value(self, table: str, key: str) -> Any:
+        """Return a row's value; raises NOT_FOUND without one."""
+        found = self.gateway.rows.get((table, key))
+        if found is None:
+            raise OncegateError(Code.NOT_FOUND, f"{table} has no row {key}")
+        return found[0]
+
+    def advance(self, seconds: float) -> None:
+        """Move the cluster's clock on; leases that nothing renewed meanwhile end."""
+        self._do(lambda: self.gateway.advance(seconds))
+
+    def stop(self, node: int = 0) -> None:
+        """Stop a node: connections are cut and refused. The next one that runs leads."""
+        gateway = self.gateway
+        self._run(gateway.nodes[node].stop())
+        self._do(lambda: gateway.lead(next((other for other in gateway.nodes if other.running), None)))
+
+    def start(self, node: int = 0) -> None:
+        """Start a stopped node on the port it had."""
+        self._run(self.gateway.nodes[node].start())
+        if self.gateway.leader is None:
+            self._do(lambda: self.gateway.lead(self.gateway.nodes[node]))
+
+    def freeze(self, node: int = 0) -> None:
+        """Let a node take requests and answer none."""
+        self._do(self.gateway.nodes[node].freeze)
+
+    def thaw(self, node: int = 0) -> None:
+        """Let a frozen node answer again, beginning with what has arrived."""
+        self._do(self.gateway.nodes[node].thaw)
+
+    def lose_answers(self, count: int = 1, node: int = 0) -> None:
+        """Apply the next ``count`` requests that write and cut the connection instead of answering them."""
+        self._do(lambda: self.gateway.nodes[node].lose_answers(count))
+
+    def _do(self, what: Callable[[], object]) -> None:
+        async def done() -> None:
+            what()
+
+        self._run(done())
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+async def end_tasks() -> None:
+    """End what still runs in this loop, such as a request that nobody will answer."""
+    tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

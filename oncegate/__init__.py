@@ -1,0 +1,1 @@
+"""oncegate: each write happens once."""

@@ -1,0 +1,1 @@
+"""What proves the promises: checker, runs under faults, offline comparison, simulators, planted bugs."""

@@ -1,0 +1,302 @@
+"""A cluster to be checked: real node processes on loopback, with their network, disks, clocks and flushes in our hands.
+
+:class:`CheckCluster` owns the means: processes, proxies, small file systems, clocks, and what has to be undone after a
+fault. What is done with them, and when, is :mod:`oncegate.proof.check.nemesis`'s; members are changed in
+:mod:`oncegate.proof.check.membership`. What HTTP carries goes to the nodes
+directly: a node that is cut off from its peers is still reached by its clients.
+
+Methods block, and may be called from several threads: a change of a node's process happens under :attr:`lock`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from oncegate.gateway.cli.ask import get, get_json
+from oncegate.gateway.local.cluster import STOP_S, LocalCluster
+from oncegate.gateway.node.settings import MemberAddress
+from oncegate.proof.check.equipment import Equipment, Target
+from oncegate.proof.check.errors import CheckError
+from oncegate.proof.check.flush_control import FlushControl
+from oncegate.proof.check.links import Links
+from oncegate.proof.check.node_process import BODY_BYTES_MAX, NodeSettings
+from oncegate.proof.check.ports import first_quiet_port
+from oncegate.proof.check.small_disk import SmallDisk
+from oncegate.proof.check.waiting import wait_for
+from oncegate.proof.check.wall_clock import WallClock
+
+DISK_BYTES: Final = 256 * 2**20
+LOOK_S: Final = 0.5
+"""How long one question to one node may take while somebody looks for the leader: some nodes are frozen."""
+_ENDED_BY_US: Final = (0, -signal.SIGKILL, -signal.SIGTERM)
+"""How a process ends that was killed or stopped."""
+
+
+class CheckCluster(LocalCluster):
+    """A local cluster in which everything can go wrong; closing it ends all of it.
+
+    Args:
+        directory: data of node ``n`` is below ``directory/n``, its log at ``directory/n.log``.
+        nodes: how many.
+        flags: further flags of ``oncegate serve``.
+        equipment: what the planned faults need.
+        seed: of jitter, resets and lost sectors.
+        disk_bytes: size of a node's own file system, with :attr:`Equipment.DISK`; bodies are small then, too.
+
+    Raises:
+        Unavailable: this machine does not allow the equipment; :func:`missing` tells before.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        nodes: int = 3,
+        *,
+        flags: tuple[str, ...] = (),
+        equipment: Collection[Equipment] = (),
+        seed: int = 0,
+        disk_bytes: int = DISK_BYTES,
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        directory = directory.absolute()
+        first_port = first_quiet_port(2 * nodes)
+        super().__init__(directory, nodes, first_port=first_port, flags=flags, environment=environment)
+        directory.mkdir(parents=True, exist_ok=True)
+        self.lock = threading.RLock()
+        self.equipment = frozenset(equipment)
+        self.seed = seed
+        self.first_ids: Final = tuple(self.ids)
+        """The members that are there before and after all faults."""
+        self.frozen: set[str] = set()
+        self.damaged: dict[str, str] = {}
+        """Nodes whose files were changed, and how: they may refuse to start, and are replaced then."""
+        self.filled: set[str] = set()
+        """Nodes whose disk has been full: one that is started meanwhile says so and ends, as an operator would see."""
+        self.absent: set[str] = set()
+        """Nodes that are not meant to run now: removed, or to be added."""
+        self.crashes: dict[str, str] = {}
+        """Nodes that ended by themselves, undamaged: that is a defect, whatever the history says."""
+        self.targets: dict[str, Target] = {}
+        self.disks: dict[str, SmallDisk] = {}
+        self.clocks: dict[str, WallClock] = {}
+        self.flushes: dict[str, FlushControl] = {}
+        self._disk_bytes = disk_bytes
+        self.links = Links({member.node_id: member.peer for member in self.members}, seed=seed, doors=True)
+        try:
+            for node_id in self.ids:
+                self._equip(node_id)
+        except BaseException:
+            self.close()
+            raise
+
+    def _equip(self, node_id: str) -> None:
+        if Equipment.DISK in self.equipment:
+            self.disks[node_id] = SmallDisk(self.directory / node_id, self._disk_bytes)
+        if Equipment.CLOCK in self.equipment:
+            self.clocks[node_id] = WallClock(self.directory, node_id)
+        if Equipment.FLUSHES in self.equipment:
+            self.flushes[node_id] = FlushControl(self.directory / f"{node_id}.flushes")
+
+    def register(self, target: Target) -> None:
+        """Let faults kill ``target``; it ends with the cluster."""
+        self.targets[target.name] = target
+
+    # Where things are
+
+    def data(self, node_id: str) -> Path:
+        """A node's data directory, as this process sees it."""
+        disk = self.disks.get(node_id)
+        return self.directory / node_id if disk is None else disk.path / "data"
+
+    def outside(self, node_id: str, path: str) -> Path:
+        """A path of the node's, as this process sees it."""
+        return self.data(node_id) / Path(path).relative_to(self._data_inside(node_id))
+
+    def _data_inside(self, node_id: str) -> Path:
+        return self.directory / node_id / "data" if node_id in self.disks else self.directory / node_id
+
+    def command(self, node_id: str) -> list[str]:
+        """The node's own address is the real one, that of each peer is its door."""
+        # The members of the beginning, whoever was added since: a node whose log names none holds on to its list.
+        members = [
+            member if member.node_id == node_id else member._replace(peer_port=self.links.door(member.node_id))
+            for member in self.members
+            if member.node_id == node_id or member.node_id in self.first_ids
+        ]
+        control = self.flushes.get(node_id)
+        small = node_id in self.disks
+        settings = NodeSettings(
+            self.links.door(node_id), os.getpid(), None if control is None else str(control.control), small
+        )
+        return [
+            *(self.disks[node_id].prefix if node_id in self.disks else ()),
+            *(self.clocks[node_id].prefix if node_id in self.clocks else ()),
+            *(
+                sys.executable,
+                "-m",
+                "oncegate.proof.check.node_process",
+                msgspec.json.encode(settings).decode(),
+                "serve",
+            ),
+            *("--node", node_id, "--data-dir", str(self._data_inside(node_id))),
+            *(("--join",) if node_id in self._joining else ()),
+            *(flag for member in members for flag in ("--member", str(member))),
+            *(("--body-bytes-max", str(BODY_BYTES_MAX)) if small else ()),
+            *self.flags,
+        ]
+
+    def expand(self, node_id: str) -> MemberAddress:
+        """Note a node that is to join, equipped as the others; one that was noted before joins anew."""
+        with self.lock:
+            if node_id in self.ids:
+                self._joining.add(node_id)
+                return next(member for member in self.members if member.node_id == node_id)
+            first_port = first_quiet_port(2)
+            new = MemberAddress(node_id, "127.0.0.1", first_port, first_port + 1)
+            self.members = [*self.members, new]
+            self._joining.add(node_id)
+            self.links.add(node_id, new.peer)
+            self._equip(node_id)
+            return new
+
+    def begin_joining(self, node_id: str) -> MemberAddress:
+        """Start a node that is no member, to be added."""
+        with self.lock:
+            new = self.expand(node_id)
+            self.absent.discard(node_id)
+            self._joining.add(node_id)
+            self.start(node_id)
+            return new
+
+    # Processes
+
+    def start(self, *node_ids: str) -> None:
+        """Start these nodes, or all that are meant to run and do not."""
+        with self.lock:
+            for node_id in node_ids or self.meant:
+                if node_id in self.absent:
+                    continue
+                self._look_for_crash(node_id)
+                super().start(node_id)
+
+    def _look_for_crash(self, node_id: str) -> None:
+        """Keep in mind a node that has ended by itself, before it is started again."""
+        status = self.ended_by_itself(node_id)
+        if status is None or node_id in self.damaged or self.found_no_room(node_id):
+            return
+        self.crashes.setdefault(node_id, f"ended by itself with status {status}: {self.log_tail(node_id, 1)}")
+
+    def ended_by_itself(self, node_id: str) -> int | None:
+        """Return the status with which a node's last process ended, unless it runs or was ended by the check."""
+        process = self._processes.get(node_id)
+        status = None if process is None else process.poll()
+        return None if status in _ENDED_BY_US else status
+
+    def found_no_room(self, node_id: str) -> bool:
+        """Whether a node could not start for want of room; one that serves must live with a full disk."""
+        said = self.log_tail(node_id, 1)
+        return node_id in self.filled and "cannot serve" in said and os.strerror(errno.ENOSPC) in said
+
+    @property
+    def meant(self) -> list[str]:
+        """The nodes that are meant to run."""
+        return [node_id for node_id in self.ids if node_id not in self.absent]
+
+    def kill(self, *node_ids: str) -> None:
+        """SIGKILL, all at once; wait until they are gone."""
+        with self.lock:
+            super().kill(*node_ids)
+            self.frozen.difference_update(node_ids or self.ids)
+
+    def freeze(self, *node_ids: str) -> None:
+        """SIGSTOP; without effect on a node that does not run."""
+        with self.lock:
+            for node_id in node_ids:
+                if self.is_running(node_id):
+                    os.kill(self.pid(node_id), signal.SIGSTOP)
+                    self.frozen.add(node_id)
+
+    def thaw(self, *node_ids: str) -> None:
+        """SIGCONT."""
+        with self.lock:
+            for node_id in node_ids:
+                if self.is_running(node_id):
+                    os.kill(self.pid(node_id), signal.SIGCONT)
+                self.frozen.discard(node_id)
+
+    def stop_node(self, node_id: str, timeout_s: float = STOP_S) -> bool:
+        """SIGTERM one node and wait for its orderly end; False: it had to be killed, being frozen or without time."""
+        process = self._processes.get(node_id)
+        if process is None or process.poll() is not None:
+            return True
+        process.terminate()
+        with contextlib.suppress(TimeoutError):
+            wait_for(lambda: process.poll() is not None, timeout_s, f"{node_id} ends")
+            return True
+        self.kill(node_id)
+        return False
+
+    def returncode(self, node_id: str) -> int | None:
+        """How a node's last process ended, negative for a signal; None while it runs."""
+        return self._processes[node_id].poll()
+
+    # Who is who
+
+    def leader_now(self, timeout_s: float = 2.0) -> str | None:
+        """The node that leads in the highest term among those that answer, or None when there is none in time."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            leading = []
+            for node_id in self.meant:
+                if self.is_running(node_id) and node_id not in self.frozen:
+                    state = get_json(f"{self.endpoint(node_id)}/v1/cluster", LOOK_S)
+                    if state is not None and state["role"] == "leader":
+                        leading.append((state["term"], node_id))
+            if leading:
+                return str(max(leading)[1])
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(0.02)
+
+    def is_ready(self, node_id: str, timeout_s: float = 2.0) -> bool:
+        """Whether this node answers a linearizable read."""
+        return get(f"{self.endpoint(node_id)}/readyz", timeout_s) is not None
+
+    def asked(self, among: Sequence[str] | None = None) -> str:
+        """HTTP address of a node that can be asked for a change: one that is ready, if there is one."""
+        candidates = [n for n in among or self.meant if self.is_running(n) and n not in self.frozen]
+        for node_id in candidates:
+            if self.is_ready(node_id):
+                return self.endpoint(node_id)
+        raise CheckError(f"none of {', '.join(candidates) or 'the nodes'} is ready")
+
+    def wipe(self, node_id: str) -> None:
+        """Empty the data directory of a node that is down; nothing of it is damaged any more."""
+        if self.is_running(node_id):
+            raise CheckError(f"{node_id} runs")
+        shutil.rmtree(self.data(node_id), ignore_errors=True)
+        self.damaged.pop(node_id, None)
+        self._processes.pop(node_id, None)  # how the last one ended is no news any more
+
+    def close(self) -> None:
+        """Kill what runs, registered processes too, unmount, close the links. Idempotent."""
+        super().close()
+        for target in self.targets.values():
+            target.kill()
+        for disk in self.disks.values():
+            disk.close()
+        for control in self.flushes.values():
+            control.close()
+        self.links.close()

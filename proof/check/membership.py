@@ -1,0 +1,137 @@
+"""Members of a checked cluster, changed as an operator does it, and repeated until it is done.
+
+Owns: asking for the change, waiting for it, and what becomes of the node's process and files. Read next:
+:mod:`oncegate.proof.check.cluster`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Final
+
+from oncegate.gateway.cli.ask import Unreachable, get_json, send_json
+from oncegate.gateway.node.settings import MemberAddress
+from oncegate.proof.check.cluster import CheckCluster
+from oncegate.proof.check.errors import CheckError
+from oncegate.proof.check.waiting import persist, wait_for
+
+CHANGE_S: Final = 30.0
+
+
+def voters(cluster: CheckCluster, among: Sequence[str] | None = None) -> dict[str, bool]:
+    """The members as a ready node, one of these, knows them, and whether each votes."""
+    state = get_json(f"{cluster.asked(among)}/v1/cluster")
+    if state is None:
+        raise CheckError("no node says who is a member")
+    return {member["id"]: bool(member["voter"]) for member in state["members"]}
+
+
+def remove_member(cluster: CheckCluster, node_id: str, timeout_s: float = CHANGE_S) -> None:
+    """Take a node out of the configuration, end its process and empty its directory; done twice, done once.
+
+    Raises:
+        TimeoutError: it is a member still.
+    """
+    with cluster.lock:
+        cluster.absent.add(node_id)
+
+    def gone() -> bool:
+        rest = [other for other in cluster.meant if other != node_id]
+        if node_id not in voters(cluster, rest):
+            return True
+        send_json("DELETE", f"{cluster.asked(rest)}/v1/cluster/members/{node_id}", None, timeout_s)
+        return False
+
+    persist(gone, timeout_s, f"{node_id} is no member any more")
+    retire(cluster, node_id)
+
+
+def join_member(cluster: CheckCluster, node_id: str, timeout_s: float = CHANGE_S) -> None:
+    """Start a node that is no member on an empty directory, add it, and wait until it votes; done twice, done once.
+
+    Raises:
+        TimeoutError: it does not vote yet.
+    """
+    new = cluster.begin_joining(node_id)
+
+    def votes() -> bool:
+        _start_again_where_there_was_no_room(cluster, node_id)
+        return _announced(cluster, new, timeout_s)
+
+    persist(votes, timeout_s, f"{node_id} votes")
+
+
+def announce_absent(cluster: CheckCluster, node_id: str, timeout_s: float = CHANGE_S) -> None:
+    """Add a learner that is not there."""
+    with cluster.lock:
+        new = cluster.expand(node_id)
+        cluster.absent.add(node_id)
+    persist(
+        lambda: _announced(cluster, new, 0.2) is not None and node_id in voters(cluster),
+        timeout_s,
+        f"{node_id} is announced",
+    )
+
+
+def retire(cluster: CheckCluster, node_id: str) -> None:
+    """End a node that is no member, and forget that it was to be one."""
+    with cluster.lock:
+        cluster.absent.add(node_id)
+        cluster.kill(node_id)
+        cluster.wipe(node_id)
+
+
+def settle_damage(cluster: CheckCluster, node_id: str, timeout_s: float) -> str:
+    """Wait whether a damaged node refuses or serves; one that refuses by name is replaced. Returns what it did.
+
+    Raises:
+        CheckError: it ended without a word about the damaged file.
+        TimeoutError: neither, or it could not be replaced in time.
+    """
+    spoiled = cluster.damaged.get(node_id)
+    if spoiled is None:
+        return "replaced"
+    wait_for(lambda: _has_decided(cluster, node_id), timeout_s, f"{node_id} refuses or serves")
+    if cluster.is_running(node_id):
+        cluster.damaged.pop(node_id, None)
+        return "serves"
+    said = cluster.log_tail(node_id, 1)
+    named = spoiled in said
+    if not named:
+        cluster.crashes[node_id] = f"refused without naming {spoiled}: {said}"
+    remove_member(cluster, node_id, timeout_s)
+    join_member(cluster, node_id, timeout_s)
+    return f"{'refused by name' if named else 'ended'}, and was replaced"
+
+
+def _has_decided(cluster: CheckCluster, node_id: str) -> bool:
+    """Whether a damaged node is ready or has ended by itself; one that another fault ended is started again."""
+    with cluster.lock:
+        _start_again_where_there_was_no_room(cluster, node_id)
+        if not cluster.is_running(node_id) and cluster.ended_by_itself(node_id) is None:
+            cluster.start(node_id)
+            return False
+    return not cluster.is_running(node_id) or cluster.is_ready(node_id)
+
+
+def _start_again_where_there_was_no_room(cluster: CheckCluster, node_id: str) -> None:
+    with cluster.lock:
+        if cluster.ended_by_itself(node_id) is not None and cluster.found_no_room(node_id):
+            cluster.start(node_id)
+
+
+def _announced(cluster: CheckCluster, new: MemberAddress, timeout_s: float) -> bool:
+    """Ask for a new member unless it is one; returns whether it votes."""
+    rest = [other for other in cluster.meant if other != new.node_id]
+    votes = voters(cluster, rest).get(new.node_id)
+    if votes is None:
+        told = {
+            "id": new.node_id,
+            "host": new.host,
+            "http_port": new.http_port,
+            "peer_port": cluster.links.door(new.node_id),
+        }
+        with contextlib.suppress(Unreachable):  # it goes on catching up
+            send_json("POST", f"{cluster.asked(rest)}/v1/cluster/members", told, timeout_s)
+    return bool(votes)

@@ -1,0 +1,41 @@
+"""Faults on real nodes, from a seed: the grammar (:data:`FAULTS`), plans (:func:`plan_of`), and who carries them out.
+
+Read next: :mod:`oncegate.proof.check.nemesis.fault` for how to add one.
+"""
+
+from __future__ import annotations
+
+from oncegate.proof.check.fault_note import FaultNote
+from oncegate.proof.check.nemesis import (
+    clocks,
+    disks,
+    files,
+    freezes,
+    kills,
+    members,
+    partitions,
+    restarts,
+    speeds,
+    targets,
+)
+from oncegate.proof.check.nemesis.fault import FAULTS, Action, Choice, Fault, PlanView, fault
+from oncegate.proof.check.nemesis.nemesis import Nemesis
+from oncegate.proof.check.nemesis.plan import FaultPlan, LeftOut, available, names_of, plan_of
+
+__all__ = [
+    "FAULTS",
+    "Action",
+    "Choice",
+    "Fault",
+    "FaultNote",
+    "FaultPlan",
+    "LeftOut",
+    "Nemesis",
+    "PlanView",
+    "available",
+    "fault",
+    "names_of",
+    "plan_of",
+]
+FAMILIES = (clocks, disks, files, freezes, kills, members, partitions, restarts, speeds, targets)
+"""The modules that register the faults."""

@@ -1,0 +1,161 @@
+"""Carries out a plan on a cluster, and makes the cluster whole again.
+
+Owns the timetable: each action has a task that waits for its moment and a thread in which it is done. How the cluster
+is made whole is in :mod:`oncegate.proof.check.nemesis.healing`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, TypeVar
+
+from oncegate.gateway.cli.ask import Refused, Unreachable
+from oncegate.proof.check.cluster import CheckCluster
+from oncegate.proof.check.errors import CheckError
+from oncegate.proof.check.fault_note import FaultNote
+from oncegate.proof.check.nemesis.fault import FAULTS, Action, Fault
+from oncegate.proof.check.nemesis.healing import make_whole
+from oncegate.proof.check.nemesis.plan import FaultPlan
+
+HEAL_S: Final = 90.0
+_THREADS: Final = 8
+_FAILURES: Final = (CheckError, OSError, RuntimeError, Refused, Unreachable)
+"""What may keep one fault from being carried out while others are there; the end of the run judges the cluster."""
+T = TypeVar("T")
+
+
+class _Underway:
+    """A fault between its injection and its healing."""
+
+    def __init__(self, fault: Fault, start: int) -> None:
+        self.fault = fault
+        self.start = start
+        self.details: list[str] = []
+        self.noted = False
+
+
+class Nemesis:
+    """One run of one plan.
+
+    Args:
+        cluster: with the equipment of the plan.
+        plan: what to do when.
+        note: called once for each fault when it is over, on the event loop.
+        clock: nanoseconds since the run began, the history's clock; by default it begins with the first call of
+            :meth:`run`.
+    """
+
+    def __init__(
+        self,
+        cluster: CheckCluster,
+        plan: FaultPlan,
+        note: Callable[[FaultNote], None],
+        *,
+        clock: Callable[[], int] | None = None,
+    ) -> None:
+        self._cluster, self._plan, self._note = cluster, plan, note
+        self._clock = clock
+        self._pool = ThreadPoolExecutor(_THREADS, "nemesis")
+        self._underway: list[_Underway] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._knobs: dict[str, str] = {}
+        """What is turned now (:attr:`Fault.excludes`), and by which fault."""
+
+    async def run(self, until: float | None = None) -> None:
+        """Carry the plan out; returns when every fault has ended.
+
+        ``until`` is a moment of ``time.monotonic()`` at which whatever is there is healed and nothing else begins; by
+        default the plan's end. May be cancelled; :meth:`heal` ends what was under way.
+        """
+        began = time.monotonic()
+        if self._clock is None:
+            began_ns = time.monotonic_ns()
+            self._clock = lambda: time.monotonic_ns() - began_ns
+        latest = began + self._plan.seconds if until is None else until
+        self._tasks = [
+            asyncio.create_task(self._carry_out(action, began, latest), name=f"{action.fault} at {action.start:g} s")
+            for action in self._plan.actions
+        ]
+        try:
+            await asyncio.gather(*self._tasks)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+
+    async def heal(self, timeout_s: float = HEAL_S) -> None:
+        """End what is left of the faults, and wait until every node runs, is connected, on time, with room, and ready.
+
+        Raises:
+            NotHealed: not so within ``timeout_s``, or a node had ended by itself; it names what is wrong.
+        """
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for one in self._underway:
+            self._over(one)
+        try:
+            await self._in_thread(lambda: make_whole(self._cluster, timeout_s))
+        finally:
+            self._pool.shutdown(wait=False)
+
+    async def _carry_out(self, action: Action, began: float, latest: float) -> None:
+        await asyncio.sleep(max(0.0, began + action.start - time.monotonic()))
+        if time.monotonic() >= latest:
+            return
+        fault = FAULTS[action.fault](action)
+        one = _Underway(fault, self._now())
+        self._underway.append(one)
+        other = self._knobs.get(fault.excludes) if fault.excludes else None
+        if other is not None:
+            # The plan parts them, but a healing takes as long as it takes.
+            one.details.append(f"left out: {other} is not over")
+            self._over(one)
+            return
+        self._knobs[fault.excludes] = fault.name
+        try:
+            await self._span(one, began + action.end, latest)
+        finally:
+            self._knobs.pop(fault.excludes, None)
+
+    async def _span(self, one: _Underway, end: float, latest: float) -> None:
+        fault = one.fault
+        await self._step(one, lambda: self._inject(fault))
+        await asyncio.sleep(max(0.0, min(end, latest) - time.monotonic()))
+        await self._step(one, lambda: fault.heal(self._cluster))
+        self._over(one)
+
+    def _inject(self, fault: Fault) -> str:
+        fault.settle(self._cluster)
+        return fault.inject(self._cluster)
+
+    async def _step(self, one: _Underway, work: Callable[[], str | None]) -> None:
+        try:
+            said = await self._in_thread(work)
+        except _FAILURES as failure:
+            said = f"incomplete: {failure}"
+        if said:
+            one.details.append(said)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        """Run ``work`` in a thread; a cancellation waits for it, so that nothing goes on behind the healing's back."""
+        future = asyncio.get_running_loop().run_in_executor(self._pool, work)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            await asyncio.wait([future])
+            if not future.cancelled():
+                future.exception()  # looked at: nobody else will
+            raise
+
+    def _over(self, one: _Underway) -> None:
+        if one.noted:
+            return
+        one.noted = True
+        detail = "; ".join(one.details)
+        self._note(FaultNote(one.start, self._now(), one.fault.name, list(one.fault.targets), detail))
+
+    def _now(self) -> int:
+        return 0 if self._clock is None else self._clock()

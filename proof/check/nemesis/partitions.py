@@ -1,0 +1,123 @@
+"""Cuts between the nodes; clients reach all of them. Bytes are held back and come late, or are lost."""
+
+from __future__ import annotations
+
+import abc
+import itertools
+
+from oncegate.proof.check.cluster import CheckCluster
+from oncegate.proof.check.links import Ends, How
+from oncegate.proof.check.nemesis.fault import LEADER, Choice, Fault, PlanView, Random, fault, in_any_order, with_leader
+
+
+class _Partition(Fault):
+    group = "partitions"
+    excludes = "cuts"
+    seconds = (0.5, 4.0)
+
+    @property
+    def how(self) -> How:
+        """Whether bytes are held or lost."""
+        return "lose" if self.argument("how") == "lose" else "hold"
+
+    @abc.abstractmethod
+    def ways(self, nodes: list[str]) -> list[Ends]:
+        """The directions that are cut."""
+
+    def inject(self, cluster: CheckCluster) -> str:
+        ways = self.ways(cluster.links.names)
+        cluster.links.cut(ways, how=self.how)
+        return f"bytes are {'lost' if self.how == 'lose' else 'held'}: " + " ".join(f"{a}->{b}" for a, b in ways)
+
+    def heal(self, cluster: CheckCluster) -> str | None:
+        cluster.links.join()
+        return None
+
+
+def _how(random: Random) -> dict[str, str]:
+    return {"how": random.choice(["hold", "lose"])}
+
+
+@fault
+class PartitionHalves(_Partition):
+    """A minority and the rest do not hear each other."""
+
+    name = "partition_halves"
+
+    @classmethod
+    def pick(cls, random: Random, view: PlanView) -> Choice | None:
+        """Any minority."""
+        return Choice(tuple(random.sample(view.nodes, view.minority)), _how(random)) if view.minority else None
+
+    def ways(self, nodes: list[str]) -> list[Ends]:
+        return [(a, b) for a, b in itertools.permutations(nodes, 2) if (a in self.targets) != (b in self.targets)]
+
+
+@fault
+class PartitionLeader(PartitionHalves):
+    """The leader is alone, and its clients do not know it yet."""
+
+    name = "partition_leader"
+    weight = 2.0
+    seconds = (1.5, 4.0)
+
+    @classmethod
+    def pick(cls, random: Random, view: PlanView) -> Choice | None:
+        """Who leads then."""
+        return Choice((LEADER,), _how(random))
+
+
+@fault
+class PartitionOneWay(_Partition):
+    """A node hears and is not heard, or is heard and does not hear."""
+
+    name = "partition_one_way"
+
+    @classmethod
+    def pick(cls, random: Random, view: PlanView) -> Choice | None:
+        """The leader or any node, deaf or mute."""
+        chosen = with_leader(random, view.nodes)
+        return Choice(chosen.targets, {**_how(random), "deaf": random.random() < 0.5})
+
+    def ways(self, nodes: list[str]) -> list[Ends]:
+        ways = itertools.permutations(nodes, 2)
+        return [(a, b) for a, b in ways if (b if self.argument("deaf") else a) in self.targets]
+
+
+class _Ring(_Partition):
+    @classmethod
+    def pick(cls, random: Random, view: PlanView) -> Choice | None:
+        """The nodes in any order."""
+        return Choice(in_any_order(random, view), _how(random)) if len(view.nodes) >= 3 else None
+
+
+@fault
+class PartitionRing(_Ring):
+    """Each node is heard only by the next one in a ring: nobody can be answered by whom it spoke to."""
+
+    name = "partition_ring"
+    weight = 0.5
+
+    def ways(self, nodes: list[str]) -> list[Ends]:
+        ring = self.targets
+        heard = {(ring[i], ring[(i + 1) % len(ring)]) for i in range(len(ring))}
+        return [ends for ends in itertools.permutations(ring, 2) if ends not in heard]
+
+
+@fault
+class PartitionMajorityRing(_Ring):
+    """Each node reaches a majority, no two the same one; of three nodes, two do not reach each other."""
+
+    name = "partition_majority_ring"
+
+    def ways(self, nodes: list[str]) -> list[Ends]:
+        ring = self.targets
+        count = len(ring)
+        if count == 3:
+            return [(ring[0], ring[1]), (ring[1], ring[0])]
+        reach = (count // 2 + 1) // 2
+
+        def apart(a: int, b: int) -> int:
+            return min((a - b) % count, (b - a) % count)
+
+        return [(ring[a], ring[b]) for a, b in itertools.permutations(range(count), 2) if apart(a, b) > reach]

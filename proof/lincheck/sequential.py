@@ -1,0 +1,156 @@
+"""Sequential consistency of each key: an order that keeps what each process did in its order, not real time.
+
+Owns: that search (Lamport 1979). Deciding all keys together is another, harder question; this is each key by itself. An
+unknown operation may come after what its process did before, or never.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from sys import getsizeof
+from typing import Any, Final
+
+from oncegate.proof.lincheck.check import over_keys, split
+from oncegate.proof.lincheck.decide import decide
+from oncegate.proof.lincheck.history import Operation
+from oncegate.proof.lincheck.models import ILLEGAL, Model, changes_nothing, describe, prepared
+from oncegate.proof.lincheck.search import Found, checked
+from oncegate.proof.lincheck.verdict import Failure, Limits, Result
+from oncegate.proof.lincheck.words import no_proof
+
+_PLACE_BYTES: Final = 400
+_WINDOW_MAX: Final = 8
+
+
+def sequential(operations: Iterable[Operation], model: Model, limits: Limits = Limits()) -> Result:  # noqa: B008
+    """Decide whether each key's operations are sequentially consistent.
+
+    Args, returns and errors are those of :func:`oncegate.proof.lincheck.check.check`.
+    """
+    parts = split(checked(model, operations), model)
+    return over_keys("sequential", model, parts, limits, partial(_decide, model), partial(_failure, model))
+
+
+def _special(model: Model, part: Sequence[Operation]) -> Model:
+    return model if getattr(model, "prepares_by_time", False) else prepared(model, part)
+
+
+def _decide(model: Model, part: Sequence[Operation], limits: Limits) -> Found:
+    found = Found("unknown")
+    if not _overlap(part):
+        # What is linearizable is sequentially consistent too, and mostly decided much faster.
+        half = replace(limits, seconds=limits.seconds / 2, states_max=limits.states_max // 2 + 1)
+        found = decide(model, part, half)
+    return found if found.verdict == "valid" else _search(_special(model, part), part, limits)
+
+
+def _failure(model: Model, key: Any, part: Sequence[Operation], found: Found, _: Limits) -> Failure:
+    window = found.stuck[:_WINDOW_MAX]
+    return Failure(
+        key=key,
+        prefix=[op.index for op in found.order],
+        stuck=[op.index for op in found.stuck],
+        window=[op.index for op in window],
+        states=[describe(_special(model, part), state) for state in found.states],
+        words=no_proof(window, len(found.order)),
+    )
+
+
+def _overlap(operations: Sequence[Operation]) -> bool:
+    """Tell whether a process ran two operations at once: attempts of one request at several processes are one."""
+    ends: dict[int, int] = {}
+    for op in sorted(operations, key=lambda op: (op.invoked, op.index)):
+        if op.status == "ok" and op.invoked <= ends.get(op.process, -1):
+            return True
+        ends[op.process] = max(ends.get(op.process, -1), op.returned or 0)
+    return False
+
+
+def _search(model: Model, operations: Sequence[Operation], limits: Limits) -> Found:
+    lanes: dict[int, list[Operation]] = {}
+    loose: list[tuple[Operation, int, int]] = []
+    numbers: dict[int, int] = {}
+    for op in sorted(operations, key=lambda op: (op.invoked, op.index)):
+        lane = lanes.setdefault(op.process, [])
+        number = numbers.setdefault(op.process, len(numbers))
+        if op.status == "ok":
+            lane.append(op)
+        elif not changes_nothing(model, op):
+            loose.append((op, number, len(lane)))
+    rows = list(lanes.values())
+    count = sum(map(len, rows))
+    start = tuple(0 for _ in rows)
+    ends = limits.clock() + limits.seconds
+    seen: set[Hashable] = set()
+    held = 0
+    best, most = None, -1
+    found = Found("invalid")
+    # A frame: places in the lanes, unknown operations done, state, order so far as a chain.
+    stack: list[tuple[tuple[int, ...], int, Any, Any, int]] = [(start, 0, model.initial(), None, 0)]
+    while stack:
+        places, used, state, chain, length = stack.pop()
+        places, chain, length = _reads(model, rows, places, state, chain, length)
+        place = (places, used, state)
+        if place in seen:
+            continue
+        seen.add(place)
+        held += _PLACE_BYTES + 16 * len(places) + getsizeof(state)
+        if length > most:
+            best, most = chain, length
+            found.stuck = [row[at] for row, at in zip(rows, places, strict=True) if at < len(row)]
+            found.states = [state]
+        if sum(places) == count:
+            return Found("valid", order=_order(chain), visited=len(seen), bytes=held)
+        if len(seen) > limits.states_max or held > limits.bytes_max:
+            found.verdict, found.reason = "unknown", f"over {len(seen) - 1} states or {held} bytes"
+            break
+        if not len(seen) % 256 and limits.clock() > ends:
+            found.verdict, found.reason = "unknown", f"no time left after {limits.seconds:g} s"
+            break
+        for number, (op, track, after) in enumerate(loose):
+            if not used >> number & 1 and places[track] >= after:
+                result = model.step(state, op)
+                if result is not ILLEGAL and result != state:
+                    stack.append((places, used | 1 << number, result, (chain, op), length + 1))
+        for track, at in sorted(enumerate(places), key=lambda item: -_end(rows, item)):
+            if at < len(rows[track]):
+                result = model.step(state, rows[track][at])
+                if result is not ILLEGAL:
+                    moved = (*places[:track], at + 1, *places[track + 1 :])
+                    stack.append((moved, used, result, (chain, rows[track][at]), length + 1))
+    found.order, found.visited, found.bytes = _order(best), len(seen), held
+    return found
+
+
+def _end(rows: Sequence[Sequence[Operation]], item: tuple[int, int]) -> int:
+    lane, at = item
+    return (rows[lane][at].returned or 0) if at < len(rows[lane]) else 0
+
+
+def _reads(
+    model: Model, rows: Sequence[Sequence[Operation]], places: tuple[int, ...], state: Any, chain: Any, length: int
+) -> tuple[tuple[int, ...], Any, int]:
+    """Do all reads that are possible: later they would only hold others up."""
+    moved = list(places)
+    again = True
+    while again:
+        again = False
+        for lane, row in enumerate(rows):
+            while moved[lane] < len(row):
+                op = row[moved[lane]]
+                if not changes_nothing(model, op) or model.step(state, op) != state:
+                    break
+                moved[lane] += 1
+                chain, length, again = (chain, op), length + 1, True
+    return tuple(moved), chain, length
+
+
+def _order(chain: Any) -> list[Operation]:
+    order: list[Operation] = []
+    while chain is not None:
+        chain, op = chain
+        order.append(op)
+    order.reverse()
+    return order

@@ -1,0 +1,1 @@
+"""Simulators on virtual time, network and disks: the engine alone, and whole gateways with clients."""

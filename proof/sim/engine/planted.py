@@ -1,0 +1,324 @@
+"""Bugs that are planted one at a time, to show that the simulator would find them.
+
+Each switches one repair or rule off in the real engine and must be caught within ``seeds`` seeds (test_planted.py).
+Read next: :mod:`oncegate.proof.sim.engine.checkers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from unittest.mock import patch
+
+import oncegate.consensus.core.election
+import oncegate.consensus.core.message_handling
+import oncegate.consensus.core.node_state
+import oncegate.consensus.log.wal_recovery
+import oncegate.proof.sim.engine.scripts
+from oncegate.consensus.core.engine import Engine
+from oncegate.consensus.core.library import Raft
+from oncegate.consensus.core.repairs import Admitted, admit_append
+from oncegate.consensus.core.transfer import Transfers
+from oncegate.consensus.core.voting import Voting
+from oncegate.consensus.log.ballot import Ballot
+from oncegate.consensus.log.membership import Membership
+from oncegate.consensus.messages import Append, ReadProbeAck, VoteRequest
+from oncegate.consensus.snapshot.saving import begin_at_saved
+from oncegate.proof.sim.engine.engine_node import EngineNode, ObservedLog
+
+
+@dataclass(frozen=True)
+class Planted:
+    """One bug: what is wrong, and the parts that are replaced for it."""
+
+    wrong: str
+    patches: tuple = ()
+    engine_type: type = Engine
+    log_type: type = ObservedLog
+    kinds: Mapping[str, int] | None = None
+    """Faults other than the usual mix."""
+    fixed: Mapping[str, object] = field(default_factory=dict)
+    seeds: int = 100
+
+    @contextmanager
+    def plant(self):
+        """Give the type of a node with the bug."""
+        node_type = type("PlantedNode", (EngineNode,), {"engine_type": self.engine_type, "log_type": self.log_type})
+        with ExitStack() as stack:
+            for target, name, replacement in self.patches:
+                stack.enter_context(patch.object(target, name, replacement))
+            yield node_type
+
+
+PLANTED: dict[str, Planted] = {}
+_LINKS = {"kill": 6, "partition": 5, "break": 6, "slow link": 3}
+
+
+def _plant(name: str, wrong: str, *patches, **options) -> None:
+    PLANTED[name] = Planted(wrong, patches, **options)
+
+
+class _AcksBeforeFlush(Engine):
+    def _flush_and_release(self):
+        held, self._held = self._held, []
+        for peer_id, message in held:
+            self._send(peer_id, message)
+        self.log.flush()
+
+
+_plant("ack-before-flush", "acknowledgements and votes leave before the flush", engine_type=_AcksBeforeFlush)
+
+
+class _NeverSyncs(ObservedLog):
+    def flush(self):
+        segment = self._segments[-1] if self._segments else None
+        if segment is None or type(segment.file) is _Unsynced:
+            super().flush()
+            return
+        segment.file = _Unsynced(segment.file)
+        super().flush()
+
+
+class _Unsynced:
+    def __init__(self, file):
+        self._file = file
+
+    def sync(self):
+        """Forgotten."""
+
+    def __getattr__(self, name):
+        return getattr(self._file, name)
+
+
+_plant("no-sync", "the journal is written and never flushed", log_type=_NeverSyncs)
+
+
+class _FlushesLater(Engine):
+    _flushed_at = 0.0
+
+    def _flush_and_release(self):
+        if self._raft.leads() and not self._held and self._now < self._flushed_at + 0.02:
+            return
+        self._flushed_at = self._now
+        super()._flush_and_release()
+
+
+_plant("leader-counts-unflushed", "a leader counts itself for entries it has not flushed", engine_type=_FlushesLater)
+
+
+def _keeps_in_memory(ballot, term, voted_for):
+    ballot._term, ballot._voted_for = term, voted_for
+
+
+_plant("vote-not-saved", "term and vote are kept in memory only", (Ballot, "save", _keeps_in_memory))
+
+
+_plant(
+    "corruption-taken-for-torn",
+    "an invalid record in the middle of the journal ends it silently",
+    (oncegate.consensus.log.wal_recovery, "proof_of_flush", lambda data, offset, header: None),
+    (oncegate.consensus.log.wal_recovery, "is_torn", lambda data, offset, seed: True),
+    kinds={"flip": 8, "kill": 3, "partition": 2},
+)
+_plant(
+    "last-batch-taken-for-torn",
+    "an invalid record that no later one proves flushed is taken for torn, whatever it looks like",
+    (oncegate.consensus.log.wal_recovery, "is_torn", lambda data, offset, seed: True),
+)
+_plant(
+    "torn-taken-for-corruption",
+    "a torn batch is refused",
+    (oncegate.consensus.log.wal_recovery, "is_torn", lambda data, offset, seed: False),
+)
+
+
+def _unfiltered(append, log):
+    """B1: the library removes whatever is behind the append, matching or not."""
+    admitted = admit_append(append, log)
+    if not admitted.success:
+        return admitted
+    last = append.prev_index + len(append.entries)
+    return Admitted(
+        Append(append.term, append.prev_index, append.prev_term, min(append.commit, last), append.entries), True, last
+    )
+
+
+_plant(
+    "b1-no-follower-filter",
+    "an append removes a matching suffix",
+    (oncegate.consensus.core.message_handling, "admit_append", _unfiltered),
+)
+
+
+def _acks_whole_log(append, log):
+    admitted = admit_append(append, log)
+    if not admitted.success:
+        return admitted
+    end = max(admitted.append.prev_index + len(admitted.append.entries), admitted.index)
+    return Admitted(admitted.append, True, end)
+
+
+_plant(
+    "acks-whole-log",
+    "a follower acknowledges its whole log where only a part is known to match",
+    (oncegate.consensus.core.message_handling, "admit_append", _acks_whole_log),
+    kinds=_LINKS,
+    fixed={"nodes": 5},
+    seeds=200,
+)
+
+
+def _uncapped(append, log):
+    admitted = admit_append(append, log)
+    shown = admitted.append
+    if not admitted.success:
+        return admitted
+    return Admitted(
+        Append(shown.term, shown.prev_index, shown.prev_term, append.commit, shown.entries), True, admitted.index
+    )
+
+
+_plant(
+    "commit-uncapped",
+    "a follower takes the leader's commit index for entries that are not known to match",
+    (oncegate.consensus.core.message_handling, "admit_append", _uncapped),
+    kinds=_LINKS,
+)
+_plant(
+    "b3-ack-of-any-term",
+    "an acknowledgement counts in a later term than its own",
+    (oncegate.consensus.core.message_handling, "ack_counts", lambda ack, term, epoch: True),
+    kinds={"script: acks held back": 1},
+    fixed={"nodes": 5, "seconds": 12.0, "gap_s": 4.0, "burst": 8, "clients": 3},
+)
+
+
+def _votes_for_anyone(raft, peer_id, request):
+    _receive_vote_request(raft, peer_id, VoteRequest(request.term, 1 << 60, 1 << 60 if request.last_term >= 0 else -1))
+
+
+_receive_vote_request = Raft.receive_vote_request
+_plant(
+    "votes-for-any-log",
+    "a vote does not ask whether the candidate's log is up to date",
+    (Raft, "receive_vote_request", _votes_for_anyone),
+    (
+        oncegate.consensus.core.election.Election,
+        "would_vote",
+        lambda election, request, mine, now: request.term > mine.term,
+    ),
+)
+
+
+def _votes_twice(raft, peer_id, request):
+    raft._SyncObj__votedForNodeId = None
+    _receive_vote_request(raft, peer_id, request)
+
+
+_plant("votes-twice", "a vote does not ask whether one was given already", (Raft, "receive_vote_request", _votes_twice))
+
+
+class _ReadsAtOnce(Engine):
+    def _start_reads(self):
+        self._rounds.start(self._raft.commit_index(), self._now)
+        for peer_id in self.config.peers:
+            self._rounds.confirm(peer_id, self._rounds._number)
+        self._finish_reads()
+
+
+_plant("reads-without-round", "a leader answers reads without asking anybody", engine_type=_ReadsAtOnce)
+
+
+class _ReadsBeforeNoOp(Engine):
+    @property
+    def ready(self):
+        return self._raft.leads()
+
+
+_plant(
+    "reads-before-no-op",
+    "a new leader answers reads before an entry of its term is committed",
+    engine_type=_ReadsBeforeNoOp,
+    seeds=200,
+)
+
+
+class _ConfirmsAnyTerm(Engine):
+    def receive_probe(self, peer_id, probe):
+        self._send(peer_id, ReadProbeAck(probe.term, probe.number))
+
+
+_plant(
+    "confirms-any-term",
+    "a probe is confirmed by a node that knows a later term",
+    engine_type=_ConfirmsAnyTerm,
+    kinds={"freeze": 4, "slow link": 2, "partition": 4},
+    seeds=300,
+)
+
+
+class _AppliesUncommitted(Engine):
+    def tick(self):
+        more = super().tick()
+        return more | self._applier.apply_to(self.log.flushed_index, self._proposals.applied)
+
+
+_plant("applies-uncommitted", "flushed entries are applied before they are committed", engine_type=_AppliesUncommitted)
+
+
+def _counts_twice(voting, peer_id, reply):
+    for _ in range(2):
+        voting._raft.receive_vote(peer_id, reply)
+
+
+_plant("vote-counted-twice", "one vote is counted twice", (Voting, "voted_for_us", _counts_twice))
+
+
+class _ForgetsWaiting(Engine):
+    def _abandon(self):
+        self._proposals._appended.clear()
+
+
+_plant("forgets-proposals", "who waits when leadership is lost is never answered", engine_type=_ForgetsWaiting)
+
+
+class _IgnoresRefusals(Engine):
+    def _handle_ack(self, peer_id, ack):
+        if ack.success:
+            super()._handle_ack(peer_id, ack)
+
+
+_plant("ignores-refusals", "a refused append is never followed by an earlier one", engine_type=_IgnoresRefusals)
+
+
+def _applies_saved_again(machine, log):
+    return begin_at_saved(machine, log) - 2
+
+
+_plant(
+    "applies-saved-again",
+    "entries that the saved state reflects are applied to it again",
+    (oncegate.consensus.core.node_state, "begin_at_saved", _applies_saved_again),
+)
+
+
+_plant(
+    "keeps-truncated-members",
+    "a configuration that was truncated with its entry stays in force",
+    (Membership, "truncated", lambda membership, index: None),
+    kinds={"members": 6, "partition": 6, "kill": 3},
+    fixed={"joiners": ("n4", "n5"), "seconds": 8.0},
+    seeds=200,
+)
+
+
+def _ends_silently(transfers, leader_id):
+    transfers._tokens, transfers.target, transfers.deadline = [], None, float("inf")
+
+
+_plant(
+    "transfer-not-answered",
+    "a leader that has handed leadership over tells nobody",
+    (Transfers, "leader_seen", _ends_silently),
+)

@@ -1,6 +1,0 @@
-"""Keyed-row stores behind one interface: SQLite, the embedded default, and Cassandra."""
-
-from spark_sink.stores.store import Store, open_store
-from spark_sink.stores.tables import WRITE_TS, Clustering, Column, ColumnType, Table
-
-__all__ = ["WRITE_TS", "Clustering", "Column", "ColumnType", "Store", "Table", "open_store"]

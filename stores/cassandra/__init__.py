@@ -1,0 +1,1 @@
+"""The store of the product. Start at :mod:`oncegate.stores.cassandra.store`."""

@@ -1,0 +1,99 @@
+"""The CQL of the Cassandra store: schema and statements made from a table declaration.
+
+Owns: names and bind order. Tables are always named with their keyspace: a prepared statement that depends on the
+session's keyspace is one that the server warns of. Names come from checked declarations only, values are always
+bound. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from oncegate.stores.tables import WRITE_TS, ColumnType, Table
+
+_CQL_TYPE: Final = {ColumnType.INT64: "bigint", ColumnType.TEXT: "text", ColumnType.BLOB: "blob"}
+
+
+def create_keyspace(keyspace: str, data_centre: str, replication: int) -> str:
+    """Return the statement that creates the keyspace if it is missing."""
+    return (
+        f'CREATE KEYSPACE IF NOT EXISTS "{keyspace}" WITH replication = '
+        f"{{'class': 'NetworkTopologyStrategy', '{data_centre}': {replication}}}"
+    )
+
+
+def create(keyspace: str, table: Table) -> str:
+    """Return the statement that creates the table if it is missing."""
+    columns = ", ".join(f'"{column.name}" {_CQL_TYPE[column.type]}' for column in table.columns)
+    partition = ", ".join(f'"{name}"' for name in table.partition_key)
+    clustering = "".join(f', "{column.name}"' for column in table.clustering)
+    order = ", ".join(f'"{column.name}" {"DESC" if column.descending else "ASC"}' for column in table.clustering)
+    ordered = f" WITH CLUSTERING ORDER BY ({order})" if order else ""
+    key = f"PRIMARY KEY (({partition}){clustering})"
+    return f"CREATE TABLE IF NOT EXISTS {_name(keyspace, table)} ({columns}, {key}){ordered}"
+
+
+def shape(table: Table) -> list[tuple[str, str, str, str]]:
+    """Return what `DESCRIBED` yields for the table, sorted: name, type, kind and order of each column."""
+    order = {column.name: "desc" if column.descending else "asc" for column in table.clustering}
+    rows = []
+    for column in table.columns:
+        kind = "partition_key" if column.name in table.partition_key else "regular"
+        kind = "clustering" if column.name in order else kind
+        rows.append((column.name, _CQL_TYPE[column.type], kind, order.get(column.name, "none")))
+    return sorted(rows)
+
+
+DESCRIBED: Final = (
+    "SELECT column_name, type, kind, clustering_order FROM system_schema.columns "
+    "WHERE keyspace_name = %s AND table_name = %s"
+)
+SETTING: Final = "SELECT value FROM system_views.settings WHERE name = %s"
+
+
+def insert(keyspace: str, table: Table) -> str:
+    """Return the upsert; bound are the declared columns in order, then the timestamp."""
+    names = ", ".join(f'"{column.name}"' for column in table.columns)
+    marks = ", ".join("?" * len(table.columns))
+    return f"INSERT INTO {_name(keyspace, table)} ({names}) VALUES ({marks}) USING TIMESTAMP ?"  # noqa: S608 - checked names
+
+
+def delete(keyspace: str, table: Table) -> str:
+    """Return the deletion of a row; bound are the timestamp, then the key columns in key order."""
+    return f"DELETE FROM {_name(keyspace, table)} USING TIMESTAMP ? WHERE {_where(table.key)}"  # noqa: S608 - checked names
+
+
+def select_one(keyspace: str, table: Table) -> str:
+    """Return the query of one row, `write_ts` last; bound are the key columns in key order."""
+    return f"{_select(keyspace, table)} WHERE {_where(table.key)}"
+
+
+def select_range(keyspace: str, table: Table) -> str:
+    """Return the query of the rows of a token range, `write_ts` last; bound are its ends, the first one exclusive."""
+    return f"{_select(keyspace, table)} WHERE {_tokens(table)}"
+
+
+def count_range(keyspace: str, table: Table) -> str:
+    """Return the query of the number of rows in a token range."""
+    return f"SELECT count(*) FROM {_name(keyspace, table)} WHERE {_tokens(table)}"  # noqa: S608 - checked names
+
+
+def _select(keyspace: str, table: Table) -> str:
+    names = ", ".join(f'"{column.name}"' for column in table.columns)
+    # All columns of a row are written at once, so one that is never null tells the row's timestamp.
+    certain = next(column.name for column in table.values if not column.nullable)
+    written = f'WRITETIME("{certain}") AS {WRITE_TS}'
+    return f"SELECT {names}, {written} FROM {_name(keyspace, table)}"  # noqa: S608 - checked names
+
+
+def _name(keyspace: str, table: Table) -> str:
+    return f'"{keyspace}"."{table.name}"'
+
+
+def _where(names: tuple[str, ...]) -> str:
+    return " AND ".join(f'"{name}" = ?' for name in names)
+
+
+def _tokens(table: Table) -> str:
+    partition = ", ".join(f'"{name}"' for name in table.partition_key)
+    return f"token({partition}) > ? AND token({partition}) <= ?"

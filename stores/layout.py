@@ -1,0 +1,89 @@
+"""Order and placement of rows, vectorised: sort by primary key, shard by partition, find partition borders.
+
+Owns: the order in which rows reach a store, and the hash that places a partition in a shard, version 1: it decides
+where rows of existing stores lie, so it never changes. Pure; must not know a database.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from oncegate.stores.tables import Table
+
+Int64s = npt.NDArray[np.int64]
+
+_GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
+_MIX: Final = np.uint64(0xBF58476D1CE4E5B9)
+
+
+def sort_by_key(table: Table, rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the rows in primary key order, clustering directions respected; equal keys keep their order.
+
+    Both stores want this: SQLite inserts into neighbouring pages, Cassandra gets rows of one partition together.
+    """
+    descending = {column.name for column in table.clustering if column.descending}
+    codes = [_ordered_codes(rows.column(name)) for name in table.key]
+    # ~x reverses the order of signed integers and, unlike -x, cannot overflow.
+    codes = [~code if name in descending else code for name, code in zip(table.key, codes, strict=True)]
+    if _is_sorted(codes):
+        return rows
+    return rows.take(pa.array(np.lexsort(codes[::-1])))
+
+
+def partition_borders(table: Table, rows: pa.RecordBatch) -> list[int]:
+    """Return the positions where a new partition begins in sorted rows, and the number of rows at the end."""
+    if rows.num_rows == 0:
+        return [0]
+    begins = np.zeros(rows.num_rows, dtype=np.bool_)
+    begins[0] = True
+    for name in table.partition_key:
+        code = _ordered_codes(rows.column(name))
+        begins[1:] |= code[1:] != code[:-1]
+    return [*np.flatnonzero(begins).tolist(), rows.num_rows]
+
+
+def shard_of(table: Table, rows: pa.RecordBatch, shards: int) -> Int64s:
+    """Return for each row the shard of its partition, 0 .. ``shards`` - 1; the same in every process for ever."""
+    mixed = np.full(rows.num_rows, _GOLDEN, dtype=np.uint64)
+    for name in table.partition_key:
+        mixed ^= _hash_input(rows.column(name))
+        mixed *= _MIX
+        mixed ^= mixed >> np.uint64(29)
+    return (mixed % np.uint64(shards)).astype(np.int64)
+
+
+def _ordered_codes(column: pa.Array) -> Int64s:
+    """Integers in the same order as the values: themselves, or the rank among the distinct texts or bytes."""
+    if pa.types.is_int64(column.type):
+        return np.asarray(column)
+    coded = column.cast(pa.binary()).dictionary_encode()
+    order = np.asarray(pc.sort_indices(coded.dictionary))
+    ranks = np.empty(len(order), dtype=np.int64)
+    ranks[order] = np.arange(len(order))
+    codes: Int64s = ranks[np.asarray(coded.indices)]
+    return codes
+
+
+def _is_sorted(codes: Sequence[Int64s]) -> bool:
+    tied = np.ones(max(len(codes[0]) - 1, 0), dtype=np.bool_)
+    for code in codes:
+        if np.any(tied & (code[1:] < code[:-1])):
+            return False
+        tied &= code[1:] == code[:-1]
+    return True
+
+
+def _hash_input(column: pa.Array) -> npt.NDArray[np.uint64]:
+    if pa.types.is_int64(column.type):
+        return np.asarray(column).astype(np.uint64)
+    coded = column.cast(pa.binary()).dictionary_encode()
+    hashes = np.array([zlib.crc32(value) for value in coded.dictionary.to_pylist()], dtype=np.uint64)
+    spread: npt.NDArray[np.uint64] = hashes[np.asarray(coded.indices)]
+    return spread

@@ -1,0 +1,1 @@
+"""The embedded store. Start at :mod:`oncegate.stores.sqlite.store`."""

@@ -1,0 +1,260 @@
+"""The embedded store: SQLite files sharded by partition, write-ahead logged, for one machine.
+
+Owns: files, transactions, locks and their retries. Must not know Spark or flows. Read next: `sqlite_statements`,
+`sqlite_scan`.
+
+A directory holds `store.json` (version, shards) and one file a shard. Several processes may write at once: each
+writes a shard in one transaction, and takes first a shard that nobody else is writing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self, TypeVar
+from urllib.parse import SplitResult, unquote
+
+import numpy as np
+import pyarrow as pa
+
+from oncegate.stores import layout
+from oncegate.stores.errors import Code, SinkError
+from oncegate.stores.retry import Retry
+from oncegate.stores.sqlite import scan as sqlite_scan
+from oncegate.stores.sqlite import statements as sqlite_statements
+from oncegate.stores.store import Value
+from oncegate.stores.tables import WRITE_TS, Table, checked
+
+T = TypeVar("T")
+
+_SHARDS_DEFAULT: Final = 4
+_SHARDS_MAX: Final = 64
+_RETRY_S_DEFAULT: Final = 120
+_ROWS_PER_TRANSACTION_MAX: Final = 100_000
+_BUSY_WAIT_MS: Final = 2_000
+_CACHE_KIB: Final = 262_144
+_SETTINGS: Final = (
+    "PRAGMA page_size = 8192",
+    "PRAGMA journal_mode = WAL",
+    "PRAGMA synchronous = FULL",
+    "PRAGMA wal_autocheckpoint = 8000",
+)
+_META: Final = "store.json"
+
+
+class SqliteStore:
+    """A `Store` in a directory.
+
+    Args:
+        directory: created if missing.
+        shards: number of files; only used when the directory is new.
+        retry_s: how long one write is retried while files are locked or fail.
+
+    Raises:
+        SinkError: BAD_OPTION, STORE_UNAVAILABLE (the directory cannot be made or read).
+    """
+
+    def __init__(self, directory: Path, *, shards: int = _SHARDS_DEFAULT, retry_s: float = _RETRY_S_DEFAULT) -> None:
+        if not 1 <= shards <= _SHARDS_MAX:
+            raise SinkError(Code.BAD_OPTION, f"shards must be 1..{_SHARDS_MAX}")
+        self._directory = directory
+        self._retry = Retry(retry_s)
+        self._open: dict[int, sqlite3.Connection] = {}
+        self._shards = self._retrying(partial(_settled_shards, directory, shards))
+
+    @classmethod
+    def from_url(cls, parts: SplitResult, options: Mapping[str, int]) -> Self:
+        """Return the store of an `sqlite:///directory` URL."""
+        if parts.netloc or not parts.path.startswith("/") or set(options) - {"shards", "retry_s"}:
+            raise SinkError(Code.BAD_OPTION, "use sqlite:///absolute/directory, options shards and retry_s")
+        shards, retry_s = options.get("shards", _SHARDS_DEFAULT), options.get("retry_s", _RETRY_S_DEFAULT)
+        return cls(Path(unquote(parts.path)), shards=shards, retry_s=retry_s)
+
+    def create(self, tables: Iterable[Table]) -> None:
+        """Create missing tables in every shard; see `Store.create`."""
+        for table in tables:
+            for shard in range(self._shards):
+                self._retrying(partial(self._create_one, shard, table))
+
+    def write(self, table: Table, rows: pa.RecordBatch) -> None:
+        """Upsert rows; see `Store.write`."""
+        fit = checked(rows, table.schema)
+        # Binding None costs several times what other values do: it is looked up among the adapters each time.
+        absent = [name for name, column in zip(fit.schema.names, fit.columns, strict=True) if _is_null(column)]
+        self._run(table, sqlite_statements.upsert(table, absent), fit.drop_columns(absent) if absent else fit)
+
+    def delete(self, table: Table, keys: pa.RecordBatch) -> None:
+        """Delete rows; see `Store.delete`."""
+        self._run(table, sqlite_statements.delete(table), checked(keys, table.key_schema))
+
+    def get(self, table: Table, key: Mapping[str, Value]) -> dict[str, Value] | None:
+        """Return one live row; see `Store.get`."""
+        if set(key) != set(table.key):
+            raise SinkError(Code.BAD_ROWS, f"a key of {table.name} is {', '.join(table.key)}")
+        one = pa.RecordBatch.from_pylist([{**key, WRITE_TS: 1}], schema=table.key_schema)
+        shard = int(layout.shard_of(table, one, self._shards)[0])
+        query, values = sqlite_statements.select_one(table), [key[name] for name in table.key]
+        row = self._retrying(lambda: self._connection(shard).execute(query, values).fetchone())
+        return None if row is None else dict(zip(table.schema.names, row, strict=True))
+
+    def scan(self, table: Table) -> Iterator[pa.RecordBatch]:
+        """Yield all live rows; see `Store.scan`. Large files are read by processes of their own, at once."""
+        return sqlite_scan.scan(table, [self._path(shard) for shard in range(self._shards)])
+
+    def count(self, table: Table) -> int:
+        """Return the number of live rows; see `Store.count`."""
+        return sum(self._retrying(partial(self._count_one, shard, table)) for shard in range(self._shards))
+
+    def durability(self) -> str:
+        """See `Store.durability`."""
+        return f"sqlite {sqlite3.sqlite_version}, {self._shards} shards, WAL, synchronous=FULL: survives power loss"
+
+    def close(self) -> None:
+        """Close all files; idempotent."""
+        while self._open:
+            self._open.popitem()[1].close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self, table: Table, statement: str, rows: pa.RecordBatch) -> None:
+        ordered = layout.sort_by_key(table, rows)
+        shards = layout.shard_of(table, ordered, self._shards)
+        waiting: list[tuple[int, pa.RecordBatch]] = []
+        # Processes start at different shards, so that they meet as seldom as possible.
+        for shard in np.roll(np.unique(shards), -os.getpid()).tolist():
+            mine = ordered.take(pa.array(np.flatnonzero(shards == shard)))
+            pieces = range(0, mine.num_rows, _ROWS_PER_TRANSACTION_MAX)
+            waiting.extend((shard, mine.slice(at, _ROWS_PER_TRANSACTION_MAX)) for at in pieces)
+        while waiting:
+            busy = [(shard, piece) for shard, piece in waiting if not self._try_write(shard, statement, piece)]
+            if len(busy) == len(waiting):
+                shard, piece = busy.pop()
+                self._retrying(partial(self._write_one, shard, statement, piece))
+            waiting = busy
+
+    def _try_write(self, shard: int, statement: str, rows: pa.RecordBatch) -> bool:
+        try:
+            self._write_one(shard, statement, rows, wait_ms=0)
+        except sqlite3.OperationalError as error:
+            if _transient(error):
+                return False
+            raise
+        return True
+
+    def _write_one(self, shard: int, statement: str, rows: pa.RecordBatch, *, wait_ms: int = _BUSY_WAIT_MS) -> None:
+        connection = self._connection(shard)
+        connection.execute(f"PRAGMA busy_timeout = {wait_ms}")
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            connection.executemany(statement, zip(*map(_values, rows.columns), strict=True))
+            connection.execute("COMMIT")
+        except BaseException:
+            with suppress(sqlite3.Error):
+                connection.execute("ROLLBACK")
+            raise
+
+    def _create_one(self, shard: int, table: Table) -> None:
+        connection, wanted = self._connection(shard), sqlite_statements.create(table)
+        connection.execute(f"PRAGMA busy_timeout = {_BUSY_WAIT_MS}")
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            found = connection.execute("SELECT sql FROM sqlite_master WHERE name = ?", [table.name]).fetchone()
+            if found is None:
+                connection.execute(wanted)
+            elif found[0] != wanted:
+                raise SinkError(Code.STORE_MISMATCH, f"{self._path(shard)} holds another table {table.name}")
+        finally:
+            connection.execute("COMMIT")
+
+    def _count_one(self, shard: int, table: Table) -> int:
+        return int(self._connection(shard).execute(sqlite_statements.count(table)).fetchone()[0])
+
+    def _connection(self, shard: int) -> sqlite3.Connection:
+        if shard not in self._open:
+            connection = sqlite3.connect(self._path(shard), isolation_level=None, timeout=_BUSY_WAIT_MS / 1000)
+            for setting in (*_SETTINGS, f"PRAGMA cache_size = -{_CACHE_KIB // self._shards}"):
+                connection.execute(setting)
+            self._open[shard] = connection
+        return self._open[shard]
+
+    def _path(self, shard: int) -> Path:
+        return self._directory / f"shard-{shard:02d}.sqlite"
+
+    def _retrying(self, action: Callable[[], T]) -> T:
+        def attempt() -> T:
+            try:
+                return action()
+            except (OSError, sqlite3.OperationalError) as error:
+                if isinstance(error, OSError) or not _busy(error):
+                    # A file that was replaced or a disk that came back needs a fresh descriptor.
+                    self.close()
+                raise
+
+        try:
+            return self._retry.run(attempt, _transient)
+        except (OSError, sqlite3.OperationalError) as error:
+            if _transient(error):
+                raise SinkError(Code.STORE_UNAVAILABLE, f"{self._directory}: {error}") from error
+            raise
+
+
+def _settled_shards(directory: Path, wanted: int) -> int:
+    """The number of shards of the store in the directory, written once by whoever comes first."""
+    directory.mkdir(parents=True, exist_ok=True)
+    meta = directory / _META
+    if not meta.exists():
+        draft = directory / f".{_META}.{os.getpid()}"
+        draft.write_text(json.dumps({"version": 1, "shards": wanted}))
+        # A link fails if another process was first: then its number holds.
+        with suppress(FileExistsError):
+            os.link(draft, meta)
+        draft.unlink()
+    found = json.loads(meta.read_text())
+    if found.get("version") != 1:
+        raise SinkError(Code.STORE_MISMATCH, f"{meta} is of an unknown version")
+    return int(found["shards"])
+
+
+def _is_null(column: pa.Array) -> bool:
+    return bool(0 < len(column) == column.null_count)
+
+
+def _values(column: pa.Array) -> list[Value | None]:
+    if pa.types.is_int64(column.type):
+        return np.asarray(column).tolist()  # type: ignore[no-any-return]
+    # Texts repeat within a batch: make each Python object once.
+    coded = column.dictionary_encode(null_encoding="encode")
+    distinct = coded.dictionary.to_pylist()
+    return [distinct[at] for at in np.asarray(coded.indices).tolist()]
+
+
+_TRANSIENT_CODES: Final = frozenset(
+    {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN}
+    | {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PROTOCOL}
+)
+
+
+def _primary_code(error: sqlite3.OperationalError) -> int:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
+def _busy(error: sqlite3.OperationalError) -> bool:
+    return _primary_code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def _transient(error: Exception) -> bool:
+    if isinstance(error, sqlite3.OperationalError):
+        return _primary_code(error) in _TRANSIENT_CODES
+    return isinstance(error, OSError)

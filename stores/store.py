@@ -1,0 +1,132 @@
+"""The interface of a keyed-row store, and how one is chosen by URL.
+
+Owns: the contract that every store keeps (tests/spark/test_store_conformance.py) and the URL forms. Must not know
+how a store does it. Read next: `sqlite`, `cassandra`.
+
+The contract, row by row: the write or deletion with the largest timestamp wins; of equal timestamps a deletion
+beats a write, and of two writes the larger value wins, column by column, values compared as unsigned bytes. So the
+outcome depends on the set of writes alone, not on their order, their number or who sent them. A deletion is
+remembered: an older write that arrives later stays dead. A null, where a column may have one, is no value and loses
+to every other.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Protocol, Self
+from urllib.parse import parse_qs, urlsplit
+
+import pyarrow as pa
+
+from oncegate.stores.errors import Code, SinkError
+from oncegate.stores.tables import Table
+
+Value = int | str | bytes
+"""A cell as Python sees it."""
+
+
+class Store(Protocol):
+    """A keyed-row store. Not for use by several threads, nor across a fork."""
+
+    def create(self, tables: Iterable[Table]) -> None:
+        """Create the tables that are missing; idempotent.
+
+        Raises:
+            SinkError: STORE_MISMATCH, when a table of that name exists with other columns or keys.
+        """
+        ...
+
+    def write(self, table: Table, rows: pa.RecordBatch) -> None:
+        """Upsert rows of `table.schema`. When it returns, all are durable (see `durability`); idempotent.
+
+        Raises:
+            SinkError: BAD_ROWS; STORE_UNAVAILABLE, when the deadline passed: some rows may be written.
+        """
+        ...
+
+    def delete(self, table: Table, keys: pa.RecordBatch) -> None:
+        """Delete rows by keys of `table.key_schema`, each at its own timestamp; idempotent.
+
+        Raises:
+            SinkError: as `write`.
+        """
+        ...
+
+    def get(self, table: Table, key: Mapping[str, Value]) -> dict[str, Value] | None:
+        """Return the live row at a whole primary key, `write_ts` included, or None."""
+        ...
+
+    def scan(self, table: Table) -> Iterator[pa.RecordBatch]:
+        """Yield all live rows as batches of `table.schema`, in no promised order. For verification."""
+        ...
+
+    def count(self, table: Table) -> int:
+        """Return the number of live rows."""
+        ...
+
+    def durability(self) -> str:
+        """Say in one line what an acknowledged write survives here."""
+        ...
+
+    def close(self) -> None:
+        """Release connections; idempotent."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def open_store(url: str) -> Store:
+    """Return the store that ``url`` names.
+
+    | form | options |
+    |---|---|
+    | `sqlite:///absolute/directory` | `shards` (1..64, fixed when first created), `retry_s` |
+    | `cassandra://host[:port][,host…]/keyspace` | `replication`, `in_flight`, `batch_bytes`, `retry_s` |
+
+    Options come as a query string; `retry_s` bounds how long one write is retried while the store does not answer.
+    Nothing is connected yet for Cassandra; an SQLite directory is created.
+
+    Raises:
+        SinkError: BAD_OPTION, when the URL is none of these.
+    """
+    parts = urlsplit(url)
+    try:
+        options = {
+            name: int(values[-1]) for name, values in parse_qs(parts.query, strict_parsing=bool(parts.query)).items()
+        }
+    except ValueError as error:
+        raise SinkError(Code.BAD_OPTION, "options of a store URL are name=integer pairs") from error
+    # Each store's library is imported only by those who use that store.
+    if parts.scheme == "sqlite":
+        from oncegate.stores.sqlite.store import SqliteStore
+
+        return SqliteStore.from_url(parts, options)
+    if parts.scheme == "cassandra":
+        from oncegate.stores.cassandra.store import CassandraStore
+
+        return CassandraStore.from_url(parts, options)
+    raise SinkError(Code.BAD_OPTION, "a store URL starts with sqlite:// or cassandra://")
+
+
+_shared: dict[tuple[int, str], Store] = {}
+
+
+def process_store(url: str) -> Store:
+    """Return this process's store at ``url``, opened at the first call; a fork gets its own."""
+    place = (os.getpid(), url)
+    if place not in _shared:
+        _shared[place] = open_store(url)
+    return _shared[place]
+
+
+def drop_process_store(url: str) -> None:
+    """Close and forget this process's store at ``url``: the next call of `process_store` opens a new one."""
+    store = _shared.pop((os.getpid(), url), None)
+    if store is not None:
+        store.close()

@@ -1,1 +1,0 @@
-"""A whole cluster on fake time, network and disks, everything from one seed; see :mod:`tests.sim.world`."""
