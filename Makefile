@@ -12,7 +12,7 @@ ROUNDS ?= 20
 KILLS ?= 200
 RUNS ?= runs
 
-.PHONY: browser demo test lint soak-check soak-check-sim soak-consensus soak-faults soak-outbox bench clean check-tools
+.PHONY: browser demo docs test lint soak-check soak-check-sim soak-consensus soak-faults soak-outbox bench clean check-tools
 
 demo: .venv/.ready ## the main job end to end; STORE=cassandra for real Cassandra
 	$(BIN)/python -m examples.demo --store $(STORE) $(if $(MESSAGES),--messages $(MESSAGES)) $(ARGS)
@@ -26,6 +26,9 @@ lint: .venv/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: .venv/.ready ## write the generated parts of the pages: tables of errors, settings, metrics
+	$(BIN)/python -m oncegate.gateway.docs
 
 browser: ## Chromium for tests/browser, from Debian's packages; without it those tests are skipped, and say so
 	@if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then :; \

@@ -1,7 +1,7 @@
 """The error tree: one class, one registry, every refusal typed.
 
 Owns: codes, HTTP status, outcome and retryability (SEMANTICS, *Errors*). Must not know HTTP libraries.
-The documentation's table is generated from :data:`REGISTRY`.
+The table of SEMANTICS is written from :data:`REGISTRY` by :mod:`oncegate.gateway.docs`.
 """
 
 from __future__ import annotations
@@ -53,37 +53,63 @@ class Traits(NamedTuple):
     outcome: Outcome
     retryable: bool
     title: str
+    advice: str
+    """What the caller does next; Markdown, for the documentation."""
 
 
 _NO, _UNKNOWN = Outcome.NOT_APPLIED, Outcome.UNKNOWN
 
+# fmt: off
 REGISTRY: Final[dict[Code, Traits]] = {
-    Code.BAD_REQUEST: Traits(400, _NO, False, "The request is malformed"),
-    Code.BAD_ACK: Traits(400, _NO, False, "First incomplete is impossible"),
-    Code.UNAUTHENTICATED: Traits(401, _NO, False, "No valid credentials"),
-    Code.FORBIDDEN: Traits(403, _NO, False, "Not allowed"),
-    Code.NOT_FOUND: Traits(404, _NO, False, "Not found"),
-    Code.METHOD_NOT_ALLOWED: Traits(405, _NO, False, "The path does not take this method"),
-    Code.UNSUPPORTED_MEDIA_TYPE: Traits(415, _NO, False, "The path does not take a body of this type or coding"),
-    Code.CONFLICT: Traits(409, _NO, False, "Declared differently already"),
-    Code.IN_PROGRESS: Traits(409, _UNKNOWN, True, "The same request is still running"),
-    Code.FENCED: Traits(410, _UNKNOWN, False, "A newer owner has taken over"),
-    Code.STALE: Traits(410, _UNKNOWN, False, "The request was acknowledged before"),
-    Code.SESSION_EXPIRED: Traits(410, _UNKNOWN, False, "The session's memory has ended"),
-    Code.RETENTION_EXCEEDED: Traits(410, _NO, False, "The batch is no longer retained"),
-    Code.PAYLOAD_TOO_LARGE: Traits(413, _NO, False, "Over a size limit"),
-    Code.PAYLOAD_MISMATCH: Traits(422, _NO, False, "The request id was used for another payload"),
-    Code.WINDOW_FULL: Traits(429, _NO, True, "Too far above first incomplete"),
-    Code.QUOTA: Traits(429, _NO, True, "A quota is used up"),
-    Code.OVERLOADED: Traits(429, _NO, True, "Too much is waiting"),
-    Code.NOT_LEADER: Traits(421, _NO, True, "Another node leads"),
-    Code.NOT_READY: Traits(503, _NO, True, "The node has not caught up"),
-    Code.NO_LEADER: Traits(503, _NO, True, "No leader is known"),
-    Code.TIMEOUT: Traits(504, _UNKNOWN, True, "No answer in time"),
-    Code.INTERNAL: Traits(500, _UNKNOWN, False, "The node met a bug and said so"),
+    Code.BAD_REQUEST: Traits(400, _NO, False, "The request is malformed",
+        "correct the request; `detail` says what is wrong"),
+    Code.BAD_ACK: Traits(400, _NO, False, "First incomplete is impossible",
+        "a bug of the client: open a new session"),
+    Code.UNAUTHENTICATED: Traits(401, _NO, False, "No valid credentials",
+        "send a token that the node knows"),
+    Code.FORBIDDEN: Traits(403, _NO, False, "Not allowed",
+        "send a token that has the scope, or that belongs to the session's tenant"),
+    Code.NOT_FOUND: Traits(404, _NO, False, "Not found",
+        "declare the table or flow first, or correct the name"),
+    Code.METHOD_NOT_ALLOWED: Traits(405, _NO, False, "The path does not take this method",
+        "use a method that `Allow` names"),
+    Code.UNSUPPORTED_MEDIA_TYPE: Traits(415, _NO, False, "The path does not take a body of this type or coding",
+        "send JSON or what the path takes, without `Content-Encoding`"),
+    Code.CONFLICT: Traits(409, _NO, False, "Declared differently already",
+        "compare the declaration with the present one; after a membership change wait for it, then ask again"),
+    Code.IN_PROGRESS: Traits(409, _UNKNOWN, True, "The same request is still running",
+        "send the same `Idempotency-Key` again later: the first request has no answer yet"),
+    Code.FENCED: Traits(410, _UNKNOWN, False, "A newer owner has taken over",
+        "stop this process: it must not write in this session; resolve what was in flight"),
+    Code.STALE: Traits(410, _UNKNOWN, False, "The request was acknowledged before",
+        "do not send it again; an earlier attempt may have been applied"),
+    Code.SESSION_EXPIRED: Traits(410, _UNKNOWN, False, "The session's memory has ended",
+        "open a new session; an earlier attempt may have been applied: read the row before a new request"),
+    Code.RETENTION_EXCEEDED: Traits(410, _NO, False, "The batch is no longer retained",
+        "start the consumer at the first batch that is retained"),
+    Code.PAYLOAD_TOO_LARGE: Traits(413, _NO, False, "Over a size limit",
+        "send less at once ([limits.md](limits.md))"),
+    Code.PAYLOAD_MISMATCH: Traits(422, _NO, False, "The request id was used for another payload",
+        "a bug of the client: give each payload a request id of its own"),
+    Code.WINDOW_FULL: Traits(429, _NO, True, "Too far above first incomplete",
+        "acknowledge results, then send the same request id again"),
+    Code.QUOTA: Traits(429, _NO, True, "A quota is used up",
+        "wait for `Retry-After`; free what the quota counts"),
+    Code.OVERLOADED: Traits(429, _NO, True, "Too much is waiting",
+        "wait for `Retry-After`, then send the same request id again"),
+    Code.NOT_LEADER: Traits(421, _NO, True, "Another node leads",
+        "send it to the node that `Oncegate-Leader` names; nothing was proposed"),
+    Code.NOT_READY: Traits(503, _NO, True, "The node has not caught up",
+        "wait for `Retry-After`, or ask another node"),
+    Code.NO_LEADER: Traits(503, _NO, True, "No leader is known",
+        "wait for `Retry-After`, or ask another node"),
+    Code.TIMEOUT: Traits(504, _UNKNOWN, True, "No answer in time",
+        "send the same request id again, or resolve it"),
+    Code.INTERNAL: Traits(500, _UNKNOWN, False, "The node met a bug and said so",
+        "read the node's log; resolve the request"),
 }
-"""Every code with its traits. CONFLICT, RETENTION_EXCEEDED, INTERNAL and what HTTP needs by itself extend the
-table of SEMANTICS."""
+# fmt: on
+"""Every code, once, with its traits."""
 
 
 class OncegateError(Exception):

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from oncegate.gateway.docs.pages import fill, filled_pages
+from oncegate.gateway.docs.sections import SECTIONS
+
 ROOT = Path(__file__).parent.parent
 GUARANTEES = (ROOT / "docs" / "guarantees.md").read_text()
 CASES = (ROOT / "docs" / "cases.md").read_text()
@@ -44,3 +47,20 @@ def test_links_of_a_page_lead_somewhere(page: str) -> None:
     links = re.findall(r"\]\(([^)#\s]+)\)", (ROOT / page).read_text())
     missing = [link for link in links if "://" not in link and not (base / link).exists()]
     assert not missing
+
+
+def test_generated_pages_are_what_is_generated_now() -> None:
+    stale = [str(path.relative_to(ROOT)) for path, present, text in filled_pages(ROOT, SECTIONS) if text != present]
+    assert not stale, "run `make docs`"
+
+
+@pytest.mark.parametrize(("opening", "closing"), [("<!-- ", " -->"), ("# ", "")])
+def test_generated_lines_replace_what_stands_between_the_markers_and_nothing_else(opening: str, closing: str) -> None:
+    def page(*lines: str) -> str:
+        first, last = (f"{opening}{words}{closing}" for words in ("generated: x (make docs)", "end: x"))
+        return "\n".join(["before", first, *lines, last, "after", ""])
+
+    assert fill(page("old", "", "older"), "x", ["new"]) == fill(page("new"), "x", ["new"]) == page("new")
+    for broken in ("no markers", page() + page(), page().replace("end: x", "end: y")):
+        with pytest.raises(ValueError, match="markers of 'x'"):
+            fill(broken, "x", ["new"])

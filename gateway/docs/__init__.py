@@ -1,0 +1,1 @@
+"""The generated parts of the documentation: ``python -m oncegate.gateway.docs`` writes them, a test compares them."""
