@@ -15,6 +15,7 @@ app = typer.Typer(
     help="A replicated gateway that applies each write exactly once and fans it out through Spark.",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
+    rich_markup_mode=None,
 )
 app.command("serve")(serve.serve)
 app.command("dev")(dev.dev)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Final
 
 from oncegate.gateway.docs.pages import Section, table
+from oncegate.gateway.node.settings import SETTINGS
+from oncegate.gateway.setting import Setting
 from oncegate.rifl.errors import REGISTRY
 
 
@@ -18,4 +21,35 @@ def errors() -> Iterator[str]:
     return table(("code", "status", "outcome", "retryable", "meaning", "what to do"), rows)
 
 
-SECTIONS: Final = (Section("docs/SEMANTICS.md", "errors", errors),)
+def settings() -> Iterator[str]:
+    """Return the table of settings, one row each."""
+    rows = (
+        [f"`{one.name}`", f"`{one.flag}`", f"`{one.variable}`", one.default_words, _bounds(one), one.text]
+        for one in SETTINGS.values()
+    )
+    return table(("key", "flag", "variable", "default", "bounds", "what it is"), rows)
+
+
+def _bounds(one: Setting) -> str:
+    return "" if one.least is None else f"{one.least} to {one.most}"
+
+
+def sample_file() -> Iterator[str]:
+    """Return a file with every setting at its default, commented out."""
+    for one in SETTINGS.values():
+        bounds = _bounds(one)
+        yield f"# {one.text[0].upper()}{one.text[1:]}{f' ({bounds})' if bounds else ''}."
+        yield f"# {one.name} = {_toml(one)}"
+        yield ""
+
+
+def _toml(one: Setting) -> str:
+    # JSON of a text, a number, a truth value or a list of texts is TOML.
+    return '""' if one.default is None else json.dumps(one.default, default=str)
+
+
+SECTIONS: Final = (
+    Section("docs/SEMANTICS.md", "errors", errors),
+    Section("docs/settings.md", "settings", settings),
+    Section("deploy/oncegate.toml", "settings", sample_file),
+)

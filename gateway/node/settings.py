@@ -1,19 +1,21 @@
-"""Settings of a node: flag = environment variable = file key, one to one.
+"""Settings of a node, each declared once: flag = environment variable = file key, one to one.
 
-Owns: names, defaults and bounds. Precedence: flag, then ``ONCEGATE_…`` environment variable, then the TOML file
-named by ``--config`` or ``ONCEGATE_CONFIG``, then the default.
+Owns: names, defaults and bounds. How one of them is given and read is :mod:`oncegate.gateway.setting`. Precedence:
+flag, then ``ONCEGATE_…`` environment variable, then the TOML file named by ``--config`` or ``ONCEGATE_CONFIG``, then
+the default.
 """
+
+# ruff: noqa: RUF009 - `setting` makes a dataclass field of its own for each call.
 
 from __future__ import annotations
 
+import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from tomllib import TOMLDecodeError
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from pydantic import Field, field_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
-
+from oncegate.gateway.setting import declared, of_environment, of_file, setting
 from oncegate.rifl.session import SESSIONS_MAX
 
 DEFAULT_HTTP_PORT: Final = 7400
@@ -57,108 +59,101 @@ class MemberAddress(NamedTuple):
         return f"{self.node_id}={self.host}:{self.http_port}:{self.peer_port}"
 
 
-class Settings(BaseSettings):
-    """All settings of ``oncegate serve``."""
+def _members(members: list[str]) -> list[str]:
+    parsed = [MemberAddress.parse(member) for member in members]
+    if len({member.node_id for member in parsed}) != len(parsed):
+        raise ValueError("a node id is named twice")
+    return members
 
-    model_config = SettingsConfigDict(env_prefix="ONCEGATE_", extra="forbid", frozen=True)
-    toml_path: ClassVar[Path | None] = None
 
-    node: str = Field(default="n1", description="id of this node among the members")
-    cluster: str = Field(default="oncegate", description="id of the cluster; checked on every peer connection")
-    members: list[str] = Field(
-        default=[f"n1=127.0.0.1:{DEFAULT_HTTP_PORT}:{DEFAULT_PEER_PORT}"],
-        description="all members, this node included, as id=host:http_port:peer_port",
-    )
-    data_dir: Path = Field(
-        default=Path("oncegate-data"), description="journal, ballot, state and segments of this node"
-    )
-    join: bool = Field(default=False, description="this node is new: a running cluster is about to add it")
-    secret_file: Path | None = Field(default=None, description="file with the secret that peers share")
-    tokens_file: Path | None = Field(default=None, description="file of bearer tokens; None: everybody may do all")
-    tls_certificate: Path | None = Field(default=None, description="PEM file of the HTTP side's certificate chain")
-    tls_key: Path | None = Field(default=None, description="PEM file of its key")
-    insecure_http: bool = Field(
-        default=False, description="serve other addresses than loopback without TLS or without tokens"
-    )
-    body_bytes_max: int = Field(
-        default=8 * 2**20, ge=1024, le=8 * 2**20, description="largest request body; a log entry takes no more"
-    )
-    receiving_bytes_max: int = Field(
-        default=256 * 2**20, ge=8 * 2**20, le=2**40, description="bodies that have not arrived whole, together"
-    )
-    unsent_bytes_max: int = Field(
-        default=256 * 2**20, ge=2**20, le=2**40, description="answers that clients have not taken yet, together"
-    )
-    connections_max: int = Field(default=4096, ge=8, le=100_000, description="open HTTP connections")
-    headers_ms_max: int = Field(
-        default=10_000, ge=100, le=600_000, description="from a new connection to its first whole request"
-    )
-    body_ms_max: int = Field(default=30_000, ge=50, le=3_600_000, description="from a request's headers to its body")
-    idle_ms_max: int = Field(default=75_000, ge=100, le=3_600_000, description="between two requests of a connection")
-    unsent_ms_max: int = Field(
-        default=30_000, ge=1_000, le=3_600_000, description="an answer waits for a client that takes none of it"
-    )
-    tenant_requests_max: int = Field(default=2048, ge=1, le=100_000, description="requests under way of one tenant")
-    tenant_operations_per_s: int = Field(
-        default=0, ge=0, le=10**9, description="operations a second of one tenant at this node; 0: no bound"
-    )
-    log_kept_bytes: int = Field(
-        default=256 * 2**20,
-        ge=0,
-        le=2**50,
-        description="log kept for nodes that were away; beyond it they get the state",
-    )
-    state_cache_bytes: int = Field(
-        default=96 * 2**20, ge=8 * 2**20, le=64 * 2**30, description="memory for blocks of the state on disk"
-    )
-    sessions_max: int = Field(
-        default=SESSIONS_MAX, ge=1, le=SESSIONS_MAX, description="live sessions beyond which none is opened"
-    )
-    tenant_sessions_max: int = Field(
-        default=SESSIONS_MAX, ge=1, le=SESSIONS_MAX, description="live sessions of one tenant"
-    )
-    idempotency_key_ms: int = Field(
-        default=24 * 3_600_000,
-        ge=1_000,
-        le=30 * 24 * 3_600_000,
-        description="cluster time for which an Idempotency-Key or an event is remembered",
-    )
-    stream_store: str | None = Field(
-        default=None, description="URL of the store that rows of stream tables are delivered to and read on from"
-    )
-    live_check_share: float = Field(
-        default=0.01,
-        ge=0.0,
-        le=1.0,
-        description="share of all rows whose operations are checked as they happen; 0: none",
-    )
-    live_check_seed: int = Field(default=0, ge=0, lt=2**63, description="which rows these are; the same on all nodes")
-    live_check_window_ms: int = Field(
-        default=5_000, ge=100, le=600_000, description="between two checks of live traffic"
-    )
-    log_level: str = Field(default="INFO", description="DEBUG, INFO, WARNING or ERROR")
+def _stream_store(url: str) -> str:
+    if not url.startswith(("sqlite:///", "cassandra://")):
+        raise ValueError("a store URL starts with sqlite:/// or cassandra://")
+    return url
 
-    @field_validator("members")
-    @classmethod
-    def _members(cls, members: list[str]) -> list[str]:
-        parsed = [MemberAddress.parse(member) for member in members]
-        if len({member.node_id for member in parsed}) != len(parsed):
-            raise ValueError("a node id is named twice")
-        return members
 
-    @field_validator("stream_store")
-    @classmethod
-    def _stream_store(cls, url: str | None) -> str | None:
-        if url is not None and not url.startswith(("sqlite:///", "cassandra://")):
-            raise ValueError("a store URL starts with sqlite:/// or cassandra://")
-        return url
+def _log_level(level: str) -> str:
+    if level.upper() not in LOG_LEVELS:
+        raise ValueError(f"{level!r} is not one of {', '.join(LOG_LEVELS)}")
+    return level.upper()
 
-    @field_validator("log_level")
-    @classmethod
-    def _log_level(cls, level: str) -> str:
-        if level.upper() not in LOG_LEVELS:
-            raise ValueError(f"{level!r} is not one of {', '.join(LOG_LEVELS)}")
-        return level.upper()
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """All settings of ``oncegate serve``.
+
+    Raises:
+        ValueError: values are not valid; the text names each.
+    """
+
+    node: str = setting("n1", "id of this node among the members")
+    cluster: str = setting("oncegate", "id of the cluster; checked on every peer connection")
+    members: list[str] = setting(
+        [f"n1=127.0.0.1:{DEFAULT_HTTP_PORT}:{DEFAULT_PEER_PORT}"],
+        "all members, this node included, as id=host:http_port:peer_port; the flag once for each",
+        check=_members,
+        flag="--member",
+    )
+    data_dir: Path = setting(Path("oncegate-data"), "journal, ballot, state and segments of this node")
+    join: bool = setting(False, "this node is new: a running cluster is about to add it")
+    secret_file: Path | None = setting(None, "file with the secret that peers share")
+    tokens_file: Path | None = setting(None, "file of bearer tokens; none: everybody may do all")
+    tls_certificate: Path | None = setting(None, "PEM file of the HTTP side's certificate chain")
+    tls_key: Path | None = setting(None, "PEM file of its key")
+    insecure_http: bool = setting(False, "serve other addresses than loopback without TLS or without tokens")
+    body_bytes_max: int = setting(
+        8 * 2**20, "largest request body; a log entry takes no more", least=1024, most=8 * 2**20
+    )
+    receiving_bytes_max: int = setting(
+        256 * 2**20, "bodies that have not arrived whole, together", least=8 * 2**20, most=2**40
+    )
+    unsent_bytes_max: int = setting(
+        256 * 2**20, "answers that clients have not taken yet, together", least=2**20, most=2**40
+    )
+    connections_max: int = setting(4096, "open HTTP connections", least=8, most=100_000)
+    headers_ms_max: int = setting(10_000, "from a new connection to its first whole request", least=100, most=600_000)
+    body_ms_max: int = setting(30_000, "from a request's headers to its body", least=50, most=3_600_000)
+    idle_ms_max: int = setting(75_000, "between two requests of a connection", least=100, most=3_600_000)
+    unsent_ms_max: int = setting(
+        30_000, "an answer waits for a client that takes none of it", least=1_000, most=3_600_000
+    )
+    tenant_requests_max: int = setting(2048, "requests under way of one tenant", least=1, most=100_000)
+    tenant_operations_per_s: int = setting(
+        0, "operations a second of one tenant at this node; 0: no bound", least=0, most=10**9
+    )
+    log_kept_bytes: int = setting(
+        256 * 2**20, "log kept for nodes that were away; beyond it they get the state", least=0, most=2**50
+    )
+    state_cache_bytes: int = setting(
+        96 * 2**20, "memory for blocks of the state on disk", least=8 * 2**20, most=64 * 2**30
+    )
+    sessions_max: int = setting(SESSIONS_MAX, "live sessions beyond which none is opened", least=1, most=SESSIONS_MAX)
+    tenant_sessions_max: int = setting(SESSIONS_MAX, "live sessions of one tenant", least=1, most=SESSIONS_MAX)
+    idempotency_key_ms: int = setting(
+        24 * 3_600_000,
+        "cluster time for which an Idempotency-Key or an event is remembered",
+        least=1_000,
+        most=30 * 24 * 3_600_000,
+    )
+    stream_store: str | None = setting(
+        None, "URL of the store that rows of stream tables are delivered to and read on from", check=_stream_store
+    )
+    live_check_share: float = setting(
+        0.01, "share of all rows whose operations are checked as they happen; 0: none", least=0.0, most=1.0
+    )
+    live_check_seed: int = setting(0, "which rows these are; the same on all nodes", least=0, most=2**63 - 1)
+    live_check_window_ms: int = setting(5_000, "between two checks of live traffic", least=100, most=600_000)
+    log_level: str = setting("INFO", "DEBUG, INFO, WARNING or ERROR", check=_log_level)
+
+    def __post_init__(self) -> None:
+        faults = []
+        for name, one in SETTINGS.items():
+            try:
+                object.__setattr__(self, name, one.checked(getattr(self, name)))
+            except ValueError as fault:
+                faults.append(str(fault))
+        if faults:
+            raise ValueError("; ".join(faults))
 
     @property
     def addresses(self) -> dict[str, MemberAddress]:
@@ -182,29 +177,12 @@ class Settings(BaseSettings):
         """Return the settings; ``flags`` that are None were not given.
 
         Raises:
-            ValueError: a setting is not valid, or ``config`` is not a TOML file.
+            ValueError: a setting is not valid or unknown, or ``config`` is not a TOML file.
         """
-        if config is not None and not config.is_file():
-            raise ValueError(f"config: {config} is not a file")
-        cls.toml_path = config
-        try:
-            return cls(**{name: value for name, value in flags.items() if value is not None})
-        except TOMLDecodeError as fault:
-            raise ValueError(f"config: {config} is not TOML: {fault}") from None
-        finally:
-            cls.toml_path = None
+        file = {} if config is None else of_file(SETTINGS, config)
+        given = {name: value for name, value in flags.items() if value is not None}
+        return cls(**{**file, **of_environment(SETTINGS, os.environ), **given})
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags, then environment, then the file."""
-        sources = [init_settings, env_settings]
-        if cls.toml_path is not None:
-            sources.append(TomlConfigSettingsSource(settings_cls, cls.toml_path))
-        return tuple(sources)
+
+SETTINGS: Final = declared(Settings)
+"""Every setting by name; flags, variables, keys, the sample file and docs/settings.md are made of these."""

@@ -2,21 +2,58 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
+from oncegate.gateway.cli.main import app
 from oncegate.gateway.node.node import replica_config
-from oncegate.gateway.node.settings import MemberAddress, Settings
+from oncegate.gateway.node.settings import SETTINGS, MemberAddress, Settings
 
-if TYPE_CHECKING:
-    from pathlib import Path
+MIB = 2**20
+DEFAULTS = {
+    "node": "n1",
+    "cluster": "oncegate",
+    "members": ["n1=127.0.0.1:7400:7401"],
+    "data_dir": Path("oncegate-data"),
+    "join": False,
+    "secret_file": None,
+    "tokens_file": None,
+    "tls_certificate": None,
+    "tls_key": None,
+    "insecure_http": False,
+    "body_bytes_max": 8 * MIB,
+    "receiving_bytes_max": 256 * MIB,
+    "unsent_bytes_max": 256 * MIB,
+    "connections_max": 4096,
+    "headers_ms_max": 10_000,
+    "body_ms_max": 30_000,
+    "idle_ms_max": 75_000,
+    "unsent_ms_max": 30_000,
+    "tenant_requests_max": 2048,
+    "tenant_operations_per_s": 0,
+    "log_kept_bytes": 256 * MIB,
+    "state_cache_bytes": 96 * MIB,
+    "sessions_max": 2_000_000,
+    "tenant_sessions_max": 2_000_000,
+    "idempotency_key_ms": 86_400_000,
+    "stream_store": None,
+    "live_check_share": 0.01,
+    "live_check_seed": 0,
+    "live_check_window_ms": 5_000,
+    "log_level": "INFO",
+}
+"""What deployments rely on: a name or a default that changes is a visible change."""
 
 
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("NODE", "CLUSTER", "MEMBERS", "DATA_DIR", "SECRET_FILE", "BODY_BYTES_MAX", "LOG_LEVEL", "CONFIG"):
-        monkeypatch.delenv(f"ONCEGATE_{name}", raising=False)
+    for name in [name for name in os.environ if name.startswith("ONCEGATE_")]:
+        monkeypatch.delenv(name)
 
 
 def test_defaults_are_one_node_on_loopback() -> None:
@@ -83,3 +120,94 @@ def test_file_that_is_missing_broken_or_names_an_unknown_setting_is_refused(tmp_
         file.write_text(text)
         with pytest.raises(ValueError, match=reason):
             Settings.load(file)
+
+
+def test_names_and_defaults_of_flags_variables_and_keys_are_those_that_deployments_know() -> None:
+    assert {name: one.default for name, one in SETTINGS.items()} == DEFAULTS == vars(Settings())
+    for name, one in SETTINGS.items():
+        assert one.variable == f"ONCEGATE_{name.upper()}"
+        assert one.flag == ("--member" if name == "members" else "--" + name.replace("_", "-"))
+    options = {option for param in get_command(app).commands["serve"].params for option in param.opts}
+    assert options == {"--config", *(one.flag for one in SETTINGS.values())}
+
+
+OTHERS: dict[str, tuple[str, Any]] = {
+    "members": ('["a=h:1:2"]', ["a=h:1:2"]),
+    "stream_store": ("sqlite:///x", "sqlite:///x"),
+    "live_check_share": ("0.5", 0.5),
+    "log_level": ("debug", "DEBUG"),
+    "body_bytes_max": ("4096", 4096),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_setting_is_taken_from_its_variable_and_from_its_key(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_kind = {bool: ("yes", True), int: ("16777216", 16_777_216), str: ("x", "x"), Path: ("x", Path("x"))}
+    if SETTINGS[name].most is not None and SETTINGS[name].most < 16_777_216:
+        of_kind[int] = ("1000", 1000)
+    text, value = OTHERS.get(name) or of_kind[SETTINGS[name].kind]
+    file = tmp_path / "oncegate.toml"
+    file.write_text(f"{name} = {text if name == 'members' else repr(text)}\n")
+    assert vars(Settings.load(file)) == {**DEFAULTS, name: value}
+    monkeypatch.setenv(SETTINGS[name].variable, text)
+    assert vars(Settings.load(None)) == {**DEFAULTS, name: value}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("body_bytes_max", 1023),
+        ("body_bytes_max", 8 * MIB + 1),
+        ("body_bytes_max", True),
+        ("body_bytes_max", "1e6"),
+        ("live_check_share", "nan"),
+        ("live_check_share", 1.01),
+        ("live_check_seed", 2**63),
+        ("join", "perhaps"),
+        ("members", "no json"),
+        ("members", [1]),
+        ("node", 7),
+        ("stream_store", "mysql://x"),
+    ],
+)
+def test_value_of_another_type_or_beyond_its_bounds_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"^{name}: "):
+        Settings.load(None, **{name: value})
+
+
+def test_all_wrong_values_are_named_at_once() -> None:
+    with pytest.raises(ValueError, match=r"^body_bytes_max: .*; log_level: "):
+        Settings.load(None, body_bytes_max=1, log_level="LOUD")
+
+
+def test_wrong_name_is_refused_with_the_nearest_right_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "oncegate.toml"
+    file.write_text("max_body_bytes = 4096\ncolour = 1\n")
+    with pytest.raises(ValueError, match=r"max_body_bytes is no setting; did you mean body_bytes_max\?; colour is no"):
+        Settings.load(file)
+    monkeypatch.setenv("ONCEGATE_MEMBER", "[]")
+    with pytest.raises(ValueError, match=r"ONCEGATE_MEMBER is no setting; did you mean ONCEGATE_MEMBERS\?"):
+        Settings.load(None)
+
+
+def test_variables_of_other_commands_and_of_container_platforms_are_no_misspelled_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = ("CONFIG", "TOKEN", "LOG", "ENDPOINT", "ENDPOINTS", "PROFILE", "PROFILES", "TIMEOUT_S", "SEED", "SOAK")
+    platform = ("PORT", "PORT_7400_TCP", "PORT_7400_TCP_ADDR", "SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP")
+    for name in (*own, *platform):
+        monkeypatch.setenv(f"ONCEGATE_{name}", "tcp://10.0.0.1:7400")
+    assert Settings.load(None) == Settings()
+
+
+def test_sample_file_names_every_setting_with_its_default(tmp_path: Path) -> None:
+    sample = (Path(__file__).parents[2] / "deploy" / "oncegate.toml").read_text()
+    lines = [
+        line.removeprefix("# ") for line in sample.splitlines() if line.removeprefix("# ").split(" = ")[0] in SETTINGS
+    ]
+    assert list(tomllib.loads("\n".join(lines))) == list(SETTINGS)
+    file = tmp_path / "oncegate.toml"
+    file.write_text("\n".join(line for line in lines if not line.endswith(' = ""')))
+    assert Settings.load(file) == Settings()

@@ -20,7 +20,7 @@ from oncegate.gateway.http.server import running
 from oncegate.gateway.local.cluster import free_ports
 from oncegate.gateway.node import proposer
 from oncegate.gateway.node.node import Node
-from oncegate.gateway.node.settings import Settings
+from oncegate.gateway.node.settings import SETTINGS, Settings
 from oncegate.rifl.errors import REGISTRY
 from tests.conftest import Api
 from tests.gateway.http_contract import ARROW, arrow_body, assert_problem, declare, put, range_headers
@@ -39,7 +39,7 @@ LIMITS = [
     Limit(what, name, int(default), refusal)
     for what, name, default, refusal in re.findall(r"^\| ([^|]+) \| `([^`]+)` \| (\d+)[^|]* \| ([^|]+) \|$", PAGE, re.M)
 ]
-EDGE_SETTINGS = {name for name in Settings.model_fields if name.endswith(("_max", "_per_s"))}
+EDGE_SETTINGS = {name for name in SETTINGS if name.endswith(("_max", "_per_s"))}
 
 
 def test_every_setting_of_the_edge_is_in_the_table() -> None:
@@ -49,7 +49,7 @@ def test_every_setting_of_the_edge_is_in_the_table() -> None:
 @pytest.mark.parametrize("limit", LIMITS, ids=lambda limit: limit.name)
 def test_default_is_what_the_table_says(limit: Limit) -> None:
     if "." not in limit.name:
-        assert Settings.model_fields[limit.name].default == limit.default
+        assert SETTINGS[limit.name].default == limit.default
     else:
         module, name = limit.name.rsplit(".", 1)
         assert getattr(importlib.import_module(module), name) == limit.default
