@@ -13,7 +13,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
-import msgspec
 import typer
 
 from oncegate.gateway.cli.exits import exits
@@ -65,6 +64,8 @@ def file(
         began = time.monotonic()
         result = _check(listed, model, level, Limits(states_max=states, seconds=seconds, clock=time.monotonic), jobs)
     if output is Output.JSON:
+        import msgspec
+
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(result), indent=1).decode() + "\n")
     else:
         _show(result, time.monotonic() - began)

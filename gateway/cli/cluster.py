@@ -6,8 +6,6 @@ import json
 from typing import Annotated, Any
 
 import typer
-from rich.box import SIMPLE
-from rich.table import Table
 
 from oncegate.gateway.cli.ask import get_json
 from oncegate.gateway.cli.output import Format, Output, show
@@ -36,25 +34,16 @@ def status(
         typer.echo(json.dumps(states, indent=1))
         return
     newest = max(state["commit_index"] for state in states.values() if state)
-    table = Table("node", "http", "role", "term", "log commit", "applied", "behind", "commit", "version", box=SIMPLE)
-    table.columns[1].no_wrap = True
-    for member in first["members"]:
-        state = states[member["id"]]
-        if state is None:
-            table.add_row(member["id"], member["http"], "unreachable")
-            continue
-        table.add_row(
-            member["id"],
-            member["http"],
-            state["role"],
-            str(state["term"]),
-            str(state["commit_index"]),
-            str(state["applied_index"]),
-            str(newest - state["applied_index"]),
-            str(state["commit"]),
-            state["version"],
-        )
-    show(table)
+    header = ("node", "http", "role", "term", "log commit", "applied", "behind", "commit", "version")
+    show(header, (_row(member, states[member["id"]], newest) for member in first["members"]), unbroken={"http"})
+
+
+def _row(member: dict[str, Any], state: dict[str, Any] | None, newest: int) -> list[str]:
+    if state is None:
+        return [member["id"], member["http"], "unreachable"]
+    behind = newest - state["applied_index"]
+    shown = (state["term"], state["commit_index"], state["applied_index"], behind, state["commit"], state["version"])
+    return [member["id"], member["http"], state["role"], *map(str, shown)]
 
 
 def _state(endpoint: str) -> dict[str, Any] | None:

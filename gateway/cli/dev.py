@@ -7,14 +7,15 @@ import tempfile
 import threading
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from oncegate.gateway.local.cluster import LocalCluster
 from oncegate.gateway.node.settings import DEFAULT_HTTP_PORT
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def dev(
@@ -25,6 +26,8 @@ def dev(
     data_dir: Annotated[Path | None, typer.Option(help="where the nodes keep their files [a temporary folder]")] = None,
 ) -> None:
     """Run a cluster on loopback until Ctrl-C, and print how to talk to it."""
+    from rich.console import Console
+
     console = Console(stderr=True)
     # From here on, not from when the cluster is ready: a stop while it starts must not leave nodes behind.
     stop = _StopSignal()
@@ -50,6 +53,8 @@ def dev(
 
 
 def _show(console: Console, cluster: LocalCluster) -> None:
+    from rich.table import Table
+
     leader = cluster.leader()
     table = Table("node", "http", "pid", "role", "log")
     for node_id in cluster.ids:

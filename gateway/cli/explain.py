@@ -9,8 +9,6 @@ from typing import Annotated, Any
 from urllib.parse import urlencode
 
 import typer
-from rich.box import SIMPLE
-from rich.table import Table
 
 from oncegate.gateway.cli.ask import Refused, Unreachable, send_json
 from oncegate.gateway.cli.cluster import ENDPOINT_DEFAULT, Endpoint, unreachable
@@ -54,10 +52,8 @@ def _print(found: dict[str, Any]) -> None:
     else:
         version = found.get("version")
         typer.echo(f"{found['table']}/{found['key']}: {f'version {version}' if version else 'no resident row'}")
-    table = Table("time (UTC)", "what", "where", "request", "commit", "detail", box=SIMPLE)
-    for event in found.get("events", []):
-        table.add_row(_time(event.get("at_ms")), *_columns(event))
-    show(table)
+    header = ("time (UTC)", "what", "where", "request", "commit", "detail")
+    show(header, ((_time(event.get("at_ms")), *_columns(event)) for event in found.get("events", [])))
     if found.get("truncated"):
         typer.echo("older events are left out", err=True)
     if found.get("silent"):

@@ -1,10 +1,13 @@
 """Entry point: the command groups, and what every command shares.
 
 Exit codes: 0 done, 1 the answer is no (not ready, mismatch), 2 misuse, 3 the cluster could not be reached;
-``verify`` and ``check`` have their own.
+``verify`` and ``check`` have their own. Modules of commands import what a command needs when it runs: a test names
+what must not be loaded before.
 """
 
 from __future__ import annotations
+
+from typing import Annotated
 
 import typer
 
@@ -12,7 +15,6 @@ from oncegate.gateway.cli import check, cluster, dev, explain, members, outbox, 
 
 app = typer.Typer(
     name="oncegate",
-    help="A replicated gateway that applies each write exactly once and fans it out through Spark.",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
     rich_markup_mode=None,
@@ -27,6 +29,23 @@ app.add_typer(members.member, name="member")
 app.add_typer(members.leader, name="leader")
 app.add_typer(outbox.outbox, name="outbox")
 app.add_typer(check.check, name="check")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"oncegate {version('oncegate')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _every_command(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """A replicated gateway that applies each write exactly once and fans it out through Spark."""
 
 
 def main() -> None:

@@ -1,21 +1,24 @@
-"""``oncegate outbox``: what a worker left behind, and sending it again without the worker."""
+"""``oncegate outbox``: what a worker left behind, and sending it again without the worker.
+
+The SDK is imported when a command runs: the other commands do not pay for it.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import json
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.box import SIMPLE
-from rich.table import Table
 
 from oncegate.gateway.cli.cluster import ENDPOINT_DEFAULT, Endpoint
 from oncegate.gateway.cli.output import Format, Output, show
-from oncegate.gateway.client import Client, Code, OncegateError, OutboxEntry, OutboxUnresolved, Recovered
-from oncegate.gateway.client.outbox_file import OutboxFile
+from oncegate.rifl.errors import Code, OncegateError
+
+if TYPE_CHECKING:
+    from oncegate.gateway.client import OutboxEntry, Recovered
+    from oncegate.gateway.client.outbox_file import OutboxFile
 
 outbox = typer.Typer(help="Outboxes of workers: list, send again.", no_args_is_help=True)
 _UNREACHABLE = frozenset((Code.TIMEOUT, Code.NOT_READY, Code.NO_LEADER, Code.NOT_LEADER))
@@ -53,6 +56,10 @@ def drain(
     ] = False,
 ) -> None:
     """Send everything again under its ids and print what became of it. The worker must not run."""
+    import asyncio
+
+    from oncegate.gateway.client import OutboxUnresolved
+
     if not file.exists():
         typer.echo(f"oncegate: there is no outbox {file}", err=True)
         raise typer.Exit(2)
@@ -69,6 +76,8 @@ def drain(
 
 
 async def _drain(file: Path, endpoint: str, timeout_s: float, unknown: list[OutboxEntry] | None) -> list[Recovered]:
+    from oncegate.gateway.client import Client
+
     note = None if unknown is None else unknown.append
     async with (
         Client(endpoint, timeout_s=timeout_s) as client,
@@ -78,6 +87,8 @@ async def _drain(file: Path, endpoint: str, timeout_s: float, unknown: list[Outb
 
 
 def _open(file: Path) -> OutboxFile:
+    from oncegate.gateway.client.outbox_file import OutboxFile
+
     if not file.exists():
         return OutboxFile(file, read_only=True)
     try:
@@ -123,11 +134,8 @@ def _print(rows: list[dict[str, Any]]) -> None:
     if not rows:
         return
     names = list(dict.fromkeys(name for row in rows for name in row))
-    table = Table(*(name.replace("_", " ") for name in names), box=SIMPLE)
-    table.columns[0].no_wrap = True
-    for row in rows:
-        table.add_row(*(str(row.get(name, "")) for name in names))
-    show(table)
+    header = [name.replace("_", " ") for name in names]
+    show(header, ([str(row.get(name, "")) for name in names] for row in rows), unbroken=header[:1])
 
 
 def _failed(fault: OncegateError) -> typer.Exit:

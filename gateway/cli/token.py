@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from oncegate.gateway.http.auth import new_token
-from oncegate.gateway.http.identity import Scope
+from oncegate.gateway.scope import Scope
 
 
 def token(
@@ -16,6 +15,8 @@ def token(
     scope: Annotated[list[Scope], typer.Option(help="what it allows; repeat for each")],
 ) -> None:
     """Print an entry for tokens_file on stdout and the token, which is stored nowhere, on stderr."""
+    from oncegate.gateway.http.auth import new_token
+
     try:
         text, entry = new_token(name, tenant, scope)
     except ValueError as fault:

@@ -8,15 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-import msgspec
 import typer
-from rich.box import SIMPLE
-from rich.table import Table
 from typer.core import TyperCommand
 
 from oncegate.gateway.cli.exits import MISUSE, exits
 from oncegate.gateway.cli.output import Format, Output, show
-from oncegate.stores.stream_rows import ROWS_CONSUMER
 
 EXIT: Final = {"equal": 0, "different": 1, "unknown": 2}
 _MISUSE_ELSEWHERE: Final = 2
@@ -48,6 +44,7 @@ def verify(
     """Compare log, state, batches and store of stopped nodes; read only. Names the first difference."""
     # A second's work that the other commands need not wait for.
     from oncegate.proof import verify as checks
+    from oncegate.stores.stream_rows import ROWS_CONSUMER
 
     missing = [str(path) for path in directories if not path.is_dir()]
     if missing:
@@ -67,6 +64,8 @@ def verify(
     with exits():
         report = checks.verify(directories, wanted, lambda step: typer.echo(f"… {step}", err=True))
     if output is Output.JSON:
+        import msgspec
+
         typer.echo(msgspec.json.format(msgspec.json.encode(report), indent=1).decode())
     else:
         _print(report)
@@ -78,14 +77,15 @@ def _misuse(text: str) -> typer.Exit:
     return typer.Exit(MISUSE)
 
 
+def _row(node: Any) -> tuple[str, ...]:
+    log = f"{node.log_first}..{node.log_last}"
+    return node.node, str(node.saved_index), log, str(node.commit_index), str(node.batches), node.digest[:16]
+
+
 def _print(report: Any) -> None:
     if report.nodes:
-        table = Table("node", "saved at", "log", "committed", "batches", "state", box=SIMPLE)
-        for node in report.nodes:
-            log = f"{node.log_first}..{node.log_last}"
-            cells = (str(node.saved_index), log, str(node.commit_index), str(node.batches), node.digest[:16])
-            table.add_row(node.node, *cells)
-        show(table)
+        header = ("node", "saved at", "log", "committed", "batches", "state")
+        show(header, (_row(node) for node in report.nodes))
     typer.echo(
         f"looked at {report.entries:,} log entries, {report.rows:,} rows, {report.records:,} completion records, "
         f"{report.items:,} items, {report.store_rows:,} rows of the store"

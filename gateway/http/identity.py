@@ -6,40 +6,19 @@ an identity is :mod:`oncegate.gateway.http.auth`; when it is asked for, :mod:`on
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
-from oncegate.gateway.machine.machine import Machine
+from oncegate.gateway.scope import Identity as Identity
+from oncegate.gateway.scope import Scope as Scope
 from oncegate.rifl.errors import Code, OncegateError
+
+if TYPE_CHECKING:
+    from oncegate.gateway.machine.machine import Machine
 
 ANONYMOUS_TENANT: Final = ""
 """Tenant of every request to a node without tokens."""
-
-
-class Scope(StrEnum):
-    """What a token allows; a route needs exactly one of them."""
-
-    READ = "read"
-    """Rows, requests, flows, batches, metrics, the cluster's state."""
-    WRITE = "write"
-    """Sessions and operations."""
-    FLOWS = "flows"
-    """Declaring flows, attaching consumers, moving cursors."""
-    ADMIN = "admin"
-    """Declaring tables, members, leadership."""
-
-
-class Identity(NamedTuple):
-    """The asker. A rate of None is the tenant's, by the node's settings."""
-
-    name: str
-    """Name of the token, for logs; never the token."""
-    tenant: str
-    scopes: frozenset[Scope]
-    operations_per_s: int | None = None
-
 
 IDENTITY: Final = web.RequestKey("identity", Identity)
 ANONYMOUS: Final = Identity("", ANONYMOUS_TENANT, frozenset(Scope))

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,47 @@ def test_unknown_commands_and_flags_exit_2() -> None:
     ):
         assert CliRunner().invoke(app, arguments).exit_code == 2, arguments
     assert CliRunner().invoke(app, ["--help"]).exit_code == 0
+
+
+def _loaded_by(*command_lines: str) -> set[str]:
+    """Run commands in one new process and return the modules that are loaded at its end."""
+    script = """
+import sys
+from oncegate.gateway.cli.main import app
+for line in sys.argv[1:]:
+    try:
+        app(line.split())
+    except SystemExit:
+        pass
+sys.__stdout__.write("\\n" + " ".join(sys.modules))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, *command_lines], env=ENVIRONMENT, capture_output=True, text=True, check=True
+    )
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def test_command_that_runs_no_server_loads_none_of_its_libraries() -> None:
+    loaded = _loaded_by(
+        *("--help", "--version", "serve --help", "verify --help", "check file --help", "outbox drain --help"),
+        *("status --endpoint http://127.0.0.1:1", "token me --tenant t --scope read", "member add nonsense"),
+    )
+    heavy = {"aiohttp", "asyncio", "cassandra", "consensus", "flows", "numpy", "pandas", "prometheus_client", "pyarrow"}
+    heavy |= {"pydantic", "pyspark", "pysyncobj", "rich", "rocksdict", "spark_sink", "sqlite3", "tenacity"}
+    assert "typer" in loaded
+    assert heavy & loaded == set()
+
+
+def test_node_loads_no_library_of_tests_jobs_or_tables_for_people() -> None:
+    loaded = _loaded_by("serve --node nobody")
+    other = {"cassandra", "hypothesis", "opentelemetry", "pandas", "pydantic", "pyspark", "pytest", "rich", "selenium"}
+    assert "oncegate.gateway.http.server" in loaded
+    assert (other | {"oncegate.proof.check", "oncegate.gateway.client", "oncegate.proof.verify"}) & loaded == set()
+
+
+def test_version_is_that_of_the_package() -> None:
+    shown = CliRunner().invoke(app, ["--version"])
+    assert (shown.exit_code, shown.stdout) == (0, f"oncegate {version('oncegate')}\n")
 
 
 def test_status_of_nobody_exits_3_with_one_line() -> None:

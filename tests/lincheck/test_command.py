@@ -65,7 +65,7 @@ def files(tmp_path: Path) -> dict[str, Path]:
         ("good", ("--model", "nonsense"), 3, "no model"),
         ("good", ("--model", "nowhere.py:Model"), 3, "no file"),
         ("good", ("--model", "queue"), 3, "queue has no operation"),
-        ("good", ("--model", "register", "--seconds", "soon"), 3, "number"),
+        ("good", ("--model", "register", "--seconds", "soon"), 3, "soon"),
         ("good", ("--model", "register", "--format", "edn"), 3, "line"),
         ("good", (), 3, "model"),
         ("broken", ("--model", "register"), 3, "line 1"),
