@@ -79,10 +79,13 @@ class Explainer:
         """Tell what is known of a row or a request.
 
         Raises:
-            OncegateError: OVERLOADED while another search is under way, NOT_FOUND for a table that is not declared.
+            OncegateError: OVERLOADED while another search is under way, NOT_FOUND for a table that is not declared,
+                FORBIDDEN for a request of another tenant.
         """
         if isinstance(wanted, OfKey) and wanted.table not in self._machine.tables:
             raise OncegateError(Code.NOT_FOUND, "no such table")
+        if isinstance(wanted, OfRequest):
+            self._machine.check_tenant(wanted.client_id, wanted.tenant)
         if self._busy:
             raise OncegateError(Code.OVERLOADED, "another search of the log is under way", retry_after_ms=500)
         self._busy = True
@@ -95,7 +98,8 @@ class Explainer:
             for one in mentions
             if one.sequence
         )
-        if isinstance(wanted, OfRequest):
+        if isinstance(wanted, OfRequest) and wanted.client_id in self._machine.trackers:
+            # Also what never came into the log; of other ids only the log says whose they are.
             requests |= {RequestId(wanted.client_id, wanted.sequence)}  # type: ignore[arg-type]
         question = _asked(requests)
         replies, silent = await self._ask(question)
@@ -107,8 +111,9 @@ class Explainer:
         events, more = timeline.events()
         answer = Explained(log_from=log_from, truncated=cut or more, silent=silent, events=events)
         if isinstance(wanted, OfRequest):
-            state = request_state(self._machine, wanted.client_id, wanted.sequence)
-            return msgspec.structs.replace(answer, request=str(RequestId(*wanted)), state=state)  # type: ignore[arg-type]
+            state = request_state(self._machine, wanted.client_id, wanted.sequence, wanted.tenant)
+            request = RequestId(wanted.client_id, wanted.sequence)  # type: ignore[arg-type]
+            return msgspec.structs.replace(answer, request=str(request), state=state)
         table = self._machine.tables.get(wanted.table)
         row = table.rows.get(wanted.key) if table is not None and table.kind == "resident" else None
         version = 0 if row is None else row.version

@@ -31,10 +31,11 @@ class OfKey(NamedTuple):
 
 
 class OfRequest(NamedTuple):
-    """Look for a request id."""
+    """Look for a request id, among what its tenant sent: the log outlives the session that says whose an id is."""
 
     client_id: int
     sequence: int
+    tenant: str = ""
 
 
 Wanted = OfKey | OfRequest
@@ -92,7 +93,7 @@ class Search:
             if isinstance(command, c.Operate):
                 count = len(command.ops)
                 for position, op in enumerate(command.ops):
-                    if self._is_wanted(command.client_id, op.sequence, op.table, op.key):
+                    if self._is_wanted(command, command.client_id, op.sequence, op):
                         did = verdicts.of_operation(index, number, position, before)
                         kind = _KINDS.get(op.kind, str(op.kind))
                         yield Mention(*at, command.client_id, op.sequence, kind, op.table, op.key, did)
@@ -106,7 +107,7 @@ class Search:
                 for position, item in enumerate(command.ops):
                     op = item.op
                     did = verdicts.of_operation(index, number, position, before)
-                    if self._is_wanted(KEYS_CLIENT, did.number, op.table, op.key):
+                    if self._is_wanted(command, KEYS_CLIENT, did.number, op):
                         kind = _KINDS.get(op.kind, str(op.kind))
                         yield Mention(*at, KEYS_CLIENT, did.number, kind, op.table, op.key, did)
             elif isinstance(command, c.MoveCursor):
@@ -114,16 +115,17 @@ class Search:
             taken = verdicts.executed(index, number, count)
             before = -1 if before < 0 or taken < 0 else before + taken
 
-    def _is_wanted(self, client_id: int, sequence: int, table: str, key: str) -> bool:
+    def _is_wanted(self, command: c.Operate | c.Keyed, client_id: int, sequence: int, op: c.Op) -> bool:
         wanted = self._wanted
         if isinstance(wanted, OfKey):
-            return wanted.key == key and wanted.table == table
-        return wanted.sequence == sequence and wanted.client_id == client_id
+            return wanted.key == op.key and wanted.table == op.table
+        return wanted == (client_id, sequence, command.tenant)
 
     def _in_range(self, command: c.Range, count: int) -> Iterator[tuple[int, str]]:
         wanted = self._wanted
         if isinstance(wanted, OfRequest):
-            if wanted.client_id == command.client_id and 0 <= wanted.sequence - command.first < count:
+            sender = wanted.client_id, wanted.tenant
+            if sender == (command.client_id, command.tenant) and 0 <= wanted.sequence - command.first < count:
                 yield wanted.sequence, ""
             return
         if wanted.table == command.table and self._mark in command.body:

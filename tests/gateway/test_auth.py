@@ -184,6 +184,37 @@ async def test_same_id_from_another_tenant_gets_no_result_and_runs_nothing(tmp_p
         assert (await as_(api, bob, "POST", "/v1/sessions", {"nonce": "n"}))[2]["client_id"] != client_id
 
 
+async def test_owner_has_its_requests_explained_and_nobody_else_has(tmp_path: Path, tokens_file: Path) -> None:
+    """Of requests in a session, under an idempotency key, and of a session that is gone."""
+    settings = _settings(tmp_path, tokens_file=tokens_file)
+    async with running(settings), aiohttp.ClientSession(base_url=settings.address.http) as http:
+        api = Api(http)
+        await as_(api, ADMIN, "PUT", "/v1/tables/rows", {"kind": "resident"})
+        row = "/v1/tables/rows/rows/a"
+        session = (await as_(api, WRITER, "POST", "/v1/sessions", {"nonce": "n"}))[2]["client_id"]
+        place = {"Oncegate-Request": f"{session}/1", "Oncegate-Epoch": "1", "Oncegate-First-Incomplete": "1"}
+        await as_(api, WRITER, "PUT", row, 1, **place)
+        _, headers, _ = await as_(api, WRITER, "PUT", row, 2, **{"Idempotency-Key": '"order-7"'})
+        keyed = headers["Oncegate-Request"]
+
+        async def asked(token: str, request: str) -> tuple[str, list[str]]:
+            status, _, found = await as_(api, token, "GET", f"/v1/explain?request={request}")
+            assert status == 200, found
+            return found["state"]["state"], [event["detail"] for event in found.get("events", []) if "index" in event]
+
+        for request in (f"{session}/1", keyed):
+            assert await asked(WRITER, request) == ("applied", ["put rows/a: executed"])
+            # A key's number belongs to its tenant; the same tenant's other tokens may ask.
+            assert await asked(READER, request) == ("applied", ["put rows/a: executed"])
+        assert_problem(await as_(api, OTHER, "GET", f"/v1/explain?request={session}/1"), "FORBIDDEN")
+        assert (await as_(api, WRITER, "DELETE", f"/v1/sessions/{session}?epoch=1"))[0] == 204
+        assert await asked(WRITER, f"{session}/1") == ("expired", ["put rows/a: executed"])
+        bob_s = await as_(api, OTHER, "GET", f"/v1/explain?request={keyed}")
+        assert (bob_s[2]["state"]["state"], bob_s[2].get("events", [])) == ("never_seen", [])
+        gone = await as_(api, OTHER, "GET", f"/v1/explain?request={session}/1")
+        assert (gone[2]["state"]["state"], gone[2].get("events", [])) == ("expired", [])
+
+
 def test_session_of_another_tenant_is_refused_and_nothing_said_about_it() -> None:
     def asked_by(tenant: str) -> Any:
         return {IDENTITY: Identity("token", tenant, frozenset(Scope))}
