@@ -60,7 +60,9 @@ class Node:
             on_installed=self._installed,
         )
         self.machine: Machine = self.state.machine
-        self.clock = ClusterClock()
+        # What consensus takes for sleep (:meth:`oncegate.consensus.core.engine.Engine.tick`): a leader that wakes still
+        # leads.
+        self.clock = ClusterClock(silence_ms_max=2 * config.heartbeat_ms)
         self.leadership = Leadership(node_id=settings.node)
         try:
             self.replica = Replica(config, self, on_call=self._serve_call, on_role=self._role)

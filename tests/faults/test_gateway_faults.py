@@ -106,6 +106,24 @@ async def test_leader_killed_under_idempotency_keys_costs_no_change_and_no_dupli
         assert again.keys() == once.keys()
 
 
+async def test_cluster_frozen_for_longer_than_a_lease_expires_nobody(gateways: CheckCluster) -> None:
+    """Case 19, as a paused host does it: all nodes sleep, and nobody could have renewed."""
+    async with aiohttp.ClientSession(base_url=gateways.endpoint(await asyncio.to_thread(gateways.leader))) as http:
+        api = Api(http)
+        assert (await api.call("PUT", "/v1/tables/rows", {"kind": "resident"}))[0] == 200
+        session = await api.session(lease_ms=1_000)
+        gateways.freeze(*gateways.ids)
+        await asyncio.sleep(2)
+        gateways.thaw(*gateways.ids)
+        place = {"Oncegate-Request": f"{session}/1", "Oncegate-First-Incomplete": "1"}
+        async with asyncio.timeout(10):
+            while True:
+                status, _, told = await api.call("PUT", "/v1/tables/rows/rows/a", 1, headers=place)
+                if status == 200 or not told["retryable"]:
+                    break
+    assert status == 200, told
+
+
 async def test_leader_frozen_for_several_time_outs_costs_no_write_and_no_duplicate(gateways: CheckCluster) -> None:
     ledger = Ledger()
     async with Client(gateways.endpoints, timeout_s=60) as client:

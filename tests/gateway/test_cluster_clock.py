@@ -9,28 +9,48 @@ from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.cluster_clock import ClusterClock
 from oncegate.gateway.machine.machine import Machine
 
+SILENCE_MS_MAX = 250
+
 
 def leading(applied_ms: int, monotonic_s: float) -> ClusterClock:
-    clock = ClusterClock()
+    clock = ClusterClock(silence_ms_max=SILENCE_MS_MAX)
     clock.lead_from(applied_ms, monotonic_s)
     return clock
 
 
 def test_time_goes_on_from_the_last_applied_entry() -> None:
     clock = leading(5_000, 100.0)
-    assert [clock.stamp_ms(s) for s in (100.0, 100.0005, 100.25, 101.5)] == [5_000, 5_000, 5_250, 6_500]
+    assert [clock.stamp_ms(s) for s in (100.0, 100.0005, 100.125, 100.25)] == [5_000, 5_000, 5_125, 5_250]
 
 
 def test_clock_a_day_ahead_expires_nobody() -> None:
     """Case 17: the new leader's own reading is only compared with itself."""
     for reading in (0.0, 86_400.0, 1e9):
-        assert leading(5_000, reading).stamp_ms(reading + 1) == 6_000
+        assert leading(5_000, reading).stamp_ms(reading + 0.125) == 5_125
 
 
 def test_clock_that_jumps_back_stalls() -> None:
     """Case 18."""
     clock = leading(5_000, 100.0)
-    assert [clock.stamp_ms(s) for s in (102.0, 50.0, 101.0, 102.5)] == [7_000, 7_000, 7_000, 7_500]
+    assert [clock.stamp_ms(s) for s in (100.125, 50.0, 100.0625, 100.25)] == [5_125, 5_125, 5_125, 5_250]
+
+
+def test_time_in_which_the_leader_slept_does_not_pass() -> None:
+    """Case 19, with a cluster that is frozen instead of down: whoever leads when it wakes goes on leading."""
+    machine = Machine()
+    clock = leading(0, 100.0)
+    machine.apply(1, 1, c.encode_entry(clock.stamp_ms(100.0), [c.OpenSession("n", 1_000, 8)]))
+    assert [clock.stamp_ms(s) for s in (3_700.0, 3_700.125)] == [SILENCE_MS_MAX, SILENCE_MS_MAX + 125]
+    assert machine.sessions.expired(clock.stamp_ms(3_700.125)) == []
+
+
+@given(st.lists(st.floats(0, 10), max_size=30))
+def test_time_passes_as_on_the_leaders_clock_but_for_what_it_slept(gaps_s: list[float]) -> None:
+    clock, reading, awake_s = leading(0, 0.0), 0.0, 0.0
+    for gap_s in gaps_s:
+        reading += gap_s
+        awake_s += min(gap_s, SILENCE_MS_MAX / 1000)
+        assert abs(clock.stamp_ms(reading) - awake_s * 1000) <= 1
 
 
 def test_outage_longer_than_a_lease_expires_nobody() -> None:
