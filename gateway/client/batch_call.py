@@ -146,7 +146,7 @@ class OperationsCall(BatchCall):
         """
         ledger, batch = self._ledger, self._batch
         answer = _OPERATIONS.decode(payload)
-        settled = settle_operations(batch, answer, ledger.client_id, ambiguous=self.ambiguous)
+        settled = settle_operations(batch, answer, ledger.client_id, ledger.resolver, ambiguous=self.ambiguous)
         rest = settled.rest
         ledger.account(settled.numbers, len(batch) - (len(rest) if rest is not None else 0))
         self._note(settled, answer.memory_ms)
@@ -207,7 +207,7 @@ class RangeCall(BatchCall):
         """
         ledger, batch = self._ledger, self._batch
         answer = _RANGES.decode(payload)
-        settled = settle_range(batch, answer, ledger.client_id, ambiguous=self.ambiguous)
+        settled = settle_range(batch, answer, ledger.client_id, ledger.resolver, ambiguous=self.ambiguous)
         ledger.account(settled.numbers, ended(batch, len(batch) - sum(map(len, settled.parts))))
         self._note(settled, answer.memory_ms)
         if settled.again is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from oncegate.gateway.client.batch import Promise
-from oncegate.gateway.client.failures import OperationFailed, PartialFailure
+from oncegate.gateway.client.failures import OperationFailed, OutcomeUnknown, PartialFailure
 from oncegate.gateway.client.results import ManyResult, RowsPart, WriteResult
 from oncegate.rifl.errors import Code, Outcome
 from oncegate.rifl.ids import ClientId
@@ -61,8 +61,8 @@ class RowsCollector:
         applied = sum(part.last - part.first + 1 for part in parts)
         failure = self._failure
         if failure is not None:
-            self._promise.set_exception(
-                PartialFailure(
+            if applied:
+                partial = PartialFailure(
                     failure.code,
                     failure.detail,
                     request_id=failure.request_id,
@@ -71,9 +71,10 @@ class RowsCollector:
                     applied=applied,
                     failed=self._count - applied,
                 )
-                if applied
-                else failure
-            )
+                if isinstance(partial, OutcomeUnknown) and isinstance(failure, OutcomeUnknown):
+                    partial.resolver = failure.resolver
+                failure = partial
+            self._promise.set_exception(failure)
             return
         self._promise.set_result(
             ManyResult(

@@ -3,15 +3,16 @@
 Owns: the errors that carry a request id or that only the client can know. Must not know HTTP.
 
 A caller that only wants to know whether to worry reads ``error.outcome``: ``not_applied`` is safe to do again
-as a new operation, ``unknown`` is not.
+as a new operation, ``unknown`` is not. The class says the same: an error is an :class:`OutcomeUnknown` exactly if its
+outcome is ``unknown``, whatever its code.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
-from oncegate.rifl.errors import Code, OncegateError, Outcome
+from oncegate.rifl.errors import REGISTRY, Code, OncegateError, Outcome
 from oncegate.rifl.ids import RequestId
 
 if TYPE_CHECKING:
@@ -24,9 +25,20 @@ Resolver = Callable[[RequestId, float | None], Awaitable["Resolution"]]
 class OperationFailed(OncegateError):
     """A write that ended without a result; ``code`` and ``outcome`` say why and what is known.
 
+    As ``OSError`` makes a ``FileNotFoundError``, this makes an :class:`OutcomeUnknown` where the outcome is unknown.
+
     Attributes:
         request_id: the operation's id, or None if it never got one.
     """
+
+    def __new__(cls, *args: Any, outcome: Outcome | None = None, **more: Any) -> Self:  # noqa: D102
+        kind: Any = cls
+        if cls is OperationFailed or cls is PartialFailure:  # the others are what their name says
+            code: Code = args[0] if args else more["code"]
+            if (outcome or REGISTRY[code].outcome) is Outcome.UNKNOWN:
+                kind = OutcomeUnknown if cls is OperationFailed else PartialDoubt
+        made: Self = super().__new__(kind)
+        return made
 
     def __init__(
         self,
@@ -48,9 +60,12 @@ class OperationFailed(OncegateError):
 
 
 class OutcomeUnknown(OperationFailed):
-    """The deadline passed after the operation may have been proposed: it may or may not have been applied.
+    """The operation may or may not have been applied: every error whose ``outcome`` is ``unknown`` is one of these.
 
-    The request id stays unacknowledged as long as the session's window allows, so that
+    ``code`` says why: TIMEOUT if the deadline passed after the operation may have been proposed, SESSION_EXPIRED or
+    FENCED if its session ended before the answer came, INTERNAL for an answer that nobody understands.
+
+    After a TIMEOUT the request id stays unacknowledged as long as the session's window allows, so that
     :meth:`oncegate.gateway.client.Client.request` can still tell, and :meth:`resolve` can settle it.
     """
 
@@ -83,7 +98,7 @@ class DeadlineExceeded(OperationFailed):
     """The deadline passed and the operation was surely not applied: no attempt of it was ever accepted."""
 
 
-class MalformedAnswer(OperationFailed):
+class MalformedAnswer(OutcomeUnknown):
     """A node answered something that is not in the contract; the outcome is unknown."""
 
 
@@ -91,7 +106,7 @@ class PartialFailure(OperationFailed):
     """Some rows of one ``put_many`` were applied and others have no result.
 
     ``code``, ``detail``, ``outcome`` and ``request_id`` are those of the first row that failed, a row in doubt before
-    one that was surely not applied.
+    one that was surely not applied. With a row in doubt it is an :class:`OutcomeUnknown` too.
 
     Attributes:
         applied: number of rows that were applied.
@@ -112,6 +127,10 @@ class PartialFailure(OperationFailed):
         super().__init__(code, detail, request_id=request_id, retry_after_ms=retry_after_ms, outcome=outcome)
         self.applied = applied
         self.failed = failed
+
+
+class PartialDoubt(PartialFailure, OutcomeUnknown):
+    """A :class:`PartialFailure` with rows in doubt; :meth:`resolve` settles the first, that of ``request_id``."""
 
 
 def _rebuild(

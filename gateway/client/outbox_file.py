@@ -29,7 +29,7 @@ from typing import Any, Final
 
 import msgspec
 
-from oncegate.gateway.client.failures import OperationFailed
+from oncegate.gateway.client.failures import OperationFailed, OutcomeUnknown
 from oncegate.gateway.wire import Operation
 from oncegate.rifl.errors import Code, Outcome
 from oncegate.rifl.ids import ClientId, RequestId, SequenceNumber
@@ -48,7 +48,7 @@ CREATE TABLE head (id INTEGER PRIMARY KEY CHECK (id = 1), body BLOB NOT NULL, en
 """
 
 
-class OutboxDamaged(OperationFailed):
+class OutboxDamaged(OutcomeUnknown):
     """The file is not what was written: nothing of it is used, and nothing was sent.
 
     Attributes:

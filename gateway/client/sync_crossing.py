@@ -23,26 +23,30 @@ T = TypeVar("T")
 
 
 class Doubt(OutcomeUnknown):
-    """:class:`OutcomeUnknown` as raised here: :meth:`resolve` needs no ``await``."""
+    """Every :class:`OutcomeUnknown` as raised here, of whatever class below it: :meth:`resolve` needs no ``await``."""
 
-    def __init__(self, doubt: OutcomeUnknown, crossing: Crossing) -> None:
-        super().__init__(
-            doubt.code,
-            doubt.detail,
-            request_id=doubt.request_id,
-            retry_after_ms=doubt.retry_after_ms,
-            outcome=doubt.outcome,
-        )
-        self.resolver = doubt.resolver
-        self._crossing = crossing
+    _crossing: Crossing
 
     def __reduce__(self) -> tuple[object, ...]:
-        plain = OutcomeUnknown(self.code, self.detail, request_id=self.request_id, outcome=self.outcome)
-        return plain.__reduce__()
+        rebuild, values = super().__reduce__()  # unpickled where there may be no crossing: as the loop's side raised it
+        kind = type(self).__mro__[1 if type(self) is Doubt else 2]
+        return rebuild, tuple(kind if value is type(self) else value for value in values)  # type: ignore[attr-defined]
 
     def resolve(self, *, timeout_s: float | None = None) -> Resolution:  # type: ignore[override]
         """End the doubt, as :meth:`OutcomeUnknown.resolve`."""
         return self._crossing.run(super().resolve(timeout_s=timeout_s))
+
+
+_KINDS: dict[type[OutcomeUnknown], type[Doubt]] = {OutcomeUnknown: Doubt}
+
+
+def crossed(failure: BaseException, crossing: Crossing) -> BaseException:
+    """Return an error of the loop's side, the same object, as callers without a loop can use it."""
+    if isinstance(failure, OutcomeUnknown) and not isinstance(failure, Doubt):
+        kind = type(failure)
+        failure.__class__ = _KINDS.setdefault(kind, type(kind.__name__, (Doubt, kind), {"__doc__": kind.__doc__}))
+        vars(failure)["_crossing"] = crossing
+    return failure
 
 
 class LoopThread:
@@ -96,7 +100,7 @@ class Crossing:
         """Run a coroutine of the asynchronous SDK on the client's loop and wait for it.
 
         Raises:
-            Doubt: in the place of :class:`OutcomeUnknown`.
+            Doubt: an :class:`OutcomeUnknown`; its class is below that of the error it was.
             OperationFailed: CONFLICT after :meth:`close`, or on the loop's own thread.
         """
         try:
@@ -107,9 +111,8 @@ class Crossing:
         try:
             return thread.run(work)
         except OutcomeUnknown as doubt:
-            if type(doubt) is not OutcomeUnknown:
-                raise
-            raise Doubt(doubt, self) from doubt.__cause__
+            crossed(doubt, self)
+            raise
 
     def thread(self) -> LoopThread:
         """Return the loop's thread; the first call starts it and connects."""

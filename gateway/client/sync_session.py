@@ -14,13 +14,12 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from oncegate.gateway.client.failures import OutcomeUnknown
 from oncegate.gateway.client.places import window_full
 from oncegate.gateway.client.recovery import Recovered
 from oncegate.gateway.client.results import ManyResult, Resolution, Row, WriteResult
 from oncegate.gateway.client.session import Session as AsyncSession
 from oncegate.gateway.client.settings import Consistency
-from oncegate.gateway.client.sync_crossing import Crossing, Doubt
+from oncegate.gateway.client.sync_crossing import Crossing, crossed
 from oncegate.gateway.client.writes import UNSET, OperationName
 from oncegate.rifl.ids import ClientId, Epoch
 
@@ -202,10 +201,8 @@ class Session:
             failure = asyncio.CancelledError() if done.cancelled() else done.exception()
             if failure is None:
                 future.set_result(done.result())
-            elif type(failure) is OutcomeUnknown:
-                future.set_exception(Doubt(failure, self._crossing))
             else:
-                future.set_exception(failure)
+                future.set_exception(crossed(failure, self._crossing))
 
         self._crossing.thread().loop.call_soon_threadsafe(start)
         return future

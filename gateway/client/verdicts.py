@@ -85,7 +85,12 @@ class Settled(msgspec.Struct):
 
 
 def settle_operations(
-    batch: OperationsBatch, answer: OperationsResponse, client_id: ClientId, *, ambiguous: bool
+    batch: OperationsBatch,
+    answer: OperationsResponse,
+    client_id: ClientId,
+    resolver: Resolver | None = None,
+    *,
+    ambiguous: bool,
 ) -> Settled:
     """Resolve the promises of ``batch`` from ``answer``.
 
@@ -93,6 +98,7 @@ def settle_operations(
         batch: what was sent.
         answer: a verdict an operation, in the order sent.
         client_id: the session's.
+        resolver: whom a write in doubt is to be asked of.
         ambiguous: whether an earlier attempt may have been applied.
 
     Raises:
@@ -120,7 +126,7 @@ def settle_operations(
     if not slow:
         settled.numbers.completed = batch.sequences
         return settled
-    _settle_rejected(settled, batch, slow, client_id, ambiguous=ambiguous)
+    _settle_rejected(settled, batch, slow, client_id, resolver, ambiguous=ambiguous)
     return settled
 
 
@@ -145,6 +151,7 @@ def _settle_rejected(
     batch: OperationsBatch,
     rejected: list[tuple[Pending, OperationResult]],
     client_id: ClientId,
+    resolver: Resolver | None,
     *,
     ambiguous: bool,
 ) -> None:
@@ -161,13 +168,20 @@ def _settle_rejected(
             settled.session_over = failure
         settled.numbers.file(verdict.sequence, fate_of(failure))
         if not pending.promise.done():
-            pending.promise.set_exception(failure)
+            pending.promise.set_exception(with_id(failure, client_id, verdict.sequence, resolver))
     if again:
         numbers = [pending.operation.sequence for pending in again]
         settled.rest = OperationsBatch(again, numbers)
 
 
-def settle_range(batch: RangeBatch, answer: RangeResponse, client_id: ClientId, *, ambiguous: bool) -> Settled:
+def settle_range(
+    batch: RangeBatch,
+    answer: RangeResponse,
+    client_id: ClientId,
+    resolver: Resolver | None = None,
+    *,
+    ambiguous: bool,
+) -> Settled:
     """Resolve the promises of ``batch`` from ``answer``; arguments as :func:`settle_operations`.
 
     The place of the range is in ``numbers`` once no part of it waits.
@@ -196,7 +210,7 @@ def settle_range(batch: RangeBatch, answer: RangeResponse, client_id: ClientId, 
             failure = rejection(verdict, client_id, verdict.first, ambiguous=ambiguous)
             if failure.code in SESSION_OVER:
                 settled.session_over = failure
-            fail_rows(batch.part(verdict.first, verdict.last), failure, client_id)
+            fail_rows(batch.part(verdict.first, verdict.last), failure, client_id, resolver)
             batch.place.note(verdict.last - verdict.first + 1, fate_of(failure))
     fate = batch.place.fate()
     if fate is not None:

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from oncegate.gateway import wire
-from oncegate.gateway.client import Client, Code, OperationFailed, Outcome, PartialFailure, Tuning
+from oncegate.gateway.client import Client, Code, OperationFailed, Outcome, OutcomeUnknown, PartialFailure, Tuning
 from oncegate.gateway.testing.cluster import FakeGateway
 
 RANGES = "POST /v1/tables/events/ranges"
@@ -171,6 +171,29 @@ async def test_rows_rejected_for_good_are_a_partial_failure(fake: FakeGateway) -
         assert failure.outcome is Outcome.NOT_APPLIED
         assert failure.request_id is not None
         assert failure.request_id.sequence == 5
+
+
+async def test_rows_in_doubt_make_a_partial_failure_an_outcome_unknown(fake: FakeGateway) -> None:
+    async def fail_some(request: web.Request) -> web.StreamResponse | None:
+        if not request.path.endswith("/ranges"):
+            return None
+        doubt = {"status": "rejected", "code": "INTERNAL", "outcome": "unknown", "retryable": False}
+        body = {
+            "results": [
+                {"first": 1, "last": 4, "status": "applied", "commit": 1, "replayed": False},
+                {"first": 5, "last": 6, **doubt},
+            ],
+            "memory_ms": 5,
+        }
+        return web.Response(body=msgspec.msgpack.encode(body), content_type=wire.MSGPACK)
+
+    fake.nodes[0].before = fail_some
+    async with Client(fake.endpoints) as client, client.session() as session:
+        with pytest.raises(OutcomeUnknown) as doubt:
+            await session.put_many("events", {f"k{n}": n for n in range(6)})
+        assert isinstance(doubt.value, PartialFailure)
+        assert (doubt.value.applied, doubt.value.failed) == (4, 2)
+        assert not (await doubt.value.resolve()).applied
 
 
 async def test_parts_that_do_not_cover_the_range_are_malformed(fake: FakeGateway) -> None:

@@ -10,7 +10,16 @@ import pytest
 from aiohttp import web
 
 from oncegate.gateway import wire
-from oncegate.gateway.client import Client, Code, DeadlineExceeded, MalformedAnswer, OutcomeUnknown, Tuning
+from oncegate.gateway.client import (
+    Client,
+    Code,
+    DeadlineExceeded,
+    MalformedAnswer,
+    OperationFailed,
+    OutcomeUnknown,
+    PartialFailure,
+    Tuning,
+)
 from oncegate.gateway.testing.cluster import FakeGateway, FakeNode
 from oncegate.rifl.errors import OncegateError, Outcome
 
@@ -239,6 +248,33 @@ async def test_rejection_after_an_attempt_in_doubt_says_unknown(fake: FakeGatewa
         with pytest.raises(OncegateError) as refused:
             await future
         assert (refused.value.code, refused.value.outcome) == (Code.FORBIDDEN, Outcome.UNKNOWN)
+
+
+@pytest.mark.parametrize("code", Code)
+@pytest.mark.parametrize("kind", [OperationFailed, PartialFailure])
+def test_error_is_an_outcome_unknown_exactly_if_its_outcome_is(kind: type[OperationFailed], code: Code) -> None:
+    for outcome in (None, *Outcome):
+        failure = kind(code, "why", outcome=outcome)
+        for one in (failure, pickle.loads(pickle.dumps(failure))):
+            assert isinstance(one, kind)
+            assert isinstance(one, OutcomeUnknown) == (one.outcome is Outcome.UNKNOWN), (code, outcome)
+            assert (one.code, one.detail) == (code, "why")
+
+
+async def test_session_that_expires_behind_an_attempt_in_doubt_leaves_an_outcome_unknown(fake: FakeGateway) -> None:
+    async with Client(fake.endpoints, tuning=QUICK) as client, client.session() as session:
+
+        async def lose(request: web.Request) -> None:
+            if request.path == "/v1/operations" and fake.sessions[session.client_id].live:
+                fake.expire(session.client_id)
+                assert request.transport is not None
+                request.transport.close()
+
+        fake.nodes[0].before = lose
+        with pytest.raises(OutcomeUnknown) as doubt:
+            await session.put("rows", "k", 1)
+        assert doubt.value.code is Code.SESSION_EXPIRED
+        assert doubt.value.resolver is not None
 
 
 async def test_doubt_stays_with_the_writes_when_their_batch_is_cut(fake: FakeGateway) -> None:

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 import oncegate.gateway.client
-from oncegate.gateway.client import Code, OperationFailed, OutboxEntry, OutcomeUnknown, sync
+from oncegate.gateway.client import Code, MalformedAnswer, OperationFailed, OutboxEntry, OutcomeUnknown, sync
 from oncegate.gateway.testing.cluster import FakeGateway
 from oncegate.gateway.testing.fake_cluster import FakeCluster
 
@@ -118,6 +118,23 @@ def test_doubt_is_resolved_without_await(fake: FakeGateway) -> None:
         assert isinstance(unknown.value, sync.Doubt)
         assert unknown.value.resolve().applied
         assert type(pickle.loads(pickle.dumps(unknown.value))) is OutcomeUnknown
+
+
+@pytest.mark.parametrize("how", ["call", "submit"])
+def test_error_of_any_class_in_doubt_is_resolved_without_await(fake: FakeGateway, how: str) -> None:
+    async def garbage(request: web.Request) -> web.StreamResponse | None:
+        return web.Response(body=b"?") if request.path == "/v1/operations" else None
+
+    with sync.Client(fake.endpoints) as client, client.session() as session:
+        fake.nodes[0].before = garbage
+        increment = session.increment if how == "call" else lambda *row: session.submit("increment", *row).result()
+        with pytest.raises(OutcomeUnknown) as unknown:
+            increment("rows", "n")
+        fake.nodes[0].before = None
+        assert isinstance(unknown.value, MalformedAnswer)
+        assert isinstance(unknown.value, sync.Doubt)
+        assert not unknown.value.resolve().applied
+        assert type(pickle.loads(pickle.dumps(unknown.value))) is MalformedAnswer
 
 
 def test_outbox_goes_on_in_the_same_session(fake: FakeGateway, tmp_path: Path) -> None:
