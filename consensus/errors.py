@@ -111,10 +111,10 @@ class ChangeRefused(ConsensusError):
     outcome: Outcome = "not_applied"
 
 
-class OutcomeUnknown(ConsensusError):
+class LeadershipLost(ConsensusError):
     """The command was appended, then leadership was lost or the node stopped: it may still commit."""
 
-    code = "OUTCOME_UNKNOWN"
+    code = "LEADERSHIP_LOST"
     outcome: Outcome = "unknown"
     retryable = True
 

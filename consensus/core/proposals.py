@@ -15,8 +15,8 @@ from oncegate.consensus.errors import (
     CommandRefused,
     CommandReserved,
     ConsensusError,
+    LeadershipLost,
     NotLeader,
-    OutcomeUnknown,
     Overloaded,
 )
 from oncegate.consensus.log.segment import RECORD_HEADER_BYTES
@@ -121,4 +121,4 @@ class Proposals(Generic[Token]):
         appended, self._appended = self._appended, {}
         self._appended_bytes = 0
         for token, _ in appended.values():
-            self._on_failure(token, OutcomeUnknown("leadership was lost before the entry was applied"))
+            self._on_failure(token, LeadershipLost("leadership was lost before the entry was applied"))

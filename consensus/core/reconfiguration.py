@@ -16,7 +16,7 @@ from typing import Generic, Literal, TypeVar
 import msgspec
 
 from oncegate.consensus.configuration import Configuration, Member, encode
-from oncegate.consensus.errors import ChangePending, ChangeRefused, ConsensusError, NotReady, OutcomeUnknown, Overloaded
+from oncegate.consensus.errors import ChangePending, ChangeRefused, ConsensusError, LeadershipLost, NotReady, Overloaded
 from oncegate.consensus.log.membership import Membership
 from oncegate.consensus.log.segment import RECORD_HEADER_BYTES
 from oncegate.consensus.log.wal import Journal
@@ -150,7 +150,7 @@ class Reconfiguration(Generic[Token]):
         self._caught_up_since.clear()
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
-            self._on_failure(waiter.token, OutcomeUnknown("leadership was lost before the change was committed"))
+            self._on_failure(waiter.token, LeadershipLost("leadership was lost before the change was committed"))
 
     def _want(self, node_id: str, member: Member | None, *, ready: bool, commit_index: int) -> None:
         if not ready:

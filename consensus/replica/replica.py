@@ -154,7 +154,7 @@ class Replica:
             await self._became_ready.wait()
 
     async def stop(self, *, drain: bool = False) -> None:
-        """Flush, close, and answer every waiter; idempotent. Proposals still open end as ``OutcomeUnknown``.
+        """Flush, close, and answer every waiter; idempotent. Proposals still open end as ``LeadershipLost``.
 
         With ``drain`` a leader first hands leadership over, within ``_DRAIN_S``: its proposals end with their results,
         and nobody waits for an election time-out.
@@ -195,7 +195,7 @@ class Replica:
             command: 2 to ``command_bytes_max`` bytes; kept, not copied.
 
         Returns:
-            A future with what ``apply`` returned on this node. It fails with ``OutcomeUnknown`` when leadership is lost
+            A future with what ``apply`` returned on this node. It fails with ``LeadershipLost`` when leadership is lost
             first, or ``NotLeader`` when it was lost before the command was appended. It always ends, at
             the latest when the leader steps down for want of a quorum.
 
@@ -275,7 +275,7 @@ class Replica:
         Raises:
             NotLeader, Transferring, NotReady, ChangePending, Overloaded: nothing was appended; try again.
             Timeout: the outcome is unknown. The learner stays, and still becomes a voter when it has caught up.
-            OutcomeUnknown: leadership was lost; ask the next leader again.
+            LeadershipLost: leadership was lost; ask the next leader again.
             ValueError: the address is not allowed without a secret or TLS.
         """
         return await self._operations.add_member(node_id, member, timeout_s)
@@ -290,7 +290,7 @@ class Replica:
             NotLeader, Transferring, NotReady, ChangePending, Overloaded: nothing was appended; try again.
             ChangeRefused: it is the only voter, or the voters that answer would be no majority without it.
             TransferFailed: this node leads, and nobody took leadership over.
-            Timeout, OutcomeUnknown: the outcome is unknown; ask the leader again.
+            Timeout, LeadershipLost: the outcome is unknown; ask the leader again.
         """
         return await self._operations.remove_member(node_id, timeout_s)
 

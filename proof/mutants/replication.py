@@ -7,7 +7,7 @@ from __future__ import annotations
 from itertools import count
 
 import oncegate.consensus.core.message_handling
-from oncegate.consensus.errors import OutcomeUnknown
+from oncegate.consensus.errors import LeadershipLost
 from oncegate.consensus.replica.replica import Replica
 from oncegate.flows import batcher
 from oncegate.flows.cursor import Consumers
@@ -134,7 +134,7 @@ REPLICATION = [
         "unknown-called-not-applied",
         "an operation that may still commit is reported as not applied",
         "counter",
-        ((OutcomeUnknown, "outcome", "not_applied"),),
+        ((LeadershipLost, "outcome", "not_applied"),),
         kinds=_LINKS,
         runs=40,
         start=8,

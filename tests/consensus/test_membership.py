@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncegate.consensus import ChangePending, ChangeRefused, NotReady, OutcomeUnknown, Overloaded
+from oncegate.consensus import ChangePending, ChangeRefused, LeadershipLost, NotReady, Overloaded
 from oncegate.consensus.configuration import MAGIC, Configuration, Member, encode
 from oncegate.consensus.core.reconfiguration import Reconfiguration
 from oncegate.consensus.errors import SafetyViolation
@@ -274,7 +274,7 @@ def test_the_only_voter_stays():
 def test_a_lost_leadership_leaves_every_caller_with_an_unknown_outcome(desk):
     desk.add("n4")
     desk.changes.end()
-    assert isinstance(desk.failures["token"], OutcomeUnknown)
+    assert isinstance(desk.failures["token"], LeadershipLost)
     assert not desk.append()
 
 

@@ -14,9 +14,9 @@ from oncegate.consensus import (
     CommandRefused,
     DirectoryLocked,
     IdentityMismatch,
+    LeadershipLost,
     NoLeader,
     NotLeader,
-    OutcomeUnknown,
     Overloaded,
     PeerUnavailable,
     Replica,
@@ -164,7 +164,7 @@ async def test_open_proposals_end_as_unknown_when_the_leader_loses_its_quorum(tm
         cluster.cut(name)
         future = leader.propose(b"nobody hears this")
         async with asyncio.timeout(10):
-            with pytest.raises(OutcomeUnknown):
+            with pytest.raises(LeadershipLost):
                 await future
         assert leader.status().role is not Role.LEADER
 
@@ -295,7 +295,7 @@ async def test_a_stopped_replica_refuses_everything(tmp_path):
     future = replica.propose(b"on its way")
     await replica.stop()
     await replica.stop()
-    with pytest.raises((OutcomeUnknown, NotLeader)):
+    with pytest.raises((LeadershipLost, NotLeader)):
         await future
     with pytest.raises(Stopped):
         replica.propose(b"command")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oncegate.consensus.core.transfer import Transfers, most_up_to_date
-from oncegate.consensus.errors import ChangeRefused, OutcomeUnknown, TransferFailed
+from oncegate.consensus.errors import ChangeRefused, LeadershipLost, TransferFailed
 from tests.consensus.simulation import Simulation
 
 
@@ -54,8 +54,8 @@ def test_one_transfer_at_a_time(transfers):
 
 def test_a_stopping_node_answers_those_who_wait(transfers, ended):
     transfers.begin("n2", "token", 5.0)
-    transfers.stop(OutcomeUnknown("stopped"))
-    assert isinstance(ended["token"], OutcomeUnknown)
+    transfers.stop(LeadershipLost("stopped"))
+    assert isinstance(ended["token"], LeadershipLost)
 
 
 def test_the_most_up_to_date_voter_takes_over():
