@@ -17,6 +17,7 @@ PROBLEM: Final = "application/problem+json"
 
 H_COMMIT: Final = "Oncegate-Commit"
 H_MEMORY_MS: Final = "Oncegate-Memory-Ms"
+H_AGE_MS: Final = "Oncegate-Age-Ms"
 H_LEADER: Final = "Oncegate-Leader"
 """HTTP address of the leader as the answering node knows it; absent where it knows none."""
 H_CLIENT: Final = "Oncegate-Client"

@@ -176,6 +176,7 @@ class Engine(MessageHandling[Token], Generic[Token]):
         if slept > 0:
             # Answers to a leader that was off the processor may still wait in its sockets.
             self._replication.excuse(slept)
+            self._freshness.woke(now, slept)
         if self._inbox:
             inbox, self._inbox = self._inbox, []
             self._tick_wanted = False
@@ -217,6 +218,7 @@ class Engine(MessageHandling[Token], Generic[Token]):
             # Learners are told in time.
             more |= self.applied_index < self.commit_index and bool(self._epochs)
         more |= self._applier.apply_to(raft.commit_index(), self._proposals.applied)
+        self._freshness.applied(self._applier.applied_index)
         if self._saving is not None:
             self._saving.applied(self._applier.applied_index)
         self.log.maintain(now)

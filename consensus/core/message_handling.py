@@ -112,6 +112,7 @@ class MessageHandling(Roles[Token], Generic[Token]):
         if append.term == term and self._raft.leads():
             raise SafetyViolation(f"{peer_id} leads term {term} too")
         self._election.heard_leader(self._now)
+        self._freshness.heard(append.commit, self._now)
         try:
             admitted = admit_append(append, self.log)
         except ProtocolError as error:

@@ -27,6 +27,7 @@ from oncegate.consensus.core.transfer import Transfers
 from oncegate.consensus.core.voting import Voting
 from oncegate.consensus.counters import Counters
 from oncegate.consensus.errors import ConsensusError
+from oncegate.consensus.freshness import Freshness
 from oncegate.consensus.log.library_log import LibraryLog
 from oncegate.consensus.log.membership import Membership
 from oncegate.consensus.messages import Message, RaftMessage, VoteReply, VoteRequest
@@ -92,6 +93,7 @@ class NodeState(ABC, Generic[Token]):
         self._raft = Raft(config.node_id, (), log, send_vote=self._hold_vote, on_role=self._role_changes)
         self._replication = Replication(config, log, self._raft, send, self.counters)
         self._election = Election(config, rng, now)
+        self._freshness = Freshness()
         self._voting = Voting(self._raft, log, self._election, send)
         self._applier = Applier(machine, log, clock, config.apply_slice_ms / 1000, applied_index)
         self._saving: Saving | None = None
@@ -160,6 +162,16 @@ class NodeState(ABC, Generic[Token]):
     def applied_index(self) -> int:
         """Last entry applied on this node."""
         return self._applier.applied_index
+
+    @property
+    def age_s(self) -> float:
+        """How long ago the applied state was known to be all that was committed; ``inf`` if it never was."""
+        confirmed_at = None
+        if self.ready:
+            if self.lone:
+                return 0.0
+            confirmed_at = self._replication.quorum_until(self._membership.voters) - self.config.election_ms_max / 1000
+        return max(0.0, self._clock() - self._freshness.current_at(confirmed_at))
 
     @property
     def leader_id(self) -> str | None:

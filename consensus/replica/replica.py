@@ -238,6 +238,14 @@ class Replica:
         except TimeoutError as error:
             raise Timeout(f"applying entry {index}", timeout_s, outcome="not_applied") from error
 
+    def age_s(self) -> float:
+        """How long ago, in seconds, this node's applied state was known to be all that was committed; ``inf``: never.
+
+        A leader knows that from the answers of a majority, another node from a leader's message whose commit index it
+        has applied. Counted from when the message came: what was committed while it was on its way is not known here.
+        """
+        return self._running().age_s
+
     def read_log(self, first: int, *, bytes_max: int) -> list[Entry]:
         """Applied entries from ``first`` on, or from where the log begins, as (command, index, term), oldest first.
 

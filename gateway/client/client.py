@@ -300,6 +300,8 @@ class Client:
                 raise
             # No such row, or no such table? The kind of a known table is cached, so this asks once a table at most.
             await self.kinds.learn(table)
+        if row is not None and call.age_ms is not None:
+            row = msgspec.structs.replace(row, age_ms=call.age_ms)
         commit = call.commit if row is None else row.commit
         self.highest_commit = max(self.highest_commit, commit)
         return row, commit

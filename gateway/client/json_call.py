@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from oncegate.gateway.client.courier import Call
-from oncegate.gateway.wire import H_COMMIT, JSON
+from oncegate.gateway.wire import H_AGE_MS, H_COMMIT, JSON
 
 T = TypeVar("T")
 
@@ -21,7 +21,7 @@ _ENCODER = msgspec.json.Encoder()
 class JsonCall(Call[T]):
     """A call answered by one JSON document of type ``shape``; fields it does not know are ignored."""
 
-    __slots__ = ("_shape", "commit")
+    __slots__ = ("_shape", "age_ms", "commit")
 
     def __init__(
         self,
@@ -40,6 +40,8 @@ class JsonCall(Call[T]):
         self._shape = shape
         self.commit = 0
         """The commit number that the answer reflects, or 0."""
+        self.age_ms: int | None = None
+        """The age that the answer of a ``stale`` read reflects."""
 
     def accept(self, status: int, headers: Mapping[str, str], payload: bytes) -> T:
         """Decode the answer.
@@ -47,17 +49,20 @@ class JsonCall(Call[T]):
         Raises:
             msgspec.MsgspecError: it is not of the shape.
         """
-        self._note_commit(headers)
+        self._note(headers)
         return msgspec.json.decode(payload, type=self._shape)
 
     def refused(self, headers: Mapping[str, str]) -> None:
         """Take note of the headers of a refusal."""
-        self._note_commit(headers)
+        self._note(headers)
 
-    def _note_commit(self, headers: Mapping[str, str]) -> None:
-        commit = headers.get(H_COMMIT, "")
-        if commit.isascii() and commit.isdigit() and len(commit) <= 16:
-            self.commit = int(commit)
+    def _note(self, headers: Mapping[str, str]) -> None:
+        self.commit = _number(headers.get(H_COMMIT)) or self.commit
+        self.age_ms = _number(headers.get(H_AGE_MS))
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) <= 16 else None
 
 
 class NothingCall(Call[None]):

@@ -78,12 +78,17 @@ class ManyResult(msgspec.Struct, frozen=True):
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A row as read; ``commit`` is the commit number that the answer reflects."""
+    """A row as read; ``commit`` is the commit number that the answer reflects.
+
+    ``age_ms``, of a ``stale`` read: how long ago the node that answered was last known to hold all that was committed;
+    None if it has not heard from a leader since its start.
+    """
 
     key: str
     value: Any
     version: int
     commit: int = 0
+    age_ms: int | None = None
 
 
 class Page(msgspec.Struct, frozen=True):

@@ -27,6 +27,8 @@ T = TypeVar("T")
 
 NODE: Final = web.AppKey("node", Node)
 BODIES: Final = web.AppKey("bodies", BodyBudget)
+AGE_MS: Final = web.RequestKey("age_ms", int)
+"""Set for a ``stale`` read: its answer, a problem too, says how old it may be."""
 RETRY_AFTER_MS: Final = 1_000
 """Suggested with a 429 or 503 that suggests nothing by itself."""
 _json = msgspec.json.Encoder()
@@ -71,11 +73,7 @@ async def raw_body(request: web.Request) -> bytes:
 
 def respond(request: web.Request, answer: Answer, *, status: int = 200, etag: str | None = None) -> web.Response:
     """Make the response of a finished answer."""
-    node = request.app[NODE]
-    headers = {wire.H_COMMIT: str(answer.commit)}
-    leader = node.leader_http
-    if leader is not None:
-        headers[wire.H_LEADER] = leader
+    headers = {wire.H_COMMIT: str(answer.commit), **standing(request)}
     if answer.memory_ms is not None:
         headers[wire.H_MEMORY_MS] = str(answer.memory_ms)
     if etag is not None:
@@ -92,6 +90,19 @@ def local(request: web.Request, found: Any, *, memory_ms: int | None = None) -> 
     return respond(request, Answer(found, request.app[NODE].machine.commit, memory_ms=memory_ms))
 
 
+async def reach(request: web.Request) -> None:
+    """Wait until the local state is as new as ``?consistency=`` and ``?min_commit=`` ask.
+
+    Raises:
+        OncegateError: as :meth:`oncegate.gateway.node.reads.Reads.reach`.
+    """
+    query, reads = request.query, request.app[NODE].reads
+    consistency = query.get("consistency", "linearizable")
+    await reads.reach(consistency, number(query.get("min_commit", "0"), "min_commit", least=0))
+    if consistency == "stale" and (age_ms := reads.age_ms()) is not None:
+        request[AGE_MS] = age_ms
+
+
 def is_current(request: web.Request, etag: str) -> bool:
     """Tell whether ``If-None-Match`` names this ETag, so that the answer is 304 (RFC 9110 §13.1.2)."""
     return any(held.value in (etag, "*") for held in request.if_none_match or ())
@@ -102,10 +113,20 @@ def problem(request: web.Request, refusal: OncegateError, **members: Any) -> web
     node = request.app[NODE]
     response = bare_problem(refusal, **members)
     response.headers[wire.H_COMMIT] = str(node.machine.commit)
-    leader = node.leader_http
-    if leader is not None:
-        response.headers[wire.H_LEADER] = leader
+    response.headers.update(standing(request))
     return response
+
+
+def standing(request: web.Request) -> dict[str, str]:
+    """Return the headers that say where this node stands: the leader, and the age of what a ``stale`` read finds."""
+    headers = {}
+    leader = request.app[NODE].leader_http
+    if leader is not None:
+        headers[wire.H_LEADER] = leader
+    age_ms = request.get(AGE_MS)
+    if age_ms is not None:
+        headers[wire.H_AGE_MS] = str(age_ms)
+    return headers
 
 
 def bare_problem(refusal: OncegateError, **members: Any) -> web.Response:

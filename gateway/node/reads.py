@@ -10,6 +10,7 @@ import asyncio
 import heapq
 from collections.abc import Awaitable, Callable
 from functools import partial
+from math import ceil, inf
 from typing import Final, NamedTuple, TypeVar
 
 from oncegate.consensus.errors import ConsensusError
@@ -81,6 +82,11 @@ class Reads:
             raise OncegateError(Code.BAD_REQUEST, "consistency is linearizable, session or stale")
         if min_commit > self._machine.commit:
             await self._wait_commit(min_commit)
+
+    def age_ms(self) -> int | None:
+        """Return how long ago the local state was known to be all that was committed; None if it never was."""
+        age_s = self._replica.age_s()
+        return None if age_s == inf else ceil(age_s * 1000)
 
     async def _wait_commit(self, commit: int) -> None:
         if len(self._commit_waiters) >= COMMIT_WAITERS_MAX:

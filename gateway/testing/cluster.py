@@ -104,6 +104,8 @@ class FakeNode:
         if leader is not None:
             response.headers[wire.H_LEADER] = leader.endpoint
         response.headers[wire.H_COMMIT] = str(self._gateway.commit)
+        if request.query.get("consistency") == "stale":
+            response.headers[wire.H_AGE_MS] = "0"  # the nodes share one state
         return response
 
     def problem(self, refusal: OncegateError) -> web.Response:

@@ -50,6 +50,16 @@ async def test_session_read_asks_for_what_the_session_has_seen(fake: FakeGateway
     ]
 
 
+async def test_stale_row_says_how_old_it_may_be(fake: FakeGateway) -> None:
+    fake.rows["rows", "k"] = (1, 1)
+    async with Client(fake.endpoints) as client:
+        stale = await client.get("rows", "k", consistency="stale")
+        strict = await client.get("rows", "k")
+    assert stale is not None
+    assert strict is not None
+    assert (stale.age_ms, strict.age_ms) == (0, None)
+
+
 async def test_row_that_was_seen_to_be_gone_is_not_read_from_a_node_that_still_has_it(fake: FakeGateway) -> None:
     floors: list[int] = []
 

@@ -70,6 +70,18 @@ async def test_proposals_of_one_loop_iteration_share_one_flush(tmp_path):
         assert leader.status().flushes == flushes + 1
 
 
+async def test_node_that_hears_nobody_grows_older_whether_it_follows_or_leads(tmp_path):
+    async with running(tmp_path) as cluster:
+        leader = await cluster.leader()
+        replicas = cluster.replicas
+        await until(lambda: all(replica.age_s() < 10 for replica in replicas.values()), what="everybody has heard")
+        follower, other = (name for name in cluster.names if name != leader)
+        cluster.cut(follower)
+        await until(lambda: replicas[follower].age_s() > 0.4 > replicas[other].age_s(), what="the follower is old")
+        cluster.cut(other)
+        await until(lambda: replicas[leader].age_s() > 0.4, what="the leader without followers is old")
+
+
 async def test_large_commands_travel_alone_and_arrive_whole(tmp_path):
     async with running(tmp_path) as cluster:
         leader = cluster.replicas[await cluster.leader()]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from math import inf
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import yarl
 
+from oncegate.consensus.replica.replica import Replica
 from oncegate.gateway.node import reads
 from tests.gateway.http_contract import assert_problem, batch_lines, declare, put, sealed, send_range
 
@@ -50,6 +52,22 @@ async def test_row_is_answered_with_version_and_etag(api: Api) -> None:
         assert headers["Oncegate-Commit"] == "2"
     assert_problem(await api.call("GET", "/v1/tables/rows/rows/none"), "NOT_FOUND")
     assert_problem(await api.call("GET", "/v1/tables/none/rows/a"), "NOT_FOUND")
+
+
+async def test_stale_read_says_how_old_its_answer_may_be(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    await declare(api)
+    client_id = await api.session()
+    await api.operate(client_id, put(1, "a", 1))
+    row, page = "/v1/tables/rows/rows/a", "/v1/tables/rows/rows"
+    monkeypatch.setattr(Replica, "age_s", lambda replica: 1.2341)
+    for path, expected in ((row, 200), (page, 200), (f"{row}bsent", 404), ("/v1/tables/rows", 200), ("/v1/flows", 200)):
+        for level, age_ms in (("stale", "1235"), ("session", None), ("linearizable", None)):
+            status, headers, _ = await api.call("GET", f"{path}?consistency={level}")
+            assert (status, headers.get("Oncegate-Age-Ms")) == (expected, age_ms), (path, level)
+    held = await api.call("GET", f"{row}?consistency=stale", headers={"If-None-Match": '"1"'})
+    assert (held[0], held[1]["Oncegate-Age-Ms"]) == (304, "1235")
+    monkeypatch.setattr(Replica, "age_s", lambda replica: inf)
+    assert "Oncegate-Age-Ms" not in (await api.call("GET", f"{row}?consistency=stale"))[1]
 
 
 async def test_unchanged_row_is_not_sent_again(api: Api) -> None:

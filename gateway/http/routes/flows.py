@@ -16,7 +16,18 @@ from oncegate.gateway.answers import flow_state
 from oncegate.gateway.http import request_bodies as edge
 from oncegate.gateway.http import routing
 from oncegate.gateway.http.identity import Scope
-from oncegate.gateway.http.negotiation import NODE, body, is_current, local, number, path_name, raw_body, respond, typed
+from oncegate.gateway.http.negotiation import (
+    NODE,
+    body,
+    is_current,
+    local,
+    number,
+    path_name,
+    raw_body,
+    reach,
+    respond,
+    typed,
+)
 from oncegate.gateway.http.routing import EVENT_STREAM, IF_NONE_MATCH, JSON_LINES, LEVEL, PROPOSED, READ, Parameter, Raw
 from oncegate.gateway.machine import commands as c
 from oncegate.rifl.errors import Code, OncegateError
@@ -61,7 +72,7 @@ async def describe(request: web.Request) -> web.StreamResponse:
     """``GET /v1/flows/{flow}``."""
     name = path_name(request, "flow")
     node = request.app[NODE]
-    await node.reads.reach(request.query.get("consistency", "linearizable"), 0)
+    await reach(request)
     return local(request, flow_state(node.machine, name))
 
 
@@ -69,7 +80,7 @@ async def describe(request: web.Request) -> web.StreamResponse:
 async def list_all(request: web.Request) -> web.StreamResponse:
     """``GET /v1/flows``."""
     node = request.app[NODE]
-    await node.reads.reach(request.query.get("consistency", "linearizable"), 0)
+    await reach(request)
     return local(request, wire.FlowList([flow_state(node.machine, name) for name in node.machine.flows.names()]))
 
 

@@ -12,7 +12,18 @@ from oncegate.gateway.answers import Answer, table_state
 from oncegate.gateway.http import request_bodies as edge
 from oncegate.gateway.http import routing
 from oncegate.gateway.http.identity import Scope
-from oncegate.gateway.http.negotiation import NODE, body, is_current, local, number, path_name, respond, typed
+from oncegate.gateway.http.negotiation import (
+    NODE,
+    body,
+    is_current,
+    local,
+    number,
+    path_name,
+    reach,
+    respond,
+    standing,
+    typed,
+)
 from oncegate.gateway.http.routes.flows import declaration_text
 from oncegate.gateway.http.routing import IF_NONE_MATCH, LEVEL, PROPOSED, READ, Parameter
 from oncegate.gateway.live_check.recorder import Recorder
@@ -51,7 +62,7 @@ async def describe(request: web.Request) -> web.StreamResponse:
     """``GET /v1/tables/{table}``."""
     name = path_name(request, "table")
     node = request.app[NODE]
-    await node.reads.reach(*_level(request))
+    await reach(request)
     table = node.machine.tables.get(name)
     if table is None:
         raise OncegateError(Code.NOT_FOUND, "no such table")
@@ -64,10 +75,10 @@ async def row(request: web.Request) -> web.StreamResponse:
     table = path_name(request, "table")
     key = edge.check_key(request.match_info["key"])
     node = request.app[NODE]
-    level = _level(request)
     watching = _watching(node, table, key)
-    floor = 0 if watching is None else watching.read_floor(linearizable=level[0] == "linearizable")
-    await node.reads.reach(*level)
+    linearizable = request.query.get("consistency", "linearizable") == "linearizable"
+    floor = 0 if watching is None else watching.read_floor(linearizable=linearizable)
+    await reach(request)
     # Taken before the look-up, which may wait: the answer reflects at least this and promises no more.
     commit = node.machine.commit
     try:
@@ -82,7 +93,8 @@ async def row(request: web.Request) -> web.StreamResponse:
     commit = max(commit, found.version)
     etag = str(found.version)
     if is_current(request, etag):
-        return web.Response(status=304, headers={"ETag": f'"{etag}"', wire.H_COMMIT: str(commit)})
+        headers = {"ETag": f'"{etag}"', wire.H_COMMIT: str(commit), **standing(request)}
+        return web.Response(status=304, headers=headers)
     state = wire.RowState(key, msgspec.json.decode(found.value), found.version, commit)
     return respond(request, Answer(state, commit), etag=etag)
 
@@ -94,7 +106,7 @@ async def page(request: web.Request) -> web.StreamResponse:
     query = request.query
     limit = min(number(query.get("limit", "100"), "limit"), PAGE_MAX)
     node = request.app[NODE]
-    await node.reads.reach(*_level(request))
+    await reach(request)
     table = node.machine.tables.get(name)
     if table is None:
         raise OncegateError(Code.NOT_FOUND, "no such table")
@@ -122,12 +134,6 @@ def _is_resident(node: Node, table: str) -> bool:
     """Rows of stream tables are found while more is written: no one commit number is what they were read at."""
     declared = node.machine.tables.get(table)
     return declared is not None and declared.kind == "resident"
-
-
-def _level(request: web.Request) -> tuple[str, int]:
-    query = request.query
-    consistency = query.get("consistency", "linearizable")
-    return consistency, number(query.get("min_commit", "0"), "min_commit", least=0)
 
 
 _LIMIT: Final = Parameter("limit", {"type": "integer", "minimum": 1, "default": 100}, f"at most {PAGE_MAX} come")
