@@ -68,11 +68,11 @@ def answer(command: c.Command, result: Any, machine: Machine) -> Answer:
         raise result
     commit = machine.commit
     if type(result) is Operated:
-        done = wire.OperationsResponse([_operation(v) for v in result.verdicts], result.memory_ms)
+        done = wire.OperationsResponse([_operation(v, command, machine) for v in result.verdicts], result.memory_ms)
         return Answer(done, commit, memory_ms=result.memory_ms)
     match command, result:
-        case c.Range(), Ranged(parts, memory_ms):
-            ranged = wire.RangeResponse([_range_part(part) for part in parts], memory_ms)
+        case c.Range() as command, Ranged(parts, memory_ms):
+            ranged = wire.RangeResponse([_range_part(part, command, machine) for part in parts], memory_ms)
             return Answer(ranged, commit, memory_ms=memory_ms)
         case c.Resolve(), Resolved(resolution, left_ms):
             return Answer(_fate(command.sequence, resolution), commit, memory_ms=left_ms)
@@ -100,9 +100,13 @@ def answer(command: c.Command, result: Any, machine: Machine) -> Answer:
             return Answer(None, commit)
 
 
-def _operation(verdict: OpVerdict) -> wire.OperationResult:
+def _operation(
+    verdict: OpVerdict, command: c.Command | None = None, machine: Machine | None = None
+) -> wire.OperationResult:
     sequence, code, record, replayed = verdict
     if record is None:
+        if code is Code.FENCED and isinstance(command, c.Operate) and machine is not None:
+            return rejected(sequence, code, detail=machine.fenced_by(command.client_id, command.epoch))
         return rejected(sequence, code or Code.INTERNAL, sealed=replayed)
     result: Remembered | None = record.result
     if result is None:
@@ -123,7 +127,7 @@ def _operation(verdict: OpVerdict) -> wire.OperationResult:
     )
 
 
-def rejected(sequence: int, code: Code, *, sealed: bool = False) -> wire.OperationResult:
+def rejected(sequence: int, code: Code, *, sealed: bool = False, detail: str = "") -> wire.OperationResult:
     """Return the verdict on an operation that was not executed and not recorded; of a sealed one that is certain."""
     traits = REGISTRY[code]
     return wire.OperationResult(
@@ -132,17 +136,26 @@ def rejected(sequence: int, code: Code, *, sealed: bool = False) -> wire.Operati
         code=code.value,
         outcome=(Outcome.NOT_APPLIED if sealed else traits.outcome).value,
         retryable=traits.retryable,
-        detail=_SEALED if sealed else _DETAILS.get(code, traits.title),
+        detail=_SEALED if sealed else detail or _DETAILS.get(code, traits.title),
     )
 
 
-def _range_part(part: Any) -> wire.RangeResult:
+def _range_part(part: Any, command: c.Range, machine: Machine) -> wire.RangeResult:
     code = part.verdict.code
     if code is None:
         replayed = part.verdict is Verdict.REPLAY
         return wire.RangeResult(part.first, part.last, "applied", commit=part.commit, replayed=replayed)
     traits = REGISTRY[code]
     sealed = part.verdict is Verdict.SEALED
+    detail = traits.title
+    if sealed:
+        detail = _SEALED
+    elif code is Code.BAD_REQUEST:
+        detail = f"{command.table} is a resident table, a range is for stream tables: send its rows to /v1/operations"
+    elif code is Code.FENCED:
+        detail = machine.fenced_by(command.client_id, command.epoch)
+    elif code is Code.NOT_FOUND:
+        detail = _DETAILS[code]
     return wire.RangeResult(
         part.first,
         part.last,
@@ -150,7 +163,7 @@ def _range_part(part: Any) -> wire.RangeResult:
         code=code.value,
         outcome=(Outcome.NOT_APPLIED if sealed else traits.outcome).value,
         retryable=traits.retryable,
-        detail=_SEALED if sealed else traits.title,
+        detail=detail,
     )
 
 

@@ -79,7 +79,7 @@ REGISTRY: Final[dict[Code, Traits]] = {
         "compare the declaration with the present one; after a membership change wait for it, then ask again"),
     Code.IN_PROGRESS: Traits(409, _UNKNOWN, True, "The same request is still running",
         "send the same `Idempotency-Key` again later: the first request has no answer yet"),
-    Code.FENCED: Traits(410, _UNKNOWN, False, "A newer owner has taken over",
+    Code.FENCED: Traits(410, _UNKNOWN, False, "Not the current owner",
         "stop this process: it must not write in this session; resolve what was in flight"),
     Code.STALE: Traits(410, _UNKNOWN, False, "The request was acknowledged before",
         "do not send it again; an earlier attempt may have been applied"),

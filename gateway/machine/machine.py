@@ -251,7 +251,7 @@ class Machine:
         self._touch_first(client_id)
         owned = command.epoch > 0
         if owned and standing(session, command.epoch, self.time_ms) is Standing.FENCED:
-            raise OncegateError(Code.FENCED)
+            raise OncegateError(Code.FENCED, self.fenced_by(client_id, command.epoch))
         tracker = self.trackers[client_id]
         resolution = resolve(tracker, command.sequence, command.first_incomplete if owned else 1)
         if owned:
@@ -339,6 +339,15 @@ class Machine:
                 return self.flows.move(flow, consumer, batch, fence, replay=replay, now_ms=now)
             case _:
                 assert_never(command)
+
+    def fenced_by(self, client_id: int, epoch: int) -> str:
+        """Say why a request of this epoch is FENCED: epochs only rise, so a higher one was never anybody's."""
+        session = self.sessions.get(client_id)
+        if session is None:
+            return ""
+        if epoch < session.epoch:
+            return f"epoch {epoch} was fenced by {session.epoch}"
+        return f"epoch {epoch} was never given out, the session's is {session.epoch}"
 
     def check_tenant(self, client_id: int, tenant: str) -> None:
         """Raise FORBIDDEN if the session is another tenant's."""

@@ -121,11 +121,20 @@ async def test_range_needs_a_stream_table_and_a_session(api: Api) -> None:
     client_id = await api.session()
     headers = range_headers(client_id, 1, ARROW)
     body = arrow_body(["a"], ["1"])
-    for table, code in (("rows", "BAD_REQUEST"), ("nowhere", "NOT_FOUND")):
+    refused = (
+        (
+            "rows",
+            "BAD_REQUEST",
+            "rows is a resident table, a range is for stream tables: send its rows to /v1/operations",
+        ),
+        ("nowhere", "NOT_FOUND", "no such table"),
+    )
+    for table, code, why in refused:
         status, head, done = await api.call("POST", f"/v1/tables/{table}/ranges", data=body, headers=headers)
         assert (status, head["Oncegate-Commit"]) == (200, "0")
         (part,) = done["results"]
         assert (part["status"], part["code"], part["outcome"]) == ("rejected", code, "not_applied")
+        assert part["detail"] == why
     await declare(api, "events", "stream")
     (unknown,) = await send_range(api, "00000000000004d2", 1, ["a"])
     assert (unknown["code"], unknown["outcome"]) == ("SESSION_EXPIRED", "unknown")

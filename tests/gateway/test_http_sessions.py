@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.gateway.http_contract import assert_problem, declare, put
+from tests.gateway.http_contract import JSON_LINES, assert_problem, declare, put, range_headers
 
 if TYPE_CHECKING:
     from tests.conftest import Api
@@ -64,6 +64,27 @@ async def test_take_over_fences_the_older_owner_and_tells_where_it_stood(api: Ap
     assert (old["status"], old["code"], old["outcome"], old["retryable"]) == ("rejected", "FENCED", "unknown", False)
     (new,) = await api.operate(client_id, put(5, "c", 3), epoch=2)
     assert new["status"] == "applied"
+
+
+async def test_request_of_another_epoch_is_told_which_one_is_in_force(api: Api) -> None:
+    await declare(api)
+    await declare(api, "events", "stream")
+    client_id = await api.session()
+    assert (await api.call("POST", f"/v1/sessions/{client_id}/take-over", {"nonce": "owner"}))[2]["epoch"] == 2
+    for epoch, told in ((1, "epoch 1 was fenced by 2"), (3, "epoch 3 was never given out, the session's is 2")):
+        (operation,) = await api.operate(client_id, put(1, "a", 1), epoch=epoch)
+        _, _, ranged = await api.call(
+            "POST",
+            "/v1/tables/events/ranges",
+            data=b'{"key":"a","value":1}',
+            headers={**range_headers(client_id, 1, JSON_LINES, epoch=epoch), "Accept": "application/json"},
+        )
+        place = {"Oncegate-Request": f"{client_id}/1", "Oncegate-First-Incomplete": "1", "Oncegate-Epoch": str(epoch)}
+        row = assert_problem(await api.call("PUT", "/v1/tables/rows/rows/a", 1, headers=place), "FENCED")
+        owner = {"epoch": epoch, "first_incomplete": 1}
+        resolve = await api.call("POST", f"/v1/requests/{client_id}/1/resolve", owner)
+        answers = (operation, ranged["results"][0], row, assert_problem(resolve, "FENCED"))
+        assert [(answer["code"], answer["detail"]) for answer in answers] == [("FENCED", told)] * 4
 
 
 async def test_nonce_of_another_session_cannot_take_over(api: Api) -> None:
