@@ -25,6 +25,7 @@ from oncegate.gateway.client import (
 )
 from oncegate.gateway.client.outbox_file import OutboxFile
 from oncegate.gateway.testing.cluster import FakeGateway
+from oncegate.rifl.errors import OncegateError
 
 
 @pytest.fixture
@@ -263,6 +264,51 @@ async def test_resent_write_that_is_refused_for_good_is_sealed_and_reported_as_n
         assert recovered.failure is not None
         assert (recovered.failure.code, recovered.failure.outcome) == (Code.NOT_FOUND, Outcome.NOT_APPLIED)
     assert held(path) == []
+
+
+def forbid(fake: FakeGateway, *ends: str) -> None:
+    """Refuse requests to these paths for good, as a token does that was taken away."""
+
+    async def refuse(request: web.Request) -> web.StreamResponse | None:
+        return fake.nodes[0].problem(OncegateError(Code.FORBIDDEN)) if request.path.endswith(ends) else None
+
+    fake.nodes[0].before = refuse
+
+
+async def applied_without_an_answer(fake: FakeGateway, path: Path) -> None:
+    """Leave an outbox with one write that was applied, whose answer its process did not live to see."""
+    async with killed(fake, path) as before:
+        fake.nodes[0].after = lost_answer
+        before.submit("increment", "rows", "n", by=3)
+        await arrived(fake, "POST /v1/operations")
+        await settle()
+        fake.nodes[0].after = None
+    assert [write.sequence for write in fake.executed] == [1]
+
+
+async def test_applied_write_whose_resend_is_refused_for_good_is_recovered_with_its_result(
+    fake: FakeGateway, path: Path
+) -> None:
+    await applied_without_an_answer(fake, path)
+    forbid(fake, "/operations")
+    async with Client(fake.endpoints) as client, client.session(outbox=path) as session:
+        (recovered,) = session.recovered
+        assert recovered.failure is None
+        assert recovered.result is not None
+        assert (recovered.result.applied, recovered.result.value) == (True, 3)
+    assert held(path) == []
+
+
+async def test_write_whose_resend_is_refused_for_good_stays_in_doubt_until_somebody_can_tell(
+    fake: FakeGateway, path: Path
+) -> None:
+    """The refusal is of the resend: the first attempt may have been applied, as it was here."""
+    await applied_without_an_answer(fake, path)
+    forbid(fake, "/operations", "/resolve")
+    async with Client(fake.endpoints) as client:
+        with pytest.raises(OutboxUnresolved):
+            await client.session(outbox=path).__aenter__()
+        assert held(path) == [(1, "n", True)]
 
 
 async def test_session_without_an_answer_can_be_entered_again(fake: FakeGateway, path: Path) -> None:

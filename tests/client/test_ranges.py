@@ -11,6 +11,7 @@ from aiohttp import web
 from oncegate.gateway import wire
 from oncegate.gateway.client import Client, Code, OperationFailed, Outcome, OutcomeUnknown, PartialFailure, Tuning
 from oncegate.gateway.testing.cluster import FakeGateway
+from oncegate.rifl.errors import OncegateError
 
 RANGES = "POST /v1/tables/events/ranges"
 QUICK = Tuning(attempt_timeout_s=0.15, backoff_first_s=0.001, backoff_cap_s=0.01)
@@ -171,6 +172,34 @@ async def test_rows_rejected_for_good_are_a_partial_failure(fake: FakeGateway) -
         assert failure.outcome is Outcome.NOT_APPLIED
         assert failure.request_id is not None
         assert failure.request_id.sequence == 5
+
+
+async def test_doubt_about_a_range_stays_with_each_part_that_travels_again(fake: FakeGateway) -> None:
+    doubt = {"status": "rejected", "code": "TIMEOUT", "outcome": "unknown", "retryable": True}
+    never = {"status": "rejected", "code": "FORBIDDEN", "outcome": "not_applied", "retryable": False}
+    sent = []
+
+    async def answer(request: web.Request) -> web.StreamResponse | None:
+        if not request.path.endswith("/ranges"):
+            return None
+        first = int(request.headers[wire.H_FIRST_SEQUENCE])
+        count = len(msgspec.msgpack.decode(await request.read(), type=wire.RangeBody).keys)
+        sent.append((first, count))
+        applied = {"first": 3, "last": 4, "status": "applied", "commit": 1, "replayed": False}
+        parts = [{"first": first, "last": first + count - 1, **never}]
+        if len(sent) == 1:
+            parts = [{"first": 1, "last": 2, **doubt}, applied, {"first": 5, "last": 6, **doubt}]
+        return web.Response(body=msgspec.msgpack.encode({"results": parts, "memory_ms": 5}), content_type=wire.MSGPACK)
+
+    fake.nodes[0].before = answer
+    tuning = msgspec.structs.replace(QUICK, range_min=6)
+    async with Client(fake.endpoints, tuning=tuning) as client, client.session() as session:
+        await client.table("events")  # from here on, puts on it make ranges
+        rows = [session.submit("put", "events", f"k{n}", n) for n in range(6)]
+        told = await asyncio.gather(*rows, return_exceptions=True)
+    assert sent == [(1, 6), (1, 2), (5, 2)]
+    outcomes = [one.outcome if isinstance(one, OncegateError) else "applied" for one in told]
+    assert outcomes == [*["unknown"] * 2, *["applied"] * 2, *["unknown"] * 2]
 
 
 async def test_rows_in_doubt_make_a_partial_failure_an_outcome_unknown(fake: FakeGateway) -> None:

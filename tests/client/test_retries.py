@@ -277,6 +277,57 @@ async def test_session_that_expires_behind_an_attempt_in_doubt_leaves_an_outcome
         assert doubt.value.resolver is not None
 
 
+def said(sequence: int, code: str, outcome: str, *, later: bool) -> wire.OperationResult:
+    """The verdict of a node that does not apply an operation, for now or for good."""
+    return wire.OperationResult(sequence, "rejected", code=code, outcome=outcome, retryable=later)
+
+
+IN_DOUBT = said(2, "TIMEOUT", "unknown", later=True)
+LATER = said(2, "OVERLOADED", "not_applied", later=True)
+NEVER = said(2, "FORBIDDEN", "not_applied", later=False)
+
+
+@pytest.mark.parametrize(
+    ("told", "outcome"),
+    [
+        ([LATER, NEVER], Outcome.NOT_APPLIED),
+        ([IN_DOUBT, NEVER], Outcome.UNKNOWN),
+        ([IN_DOUBT, LATER, NEVER], Outcome.UNKNOWN),
+        ([None, LATER, NEVER], Outcome.UNKNOWN),
+        ([LATER, None, LATER, NEVER], Outcome.UNKNOWN),
+    ],
+    ids=["no doubt", "verdict", "verdict, then sure", "lost answer, then sure", "lost answer in between"],
+)
+async def test_doubt_about_an_attempt_outlives_a_sure_verdict_on_its_retry(
+    fake: FakeGateway, told: list[wire.OperationResult | None], outcome: Outcome
+) -> None:
+    """A batch of two of which the first is applied: the second travels on alone. None stands for a lost answer."""
+    first = wire.OperationResult(1, "applied", commit=1, version=1)
+    answers, sent = iter(told), []
+
+    async def answer(request: web.Request) -> web.StreamResponse | None:
+        if request.path != "/v1/operations":
+            return None
+        decoded = msgspec.msgpack.decode(await request.read(), type=wire.OperationsRequest)
+        sent.append([operation.sequence for operation in decoded.operations])
+        verdict = next(answers)
+        if verdict is None:
+            assert request.transport is not None
+            request.transport.close()
+            return None
+        body = wire.OperationsResponse([first, verdict] if len(sent[-1]) == 2 else [verdict], 1)
+        return web.Response(body=msgspec.msgpack.encode(body), content_type=wire.MSGPACK)
+
+    fake.nodes[0].before = answer
+    async with Client(fake.endpoints, tuning=QUICK) as client, client.session() as session:
+        applied, refused = session.submit("put", "rows", "a", 1), session.submit("put", "rows", "b", 1)
+        assert (await applied).applied
+        with pytest.raises(OncegateError) as refusal:
+            await refused
+        assert (refusal.value.code, refusal.value.outcome) == (Code.FORBIDDEN, outcome)
+    assert (sent[0], sent[-1], len(sent)) == ([1, 2], [2], len(told))
+
+
 async def test_doubt_stays_with_the_writes_when_their_batch_is_cut(fake: FakeGateway) -> None:
     node = fake.nodes[0]
     asked = 0

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from oncegate.consensus.errors import PeerUnavailable
+from oncegate.flows import segment
 from oncegate.flows.publisher import Publisher
 from oncegate.flows.segment_store import HEADER_BYTES, SegmentStore
 from oncegate.gateway.machine import commands as c
@@ -183,6 +184,29 @@ async def test_damaged_piece_is_not_stored_and_another_peer_is_asked(
     await fetcher.ensure("s", 5)
     assert side.store.get("s", 5) == full.store.get("s", 5)
     assert fetcher.failures >= 1
+
+
+async def test_batch_with_another_value_that_can_be_read_is_refused_by_its_checksum(
+    network: Network, full: Side, bare: tuple[Side, SegmentFetcher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side, fetcher = bare
+    network.peers["full"] = full
+    read = []
+
+    def spoil(reply: bytes) -> bytes:
+        whole = segment_fetch._reply.decode(reply)
+        other = whole.data.replace(b'"5"', b'"6"', 1)
+        if whole.length_bytes >= 0:
+            read.append(segment.read_table(other).column("value").to_pylist())
+        return segment_fetch._encode((whole.length_bytes, whole.checksum, other))
+
+    network.spoil = spoil
+    monkeypatch.setattr(segment_fetch, "ENSURE_TIMEOUT_S", 0.2)
+    with pytest.raises(OncegateError) as refused:
+        await fetcher.ensure("s", 5)
+    assert read[0] == ['"6"', *['"5"'] * 7], "nothing but the checksum tells"
+    assert refused.value.code is Code.NOT_FOUND
+    assert not side.store.has("s", 5)
 
 
 async def test_damaged_file_of_a_peer_is_not_spread(

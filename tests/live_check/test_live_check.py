@@ -12,9 +12,13 @@ from typing import Any
 import aiohttp
 import pytest
 
+from oncegate.gateway import wire
+from oncegate.gateway.answers import Answer
 from oncegate.gateway.http.server import running
 from oncegate.gateway.live_check import recorder
+from oncegate.gateway.live_check.sample import Choice
 from oncegate.gateway.local.cluster import free_ports
+from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.tables import Row, Table
 from oncegate.gateway.node.node import Node
 from oncegate.gateway.node.reads import FoundRow, Reads
@@ -312,6 +316,41 @@ async def test_operation_of_unknown_outcome_makes_its_row_doubtful_and_no_other(
     await api.call("GET", "/v1/tables/rows/rows/a")
     await api.call("GET", "/v1/tables/rows/rows/b")
     assert (await one.checked())["verdict"] == "ok"
+
+
+async def test_each_answer_is_handed_over_once_as_soon_as_nothing_can_come_before_it() -> None:
+    """An answer waits for the operations that were under way when it came, and only for these."""
+    taken: list[tuple[str, int]] = []
+    notes = recorder.Recorder(Choice(1.0, 0))
+    loop = asyncio.get_running_loop()
+
+    def take() -> list[int]:
+        ready = notes.take()
+        taken.extend((seen.what, seen.commit) for seen in ready)
+        return [seen.commit for seen in ready]
+
+    async def submit(sequence: int) -> asyncio.Future[Answer]:
+        future: asyncio.Future[Answer] = loop.create_future()
+        op = c.Op(sequence, int(c.Kind.PUT), "rows", "a", sequence, b"1")
+        notes.watch(c.Operate(1, 1, 1, [op]), future)
+        return future
+
+    async def answer(future: asyncio.Future[Answer], sequence: int, commit: int) -> None:
+        result = wire.OperationResult(sequence, "applied", commit=commit, version=commit)
+        future.set_result(Answer(wire.OperationsResponse([result], 1), commit))
+        await asyncio.sleep(0)
+
+    first, second = await submit(1), await submit(2)
+    await answer(first, 1, 5)
+    notes.read("rows", "a", 5, 5, 5, b"1")
+    assert take() == []  # the second may have been applied before
+    third = await submit(3)
+    await answer(second, 2, 4)
+    assert take() == [5, 5, 4]  # the third comes behind what was answered when it was asked for
+    await answer(third, 3, 6)
+    assert take() == [6]
+    assert take() == []
+    assert sorted(taken) == [("put", 4), ("put", 5), ("put", 6), ("read", 5)]
 
 
 async def test_nothing_is_recorded_where_the_share_is_none(tmp_path: Path) -> None:
