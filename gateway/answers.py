@@ -174,7 +174,23 @@ def table_state(table: Table) -> wire.TableState:
 
 def flow_state(machine: Machine, flow: str) -> wire.FlowState:
     """Describe a flow; raises NOT_FOUND."""
-    return machine.flows.describe(flow, machine.time_ms)
+    found = machine.flows.get(flow)
+    declaration, batches = found.declaration, found.batches
+    consumers: dict[str, wire.ConsumerState] = {}
+    for consumer in found.consumers.all():
+        lag = found.consumers.lag(consumer.name, batches, machine.time_ms)
+        consumers[consumer.name] = wire.ConsumerState(consumer.cursor, consumer.fence, lag.batches, lag.items, lag.ms)
+    return wire.FlowState(
+        flow=flow,
+        source=declaration.source,
+        first_batch=batches.first,
+        last_batch=batches.last,
+        items=batches.items_total,
+        open_items=found.segment.items,
+        watermark=found.consumers.watermark(),
+        retention_ms=declaration.retention_ms,
+        consumers=consumers,
+    )
 
 
 def request_state(machine: Machine, client_id: int, sequence: int, tenant: str = "") -> wire.RequestState:

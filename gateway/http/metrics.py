@@ -13,6 +13,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from oncegate.consensus.ports import ReplicaStatus, Role
+from oncegate.gateway.answers import flow_state
 from oncegate.gateway.http.admission.bodies import BodyBudget
 from oncegate.gateway.http.admission.connections import ConnectionCounts
 from oncegate.gateway.live_check import LiveChecker
@@ -59,7 +60,7 @@ class _NodeCollector(Collector):
             "oncegate_flow_lag_ms", "age of the oldest batch above the cursor", labels=["flow", "consumer"]
         )
         for name in machine.flows.names():
-            state = machine.flows.describe(name, machine.time_ms)
+            state = flow_state(machine, name)
             last.add_metric([name], state.last_batch)
             for consumer, behind in state.consumers.items():
                 lag.add_metric([name, consumer], behind.lag_items)

@@ -18,7 +18,6 @@ from oncegate.flows.cursor import Consumers
 from oncegate.flows.errors import FlowError
 from oncegate.flows.flow import FlowDeclaration, FlowGraph
 from oncegate.flows.open_segment import OpenSegment
-from oncegate.gateway import wire
 from oncegate.rifl.errors import Code, OncegateError
 
 Sealed = SealedBatch
@@ -212,26 +211,6 @@ class FlowTable:
         """Hand over (flow, newest dropped batch) of what retention let go since the last call."""
         dropped, self._dropped = self._dropped, []
         return dropped
-
-    def describe(self, name: str, now_ms: int) -> wire.FlowState:
-        """Return a flow's state as it travels."""
-        flow = self.get(name)
-        batches = flow.batches
-        consumers: dict[str, wire.ConsumerState] = {}
-        for state in flow.consumers.all():
-            lag = flow.consumers.lag(state.name, batches, now_ms)
-            consumers[state.name] = wire.ConsumerState(state.cursor, state.fence, lag.batches, lag.items, lag.ms)
-        return wire.FlowState(
-            flow=name,
-            source=flow.declaration.source,
-            first_batch=batches.first,
-            last_batch=batches.last,
-            items=batches.items_total,
-            open_items=flow.segment.items,
-            watermark=flow.consumers.watermark(),
-            retention_ms=flow.declaration.retention_ms,
-            consumers=consumers,
-        )
 
     def _cut(self, flow: Flow, now_ms: int) -> None:
         batches = flow.batches

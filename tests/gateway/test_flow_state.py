@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from oncegate.flows.flow import FlowDeclaration
+from oncegate.gateway.answers import flow_state
 from oncegate.gateway.machine.flow_state import FlowTable, declaration_of
+from oncegate.gateway.machine.machine import Machine
 from oncegate.rifl.errors import Code, OncegateError
 
 TABLES = ("t", "u", "v")
@@ -139,7 +141,9 @@ def test_what_nobody_consumed_fills_the_quota() -> None:
 def test_description_counts_sealed_and_open_items() -> None:
     table = declared(flow(max_items=2, consumers=("spark",)))
     append(table, 1, 2, 3)
-    state = table.describe("f", 10)
+    machine = Machine()
+    machine.flows, machine.time_ms = table, 10
+    state = flow_state(machine, "f")
     assert (state.first_batch, state.last_batch, state.items, state.open_items, state.watermark) == (1, 1, 2, 1, 0)
     assert (state.consumers["spark"].lag_batches, state.consumers["spark"].lag_items) == (1, 2)
 
