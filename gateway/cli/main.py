@@ -7,11 +7,14 @@ what must not be loaded before.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from oncegate.gateway.cli import check, cluster, dev, explain, members, outbox, serve, token, verify
+
+if TYPE_CHECKING:
+    from oncegate.gateway.http.server import MakeNode
 
 app = typer.Typer(
     name="oncegate",
@@ -48,6 +51,6 @@ def _every_command(
     """A replicated gateway that applies each write exactly once and fans it out through Spark."""
 
 
-def main() -> None:
-    """Run the command line."""
-    app()
+def main(make_node: MakeNode | None = None) -> None:
+    """Run the command line; ``make_node`` makes the node that ``serve`` runs, a plain one by default."""
+    app(obj=make_node)

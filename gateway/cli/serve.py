@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 def serve(
+    context: typer.Context,
     config: Annotated[Path | None, typer.Option(envvar="ONCEGATE_CONFIG", help="TOML file with settings")] = None,
     **flags: Any,
 ) -> None:
@@ -33,7 +34,7 @@ def serve(
     from oncegate.gateway.http.auth import Tokens
     from oncegate.gateway.http.server import serve as run
     from oncegate.gateway.http.tls import check_exposure, server_context
-    from oncegate.gateway.node.node import replica_config
+    from oncegate.gateway.node.node import Node, replica_config
     from oncegate.gateway.node.settings import Settings
 
     gc.enable()
@@ -49,7 +50,7 @@ def serve(
         raise typer.Exit(2) from None
     _log_to_stderr(settings)
     try:
-        asyncio.run(run(settings))
+        asyncio.run(run(settings, context.obj or Node))
     except (ConsensusError, OSError) as fault:
         logging.getLogger("oncegate").critical("node %s cannot serve: %s", settings.node, fault)
         raise typer.Exit(1) from None
@@ -69,7 +70,7 @@ def _parameter(one: Setting) -> inspect.Parameter:
 def _declare_flags() -> None:
     written = inspect.signature(serve, eval_str=True)
     flags = [_parameter(one) for one in SETTINGS.values()]
-    signature = written.replace(parameters=[written.parameters["config"], *flags])
+    signature = written.replace(parameters=[written.parameters["context"], written.parameters["config"], *flags])
     serve.__signature__ = signature  # type: ignore[attr-defined]
 
 

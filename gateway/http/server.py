@@ -13,7 +13,7 @@ import gc
 import logging
 import signal
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Final
 
 from aiohttp import web
@@ -57,6 +57,7 @@ GC_THRESHOLDS: Final = (20_000, 20, 50)
 _MODULES: Final = (operations, sessions, tables, rows, events, flows, cluster, members, explain, check, description)
 ROUTES: Final[tuple[Route, ...]] = tuple(route for module in _MODULES for route in module.ROUTES)
 """Everything that is served."""
+MakeNode = Callable[[Settings], Node]
 log = logging.getLogger(__name__)
 
 
@@ -96,7 +97,7 @@ def application(node: Node, tokens: Tokens | None = None) -> web.Application:
 
 
 @contextlib.asynccontextmanager
-async def running(settings: Settings) -> AsyncIterator[Node]:
+async def running(settings: Settings, make_node: MakeNode = Node) -> AsyncIterator[Node]:
     """Run a node with its HTTP server for as long as the context lasts.
 
     Raises:
@@ -106,7 +107,7 @@ async def running(settings: Settings) -> AsyncIterator[Node]:
     tokens = None if settings.tokens_file is None else Tokens(settings.tokens_file)
     context = server_context(settings)
     edge_range.warm_up()
-    node = Node(settings)
+    node = make_node(settings)
     app = application(node, tokens)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S)
     patience = Patience(
@@ -163,14 +164,14 @@ def _reloading(settings: Settings, tokens: Tokens | None, context: ssl.SSLContex
             timer.cancel()
 
 
-async def serve(settings: Settings) -> None:
+async def serve(settings: Settings, make_node: MakeNode = Node) -> None:
     """Run a node until SIGTERM or SIGINT."""
     raise_descriptor_limit(settings.connections_max)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with running(settings):
+    async with running(settings, make_node):
         # What lives now lives as long as the process: keep the collector from walking it again and again.
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)

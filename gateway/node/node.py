@@ -27,7 +27,7 @@ from oncegate.gateway.machine.cluster_clock import ClusterClock
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.state import MachineState
 from oncegate.gateway.node.administration import ADMINISTER, Administration, address_of
-from oncegate.gateway.node.proposer import PROPOSE, Leadership, Proposer
+from oncegate.gateway.node.proposer import ENTRY_BYTES_MAX, PROPOSE, Leadership, Proposer
 from oncegate.gateway.node.reads import Reads
 from oncegate.gateway.node.segment_fetch import FETCH, SegmentFetcher, serve_piece
 from oncegate.gateway.node.settings import MemberAddress, Settings
@@ -44,12 +44,15 @@ log = logging.getLogger(__name__)
 class Node:
     """A member of the cluster. Every method belongs to the event loop that called :meth:`start`."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(
+        self, settings: Settings, replica: ReplicaConfig | None = None, *, entry_bytes_max: int = ENTRY_BYTES_MAX
+    ) -> None:
+        """Open the node's state; ``replica`` stands in for what consensus would be told by the settings."""
         self.settings = settings
         self._members: dict[str, MemberAddress] = settings.addresses
         self._configuration: Configuration | None = None
         self._loop = asyncio.get_running_loop()
-        config = replica_config(settings)
+        config = replica_config(settings) if replica is None else replica
         self.store = SegmentStore(settings.data_dir / "segments")
         self.publisher = Publisher(self.store, on_published=self._published, on_failure=self._unpublished)
         # Opened before the replica is made, which asks from where on the log has to be replayed.
@@ -70,7 +73,9 @@ class Node:
             self.state.close()
             raise
         self.administration = Administration(self.replica, self.leadership)
-        self.proposer = Proposer(self.replica, self.machine, self.clock, self.leadership)
+        self.proposer = Proposer(
+            self.replica, self.machine, self.clock, self.leadership, entry_bytes_max=entry_bytes_max
+        )
         self.fetcher = SegmentFetcher(self.replica, self._others, self.machine, self.store, self.publisher)
         self.stream_store = None if settings.stream_store is None else StreamStore(settings.stream_store)
         self.reads = Reads(self.replica, self.machine, self.publisher, self.fetcher.ensure, self.stream_store)

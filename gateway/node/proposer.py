@@ -54,11 +54,20 @@ class Proposer:
     Bounds: ``INFLIGHT_COMMANDS_MAX`` and ``INFLIGHT_BYTES_MAX``; beyond them OVERLOADED, before anything is proposed.
     """
 
-    def __init__(self, replica: Replica, machine: Machine, clock: ClusterClock, leadership: Leadership) -> None:
+    def __init__(
+        self,
+        replica: Replica,
+        machine: Machine,
+        clock: ClusterClock,
+        leadership: Leadership,
+        *,
+        entry_bytes_max: int = ENTRY_BYTES_MAX,
+    ) -> None:
         self._replica = replica
         self._leadership = leadership
         self._machine = machine
         self._clock = clock
+        self._entry_bytes_max = entry_bytes_max
         self._loop = asyncio.get_running_loop()
         self._waiting: list[Waiting] = []
         self._scheduled = False
@@ -96,7 +105,7 @@ class Proposer:
         waiting, self._waiting = self._waiting, []
         start = total = 0
         for at, item in enumerate(waiting):
-            if at > start and total + item.size > ENTRY_BYTES_MAX:
+            if at > start and total + item.size > self._entry_bytes_max:
                 self._send(waiting[start:at])
                 start, total = at, 0
             total += item.size

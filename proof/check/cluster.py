@@ -31,7 +31,7 @@ from oncegate.proof.check.equipment import Equipment, Target
 from oncegate.proof.check.errors import CheckError
 from oncegate.proof.check.flush_control import FlushControl
 from oncegate.proof.check.links import Links
-from oncegate.proof.check.node_process import BODY_BYTES_MAX, NodeSettings
+from oncegate.proof.check.node_settings import BODY_BYTES_MAX, NodeSettings
 from oncegate.proof.check.ports import first_quiet_port
 from oncegate.proof.check.small_disk import SmallDisk
 from oncegate.proof.check.waiting import wait_for
