@@ -23,8 +23,8 @@ from typing import Any, Final
 from bench.calibrate import bare_posts, fdatasync_4k
 from bench.dedup import Side
 from bench.figures import header, save
-from oncegate.gateway.cli.ask import get_json
 from oncegate.gateway.client import Client
+from oncegate.gateway.local.blocking_http import get_json
 from oncegate.gateway.local.cluster import LocalCluster
 
 VALUE: Final = "v" * 198

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import time
 import urllib.request
+from typing import Any
 
 import pyarrow as pa
 
-from oncegate.gateway.cli.ask import get_json
+from oncegate.gateway.local.blocking_http import get_json
+from oncegate.gateway.local.waiting import wait_for
 
 
 def read_flow(endpoint: str, flow: str, timeout_s: float = 30.0) -> list[tuple[str, int]]:
     """Return (key, commit) of every item of a flow, once its open segment has been sealed."""
-    deadline = time.monotonic() + timeout_s
-    while True:
+
+    def sealed() -> dict[str, Any] | None:
         state = get_json(f"{endpoint}/v1/flows/{flow}")
-        if state is not None and state["open_items"] == 0:
-            break
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{endpoint} has not sealed {flow}: {state}")
-        time.sleep(0.02)
+        return state if state is not None and state["open_items"] == 0 else None
+
+    state = wait_for(sealed, timeout_s, f"{endpoint} has sealed {flow}")
     items: list[tuple[str, int]] = []
     for number in range(state["first_batch"], state["last_batch"] + 1):
         with urllib.request.urlopen(f"{endpoint}/v1/flows/{flow}/batches/{number}", timeout=30) as answer:

@@ -10,7 +10,8 @@ import aiohttp
 import pytest
 
 from oncegate.gateway.http.server import running
-from oncegate.gateway.local.cluster import LocalCluster, free_ports
+from oncegate.gateway.local.cluster import LocalCluster
+from oncegate.gateway.local.ports import free_ports
 from oncegate.gateway.node.settings import Settings
 
 

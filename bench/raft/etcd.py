@@ -8,18 +8,17 @@ and ours is inside the leader's, so the ratio favours us by what a client costs.
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any, Final
 
 from bench.raft.throughput import OPERATION_BYTES
-from oncegate.gateway.local.cluster import free_ports
+from oncegate.gateway.local.ports import free_ports
+from oncegate.gateway.local.processes import ProcessCluster
+from oncegate.gateway.local.waiting import wait_for
 
 SOURCE: Final = Path(__file__).parent.parent / "peers" / "etcd"
 OUTSTANDING: Final = (1, 64, 512)
@@ -49,46 +48,50 @@ def _serves(endpoint: str) -> bool:
         return False
 
 
+class EtcdCluster(ProcessCluster):
+    """Three etcd processes."""
+
+    def __init__(self, directory: Path, program: Path) -> None:
+        super().__init__(directory)
+        self._program = program
+        urls = [f"http://127.0.0.1:{port}" for port in free_ports(6)]
+        self.clients = {f"e{i + 1}": urls[i] for i in range(3)}
+        self._peers = {f"e{i + 1}": urls[3 + i] for i in range(3)}
+
+    @property
+    def ids(self) -> list[str]:
+        """Names of the processes."""
+        return list(self.clients)
+
+    def command(self, name: str) -> list[str]:
+        """The command line of one."""
+        client, peer = self.clients[name], self._peers[name]
+        flags = {
+            "name": name,
+            "data-dir": str(self.directory / name),
+            "log-level": "error",
+            "listen-client-urls": client,
+            "advertise-client-urls": client,
+            "listen-peer-urls": peer,
+            "initial-advertise-peer-urls": peer,
+            "initial-cluster": ",".join(f"{other}={url}" for other, url in self._peers.items()),
+            "quota-backend-bytes": str(8 * 2**30),
+        }
+        return [str(self._program), "server", *(word for flag in flags.items() for word in (f"--{flag[0]}", flag[1]))]
+
+
 def run(directory: Path, *, seconds: float) -> list[dict[str, Any]] | None:
     """Measure puts of 200 bytes at 1, 64 and 512 outstanding; None where etcd cannot be built."""
     program = build(directory)
     if program is None:
         return None
-    ports = free_ports(6)
-    names = ["e1", "e2", "e3"]
-    clients = [f"http://127.0.0.1:{port}" for port in ports[:3]]
-    peers = [f"http://127.0.0.1:{port}" for port in ports[3:]]
-    members = ",".join(f"{name}={peer}" for name, peer in zip(names, peers, strict=True))
-    nodes = []
-    try:
-        for name, client, peer in zip(names, clients, peers, strict=True):
-            flags = {
-                "name": name,
-                "data-dir": str(directory / f"etcd-{name}"),
-                "log-level": "error",
-                "listen-client-urls": client,
-                "advertise-client-urls": client,
-                "listen-peer-urls": peer,
-                "initial-advertise-peer-urls": peer,
-                "initial-cluster": members,
-                "quota-backend-bytes": str(8 * 2**30),
-            }
-            words = [word for flag, value in flags.items() for word in (f"--{flag}", value)]
-            log = (directory / f"etcd-{name}.log").open("wb")
-            nodes.append(subprocess.Popen([str(program), "server", *words], stdout=log, stderr=log))
-            log.close()
-        deadline = time.monotonic() + START_S
-        while not all(map(_serves, clients)):
-            if time.monotonic() > deadline:
-                raise RuntimeError("etcd does not become healthy: " + (directory / "etcd-e1.log").read_text()[-500:])
-            time.sleep(0.1)
-        rows = []
+    rows = []
+    with EtcdCluster(directory / "etcd", program) as cluster:
+        cluster.start()
+        clients = list(cluster.clients.values())
+        wait_for(lambda: all(map(_serves, clients)), START_S, "etcd is healthy", state=lambda: cluster.log_tail("e1"))
         for outstanding in OUTSTANDING:
             asked = [str(program), "load", ",".join(clients), str(outstanding), str(seconds), str(OPERATION_BYTES)]
             answer = subprocess.run(asked, capture_output=True, text=True, check=True)
             rows.append({"outstanding": outstanding, **json.loads(answer.stdout)})
-        return rows
-    finally:
-        for node in nodes:
-            os.kill(node.pid, signal.SIGKILL)
-            node.wait()
+    return rows

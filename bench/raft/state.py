@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.figures import Latency
-from oncegate.gateway.cli.ask import Refused, get, send_json
 from oncegate.gateway.client import Client, Session
+from oncegate.gateway.local.blocking_http import Refused, get, send_json
 from oncegate.gateway.local.cluster import LocalCluster
 
 VALUE_BYTES: Final = 200

@@ -9,11 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -24,7 +21,8 @@ from examples.demo.dataset import DATA_FILE
 from examples.demo.errors import CouldNotRun
 from examples.demo.ingest import TABLE
 from examples.demo.recording import Delivered, Recording
-from oncegate.gateway.local.cluster import session_members
+from oncegate.gateway.local.processes import end_session, spawn
+from oncegate.gateway.local.waiting import until
 
 CONSUMER: Final = "timeline"
 DEADLINE_S: Final = 300.0
@@ -75,10 +73,7 @@ class TimelineJob:
     def start(self) -> None:
         """Start the job; returns at once."""
         self._starts_left -= 1
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
+        self._process = spawn(self._command, self.log)
 
     def check(self) -> None:
         """Raise DeliveryError if the job has ended; start it again if it came before the flow that it asks for."""
@@ -112,12 +107,7 @@ class TimelineJob:
         process, self._process = self._process, None
         if process is None:
             return
-        deadline = time.monotonic() + (0 if at_once else STOP_S)
-        while time.monotonic() < deadline and session_members(process.pid):
-            time.sleep(_POLL_S)
-        for pid in {process.pid, *session_members(process.pid)}:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        end_session(process.pid, grace_s=0 if at_once else STOP_S)
         process.wait()
 
 
@@ -157,14 +147,14 @@ class Arrival:
         Raises:
             DeliveryError: the job has ended.
         """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + ATTACH_S_MAX
-        while loop.time() < deadline:
+
+        async def attached() -> bool:
             self._job.check()
             flow = await self._flow()
-            if flow is not None and CONSUMER in flow["consumers"]:
-                return
-            await asyncio.sleep(_POLL_S)
+            return flow is not None and CONSUMER in flow["consumers"]
+
+        with contextlib.suppress(TimeoutError):
+            await until(attached, ATTACH_S_MAX, "the consumer is attached", every_s=_POLL_S)
 
     async def complete(self) -> int:
         """Wait until the cursor has passed the last batch of everything written, and return its number.
@@ -172,18 +162,23 @@ class Arrival:
         Raises:
             DeliveryError: not within ``DEADLINE_S``, or the job has ended (also raised by :meth:`follow`).
         """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + DEADLINE_S
-        while loop.time() < deadline:
+
+        async def delivered() -> int | None:
             self._job.check()
             flow = await self._flow()
-            if flow is not None:
-                cursor: int = flow["consumers"].get(CONSUMER, {}).get("cursor", 0)
-                if flow["open_items"] == 0 and flow["last_batch"] > 0 and cursor >= flow["last_batch"]:
-                    self._read_progress()
-                    return cursor
-            await asyncio.sleep(_POLL_S)
-        raise DeliveryError(f"not delivered within {DEADLINE_S:.0f} s after the last write:\n{self._job.log_tail()}")
+            if flow is None or flow["open_items"] or not flow["last_batch"]:
+                return None
+            cursor: int = flow["consumers"].get(CONSUMER, {}).get("cursor", 0)
+            return cursor if cursor >= flow["last_batch"] else None
+
+        try:
+            cursor = await until(
+                delivered, DEADLINE_S, "delivered after the last write", state=self._job.log_tail, every_s=_POLL_S
+            )
+        except TimeoutError as late:
+            raise DeliveryError(str(late)) from None
+        self._read_progress()
+        return cursor
 
     async def _flow(self) -> dict[str, Any] | None:
         for endpoint in self._endpoints:

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, Final
-
-import aiohttp
+from typing import Final, TypeVar
 
 from examples.demo.errors import CouldNotRun
 from examples.demo.recording import Kill, Recording
-from oncegate.gateway.local.cluster import LocalCluster
+from oncegate.gateway.local.cluster import LocalCluster, NodeEnded
+from oncegate.gateway.local.waiting import until
 
 AT_SHARES: Final = (0.3, 0.65)
 """Shares of the messages acknowledged at which a leader dies: both in the middle of the writes."""
 RESTART_AFTER_S: Final = 1.5
 READY_WITHIN_S: Final = 60.0
 _POLL_S: Final = 0.02
-_TIMEOUT: Final = aiohttp.ClientTimeout(total=1.0)
+T = TypeVar("T")
 
 
 class ClusterError(CouldNotRun):
@@ -30,7 +29,6 @@ class ClusterError(CouldNotRun):
 
 async def kill_leaders(
     cluster: LocalCluster,
-    http: aiohttp.ClientSession,
     recording: Recording,
     note: Callable[[str], None],
     at_shares: Sequence[float] = AT_SHARES,
@@ -43,7 +41,7 @@ async def kill_leaders(
     for share in at_shares:
         while recording.acknowledged < share * recording.messages:
             await asyncio.sleep(_POLL_S)
-        node = await leader(cluster, http)
+        node = await leader(cluster)
         kill = Kill(node, recording.now_s(), pending=recording.messages - recording.acknowledged)
         cluster.kill(node)
         recording.kills.append(kill)
@@ -51,57 +49,34 @@ async def kill_leaders(
         await asyncio.sleep(RESTART_AFTER_S)
         cluster.start(node)
         kill.restarted_s = recording.now_s()
-        await ready(cluster, http, node)
+        await ready(cluster, node)
         kill.ready_s = recording.now_s()
         note(f"{node} is back and has caught up, {kill.ready_s - kill.at_s:.1f} s after the kill")
 
 
-async def leader(cluster: LocalCluster, http: aiohttp.ClientSession) -> str:
+async def leader(cluster: LocalCluster) -> str:
     """Return the id of the node that leads now; waits for one.
 
     Raises:
         ClusterError: none within ``READY_WITHIN_S``.
     """
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + READY_WITHIN_S
-    while loop.time() < deadline:
-        for node in cluster.ids:
-            state = await _state(cluster, http, node)
-            if state is not None and state["role"] == "leader":
-                return node
-        await asyncio.sleep(_POLL_S)
-    raise ClusterError(f"no node leads:\n{cluster.log_tail(cluster.ids[0])}")
+    return await _in_time(lambda: cluster.leader_now(0.0), cluster, "a node leads")
 
 
-async def ready(cluster: LocalCluster, http: aiohttp.ClientSession, *nodes: str) -> None:
+async def ready(cluster: LocalCluster, *nodes: str) -> None:
     """Wait until the nodes, or all, answer linearizable reads.
 
     Raises:
         ClusterError: one has ended, or is not ready within ``READY_WITHIN_S``; with its log's last lines.
     """
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + READY_WITHIN_S
-    for node in nodes or cluster.ids:
-        while not await _ok(http, f"{cluster.endpoint(node)}/readyz"):
-            if not cluster.is_running(node) or loop.time() > deadline:
-                raise ClusterError(f"node {node} is not ready:\n{cluster.log_tail(node)}")
-            await asyncio.sleep(_POLL_S)
+    await _in_time(lambda: cluster.all_ready(*nodes), cluster, "the nodes are ready")
 
 
-async def _ok(http: aiohttp.ClientSession, url: str) -> bool:
+async def _in_time(look: Callable[[], T | None], cluster: LocalCluster, what: str) -> T:
+    # Each look is a short one in a thread, so that Ctrl-C need not wait for the deadline.
     try:
-        async with http.get(url, timeout=_TIMEOUT) as response:
-            return response.status == 200
-    except (aiohttp.ClientError, TimeoutError, OSError):
-        return False
-
-
-async def _state(cluster: LocalCluster, http: aiohttp.ClientSession, node: str) -> dict[str, Any] | None:
-    if not cluster.is_running(node):
-        return None
-    try:
-        async with http.get(f"{cluster.endpoint(node)}/v1/cluster", timeout=_TIMEOUT) as response:
-            state: dict[str, Any] | None = await response.json() if response.status == 200 else None
-            return state
-    except (aiohttp.ClientError, TimeoutError, OSError):
-        return None
+        return await until(
+            lambda: asyncio.to_thread(look), READY_WITHIN_S, what, state=cluster.log_tails, every_s=_POLL_S
+        )
+    except (NodeEnded, TimeoutError) as reason:
+        raise ClusterError(str(reason)) from None

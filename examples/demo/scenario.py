@@ -46,7 +46,7 @@ async def perform(
             # A JVM starts slower than a node: by the time it asks for the flow, there is one.
             job = stage.start_job()
             cluster.start()
-            await ready(cluster, http)
+            await ready(cluster)
             async with Client(cluster.endpoints) as client:
                 await client.declare_table(TABLE, kind="stream")
             screen.say("three nodes are ready")
@@ -60,7 +60,7 @@ async def perform(
             with _phase(recording, "writing, with kills and copies"):
                 async with asyncio.TaskGroup() as writing:
                     writing.create_task(ingest(cluster.endpoints, messages, slices, copier, recording, kills=KILLS))
-                    writing.create_task(kill_leaders(cluster, http, recording, screen.say))
+                    writing.create_task(kill_leaders(cluster, recording, screen.say))
             screen.say("every message is acknowledged; waiting for Spark to deliver the rest")
             with _phase(recording, "delivering the rest"):
                 batches = await arrival.complete()

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from oncegate.gateway.cli.ask import get_json
 from oncegate.gateway.cli.output import Format, Output, show
+from oncegate.gateway.local.blocking_http import get_json
 from oncegate.gateway.node.settings import DEFAULT_HTTP_PORT
 
 Endpoint = Annotated[str, typer.Option(envvar="ONCEGATE_ENDPOINT", help="HTTP address of any node")]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oncegate.gateway.local.cluster import LocalCluster
+from oncegate.gateway.local.cluster import LocalCluster, NodeEnded
 from oncegate.gateway.node.settings import DEFAULT_HTTP_PORT
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def dev(
                 cluster.wait_ready()
                 _show(console, cluster)
                 threading.Event().wait()
-            except RuntimeError as fault:
+            except (NodeEnded, TimeoutError) as fault:
                 console.print(f"oncegate dev: {fault}", markup=False)
                 raise typer.Exit(1) from None
             except KeyboardInterrupt:

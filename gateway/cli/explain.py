@@ -10,9 +10,9 @@ from urllib.parse import urlencode
 
 import typer
 
-from oncegate.gateway.cli.ask import Refused, Unreachable, send_json
 from oncegate.gateway.cli.cluster import ENDPOINT_DEFAULT, Endpoint, unreachable
 from oncegate.gateway.cli.output import Format, Output, show
+from oncegate.gateway.local.blocking_http import Refused, Unreachable, send_json
 
 _REQUEST = re.compile(r"[0-9a-f]{16}/[0-9]{1,16}", re.ASCII)
 _SEARCH_S = 60.0

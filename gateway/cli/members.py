@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from oncegate.gateway.cli.ask import Refused, Unreachable, get_json, send_json
 from oncegate.gateway.cli.cluster import ENDPOINT_DEFAULT, Endpoint, unreachable
+from oncegate.gateway.local.blocking_http import Refused, Unreachable, get_json, send_json
 from oncegate.gateway.node.settings import MemberAddress
 
 member = typer.Typer(help="Members of the cluster: add, remove.", no_args_is_help=True)

@@ -1,1 +1,1 @@
-"""Clusters of real processes on this machine."""
+"""Clusters of real processes on this machine: for ``oncegate dev`` and ``check``, demo, benches and tests."""

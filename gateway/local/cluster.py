@@ -1,47 +1,32 @@
-"""A whole cluster on this machine: one process a node, on loopback.
+"""A whole cluster on this machine: one ``oncegate serve`` a node, on loopback.
 
-Owns: free ports, start, readiness, kill -9 and stop of local node processes. Used by ``oncegate dev``, the demo, the
-benches and the tests with real processes; needs only the standard library.
+Owns: the members' addresses, the nodes' command lines, readiness and who leads. Processes are
+:mod:`oncegate.gateway.local.processes`'s business.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import socket
-import subprocess
 import sys
-import time
+from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
-from oncegate.gateway.cli.ask import get, get_json
+from oncegate.gateway.local.blocking_http import TIMEOUT_S, get, get_json
+from oncegate.gateway.local.ports import free_ports, is_free
+from oncegate.gateway.local.processes import ProcessCluster
+from oncegate.gateway.local.waiting import wait_for
 from oncegate.gateway.node.settings import MemberAddress
 
 START_S: Final = 30.0
-STOP_S: Final = 15.0
+LOOK_S: Final = 0.5
+"""How long one question to one node may take while somebody looks for the leader: some nodes may be frozen."""
 
 
-def free_ports(count: int) -> list[int]:
-    """Return ports of the loopback that nobody listens on now, all different."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+class NodeEnded(RuntimeError):
+    """A node ended by itself while somebody waited for it; the message ends with its log's last lines."""
 
 
-def spawn(command: list[str], log: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own, with what it says appended to ``log``."""
-    with log.open("ab") as file:
-        return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, start_new_session=True
-        )
-
-
-class LocalCluster:
+class LocalCluster(ProcessCluster):
     """Node processes of one cluster. Closing kills what still runs.
 
     Args:
@@ -50,6 +35,9 @@ class LocalCluster:
         first_port: HTTP ports from here on, peer ports in between; None takes free ones.
         flags: further flags of ``oncegate serve``.
         environment: further environment variables of the nodes.
+
+    Raises:
+        OSError: no free ports.
     """
 
     def __init__(
@@ -59,28 +47,23 @@ class LocalCluster:
         *,
         first_port: int | None = None,
         flags: tuple[str, ...] = (),
-        environment: dict[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
+        super().__init__(directory, environment=environment)
         ports = free_ports(2 * nodes) if first_port is None else list(range(first_port, first_port + 2 * nodes))
-        self.directory = directory
         self.members = [MemberAddress(f"n{i + 1}", "127.0.0.1", ports[2 * i], ports[2 * i + 1]) for i in range(nodes)]
         self.flags = flags
-        self._environment = {**os.environ, **(environment or {})}
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._joining: set[str] = set()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def ids(self) -> list[str]:
         """Ids of the nodes."""
         return [member.node_id for member in self.members]
+
+    @property
+    def meant(self) -> list[str]:
+        """The nodes that are meant to run."""
+        return self.ids
 
     @property
     def endpoints(self) -> list[str]:
@@ -93,25 +76,8 @@ class LocalCluster:
 
     def ports_in_use(self) -> list[int]:
         """Return the members' ports that somebody listens on now: a stranger there would pass for a node."""
-        taken = []
-        for member in self.members:
-            for port in (member.http_port, member.peer_port):
-                with socket.socket() as probe:
-                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    try:
-                        probe.bind((member.host, port))
-                    except OSError:
-                        taken.append(port)
-        return taken
-
-    def start(self, *node_ids: str) -> None:
-        """Start the given nodes, or all that do not run. Does not wait until they are ready."""
-        self.directory.mkdir(parents=True, exist_ok=True)
-        for node_id in node_ids or self.ids:
-            if self.is_running(node_id):
-                continue
-            log = self.directory / f"{node_id}.log"
-            self._processes[node_id] = spawn(self.command(node_id), log, self._environment)
+        ports = [(member.host, port) for member in self.members for port in (member.http_port, member.peer_port)]
+        return [port for host, port in ports if not is_free(host, port)]
 
     def expand(self, node_id: str) -> MemberAddress:
         """Note a node that is to join the running cluster, on free ports; it is started like the others."""
@@ -128,86 +94,60 @@ class LocalCluster:
             own.append("--join")
         return [sys.executable, "-m", "oncegate", "serve", *own, *members, *self.flags]
 
-    def is_running(self, node_id: str) -> bool:
-        """Tell whether a node's process lives."""
-        process = self._processes.get(node_id)
-        return process is not None and process.poll() is None
+    def is_ready(self, node_id: str, timeout_s: float = 2.0) -> bool:
+        """Tell whether a node answers a linearizable read."""
+        return get(f"{self.endpoint(node_id)}/readyz", timeout_s) is not None
 
-    def pid(self, node_id: str) -> int:
-        """Return the process id of a started node."""
-        return self._processes[node_id].pid
-
-    def wait_ready(self, *node_ids: str, timeout_s: float = START_S) -> None:
-        """Wait until the given nodes, or all, answer linearizable reads.
+    def all_ready(self, *node_ids: str) -> bool:
+        """Tell whether these nodes, or all, answer linearizable reads; looks once at each.
 
         Raises:
-            RuntimeError: one has ended, or time is up; the message ends with its log's last lines.
+            NodeEnded: one has ended.
         """
-        deadline = time.monotonic() + timeout_s
         for node_id in node_ids or self.ids:
-            while not self._ready(node_id):
-                if not self.is_running(node_id) or time.monotonic() > deadline:
-                    raise RuntimeError(f"node {node_id} is not ready:\n{self.log_tail(node_id)}")
-                time.sleep(0.02)
+            if not self.is_ready(node_id):
+                if self.is_running(node_id):
+                    return False
+                raise NodeEnded(f"node {node_id} has ended:\n{self.log_tail(node_id)}")
+        return True
 
-    def _ready(self, node_id: str) -> bool:
-        return get(f"{self.endpoint(node_id)}/readyz") is not None
+    def wait_ready(self, *node_ids: str, timeout_s: float = START_S) -> None:
+        """Wait until these nodes, or all, answer linearizable reads.
 
-    def log_tail(self, node_id: str, lines: int = 20) -> str:
-        """Return the last lines of a node's log."""
-        path = self.directory / f"{node_id}.log"
-        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.exists() else ""
+        Raises:
+            NodeEnded: one has ended.
+            TimeoutError: time is up; the message ends with the logs' last lines.
+        """
+        nodes = node_ids or tuple(self.ids)
+        wait_for(
+            lambda: self.all_ready(*nodes), timeout_s, f"{', '.join(nodes)} ready", state=lambda: self.log_tails(*nodes)
+        )
 
-    def state(self, node_id: str) -> dict[str, Any] | None:
+    def log_tails(self, *node_ids: str) -> str:
+        """Return the last lines of these nodes' logs, or of all."""
+        return "".join(f"\n--- {node_id}\n{self.log_tail(node_id)}" for node_id in node_ids or self.ids)
+
+    def state(self, node_id: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any] | None:
         """Return ``/v1/cluster`` of a node, or None while it does not answer."""
-        return get_json(f"{self.endpoint(node_id)}/v1/cluster")
+        return get_json(f"{self.endpoint(node_id)}/v1/cluster", timeout_s)
 
     def leader(self, timeout_s: float = START_S) -> str:
-        """Return the id of the node that leads now; waits for one. Raises RuntimeError after ``timeout_s``."""
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            for node_id in self.ids:
-                if self.is_running(node_id) and (state := self.state(node_id)) and state["role"] == "leader":
-                    return node_id
-            time.sleep(0.02)
-        raise RuntimeError("no leader:\n" + "\n".join(self.log_tail(node_id) for node_id in self.ids))
+        """Return the node that leads in the highest term among those that answer; waits for one.
 
-    def kill(self, *node_ids: str) -> None:
-        """Kill nodes with SIGKILL, all at once, and wait until they are gone."""
-        for node_id in node_ids or self.ids:
-            if self.is_running(node_id):
-                self._processes[node_id].send_signal(signal.SIGKILL)
-        for node_id in node_ids or self.ids:
-            if node_id in self._processes:
-                self._processes[node_id].wait()
+        Raises:
+            TimeoutError: there is none in time.
+        """
+        return wait_for(self._leader, timeout_s, "a node leads", state=self.log_tails)
 
-    def stop(self, timeout_s: float = STOP_S) -> None:
-        """Stop all nodes in order with SIGTERM; kill what does not end in time."""
-        for process in self._processes.values():
-            if process.poll() is None:
-                process.terminate()
-        for process in self._processes.values():
-            try:
-                process.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+    def leader_now(self, timeout_s: float = 2.0) -> str | None:
+        """Return the same, or None when there is none in time."""
+        try:
+            return self.leader(timeout_s)
+        except TimeoutError:
+            return None
 
-    def close(self) -> None:
-        """Kill what runs. Idempotent."""
-        self.kill()
-
-
-def session_members(session: int) -> list[int]:
-    """Return the processes of a session that are no zombies.
-
-    A session and not a process group: each of Spark's Python daemons makes a group of its own.
-    """
-    found: list[int] = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError):
-            # The name, in parentheses, may hold anything; behind it: state, parent, group, session.
-            state, _, _, of, *_ = stat.read_text().rpartition(")")[2].split()
-            if int(of) == session and state != "Z":
-                found.append(int(stat.parent.name))
-    return found
+    def _leader(self) -> str | None:
+        asked = [node_id for node_id in self.meant if self.is_running(node_id) and node_id not in self.frozen]
+        states = [(node_id, self.state(node_id, LOOK_S)) for node_id in asked]
+        leading = [(state["term"], node_id) for node_id, state in states if state and state["role"] == "leader"]
+        return max(leading)[1] if leading else None

@@ -10,36 +10,29 @@ Methods block, and may be called from several threads: a change of a node's proc
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import shutil
 import signal
 import sys
 import threading
-import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from oncegate.gateway.cli.ask import get, get_json
-from oncegate.gateway.local.cluster import STOP_S, LocalCluster
+from oncegate.gateway.local.cluster import LocalCluster
 from oncegate.gateway.node.settings import MemberAddress
 from oncegate.proof.check.equipment import Equipment, Target
 from oncegate.proof.check.errors import CheckError
 from oncegate.proof.check.flush_control import FlushControl
 from oncegate.proof.check.links import Links
 from oncegate.proof.check.node_settings import BODY_BYTES_MAX, NodeSettings
-from oncegate.proof.check.ports import first_quiet_port
 from oncegate.proof.check.small_disk import SmallDisk
-from oncegate.proof.check.waiting import wait_for
 from oncegate.proof.check.wall_clock import WallClock
 
 DISK_BYTES: Final = 256 * 2**20
-LOOK_S: Final = 0.5
-"""How long one question to one node may take while somebody looks for the leader: some nodes are frozen."""
 _ENDED_BY_US: Final = (0, -signal.SIGKILL, -signal.SIGTERM)
 """How a process ends that was killed or stopped."""
 
@@ -71,15 +64,13 @@ class CheckCluster(LocalCluster):
         environment: dict[str, str] | None = None,
     ) -> None:
         directory = directory.absolute()
-        first_port = first_quiet_port(2 * nodes)
-        super().__init__(directory, nodes, first_port=first_port, flags=flags, environment=environment)
+        super().__init__(directory, nodes, flags=flags, environment=environment)
         directory.mkdir(parents=True, exist_ok=True)
         self.lock = threading.RLock()
         self.equipment = frozenset(equipment)
         self.seed = seed
         self.first_ids: Final = tuple(self.ids)
         """The members that are there before and after all faults."""
-        self.frozen: set[str] = set()
         self.damaged: dict[str, str] = {}
         """Nodes whose files were changed, and how: they may refuse to start, and are replaced then."""
         self.filled: set[str] = set()
@@ -163,10 +154,7 @@ class CheckCluster(LocalCluster):
             if node_id in self.ids:
                 self._joining.add(node_id)
                 return next(member for member in self.members if member.node_id == node_id)
-            first_port = first_quiet_port(2)
-            new = MemberAddress(node_id, "127.0.0.1", first_port, first_port + 1)
-            self.members = [*self.members, new]
-            self._joining.add(node_id)
+            new = super().expand(node_id)
             self.links.add(node_id, new.peer)
             self._equip(node_id)
             return new
@@ -218,61 +206,18 @@ class CheckCluster(LocalCluster):
         """SIGKILL, all at once; wait until they are gone."""
         with self.lock:
             super().kill(*node_ids)
-            self.frozen.difference_update(node_ids or self.ids)
 
     def freeze(self, *node_ids: str) -> None:
         """SIGSTOP; without effect on a node that does not run."""
         with self.lock:
-            for node_id in node_ids:
-                if self.is_running(node_id):
-                    os.kill(self.pid(node_id), signal.SIGSTOP)
-                    self.frozen.add(node_id)
+            super().freeze(*node_ids)
 
     def thaw(self, *node_ids: str) -> None:
         """SIGCONT."""
         with self.lock:
-            for node_id in node_ids:
-                if self.is_running(node_id):
-                    os.kill(self.pid(node_id), signal.SIGCONT)
-                self.frozen.discard(node_id)
-
-    def stop_node(self, node_id: str, timeout_s: float = STOP_S) -> bool:
-        """SIGTERM one node and wait for its orderly end; False: it had to be killed, being frozen or without time."""
-        process = self._processes.get(node_id)
-        if process is None or process.poll() is not None:
-            return True
-        process.terminate()
-        with contextlib.suppress(TimeoutError):
-            wait_for(lambda: process.poll() is not None, timeout_s, f"{node_id} ends")
-            return True
-        self.kill(node_id)
-        return False
-
-    def returncode(self, node_id: str) -> int | None:
-        """How a node's last process ended, negative for a signal; None while it runs."""
-        return self._processes[node_id].poll()
+            super().thaw(*node_ids)
 
     # Who is who
-
-    def leader_now(self, timeout_s: float = 2.0) -> str | None:
-        """The node that leads in the highest term among those that answer, or None when there is none in time."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            leading = []
-            for node_id in self.meant:
-                if self.is_running(node_id) and node_id not in self.frozen:
-                    state = get_json(f"{self.endpoint(node_id)}/v1/cluster", LOOK_S)
-                    if state is not None and state["role"] == "leader":
-                        leading.append((state["term"], node_id))
-            if leading:
-                return str(max(leading)[1])
-            if time.monotonic() > deadline:
-                return None
-            time.sleep(0.02)
-
-    def is_ready(self, node_id: str, timeout_s: float = 2.0) -> bool:
-        """Whether this node answers a linearizable read."""
-        return get(f"{self.endpoint(node_id)}/readyz", timeout_s) is not None
 
     def asked(self, among: Sequence[str] | None = None) -> str:
         """HTTP address of a node that can be asked for a change: one that is ready, if there is one."""

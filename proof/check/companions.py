@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import os
-import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from oncegate.gateway.local.cluster import session_members, spawn
+from oncegate.gateway.local.processes import end_session, spawn
 from oncegate.proof.check.errors import CheckError
 from oncegate.stores.devcassandra import Config, DevCluster
 from oncegate.stores.devcassandra.cluster import free_ports
@@ -30,8 +27,6 @@ KEYSPACE: Final = "oncegate_check"
 CALL_S: Final = 5
 """How long the job tries one call to the gateway before its query begins anew."""
 INTERVAL_MS: Final = 100
-_GONE_S: Final = 30.0
-_POLL_S: Final = 0.02
 
 
 def lacking(*, cassandra: bool) -> str:
@@ -90,20 +85,20 @@ class StreamRowsJob:
             if self._runs():
                 return
             self._directory.mkdir(parents=True, exist_ok=True)
-            self._process = spawn(self.command(), self.log, dict(os.environ))
+            self._process = spawn(self.command(), self.log)
 
     def kill(self) -> None:
         """Kill -9 everything of it, and wait until all of it is gone.
 
         Raises:
-            CheckError: something of it stays.
+            TimeoutError: something of it stays.
         """
         with self._lock:
             process = self._process
             if process is None:
                 return
             self.kills += self._runs()
-            _end_session(process.pid)
+            end_session(process.pid)
             process.wait()
             self._process = None
 
@@ -118,7 +113,7 @@ class StreamRowsJob:
         status = self._process.poll()
         if status is None:
             return True
-        _end_session(self._process.pid)
+        end_session(self._process.pid)
         self._process = None
         self.ended.append(status)
         return False
@@ -162,15 +157,3 @@ def _as_check_error() -> Iterator[None]:
         yield
     except SinkError as wrong:
         raise CheckError(f"Cassandra: {wrong.detail}") from wrong
-
-
-def _end_session(session: int) -> None:
-    """Kill every process of a session."""
-    deadline = time.monotonic() + _GONE_S
-    while members := session_members(session):
-        for pid in members:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        if time.monotonic() > deadline:
-            raise CheckError(f"processes {members} do not end")
-        time.sleep(_POLL_S)

@@ -10,13 +10,15 @@ import contextlib
 from collections.abc import Sequence
 from typing import Final
 
-from oncegate.gateway.cli.ask import Unreachable, get_json, send_json
+from oncegate.gateway.local.blocking_http import Refused, Unreachable, get_json, send_json
+from oncegate.gateway.local.waiting import wait_for
 from oncegate.gateway.node.settings import MemberAddress
 from oncegate.proof.check.cluster import CheckCluster
 from oncegate.proof.check.errors import CheckError
-from oncegate.proof.check.waiting import persist, wait_for
 
 CHANGE_S: Final = 30.0
+NO_QUORUM: Final = (CheckError, OSError, Refused, Unreachable)
+"""What a step ends with as long as there is no quorum, and is repeated after."""
 
 
 def voters(cluster: CheckCluster, among: Sequence[str] | None = None) -> dict[str, bool]:
@@ -43,7 +45,7 @@ def remove_member(cluster: CheckCluster, node_id: str, timeout_s: float = CHANGE
         send_json("DELETE", f"{cluster.asked(rest)}/v1/cluster/members/{node_id}", None, timeout_s)
         return False
 
-    persist(gone, timeout_s, f"{node_id} is no member any more")
+    wait_for(gone, timeout_s, f"{node_id} is no member any more", despite=NO_QUORUM)
     retire(cluster, node_id)
 
 
@@ -59,7 +61,7 @@ def join_member(cluster: CheckCluster, node_id: str, timeout_s: float = CHANGE_S
         _start_again_where_there_was_no_room(cluster, node_id)
         return _announced(cluster, new, timeout_s)
 
-    persist(votes, timeout_s, f"{node_id} votes")
+    wait_for(votes, timeout_s, f"{node_id} votes", despite=NO_QUORUM)
 
 
 def announce_absent(cluster: CheckCluster, node_id: str, timeout_s: float = CHANGE_S) -> None:
@@ -67,10 +69,11 @@ def announce_absent(cluster: CheckCluster, node_id: str, timeout_s: float = CHAN
     with cluster.lock:
         new = cluster.expand(node_id)
         cluster.absent.add(node_id)
-    persist(
+    wait_for(
         lambda: _announced(cluster, new, 0.2) is not None and node_id in voters(cluster),
         timeout_s,
         f"{node_id} is announced",
+        despite=NO_QUORUM,
     )
 
 

@@ -14,7 +14,7 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from oncegate.gateway.local.cluster import free_ports
+from oncegate.gateway.local.ports import free_ports
 from oncegate.gateway.wire import MSGPACK
 from oncegate.proof.check.cluster import CheckCluster
 from oncegate.proof.check.nemesis import FaultPlan

@@ -13,7 +13,7 @@ import pytest
 from oncegate.gateway import wire
 from oncegate.gateway.client import Client, Code, OncegateError, OperationFailed, RequestId
 from oncegate.gateway.http.server import running
-from oncegate.gateway.local.cluster import free_ports
+from oncegate.gateway.local.ports import free_ports
 from oncegate.gateway.node.settings import Settings
 from oncegate.gateway.testing.cluster import FakeGateway
 from oncegate.rifl.ids import SequenceNumber, format_client_id

@@ -5,22 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import time
 
 from oncegate.consensus import Replica, ReplicaConfig
 from oncegate.consensus.config import KIB, MIB
 from oncegate.consensus.configuration import Member
+from oncegate.gateway.local import waiting
 
 DEADLINE_S = 20.0
 
 
 async def until(condition, *, deadline_s=DEADLINE_S, what="the condition"):
     """Wait until ``condition()`` is true, and return what it returned."""
-    end = time.monotonic() + deadline_s
-    while not (found := condition()):
-        assert time.monotonic() < end, f"{what} did not come true in {deadline_s} s"
-        await asyncio.sleep(0.005)
-    return found
+    return await waiting.until(condition, deadline_s, what, every_s=0.005)
 
 
 def free_addresses(count):

@@ -49,11 +49,11 @@ async def test_all_disks_full_refuse_writes_as_overload_and_go_on_reading_until_
                 disk.fill()
 
             def refused() -> bool:
-                assert all(scene.cluster.is_running(name) for name in scene.cluster.names), "a full disk ended a node"
+                assert all(scene.cluster.is_running(name) for name in scene.cluster.ids), "a full disk ended a node"
                 return history.refusals["OVERLOADED"] > 500
 
             await until(refused, what="writes are refused as OVERLOADED")
-            for name in scene.cluster.names:
+            for name in scene.cluster.ids:
                 assert isinstance(await scene.client.read(name), int), f"{name} reads nothing on a full disk"
             for disk in disks.values():
                 disk.give_back()

@@ -35,7 +35,7 @@ async def test_leader_frozen_for_ten_seconds_is_replaced_steps_down_when_it_wake
     async with running(tmp_path) as scene:
         stop = asyncio.Event()
         async with scene.client.loaded(64):
-            readers = [asyncio.create_task(reads_until(scene, name, stop)) for name in scene.cluster.names]
+            readers = [asyncio.create_task(reads_until(scene, name, stop)) for name in scene.cluster.ids]
             await scene.progress(2000)
             old = await scene.leader()
             term = (await scene.client.status(old))["term"]
@@ -57,7 +57,7 @@ async def test_leader_frozen_for_ten_seconds_is_replaced_steps_down_when_it_wake
             assert (await scene.client.status(new))["term"] == before, "waking up cost an election"
             stop.set()
             await asyncio.gather(*readers)
-        assert {read.node for read in scene.client.history.reads} == set(scene.cluster.names)
+        assert {read.node for read in scene.client.history.reads} == set(scene.cluster.ids)
         await scene.finish()
 
 

@@ -15,9 +15,9 @@ async def test_rolling_restart_under_load_loses_and_repeats_nothing(tmp_path: Pa
     async with running(tmp_path, linked=False) as scene:
         async with scene.client.loaded(64):
             for _ in range(soak):
-                for name in scene.cluster.names:
+                for name in scene.cluster.ids:
                     await scene.progress(500)
-                    scene.cluster.stop(name)
+                    assert scene.cluster.stop(name, timeout_s=30), f"{name} did not end in order"
                     await scene.progress(500)
                     scene.cluster.start(name)
                     commit = (await scene.client.status(await scene.leader()))["commit_index"]
@@ -27,7 +27,7 @@ async def test_rolling_restart_under_load_loses_and_repeats_nothing(tmp_path: Pa
                         return status is not None and status["applied_index"] >= commit
 
                     await until(back, what=f"{name} is back")
-            assert all("Traceback" not in scene.cluster.log(name) for name in scene.cluster.names)
+            assert all("Traceback" not in scene.cluster.log(name) for name in scene.cluster.ids)
         await scene.finish()
 
 

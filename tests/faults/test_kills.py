@@ -26,8 +26,8 @@ async def test_what_was_acknowledged_survives_kills_of(tmp_path: Path, victims: 
                 names = {
                     "leader": [leader],
                     "follower": [rng.choice(scene.others(leader))],
-                    "majority": rng.sample(scene.cluster.names, 2),
-                    "all": scene.cluster.names,
+                    "majority": rng.sample(scene.cluster.ids, 2),
+                    "all": scene.cluster.ids,
                 }[victims]
                 await asyncio.sleep(rng.uniform(0, 0.02))  # Not a wait: it makes the moment of the kill random.
                 scene.cluster.kill(*names)

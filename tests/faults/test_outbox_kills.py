@@ -15,7 +15,7 @@ import pytest
 
 from oncegate.gateway.client import Client
 from oncegate.gateway.http.server import running
-from oncegate.gateway.local.cluster import free_ports
+from oncegate.gateway.local.ports import free_ports
 from oncegate.gateway.node.settings import Settings
 from oncegate.rifl.completion import CompletionRecord
 from oncegate.rifl.result_tracker import ResultTracker, Standing, Verdict

@@ -180,12 +180,12 @@ async def test_without_any_link_nothing_is_acknowledged_and_all_resumes_when_hea
     async with running(tmp_path) as scene:
         async with scene.client.loaded(64):
             await scene.progress(1000)
-            scene.links.split(*([name] for name in scene.cluster.names))
-            await asyncio.gather(*(assert_reads_refused(scene, node, 10) for node in scene.cluster.names))
-            for node in scene.cluster.names:
+            scene.links.split(*([name] for name in scene.cluster.ids))
+            await asyncio.gather(*(assert_reads_refused(scene, node, 10) for node in scene.cluster.ids))
+            for node in scene.cluster.ids:
                 await stepped_down(scene, node)
             done = scene.client.history.commands
-            await asyncio.gather(*(assert_reads_refused(scene, node, 10) for node in scene.cluster.names))
+            await asyncio.gather(*(assert_reads_refused(scene, node, 10) for node in scene.cluster.ids))
             assert scene.client.history.commands == done, "a command was acknowledged without a quorum"
             scene.links.heal()
             await scene.progress(1000)
@@ -203,7 +203,7 @@ async def test_slow_links_that_break_all_the_time_lose_and_repeat_nothing(tmp_pa
                 await asyncio.sleep(0.005)
 
         async with scene.client.loaded(64):
-            readers = [asyncio.create_task(read(name)) for name in scene.cluster.names]
+            readers = [asyncio.create_task(read(name)) for name in scene.cluster.ids]
             await scene.progress(1000)
             scene.links.slow(delay_s=0.005, jitter_s=0.02, bytes_per_s=20e6)
             scene.links.storm(every_s=0.25)

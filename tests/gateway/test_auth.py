@@ -19,7 +19,8 @@ from oncegate.gateway.http.auth import Tokens, new_token
 from oncegate.gateway.http.identity import IDENTITY, Identity, Scope, check_owner
 from oncegate.gateway.http.server import ROUTES, running
 from oncegate.gateway.http.tls import check_exposure, server_context
-from oncegate.gateway.local.cluster import LocalCluster, free_ports
+from oncegate.gateway.local.cluster import LocalCluster
+from oncegate.gateway.local.ports import free_ports
 from oncegate.gateway.node.settings import Settings
 from oncegate.rifl.errors import Code, OncegateError
 from tests.conftest import Api

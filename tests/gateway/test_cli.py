@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from oncegate.gateway.cli.ask import get, get_json
 from oncegate.gateway.cli.main import app
-from oncegate.gateway.local.cluster import free_ports
+from oncegate.gateway.local.blocking_http import get, get_json
+from oncegate.gateway.local.ports import free_ports
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("ONCEGATE_")}
 WAIT_S = 30.0

@@ -10,7 +10,7 @@ import urllib.request
 
 import pytest
 
-from oncegate.gateway.cli.ask import Refused, send_json
+from oncegate.gateway.local.blocking_http import Refused, send_json
 from oncegate.gateway.local.cluster import LocalCluster
 
 

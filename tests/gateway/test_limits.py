@@ -17,7 +17,7 @@ import pytest
 
 from oncegate.gateway.http.routes import flows
 from oncegate.gateway.http.server import running
-from oncegate.gateway.local.cluster import free_ports
+from oncegate.gateway.local.ports import free_ports
 from oncegate.gateway.node import proposer
 from oncegate.gateway.node.node import Node
 from oncegate.gateway.node.settings import SETTINGS, Settings

@@ -11,7 +11,7 @@ import pytest
 from oncegate.consensus.ports import Role, RoleChange
 from oncegate.gateway.answers import answer
 from oncegate.gateway.http.server import running
-from oncegate.gateway.local.cluster import free_ports
+from oncegate.gateway.local.ports import free_ports
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.node import proposer
 from oncegate.gateway.node.settings import Settings

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from oncegate.gateway.http.server import running
-from oncegate.gateway.local.cluster import free_ports
+from oncegate.gateway.local.ports import free_ports
 from oncegate.gateway.node.settings import Settings
 from tests.conftest import Api
 from tests.gateway.http_contract import assert_problem, declare, put, sealed, send_range

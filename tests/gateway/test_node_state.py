@@ -11,7 +11,7 @@ import pytest
 
 from oncegate.consensus.ports import DurableState, SavedPoint
 from oncegate.gateway.http.server import running
-from oncegate.gateway.local.cluster import free_ports
+from oncegate.gateway.local.ports import free_ports
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.state import durable, state_digest
 from oncegate.gateway.node.settings import Settings

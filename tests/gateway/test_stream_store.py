@@ -14,7 +14,7 @@ import pytest
 
 from oncegate.flows.segment import read_table
 from oncegate.gateway.http.server import running
-from oncegate.gateway.local.cluster import free_ports
+from oncegate.gateway.local.ports import free_ports
 from oncegate.gateway.machine.flow_state import Flow
 from oncegate.gateway.node import reads, stream_store
 from oncegate.gateway.node.node import Node

@@ -17,7 +17,7 @@ from oncegate.gateway.answers import Answer
 from oncegate.gateway.http.server import running
 from oncegate.gateway.live_check import recorder
 from oncegate.gateway.live_check.sample import Choice
-from oncegate.gateway.local.cluster import free_ports
+from oncegate.gateway.local.ports import free_ports
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.tables import Row, Table
 from oncegate.gateway.node.node import Node

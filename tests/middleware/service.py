@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from oncegate.gateway.client import Client
-from oncegate.gateway.local.cluster import free_ports
+from oncegate.gateway.local.ports import free_ports
 from oncegate.gateway.middleware import SCOPE_TICKET, TICKET, ForAsgi, Gate, Policy, for_aiohttp
 
 KINDS = ("aiohttp", "starlette")

@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 
 from oncegate.gateway.client import Client, OncegateError, Session
+from oncegate.gateway.local.waiting import until
 from oncegate.proof.check.cluster import CheckCluster
 from oncegate.proof.check.equipment import Equipment, missing
 from oncegate.proof.check.nemesis import FAULTS, Action, Fault
@@ -53,13 +54,7 @@ class Scene:
 
     async def until(self, condition: Callable[[], Any], what: str) -> None:
         """Wait for a condition that is looked at in a thread."""
-        try:
-            async with asyncio.timeout(DEADLINE_S):
-                while not await asyncio.to_thread(condition):
-                    await asyncio.sleep(0.01)
-        except TimeoutError:
-            logs = {node_id: self.cluster.log_tail(node_id, 5) for node_id in self.cluster.ids}
-            raise AssertionError(f"{what}: not within {DEADLINE_S} s: {logs}") from None
+        await until(lambda: asyncio.to_thread(condition), DEADLINE_S, what, state=self.cluster.log_tails)
 
     async def progress(self, raises: int = 20) -> None:
         """Wait until so many more are acknowledged."""

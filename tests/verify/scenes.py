@@ -19,7 +19,7 @@ from oncegate.consensus.log.segment import KIND_ENTRY, SEGMENT_HEADER_BYTES, dec
 from oncegate.consensus.ports import SavedPoint
 from oncegate.flows.segment_store import SegmentStore
 from oncegate.gateway.http.server import running
-from oncegate.gateway.local.cluster import free_ports
+from oncegate.gateway.local.ports import free_ports
 from oncegate.gateway.machine.state.layout import encode_row, rows_prefix
 from oncegate.gateway.machine.state.store import CellWriter, Store, new_cache
 from oncegate.gateway.machine.tables import Row

@@ -12,12 +12,12 @@ import functools
 import random as random_module
 from typing import Final
 
+from oncegate.gateway.local.waiting import wait_for
 from oncegate.proof.check import damage, membership
 from oncegate.proof.check.cluster import CheckCluster
 from oncegate.proof.check.equipment import Equipment
 from oncegate.proof.check.nemesis.fault import Choice, Down, Fault, PlanView, Random, fault, one_of
 from oncegate.proof.check.nemesis.members import RECOVERY_S
-from oncegate.proof.check.waiting import wait_for
 
 VERDICT_S: Final = 20.0
 UNFLUSHED_S: Final = 2.0

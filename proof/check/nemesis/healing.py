@@ -5,21 +5,20 @@ Order: the means first (network, processes, room, time), then the members, then 
 
 from __future__ import annotations
 
+import contextlib
 import email.utils
 import time
 import urllib.request
 from typing import Final
 
-from oncegate.gateway.cli.ask import Refused, Unreachable
+from oncegate.gateway.local.waiting import wait_for
 from oncegate.proof.check import membership
 from oncegate.proof.check.cluster import CheckCluster
-from oncegate.proof.check.errors import CheckError, NotHealed
+from oncegate.proof.check.errors import NotHealed
 
 CLOCK_OFF_S: Final = 5.0
 """More than this between a node's clock and ours is a fault that is still there."""
-_PAUSE_S: Final = 0.05
 _STEP_S: Final = 15.0
-_FAILURES: Final = (CheckError, OSError, Refused, Unreachable)
 
 
 def make_whole(cluster: CheckCluster, timeout_s: float) -> None:
@@ -28,7 +27,6 @@ def make_whole(cluster: CheckCluster, timeout_s: float) -> None:
     Raises:
         NotHealed: it is not within ``timeout_s``, or a node ended by itself while the faults were there.
     """
-    deadline = time.monotonic() + timeout_s
     cluster.links.heal()
     cluster.thaw(*cluster.ids)
     for disk in cluster.disks.values():
@@ -38,18 +36,21 @@ def make_whole(cluster: CheckCluster, timeout_s: float) -> None:
     for control in cluster.flushes.values():
         control.slow(0)
     wrong: dict[str, str] = {"cluster": "nothing has been looked at"}
-    while wrong:
+
+    def whole() -> bool:
+        nonlocal wrong
+        failed: dict[str, str] = {}
         try:
             for target in cluster.targets.values():
                 target.start()
             _restore_members(cluster)
-            wrong = _wrong(cluster)
-        except _FAILURES as failure:
-            wrong = {"members": str(failure), **_wrong(cluster)}
-        if wrong and time.monotonic() > deadline:
-            break
-        if wrong:
-            time.sleep(_PAUSE_S)
+        except membership.NO_QUORUM as failure:
+            failed = {"members": str(failure)}
+        wrong = failed | _wrong(cluster)
+        return not wrong
+
+    with contextlib.suppress(TimeoutError):
+        wait_for(whole, timeout_s, "the cluster is whole", despite=membership.NO_QUORUM)
     wrong |= cluster.crashes
     if wrong:
         raise NotHealed(wrong)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
-from oncegate.gateway.cli.ask import Refused, Unreachable
+from oncegate.gateway.local.blocking_http import Refused, Unreachable
 from oncegate.proof.check.cluster import CheckCluster
 from oncegate.proof.check.errors import CheckError
 from oncegate.proof.check.fault_note import FaultNote

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import Final
 
-from oncegate.gateway.cli.ask import Refused, Unreachable, send_json
+from oncegate.gateway.local.blocking_http import Refused, Unreachable, send_json
+from oncegate.gateway.local.waiting import wait_for
 from oncegate.proof.check.cluster import CheckCluster
 from oncegate.proof.check.nemesis.fault import (
     LEADER,
@@ -18,7 +19,6 @@ from oncegate.proof.check.nemesis.fault import (
     in_any_order,
     with_leader,
 )
-from oncegate.proof.check.waiting import wait_for
 
 READY_S: Final = 30.0
 TRANSFER_S: Final = 12.0
@@ -38,7 +38,7 @@ class StopOne(Down):
         return with_leader(random, view.nodes)
 
     def inject(self, cluster: CheckCluster) -> str:
-        orderly = [cluster.stop_node(node_id) for node_id in self.targets]
+        orderly = [cluster.stop(node_id) for node_id in self.targets]
         return "stopped in order" if all(orderly) else "had to be killed"
 
 
@@ -60,7 +60,7 @@ class RollingRestart(Down):
     def inject(self, cluster: CheckCluster) -> str:
         late = []
         for node_id in self.targets:
-            cluster.stop_node(node_id)
+            cluster.stop(node_id)
             cluster.start(node_id)
             try:
                 wait_for(lambda node_id=node_id: cluster.is_ready(node_id), READY_S, node_id)  # type: ignore[misc]

@@ -19,6 +19,7 @@ from random import Random
 from typing import Any, ClassVar, Final
 
 from oncegate.gateway.client.paths import flow_path, table_path
+from oncegate.gateway.local.waiting import until
 from oncegate.proof.check.checks import Findings, linearizable
 from oncegate.proof.check.cluster import CheckCluster
 from oncegate.proof.check.companions import CassandraProcess, StreamRowsJob, lacking
@@ -156,15 +157,21 @@ class StoredReads(StreamReads):
         raise NotRecovered("the last batches are not dropped")
 
     async def _until(self, world: World, seconds: float, condition: Condition, what: str) -> Mapping[str, Any]:
-        ends = time.monotonic() + seconds
-        while True:
-            flow: Mapping[str, Any] = (await world.insist("GET", flow_path(self.table))).body
-            if condition(flow):
-                return flow
-            if time.monotonic() > ends:
-                raise NotRecovered(f"not so: {what}; the flow is {flow}; what the job says is in spark.log")
+        flow: Mapping[str, Any] = {}
+
+        async def holds() -> bool:
+            nonlocal flow
+            flow = (await world.insist("GET", flow_path(self.table))).body
+            if found := condition(flow):
+                return found
             await asyncio.to_thread(self._job.start)
-            await asyncio.sleep(_LOOK_S)
+            return False
+
+        try:
+            await until(holds, seconds, what, state=lambda: f"the flow is {flow}", every_s=_LOOK_S)
+        except TimeoutError as late:
+            raise NotRecovered(f"{late}; what the job says is in spark.log") from None
+        return flow
 
     def check(self, folder: Path, history: Sequence[Event]) -> list[Result]:
         """See :class:`~oncegate.proof.check.workload.Workload`."""

@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Final
 
+from oncegate.gateway.local import waiting
 from oncegate.proof.check.links import Links
 from tests.faults.harness.history import check
 from tests.faults.harness.raw_client import NoAnswer, RawClient
@@ -22,20 +21,9 @@ ELECTION_S_MAX: Final = 1.2
 """``election_ms_max`` of the default settings."""
 
 
-async def until(
-    condition: Callable[[], Any], *, what: str, deadline_s: float = DEADLINE_S, every_s: float = 0.01
-) -> None:
-    """Wait until ``condition``, a function or a coroutine function, gives something true."""
-    end = time.monotonic() + deadline_s
-    while True:
-        found = condition()
-        if isinstance(found, Awaitable):
-            found = await found
-        if found:
-            return
-        if time.monotonic() > end:
-            raise AssertionError(f"{what}: not within {deadline_s} s")
-        await asyncio.sleep(every_s)
+async def until(condition: Callable[[], Any], *, what: str, deadline_s: float = DEADLINE_S) -> Any:
+    """Wait until ``condition``, a function or a coroutine function, gives something true, and return that."""
+    return await waiting.until(condition, deadline_s, what, every_s=0.01)
 
 
 class Scene:
@@ -55,7 +43,7 @@ class Scene:
     async def statuses(self, *names: str, timeout_s: float = 0.5) -> dict[str, dict[str, Any]]:
         """What the nodes that answer say of themselves."""
         found = {}
-        for name in names or self.cluster.names:
+        for name in names or self.cluster.ids:
             with contextlib.suppress(NoAnswer):
                 found[name] = await self.client.status(name, timeout_s=timeout_s)
         return found
@@ -63,19 +51,17 @@ class Scene:
     async def leader(self, *among: str, deadline_s: float = DEADLINE_S) -> str:
         """The ready leader among these nodes, or all; waits for one."""
 
-        ready: list[tuple[int, str]] = []
-
-        async def look() -> bool:
+        async def look() -> str | None:
             statuses = await self.statuses(*among)
-            ready.extend((status["term"], name) for name, status in statuses.items() if status["ready"])
-            return bool(ready)
+            ready = [(status["term"], name) for name, status in statuses.items() if status["ready"]]
+            return max(ready)[1] if ready else None
 
-        await until(look, what="a ready leader", deadline_s=deadline_s)
-        return max(ready)[1]
+        leader: str = await until(look, what="a ready leader", deadline_s=deadline_s)
+        return leader
 
     def others(self, *names: str) -> list[str]:
         """All names but these."""
-        return [name for name in self.cluster.names if name not in names]
+        return [name for name in self.cluster.ids if name not in names]
 
     async def progress(self, commands: int, *, deadline_s: float = DEADLINE_S) -> None:
         """Wait until so many more commands are acknowledged."""
@@ -87,7 +73,7 @@ class Scene:
 
         async def look() -> bool:
             statuses = await self.statuses(*names)
-            if len(statuses) < len(names or self.cluster.names):
+            if len(statuses) < len(names or self.cluster.ids):
                 return False
             # A leader of the present is among them, and nothing is left to apply anywhere.
             ends = {(one["term"], one["commit_index"], one["applied_index"]) for one in statuses.values()}
@@ -96,7 +82,7 @@ class Scene:
             return leads and agree
 
         await until(look, what="all nodes equal")
-        return {name: await self.client.ask(name, "dump") for name in names or self.cluster.names}
+        return {name: await self.client.ask(name, "dump") for name in names or self.cluster.ids}
 
     async def finish(self, *names: str) -> None:
         """Heal everything, wait for all nodes, and check what the client saw against what they hold."""
@@ -118,6 +104,6 @@ async def running(directory: Path, nodes: int = 3, **options: Any) -> AsyncItera
                 await scene.settled()
                 yield scene
         except Exception as failure:
-            for name in cluster.names:
-                failure.add_note(f"--- log of {name}\n" + "\n".join(cluster.log(name).splitlines()[-30:]))
+            for name in cluster.ids:
+                failure.add_note(f"--- log of {name}\n{cluster.log_tail(name, 30)}")
             raise

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 from oncegate.gateway.client import Client, OncegateError, Session
+from oncegate.gateway.local.waiting import until
 from tests.batches import read_flow
 
 WORKERS = 24
@@ -41,17 +42,10 @@ async def write(session: Session, ledger: Ledger, worker: int, stop: asyncio.Eve
             return
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    """Wait until the condition holds."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
 async def progress(ledger: Ledger, rows: int) -> None:
     """Wait until so many more rows are acknowledged."""
     goal = len(ledger.rows) + rows
-    await until(lambda: len(ledger.rows) >= goal)
+    await until(lambda: len(ledger.rows) >= goal, 60.0, f"{rows} more rows", state=lambda: len(ledger.rows))
 
 
 @contextlib.asynccontextmanager

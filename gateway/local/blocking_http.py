@@ -1,4 +1,4 @@
-"""Plain requests to a node, with the standard library: for commands that must not need an event loop."""
+"""Blocking requests to a node, with the standard library: for callers that have no event loop and want none."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import os
 import urllib.error
 import urllib.request
 from http.client import HTTPException
-from typing import Any
+from typing import Any, Final
 
-TIMEOUT_S = 3.0
+TIMEOUT_S: Final = 3.0
 
 
 def _request(method: str, url: str, data: bytes | None = None) -> urllib.request.Request:
