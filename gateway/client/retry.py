@@ -6,9 +6,10 @@ Read next: :mod:`oncegate.gateway.client.courier`, which runs it.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
-from tenacity import RetryCallState, wait_random_exponential
+from tenacity import RetryCallState
 
 from oncegate.gateway.client.settings import Tuning
 from oncegate.rifl.errors import Code
@@ -77,7 +78,7 @@ class RetryPolicy:
         moves_max: how many times in a row another node is asked without a pause.
     """
 
-    __slots__ = ("_budget", "_clock", "_deadline", "_jitter", "_moves", "_moves_max", "_pauses", "_tuning")
+    __slots__ = ("_bound_s", "_budget", "_clock", "_deadline", "_moves", "_moves_max", "_tuning")
 
     def __init__(
         self,
@@ -93,40 +94,38 @@ class RetryPolicy:
         self._clock = clock
         self._moves_max = moves_max
         self._moves = 0
-        self._pauses = 0
-        self._jitter = wait_random_exponential(multiplier=tuning.backoff_first_s, max=tuning.backoff_cap_s)
+        self._bound_s = min(tuning.backoff_first_s, tuning.backoff_cap_s)
+
+    def pause_s(self, failure: AttemptFailed) -> float:
+        """Return the pause before the next attempt; called once a failure."""
+        tuning, remaining = self._tuning, self._deadline - self._clock()
+        if not self._budget.spend():
+            return self._within(tuning.backoff_cap_s, remaining)
+        if failure.elsewhere and self._moves < self._moves_max:
+            self._moves += 1
+            return 0.0
+        self._moves = 0
+        # Moves to another node do not make the pauses longer.
+        pause = random.uniform(0, self._bound_s)
+        self._bound_s = min(2 * self._bound_s, tuning.backoff_cap_s)
+        if failure.retry_after_ms is not None:
+            # A node may ask for more than the jitter, never for an absurd time. The jitter stays on top:
+            # callers that were refused together must not return together.
+            pause += min(failure.retry_after_ms / 1000, tuning.retry_after_cap_s)
+        return self._within(pause, remaining)
+
+    def over(self, pause_s: float) -> bool:
+        """Whether no time is left for another attempt after such a pause."""
+        return self._clock() + pause_s + LAST_ATTEMPT_S >= self._deadline
 
     def wait(self, state: RetryCallState) -> float:
-        """Return the pause before the next attempt, in seconds; tenacity calls this once a failure."""
+        """Be tenacity's ``wait``."""
         failure = state.outcome.exception() if state.outcome is not None else None
-        remaining = self._deadline - self._clock()
-        if isinstance(failure, AttemptFailed):
-            if not self._budget.spend():
-                return self._within(self._tuning.backoff_cap_s, remaining)
-            if failure.elsewhere and self._moves < self._moves_max:
-                self._moves += 1
-                return 0.0
-            self._moves = 0
-            self._pauses += 1
-            pause = self._paused(state)
-            if failure.retry_after_ms is not None:
-                # A node may ask for more than the jitter, never for an absurd time. The jitter stays on top:
-                # callers that were refused together must not return together.
-                pause += min(failure.retry_after_ms / 1000, self._tuning.retry_after_cap_s)
-            return self._within(pause, remaining)
-        return 0.0
+        return self.pause_s(failure) if isinstance(failure, AttemptFailed) else 0.0
 
     def stop(self, state: RetryCallState) -> bool:
-        """Whether no time is left for another attempt after the pause just chosen."""
-        return self._clock() + state.upcoming_sleep + LAST_ATTEMPT_S >= self._deadline
-
-    def _paused(self, state: RetryCallState) -> float:
-        # Moves to another node are attempts to tenacity, but do not make the pauses longer.
-        attempts, state.attempt_number = state.attempt_number, self._pauses
-        try:
-            return float(self._jitter(state))
-        finally:
-            state.attempt_number = attempts
+        """Be tenacity's ``stop``."""
+        return self.over(state.upcoming_sleep)
 
     @staticmethod
     def _within(pause: float, remaining: float) -> float:

@@ -89,21 +89,8 @@ def test_origin_drops_paths_and_keeps_ipv6() -> None:
     assert origin("https://[::1]:7400/") == "https://[::1]:7400"
 
 
-class Attempt:
-    """The part of tenacity's state that the policy reads."""
-
-    def __init__(self, failure: AttemptFailed) -> None:
-        self.failure = failure
-        self.attempt_number = 1
-        self.upcoming_sleep = 0.0
-        self.outcome = self
-
-    def exception(self) -> AttemptFailed:
-        return self.failure
-
-
 def waits(policy: RetryPolicy, failure: AttemptFailed, count: int) -> list[float]:
-    return [policy.wait(Attempt(failure)) for _ in range(count)]  # type: ignore[arg-type]
+    return [policy.pause_s(failure) for _ in range(count)]
 
 
 def policy(deadline: float = 1e9, *, budget: int = 1000, moves: int = 2) -> RetryPolicy:
@@ -148,6 +135,4 @@ def test_pause_never_sleeps_through_the_deadline() -> None:
     busy = AttemptFailed(Code.OVERLOADED, "", ambiguous=False, retry_after_ms=4000)
     assert waits(policy(deadline=1.0), busy, 1)[0] == 0.5
     late = policy(deadline=0.004)
-    attempt = Attempt(busy)
-    attempt.upcoming_sleep = late.wait(attempt)  # type: ignore[arg-type]
-    assert late.stop(attempt)  # type: ignore[arg-type]
+    assert late.over(late.pause_s(busy))
