@@ -10,31 +10,18 @@ import contextlib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
-from typer.core import TyperGroup
 
 from oncegate.gateway.cli.check_file import EXIT_CODES, file
-from oncegate.gateway.cli.exits import CRASH, MISUSE, exits
+from oncegate.gateway.cli.exits import CRASH, VerdictGroup, exits
 
 EXITS: Final = {**EXIT_CODES, "crashed": CRASH}
 
 
-class _Group(TyperGroup):
-    """Misuse must not be taken for the verdict *unknown*, which has the exit code that misuse usually gets."""
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run the command."""
-        try:
-            return super().invoke(ctx)
-        except typer.TyperException as misuse:
-            typer.echo(f"oncegate: {misuse}", err=True)
-            raise typer.Exit(MISUSE) from None
-
-
 check: Final = typer.Typer(
-    cls=_Group,
+    cls=VerdictGroup,
     help="Prove the promises: workloads under faults, and verdicts on their histories.",
     no_args_is_help=True,
 )

@@ -1,18 +1,51 @@
-"""How commands that give a verdict end: its exit code, and codes for misuse and for a crash that no verdict has."""
+"""How commands that give a verdict end: its exit code, and codes for misuse and for a crash that no verdict has.
+
+The one module that knows how typer ends a command that is misused (``typer.core``, ``typer.exceptions``).
+"""
 
 from __future__ import annotations
 
 import contextlib
 import traceback
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.exceptions import TyperException
 
 from oncegate.rifl.errors import OncegateError
 
 MISUSE: Final = 3
+"""Not typer's 2, which is a verdict: nothing could be told."""
 CRASH: Final = 4
+
+
+class VerdictGroup(TyperGroup):
+    """Commands of which each gives a verdict: misuse of one has an exit code that no verdict has."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        with _misuse():
+            return super().invoke(ctx)
+
+
+class VerdictCommand(TyperCommand):
+    """A command that gives a verdict: its misuse has an exit code that no verdict has."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the arguments."""
+        with _misuse():
+            return super().parse_args(ctx, args)
+
+
+@contextlib.contextmanager
+def _misuse() -> Iterator[None]:
+    try:
+        yield
+    except TyperException as misuse:
+        misuse.exit_code = MISUSE
+        raise
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oncegate.gateway.cli import check, cluster, dev, explain, members, outbox, serve, token, verify
+from oncegate.gateway.cli import check, cluster, dev, exits, explain, members, outbox, serve, token, verify
 
 if TYPE_CHECKING:
     from oncegate.gateway.http.server import MakeNode
@@ -27,7 +27,7 @@ app.command("dev")(dev.dev)
 app.command("status")(cluster.status)
 app.command("explain")(explain.explain)
 app.command("token")(token.token)
-app.command("verify", cls=verify.VerifyCommand)(verify.verify)
+app.command("verify", cls=exits.VerdictCommand)(verify.verify)
 app.add_typer(members.member, name="member")
 app.add_typer(members.leader, name="leader")
 app.add_typer(outbox.outbox, name="outbox")

@@ -9,27 +9,11 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from typer.core import TyperCommand
 
 from oncegate.gateway.cli.exits import MISUSE, exits
 from oncegate.gateway.cli.output import Format, Output, show
 
 EXIT: Final = {"equal": 0, "different": 1, "unknown": 2}
-_MISUSE_ELSEWHERE: Final = 2
-
-
-class VerifyCommand(TyperCommand):
-    """Misuse has an exit code of its own: 2 says that nothing could be told."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the arguments."""
-        try:
-            return super().parse_args(ctx, args)
-        except Exception as fault:
-            # Not by its class, which is typer's own copy of click's.
-            if getattr(fault, "exit_code", None) == _MISUSE_ELSEWHERE:
-                fault.exit_code = MISUSE  # type: ignore[attr-defined]
-            raise
 
 
 def verify(
