@@ -1,6 +1,8 @@
-"""A bound on bytes a second; pure: time is passed in.
+"""Bounds on a rate: bytes a second here, operations a second of a tenant in
+:mod:`oncegate.gateway.http.admission.rate`.
 
-Read next: :mod:`oncegate.consensus.snapshot.snapshot_send`, :mod:`oncegate.consensus.core.replication`.
+Pure: time is passed in. Read next: :mod:`oncegate.consensus.snapshot.snapshot_send`,
+:mod:`oncegate.consensus.core.replication`.
 """
 
 from __future__ import annotations
@@ -9,34 +11,41 @@ _WINDOW_S = 0.5
 
 
 class TokenBucket:
-    """Lets ``bytes_per_s`` through on average, and never more than ``burst_bytes`` at once plus one piece."""
+    """Lets ``per_s`` units a second through on average, and at once never more than ``burst`` plus one piece.
 
-    __slots__ = ("_burst", "_level", "_per_s", "_seen_at")
+    ``per_s`` 0 means no bound.
+    """
 
-    def __init__(self, bytes_per_s: int, burst_bytes: int) -> None:
-        """``bytes_per_s`` 0 means no bound."""
-        self._per_s = bytes_per_s
-        self._burst = burst_bytes
-        self._level = float(burst_bytes)
-        self._seen_at = float("-inf")
+    __slots__ = ("_seen_at", "burst", "level", "per_s")
 
-    def set_rate(self, bytes_per_s: int) -> None:
-        """Let another number of bytes through from now on."""
-        self._per_s = bytes_per_s
+    def __init__(self, per_s: int, burst: int) -> None:
+        if per_s < 0 or burst < 1:
+            raise ValueError("a rate is not negative, a burst at least 1")
+        self.per_s = per_s
+        self.burst = burst
+        self.level = float(burst)
+        """Units that may go at once, as of the last look; negative: debt."""
+        self._seen_at: float | None = None
+
+    def set_rate(self, per_s: int) -> None:
+        """Let another number of units through from now on."""
+        self.per_s = per_s
 
     def open_at(self, now: float) -> float:
         """When the next piece may go, ``now`` if at once."""
-        if self._per_s == 0:
+        if self.per_s == 0:
             return now
-        if self._seen_at < now:
-            self._level = min(self._burst, self._level + (now - self._seen_at) * self._per_s)
+        if self._seen_at is None:
+            self._seen_at = now
+        elif self._seen_at < now:
+            self.level = min(self.burst, self.level + (now - self._seen_at) * self.per_s)
             self._seen_at = now
         # A piece may be larger than what is left: the debt delays the next one, so no piece is too large to go.
-        return now if self._level > 0 else now + (1 - self._level) / self._per_s
+        return now if self.level > 0 else now + (1 - self.level) / self.per_s
 
-    def take(self, size_bytes: int) -> None:
+    def take(self, size: int) -> None:
         """A piece went."""
-        self._level -= size_bytes
+        self.level -= size
 
 
 class Growth:

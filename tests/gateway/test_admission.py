@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from oncegate.gateway.http.admission.bodies import BodyBudget
 from oncegate.gateway.http.admission.connections import Connection, ConnectionCounts, Guard, Patience
-from oncegate.gateway.http.admission.rate import TokenBucket
+from oncegate.gateway.http.admission.rate import OperationRate
 from oncegate.rifl.errors import Code, OncegateError, Outcome
 
 steps = st.lists(st.tuples(st.floats(0, 3), st.integers(1, 50)), max_size=40)
@@ -21,13 +21,13 @@ steps = st.lists(st.tuples(st.floats(0, 3), st.integers(1, 50)), max_size=40)
 def test_rate_is_never_ahead_by_more_than_the_burst_and_one_request(
     per_s: int, burst: int, steps: list[tuple[float, int]]
 ) -> None:
-    bucket = TokenBucket(per_s, burst, 0.0)
+    bucket = OperationRate(per_s, burst)
     now_s, spent, largest = 0.0, 0, 0
     for later_s, operations in steps:
         now_s += later_s
         wait_ms = bucket.wait_ms(now_s)
         if wait_ms == 0:
-            bucket.spend(operations)
+            bucket.take(operations)
             spent, largest = spent + operations, max(largest, operations)
         else:
             assert bucket.wait_ms(now_s + wait_ms / 1000 + 1e-6) == 0, "what it advises is not enough"
@@ -37,11 +37,11 @@ def test_rate_is_never_ahead_by_more_than_the_burst_and_one_request(
 
 
 def test_rate_says_how_it_stands_as_the_draft_has_it() -> None:
-    bucket = TokenBucket(10, 30, 0.0)
+    bucket = OperationRate(10, 30)
     assert (bucket.policy, bucket.state) == ('"operations";q=30;w=3', '"operations";r=30;t=0')
-    bucket.spend(25)
+    bucket.take(25)
     assert bucket.state == '"operations";r=5;t=3'
-    bucket.spend(25)
+    bucket.take(25)
     assert bucket.state == '"operations";r=0;t=5'
     assert bucket.wait_ms(0.0) == 2_100
 

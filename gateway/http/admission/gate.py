@@ -14,7 +14,7 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Middleware
 
 from oncegate.gateway import wire
-from oncegate.gateway.http.admission.rate import TokenBucket
+from oncegate.gateway.http.admission.rate import OperationRate
 from oncegate.gateway.http.identity import ANONYMOUS, IDENTITY, Identity
 from oncegate.gateway.http.negotiation import problem
 from oncegate.gateway.http.routing import ANYTHING, FORM, JSON_LINES, UNNAMED, Handler, Route
@@ -42,7 +42,7 @@ class Usage:
 
     __slots__ = ("bucket", "requests")
 
-    def __init__(self, bucket: TokenBucket | None) -> None:
+    def __init__(self, bucket: OperationRate | None) -> None:
         self.requests = 0
         self.bucket = bucket
 
@@ -101,7 +101,7 @@ class Desk:
             if wait_ms:
                 detail = f"more than {usage.bucket.per_s} operations a second"
                 raise OncegateError(Code.QUOTA, detail, retry_after_ms=wait_ms)
-            usage.bucket.spend(1)
+            usage.bucket.take(1)
         usage.requests += 1
         return usage
 
@@ -125,8 +125,8 @@ class Desk:
             usage.bucket = self._bucket(identity.operations_per_s or 0)  # the tokens were reloaded
         return usage
 
-    def _bucket(self, per_s: int) -> TokenBucket | None:
-        return TokenBucket(per_s, per_s, self._clock()) if per_s else None
+    def _bucket(self, per_s: int) -> OperationRate | None:
+        return OperationRate(per_s, per_s) if per_s else None
 
 
 USAGE: Final = web.RequestKey("usage", Usage)
@@ -139,7 +139,7 @@ def charge(request: web.Request, operations: int) -> None:
     """
     usage = request.get(USAGE)
     if usage is not None and usage.bucket is not None:
-        usage.bucket.spend(operations - 1)
+        usage.bucket.take(operations - 1)
 
 
 def _check_media(request: web.Request, route: Route) -> None:
