@@ -18,11 +18,13 @@ from typing import Final
 import numpy as np
 
 from examples.demo import charts
-from examples.demo.charts import Bar, Floats, Line, Mark
+from examples.demo.charts import Bar, Mark
 from examples.demo.dataset import Int64s
 from examples.demo.plan import When
 from examples.demo.recording import BUCKET_S, Recording, Verdict
 from examples.demo.recount import Check
+from oncegate.proof.check.report.charts import Line, spelled
+from oncegate.proof.check.report.series import Floats
 
 _HERE: Final = Path(__file__).parent
 NONE: Final = "\N{EN DASH}"
@@ -226,7 +228,7 @@ def _by_second(at_s: Floats, lines: Sequence[tuple[Line, str]]) -> str:
             values = values[np.isfinite(values)]
             # A rate is a mean, a latency its worst, a count what it has come to.
             value = math.nan if not len(values) else values.mean() if unit == "/s" else values.max()
-            cells.append(NONE if math.isnan(value) else charts.number(float(f"{value:.3g}") if unit == "ms" else value))
+            cells.append(NONE if math.isnan(value) else spelled(float(f"{value:.3g}") if unit == "ms" else value))
         rows.append(tuple(cells))
     return _table(("time", *(f"{line.name}{_UNITS[unit]}" for line, unit in lines)), rows, numbers=True)
 

@@ -95,7 +95,12 @@ def settle_damage(cluster: CheckCluster, node_id: str, timeout_s: float) -> str:
     spoiled = cluster.damaged.get(node_id)
     if spoiled is None:
         return "replaced"
-    wait_for(lambda: _has_decided(cluster, node_id), timeout_s, f"{node_id} refuses or serves")
+    wait_for(
+        lambda: _has_decided(cluster, node_id),
+        timeout_s,
+        f"{node_id} refuses or serves",
+        state=lambda: cluster.log_tail(node_id, 3),
+    )
     if cluster.is_running(node_id):
         cluster.damaged.pop(node_id, None)
         return "serves"
