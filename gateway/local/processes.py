@@ -14,9 +14,9 @@ import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
+from oncegate.gateway.local.closing import Closing
 from oncegate.gateway.local.waiting import wait_for
 
 STOP_S: Final = 15.0
@@ -31,7 +31,7 @@ def spawn(command: list[str], log: Path, environment: Mapping[str, str] | None =
         )
 
 
-class ProcessCluster(abc.ABC):
+class ProcessCluster(Closing):
     """Named processes, each with a log and a session of its own. Closing kills what still runs.
 
     Args:
@@ -54,14 +54,6 @@ class ProcessCluster(abc.ABC):
     @abc.abstractmethod
     def command(self, name: str) -> list[str]:
         """Return the command line of a process."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def start(self, *names: str) -> None:
         """Start these, or all; those that run are left alone. Does not wait until they are ready."""

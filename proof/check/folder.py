@@ -27,11 +27,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Literal, Self, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
+from oncegate.gateway.local.closing import Closing
 from oncegate.proof.check.fault_note import FaultNote
 from oncegate.proof.check.folder_errors import FileFull, FileMalformed, FileMissing, FolderTaken
 from oncegate.proof.lincheck.history import Event, HistoryError, line_of, parse_line
@@ -93,7 +93,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
 
 
-class LineWriter:
+class LineWriter(Closing):
     """Appends lines to a file of at most ``bytes_max`` bytes; each is with the operating system when ``write`` returns.
 
     Closing flushes to the disk. Not for several processes at a time.
@@ -131,14 +131,6 @@ class LineWriter:
         if not self._file.closed:
             os.fsync(self._file.fileno())
             self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 @dataclass(frozen=True, slots=True)

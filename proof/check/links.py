@@ -17,9 +17,9 @@ import random
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from types import TracebackType
-from typing import Literal, Self, TypeVar
+from typing import Literal, TypeVar
 
+from oncegate.gateway.local.closing import Closing
 from oncegate.proof.check.proxy import Address, Connection, Proxy, Way
 
 How = Literal["hold", "lose"]
@@ -31,7 +31,7 @@ def _always(ways: tuple[Way, Way], _: str | None) -> tuple[Way, Way]:
     return ways
 
 
-class Links:
+class Links(Closing):
     """All links of one cluster.
 
     Args:
@@ -248,11 +248,3 @@ class Links:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -11,15 +11,15 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
+from oncegate.gateway.local.closing import Closing
 from oncegate.proof.check.errors import Unavailable
 
 _BLOCK: Final = 64 * 1024
 
 
-class SmallDisk:
+class SmallDisk(Closing):
     """``size`` bytes at ``directory``, as seen by commands run with :attr:`prefix`."""
 
     def __init__(self, directory: Path, size: int) -> None:
@@ -66,11 +66,3 @@ class SmallDisk:
         """Give the memory back."""
         self._keeper.kill()
         self._keeper.communicate()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
