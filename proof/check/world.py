@@ -8,19 +8,23 @@ without an answer changed nothing and is recorded as failed; a write without one
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
 from oncegate.gateway.client import Client, OncegateError, Outcome, Tuning, WriteResult
 from oncegate.gateway.client.paths import row_path, table_path
+from oncegate.gateway.local.waiting import until
 from oncegate.proof.check.direct import DirectSession, Verdict, open_session
 from oncegate.proof.check.nodes import ATTEMPT_S, Nodes, Reply
 from oncegate.proof.check.plan import PROCESSES_MAX, RunPlan
 from oncegate.proof.check.recorder import Recorder
+
+T = TypeVar("T")
 
 FINAL_S: Final = 60.0
 """How long a healed cluster may take to answer a final read."""
@@ -96,17 +100,37 @@ class World:
         Raises:
             NotRecovered: no answer within :data:`FINAL_S`.
         """
-        ends = time.monotonic() + FINAL_S
-        turn = 0
-        while True:
-            asked = node or self.nodes.ids[turn % len(self.nodes.ids)]
+        turns = itertools.cycle([node] if node else self.nodes.ids)
+        last = ""
+
+        async def answered() -> Reply | None:
+            nonlocal last
+            asked = next(turns)
             reply = await self.nodes.call(asked, method, path, body, timeout_s=5.0)
-            if reply.done or reply.status == 404:
-                return reply
-            if time.monotonic() > ends:
-                raise NotRecovered(f"{asked}: {method} {path}: {reply.status} {reply.code}")
-            turn += 1
-            await asyncio.sleep(0.05)
+            last = f"{asked}: {reply.status} {reply.code}"
+            return reply if reply.done or reply.status == 404 else None
+
+        return await self.wait(answered, FINAL_S, f"{method} {path} is answered", state=lambda: last)
+
+    async def wait(
+        self,
+        condition: Callable[[], Awaitable[T | None]],
+        timeout_s: float,
+        what: str,
+        *,
+        state: Callable[[], object] | None = None,
+        every_s: float = 0.05,
+    ) -> T:
+        """Return the first true value of ``condition()`` at a healed cluster; see
+        :mod:`oncegate.gateway.local.waiting`.
+
+        Raises:
+            NotRecovered: not in time.
+        """
+        try:
+            return await until(condition, timeout_s, what, state=state, every_s=every_s)
+        except TimeoutError as late:
+            raise NotRecovered(str(late)) from None
 
     # Steps
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from oncegate.gateway.local.waiting import wait_for
 from oncegate.proof.check.folder import RunFolder
 from oncegate.proof.check.left_over import end_left_over
 from oncegate.proof.check.plan import RunPlan
@@ -42,11 +42,12 @@ def test_stopped_run_leaves_a_folder_that_can_be_judged_and_no_process(tmp_path:
     process = subprocess.Popen(command, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     try:
         history = tmp_path / "latest" / "history.jsonl"
-        deadline = time.monotonic() + 60
-        while not (history.exists() and history.stat().st_size > 2000):
+
+        def under_way() -> bool:
             assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+            return history.exists() and history.stat().st_size > 2000
+
+        wait_for(under_way, 60, "operations in the history")
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 4
     finally:

@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 
 from oncegate.gateway.client import Client
+from oncegate.gateway.local.waiting import until
 from oncegate.proof.check.cluster import CheckCluster
 from oncegate.proof.check.equipment import Equipment, missing
 from oncegate.proof.check.wall_clock import DAY_S
@@ -87,9 +88,7 @@ async def test_leader_killed_under_idempotency_keys_costs_no_change_and_no_dupli
         for kill in range(3):
             keys = iter([f"{kill}-{number}" for number in range(300)])
             workers = [asyncio.create_task(_count_up(gateways, keys, counted, dice)) for _ in range(8)]
-            async with asyncio.timeout(60):
-                while len(counted) < 300 * kill + 100:
-                    await asyncio.sleep(0.01)
+            await until(lambda goal=300 * kill + 100: len(counted) >= goal, 60, "a third of the keys counted")
             leader = await asyncio.to_thread(gateways.leader)
             gateways.kill(leader)
             await asyncio.gather(*workers)

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from importlib.metadata import version
 from pathlib import Path
@@ -21,6 +20,7 @@ from typer.testing import CliRunner
 from oncegate.gateway.cli.main import app
 from oncegate.gateway.local.blocking_http import get, get_json
 from oncegate.gateway.local.ports import free_ports
+from oncegate.gateway.local.waiting import wait_for
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("ONCEGATE_")}
 WAIT_S = 30.0
@@ -38,11 +38,11 @@ def _post(url: str, body: Any, method: str = "POST") -> Any:
 
 
 def _until(condition: Any, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
+    def look() -> Any:
         assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.02)  # between two looks: the process needs the processor too
+        return condition()
+
+    wait_for(look, WAIT_S, "the process does what is expected of it")
 
 
 def _stop(process: subprocess.Popen[str]) -> int:

@@ -12,6 +12,7 @@ import pytest
 from oncegate.consensus.ports import DurableState, SavedPoint
 from oncegate.gateway.http.server import running
 from oncegate.gateway.local.ports import free_ports
+from oncegate.gateway.local.waiting import until
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.state import durable, state_digest
 from oncegate.gateway.node.settings import Settings
@@ -146,9 +147,7 @@ async def test_installed_snapshot_is_served_at_once_and_its_batches_are_asked_fo
             await waiting
             assert state_digest(follower.machine) == state_digest(node.machine)
             assert (await follower.reads.row("rows", "a")).value == b'{"x":1}'
-            async with asyncio.timeout(20):
-                while follower.fetcher.missing == 0:
-                    await asyncio.sleep(0.01)
+            await until(lambda: follower.fetcher.missing, 20, "the follower misses batches")
             with pytest.raises(OncegateError) as refused:
                 await asyncio.wait_for(follower.reads.batch("events", 1), 15)
             assert refused.value.code is Code.NOT_FOUND

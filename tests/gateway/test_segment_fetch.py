@@ -13,6 +13,7 @@ from oncegate.consensus.errors import PeerUnavailable
 from oncegate.flows import segment
 from oncegate.flows.publisher import Publisher
 from oncegate.flows.segment_store import HEADER_BYTES, SegmentStore
+from oncegate.gateway.local.waiting import until
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.node import segment_fetch
@@ -104,9 +105,8 @@ async def test_scan_fetches_all_that_is_missing(
     side.store.put("s", 2, full.store.get("s", 2))
     network.peers["full"] = full
     fetcher.scan()
-    async with asyncio.timeout(20):
-        while side.store.list("s") != list(range(1, BATCHES + 1)) or fetcher.missing:
-            await asyncio.sleep(0.01)
+    everything = list(range(1, BATCHES + 1))
+    await until(lambda: side.store.list("s") == everything and not fetcher.missing, 20, "every batch is here")
     assert fetcher.fetched == BATCHES - 1
 
 
@@ -117,9 +117,11 @@ async def test_batch_that_nobody_has_holds_up_no_other(
     full.store.drop("s", BATCHES)  # the newest, which is asked for first
     network.peers["full"] = full
     fetcher.scan()
-    async with asyncio.timeout(20):
-        while side.store.list("s") != list(range(1, BATCHES)) or fetcher.missing != 1:
-            await asyncio.sleep(0.01)
+    await until(
+        lambda: side.store.list("s") == list(range(1, BATCHES)) and fetcher.missing == 1,
+        20,
+        "all batches but the newest are here",
+    )
 
 
 async def test_large_batch_comes_in_pieces(

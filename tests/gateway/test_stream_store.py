@@ -15,6 +15,7 @@ import pytest
 from oncegate.flows.segment import read_table
 from oncegate.gateway.http.server import running
 from oncegate.gateway.local.ports import free_ports
+from oncegate.gateway.local.waiting import until
 from oncegate.gateway.machine.flow_state import Flow
 from oncegate.gateway.node import reads, stream_store
 from oncegate.gateway.node.node import Node
@@ -74,9 +75,7 @@ class Delivering:
                     await asyncio.to_thread(self.store, rows)
         moved = await self.api.call("POST", f"{consumer}/cursor", {"batch": last, "fence": attached["fence"]})
         assert moved[0] == 200
-        async with asyncio.timeout(20):
-            while self.flow.batches.first <= last:
-                await asyncio.sleep(0.01)
+        await until(lambda: self.flow.batches.first > last, 20, f"batch {last} is dropped")
 
     async def read(self, key: str, query: str = "") -> Any:
         return await self.api.call("GET", f"/v1/tables/{TABLE}/rows/{key}{query}")

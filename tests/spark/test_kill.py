@@ -14,6 +14,7 @@ from typing import IO
 
 import pytest
 
+from oncegate.gateway.local.waiting import wait_for
 from oncegate.spark_sink.rows import TIMELINE
 from oncegate.stores import Store, open_store
 from tests.spark.fake_gateway import FakeFlow, FakeNode
@@ -111,8 +112,8 @@ def rows_so_far(store: Store) -> int:
 
 
 def await_true(process: subprocess.Popen[bytes], condition: Callable[[], bool], timeout_s: float = 120) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        if process.poll() is not None or time.monotonic() > end:
-            raise AssertionError(f"the condition did not come true; the job's status is {process.poll()}")
-        time.sleep(0.02)
+    def look() -> bool:
+        assert process.poll() is None, f"the job ended with status {process.poll()}"
+        return condition()
+
+    wait_for(look, timeout_s, "the condition comes true while the job runs")

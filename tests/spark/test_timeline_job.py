@@ -6,7 +6,6 @@ import json
 import logging
 import sqlite3
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from oncegate.gateway.local.waiting import wait_for
 from oncegate.spark_sink.jobs import job as jobs
 from oncegate.spark_sink.jobs import timeline
 from oncegate.spark_sink.rows import DEAD_LETTERS, TIMELINE
@@ -48,14 +48,6 @@ def job(tmp_path: Path, node: FakeNode, store_url: str, **more: Any) -> timeline
 
 def run(spark: SparkSession, settings: timeline.Settings) -> int:
     return jobs.run(spark, settings, threading.Event())
-
-
-def await_true(condition: Callable[[], object], timeout_s: float = 120) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > end:
-            raise AssertionError("the condition did not come true in time")
-        time.sleep(0.02)
 
 
 def test_every_post_reaches_every_contact_once_and_nothing_else(
@@ -179,7 +171,7 @@ def interrupted(
                 raise AssertionError("batch 6 was never read")
             with away():
                 gone.set()
-                await_true(lambda: "starts again" in caplog.text)
+                wait_for(lambda: "starts again" in caplog.text, 120, "the query starts again")
                 assert flow.describe()["consumers"]["fan-out"]["lag_batches"] >= 3
                 flow.seal_all(messages(6, 60, first=241), 30)
         except (AssertionError, OSError, SinkError) as error:

@@ -20,6 +20,7 @@ from oncegate.consensus.ports import SavedPoint
 from oncegate.flows.segment_store import SegmentStore
 from oncegate.gateway.http.server import running
 from oncegate.gateway.local.ports import free_ports
+from oncegate.gateway.local.waiting import until
 from oncegate.gateway.machine.state.layout import encode_row, rows_prefix
 from oncegate.gateway.machine.state.store import CellWriter, Store, new_cache
 from oncegate.gateway.machine.tables import Row
@@ -47,9 +48,10 @@ async def save(node: Node) -> None:
 
 
 async def _ready(http: aiohttp.ClientSession) -> None:
-    async with asyncio.timeout(20):
-        while (await http.get("/readyz")).status != 200:
-            await asyncio.sleep(0.01)
+    async def ready() -> bool:
+        return (await http.get("/readyz")).status == 200
+
+    await until(ready, 20, "the node is ready")
 
 
 async def _work(api: Api, nodes: list[Node], *, bulk: bool) -> None:
@@ -68,9 +70,7 @@ async def _work(api: Api, nodes: list[Node], *, bulk: bool) -> None:
     if bulk:
         for number in range(60):
             await api.operate(client_id, put(22 + number, "big", "x" * 200_000), first_incomplete=22)
-        async with asyncio.timeout(20):
-            while any(node.machine.commit != nodes[0].machine.commit for node in nodes):
-                await asyncio.sleep(0.01)
+        await until(lambda: len({node.machine.commit for node in nodes}) == 1, 20, "all nodes at one commit")
     for node in nodes if bulk else nodes[:2]:
         await save(node)
     first = 82 if bulk else 22
@@ -98,9 +98,9 @@ async def _life(directory: Path, *, bulk: bool) -> None:
         async with aiohttp.ClientSession(base_url=base) as http:
             await _ready(http)
             await _work(Api(http), nodes, bulk=bulk)
-        async with asyncio.timeout(20):
-            while len({node.replica.status().applied_index for node in nodes}) > 1:
-                await asyncio.sleep(0.01)
+        await until(
+            lambda: len({node.replica.status().applied_index for node in nodes}) == 1, 20, "all nodes at one index"
+        )
 
 
 def made(directory: Path, *, bulk: bool) -> Path:

@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 
 from oncegate.gateway.client.paths import flow_path, segment
-from oncegate.proof.check.world import NotRecovered, World, batch_path
+from oncegate.proof.check.world import FINAL_S, World, batch_path
 from oncegate.stores import Column, ColumnType, Table, open_store
 
 NAME: Final = "store"
@@ -44,15 +44,15 @@ class Consumer:
 
     async def drain(self, last: int) -> None:
         """Consume up to batch ``last`` without dying; raises NotRecovered."""
-        for _ in range(600):
+
+        async def there() -> bool:
             attached = await self._ask("attach", {"nonce": f"{self._random.getrandbits(128):032x}"})
             cursor = 0 if attached is None else int(attached["cursor"])
             while attached is not None and cursor < last and await self._one(cursor + 1, attached["fence"], 0.0):
                 cursor += 1
-            if attached is not None and cursor >= last:
-                return
-            await asyncio.sleep(0.1)
-        raise NotRecovered(f"the consumer of {self._flow} does not reach batch {last}")
+            return attached is not None and cursor >= last
+
+        await self._world.wait(there, 2 * FINAL_S, f"the consumer of {self._flow} has reached batch {last}")
 
     async def _instance(self, fence: int, cursor: int, until: float) -> None:
         while self._world.goes_on(until):

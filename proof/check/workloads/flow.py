@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -22,11 +22,12 @@ from oncegate.gateway.client import OncegateError, Outcome, PartialFailure, Sess
 from oncegate.gateway.client.paths import flow_path
 from oncegate.proof.check.checks import Findings, by_key
 from oncegate.proof.check.durability import acknowledged
+from oncegate.proof.check.nodes import Reply
 from oncegate.proof.check.plan import PROCESSES_MAX
 from oncegate.proof.check.soak import LOST
 from oncegate.proof.check.workload import SessionLoop, through_sessions
 from oncegate.proof.check.workloads.consumer import Consumer, stored_rows
-from oncegate.proof.check.world import NotRecovered, World, batch_path
+from oncegate.proof.check.world import FINAL_S, NotRecovered, World, batch_path
 from oncegate.proof.lincheck import Event, Operation, Result, operations
 
 TABLE: Final = "changed"
@@ -116,14 +117,14 @@ class FlowExactness(SessionLoop):
 
 async def _sealed(world: World, flow: str) -> int:
     """Wait until everything is sealed; return the number of the last batch."""
-    for _ in range(int(SEAL_S / 0.1)):
+
+    async def sealed() -> Mapping[str, Any] | None:
         reply = await world.insist("GET", flow_path(flow))
         if not reply.done:
             raise NotRecovered(f"flow {flow} is gone")
-        if reply.body["open_items"] == 0:
-            return int(reply.body["last_batch"])
-        await asyncio.sleep(0.1)
-    raise NotRecovered(f"flow {flow} does not seal its last items")
+        return reply.body if reply.body["open_items"] == 0 else None
+
+    return int((await world.wait(sealed, SEAL_S, f"flow {flow} seals its last items"))["last_batch"])
 
 
 async def _batch(world: World, node: str, flow: str, number: int, *, items: bool) -> None:
@@ -143,13 +144,14 @@ async def _batch(world: World, node: str, flow: str, number: int, *, items: bool
 async def batch_items(world: World, node: str, flow: str, number: int) -> list[list[Any]]:
     """Return a batch's items as [key, value, commit]; raises NotRecovered."""
     headers = {"Accept": "application/x-ndjson"}
-    for _ in range(100):
+
+    async def read() -> Reply | None:
         reply = await world.nodes.call(node, "GET", batch_path(flow, number), headers=headers, timeout_s=5.0)
-        if reply.done:
-            lines = [msgspec.json.decode(line) for line in bytes(reply.body).splitlines()]
-            return [[line["key"], line["value"], line["commit"]] for line in lines]
-        await asyncio.sleep(0.1)
-    raise NotRecovered(f"{node}: batch {number} of {flow}")
+        return reply if reply.done else None
+
+    reply = await world.wait(read, FINAL_S, f"{node} has batch {number} of {flow}")
+    lines = [msgspec.json.decode(line) for line in bytes(reply.body).splitlines()]
+    return [[line["key"], line["value"], line["commit"]] for line in lines]
 
 
 def _batches(found: Sequence[Operation]) -> Iterator[tuple[str, int, list[Operation]]]:

@@ -19,7 +19,6 @@ from random import Random
 from typing import Any, ClassVar, Final
 
 from oncegate.gateway.client.paths import flow_path, table_path
-from oncegate.gateway.local.waiting import until
 from oncegate.proof.check.checks import Findings, linearizable
 from oncegate.proof.check.cluster import CheckCluster
 from oncegate.proof.check.companions import CassandraProcess, StreamRowsJob, lacking
@@ -167,10 +166,8 @@ class StoredReads(StreamReads):
             await asyncio.to_thread(self._job.start)
             return False
 
-        try:
-            await until(holds, seconds, what, state=lambda: f"the flow is {flow}", every_s=_LOOK_S)
-        except TimeoutError as late:
-            raise NotRecovered(f"{late}; what the job says is in spark.log") from None
+        state = lambda: f"the flow is {flow}; what the job says is in spark.log"  # noqa: E731
+        await world.wait(holds, seconds, what, state=state, every_s=_LOOK_S)
         return flow
 
     def check(self, folder: Path, history: Sequence[Event]) -> list[Result]:
