@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from oncegate.gateway.machine.state import rows as rows_module
-from oncegate.gateway.machine.state.errors import StateCorrupt
+from oncegate.gateway.machine.state import store as state_store
+from oncegate.gateway.machine.state.errors import StateCorrupt, StoreFailed
 from oncegate.gateway.machine.state.layout import encode_row, rows_prefix
 from oncegate.gateway.machine.state.order import in_order
 from oncegate.gateway.machine.state.rows import FrozenRows, StoredRows, Tally
@@ -210,6 +213,74 @@ def test_store_that_is_opened_again_uses_the_cache_it_was_given(tmp_path: Path) 
     assert again.value(b"k") == b"v" * 1000
     assert cache.get_usage() - before > 1000
     again.close()
+
+
+def _store_of(tmp_path: Path, cells: int) -> Store:
+    store = Store(tmp_path / "s", new_cache(8 << 20), create=True)
+    writer = store.writer(tmp_path / "f")
+    for number in range(cells):
+        writer.put(b"\x20%05d" % number, b"%d" % number)
+    writer.finish()
+    store.ingest(tmp_path / "f")
+    return store
+
+
+def test_store_is_opened_again_hundreds_of_times_while_threads_read_and_every_read_is_right(tmp_path: Path) -> None:
+    store = _store_of(tmp_path, 60)
+    stopped = threading.Event()
+
+    def read(number: int) -> int:
+        reads = 0
+        while not stopped.is_set():
+            key = b"\x20%05d" % number
+            assert store.value(key) == b"%d" % number
+            assert store.values([key, b"\x20x"]) == [b"%d" % number, None]
+            # Rows are also looked up while a page of them is being read.
+            for found, value in store.scan(b"\x20", b"%05d" % (60 - number)):
+                assert store.value(found) == value
+            reads += 1
+        return reads
+
+    with ThreadPoolExecutor(2) as pool:
+        readers = [pool.submit(read, number) for number in (7, 40)]
+        try:
+            for _ in range(200):
+                store.reopen()
+        finally:
+            stopped.set()
+        assert all(reader.result() for reader in readers)
+    store.close()
+
+
+def test_store_of_which_a_scan_is_left_half_way_refuses_to_be_opened_again_and_stays_usable(tmp_path: Path) -> None:
+    store = _store_of(tmp_path, 3)
+    scan = store.scan(b"\x20")
+    next(scan)
+    with ThreadPoolExecutor(1) as pool:
+        with pytest.raises(StoreFailed, match="keeps it open"):
+            pool.submit(store.reopen, wait_s=0.01).result()
+        assert store.value(b"\x2000002") == b"2"
+        assert len(list(scan)) == 2
+        pool.submit(store.reopen).result()
+    assert store.value(b"\x2000002") == b"2"
+    store.close()
+
+
+def test_store_that_could_not_be_opened_again_is_opened_by_the_next_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = _store_of(tmp_path, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(state_store, "Rdict", lambda *_: (_ for _ in ()).throw(Exception("IO error: no room")))
+        with pytest.raises(StoreFailed, match="no room"):
+            store.reopen()
+    with pytest.raises(StoreFailed):
+        store.value(b"\x2000002")
+    assert store.refuses_writes, "whoever recovers the store tries again"
+    store.reopen()
+    assert not store.refuses_writes
+    assert store.value(b"\x2000002") == b"2"
+    store.close()
 
 
 def test_rows_read_ahead_from_a_damaged_block_are_refused_never_missing(tmp_path: Path) -> None:

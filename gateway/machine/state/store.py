@@ -42,6 +42,7 @@ COMPACTION_BYTES_PER_S: Final = 96 * 2**20
 FILE_BYTES: Final = 16 * 2**20
 """Size of merged files. Removing a file holds up the journal's flushes for as long as the disk takes to give its
 blocks back: 15 ms for 64 MiB where it is told of them at once."""
+REOPEN_WAIT_S: Final = 5.0
 _WRITEBACK_BYTES: Final = 2**20
 _LOG_FILE_BYTES_MAX: Final = 2**20
 _LOG_FILES: Final = 2
@@ -82,18 +83,20 @@ def options(cache: Cache, *, create: bool) -> Options:
 
 
 class Store:
-    """One RocksDB directory. ``get`` and ``scan`` from the event loop's thread, everything else from one worker.
+    """One RocksDB directory. Look-ups and scans from any thread, everything else from one worker.
 
-    Attributes:
-        get: the value of a key or None; the binding's own method, so that a look-up costs no call more. Use
-            :meth:`get_anyway` when it raises.
+    Who owns the handle: a look-up holds it for its own length, a scan until its last cell was taken or the scan was
+    closed, and whoever closes the handle holds it too. The binding refuses to close a handle that another thread is
+    using, and RocksDB refuses to open a directory on which a cursor is left; so both wait. One thread holds the handle
+    at a time, and may hold it several times over: rows are looked up between the cells of a scan. Ingests, copies and
+    properties do not take it, since the one worker that calls them is also the one that closes.
     """
 
     def __init__(self, path: Path, cache: Cache, *, create: bool, read_only: bool = False) -> None:
         self.path = path
         self._options = options(cache, create=create)
         self._access = AccessType.read_only() if read_only else AccessType.read_write()
-        self._lock = threading.Lock()
+        self._handle = threading.RLock()
         self.damage: StateCorrupt | None = None
         """What a look-up or a scan found to be damaged."""
         self._open()
@@ -104,16 +107,6 @@ class Store:
         # open, with a cache of 8 MiB: too small for one index of a large file, which each look-up would read again.
         families = {"default": self._options}
         self._db = _called(self.path, Rdict, str(self.path), self._options, families, self._access)
-        self.get = self._db.get
-
-    def get_anyway(self, key: bytes) -> bytes | None:
-        """Return a value while the store is being opened again; raises StateCorrupt, StoreFailed."""
-        with self._lock:
-            try:
-                found: bytes | None = self._db.get(key)
-            except Exception as fault:  # noqa: BLE001 - as in _called
-                raise self._noted(_typed(self.path, fault)) from None
-        return found
 
     def _noted(self, fault: Exception) -> Exception:
         if isinstance(fault, StateCorrupt):
@@ -123,39 +116,43 @@ class Store:
     def value(self, key: bytes) -> bytes | None:
         """Return the value of a key, or None; raises StateCorrupt, StoreFailed."""
         try:
-            found: bytes | None = self.get(key)
-        except Exception:  # noqa: BLE001 - the binding raises Exception for all there is; the second call names it
-            return self.get_anyway(key)
+            with self._handle:
+                found: bytes | None = self._db.get(key)
+        except Exception as fault:  # noqa: BLE001 - as in _called
+            raise self._noted(_typed(self.path, fault)) from None
         return found
 
     def values(self, keys: list[bytes]) -> list[bytes | None]:
         """Return the values of keys, None for each that is not there; raises StateCorrupt, StoreFailed."""
         try:
-            found: list[bytes | None] = self.get(keys)
-        except Exception:  # noqa: BLE001 - as in value; one by one names the key whose block is damaged
-            return [self.get_anyway(key) for key in keys]
+            with self._handle:
+                found: list[bytes | None] = self._db.get(keys)
+        except Exception:  # noqa: BLE001 - the binding raises Exception for all there is; one by one names the key
+            return [self.value(key) for key in keys]
         return found
 
     def scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Yield the cells whose key has ``prefix`` and is not below ``prefix + start``, in key order.
 
-        The cells are those of the moment of the first step. Raises StateCorrupt, StoreFailed.
+        The cells are those of the moment of the first step. Take them all, or close the scan, in the thread that began
+        it and without waiting for another: nobody else reads meanwhile. Raises StateCorrupt, StoreFailed.
         """
         reading = ReadOptions()
         reading.set_iterate_upper_bound(_after(prefix))
-        cursor = _called(self.path, self._db.iter, reading)
-        try:
-            cursor.seek(prefix + start)
-            while cursor.valid():
-                yield cursor.key(), cursor.value()
-                cursor.next()
-            # An unreadable block ends a scan as the last cell does: only the status tells them apart.
-            cursor.status()
-        except Exception as fault:  # noqa: BLE001 - as in _called
-            raise self._noted(_typed(self.path, fault)) from None
-        finally:
-            # A cursor that lives on in a traceback would keep the store open, and locked, after close.
-            del cursor
+        with self._handle:
+            cursor = _called(self.path, self._db.iter, reading)
+            try:
+                cursor.seek(prefix + start)
+                while cursor.valid():
+                    yield cursor.key(), cursor.value()
+                    cursor.next()
+                # An unreadable block ends a scan as the last cell does: only the status tells them apart.
+                cursor.status()
+            except Exception as fault:  # noqa: BLE001 - as in _called
+                raise self._noted(_typed(self.path, fault)) from None
+            finally:
+                # A cursor that lives on in a traceback would keep the store open, and locked, after close.
+                del cursor
 
     def ingest(self, file: Path) -> None:
         """Add the cells of a finished file, replacing older ones; atomic, and durable on return. The file is moved."""
@@ -169,18 +166,33 @@ class Store:
 
     @property
     def refuses_writes(self) -> bool:
-        """A write or a merge has failed, after which RocksDB takes no ingest until it is opened again."""
-        return bool(_called(self.path, self._db.property_int_value, "rocksdb.background-errors"))
+        """A write or a merge has failed, after which RocksDB takes no ingest until it is opened again.
 
-    def reopen(self) -> None:
+        Also true once :meth:`reopen` has closed the store and could not open it.
+        """
+        try:
+            return bool(self._db.property_int_value("rocksdb.background-errors"))
+        except DbClosedError:
+            return True
+        except Exception as fault:
+            raise _typed(self.path, fault) from fault
+
+    def reopen(self, *, wait_s: float = REOPEN_WAIT_S) -> None:
         """Close and open again: the way out of the error state in which RocksDB refuses all writes.
 
+        Waits for the reads under way; those that begin meanwhile wait until it is open, some ten milliseconds.
+
         Raises:
-            StoreFailed: something still reads from it, or the disk fails; it is usable as before or closed.
+            StoreFailed: a scan was left half-way for ``wait_s``, and the store is usable as before; or the disk
+                fails, and it is closed until another call succeeds.
         """
-        with self._lock:
+        if not self._handle.acquire(timeout=wait_s):
+            raise StoreFailed(f"{self.path}: a scan under way keeps it open")
+        try:
             self.close()
             self._open()
+        finally:
+            self._handle.release()
 
     @property
     def size_bytes(self) -> int:
@@ -195,8 +207,8 @@ class Store:
         return CellWriter(file, self._options)
 
     def close(self) -> None:
-        """Close; idempotent. A look-up afterwards raises."""
-        with contextlib.suppress(DbClosedError):
+        """Close; idempotent. Waits for the reads under way; a look-up afterwards raises."""
+        with self._handle, contextlib.suppress(DbClosedError):
             self._db.close()
 
 
