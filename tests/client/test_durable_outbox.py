@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -125,6 +126,40 @@ async def test_restart_sends_what_never_arrived(fake: FakeGateway, path: Path) -
         assert len(session.recovered) == 40
         assert session.position == 39
     assert sum(value for value, _ in fake.rows.values()) == 40
+
+
+async def test_request_acknowledges_no_write_whose_entry_is_still_on_disk(fake: FakeGateway, path: Path) -> None:
+    answered, written = asyncio.Event(), threading.Event()
+
+    async def hold(request: web.Request) -> None:
+        if request.path == "/v1/operations" and not answered.is_set():
+            await answered.wait()
+
+    fake.nodes[0].before = hold
+    async with Client(fake.endpoints) as client, client.session(outbox=path) as session:
+        first = session.submit("put", "rows", "a", 1)
+        await arrived(fake, "POST /v1/operations")
+        life = session._life
+        assert life.outbox is not None
+        file, write = life.outbox._file, life.outbox._file.write
+        taken = asyncio.Event()
+
+        def slow(*arguments: Any, **named: Any) -> None:
+            life.outbox._loop.call_soon_threadsafe(taken.set)
+            written.wait()
+            write(*arguments, **named)
+
+        file.write = slow  # type: ignore[method-assign]
+        second = session.submit("put", "rows", "b", 1)
+        await taken.wait()
+        # The first write's result comes while the second one's entry is written: that transaction does not drop it.
+        answered.set()
+        await first
+        written.set()
+        await second
+        assert fake.sessions[session.client_id].tracker.first_incomplete == 1
+        await session.put("rows", "c", 1)
+        assert fake.sessions[session.client_id].tracker.first_incomplete > 1, "the next transaction drops it"
 
 
 async def test_position_is_kept_with_the_write_it_came_with(fake: FakeGateway, path: Path) -> None:

@@ -16,6 +16,7 @@ from oncegate.consensus.messages import Ack, Append
 from tests.consensus.fake_disk import BLOCK, FakeDisk, InlineWorker
 from tests.consensus.simulation import Simulation
 from tests.consensus.test_saving import CONFIG, Node
+from tests.consensus.test_snapshots import Follower
 
 ERRNOS = [errno.ENOSPC, errno.EDQUOT, errno.EFBIG]
 
@@ -122,6 +123,23 @@ def test_a_vote_is_written_on_a_full_disk_and_the_room_for_it_is_set_aside_again
     disk.capacity = None
     renew_reserve(disk)
     assert RESERVE_FILE in disk.names()
+
+
+def test_a_follower_with_a_full_disk_acknowledges_what_matches_and_not_its_whole_log():
+    follower = Follower()
+    follower.append(2, 9, commit=3)
+    fill(follower.disk)
+    for index in range(10, 500):
+        follower.append(index, index, commit=3)
+    tail = follower.engine.log.last_index
+    assert 9 < tail < 400
+    # The leader of term 2 has other entries behind entry 5, and this follower no room to take them.
+    entries = [(bytes(900), index, 2) for index in (6, 7)]
+    follower.hear(Append(2, 5, 1, 5, entries), peer="n3")
+    ack = follower.said[-1][1]
+    assert (ack.success, ack.index, ack.full) == (True, 5, True)
+    assert follower.engine.log.last_index == tail
+    assert follower.engine.commit_index == 5
 
 
 class CountingReads(Simulation):

@@ -322,15 +322,15 @@ class LaterWorker:
 
 class MemorySink:
     def __init__(self):
-        self.written, self.finished, self.aborted, self.fails = [], False, False, False
+        self.written, self.finished, self.aborted, self.fails = [], False, False, ""
 
     def write(self, file, offset, data):
-        if self.fails:
+        if self.fails == "write":
             raise OSError("the disk is full")
         self.written.append((file, offset, data))
 
     def finish(self):
-        if self.fails:
+        if self.fails == "finish":
             raise ValueError("not whole")
         self.finished = True
 
@@ -451,10 +451,12 @@ def test_a_transfer_goes_on_behind_what_was_received_on_a_new_connection_and_in_
 def test_a_transfer_that_fails_is_never_ready_and_says_so(when):
     receiver = Receiver()
     receiver.offer()
-    receiver.state.sinks[0].fails = when == "write"
+    sink = receiver.state.sinks[0]
+    sink.fails = when
     receiver.chunk(0, 0, 30)
-    receiver.state.sinks[0].fails = True
     receiver.chunk(2, 0, 12)
+    assert sink.written == ([] if when == "write" else [(0, 0, CONTENT[0]), (2, 0, CONTENT[2])])
+    assert not sink.finished
     assert receiver.receiving.ready is None
     assert receiver.answers[-1][0] is Verdict.FAILED
     assert receiver.state.sinks[0].aborted

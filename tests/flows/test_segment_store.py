@@ -34,12 +34,13 @@ def test_same_batch_again_is_a_no_op(store: SegmentStore) -> None:
     assert store.path("f", 1).stat().st_ino == inode
 
 
-def test_other_bytes_under_a_number_are_refused_and_the_first_stay(store: SegmentStore) -> None:
+@pytest.mark.parametrize("other", [PAYLOAD[:-1], PAYLOAD[:-1] + b"!"], ids=["shorter", "same-length"])
+def test_other_bytes_under_a_number_are_refused_and_the_first_stay(store: SegmentStore, other: bytes) -> None:
     store.put("f", 1, PAYLOAD)
     with pytest.raises(SegmentConflict) as refusal:
-        store.put("f", 1, PAYLOAD[:-1])
+        store.put("f", 1, other)
     assert refusal.value.stored == segment.checksum(PAYLOAD)
-    assert refusal.value.offered == segment.checksum(PAYLOAD[:-1])
+    assert refusal.value.offered == segment.checksum(other)
     assert store.get("f", 1) == PAYLOAD
 
 
