@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from oncegate.consensus.errors import DirectoryLocked, NotReady, SafetyViolation, StorageError
+from oncegate.consensus.log.storage import DirectoryStorage
 from oncegate.consensus.ports import SnapshotFile, SnapshotManifest
 from oncegate.gateway.machine.state import MachineState, layout, state_digest
+from oncegate.gateway.machine.state.directory import StateDirectory
 from oncegate.gateway.machine.state.errors import StateCorrupt, StateVersionUnknown
 from oncegate.gateway.machine.state.restore import verify
 from tests.gateway.logs import RandomLog
@@ -241,6 +243,35 @@ def test_lost_store_is_refused_not_taken_for_an_empty_state(leader: Member, tmp_
     shutil.rmtree(store)
     with pytest.raises(StateCorrupt, match="missing"):
         MachineState(tmp_path / "leader")
+
+
+def test_damaged_current_is_refused_by_name_never_taken_for_a_new_directory(leader: Member, tmp_path: Path) -> None:
+    leader.close()
+    current = tmp_path / "leader" / "CURRENT"
+    written = current.read_bytes()
+    damaged = [written[:length] for length in range(len(written))]
+    damaged += [written[:at] + bytes([written[at] ^ 0x40]) + written[at + 1 :] for at in range(len(written))]
+    for content in damaged:
+        current.write_bytes(content)
+        with pytest.raises(StateCorrupt, match="CURRENT"):
+            StateDirectory(tmp_path / "leader")
+        assert current.read_bytes() == content, "what is there is evidence"
+    current.unlink()
+    with pytest.raises(StateCorrupt, match="CURRENT"):
+        StateDirectory(tmp_path / "leader")
+
+
+def test_switch_that_a_killed_process_left_unflushed_is_flushed_before_the_old_store_goes(
+    leader: Member, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader.close()
+    (tmp_path / "leader" / "store-77").mkdir()
+    done: list[str] = []
+    flush, remove = DirectoryStorage.sync_directory, shutil.rmtree
+    monkeypatch.setattr(DirectoryStorage, "sync_directory", lambda storage: (done.append("flush"), flush(storage)))
+    monkeypatch.setattr(shutil, "rmtree", lambda path: (done.append(path.name), remove(path)))
+    StateDirectory(tmp_path / "leader").close()
+    assert done == ["flush", "store-77"]
 
 
 def test_state_of_another_format_is_refused_by_name(

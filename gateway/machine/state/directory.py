@@ -71,6 +71,8 @@ class StateDirectory:
         self._storage = DirectoryStorage(path)
         try:
             self._storage.lock()
+            # A killed process may have renamed CURRENT and not flushed that: the store it named before goes below.
+            self._storage.sync_directory()
             self._clear_asides()
             self.pointer = self._read()
             taken = max(map(_number, [self.pointer.store, *self._storage.names()]))
