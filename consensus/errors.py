@@ -199,6 +199,23 @@ class StateMissing(StorageError):
     code = "STATE_MISSING"
 
 
+class FlushFailed(StorageError, OSError):
+    """The disk refused a flush of the journal's ``file``: which of its last bytes are on the disk is unknown.
+
+    Nothing of that batch was acknowledged. The process ends; flushing again in the same process would prove nothing.
+    """
+
+    code = "FLUSH_FAILED"
+    outcome: Outcome = "unknown"
+
+    def __init__(self, file: str, reason: OSError) -> None:
+        super().__init__(
+            f"{file} could not be flushed: {reason}. Check the disk (kernel log, SMART). A restart writes the batch "
+            "again and goes on if the disk takes it; if not, replace the disk, remove the member and add it empty"
+        )
+        self.file = file
+
+
 class Corrupt(StorageError):
     """Bytes that were flushed have changed; ``file`` and ``offset`` name where."""
 

@@ -18,7 +18,7 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable
 
-from oncegate.consensus.errors import Corrupt, SafetyViolation
+from oncegate.consensus.errors import Corrupt, FlushFailed, SafetyViolation
 from oncegate.consensus.log.entries import Entry
 from oncegate.consensus.log.log_base import BASE_FILE, FIRST_START, LogStart, publish_and_remove
 from oncegate.consensus.log.reserve import NO_SPACE_ERRNOS
@@ -167,14 +167,17 @@ class Journal(ReplayedEntries):
         """Make everything appended durable: one write, one flush; nothing when the batch is empty.
 
         Raises:
-            OSError: the disk failed. What is durable is then unknown, so the caller must end the process.
+            FlushFailed: the disk failed. What is durable is then unknown, so the caller must end the process.
         """
         if not self._batch:
             return
         started = time.perf_counter()
         segment = self._segments[-1]
-        segment.file.write(self._batch, self._batch_start - segment.header.base)
-        segment.file.sync()
+        try:
+            segment.file.write(self._batch, self._batch_start - segment.header.base)
+            segment.file.sync()
+        except OSError as error:
+            raise FlushFailed(self._storage.label(segment_name(segment.header.sequence)), error) from error
         self._flush_seconds.append(time.perf_counter() - started)
         self.flushes += 1
         self._batch.clear()

@@ -2,6 +2,12 @@
 
 Nothing is modified before everything has been checked. Bytes that had been flushed and are missing or changed refuse
 the start, naming file and offset; see :mod:`oncegate.consensus.log.segment` for how that is decided.
+
+What was read need not be on the disk. A killed process leaves its last batch in the page cache, and after a flush that
+failed the kernel calls those pages clean: reading returns them, and flushing them again succeeds without writing them.
+So recovery writes the last batch over itself, flushes, and only then says that the log holds it
+(docs/decisions/0015-a-failed-flush.md). All before the last batch is known to be on the disk: the batch was begun after
+a flush that succeeded. The same goes for names: the directory is flushed before anything relies on a segment.
 Read next: :mod:`oncegate.consensus.log.wal`.
 """
 
@@ -61,6 +67,8 @@ class ReplayedEntries(Entries):
         self._published = NO_BASE
         self._whole = True
         """No entry of the log can lie in a segment that was removed."""
+        self._last_batch = 0
+        """While replaying: position at which the batch written last begins; everything before it was flushed."""
 
     def _recover(self, storage: Storage) -> Recovered | None:
         """Replay a locked directory; None when it has no journal yet.
@@ -142,6 +150,8 @@ class ReplayedEntries(Entries):
                 raise Corrupt(torn[0].label, torn[0].start, "not a valid record, but a later segment was written")
             self._replay_record(record, base, label)
             end = record.offset + RECORD_HEADER_BYTES + len(record.payload)
+        if end > SEGMENT_HEADER_BYTES:
+            self._last_batch = prior_end
         return end
 
     def _replay_record(self, record: Record, base: int, label: str) -> None:
@@ -185,14 +195,22 @@ class ReplayedEntries(Entries):
     def _take_up(
         self, storage: Storage, segments: list[Segment], ends: list[int], torn: list[_Torn], unneeded: list[int]
     ) -> Recovered:
-        """Choose the segment to go on with, wipe torn bytes, flush what only the page cache may hold, and clean up."""
+        """Choose the segment to go on with, write what may not be on the disk, flush it, and clean up.
+
+        Raises:
+            OSError: the disk failed; another start finds the same log.
+        """
         active = max((number for number, end in enumerate(ends) if end > SEGMENT_HEADER_BYTES), default=0)
         for tail in torn:
             # Left in place, old bytes could one day line up behind a new, shorter batch.
             tail.file.write([bytes(tail.stop - tail.start)], tail.start)
             tail.file.sync()
-        for segment in segments[: active + 1]:
-            segment.file.sync()
+        last = segments[active]
+        start = max(self._last_batch - last.header.base, SEGMENT_HEADER_BYTES)
+        if start < ends[active]:
+            last.file.write([last.file.read(ends[active] - start, start)], start)
+            last.file.sync()
+        storage.sync_directory()
         for sequence in unneeded:
             storage.remove(segment_name(sequence))
         spares = segments[active + 1 :]

@@ -26,6 +26,8 @@ class _Inode:
         self.data = bytearray()
         self.durable = bytearray()
         self.unsynced: list[tuple[int, int]] = []
+        self.dropped: list[tuple[int, int]] = []
+        """Written, and no longer dirty although no flush succeeded: later flushes do not write them."""
 
 
 class _FakeFile:
@@ -54,9 +56,18 @@ class _FakeFile:
         self._inode.unsynced.append((offset, offset + len(joined)))
 
     def sync(self) -> None:
-        self._disk.called("sync", self._name)
-        self._inode.durable[:] = self._inode.data
-        self._inode.unsynced.clear()
+        inode = self._inode
+        try:
+            self._disk.called("sync", self._name)
+        except OSError:
+            # As Linux does: the error is told once, and the pages count as clean from then on.
+            inode.dropped += inode.unsynced
+            inode.unsynced.clear()
+            raise
+        inode.durable.extend(bytes(len(inode.data) - len(inode.durable)))
+        for start, stop in inode.unsynced:
+            inode.durable[start:stop] = inode.data[start:stop]
+        inode.unsynced.clear()
 
     def close(self) -> None:
         self._disk.called("close", self._name)
@@ -99,7 +110,7 @@ class FakeDisk:
         self._inodes = dict(self._durable_names)
         for inode in self._inodes.values():
             after = bytearray(inode.durable)
-            for start, stop in inode.unsynced if rng else ():
+            for start, stop in (*inode.unsynced, *inode.dropped) if rng else ():
                 for sector in range(start - start % SECTOR, stop, SECTOR):
                     if rng.random() < 0.5:
                         low, high = max(start, sector), min(stop, sector + SECTOR)
@@ -107,7 +118,7 @@ class FakeDisk:
                         after[low:high] = inode.data[low:high]
             inode.data = after
             inode.durable = bytearray(after)
-            inode.unsynced = []
+            inode.unsynced, inode.dropped = [], []
         self._locked = False
 
     def fork(self, rng: random.Random | None = None) -> FakeDisk:
@@ -118,7 +129,7 @@ class FakeDisk:
             copy = copies.setdefault(id(inode), _Inode())
             copy.data = bytearray(inode.data)
             copy.durable = bytearray(inode.durable)
-            copy.unsynced = list(inode.unsynced)
+            copy.unsynced, copy.dropped = list(inode.unsynced), list(inode.dropped)
             other._durable_names[name] = copy
         other.kill(rng)
         return other

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import random
 
 import pytest
 
-from oncegate.consensus.errors import Corrupt, SafetyViolation
+from oncegate.consensus.errors import Corrupt, FlushFailed, SafetyViolation
 from oncegate.consensus.log.segment import RECORD_HEADER_BYTES, SECTOR_BYTES, SEGMENT_HEADER_BYTES, segment_name
 from oncegate.consensus.log.storage import DirectoryStorage
 from oncegate.consensus.log.wal import Journal
@@ -36,6 +37,16 @@ def fill(journal, batches, *, size=20, term=1):
             journal.append(bytes([index % 256]) * size, index, term)
         journal.flush()
     return entries_of(journal)
+
+
+def failing(call, name_part):
+    """A fault of the disk: every such system call from now on."""
+
+    def fail(called, name):
+        if called == call and name_part in name:
+            raise OSError(errno.EIO, "input/output error", name)
+
+    return fail
 
 
 def survives(disk, expected):
@@ -268,8 +279,9 @@ def test_a_wipe_of_a_torn_batch_that_is_cut_itself_leaves_a_torn_batch(seed):
     for index in (2, 3, 4):
         journal.append(bytes([index]) * 900, index, 1)
     journal.flush()
-    disk.bytes_of(segment_name(1))[SECTOR_BYTES : 2 * SECTOR_BYTES] = bytes(SECTOR_BYTES)
-    disk.open(segment_name(1)).sync()
+    file = disk.open(segment_name(1))
+    file.write([bytes(SECTOR_BYTES)], SECTOR_BYTES)
+    file.sync()
 
     def power_loss(call, name):
         if call == "sync":
@@ -431,6 +443,53 @@ def test_an_entry_that_changed_on_disk_is_not_read_back():
     disk.bytes_of(segment_name(1))[SEGMENT_HEADER_BYTES + RECORD_HEADER_BYTES + 3] ^= 4
     with pytest.raises(Corrupt):
         journal.entries(1, 1, bytes_max=100)
+
+
+@pytest.mark.parametrize("batches", [[1], [2, 3], [9, 9, 9]], ids=["first-batch", "same-segment", "later-segment"])
+def test_a_batch_whose_flush_failed_is_gone_or_durable_after_a_restart_never_in_the_page_cache_only(batches):
+    disk = FakeDisk()
+    journal = open_journal(disk)
+    flushed = fill(journal, batches)
+    disk.on_call = failing("sync", "segment")
+    with pytest.raises(FlushFailed) as failed:
+        fill(journal, [3])
+    assert failed.value.file.endswith(".segment")
+    assert "restart" in str(failed.value)
+    disk.on_call = lambda call, name: None
+    found = entries_of(open_journal(disk))
+    assert found[: len(flushed)] == flushed
+    # Whoever opened the journal has counted these entries as its own: it votes, acknowledges and commits with them.
+    disk.kill()
+    survives(disk, found)
+
+
+def test_a_journal_whose_disk_still_refuses_the_last_batch_does_not_open():
+    disk = FakeDisk()
+    journal = open_journal(disk)
+    fill(journal, [2])
+    disk.on_call = failing("sync", "segment")
+    with pytest.raises(OSError, match="input/output"):
+        open_journal(disk)
+
+
+def test_a_segment_whose_name_a_killed_process_left_in_the_page_cache_survives_a_later_power_loss():
+    disk = FakeDisk()
+    journal = open_journal(disk)
+    fill(journal, [2])
+    disk.on_call = failing("sync_directory", "")
+    with contextlib.suppress(OSError):
+        fill(journal, [3] * 8, size=100)
+    disk.on_call = lambda call, name: None
+    journal = open_journal(disk)
+    # No directory is flushed from here on, but by the recovery itself.
+    disk.on_call = failing("sync_directory", "")
+    with contextlib.suppress(OSError):
+        fill(journal, [3] * 8, size=100)
+    flushed = entries_of(journal)[: journal.flushed_index]
+    assert len(disk.names()) > 1
+    disk.kill()
+    disk.on_call = lambda call, name: None
+    survives(disk, flushed)
 
 
 def test_a_crash_while_a_segment_is_made_leaves_a_journal_that_opens():

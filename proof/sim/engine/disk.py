@@ -21,24 +21,19 @@ class SimDisk(FakeDisk):
         super().__init__()
         self.fail_syncs = 0
         """How many of the next flushes fail; what they should have made durable is then unknown."""
-        self.spoiled = False
 
     def called(self, call: str, name: str) -> None:
         self.on_call(call, name)
         if call == "sync" and self.fail_syncs:
             self.fail_syncs -= 1
-            self.spoiled = True
             raise OSError(errno.EIO, "flush failed", name)
 
-    def release(self, rng: random.Random) -> None:
-        """The process died, the machine did not: the page cache stays, unless a failed flush has spoiled it."""
-        if self.spoiled:
-            self.kill(rng)
+    def release(self) -> None:
+        """The process died, the machine did not: the page cache stays, also what a failed flush did not write."""
         self._locked = False
 
     def kill(self, rng: random.Random | None = None) -> None:
         super().kill(rng)
-        self.spoiled = False
         self.fail_syncs = 0
 
     def flip(self, name: str, offset: int, bit: int) -> None:

@@ -98,7 +98,7 @@ class SimNode:
             self.disk.kill(self.rng)
             self.world.counts["power losses"] += 1
         else:
-            self.disk.release(self.rng)
+            self.disk.release()
         self.world.scheduler.after(down_s, self.start)
 
     def stop(self, down_s):
