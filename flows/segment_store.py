@@ -31,6 +31,7 @@ from typing import Final, NamedTuple
 
 import google_crc32c
 
+from oncegate.flows.directories import flush_directory, make_directory
 from oncegate.flows.errors import BadRequestError, NotFoundError, SegmentConflict, SegmentCorrupt
 from oncegate.flows.flow import check_name
 from oncegate.flows.segment import format_checksum
@@ -90,7 +91,7 @@ class SegmentStore:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._writing = threading.Lock()
-        _make_directory(directory)
+        make_directory(directory)
         for aside in directory.glob(f"*/*{_ASIDE}"):
             # A crash before the rename; the log still holds the items.
             aside.unlink()
@@ -126,9 +127,9 @@ class SegmentStore:
                     stored_checksum = format_checksum(google_crc32c.value(stored))
                     raise SegmentConflict(path, stored_checksum, format_checksum(crc))
                 # The crash may have come between rename and the directory's flush.
-                _flush_directory(path.parent)
+                flush_directory(path.parent)
                 return format_checksum(crc)
-            _make_directory(path.parent)
+            make_directory(path.parent)
             aside = path.with_suffix(_ASIDE)
             try:
                 with open(aside, "wb") as file:
@@ -140,7 +141,7 @@ class SegmentStore:
             except OSError:
                 aside.unlink(missing_ok=True)
                 raise
-            _flush_directory(path.parent)
+            flush_directory(path.parent)
         return format_checksum(crc)
 
     def get(self, flow: str, number: int) -> bytes:
@@ -220,17 +221,3 @@ def _check_identity(path: Path, data: bytes, flow: str, number: int) -> Header:
     if (header.flow, header.number) != (flow, number):
         raise SegmentCorrupt(path, f"holds batch {header.number} of {header.flow}")
     return header
-
-
-def _make_directory(directory: Path) -> None:
-    if not directory.is_dir():
-        directory.mkdir(parents=True, exist_ok=True)
-        _flush_directory(directory.parent)
-
-
-def _flush_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -7,6 +7,7 @@ Read next: :mod:`oncegate.consensus.log.sealed_file`, :mod:`oncegate.consensus.l
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from collections.abc import Sequence
@@ -110,12 +111,29 @@ class _OsFile:
         os.close(self._fd)
 
 
+def _make_durably(directory: Path) -> None:
+    """Make a directory and its parents unless they are there, and flush its name, which a kill may have left unflushed.
+
+    Without it a power loss takes the whole directory, ballot and all, and the node comes back as one that never voted.
+    """
+    if not directory.is_dir():
+        _make_durably(directory.parent)
+        directory.mkdir(exist_ok=True)
+    # A parent that this process may not list was made by somebody else, and so was the directory.
+    with contextlib.suppress(PermissionError):
+        parent_fd = os.open(directory.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(parent_fd)
+        finally:
+            os.close(parent_fd)
+
+
 class DirectoryStorage:
     """A real directory, created if missing, with files readable by their owner only."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        path.mkdir(parents=True, exist_ok=True)
+        _make_durably(path)
         self._directory_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
 
     def label(self, name: str) -> str:

@@ -23,6 +23,7 @@ from urllib.parse import SplitResult, unquote
 import numpy as np
 import pyarrow as pa
 
+from oncegate.flows.directories import flush_directory, make_directory
 from oncegate.stores import layout
 from oncegate.stores.errors import Code, SinkError
 from oncegate.stores.retry import Retry
@@ -212,15 +213,20 @@ class SqliteStore:
 
 def _settled_shards(directory: Path, wanted: int) -> int:
     """The number of shards of the store in the directory, written once by whoever comes first."""
-    directory.mkdir(parents=True, exist_ok=True)
+    make_directory(directory)
     meta = directory / _META
     if not meta.exists():
         draft = directory / f".{_META}.{os.getpid()}"
-        draft.write_text(json.dumps({"version": 1, "shards": wanted}))
+        with draft.open("w") as file:
+            file.write(json.dumps({"version": 1, "shards": wanted}))
+            file.flush()
+            os.fsync(file.fileno())
         # A link fails if another process was first: then its number holds.
         with suppress(FileExistsError):
             os.link(draft, meta)
         draft.unlink()
+    # Rows are placed by the number of shards: it must not be forgotten once there are any.
+    flush_directory(directory)
     found = json.loads(meta.read_text())
     if found.get("version") != 1:
         raise SinkError(Code.STORE_MISMATCH, f"{meta} is of an unknown version")
