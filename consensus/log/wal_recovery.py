@@ -6,7 +6,7 @@ the start, naming file and offset; see :mod:`oncegate.consensus.log.segment` for
 What was read need not be on the disk. A killed process leaves its last batch in the page cache, and after a flush that
 failed the kernel calls those pages clean: reading returns them, and flushing them again succeeds without writing them.
 So recovery writes the last batch over itself, flushes, and only then says that the log holds it
-(docs/decisions/0015-a-failed-flush.md). All before the last batch is known to be on the disk: the batch was begun after
+(docs/decisions/0016-a-failed-flush.md). All before the last batch is known to be on the disk: the batch was begun after
 a flush that succeeded. The same goes for names: the directory is flushed before anything relies on a segment.
 Read next: :mod:`oncegate.consensus.log.wal`.
 """

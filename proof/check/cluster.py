@@ -63,7 +63,7 @@ class CheckCluster(LocalCluster):
         disk_bytes: int = DISK_BYTES,
         environment: dict[str, str] | None = None,
     ) -> None:
-        directory = directory.absolute()
+        directory = directory.resolve()  # as /proc names the files of a node
         super().__init__(directory, nodes, flags=flags, environment=environment)
         directory.mkdir(parents=True, exist_ok=True)
         self.lock = threading.RLock()
@@ -98,7 +98,8 @@ class CheckCluster(LocalCluster):
         if Equipment.CLOCK in self.equipment:
             self.clocks[node_id] = WallClock(self.directory, node_id)
         if Equipment.FLUSHES in self.equipment:
-            self.flushes[node_id] = FlushControl(self.directory / f"{node_id}.flushes")
+            control = self.directory / f"{node_id}.flushes"
+            self.flushes[node_id] = FlushControl(control, self._data_inside(node_id), seen_as=self.data(node_id))
 
     def register(self, target: Target) -> None:
         """Let faults kill ``target``; it ends with the cluster."""
@@ -111,10 +112,6 @@ class CheckCluster(LocalCluster):
         disk = self.disks.get(node_id)
         return self.directory / node_id if disk is None else disk.path / "data"
 
-    def outside(self, node_id: str, path: str) -> Path:
-        """A path of the node's, as this process sees it."""
-        return self.data(node_id) / Path(path).relative_to(self._data_inside(node_id))
-
     def _data_inside(self, node_id: str) -> Path:
         return self.directory / node_id / "data" if node_id in self.disks else self.directory / node_id
 
@@ -126,14 +123,14 @@ class CheckCluster(LocalCluster):
             for member in self.members
             if member.node_id == node_id or member.node_id in self.first_ids
         ]
-        control = self.flushes.get(node_id)
         small = node_id in self.disks
-        settings = NodeSettings(
-            self.links.door(node_id), os.getpid(), None if control is None else str(control.control), small
-        )
+        settings = NodeSettings(self.links.door(node_id), os.getpid(), small_log=small)
+        clock = self.clocks.get(node_id)
+        preloaded = () if clock is None else (str(clock.library),)
         return [
             *(self.disks[node_id].prefix if node_id in self.disks else ()),
-            *(self.clocks[node_id].prefix if node_id in self.clocks else ()),
+            *(() if clock is None else clock.prefix),
+            *(self.flushes[node_id].prefix(*preloaded) if node_id in self.flushes else ()),
             *(
                 sys.executable,
                 "-m",
@@ -232,6 +229,8 @@ class CheckCluster(LocalCluster):
         if self.is_running(node_id):
             raise CheckError(f"{node_id} runs")
         shutil.rmtree(self.data(node_id), ignore_errors=True)
+        if node_id in self.flushes:
+            self.flushes[node_id].forget()
         self.damaged.pop(node_id, None)
         self._processes.pop(node_id, None)  # how the last one ended is no news any more
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from oncegate.proof.check.errors import Unavailable
+from oncegate.proof.check.flush_control import shim_library
 from oncegate.proof.check.small_disk import SmallDisk
 from oncegate.proof.check.wall_clock import WallClock
 
@@ -49,6 +50,8 @@ def missing() -> Mapping[Equipment, str]:
             WallClock(place, "n1")
         except Unavailable as reason:
             found[Equipment.CLOCK] = str(reason)
-        if not Path("/proc/self/fd").exists():
-            found[Equipment.FLUSHES] = "/proc is not mounted"
+        try:
+            shim_library(place)
+        except Unavailable as reason:
+            found[Equipment.FLUSHES] = str(reason)
     return found

@@ -1,9 +1,9 @@
-"""A node of a checked cluster: ``oncegate serve`` with its peers' door before it and its flushes in our hands.
+"""A node of a checked cluster: ``oncegate serve`` with its peers' door before it.
 
 ``python -m oncegate.proof.check.node_process SETTINGS serve …`` takes
 :class:`oncegate.proof.check.node_settings.NodeSettings` in JSON. What ``oncegate serve`` has no flags for, it gets in
 the node that is made for it: the peer port that the other members are told (a proxy's) and a log in small pieces.
-:mod:`oncegate.proof.check.flush_control` takes the system calls.
+Its flushes are in the hands of :mod:`oncegate.proof.check.flush_control`, which is preloaded.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import signal
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -24,7 +23,6 @@ from oncegate.gateway.cli.main import main as command_line
 from oncegate.gateway.node.node import Node, replica_config
 from oncegate.gateway.node.proposer import ENTRY_BYTES_MAX
 from oncegate.gateway.node.settings import Settings
-from oncegate.proof.check import flush_control
 from oncegate.proof.check.node_settings import BODY_BYTES_MAX, NodeSettings
 
 _PARENT_LOOK_S: Final = 0.5
@@ -47,8 +45,6 @@ def main() -> None:
     """Read the settings, then run the command line behind them."""
     given = msgspec.json.decode(sys.argv.pop(1), type=NodeSettings)
     end_with(given.parent)
-    if given.flush_control is not None:
-        flush_control.install(Path(given.flush_control))
 
     def make_node(settings: Settings) -> Node:
         replica = dataclasses.replace(

@@ -19,7 +19,5 @@ class NodeSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     """Peer port in the configuration that all members share."""
     parent: int
     """Process id of the run."""
-    flush_control: str | None = None
-    """File of :class:`~oncegate.proof.check.flush_control.FlushControl`; None: the system calls are the plain ones."""
     small_log: bool = False
     """Segments so small that a full disk is felt within a second of load: the log has two of them prepared."""

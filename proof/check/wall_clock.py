@@ -36,12 +36,13 @@ class WallClock:
 
     def __init__(self, directory: Path, name: str) -> None:
         self._file = directory / f"{name}.clock"
+        self.library = _library()
         self.offset_s, self.rate = 0.0, 1.0
         directory.mkdir(parents=True, exist_ok=True)
         self.step(0)
         self.prefix: Sequence[str] = [
             "env",
-            f"LD_PRELOAD={_library()}",
+            f"LD_PRELOAD={self.library}",
             f"FAKETIME_TIMESTAMP_FILE={self._file}",
             "FAKETIME_NO_CACHE=1",
             "DONT_FAKE_MONOTONIC=1",

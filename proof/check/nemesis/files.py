@@ -8,10 +8,10 @@ does it (docs/operations.md), by way of its removal.
 from __future__ import annotations
 
 import contextlib
-import functools
 import random as random_module
 from typing import Final
 
+from oncegate.consensus.log.segment import SEGMENT_SUFFIX
 from oncegate.gateway.local.waiting import wait_for
 from oncegate.proof.check import damage, membership
 from oncegate.proof.check.cluster import CheckCluster
@@ -21,6 +21,7 @@ from oncegate.proof.check.nemesis.members import RECOVERY_S
 
 VERDICT_S: Final = 20.0
 UNFLUSHED_S: Final = 2.0
+_JOURNAL: Final = f"*{SEGMENT_SUFFIX}"
 _FLIPS: Final = tuple(
     case.name
     for case in damage.ALL
@@ -33,7 +34,7 @@ _BY_NAME: Final = {case.name: case for case in damage.ALL}
 
 @fault
 class PowerLoss(Down):
-    """The power goes while flushes are slow: of what was written and not flushed, each sector is there or not."""
+    """The power goes while flushes are slow: what was not flushed, in whatever file, is there or not, names too."""
 
     name = "power_loss"
     group = "power"
@@ -53,15 +54,13 @@ class PowerLoss(Down):
             control.slow(0.5)
         # Without load nothing is unflushed, and nothing can be lost.
         with contextlib.suppress(TimeoutError):
-            wait_for(lambda: any(one.unflushed_bytes() for one in flushes.values()), UNFLUSHED_S, "a write")
+            wait_for(lambda: any(one.unflushed_bytes(_JOURNAL) for one in flushes.values()), UNFLUSHED_S, "a write")
         rng = random_module.Random(self.argument("seed"))
         with cluster.lock:
             cluster.kill(*self.targets)
             lost = {}
             for node_id, control in flushes.items():
-                lost[node_id] = control.lose(
-                    rng, functools.partial(cluster.outside, node_id), kept=float(self.argument("kept"))
-                )
+                lost[node_id] = control.lose(rng, kept=float(self.argument("kept")))
                 control.slow(0)
         return "bytes lost: " + ", ".join(f"{node_id} {count}" for node_id, count in lost.items())
 
