@@ -41,12 +41,15 @@ class Election:
         self._attempt = 0
         self._granted: set[str] | None = None
         self._contact_at = float("-inf")
+        self._gave_way: dict[str, int] = {}
+        """The latest term for which this node let each candidate go first."""
         # A node that starts asks soon: where there is a leader, the others refuse.
         self.deadline = now + self._between(self._fast_s)
 
     def set_voters(self, voters: frozenset[str], now: float) -> None:
         """Another configuration is in force."""
         self._voters = voters
+        self._gave_way.clear()
         if voters == {self._node_id}:
             # A lone node waits for nobody.
             self.deadline = min(self.deadline, now)
@@ -104,15 +107,21 @@ class Election:
         self.deadline = now + self._between(self._timeout_s) / 3
         return True
 
-    def would_vote(self, request: PreVoteRequest, mine: Standing, now: float) -> bool:
+    def would_vote(self, candidate: str, request: PreVoteRequest, mine: Standing, now: float) -> bool:
         """Answer a pre-vote: the term is new, no leader is near, and the candidate's log is up to date (§5.4.1)."""
         if request.term <= mine.term or mine.leads:
             return False
         if mine.leader_reachable and now - self._contact_at < self._timeout_s[0]:
             return False
         granted = (request.last_term, request.last_index) >= (mine.last_term, mine.last_index)
-        if granted:
-            # Its election is about to come: ours would only split the votes.
+        if granted and self._gave_way.get(candidate, -1) < request.term:
+            # Its election is about to come: ours would only split the votes. But it may not be able to win, and ask
+            # again and again. So this node waits for each candidate once a term. Of five voters A is dead, and
+            #
+            #   B   D     B, D and E reach C only: none of them ever has three votes, and each asks C several times a
+            #    \ /      second. C alone could win. Were it to wait after each request that it grants, it would hardly
+            #     C---E   ever come to ask.
+            self._gave_way[candidate] = request.term
             self.deadline = max(self.deadline, now + self._between(self._fast_s) + self._fast_s[1])
         return granted
 

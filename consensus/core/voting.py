@@ -51,7 +51,7 @@ class Voting:
             leads=self._raft.leads(),
             leader_reachable=leader is not None and leader in connected,
         )
-        granted = self._election.would_vote(request, standing, now)
+        granted = self._election.would_vote(peer_id, request, standing, now)
         self._send(peer_id, PreVoteReply(self._raft.term(), request.attempt, granted))
 
     def pre_vote_answered(self, peer_id: str, reply: PreVoteReply, now: float) -> None:

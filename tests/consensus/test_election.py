@@ -63,25 +63,41 @@ def test_a_message_of_the_leader_ends_the_attempt(election):
 
 def test_no_pre_vote_while_the_leader_is_near(election):
     election.heard_leader(1.0)
-    assert not election.would_vote(REQUEST, FOLLOWING, 1.5)
-    assert election.would_vote(REQUEST, FOLLOWING, 1.61)
+    assert not election.would_vote("n2", REQUEST, FOLLOWING, 1.5)
+    assert election.would_vote("n2", REQUEST, FOLLOWING, 1.61)
 
 
 def test_a_pre_vote_at_once_when_the_leaders_connection_is_closed(election):
     election.heard_leader(1.0)
-    assert election.would_vote(REQUEST, replace(FOLLOWING, leader_reachable=False), 1.01)
+    assert election.would_vote("n2", REQUEST, replace(FOLLOWING, leader_reachable=False), 1.01)
 
 
 def test_a_leader_and_a_later_term_refuse(election):
-    assert not election.would_vote(REQUEST, replace(FOLLOWING, leads=True, leader_reachable=False), 9.0)
-    assert not election.would_vote(REQUEST, replace(FOLLOWING, term=6), 9.0)
+    assert not election.would_vote("n2", REQUEST, replace(FOLLOWING, leads=True, leader_reachable=False), 9.0)
+    assert not election.would_vote("n2", REQUEST, replace(FOLLOWING, term=6), 9.0)
 
 
 def test_a_candidate_whose_log_is_behind_is_refused(election):
     for last_index, last_term in ((9, 4), (99, 3)):
-        assert not election.would_vote(PreVoteRequest(6, 1, last_index, last_term), FOLLOWING, 9.0)
+        assert not election.would_vote("n2", PreVoteRequest(6, 1, last_index, last_term), FOLLOWING, 9.0)
     for last_index, last_term in ((10, 4), (1, 5)):
-        assert election.would_vote(PreVoteRequest(6, 1, last_index, last_term), FOLLOWING, 9.0)
+        assert election.would_vote("n2", PreVoteRequest(6, 1, last_index, last_term), FOLLOWING, 9.0)
+
+
+def test_a_node_waits_for_each_candidate_once_a_term(election):
+    closed = replace(FOLLOWING, leader_reachable=False)
+    waits = []
+    for now, candidate, term in ((9.0, "n2", 6), (9.1, "n2", 6), (9.2, "n3", 6), (9.3, "n2", 6), (9.4, "n2", 7)):
+        election.deadline = now
+        assert election.would_vote(candidate, PreVoteRequest(term, 1, 10, 4), closed, now)
+        waits.append(election.deadline > now)
+    assert waits == [True, False, True, False, True]
+
+
+def test_a_pre_vote_that_is_refused_puts_nothing_off(election):
+    election.deadline = 9.0
+    assert not election.would_vote("n2", PreVoteRequest(6, 1, 9, 4), replace(FOLLOWING, leader_reachable=False), 9.0)
+    assert election.deadline == 9.0
 
 
 def test_a_node_that_rejoins_deposes_nobody():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from oncegate.proof.check.equipment import Equipment
 from oncegate.proof.check.nemesis import FAULTS, Action, FaultPlan, available, fault, names_of, plan_of
 from oncegate.proof.check.nemesis.fault import FOLLOWER, LEADER
-from oncegate.proof.check.nemesis.partitions import PartitionMajorityRing
+from oncegate.proof.check.nemesis.partitions import PartitionMajorityRing, Topology
 
 GROUPS = sorted({kind.group for kind in FAULTS.values()})
 PINNED = [
@@ -143,6 +143,25 @@ def test_in_a_majority_ring_every_node_reaches_a_majority_and_no_two_the_same(co
     assert all(2 * len(names) > count for names in reached.values())
     assert all((b, a) in cut for a, b in cut)
     assert len(set(reached.values())) == count, "two nodes reach the same majority"
+
+
+@pytest.mark.parametrize(
+    ("name", "four", "five"),
+    [
+        ("partition_star", "n0-n1 n0-n2 n0-n3", "n0-n1 n0-n2 n0-n3 n0-n4"),
+        ("partition_bridge", "n0-n1 n0-n2 n0-n3 n1-n2", "n0-n1 n0-n2 n0-n3 n0-n4 n1-n2 n3-n4"),
+        ("partition_chain", "n0-n1 n1-n2 n2-n3", "n0-n1 n1-n2 n2-n3 n3-n4"),
+    ],
+)
+def test_in_a_topology_exactly_its_links_are_left(name: str, four: str, five: str) -> None:
+    for links in (four, five):
+        nodes = sorted({node for link in links.split() for node in link.split("-")})
+        partition = FAULTS[name](Action(name, 0, 1, tuple(nodes)))
+        assert isinstance(partition, Topology)
+        cut = partition.ways(nodes)
+        assert len(cut) == len(set(cut))
+        left = set(itertools.permutations(nodes, 2)) - set(cut)
+        assert left == {ends for a, b in (link.split("-") for link in links.split()) for ends in ((a, b), (b, a))}
 
 
 def test_two_faults_cannot_have_one_name() -> None:

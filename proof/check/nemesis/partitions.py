@@ -84,15 +84,19 @@ class PartitionOneWay(_Partition):
         return [(a, b) for a, b in ways if (b if self.argument("deaf") else a) in self.targets]
 
 
-class _Ring(_Partition):
+class _Shape(_Partition):
+    """Who reaches whom depends on the order of the targets."""
+
+    nodes_min = 3
+
     @classmethod
     def pick(cls, random: Random, view: PlanView) -> Choice | None:
         """The nodes in any order."""
-        return Choice(in_any_order(random, view), _how(random)) if len(view.nodes) >= 3 else None
+        return Choice(in_any_order(random, view), _how(random)) if len(view.nodes) >= cls.nodes_min else None
 
 
 @fault
-class PartitionRing(_Ring):
+class PartitionRing(_Shape):
     """Each node is heard only by the next one in a ring: nobody can be answered by whom it spoke to."""
 
     name = "partition_ring"
@@ -105,7 +109,7 @@ class PartitionRing(_Ring):
 
 
 @fault
-class PartitionMajorityRing(_Ring):
+class PartitionMajorityRing(_Shape):
     """Each node reaches a majority, no two the same one; of three nodes, two do not reach each other."""
 
     name = "partition_majority_ring"
@@ -121,3 +125,49 @@ class PartitionMajorityRing(_Ring):
             return min((a - b) % count, (b - a) % count)
 
         return [(ring[a], ring[b]) for a, b in itertools.permutations(range(count), 2) if apart(a, b) > reach]
+
+
+class Topology(_Shape):
+    """Links between some pairs of nodes, both ways."""
+
+    # Three nodes of which two do not reach each other are a majority ring.
+    nodes_min = 4
+
+    @abc.abstractmethod
+    def linked(self, a: int, b: int) -> bool:
+        """Whether the targets at these places, ``a`` before ``b``, reach each other."""
+
+    def ways(self, nodes: list[str]) -> list[Ends]:
+        places = {node: place for place, node in enumerate(self.targets)}
+        ways = itertools.permutations(self.targets, 2)
+        return [(a, b) for a, b in ways if not self.linked(*sorted((places[a], places[b])))]
+
+
+@fault
+class PartitionStar(Topology):
+    """One node reaches all; the others reach only it: nobody else can win an election, and all ask for votes."""
+
+    name = "partition_star"
+
+    def linked(self, a: int, b: int) -> bool:
+        return a == 0
+
+
+@fault
+class PartitionBridge(Topology):
+    """Two halves do not reach each other, but both reach one node between them."""
+
+    name = "partition_bridge"
+
+    def linked(self, a: int, b: int) -> bool:
+        return a == 0 or (a <= len(self.targets) // 2) == (b <= len(self.targets) // 2)
+
+
+@fault
+class PartitionChain(Topology):
+    """Each node reaches the one before it and the one behind it."""
+
+    name = "partition_chain"
+
+    def linked(self, a: int, b: int) -> bool:
+        return b - a == 1

@@ -7,7 +7,7 @@ of it. A kind with weight 0 runs only when it is asked for. Read next: :mod:`onc
 
 from __future__ import annotations
 
-from itertools import permutations
+from itertools import combinations, pairwise, permutations
 
 from oncegate.consensus.log.reserve import RESERVE_BYTES, RESERVE_FILE
 
@@ -36,6 +36,25 @@ def _target(rng, names):
 
 def _down_s(rng):
     return rng.choice((0.02, 0.2, 0.2, 1.0)) * (0.5 + rng.random())
+
+
+def topology(shape, order):
+    """The links of a cluster that is connected in part, as sets of two names."""
+    first, rest = order[0], order[1:]
+    chain = {frozenset(pair) for pair in pairwise(order)}
+    match shape:
+        case "chain":
+            return chain
+        case "ring":
+            # Three in a ring are three that all reach each other.
+            return chain | {frozenset((first, order[-1]))} if len(order) > 3 else chain
+        case "star":
+            return {frozenset((first, other)) for other in rest}
+        case "bridge":
+            half = len(rest) // 2
+            sides = (*combinations(rest[:half], 2), *combinations(rest[half:], 2))
+            return {frozenset((first, other)) for other in rest} | {frozenset(pair) for pair in sides}
+    raise ValueError(shape)
 
 
 @register("kill", 6)
@@ -136,12 +155,8 @@ class Partition:
                 return {(a, b) for a, b in everything if (a in side) != (b in side)}
             case "one way":
                 return {order[:2]}
-            case "ring":
-                ring = {frozenset((order[i - 1], order[i])) for i in range(len(order))}
-                if len(order) == 3:
-                    ring.discard(frozenset(order[:2]))
-                return {pair for pair in everything if frozenset(pair) not in ring}
-        raise ValueError(shape)
+        links = topology(shape, order)
+        return {pair for pair in everything if frozenset(pair) not in links}
 
     @staticmethod
     def apply(world, shape, target, order, seconds, breaks, break_after_s):
@@ -153,6 +168,20 @@ class Partition:
         if breaks:
             for a, b in sorted({tuple(sorted(pair)) for pair in pairs}):
                 world.scheduler.after(min(seconds, break_after_s), world.network.cut, a, b)
+
+
+@register("topology", 2)
+class Topology:
+    """For a while a cluster is connected in part: only the links of a star, a bridge or a chain are left."""
+
+    @staticmethod
+    def draw(rng, names):
+        shape = rng.choice(("star", "bridge", "chain"))
+        return shape, tuple(rng.sample(names, len(names))), rng.uniform(0.5, 2.5), rng.random() < 0.6
+
+    @staticmethod
+    def apply(world, shape, order, seconds, breaks):
+        Partition.apply(world, shape, order[0], order, seconds, breaks, 0.1)
 
 
 @register("break", 6)

@@ -163,7 +163,7 @@ _plant(
     "acks-whole-log",
     "a follower acknowledges its whole log where only a part is known to match",
     (oncegate.consensus.core.message_handling, "admit_append", _acks_whole_log),
-    kinds=_LINKS,
+    kinds={**_LINKS, "topology": 6},
     fixed={"nodes": 5},
     seeds=200,
 )
@@ -206,7 +206,7 @@ _plant(
     (
         oncegate.consensus.core.election.Election,
         "would_vote",
-        lambda election, request, mine, now: request.term > mine.term,
+        lambda election, peer_id, request, mine, now: request.term > mine.term,
     ),
 )
 

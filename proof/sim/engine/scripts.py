@@ -6,7 +6,13 @@ next: :mod:`oncegate.proof.sim.engine.faults`.
 
 from __future__ import annotations
 
+from itertools import permutations
+
 from oncegate.proof.sim.engine.faults import LEADER, _down_s, register
+from oncegate.proof.sim.engine.observe import Violation
+
+ELECTED_WITHIN_S = 2.0
+"""With the election time-outs of the default settings."""
 
 
 @register("script: leader dies", 0)
@@ -146,3 +152,47 @@ class Reconnect:
                 leader.die(power=False, down_s=down_s)
 
         later(cut_s + lag_s + wait_s, dies)
+
+
+@register("script: leader dies, others connected in part", 0)
+class LeaderDiesInTopology:
+    """The leader is gone for good, and only some of the others reach each other; one of them reaches a majority.
+
+    ``links`` are pairs of places in the others' list. A leader of a later term must be ready within
+    ``ELECTED_WITHIN_S``.
+    """
+
+    @staticmethod
+    def draw(rng, names):
+        others = len(names) - 1
+        return tuple((0, other) for other in range(1, others)), rng.random() < 0.5
+
+    @staticmethod
+    def apply(world, links, breaks):
+        dead = world.node(LEADER)
+        if dead is None or not dead.engine.ready:
+            world.scheduler.after(0.05, LeaderDiesInTopology.apply, world, links, breaks)
+            return
+        others = [name for name in world.plan.names if name != dead.name]
+        linked = {frozenset((others[a], others[b])) for a, b in links}
+        apart = [pair for pair in permutations(others, 2) if frozenset(pair) not in linked]
+        world.network.block(apart)
+        for a, b in apart:
+            if breaks and a < b:
+                world.network.cut(a, b)
+        term, began = dead.term, world.scheduler.now
+        dead.die(power=False, down_s=60.0)
+
+        def watch():
+            leader, waited = world.node(LEADER), world.scheduler.now - began
+            if leader is not None and leader.term > term and leader.engine.ready:
+                world.counts["elected in a topology"] += 1
+                world.counts["milliseconds until then"] = int(waited * 1000)
+            elif waited > ELECTED_WITHIN_S:
+                raise Violation(
+                    "election", f"nobody leads {waited:.1f} s after {dead.name} died; links {sorted(links)}"
+                )
+            else:
+                world.scheduler.after(0.01, watch)
+
+        watch()
