@@ -10,7 +10,8 @@ import pytest
 
 from oncegate.consensus.config import ReplicaConfig
 from oncegate.consensus.core.election import Election, Standing
-from oncegate.consensus.messages import PreVoteRequest
+from oncegate.consensus.messages import Ack, Append, PreVoteRequest
+from tests.consensus.one_engine import OneEngine
 from tests.consensus.simulation import Simulation
 
 CONFIG = ReplicaConfig(
@@ -35,6 +36,17 @@ def test_the_time_out_starts_again_with_each_message_of_the_leader(election):
     for now in (1.0, 2.0, 2.5):
         election.heard_leader(now)
         assert now + 0.6 <= election.deadline <= now + 1.2
+
+
+def test_only_the_present_leader_puts_the_election_off():
+    one = OneEngine().follow("n2", term=5)
+    due = one.engine.deadline()
+    one.now += 0.3
+    one.receives("n3", Append(4, 0, 0, 0, []))
+    assert one.engine.deadline() == due, "a deposed leader's append starts the time-out again"
+    assert one.said(Ack, "n3")[0][1].term == 5
+    one.receives("n2", Append(5, 0, 0, 0, []))
+    assert one.engine.deadline() > due
 
 
 def test_the_closing_of_the_leaders_connection_shortens_the_wait(election):

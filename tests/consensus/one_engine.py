@@ -1,0 +1,94 @@
+"""One engine by itself: the test plays its peers, its clock and its network, message by message."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from oncegate.consensus.config import ReplicaConfig
+from oncegate.consensus.core.engine import Engine
+from oncegate.consensus.log.identity import open_identity
+from oncegate.consensus.log.library_log import LibraryLog
+from oncegate.consensus.messages import Ack, Append, PreVoteReply, PreVoteRequest, VoteReply, VoteRequest
+from tests.consensus.fake_disk import FakeDisk, InlineWorker
+from tests.consensus.simulation import History, RecordingMachine
+
+
+class OneEngine:
+    """Node n1 of a cluster of three; the connections to n2 and n3 are up."""
+
+    def __init__(self, peers=("n2", "n3"), **settings):
+        self.now = 100.0
+        self.peers = peers
+        self.sent = []
+        self.results = []
+        self.failures = []
+        self.roles = []
+        disk = FakeDisk()
+        config = ReplicaConfig(
+            node_id="n1",
+            cluster_id="c",
+            listen=("127.0.0.1", 1),
+            peers=dict.fromkeys(peers, ("127.0.0.1", 1)),
+            data_dir=Path("unused"),
+            **{"command_bytes_max": 4096, "journal_segment_bytes": 1 << 16, **settings},
+        )
+        _, ballot = open_identity(disk, cluster_id="c", node_id="n1")
+        self.engine = Engine(
+            config,
+            RecordingMachine(History()),
+            LibraryLog(disk, InlineWorker(), ballot, segment_bytes=1 << 16, memory_bytes_max=1 << 14),
+            clock=lambda: self.now,
+            rng=random.Random(1),
+            send=lambda peer_id, message: self.sent.append((self.now, peer_id, message)),
+            on_result=lambda token, result: self.results.append((token, result)),
+            on_failure=lambda token, error: self.failures.append((token, error)),
+            on_role=self.roles.append,
+        )
+        for peer in peers:
+            self.engine.peer_up(peer, 1)
+
+    def tick(self, at=None):
+        """Let the clock show ``at``, and tick."""
+        self.now = self.now if at is None else at
+        return self.engine.tick()
+
+    def receives(self, peer, *messages):
+        """Messages of one peer come, and a tick follows."""
+        for message in messages:
+            self.engine.receive(peer, 1, message)
+        self.tick()
+
+    def said(self, kind, peer=None):
+        """What was sent since it was last asked for, of one kind, as (time, message)."""
+        said = [(at, message) for at, to, message in self.sent if type(message) is kind and peer in (None, to)]
+        self.sent = [one for one in self.sent if not (type(one[2]) is kind and peer in (None, one[1]))]
+        return said
+
+    def follow(self, leader="n2", term=5):
+        """Hear a leader whose log is as empty as this one."""
+        self.receives(leader, Append(term, 0, 0, 0, []))
+        self.said(Ack)
+        return self
+
+    def lead(self):
+        """Win an election by the votes of all others, and have the first entry of the term committed."""
+        self.tick(self.engine.deadline())
+        for (_, request), peer in zip(self.said(PreVoteRequest), self.peers, strict=True):
+            self.receives(peer, PreVoteReply(request.term, request.attempt, True))
+        term = self.said(VoteRequest)[0][1].term
+        for peer in self.peers:
+            self.receives(peer, VoteReply(term))
+        self.acknowledge(*self.peers)
+        assert self.engine.ready
+        return self
+
+    def acknowledge(self, *peers):
+        """These peers have flushed all that they were sent."""
+        for peer in peers:
+            appends = [message for _, message in self.said(Append, peer)]
+            if appends:
+                last = appends[-1]
+                index = last.prev_index + len(last.entries)
+                self.engine.receive(peer, 1, Ack(self.engine.term, 1, True, index, last.prev_index))
+        self.tick()
