@@ -10,54 +10,189 @@ arrive, then :meth:`Engine.tick` once. A tick does, in this order:
 5. committed entries are applied, results handed out
 
 Step 4 before 3 would acknowledge what a power loss forgets. Step 2 before 3 is safe (Raft thesis §10.2.1): the
-leader counts itself only for what it has flushed. A node is built in layers: its parts
-(:mod:`oncegate.consensus.core.node_state`), its roles (:mod:`oncegate.consensus.core.roles`), its messages
-(:mod:`oncegate.consensus.core.message_handling`), and here what its owner calls. Read next: these three, then
-:mod:`oncegate.consensus.core.library`.
+leader counts itself only for what it has flushed.
+
+The engine joins its parts and owns nothing but their order and the messages that wait for the flush::
+
+    Inbox ──▶ Voting      elections: the Election clock, and the library's vote rules
+          ──▶ Following   appends and snapshots of whoever leads
+          ──▶ Leading     Replication (a Progress a follower), Proposals, LeaderReads, Reconfiguration, Transfers
+    Peers                 connections, and who counts in the configuration in force
+    Raft                  the library: roles, terms, votes, log matching, the commit rule
+    LibraryLog            journal, ballot and the configurations in the log (Membership)
+    Applier, Saving, Snapshots    the state machine
+
+docs/raft.md tells the algorithm. Read next: :mod:`oncegate.consensus.core.message_handling`,
+:mod:`oncegate.consensus.leading`, :mod:`oncegate.consensus.core.library`.
 """
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from oncegate.consensus.config import ReplicaConfig
 from oncegate.consensus.configuration import Member
-from oncegate.consensus.core.message_handling import MessageHandling
-from oncegate.consensus.core.transfer import most_up_to_date
-from oncegate.consensus.errors import ChangeRefused, NotLeader, NotReady, TransferFailed, Transferring
-from oncegate.consensus.messages import ReadProbe, ReadProbeAck, TimeoutNow
+from oncegate.consensus.core.applier import Applier
+from oncegate.consensus.core.election import Election
+from oncegate.consensus.core.library import Raft
+from oncegate.consensus.core.message_handling import Inbox
+from oncegate.consensus.core.role_report import RoleReport
+from oncegate.consensus.core.snapshots import Snapshots
+from oncegate.consensus.core.voting import Voting
+from oncegate.consensus.counters import Counters
+from oncegate.consensus.errors import ConsensusError, SafetyViolation, TransferFailed
+from oncegate.consensus.following import Following
+from oncegate.consensus.freshness import Freshness
+from oncegate.consensus.leading import Leading
+from oncegate.consensus.log.library_log import LibraryLog
+from oncegate.consensus.log.membership import Membership
+from oncegate.consensus.messages import Message, RaftMessage, ReadProbe, ReadProbeAck, VoteReply, VoteRequest
+from oncegate.consensus.peers import Peers
+from oncegate.consensus.ports import DurableState, PeerStatus, Role, RoleChange, StateMachine
+from oncegate.consensus.snapshot.saving import Saving, begin_at_saved
+from oncegate.consensus.worker import InlineWorker, Worker
 
 Token = TypeVar("Token")
 
 
-class Engine(MessageHandling[Token], Generic[Token]):
+class Engine(Generic[Token]):
     """One node; ``Token`` is what the owner wants back with a command's or a read's result."""
 
-    # -- connections -----------------------------------------------------------------------------------
+    def __init__(
+        self,
+        config: ReplicaConfig,
+        machine: StateMachine,
+        log: LibraryLog,
+        *,
+        clock: Callable[[], float],
+        rng: random.Random,
+        send: Callable[[str, Message], None],
+        on_result: Callable[[Token, object], None],
+        on_failure: Callable[[Token, ConsensusError], None],
+        on_role: Callable[[RoleChange], None],
+        worker: Worker | None = None,
+        wake: Callable[[], None] = lambda: None,
+        on_peers: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Take over an opened log and what the machine has saved; sends nothing yet.
+
+        ``clock`` gives monotonic seconds, so that a simulation owns all time-outs. ``send`` hands one message to a
+        connected peer; it may be lost, never reordered within a connection. ``on_result`` gets the token of a command
+        with what ``apply`` returned, or the token of a read with the read point; ``on_failure`` what it ended with.
+        ``worker`` reads and writes snapshots (inline by default); ``wake``, called from its thread, asks for a tick.
+        ``on_peers`` is called when :meth:`wanted_peers` has changed.
+
+        Raises:
+            StorageError: the saved state and the log do not belong together.
+        """
+        self.config = config
+        self.log = log
+        self.counters = Counters()
+        self._clock = clock
+        self._send = send
+        self._on_role = on_role
+        self._on_peers = on_peers
+        self._now = clock()
+        self._heartbeat_s = config.heartbeat_ms / 1000
+        self._held: list[tuple[str, Message]] = []
+        # A membership change or a transfer is under way, or may be.
+        self._attention = True
+        self._membership = log.membership
+        self._membership.begin(config.initial_configuration)
+        self._report = RoleReport(self.counters)
+        self._peers = Peers(config, self._membership)
+        applied_index = begin_at_saved(machine, log)
+        self._applier = Applier(machine, log, clock, config.apply_slice_ms / 1000, applied_index)
+        self._raft = Raft(config.node_id, (), log, send_vote=self._hold_vote, on_role=self._role_changes)
+        self._leading: Leading[Token] = Leading(
+            config, log, self._raft, self._peers, self._applier, self.counters, send, on_result, on_failure, on_peers
+        )
+        self._saving: Saving | None = None
+        self._snapshots: Snapshots | None = None
+        if isinstance(machine, DurableState):
+            self._saving = Saving(config, log, machine)
+            self._snapshots = Snapshots(
+                config,
+                log,
+                self._raft,
+                self._leading.replication,
+                self._applier,
+                self._saving,
+                machine,
+                worker or InlineWorker(),
+                wake,
+                rng,
+                self._hold,
+            )
+        self._election = Election(config, rng, self._now)
+        self._freshness = Freshness()
+        self._voting = Voting(self._raft, log, self._election, self.counters, self._report, send)
+        following = Following(
+            config,
+            log,
+            self._raft,
+            self._election,
+            self._freshness,
+            self._snapshots,
+            self.counters,
+            self._hold,
+            self._configuration_in_force,
+        )
+        self._inbox: Inbox[Token] = Inbox(
+            self._raft, self._peers, self._voting, following, self._leading, self._snapshots, self._report
+        )
+        self._configuration_in_force()
+        self.log.flush()
+
+    # -- connections and messages ----------------------------------------------------------------------
 
     def peer_up(self, peer_id: str, epoch: int) -> None:
         """A connection to a peer is established; it replaces an earlier one."""
-        self._epochs[peer_id] = epoch
+        self._peers.epochs[peer_id] = epoch
         self._report.settled = False
         self._raft.set_connected(peer_id, connected=True)
-        self._replication.reconnected(peer_id)
+        self._leading.replication.reconnected(peer_id)
         if self._snapshots is not None:
             self._snapshots.reconnected(peer_id)
 
     def is_connected(self, peer_id: str, epoch: int) -> bool:
         """Whether the connection of this epoch is the one to the peer now."""
-        return self._epochs.get(peer_id) == epoch
+        return self._peers.is_connected(peer_id, epoch)
 
     def peer_down(self, peer_id: str) -> None:
         """The connection to a peer is lost."""
-        self._epochs.pop(peer_id, None)
+        self._peers.epochs.pop(peer_id, None)
         self._report.settled = False
         self._raft.set_connected(peer_id, connected=False)
         if self._raft.leader() == peer_id:
             self._report.reason = f"the connection to the leader {peer_id} closed"
             self._election.leader_lost(self._clock())
-        if self._transfers.target == peer_id and self._raft.leads():
-            self.counters.transfers_failed += 1
-            self._transfers.stop(TransferFailed(f"the connection to {peer_id} closed"))
+        self._leading.peer_down(peer_id)
+
+    def receive(self, peer_id: str, epoch: int, message: RaftMessage) -> None:
+        """Queue a message for the next tick."""
+        self._inbox.add(peer_id, epoch, message, attention=self._attention)
+
+    @property
+    def tick_wanted(self) -> bool:
+        """Messages wait that something may follow from; without any, the next tick may come as late as it likes."""
+        return self._inbox.tick_wanted
+
+    def receive_probe(self, peer_id: str, probe: ReadProbe) -> None:
+        """Confirm a leader's term; needs no flush, since terms are durable before they are used."""
+        if probe.term == self._raft.term():
+            self._send(peer_id, ReadProbeAck(probe.term, probe.number))
+
+    def receive_probe_ack(self, peer_id: str, ack: ReadProbeAck) -> None:
+        """Count a confirmation, and answer the reads it completes."""
+        self._leading.reads.confirmed(peer_id, ack, self._now)
+
+    def show_commit(self, peer_id: str) -> None:
+        """Let a follower know the commit index now: a read waits for it there."""
+        if peer_id in self._peers.epochs:
+            self._leading.replication.show_commit(peer_id, self._now)
 
     # -- what the owner wants --------------------------------------------------------------------------
 
@@ -67,9 +202,7 @@ class Engine(MessageHandling[Token], Generic[Token]):
         Raises:
             NotLeader, Transferring, Overloaded, CommandRefused, CommandReserved: nothing was queued.
         """
-        self._must_lead()
-        log = self.log
-        self._proposals.add(command, token, log.bytes_used, log.room_bytes if log.disk_full else None)
+        self._leading.propose(command, token)
 
     def read(self, token: Token) -> None:
         """Ask for a read point; the next tick starts a round unless one is open.
@@ -78,29 +211,7 @@ class Engine(MessageHandling[Token], Generic[Token]):
             NotLeader: ask the leader.
             NotReady: the leader does not know yet what is committed.
         """
-        if not self._raft.leads():
-            raise NotLeader(self.leader_id)
-        if not self.ready:
-            raise NotReady("the leader has not committed an entry of its term yet")
-        self._rounds.add(token)
-
-    def receive_probe(self, peer_id: str, probe: ReadProbe) -> None:
-        """Confirm a leader's term; needs no flush, since terms are durable before they are used."""
-        if probe.term == self._raft.term():
-            self._send(peer_id, ReadProbeAck(probe.term, probe.number))
-
-    def receive_probe_ack(self, peer_id: str, ack: ReadProbeAck) -> None:
-        """Count a confirmation, and answer the reads it completes."""
-        if self._raft.leads() and ack.term == self._raft.term():
-            self._rounds.confirm(peer_id, ack.number)
-            self._finish_reads()
-            if self._rounds.wanted:
-                self._start_reads()
-
-    def show_commit(self, peer_id: str) -> None:
-        """Let a follower know the commit index now: a read waits for it there."""
-        if peer_id in self._epochs:
-            self._replication.show_commit(peer_id, self._now)
+        self._leading.read(token)
 
     def add_member(self, node_id: str, member: Member, token: Token) -> None:
         """Make a node a member; ``token`` is answered when it is a voter. See :meth:`Reconfiguration.add`.
@@ -108,9 +219,8 @@ class Engine(MessageHandling[Token], Generic[Token]):
         Raises:
             NotLeader, Transferring, NotReady, ChangePending, Overloaded: nothing was done.
         """
-        self._must_lead()
         self._attention = True
-        self._changes.add(node_id, member, token, ready=self.ready, commit_index=self.commit_index)
+        self._leading.add_member(node_id, member, token)
 
     def remove_member(self, node_id: str, token: Token) -> None:
         """Make another node no member; ``token`` is answered when that is committed.
@@ -119,18 +229,12 @@ class Engine(MessageHandling[Token], Generic[Token]):
             NotLeader, Transferring, NotReady, ChangePending, Overloaded: nothing was done.
             ChangeRefused: the node leads, or the others that are left and answer are no majority.
         """
-        self._must_lead()
-        if node_id == self.config.node_id:
-            raise ChangeRefused("a leader does not remove itself: leadership goes first")
-        voters = self._membership.voters
-        if node_id in voters and not self._replication.has_quorum(voters - {node_id}, self._clock()):
-            raise ChangeRefused(f"without {node_id} the voters that answer would be no majority")
         self._attention = True
-        self._changes.remove(node_id, token, ready=self.ready, commit_index=self.commit_index)
+        self._leading.remove_member(node_id, token, self._clock())
 
     def forget_change(self, token: Token) -> None:
         """Nobody waits for this change any more; what was appended goes on."""
-        self._changes.forget(token)
+        self._leading.changes.forget(token)
 
     def transfer(self, target: str | None, token: Token, timeout_s: float) -> None:
         """Hand leadership to ``target``, or to the most up-to-date voter; ``token`` gets the id of who took it.
@@ -140,27 +244,125 @@ class Engine(MessageHandling[Token], Generic[Token]):
             ChangeRefused: the target does not vote, or another transfer is under way.
             TransferFailed: no other voter is connected.
         """
-        if not self._raft.leads():
-            raise NotLeader(self.leader_id)
-        if target is None:
-            target = self._transfers.target or most_up_to_date(self._replication.matches(), self._connected_voters())
-        if target not in self._peer_voters:
-            raise ChangeRefused(f"{target} is no other voter")
-        if target not in self._epochs:
-            raise TransferFailed(f"{target} is not connected")
         self._attention = True
-        self._transfers.begin(target, token, self._clock() + timeout_s)
-        self.counters.transfers_started += 1
+        self._leading.transfer(target, token, self._clock() + timeout_s)
 
     def stop(self) -> None:
         """Answer everybody who waits; nothing may be called afterwards but closing the log."""
+        leading = self._leading
         self._flush_and_release()
-        self._proposals.refuse_queued(self.leader_id)
-        self._abandon()
-        self._changes.end()
+        leading.proposals.refuse_queued(self.leader_id)
+        leading.abandon()
+        leading.changes.end()
         if self._snapshots is not None:
             self._snapshots.stop()
-        self._transfers.stop(TransferFailed("the node stops"))
+        leading.transfers.stop(TransferFailed("the node stops"))
+
+    # -- what the owner asks ---------------------------------------------------------------------------
+
+    @property
+    def role(self) -> Role:
+        """Role of this node."""
+        return self._raft.role()
+
+    @property
+    def term(self) -> int:
+        """Current term."""
+        return self._raft.term()
+
+    @property
+    def commit_index(self) -> int:
+        """Last entry known to be committed."""
+        return self._raft.commit_index()
+
+    @property
+    def applied_index(self) -> int:
+        """Last entry applied on this node."""
+        return self._applier.applied_index
+
+    @property
+    def age_s(self) -> float:
+        """How long ago the applied state was known to be all that was committed; ``inf`` if it never was."""
+        confirmed_at = None
+        if self.ready:
+            if self.lone:
+                return 0.0
+            quorum_until = self._leading.replication.quorum_until(self._membership.voters)
+            confirmed_at = quorum_until - self.config.election_ms_max / 1000
+        return max(0.0, self._clock() - self._freshness.current_at(confirmed_at))
+
+    @property
+    def leader_id(self) -> str | None:
+        """The leader, if it is known and within reach."""
+        return self._peers.within_reach(self._raft.leader())
+
+    @property
+    def ready(self) -> bool:
+        """This node leads and has applied the no-op of its term (Raft §8)."""
+        return self._leading.ready
+
+    @property
+    def lone(self) -> bool:
+        """This node is the only voter, and needs nobody."""
+        return not self._peers.voters and self._election.may_campaign
+
+    @property
+    def membership(self) -> Membership:
+        """The configurations of the log."""
+        return self._membership
+
+    @property
+    def change_pending(self) -> bool:
+        """A membership change waits, or is not known to be committed."""
+        return self._leading.changes.pending(self.commit_index)
+
+    @property
+    def transfer_target(self) -> str | None:
+        """Who is about to lead."""
+        return self._leading.transfers.target
+
+    @property
+    def load(self) -> tuple[int, int, int, int]:
+        """See :attr:`oncegate.consensus.core.proposals.Proposals.load`."""
+        return self._leading.proposals.load
+
+    @property
+    def has_proposals(self) -> bool:
+        """Commands wait for the next tick."""
+        return self._leading.proposals.queued
+
+    @property
+    def awaits_membership(self) -> bool:
+        """See :attr:`oncegate.consensus.peers.Peers.awaits_membership`."""
+        return self._peers.awaits_membership
+
+    @property
+    def hears_anyone(self) -> bool:
+        """See :meth:`oncegate.consensus.peers.Peers.hears_anyone`."""
+        return self._peers.hears_anyone(self._raft.leader())
+
+    def peer_status(self) -> dict[str, PeerStatus]:
+        """What is known of the other members."""
+        return {
+            peer_id: self._leading.replication.status(peer_id, connected=peer_id in self._peers.epochs)
+            for peer_id in self._membership.current.members
+            if peer_id != self.config.node_id
+        }
+
+    def wanted_peers(self) -> dict[str, Member]:
+        """Whom to be connected with; see :meth:`oncegate.consensus.peers.Peers.wanted`."""
+        return self._peers.wanted(self.commit_index, self._raft.leader(), self._leading.replication.leaving)
+
+    def deadline(self) -> float:
+        """When the next tick is due even if nothing arrives."""
+        if not self._raft.leads():
+            due = self._election.deadline
+        elif self._snapshots is None:
+            due = self._leading.replication.deadline
+        else:
+            due = min(self._leading.replication.deadline, self._snapshots.deadline(self._now))
+        transfer = self._leading.transfers.deadline
+        return due if due < transfer else transfer
 
     # -- the tick --------------------------------------------------------------------------------------
 
@@ -173,51 +375,39 @@ class Engine(MessageHandling[Token], Generic[Token]):
         now = self._clock()
         slept = now - self._now - 2 * self._heartbeat_s
         self._now = now
+        raft, leading, peers = self._raft, self._leading, self._peers
         if slept > 0:
             # Answers to a leader that was off the processor may still wait in its sockets.
-            self._replication.excuse(slept)
+            leading.replication.excuse(slept)
             self._freshness.woke(now, slept)
-        if self._inbox:
-            inbox, self._inbox = self._inbox, []
-            self._tick_wanted = False
-            for peer_id, epoch, message in inbox:
-                if self.is_connected(peer_id, epoch):
-                    self._handle(peer_id, epoch, message)
+        self._inbox.handle(now)
         more = False
-        raft = self._raft
         leads = raft.leads()
         if leads:
-            if now >= self._quorum_until:
-                self._check_quorum(now)
-                leads = raft.leads()
+            if leading.lost_quorum(now):
+                self._step_down(now)
+                leads = False
         elif now >= self._election.deadline:
-            self._ask_for_votes(now)
+            self._voting.ask_for_pre_votes(peers.connected_voters(), now)
             leads = raft.leads()
         if leads:
-            if self._commit_may_move:
-                self._advance_commit()
-            self._proposals.append_to(self.log, raft.term())
-            if self._changes.append_to(self.log, raft.term()):
+            if leading.append():
                 self._configuration_in_force()
-            more = self._replication.replicate(self._epochs, now)
+            more = leading.replication.replicate(peers.epochs, now)
             if self._snapshots is not None:
-                self._snapshots.lead(self._epochs, now)
-            if self._rounds.wanted:
-                self._start_reads()
-            elif self._rounds.open and now - self._rounds.asked_at > self._heartbeat_s:
-                self._probe(self._rounds.ask_again(now))
-        elif self._proposals.queued:
-            self._proposals.refuse_queued(self.leader_id)
+                self._snapshots.lead(peers.epochs, now)
+            leading.reads.serve(now)
+        elif leading.proposals.queued:
+            leading.proposals.refuse_queued(self.leader_id)
         if self._snapshots is not None:
             self._snapshots.follow(now)
-            if self._membership.version != self._membership_seen:
-                self._configuration_in_force()
+            self._configuration_in_force()
         self._flush_and_release()
-        if not self._peer_voters and raft.leads():
-            self._advance_commit()
+        if not peers.voters and raft.leads():
+            leading.advance_commit()
             # Learners are told in time.
-            more |= self.applied_index < self.commit_index and bool(self._epochs)
-        more |= self._applier.apply_to(raft.commit_index(), self._proposals.applied)
+            more |= self.applied_index < self.commit_index and bool(peers.epochs)
+        more |= self._applier.apply_to(raft.commit_index(), leading.proposals.applied)
         self._freshness.applied(self._applier.applied_index)
         if self._saving is not None:
             self._saving.applied(self._applier.applied_index)
@@ -227,48 +417,6 @@ class Engine(MessageHandling[Token], Generic[Token]):
         self._report_role()
         return more
 
-    def _manage(self, now: float) -> bool:
-        """Do what membership changes and transfers need until none is under way."""
-        more = False
-        if 0 < self._unsettled_index <= self.commit_index:
-            self._know_members()
-        transfers = self._transfers
-        if transfers.target is not None:
-            if transfers.expire(now):
-                self.counters.transfers_failed += 1
-            elif self._raft.leads():
-                matched = self._replication.matches().get(transfers.target, 0)
-                if transfers.tell(
-                    applied_index=self.applied_index, matched_index=matched, last_index=self.log.last_index
-                ):
-                    self._send(transfers.target, TimeoutNow(self._raft.term()))
-        if self._raft.leads() and self._changes.busy:
-            self._changes.settle(self.commit_index)
-            if transfers.target is None:
-                more = self._changes.promote(self._caught_up, now, ready=self.ready, commit_index=self.commit_index)
-        if self._replication.leaving and self._replication.dismiss(self._epochs, now):
-            self._on_peers()
-        self._attention = (
-            transfers.target is not None
-            or self._changes.busy
-            or self._unsettled_index > 0
-            or bool(self._replication.leaving)
-        )
-        return more
-
-    def _caught_up(self, peer_id: str) -> bool:
-        return peer_id in self._epochs and self._replication.caught_up(peer_id)
-
-    def _must_lead(self) -> None:
-        if not self._raft.leads():
-            raise NotLeader(self.leader_id)
-        if self._transfers.target is not None:
-            raise Transferring(f"leadership is being handed to {self._transfers.target}")
-
-    def _advance_commit(self) -> None:
-        self._commit_may_move = False
-        self._raft.advance_commit()
-
     def _flush_and_release(self) -> None:
         self.log.flush()
         if self._held:
@@ -276,16 +424,73 @@ class Engine(MessageHandling[Token], Generic[Token]):
             for peer_id, message in held:
                 self._send(peer_id, message)
 
-    def _start_reads(self) -> None:
-        self._probe(self._rounds.start(self._raft.commit_index(), self._now))
-        self._finish_reads()
+    def _hold(self, peer_id: str, message: Message) -> None:
+        self._held.append((peer_id, message))
 
-    def _probe(self, number: int) -> None:
-        probe = ReadProbe(self._raft.term(), number)
-        for peer_id in self._connected_voters():
-            self._send(peer_id, probe)
+    def _manage(self, now: float) -> bool:
+        """Do what membership changes and transfers need until none is under way."""
+        if self._peers.settle(self.commit_index):
+            self._on_peers()
+        more = self._leading.manage(now)
+        self._attention = self._leading.busy or self._peers.unsettled
+        return more
 
-    def _finish_reads(self) -> None:
-        index, tokens = self._rounds.finish()
-        for token in tokens:
-            self._on_result(token, index)
+    # -- roles, and the configuration in force ---------------------------------------------------------
+
+    def _hold_vote(self, peer_id: str, message: VoteRequest | VoteReply) -> None:
+        """The library votes, or asks for a vote."""
+        if isinstance(message, VoteReply):
+            self._election.voted(self._now)
+        self._hold(peer_id, message)
+
+    def _role_changes(self, role: Role) -> None:
+        """The library takes another role."""
+        if role is Role.LEADER:
+            self.counters.elections_won += 1
+            self._report.reason = f"election won in term {self._raft.term()}"
+            self._leading.begin(self._now)
+            if self._snapshots is not None:
+                self._snapshots.begin_term()
+            return
+        if role is Role.CANDIDATE:
+            self.counters.elections_started += 1
+        self._leading.end()
+        if self._snapshots is not None:
+            self._snapshots.end_term()
+        if role is Role.FOLLOWER:
+            self._election.voted(self._now)
+
+    def _step_down(self, now: float) -> None:
+        self._report.reason = f"no quorum for {self.config.election_ms_max / 1000:g} s"
+        self._raft.step_down()
+        self._election.voted(now)
+
+    def _configuration_in_force(self) -> None:
+        """Everything that counts, sends or connects follows the log's newest configuration."""
+        if not self._peers.outdated:
+            return
+        self.counters.configurations_seen += 1
+        voters = self._membership.voters
+        if self._raft.leads() and self.config.node_id not in voters:
+            raise SafetyViolation("a leader that does not vote would count itself in majorities")
+        self._peers.follow(self.commit_index)
+        self._raft.set_voters(self._peers.voters, self._leading.replication.matches())
+        self._election.set_voters(voters, self._now)
+        self._leading.configuration_changed(self._now)
+        self._attention = True
+        self._on_peers()
+
+    def _report_role(self) -> None:
+        standing = self._raft.standing()
+        report = self._report
+        if report.settled and standing == report.standing:
+            report.reason = ""
+            return
+        leader_id = self.leader_id
+        change = report.change(standing, self._raft.role(), leader_id, self._raft.term(), ready=self.ready)
+        if change is None:
+            return
+        if leader_id is not None and change.role is not Role.LEADER:
+            self._leading.transfers.leader_seen(leader_id)
+        self._on_peers()
+        self._on_role(change)

@@ -1,16 +1,32 @@
 """How far one follower is, and what may be sent to it next; pure.
 
-Three modes, as in etcd's raft: *probing* (one append in flight until one matches), *streaming* (appends follow
-each other without waiting, up to ``in_flight_bytes_max``) and *snapshot* (no entries until a state was installed,
-because the next one is gone). Knows neither the log's entries nor the sockets.
-Read next: :mod:`oncegate.consensus.core.engine`.
+Three states, as in etcd's raft (``tracker.StateType``)::
+
+                          begin_snapshot                       snapshot_over
+        PROBE, REPLICATE ────────────────▶ SNAPSHOT ──────────────────────────▶ PROBE
+        PROBE, SNAPSHOT  ── matched ─────▶ REPLICATE
+        REPLICATE ── refused, full, reconnected ──▶ PROBE
+
+PROBE: where the logs part is not known; one append is under way until one matches. REPLICATE: appends follow each other
+without waiting, up to ``in_flight_bytes_max``. SNAPSHOT: the next entry is gone from the log; only heartbeats go there
+until a state was installed, or until one of them matches after all. Knows neither the log's entries nor the sockets.
+Read next: :mod:`oncegate.consensus.core.replication`.
 """
 
 from __future__ import annotations
 
+import enum
 from collections import deque
 
 from oncegate.consensus.core.repairs import next_index_after_ack
+
+
+class ProgressState(enum.Enum):
+    """What the leader knows of a follower's log."""
+
+    PROBE = "probe"
+    REPLICATE = "replicate"
+    SNAPSHOT = "snapshot"
 
 
 class Progress:
@@ -25,17 +41,16 @@ class Progress:
         "next_index",
         "paused_until",
         "probe_sent",
-        "probing",
         "sent_at",
-        "snapshot",
+        "state",
     )
 
     def __init__(self, next_index: int, now: float) -> None:
         self.match_index = 0
         self.next_index = next_index
-        self.probing = True
+        self.state = ProgressState.PROBE
         self.probe_sent = False
-        self.snapshot = False
+        """In PROBE: the append that is under way; there is no second one before its answer."""
         self.paused_until = float("-inf")
         """It has no room for entries; only heartbeats go there."""
         self.in_flight_bytes = 0
@@ -45,37 +60,30 @@ class Progress:
         """Start of the term at first, so that a new leader has one time-out to hear from a quorum."""
         self._in_flight: deque[tuple[int, int]] = deque()
 
-    @property
-    def streaming(self) -> bool:
-        """The follower's log matches ours up to :attr:`match_index`, and entries follow each other."""
-        return not self.probing
-
     def reconnected(self) -> None:
-        """What was in flight may be lost: find the place again."""
-        self._probe()
+        """What was in flight may be lost: find the place again; a snapshot goes on where it was."""
+        self._await_match(ProgressState.SNAPSHOT if self.state is ProgressState.SNAPSHOT else ProgressState.PROBE)
 
     def full(self, until: float) -> None:
         """The follower's disk is full: what was sent is lost, and nothing is sent for a while."""
         self.paused_until = until
         self.next_index = self.match_index + 1
-        self._probe()
+        self._await_match(ProgressState.PROBE)
 
     def begin_snapshot(self) -> None:
         """The next entry is gone from the log."""
-        self.snapshot = True
-        self._probe()
+        self._await_match(ProgressState.SNAPSHOT)
 
     def snapshot_over(self, index: int) -> None:
         """The follower has the state up to ``index``: find the place in the log behind it."""
-        self.snapshot = False
         self.next_index = max(self.match_index, index) + 1
-        self._probe()
+        self._await_match(ProgressState.PROBE)
 
     def sent(self, last_index: int, size_bytes: int, commit: int, now: float) -> None:
         """An append that ends with ``last_index`` went out."""
         self.sent_at = now
         self.commit_sent = commit
-        if self.probing:
+        if self.state is not ProgressState.REPLICATE:
             self.probe_sent = True
             return
         if size_bytes:
@@ -85,8 +93,8 @@ class Progress:
 
     def matched(self, index: int) -> bool:
         """The follower has flushed everything up to ``index``; returns whether that is news."""
-        self.probing = False
-        self.snapshot = False
+        self.state = ProgressState.REPLICATE
+        # Forward only: when the answer to entry 5 comes, 6 to 9 are in flight, and must not be sent again.
         self.next_index = next_index_after_ack(self.next_index, index)
         in_flight = self._in_flight
         while in_flight and in_flight[0][0] <= index:
@@ -102,14 +110,22 @@ class Progress:
         Nor does a hint of 0: it answers an append of an earlier term, to tell its sender of the later one, which this
         node may lead by the time the answer comes.
         """
-        stale = prev_index < self.match_index or (self.probing and prev_index != self.next_index - 1)
-        if not hint or self.snapshot or stale:
+        # A late answer. Two appends were under way when the follower's disk had no room for the first:
+        #
+        #   append            answer                 what the leader does
+        #   6, 7 after 5      full, 5 matches        next_index 6, PROBE, nothing but heartbeats for a while
+        #   8, 9 after 7      refused, 7 is missing  nothing: 5 is probed now, and it is known where the logs part
+        stale = prev_index < self.match_index
+        if self.state is ProgressState.PROBE:
+            stale = stale or prev_index != self.next_index - 1
+        if not hint or stale or self.state is ProgressState.SNAPSHOT:
             return
         self.next_index = max(self.match_index + 1, min(hint, prev_index))
-        self._probe()
+        self._await_match(ProgressState.PROBE)
 
-    def _probe(self) -> None:
-        self.probing = True
+    def _await_match(self, state: ProgressState) -> None:
+        """Until an append matches, nothing counts as in flight."""
+        self.state = state
         self.probe_sent = False
         self._in_flight.clear()
         self.in_flight_bytes = 0

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 
 from oncegate.consensus.config import ReplicaConfig
 from oncegate.consensus.core.library import Raft
-from oncegate.consensus.core.progress import Progress
+from oncegate.consensus.core.progress import Progress, ProgressState
 from oncegate.consensus.counters import Counters
 from oncegate.consensus.errors import SafetyViolation
 from oncegate.consensus.log.entries import Entry
@@ -25,6 +25,8 @@ FULL_PAUSE_S = 0.5
 """How long a follower whose disk is full gets no entries."""
 
 _LAG_ENTRIES_MAX = 1024
+
+_PROBE, _REPLICATE, _SNAPSHOT = ProgressState.PROBE, ProgressState.REPLICATE, ProgressState.SNAPSHOT
 
 
 class Replication:
@@ -118,7 +120,7 @@ class Replication:
         progress = self._progress.get(peer_id)
         return (
             progress is not None
-            and progress.streaming
+            and progress.state is _REPLICATE
             and self._log.last_index - progress.match_index <= _LAG_ENTRIES_MAX
             and self._log.bytes_after(progress.match_index) <= self._config.in_flight_bytes_max
         )
@@ -164,7 +166,7 @@ class Replication:
             and ack.success
             and ack.index <= self._raft.commit_index()
             and not ack.full
-            and not progress.probing
+            and progress.state is _REPLICATE
             and progress.next_index > self._log.last_index
         )
 
@@ -181,7 +183,7 @@ class Replication:
 
     def wanting_snapshot(self) -> list[str]:
         """Followers whose next entry is gone from the log."""
-        return [peer_id for peer_id, progress in self._progress.items() if progress.snapshot]
+        return [peer_id for peer_id, progress in self._progress.items() if progress.state is _SNAPSHOT]
 
     def snapshot_over(self, peer_id: str, index: int) -> None:
         """A follower has the state up to ``index``."""
@@ -228,7 +230,7 @@ class Replication:
             progress = self._progress.get(peer_id)
             if progress is None:
                 continue
-            if progress.probing or progress.next_index <= last_index:
+            if progress.state is not _REPLICATE or progress.next_index <= last_index:
                 more |= self._send_entries(peer_id, progress, built, now)
             if now - progress.sent_at >= heartbeat_s or (progress.commit_sent < commit and now >= notice_at):
                 self._send_append(peer_id, progress, self._heartbeat(progress), 0, now)
@@ -265,11 +267,11 @@ class Replication:
         log = self._log
         while True:
             next_index = progress.next_index
-            if next_index <= log.base.index and not progress.snapshot:
+            if next_index <= log.base.index and progress.state is not _SNAPSHOT:
                 progress.begin_snapshot()
-            if progress.snapshot or progress.paused_until > now:
+            if progress.state is _SNAPSHOT or progress.paused_until > now:
                 return False
-            if progress.probing:
+            if progress.state is _PROBE:
                 if progress.probe_sent:
                     return False
             elif next_index > log.last_index or progress.in_flight_bytes >= self._in_flight_bytes_max:
@@ -289,7 +291,7 @@ class Replication:
             if old:
                 self._catch_up[peer_id].take(size_bytes + len(append.entries) * RECORD_HEADER_BYTES)
                 # A follower far behind gets one block a tick, so that the others do not wait for it.
-                return not progress.probing
+                return progress.state is _REPLICATE
 
     def _hold_back(self, peer_id: str, now: float) -> bool:
         """Reading back, encoding and sending old entries must leave the leader time for new ones."""

@@ -1,7 +1,7 @@
 """What was last told of a node's role, leader, term and readiness, and why they change; pure.
 
 Owns the comparison with what was told before, so that every change is told once and in order, with its reason.
-Read next: :mod:`oncegate.consensus.core.roles`.
+Read next: :mod:`oncegate.consensus.core.engine`.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ SCRIPTED = [
     Mutant(
         "reads-before-no-op",
         _BEFORE_NO_OP.wrong,
-        parts={"engine_type": _BEFORE_NO_OP.engine_type},
+        patches=_BEFORE_NO_OP.patches,
         script=SCRIPTS["read before the first commit"],
     ),
     Mutant(

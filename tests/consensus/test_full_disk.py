@@ -49,8 +49,8 @@ def test_a_full_disk_refuses_commands_before_they_are_appended_and_takes_them_ag
         with pytest.raises(Overloaded):
             node.propose(1, 500)
     points = []
-    node.engine._on_result = lambda token, result: points.append(result)
-    node.engine._proposals._on_result = node.engine._on_result
+    leading = node.engine._leading
+    leading.reads._on_result = leading.proposals._on_result = lambda token, result: points.append(result)
     node.engine.read(None)
     node.tick()
     assert points == [last_index]
@@ -210,7 +210,7 @@ def test_a_follower_with_a_full_disk_holds_nobody_up_and_catches_up_when_there_i
     sim.run_until(lambda: len(sim.history.acknowledged) > before + 400)
     assert sim.leader() is leader
     assert full.engine.log.last_index < leader.engine.log.last_index - 100
-    assert leader.engine._replication._progress[full.name].ack_at > sim.now - 0.5
+    assert leader.engine._leading.replication._progress[full.name].ack_at > sim.now - 0.5
     # One attempt a pause, and what is in flight when the answer comes.
     tried = sum(at > since + 0.5 for at in sim.entries_sent[full.name])
     assert 0 < tried <= 6 * (sim.now - since) / FULL_PAUSE_S + 6

@@ -212,7 +212,7 @@ async def test_a_learner_counts_in_no_majority(tmp_path):
     async with running(tmp_path, election_ms_min=600, election_ms_max=800) as cluster:
         name = await cluster.leader()
         leader = cluster.replicas[name]
-        leader._engine._changes.promote = lambda *arguments, **settings: False
+        leader._engine._leading.changes.promote = lambda *arguments, **settings: False
         await cluster.join("n4")
         with pytest.raises(Timeout) as late:
             await leader.add_member("n4", cluster.member("n4"), timeout_s=0.3)
@@ -233,7 +233,7 @@ async def test_a_learner_that_was_given_up_is_still_promoted_by_the_next_leader(
     async with running(tmp_path) as cluster:
         name = await cluster.leader()
         leader = cluster.replicas[name]
-        leader._engine._changes.promote = lambda *arguments, **settings: False
+        leader._engine._leading.changes.promote = lambda *arguments, **settings: False
         await cluster.join("n4")
         with pytest.raises(Timeout):
             await leader.add_member("n4", cluster.member("n4"), timeout_s=0.2)
@@ -325,7 +325,9 @@ async def test_a_removal_that_would_cost_the_majority_is_refused(tmp_path):
         leader = cluster.replicas[name]
         dead, alive = [other for other in cluster.names if other != name]
         await cluster.stop(dead)
-        await until(lambda: not leader._engine._replication.has_quorum(frozenset((name, dead)), leader._loop.time()))
+        await until(
+            lambda: not leader._engine._leading.replication.has_quorum(frozenset((name, dead)), leader._loop.time())
+        )
         with pytest.raises(ChangeRefused):
             await leader.remove_member(alive)
         await leader.remove_member(dead)
@@ -397,7 +399,7 @@ async def test_a_transfer_to_a_node_that_cannot_take_over_ends_and_the_leader_go
         name = await cluster.leader()
         leader = cluster.replicas[name]
         target, other = [found for found in cluster.names if found != name]
-        cluster.replicas[target]._engine._handle_timeout_now = lambda peer_id, message: None
+        cluster.replicas[target]._engine._voting.told_to_campaign = lambda peer_id, message, now: None
         transfer = asyncio.create_task(leader.transfer_leadership(target))
         await until(lambda: leader.status().transfer_target == target)
         with pytest.raises(Transferring) as refused:

@@ -74,10 +74,10 @@ def test_a_transfer_takes_no_election_time_out_and_costs_no_proposal():
         old = sim.leader()
         sim.run_until(lambda sim=sim: len(sim.links) == 3)
         unknown = []
-        old.engine._proposals._on_failure = lambda token, error, unknown=unknown: unknown.append(error)
+        old.engine._leading.proposals._on_failure = lambda token, error, unknown=unknown: unknown.append(error)
         target = next(name for name in sim.nodes if name != old.name)
         old.engine.transfer(target, lambda result: None, 5.0)
-        sim.run_until(lambda old=old: old.engine._transfers.told)
+        sim.run_until(lambda old=old: old.engine._leading.transfers.told)
         started = sim.now
         sim.run_until(lambda sim=sim, target=target: sim.leader() is sim.nodes[target])
         assert sim.now - started < 0.4, seed

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from unittest.mock import patch
 
 import oncegate.consensus.core.election
-import oncegate.consensus.core.message_handling
-import oncegate.consensus.core.node_state
+import oncegate.consensus.core.engine
+import oncegate.consensus.following
+import oncegate.consensus.leading
 import oncegate.consensus.log.wal_recovery
 import oncegate.proof.sim.engine.scripts
 from oncegate.consensus.core.engine import Engine
@@ -21,6 +22,8 @@ from oncegate.consensus.core.library import Raft
 from oncegate.consensus.core.repairs import Admitted, admit_append
 from oncegate.consensus.core.transfer import Transfers
 from oncegate.consensus.core.voting import Voting
+from oncegate.consensus.leader_reads import LeaderReads
+from oncegate.consensus.leading import Leading
 from oncegate.consensus.log.ballot import Ballot
 from oncegate.consensus.log.membership import Membership
 from oncegate.consensus.messages import Append, ReadProbeAck, VoteRequest
@@ -147,7 +150,7 @@ def _unfiltered(append, log):
 _plant(
     "b1-no-follower-filter",
     "an append removes a matching suffix",
-    (oncegate.consensus.core.message_handling, "admit_append", _unfiltered),
+    (oncegate.consensus.following, "admit_append", _unfiltered),
 )
 
 
@@ -162,7 +165,7 @@ def _acks_whole_log(append, log):
 _plant(
     "acks-whole-log",
     "a follower acknowledges its whole log where only a part is known to match",
-    (oncegate.consensus.core.message_handling, "admit_append", _acks_whole_log),
+    (oncegate.consensus.following, "admit_append", _acks_whole_log),
     kinds={**_LINKS, "topology": 6},
     fixed={"nodes": 5},
     seeds=200,
@@ -182,13 +185,13 @@ def _uncapped(append, log):
 _plant(
     "commit-uncapped",
     "a follower takes the leader's commit index for entries that are not known to match",
-    (oncegate.consensus.core.message_handling, "admit_append", _uncapped),
+    (oncegate.consensus.following, "admit_append", _uncapped),
     kinds=_LINKS,
 )
 _plant(
     "b3-ack-of-any-term",
     "an acknowledgement counts in a later term than its own",
-    (oncegate.consensus.core.message_handling, "ack_counts", lambda ack, term, epoch: True),
+    (oncegate.consensus.leading, "ack_counts", lambda ack, term, epoch: True),
     kinds={"script: acks held back": 1},
     fixed={"nodes": 5, "seconds": 12.0, "gap_s": 4.0, "burst": 8, "clients": 3},
 )
@@ -219,27 +222,20 @@ def _votes_twice(raft, peer_id, request):
 _plant("votes-twice", "a vote does not ask whether one was given already", (Raft, "receive_vote_request", _votes_twice))
 
 
-class _ReadsAtOnce(Engine):
-    def _start_reads(self):
-        self._rounds.start(self._raft.commit_index(), self._now)
-        for peer_id in self.config.peers:
-            self._rounds.confirm(peer_id, self._rounds._number)
-        self._finish_reads()
+def _reads_at_once(reads, now):
+    reads.rounds.start(reads._raft.commit_index(), now)
+    for peer_id in reads._peers.voters:
+        reads.rounds.confirm(peer_id, reads.rounds._number)
+    reads._finish()
 
 
-_plant("reads-without-round", "a leader answers reads without asking anybody", engine_type=_ReadsAtOnce)
-
-
-class _ReadsBeforeNoOp(Engine):
-    @property
-    def ready(self):
-        return self._raft.leads()
+_plant("reads-without-round", "a leader answers reads without asking anybody", (LeaderReads, "_start", _reads_at_once))
 
 
 _plant(
     "reads-before-no-op",
     "a new leader answers reads before an entry of its term is committed",
-    engine_type=_ReadsBeforeNoOp,
+    (Leading, "ready", property(lambda leading: leading._raft.leads())),
     seeds=200,
 )
 
@@ -261,7 +257,7 @@ _plant(
 class _AppliesUncommitted(Engine):
     def tick(self):
         more = super().tick()
-        return more | self._applier.apply_to(self.log.flushed_index, self._proposals.applied)
+        return more | self._applier.apply_to(self.log.flushed_index, self._leading.proposals.applied)
 
 
 _plant("applies-uncommitted", "flushed entries are applied before they are committed", engine_type=_AppliesUncommitted)
@@ -275,21 +271,26 @@ def _counts_twice(voting, peer_id, reply):
 _plant("vote-counted-twice", "one vote is counted twice", (Voting, "voted_for_us", _counts_twice))
 
 
-class _ForgetsWaiting(Engine):
-    def _abandon(self):
-        self._proposals._appended.clear()
+_plant(
+    "forgets-proposals",
+    "who waits when leadership is lost is never answered",
+    (Leading, "abandon", lambda leading: leading.proposals._appended.clear()),
+)
 
 
-_plant("forgets-proposals", "who waits when leadership is lost is never answered", engine_type=_ForgetsWaiting)
+_acknowledged = Leading.acknowledged
 
 
-class _IgnoresRefusals(Engine):
-    def _handle_ack(self, peer_id, ack):
-        if ack.success:
-            super()._handle_ack(peer_id, ack)
+def _ignores_refusals(leading, peer_id, ack, now):
+    if ack.success:
+        _acknowledged(leading, peer_id, ack, now)
 
 
-_plant("ignores-refusals", "a refused append is never followed by an earlier one", engine_type=_IgnoresRefusals)
+_plant(
+    "ignores-refusals",
+    "a refused append is never followed by an earlier one",
+    (Leading, "acknowledged", _ignores_refusals),
+)
 
 
 def _applies_saved_again(machine, log):
@@ -299,7 +300,7 @@ def _applies_saved_again(machine, log):
 _plant(
     "applies-saved-again",
     "entries that the saved state reflects are applied to it again",
-    (oncegate.consensus.core.node_state, "begin_at_saved", _applies_saved_again),
+    (oncegate.consensus.core.engine, "begin_at_saved", _applies_saved_again),
 )
 
 

@@ -257,7 +257,7 @@ class GatewayNode(EngineNode):
 
     def send_call(self, peer, message):
         """A call to another node, if there is a connection."""
-        if self.engine is None or peer not in self.engine._epochs:
+        if self.engine is None or peer not in self.engine._peers.epochs:
             return False
         self.world.network.send(self.name, peer, encode(message))
         return True

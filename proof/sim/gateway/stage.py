@@ -279,7 +279,7 @@ class Stage:
         ends = [(self.node(a), b), (self.node(b), a)]
         if not all(node.alive for node, _ in ends):
             return True
-        up = [peer in node.engine._epochs for node, peer in ends]
+        up = [peer in node.engine._peers.epochs for node, peer in ends]
         if (a, b) in self._blocked:
             return not any(up)
         return all(up) or not (self.node(a).accepts(b) and self.node(b).accepts(a))
