@@ -71,14 +71,21 @@ class OneEngine:
         self.said(Ack)
         return self
 
+    def campaign(self):
+        """Time out, and hear that all others would vote for this node."""
+        self.tick(self.engine.deadline())
+        request = self.said(PreVoteRequest)[0][1]
+        for peer in self.peers:
+            # Of a node that is still in the term before.
+            self.receives(peer, PreVoteReply(request.term - 1, request.attempt, True))
+        assert len(self.said(VoteRequest)) == len(self.peers)
+        return self
+
     def lead(self):
         """Win an election by the votes of all others, and have the first entry of the term committed."""
-        self.tick(self.engine.deadline())
-        for (_, request), peer in zip(self.said(PreVoteRequest), self.peers, strict=True):
-            self.receives(peer, PreVoteReply(request.term, request.attempt, True))
-        term = self.said(VoteRequest)[0][1].term
+        self.campaign()
         for peer in self.peers:
-            self.receives(peer, VoteReply(term))
+            self.receives(peer, VoteReply(self.engine.term))
         self.acknowledge(*self.peers)
         assert self.engine.ready
         return self
