@@ -51,6 +51,8 @@ class LeaderReads(Generic[Token]):
     def serve(self, now: float) -> None:
         """Start a round if reads wait for one, or ask again for the open one."""
         rounds = self.rounds
+        if rounds.idle:
+            return
         if rounds.wanted:
             self._start(now)
         elif rounds.open and now - rounds.asked_at > self._again_s:

@@ -77,8 +77,9 @@ class Inbox(Generic[Token]):
             return
         waiting, self._waiting = self._waiting, []
         self.tick_wanted = False
+        epochs = self._peers.epochs
         for peer_id, epoch, message in waiting:
-            if self._peers.is_connected(peer_id, epoch):
+            if epochs.get(peer_id) == epoch:
                 self._handle(peer_id, epoch, message, now)
 
     def _handle(self, peer_id: str, epoch: int, message: RaftMessage, now: float) -> None:

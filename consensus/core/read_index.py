@@ -30,6 +30,11 @@ class ReadRounds(Generic[Token]):
         self._peers = peer_ids
 
     @property
+    def idle(self) -> bool:
+        """No read waits."""
+        return not self._asking and not self._waiting
+
+    @property
     def open(self) -> bool:
         """A round waits for its majority."""
         return bool(self._asking)

@@ -47,7 +47,7 @@ class AcceptsOverlappingChanges(Engine):
 
     def __init__(self, *arguments, **settings):
         super().__init__(*arguments, **settings)
-        self._changes.__class__ = _Unguarded
+        self._leading.changes.__class__ = _Unguarded
 
 
 class _Late(Membership):
@@ -100,7 +100,7 @@ class ChangesBeforeItsTerm(Engine):
     """A new leader changes members before it has committed an entry of its own term."""
 
     def remove_member(self, node_id, token):
-        self._changes.remove(node_id, token, ready=True, commit_index=self.commit_index)
+        self._leading.changes.remove(node_id, token, ready=True, commit_index=self.commit_index)
 
 
 @pytest.mark.parametrize(
