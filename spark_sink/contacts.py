@@ -20,20 +20,20 @@ import pyarrow.feather
 import pyarrow.parquet
 
 from oncegate.spark_sink.rows import Contacts
-from oncegate.stores.errors import Code, SinkError
+from oncegate.spark_sink.store_errors import StoreCode, StoreError
 
 
 def load(path: Path) -> Contacts:
     """Return the contacts in the file; read once a process as long as the file does not change.
 
     Raises:
-        SinkError: BAD_OPTION, when the file is missing, of another form, or has no such columns.
+        StoreError: BAD_OPTION, when the file is missing, of another form, or has no such columns.
     """
     try:
         found = path.stat()
         return _load(path, found.st_mtime_ns, found.st_size)
     except (OSError, pa.ArrowException, KeyError) as error:
-        raise SinkError(Code.BAD_OPTION, f"contacts {path}: {error}") from error
+        raise StoreError(StoreCode.BAD_OPTION, f"contacts {path}: {error}") from error
 
 
 @lru_cache(maxsize=2)
@@ -49,6 +49,6 @@ def _load(path: Path, _mtime_ns: int, _size: int) -> Contacts:
             spaced = pyarrow.csv.ParseOptions(delimiter=" ")
             table = pyarrow.csv.read_csv(path, parse_options=spaced).rename_columns({"receiver": "follower"})
         case other:
-            raise SinkError(Code.BAD_OPTION, f"contacts {path}: unknown form {other!r}")
+            raise StoreError(StoreCode.BAD_OPTION, f"contacts {path}: unknown form {other!r}")
     senders, followers = (table.column(name).cast(pa.int64()) for name in ("sender", "follower"))
     return Contacts.from_edges(np.asarray(senders), np.asarray(followers))

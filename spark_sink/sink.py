@@ -32,7 +32,8 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from oncegate.spark_sink.options import FlowOptions, SinkOptions
-from oncegate.stores.errors import Code, SinkError
+from oncegate.spark_sink.store_errors import StoreCode, StoreError
+from oncegate.stores.errors import SinkError
 from oncegate.stores.store import drop_process_store, process_store
 from oncegate.stores.tables import Table
 
@@ -119,7 +120,7 @@ def write_items(iterator: Iterator[pa.RecordBatch], options: SinkOptions, deriva
     """Derive and write the rows of one task's items; when it returns they are durable; idempotent.
 
     Raises:
-        SinkError: STORE_UNAVAILABLE, when the store did not answer until its deadline: Spark runs the task again.
+        StoreError: STORE_UNAVAILABLE, when the store did not answer until its deadline: Spark runs the task again.
     """
     done = TaskDone()
     store = process_store(options.store)
@@ -136,8 +137,8 @@ def write_items(iterator: Iterator[pa.RecordBatch], options: SinkOptions, deriva
                 store.write(table, rows)
                 done.rows[table.name] += rows.num_rows
                 mark = _spend(done, "write_s", mark)
-    except SinkError as error:
-        if error.code is Code.STORE_UNAVAILABLE:
+    except StoreError as error:
+        if error.code == StoreCode.STORE_UNAVAILABLE:
             drop_process_store(options.store)
         raise
     return done

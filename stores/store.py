@@ -20,7 +20,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pyarrow as pa
 
-from oncegate.stores.errors import Code, SinkError
+from oncegate.spark_sink.store_errors import StoreCode, StoreError
 from oncegate.stores.tables import Table
 
 Value = int | str | bytes
@@ -34,7 +34,7 @@ class Store(Protocol):
         """Create the tables that are missing; idempotent.
 
         Raises:
-            SinkError: STORE_MISMATCH, when a table of that name exists with other columns or keys.
+            StoreError: STORE_MISMATCH, when a table of that name exists with other columns or keys.
         """
         ...
 
@@ -42,7 +42,7 @@ class Store(Protocol):
         """Upsert rows of `table.schema`. When it returns, all are durable (see `durability`); idempotent.
 
         Raises:
-            SinkError: BAD_ROWS; STORE_UNAVAILABLE, when the deadline passed: some rows may be written.
+            StoreError: BAD_ROWS; STORE_UNAVAILABLE, when the deadline passed: some rows may be written.
         """
         ...
 
@@ -50,7 +50,7 @@ class Store(Protocol):
         """Delete rows by keys of `table.key_schema`, each at its own timestamp; idempotent.
 
         Raises:
-            SinkError: as `write`.
+            StoreError: as `write`.
         """
         ...
 
@@ -93,7 +93,7 @@ def open_store(url: str) -> Store:
     Nothing is connected yet for Cassandra; an SQLite directory is created.
 
     Raises:
-        SinkError: BAD_OPTION, when the URL is none of these.
+        StoreError: BAD_OPTION, when the URL is none of these.
     """
     parts = urlsplit(url)
     try:
@@ -101,7 +101,7 @@ def open_store(url: str) -> Store:
             name: int(values[-1]) for name, values in parse_qs(parts.query, strict_parsing=bool(parts.query)).items()
         }
     except ValueError as error:
-        raise SinkError(Code.BAD_OPTION, "options of a store URL are name=integer pairs") from error
+        raise StoreError(StoreCode.BAD_OPTION, "options of a store URL are name=integer pairs") from error
     # Each store's library is imported only by those who use that store.
     if parts.scheme == "sqlite":
         from oncegate.stores.sqlite.store import SqliteStore
@@ -111,7 +111,7 @@ def open_store(url: str) -> Store:
         from oncegate.stores.cassandra.store import CassandraStore
 
         return CassandraStore.from_url(parts, options)
-    raise SinkError(Code.BAD_OPTION, "a store URL starts with sqlite:// or cassandra://")
+    raise StoreError(StoreCode.BAD_OPTION, "a store URL starts with sqlite:// or cassandra://")
 
 
 _shared: dict[tuple[int, str], Store] = {}

@@ -20,7 +20,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncegate.stores.errors import Code, SinkError
+from oncegate.spark_sink.store_errors import StoreCode, StoreError
 
 WRITE_TS: Final = "write_ts"
 """Arrow column of the write timestamp, int64, 1 .. 2^63 - 1."""
@@ -67,7 +67,7 @@ class Table:
         clustering: columns that order and identify rows inside a partition; may be empty.
 
     Raises:
-        SinkError: BAD_TABLE, when the declaration is malformed.
+        StoreError: BAD_TABLE, when the declaration is malformed.
     """
 
     name: str
@@ -79,18 +79,18 @@ class Table:
         names = [column.name for column in self.columns]
         key = self.key
         if not all(_NAME.fullmatch(name) for name in (self.name, *names)) or _RESERVED & set(names):
-            raise SinkError(Code.BAD_TABLE, f"{self.name}: a name is no identifier, or is reserved")
+            raise StoreError(StoreCode.BAD_TABLE, f"{self.name}: a name is no identifier, or is reserved")
         if len(set(names)) != len(names) or len(set(key)) != len(key) or not set(key) <= set(names):
-            raise SinkError(Code.BAD_TABLE, f"{self.name}: columns repeat, or a key column is not declared")
+            raise StoreError(StoreCode.BAD_TABLE, f"{self.name}: columns repeat, or a key column is not declared")
         if not self.partition_key or all(column.nullable for column in self.values):
-            raise SinkError(
-                Code.BAD_TABLE, f"{self.name}: needs a partition key and a column that is no key and not nullable"
+            raise StoreError(
+                StoreCode.BAD_TABLE, f"{self.name}: needs a partition key and a column that is no key and not nullable"
             )
         nullable = {column.name: column for column in self.columns if column.nullable}
         if nullable and _COMMIT not in key:
-            raise SinkError(Code.BAD_TABLE, f"{self.name}: nullable columns need {_COMMIT} in the key")
+            raise StoreError(StoreCode.BAD_TABLE, f"{self.name}: nullable columns need {_COMMIT} in the key")
         if set(nullable) & set(key) or any(column.type is ColumnType.INT64 for column in nullable.values()):
-            raise SinkError(Code.BAD_TABLE, f"{self.name}: a nullable column is no key, and text or blob")
+            raise StoreError(StoreCode.BAD_TABLE, f"{self.name}: a nullable column is no key, and text or blob")
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -141,20 +141,20 @@ def checked(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Return ``rows`` with the columns of ``schema`` in its order.
 
     Raises:
-        SinkError: BAD_ROWS, when a column is missing or has another type, a value is null that may not be, or a
+        StoreError: BAD_ROWS, when a column is missing or has another type, a value is null that may not be, or a
             timestamp is not positive.
     """
     try:
         chosen = rows.select(schema.names)
     except KeyError as error:
-        raise SinkError(Code.BAD_ROWS, f"column missing: {error.args[0]}") from error
+        raise StoreError(StoreCode.BAD_ROWS, f"column missing: {error.args[0]}") from error
     for field, column in zip(schema, chosen.columns, strict=True):
         if column.type != field.type:
-            raise SinkError(Code.BAD_ROWS, f"column {field.name} is {column.type}, not {field.type}")
+            raise StoreError(StoreCode.BAD_ROWS, f"column {field.name} is {column.type}, not {field.type}")
         if column.null_count and not field.nullable:
-            raise SinkError(Code.BAD_ROWS, f"column {field.name} holds a null")
+            raise StoreError(StoreCode.BAD_ROWS, f"column {field.name} holds a null")
     if chosen.num_rows and pc.min(chosen.column(WRITE_TS)).as_py() < 1:
-        raise SinkError(Code.BAD_ROWS, "a write timestamp is not positive")
+        raise StoreError(StoreCode.BAD_ROWS, "a write timestamp is not positive")
     return chosen
 
 

@@ -23,7 +23,7 @@ from examples.demo.console import Screen, results
 from examples.demo.errors import CouldNotRun
 from examples.demo.recording import Recording
 from oncegate.rifl.errors import OncegateError
-from oncegate.stores.errors import SinkError
+from oncegate.spark_sink.store_errors import StoreError
 
 EXACT: Final = 0
 MISMATCH: Final = 1
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         console.print("demo: interrupted; everything is stopped", markup=False)
         return INTERRUPTED
-    except (CouldNotRun, OncegateError, SinkError, OSError) as fault:
+    except (CouldNotRun, OncegateError, StoreError, OSError) as fault:
         Console(stderr=True, highlight=False).print(f"demo: could not run: {fault}", markup=False, soft_wrap=True)
         return COULD_NOT_RUN
 

@@ -78,7 +78,7 @@ def recount(stage: Stage, messages: Messages, recording: Recording, found: ReadB
     """Judge the run, and compare flow and store with the file.
 
     Raises:
-        SinkError: the store could not be read.
+        StoreError: the store could not be read.
     """
     with _phase(recording, "recount"):
         checks = check_run(recording, KILLS)

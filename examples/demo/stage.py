@@ -21,9 +21,9 @@ from examples.demo.delivery import TimelineJob
 from examples.demo.errors import CouldNotRun
 from examples.demo.ingest import TABLE
 from oncegate.gateway.local.cluster import LocalCluster
+from oncegate.spark_sink.store_errors import StoreError
 from oncegate.stores.devcassandra.cluster import DevCluster, free_ports
 from oncegate.stores.devcassandra.node import Config
-from oncegate.stores.errors import SinkError
 
 JAVA_MIN: Final = 17
 NODES: Final = 3
@@ -98,7 +98,7 @@ class Stage:
         self._cassandra = DevCluster(self.directory / "cassandra", config)
         try:
             self._cassandra.up()
-        except SinkError as fault:
+        except StoreError as fault:
             raise StageError(f"Cassandra did not start: {fault.detail}") from fault
         self.store_url = self._cassandra.url(KEYSPACE)
         say(f"Cassandra is up: {self.store_url}")

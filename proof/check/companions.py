@@ -17,10 +17,10 @@ from typing import Final
 
 from oncegate.gateway.local.processes import end_session, spawn
 from oncegate.proof.check.errors import CheckError
+from oncegate.spark_sink.store_errors import StoreError
 from oncegate.stores.devcassandra import Config, DevCluster
 from oncegate.stores.devcassandra.cluster import free_ports
 from oncegate.stores.devcassandra.jars import java
-from oncegate.stores.errors import SinkError
 
 CASSANDRA_HEAP: Final = "512m"
 KEYSPACE: Final = "oncegate_check"
@@ -37,7 +37,7 @@ def lacking(*, cassandra: bool) -> str:
             return f"{module} is not installed"
     try:
         java()
-    except SinkError as reason:
+    except StoreError as reason:
         return reason.detail
     return ""
 
@@ -155,5 +155,5 @@ class CassandraProcess:
 def _as_check_error() -> Iterator[None]:
     try:
         yield
-    except SinkError as wrong:
+    except StoreError as wrong:
         raise CheckError(f"Cassandra: {wrong.detail}") from wrong

@@ -26,8 +26,8 @@ from oncegate.proof.verify.findings import Difference, Report, Undecided
 from oncegate.proof.verify.node_files import NodeFiles
 from oncegate.proof.verify.replay import Replay
 from oncegate.spark_sink import contacts, rows
+from oncegate.spark_sink.store_errors import StoreError
 from oncegate.stores import layout
-from oncegate.stores.errors import SinkError
 from oncegate.stores.sqlite import statements as sqlite_statements
 from oncegate.stores.store import open_store
 from oncegate.stores.stream_rows import STREAM_ROWS, rows_of
@@ -76,7 +76,7 @@ def check_store(wanted: StoreWanted, replays: list[Replay], report: Report) -> N
                 payload = _payload(nodes, wanted.flow, number)
                 for table, expected in _derived(payload, flow.declaration, number, known_contacts):
                     _check_rows(wanted, look, table, expected, number, report)
-    except (SinkError, OSError, sqlite3.Error) as fault:
+    except (StoreError, OSError, sqlite3.Error) as fault:
         raise Undecided(f"the store {wanted.url} cannot be read: {fault}") from None
 
 

@@ -36,6 +36,7 @@ from oncegate.spark_sink.options import (
 )
 from oncegate.spark_sink.sink import StoreSink
 from oncegate.spark_sink.source import OncegateSource
+from oncegate.spark_sink.store_errors import StoreError
 from oncegate.stores.errors import REGISTRY, Code, SinkError, code_in
 from oncegate.stores.store import open_store
 from oncegate.stores.tables import Table
@@ -139,8 +140,8 @@ def run(spark: SparkSession, settings: Settings, stopping: threading.Event) -> i
                 if stopping.is_set():
                     query.stop()
             return 0
-        except (SinkError, PySparkException, Py4JError) as error:
-            code = error.code if isinstance(error, SinkError) else code_in(str(error))
+        except (StoreError, PySparkException, Py4JError) as error:
+            code = Code(error.code) if isinstance(error, StoreError) else code_in(str(error))
             if code is not None and not REGISTRY[code].retryable:
                 _log.error("%s", SinkError(code, _cause(error, code)))
                 return _STATUS.get(code, 5)

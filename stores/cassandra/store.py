@@ -33,11 +33,11 @@ from cassandra.policies import (
 from cassandra.protocol import IsBootstrappingErrorMessage, OverloadedErrorMessage, ServerError
 from cassandra.query import PreparedStatement, tuple_factory
 
+from oncegate.spark_sink.store_errors import StoreCode, StoreError
 from oncegate.stores import layout
 from oncegate.stores.cassandra import statements as cql_statements
 from oncegate.stores.cassandra.decoding import PageProtocol
 from oncegate.stores.cassandra.encoding import EncodedBatch, EncodedBatchProtocol, encode
-from oncegate.stores.errors import Code, SinkError
 from oncegate.stores.retry import Retry
 from oncegate.stores.store import Value
 from oncegate.stores.tables import WRITE_TS, Table, checked
@@ -91,7 +91,7 @@ class CassandraStore:
         retry_s: float = 120,
     ) -> None:
         if not hosts or not _KEYSPACE.fullmatch(keyspace) or in_flight < 1 or replication < 0 or batch_bytes < 0:
-            raise SinkError(Code.BAD_OPTION, "hosts, a lower-case keyspace and positive bounds are needed")
+            raise StoreError(StoreCode.BAD_OPTION, "hosts, a lower-case keyspace and positive bounds are needed")
         self._hosts, self._port, self._keyspace = list(hosts), port, keyspace
         self._replication, self._in_flight, self._batch_bytes = replication, in_flight, batch_bytes
         self._retry = Retry(retry_s)
@@ -106,7 +106,7 @@ class CassandraStore:
         unknown = set(options) - set(_OPTIONS)
         ports = {port for _, _, port in places if port}
         if unknown or len(ports) > 1 or not all(port.isdigit() for port in ports):
-            raise SinkError(Code.BAD_OPTION, f"use cassandra://host:port/keyspace, options {', '.join(_OPTIONS)}")
+            raise StoreError(StoreCode.BAD_OPTION, f"use cassandra://host:port/keyspace, options {', '.join(_OPTIONS)}")
         port = int(ports.pop()) if ports else _PORT_DEFAULT
         return cls([host for host, _, _ in places], port, parts.path.strip("/"), **{**_OPTIONS, **options})
 
@@ -128,7 +128,7 @@ class CassandraStore:
     def get(self, table: Table, key: Mapping[str, Value]) -> dict[str, Value] | None:
         """Return one live row; see `Store.get`."""
         if set(key) != set(table.key):
-            raise SinkError(Code.BAD_ROWS, f"a key of {table.name} is {', '.join(table.key)}")
+            raise StoreError(StoreCode.BAD_ROWS, f"a key of {table.name} is {', '.join(table.key)}")
         values = [key[name] for name in table.key]
         statement = cql_statements.select_one(self._keyspace, table)
         row = self._retrying(lambda: self._writer().execute(self._prepare(statement), values).one())
@@ -240,7 +240,7 @@ class CassandraStore:
         self._query(cql_statements.create(self._keyspace, table))
         found = sorted(tuple(row) for row in self._query(cql_statements.DESCRIBED, [self._keyspace, table.name]))
         if found != cql_statements.shape(table):
-            raise SinkError(Code.STORE_MISMATCH, f"keyspace {self._keyspace} holds another table {table.name}")
+            raise StoreError(StoreCode.STORE_MISMATCH, f"keyspace {self._keyspace} holds another table {table.name}")
 
     def _query(self, query: str, values: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:
         return self._retrying(lambda: list(self._writer().execute(query, values)))  # type: ignore[no-any-return]
@@ -308,7 +308,7 @@ class CassandraStore:
             return self._retry.run(action, lambda error: isinstance(error, _TRANSIENT))
         except _TRANSIENT as error:
             what = f"{type(error).__name__} {error}"[:300]
-            raise SinkError(Code.STORE_UNAVAILABLE, f"{','.join(self._hosts)}:{self._port}: {what}") from error
+            raise StoreError(StoreCode.STORE_UNAVAILABLE, f"{','.join(self._hosts)}:{self._port}: {what}") from error
 
 
 def _routing_keys(table: Table, rows: pa.RecordBatch, at: Sequence[int]) -> list[bytes]:

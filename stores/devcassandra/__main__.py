@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from oncegate.spark_sink.store_errors import StoreCode, StoreError
 from oncegate.stores.devcassandra import jars
 from oncegate.stores.devcassandra.cluster import DevCluster, default_home
 from oncegate.stores.devcassandra.node import Config
-from oncegate.stores.errors import Code, SinkError
 
 _SET_BY_FLAG = ("nodes", "native_port", "storage_port", "jmx_port", "heap", "commitlog_sync")
 
@@ -25,9 +25,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return _run(options)
-    except SinkError as error:
+    except StoreError as error:
         sys.stderr.write(f"{error}\n")
-        return 2 if error.code is Code.BAD_OPTION else 1
+        return 2 if error.code is StoreCode.BAD_OPTION else 1
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -62,7 +62,7 @@ def _config(options: argparse.Namespace) -> Config:
     """The configuration kept in the directory, with what the flags say."""
     try:
         known = asdict(DevCluster(options.home).config)
-    except SinkError:
+    except StoreError:
         known = {}
     flags = {name: getattr(options, name) for name in _SET_BY_FLAG if getattr(options, name) is not None}
     return Config(**{**known, **flags})

@@ -17,10 +17,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from oncegate.spark_sink.store_errors import StoreCode, StoreError
 from oncegate.stores import cache
 from oncegate.stores.devcassandra.node import Config, Node
 from oncegate.stores.devcassandra.probe import Probe
-from oncegate.stores.errors import Code, SinkError
 
 _POLL_S: Final = 0.1
 _SETTLE_S_MAX: Final = 120.0
@@ -45,7 +45,7 @@ class DevCluster:
         config: None for the one kept in ``home``.
 
     Raises:
-        SinkError: BAD_OPTION, when ``home`` holds a cluster of another number of nodes, or none and no config is
+        StoreError: BAD_OPTION, when ``home`` holds a cluster of another number of nodes, or none and no config is
             given.
     """
 
@@ -54,10 +54,10 @@ class DevCluster:
         kept = self.home / "config.json"
         known = Config(**json.loads(kept.read_text())) if kept.exists() else None
         if config is not None and known is not None and config.nodes != known.nodes:
-            raise SinkError(Code.BAD_OPTION, f"{self.home} holds a cluster of {known.nodes} nodes: wipe it first")
+            raise StoreError(StoreCode.BAD_OPTION, f"{self.home} holds a cluster of {known.nodes} nodes: wipe it first")
         chosen = config or known
         if chosen is None:
-            raise SinkError(Code.BAD_OPTION, f"{self.home} holds no cluster: bring one up first")
+            raise StoreError(StoreCode.BAD_OPTION, f"{self.home} holds no cluster: bring one up first")
         self.config = chosen
         self.nodes = [Node(self.home, number, chosen) for number in range(1, chosen.nodes + 1)]
 
@@ -65,7 +65,7 @@ class DevCluster:
         """Start all nodes and wait until each answers and all know each other; idempotent.
 
         Raises:
-            SinkError: CLUSTER_FAILED.
+            StoreError: CLUSTER_FAILED.
         """
         self.home.mkdir(parents=True, exist_ok=True)
         (self.home / "config.json").write_text(json.dumps(asdict(self.config), indent=1) + "\n")
@@ -119,7 +119,7 @@ class DevCluster:
 
     def _node(self, number: int) -> Node:
         if not 1 <= number <= len(self.nodes):
-            raise SinkError(Code.BAD_OPTION, f"nodes are 1..{len(self.nodes)}")
+            raise StoreError(StoreCode.BAD_OPTION, f"nodes are 1..{len(self.nodes)}")
         return self.nodes[number - 1]
 
     def _wait_settled(self) -> None:
@@ -132,7 +132,7 @@ class DevCluster:
             except OSError:
                 pass
             time.sleep(_POLL_S)
-        raise SinkError(Code.CLUSTER_FAILED, "the nodes run, but do not agree on the ring and the schema")
+        raise StoreError(StoreCode.CLUSTER_FAILED, "the nodes run, but do not agree on the ring and the schema")
 
     def _settled(self) -> bool:
         schemas = set()

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Final
 from xml.sax.saxutils import quoteattr
 
+from oncegate.spark_sink.store_errors import StoreCode, StoreError
 from oncegate.stores import cache
-from oncegate.stores.errors import Code, SinkError
 
 VERSION: Final = "5.0.9"
 """Of Cassandra."""
@@ -52,17 +52,17 @@ def java() -> tuple[str, int]:
     """Return the Java to run and its major version.
 
     Raises:
-        SinkError: CLUSTER_FAILED, when there is none, or none that is new enough.
+        StoreError: CLUSTER_FAILED, when there is none, or none that is new enough.
     """
     home = os.environ.get("JAVA_HOME")
     program = shutil.which("java", path=str(Path(home, "bin")) if home else None)
     if program is None:
-        raise SinkError(Code.CLUSTER_FAILED, f"no Java: install one, {_JAVA_LEAST} or later, or set JAVA_HOME")
+        raise StoreError(StoreCode.CLUSTER_FAILED, f"no Java: install one, {_JAVA_LEAST} or later, or set JAVA_HOME")
     said = subprocess.run([program, "-version"], capture_output=True, text=True, check=False).stderr
     found = re.search(r'version "(\d+)', said)
     major = int(found[1]) if found else 0
     if major < _JAVA_LEAST:
-        raise SinkError(Code.CLUSTER_FAILED, f"{program} is version {major}; {_JAVA_LEAST} or later is needed")
+        raise StoreError(StoreCode.CLUSTER_FAILED, f"{program} is version {major}; {_JAVA_LEAST} or later is needed")
     return program, major
 
 
@@ -70,7 +70,7 @@ def fetch() -> Path:
     """Return the directory of all jars, fetched if they are not there yet; several processes may call at once.
 
     Raises:
-        SinkError: CLUSTER_FAILED, when a jar cannot be had or has another hash.
+        StoreError: CLUSTER_FAILED, when a jar cannot be had or has another hash.
     """
     library = cache.directory() / f"cassandra-{VERSION}"
     if (library / ".verified").exists():
@@ -125,7 +125,9 @@ def _retrieve(work: Path, jars: list[Jar]) -> None:
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_FETCH_S_MAX, check=False
     )
     if ran.returncode != 0:
-        raise SinkError(Code.CLUSTER_FAILED, f"Ivy could not fetch the jars: {ran.stdout[-2000:]}{ran.stderr[-500:]}")
+        raise StoreError(
+            StoreCode.CLUSTER_FAILED, f"Ivy could not fetch the jars: {ran.stdout[-2000:]}{ran.stderr[-500:]}"
+        )
 
 
 def _check(directory: Path, jars: list[Jar]) -> None:
@@ -136,7 +138,7 @@ def _check(directory: Path, jars: list[Jar]) -> None:
     for jar in jars:
         file = directory / jar.file
         if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != jar.sha256:
-            raise SinkError(Code.CLUSTER_FAILED, f"{jar.file} is missing or altered")
+            raise StoreError(StoreCode.CLUSTER_FAILED, f"{jar.file} is missing or altered")
 
 
 def _ivy() -> Path:
@@ -144,7 +146,7 @@ def _ivy() -> Path:
     for place in (spec.submodule_search_locations or []) if spec else []:
         for jar in sorted(Path(place, "jars").glob("ivy-*.jar")):
             return jar
-    raise SinkError(Code.CLUSTER_FAILED, "Ivy is among pyspark's jars: install pyspark")
+    raise StoreError(StoreCode.CLUSTER_FAILED, "Ivy is among pyspark's jars: install pyspark")
 
 
 def _module(jars: list[Jar]) -> str:

@@ -17,9 +17,9 @@ from pathlib import Path
 from string import Template
 from typing import Final, Literal
 
+from oncegate.spark_sink.store_errors import StoreCode, StoreError
 from oncegate.stores.devcassandra import jars
 from oncegate.stores.devcassandra.probe import Probe
-from oncegate.stores.errors import Code, SinkError
 
 Sync = Literal["batch", "group", "periodic"]
 
@@ -57,7 +57,9 @@ class Config:
     def __post_init__(self) -> None:
         ports = (self.native_port, self.storage_port, self.jmx_port)
         if not 1 <= self.nodes <= 3 or self.commitlog_sync not in _SYNC_YAML or len(set(ports)) < len(ports):
-            raise SinkError(Code.BAD_OPTION, "1 to 3 nodes, distinct ports, commitlog_sync batch, group or periodic")
+            raise StoreError(
+                StoreCode.BAD_OPTION, "1 to 3 nodes, distinct ports, commitlog_sync batch, group or periodic"
+            )
 
 
 class Node:
@@ -84,7 +86,7 @@ class Node:
         """Start the JVM, if it is not running; `wait_ready` tells when it answers.
 
         Raises:
-            SinkError: CLUSTER_FAILED, when a port stays taken.
+            StoreError: CLUSTER_FAILED, when a port stays taken.
         """
         if self.pid() is not None:
             return
@@ -111,7 +113,7 @@ class Node:
         """Wait until the node answers CQL, and return Cassandra's version.
 
         Raises:
-            SinkError: CLUSTER_FAILED, when the JVM ends or the time is over.
+            StoreError: CLUSTER_FAILED, when the JVM ends or the time is over.
         """
         end = time.monotonic() + timeout_s
         while time.monotonic() < end:
@@ -121,7 +123,7 @@ class Node:
                 break
             time.sleep(_POLL_S)
         tail = (self.directory / "log" / "stdout.log").read_text(errors="replace")[-1500:]
-        raise SinkError(Code.CLUSTER_FAILED, f"node {self.number} did not start; {self.directory}/log: {tail}")
+        raise StoreError(StoreCode.CLUSTER_FAILED, f"node {self.number} did not start; {self.directory}/log: {tail}")
 
     def version(self) -> str | None:
         """Return Cassandra's version if the node answers now."""
@@ -136,7 +138,7 @@ class Node:
         """Signal the JVM and wait until it is gone; False when it was not running.
 
         Raises:
-            SinkError: CLUSTER_FAILED, when it does not end in time.
+            StoreError: CLUSTER_FAILED, when it does not end in time.
         """
         pid = self.pid()
         if pid is None:
@@ -151,7 +153,7 @@ class Node:
                 self._pid_file.unlink(missing_ok=True)
                 return True
             time.sleep(_POLL_S)
-        raise SinkError(Code.CLUSTER_FAILED, f"node {self.number} (process {pid}) does not end")
+        raise StoreError(StoreCode.CLUSTER_FAILED, f"node {self.number} (process {pid}) does not end")
 
     def resident_mib(self) -> float:
         """Return the JVM's resident memory, 0 when it is not running."""
@@ -175,7 +177,7 @@ class Node:
                     return
                 except OSError as error:
                     if time.monotonic() > end:
-                        raise SinkError(Code.CLUSTER_FAILED, f"{host}:{port} is taken") from error
+                        raise StoreError(StoreCode.CLUSTER_FAILED, f"{host}:{port} is taken") from error
             time.sleep(_POLL_S)
 
     def _write_files(self) -> None:

@@ -21,7 +21,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from oncegate.stores.errors import Code, SinkError
+from oncegate.spark_sink.store_errors import StoreCode, StoreError
 from oncegate.stores.sqlite import statements as sqlite_statements
 from oncegate.stores.tables import Table
 
@@ -34,7 +34,7 @@ def scan(table: Table, files: Sequence[Path]) -> Iterator[pa.RecordBatch]:
     """Yield all live rows of the files.
 
     Raises:
-        SinkError: STORE_UNAVAILABLE, when a file cannot be read.
+        StoreError: STORE_UNAVAILABLE, when a file cannot be read.
     """
     large = [file for file in files if _bytes_of(file) > _BYTES_IN_PROCESS_MAX]
     for file in files:
@@ -49,7 +49,7 @@ def scan(table: Table, files: Sequence[Path]) -> Iterator[pa.RecordBatch]:
         while running:
             item = queue.get()
             if isinstance(item, Exception):
-                raise SinkError(Code.STORE_UNAVAILABLE, f"scan of {table.name} failed: {item}") from item
+                raise StoreError(StoreCode.STORE_UNAVAILABLE, f"scan of {table.name} failed: {item}") from item
             if item is None:
                 running -= 1
             else:

@@ -24,8 +24,8 @@ import numpy as np
 import pyarrow as pa
 
 from oncegate.flows.directories import flush_directory, make_directory
+from oncegate.spark_sink.store_errors import StoreCode, StoreError
 from oncegate.stores import layout
-from oncegate.stores.errors import Code, SinkError
 from oncegate.stores.retry import Retry
 from oncegate.stores.sqlite import scan as sqlite_scan
 from oncegate.stores.sqlite import statements as sqlite_statements
@@ -58,12 +58,12 @@ class SqliteStore:
         retry_s: how long one write is retried while files are locked or fail.
 
     Raises:
-        SinkError: BAD_OPTION, STORE_UNAVAILABLE (the directory cannot be made or read).
+        StoreError: BAD_OPTION, STORE_UNAVAILABLE (the directory cannot be made or read).
     """
 
     def __init__(self, directory: Path, *, shards: int = _SHARDS_DEFAULT, retry_s: float = _RETRY_S_DEFAULT) -> None:
         if not 1 <= shards <= _SHARDS_MAX:
-            raise SinkError(Code.BAD_OPTION, f"shards must be 1..{_SHARDS_MAX}")
+            raise StoreError(StoreCode.BAD_OPTION, f"shards must be 1..{_SHARDS_MAX}")
         self._directory = directory
         self._retry = Retry(retry_s)
         self._open: dict[int, sqlite3.Connection] = {}
@@ -73,7 +73,7 @@ class SqliteStore:
     def from_url(cls, parts: SplitResult, options: Mapping[str, int]) -> Self:
         """Return the store of an `sqlite:///directory` URL."""
         if parts.netloc or not parts.path.startswith("/") or set(options) - {"shards", "retry_s"}:
-            raise SinkError(Code.BAD_OPTION, "use sqlite:///absolute/directory, options shards and retry_s")
+            raise StoreError(StoreCode.BAD_OPTION, "use sqlite:///absolute/directory, options shards and retry_s")
         shards, retry_s = options.get("shards", _SHARDS_DEFAULT), options.get("retry_s", _RETRY_S_DEFAULT)
         return cls(Path(unquote(parts.path)), shards=shards, retry_s=retry_s)
 
@@ -97,7 +97,7 @@ class SqliteStore:
     def get(self, table: Table, key: Mapping[str, Value]) -> dict[str, Value] | None:
         """Return one live row; see `Store.get`."""
         if set(key) != set(table.key):
-            raise SinkError(Code.BAD_ROWS, f"a key of {table.name} is {', '.join(table.key)}")
+            raise StoreError(StoreCode.BAD_ROWS, f"a key of {table.name} is {', '.join(table.key)}")
         one = pa.RecordBatch.from_pylist([{**key, WRITE_TS: 1}], schema=table.key_schema)
         shard = int(layout.shard_of(table, one, self._shards)[0])
         query, values = sqlite_statements.select_one(table), [key[name] for name in table.key]
@@ -175,7 +175,7 @@ class SqliteStore:
             if found is None:
                 connection.execute(wanted)
             elif found[0] != wanted:
-                raise SinkError(Code.STORE_MISMATCH, f"{self._path(shard)} holds another table {table.name}")
+                raise StoreError(StoreCode.STORE_MISMATCH, f"{self._path(shard)} holds another table {table.name}")
         finally:
             connection.execute("COMMIT")
 
@@ -207,7 +207,7 @@ class SqliteStore:
             return self._retry.run(attempt, _transient)
         except (OSError, sqlite3.OperationalError) as error:
             if _transient(error):
-                raise SinkError(Code.STORE_UNAVAILABLE, f"{self._directory}: {error}") from error
+                raise StoreError(StoreCode.STORE_UNAVAILABLE, f"{self._directory}: {error}") from error
             raise
 
 
@@ -229,7 +229,7 @@ def _settled_shards(directory: Path, wanted: int) -> int:
     flush_directory(directory)
     found = json.loads(meta.read_text())
     if found.get("version") != 1:
-        raise SinkError(Code.STORE_MISMATCH, f"{meta} is of an unknown version")
+        raise StoreError(StoreCode.STORE_MISMATCH, f"{meta} is of an unknown version")
     return int(found["shards"])
 
 

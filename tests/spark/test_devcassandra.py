@@ -9,10 +9,10 @@ import pytest
 
 import oncegate.stores.devcassandra
 from oncegate.spark_sink.rows import TIMELINE
+from oncegate.spark_sink.store_errors import StoreCode, StoreError
 from oncegate.stores import open_store
 from oncegate.stores.devcassandra import Config, DevCluster, jars
 from oncegate.stores.devcassandra.__main__ import main
-from oncegate.stores.errors import Code, SinkError
 from tests.spark.recount import Row, stored
 
 ROWS: set[Row] = {(user, 0, commit, 0, f"m{commit}", 1, 2, commit) for user in range(50) for commit in range(1, 21)}
@@ -60,9 +60,9 @@ def test_the_environment_overrules_the_settings_file(settings: Path, monkeypatch
 
 def test_wrong_configurations_are_refused(tmp_path: Path) -> None:
     for wrong in ({"nodes": 4}, {"nodes": 0}, {"native_port": 7000}, {"commitlog_sync": "never"}):
-        with pytest.raises(SinkError) as refused:
+        with pytest.raises(StoreError) as refused:
             Config(**wrong)
-        assert refused.value.code is Code.BAD_OPTION
+        assert refused.value.code is StoreCode.BAD_OPTION
     assert main(["--home", str(tmp_path / "none"), "status"]) == 2
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from oncegate.flows.schema import PLAIN_SCHEMA
 from oncegate.spark_sink import contacts, rows
 from oncegate.spark_sink.source import BATCH_FIELD
-from oncegate.stores.errors import Code, SinkError
+from oncegate.spark_sink.store_errors import StoreCode, StoreError
 
 ids = st.one_of(st.integers(0, 6), st.sampled_from([2**40, 2**63 - 1]))
 edges = st.lists(st.tuples(ids, ids), max_size=40)
@@ -160,9 +160,9 @@ def test_bad_contacts_are_a_typed_refusal(tmp_path: Path, content: str | None) -
     path = tmp_path / "c.csv"
     if content is not None:
         path.write_text(content)
-    with pytest.raises(SinkError) as refused:
+    with pytest.raises(StoreError) as refused:
         contacts.load(path)
-    assert refused.value.code is Code.BAD_OPTION
+    assert refused.value.code is StoreCode.BAD_OPTION
 
 
 def test_rows_imports_no_clock_no_randomness_and_no_io() -> None:

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from oncegate.spark_sink.store_errors import StoreCode, StoreError
 from oncegate.stores import WRITE_TS, Clustering, Column, ColumnType, Store, Table, open_store
-from oncegate.stores.errors import Code, SinkError
 
 NOTES = Table(
     name="notes",
@@ -141,9 +141,9 @@ def test_creating_again_keeps_rows_and_another_shape_is_refused(store: Store) ->
     store.create([NOTES])
     assert store.count(NOTES) == 1
     other = Table("notes", (*NOTES.columns, Column("more", ColumnType.INT64)), NOTES.partition_key, NOTES.clustering)
-    with pytest.raises(SinkError) as refused:
+    with pytest.raises(StoreError) as refused:
         store.create([other])
-    assert refused.value.code is Code.STORE_MISMATCH
+    assert refused.value.code is StoreCode.STORE_MISMATCH
 
 
 def test_rows_that_do_not_fit_are_refused(store: Store) -> None:
@@ -155,9 +155,9 @@ def test_rows_that_do_not_fit_are_refused(store: Store) -> None:
         "timestamp": rows(row(1, 0)),
     }
     for batch in bad.values():
-        with pytest.raises(SinkError) as refused:
+        with pytest.raises(StoreError) as refused:
             store.write(NOTES, batch)
-        assert refused.value.code is Code.BAD_ROWS
+        assert refused.value.code is StoreCode.BAD_ROWS
     assert store.count(NOTES) == 0
 
 
@@ -212,9 +212,9 @@ def test_nullable_columns_are_for_rows_that_never_change() -> None:
         ((key, text, trace), ("commit", "trace")),
         ((key, text, Column("number", ColumnType.INT64, nullable=True)), ("commit",)),
     ):
-        with pytest.raises(SinkError) as refused:
+        with pytest.raises(StoreError) as refused:
             Table("refused", columns, partition)
-        assert refused.value.code is Code.BAD_TABLE
+        assert refused.value.code is StoreCode.BAD_TABLE
 
 
 def test_two_stores_at_one_place_see_the_same(store_url: str, store: Store) -> None:

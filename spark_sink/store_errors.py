@@ -1,0 +1,64 @@
+"""What a store, or the development cluster beneath one, refuses: typed, with what is known of the outcome.
+
+Owns: the shape of such errors, and their codes. Must not know Spark, HTTP or a database. Read next: `retry`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import ClassVar, Final, NamedTuple
+
+
+class StoreCode(StrEnum):
+    """Names of all refusals; each appears in brackets at the start of the error's text."""
+
+    BAD_OPTION = "BAD_OPTION"
+    BAD_TABLE = "BAD_TABLE"
+    BAD_ROWS = "BAD_ROWS"
+    CLUSTER_FAILED = "CLUSTER_FAILED"
+    STORE_MISMATCH = "STORE_MISMATCH"
+    STORE_UNAVAILABLE = "STORE_UNAVAILABLE"
+
+
+class Traits(NamedTuple):
+    """What holds for every error of a code."""
+
+    outcome: str
+    retryable: bool
+    title: str
+
+
+STORE_REGISTRY: Final[dict[str, Traits]] = {
+    StoreCode.BAD_OPTION: Traits("not_applied", False, "An option is missing or malformed"),
+    StoreCode.BAD_TABLE: Traits("not_applied", False, "A table declaration is malformed"),
+    StoreCode.BAD_ROWS: Traits("not_applied", False, "Rows do not fit the table"),
+    StoreCode.CLUSTER_FAILED: Traits("not_applied", False, "The development cluster did not do as told"),
+    StoreCode.STORE_MISMATCH: Traits("not_applied", False, "The store holds something else under this name"),
+    StoreCode.STORE_UNAVAILABLE: Traits("unknown", True, "The store did not answer in time"),
+}
+"""Every code with its traits."""
+
+
+class StoreError(Exception):
+    """A typed refusal.
+
+    Attributes:
+        code: which refusal.
+        detail: one sentence for a person; never a payload or a secret.
+        outcome: `not_applied`, or `unknown`: the effect may or may not have taken place.
+        retryable: whether the same action may succeed when it is repeated unchanged.
+    """
+
+    registry: ClassVar[Mapping[str, Traits]] = STORE_REGISTRY
+
+    def __init__(self, code: StrEnum, detail: str) -> None:
+        super().__init__(code, detail)
+        traits = self.registry[code]
+        self.code = code
+        self.detail = detail
+        self.outcome = traits.outcome
+        self.retryable = traits.retryable
+
+    def __str__(self) -> str:
+        return f"[{self.code}] {self.registry[self.code].title}: {self.detail}"
