@@ -24,6 +24,13 @@ class Role(enum.Enum):
     LEADER = "leader"
 
 
+class Caller(Protocol):
+    """What :class:`oncegate.consensus.replica.replica.Replica` offers to those who ask other nodes."""
+
+    async def call(self, node_id: str, payload: bytes, *, timeout_s: float) -> bytes:
+        """Send one opaque call to a peer and return its answer."""
+
+
 class StateMachine(Protocol):
     """The replicated state; called from the event loop's thread only, in log order, once an index per process."""
 

@@ -20,7 +20,7 @@ import pyarrow.feather
 import pyarrow.parquet
 
 from oncegate.spark_sink.rows import Contacts
-from oncegate.spark_sink.store_errors import StoreCode, StoreError
+from oncegate.stores.errors import StoreCode, StoreError
 
 
 def load(path: Path) -> Contacts:

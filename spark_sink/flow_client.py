@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from oncegate.flows.schema import ITEM_SCHEMA, PLAIN_SCHEMA, VERSION
-from oncegate.stores.errors import Code, SinkError
+from oncegate.spark_sink.errors import Code, SinkError
 from oncegate.stores.retry import Retry
 
 T = TypeVar("T")

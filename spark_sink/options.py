@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from oncegate.spark_sink.errors import Code, SinkError
 from oncegate.spark_sink.flow_client import FlowClient
-from oncegate.stores.errors import Code, SinkError
 from oncegate.stores.retry import Retry
 
 Start = int | Literal["earliest", "latest", "cursor"]

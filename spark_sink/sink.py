@@ -31,9 +31,9 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from oncegate.spark_sink.errors import SinkError
 from oncegate.spark_sink.options import FlowOptions, SinkOptions
-from oncegate.spark_sink.store_errors import StoreCode, StoreError
-from oncegate.stores.errors import SinkError
+from oncegate.stores.errors import StoreCode, StoreError
 from oncegate.stores.store import drop_process_store, process_store
 from oncegate.stores.tables import Table
 

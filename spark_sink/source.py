@@ -23,9 +23,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from oncegate.flows.schema import PLAIN_SCHEMA
+from oncegate.spark_sink.errors import Code, SinkError
 from oncegate.spark_sink.flow_client import Attachment, FlowState
 from oncegate.spark_sink.options import SourceOptions
-from oncegate.stores.errors import Code, SinkError
 
 BATCH_FIELD: Final[pa.Field] = pa.field("batch", pa.int64(), nullable=False)
 

@@ -1,61 +1,64 @@
-"""The error tree of the Spark side: each refusal typed, with what is known of the outcome.
+"""What a store, or the development cluster beneath one, refuses: typed, with what is known of the outcome.
 
-Owns: codes, outcome and retryability of everything that can go wrong between a flow and a store; what a store itself
-refuses is `store_errors`. Codes that the gateway also knows have the gateway's names. Must not know Spark, HTTP or a
-database. Read next: `retry`.
+Owns: the shape of such errors, and their codes. Must not know Spark, HTTP or a database. Read next: `retry`.
 """
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Final
-
-from oncegate.spark_sink.store_errors import STORE_REGISTRY, StoreCode, StoreError, Traits
+from typing import ClassVar, Final, NamedTuple
 
 
-class Code(StrEnum):
-    """Names of all refusals, those of stores among them."""
+class StoreCode(StrEnum):
+    """Names of all refusals; each appears in brackets at the start of the error's text."""
 
-    BAD_OPTION = StoreCode.BAD_OPTION
-    BAD_TABLE = StoreCode.BAD_TABLE
-    BAD_ROWS = StoreCode.BAD_ROWS
-    CLUSTER_FAILED = StoreCode.CLUSTER_FAILED
-    STORE_MISMATCH = StoreCode.STORE_MISMATCH
-    STORE_UNAVAILABLE = StoreCode.STORE_UNAVAILABLE
-    BAD_BATCH = "BAD_BATCH"
-    BATCH_CHANGED = "BATCH_CHANGED"
-    FENCED = "FENCED"
-    FLOW_REFUSED = "FLOW_REFUSED"
-    FLOW_UNREACHABLE = "FLOW_UNREACHABLE"
-    RETENTION_EXCEEDED = "RETENTION_EXCEEDED"
+    BAD_OPTION = "BAD_OPTION"
+    BAD_TABLE = "BAD_TABLE"
+    BAD_ROWS = "BAD_ROWS"
+    CLUSTER_FAILED = "CLUSTER_FAILED"
+    STORE_MISMATCH = "STORE_MISMATCH"
+    STORE_UNAVAILABLE = "STORE_UNAVAILABLE"
 
 
-REGISTRY: Final[dict[str, Traits]] = {
-    **STORE_REGISTRY,
-    Code.BAD_BATCH: Traits("not_applied", True, "A batch is damaged or is not the one asked for"),
-    Code.BATCH_CHANGED: Traits("not_applied", False, "A reread batch differs from the first read"),
-    Code.FENCED: Traits("unknown", False, "A newer instance of the consumer has taken over"),
-    Code.FLOW_REFUSED: Traits("not_applied", False, "The gateway refused the request"),
-    Code.FLOW_UNREACHABLE: Traits("unknown", True, "No endpoint answered in time"),
-    Code.RETENTION_EXCEEDED: Traits("not_applied", False, "A batch is no longer retained"),
+class Traits(NamedTuple):
+    """What holds for every error of a code."""
+
+    outcome: str
+    retryable: bool
+    title: str
+
+
+STORE_REGISTRY: Final[dict[str, Traits]] = {
+    StoreCode.BAD_OPTION: Traits("not_applied", False, "An option is missing or malformed"),
+    StoreCode.BAD_TABLE: Traits("not_applied", False, "A table declaration is malformed"),
+    StoreCode.BAD_ROWS: Traits("not_applied", False, "Rows do not fit the table"),
+    StoreCode.CLUSTER_FAILED: Traits("not_applied", False, "The development cluster did not do as told"),
+    StoreCode.STORE_MISMATCH: Traits("not_applied", False, "The store holds something else under this name"),
+    StoreCode.STORE_UNAVAILABLE: Traits("unknown", True, "The store did not answer in time"),
 }
 """Every code with its traits."""
 
-_CODE_IN_TEXT: Final = re.compile(r"\[(" + "|".join(Code) + r")\]")
 
+class StoreError(Exception):
+    """A typed refusal.
 
-class SinkError(StoreError):
-    """A typed refusal between a flow and a store; ``except StoreError`` catches these and the store's own."""
-
-    registry = REGISTRY
-
-
-def code_in(text: str) -> Code | None:
-    """Return the last code named in ``text``, or None.
-
-    Spark hands errors of its Python processes to the driver as text; this is how a driver tells a refusal that
-    ends the job from one that a restart cures. The last one is the innermost, the cause of the others.
+    Attributes:
+        code: which refusal.
+        detail: one sentence for a person; never a payload or a secret.
+        outcome: `not_applied`, or `unknown`: the effect may or may not have taken place.
+        retryable: whether the same action may succeed when it is repeated unchanged.
     """
-    found = _CODE_IN_TEXT.findall(text)
-    return Code(found[-1]) if found else None
+
+    registry: ClassVar[Mapping[str, Traits]] = STORE_REGISTRY
+
+    def __init__(self, code: StrEnum, detail: str) -> None:
+        super().__init__(code, detail)
+        traits = self.registry[code]
+        self.code = code
+        self.detail = detail
+        self.outcome = traits.outcome
+        self.retryable = traits.retryable
+
+    def __str__(self) -> str:
+        return f"[{self.code}] {self.registry[self.code].title}: {self.detail}"

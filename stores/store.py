@@ -20,7 +20,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pyarrow as pa
 
-from oncegate.spark_sink.store_errors import StoreCode, StoreError
+from oncegate.stores.errors import StoreCode, StoreError
 from oncegate.stores.tables import Table
 
 Value = int | str | bytes

@@ -20,7 +20,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncegate.spark_sink.store_errors import StoreCode, StoreError
+from oncegate.stores.errors import StoreCode, StoreError
 
 WRITE_TS: Final = "write_ts"
 """Arrow column of the write timestamp, int64, 1 .. 2^63 - 1."""

@@ -23,7 +23,7 @@ The engine joins its parts and owns nothing but their order and the messages tha
     Applier, Saving, Snapshots    the state machine
 
 docs/raft.md tells the algorithm. Read next: :mod:`oncegate.consensus.core.message_handling`,
-:mod:`oncegate.consensus.leading`, :mod:`oncegate.consensus.core.library`.
+:mod:`oncegate.consensus.core.leading`, :mod:`oncegate.consensus.core.library`.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from oncegate.consensus.config import ReplicaConfig
 from oncegate.consensus.configuration import Member
 from oncegate.consensus.core.applier import Applier
 from oncegate.consensus.core.election import Election
+from oncegate.consensus.core.following import Following
+from oncegate.consensus.core.freshness import Freshness
+from oncegate.consensus.core.leading import Leading
 from oncegate.consensus.core.library import Raft
 from oncegate.consensus.core.message_handling import Inbox
+from oncegate.consensus.core.peers import Peers
 from oncegate.consensus.core.role_report import RoleReport
 from oncegate.consensus.core.snapshots import Snapshots
 from oncegate.consensus.core.voting import Voting
 from oncegate.consensus.counters import Counters
 from oncegate.consensus.errors import ConsensusError, SafetyViolation, TransferFailed
-from oncegate.consensus.following import Following
-from oncegate.consensus.freshness import Freshness
-from oncegate.consensus.leading import Leading
 from oncegate.consensus.log.library_log import LibraryLog
 from oncegate.consensus.log.membership import Membership
 from oncegate.consensus.messages import Message, RaftMessage, ReadProbe, ReadProbeAck, VoteReply, VoteRequest
-from oncegate.consensus.peers import Peers
 from oncegate.consensus.ports import DurableState, PeerStatus, Role, RoleChange, StateMachine
 from oncegate.consensus.snapshot.saving import Saving, begin_at_saved
 from oncegate.consensus.worker import InlineWorker, Worker
@@ -333,12 +333,12 @@ class Engine(Generic[Token]):
 
     @property
     def awaits_membership(self) -> bool:
-        """See :attr:`oncegate.consensus.peers.Peers.awaits_membership`."""
+        """See :attr:`oncegate.consensus.core.peers.Peers.awaits_membership`."""
         return self._peers.awaits_membership
 
     @property
     def hears_anyone(self) -> bool:
-        """See :meth:`oncegate.consensus.peers.Peers.hears_anyone`."""
+        """See :meth:`oncegate.consensus.core.peers.Peers.hears_anyone`."""
         return self._peers.hears_anyone(self._raft.leader())
 
     def peer_status(self) -> dict[str, PeerStatus]:
@@ -350,7 +350,7 @@ class Engine(Generic[Token]):
         }
 
     def wanted_peers(self) -> dict[str, Member]:
-        """Whom to be connected with; see :meth:`oncegate.consensus.peers.Peers.wanted`."""
+        """Whom to be connected with; see :meth:`oncegate.consensus.core.peers.Peers.wanted`."""
         return self._peers.wanted(self.commit_index, self._raft.leader(), self._leading.replication.leaving)
 
     def deadline(self) -> float:

@@ -1,20 +1,21 @@
 """Whose messages count, and which part of a node they go to, in the next tick after they came.
 
 Owns the inbox. A message counts when it came by the present connection, and from somebody who may speak: a member, the
-present leader, or, at a node that knows no leader, any candidate. Read next: :mod:`oncegate.consensus.following`,
-:mod:`oncegate.consensus.core.voting`, :mod:`oncegate.consensus.leading`, where the messages go.
+present leader, or, at a node that knows no leader, any candidate. Read next: :mod:`oncegate.consensus.core.following`,
+:mod:`oncegate.consensus.core.voting`, :mod:`oncegate.consensus.core.leading`, where the messages go.
 """
 
 from __future__ import annotations
 
 from typing import Generic, TypeVar
 
+from oncegate.consensus.core.following import Following
+from oncegate.consensus.core.leading import Leading
 from oncegate.consensus.core.library import Raft
+from oncegate.consensus.core.peers import Peers
 from oncegate.consensus.core.role_report import RoleReport
 from oncegate.consensus.core.snapshots import Snapshots
 from oncegate.consensus.core.voting import Voting
-from oncegate.consensus.following import Following
-from oncegate.consensus.leading import Leading
 from oncegate.consensus.messages import (
     Ack,
     Append,
@@ -28,7 +29,6 @@ from oncegate.consensus.messages import (
     VoteReply,
     VoteRequest,
 )
-from oncegate.consensus.peers import Peers
 
 Token = TypeVar("Token")
 

@@ -23,7 +23,7 @@ from examples.demo.console import Screen, results
 from examples.demo.errors import CouldNotRun
 from examples.demo.recording import Recording
 from oncegate.rifl.errors import OncegateError
-from oncegate.spark_sink.store_errors import StoreError
+from oncegate.stores.errors import StoreError
 
 EXACT: Final = 0
 MISMATCH: Final = 1

@@ -21,9 +21,9 @@ from examples.demo.delivery import TimelineJob
 from examples.demo.errors import CouldNotRun
 from examples.demo.ingest import TABLE
 from oncegate.gateway.local.cluster import LocalCluster
-from oncegate.spark_sink.store_errors import StoreError
 from oncegate.stores.devcassandra.cluster import DevCluster, free_ports
 from oncegate.stores.devcassandra.node import Config
+from oncegate.stores.errors import StoreError
 
 JAVA_MIN: Final = 17
 NODES: Final = 3

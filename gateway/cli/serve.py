@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from oncegate.gateway.node.setting import Setting
 from oncegate.gateway.node.settings import SETTINGS
-from oncegate.gateway.setting import Setting
 
 if TYPE_CHECKING:
     from oncegate.gateway.node.settings import Settings

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from oncegate.gateway.docs.pages import Section, table
+from oncegate.gateway.node.setting import Setting
 from oncegate.gateway.node.settings import SETTINGS
-from oncegate.gateway.setting import Setting
 from oncegate.rifl.errors import REGISTRY
 
 

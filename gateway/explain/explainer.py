@@ -23,7 +23,6 @@ from oncegate.gateway.explain.timeline import Explained, Timeline
 from oncegate.gateway.explain.verdicts import VerdictLog
 from oncegate.gateway.machine.cluster_clock import ClusterClock
 from oncegate.gateway.machine.machine import Machine
-from oncegate.gateway.node.proposer import Leadership
 from oncegate.rifl.errors import Code, OncegateError
 from oncegate.rifl.ids import RequestId
 
@@ -63,7 +62,8 @@ class Explainer:
         replica: Replica,
         machine: Machine,
         clock: ClusterClock,
-        leadership: Leadership,
+        node_id: str,
+        leads: Callable[[], bool],
         others: Callable[[], Iterable[str]],
     ) -> None:
         self.attempts = AttemptLog()
@@ -71,7 +71,8 @@ class Explainer:
         self._replica = replica
         self._machine = machine
         self._clock = clock
-        self._leadership = leadership
+        self._node_id = node_id
+        self._leads = leads
         self._others = others
         self._busy = False
 
@@ -129,12 +130,12 @@ class Explainer:
             for client_id, sequences in question.requests.items()
             for attempt in self.attempts.of(client_id, frozenset(sequences))
         ]
-        leads = self._leadership.leads
+        leads = self._leads()
         cluster_ms = self._clock.stamp_ms(time.monotonic()) if leads else -1
         return Reply(found, int(time.time() * 1000), cluster_ms)
 
     async def _ask(self, question: Question) -> tuple[dict[str, Reply], list[str]]:
-        replies = {self._leadership.node_id: self._reply(question)}
+        replies = {self._node_id: self._reply(question)}
         payload = EXPLAIN + _encode(question)
         others = sorted(self._others())
         answers = await asyncio.gather(

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
-from oncegate.gateway.scope import Identity as Identity
-from oncegate.gateway.scope import Scope as Scope
+from oncegate.gateway.http.scope import Identity as Identity
+from oncegate.gateway.http.scope import Scope as Scope
 from oncegate.rifl.errors import Code, OncegateError
 
 if TYPE_CHECKING:

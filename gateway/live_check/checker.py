@@ -17,11 +17,11 @@ from typing import Final
 import msgspec
 
 from oncegate.consensus.errors import ConsensusError
+from oncegate.consensus.ports import Caller
 from oncegate.gateway import wire
 from oncegate.gateway.live_check.order import Requests, RowOrder, before_asked, in_order
 from oncegate.gateway.live_check.recorder import Recorder
 from oncegate.gateway.live_check.sample import Choice, Seen
-from oncegate.gateway.node.segment_fetch import Peers
 
 LIVE_CHECK: Final = b"l"
 """First byte of a peer call that asks for the newest sampled operations."""
@@ -62,7 +62,7 @@ class LiveChecker:
         share: float,
         seed: int,
         window_ms: int,
-        peers: Peers,
+        peers: Caller,
         others: Callable[[], Iterable[str]],
     ) -> None:
         self.recorder = Recorder(Choice(share, seed))

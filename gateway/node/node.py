@@ -79,7 +79,9 @@ class Node:
         self.fetcher = SegmentFetcher(self.replica, self._others, self.machine, self.store, self.publisher)
         self.stream_store = None if settings.stream_store is None else StreamStore(settings.stream_store)
         self.reads = Reads(self.replica, self.machine, self.publisher, self.fetcher.ensure, self.stream_store)
-        self.explainer = Explainer(self.replica, self.machine, self.clock, self.leadership, self._others)
+        self.explainer = Explainer(
+            self.replica, self.machine, self.clock, settings.node, lambda: self.leadership.leads, self._others
+        )
         self.live_check: LiveChecker | None = None
         """Checks what this node answers; None where nothing is sampled."""
         if settings.live_check_share > 0:

@@ -13,11 +13,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
 from oncegate.consensus.errors import ConsensusError
+from oncegate.consensus.ports import Caller
 from oncegate.flows import segment
 from oncegate.flows.errors import FlowError, NotFoundError
 from oncegate.flows.publisher import Publisher
@@ -56,13 +57,6 @@ class PieceReply(msgspec.Struct, array_like=True, frozen=True):
     data: bytes
 
 
-class Peers(Protocol):
-    """What is needed of :class:`oncegate.consensus.replica.replica.Replica`."""
-
-    async def call(self, node_id: str, payload: bytes, *, timeout_s: float) -> bytes:
-        """Send one opaque call to a peer and return its answer."""
-
-
 _encode = msgspec.msgpack.Encoder().encode
 _request = msgspec.msgpack.Decoder(PieceRequest)
 _reply = msgspec.msgpack.Decoder(PieceReply)
@@ -95,7 +89,7 @@ class SegmentFetcher:
 
     def __init__(
         self,
-        peers: Peers,
+        peers: Caller,
         others: Callable[[], Sequence[str]],
         machine: Machine,
         store: SegmentStore,

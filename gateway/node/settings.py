@@ -1,6 +1,6 @@
 """Settings of a node, each declared once: flag = environment variable = file key, one to one.
 
-Owns: names, defaults and bounds. How one of them is given and read is :mod:`oncegate.gateway.setting`. Precedence:
+Owns: names, defaults and bounds. How one of them is given and read is :mod:`oncegate.gateway.node.setting`. Precedence:
 flag, then ``ONCEGATE_…`` environment variable, then the TOML file named by ``--config`` or ``ONCEGATE_CONFIG``, then
 the default.
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from oncegate.gateway.setting import declared, of_environment, of_file, setting
+from oncegate.gateway.node.setting import declared, of_environment, of_file, setting
 from oncegate.rifl.session import SESSIONS_MAX
 
 DEFAULT_HTTP_PORT: Final = 7400

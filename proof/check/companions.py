@@ -17,10 +17,10 @@ from typing import Final
 
 from oncegate.gateway.local.processes import end_session, spawn
 from oncegate.proof.check.errors import CheckError
-from oncegate.spark_sink.store_errors import StoreError
 from oncegate.stores.devcassandra import Config, DevCluster
 from oncegate.stores.devcassandra.cluster import free_ports
 from oncegate.stores.devcassandra.jars import java
+from oncegate.stores.errors import StoreError
 
 CASSANDRA_HEAP: Final = "512m"
 KEYSPACE: Final = "oncegate_check"

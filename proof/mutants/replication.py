@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from itertools import count
 
-import oncegate.consensus.following
+import oncegate.consensus.core.following
 from oncegate.consensus.errors import LeadershipLost
 from oncegate.consensus.replica.replica import Replica
 from oncegate.flows import batcher
@@ -81,7 +81,7 @@ def _accepts_any(append, log):
     return type(admitted)(append, success=True, index=append.prev_index + len(append.entries))
 
 
-_admit_append = oncegate.consensus.following.admit_append
+_admit_append = oncegate.consensus.core.following.admit_append
 _POWER = {"power loss": 8, "kill several": 4, "kill": 4}
 _LINKS = {"kill": 6, "partition": 6, "break": 6, "slow link": 3}
 _SPLITS = {"partition": 8, "freeze": 4, "break": 2}
@@ -147,7 +147,7 @@ REPLICATION = [
         "append-without-matching-term",
         "a follower adds entries behind one of another term",
         "counter",
-        ((oncegate.consensus.following, "admit_append", _accepts_any),),
+        ((oncegate.consensus.core.following, "admit_append", _accepts_any),),
         kinds=_LINKS,
         runs=60,
         start=10,

@@ -26,8 +26,8 @@ from oncegate.proof.verify.findings import Difference, Report, Undecided
 from oncegate.proof.verify.node_files import NodeFiles
 from oncegate.proof.verify.replay import Replay
 from oncegate.spark_sink import contacts, rows
-from oncegate.spark_sink.store_errors import StoreError
 from oncegate.stores import layout
+from oncegate.stores.errors import StoreError
 from oncegate.stores.sqlite import statements as sqlite_statements
 from oncegate.stores.store import open_store
 from oncegate.stores.stream_rows import STREAM_ROWS, rows_of

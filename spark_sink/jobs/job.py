@@ -28,6 +28,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from oncegate.spark_sink import session
+from oncegate.spark_sink.errors import REGISTRY, Code, SinkError, code_in
 from oncegate.spark_sink.options import (
     BATCHES_PER_TRIGGER_DEFAULT,
     ROWS_PER_WRITE_DEFAULT,
@@ -36,8 +37,7 @@ from oncegate.spark_sink.options import (
 )
 from oncegate.spark_sink.sink import StoreSink
 from oncegate.spark_sink.source import OncegateSource
-from oncegate.spark_sink.store_errors import StoreError
-from oncegate.stores.errors import REGISTRY, Code, SinkError, code_in
+from oncegate.stores.errors import StoreError
 from oncegate.stores.store import open_store
 from oncegate.stores.tables import Table
 

@@ -18,10 +18,10 @@ import pyarrow as pa
 from pyspark.files import SparkFiles
 
 from oncegate.spark_sink import contacts, rows
+from oncegate.spark_sink.errors import Code, SinkError
 from oncegate.spark_sink.jobs import job
 from oncegate.spark_sink.options import FlowOptions
 from oncegate.spark_sink.sink import Derivation, StoreSink
-from oncegate.stores.errors import Code, SinkError
 from oncegate.stores.tables import Table
 
 

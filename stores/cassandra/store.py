@@ -33,11 +33,11 @@ from cassandra.policies import (
 from cassandra.protocol import IsBootstrappingErrorMessage, OverloadedErrorMessage, ServerError
 from cassandra.query import PreparedStatement, tuple_factory
 
-from oncegate.spark_sink.store_errors import StoreCode, StoreError
 from oncegate.stores import layout
 from oncegate.stores.cassandra import statements as cql_statements
 from oncegate.stores.cassandra.decoding import PageProtocol
 from oncegate.stores.cassandra.encoding import EncodedBatch, EncodedBatchProtocol, encode
+from oncegate.stores.errors import StoreCode, StoreError
 from oncegate.stores.retry import Retry
 from oncegate.stores.store import Value
 from oncegate.stores.tables import WRITE_TS, Table, checked

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from oncegate.spark_sink.store_errors import StoreCode, StoreError
 from oncegate.stores.devcassandra import jars
 from oncegate.stores.devcassandra.cluster import DevCluster, default_home
 from oncegate.stores.devcassandra.node import Config
+from oncegate.stores.errors import StoreCode, StoreError
 
 _SET_BY_FLAG = ("nodes", "native_port", "storage_port", "jmx_port", "heap", "commitlog_sync")
 

@@ -17,10 +17,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from oncegate.spark_sink.store_errors import StoreCode, StoreError
 from oncegate.stores import cache
 from oncegate.stores.devcassandra.node import Config, Node
 from oncegate.stores.devcassandra.probe import Probe
+from oncegate.stores.errors import StoreCode, StoreError
 
 _POLL_S: Final = 0.1
 _SETTLE_S_MAX: Final = 120.0

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Final
 from xml.sax.saxutils import quoteattr
 
-from oncegate.spark_sink.store_errors import StoreCode, StoreError
 from oncegate.stores import cache
+from oncegate.stores.errors import StoreCode, StoreError
 
 VERSION: Final = "5.0.9"
 """Of Cassandra."""

@@ -17,9 +17,9 @@ from pathlib import Path
 from string import Template
 from typing import Final, Literal
 
-from oncegate.spark_sink.store_errors import StoreCode, StoreError
 from oncegate.stores.devcassandra import jars
 from oncegate.stores.devcassandra.probe import Probe
+from oncegate.stores.errors import StoreCode, StoreError
 
 Sync = Literal["batch", "group", "periodic"]
 

@@ -21,7 +21,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from oncegate.spark_sink.store_errors import StoreCode, StoreError
+from oncegate.stores.errors import StoreCode, StoreError
 from oncegate.stores.sqlite import statements as sqlite_statements
 from oncegate.stores.tables import Table
 

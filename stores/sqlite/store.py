@@ -24,8 +24,8 @@ import numpy as np
 import pyarrow as pa
 
 from oncegate.flows.directories import flush_directory, make_directory
-from oncegate.spark_sink.store_errors import StoreCode, StoreError
 from oncegate.stores import layout
+from oncegate.stores.errors import StoreCode, StoreError
 from oncegate.stores.retry import Retry
 from oncegate.stores.sqlite import scan as sqlite_scan
 from oncegate.stores.sqlite import statements as sqlite_statements

@@ -24,8 +24,8 @@ from oncegate.proof.check.workloads.stored import HANDED_OVER, JOB, StoredReads
 from oncegate.proof.lincheck import operations
 from oncegate.rifl.errors import OncegateError
 from oncegate.spark_sink.flow_client import FlowClient, close_connections
-from oncegate.spark_sink.store_errors import StoreError
 from oncegate.stores import open_store
+from oncegate.stores.errors import StoreError
 from oncegate.stores.retry import Retry
 from oncegate.stores.stream_rows import ROWS_CONSUMER, STREAM_ROWS, rows_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from oncegate.consensus.freshness import Freshness
+from oncegate.consensus.core.freshness import Freshness
 
 
 def test_state_is_as_old_as_the_last_message_whose_commit_index_is_applied():

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from oncegate.consensus.config import ReplicaConfig
 from oncegate.consensus.configuration import Configuration, Member, encode
+from oncegate.consensus.core.peers import Peers
 from oncegate.consensus.log.membership import Membership
-from oncegate.consensus.peers import Peers
 
 
 def member(node, *, voter=True):

@@ -9,10 +9,10 @@ import pytest
 
 import oncegate.stores.devcassandra
 from oncegate.spark_sink.rows import TIMELINE
-from oncegate.spark_sink.store_errors import StoreCode, StoreError
 from oncegate.stores import open_store
 from oncegate.stores.devcassandra import Config, DevCluster, jars
 from oncegate.stores.devcassandra.__main__ import main
+from oncegate.stores.errors import StoreCode, StoreError
 from tests.spark.recount import Row, stored
 
 ROWS: set[Row] = {(user, 0, commit, 0, f"m{commit}", 1, 2, commit) for user in range(50) for commit in range(1, 21)}

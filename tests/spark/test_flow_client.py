@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from oncegate.spark_sink.errors import Code, SinkError
 from oncegate.spark_sink.flow_client import Attachment, ConsumerState, FlowClient
-from oncegate.stores.errors import Code, SinkError
 from oncegate.stores.retry import Retry
 from tests.spark.fake_gateway import FakeFlow, FakeNode, encode, serving
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oncegate.stores.errors import Code, SinkError, code_in
+from oncegate.spark_sink.errors import Code, SinkError, code_in
 from oncegate.stores.retry import Retry
 
 

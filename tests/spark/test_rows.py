@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from oncegate.flows.schema import PLAIN_SCHEMA
 from oncegate.spark_sink import contacts, rows
 from oncegate.spark_sink.source import BATCH_FIELD
-from oncegate.spark_sink.store_errors import StoreCode, StoreError
+from oncegate.stores.errors import StoreCode, StoreError
 
 ids = st.one_of(st.integers(0, 6), st.sampled_from([2**40, 2**63 - 1]))
 edges = st.lists(st.tuples(ids, ids), max_size=40)

@@ -11,9 +11,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxFiles
 
+from oncegate.spark_sink.errors import Code, SinkError, code_in
 from oncegate.spark_sink.options import SourceOptions
 from oncegate.spark_sink.source import BatchRange, FlowStreamReader, share
-from oncegate.stores.errors import Code, SinkError, code_in
 from tests.spark.fake_gateway import FakeFlow, FakeNode, serving
 from tests.spark.recount import messages
 

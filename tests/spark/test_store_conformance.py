@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from oncegate.spark_sink.store_errors import StoreCode, StoreError
 from oncegate.stores import WRITE_TS, Clustering, Column, ColumnType, Store, Table, open_store
+from oncegate.stores.errors import StoreCode, StoreError
 
 NOTES = Table(
     name="notes",

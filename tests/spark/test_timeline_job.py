@@ -20,9 +20,9 @@ from oncegate.spark_sink.jobs import job as jobs
 from oncegate.spark_sink.jobs import timeline
 from oncegate.spark_sink.rows import DEAD_LETTERS, TIMELINE
 from oncegate.spark_sink.sink import StoreSink
-from oncegate.spark_sink.store_errors import StoreError
 from oncegate.stores import Table, open_store
 from oncegate.stores.devcassandra import DevCluster
+from oncegate.stores.errors import StoreError
 from tests.spark.fake_gateway import FakeFlow, FakeNode
 from tests.spark.planted import LATEST, ClockTimelineSink, ClockValueSink, LatestValueSink
 from tests.spark.recount import expected, messages, stored, write_contacts

@@ -13,17 +13,17 @@ from unittest.mock import patch
 
 import oncegate.consensus.core.election
 import oncegate.consensus.core.engine
-import oncegate.consensus.following
-import oncegate.consensus.leading
+import oncegate.consensus.core.following
+import oncegate.consensus.core.leading
 import oncegate.consensus.log.wal_recovery
 import oncegate.proof.sim.engine.scripts
 from oncegate.consensus.core.engine import Engine
+from oncegate.consensus.core.leader_reads import LeaderReads
+from oncegate.consensus.core.leading import Leading
 from oncegate.consensus.core.library import Raft
 from oncegate.consensus.core.repairs import Admitted, admit_append
 from oncegate.consensus.core.transfer import Transfers
 from oncegate.consensus.core.voting import Voting
-from oncegate.consensus.leader_reads import LeaderReads
-from oncegate.consensus.leading import Leading
 from oncegate.consensus.log.ballot import Ballot
 from oncegate.consensus.log.membership import Membership
 from oncegate.consensus.messages import Append, ReadProbeAck, VoteRequest
@@ -150,7 +150,7 @@ def _unfiltered(append, log):
 _plant(
     "b1-no-follower-filter",
     "an append removes a matching suffix",
-    (oncegate.consensus.following, "admit_append", _unfiltered),
+    (oncegate.consensus.core.following, "admit_append", _unfiltered),
 )
 
 
@@ -165,7 +165,7 @@ def _acks_whole_log(append, log):
 _plant(
     "acks-whole-log",
     "a follower acknowledges its whole log where only a part is known to match",
-    (oncegate.consensus.following, "admit_append", _acks_whole_log),
+    (oncegate.consensus.core.following, "admit_append", _acks_whole_log),
     kinds={**_LINKS, "topology": 6},
     fixed={"nodes": 5},
     seeds=200,
@@ -185,13 +185,13 @@ def _uncapped(append, log):
 _plant(
     "commit-uncapped",
     "a follower takes the leader's commit index for entries that are not known to match",
-    (oncegate.consensus.following, "admit_append", _uncapped),
+    (oncegate.consensus.core.following, "admit_append", _uncapped),
     kinds=_LINKS,
 )
 _plant(
     "b3-ack-of-any-term",
     "an acknowledgement counts in a later term than its own",
-    (oncegate.consensus.leading, "ack_counts", lambda ack, term, epoch: True),
+    (oncegate.consensus.core.leading, "ack_counts", lambda ack, term, epoch: True),
     kinds={"script: acks held back": 1},
     fixed={"nodes": 5, "seconds": 12.0, "gap_s": 4.0, "burst": 8, "clients": 3},
 )

@@ -2,7 +2,8 @@
 
 Owns the order in which an append is judged: its term, its fit to the log, the room for its entries; only then the
 library takes it. What is promised to the leader waits for the flush. Read next: :mod:`oncegate.consensus.core.repairs`,
-which decides about the fit; :mod:`oncegate.consensus.core.snapshots`; :mod:`oncegate.consensus.leading`, the other end.
+which decides about the fit; :mod:`oncegate.consensus.core.snapshots`; :mod:`oncegate.consensus.core.leading`, the
+other end.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from collections.abc import Callable
 from oncegate.consensus.config import ReplicaConfig
 from oncegate.consensus.configuration import is_configuration
 from oncegate.consensus.core.election import Election
+from oncegate.consensus.core.freshness import Freshness
 from oncegate.consensus.core.library import NO_OP_BYTES, Raft
 from oncegate.consensus.core.repairs import admit_append, without_entries
 from oncegate.consensus.core.snapshots import Snapshots
 from oncegate.consensus.counters import Counters
 from oncegate.consensus.errors import ProtocolError, SafetyViolation
-from oncegate.consensus.freshness import Freshness
 from oncegate.consensus.log.entries import Entry
 from oncegate.consensus.log.library_log import LibraryLog
 from oncegate.consensus.log.segment import records_bytes

@@ -3,7 +3,7 @@
 Owns a leader's volatile state (Raft figure 2), each part in its class: they begin and end with a term, and here is the
 order in which they do. Takes time as a value; messages leave through a function.
 Read next: :mod:`oncegate.consensus.core.replication`, :mod:`oncegate.consensus.core.reconfiguration`,
-:mod:`oncegate.consensus.leader_reads`, :mod:`oncegate.consensus.core.transfer`.
+:mod:`oncegate.consensus.core.leader_reads`, :mod:`oncegate.consensus.core.transfer`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from typing import Generic, TypeVar
 from oncegate.consensus.config import ReplicaConfig
 from oncegate.consensus.configuration import Member
 from oncegate.consensus.core.applier import Applier
+from oncegate.consensus.core.leader_reads import LeaderReads
 from oncegate.consensus.core.library import Raft
+from oncegate.consensus.core.peers import Peers
 from oncegate.consensus.core.proposals import Proposals
 from oncegate.consensus.core.reconfiguration import Reconfiguration
 from oncegate.consensus.core.repairs import ack_counts
@@ -22,10 +24,8 @@ from oncegate.consensus.core.replication import Replication
 from oncegate.consensus.core.transfer import Transfers, most_up_to_date
 from oncegate.consensus.counters import Counters
 from oncegate.consensus.errors import ChangeRefused, ConsensusError, NotLeader, NotReady, TransferFailed, Transferring
-from oncegate.consensus.leader_reads import LeaderReads
 from oncegate.consensus.log.library_log import LibraryLog
 from oncegate.consensus.messages import Ack, Message, TimeoutNow
-from oncegate.consensus.peers import Peers
 
 Token = TypeVar("Token")
 

@@ -2,7 +2,7 @@
 for.
 
 Owns when a round starts, when it is asked again, and that every read ends once. Read next:
-:mod:`oncegate.consensus.leading`.
+:mod:`oncegate.consensus.core.leading`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from oncegate.consensus.core.library import Raft
+from oncegate.consensus.core.peers import Peers
 from oncegate.consensus.core.read_index import ReadRounds
 from oncegate.consensus.errors import ConsensusError, NotLeader
 from oncegate.consensus.messages import Message, ReadProbe, ReadProbeAck
-from oncegate.consensus.peers import Peers
 
 Token = TypeVar("Token")
 
