@@ -6,6 +6,7 @@ The checker is imported when the command runs: a server that starts does not pay
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -26,6 +27,9 @@ FILE_BYTES_MAX: Final = 2 * 2**30
 _PARALLEL_FROM: Final = 300_000
 """Operations from which processes are worth their start."""
 _SHOWN_MAX: Final = 16
+_BEGINNING_BYTES: Final = 2**16
+"""How far into a file its format is looked for: a log of Jepsen may begin with lines of others."""
+_EDN: Final = re.compile(rb"[\s\[]*(?:#jepsen[\w.]*)?\{\s*:")
 
 
 class HistoryFormat(StrEnum):
@@ -33,6 +37,7 @@ class HistoryFormat(StrEnum):
 
     JSONL = "jsonl"
     EDN = "edn"
+    LOG = "log"
 
 
 class Level(StrEnum):
@@ -47,9 +52,10 @@ def file(
     history: Annotated[Path, typer.Argument(help="the history, one event a line")],
     model: Annotated[str, typer.Option(help="register, cas-register, counter, list, set, … or FILE.py:Class")],
     history_format: Annotated[
-        HistoryFormat | None, typer.Option("--format", help="jsonl or edn (Jepsen) [by the file's name]")
+        HistoryFormat | None,
+        typer.Option("--format", help="jsonl; edn or log (Jepsen) [by the file's name, else its first line]"),
     ] = None,
-    keyed: Annotated[bool, typer.Option("--keyed", help="edn: values are [key value]")] = False,
+    keyed: Annotated[bool, typer.Option("--keyed", help="edn, log: values are [key value]")] = False,
     level: Annotated[Level, typer.Option(help="linearizable, sequential or session")] = Level.LINEARIZABLE,
     seconds: Annotated[float, typer.Option(min=0.001, help="then the verdict is unknown")] = 60.0,
     states: Annotated[int, typer.Option(min=1, help="states visited, then the verdict is unknown")] = 20_000_000,
@@ -74,16 +80,30 @@ def file(
 
 def _events(history: Path, history_format: HistoryFormat | None, *, keyed: bool) -> Iterator[Event]:
     from oncegate.proof.lincheck import read_events
-    from oncegate.proof.lincheck.edn import jepsen_events
+    from oncegate.proof.lincheck.edn import jepsen_events, jepsen_log
 
     if history.stat().st_size > FILE_BYTES_MAX:
         raise OSError(f"{history} is longer than {FILE_BYTES_MAX} bytes")
-    edn = history.suffix == ".edn" if history_format is None else history_format is HistoryFormat.EDN
-    if edn:
-        yield from jepsen_events(history.read_text(encoding="utf-8"), keyed=keyed)
-        return
-    with history.open("rb") as lines:
-        yield from read_events(lines)
+    match history_format or _format_of(history):
+        case HistoryFormat.EDN:
+            yield from jepsen_events(history.read_text(encoding="utf-8"), keyed=keyed)
+        case HistoryFormat.LOG:
+            with history.open(encoding="utf-8") as text:
+                yield from jepsen_log(text, keyed=keyed)
+        case HistoryFormat.JSONL:
+            with history.open("rb") as lines:
+                yield from read_events(lines)
+
+
+def _format_of(history: Path) -> HistoryFormat:
+    """Tell a history's format by its name, else by how it begins."""
+    if history.suffix == ".edn":
+        return HistoryFormat.EDN
+    with history.open("rb") as file:
+        begins = file.read(_BEGINNING_BYTES)
+    if b"jepsen.util" in begins and not begins.lstrip().startswith(b'{"'):
+        return HistoryFormat.LOG
+    return HistoryFormat.EDN if _EDN.match(begins) else HistoryFormat.JSONL
 
 
 def _check(listed: list[Operation], model: str, level: Level, limits: Limits, jobs: int) -> Result:

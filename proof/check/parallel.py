@@ -2,7 +2,8 @@
 
 Owns: how keys are dealt out to worker processes, and what becomes of those whose worker ends early or takes too long:
 their verdict is unknown, all others have theirs. At most ``jobs`` processes run at a time, each with its share of the
-limits.
+limits. As in :mod:`oncegate.proof.lincheck.check`, every key gets a short try before any gets a longer one, and no
+harder key is tried after the first invalid one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import heapq
 import multiprocessing
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -21,14 +22,15 @@ import msgspec
 
 from oncegate.proof.check.models import load_model
 from oncegate.proof.lincheck import Limits, Operation, Result, check
-from oncegate.proof.lincheck.check import FAILURES_MAX, split
+from oncegate.proof.lincheck.check import FAILURES_MAX, not_decided, split, states_of_try
 from oncegate.proof.lincheck.search import checked
 from oncegate.proof.lincheck.verdict import worst
 
 GRACE_S: Final = 10.0
 """How long after its time a worker may take to start, explain a failure and answer; then it is killed."""
 _NUMBER_BYTES: Final = 4
-_Task = tuple[int, bytes]
+_Task = tuple[int, int, bytes]
+"""The number of a key, how many states it may visit, and its operations."""
 
 _operations: Final = msgspec.json.Decoder(list[Operation])
 _result: Final = msgspec.json.Decoder(Result)
@@ -64,22 +66,46 @@ def check_keys(operations: Iterable[Operation], model: str, limits: Limits, jobs
     loaded = load_model(model)
     parts = [part for _, part in split(checked(loaded, operations), loaded)]
     encoded = [msgspec.json.encode(part) for part in parts]
-    share = _Share(model, limits, len(parts), jobs)
-    results = _Run(share, jobs).run(_groups(encoded, jobs))
-    return _merged(f"linearizable {loaded.name}", parts, results)
+    ends = time.monotonic() + limits.seconds
+    results: dict[int, Result] = {}
+    undecided, tries, invalid = list(range(len(parts))), 0, False
+    while undecided and not invalid:
+        share = _Share(model, limits, max(0.0, ends - time.monotonic()), len(undecided), jobs)
+        states = {
+            number: share.states_max
+            if len(parts) == 1
+            else min(share.states_max, states_of_try(len(parts[number]), tries))
+            for number in undecided
+        }
+        tasks = [(number, states[number], encoded[number]) for number in undecided]
+        tried = _Run(share, jobs, stop_at_invalid=tries > 0).run(_groups(tasks, jobs))
+        results |= tried
+        invalid = any(result.verdict == "invalid" for result in tried.values())
+        undecided = [
+            number
+            for number in undecided
+            if number not in tried
+            or (
+                tried[number].verdict == "unknown"
+                and states[number] < min(share.states_max, tried[number].states_visited)
+            )
+        ]
+        tries += 1
+    return _merged(f"linearizable {loaded.name}", parts, results, set(undecided))
 
 
 @dataclass(frozen=True, slots=True)
 class _Share:
     model: str
     limits: Limits
+    seconds_in_all: float
     keys: int
     jobs: int
 
     @property
     def seconds(self) -> float:
         """Seconds of one key, if all take theirs."""
-        return self.limits.seconds * self.jobs / max(self.keys, self.jobs)
+        return self.seconds_in_all * self.jobs / max(self.keys, self.jobs)
 
     @property
     def states_max(self) -> int:
@@ -90,26 +116,27 @@ class _Share:
         return self.limits.bytes_max // self.jobs
 
 
-def _groups(encoded: Sequence[bytes], jobs: int) -> deque[deque[_Task]]:
+def _groups(tasks: Sequence[_Task], jobs: int) -> deque[deque[_Task]]:
     """Deal keys out, large ones first, to a group a job, of about the same size: a process takes long to start."""
-    groups: list[tuple[int, int, deque[_Task]]] = [(0, place, deque()) for place in range(min(jobs, len(encoded)))]
-    for number in sorted(range(len(encoded)), key=lambda number: -len(encoded[number])):
+    groups: list[tuple[int, int, deque[_Task]]] = [(0, place, deque()) for place in range(min(jobs, len(tasks)))]
+    for task in sorted(tasks, key=lambda task: -len(task[2])):
         size, place, group = heapq.heappop(groups)
-        group.append((number, encoded[number]))
-        heapq.heappush(groups, (size + len(encoded[number]), place, group))
+        group.append(task)
+        heapq.heappush(groups, (size + len(task[2]), place, group))
     return deque(group for _, _, group in groups)
 
 
 class _Run:
-    def __init__(self, share: _Share, jobs: int) -> None:
+    def __init__(self, share: _Share, jobs: int, *, stop_at_invalid: bool) -> None:
         self.share = share
         self.jobs = jobs
+        self.stop_at_invalid = stop_at_invalid
         self.context = multiprocessing.get_context("spawn")
         self.results: dict[int, Result] = {}
         self.workers: list[_Worker] = []
 
     def run(self, groups: deque[deque[_Task]]) -> dict[int, Result]:
-        ends = time.monotonic() + self.share.limits.seconds + GRACE_S
+        ends = time.monotonic() + self.share.seconds_in_all + GRACE_S
         try:
             while groups or self.workers:
                 while groups and len(self.workers) < self.jobs:
@@ -122,6 +149,8 @@ class _Run:
                     break
                 for worker in [worker for worker in self.workers if worker.answers in ready]:
                     self._receive(worker, groups)
+                if self.stop_at_invalid and any(result.verdict == "invalid" for result in self.results.values()):
+                    break
         finally:
             for worker in self.workers:
                 worker.process.kill()
@@ -134,7 +163,7 @@ class _Run:
         share = self.share
         process = self.context.Process(
             target=_work,
-            args=(theirs, share.model, share.seconds, share.states_max, share.bytes_max, list(tasks)),
+            args=(theirs, share.model, share.seconds, share.bytes_max, list(tasks)),
             daemon=True,
         )
         process.start()
@@ -167,26 +196,30 @@ class _Run:
             groups.appendleft(worker.tasks)
 
     def _unknown(self, tasks: Iterable[_Task], reason: str) -> None:
-        for number, _ in tasks:
+        for number, _, _ in tasks:
             self.results[number] = Result("", "unknown", reason=reason)
 
 
-def _work(answers: Connection, model: str, seconds: float, states_max: int, bytes_max: int, tasks: list[_Task]) -> None:
+def _work(answers: Connection, model: str, seconds: float, bytes_max: int, tasks: list[_Task]) -> None:
     """Check keys one after another and send each verdict; runs in a process of its own."""
     loaded = load_model(model)
-    limits = Limits(states_max=states_max, seconds=seconds, clock=time.monotonic, bytes_max=bytes_max)
-    for number, data in tasks:
+    for number, states_max, data in tasks:
+        limits = Limits(states_max=states_max, seconds=seconds, clock=time.monotonic, bytes_max=bytes_max)
         result = check(_operations.decode(data), loaded, limits)
         answers.send_bytes(number.to_bytes(_NUMBER_BYTES) + msgspec.json.encode(result))
     answers.close()
 
 
-def _merged(name: str, parts: Sequence[Sequence[Operation]], results: dict[int, Result]) -> Result:
-    ordered = [results[number] for number in range(len(parts))]
+def _merged(
+    name: str, parts: Sequence[Sequence[Operation]], results: dict[int, Result], given_up: Collection[int]
+) -> Result:
+    ordered = [results.get(number, Result("", "unknown")) for number in range(len(parts))]
     reasons: list[str] = []
-    for part, result in zip(parts, ordered, strict=True):
-        if result.reason:
-            reasons.append(result.reason if result.name else f"key {part[0].key}: {result.reason}")
+    for number, result in enumerate(ordered):
+        if result.reason and number not in given_up:
+            reasons.append(result.reason if result.name else f"key {parts[number][0].key}: {result.reason}")
+    if given_up:
+        reasons.append(not_decided(len(given_up), len(parts)))
     return Result(
         name=name,
         verdict=worst(result.verdict for result in ordered),

@@ -1,12 +1,15 @@
 """The check of a whole history: each key by itself, within limits.
 
-Owns: the partition by key, how limits are shared out, and the verdict over all keys.
+Owns: the partition by key, how limits are shared out, and the verdict over all keys. One key without a good order
+decides the history, and some keys are a thousand times harder than others: every key gets a short try first, then those
+left undecided a longer one, and so on. After the first invalid key no harder one is tried.
 
 Read next: :mod:`oncegate.proof.lincheck.search`.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,7 +24,7 @@ from oncegate.proof.lincheck.models import CasRegister, Counter, Model, Mutex, R
 from oncegate.proof.lincheck.row import Row
 from oncegate.proof.lincheck.search import Found, checked
 from oncegate.proof.lincheck.values import freeze
-from oncegate.proof.lincheck.verdict import Failure, Limits, Result, Verdict, worst
+from oncegate.proof.lincheck.verdict import Failure, Limits, Result, worst
 
 MODELS: Final[dict[str, Model]] = {
     model.name: model
@@ -30,6 +33,11 @@ MODELS: Final[dict[str, Model]] = {
 """Models by their names."""
 FAILURES_MAX: Final = 20
 """Keys of which failures are told."""
+PROOFS_S_MAX: Final = 5.0
+"""How long the proofs in words may take, of all invalid keys together."""
+_FIRST_TRY: Final = 1_000
+_LONGER: Final = 8
+"""How many times as many states the next try may visit: what was tried in vain is at most as much again."""
 
 
 def split(operations: Iterable[Operation], model: Model) -> list[tuple[Any, list[Operation]]]:
@@ -71,6 +79,9 @@ def over_keys(
 ) -> Result:
     """Judge each key by itself, with its share of what is left of the limits, and add the verdicts up.
 
+    The first try looks at every key, so that each key with a plain mistake is told; the tries after it end at the first
+    invalid key.
+
     Args:
         level: what is asked of a history, in a word.
         model: what its operations mean.
@@ -80,34 +91,64 @@ def over_keys(
         tell: makes a failure out of an invalid one.
     """
     ends = limits.clock() + limits.seconds
-    verdicts: list[Verdict] = []
-    failures: list[Failure] = []
-    reasons: list[str] = []
-    visited = most = 0
-    for number, (key, part) in enumerate(parts):
-        left = len(parts) - number
-        share = replace(
-            limits,
-            states_max=max(1, (limits.states_max - visited) // left),
-            seconds=max(0.0, (ends - limits.clock()) / left),
-        )
-        found = judge(part, share)
-        verdicts.append(found.verdict)
-        visited += found.visited
-        most = max(most, found.bytes)
-        if found.verdict == "invalid" and len(failures) < FAILURES_MAX:
-            # The first proof may take its time; a history that is broken everywhere must not take many times as much.
-            brief = share if not failures else replace(share, seconds=min(1.0, share.seconds))
-            failures.append(tell(key, part, found, brief))
-        elif found.verdict == "unknown":
-            reasons.append(f"key {key}: {found.reason}" if model.partitioned else found.reason)
+    found = [Found("unknown")] * len(parts)
+    waiting = deque((place, 0) for place in range(len(parts)))
+    invalid: list[int] = []
+    visited = 0
+    while waiting and not (invalid and waiting[0][1]):
+        place, tries = waiting.popleft()
+        left = len(waiting) + 1
+        share = max(1, (limits.states_max - visited) // left)
+        states_max = share if len(parts) == 1 else min(share, states_of_try(len(parts[place][1]), tries))
+        seconds = max(0.0, (ends - limits.clock()) / left)
+        now = found[place] = judge(parts[place][1], replace(limits, states_max=states_max, seconds=seconds))
+        visited += now.visited
+        if now.verdict == "invalid":
+            invalid.append(place)
+        elif now.verdict == "unknown" and states_max < min(share, now.visited):
+            waiting.append((place, tries + 1))
+    given_up = {place for place, _ in waiting}
+    reasons = [
+        f"key {parts[place][0]}: {one.reason}" if model.partitioned else one.reason
+        for place, one in enumerate(found)
+        if one.verdict == "unknown" and place not in given_up
+    ]
+    if given_up:
+        reasons.append(not_decided(len(given_up), len(parts)))
     return Result(
         name=f"{level} {model.name}",
-        verdict=worst(verdicts),
+        verdict=worst(one.verdict for one in found),
         operations=sum(len(part) for _, part in parts),
         keys=len(parts),
-        failures=failures,
+        failures=_told([(*parts[place], found[place]) for place in invalid[:FAILURES_MAX]], limits, tell),
         reason="; ".join(reasons[:FAILURES_MAX]),
         states_visited=visited,
-        bytes_estimated=most,
+        bytes_estimated=max((one.bytes for one in found), default=0),
     )
+
+
+def states_of_try(operations: int, tries: int) -> int:
+    """Return how many states a key of so many operations may visit after so many tries.
+
+    The first try lets an ordinary valid history through: it visits about one state an operation.
+    """
+    return (_FIRST_TRY + 4 * operations) * int(_LONGER**tries)
+
+
+def not_decided(keys: int, of: int) -> str:
+    """Say that a check ended before it had decided all keys: one was invalid, and that decides the history."""
+    return f"{keys} of {of} keys were left undecided: they need over {_FIRST_TRY} states, and one key is invalid"
+
+
+def _told(
+    invalid: Sequence[tuple[Any, list[Operation], Found]],
+    limits: Limits,
+    tell: Callable[[Any, list[Operation], Found, Limits], Failure],
+) -> list[Failure]:
+    """Prove each invalid key; a history that is broken everywhere does not take many times as long as its first key."""
+    ends = limits.clock() + min(PROOFS_S_MAX, limits.seconds)
+    failures: list[Failure] = []
+    for key, part, found in invalid:
+        left = max(0.0, ends - limits.clock())
+        failures.append(tell(key, part, found, replace(limits, seconds=min(1.0, left) if failures else left)))
+    return failures

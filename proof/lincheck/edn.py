@@ -1,8 +1,8 @@
 """Import of Jepsen's histories: as much of EDN as they are written in.
 
-Owns: a reader of EDN without recursion, and how Jepsen's operations become events. Keywords become texts, maps
-dictionaries, vectors, lists and sets lists; a tag is dropped, its value stays. Operations of the nemesis and other
-named processes are left out.
+Owns: a reader of EDN without recursion, and how Jepsen's operations become events, also those of its log. Keywords
+become texts, maps dictionaries, vectors, lists and sets lists; a tag is dropped, its value stays. Operations of the
+nemesis and other named processes are left out.
 
 Source: https://github.com/edn-format/edn; Jepsen's ``history.edn``.
 """
@@ -10,7 +10,7 @@ Source: https://github.com/edn-format/edn; Jepsen's ``history.edn``.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, cast
 
 from oncegate.proof.lincheck.history import EVENTS_MAX, Event, EventType, HistoryError
@@ -36,6 +36,7 @@ _INTEGER: Final = re.compile(r"[+-]?\d{1,300}[NM]?")
 _FLOAT: Final = re.compile(r"[+-]?\d{1,300}(?:\.\d{0,300})?(?:[eE][+-]?\d{1,4})?M?")
 _CLOSES: Final = {"[": "]", "(": ")", "{": "}", "#{": "}"}
 _NOTHING: Final = object()
+_LOGGED: Final = re.compile(r"\bjepsen\.util(?: +-)?\s+(\S+)\s+:(invoke|ok|fail|info)\s+:(\S+)\s*(.*)", re.DOTALL)
 
 
 def read_edn(text: str) -> Iterator[Any]:
@@ -140,6 +141,42 @@ def jepsen_events(text: str, *, keyed: bool = False) -> Iterator[Event]:
                 yield event
 
 
+def jepsen_log(lines: Iterable[str], *, keyed: bool = False) -> Iterator[Event]:
+    """Read the operations in a log of Jepsen, which has no times: the order of the lines is that of the events.
+
+    Such a line ends in ``jepsen.util - PROCESS :TYPE :F VALUE [ERROR]``. Lines of other loggers are passed over.
+
+    Args:
+        lines: of ``jepsen.log``.
+        keyed: values are ``[key value]``.
+
+    Raises:
+        HistoryError: with its number, a line of ``jepsen.util`` that is none of its operations.
+    """
+    for number, line in enumerate(lines, 1):
+        if number > EVENTS_MAX:
+            raise HistoryError(number, f"more than {EVENTS_MAX} lines")
+        if "jepsen.util" not in line:
+            continue
+        match = _LOGGED.search(line)
+        if match is None:
+            raise HistoryError(number, "not PROCESS :TYPE :F VALUE after jepsen.util")
+        process, kind, f, rest = match.groups()
+        value, error, *_ = [*_values(rest, number), None, None]
+        found = {"type": kind, "f": f, "value": value, "error": error}
+        # A process that is no number, such as :nemesis, is not a client.
+        event = _event({**found, "process": int(process) if process.isdecimal() else process}, number, keyed=keyed)
+        if event is not None:
+            yield event
+
+
+def _values(text: str, number: int) -> list[Any]:
+    try:
+        return list(read_edn(text))
+    except HistoryError as error:
+        raise HistoryError(number, error.detail.partition(": ")[2]) from error
+
+
 def _event(found: Any, number: int, *, keyed: bool) -> Event | None:
     if not isinstance(found, dict):
         raise HistoryError(number, "an operation is a map")
@@ -153,13 +190,13 @@ def _event(found: Any, number: int, *, keyed: bool) -> Event | None:
     time = found.get("time", 0)
     if type(time) is not int or time < 0:
         raise HistoryError(number, ":time is nanoseconds")
-    key, value = None, found.get("value")
+    key, value = found.get("key"), found.get("value")
     if keyed:
         if not isinstance(value, list) or len(value) != 2:
             raise HistoryError(number, ":value is [key value]")
         key, value = value
-        if isinstance(key, (list, dict)):
-            key = str(key)
+    if isinstance(key, (list, dict)):
+        key = str(key)
     error = found.get("error")
     return Event(
         process=process,

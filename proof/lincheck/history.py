@@ -79,6 +79,8 @@ class Operation(msgspec.Struct, frozen=True, gc=False):
     """None if unknown or failed."""
     node: str | None = None
     request: str | None = None
+    timed: bool = True
+    """False where the history had no times: ``invoked`` and ``returned`` are then the numbers of its events."""
 
 
 def refused(op: Operation) -> bool:
@@ -142,7 +144,7 @@ class _Draft:
         self.attempts = 1
         self.failed = 0
 
-    def done(self) -> Operation:
+    def done(self, *, timed: bool) -> Operation:
         event = self.event
         status: Status = "ok"
         if self.returned is None:
@@ -159,6 +161,7 @@ class _Draft:
             returned=self.returned,
             node=event.node,
             request=event.request,
+            timed=timed,
         )
 
 
@@ -210,7 +213,7 @@ def operations(events: Iterable[Event]) -> list[Operation]:
             draft.failed += 1
         elif event.type == "ok" and (draft.returned is None or time < draft.returned):
             draft.returned, draft.result = time, event.value
-    return [draft.done() for draft in drafts]
+    return [draft.done(timed=timed) for draft in drafts]
 
 
 def _same(first: Event, again: Event, number: int) -> None:

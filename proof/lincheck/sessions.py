@@ -117,8 +117,8 @@ class _Sweep:
         self.anomalies += 1
         if len(self.failures) < FAILURES_MAX:
             words = [
-                f"{name}: {what(before)} ({when(before)})",
-                f"then {what(op)} ({when(op)})",
+                f"{name}: {what(before)}{when(before)}",
+                f"then {what(op)}{when(op)}",
                 f"version {version_of(op)} is older than {version_of(before)}",
             ]
             self.failures.append(Failure(key=op.key, window=[before.index, op.index], words=words))

@@ -1,6 +1,7 @@
 """Operations and proofs in words.
 
-Owns: how an operation reads ("process 3 read 7"), and the sentences of a proof. Times are seconds since the run began.
+Owns: how an operation reads ("process 3 read 7"), and the sentences of a proof. Times are seconds since the run
+began; a history without times is told by its order alone.
 """
 
 from __future__ import annotations
@@ -68,10 +69,10 @@ def what(op: Operation) -> str:
 
 
 def when(op: Operation) -> str:
-    """Say when an operation ran."""
+    """Say when an operation ran, in brackets after a space; nothing if its history had no times."""
     if op.returned is None:
-        return f"from {seconds(op.invoked)} on, outcome unknown"
-    return f"{seconds(op.invoked)} to {seconds(op.returned)}"
+        return f" (from {seconds(op.invoked)} on, outcome unknown)" if op.timed else " (outcome unknown)"
+    return f" ({seconds(op.invoked)} to {seconds(op.returned)})" if op.timed else ""
 
 
 def proof(
@@ -86,15 +87,12 @@ def proof(
         starts: states that were possible at ``moment``, before the window; none if it does not matter.
         moment: when nothing was running, but what is unknown.
     """
-    lines = [f"{what(op)} ({when(op)})" for op in window]
-    lines.extend(
-        f"{what(earlier)} and had its answer at {seconds(earlier.returned or 0)}, "
-        f"before {what(later)}, which began at {seconds(later.invoked)}"
-        for earlier, later in _orders(window)
-    )
+    lines = [what(op) + when(op) for op in window]
+    lines.extend(_before(earlier, later) for earlier, later in _orders(window))
     if starts:
         shown = " or ".join(describe(model, state) for state in starts[:4]) + (" or others" if len(starts) > 4 else "")
-        lines.append(f"at {seconds(moment)}, when nothing else was running, the state can only have been {shown}")
+        at = f"at {seconds(moment)}" if window[0].timed else f"before {what(window[0])}"
+        lines.append(f"{at}, when nothing else was running, the state can only have been {shown}")
     reasons = getattr(model, "reasons", None)
     lines.extend(reasons(window, operations) if reasons is not None else _makers(window, operations))
     lines.extend(line for earlier, later in _orders(window) for line in _lost(earlier, later))
@@ -102,9 +100,16 @@ def proof(
     return lines
 
 
+def _before(earlier: Operation, later: Operation) -> str:
+    if not earlier.timed:
+        return f"{what(earlier)} and had its answer before {what(later)} began"
+    answered, began = seconds(earlier.returned or 0), seconds(later.invoked)
+    return f"{what(earlier)} and had its answer at {answered}, before {what(later)}, which began at {began}"
+
+
 def no_proof(window: Sequence[Operation], count: int) -> list[str]:
     """Return what is known where no short proof was found within limits."""
-    lines = [f"{what(op)} ({when(op)})" for op in window]
+    lines = [what(op) + when(op) for op in window]
     return [*lines, f"after the longest good order, of {count} operations, none of these can come next, and one must"]
 
 
@@ -121,7 +126,8 @@ def _makers(window: Sequence[Operation], operations: Sequence[Operation]) -> lis
             if not made:
                 lines.append(f"no operation ever gave {told(thaw(value))}")
             elif not any(other.index not in inside and other.invoked <= (op.returned or 0) for other in made):
-                text = f"no other operation that gives {told(thaw(value))} had begun by {seconds(op.returned or 0)}"
+                by = f"by {seconds(op.returned or 0)}" if op.timed else f"before {what(op)}"
+                text = f"no other operation that gives {told(thaw(value))} had begun {by}"
                 if text not in lines:
                     lines.append(text)
     return lines

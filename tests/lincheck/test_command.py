@@ -23,6 +23,8 @@ OWN = re.search(r"<!-- own model -->\n```python\n(.*?)```", PAGE, re.DOTALL)
 HISTORY = re.search(r"<!-- history -->\n```json\n(.*?)```", PAGE, re.DOTALL)
 PYTHON = re.search(r"<!-- from python -->\n```python\n(.*?)```", PAGE, re.DOTALL)
 GOOD = [event(0, "invoke", "write", 1), event(0, "ok", "write"), event(0, "invoke", "read"), event(0, "ok", "read", 1)]
+EDN = b"{:process 0 :type :invoke :f :read :value nil} {:process 0 :type :ok :f :read :value nil}"
+LOG = b"INFO  jepsen.core - begun\nINFO  jepsen.util - 3\t:invoke\t:read\tnil\nINFO  jepsen.util - 3\t:ok\t:read\t7\n"
 BAD = [*GOOD[:3], event(0, "ok", "read", 2)]
 
 
@@ -44,7 +46,9 @@ def files(tmp_path: Path) -> dict[str, Path]:
         "hard": b"\n".join(unknown),
         "broken": b'{"process": 0',
         "empty": b"",
-        "jepsen.edn": b"{:process 0 :type :invoke :f :read :value nil} {:process 0 :type :ok :f :read :value nil}",
+        "jepsen.edn": EDN,
+        "jepsen-edn": b"[" + EDN + b"]",
+        "jepsen.log": LOG,
     }
     for name, data in written.items():
         (tmp_path / name).write_bytes(data)
@@ -58,6 +62,8 @@ def files(tmp_path: Path) -> dict[str, Path]:
         ("good", ("--model", "register", "--level", "sequential"), 0, "sequential register: VALID"),
         ("empty", ("--model", "register"), 0, "0 operations"),
         ("jepsen.edn", ("--model", "register"), 0, "VALID"),
+        ("jepsen-edn", ("--model", "register"), 0, "VALID"),
+        ("jepsen.log", ("--model", "register"), 1, "no operation ever gave 7"),
         ("bad", ("--model", "register"), 1, "no operation ever gave 2"),
         ("bad", ("--model", "register", "--level", "sequential"), 1, "INVALID"),
         ("hard", ("--model", "counter", "--states", "1000"), 2, "over 1000 states"),
@@ -77,6 +83,13 @@ def test_verdict_is_the_exit_code(
 ) -> None:
     exit_code, output = run(files.get(name, Path("missing")), *options)
     assert (exit_code, says in output) == (code, True), output
+
+
+@pytest.mark.parametrize("name", ["bad", "jepsen.log"])
+def test_history_without_times_is_told_without_times(files: dict[str, Path], name: str) -> None:
+    _, output = run(files[name], "--model", "register")
+    assert "read " in output
+    assert not re.search(r"\d s\b", output.partition("\n")[2]), output
 
 
 def test_an_unknown_command_is_misuse() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from oncegate.proof.lincheck import MODELS, HistoryError, check, operations
-from oncegate.proof.lincheck.edn import jepsen_events, read_edn
+from oncegate.proof.lincheck.edn import jepsen_events, jepsen_log, read_edn
 
 CAS = """
 {:process 0, :type :invoke, :f :write, :value 1, :index 0, :time 10}
@@ -36,6 +37,38 @@ def test_independent_keys_are_taken_out_of_the_value() -> None:
     text = "{:process 0 :type :invoke :f :read :value [3 nil]} {:process 0 :type :ok :f :read :value [3 5]}"
     first, second = jepsen_events(text, keyed=True)
     assert (first.key, first.value, second.key, second.value) == (3, None, 3, 5)
+
+
+def test_a_key_beside_the_value_is_the_key() -> None:
+    (found,) = jepsen_events('{:process 0 :type :invoke :f :append :key "7" :value "x"}')
+    assert (found.key, found.value) == ("7", "x")
+
+
+def test_operations_of_a_log_are_those_of_its_history() -> None:
+    lines = [
+        "INFO  jepsen.core - a line of another logger",
+        "INFO  jepsen.util - 0\t:invoke\t:write\t1",
+        'INFO  jepsen.util - :nemesis\t:info\t:start\t"cut off n1"',
+        "INFO  jepsen.util - 0\t:ok\t:write\t1",
+        "INFO [2026-01-02 10:11:12,345] jepsen worker 1 - jepsen.util 1\t:invoke\t:cas\t[1 2]",
+        'INFO [2026-01-02 10:11:12,346] jepsen worker 1 - jepsen.util 1\t:fail\t:cas\t[1 2]\t[:precondition "no"]',
+        "INFO  jepsen.util - 2\t:invoke\t:read\tnil",
+        "INFO  jepsen.util - 2\t:ok\t:read\t1",
+    ]
+    history = [msgspec.structs.replace(event, time=0) for event in jepsen_events(CAS % "1")]
+    assert list(jepsen_log(lines)) == history
+    assert check(operations(jepsen_log(lines)), MODELS["cas-register"]).verdict == "valid"
+    lines[-1] = "INFO  jepsen.util - 2\t:ok\t:read\t2"
+    assert check(operations(jepsen_log(lines)), MODELS["cas-register"]).verdict == "invalid"
+
+
+@pytest.mark.parametrize(
+    "line", ["jepsen.util - 0 :invoke", "jepsen.util - 0 :done :read nil", "jepsen.util 0 :ok :f ["]
+)
+def test_a_line_of_the_log_that_is_no_operation_is_refused_with_its_number(line: str) -> None:
+    with pytest.raises(HistoryError) as refusal:
+        list(jepsen_log(["INFO jepsen.core - begun", line]))
+    assert refusal.value.line == 2
 
 
 @pytest.mark.parametrize(
