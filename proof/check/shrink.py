@@ -1,8 +1,7 @@
 """Smaller runs and smaller histories that still fail. Pure: whether something fails is asked of the caller.
 
-Owns: what is tried in which order, and the bound of tries. Both ways rest on the same search: leave out halves, then
-quarters, and so on, and keep what is left as long as it fails (Zeller and Hildebrandt, *Simplifying and isolating
-failure-inducing input*, 2002, without the complement step, which finds little when runs are not deterministic).
+Owns: what is tried in which order, and the bound of tries. Both ways rest on
+:func:`oncegate.proof.lincheck.shrink.fewer`.
 
 Only what is sound is left out of a history: a prefix of a correct history is correct, so is one key of it, and so is
 one without some of its reads or refused operations. Leaving out a write is not: its readers would accuse nobody.
@@ -11,13 +10,12 @@ one without some of its reads or refused operations. Leaving out a write is not:
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 
 from oncegate.proof.lincheck import Event
-
-T = TypeVar("T", bound=Hashable)
+from oncegate.proof.lincheck.shrink import fewer
 
 SECONDS_MIN: Final = 2.0
 READS: Final = frozenset({"read", "read-own", "get", "sum"})
@@ -43,27 +41,6 @@ class Budget:
         return self.left >= 0
 
 
-def fewer(items: Sequence[T], fails: Callable[[tuple[T, ...]], bool], budget: Budget) -> tuple[T, ...]:
-    """Return a part of ``items`` that still fails, as small as the budget finds; ``items`` itself is not tried."""
-    kept = tuple(items)
-    size = max(1, len(kept) // 2)
-    while kept:
-        for start in range(0, len(kept), size):
-            candidate = kept[:start] + kept[start + size :]
-            if not budget.spend():
-                return kept
-            if fails(candidate):
-                kept = candidate
-                break
-        else:
-            if size == 1:
-                return kept
-            size = max(1, size // 2)
-            continue
-        size = min(size, max(1, len(kept) // 2))
-    return kept
-
-
 def smaller_run(first: Smaller, fails: Callable[[Smaller], bool], budget: Budget) -> Smaller:
     """Return a smaller run that fails too: fewer faults, then fewer processes, then a shorter time.
 
@@ -77,7 +54,7 @@ def smaller_run(first: Smaller, fails: Callable[[Smaller], bool], budget: Budget
     def with_faults(faults: tuple[int, ...]) -> bool:
         return fails(msgspec.structs.replace(found, faults=faults))
 
-    found = msgspec.structs.replace(found, faults=fewer(found.faults, with_faults, budget))
+    found = msgspec.structs.replace(found, faults=fewer(found.faults, with_faults, budget.spend))
     while found.processes > 1 and budget.spend():
         candidate = msgspec.structs.replace(found, processes=found.processes // 2)
         if not fails(candidate):
@@ -112,7 +89,7 @@ def smaller_history(
     def without(chosen: tuple[tuple[int, ...], ...]) -> bool:
         return fails(_less(kept, units, chosen))
 
-    return _less(kept, units, fewer(units, without, budget))
+    return _less(kept, units, fewer(units, without, budget.spend))
 
 
 def _prefix(history: Sequence[Event], fails: Callable[[Sequence[Event]], bool], budget: Budget) -> int:

@@ -22,6 +22,7 @@ from oncegate.proof.lincheck.decide import decide
 from oncegate.proof.lincheck.history import Operation
 from oncegate.proof.lincheck.models import ILLEGAL, Model, changes_nothing, describe, prepared
 from oncegate.proof.lincheck.search import Found, endings, search
+from oncegate.proof.lincheck.shrink import fewer
 from oncegate.proof.lincheck.verdict import Failure, Limits
 from oncegate.proof.lincheck.words import no_proof, proof
 
@@ -182,18 +183,9 @@ class _Task:
         return [op for op in chosen if op is not None]
 
     def _shorten(self, core: list[Operation], fails: Callable[[list[Operation]], bool]) -> list[Operation]:
-        """Drop operations, many at a time at first, as long as the others do not fit together."""
-        size = max(1, len(core) // 2)
-        while size:
-            place = 0
-            while place < len(core) and not self.spent():
-                less = core[:place] + core[place + size :]
-                if less and fails(less):
-                    core = less
-                else:
-                    place += size
-            size //= 2
-        return sorted(core, key=lambda op: op.invoked)
+        """Drop operations as long as the others do not fit together."""
+        kept = fewer(core, lambda less: bool(less) and fails(list(less)), lambda: not self.spent())
+        return sorted(kept, key=lambda op: op.invoked)
 
     def _from_a_quiet_moment(self, known: list[Operation]) -> tuple[list[Operation] | None, list[Hashable], int]:
         by_start = sorted(known, key=lambda op: op.invoked)

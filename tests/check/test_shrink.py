@@ -7,17 +7,25 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncegate.proof.check.shrink import Budget, Smaller, fewer, smaller_history, smaller_run
+from oncegate.proof.check.shrink import Budget, Smaller, smaller_history, smaller_run
 from oncegate.proof.check.workloads import workload_of
 from oncegate.proof.lincheck import Event
+from oncegate.proof.lincheck.shrink import fewer
 from tests.check.histories import Book
 
 
 @given(st.integers(0, 30), st.data())
 def test_least_part_is_found_whatever_is_needed(size: int, data: st.DataObject) -> None:
     needed = data.draw(st.frozensets(st.integers(0, size - 1), max_size=5)) if size else frozenset()
-    found = fewer(range(size), lambda part: needed <= set(part), Budget(10_000))
+    found = fewer(range(size), lambda part: needed <= set(part), Budget(10_000).spend)
     assert set(found) == needed
+
+
+def test_items_that_need_the_one_before_them_are_left_out_from_the_last_on() -> None:
+    def fails(part: Sequence[int]) -> bool:
+        return 3 in part and all(item - 1 in part for item in part if item)
+
+    assert fewer(range(16), fails, Budget(10_000).spend) == (0, 1, 2, 3)
 
 
 @given(st.integers(0, 20))
@@ -28,7 +36,7 @@ def test_tries_are_bounded_and_what_is_left_has_failed(tries: int) -> None:
         asked.append(part)
         return 7 in part
 
-    found = fewer(range(16), fails, Budget(tries))
+    found = fewer(range(16), fails, Budget(tries).spend)
     assert len(asked) <= tries
     assert 7 in found
 

@@ -7,8 +7,9 @@ the same. Bounded by runs, since a plan takes a tenth of a second and a list has
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
+from oncegate.proof.lincheck.shrink import fewer
 from oncegate.proof.sim.engine.run import Outcome
 
 
@@ -32,28 +33,7 @@ def shrink(outcome: Outcome, run: Callable, *, runs_max: int = 120) -> tuple[Out
     if outcome.at < seconds and fails([fault.number for fault in plan.faults], round(outcome.at + 0.002, 3)):
         seconds = round(outcome.at + 0.002, 3)
     numbers = [fault.number for fault in plan.faults if fault.at < seconds]
-    numbers = _fewest(numbers, lambda part: fails(part, seconds))
+    numbers = fewer(numbers, lambda part: fails(part, seconds), lambda: left > 0)
     while best.at < seconds - 0.01 and fails(numbers, round(best.at + 0.002, 3)):
         seconds = best.plan.seconds
     return best, runs_max - left
-
-
-def _fewest(items: Sequence[int], fails: Callable[[Sequence[int]], bool]) -> list[int]:
-    """Delta debugging (Zeller's ddmin) over complements."""
-    items = list(items)
-    if items and fails([]):
-        return []
-    parts = 2
-    while len(items) >= 2:
-        size = max(1, len(items) // parts)
-        for start in range(0, len(items), size):
-            rest = items[:start] + items[start + size :]
-            if rest and fails(rest):
-                items = rest
-                parts = max(parts - 1, 2)
-                break
-        else:
-            if size == 1:
-                break
-            parts = min(parts * 2, len(items))
-    return items
