@@ -12,7 +12,7 @@ ROUNDS ?= 20
 KILLS ?= 200
 RUNS ?= runs
 
-.PHONY: browser demo docs test lint soak-check soak-check-sim soak-consensus soak-faults soak-outbox bench clean check-tools
+.PHONY: browser demo docs test lint soak-check soak-check-sim soak-consensus soak-faults soak-outbox mutate bench clean check-tools
 
 demo: .venv/.ready ## the main job end to end; STORE=cassandra for real Cassandra
 	$(BIN)/python -m examples.demo --store $(STORE) $(if $(MESSAGES),--messages $(MESSAGES)) $(ARGS)
@@ -54,6 +54,9 @@ soak-check-sim: .venv/.ready ## SEEDS simulated clusters of gateways with client
 
 soak-outbox: .venv/.ready ## a worker with an outbox, killed KILLS times while it counts to KILLS * 50
 	ONCEGATE_OUTBOX_KILLS=$(KILLS) $(BIN)/python -m pytest tests/faults/test_outbox_kills.py --timeout 3600 $(ARGS)
+
+mutate: .venv/.ready ## each small change of the replicated core has to fail a test; ARGS="rifl/lease.py --jobs 2" and the like
+	$(BIN)/python -m tests.mutate $(ARGS)
 
 bench: .venv/.ready ## figures of this machine, printed with their calibrations
 	$(BIN)/python -m bench.consensus

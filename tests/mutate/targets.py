@@ -1,0 +1,32 @@
+"""Which modules are mutated, and which tests have to notice: the only place that knows where they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[2]
+SURVIVORS: Final = ROOT / "tests" / "mutate" / "survivors.txt"
+KILLED_PERCENT_MIN: Final = 95.0
+"""Of all mutants, the listed ones counted as survivors."""
+
+_MODEL: Final = "tests/rifl/test_apply_rule_model.py"
+TARGETS: Final[dict[str, tuple[str, ...]]] = {
+    "rifl/completion.py": ("tests/rifl/test_result_tracker.py", "tests/rifl/test_range_rule.py"),
+    "rifl/ids.py": ("tests/rifl/test_ids.py",),
+    "rifl/key_table.py": ("tests/rifl/test_key_table.py",),
+    "rifl/lease.py": ("tests/rifl/test_lease.py",),
+    "rifl/range_rule.py": ("tests/rifl/test_range_rule.py",),
+    "rifl/request_tracker.py": ("tests/rifl/test_request_tracker.py", "tests/rifl/test_request_tracker_resumed.py"),
+    "rifl/resolve_rule.py": ("tests/gateway/test_machine_resolve.py", _MODEL),
+    "rifl/result_tracker.py": ("tests/rifl/test_result_tracker.py", "tests/rifl/test_range_rule.py", _MODEL),
+    "rifl/session.py": ("tests/rifl/test_session.py", _MODEL),
+    "flows/batcher.py": ("tests/flows/test_batcher.py",),
+    "flows/cursor.py": ("tests/flows/test_cursor.py",),
+    "gateway/machine/tables.py": ("tests/gateway/test_tables.py",),
+    "gateway/machine/machine.py": ("tests/gateway/test_machine.py", "tests/gateway/test_machine_ranges.py"),
+    "consensus/core/election.py": ("tests/consensus/test_election.py",),
+    "consensus/core/progress.py": ("tests/consensus/test_catch_up.py", "tests/consensus/test_repairs.py"),
+    "consensus/core/replication.py": ("tests/consensus/test_repairs.py", "tests/consensus/test_replica.py"),
+}
+"""File -> tests, in the order in which they are run: the quickest first."""
