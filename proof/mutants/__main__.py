@@ -1,5 +1,7 @@
 # ruff: noqa: T201 - a command prints.
-"""``python -m oncegate.proof.mutants``: plant each bug, and print what caught it, where, and after how many runs."""
+"""``python -m oncegate.proof.mutants [NAME …]``: plant each bug, and print what caught it; ``--list`` prints what there
+is.
+"""
 
 from __future__ import annotations
 
@@ -7,33 +9,30 @@ import argparse
 import sys
 import time
 
-from oncegate.proof.mutants.catalogue import MUTANTS
+from oncegate.proof.mutants.catalogue import CATALOGUE, MUTANTS
 
 
 def main(argv=None):
     """Return 0 when every bug was caught by a verdict, within its bound."""
     parser = argparse.ArgumentParser(prog="python -m oncegate.proof.mutants", description=__doc__)
-    parser.add_argument("names", nargs="*", help="these only")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="these only; without any, those of simulated gateways")
+    parser.add_argument("--all", action="store_true", help="also those of the engine, and of servers of real processes")
+    parser.add_argument("--list", action="store_true", help="print names, what each bug breaks and what catches it")
     options = parser.parse_args(argv)
+    if unknown := set(options.names) - set(CATALOGUE):
+        parser.error(f"no planted bug: {', '.join(sorted(unknown))}")
+    every = options.all or options.list
     missed = 0
-    print(f"{'mutant':34} {'workload or script':36} {'runs':>9}  {'verdict':19} also; what it breaks")
-    for mutant in MUTANTS.values():
-        if options.names and mutant.name not in options.names:
+    for name in options.names or (CATALOGUE if every else MUTANTS):
+        bug = CATALOGUE[name]
+        if options.list:
+            print(f"{name:55} {bug.caught_by:50} {bug.breaks}")
             continue
         started = time.process_time()
-        caught = mutant.hunt()
-        took = f"{time.process_time() - started:.1f} s"
-        if caught is None or caught.verdict == "crash":
-            missed += 1
-            said = "NOT CAUGHT" if caught is None else f"CRASH {caught.outcome.text}"
-            print(f"{mutant.name:34} {mutant.shown_by:36} {len(mutant.seeds):>9}  {said} {took}", flush=True)
-            continue
-        runs = f"{caught.runs} of {len(mutant.seeds)}"
-        also = f"{', '.join(caught.also)}; " if caught.also else ""
-        print(
-            f"{mutant.name:34} {mutant.shown_by:36} {runs:>9}  {caught.verdict:19} {also}{mutant.breaks} ({took})",
-            flush=True,
-        )
+        caught = bug.hunt()
+        missed += caught is None
+        took = time.process_time() - started
+        print(f"{name:55} {bug.caught_by:50} {caught or 'NOT CAUGHT'} ({took:.1f} s); {bug.breaks}", flush=True)
     return 1 if missed else 0
 
 

@@ -1,9 +1,87 @@
-"""All planted bugs, by name. Read next: :mod:`oncegate.proof.mutants.mutant`."""
+"""All planted bugs, by name: one list of what each breaks, which checker catches it, and how it is hunted.
+
+A bug is planted in one of three places, with the means that fit there: in production code under simulated clients
+(:mod:`oncegate.proof.mutants.mutant`), in the engine under the simulator of consensus
+(:mod:`oncegate.proof.sim.engine.planted`; names begin with ``engine/``), or in front of real nodes
+(:mod:`tests.check.liars`; names begin with ``server/``).
+"""
 
 from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 from oncegate.proof.mutants.replication import REPLICATION
 from oncegate.proof.mutants.scripted import SCRIPTED
 from oncegate.proof.mutants.sessions import SESSIONS
+from oncegate.proof.sim.engine.plan import make_plan
+from oncegate.proof.sim.engine.planted import PLANTED
+from oncegate.proof.sim.engine.run import run_plan
+from tests.check import liars
 
 MUTANTS = {mutant.name: mutant for mutant in (*SESSIONS, *REPLICATION, *SCRIPTED)}
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A planted bug, wherever it is planted.
+
+    Attributes:
+        name: unique.
+        breaks: what does not hold any more.
+        caught_by: the workload, script or check whose verdict shows it.
+        hunt: plants it and runs until it is caught; says by what, and when, or None.
+    """
+
+    name: str
+    breaks: str
+    caught_by: str
+    hunt: Callable[[], str | None]
+
+
+def _in_gateway(name):
+    caught = MUTANTS[name].hunt()
+    if caught is None or caught.verdict == "crash":
+        return None
+    return f"{caught.verdict} after {caught.runs} of {len(MUTANTS[name].seeds)} runs"
+
+
+def _in_engine(name):
+    bug = PLANTED[name]
+    with bug.plant() as node_type:
+        for seed in range(bug.seeds):
+            outcome = run_plan(make_plan(seed, kinds=bug.kinds, **bug.fixed), node_type=node_type)
+            if outcome.failed:
+                return f"{outcome.checker} at seed {seed}"
+    return None
+
+
+def _in_front(bug, workload, check):
+    with tempfile.TemporaryDirectory() as runs:
+        verdict = liars.verdict_on(Path(runs), workload, bug)
+    return next((one.name for one in verdict.checks if one.verdict == "invalid" and one.name.startswith(check)), None)
+
+
+def _first_line(text):
+    return text.strip().partition("\n")[0].rstrip(".")
+
+
+CATALOGUE = {
+    bug.name: bug
+    for bug in (
+        *(Bug(name, one.breaks, one.shown_by, partial(_in_gateway, name)) for name, one in MUTANTS.items()),
+        *(Bug(f"engine/{name}", one.wrong, "simulator", partial(_in_engine, name)) for name, one in PLANTED.items()),
+        *(
+            Bug(
+                f"server/{bug.__name__}/{workload}".replace("_", "-"),
+                _first_line(bug.__doc__ or bug.__name__.replace("_", " ")),
+                f"{workload}: {check}",
+                partial(_in_front, bug, workload, check),
+            )
+            for bug, workload, check in liars.CASES
+        ),
+    )
+}

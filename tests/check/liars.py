@@ -17,8 +17,11 @@ from aiohttp import web
 from oncegate.gateway.local.ports import free_ports
 from oncegate.gateway.wire import MSGPACK
 from oncegate.proof.check.cluster import CheckCluster
-from oncegate.proof.check.nemesis import FaultPlan
+from oncegate.proof.check.folder import Verdict
+from oncegate.proof.check.nemesis import FaultPlan, plan_of
 from oncegate.proof.check.plan import RunPlan
+from oncegate.proof.check.runner import run
+from oncegate.proof.check.soak import LOST
 
 HOP = frozenset({"host", "content-length", "transfer-encoding", "connection", "content-encoding", "oncegate-leader"})
 
@@ -288,3 +291,29 @@ def sends_other_bytes_of_a_batch_each_time() -> Bug:
         return got
 
     return handle
+
+
+CASES: list[tuple[Callable[[], Bug], str, str]] = [
+    (repeats_a_write_without_its_id, "append", "each acknowledged item once"),
+    (repeats_a_write_without_its_id, "counter", "linearizable counter"),
+    (forgets_request_ids, "dedup", "all attempts of a request"),
+    (acknowledges_what_it_drops, "append", LOST),
+    (answers_stale_reads, "register", "linearizable register"),
+    (answers_stale_reads, "stream", "a writer reads its own writes"),
+    (ignores_conditions, "compare-and-set", "linearizable cas-register"),
+    (ignores_conditions, "bank", "money is neither made nor lost"),
+    (says_sealed_without_asking, "resolve", "a request is applied with one result or sealed"),
+    (fences_nobody, "hand-over", "an owner that was taken over from"),
+    (executes_for_sessions_that_have_ended, "lease", "a session that was told of its end"),
+    (loses_an_item_of_a_batch, "flow", LOST),
+    (sends_other_bytes_of_a_batch_each_time, "flow", "a batch is the same bytes"),
+]
+"""Which bug which workload shows, and the check that says so."""
+
+
+def verdict_on(runs: Path, workload: str, bug: Callable[[], Bug]) -> Verdict:
+    """Run a workload against one server with a bug, a flow against two."""
+    plan = RunPlan(workload=workload, seed=7, seconds=1.5, nodes=2 if workload == "flow" else 1)
+    faults = plan_of(plan.seed, [], plan.seconds, plan.nodes)
+    _, verdict = run(plan, runs, faults, lambda plan, faults, directory: LyingCluster(plan, faults, directory, bug()))
+    return verdict

@@ -3,8 +3,10 @@
 
 import pytest
 
-from oncegate.proof.mutants.catalogue import MUTANTS
+from oncegate.proof.mutants.catalogue import CATALOGUE, MUTANTS
+from oncegate.proof.sim.engine.planted import PLANTED
 from oncegate.proof.sim.gateway.scripts import SCRIPTS
+from tests.check import liars
 
 
 @pytest.mark.parametrize("name", MUTANTS)
@@ -36,3 +38,8 @@ def test_there_are_enough_planted_bugs_of_every_kind():
     assert {"register", "counter", "dedup", "bank", "hand-over", "resolve", "lease", "keys", "flow", "stream"} == {
         mutant.workload for mutant in MUTANTS.values() if mutant.script is None
     }
+
+
+def test_every_planted_bug_says_what_it_breaks_and_what_catches_it():
+    assert all(name == bug.name and bug.breaks and bug.caught_by for name, bug in CATALOGUE.items())
+    assert len(CATALOGUE) == len(MUTANTS) + len(PLANTED) + len(liars.CASES)
