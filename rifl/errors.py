@@ -63,8 +63,8 @@ _NO, _UNKNOWN = Outcome.NOT_APPLIED, Outcome.UNKNOWN
 REGISTRY: Final[dict[Code, Traits]] = {
     Code.BAD_REQUEST: Traits(400, _NO, False, "The request is malformed",
         "correct the request; `detail` says what is wrong"),
-    Code.BAD_ACK: Traits(400, _NO, False, "First incomplete is impossible",
-        "a bug of the client: open a new session"),
+    Code.BAD_ACK: Traits(400, _UNKNOWN, False, "First incomplete is impossible",
+        "a bug of the client: open a new session; an earlier attempt may have been applied"),
     Code.UNAUTHENTICATED: Traits(401, _NO, False, "No valid credentials",
         "send a token that the node knows"),
     Code.FORBIDDEN: Traits(403, _NO, False, "Not allowed",

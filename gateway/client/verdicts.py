@@ -8,8 +8,8 @@ Owns: the table below. Must not know HTTP. Read next: :mod:`oncegate.gateway.cli
 | rejected, retryable | waits on | open; sent again |
 | rejected STALE, PAYLOAD_MISMATCH | its error | complete: the server knows the number |
 | rejected FENCED, SESSION_EXPIRED | its error | abandoned; the session has ended |
-| rejected otherwise, no attempt in doubt | its error | released: surely not applied |
-| rejected otherwise, an attempt in doubt | its error, outcome unknown | abandoned |
+| rejected otherwise with outcome not_applied, no attempt in doubt | its error | released: surely not applied |
+| rejected otherwise (BAD_ACK, an attempt in doubt) | its error, outcome unknown | abandoned |
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from oncegate.gateway.client import (
     Tuning,
 )
 from oncegate.gateway.testing.cluster import FakeGateway, FakeNode
-from oncegate.rifl.errors import OncegateError, Outcome
+from oncegate.rifl.errors import REGISTRY, OncegateError, Outcome
 
 QUICK = Tuning(attempt_timeout_s=0.15, backoff_first_s=0.001, backoff_cap_s=0.01)
 
@@ -326,6 +326,30 @@ async def test_doubt_about_an_attempt_outlives_a_sure_verdict_on_its_retry(
             await refused
         assert (refusal.value.code, refusal.value.outcome) == (Code.FORBIDDEN, outcome)
     assert (sent[0], sent[-1], len(sent)) == ([1, 2], [2], len(told))
+
+
+async def test_number_refused_for_its_ack_is_not_used_for_another_write(fake: FakeGateway) -> None:
+    """BAD_ACK does not say whether the number was applied: another write under it could be a PAYLOAD_MISMATCH."""
+
+    async def refuse_the_ack(request: web.Request) -> web.StreamResponse | None:
+        if request.path != "/v1/operations":
+            return None
+        body = await request.read()
+        fake.serve(request, body)
+        [sent] = msgspec.msgpack.decode(body, type=wire.OperationsRequest).operations
+        verdict = wire.OperationResult(
+            sent.sequence, "rejected", code="BAD_ACK", outcome=REGISTRY[Code.BAD_ACK].outcome
+        )
+        body = msgspec.msgpack.encode(wire.OperationsResponse([verdict], 1))
+        return web.Response(body=body, content_type=wire.MSGPACK)
+
+    async with Client(fake.endpoints, tuning=QUICK) as client, client.session() as session:
+        fake.nodes[0].before = refuse_the_ack
+        with pytest.raises(OncegateError) as refused:
+            await session.put("rows", "a", 1)
+        fake.nodes[0].before = None
+        assert refused.value.outcome is Outcome.UNKNOWN
+        assert (await session.put("rows", "b", 2)).sequence == 2
 
 
 async def test_doubt_stays_with_the_writes_when_their_batch_is_cut(fake: FakeGateway) -> None:

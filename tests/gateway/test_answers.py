@@ -80,6 +80,19 @@ def test_each_verdict_has_the_fields_of_the_contract() -> None:
     assert (mismatch["code"], mismatch["outcome"]) == ("PAYLOAD_MISMATCH", "not_applied")
 
 
+def test_impossible_ack_of_an_applied_operation_says_unknown() -> None:
+    """The rule refuses the ack before it looks for a record, so it cannot know whether one is there."""
+    made = machine()
+    operate(made, put(1))
+    body = asked(made, c.Operate(1, 1, 2, [put(1)])).body
+    [refused] = msgspec.to_builtins(body)["results"]
+    assert (refused["code"], refused["outcome"], refused["retryable"]) == ("BAD_ACK", "unknown", False)
+    ranged = asked(made, c.Range(1, 1, 2, "s", 1, (1).to_bytes(8, "big"), b"")).body
+    [part] = msgspec.to_builtins(ranged)["results"]
+    assert (part["code"], part["outcome"]) == ("BAD_ACK", "unknown")
+    assert made.trackers[1].find(1) is not None
+
+
 def test_every_rejection_says_outcome_and_retryable() -> None:
     for code in Code:
         said = rejected(1, code)

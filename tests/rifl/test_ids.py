@@ -69,9 +69,17 @@ def test_every_code_has_its_traits_and_errors_survive_pickling() -> None:
 
 
 def test_what_an_earlier_attempt_may_have_applied_is_never_called_not_applied() -> None:
-    for code in (Code.STALE, Code.FENCED, Code.SESSION_EXPIRED, Code.TIMEOUT, Code.IN_PROGRESS, Code.INTERNAL):
+    for code in (
+        Code.BAD_ACK,
+        Code.STALE,
+        Code.FENCED,
+        Code.SESSION_EXPIRED,
+        Code.TIMEOUT,
+        Code.IN_PROGRESS,
+        Code.INTERNAL,
+    ):
         assert OncegateError(code).outcome is Outcome.UNKNOWN
-    for code in (Code.BAD_ACK, Code.BAD_REQUEST, Code.WINDOW_FULL, Code.QUOTA, Code.PAYLOAD_MISMATCH, Code.NOT_LEADER):
+    for code in (Code.BAD_REQUEST, Code.WINDOW_FULL, Code.QUOTA, Code.PAYLOAD_MISMATCH, Code.NOT_LEADER):
         assert OncegateError(code).outcome is Outcome.NOT_APPLIED
 
 
