@@ -265,6 +265,55 @@ def test_older_epoch_is_fenced_and_the_new_owner_resumes() -> None:
     assert log.one(increment(2), epoch=2) == (2, Remembered(None, 2, b"2"), False)
 
 
+@pytest.mark.parametrize("ranged_first", [True, False])
+def test_take_over_tells_the_highest_number_of_single_records_and_ranges(ranged_first: bool) -> None:
+    """The new owner numbers on from it: a lower one would give numbers out again that are recorded."""
+    log = started()
+    ranged = c.Range(1, 1, 1, "s", 1 if ranged_first else 2, bytes(3 * 8), b"")
+    log.do(*[ranged, c.Operate(1, 1, 1, [put(4 if ranged_first else 1)])][:: 1 if ranged_first else -1])
+    [taken] = log.do(c.TakeOver(1, "b"))
+    assert (taken.first_incomplete, taken.highest) == (1, 4)
+    log.ops(put(5), epoch=2, fi=5)
+    [taken] = log.do(c.TakeOver(1, "c"))
+    assert (taken.first_incomplete, taken.highest) == (5, 5)
+
+
+CHANGES_OF_A_SESSION: list[c.Command] = [
+    session(),
+    session("new"),
+    c.RenewSession(1, 1),
+    c.TakeOver(1, "b"),
+    c.Resolve(1, 3),
+    c.Resolve(1, 3, 1, 2),
+    c.CloseSession(1, 1),
+    c.Operate(1, 1, 1, [put(3)]),
+    c.Operate(1, 1, 2, [put(2)]),
+    c.Range(1, 1, 2, "s", 3, bytes(8), b""),
+    c.Reap([1]),
+]
+
+
+@pytest.mark.parametrize("command", CHANGES_OF_A_SESSION, ids=lambda command: str(command)[:40])
+def test_session_is_announced_before_it_changes_so_that_a_save_keeps_what_it_was(command: c.Command) -> None:
+    log = started(lease_ms=1_000)
+    log.ops(put(1), put(2))
+    machine = log.machine
+    machine.touched = set()
+    images: dict[int, str] = {}
+    machine.before_change = lambda client: images.setdefault(client, image_of(machine, client))
+    before = image_of(machine, 1)
+    log.do(command, at=1_001 if isinstance(command, c.Reap) else 1)
+    assert machine.touched == set(images) == {2 if command == session("new") else 1}
+    assert images.get(1, before) == before
+    assert any(image_of(machine, client) != image for client, image in images.items()) or 2 in images
+
+
+def image_of(machine: Machine, client_id: int) -> str:
+    """A session with all that is remembered of it, as text."""
+    tracker = machine.trackers.get(client_id)
+    return f"{machine.sessions.get(client_id)} {tracker and tracker.dump()}"
+
+
 def test_business_refusal_is_recorded_and_replayed_though_the_row_has_changed() -> None:
     """Case 31, first half."""
     log = started()

@@ -179,6 +179,29 @@ def test_one_number_is_given_up_each_time_the_server_says_full() -> None:
         assert tracker.first_incomplete == expected
 
 
+@pytest.mark.parametrize("length", [1, 2, 10])
+def test_room_is_made_up_to_one_window_above_the_last_number_of_a_recorded_range(length: int) -> None:
+    """The server bounds first incomplete by ``length + window``: one number less would block the session for ever."""
+    tracker = RequestTracker(window=2)
+    tracker.complete([tracker.take_range(length)])
+    tracker.abandon(tracker.take_singles(2))
+    tracker.make_room()
+    assert tracker.first_incomplete == length + 2
+    tracker.make_room(told_full=True)
+    assert tracker.first_incomplete == length + 2, "the server would refuse this as BAD_ACK"
+
+
+@pytest.mark.parametrize(("length", "first_incomplete"), [(3, 8), (4, 5)])
+def test_abandoned_range_is_acknowledged_only_if_its_whole_length_is_within_the_bound(
+    length: int, first_incomplete: int
+) -> None:
+    tracker = RequestTracker(window=4)
+    tracker.complete(tracker.take_singles(4))
+    tracker.abandon([tracker.take_range(length)])
+    tracker.make_room(told_full=True)
+    assert tracker.first_incomplete == first_incomplete
+
+
 def test_completing_a_number_twice_is_refused() -> None:
     tracker = RequestTracker(window=3)
     tracker.take_singles(2)
