@@ -11,18 +11,25 @@ from typing import Any
 from oncegate.gateway.cli.main import main
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.machine import Machine
-from oncegate.gateway.machine.results import Operated, OpVerdict, Ranged
+from oncegate.gateway.machine.results import Operated, Ranged
 from oncegate.gateway.machine.state import restore
 from oncegate.rifl.completion import FINGERPRINT_BYTES, CompletionRecord, RangeRecord
-from oncegate.rifl.range_rule import RangePart
-from oncegate.rifl.result_tracker import ResultTracker, Verdict
+from oncegate.rifl.ids import CommitNumber, Fingerprint, SequenceNumber
+from oncegate.rifl.range_rule import NewPart
+from oncegate.rifl.result_tracker import ResultTracker
+from oncegate.rifl.rule import Applied, OpVerdict, Refusal, Rejected
 
 
 class Amnesiac(ResultTracker):
     """Answers from a record and keeps none."""
 
     def record(
-        self, sequence: int, fingerprint: int, commit: int, result: Any = None, traceparent: str = ""
+        self,
+        sequence: SequenceNumber,
+        fingerprint: Fingerprint,
+        commit: CommitNumber,
+        result: Any = None,
+        traceparent: str = "",
     ) -> CompletionRecord:
         """Return the record of an operation without remembering it."""
         return CompletionRecord(fingerprint, commit, result, traceparent)
@@ -41,16 +48,15 @@ class BlindMachine(Machine):
         for op in command.ops:
             done = self.execute(command.client_id, self._amnesiac, op, command.traceparent)
             if isinstance(done, CompletionRecord):
-                verdicts.append((op.sequence, None, done, False))
+                verdicts.append(Applied(op.sequence, done))
             else:
-                verdicts.append((op.sequence, done, None, False))
+                verdicts.append(Rejected(op.sequence, Refusal(done)))
         return Operated(verdicts, self._left_ms(command.client_id))
 
     def _range(self, command: c.Range) -> Ranged:
-        last = command.first + len(command.fingerprints) // FINGERPRINT_BYTES - 1
-        part = RangePart(command.first, last, Verdict.EXECUTE)
-        commit = self._execute_part(command, self._amnesiac, part)
-        return Ranged([part._replace(commit=commit)], self._left_ms(command.client_id))
+        last = SequenceNumber(command.first + len(command.fingerprints) // FINGERPRINT_BYTES - 1)
+        part = self._execute_part(command, self._amnesiac, NewPart(command.first, last))
+        return Ranged([part], self._left_ms(command.client_id))
 
     def _left_ms(self, client_id: int) -> int:
         session = self.sessions.get(client_id)

@@ -42,6 +42,7 @@ from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.state import MachineState
 from oncegate.gateway.node.node import Node
 from oncegate.gateway.node.settings import Settings
+from oncegate.rifl.ids import SequenceNumber
 
 LEASE_MS: Final = 3_600_000
 WINDOW: Final = 512
@@ -81,8 +82,8 @@ class Filled:
         sequence = self.next.get(client_id, 1)
         self.next[client_id] = sequence + 1
         key = f"k{client_id % 1_000}"
-        op = c.Op(sequence, int(c.Kind.PUT), "t", key, c.fingerprint_put("t", key, VALUE), VALUE)
-        return c.encode_entry(0, [c.Operate(client_id, 1, sequence, [op])])
+        op = c.Op(SequenceNumber(sequence), int(c.Kind.PUT), "t", key, c.fingerprint_put("t", key, VALUE), VALUE)
+        return c.encode_entry(0, [c.Operate(client_id, 1, SequenceNumber(sequence), [op])])
 
 
 def quiet_collector() -> None:
@@ -103,7 +104,7 @@ def memory(count: int, operations: int) -> None:
             filled.machine.apply(0, 1, filled.operation(client_id))
         del filled.next[client_id]
         # As the next operation would, so that what is left is an idle session's.
-        filled.machine.trackers[client_id].acknowledge(operations + 1)
+        filled.machine.trackers[client_id].acknowledge(SequenceNumber(operations + 1))
     filled.machine.touched = set()  # as after a save
     gc.collect()
     print(json.dumps({"bytes": (rss_anon_mb() - before) * 2**20 / count, "tracked": len(gc.get_objects())}))
@@ -239,9 +240,9 @@ async def serve_rounds(directory: Path, count: int, seed: int) -> None:
             client_id = rng.randint(1, count)
             sequence = sequences[client_id] = sequences.get(client_id, 0) + 1
             key = f"k{client_id % 1_000}"
-            op = c.Op(sequence, int(c.Kind.PUT), "t", key, c.fingerprint_put("t", key, VALUE), VALUE)
+            op = c.Op(SequenceNumber(sequence), int(c.Kind.PUT), "t", key, c.fingerprint_put("t", key, VALUE), VALUE)
             began = time.perf_counter()
-            await node.submit(c.Operate(client_id, 1, sequence, [op]), 300)
+            await node.submit(c.Operate(client_id, 1, SequenceNumber(sequence), [op]), 300)
             took.append(time.perf_counter() - began)
         print(json.dumps(took), flush=True)
     await node.stop()

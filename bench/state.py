@@ -32,6 +32,7 @@ from oncegate.gateway.http.server import GC_THRESHOLDS
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.state import MachineState
+from oncegate.rifl.ids import Fingerprint, SequenceNumber
 
 VALUE_BYTES = 200
 OPERATIONS = 100
@@ -49,8 +50,8 @@ def entry(number: int, keys: list[str], rng: random.Random) -> bytes:
     ops = []
     for at, key in enumerate(keys):
         value = b'"%s%010d"' % (filler.encode(), rng.randrange(10**10))
-        ops.append(c.Op(first + at, int(c.Kind.PUT), "t", key, rng.getrandbits(63), value))
-    return c.encode_entry(number, [c.Operate(1, 1, first, ops)])
+        ops.append(c.Op(SequenceNumber(first + at), int(c.Kind.PUT), "t", key, Fingerprint(rng.getrandbits(63)), value))
+    return c.encode_entry(number, [c.Operate(1, 1, SequenceNumber(first), ops)])
 
 
 def start(machine: Machine) -> None:

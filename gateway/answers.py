@@ -6,27 +6,30 @@ leader when an entry has been applied; a follower that forwarded a command relay
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, assert_never
 
 import msgspec
 
 from oncegate.gateway import wire
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.machine import Machine
-from oncegate.gateway.machine.results import Operated, OpVerdict, Ranged, Resolved, SessionAnswer
+from oncegate.gateway.machine.results import AppliedPart, Operated, PartVerdict, Ranged, Resolved, SessionAnswer
 from oncegate.gateway.machine.tables import Remembered, Table
-from oncegate.rifl.errors import REGISTRY, Code, OncegateError, Outcome
+from oncegate.rifl.completion import CompletionRecord
+from oncegate.rifl.errors import REGISTRY, OncegateError
 from oncegate.rifl.ids import format_client_id
 from oncegate.rifl.key_table import KEYS_CLIENT
+from oncegate.rifl.range_rule import RefusedPart, ReplayPart
 from oncegate.rifl.resolve_rule import Fate, Resolution, look_up
-from oncegate.rifl.result_tracker import Verdict
+from oncegate.rifl.rule import Applied, OpVerdict, Refusal, Rejected, Replayed
 
-_DETAILS = {
-    Code.NOT_FOUND: "no such table",
-    Code.BAD_REQUEST: "this table does not take this operation",
-    Code.PAYLOAD_TOO_LARGE: f"a result of more than {c.RESULT_BYTES_MAX} bytes is not remembered",
-}
 _SEALED = "the id is sealed: never executed, and never will be"
+_DETAILS = {
+    Refusal.SEALED: _SEALED,
+    Refusal.NOT_FOUND: "no such table",
+    Refusal.BAD_REQUEST: "this table does not take this operation",
+    Refusal.PAYLOAD_TOO_LARGE: f"a result of more than {c.RESULT_BYTES_MAX} bytes is not remembered",
+}
 
 
 class Answer(NamedTuple):
@@ -103,11 +106,20 @@ def answer(command: c.Command, result: Any, machine: Machine) -> Answer:
 def _operation(
     verdict: OpVerdict, command: c.Command | None = None, machine: Machine | None = None
 ) -> wire.OperationResult:
-    sequence, code, record, replayed = verdict
-    if record is None:
-        if code is Code.FENCED and isinstance(command, c.Operate) and machine is not None:
-            return rejected(sequence, code, detail=machine.fenced_by(command.client_id, command.epoch))
-        return rejected(sequence, code or Code.INTERNAL, sealed=replayed)
+    match verdict:
+        case Applied(sequence, record):
+            return _recorded(sequence, record, replayed=False)
+        case Replayed(sequence, record):
+            return _recorded(sequence, record, replayed=True)
+        case Rejected(sequence, Refusal.FENCED) if isinstance(command, c.Operate) and machine is not None:
+            return rejected(sequence, Refusal.FENCED, machine.fenced_by(command.client_id, command.epoch))
+        case Rejected(sequence, refusal):
+            return rejected(sequence, refusal)
+        case _:
+            assert_never(verdict)
+
+
+def _recorded(sequence: int, record: CompletionRecord, *, replayed: bool) -> wire.OperationResult:
     result: Remembered | None = record.result
     if result is None:
         return wire.OperationResult(sequence, "applied", commit=record.commit, version=record.commit, replayed=replayed)
@@ -127,44 +139,50 @@ def _operation(
     )
 
 
-def rejected(sequence: int, code: Code, *, sealed: bool = False, detail: str = "") -> wire.OperationResult:
-    """Return the verdict on an operation that was not executed and not recorded; of a sealed one that is certain."""
-    traits = REGISTRY[code]
+def rejected(sequence: int, refusal: Refusal, detail: str = "") -> wire.OperationResult:
+    """Return the verdict on an operation that was not executed and not recorded."""
+    traits = REGISTRY[refusal.code]
     return wire.OperationResult(
         sequence,
         "rejected",
-        code=code.value,
-        outcome=(Outcome.NOT_APPLIED if sealed else traits.outcome).value,
+        code=refusal.code.value,
+        outcome=refusal.outcome.value,
         retryable=traits.retryable,
-        detail=_SEALED if sealed else detail or _DETAILS.get(code, traits.title),
+        detail=detail or _DETAILS.get(refusal, traits.title),
     )
 
 
-def _range_part(part: Any, command: c.Range, machine: Machine) -> wire.RangeResult:
-    code = part.verdict.code
-    if code is None:
-        replayed = part.verdict is Verdict.REPLAY
-        return wire.RangeResult(part.first, part.last, "applied", commit=part.commit, replayed=replayed)
-    traits = REGISTRY[code]
-    sealed = part.verdict is Verdict.SEALED
-    detail = traits.title
-    if sealed:
-        detail = _SEALED
-    elif code is Code.BAD_REQUEST:
-        detail = f"{command.table} is a resident table, a range is for stream tables: send its rows to /v1/operations"
-    elif code is Code.FENCED:
-        detail = machine.fenced_by(command.client_id, command.epoch)
-    elif code is Code.NOT_FOUND:
-        detail = _DETAILS[code]
-    return wire.RangeResult(
-        part.first,
-        part.last,
-        "rejected",
-        code=code.value,
-        outcome=(Outcome.NOT_APPLIED if sealed else traits.outcome).value,
-        retryable=traits.retryable,
-        detail=detail,
-    )
+def _range_part(part: PartVerdict, command: c.Range, machine: Machine) -> wire.RangeResult:
+    match part:
+        case AppliedPart(first, last, commit):
+            return wire.RangeResult(first, last, "applied", commit=commit, replayed=False)
+        case ReplayPart(first, last, commit):
+            return wire.RangeResult(first, last, "applied", commit=commit, replayed=True)
+        case RefusedPart(first, last, refusal):
+            traits = REGISTRY[refusal.code]
+            return wire.RangeResult(
+                first,
+                last,
+                "rejected",
+                code=refusal.code.value,
+                outcome=refusal.outcome.value,
+                retryable=traits.retryable,
+                detail=_of_range(refusal, command, machine) or traits.title,
+            )
+        case _:
+            assert_never(part)
+
+
+def _of_range(refusal: Refusal, command: c.Range, machine: Machine) -> str:
+    match refusal:
+        case Refusal.SEALED | Refusal.NOT_FOUND:
+            return _DETAILS[refusal]
+        case Refusal.BAD_REQUEST:
+            return f"{command.table} is a resident table, a range is for stream tables: send its rows to /v1/operations"
+        case Refusal.FENCED:
+            return machine.fenced_by(command.client_id, command.epoch)
+        case _:
+            return ""
 
 
 def table_state(table: Table) -> wire.TableState:
@@ -208,4 +226,4 @@ def _fate(sequence: int, found: Resolution) -> wire.RequestState:
     if found.record is None:
         return wire.RequestState(found.fate.value)
     traceparent = found.record.traceparent or msgspec.UNSET
-    return wire.RequestState(found.fate.value, _operation((sequence, None, found.record, True)), traceparent)
+    return wire.RequestState(found.fate.value, _recorded(sequence, found.record, replayed=True), traceparent)

@@ -10,9 +10,11 @@ from typing import Any, Final
 
 import msgspec
 
+from oncegate.rifl.ids import CommitNumber, Fingerprint, SequenceNumber
+
 FINGERPRINT_BYTES: Final = 8
 """Width of one operation's fingerprint in a range's column, big-endian."""
-SEALED_COMMIT: Final = 0
+SEALED_COMMIT: Final = CommitNumber(0)
 """Commit number of an operation that was sealed: never executed, so it has none."""
 
 
@@ -26,8 +28,8 @@ class CompletionRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
         traceparent: trace context of the request that applied it (W3C), empty if it had none.
     """
 
-    fingerprint: int
-    commit: int
+    fingerprint: Fingerprint
+    commit: CommitNumber
     result: Any = None
     traceparent: str = ""
 
@@ -44,15 +46,15 @@ class RangeRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     retry that is cut differently can be compared part by part (SEMANTICS, *Ranges*).
     """
 
-    first: int
-    last: int
-    commit: int
+    first: SequenceNumber
+    last: SequenceNumber
+    commit: CommitNumber
     fingerprints: bytes
     traceparent: str = ""
 
-    def commit_of(self, sequence: int) -> int:
+    def commit_of(self, sequence: int) -> CommitNumber:
         """Return the commit number of one operation of the range."""
-        return self.commit + sequence - self.first
+        return CommitNumber(self.commit + sequence - self.first)
 
     def slice(self, first: int, last: int) -> bytes:
         """Return the fingerprints of the part ``first``..``last``, both inside the range."""

@@ -112,6 +112,14 @@ REGISTRY: Final[dict[Code, Traits]] = {
 """Every code, once, with its traits."""
 
 
+class InvariantViolation(Exception):
+    """The exactly-once bookkeeping contradicts itself: whatever this node did next could execute something twice.
+
+    Not a refusal that a client could cause: a bug, or damage that no checksum saw. It leaves the state machine with
+    the index of the log entry, and the node stops.
+    """
+
+
 class OncegateError(Exception):
     """A typed refusal.
 

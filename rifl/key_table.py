@@ -5,7 +5,7 @@ entries alone; ``now`` is cluster time. First row that holds decides:
 
 | row | condition | verdict |
 |---|---|---|
-| 1 | the key is remembered for this tenant, fingerprint equal | REPLAY |
+| 1 | the key is remembered for this tenant, fingerprint equal | its record |
 | 2 | the key is remembered for this tenant, fingerprint differs | PAYLOAD_MISMATCH |
 | 3 | the key names a cluster time after ``now`` | BAD_REQUEST |
 | 4 | the key names a cluster time at which keys were used that are forgotten by now | SESSION_EXPIRED |
@@ -24,9 +24,10 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from oncegate.rifl.completion import CompletionRecord
-from oncegate.rifl.ids import ID_MAX, ClientId
+from oncegate.rifl.ids import ID_MAX, ClientId, ClusterTimeMs, CommitNumber, Fingerprint, SequenceNumber
 from oncegate.rifl.resolve_rule import Fate, Resolution
-from oncegate.rifl.result_tracker import Sized, Verdict
+from oncegate.rifl.result_tracker import Sized
+from oncegate.rifl.rule import EXECUTE, Execute, Refusal
 
 KEYS_CLIENT: Final = ClientId(ID_MAX)
 """Client id of the request ids that keys are mapped to; no session ever gets it."""
@@ -34,18 +35,18 @@ KEYS_MAX: Final = 1_000_000
 KEYS_BYTES_MAX: Final = 512 * 2**20
 KEY_OVERHEAD_BYTES: Final = 320
 """What a key costs beside its text and result: objects and two places in dictionaries."""
-NO_TIME: Final = -1
+NO_TIME: Final = ClusterTimeMs(-1)
 """Stands for the time of a key that names none."""
 
 
 class KeyRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A used key. ``used_ms`` and ``ends_ms`` are cluster time; both ascend with the number."""
 
-    number: int
+    number: SequenceNumber
     tenant: str
     key: str
-    used_ms: int
-    ends_ms: int
+    used_ms: ClusterTimeMs
+    ends_ms: ClusterTimeMs
     record: CompletionRecord
 
     @property
@@ -71,9 +72,9 @@ class KeyTable:
     def __init__(self) -> None:
         self._by_name: dict[str, KeyRecord] = {}
         self._by_number: dict[int, KeyRecord] = {}
-        self.first = 1
+        self.first = SequenceNumber(1)
         """Number of the oldest remembered key."""
-        self.next = 1
+        self.next = SequenceNumber(1)
         """Number that the next key gets."""
         self.forgotten_ms = NO_TIME
         """Cluster time of the first use of the newest forgotten key."""
@@ -88,8 +89,8 @@ class KeyTable:
         return iter(self._by_number.values())
 
     def decide(
-        self, tenant: str, key: str, fingerprint: int, named_ms: int, now_ms: int
-    ) -> tuple[Verdict, KeyRecord | None]:
+        self, tenant: str, key: str, fingerprint: Fingerprint, named_ms: ClusterTimeMs, now_ms: ClusterTimeMs
+    ) -> Execute | KeyRecord | Refusal:
         """Apply the rule to one request; changes nothing.
 
         Args:
@@ -100,20 +101,20 @@ class KeyTable:
             now_ms: cluster time.
 
         Returns:
-            The verdict, and with REPLAY the record to answer from.
+            EXECUTE, the record to answer from, or what refuses the request.
         """
         known = self._by_name.get(_name(tenant, key))
         if known is not None:
-            return (Verdict.REPLAY, known) if known.record.fingerprint == fingerprint else _PAYLOAD_MISMATCH
+            return known if known.record.fingerprint == fingerprint else Refusal.PAYLOAD_MISMATCH
         if named_ms > now_ms:
-            return _BAD_REQUEST
+            return Refusal.BAD_REQUEST
         if NO_TIME < named_ms <= self.forgotten_ms:
-            return _SESSION_EXPIRED
+            return Refusal.SESSION_EXPIRED
         if len(self) >= KEYS_MAX or self.bytes >= KEYS_BYTES_MAX:
-            return _QUOTA
-        return _EXECUTE
+            return Refusal.QUOTA
+        return EXECUTE
 
-    def slot(self, tenant: str, key: str, now_ms: int, lifetime_ms: int) -> KeySlot:
+    def slot(self, tenant: str, key: str, now_ms: ClusterTimeMs, lifetime_ms: int) -> KeySlot:
         """Return where the record of a new key goes, in the transition that executes its request."""
         return KeySlot(self, tenant, key, now_ms, lifetime_ms)
 
@@ -121,13 +122,13 @@ class KeyTable:
         """Remember a key under its number, the next one."""
         self._by_name[_name(record.tenant, record.key)] = record
         self._by_number[record.number] = record
-        self.next = record.number + 1
+        self.next = SequenceNumber(record.number + 1)
         self.bytes += record.size
 
-    def last_end_ms(self) -> int:
+    def last_end_ms(self) -> ClusterTimeMs:
         """Return until when the newest key is remembered; 0 without one."""
         newest = self._by_number.get(self.next - 1)
-        return 0 if newest is None else newest.ends_ms
+        return ClusterTimeMs(0) if newest is None else newest.ends_ms
 
     def due(self, now_ms: int) -> bool:
         """Tell whether a key's time is over."""
@@ -142,7 +143,7 @@ class KeyTable:
             del self._by_name[_name(gone.tenant, gone.key)]
             self.bytes -= gone.size
             self.forgotten_ms = gone.used_ms
-            self.first += 1
+            self.first = SequenceNumber(self.first + 1)
             count += 1
         return count
 
@@ -162,7 +163,9 @@ class KeyTable:
         self._saved_first, self._saved_next = self.first, self.next
         return changes
 
-    def restore(self, first: int, next_number: int, forgotten_ms: int, records: list[KeyRecord]) -> bool:
+    def restore(
+        self, first: SequenceNumber, next_number: SequenceNumber, forgotten_ms: ClusterTimeMs, records: list[KeyRecord]
+    ) -> bool:
         """Become the table that was saved so; False if the records are not those of these numbers."""
         if [record.number for record in records] != list(range(first, next_number)):
             return False
@@ -186,25 +189,23 @@ class KeySlot(NamedTuple):
     keys: KeyTable
     tenant: str
     key: str
-    now_ms: int
+    now_ms: ClusterTimeMs
     lifetime_ms: int
 
     def record(
-        self, sequence: int, fingerprint: int, commit: int, result: Sized | None = None, traceparent: str = ""
+        self,
+        sequence: SequenceNumber,
+        fingerprint: Fingerprint,
+        commit: CommitNumber,
+        result: Sized | None = None,
+        traceparent: str = "",
     ) -> CompletionRecord:
         """Remember the applied request and return its record. A shorter lifetime than before never overtakes."""
         record = CompletionRecord(fingerprint, commit, result, traceparent)
-        ends_ms = max(self.now_ms + self.lifetime_ms, self.keys.last_end_ms())
+        ends_ms = ClusterTimeMs(max(self.now_ms + self.lifetime_ms, self.keys.last_end_ms()))
         self.keys.add(KeyRecord(sequence, self.tenant, self.key, self.now_ms, ends_ms, record))
         return record
 
 
 def _name(tenant: str, key: str) -> str:
     return f"{tenant}\0{key}"
-
-
-_PAYLOAD_MISMATCH = (Verdict.PAYLOAD_MISMATCH, None)
-_BAD_REQUEST = (Verdict.BAD_REQUEST, None)
-_SESSION_EXPIRED = (Verdict.SESSION_EXPIRED, None)
-_QUOTA = (Verdict.QUOTA, None)
-_EXECUTE = (Verdict.EXECUTE, None)

@@ -1,26 +1,45 @@
 """The apply rule for ranges: one decision for ten thousand operations (SEMANTICS, *Ranges*).
 
-A range is a run of contiguous sequence numbers of one session. The rule of :mod:`oncegate.rifl.result_tracker` holds as
-if each operation had come alone; where verdicts differ the range is split. A range that meets nothing recorded,
+A range is a run of contiguous sequence numbers of one session. The table of :mod:`oncegate.rifl.rule` holds as if
+each operation had come alone; where verdicts differ the range is split. A range that meets nothing recorded,
 the normal case, costs one comparison with the newest record. Departure from RIFL, which has no ranges.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import msgspec
 
 from oncegate.rifl.completion import FINGERPRINT_BYTES, SEALED_COMMIT, RangeRecord
-from oncegate.rifl.ids import RANGE_LENGTH_MAX
-from oncegate.rifl.result_tracker import ResultTracker, Standing, Verdict
+from oncegate.rifl.ids import CommitNumber, SequenceNumber
+from oncegate.rifl.result_tracker import ResultTracker
+from oncegate.rifl.rule import Refusal, Standing, is_range_beyond_window
 
 
-class RangePart(NamedTuple):
-    """A run ``first``..``last`` with one verdict; ``commit`` is the first one's when it is a replay."""
+class NewPart(msgspec.Struct, frozen=True, gc=False):
+    """Operations ``first``..``last`` are new: execute and record them."""
 
-    first: int
-    last: int
-    verdict: Verdict
-    commit: int = 0
+    first: SequenceNumber
+    last: SequenceNumber
+
+
+class ReplayPart(msgspec.Struct, frozen=True, gc=False):
+    """Operations ``first``..``last`` were executed before; ``commit`` is the first one's, the others' follow it."""
+
+    first: SequenceNumber
+    last: SequenceNumber
+    commit: CommitNumber
+
+
+class RefusedPart(msgspec.Struct, frozen=True, gc=False):
+    """Operations ``first``..``last`` are neither executed nor answered."""
+
+    first: SequenceNumber
+    last: SequenceNumber
+    refusal: Refusal
+
+
+RangePart = NewPart | ReplayPart | RefusedPart
+"""A run of operations with one verdict."""
 
 
 def decide_range(
@@ -44,39 +63,38 @@ def decide_range(
     """
     last = first + len(fingerprints) // FINGERPRINT_BYTES - 1
     if first_incomplete > tracker.highest + tracker.window:
-        return [RangePart(first, last, Verdict.BAD_ACK)]
+        return [_refused(first, last, Refusal.BAD_ACK)]
     if first > tracker.highest and first >= first_incomplete and first >= tracker.first_incomplete:
-        return [RangePart(first, last, _unrecorded(tracker, first, first_incomplete, stand))]
+        return [_unrecorded(tracker, first, last, first_incomplete, stand)]
     parts: list[RangePart] = []
     at = first
     if first_incomplete > at:
         at = min(first_incomplete, last + 1)
-        parts.append(RangePart(first, at - 1, Verdict.BAD_ACK))
+        parts.append(_refused(first, at - 1, Refusal.BAD_ACK))
     if at <= last and stand is Standing.FENCED:
-        return [*parts, RangePart(at, last, Verdict.FENCED)]
+        return [*parts, _refused(at, last, Refusal.FENCED)]
     if at <= last and at < tracker.first_incomplete:
         stale_last = min(tracker.first_incomplete - 1, last)
-        parts.append(RangePart(at, stale_last, Verdict.STALE))
+        parts.append(_refused(at, stale_last, Refusal.STALE))
         at = stale_last + 1
     if at > last:  # nothing is left to look up; a record that begins in the refused part must not answer
         return parts
     for known in _recorded(tracker, at, last):
         if known.first > at:
-            verdict = _unrecorded(tracker, at, first_incomplete, stand)
-            parts.append(RangePart(at, known.first - 1, verdict))
+            parts.append(_unrecorded(tracker, at, known.first - 1, first_incomplete, stand))
             at = known.first
         end = min(known.last, last)
         parts.extend(_compare(known, at, end, _cut(fingerprints, at - first, end - first)))
         at = end + 1
     if at <= last:
-        parts.append(RangePart(at, last, _unrecorded(tracker, at, first_incomplete, stand)))
+        parts.append(_unrecorded(tracker, at, last, first_incomplete, stand))
     return _joined(parts)
 
 
-def decide_range_without_session(first: int, last: int, first_incomplete: int) -> list[RangePart]:
-    """Apply rows 1 and 2 where there is no session."""
+def decide_range_without_session(first: int, last: int, first_incomplete: int) -> list[RefusedPart]:
+    """Apply the rule to a range where there is no session: never treated as new."""
     split = min(max(first_incomplete, first), last + 1)
-    parts = [RangePart(first, split - 1, Verdict.BAD_ACK), RangePart(split, last, Verdict.SESSION_EXPIRED)]
+    parts = [_refused(first, split - 1, Refusal.BAD_ACK), _refused(split, last, Refusal.SESSION_EXPIRED)]
     return [part for part in parts if part.first <= part.last]
 
 
@@ -84,9 +102,9 @@ def _recorded(tracker: ResultTracker, first: int, last: int) -> list[RangeRecord
     """Return what is recorded in ``first``..``last`` in ascending order, single operations as ranges of one."""
     found = [known for known in tracker.ranges if known.last >= first and known.first <= last]
     found += [
-        RangeRecord(sequence, sequence, record.commit, record.fingerprint.to_bytes(FINGERPRINT_BYTES, "big"))
-        for sequence, record in tracker.records.items()
-        if first <= sequence <= last
+        RangeRecord(number, number, record.commit, record.fingerprint.to_bytes(FINGERPRINT_BYTES, "big"))
+        for number, record in ((SequenceNumber(s), record) for s, record in tracker.records.items())
+        if first <= number <= last
     ]
     return sorted(found, key=lambda known: known.first)
 
@@ -94,37 +112,37 @@ def _recorded(tracker: ResultTracker, first: int, last: int) -> list[RangeRecord
 def _compare(known: RangeRecord, first: int, last: int, fingerprints: bytes) -> list[RangePart]:
     """Tell replays from reused ids in the part of ``known`` that a request covers again."""
     if known.commit == SEALED_COMMIT:
-        return [RangePart(first, last, Verdict.SEALED)]
+        return [_refused(first, last, Refusal.SEALED)]
     stored = known.slice(first, last)
     if stored == fingerprints:
-        return [RangePart(first, last, Verdict.REPLAY, known.commit_of(first))]
+        return [_replayed(first, last, known.commit_of(first))]
     return [
-        RangePart(sequence, sequence, Verdict.REPLAY, known.commit_of(sequence))
+        _replayed(sequence, sequence, known.commit_of(sequence))
         if _cut(stored, sequence - first, sequence - first) == _cut(fingerprints, sequence - first, sequence - first)
-        else RangePart(sequence, sequence, Verdict.PAYLOAD_MISMATCH)
+        else _refused(sequence, sequence, Refusal.PAYLOAD_MISMATCH)
         for sequence in range(first, last + 1)
     ]
 
 
-def _unrecorded(tracker: ResultTracker, first: int, first_incomplete: int, stand: Standing) -> Verdict:
+def _unrecorded(tracker: ResultTracker, first: int, last: int, first_incomplete: int, stand: Standing) -> RangePart:
+    """Apply the conditions that are left for a run that is neither recorded nor acknowledged."""
     if stand is Standing.FENCED:
-        return Verdict.FENCED
+        return _refused(first, last, Refusal.FENCED)
     if stand is Standing.ENDED:
-        return Verdict.SESSION_EXPIRED
-    base = max(tracker.first_incomplete, first_incomplete)
-    # Cheap first: places are never more than sequence numbers.
-    if first >= base + tracker.window and tracker.places(first, base, RANGE_LENGTH_MAX) >= tracker.window:
-        return Verdict.WINDOW_FULL
-    # Short ranges from high to low would each see one gap below and pass for ever; the lowest missing always may.
-    if (
-        len(tracker.records) + len(tracker.ranges) >= tracker.window
-        and tracker.held(base) >= tracker.window
-        and tracker.has_gap(base, first)
-    ):
-        return Verdict.WINDOW_FULL
+        return _refused(first, last, Refusal.SESSION_EXPIRED)
+    if is_range_beyond_window(tracker, first, first_incomplete):
+        return _refused(first, last, Refusal.WINDOW_FULL)
     if tracker.is_over_bytes(first_incomplete):
-        return Verdict.QUOTA
-    return Verdict.EXECUTE
+        return _refused(first, last, Refusal.QUOTA)
+    return NewPart(SequenceNumber(first), SequenceNumber(last))
+
+
+def _refused(first: int, last: int, refusal: Refusal) -> RefusedPart:
+    return RefusedPart(SequenceNumber(first), SequenceNumber(last), refusal)
+
+
+def _replayed(first: int, last: int, commit: int) -> ReplayPart:
+    return ReplayPart(SequenceNumber(first), SequenceNumber(last), CommitNumber(commit))
 
 
 def _cut(fingerprints: bytes, low: int, high: int) -> bytes:
@@ -135,11 +153,13 @@ def _joined(parts: list[RangePart]) -> list[RangePart]:
     """Join neighbours that share a verdict and, if replayed, have adjacent commit numbers."""
     joined: list[RangePart] = []
     for part in parts:
-        if joined and joined[-1].verdict is part.verdict:
-            before = joined[-1]
-            adjacent = before.commit + part.first - before.first == part.commit
-            if part.verdict is not Verdict.REPLAY or adjacent:
-                joined[-1] = before._replace(last=part.last)
-                continue
-        joined.append(part)
+        match joined[-1] if joined else None, part:
+            case NewPart(first), NewPart():
+                joined[-1] = NewPart(first, part.last)
+            case RefusedPart(first, _, before), RefusedPart(_, last, refusal) if before is refusal:
+                joined[-1] = _refused(first, last, refusal)
+            case ReplayPart(first, _, before), ReplayPart(at, last, commit) if before + at - first == commit:
+                joined[-1] = _replayed(first, last, before)
+            case _:
+                joined.append(part)
     return joined

@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from oncegate.rifl.completion import CompletionRecord
 from oncegate.rifl.errors import Code, OncegateError
+from oncegate.rifl.ids import SequenceNumber
 from oncegate.rifl.result_tracker import ResultTracker
 
 
@@ -53,7 +54,7 @@ def look_up(tracker: ResultTracker, sequence: int) -> Resolution:
     return Resolution(Fate.SEALED) if record.sealed else Resolution(Fate.APPLIED, record)
 
 
-def resolve(tracker: ResultTracker, sequence: int, first_incomplete: int) -> Resolution:
+def resolve(tracker: ResultTracker, sequence: SequenceNumber, first_incomplete: SequenceNumber) -> Resolution:
     """Look an operation up and seal it if it was never executed; afterwards its fate does not change.
 
     Args:

@@ -1,41 +1,29 @@
-"""The apply rule: is this operation new, a replay, or refused? RIFL §3.4, server half.
+"""Completion records of one session: what is remembered of it, for how long, at which bound. RIFL §3.3 and §3.5.
 
-Runs inside the state machine on every replica, from the log entry alone. First row that holds decides:
+Owns: the records, the ack that drops them, and the invariants below. What they mean for a request is
+:mod:`oncegate.rifl.rule`'s to say.
 
-| row | condition | verdict |
-|---|---|---|
-| 1 | first incomplete of the request > its sequence number, or > highest seen + window | BAD_ACK |
-| 2 | no such session | SESSION_EXPIRED |
-| 3 | epoch of the request older than the session's | FENCED |
-| 4 | sequence number < first incomplete of the session | STALE |
-| 4a | the record says that the id was sealed (:mod:`oncegate.rifl.resolve_rule`) | SEALED |
-| 5 | completion record exists, fingerprint equal | REPLAY |
-| 6 | completion record exists, fingerprint differs | PAYLOAD_MISMATCH |
-| 7 | lease ended | SESSION_EXPIRED |
-| 8 | sequence number >= max(first incomplete of session, of request) + window, in places | WINDOW_FULL |
-| 9 | otherwise | EXECUTE |
+Invariants; whoever is about to break one gets an InvariantViolation, and nothing has changed:
 
-After EXECUTE the caller applies the operation and calls :meth:`ResultTracker.record` in the same transition, then
-:meth:`ResultTracker.acknowledge`; after REPLAY it acknowledges too; otherwise nothing changes.
-
-A *place* is what the window counts: one operation, or one recorded range whatever its length. A gap below a
-sequence number counts one place an operation; below a range, one place for each ``RANGE_LENGTH_MAX`` of it,
-since ranges may be missing there. Ranges are decided in :mod:`oncegate.rifl.range_rule`.
+- a sequence number is recorded once, alone or in one range: a second record would hide a second execution;
+- what is recorded is at least first incomplete and 1, and at most ``highest``;
+- ranges are disjoint and in ascending order;
+- a commit number is at least 1; only a seal has none;
+- first incomplete never goes back, and is at most ``highest + window``.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from enum import Enum
 from typing import Any, Final, Protocol
 
 import msgspec
 
 from oncegate.rifl.completion import FINGERPRINT_BYTES, SEALED_COMMIT, CompletionRecord, RangeRecord
-from oncegate.rifl.errors import Code
-from oncegate.rifl.ids import WINDOW_DEFAULT
-from oncegate.rifl.session import Session, shared_int
+from oncegate.rifl.errors import InvariantViolation
+from oncegate.rifl.ids import WINDOW_DEFAULT, CommitNumber, Fingerprint, SequenceNumber
+from oncegate.rifl.session import shared_int
 
 RECORD_BYTES_MAX: Final = 16 * 2**20
 """Bytes of remembered results and range fingerprints of one session; over it QUOTA, before execution."""
@@ -49,54 +37,8 @@ class Sized(Protocol):
         """Bytes, roughly."""
 
 
-class Verdict(Enum):
-    """What the apply rule says of one operation; the value is the error code, if it is a refusal."""
-
-    EXECUTE = None
-    REPLAY = None, "replay"
-    BAD_ACK = Code.BAD_ACK
-    SESSION_EXPIRED = Code.SESSION_EXPIRED
-    FENCED = Code.FENCED
-    STALE = Code.STALE
-    PAYLOAD_MISMATCH = Code.PAYLOAD_MISMATCH
-    WINDOW_FULL = Code.WINDOW_FULL
-    QUOTA = Code.QUOTA
-    NOT_FOUND = Code.NOT_FOUND
-    BAD_REQUEST = Code.BAD_REQUEST
-    FORBIDDEN = Code.FORBIDDEN
-    SEALED = Code.STALE, "sealed"
-
-    @property
-    def code(self) -> Code | None:
-        """The refusal's code; None for EXECUTE and REPLAY."""
-        value = self.value[0] if isinstance(self.value, tuple) else self.value
-        return value if isinstance(value, Code) else None
-
-
-class Standing(Enum):
-    """What rows 2, 3 and 7 need of the session; the same for all operations of one request."""
-
-    LIVE = 0
-    FENCED = 1
-    ENDED = 2
-
-
-def decide_without_session(sequence: int, first_incomplete: int) -> Verdict:
-    """Apply rows 1 and 2 where there is no session: never treated as new."""
-    return Verdict.BAD_ACK if first_incomplete > sequence else Verdict.SESSION_EXPIRED
-
-
-def standing(session: Session, epoch: int, now_ms: int) -> Standing:
-    """Say how a request of ``epoch`` stands at cluster time ``now_ms``; an epoch never given out is fenced too."""
-    if epoch != session.epoch:
-        return Standing.FENCED
-    if session.ends_ms < now_ms:
-        return Standing.ENDED
-    return Standing.LIVE
-
-
 class ResultTracker(msgspec.Struct, gc=False):
-    """Completion records of one session, and the rule that reads them.
+    """Completion records of one session.
 
     Bounds: at most ``2 * window`` records and ranges; ``RECORD_BYTES_MAX`` of results. An idle session holds no
     container: both are made for the first record and dropped with the last. Not tracked by the collector: nothing
@@ -104,8 +46,8 @@ class ResultTracker(msgspec.Struct, gc=False):
     """
 
     window: int = WINDOW_DEFAULT
-    first_incomplete: int = 1
-    highest: int = 0
+    first_incomplete: SequenceNumber = SequenceNumber(1)
+    highest: SequenceNumber = SequenceNumber(0)
     bytes: int = 0
     _records: dict[int, CompletionRecord] | None = None
     _ranges: list[RangeRecord] | None = None
@@ -120,49 +62,13 @@ class ResultTracker(msgspec.Struct, gc=False):
         """Records of ranges in ascending order, to be read only."""
         return [] if self._ranges is None else self._ranges
 
-    def new_below(self, first_incomplete: int, stand: Standing) -> int:
-        """Return the number below which the rule says EXECUTE of all above :attr:`highest`; 0 if it may say otherwise.
-
-        The usual case, so that a request of new operations costs two comparisons an operation. It holds
-        while :attr:`bytes` is at most ``RECORD_BYTES_MAX``, whatever of the request has been recorded since.
-        """
-        base = self.first_incomplete if self.first_incomplete > first_incomplete else first_incomplete
-        return base + self.window if stand is _LIVE and base <= self.highest + 1 else 0
-
-    def decide(
-        self, sequence: int, first_incomplete: int, fingerprint: int, stand: Standing
-    ) -> tuple[Verdict, CompletionRecord | None]:
-        """Apply the rule to one operation; changes nothing.
-
-        Returns:
-            The verdict, and with REPLAY the record to answer from.
-        """
-        if first_incomplete > sequence or first_incomplete > self.highest + self.window:  # row 1
-            return _BAD_ACK
-        if stand is Standing.FENCED:  # row 3 (row 2: see decide_without_session)
-            return _FENCED
-        if sequence < self.first_incomplete:  # row 4
-            return _STALE
-        record = None if self._records is None else self._records.get(sequence)
-        if record is None and self._ranges is not None:
-            record = self._of_range(sequence)
-        if record is not None:
-            if not record.commit:  # row 4a
-                return _SEALED
-            if record.fingerprint == fingerprint:  # row 5
-                return Verdict.REPLAY, record
-            return _PAYLOAD_MISMATCH  # row 6
-        if stand is Standing.ENDED:  # row 7
-            return _SESSION_EXPIRED
-        base = self.first_incomplete if self.first_incomplete > first_incomplete else first_incomplete
-        if sequence >= base + self.window and self.places(sequence, base) >= self.window:  # row 8
-            return _WINDOW_FULL
-        if self.is_over_bytes(first_incomplete):
-            return _QUOTA
-        return _EXECUTE  # row 9
-
     def record(
-        self, sequence: int, fingerprint: int, commit: int, result: Sized | None = None, traceparent: str = ""
+        self,
+        sequence: SequenceNumber,
+        fingerprint: Fingerprint,
+        commit: CommitNumber,
+        result: Sized | None = None,
+        traceparent: str = "",
     ) -> CompletionRecord:
         """Remember an applied operation, in the transition that applied it, and return its record.
 
@@ -172,7 +78,13 @@ class ResultTracker(msgspec.Struct, gc=False):
             commit: its commit number.
             result: what a replay answers, with its size in bytes; None for a plain ``applied``.
             traceparent: trace context of the request, at most 55 characters.
+
+        Raises:
+            InvariantViolation: it is recorded already or acknowledged, or the commit number is none.
         """
+        highest = self.highest
+        if sequence <= highest or sequence < self.first_incomplete or commit < 1:
+            self._require_new(sequence, sequence, commit)
         record = CompletionRecord(fingerprint, commit, result, traceparent)
         if self._records is None:
             self._records = {sequence: record}
@@ -180,16 +92,31 @@ class ResultTracker(msgspec.Struct, gc=False):
             self._records[sequence] = record
         if result is not None:
             self.bytes += result.size
-        if sequence > self.highest:
+        if sequence > highest:
             self.highest = sequence
         return record
 
-    def seal(self, sequence: int) -> None:
+    def seal(self, sequence: SequenceNumber) -> None:
         """Remember that an operation which is not recorded was never executed and never will be."""
-        self.record(sequence, 0, SEALED_COMMIT)
+        self._require_new(sequence, sequence)
+        if self._records is None:
+            self._records = {}
+        self._records[sequence] = CompletionRecord(Fingerprint(0), SEALED_COMMIT)
+        self.highest = max(self.highest, sequence)
 
     def record_range(self, record: RangeRecord) -> None:
-        """Remember an applied range, disjoint from all that is recorded."""
+        """Remember an applied range, disjoint from all that is recorded.
+
+        Raises:
+            InvariantViolation: it is not disjoint from it or from what is acknowledged, its length is not that of its
+                fingerprints, or the commit number is none.
+        """
+        if len(record.fingerprints) != (record.last - record.first + 1) * FINGERPRINT_BYTES or not record.fingerprints:
+            raise InvariantViolation(
+                f"range {record.first}..{record.last} has {len(record.fingerprints)} bytes of prints"
+            )
+        if record.first <= self.highest or record.first < self.first_incomplete or record.commit < 1:
+            self._require_new(record.first, record.last, record.commit)
         ranges = self._ranges
         if ranges is None:
             self._ranges = [record]
@@ -201,7 +128,22 @@ class ResultTracker(msgspec.Struct, gc=False):
         if record.last > self.highest:
             self.highest = record.last
 
-    def acknowledge(self, first_incomplete: int) -> None:
+    def _require_new(self, first: SequenceNumber, last: SequenceNumber, commit: int = 1) -> None:
+        """Raise InvariantViolation unless ``first``..``last`` may be recorded now."""
+        if commit < 1:
+            raise InvariantViolation(f"operation {first} was executed under commit number {commit}")
+        if first < max(1, self.first_incomplete):
+            raise InvariantViolation(f"operation {first} is recorded below first incomplete {self.first_incomplete}")
+        records, ranges = self.records, self.ranges
+        at = bisect_right(ranges, last, key=_first) - 1
+        if (
+            (first in records)
+            or (first < last and any(first <= sequence <= last for sequence in records))
+            or (at >= 0 and ranges[at].last >= first)
+        ):
+            raise InvariantViolation(f"a record of operations {first} to {last} exists: they were executed twice")
+
+    def acknowledge(self, first_incomplete: SequenceNumber) -> None:
         """Drop what the client has received; a smaller number than known is ignored (RIFL §3.5).
 
         Costs time in proportion to what is dropped, not to the number.
@@ -281,7 +223,8 @@ class ResultTracker(msgspec.Struct, gc=False):
 
     def find(self, sequence: int) -> CompletionRecord | None:
         """Return the record of an operation, alone or in a range, or None."""
-        return self.records.get(sequence) or self._of_range(sequence)
+        record = None if self._records is None else self._records.get(sequence)
+        return self._of_range(sequence) if record is None and self._ranges is not None else record
 
     def places(self, sequence: int, base: int, gap_unit: int = 1) -> int:
         """Count the places from ``base`` up to, not including, ``sequence``.
@@ -311,19 +254,32 @@ class ResultTracker(msgspec.Struct, gc=False):
         if at < 0 or ranges[at].last < sequence:
             return None
         part = ranges[at]
-        fingerprint = int.from_bytes(part.slice(sequence, sequence), "big")
+        fingerprint = Fingerprint(int.from_bytes(part.slice(sequence, sequence), "big"))
         return CompletionRecord(fingerprint, part.commit_of(sequence), None, part.traceparent)
 
     @classmethod
     def restore(
         cls,
         window: int,
-        first_incomplete: int,
-        highest: int,
+        first_incomplete: SequenceNumber,
+        highest: SequenceNumber,
         records: dict[int, CompletionRecord],
         ranges: list[RangeRecord],
     ) -> ResultTracker:
-        """Return the tracker that held these; ``ranges`` in ascending order. Takes over both containers."""
+        """Return the tracker that held these; ``ranges`` in ascending order. Takes over both containers.
+
+        Raises:
+            InvariantViolation: no tracker can have held these.
+        """
+        end = max(1, first_incomplete)
+        for part in ranges:
+            if not end <= part.first <= part.last:
+                raise InvariantViolation(f"saved range {part.first}..{part.last} overlaps what is below {end}")
+            end = part.last + 1
+        if records and min(records) < first_incomplete:
+            raise InvariantViolation(f"saved record {min(records)} is below first incomplete {first_incomplete}")
+        if max(end - 1 if ranges else 0, max(records, default=0)) > highest:
+            raise InvariantViolation(f"a saved record is above {highest}, the highest number seen")
         tracker = cls(shared_int(window), first_incomplete, highest, 0, records or None, ranges or None)
         if records:
             tracker.bytes = sum(record.result.size for record in records.values() if record.result is not None)
@@ -342,21 +298,9 @@ class ResultTracker(msgspec.Struct, gc=False):
         ]
 
 
-def _first(record: RangeRecord) -> int:
+def _first(record: RangeRecord) -> SequenceNumber:
     return record.first
 
 
-def _cut(part: RangeRecord, first: int) -> RangeRecord:
+def _cut(part: RangeRecord, first: SequenceNumber) -> RangeRecord:
     return RangeRecord(first, part.last, part.commit_of(first), part.slice(first, part.last), part.traceparent)
-
-
-_LIVE = Standing.LIVE
-_BAD_ACK = (Verdict.BAD_ACK, None)
-_SESSION_EXPIRED = (Verdict.SESSION_EXPIRED, None)
-_FENCED = (Verdict.FENCED, None)
-_STALE = (Verdict.STALE, None)
-_SEALED = (Verdict.SEALED, None)
-_PAYLOAD_MISMATCH = (Verdict.PAYLOAD_MISMATCH, None)
-_WINDOW_FULL = (Verdict.WINDOW_FULL, None)
-_QUOTA = (Verdict.QUOTA, None)
-_EXECUTE = (Verdict.EXECUTE, None)

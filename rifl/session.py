@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from oncegate.rifl.errors import Code, OncegateError
-from oncegate.rifl.ids import ClientId, Epoch
+from oncegate.rifl.ids import ClientId, ClusterTimeMs, Epoch
 from oncegate.rifl.lease import ExpiryQueue
 
 SESSIONS_MAX: Final = 2_000_000
@@ -43,15 +43,15 @@ class Session(msgspec.Struct, array_like=True, gc=False):
     nonce: str
     lease_ms: int
     window: int
-    ends_ms: int
+    ends_ms: ClusterTimeMs
     former: tuple[str, ...] = ()
     """Nonces of earlier owners, oldest first: a late copy of their requests must not take the session back."""
     tenant: str = ""
     """Whose it is: nobody else's request is answered from it. Holds no NUL."""
 
-    def renew(self, now_ms: int) -> None:
+    def renew(self, now_ms: ClusterTimeMs) -> None:
         """Extend the lease to a full term from ``now_ms``; never shortens it."""
-        end = now_ms + self.lease_ms
+        end = ClusterTimeMs(now_ms + self.lease_ms)
         if end > self.ends_ms:
             self.ends_ms = end
 
@@ -103,7 +103,7 @@ class SessionTable:
         nonce: str,
         lease_ms: int,
         window: int,
-        now_ms: int,
+        now_ms: ClusterTimeMs,
         tenant: str = "",
         *,
         sessions_max: int = SESSIONS_MAX,
@@ -133,9 +133,8 @@ class SessionTable:
             return session, True
         if self.is_full(tenant, sessions_max, tenant_sessions_max):
             raise OncegateError(Code.QUOTA, FULL)
-        session = Session(
-            ClientId(self.next_id), Epoch(1), nonce, shared_int(lease_ms), shared_int(window), 0, (), tenant
-        )
+        client_id, never = ClientId(self.next_id), ClusterTimeMs(0)
+        session = Session(client_id, Epoch(1), nonce, shared_int(lease_ms), shared_int(window), never, (), tenant)
         session.renew(now_ms)
         self.next_id += 1
         self._by_nonce[_named(tenant, nonce)] = session.client_id
@@ -171,7 +170,7 @@ class SessionTable:
             self._by_nonce[_named(session.tenant, nonce)] = session.client_id
         self._enter(session)
 
-    def take_over(self, client_id: int, nonce: str, now_ms: int) -> Session:
+    def take_over(self, client_id: int, nonce: str, now_ms: ClusterTimeMs) -> Session:
         """Give the session to a new owner: a new nonce raises the epoch, the same one again does not.
 
         Raises:

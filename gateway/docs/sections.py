@@ -10,6 +10,7 @@ from oncegate.gateway.docs.pages import Section, table
 from oncegate.gateway.node.setting import Setting
 from oncegate.gateway.node.settings import SETTINGS
 from oncegate.rifl.errors import REGISTRY
+from oncegate.rifl.rule import table_as_markdown
 
 
 def errors() -> Iterator[str]:
@@ -49,6 +50,7 @@ def _toml(one: Setting) -> str:
 
 
 SECTIONS: Final = (
+    Section("docs/SEMANTICS.md", "the apply rule", table_as_markdown),
     Section("docs/SEMANTICS.md", "errors", errors),
     Section("docs/settings.md", "settings", settings),
     Section("deploy/oncegate.toml", "settings", sample_file),

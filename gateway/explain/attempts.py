@@ -15,6 +15,7 @@ import msgspec
 from oncegate.gateway.answers import Answer
 from oncegate.gateway.machine import commands as c
 from oncegate.rifl.completion import FINGERPRINT_BYTES
+from oncegate.rifl.ids import SequenceNumber
 from oncegate.rifl.key_table import KEYS_CLIENT
 
 ATTEMPTS_MAX: Final = 32_768
@@ -60,7 +61,7 @@ class AttemptLog:
             client_id, sequences = command.client_id, [op.sequence for op in command.ops]
         elif isinstance(command, c.Range):
             client_id, count = command.client_id, len(command.fingerprints) // FINGERPRINT_BYTES
-            sequences = [command.first, command.first + count - 1]
+            sequences = [command.first, SequenceNumber(command.first + count - 1)]
         else:
             client_id = KEYS_CLIENT
             sequences = [] if answer is None else [one.sequence for one in answer.body.results if one.sequence]

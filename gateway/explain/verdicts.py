@@ -9,8 +9,9 @@ from __future__ import annotations
 from array import array
 from typing import Any, Final, NamedTuple
 
-from oncegate.gateway.machine.results import Operated, Ranged
-from oncegate.rifl.result_tracker import Verdict
+from oncegate.gateway.machine.results import AppliedPart, Operated, PartVerdict, Ranged
+from oncegate.rifl.range_rule import ReplayPart
+from oncegate.rifl.rule import Applied, OpVerdict, Rejected, Replayed
 
 ENTRIES_MAX: Final = 1 << 17
 """Entries whose commit number is remembered; 16 bytes each."""
@@ -53,15 +54,15 @@ class VerdictLog:
         for number, result in enumerate(results):
             kind = type(result)
             if kind is Operated:
-                for _, code, record, replayed in result.verdicts:
-                    if code is None and not replayed and not result.keyed:
-                        remembered = record.result
+                for verdict in result.verdicts:
+                    if type(verdict) is Applied and not result.keyed:
+                        remembered = verdict.record.result
                         if remembered is None or remembered.refusal is None:
                             continue
                     spoken = spoken or {}
                     spoken[number] = [_of_operation(verdict, result.keyed) for verdict in result.verdicts]
                     break
-            elif kind is Ranged and any(part.verdict is not _EXECUTE for part in result.parts):
+            elif kind is Ranged and any(type(part) is not AppliedPart for part in result.parts):
                 spoken = spoken or {}
                 spoken[number] = [(part.first, part.last, *_of_part(part)) for part in result.parts]
         if spoken is not None:
@@ -105,23 +106,23 @@ class VerdictLog:
         return Did(EXECUTED, self._commit[slot] + before + 1 if before >= 0 else 0)
 
 
-def _of_operation(verdict: Any, keyed: bool) -> tuple[str, int, int]:
-    sequence, code, record, replayed = verdict
-    number = sequence if keyed else 0
-    if record is None:
-        return (f"{REFUSED}: {code}", 0, number)
-    if replayed:
+def _of_operation(verdict: OpVerdict, keyed: bool) -> tuple[str, int, int]:
+    number = verdict.sequence if keyed else 0
+    if isinstance(verdict, Rejected):
+        return (f"{REFUSED}: {verdict.refusal.code}", 0, number)
+    record = verdict.record
+    if isinstance(verdict, Replayed):
         return (DUPLICATE, record.commit, number)
     refusal = None if record.result is None else record.result.refusal
     return (EXECUTED if refusal is None else f"{REFUSED}: {refusal}", record.commit, number)
 
 
-def _of_part(part: Any) -> tuple[str, int]:
-    if part.verdict is _EXECUTE:
+def _of_part(part: PartVerdict) -> tuple[str, int]:
+    if isinstance(part, AppliedPart):
         return (EXECUTED, part.commit)
-    if part.verdict is Verdict.REPLAY:
+    if isinstance(part, ReplayPart):
         return (DUPLICATE, part.commit)
-    return (f"{REFUSED}: {part.verdict.code}", 0)
+    return (f"{REFUSED}: {part.refusal.code}", 0)
 
 
 def _taken(spoken: list[Any]) -> int:
@@ -129,6 +130,3 @@ def _taken(spoken: list[Any]) -> int:
         return sum(high - low + 1 for low, high, what, _ in spoken if what == EXECUTED)
     # A refusal that is a result of its own took a number too; a duplicate's number is its original's.
     return sum(1 for what, commit, _ in spoken if commit and what != DUPLICATE)
-
-
-_EXECUTE = Verdict.EXECUTE

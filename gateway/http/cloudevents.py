@@ -19,6 +19,7 @@ from oncegate.gateway import wire
 from oncegate.gateway.http import request_bodies as edge
 from oncegate.gateway.machine import commands as c
 from oncegate.rifl.errors import Code, OncegateError
+from oncegate.rifl.ids import SequenceNumber
 from oncegate.rifl.key_table import NO_TIME
 
 STRUCTURED: Final = "application/cloudevents+json"
@@ -143,7 +144,9 @@ def _event(table: str, given: dict[str, Any], where: str) -> Event:
     source, event_id = event["source"], event["id"]
     key = edge.check_key(f"{source} {event_id}", f"{where}source and id")
     value = edge.canonical_json(event, f"{where}the event")
-    return Event(source, event_id, c.Op(0, int(c.Kind.PUT), table, key, c.fingerprint_put(table, key, value), value))
+    fingerprint = c.fingerprint_put(table, key, value)
+    op = c.Op(SequenceNumber(0), int(c.Kind.PUT), table, key, fingerprint, value)
+    return Event(source, event_id, op)
 
 
 def _check_attribute(name: str, value: Any, where: str) -> None:

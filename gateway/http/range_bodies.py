@@ -22,7 +22,7 @@ from oncegate.gateway import wire
 from oncegate.gateway.http import request_bodies as edge
 from oncegate.gateway.machine import commands as c
 from oncegate.rifl.errors import Code, OncegateError
-from oncegate.rifl.ids import RANGE_LENGTH_MAX
+from oncegate.rifl.ids import RANGE_LENGTH_MAX, SequenceNumber
 
 _STRINGS: Final = (pa.string(), pa.large_string())
 # Fields of Arrow's Message.fbs, by their position in it.
@@ -77,7 +77,8 @@ def range_command(
     digest, prefix = xxhash.xxh3_64_digest, f"p\0{table}\0"
     # The same hash as commands.fingerprint_put, of which the digest is the big-endian form.
     prints = b"".join([digest(f"{prefix}{key}\0{value}".encode()) for key, value in zip(keys, values, strict=True)])
-    return c.Range(client_id, epoch, first_incomplete, table, first, prints, range_body.write(batch))
+    ack, at = SequenceNumber(first_incomplete), SequenceNumber(first)
+    return c.Range(client_id, epoch, ack, table, at, prints, range_body.write(batch))
 
 
 def _from_arrow(body: bytes) -> tuple[list[str], list[str]]:

@@ -24,6 +24,8 @@ from oncegate.rifl.ids import (
     LEASE_MS_MIN,
     WINDOW_DEFAULT,
     WINDOW_MAX,
+    Fingerprint,
+    SequenceNumber,
     parse_client_id,
 )
 from oncegate.rifl.session import NONCE_LENGTH_MAX, SESSIONS_MAX
@@ -133,11 +135,11 @@ def check_number(number: int, what: str) -> int:
     return number
 
 
-def check_first_incomplete(number: int) -> int:
+def check_first_incomplete(number: int) -> SequenceNumber:
     """Return a first incomplete; one beyond every possible sequence number is a BAD_ACK (case 8)."""
     if number > ID_MAX:
         raise OncegateError(Code.BAD_ACK, "first incomplete is beyond every sequence number")
-    return check_number(number, "first_incomplete")
+    return SequenceNumber(check_number(number, "first_incomplete"))
 
 
 def check_client_id(text: str) -> int:
@@ -182,7 +184,7 @@ def operations(request: wire.OperationsRequest, tenant: str = "", traceparent: s
     )
 
 
-def resolve(client_id: int, sequence: int, request: wire.ResolveRequest, tenant: str = "") -> c.Resolve:
+def resolve(client_id: int, sequence: SequenceNumber, request: wire.ResolveRequest, tenant: str = "") -> c.Resolve:
     """Translate ``POST /v1/requests/{client_id}/{sequence}/resolve``; the ids are checked already."""
     first_incomplete = check_first_incomplete(request.first_incomplete)
     if request.epoch is None:
@@ -197,7 +199,7 @@ def operation(op: wire.Operation, at: int) -> c.Op:
     kind = _KINDS.get(op.op)
     if kind is None:
         raise bad(f"operations[{at}].op must be one of {', '.join(_KINDS)}")
-    sequence = op.sequence
+    sequence: SequenceNumber = op.sequence  # type: ignore[assignment]  # the hot path spares the call
     if not 1 <= sequence <= ID_MAX:
         raise bad(f"operations[{at}].sequence must be in 1..2^53-1")
     table, key = check_name(op.table, "table"), check_key(op.key)
@@ -226,7 +228,7 @@ def operation(op: wire.Operation, at: int) -> c.Op:
             raise bad(f"operations[{at}].by must fit 64 bits, signed")
     elif op.by is not msgspec.UNSET:
         raise bad(f"operations[{at}]: {op.op} takes no by")
-    draft = c.Op(sequence, kind, table, key, 0, value, by, int(test), operand)
+    draft = c.Op(sequence, kind, table, key, Fingerprint(0), value, by, int(test), operand)
     return msgspec.structs.replace(draft, fingerprint=c.fingerprint(draft))
 
 

@@ -15,7 +15,7 @@ import msgspec
 from oncegate.gateway import wire
 from oncegate.gateway.http import request_bodies as edge
 from oncegate.gateway.machine import commands as c
-from oncegate.rifl.ids import ID_MAX, parse_request_id
+from oncegate.rifl.ids import ID_MAX, ClusterTimeMs, SequenceNumber, parse_request_id
 from oncegate.rifl.key_table import NO_TIME
 
 KEY_LENGTH_MAX: Final = 255
@@ -34,16 +34,16 @@ class Place(NamedTuple):
     """A request id that its caller assigned, with what belongs to it."""
 
     client_id: int
-    sequence: int
+    sequence: SequenceNumber
     epoch: int
-    first_incomplete: int
+    first_incomplete: SequenceNumber
 
 
 class Key(NamedTuple):
     """An idempotency key; ``named_ms`` is the cluster time it names or ``NO_TIME``."""
 
     text: str
-    named_ms: int
+    named_ms: ClusterTimeMs
 
     @property
     def scoped(self) -> str:
@@ -90,7 +90,7 @@ def _key(text: str) -> Key:
     if not 1 <= len(key) <= KEY_LENGTH_MAX:
         raise edge.bad(f"{wire.H_IDEMPOTENCY_KEY} has 1..{KEY_LENGTH_MAX} characters")
     named = _NAMED.match(key)
-    return Key(key, NO_TIME if named is None else int(named[1]))
+    return Key(key, NO_TIME if named is None else ClusterTimeMs(int(named[1])))
 
 
 def traceparent(headers: Headers) -> str:

@@ -15,21 +15,16 @@ from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.declarations import declare_table
 from oncegate.gateway.machine.flow_state import FlowTable, Sealed, declaration_of
 from oncegate.gateway.machine.idempotency_keys import apply_keyed
-from oncegate.gateway.machine.results import Operated, OpVerdict, Ranged, Resolved, SessionAnswer
+from oncegate.gateway.machine.results import AppliedPart, Operated, PartVerdict, Ranged, Resolved, SessionAnswer
 from oncegate.gateway.machine.tables import RowStore, Table
 from oncegate.rifl.completion import FINGERPRINT_BYTES, CompletionRecord, RangeRecord
-from oncegate.rifl.errors import Code, OncegateError
+from oncegate.rifl.errors import Code, InvariantViolation, OncegateError
+from oncegate.rifl.ids import ClusterTimeMs, CommitNumber, SequenceNumber
 from oncegate.rifl.key_table import KEYS_CLIENT, KeySlot, KeyTable
-from oncegate.rifl.range_rule import RangePart, decide_range, decide_range_without_session
+from oncegate.rifl.range_rule import NewPart, RefusedPart, ReplayPart, decide_range, decide_range_without_session
 from oncegate.rifl.resolve_rule import Fate, Resolution, resolve
-from oncegate.rifl.result_tracker import (
-    RECORD_BYTES_MAX,
-    ResultTracker,
-    Standing,
-    Verdict,
-    decide_without_session,
-    standing,
-)
+from oncegate.rifl.result_tracker import ResultTracker
+from oncegate.rifl.rule import Refusal, Rejected, Standing, decide_each, decide_without_session, standing
 from oncegate.rifl.session import Session, SessionTable
 
 
@@ -43,9 +38,9 @@ class Machine:
         """Sessions that may have changed, with their records, since whoever saves the state emptied this set."""
         self.before_change: Callable[[int], None] | None = None
         """Called before the first change of a session that is not in :attr:`touched`: the last look at it as it was."""
-        self.commit = 0
+        self.commit = CommitNumber(0)
         """Commit number of the last applied operation."""
-        self.time_ms = 0
+        self.time_ms = ClusterTimeMs(0)
         """Cluster time: that of the newest entry; never goes back."""
         self.sessions = SessionTable()
         self.trackers: dict[int, ResultTracker] = {}
@@ -61,13 +56,19 @@ class Machine:
         Returns:
             One result per command: one of :mod:`oncegate.gateway.machine.results`, or the OncegateError that refuses
             it.
+
+        Raises:
+            InvariantViolation: the state contradicts itself; the text names the entry. The node stops.
         """
         entry = c.decode_entry(data)
         if entry.time_ms > self.time_ms:
             self.time_ms = entry.time_ms
         if self.new_rows is not None:
             self._look_ahead(entry.commands)
-        return [self._one(command) for command in entry.commands]
+        try:
+            return [self._one(command) for command in entry.commands]
+        except InvariantViolation as broken:
+            raise InvariantViolation(f"log entry {index} (term {term}): {broken}") from broken
 
     def _look_ahead(self, commands: list[c.Command]) -> None:
         keys: dict[str, list[str]] = {}
@@ -116,42 +117,22 @@ class Machine:
         session = self.sessions.get(command.client_id)
         if session is None:
             return Operated(
-                [
-                    (op.sequence, decide_without_session(op.sequence, first_incomplete).code, None, False)
-                    for op in command.ops
-                ],
-                0,
+                [Rejected(op.sequence, decide_without_session(op.sequence, first_incomplete)) for op in command.ops], 0
             )
         if session.tenant != command.tenant:  # case 3: neither executed nor answered from another's record
-            return Operated([(op.sequence, Code.FORBIDDEN, None, False) for op in command.ops], 0)
+            return Operated([Rejected(op.sequence, Refusal.FORBIDDEN) for op in command.ops], 0)
         if command.client_id not in self.touched:
             self._touch_first(command.client_id)
         now = self.time_ms
         tracker = self.trackers[command.client_id]
         stand = standing(session, command.epoch, now)
-        verdicts: list[OpVerdict] = []
-        touched = False
-        new_below = tracker.new_below(first_incomplete, stand)
-        for op in command.ops:
-            if tracker.highest < op.sequence < new_below and tracker.bytes <= RECORD_BYTES_MAX:
-                verdict, record = _EXECUTE, None
-            else:
-                verdict, record = tracker.decide(op.sequence, first_incomplete, op.fingerprint, stand)
-            if verdict is _EXECUTE:
-                done = self.execute(command.client_id, tracker, op, command.traceparent)
-                if isinstance(done, CompletionRecord):
-                    touched = True
-                    verdicts.append((op.sequence, None, done, False))
-                else:
-                    verdicts.append((op.sequence, done, None, False))
-            elif verdict is _REPLAY:
-                touched = True
-                self.replayed += 1
-                verdicts.append((op.sequence, None, record, True))
-            else:
-                verdicts.append((op.sequence, verdict.code, None, verdict is _SEALED))
-        if touched:
+        before = self.commit
+        verdicts, accepted = decide_each(
+            tracker, command.ops, first_incomplete, stand, self.execute, command.client_id, command.traceparent
+        )
+        if accepted:
             self._touch(session, tracker, first_incomplete)
+            self.replayed += accepted - (self.commit - before)
         return Operated(verdicts, session.left_ms(now))
 
     def execute(
@@ -168,10 +149,12 @@ class Machine:
         if table.kind == "stream":
             if flows.is_full(op.table, table.quota_bytes, self.time_ms):
                 return Code.QUOTA
-            commit = self.commit = self.commit + 1
+            self.commit += 1  # type: ignore[assignment]  # the hot path spares a call
+            commit = self.commit
             flows.append_one(op.table, commit, op.key, op.value, self.time_ms, client_id, op.sequence, traceparent)
             return tracker.record(op.sequence, op.fingerprint, commit, None, traceparent)
-        commit = self.commit = self.commit + 1
+        self.commit += 1  # type: ignore[assignment]  # the hot path spares a call
+        commit = self.commit
         result = table.execute(op, commit)
         record = tracker.record(op.sequence, op.fingerprint, commit, result, traceparent)
         if (result is None or result.refusal is None) and flows.is_tapped(op.table) and op.kind != c.Kind.GET:
@@ -185,40 +168,50 @@ class Machine:
         last = first + len(prints) // FINGERPRINT_BYTES - 1
         session = self.sessions.get(command.client_id)
         if session is None:
-            return Ranged(decide_range_without_session(first, last, command.first_incomplete), 0)
+            return Ranged([*decide_range_without_session(first, last, command.first_incomplete)], 0)
         if session.tenant != command.tenant:
-            return Ranged([RangePart(first, last, Verdict.FORBIDDEN)], 0)
+            return Ranged([RefusedPart(first, SequenceNumber(last), Refusal.FORBIDDEN)], 0)
         if command.client_id not in self.touched:
             self._touch_first(command.client_id)
         table = self.tables.get(command.table)
         tracker = self.trackers[command.client_id]
         stand = standing(session, command.epoch, self.time_ms)
-        parts = decide_range(tracker, first, prints, command.first_incomplete, stand)
-        touched = False
-        for at, part in enumerate(parts):
-            if part.verdict is _REPLAY:
-                touched = True
-                self.replayed += part.last - part.first + 1
-            elif part.verdict is _EXECUTE:
-                # A verdict of the part, not of the range: what is a replay beside it was applied.
-                if table is None:
-                    parts[at] = part._replace(verdict=Verdict.NOT_FOUND)
-                elif table.kind != "stream":
-                    parts[at] = part._replace(verdict=Verdict.BAD_REQUEST)
-                elif self.flows.is_full(command.table, table.quota_bytes, self.time_ms):
-                    parts[at] = part._replace(verdict=Verdict.QUOTA)
-                else:
-                    touched = True
-                    parts[at] = part._replace(commit=self._execute_part(command, tracker, part))
+        parts: list[PartVerdict] = []
+        for part in decide_range(tracker, first, prints, command.first_incomplete, stand):
+            match part:
+                case NewPart():
+                    # A refusal of the part, not of the range: what is a replay beside it was applied.
+                    refusal = self._refusal_of(table)
+                    parts.append(
+                        self._execute_part(command, tracker, part)
+                        if refusal is None
+                        else RefusedPart(part.first, part.last, refusal)
+                    )
+                case ReplayPart():
+                    self.replayed += part.last - part.first + 1
+                    parts.append(part)
+                case RefusedPart():
+                    parts.append(part)
+                case _:
+                    assert_never(part)
+        touched = not all(isinstance(part, RefusedPart) for part in parts)
         if touched:
             self._touch(session, tracker, command.first_incomplete)
         return Ranged(parts, session.left_ms(self.time_ms))
 
-    def _execute_part(self, command: c.Range, tracker: ResultTracker, part: RangePart) -> int:
+    def _refusal_of(self, table: Table | None) -> Refusal | None:
+        """Say why a table takes no range now, or None."""
+        if table is None:
+            return Refusal.NOT_FOUND
+        if table.kind != "stream":
+            return Refusal.BAD_REQUEST
+        return Refusal.QUOTA if self.flows.is_full(table.name, table.quota_bytes, self.time_ms) else None
+
+    def _execute_part(self, command: c.Range, tracker: ResultTracker, part: NewPart) -> AppliedPart:
         count = part.last - part.first + 1
         offset = part.first - command.first
-        commit = self.commit + 1
-        self.commit += count
+        commit = CommitNumber(self.commit + 1)
+        self.commit = CommitNumber(self.commit + count)
         low = offset * FINGERPRINT_BYTES
         prints = command.fingerprints[low : low + count * FINGERPRINT_BYTES]
         tracker.record_range(RangeRecord(part.first, part.last, commit, prints, command.traceparent))
@@ -233,7 +226,7 @@ class Machine:
             offset,
             command.traceparent,
         )
-        return commit
+        return AppliedPart(part.first, part.last, commit)
 
     def _resolve(self, command: c.Resolve) -> Resolved:
         client_id = command.client_id
@@ -253,12 +246,12 @@ class Machine:
         if owned and standing(session, command.epoch, self.time_ms) is Standing.FENCED:
             raise OncegateError(Code.FENCED, self.fenced_by(client_id, command.epoch))
         tracker = self.trackers[client_id]
-        resolution = resolve(tracker, command.sequence, command.first_incomplete if owned else 1)
+        resolution = resolve(tracker, command.sequence, command.first_incomplete if owned else SequenceNumber(1))
         if owned:
             self._touch(session, tracker, command.first_incomplete)
         return Resolved(resolution, session.left_ms(self.time_ms))
 
-    def _touch(self, session: Session, tracker: ResultTracker, first_incomplete: int) -> None:
+    def _touch(self, session: Session, tracker: ResultTracker, first_incomplete: SequenceNumber) -> None:
         """Process the ack and renew the lease: every operation of a live session does both."""
         tracker.acknowledge(first_incomplete)
         if session.ends_ms >= self.time_ms:
@@ -367,8 +360,3 @@ class Machine:
             tracker.first_incomplete,
             tracker.highest,
         )
-
-
-_EXECUTE = Verdict.EXECUTE
-_REPLAY = Verdict.REPLAY
-_SEALED = Verdict.SEALED

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from oncegate.rifl.completion import CompletionRecord
-from oncegate.rifl.errors import Code
-from oncegate.rifl.range_rule import RangePart
+import msgspec
+
+from oncegate.rifl.ids import ClientId, CommitNumber, Epoch, SequenceNumber
+from oncegate.rifl.range_rule import RefusedPart, ReplayPart
 from oncegate.rifl.resolve_rule import Resolution
-
-OpVerdict = tuple[int, Code | None, CompletionRecord | None, bool]
-"""Verdict on one operation: sequence number, a refusal's code or None, the record to answer from, replayed?
-
-A refusal is replayed where it comes from a record: the id was sealed.
-"""
+from oncegate.rifl.rule import OpVerdict
 
 
 class Operated(NamedTuple):
@@ -24,10 +20,22 @@ class Operated(NamedTuple):
     keyed: bool = False
 
 
-class Ranged(NamedTuple):
-    """Result of ``Range``: disjoint parts that cover it, each applied, replayed or refused."""
+class AppliedPart(msgspec.Struct, frozen=True, gc=False):
+    """Operations ``first``..``last`` were executed in this entry; ``commit`` is the first one's."""
 
-    parts: list[RangePart]
+    first: SequenceNumber
+    last: SequenceNumber
+    commit: CommitNumber
+
+
+PartVerdict = AppliedPart | ReplayPart | RefusedPart
+"""Verdict on a part of a range."""
+
+
+class Ranged(NamedTuple):
+    """Result of ``Range``: disjoint parts that cover it."""
+
+    parts: list[PartVerdict]
     memory_ms: int
 
 
@@ -41,11 +49,11 @@ class Resolved(NamedTuple):
 class SessionAnswer(NamedTuple):
     """Result of a session command."""
 
-    client_id: int
-    epoch: int
+    client_id: ClientId
+    epoch: Epoch
     lease_ms: int
     window: int
     left_ms: int
     existed: bool
-    first_incomplete: int
-    highest: int
+    first_incomplete: SequenceNumber
+    highest: SequenceNumber

@@ -15,6 +15,7 @@ import msgspec
 
 from oncegate.gateway.machine.commands import LIST_BYTES_MAX, RESULT_BYTES_MAX, Kind, Op, Test
 from oncegate.rifl.errors import Code
+from oncegate.rifl.ids import CommitNumber
 
 QUOTA_BYTES_DEFAULT: Final = 1 * 2**30
 QUOTA_BYTES_MAX: Final = 64 * 2**30
@@ -40,7 +41,7 @@ TableKind = Literal["resident", "stream"]
 class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A row: the commit number of its last write and its value as JSON text."""
 
-    version: int
+    version: CommitNumber
     value: bytes
 
 
@@ -160,7 +161,7 @@ class Table:
                 return Code.QUOTA
         return None
 
-    def execute(self, op: Op, commit: int) -> Remembered | None:
+    def execute(self, op: Op, commit: CommitNumber) -> Remembered | None:
         """Apply one operation to a resident table; None says plainly applied."""
         row = self.rows.get(op.key)
         if op.test:
@@ -182,7 +183,7 @@ class Table:
             return self._append(op, row, commit)
         return Remembered(None, 0, None) if row is None else Remembered(None, row.version, row.value)
 
-    def _append(self, op: Op, row: Row | None, commit: int) -> Remembered | None:
+    def _append(self, op: Op, row: Row | None, commit: CommitNumber) -> Remembered | None:
         """Put an item at the end of a list, which begins empty; by its text, without reading what is in it."""
         item = op.value or b"null"
         before = b"[]" if row is None else row.value
@@ -194,7 +195,7 @@ class Table:
         self._write(op.key, row, Row(commit, value))
         return None
 
-    def _increment(self, op: Op, row: Row | None, commit: int) -> Remembered:
+    def _increment(self, op: Op, row: Row | None, commit: CommitNumber) -> Remembered:
         before = 0
         if row is not None:
             text = row.value

@@ -14,9 +14,18 @@ import msgspec
 from oncegate.gateway import wire
 from oncegate.rifl.completion import RangeRecord
 from oncegate.rifl.errors import REGISTRY, Code, OncegateError
-from oncegate.rifl.ids import LEASE_MS_DEFAULT, WINDOW_DEFAULT, format_client_id, parse_client_id
-from oncegate.rifl.range_rule import decide_range
-from oncegate.rifl.result_tracker import ResultTracker, Standing, Verdict
+from oncegate.rifl.ids import (
+    LEASE_MS_DEFAULT,
+    WINDOW_DEFAULT,
+    CommitNumber,
+    Fingerprint,
+    SequenceNumber,
+    format_client_id,
+    parse_client_id,
+)
+from oncegate.rifl.range_rule import RefusedPart, ReplayPart, decide_range
+from oncegate.rifl.result_tracker import ResultTracker
+from oncegate.rifl.rule import Refusal, Replay, Standing, decide
 
 _CANONICAL: Final = msgspec.json.Encoder(order="deterministic")
 
@@ -160,7 +169,7 @@ class FakeState:
         verdicts = [
             self._apply(session, request.epoch, request.first_incomplete, operation) for operation in request.operations
         ]
-        session.tracker.acknowledge(request.first_incomplete)
+        session.tracker.acknowledge(SequenceNumber(request.first_incomplete))
         return wire.OperationsResponse(verdicts, self._memory_ms(session))
 
     def _apply(
@@ -172,20 +181,22 @@ class FakeState:
         stand = self._standing(session, epoch)
         if operation.sequence in session.sealed and stand is not Standing.FENCED:
             return _rejected(operation.sequence, Code.STALE)
-        verdict, record = session.tracker.decide(operation.sequence, first_incomplete, fingerprint, stand)
-        if record is not None and verdict is Verdict.REPLAY:
+        sequence, ack = SequenceNumber(operation.sequence), SequenceNumber(first_incomplete)
+        verdict = decide(session.tracker, sequence, ack, fingerprint, stand)
+        if isinstance(verdict, Replay):
+            record = verdict.record
             result: _Remembered | None = record.result
             if result is None:  # recorded as part of a range
                 return wire.OperationResult(
                     operation.sequence, "applied", commit=record.commit, version=record.commit, replayed=True
                 )
             return msgspec.structs.replace(result.verdict, replayed=True)
-        if verdict.code is not None:
+        if isinstance(verdict, Refusal):
             return _rejected(operation.sequence, verdict.code)
         if operation.table not in self.tables:
             return _rejected(operation.sequence, Code.NOT_FOUND)
         answer = self._execute(session, operation)
-        session.tracker.record(operation.sequence, fingerprint, self.commit, _Remembered(answer))
+        session.tracker.record(sequence, fingerprint, CommitNumber(self.commit), _Remembered(answer))
         return answer
 
     def _execute(self, session: FakeSession, operation: wire.Operation) -> wire.OperationResult:
@@ -250,16 +261,16 @@ class FakeState:
         results: list[wire.RangeResult] = []
         for part in decide_range(session.tracker, first, prints, first_incomplete, stand):
             low, high = part.first - first, part.last - first + 1
-            if part.verdict is Verdict.REPLAY:
+            if isinstance(part, ReplayPart):
                 results.append(wire.RangeResult(part.first, part.last, "applied", part.commit, replayed=True))
-            elif part.verdict.code is not None:
-                traits = REGISTRY[part.verdict.code]
+            elif isinstance(part, RefusedPart):
+                traits = REGISTRY[part.refusal.code]
                 results.append(
                     wire.RangeResult(
                         part.first,
                         part.last,
                         "rejected",
-                        code=part.verdict.code,
+                        code=part.refusal.code,
                         outcome=traits.outcome,
                         retryable=traits.retryable,
                     )
@@ -270,10 +281,10 @@ class FakeState:
                     self.commit += 1
                     self.rows[table, body.keys[offset]] = (values[offset], self.commit)
                     self._note(session, first + offset, "put", table, body.keys[offset], values[offset])
-                record = RangeRecord(part.first, part.last, commit, prints[low * 8 : high * 8])
+                record = RangeRecord(part.first, part.last, CommitNumber(commit), prints[low * 8 : high * 8])
                 session.tracker.record_range(record)
                 results.append(wire.RangeResult(part.first, part.last, "applied", commit, replayed=False))
-        session.tracker.acknowledge(first_incomplete)
+        session.tracker.acknowledge(SequenceNumber(first_incomplete))
         return wire.RangeResponse(results, self._memory_ms(session))
 
     def request(self, client_id: int, sequence: int) -> wire.RequestState:
@@ -300,7 +311,7 @@ class FakeState:
         if owner:
             if owner["epoch"] != session.epoch:
                 raise OncegateError(Code.FENCED)
-            session.tracker.acknowledge(owner["first_incomplete"])
+            session.tracker.acknowledge(SequenceNumber(owner["first_incomplete"]))
         state = self.request(client_id, sequence)
         if state.state == "acknowledged":
             raise OncegateError(Code.STALE)
@@ -309,7 +320,7 @@ class FakeState:
         if sequence >= session.tracker.first_incomplete + session.window:
             raise OncegateError(Code.WINDOW_FULL)
         session.sealed.add(sequence)
-        session.tracker.record(sequence, 0, self.commit, _Remembered(wire.OperationResult(sequence, "sealed")))
+        session.tracker.seal(SequenceNumber(sequence))
         return wire.RequestState("sealed")
 
     def _note(self, session: FakeSession, sequence: int, op: str, table: str, key: str, value: Any) -> None:
@@ -320,9 +331,9 @@ class FakeState:
         return session.lease_ms if self.memory_ms is None else self.memory_ms
 
 
-def _fingerprint(op: str, table: str, key: str, *rest: Any) -> int:
+def _fingerprint(op: str, table: str, key: str, *rest: Any) -> Fingerprint:
     plain = [op, table, key, *(None if part is msgspec.UNSET else part for part in rest)]
-    return int.from_bytes(hashlib.blake2b(_CANONICAL.encode(plain), digest_size=8).digest(), "big")
+    return Fingerprint(int.from_bytes(hashlib.blake2b(_CANONICAL.encode(plain), digest_size=8).digest(), "big"))
 
 
 def _rejected(sequence: int, code: Code) -> wire.OperationResult:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import oncegate.gateway.machine.machine
 import oncegate.gateway.machine.state.session_images
+import oncegate.rifl.rule
 from oncegate.gateway.machine.cluster_clock import ClusterClock
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.results import Operated
@@ -14,15 +15,16 @@ from oncegate.gateway.machine.tables import _test
 from oncegate.proof.mutants.mutant import Mutant
 from oncegate.rifl.completion import CompletionRecord, RangeRecord
 from oncegate.rifl.key_table import KeySlot
-from oncegate.rifl.range_rule import RangePart, decide_range
+from oncegate.rifl.range_rule import NewPart, ReplayPart, decide_range
 from oncegate.rifl.request_tracker import RequestTracker
 from oncegate.rifl.resolve_rule import Fate, Resolution, resolve
-from oncegate.rifl.result_tracker import ResultTracker, Verdict, standing
+from oncegate.rifl.result_tracker import ResultTracker
+from oncegate.rifl.rule import Refusal, Replay, Replayed, decide, standing
 from oncegate.rifl.session import SessionTable
+from tests.rifl.told import forgotten
 
 _KILLS = {"kill": 8, "kill several": 4, "power loss": 4, "break": 3}
 _SAVED = {"save_every": 10}
-_decide = ResultTracker.decide
 _record = ResultTracker.record
 _acknowledge = ResultTracker.acknowledge
 _operate = Machine._operate
@@ -34,28 +36,26 @@ _resumed = RequestTracker.resumed
 _first_incomplete = RequestTracker.first_incomplete
 
 
-def _instead(wanted, other):
-    """The rule with one verdict replaced."""
+def _executes(wrong):
+    """The rule, but what gets this verdict is executed, as if nothing were known of it."""
 
-    def decide(tracker, sequence, first_incomplete, fingerprint, stand):
-        verdict, record = _decide(tracker, sequence, first_incomplete, fingerprint, stand)
-        return (other, None) if verdict is wanted else (verdict, record)
+    def mutated(tracker, sequence, first_incomplete, fingerprint, stand):
+        verdict = decide(tracker, sequence, first_incomplete, fingerprint, stand)
+        return forgotten(tracker, sequence) if verdict is wrong or type(verdict) is wrong else verdict
 
-    return decide
+    return mutated
 
 
 def _forgets_answered(tracker, sequence, first_incomplete, fingerprint, stand):
-    verdict, record = _decide(tracker, sequence, first_incomplete, fingerprint, stand)
-    if verdict is Verdict.REPLAY and tracker._records is not None:
+    verdict = decide(tracker, sequence, first_incomplete, fingerprint, stand)
+    if isinstance(verdict, Replay) and tracker._records is not None:
         tracker._records.pop(sequence, None)
-    return verdict, record
+    return verdict
 
 
 def _no_fingerprint(tracker, sequence, first_incomplete, fingerprint, stand):
-    verdict, record = _decide(tracker, sequence, first_incomplete, fingerprint, stand)
-    if verdict is Verdict.PAYLOAD_MISMATCH:
-        return Verdict.REPLAY, tracker.find(sequence)
-    return verdict, record
+    verdict = decide(tracker, sequence, first_incomplete, fingerprint, stand)
+    return Replay(tracker.find(sequence)) if verdict is Refusal.PAYLOAD_MISMATCH else verdict
 
 
 def _drops_one_more(tracker, first_incomplete):
@@ -113,7 +113,8 @@ def _without_records(session, tracker):
 
 def _without_newest(session, tracker):
     records = {number: record for number, record in tracker.records.items() if number != tracker.highest}
-    highest = max(records, default=tracker.first_incomplete - 1)
+    numbers = [*records, *(part.last for part in tracker.ranges)]
+    highest = max(numbers, default=tracker.first_incomplete - 1)
     kept = ResultTracker.restore(session.window, tracker.first_incomplete, highest, records, list(tracker.ranges))
     return encode_session(session, kept)
 
@@ -132,10 +133,10 @@ def _condition_first(machine, command):
     done = _operate(machine, command)
     verdicts = []
     for verdict, refused in zip(done.verdicts, rows, strict=True):
-        sequence, code, record, replayed = verdict
-        if replayed and record is not None and refused is not None:
-            record = CompletionRecord(record.fingerprint, record.commit, refused)
-        verdicts.append((sequence, code, record, replayed))
+        if isinstance(verdict, Replayed) and refused is not None:
+            record = CompletionRecord(verdict.record.fingerprint, verdict.record.commit, refused)
+            verdict = Replayed(verdict.sequence, record)
+        verdicts.append(verdict)
     return Operated(verdicts, done.memory_ms)
 
 
@@ -145,9 +146,11 @@ def _whole_ranges_only(tracker, first, fingerprints, first_incomplete, stand):
     known = any(isinstance(part, RangeRecord) and (part.first, part.last) == (first, last) for part in tracker.ranges)
     if known:
         return parts
-    return [
-        RangePart(part.first, part.last, Verdict.EXECUTE) if part.verdict is Verdict.REPLAY else part for part in parts
-    ]
+    for part in parts:
+        if isinstance(part, ReplayPart):
+            tracker._records = None
+            tracker._ranges = [known for known in tracker.ranges if known.first > part.last or known.last < part.first]
+    return [NewPart(part.first, part.last) if isinstance(part, ReplayPart) else part for part in parts]
 
 
 def _forgets_keys_early(slot, sequence, fingerprint, commit, result=None, traceparent=""):
@@ -185,13 +188,13 @@ SESSIONS = [
         "apply-without-dedup",
         "a retry is executed again",
         "counter",
-        ((ResultTracker, "decide", _instead(Verdict.REPLAY, Verdict.EXECUTE)),),
+        ((oncegate.rifl.rule, "decide", _executes(Replay)),),
     ),
     Mutant(
         "forgets-once-answered",
         "a record is dropped when a retry has been answered from it",
         "dedup",
-        ((ResultTracker, "decide", _forgets_answered),),
+        ((oncegate.rifl.rule, "decide", _forgets_answered),),
     ),
     Mutant(
         "acks-what-was-seen",
@@ -209,19 +212,19 @@ SESSIONS = [
         "stale-is-new",
         "a copy that comes after its acknowledgement is executed again",
         "dedup",
-        ((ResultTracker, "decide", _instead(Verdict.STALE, Verdict.EXECUTE)),),
+        ((oncegate.rifl.rule, "decide", _executes(Refusal.STALE)),),
     ),
     Mutant(
         "fingerprint-ignored",
         "an id that is used again for something else is answered from its record",
         "dedup",
-        ((ResultTracker, "decide", _no_fingerprint),),
+        ((oncegate.rifl.rule, "decide", _no_fingerprint),),
     ),
     Mutant(
         "window-not-checked",
         "a number far above first incomplete is executed",
         "dedup",
-        ((ResultTracker, "decide", _instead(Verdict.WINDOW_FULL, Verdict.EXECUTE)),),
+        ((oncegate.rifl.rule, "decide", _executes(Refusal.WINDOW_FULL)),),
     ),
     Mutant(
         "record-apart-from-effect",
@@ -283,7 +286,7 @@ SESSIONS = [
         "sealed-is-executed",
         "an id that was resolved as never executed is executed later",
         "resolve",
-        ((ResultTracker, "decide", _instead(Verdict.SEALED, Verdict.EXECUTE)),),
+        ((oncegate.rifl.rule, "decide", _executes(Refusal.SEALED)),),
     ),
     Mutant(
         "resolve-without-seal",

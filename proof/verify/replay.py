@@ -16,10 +16,11 @@ from oncegate.consensus.log.entries import Entry
 from oncegate.flows import segment
 from oncegate.flows.chunks import SealedBatch
 from oncegate.gateway.machine.machine import Machine
-from oncegate.gateway.machine.results import Operated, Ranged
+from oncegate.gateway.machine.results import AppliedPart, Operated, Ranged
 from oncegate.proof.verify.findings import Difference
 from oncegate.proof.verify.node_files import NodeFiles, is_command
-from oncegate.rifl.result_tracker import Verdict
+from oncegate.rifl.errors import InvariantViolation
+from oncegate.rifl.rule import Applied
 
 
 class Built(NamedTuple):
@@ -50,11 +51,13 @@ class Replay:
         machine = self.machine
         for command, index, term in entries:
             if is_command(command):
-                before = machine.commit
+                before = int(machine.commit)
                 try:
                     results = machine.apply(index, term, command)
                 except msgspec.DecodeError as fault:
                     raise self._difference(index, "an entry of the machine", fault) from None
+                except InvariantViolation as broken:
+                    raise self._difference(index, "records that say of each operation: executed once", broken) from None
                 except Exception as fault:  # noqa: BLE001 - apply is total: whatever comes out of it is a finding
                     raise self._difference(index, "an entry that can be applied", repr(fault)) from None
                 for commit in _new_commits(results):
@@ -80,10 +83,10 @@ def _new_commits(results: Iterable[object]) -> Iterator[int]:
     """Yield the commit numbers that an entry gave out, in order."""
     for result in results:
         if isinstance(result, Operated):
-            for _, code, record, replayed in result.verdicts:
-                if code is None and record is not None and not replayed:
-                    yield record.commit
+            for verdict in result.verdicts:
+                if isinstance(verdict, Applied):
+                    yield verdict.record.commit
         elif isinstance(result, Ranged):
             for part in result.parts:
-                if part.verdict is Verdict.EXECUTE:
+                if isinstance(part, AppliedPart):
                     yield from range(part.commit, part.commit + part.last - part.first + 1)

@@ -17,9 +17,11 @@ from oncegate.gateway.client import Client
 from oncegate.gateway.http.server import running
 from oncegate.gateway.local.ports import free_ports
 from oncegate.gateway.node.settings import Settings
-from oncegate.rifl.completion import CompletionRecord
-from oncegate.rifl.result_tracker import ResultTracker, Standing, Verdict
+from oncegate.rifl import rule
+from oncegate.rifl.result_tracker import ResultTracker
+from oncegate.rifl.rule import Replay, Standing, Verdict, decide
 from tests.faults.harness.outbox_worker import TABLE, Life, key_of
+from tests.rifl.told import forgotten
 
 KILLS = int(os.environ.get("ONCEGATE_OUTBOX_KILLS", "20"))
 PER_LIFE = 50
@@ -77,14 +79,10 @@ async def test_worker_killed_at_random_points_applies_each_increment_once(
 async def test_without_duplicate_detection_the_same_run_counts_some_twice(
     endpoints: list[str], tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decide = ResultTracker.decide
+    def forgetful(tracker: ResultTracker, sequence: int, *how: int | Standing) -> Verdict:
+        verdict = decide(tracker, sequence, *how)  # type: ignore[arg-type]
+        return forgotten(tracker, sequence) if isinstance(verdict, Replay) else verdict
 
-    def forgetful(
-        self: ResultTracker, sequence: int, first_incomplete: int, fingerprint: int, stand: Standing
-    ) -> tuple[Verdict, CompletionRecord | None]:
-        verdict, record = decide(self, sequence, first_incomplete, fingerprint, stand)
-        return (Verdict.EXECUTE, None) if verdict is Verdict.REPLAY else (verdict, record)
-
-    monkeypatch.setattr(ResultTracker, "decide", forgetful)
+    monkeypatch.setattr(rule, "decide", forgetful)
     raised = await count_through(endpoints, tmp_path / "worker.outbox", seed, KILLS)
     assert sum(raised.values()) > KILLS * PER_LIFE

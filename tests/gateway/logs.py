@@ -12,6 +12,17 @@ from oncegate.gateway.http import range_bodies as edge_range
 from oncegate.gateway.http import request_bodies as edge
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.machine import Machine
+from oncegate.rifl.completion import CompletionRecord
+from oncegate.rifl.errors import Code
+from oncegate.rifl.rule import OpVerdict, Rejected, Replayed
+
+
+def told(verdict: OpVerdict) -> tuple[int, Code | None, CompletionRecord | None, bool]:
+    """Sequence number, a refusal's code, the record, and whether it was answered from memory."""
+    if isinstance(verdict, Rejected):
+        return verdict.sequence, verdict.refusal.code, None, False
+    return verdict.sequence, None, verdict.record, isinstance(verdict, Replayed)
+
 
 START: list[c.Command] = [
     c.DeclareTable("t", "resident", 1 << 20),

@@ -12,6 +12,7 @@ from oncegate.gateway.answers import BODY_TYPES, answer, rejected, request_state
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.machine import Machine
 from oncegate.rifl.errors import REGISTRY, Code, OncegateError
+from oncegate.rifl.rule import Refusal
 
 
 def asked(machine: Machine, command: c.Command, at: int = 0) -> Any:
@@ -94,9 +95,9 @@ def test_impossible_ack_of_an_applied_operation_says_unknown() -> None:
 
 
 def test_every_rejection_says_outcome_and_retryable() -> None:
-    for code in Code:
-        said = rejected(1, code)
-        assert (said.outcome, said.retryable) == (REGISTRY[code].outcome.value, REGISTRY[code].retryable)
+    for refusal in Refusal:
+        said = rejected(1, refusal)
+        assert (said.outcome, said.retryable) == (refusal.outcome.value, REGISTRY[refusal.code].retryable)
         assert said.detail
 
 

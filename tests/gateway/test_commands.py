@@ -30,6 +30,7 @@ ops = st.builds(
 def of(command: type) -> st.SearchStrategy[Any]:
     strategies: dict[str, st.SearchStrategy[Any]] = {
         "int": numbers,
+        "SequenceNumber": numbers,
         "str": texts,
         "bytes": st.binary(max_size=20),
         "bool": st.booleans(),

@@ -16,11 +16,12 @@ from oncegate.gateway.explain.search import Mention, OfKey, OfRequest, Search
 from oncegate.gateway.explain.verdicts import DUPLICATE, EXECUTED, UNKNOWN, VerdictLog
 from oncegate.gateway.local.cluster import LocalCluster
 from oncegate.gateway.machine import commands as c
-from oncegate.gateway.machine.results import Operated, Ranged
+from oncegate.gateway.machine.results import AppliedPart, Operated, Ranged
 from oncegate.rifl.key_table import KEYS_CLIENT, NO_TIME
-from oncegate.rifl.result_tracker import Verdict
+from oncegate.rifl.range_rule import RefusedPart, ReplayPart
 from tests.faults.test_any_node import each_node
 from tests.gateway.http_contract import assert_problem, declare, put, send_range
+from tests.gateway.logs import told
 from tests.gateway.test_machine_ranges import machine, range_of, single
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class Told:
 
 def _verdicts(result: Any) -> Any:
     if isinstance(result, Operated):
-        for sequence, code, record, replayed in result.verdicts:
+        for sequence, code, record, replayed in map(told, result.verdicts):
             if record is None:
                 yield sequence, f"refused: {code}", 0
             elif replayed:
@@ -69,11 +70,11 @@ def _verdicts(result: Any) -> Any:
                 refusal = record.result and record.result.refusal
                 yield sequence, f"refused: {refusal}" if refusal else EXECUTED, record.commit
     elif isinstance(result, Ranged):
-        words = {Verdict.EXECUTE: EXECUTED, Verdict.REPLAY: DUPLICATE}
+        words = {AppliedPart: EXECUTED, ReplayPart: DUPLICATE}
         for part in result.parts:
-            what = words.get(part.verdict, f"refused: {part.verdict.code}")
+            what = words.get(type(part)) or f"refused: {part.refusal.code}"
             for sequence in range(part.first, part.last + 1):
-                yield sequence, what, part.commit + sequence - part.first if part.commit else 0
+                yield sequence, what, 0 if isinstance(part, RefusedPart) else part.commit + sequence - part.first
 
 
 def conditional(sequence: int) -> c.Op:

@@ -12,8 +12,14 @@ from oncegate.gateway.machine import machine as machine_module
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.results import Operated
 from oncegate.gateway.machine.tables import Remembered
-from oncegate.rifl.errors import Code, OncegateError
+from oncegate.rifl import rule
+from oncegate.rifl.errors import Code, InvariantViolation, OncegateError
 from oncegate.rifl.ids import ID_MAX
+from oncegate.rifl.range_rule import NewPart
+from oncegate.rifl.result_tracker import ResultTracker
+from oncegate.rifl.rule import EXECUTE, Replay, decide
+from tests.gateway.logs import told
+from tests.rifl.told import forgotten
 
 QUOTA = 1 << 20
 
@@ -39,7 +45,7 @@ class Log:
 
     def one(self, op: c.Op, **how: int) -> Any:
         """Return the code of a refusal, else (commit, result, replayed)."""
-        [(sequence, code, record, replayed)] = self.ops(op, **how).verdicts
+        [(sequence, code, record, replayed)] = map(told, self.ops(op, **how).verdicts)
         assert sequence == op.sequence
         assert (code is None) != (record is None)
         return code if record is None else (record.commit, record.result, replayed)
@@ -109,10 +115,10 @@ def test_both_attempts_in_one_entry_or_one_request_apply_once() -> None:
     log = started()
     command = c.Operate(1, 1, 1, [increment(1, 5)])
     one, two = log.do(command, command)
-    assert [v[3] for v in one.verdicts + two.verdicts] == [False, True]
-    assert one.verdicts[0][2] == two.verdicts[0][2]
+    assert [told(v)[3] for v in one.verdicts + two.verdicts] == [False, True]
+    assert told(one.verdicts[0])[2] == told(two.verdicts[0])[2]
     twice = log.ops(increment(2, 1), increment(2, 1), increment(2, 2))
-    assert [(v[1], v[3]) for v in twice.verdicts] == [(None, False), (None, True), (Code.PAYLOAD_MISMATCH, False)]
+    assert [told(v)[1::2] for v in twice.verdicts] == [(None, False), (None, True), (Code.PAYLOAD_MISMATCH, False)]
     assert log.value("n") == 6
 
 
@@ -137,7 +143,7 @@ def test_gap_filled_later_runs_both_once() -> None:
 def test_window_is_full_until_acks_come() -> None:
     """Case 7."""
     log = started(window=2)
-    assert [v[1] for v in log.ops(put(1), put(2), put(3)).verdicts] == [None, None, Code.WINDOW_FULL]
+    assert [told(v)[1] for v in log.ops(put(1), put(2), put(3)).verdicts] == [None, None, Code.WINDOW_FULL]
     assert log.one(put(3), fi=2) == (3, None, False)
 
 
@@ -348,7 +354,7 @@ def test_session_over_its_bytes_is_refused_before_execution_until_it_acknowledge
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Case 32, and that the session is not stuck for ever: the next request brings the ack that makes room."""
-    for module in ("oncegate.rifl.result_tracker", "oncegate.gateway.machine.machine"):
+    for module in ("oncegate.rifl.result_tracker", "oncegate.rifl.rule"):
         monkeypatch.setattr(f"{module}.RECORD_BYTES_MAX", 100)
     log = started()
     log.ops(increment(1), increment(2))
@@ -362,9 +368,16 @@ def test_mixed_request_applies_only_what_is_new_with_a_verdict_each() -> None:
     log = started()
     log.ops(increment(1), increment(2))
     mixed = log.ops(increment(1), increment(3), increment(2, 9), increment(4), increment(99), put(5, table="no"))
-    assert [v[0] for v in mixed.verdicts] == [1, 3, 2, 4, 99, 5]
-    assert [v[1] for v in mixed.verdicts] == [None, None, Code.PAYLOAD_MISMATCH, None, Code.WINDOW_FULL, Code.NOT_FOUND]
-    assert [v[3] for v in mixed.verdicts] == [True, False, False, False, False, False]
+    assert [told(v)[0] for v in mixed.verdicts] == [1, 3, 2, 4, 99, 5]
+    assert [told(v)[1] for v in mixed.verdicts] == [
+        None,
+        None,
+        Code.PAYLOAD_MISMATCH,
+        None,
+        Code.WINDOW_FULL,
+        Code.NOT_FOUND,
+    ]
+    assert [told(v)[3] for v in mixed.verdicts] == [True, False, False, False, False, False]
     assert (log.value("n"), log.machine.commit) == (4, 4)
 
 
@@ -433,12 +446,9 @@ def test_entry_of_another_version_stops_the_node_instead_of_being_guessed() -> N
         Machine().apply(1, 1, entry)
 
 
-class ExecutesWithoutLooking(machine_module.ResultTracker):
-    """Planted bug: an operation is executed without looking at its record."""
-
-    def decide(self, *args: Any) -> Any:
-        verdict, record = super().decide(*args)
-        return (machine_module.Verdict.EXECUTE, None) if record is not None else (verdict, record)
+def executes_without_looking(tracker: ResultTracker, sequence: int, *how: Any) -> Any:
+    """Planted bug: an operation is executed without looking at its record, and recorded again."""
+    return forgotten(tracker, sequence) if isinstance(decide(tracker, sequence, *how), Replay) else EXECUTE
 
 
 def count_with_retries() -> None:
@@ -456,9 +466,22 @@ def test_retried_increments_count_once() -> None:
 
 
 def test_planted_execution_without_the_record_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_module, "ResultTracker", ExecutesWithoutLooking)
+    monkeypatch.setattr(rule, "decide", executes_without_looking)
     with pytest.raises(AssertionError):
         count_with_retries()
+
+
+@pytest.mark.parametrize("command", [c.Operate(1, 1, 1, [increment(1)]), c.Range(1, 1, 1, "s", 1, bytes(8), b"")])
+def test_second_execution_stops_the_node_and_names_the_entry(
+    command: c.Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever made the rule say EXECUTE of what is recorded, the record is not overwritten."""
+    log = started()
+    log.one(increment(1))
+    monkeypatch.setattr(rule, "decide", lambda *how: EXECUTE)
+    monkeypatch.setattr(machine_module, "decide_range", lambda *how: [NewPart(1, 1)])
+    with pytest.raises(InvariantViolation, match=r"log entry 3 .*operations 1 to 1"):
+        log.do(command)
 
 
 def state_of(machine: Machine) -> list[Any]:
@@ -528,8 +551,8 @@ def test_another_tenant_gets_neither_result_nor_execution_nor_session() -> None:
         c.CloseSession(1, 1, "bob"),
         at=500,
     )
-    assert [verdict[1:3] for verdict in results[0].verdicts] == [(Code.FORBIDDEN, None)] * 2
-    assert [part.verdict.code for part in results[1].parts] == [Code.FORBIDDEN]
+    assert [told(verdict)[1:3] for verdict in results[0].verdicts] == [(Code.FORBIDDEN, None)] * 2
+    assert [part.refusal.code for part in results[1].parts] == [Code.FORBIDDEN]
     assert [refusal.code for refusal in results[2:]] == [Code.FORBIDDEN] * 5
     assert (log.machine.trackers[1].dump(), [s.ends_ms for s in log.machine.sessions]) == before
     assert log.machine.sessions.of_nonce("a") == 1

@@ -9,6 +9,7 @@ from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.results import Operated
 from oncegate.rifl.errors import Code
 from oncegate.rifl.key_table import KEYS_CLIENT, NO_TIME
+from tests.gateway.logs import told
 from tests.gateway.test_machine import Log, increment, op, put, started
 
 HOUR = 3_600_000
@@ -21,7 +22,7 @@ def keyed(log: Log, *ops: tuple[str, c.Op], at: int | None = None, named_ms: int
     assert isinstance(result, Operated)
     return [
         code if record is None else (number, record.commit, record.result and record.result.value, replayed)
-        for number, code, record, replayed in result.verdicts
+        for number, code, record, replayed in map(told, result.verdicts)
     ]
 
 
@@ -39,7 +40,7 @@ def test_duplicates_in_one_request_or_one_entry_apply_once() -> None:
     assert keyed(log, ("a", increment(0)), ("a", increment(0))) == [(1, 1, b"1", False), (1, 1, b"1", True)]
     command = c.Keyed(HOUR, [c.KeyedOp("b", NO_TIME, increment(0))])
     one, two = log.do(command, command)
-    assert [one.verdicts[0][3], two.verdicts[0][3]] == [False, True]
+    assert [told(one.verdicts[0])[3], told(two.verdicts[0])[3]] == [False, True]
     assert log.value("n") == 2
 
 

@@ -18,6 +18,8 @@ from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.results import Ranged
 from oncegate.rifl.errors import Code, OncegateError
+from oncegate.rifl.rule import Replayed
+from tests.rifl.told import part_told
 
 QUOTA = 1 << 20
 
@@ -55,7 +57,7 @@ def single(sequence: int, *, table: str = "s") -> c.Op:
 
 def parts(result: Any) -> list[tuple[int, int, str, int]]:
     assert isinstance(result, Ranged)
-    return [(p.first, p.last, p.verdict.name, p.commit) for p in result.parts]
+    return [part_told(part) for part in result.parts]
 
 
 def items(made: Machine, flow: str = "s") -> list[tuple[int, str, Any, int]]:
@@ -105,7 +107,13 @@ def test_range_over_single_operations_replays_them_and_they_replay_it() -> None:
         "EXECUTE",
     ]
     [operated] = apply(made, c.Operate(1, 1, 1, [single(s) for s in range(1, 6)]))
-    assert [(v[2].commit, v[3]) for v in operated.verdicts] == [(3, True), (1, True), (4, True), (2, True), (5, True)]
+    assert [(v.record.commit, isinstance(v, Replayed)) for v in operated.verdicts] == [
+        (3, True),
+        (1, True),
+        (4, True),
+        (2, True),
+        (5, True),
+    ]
     assert made.commit == 5
 
 
@@ -166,7 +174,7 @@ def test_full_stream_table_refuses_before_execution() -> None:
     apply(made, c.DeclareTable("s", "stream", 100), range_of(1, 5))
     assert parts(apply(made, range_of(6, 7))[0]) == [(6, 7, "QUOTA", 0)]
     [operated] = apply(made, c.Operate(1, 1, 1, [single(8)]))
-    assert operated.verdicts[0][1] is Code.QUOTA
+    assert operated.verdicts[0].refusal.code is Code.QUOTA
     assert made.commit == 5
     assert parts(apply(made, range_of(4, 6))[0]) == [(4, 5, "REPLAY", 4), (6, 6, "QUOTA", 0)]
 
@@ -262,7 +270,7 @@ def test_any_mixture_of_ranges_and_singles_applies_each_operation_once(sent: lis
             got = {p.first + i: p.commit + i for p in result.parts for i in range(p.last - p.first + 1)}
         else:
             [result] = apply(made, c.Operate(1, 1, 1, [single(first)]))
-            got = {first: result.verdicts[0][2].commit}
+            got = {first: result.verdicts[0].record.commit}
         for sequence in range(first, first + more + 1):
             expected.setdefault(sequence, len(expected) + 1)
             assert got[sequence] == expected[sequence]

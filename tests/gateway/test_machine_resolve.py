@@ -8,12 +8,12 @@ import pytest
 
 from oncegate.gateway.answers import request_state
 from oncegate.gateway.machine import commands as c
-from oncegate.gateway.machine.results import Resolved
+from oncegate.gateway.machine.results import AppliedPart, Resolved
 from oncegate.rifl.errors import Code, OncegateError
 from oncegate.rifl.ids import ID_MAX
-from oncegate.rifl.range_rule import RangePart
+from oncegate.rifl.range_rule import RefusedPart
 from oncegate.rifl.resolve_rule import Fate
-from oncegate.rifl.result_tracker import Verdict
+from oncegate.rifl.rule import Refusal
 from tests.gateway.test_machine import Log, increment, put, session, started
 
 
@@ -50,7 +50,7 @@ def test_late_attempt_of_a_sealed_id_is_refused_whatever_its_payload() -> None:
     assert log.one(increment(1)) is Code.STALE
     assert log.one(put(1, "other")) is Code.STALE
     [ranged] = log.do(range_of(1, 3))
-    assert ranged.parts == [RangePart(1, 1, Verdict.SEALED), RangePart(2, 3, Verdict.EXECUTE, 1)]
+    assert ranged.parts == [RefusedPart(1, 1, Refusal.SEALED), AppliedPart(2, 3, 1)]
     assert log.machine.commit == 2, "a seal takes no commit number"
 
 

@@ -11,6 +11,7 @@ from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.state import MachineState, state_digest
 from oncegate.rifl.errors import Code
+from tests.gateway.logs import told
 from tests.gateway.state_harness import point, ship
 
 LEASE_MS = 10_000
@@ -40,14 +41,14 @@ def saved(tmp_path: Path) -> MachineState:
 def _check(machine: Machine) -> None:
     """Ask again for everything that was done: only what was acknowledged is refused, nothing runs."""
     before = machine.commit
-    retried = [_apply(machine, 4, 7, _increment(sequence, 1, 2))[0].verdicts[0] for sequence in (1, 2, 3, 4)]
+    retried = [told(_apply(machine, 4, 7, _increment(sequence, 1, 2))[0].verdicts[0]) for sequence in (1, 2, 3, 4)]
     assert [(code, replayed) for _, code, _, replayed in retried] == [(Code.STALE, False), *[(None, True)] * 3]
     assert [record.commit for _, _, record, _ in retried[1:]] == [2, 3, 4]
     assert machine.commit == before == 4
     [fenced] = _apply(machine, 5, 8, _increment(5, 1, 1))
-    assert fenced.verdicts[0][1] is Code.FENCED
+    assert told(fenced.verdicts[0])[1] is Code.FENCED
     [new] = _apply(machine, 6, 9, _increment(5, 4, 2))
-    assert new.verdicts[0][2].commit == 5
+    assert new.verdicts[0].record.commit == 5
     assert machine.tables["t"].rows.get("n").value == b"5"  # type: ignore[union-attr]
 
 

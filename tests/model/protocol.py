@@ -28,6 +28,7 @@ from typing import Any, Final, NamedTuple
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.machine import Machine
 from oncegate.rifl.errors import Code, OncegateError
+from tests.gateway.logs import told
 
 LEASE_MS: Final = 1_000
 TICK_MS: Final = 600
@@ -187,12 +188,12 @@ def _effect(result: Any) -> Effect:
     if isinstance(result, OncegateError):
         return Effect(result.code)
     if hasattr(result, "verdicts"):
-        ((_, code, record, replayed),) = result.verdicts
+        ((_, code, record, replayed),) = map(told, result.verdicts)
         return Effect(code, None if record is None else (record.commit, repr(record.result).encode()), replayed)
     if hasattr(result, "resolution"):
         record = result.resolution.record
-        told = None if record is None else (record.commit, repr(record.result).encode())
-        return Effect(None, told, fate=str(result.resolution.fate))
+        stored = None if record is None else (record.commit, repr(record.result).encode())
+        return Effect(None, stored, fate=str(result.resolution.fate))
     if hasattr(result, "epoch"):
         return Effect(epoch=result.epoch, first_incomplete=result.first_incomplete)
     return Effect()

@@ -15,12 +15,15 @@ import pytest
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine import machine as machine_module
 from oncegate.gateway.machine.machine import Machine
+from oncegate.rifl import rule
 from oncegate.rifl.completion import CompletionRecord
 from oncegate.rifl.ids import ClientId, Epoch
 from oncegate.rifl.resolve_rule import Fate, Resolution
-from oncegate.rifl.result_tracker import ResultTracker, Standing, Verdict, standing
+from oncegate.rifl.result_tracker import ResultTracker
+from oncegate.rifl.rule import Refusal, Replay, Standing, Verdict, decide, standing
 from oncegate.rifl.session import Session, SessionTable
 from tests.model.protocol import CLIENT, LEASE_MS, Bounds, Model, search
+from tests.rifl.told import forgotten
 
 ENTRIES = int(os.environ.get("ONCEGATE_MODEL_ENTRIES", "4"))
 
@@ -47,24 +50,16 @@ def test_every_promise_holds_in_every_reachable_state(bounds: Bounds) -> None:
     assert found.depth >= 14
 
 
-class Forgets(ResultTracker):
+def forgets(tracker: ResultTracker, sequence: int, *how: Any) -> Verdict:
     """Executes without looking at the records."""
-
-    def decide(
-        self, sequence: int, first_incomplete: int, fingerprint: int, stand: Standing
-    ) -> tuple[Verdict, CompletionRecord | None]:
-        verdict, record = super().decide(sequence, first_incomplete, fingerprint, stand)
-        return (Verdict.EXECUTE, None) if verdict is Verdict.REPLAY else (verdict, record)
+    verdict = decide(tracker, sequence, *how)
+    return forgotten(tracker, sequence) if isinstance(verdict, Replay) else verdict
 
 
-class KnowsNothingStale(ResultTracker):
+def knows_nothing_stale(tracker: ResultTracker, sequence: int, *how: Any) -> Verdict:
     """Takes a sequence number below first incomplete for a new one."""
-
-    def decide(
-        self, sequence: int, first_incomplete: int, fingerprint: int, stand: Standing
-    ) -> tuple[Verdict, CompletionRecord | None]:
-        verdict, record = super().decide(sequence, first_incomplete, fingerprint, stand)
-        return (Verdict.EXECUTE, None) if verdict is Verdict.STALE else (verdict, record)
+    verdict = decide(tracker, sequence, *how)
+    return forgotten(tracker, sequence) if verdict is Refusal.STALE else verdict
 
 
 class DropsTooEarly(ResultTracker):
@@ -76,16 +71,13 @@ class DropsTooEarly(ResultTracker):
             self._records.pop(first_incomplete, None)
 
 
-class AnswersAnew(ResultTracker):
+def answers_anew(tracker: ResultTracker, *how: Any) -> Verdict:
     """Answers a replay with the commit number of now."""
-
-    def decide(
-        self, sequence: int, first_incomplete: int, fingerprint: int, stand: Standing
-    ) -> tuple[Verdict, CompletionRecord | None]:
-        verdict, record = super().decide(sequence, first_incomplete, fingerprint, stand)
-        if record is not None:
-            record = CompletionRecord(record.fingerprint, record.commit + self.highest, record.result)
-        return verdict, record
+    verdict = decide(tracker, *how)
+    if not isinstance(verdict, Replay):
+        return verdict
+    record = verdict.record
+    return Replay(CompletionRecord(record.fingerprint, record.commit + tracker.highest, record.result))
 
 
 def no_fence(session: Session, epoch: int, now_ms: int) -> Standing:
@@ -135,13 +127,13 @@ def _planted(promise: str) -> Callable[[Callable[[pytest.MonkeyPatch], dict[str,
 
 @_planted("executed twice")
 def records_are_not_looked_at(patch: pytest.MonkeyPatch) -> dict[str, Any]:
-    patch.setattr(machine_module, "ResultTracker", Forgets)
+    patch.setattr(rule, "decide", forgets)
     return {}
 
 
 @_planted("executed after it had been acknowledged")
 def stale_is_new(patch: pytest.MonkeyPatch) -> dict[str, Any]:
-    patch.setattr(machine_module, "ResultTracker", KnowsNothingStale)
+    patch.setattr(rule, "decide", knows_nothing_stale)
     return {}
 
 
@@ -153,7 +145,7 @@ def ack_is_inclusive(patch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 @_planted("has changed")
 def replay_is_made_anew(patch: pytest.MonkeyPatch) -> dict[str, Any]:
-    patch.setattr(machine_module, "ResultTracker", AnswersAnew)
+    patch.setattr(rule, "decide", answers_anew)
     return {}
 
 
@@ -215,7 +207,7 @@ def test_broken_rule_is_found_with_a_shortest_way_to_it(
 
 def test_way_to_a_broken_promise_is_a_shortest_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Open, commit, hear, the same operation twice, two commits: nothing of it can be left out."""
-    monkeypatch.setattr(machine_module, "ResultTracker", Forgets)
+    monkeypatch.setattr(rule, "decide", forgets)
     trace = search(Model(Bounds())).trace
     assert trace is not None
     assert [step.split()[0] for step in trace] == [

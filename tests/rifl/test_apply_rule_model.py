@@ -12,18 +12,21 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 from unittest import mock
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from oncegate.rifl import range_rule
-from oncegate.rifl.completion import FINGERPRINT_BYTES, CompletionRecord, RangeRecord
+from oncegate.rifl import rule as rule_module
+from oncegate.rifl.completion import FINGERPRINT_BYTES, RangeRecord
 from oncegate.rifl.errors import OncegateError
-from oncegate.rifl.range_rule import RangePart, decide_range
+from oncegate.rifl.range_rule import NewPart, RangePart, decide_range
 from oncegate.rifl.resolve_rule import resolve
-from oncegate.rifl.result_tracker import ResultTracker, Standing, Verdict, decide_without_session, standing
+from oncegate.rifl.result_tracker import ResultTracker
+from oncegate.rifl.rule import EXECUTE, Refusal, Replay, Standing, Verdict, decide, decide_without_session, standing
 from oncegate.rifl.session import SessionTable
+from tests.rifl.told import forgotten, name_of, part_told
 
 UNIT = 5
 """Stands for RANGE_LENGTH_MAX, so that a model that counts one by one stays fast."""
@@ -31,6 +34,7 @@ UNIT = 5
 Outcome = tuple[str, int]
 """Name of the verdict, and the commit number for EXECUTE and REPLAY, else 0."""
 
+Rule = Callable[[ResultTracker, int, int, int, Standing], Verdict]
 RangeRule = Callable[[ResultTracker, int, bytes, int, Standing], list[RangePart]]
 
 
@@ -150,12 +154,13 @@ class Model:
 class Server:
     """The parts under test, put together as the state machine of the gateway does, with a counter as its effect."""
 
-    def __init__(self, tracker_type: type[ResultTracker], rule_of_ranges: RangeRule) -> None:
+    def __init__(self, tracker_type: type[ResultTracker], rule_of_singles: Rule, rule_of_ranges: RangeRule) -> None:
         self.sessions = SessionTable()
         self.trackers: dict[int, ResultTracker] = {}
         self.commit = 0
         self.effects: Counter[tuple[int, int]] = Counter()
         self._tracker_type = tracker_type
+        self._decide = rule_of_singles
         self._decide_range = rule_of_ranges
 
     def open(self, nonce: str, lease_ms: int, window: int, now: int) -> int:
@@ -199,12 +204,13 @@ class Server:
     ) -> list[Outcome]:
         outcomes: list[Outcome] = []
         for sequence, fingerprint in ops:
-            verdict, record = tracker.decide(sequence, fi, fingerprint, stand)
-            if verdict is Verdict.EXECUTE:
+            verdict = self._decide(tracker, sequence, fi, fingerprint, stand)
+            record = verdict.record if isinstance(verdict, Replay) else None
+            if verdict is EXECUTE:
                 self.commit += 1
                 self.effects[client, sequence] += 1
                 record = tracker.record(sequence, fingerprint, self.commit)
-            outcomes.append((verdict.name, 0 if record is None else record.commit))
+            outcomes.append((name_of(verdict), 0 if record is None else record.commit))
         return outcomes
 
     def _range(
@@ -217,14 +223,14 @@ class Server:
         for part in self._decide_range(tracker, first, prints, fi, stand):
             assert part.first == covered <= part.last, "parts are disjoint, ascending and cover the range"
             covered = part.last + 1
-            commit = part.commit
-            if part.verdict is Verdict.EXECUTE:
+            _, _, name, commit = part_told(part)
+            if isinstance(part, NewPart):
                 commit = self.commit + 1
                 self.commit += covered - part.first
                 cut = prints[(part.first - first) * FINGERPRINT_BYTES : (covered - first) * FINGERPRINT_BYTES]
                 tracker.record_range(RangeRecord(part.first, part.last, commit, cut))
                 self.effects.update((client, sequence) for sequence in range(part.first, covered))
-            outcomes += [(part.verdict.name, commit and commit + i) for i in range(covered - part.first)]
+            outcomes += [(name, commit and commit + i) for i in range(covered - part.first)]
         assert covered == first + len(ops)
         return outcomes
 
@@ -254,13 +260,14 @@ class ApplyRule(RuleBasedStateMachine):
     """Drives server and model side by side and compares after each step."""
 
     tracker_type: ClassVar[type[ResultTracker]] = ResultTracker
+    rule_of_singles: ClassVar[Rule] = staticmethod(decide)
     rule_of_ranges: ClassVar[RangeRule] = staticmethod(decide_range)
 
     def __init__(self) -> None:
         super().__init__()
-        self._unit = mock.patch.object(range_rule, "RANGE_LENGTH_MAX", UNIT)
+        self._unit = mock.patch.object(rule_module, "RANGE_LENGTH_MAX", UNIT)
         self._unit.start()
-        self.server = Server(type(self).tracker_type, type(self).rule_of_ranges)
+        self.server = Server(type(self).tracker_type, type(self).rule_of_singles, type(self).rule_of_ranges)
         self.model = Model()
         self.nonces: dict[int, str] = {}
         self.owners = 0
@@ -448,14 +455,10 @@ TestApplyRule = ApplyRule.TestCase
 TestApplyRule.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
 
 
-class ExecutesWithoutLooking(ResultTracker):
+def executes_without_looking(tracker: ResultTracker, sequence: int, *how: Any) -> Verdict:
     """Planted bug: the completion record is not looked at."""
-
-    def decide(
-        self, sequence: int, first_incomplete: int, fingerprint: int, stand: Standing
-    ) -> tuple[Verdict, CompletionRecord | None]:
-        verdict, record = super().decide(sequence, first_incomplete, fingerprint, stand)
-        return (Verdict.EXECUTE, None) if record is not None else (verdict, record)
+    verdict = decide(tracker, sequence, *how)
+    return forgotten(tracker, sequence) if isinstance(verdict, Replay) else verdict
 
 
 class DropsTooEarly(ResultTracker):
@@ -481,24 +484,18 @@ class MovesBack(ResultTracker):
         self.first_incomplete = min(first_incomplete, self.first_incomplete)
 
 
-class BelievesAnyPayload(ResultTracker):
+def believes_any_payload(
+    tracker: ResultTracker, sequence: int, first_incomplete: int, fingerprint: int, stand: Standing
+) -> Verdict:
     """Planted bug: the fingerprint is not compared."""
-
-    def decide(
-        self, sequence: int, first_incomplete: int, fingerprint: int, stand: Standing
-    ) -> tuple[Verdict, CompletionRecord | None]:
-        known = self.find(sequence)
-        return super().decide(sequence, first_incomplete, known.fingerprint if known else fingerprint, stand)
+    known = tracker.find(sequence)
+    return decide(tracker, sequence, first_incomplete, known.fingerprint if known else fingerprint, stand)
 
 
-class ForgetsSeals(ResultTracker):
+def forgets_seals(tracker: ResultTracker, sequence: int, *how: Any) -> Verdict:
     """Planted bug: a seal answers who asks, but a late attempt is taken for a new one."""
-
-    def decide(
-        self, sequence: int, first_incomplete: int, fingerprint: int, stand: Standing
-    ) -> tuple[Verdict, CompletionRecord | None]:
-        found = super().decide(sequence, first_incomplete, fingerprint, stand)
-        return (Verdict.EXECUTE, None) if found[0] is Verdict.SEALED else found
+    verdict = decide(tracker, sequence, *how)
+    return forgotten(tracker, sequence) if verdict is Refusal.SEALED else verdict
 
 
 def ignores_singles(
@@ -514,16 +511,16 @@ def ignores_overlap(
 ) -> list[RangePart]:
     """Planted bug: a range is judged as a whole, by its first operation."""
     part = decide_range(tracker, first, fingerprints, first_incomplete, stand)[0]
-    return [part._replace(last=first + len(fingerprints) // FINGERPRINT_BYTES - 1)]
+    return [msgspec.structs.replace(part, last=first + len(fingerprints) // FINGERPRINT_BYTES - 1)]
 
 
 PLANTED: list[dict[str, Any]] = [
-    {"tracker_type": ExecutesWithoutLooking},
+    {"rule_of_singles": staticmethod(executes_without_looking)},
     {"tracker_type": DropsTooEarly},
     {"tracker_type": AcknowledgesTooMuch},
     {"tracker_type": MovesBack},
-    {"tracker_type": BelievesAnyPayload},
-    {"tracker_type": ForgetsSeals},
+    {"rule_of_singles": staticmethod(believes_any_payload)},
+    {"rule_of_singles": staticmethod(forgets_seals)},
     {"rule_of_ranges": staticmethod(ignores_singles)},
     {"rule_of_ranges": staticmethod(ignores_overlap)},
 ]

@@ -15,7 +15,7 @@ from oncegate.rifl import key_table
 from oncegate.rifl.completion import CompletionRecord
 from oncegate.rifl.key_table import NO_TIME, KeyRecord, KeyTable
 from oncegate.rifl.resolve_rule import Fate
-from oncegate.rifl.result_tracker import Verdict
+from oncegate.rifl.rule import EXECUTE, Execute, Refusal
 
 MAX = 6
 
@@ -77,28 +77,29 @@ class Keys(RuleBasedStateMachine):
 
     def _sent(self, tenant: str, name: str, named_ms: int, fingerprint: int, lifetime_ms: int) -> None:
         key = f"{name}{named_ms}"
-        verdict, known = self.keys.decide(tenant, key, fingerprint, named_ms, self.now)
+        verdict = self.keys.decide(tenant, key, fingerprint, named_ms, self.now)
+        known = verdict if isinstance(verdict, KeyRecord) else None
         before = self.used.get((tenant, key))
         if (tenant, key) in self.present:
             assert before is not None
             if before.fingerprint == fingerprint:
-                assert verdict is Verdict.REPLAY
+                assert verdict is known
                 assert known is not None
                 assert (known.number, known.record.commit) == (before.number, before.commit)
             else:
-                assert verdict is Verdict.PAYLOAD_MISMATCH
+                assert verdict is Refusal.PAYLOAD_MISMATCH
             return
         assert known is None
         if named_ms > self.now:
-            assert verdict is Verdict.BAD_REQUEST
+            assert verdict is Refusal.BAD_REQUEST
         elif named_ms != NO_TIME and before is not None:
-            assert verdict is Verdict.SESSION_EXPIRED, "a forgotten key whose age can be told is never executed again"
-        elif verdict is Verdict.SESSION_EXPIRED:
+            assert verdict is Refusal.SESSION_EXPIRED, "a forgotten key whose age can be told is never executed again"
+        elif verdict is Refusal.SESSION_EXPIRED:
             assert named_ms <= self.keys.forgotten_ms, "only keys that may have been forgotten are refused"
         elif len(self.present) >= MAX:
-            assert verdict is Verdict.QUOTA
+            assert verdict is Refusal.QUOTA
         else:
-            assert verdict is Verdict.EXECUTE
+            assert verdict is EXECUTE
             self.commit += 1
             number = self.keys.next
             slot = self.keys.slot(tenant, key, self.now, lifetime_ms)
@@ -157,9 +158,9 @@ class MixesTenants(KeyTable):
 
     def decide(
         self, tenant: str, key: str, fingerprint: int, named_ms: int, now_ms: int
-    ) -> tuple[Verdict, KeyRecord | None]:
+    ) -> Execute | KeyRecord | Refusal:
         found = super().decide("", key, fingerprint, named_ms, now_ms)
-        return found if found[1] is not None else super().decide(tenant, key, fingerprint, named_ms, now_ms)
+        return found if isinstance(found, KeyRecord) else super().decide(tenant, key, fingerprint, named_ms, now_ms)
 
 
 @pytest.mark.parametrize("planted", [ForgetsItsAge, MixesTenants])
@@ -208,8 +209,8 @@ def test_records_that_are_not_all_there_are_not_taken_for_a_table() -> None:
 def test_bytes_are_bounded_before_execution(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = _filled(2)
     monkeypatch.setattr(key_table, "KEYS_BYTES_MAX", keys.bytes)
-    assert keys.decide("", "new", 1, NO_TIME, 5)[0] is Verdict.QUOTA
-    assert keys.decide("", "k1", 7, NO_TIME, 5)[0] is Verdict.REPLAY
+    assert keys.decide("", "new", 1, NO_TIME, 5) is Refusal.QUOTA
+    assert keys.decide("", "k1", 7, NO_TIME, 5).number == 1
 
 
 def test_request_ids_of_keys_are_looked_up_by_their_own_tenant() -> None:

@@ -6,8 +6,11 @@ import pytest
 
 from oncegate.rifl.completion import RangeRecord
 from oncegate.rifl.ids import RANGE_LENGTH_MAX
-from oncegate.rifl.range_rule import RangePart, decide_range
-from oncegate.rifl.result_tracker import RECORD_BYTES_MAX, ResultTracker, Standing, Verdict
+from oncegate.rifl.range_rule import NewPart, RefusedPart, ReplayPart, decide_range
+from oncegate.rifl.result_tracker import RECORD_BYTES_MAX, ResultTracker
+from oncegate.rifl.rule import Refusal, Standing
+from oncegate.rifl.rule import decide as decide_one
+from tests.rifl.told import part_told
 
 LIVE, FENCED, ENDED = Standing.LIVE, Standing.FENCED, Standing.ENDED
 Parts = list[tuple[int, int, str, int]]
@@ -26,7 +29,7 @@ def decide(
     assert [part.first for part in parts] == [first, *(part.last + 1 for part in parts[:-1])]
     assert parts[-1].last == last
     assert all(part.first <= part.last for part in parts)
-    return [(part.first, part.last, part.verdict.name, part.commit) for part in parts]
+    return [part_told(part) for part in parts]
 
 
 def known(window: int = 8) -> ResultTracker:
@@ -83,7 +86,7 @@ def test_record_that_begins_in_the_refused_part_does_not_answer_for_it() -> None
     """A range wholly below its own ack, right before a recorded one: nothing of it is replayed."""
     tracker = ResultTracker(window=4)
     tracker.record_range(RangeRecord(2, 3, 2, prints(2, 3)))
-    assert decide_range(tracker, 2, prints(2, 2), 3, LIVE) == [RangePart(2, 2, Verdict.BAD_ACK)]
+    assert decide_range(tracker, 2, prints(2, 2), 3, LIVE) == [RefusedPart(2, 2, Refusal.BAD_ACK)]
 
 
 def test_range_counts_one_place_whatever_its_length() -> None:
@@ -91,10 +94,10 @@ def test_range_counts_one_place_whatever_its_length() -> None:
     for at in range(3):
         first = at * RANGE_LENGTH_MAX + 1
         part = decide_range(tracker, first, bytes(8 * RANGE_LENGTH_MAX), 1, LIVE)[0]
-        assert part.verdict is Verdict.EXECUTE
+        assert isinstance(part, NewPart)
         tracker.record_range(RangeRecord(first, part.last, first, bytes(8 * RANGE_LENGTH_MAX)))
     assert decide(tracker, 3 * RANGE_LENGTH_MAX + 1, 3 * RANGE_LENGTH_MAX + 2)[0][2] == "WINDOW_FULL"
-    assert tracker.decide(3 * RANGE_LENGTH_MAX + 1, 1, 1, LIVE)[0] is Verdict.WINDOW_FULL
+    assert decide_one(tracker, 3 * RANGE_LENGTH_MAX + 1, 1, 1, LIVE) is Refusal.WINDOW_FULL
     tracker.acknowledge(RANGE_LENGTH_MAX + 1)
     assert decide(tracker, 3 * RANGE_LENGTH_MAX + 1, 3 * RANGE_LENGTH_MAX + 2, RANGE_LENGTH_MAX + 1)[0][2] == "EXECUTE"
 
@@ -118,7 +121,7 @@ def test_records_of_ranges_stay_bounded_however_they_are_cut() -> None:
     """Ranges of one operation, sent from high to low with holes: each sees one gap below and nothing else."""
     tracker = ResultTracker(window=4)
     for commit, sequence in enumerate(range(3 * RANGE_LENGTH_MAX, 3 * RANGE_LENGTH_MAX - 200, -2), start=1):
-        if decide_range(tracker, sequence, prints(sequence, sequence), 1, LIVE)[0].verdict is Verdict.EXECUTE:
+        if isinstance(decide_range(tracker, sequence, prints(sequence, sequence), 1, LIVE)[0], NewPart):
             tracker.record_range(RangeRecord(sequence, sequence, commit, prints(sequence, sequence)))
     assert len(tracker.records) + len(tracker.ranges) <= 2 * tracker.window
 
@@ -135,7 +138,7 @@ def test_range_over_the_sessions_bytes_is_refused_and_its_ack_helps() -> None:
 def test_ten_thousand_operations_cost_one_record() -> None:
     tracker = ResultTracker(window=8)
     body = prints(1, RANGE_LENGTH_MAX)
-    assert decide_range(tracker, 1, body, 1, LIVE) == [RangePart(1, RANGE_LENGTH_MAX, Verdict.EXECUTE)]
+    assert decide_range(tracker, 1, body, 1, LIVE) == [NewPart(1, RANGE_LENGTH_MAX)]
     tracker.record_range(RangeRecord(1, RANGE_LENGTH_MAX, 1, body))
     assert len(tracker.ranges) + len(tracker.records) == 1
-    assert decide_range(tracker, 1, body, 1, LIVE) == [RangePart(1, RANGE_LENGTH_MAX, Verdict.REPLAY, 1)]
+    assert decide_range(tracker, 1, body, 1, LIVE) == [ReplayPart(1, RANGE_LENGTH_MAX, 1)]

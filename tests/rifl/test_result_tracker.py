@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from oncegate.rifl.completion import RangeRecord
-from oncegate.rifl.errors import Code
+from oncegate.rifl.completion import CompletionRecord, RangeRecord
+from oncegate.rifl.errors import REGISTRY, Code, InvariantViolation, Outcome
 from oncegate.rifl.ids import ID_MAX
-from oncegate.rifl.result_tracker import (
-    RECORD_BYTES_MAX,
-    ResultTracker,
-    Standing,
-    Verdict,
-    decide_without_session,
-    standing,
-)
+from oncegate.rifl.result_tracker import RECORD_BYTES_MAX, ResultTracker
+from oncegate.rifl.rule import EXECUTE, Refusal, Replay, Standing, decide, decide_without_session, standing
 from oncegate.rifl.session import Session, SessionTable
+from tests.rifl.told import name_of
 
 LIVE, FENCED, ENDED = Standing.LIVE, Standing.FENCED, Standing.ENDED
 
@@ -43,87 +37,58 @@ def tracker_at_row_8() -> ResultTracker:
 
 TABLE = [
     # row, sequence, first incomplete, fingerprint, standing, verdict
-    ("1: first incomplete above the sequence number", 6, 7, 6, LIVE, Verdict.BAD_ACK),
-    ("1: first incomplete beyond highest + window", 20, 20, 20, LIVE, Verdict.BAD_ACK),
-    ("1: first incomplete near 2^64", 2**64 - 1, 2**64 - 1, 6, LIVE, Verdict.BAD_ACK),
-    ("1 before 3", 6, 7, 6, FENCED, Verdict.BAD_ACK),
-    ("1: highest + window is still allowed", 19, 19, 19, LIVE, Verdict.EXECUTE),
-    ("3: fenced, though recorded", 5, 5, 5, FENCED, Verdict.FENCED),
-    ("3: fenced, new", 6, 5, 6, FENCED, Verdict.FENCED),
-    ("3 before 4", 4, 4, 4, FENCED, Verdict.FENCED),
-    ("4: acknowledged before", 4, 4, 4, LIVE, Verdict.STALE),
-    ("4 before 7", 4, 1, 4, ENDED, Verdict.STALE),
-    ("5: recorded alone", 5, 5, 5, LIVE, Verdict.REPLAY),
-    ("5: recorded in a range", 10, 5, 10, LIVE, Verdict.REPLAY),
-    ("5 before 7: a record outlives the lease", 5, 5, 5, ENDED, Verdict.REPLAY),
-    ("5: an old first incomplete is no fault", 5, 1, 5, LIVE, Verdict.REPLAY),
-    ("6: another payload, alone", 5, 5, 6, LIVE, Verdict.PAYLOAD_MISMATCH),
-    ("6: another payload, in a range", 10, 5, 11, LIVE, Verdict.PAYLOAD_MISMATCH),
-    ("6 before 7", 5, 5, 6, ENDED, Verdict.PAYLOAD_MISMATCH),
-    ("7: new, but the lease ended", 6, 5, 6, ENDED, Verdict.SESSION_EXPIRED),
-    ("7 before 8", 30, 5, 30, ENDED, Verdict.SESSION_EXPIRED),
-    ("8: 5..14 are 8 places: 5 6 7 8 9-11 12 13 14", 15, 5, 15, LIVE, Verdict.WINDOW_FULL),
-    ("8: an ack in the request itself opens the window", 15, 6, 15, LIVE, Verdict.EXECUTE),
-    ("9: a gap", 6, 5, 6, LIVE, Verdict.EXECUTE),
-    ("9: a gap below a range", 8, 5, 8, LIVE, Verdict.EXECUTE),
-    ("9: the last place; the range counts once", 14, 5, 14, LIVE, Verdict.EXECUTE),
+    ("1: first incomplete above the sequence number", 6, 7, 6, LIVE, "BAD_ACK"),
+    ("1: first incomplete beyond highest + window", 20, 20, 20, LIVE, "BAD_ACK"),
+    ("1: first incomplete near 2^64", 2**64 - 1, 2**64 - 1, 6, LIVE, "BAD_ACK"),
+    ("1 before 3", 6, 7, 6, FENCED, "BAD_ACK"),
+    ("1: highest + window is still allowed", 19, 19, 19, LIVE, "EXECUTE"),
+    ("3: fenced, though recorded", 5, 5, 5, FENCED, "FENCED"),
+    ("3: fenced, new", 6, 5, 6, FENCED, "FENCED"),
+    ("3 before 4", 4, 4, 4, FENCED, "FENCED"),
+    ("4: acknowledged before", 4, 4, 4, LIVE, "STALE"),
+    ("4 before 7", 4, 1, 4, ENDED, "STALE"),
+    ("5: recorded alone", 5, 5, 5, LIVE, "REPLAY"),
+    ("5: recorded in a range", 10, 5, 10, LIVE, "REPLAY"),
+    ("5 before 7: a record outlives the lease", 5, 5, 5, ENDED, "REPLAY"),
+    ("5: an old first incomplete is no fault", 5, 1, 5, LIVE, "REPLAY"),
+    ("6: another payload, alone", 5, 5, 6, LIVE, "PAYLOAD_MISMATCH"),
+    ("6: another payload, in a range", 10, 5, 11, LIVE, "PAYLOAD_MISMATCH"),
+    ("6 before 7", 5, 5, 6, ENDED, "PAYLOAD_MISMATCH"),
+    ("7: new, but the lease ended", 6, 5, 6, ENDED, "SESSION_EXPIRED"),
+    ("7 before 8", 30, 5, 30, ENDED, "SESSION_EXPIRED"),
+    ("8: 5..14 are 8 places: 5 6 7 8 9-11 12 13 14", 15, 5, 15, LIVE, "WINDOW_FULL"),
+    ("8: an ack in the request itself opens the window", 15, 6, 15, LIVE, "EXECUTE"),
+    ("9: a gap", 6, 5, 6, LIVE, "EXECUTE"),
+    ("9: a gap below a range", 8, 5, 8, LIVE, "EXECUTE"),
+    ("9: the last place; the range counts once", 14, 5, 14, LIVE, "EXECUTE"),
 ]
 
 
 @pytest.mark.parametrize(
     ("sequence", "fi", "fingerprint", "stand", "verdict"), [t[1:] for t in TABLE], ids=[t[0] for t in TABLE]
 )
-def test_row_of_the_apply_rule(sequence: int, fi: int, fingerprint: int, stand: Standing, verdict: Verdict) -> None:
+def test_row_of_the_apply_rule(sequence: int, fi: int, fingerprint: int, stand: Standing, verdict: str) -> None:
     tracker = tracker_at_row_8()
     before = tracker.dump()
-    decided, record = tracker.decide(sequence, fi, fingerprint, stand)
-    assert decided is verdict
-    assert (record.commit if record else None) == (100 + sequence if verdict is Verdict.REPLAY else None)
+    decided = decide(tracker, sequence, fi, fingerprint, stand)
+    assert name_of(decided) == verdict
+    assert not isinstance(decided, Replay) or decided.record.commit == 100 + sequence
     assert tracker.dump() == before, "to decide changes nothing"
 
 
 @pytest.mark.parametrize(
     ("sequence", "fi", "verdict"),
-    [(5, 6, Verdict.BAD_ACK), (5, 5, Verdict.SESSION_EXPIRED), (1, 1, Verdict.SESSION_EXPIRED)],
+    [(5, 6, Refusal.BAD_ACK), (5, 5, Refusal.SESSION_EXPIRED), (1, 1, Refusal.SESSION_EXPIRED)],
 )
-def test_without_a_session_nothing_is_new(sequence: int, fi: int, verdict: Verdict) -> None:
+def test_without_a_session_nothing_is_new(sequence: int, fi: int, verdict: Refusal) -> None:
     assert decide_without_session(sequence, fi) is verdict
 
 
-_small = st.integers(1, 30)
-
-
-_some = st.lists(_small, max_size=12)
-
-
-@given(_some, _small, st.sampled_from(Standing), _some, _small)
-def test_what_is_new_without_a_look_is_new_by_the_rule(
-    done: list[int], ack: int, stand: Standing, sequences: list[int], fi: int
-) -> None:
-    tracker = ResultTracker(window=8)
-    for sequence in done:
-        run(tracker, sequence, 1)
-    tracker.acknowledge(ack)
-    new_below = tracker.new_below(fi, stand)
-    for sequence in sequences:
-        if tracker.highest < sequence < new_below:
-            assert tracker.decide(sequence, fi, sequence, stand) == (Verdict.EXECUTE, None)
-            tracker.record(sequence, sequence, 1)
-
-
-def test_all_of_a_usual_request_is_new_without_a_look() -> None:
-    tracker = ResultTracker(window=8)
-    assert tracker.new_below(1, LIVE) == 9
-    for sequence in range(1, 5):
-        run(tracker, sequence, 1)
-    assert tracker.new_below(3, LIVE) == 11
-    assert tracker.new_below(6, LIVE) == 0
-
-
-def test_each_refusal_has_its_code_and_the_others_none() -> None:
-    assert {v.name: v.code for v in Verdict if v.code is not None} == {
-        v.name: Code(v.name) for v in Verdict if v not in (Verdict.EXECUTE, Verdict.REPLAY, Verdict.SEALED)
-    } | {"SEALED": Code.STALE}
+def test_each_refusal_has_the_code_of_its_name_and_a_seal_is_certain() -> None:
+    others = [refusal for refusal in Refusal if refusal is not Refusal.SEALED]
+    assert [refusal.code for refusal in others] == [Code(refusal.name) for refusal in others]
+    assert [refusal.outcome for refusal in others] == [REGISTRY[refusal.code].outcome for refusal in others]
+    assert (Refusal.SEALED.code, Refusal.SEALED.outcome) == (Code.STALE, Outcome.NOT_APPLIED)
 
 
 @pytest.mark.parametrize(
@@ -139,51 +104,110 @@ def test_standing_is_fenced_by_any_other_epoch_and_ends_after_the_last_milliseco
     assert isinstance(session, Session)
 
 
-def run(tracker: ResultTracker, sequence: int, fi: int, commit: int = 1) -> Verdict:
-    verdict, _ = tracker.decide(sequence, fi, sequence, LIVE)
-    if verdict is Verdict.EXECUTE:
+def run(tracker: ResultTracker, sequence: int, fi: int, commit: int = 1) -> str:
+    verdict = decide(tracker, sequence, fi, sequence, LIVE)
+    if verdict is EXECUTE:
         tracker.record(sequence, sequence, commit)
-    if verdict in (Verdict.EXECUTE, Verdict.REPLAY):
+    if verdict is EXECUTE or isinstance(verdict, Replay):
         tracker.acknowledge(fi)
-    return verdict
+    return name_of(verdict)
+
+
+def test_second_record_of_an_operation_raises_and_changes_nothing() -> None:
+    """It would hide a second execution: the first record, overwritten, is the only trace of the first effect."""
+    forbidden: list[Callable[[ResultTracker], object]] = [
+        lambda tracker: tracker.record(5, 5, 200),
+        lambda tracker: tracker.record(10, 10, 200),
+        lambda tracker: tracker.record(4, 4, 200),
+        lambda tracker: tracker.record(0, 0, 200),
+        lambda tracker: tracker.record(12, 12, 0),
+        lambda tracker: tracker.seal(7),
+        lambda tracker: tracker.seal(9),
+        lambda tracker: tracker.seal(4),
+        lambda tracker: tracker.record_range(RangeRecord(11, 12, 200, bytes(16))),
+        lambda tracker: tracker.record_range(RangeRecord(6, 8, 200, bytes(24))),
+        lambda tracker: tracker.record_range(RangeRecord(8, 12, 200, bytes(40))),
+        lambda tracker: tracker.record_range(RangeRecord(4, 4, 200, bytes(8))),
+        lambda tracker: tracker.record_range(RangeRecord(12, 13, 200, bytes(8))),
+        lambda tracker: tracker.record_range(RangeRecord(12, 11, 200, b"")),
+        lambda tracker: tracker.record_range(RangeRecord(12, 12, 0, bytes(8))),
+    ]
+    for break_it in forbidden:
+        tracker = tracker_at_row_8()
+        before = tracker.dump()
+        with pytest.raises(InvariantViolation):
+            break_it(tracker)
+        assert tracker.dump() == before
+
+
+def test_operation_in_a_gap_may_be_recorded_alone_sealed_or_in_a_range() -> None:
+    for record_it in (
+        lambda tracker: tracker.record(6, 6, 200),
+        lambda tracker: tracker.seal(8),
+        lambda tracker: tracker.record_range(RangeRecord(6, 6, 200, bytes(8))),
+        lambda tracker: tracker.record_range(RangeRecord(12, 13, 200, bytes(16))),
+    ):
+        tracker = tracker_at_row_8()
+        record_it(tracker)
+        assert tracker.dump() != tracker_at_row_8().dump()
+
+
+@pytest.mark.parametrize(
+    ("highest", "records", "ranges"),
+    [
+        (4, {2: 2}, []),
+        (4, {5: 5}, []),
+        (6, {}, [(5, 7)]),
+        (9, {}, [(2, 4)]),
+        (9, {}, [(3, 5), (5, 6)]),
+        (9, {}, [(6, 7), (3, 4)]),
+    ],
+)
+def test_saved_tracker_that_contradicts_itself_is_not_taken(
+    highest: int, records: dict[int, int], ranges: list[tuple[int, int]]
+) -> None:
+    kept = {sequence: CompletionRecord(sequence, commit) for sequence, commit in records.items()}
+    parts = [RangeRecord(first, last, first, bytes(8 * (last - first + 1))) for first, last in ranges]
+    with pytest.raises(InvariantViolation):
+        ResultTracker.restore(8, 3, highest, kept, parts)
 
 
 def test_lost_response_is_replayed_while_later_numbers_succeed() -> None:
     tracker = ResultTracker(window=8)
-    assert run(tracker, 1, 1, 11) is Verdict.EXECUTE
-    assert all(run(tracker, sequence, 1) is Verdict.EXECUTE for sequence in range(2, 9))
-    assert tracker.decide(1, 1, 1, LIVE)[1] == tracker.find(1)
-    assert run(tracker, 1, 1) is Verdict.REPLAY
+    assert run(tracker, 1, 1, 11) == "EXECUTE"
+    assert all(run(tracker, sequence, 1) == "EXECUTE" for sequence in range(2, 9))
+    assert decide(tracker, 1, 1, 1, LIVE) == Replay(tracker.find(1))
+    assert run(tracker, 1, 1) == "REPLAY"
 
 
 def test_window_opens_again_with_acks() -> None:
     tracker = ResultTracker(window=4)
-    assert [run(tracker, s, 1) for s in (1, 2, 3, 4, 5)] == [Verdict.EXECUTE] * 4 + [Verdict.WINDOW_FULL]
-    assert run(tracker, 5, 2) is Verdict.EXECUTE
+    assert [run(tracker, s, 1) for s in (1, 2, 3, 4, 5)] == ["EXECUTE"] * 4 + ["WINDOW_FULL"]
+    assert run(tracker, 5, 2) == "EXECUTE"
     assert sorted(tracker.records) == [2, 3, 4, 5]
 
 
 def test_out_of_order_numbers_inside_the_window_run_once_each() -> None:
     tracker = ResultTracker(window=8)
     order = [4, 1, 8, 3, 2, 7, 5, 6]
-    assert [run(tracker, s, 1) for s in order] == [Verdict.EXECUTE] * 8
-    assert [run(tracker, s, 1) for s in order] == [Verdict.REPLAY] * 8
+    assert [run(tracker, s, 1) for s in order] == ["EXECUTE"] * 8
+    assert [run(tracker, s, 1) for s in order] == ["REPLAY"] * 8
 
 
 def test_first_incomplete_never_moves_back() -> None:
     tracker = ResultTracker(window=8)
     run(tracker, 1, 1)
     run(tracker, 2, 2)
-    assert run(tracker, 3, 1) is Verdict.EXECUTE
+    assert run(tracker, 3, 1) == "EXECUTE"
     assert tracker.first_incomplete == 2
-    assert run(tracker, 1, 1) is Verdict.STALE
+    assert run(tracker, 1, 1) == "STALE"
 
 
 def test_ack_of_what_was_never_seen_refuses_its_late_copy() -> None:
     """Case 11: cancelled, acknowledged, then a late copy arrives."""
     tracker = ResultTracker(window=8)
     run(tracker, 2, 2)
-    assert run(tracker, 1, 1) is Verdict.STALE
+    assert run(tracker, 1, 1) == "STALE"
     assert tracker.find(1) is None
 
 
@@ -201,7 +225,7 @@ def test_ack_through_a_range_keeps_the_rest_with_its_commits_and_fingerprints() 
     assert tracker.ranges == [RangeRecord(10, 11, 110, (10).to_bytes(8, "big") + (11).to_bytes(8, "big"))]
     assert not tracker.records
     assert tracker.bytes == 16
-    assert tracker.decide(11, 10, 11, LIVE)[0] is Verdict.REPLAY
+    assert name_of(decide(tracker, 11, 10, 11, LIVE)) == "REPLAY"
     tracker.acknowledge(12)
     assert tracker.dump() == [8, 12, 11, [], []]
     assert tracker.bytes == 0
@@ -222,15 +246,15 @@ def test_bytes_of_results_are_given_back_by_acks() -> None:
 def test_session_over_its_bytes_is_refused_before_execution_but_still_replays() -> None:
     tracker = ResultTracker(window=8)
     tracker.record(1, 1, 1, Bytes(RECORD_BYTES_MAX + 1))
-    assert tracker.decide(2, 1, 2, LIVE)[0] is Verdict.QUOTA
-    assert tracker.decide(1, 1, 1, LIVE)[0] is Verdict.REPLAY
+    assert name_of(decide(tracker, 2, 1, 2, LIVE)) == "QUOTA"
+    assert name_of(decide(tracker, 1, 1, 1, LIVE)) == "REPLAY"
 
 
 def test_session_over_its_bytes_gets_out_by_acknowledging() -> None:
     """The next operation carries the ack of everything before it: were it refused, the session would be stuck."""
     tracker = ResultTracker(window=8)
     tracker.record(1, 1, 1, Bytes(RECORD_BYTES_MAX + 1))
-    assert run(tracker, 2, 2) is Verdict.EXECUTE
+    assert run(tracker, 2, 2) == "EXECUTE"
     assert tracker.bytes == 0
 
 

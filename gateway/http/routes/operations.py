@@ -19,7 +19,7 @@ from oncegate.gateway.http.negotiation import NODE, headers_of, local, number, p
 from oncegate.gateway.http.routing import JSON_LINES, PROPOSED, READ, Parameter, Raw
 from oncegate.rifl.completion import FINGERPRINT_BYTES
 from oncegate.rifl.errors import Code, OncegateError
-from oncegate.rifl.ids import ID_MAX
+from oncegate.rifl.ids import ID_MAX, SequenceNumber
 
 
 @typed
@@ -72,7 +72,7 @@ async def resolve(request: web.Request) -> web.StreamResponse:
     sent = await raw_body(request)
     body = edge.decode(sent, request.content_type, wire.ResolveRequest) if sent else wire.ResolveRequest()
     check_owner(request, request.app[NODE].machine, client_id)
-    command = edge.resolve(client_id, sequence, body, tenant_of(request))
+    command = edge.resolve(client_id, SequenceNumber(sequence), body, tenant_of(request))
     return respond(request, await request.app[NODE].submit(command, 64))
 
 
@@ -83,10 +83,10 @@ def _header(request: web.Request, name: str) -> str:
     return text
 
 
-def _first_incomplete(text: str) -> int:
+def _first_incomplete(text: str) -> SequenceNumber:
     if text.isascii() and text.isdigit() and len(text) <= 20 and int(text) > ID_MAX:
         return edge.check_first_incomplete(int(text))
-    return number(text, wire.H_FIRST_INCOMPLETE)
+    return SequenceNumber(number(text, wire.H_FIRST_INCOMPLETE))
 
 
 _NUMBER: Final = {"type": "integer", "minimum": 1, "maximum": ID_MAX}

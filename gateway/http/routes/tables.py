@@ -80,7 +80,7 @@ async def row(request: web.Request) -> web.StreamResponse:
     floor = 0 if watching is None else watching.read_floor(linearizable=linearizable)
     await reach(request)
     # Taken before the look-up, which may wait: the answer reflects at least this and promises no more.
-    commit = node.machine.commit
+    commit = int(node.machine.commit)
     try:
         found = await node.reads.row(table, key)
     except OncegateError:

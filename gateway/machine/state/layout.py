@@ -31,6 +31,7 @@ from oncegate.flows.flow import FlowDeclaration
 from oncegate.gateway.machine.state.errors import StateCorrupt, StateVersionUnknown
 from oncegate.gateway.machine.tables import Remembered, Row, TableKind
 from oncegate.rifl.completion import CompletionRecord, RangeRecord
+from oncegate.rifl.ids import ClusterTimeMs, CommitNumber, Fingerprint, SequenceNumber
 from oncegate.rifl.key_table import KeyRecord
 from oncegate.rifl.result_tracker import ResultTracker
 from oncegate.rifl.session import Session
@@ -69,16 +70,16 @@ class Meta(msgspec.Struct, array_like=True, frozen=True):
     """Where the state stands, and how much of each thing there must be."""
 
     point: SavedPoint
-    commit: int
-    time_ms: int
+    commit: CommitNumber
+    time_ms: ClusterTimeMs
     next_client_id: int
     replayed: int
     sessions: int
     flows: int
     tables: list[TableMeta]
-    first_key: int
-    next_key: int
-    forgotten_ms: int
+    first_key: SequenceNumber
+    next_key: SequenceNumber
+    forgotten_ms: ClusterTimeMs
 
 
 class FlowHead(msgspec.Struct, array_like=True, frozen=True):
@@ -120,8 +121,8 @@ Piece = Run | RangeHead
 class StoredRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A completion record as it is read back, with the type of its result."""
 
-    fingerprint: int
-    commit: int
+    fingerprint: Fingerprint
+    commit: CommitNumber
     result: Remembered | None = None
     traceparent: str = ""
 
@@ -130,8 +131,8 @@ class SessionImage(msgspec.Struct, array_like=True, frozen=True):
     """A session with its completion records."""
 
     session: Session
-    first_incomplete: int
-    highest: int
+    first_incomplete: SequenceNumber
+    highest: SequenceNumber
     records: dict[int, StoredRecord]
     ranges: list[RangeRecord]
 
@@ -139,11 +140,11 @@ class SessionImage(msgspec.Struct, array_like=True, frozen=True):
 class StoredKey(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A used idempotency key as it is read back; written from :class:`oncegate.rifl.key_table.KeyRecord`."""
 
-    number: int
+    number: SequenceNumber
     tenant: str
     key: str
-    used_ms: int
-    ends_ms: int
+    used_ms: ClusterTimeMs
+    ends_ms: ClusterTimeMs
     record: StoredRecord
 
 
@@ -247,7 +248,8 @@ def encode_row(row: Row) -> bytes:
 
 def decode_row(value: bytes) -> Row:
     """Read a row."""
-    return Row(int.from_bytes(value[:_VERSION_BYTES], "big"), value[_VERSION_BYTES:])
+    version = int.from_bytes(value[:_VERSION_BYTES], "big")
+    return Row(version, value[_VERSION_BYTES:])  # type: ignore[arg-type]  # each row read would pay for the call
 
 
 def session_key(client_id: int) -> bytes:

@@ -20,13 +20,14 @@ from oncegate.gateway.machine.state.layout import decode_row, encode_row, rows_p
 from oncegate.gateway.machine.state.order import in_order
 from oncegate.gateway.machine.state.store import Store
 from oncegate.gateway.machine.tables import Row
+from oncegate.rifl.ids import CommitNumber
 
 FRESH_ROW_BYTES: Final = 300
 """What a row in memory costs beside key and value: objects, dict entry, its place in a run."""
 RUN_KEYS: Final = 4096
 """Keys are put in order by runs of this many, as they come: sorting one takes less than a millisecond."""
 _RUN_MASK: Final = RUN_KEYS - 1
-_BELOW: Final = Row(-1, b"")
+_BELOW: Final = Row(CommitNumber(-1), b"")
 """Stands for "not here, look below"; compared by identity."""
 _UNREAD: Final = b"unread"
 """Stands for "not read ahead"; compared by identity."""
