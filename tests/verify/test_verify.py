@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import aiohttp
 import pyarrow as pa
@@ -19,8 +20,13 @@ from oncegate.flows.segment_store import SegmentStore
 from oncegate.gateway.cli.exits import CRASH
 from oncegate.gateway.cli.main import app
 from oncegate.gateway.local.cluster import LocalCluster
+from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.tables import Row
 from oncegate.proof.verify import Report, StoreWanted, verify
+from oncegate.proof.verify.findings import Difference
+from oncegate.proof.verify.replay import Replay
+from oncegate.rifl import rule
 from oncegate.spark_sink import contacts, rows
 from oncegate.stores.store import open_store
 from oncegate.stores.stream_rows import ROWS_CONSUMER, STREAM_ROWS, rows_of
@@ -341,3 +347,22 @@ async def test_directory_of_a_live_node_is_refused_by_name(nodes: list[Path]) ->
     assert report.verdict == "unknown"
     assert str(nodes[1] / "raft") in report.undecided[0]
     assert verify(nodes).verdict == "equal"
+
+
+def test_second_execution_in_a_log_is_reported_with_its_entry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What stops a node is told of its files too: the entry that would overwrite a record."""
+    op = c.Op(1, int(c.Kind.PUT), "t", "k", 1, b"1")
+    commands: list[list[c.Command]] = [
+        [c.DeclareTable("t", "resident", 1 << 20), c.OpenSession("n", 1_000, 8)],
+        [c.Operate(1, 1, 1, [op])],
+        [c.Operate(1, 1, 1, [op])],
+    ]
+    entries = [(c.encode_entry(0, each), index, 1) for index, each in enumerate(commands, 1)]
+    replay = Replay(SimpleNamespace(node="n1", path=tmp_path), Machine(), 0)  # type: ignore[arg-type]
+    replay.run(entries)
+    monkeypatch.setattr(rule, "decide", lambda *how: rule.EXECUTE)
+    again = Replay(SimpleNamespace(node="n1", path=tmp_path), Machine(), 0)  # type: ignore[arg-type]
+    with pytest.raises(Difference) as told:
+        again.run(entries)
+    assert told.value.what == "entry 3"
+    assert "operations 1 to 1" in told.value.found
