@@ -334,24 +334,25 @@ def decide_each(
     # No recorded place lies between base and a number above all that is recorded, so numbers count as places.
     new_below = base + tracker.window if stand is _LIVE and base <= tracker.highest + 1 else 0
     verdicts: list[OpVerdict] = []
+    add = verdicts.append
     refused = 0
     for op in operations:
         sequence = op.sequence
-        if tracker.highest < sequence < new_below and tracker.bytes <= RECORD_BYTES_MAX:
-            verdict: Verdict = EXECUTE
-        else:
+        if not (tracker.highest < sequence < new_below and tracker.bytes <= RECORD_BYTES_MAX):
             verdict = decide(tracker, sequence, first_incomplete, op.fingerprint, stand)
-        if verdict is EXECUTE:
-            done = execute(client_id, tracker, op, traceparent)
-            if type(done) is CompletionRecord:
-                verdicts.append(Applied(sequence, done))
+            if isinstance(verdict, Replay):
+                add(Replayed(sequence, verdict.record))
                 continue
-            verdict = Refusal(done)
-        if isinstance(verdict, Replay):
-            verdicts.append(Replayed(sequence, verdict.record))
+            if isinstance(verdict, Refusal):
+                refused += 1
+                add(Rejected(sequence, verdict))
+                continue
+        done = execute(client_id, tracker, op, traceparent)
+        if type(done) is CompletionRecord:
+            add(Applied(sequence, done))
         else:
             refused += 1
-            verdicts.append(Rejected(sequence, verdict))
+            add(Rejected(sequence, Refusal(done)))
     return verdicts, len(verdicts) - refused
 
 
