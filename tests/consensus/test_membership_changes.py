@@ -399,6 +399,7 @@ async def test_a_transfer_to_a_node_that_cannot_take_over_ends_and_the_leader_go
         name = await cluster.leader()
         leader = cluster.replicas[name]
         target, other = [found for found in cluster.names if found != name]
+        await until(lambda: all(leader.status().peers[peer].connected for peer in (target, other)))
         cluster.replicas[target]._engine._voting.told_to_campaign = lambda peer_id, message, now: None
         transfer = asyncio.create_task(leader.transfer_leadership(target))
         await until(lambda: leader.status().transfer_target == target)
