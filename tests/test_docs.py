@@ -39,6 +39,7 @@ def test_every_case_of_the_contract_has_its_tests() -> None:
         "docs/guide.md",
         "docs/cases.md",
         "docs/middleware.md",
+        "docs/ARCHITECTURE.md",
         "docs/decisions/README.md",
     ],
 )
