@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import sqlite3
 from pathlib import Path
@@ -69,6 +70,15 @@ def test_file_reads_back_as_a_dictionary_of_what_was_written(
         assert len(file) == len(model)
     file.close()
     assert read(path) == model
+
+
+def test_new_file_is_flushed_with_its_name_whatever_sqlite_flushes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: flushed.append(os.fstat(fd).st_ino))
+    OutboxFile(tmp_path / "outbox").close()
+    assert flushed == [tmp_path.stat().st_ino]
 
 
 def test_transaction_cut_off_by_a_crash_is_undone_as_a_whole(tmp_path: Path) -> None:
