@@ -38,8 +38,10 @@ def test_every_case_of_the_contract_has_its_tests() -> None:
         "CONTRIBUTING.md",
         "docs/guide.md",
         "docs/cases.md",
+        "docs/metrics.md",
         "docs/middleware.md",
         "docs/ARCHITECTURE.md",
+        "docs/settings.md",
         "docs/decisions/README.md",
     ],
 )

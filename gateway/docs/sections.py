@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from oncegate.gateway.docs.pages import Section, table
+from oncegate.gateway.http.metrics import METRICS
 from oncegate.gateway.node.setting import Setting
 from oncegate.gateway.node.settings import SETTINGS
 from oncegate.rifl.errors import REGISTRY
@@ -49,9 +50,16 @@ def _toml(one: Setting) -> str:
     return '""' if one.default is None else json.dumps(one.default, default=str)
 
 
+def metrics() -> Iterator[str]:
+    """Return the table of metrics, in the order of ``/metrics``."""
+    rows = ([f"`{one.full_name}`", one.kind, ", ".join(one.labels), one.text] for one in METRICS)
+    return table(("name", "kind", "labels", "what it is"), rows)
+
+
 SECTIONS: Final = (
     Section("docs/SEMANTICS.md", "the apply rule", table_as_markdown),
     Section("docs/SEMANTICS.md", "errors", errors),
     Section("docs/settings.md", "settings", settings),
+    Section("docs/metrics.md", "metrics", metrics),
     Section("deploy/oncegate.toml", "settings", sample_file),
 )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+from oncegate.gateway.http.metrics import METRICS, Metric, Sources
 from tests.gateway.http_contract import assert_problem, declare, put, send_range
 
 if TYPE_CHECKING:
@@ -51,6 +52,27 @@ async def test_metrics_follow_the_state(api: Api) -> None:
     assert float(values["oncegate_inflight_commands"]) == float(values["oncegate_inflight_bytes"]) == 0
     assert float(values['oncegate_table_bytes{table="rows"}']) > 0
     assert 'oncegate_flow_last_batch{flow="events"}' in values
+    declared = [one.full_name for one in METRICS if not one.name.startswith("stream_store")]
+    assert [line.split()[2] for line in body.decode().splitlines() if line.startswith("# TYPE ")] == declared
+
+
+def test_metric_is_written_as_prometheus_reads_it() -> None:
+    of = cast(Sources, None)
+    labelled = Metric(
+        "lag", "gauge", "how far", lambda _: {('a"b', "c\\d\ne"): 1, ("x", "y"): 0.5}, ("flow", "consumer")
+    )
+    assert labelled.lines(of) == [
+        "# HELP oncegate_lag how far",
+        "# TYPE oncegate_lag gauge",
+        r'oncegate_lag{flow="a\"b",consumer="c\\d\ne"} 1.0',
+        'oncegate_lag{flow="x",consumer="y"} 0.5',
+    ]
+    assert Metric("n", "counter", "how many", lambda _: 2).lines(of)[1:] == [
+        "# TYPE oncegate_n_total counter",
+        "oncegate_n_total 2.0",
+    ]
+    assert Metric("none", "gauge", "nothing", lambda _: None).lines(of) == []
+    assert len({one.full_name for one in METRICS}) == len(METRICS)
 
 
 async def test_unknown_route_and_method_are_problems(api: Api) -> None:
