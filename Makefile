@@ -7,7 +7,7 @@ MESSAGES ?=
 SEEDS ?= 10000
 ARGS ?=
 # Tests that want the processor, one for each; the rest mostly waits, for elections or for a JVM: two files at a time.
-QUICK := not faults and not spark and not cassandra and not browser
+QUICK := not faults and not spark and not cassandra and not packaging and not browser
 ROUNDS ?= 20
 KILLS ?= 200
 RUNS ?= runs

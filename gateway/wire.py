@@ -10,6 +10,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+DEFAULT_HTTP_PORT: Final = 7400
+
 MSGPACK: Final = "application/vnd.oncegate+msgpack"
 JSON: Final = "application/json"
 ARROW: Final = "application/vnd.apache.arrow.stream"

@@ -9,7 +9,7 @@ import typer
 
 from oncegate.gateway.cli.output import Format, Output, show
 from oncegate.gateway.local.blocking_http import get_json
-from oncegate.gateway.node.settings import DEFAULT_HTTP_PORT
+from oncegate.gateway.wire import DEFAULT_HTTP_PORT
 
 Endpoint = Annotated[str, typer.Option(envvar="ONCEGATE_ENDPOINT", help="HTTP address of any node")]
 ENDPOINT_DEFAULT = f"http://127.0.0.1:{DEFAULT_HTTP_PORT}"

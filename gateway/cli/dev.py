@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from oncegate.gateway.local.cluster import LocalCluster, NodeEnded
-from oncegate.gateway.node.settings import DEFAULT_HTTP_PORT
+from oncegate.gateway.wire import DEFAULT_HTTP_PORT
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -1,15 +1,19 @@
 """Entry point: the command groups, and what every command shares.
 
 Exit codes: 0 done, 1 the answer is no (not ready, mismatch), 2 misuse, 3 the cluster could not be reached;
-``verify`` and ``check`` have their own. Modules of commands import what a command needs when it runs: a test names
-what must not be loaded before.
+``verify`` and ``check`` have their own. Modules of commands import what a command needs when it runs, so that
+``status`` costs no server and ``oncegate[client]`` is enough for what needs none.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+try:
+    import typer
+except ModuleNotFoundError:
+    sys.exit("oncegate: the command is not installed; pip install 'oncegate[client]' or 'oncegate[server]'")
 
 from oncegate.gateway.cli import check, cluster, dev, exits, explain, members, outbox, serve, token, verify
 
@@ -52,5 +56,15 @@ def _every_command(
 
 
 def main(make_node: MakeNode | None = None) -> None:
-    """Run the command line; ``make_node`` makes the node that ``serve`` runs, a plain one by default."""
-    app(obj=make_node)
+    """Run the command line; a command of the server says what to install where that is not installed (exit code 2).
+
+    Args:
+        make_node: makes the node that ``serve`` runs; a plain one by default.
+    """
+    try:
+        app(obj=make_node)
+    except ModuleNotFoundError as missing:
+        if missing.name is None or missing.name.partition(".")[0] == __name__.partition(".")[0]:
+            raise
+        typer.echo(f"oncegate: {missing.name} is not installed; pip install 'oncegate[server]'", err=True)
+        raise SystemExit(2) from None

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from oncegate.gateway.node.setting import declared, of_environment, of_file, setting
+from oncegate.gateway.wire import DEFAULT_HTTP_PORT
 from oncegate.rifl.session import SESSIONS_MAX
 
-DEFAULT_HTTP_PORT: Final = 7400
 DEFAULT_PEER_PORT: Final = 7401
 PORT_MAX: Final = 65_535
 LOG_LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")

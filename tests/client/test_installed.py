@@ -1,0 +1,73 @@
+"""What ``oncegate[client]`` installs is enough for the command and for ``import oncegate``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SERVER_ONLY = ["google_crc32c", "numpy", "prometheus_client", "pyarrow", "pydantic_settings"]
+SERVER_ONLY += ["pysyncobj", "rocksdict", "structlog", "xxhash"]
+WITHOUT = f"import sys; sys.modules.update(dict.fromkeys({SERVER_ONLY}))\n"
+"""A module that stands for None in ``sys.modules`` is not installed, as far as an import can tell."""
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+
+
+def test_commands_of_clients_import_nothing_of_the_server() -> None:
+    for words, code in (["outbox", "--help"], 0), (["status", "--endpoint", "http://127.0.0.1:1"], 3):
+        done = python(f"{WITHOUT}sys.argv = {['oncegate', *words]}\nfrom oncegate.gateway.cli.main import main; main()")
+        assert done.returncode == code, done.stderr
+
+
+def test_a_command_of_the_server_says_what_to_install() -> None:
+    done = python(f"{WITHOUT}sys.argv = ['oncegate', 'serve']\nfrom oncegate.gateway.cli.main import main; main()")
+    assert done.returncode == 2
+    assert "pip install 'oncegate[server]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_command_without_its_extra_says_what_to_install() -> None:
+    done = python("import sys; sys.modules['typer'] = None\nimport oncegate.gateway.cli.main")
+    assert done.returncode == 1
+    assert "pip install 'oncegate[client]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.packaging
+def test_a_wheel_with_the_client_extra_runs_the_command(tmp_path: Path) -> None:
+    def run(*command: str | Path, code: int = 0) -> str:
+        done = subprocess.run([*map(str, command)], capture_output=True, text=True, cwd=tmp_path, timeout=120)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv")
+    python, oncegate = (tmp_path / "venv/bin" / name for name in ("python", "oncegate"))
+    uv = Path(sys.executable).with_name("uv")
+    if uv.exists():
+        run(uv, "build", "--quiet", "--wheel", "--out-dir", tmp_path, ROOT)
+    else:
+        run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path, ROOT)
+    (wheel,) = tmp_path.glob("*.whl")
+    if uv.exists():
+        run(uv, "pip", "install", "--quiet", "--python", python, f"{wheel}[client]")
+    else:
+        run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", f"{wheel}[client]")
+    assert "Outboxes of workers" in run(oncegate, "--help")
+    assert "no node answers" in run(oncegate, "status", "--endpoint", "http://127.0.0.1:1", code=3)
+    assert "no node answers" in run(oncegate, "explain", "rows/k", "--endpoint", "http://127.0.0.1:1", code=3)
+    assert "0 entries" in run(oncegate, "outbox", "ls", _outbox(tmp_path / "outbox"))
+    assert "oncegate[server]" in run(oncegate, "serve", code=2)
+
+
+def _outbox(path: Path) -> Path:
+    from oncegate.gateway.client.outbox_file import OutboxFile
+
+    opened = OutboxFile(path)
+    opened.close()
+    return path
