@@ -18,7 +18,7 @@ import aiohttp
 import msgspec
 
 from oncegate.gateway.client.courier import Call, Courier, at_deadline
-from oncegate.gateway.client.failures import OperationFailed
+from oncegate.gateway.client.failures import OperationFailed, OutcomeUnknown
 from oncegate.gateway.client.json_call import JsonCall
 from oncegate.gateway.client.paths import CLUSTER, flow_path, request_path, resolve_path, row_path, table_path
 from oncegate.gateway.client.profiles import Profile, TokenFile, settle, trusted
@@ -43,7 +43,7 @@ _NO_TIMERS: Final = aiohttp.ClientTimeout(total=None, connect=None, sock_connect
 
 
 class _Resolved(msgspec.Struct):
-    state: Literal["applied", "sealed"]
+    state: Literal["applied", "sealed", "acknowledged", "expired"]
     result: OperationResult | None = None
 
 
@@ -241,7 +241,8 @@ class Client:
             timeout_s: total time.
 
         Raises:
-            OperationFailed: STALE, SESSION_EXPIRED where the cluster no longer remembers; the outcome stays unknown.
+            OutcomeUnknown: STALE, SESSION_EXPIRED where the cluster no longer remembers.
+            OperationFailed: NOT_FOUND if there never was such a session, or why the cluster could not be asked.
         """
         known = parse_request_id(request_id) if isinstance(request_id, str) else request_id
         return await self.settle(known, {}, timeout_s)
@@ -325,8 +326,14 @@ class Client:
         path = resolve_path(format_client_id(request_id.client_id), request_id.sequence)
         call = JsonCall("POST", path, _Resolved, self.headers, self.deadline(timeout_s), body=owner)
         told = await self.perform(call)
-        result = None if told.result is None else write_result(told.result, request_id.client_id, 0)
-        return Resolution(told.state, result)
+        match told.state:
+            case "acknowledged":
+                raise OutcomeUnknown(Code.STALE, "its owner has acknowledged it", request_id=request_id)
+            case "expired":
+                raise OutcomeUnknown(Code.SESSION_EXPIRED, "its session is forgotten", request_id=request_id)
+            case state:
+                result = None if told.result is None else write_result(told.result, request_id.client_id, 0)
+                return Resolution(state, result)
 
     def adopt(self, session: SessionLife) -> None:
         """Note an open session, to be closed with the client."""

@@ -85,9 +85,10 @@ class OutcomeUnknown(OperationFailed):
             new operation.
 
         Raises:
-            OperationFailed: STALE or SESSION_EXPIRED where the cluster no longer remembers, or why it could not be
-                asked: the outcome stays unknown. BAD_REQUEST if the operation never got an id, or the error came
-                from another process: use ``Client.resolve`` with ``request_id``.
+            OutcomeUnknown: STALE or SESSION_EXPIRED where the cluster no longer remembers.
+            OperationFailed: why the cluster could not be asked: the outcome stays unknown. BAD_REQUEST if the
+                operation never got an id, or the error came from another process: use ``Client.resolve`` with
+                ``request_id``.
         """
         if self.request_id is None or self.resolver is None:
             raise OperationFailed(Code.BAD_REQUEST, "no session to ask: use Client.resolve(request_id)")
