@@ -30,7 +30,7 @@ import numpy as np
 
 from bench.figures import header, save
 from oncegate.gateway.client import Client, Session
-from oncegate.gateway.testing.cluster import FakeGateway
+from oncegate.gateway.testing import FakeGateway
 
 BUDGET_US = 25.0
 VALUE = "v" * 198
@@ -149,7 +149,7 @@ def _serve() -> None:
     async def serve() -> None:
         gc.set_threshold(100_000, 50, 1000)
         async with FakeGateway() as gateway:
-            gateway.executed = deque(maxlen=1)  # type: ignore[assignment]
+            gateway.executed = deque(maxlen=1)
             print(gateway.endpoints[0], flush=True)
             await asyncio.to_thread(sys.stdin.read)
 

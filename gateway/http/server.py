@@ -74,11 +74,11 @@ async def _expected(request: web.Request) -> web.StreamResponse | None:
     return None
 
 
-def application(node: Node, tokens: Tokens | None = None) -> web.Application:
+def application(node: Node, tokens: Tokens | None = None, *, routes: tuple[Route, ...] = ROUTES) -> web.Application:
     """Return the HTTP application of ``node``; without ``tokens`` everybody may do everything."""
     settings = node.settings
     desk = Desk(
-        ROUTES,
+        routes,
         authenticator=tokens,
         requests_max=settings.tenant_requests_max,
         operations_per_s=settings.tenant_operations_per_s,
@@ -87,12 +87,12 @@ def application(node: Node, tokens: Tokens | None = None) -> web.Application:
     app[NODE] = node
     app[CONNECTIONS] = ConnectionCounts()
     app[BODIES] = BodyBudget(settings.body_bytes_max, settings.receiving_bytes_max, settings.body_ms_max)
-    for route in ROUTES:
+    for route in routes:
         for method in ("GET", "HEAD") if route.method == "GET" and route.head else (route.method,):
             app.router.add_route(method, route.path, route.handler, expect_handler=_expected)
     flows.set_up(app)
     rows.set_up(app)
-    description.set_up(app, ROUTES)
+    description.set_up(app, routes)
     return app
 
 

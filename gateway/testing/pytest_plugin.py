@@ -1,6 +1,6 @@
-"""Fixtures for the tests of applications, there as soon as ``oncegate[client]`` is installed beside pytest.
+"""Fixtures for the tests of applications, there as soon as ``oncegate[testing]`` is installed beside pytest.
 
-Owns: ``oncegate_cluster``. Imports the SDK only when a test asks for it, and for that reason does not live with it.
+Owns: ``oncegate_cluster``. Imports the gateway only when a test asks for it, and for that reason does not live with it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from oncegate.gateway.testing.fake_cluster import FakeCluster
+    from oncegate.gateway.testing import FakeCluster
 
 
 @pytest.fixture
 def oncegate_cluster() -> Iterator[FakeCluster]:
-    """Three nodes in this process, under the real apply rule, on a clock that only the test moves."""
-    from oncegate.gateway.testing.fake_cluster import FakeCluster
+    """Three nodes in this process, under the real state machine, on a clock that only the test moves."""
+    from oncegate.gateway.testing import FakeCluster
 
     with FakeCluster() as cluster:
         yield cluster

@@ -1,21 +1,26 @@
-"""The fake and a real node keep the same contract, as the SDK sees it."""
+"""The fixture and a real node keep the same contract: each elementary call, as the SDK and as HTTP see it.
+
+A promise here is written once and runs on both. The fixture has the node's machine, edge and routes; what could differ
+is what it leaves out: the log, the disk, and the clock.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import aiohttp
 import msgspec
 import pytest
 
 from oncegate.gateway import wire
-from oncegate.gateway.client import Client, Code, OncegateError, OperationFailed, RequestId
+from oncegate.gateway.client import Client, Code, OncegateError, OperationFailed, OutcomeUnknown, RequestId, Session
 from oncegate.gateway.http.server import running
 from oncegate.gateway.local.ports import free_ports
 from oncegate.gateway.node.settings import Settings
-from oncegate.gateway.testing.cluster import FakeGateway
+from oncegate.gateway.testing import FakeGateway
 from oncegate.rifl.ids import SequenceNumber, format_client_id
 
 
@@ -41,6 +46,28 @@ async def client(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
         yield connected
 
 
+_lines = msgspec.json.Decoder()
+
+
+class Answer(NamedTuple):
+    """An answer to plain HTTP: status, the part of the body that does not depend on when it was asked, headers."""
+
+    status: int
+    body: Any
+    headers: Any
+
+
+async def http(client: Client, method: str, path: str, body: Any = None, **headers: str) -> Answer:
+    """Call a node without the SDK; ``headers`` are written with underscores."""
+    written = {name.replace("_", "-"): text for name, text in headers.items()}
+    url = f"{client._router.endpoints[0]}{path}"
+    async with aiohttp.request(method, url, json=body, headers=written) as answer:
+        text = await answer.read()
+        lines = answer.content_type == "application/x-ndjson"
+        body = _lines.decode_lines(text) if lines else msgspec.json.decode(text) if text else None
+        return Answer(answer.status, body, answer.headers)
+
+
 async def operate(client: Client, client_id: int, epoch: int, *operations: wire.Operation) -> list[Any]:
     """Send operations under numbers of the test's own choice; return (status or code, value) of each."""
     body = wire.OperationsRequest(format_client_id(client_id), epoch, 1, list(operations))
@@ -53,6 +80,68 @@ async def operate(client: Client, client_id: int, epoch: int, *operations: wire.
         result.code if result.status == "rejected" else (result.status, result.value, result.replayed)
         for result in told.results
     ]
+
+
+Call = Callable[[Session], Awaitable[Any]]
+INT_MAX = 2**63 - 1
+
+
+class Refusal(NamedTuple):
+    """An elementary call that is refused: as a result that is recorded (no outcome), or as an error."""
+
+    name: str
+    call: Call
+    code: str
+    outcome: str | None = None
+
+
+async def _full(session: Session) -> Any:
+    await session.put("rows", "full", ["x" * (64 * 1024 - 4)])
+    return await session.append("rows", "full", 1)
+
+
+async def _after(session: Session, value: Any, *, by: int = 1) -> Any:
+    await session.put("rows", "k", value)
+    return await session.increment("rows", "k", by)
+
+
+REFUSALS = (
+    Refusal("insert on a row", lambda s: s.insert("rows", "there", 2), "CONDITION_FAILED"),
+    Refusal("put under another version", lambda s: s.put("rows", "there", 2, if_version=99), "CONDITION_FAILED"),
+    Refusal("put under another value", lambda s: s.put("rows", "there", 2, if_value=[]), "CONDITION_FAILED"),
+    Refusal("delete under another value", lambda s: s.delete("rows", "there", if_value=[]), "CONDITION_FAILED"),
+    Refusal("increment of text", lambda s: _after(s, "text"), "NOT_AN_INTEGER"),
+    Refusal("increment beyond 64 bits", lambda s: _after(s, INT_MAX), "OVERFLOW"),
+    Refusal("append to no list", lambda s: s.append("rows", "there", 1), "NOT_A_LIST"),
+    Refusal("append to a full list", _full, "LIST_FULL"),
+    Refusal("empty key", lambda s: s.put("rows", "", 1), "BAD_REQUEST", "not_applied"),
+    Refusal("key with a NUL", lambda s: s.put("rows", "a\0b", 1), "BAD_REQUEST", "not_applied"),
+    Refusal("key of 600 bytes", lambda s: s.put("rows", "k" * 600, 1), "PAYLOAD_TOO_LARGE", "not_applied"),
+    Refusal("value of 256 KiB", lambda s: s.put("rows", "k", "x" * 2**18), "PAYLOAD_TOO_LARGE", "not_applied"),
+    Refusal("by over 64 bits", lambda s: s.increment("rows", "k", 2**63), "BAD_REQUEST", "not_applied"),
+    Refusal("table that is not declared", lambda s: s.put("nowhere", "k", 1), "NOT_FOUND", "not_applied"),
+    Refusal("name that is none", lambda s: s.put("No Table", "k", 1), "BAD_REQUEST", "not_applied"),
+    Refusal("increment on a stream", lambda s: s.increment("events", "k"), "BAD_REQUEST", "not_applied"),
+    Refusal("append on a stream", lambda s: s.append("events", "k", 1), "BAD_REQUEST", "not_applied"),
+    Refusal("condition on a stream", lambda s: s.insert("events", "k", 1), "BAD_REQUEST", "not_applied"),
+    Refusal("range with an empty key", lambda s: s.put_many("events", {"": 2}), "BAD_REQUEST", "not_applied"),
+    Refusal("read under a key of 600 bytes", lambda s: s.get("rows", "k" * 600), "PAYLOAD_TOO_LARGE", "not_applied"),
+)
+
+
+async def test_each_refusal_has_its_code_and_leaves_the_session_usable(client: Client) -> None:
+    async with client.session() as session:
+        await session.put("rows", "there", 1)
+        for refusal in REFUSALS:
+            if refusal.outcome is None:
+                result = await refusal.call(session)
+                assert (result.applied, result.code) == (False, refusal.code), refusal.name
+            else:
+                with pytest.raises(OperationFailed) as refused:
+                    await refusal.call(session)
+                assert (refused.value.code, refused.value.outcome) == (refusal.code, refusal.outcome), refusal.name
+        assert (await session.put("rows", "there", 2, if_value=1)).applied
+        assert session.outstanding == 0
 
 
 async def test_writes_conditions_and_reads(client: Client) -> None:
@@ -151,3 +240,88 @@ async def _resolve(client: Client) -> None:
 @pytest.mark.parametrize("promise", [_append, _remembered_read, _resolve])
 async def test_appends_remembered_reads_and_seals(client: Client, promise: Any) -> None:
     await promise(client)
+
+
+async def test_rows_over_plain_http(client: Client) -> None:
+    row = "/v1/tables/rows/rows/a%20b"
+    created = await http(client, "PUT", row, {"n": 1}, Idempotency_Key='"k1"')
+    assert (created.status, created.body["version"], created.headers["ETag"]) == (200, 1, '"1"')
+    again = await http(client, "PUT", row, {"n": 1}, Idempotency_Key='"k1"')
+    assert (again.body, again.headers["Idempotent-Replayed"]) == (created.body, "true")
+    reused = await http(client, "PUT", row, {"n": 2}, Idempotency_Key='"k1"')
+    assert (reused.status, reused.body["code"]) == (422, "PAYLOAD_MISMATCH")
+    stale = await http(client, "PUT", row, 2, Idempotency_Key='"k2"', If_Match='"9"')
+    assert (stale.status, stale.body["code"], stale.body["value"]) == (412, "CONDITION_FAILED", {"n": 1})
+    unnamed = await http(client, "PUT", row, 2)
+    assert (unnamed.status, unnamed.body["code"]) == (400, "BAD_REQUEST")
+    counted = await http(client, "POST", "/v1/tables/rows/rows/n/increment", {"by": 5}, Idempotency_Key='"k3"')
+    assert counted.body["value"] == 5
+    appended = await http(client, "POST", "/v1/tables/rows/rows/l/append", {"item": 7}, Idempotency_Key='"k4"')
+    assert appended.status == 200
+    read = await http(client, "GET", row)
+    assert (read.body["value"], read.headers["Oncegate-Commit"]) == ({"n": 1}, "4")
+    assert (await http(client, "GET", row, If_None_Match=read.headers["ETag"])).status == 304
+    assert (await http(client, "DELETE", row, Idempotency_Key='"k5"')).status == 200
+    assert (await http(client, "GET", row)).status == 404
+    assert (await http(client, "PATCH", row, 1)).body["code"] == "METHOD_NOT_ALLOWED"
+    assert (await http(client, "GET", "/v1/nothing")).body["code"] == "NOT_FOUND"
+
+
+async def test_sessions_over_plain_http(client: Client) -> None:
+    opened = await http(client, "POST", "/v1/sessions", {"nonce": "me"})
+    assert opened.status == 201
+    assert (await http(client, "POST", "/v1/sessions", {"nonce": "me"})).body == opened.body
+    path = f"/v1/sessions/{opened.body['client_id']}"
+    assert (await http(client, "POST", "/v1/sessions", {"nonce": "me", "lease_ms": 1})).body["code"] == "BAD_REQUEST"
+    assert (await http(client, "POST", f"{path}/renew", {"epoch": 1})).body["lease_ms_left"] == 60_000
+    taken = await http(client, "POST", f"{path}/take-over", {"nonce": "you"})
+    assert taken.body == {"epoch": 2, "first_incomplete": 1, "highest_sequence": 0}
+    assert (await http(client, "POST", f"{path}/renew", {"epoch": 1})).body["code"] == "FENCED"
+    described = await http(client, "GET", path)
+    assert (described.body["epoch"], described.body["records"]) == (2, 0)
+    assert (await http(client, "DELETE", f"{path}?epoch=2")).status == 204
+    assert (await http(client, "GET", path)).body["code"] == "SESSION_EXPIRED"
+    assert (await http(client, "GET", "/v1/sessions/00000000000000ff")).body["code"] == "NOT_FOUND"
+
+
+async def test_events_are_taken_once(client: Client) -> None:
+    event = {"specversion": "1.0", "id": "e1", "source": "/shop", "type": "order", "data": {"n": 1}}
+    headers = {"Content_Type": "application/cloudevents+json"}
+    for replayed in (False, True):
+        taken = await http(client, "POST", "/v1/tables/events/events", event, **headers)
+        assert taken.status == 200
+        assert [result["replayed"] for result in taken.body["results"]] == [replayed]
+
+
+async def test_a_flow_is_declared_read_and_moved(client: Client) -> None:
+    flow = await client.declare_flow("copies", source="events", max_items=3, linger_ms=60_000, consumers=["mail"])
+    assert (flow.source, flow.last_batch) == ("events", 0)
+    with pytest.raises(OperationFailed) as conflict:
+        await client.declare_flow("copies", source="events", max_items=4)
+    assert conflict.value.code is Code.CONFLICT
+    async with client.session() as session:
+        await session.put_many("events", {f"k{n}": n for n in range(7)})
+        assert (await session.get("events", "k6")) is not None
+    described = await client.flow("copies")
+    assert (described.last_batch, described.items, described.open_items) == (2, 6, 1)
+    path = "/v1/flows/copies"
+    batch = await http(client, "GET", f"{path}/batches/1", Accept="application/x-ndjson")
+    assert [item["key"] for item in batch.body] == ["k0", "k1", "k2"]
+    assert (await http(client, "GET", f"{path}/batches/9")).body["code"] == "NOT_FOUND"
+    attached = await http(client, "POST", f"{path}/consumers/mail/attach", {"nonce": "one"})
+    assert attached.body == {"fence": 1, "cursor": 0}
+    moved = await http(client, "POST", f"{path}/consumers/mail/cursor", {"batch": 2, "fence": 1})
+    assert moved.body == {"cursor": 2}
+    assert (await client.flow("copies")).consumers["mail"].cursor == 2
+
+
+async def test_outcomes_that_are_forgotten_stay_unknown(client: Client) -> None:
+    async with client.session() as session:
+        first = await session.put("rows", "a", 1)
+        await session.put("rows", "b", 1)
+        with pytest.raises(OutcomeUnknown) as acknowledged:
+            await client.resolve(first.request_id)
+        assert acknowledged.value.code is Code.STALE
+    with pytest.raises(OutcomeUnknown) as expired:
+        await client.resolve(first.request_id)
+    assert expired.value.code is Code.SESSION_EXPIRED

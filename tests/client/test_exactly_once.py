@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from oncegate.gateway.client import Client, OperationFailed, Outcome, Tuning, WriteResult
-from oncegate.gateway.testing.cluster import FakeGateway, FakeNode
+from oncegate.gateway.testing import FakeGateway, FakeNode
 from oncegate.rifl.errors import Code, OncegateError
 
 TUNING = Tuning(

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from oncegate.gateway.client import Client, Tuning
 from oncegate.gateway.client.routing import REST_REFUSED_S
-from oncegate.gateway.testing.cluster import FakeGateway
+from oncegate.gateway.testing import FakeGateway
 from oncegate.rifl.errors import Code, OncegateError
 
 QUICK = Tuning(attempt_timeout_s=0.2, backoff_first_s=0.001, backoff_cap_s=0.01)
@@ -131,4 +131,4 @@ async def test_opening_a_session_is_retried_as_the_same_session(trio: FakeGatewa
     trio.nodes[0].after = cut
     async with Client(trio.endpoints, tuning=QUICK) as client, client.session() as session:
         assert lost == 1
-        assert list(trio.sessions) == [session.client_id]
+        assert [known.client_id for known in trio.machine.sessions] == [session.client_id]

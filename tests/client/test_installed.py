@@ -32,6 +32,13 @@ def test_a_command_of_the_server_says_what_to_install() -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_the_fixture_without_its_extra_is_a_typed_error() -> None:
+    done = python(f"{WITHOUT}import oncegate.gateway.testing")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("oncegate.gateway.client.failures.OperationFailed: BAD_REQUEST")
+    assert 'pip install "oncegate[testing]"' in done.stderr
+
+
 def test_the_command_without_its_extra_says_what_to_install() -> None:
     done = python("import sys; sys.modules['typer'] = None\nimport oncegate.gateway.cli.main")
     assert done.returncode == 1

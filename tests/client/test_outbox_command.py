@@ -13,7 +13,8 @@ from typer.testing import CliRunner, Result
 
 from oncegate.gateway.cli.main import app
 from oncegate.gateway.client.outbox_file import Head, NewEntry, OutboxFile
-from oncegate.gateway.testing.cluster import FakeGateway
+from oncegate.gateway.http import request_bodies as edge
+from oncegate.gateway.testing import FakeGateway
 from oncegate.gateway.wire import OpenSession, Operation
 from oncegate.rifl.ids import parse_client_id
 
@@ -21,7 +22,7 @@ from oncegate.rifl.ids import parse_client_id
 @pytest.fixture
 def path(fake: FakeGateway, tmp_path: Path) -> Path:
     """An outbox with two writes of a live session that never left."""
-    opened, _ = fake.open(OpenSession("worker"))
+    opened = fake.apply(edge.open_session(OpenSession("worker"))).body
     path = tmp_path / "worker.outbox"
     file = OutboxFile(path)
     head = Head(client_id=parse_client_id(opened.client_id), lease_ms=opened.lease_ms, window=512, position=7)
@@ -67,7 +68,8 @@ async def test_drain_sends_what_is_left_once(path: Path, fake: FakeGateway) -> N
 
 
 async def test_drain_reports_unknown_writes_and_forgets_them_only_on_request(path: Path, fake: FakeGateway) -> None:
-    fake.sessions.clear()
+    (session,) = fake.machine.sessions
+    fake.expire(session.client_id)
     for _ in range(2):
         refused = await run("drain", path, "--endpoint", fake.endpoints[0], "-o", "json")
         assert refused.exit_code == 1

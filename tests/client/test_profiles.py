@@ -16,7 +16,7 @@ from oncegate.gateway.client import Client, Code, OperationFailed
 from oncegate.gateway.client.profiles import Profile, TokenFile, settle
 from oncegate.gateway.client.routing import Router
 from oncegate.gateway.client.settings import TIMEOUT_S_DEFAULT
-from oncegate.gateway.testing.cluster import FakeGateway
+from oncegate.gateway.testing import FakeGateway
 
 PROFILES = """
 default = "dev"

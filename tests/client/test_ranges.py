@@ -10,7 +10,7 @@ from aiohttp import web
 
 from oncegate.gateway import wire
 from oncegate.gateway.client import Client, Code, OperationFailed, Outcome, OutcomeUnknown, PartialFailure, Tuning
-from oncegate.gateway.testing.cluster import FakeGateway
+from oncegate.gateway.testing import FakeGateway
 from oncegate.rifl.errors import OncegateError
 
 RANGES = "POST /v1/tables/events/ranges"
@@ -93,8 +93,9 @@ async def test_ranges_and_singles_in_one_go_keep_order_and_numbers(fake: FakeGat
         results = await asyncio.gather(*writes)
     assert [result.sequence for result in results] == list(range(1, 25))
     assert [write.sequence for write in fake.executed] == list(range(1, 25))
-    assert fake.rows["events", "k3"][0] == "new"
-    assert ("events", "k4") not in fake.rows
+    assert await fake.value("events", "k3") == "new"
+    with pytest.raises(OncegateError):
+        await fake.value("events", "k4")
 
 
 async def test_lost_answer_of_a_range_is_replayed(fake: FakeGateway) -> None:

@@ -6,7 +6,7 @@ import pytest
 from aiohttp import web
 
 from oncegate.gateway.client import Client, Code, MalformedAnswer, OperationFailed, Tuning
-from oncegate.gateway.testing.cluster import FakeGateway
+from oncegate.gateway.testing import FakeGateway
 
 
 async def test_get_returns_the_row_or_none(fake: FakeGateway) -> None:
@@ -70,7 +70,9 @@ async def test_row_that_was_seen_to_be_gone_is_not_read_from_a_node_that_still_h
 
     fake.nodes[0].before = note
     async with Client(fake.endpoints) as client, client.session() as session:
-        fake.commit = 41
+        for n in range(41):
+            await session.put("rows", f"k{n}", n)
+        session._sender.highest_commit = 0  # as if another session had written
         assert await session.get("rows", "gone") is None
         assert await session.get("rows", "gone") is None
         assert await client.get("rows", "gone", consistency="session") is None
@@ -78,7 +80,6 @@ async def test_row_that_was_seen_to_be_gone_is_not_read_from_a_node_that_still_h
 
 
 async def test_reads_that_any_node_can_answer_are_spread(trio: FakeGateway) -> None:
-    trio.rows["rows", "k"] = (1, 1)
     async with Client(trio.endpoints) as client:
         for _ in range(6):
             await client.get("rows", "k", consistency="stale")
@@ -86,8 +87,8 @@ async def test_reads_that_any_node_can_answer_are_spread(trio: FakeGateway) -> N
 
 
 async def test_scan_reads_on_after_a_page(fake: FakeGateway) -> None:
-    fake.rows.update({("rows", f"k{n}"): (n, n + 1) for n in range(5)})
-    async with Client(fake.endpoints) as client:
+    async with Client(fake.endpoints) as client, client.session() as session:
+        await session.put_many("rows", {f"k{n}": n for n in range(5)})
         page = await client.scan("rows", prefix="k", limit=3)
         assert [row.key for row in page.rows] == ["k0", "k1", "k2"]
         page = await client.scan("rows", prefix="k", after=page.next)

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from oncegate.gateway.client import Client, Code, OperationFailed, OutcomeUnknown, Session
-from oncegate.gateway.testing.cluster import FakeGateway
+from oncegate.gateway.testing import FakeGateway
 
 
 async def lose_answers(request: web.Request) -> None:
@@ -83,7 +83,7 @@ async def test_resolved_numbers_are_acknowledged_by_the_next_write(fake: FakeGat
             await unknown.resolve()
         await session.increment("rows", "n")
         await session.increment("rows", "n")
-        assert fake.sessions[session.client_id].tracker.first_incomplete == 5
+        assert fake.machine.trackers[session.client_id].first_incomplete == 5
 
 
 async def test_outcome_that_is_forgotten_stays_unknown(fake: FakeGateway) -> None:
@@ -92,9 +92,19 @@ async def test_outcome_that_is_forgotten_stays_unknown(fake: FakeGateway) -> Non
             fake.nodes[0].before = hold_operations
             unknown = await doubt(session)
             fake.nodes[0].before = None
-        with pytest.raises(OperationFailed) as forgotten:
+        with pytest.raises(OutcomeUnknown) as forgotten:
             await unknown.resolve()
         assert forgotten.value.code is Code.SESSION_EXPIRED
+        assert forgotten.value.request_id == unknown.request_id
+
+
+async def test_outcome_that_its_owner_acknowledged_stays_unknown_to_others(fake: FakeGateway) -> None:
+    async with Client(fake.endpoints) as client, client.session() as session:
+        first = await session.put("rows", "a", 1)
+        await session.put("rows", "b", 1)
+        with pytest.raises(OutcomeUnknown) as acknowledged:
+            await client.resolve(first.request_id)
+        assert (acknowledged.value.code, acknowledged.value.request_id) == (Code.STALE, first.request_id)
 
 
 async def test_doubt_from_another_process_is_resolved_by_its_id(fake: FakeGateway) -> None:

@@ -20,7 +20,7 @@ from oncegate.gateway.client import (
     PartialFailure,
     Tuning,
 )
-from oncegate.gateway.testing.cluster import FakeGateway, FakeNode
+from oncegate.gateway.testing import FakeGateway, FakeNode
 from oncegate.rifl.errors import REGISTRY, OncegateError, Outcome
 
 QUICK = Tuning(attempt_timeout_s=0.15, backoff_first_s=0.001, backoff_cap_s=0.01)
@@ -91,7 +91,7 @@ async def test_writes_rejected_for_now_are_sent_again_alone(fake: FakeGateway) -
         seen.append(sequences)
         if len(seen) > 1:
             return None
-        whole = msgspec.msgpack.decode(fake.serve(request, body).body, type=wire.OperationsResponse)  # type: ignore[arg-type]
+        whole = msgspec.msgpack.decode((await node.serve(request)).body, type=wire.OperationsResponse)  # type: ignore[attr-defined]
         for verdict in whole.results[1::2]:
             assert verdict.commit is not msgspec.UNSET
         results = [

@@ -8,7 +8,7 @@ import pytest
 
 from oncegate.gateway.client import Client, Code, OperationFailed, Outcome, OutcomeUnknown
 from oncegate.gateway.client.lease import LeaseClock, keep_lease
-from oncegate.gateway.testing.cluster import FakeGateway
+from oncegate.gateway.testing import FakeGateway
 from oncegate.rifl.ids import format_client_id
 
 
@@ -84,9 +84,10 @@ def test_answer_extends_the_lease_from_when_its_request_was_sent() -> None:
     assert lease.ends_at == 13.0
 
 
-async def test_idle_session_is_renewed_in_the_background(fake: FakeGateway) -> None:
-    async with Client(fake.endpoints) as client, client.session(lease_ms=40):
-        while fake.renewals < 3:
+async def test_idle_session_is_renewed_in_the_background(hasty: FakeGateway) -> None:
+    async with Client(hasty.endpoints) as client, client.session() as session:
+        renewal = f"POST /v1/sessions/{format_client_id(session.client_id)}/renew"
+        while hasty.nodes[0].requests[renewal] < 3:
             await asyncio.sleep(0.001)
 
 
@@ -96,7 +97,7 @@ async def test_leaving_drains_what_is_pending_and_closes_the_session(fake: FakeG
             writes = [session.submit("put", "rows", f"k{n}", n) for n in range(300)]
             client_id = session.client_id
         assert all(write.result().applied for write in writes)
-        assert client_id not in fake.sessions
+        assert fake.machine.sessions.get(client_id) is None
     assert fake.nodes[0].requests[f"DELETE /v1/sessions/{format_client_id(client_id)}"] == 1
 
 
@@ -105,7 +106,7 @@ async def test_leaving_the_client_closes_its_sessions(fake: FakeGateway) -> None
         session = await client.session().__aenter__()
         write = session.submit("put", "rows", "k", 1)
     assert write.result().applied
-    assert not fake.sessions
+    assert not len(fake.machine.sessions)
 
 
 async def test_leaving_by_cancellation_does_not_wait_and_says_unknown(fake: FakeGateway) -> None:
@@ -162,7 +163,6 @@ async def test_same_nonce_opens_the_same_session(fake: FakeGateway) -> None:
         client.session(nonce="n") as other,
     ):
         assert one.client_id == other.client_id
-        fake.sessions.clear()
 
 
 async def test_leaving_ends_although_callers_go_on_writing(fake: FakeGateway) -> None:

@@ -15,8 +15,7 @@ from aiohttp import web
 
 import oncegate.gateway.client
 from oncegate.gateway.client import Code, MalformedAnswer, OperationFailed, OutboxEntry, OutcomeUnknown, sync
-from oncegate.gateway.testing.cluster import FakeGateway
-from oncegate.gateway.testing.fake_cluster import FakeCluster
+from oncegate.gateway.testing import FakeCluster, FakeGateway
 
 
 @pytest.fixture
@@ -60,7 +59,7 @@ def test_writes_and_reads_as_in_the_asynchronous_sdk(fake: FakeGateway) -> None:
         assert row.value == 2
         assert [found.key for found in client.scan("rows").rows] == ["l", "n"]
         assert client.cluster().node == "n0"
-    assert not fake.sessions
+    assert not len(fake.machine.sessions)
 
 
 def test_notebook_needs_no_with(fake: FakeGateway) -> None:
@@ -68,12 +67,12 @@ def test_notebook_needs_no_with(fake: FakeGateway) -> None:
     session = client.session()
     assert session.put("rows", "a", 1).applied
     client.close()
-    assert not fake.sessions
+    assert not len(fake.machine.sessions)
     with pytest.raises(OperationFailed):
         client.get("rows", "a")
 
 
-def test_script_that_closes_nothing_ends_and_loses_nothing(fake: FakeGateway) -> None:
+def test_script_that_closes_nothing_ends_and_loses_nothing(fake: FakeGateway, oncegate_cluster: FakeCluster) -> None:
     script = f"""
 from oncegate.gateway.client import sync
 session = sync.Client({fake.endpoints!r}).session()
@@ -81,7 +80,7 @@ for n in range(20):
     session.submit("increment", "rows", "n")
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=30)
-    assert fake.rows["rows", "n"][0] == 20
+    assert oncegate_cluster.value("rows", "n") == 20
 
 
 def test_submitted_writes_overlap_and_wait_at_the_bound(fake: FakeGateway) -> None:
@@ -102,10 +101,10 @@ def test_submit_fails_fast_on_request(fake: FakeGateway, oncegate_cluster: FakeC
         assert first.result().applied
 
 
-def test_several_threads_share_a_session(fake: FakeGateway) -> None:
+def test_several_threads_share_a_session(fake: FakeGateway, oncegate_cluster: FakeCluster) -> None:
     with sync.Client(fake.endpoints) as client, client.session() as session, ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: session.increment("rows", "n"), range(100)))
-    assert fake.rows["rows", "n"][0] == 100
+    assert oncegate_cluster.value("rows", "n") == 100
 
 
 def test_doubt_is_resolved_without_await(fake: FakeGateway) -> None:

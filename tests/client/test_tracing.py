@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from oncegate.gateway.client import Client, OperationFailed
-from oncegate.gateway.testing.cluster import FakeGateway
+from oncegate.gateway.testing import FakeGateway
 
 PROVIDER = TracerProvider()
 EXPORTER = InMemorySpanExporter()

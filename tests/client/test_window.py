@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from oncegate.gateway.client import Client, Code, DeadlineExceeded, OperationFailed, Outcome, Tuning
-from oncegate.gateway.testing.cluster import FakeGateway
+from oncegate.gateway.testing import FakeGateway
 
 
 async def settle() -> None:
@@ -125,7 +125,7 @@ async def test_row_under_way_holds_back_later_writes_on_it_but_not_others(fake: 
         assert fake.nodes[0].requests["POST /v1/operations"] == 2
         fake.nodes[0].thaw()
         await asyncio.gather(other, same)
-    assert fake.rows["rows", "a"][0] == 2
+    assert await fake.value("rows", "a") == 2
 
 
 async def test_writes_on_other_rows_pass_one_that_the_cluster_keeps_rejecting(fake: FakeGateway) -> None:
@@ -156,4 +156,4 @@ async def test_writes_on_other_rows_pass_one_that_the_cluster_keeps_rejecting(fa
         assert not stuck.done()
         fake.nodes[0].before = None
         await asyncio.gather(stuck, behind)
-    assert fake.rows["rows", "full"][0] == 2
+    assert await fake.value("rows", "full") == 2

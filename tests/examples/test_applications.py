@@ -16,7 +16,7 @@ import pytest
 
 from examples.applications import script, worker
 from oncegate.gateway.client import Client, Code, OperationFailed, Outcome
-from oncegate.gateway.testing.fake_cluster import FakeCluster
+from oncegate.gateway.testing import FakeCluster
 
 
 @pytest.fixture(autouse=True)

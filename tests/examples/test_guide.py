@@ -13,7 +13,7 @@ import pytest
 
 import oncegate.gateway.client
 from oncegate.gateway.client import sync
-from oncegate.gateway.testing.fake_cluster import FakeCluster
+from oncegate.gateway.testing import FakeCluster
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
 

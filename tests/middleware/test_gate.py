@@ -18,7 +18,7 @@ from oncegate.gateway.http.server import running
 from oncegate.gateway.local.ports import free_ports
 from oncegate.gateway.middleware import Gate, Policy
 from oncegate.gateway.node.settings import Settings
-from oncegate.gateway.testing.cluster import FakeGateway
+from oncegate.gateway.testing import FakeGateway
 from tests.middleware.service import KINDS, Orders, for_framework, serving
 
 pytestmark = pytest.mark.parametrize("kind", KINDS)

@@ -1,0 +1,190 @@
+"""What the nodes of a fake gateway share: a real machine, whose log is applied entry by entry as commands arrive.
+
+Owns: cluster time, which only a test moves, the order of entries, and the account of what was executed. Everything that
+decides is the machine's. Must not know HTTP: that is :mod:`oncegate.gateway.testing.nodes`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import MutableSequence
+from typing import Any, NoReturn, cast
+
+import msgspec
+
+from oncegate.consensus.replica.replica import Replica
+from oncegate.flows import range_body, segment
+from oncegate.flows.chunks import SealedBatch
+from oncegate.flows.errors import NotFoundError
+from oncegate.flows.publisher import Publisher
+from oncegate.gateway import wire
+from oncegate.gateway.answers import Answer, answer
+from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.machine import Machine
+from oncegate.gateway.machine.tables import QUOTA_BYTES_DEFAULT, TableKind
+from oncegate.gateway.node.reads import Reads
+from oncegate.rifl.errors import Code, OncegateError
+from oncegate.rifl.key_table import KEYS_CLIENT
+
+
+class Applied(msgspec.Struct, frozen=True):
+    """One execution, in the order in which it happened: what a test counts.
+
+    ``value`` is what the operation carried: of a put the value, of an append the item, of any other None.
+    """
+
+    client_id: int
+    sequence: int
+    op: str
+    table: str
+    key: str
+    value: Any
+    commit: int
+
+
+class SharedState:
+    """State of a cluster without consensus: an entry is decided when it is submitted.
+
+    Attributes:
+        machine: the state machine, to be looked at; change it through commands.
+        executed: every execution in order; a write that a bug applied twice stands there twice.
+        time_ms: cluster time; it stands still unless :meth:`advance` moves it.
+        reads: how all nodes read.
+    """
+
+    def __init__(self) -> None:
+        self.machine = Machine()
+        self.executed: MutableSequence[Applied] = []
+        self.time_ms = 0
+        self._entries = 0
+        self._batches = _Batches()
+        self.reads = Reads(cast(Replica, _Log()), self.machine, cast(Publisher, self._batches), _no_peer)
+
+    @property
+    def commit(self) -> int:
+        """The newest commit number."""
+        return self.machine.commit
+
+    def apply(self, command: c.Command) -> Answer:
+        """Apply a command as an entry of its own, encoded as it stands in a log.
+
+        Raises:
+            OncegateError: the command is refused as a whole.
+        """
+        self._entries += 1
+        machine = self.machine
+        (result,) = machine.apply(self._entries, 1, c.encode_entry(self.time_ms, [command]))
+        for batch in machine.take_sealed():
+            self._batches.keep(batch)
+            self.reads.sealed(batch.flow)
+        for flow, number in machine.flows.take_dropped():
+            self._batches.drop_through(flow, number)
+        self.reads.applied(machine.commit)
+        made = answer(command, result, machine)
+        self._note(command, made.body)
+        return made
+
+    def submit(self, command: c.Command, size: int = 0) -> asyncio.Future[Answer]:
+        """Apply a command; a future as :meth:`oncegate.gateway.node.node.Node.submit` returns it."""
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        try:
+            future.set_result(self.apply(command))
+        except OncegateError as refusal:
+            future.set_exception(refusal)
+        return future
+
+    def declare(self, table: str, kind: TableKind = "resident") -> None:
+        """Declare a table with the default quota."""
+        self.apply(c.DeclareTable(table, kind, QUOTA_BYTES_DEFAULT))
+
+    async def value(self, table: str, key: str) -> Any:
+        """Return a row's value; raises NOT_FOUND without one."""
+        return msgspec.json.decode((await self.reads.row(table, key)).value)
+
+    def advance(self, seconds: float) -> None:
+        """Move cluster time on, and do what is due then: end leases, seal batches, forget idempotency keys."""
+        self.time_ms += round(seconds * 1000)
+        while due := self._due():
+            for command in due:
+                self.apply(command)
+
+    def expire(self, client_id: int) -> None:
+        """End a session as the end of its lease does: session and records are gone."""
+        session = self.machine.sessions.get(client_id)
+        if session is None:
+            raise OncegateError(Code.NOT_FOUND, "no such session")
+        self.apply(c.CloseSession(client_id, session.epoch))
+
+    def _due(self) -> list[c.Command]:
+        """Return what a leader proposes on its own behalf by now."""
+        machine = self.machine
+        due: list[c.Command] = [c.Seal(flow, number) for flow, number in machine.flows.due(self.time_ms)]
+        if expired := machine.sessions.expired(self.time_ms, limit=c.REAP_MAX):
+            due.append(c.Reap(expired))
+        if machine.keys.due(self.time_ms):
+            due.append(c.ForgetKeys())
+        return due
+
+    def _note(self, command: c.Command, body: Any) -> None:
+        match command, body:
+            case c.Operate(), wire.OperationsResponse():
+                self._note_operations(command.client_id, command.ops, body.results)
+            case c.Keyed(), wire.OperationsResponse():
+                self._note_operations(KEYS_CLIENT, [keyed.op for keyed in command.ops], body.results)
+            case c.Range(), wire.RangeResponse():
+                self._note_range(command, body.results)
+
+    def _note_operations(self, client_id: int, ops: list[c.Op], results: list[wire.OperationResult]) -> None:
+        for op, result in zip(ops, results, strict=True):
+            if result.status == "applied" and not result.replayed and op.kind != c.Kind.GET:
+                name = c.Kind(op.kind).name.lower()
+                value = None if op.value is None else msgspec.json.decode(op.value)
+                commit = cast(int, result.commit)
+                self.executed.append(Applied(client_id, result.sequence, name, op.table, op.key, value, commit))
+
+    def _note_range(self, command: c.Range, results: list[wire.RangeResult]) -> None:
+        for part in results:
+            if part.status != "applied" or part.replayed:
+                continue
+            rows = range_body.decode(command.body, part.first - command.first, part.last - part.first + 1)
+            for at, (key, value) in enumerate(zip(*(column.to_pylist() for column in rows), strict=True)):
+                made = (part.first + at, "put", command.table, key, msgspec.json.decode(value))
+                self.executed.append(Applied(command.client_id, *made, cast(int, part.commit) + at))
+
+
+class _Log:
+    """The log as a read sees it: what is decided is applied."""
+
+    async def read_index(self, *, timeout_s: float) -> int:
+        return 0
+
+    async def wait_applied(self, index: int, *, timeout_s: float) -> None:
+        return None
+
+
+class _Batches:
+    """Sealed batches in memory, where a node has files."""
+
+    def __init__(self) -> None:
+        self._payloads: dict[tuple[str, int], bytes] = {}
+
+    def keep(self, batch: SealedBatch) -> None:
+        payload = segment.build(batch.chunks, batch.flow, batch.table, batch.number)
+        self._payloads[batch.flow, batch.number] = payload
+
+    def drop_through(self, flow: str, number: int) -> None:
+        for known in [known for known in self._payloads if known[0] == flow and known[1] <= number]:
+            del self._payloads[known]
+
+    def get(self, flow: str, number: int) -> bytes:
+        try:
+            return self._payloads[flow, number]
+        except KeyError:
+            raise NotFoundError(f"no batch {number} of {flow}") from None
+
+    def checksum(self, flow: str, number: int) -> str:
+        return segment.checksum(self.get(flow, number))
+
+
+async def _no_peer(flow: str, number: int) -> NoReturn:
+    raise NotFoundError(f"no batch {number} of {flow}")
