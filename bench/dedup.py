@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from bench.calibrate import bare_posts, fdatasync_4k
 from bench.figures import Latency, header, save
-from oncegate.gateway.client import Client, Session
+from oncegate import Client, Session
 from oncegate.gateway.client.batch_call import BatchCall
 from oncegate.gateway.client.courier import Call, Courier
 from oncegate.gateway.local.cluster import LocalCluster
@@ -83,8 +83,8 @@ class Side(NamedTuple):
 
     def retry(self, share: float) -> None:
         """Send this share of all batches twice from now on."""
-        assert isinstance(self.client.courier, ForgetfulCourier)
-        self.client.courier.share = share
+        assert isinstance(self.client._connection.courier, ForgetfulCourier)  # noqa: SLF001
+        self.client._connection.courier.share = share  # noqa: SLF001
 
 
 async def _sequential(session: Session, seconds: float) -> list[float]:
@@ -113,7 +113,7 @@ async def _rate(session: Session, seconds: float) -> tuple[int, float]:
 
 async def _enter(stack: AsyncExitStack, cluster: LocalCluster) -> Side:
     client = await stack.enter_async_context(Client(cluster.endpoints))
-    client.courier.__class__ = ForgetfulCourier
+    client._connection.courier.__class__ = ForgetfulCourier  # noqa: SLF001
     await client.declare_table("t", kind="resident")
     return Side(cluster, client, await stack.enter_async_context(client.session(window=4096)))
 
@@ -125,7 +125,7 @@ async def _sum_after_retries(side: Side) -> int:
         await asyncio.gather(*(side.session.increment("t", "sum") for _ in range(100)))
     side.retry(0.0)
     row = await side.client.get("t", "sum")
-    return 0 if row is None else int(row.value)
+    return row.value if row is not None and isinstance(row.value, int) else 0
 
 
 async def run(on: LocalCluster, off: LocalCluster, rounds: int, seconds: float, seed: int) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from typing import Any
 
 from bench.calibrate import bare_posts, fdatasync_4k
 from bench.figures import Latency, header, save
-from oncegate.gateway.client import Client, Session
+from oncegate import Client, Session
 from oncegate.gateway.local.cluster import LocalCluster
 
 WARM_UP_S = 1.5

@@ -23,7 +23,7 @@ from typing import Any, Final
 from bench.calibrate import bare_posts, fdatasync_4k
 from bench.dedup import Side
 from bench.figures import header, save
-from oncegate.gateway.client import Client
+from oncegate import Client
 from oncegate.gateway.local.blocking_http import get_json
 from oncegate.gateway.local.cluster import LocalCluster
 

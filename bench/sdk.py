@@ -29,8 +29,8 @@ import aiohttp
 import numpy as np
 
 from bench.figures import header, save
-from oncegate.gateway.client import Client, Session
-from oncegate.gateway.testing import FakeGateway
+from oncegate import Client, Session
+from oncegate.testing import FakeGateway
 
 BUDGET_US = 25.0
 VALUE = "v" * 198

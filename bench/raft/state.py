@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.figures import Latency
-from oncegate.gateway.client import Client, Session
+from oncegate import Client, Session
 from oncegate.gateway.local.blocking_http import Refused, get, send_json
 from oncegate.gateway.local.cluster import LocalCluster
 

@@ -5,7 +5,7 @@ python -m examples.applications.notebook
 """
 
 # %% Connect: ~/.config/oncegate/profiles.toml, ONCEGATE_ENDPOINTS, or the node on this machine
-from oncegate.gateway.client import sync
+from oncegate import sync
 
 client = sync.Client()
 client.declare_table("scores")

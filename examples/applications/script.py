@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from oncegate.gateway.client import Client, OutcomeUnknown
+from oncegate import Client, OutcomeUnknown
 
 
 async def reserve(client: Client, seat: str, name: str) -> str:

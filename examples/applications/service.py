@@ -16,7 +16,7 @@ from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
-from oncegate.gateway.client import Client, OperationFailed, Outcome, Session
+from oncegate import Client, OperationFailed, Outcome, Session
 
 
 class Order(BaseModel):
@@ -57,7 +57,7 @@ async def take(order_id: str, order: Order, session: Annotated[Session, Depends(
 async def show(order_id: str, session: Annotated[Session, Depends(session_of)]) -> dict[str, Any]:
     """Show an order, as new as this service has written and read."""
     row = await session.get("orders", order_id)
-    if row is None:
+    if row is None or not isinstance(row.value, dict):
         raise HTTPException(404, "no such order")
     return {"order": order_id, **row.value}
 

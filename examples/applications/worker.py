@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from oncegate.gateway.client import Client, OutboxEntry
+from oncegate import Client, OutboxEntry
 
 LEASE_MS = 3_600_000
 """How long the worker may be down: after that nobody can tell what became of a write that had no answer."""
@@ -32,7 +32,8 @@ async def count(client: Client, text: str, outbox: Path) -> int:
     """Count the words that no earlier process has counted, and return how many those were."""
     await client.declare_table("words")
     async with client.session(outbox=outbox, lease_ms=LEASE_MS, on_unknown=report) as session:
-        begin = session.position or 0
+        position = session.position
+        begin = position if isinstance(position, int) else 0
         places = asyncio.Semaphore(64)
         async with asyncio.TaskGroup() as writes:
             done = begin

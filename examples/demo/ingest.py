@@ -19,7 +19,7 @@ from examples.demo.duplicates import Copier, Original
 from examples.demo.errors import CouldNotRun
 from examples.demo.plan import Slice, When
 from examples.demo.recording import Answer, Recording
-from oncegate.gateway.client import Client, Session
+from oncegate import Client, Session
 from oncegate.rifl.ids import format_client_id
 
 TABLE: Final = "messages"

@@ -24,7 +24,7 @@ from examples.demo.recording import Recording
 from examples.demo.recount import Check, check_dataset, check_flow, check_timeline, expected_rows
 from examples.demo.stage import Stage
 from examples.demo.verdict import check_nodes, check_run
-from oncegate.gateway.client import Client
+from oncegate import Client
 from oncegate.spark_sink.rows import DEAD_LETTERS, TIMELINE
 from oncegate.stores.store import open_store
 

@@ -1,55 +1,27 @@
 """The client: connections to a cluster, reads, declarations, and sessions.
 
-Owns: the public calls that belong to no session, and the life of the connections. Writes:
-:mod:`oncegate.gateway.client.session`. Retries and routing: :mod:`oncegate.gateway.client.courier`.
+Owns: the public calls that belong to no session. Writes: :mod:`oncegate.gateway.client.session`. What is beneath both:
+:mod:`oncegate.gateway.client.connection`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike, fspath
 from types import TracebackType
-from typing import Any, Final, Literal, Self, TypeVar
-from urllib.parse import urlencode
+from typing import Self
 
-import aiohttp
-import msgspec
-
-from oncegate.gateway.client.courier import Call, Courier, at_deadline
-from oncegate.gateway.client.failures import OperationFailed, OutcomeUnknown
-from oncegate.gateway.client.json_call import JsonCall
-from oncegate.gateway.client.paths import CLUSTER, flow_path, request_path, resolve_path, row_path, table_path
-from oncegate.gateway.client.profiles import Profile, TokenFile, settle, trusted
+from oncegate.gateway.client.connection import Connection
+from oncegate.gateway.client.failures import OperationFailed
+from oncegate.gateway.client.paths import CLUSTER, flow_path, table_path
+from oncegate.gateway.client.profiles import Profile, settle
 from oncegate.gateway.client.recovery import OnUnknown
-from oncegate.gateway.client.results import ClusterInfo, FlowInfo, Page, RequestState, Resolution, Row, TableInfo
-from oncegate.gateway.client.retry import AttemptFailed
-from oncegate.gateway.client.routing import Router
+from oncegate.gateway.client.results import ClusterInfo, FlowInfo, Json, Page, RequestState, Resolution, Row, TableInfo
 from oncegate.gateway.client.session import Session
-from oncegate.gateway.client.session_life import SessionLife
 from oncegate.gateway.client.settings import Consistency, Full, SessionOptions, TableKind, Tuning
-from oncegate.gateway.client.tables import TableKinds
 from oncegate.gateway.client.tracing import tracing as make_tracing
-from oncegate.gateway.client.verdicts import write_result
-from oncegate.gateway.wire import OperationResult
-from oncegate.rifl.errors import Code, Outcome
-from oncegate.rifl.ids import LEASE_MS_DEFAULT, WINDOW_DEFAULT, ClientId, RequestId, format_client_id, parse_request_id
-
-T = TypeVar("T")
-
-_NO_TIMERS: Final = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None)
-"""The courier bounds each attempt as a whole; aiohttp's own timers would only cost time."""
-
-
-class _Resolved(msgspec.Struct):
-    state: Literal["applied", "sealed", "acknowledged", "expired"]
-    result: OperationResult | None = None
-
-
-class _RequestTold(msgspec.Struct):
-    state: Literal["applied", "never_seen", "acknowledged", "sealed", "expired"]
-    result: OperationResult | None = None
+from oncegate.rifl.ids import LEASE_MS_DEFAULT, WINDOW_DEFAULT, RequestId, parse_request_id
 
 
 class Client:
@@ -72,6 +44,8 @@ class Client:
     Leaving closes open sessions as leaving them would, then the connections.
     """
 
+    __slots__ = ("_connection",)
+
     def __init__(
         self,
         endpoints: str | Sequence[str] | None = None,
@@ -93,54 +67,30 @@ class Client:
             None if ca_file is None else fspath(ca_file),
             timeout_s,
         )
-        settled = settle(given, profile)
-        self.timeout_s = settled.timeout_s
-        self.tuning = tuning or Tuning()
-        self.headers: Mapping[str, str] = {} if settled.token is None else {"Authorization": f"Bearer {settled.token}"}
-        self._token_file = None if settled.token_file is None else TokenFile(settled.token_file)
-        self.tracing = make_tracing(tracing)
-        self.courier: Courier
-        self.kinds: TableKinds
-        self.highest_commit = 0
+        self._connection = Connection(
+            settle(given, profile), tuning or Tuning(), make_tracing(tracing), prefer_leader=prefer_leader, tls=tls
+        )
+
+    @property
+    def timeout_s(self) -> float:
+        """Total time of a call that does not say otherwise."""
+        return self._connection.timeout_s
+
+    @property
+    def highest_commit(self) -> int:
         """Highest commit number that a read of this client has reflected."""
-        self._router = Router(settled.endpoints, prefer_leader=prefer_leader)
-        self._tls = tls
-        self._ca_file = settled.ca_file
-        self._http: aiohttp.ClientSession | None = None
-        self._loop: asyncio.AbstractEventLoop
-        self._sessions: list[SessionLife] = []
+        return self._connection.highest_commit
 
     # Life
 
     async def __aenter__(self) -> Self:
-        if self._http is not None:
-            raise OperationFailed(Code.CONFLICT, "a client is entered once", outcome=Outcome.NOT_APPLIED)
-        self._loop = asyncio.get_running_loop()
-        authorization = None if self._token_file is None else self._token_file.header
-        if authorization is not None:
-            authorization()  # a file without a token is told now
-        connector = aiohttp.TCPConnector(limit=0, ssl=self._tls or trusted(self._ca_file) or True)
-        self._http = aiohttp.ClientSession(
-            connector=connector,
-            timeout=_NO_TIMERS,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-        )
-        self.courier = Courier(self._http, self._router, self.tuning, self._loop.time, authorization)
-        self.kinds = TableKinds(self._kind, self._loop.time)
+        await self._connection.open()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        drain = kind is None or issubclass(kind, Exception)
-        try:
-            await asyncio.gather(*(session.close(drain=drain) for session in list(self._sessions)))
-        finally:
-            await self.kinds.close()
-            if self._http is not None:
-                await self._http.close()
+        await self._connection.close(drain=kind is None or issubclass(kind, Exception))
 
     def session(
         self,
@@ -177,7 +127,7 @@ class Client:
             on_unknown=on_unknown,
             on_lost=on_lost,
         )
-        return Session(self, options, nonce)
+        return Session(self._connection, options, nonce)
 
     # Reads
 
@@ -207,7 +157,7 @@ class Client:
             OperationFailed: NOT_FOUND if there is no such table, or why it could not be read.
         """
         floor = self.highest_commit if min_commit is None else min_commit
-        return (await self.look(table, key, consistency, floor, timeout_s))[0]
+        return (await self._connection.look(table, key, consistency, floor, timeout_s))[0]
 
     async def scan(
         self,
@@ -224,14 +174,11 @@ class Client:
             query["after"] = after
         if limit is not None:
             query["limit"] = limit
-        return await self._ask(f"{table_path(table)}/rows", Page, query, timeout_s=timeout_s)
+        return await self._connection.ask(f"{table_path(table)}/rows", Page, query, timeout_s=timeout_s)
 
     async def request(self, client_id: int, sequence: int, *, timeout_s: float | None = None) -> RequestState:
         """Ask what became of a request id, such as that of an :class:`OutcomeUnknown`."""
-        path = request_path(format_client_id(client_id), sequence)
-        told = await self._ask(path, _RequestTold, timeout_s=timeout_s)
-        result = None if told.result is None else write_result(told.result, ClientId(client_id), 0)
-        return RequestState(told.state, result)
+        return await self._connection.request(client_id, sequence, timeout_s)
 
     async def resolve(self, request_id: RequestId | str, *, timeout_s: float | None = None) -> Resolution:
         """End the doubt about a request id: it was applied, or it never will be.
@@ -245,122 +192,42 @@ class Client:
             OperationFailed: NOT_FOUND if there never was such a session, or why the cluster could not be asked.
         """
         known = parse_request_id(request_id) if isinstance(request_id, str) else request_id
-        return await self.settle(known, {}, timeout_s)
+        return await self._connection.settle(known, {}, timeout_s)
 
     async def cluster(self, *, timeout_s: float | None = None) -> ClusterInfo:
         """Return the cluster as one of its nodes sees it."""
-        return await self._ask(CLUSTER, ClusterInfo, timeout_s=timeout_s)
+        return await self._connection.ask(CLUSTER, ClusterInfo, timeout_s=timeout_s)
 
     # Declarations
 
     async def declare_table(
-        self, name: str, *, kind: TableKind = "resident", timeout_s: float | None = None, **options: Any
+        self, name: str, *, kind: TableKind = "resident", timeout_s: float | None = None, **options: Json
     ) -> TableInfo:
         """Declare a table; declaring it again as it is changes nothing.
 
         Raises:
             OperationFailed: CONFLICT if it is declared differently.
         """
-        info = await self._declare(table_path(name), TableInfo, {"kind": kind, **options}, timeout_s)
-        self.kinds.known[name] = info.kind
+        info = await self._connection.declare(table_path(name), TableInfo, {"kind": kind, **options}, timeout_s)
+        self._connection.kinds.known[name] = info.kind
         return info
 
     async def table(self, name: str, *, timeout_s: float | None = None) -> TableInfo:
         """Describe a table."""
-        info = await self._ask(table_path(name), TableInfo, timeout_s=timeout_s)
-        self.kinds.known[name] = info.kind
+        info = await self._connection.ask(table_path(name), TableInfo, timeout_s=timeout_s)
+        self._connection.kinds.known[name] = info.kind
         return info
 
-    async def declare_flow(self, name: str, *, source: str, timeout_s: float | None = None, **options: Any) -> FlowInfo:
+    async def declare_flow(
+        self, name: str, *, source: str, timeout_s: float | None = None, **options: Json
+    ) -> FlowInfo:
         """Declare a flow on a table; declaring it again as it is changes nothing.
 
         Raises:
             OperationFailed: CONFLICT if it is declared differently or would close a cycle.
         """
-        return await self._declare(flow_path(name), FlowInfo, {"source": source, **options}, timeout_s)
+        return await self._connection.declare(flow_path(name), FlowInfo, {"source": source, **options}, timeout_s)
 
     async def flow(self, name: str, *, timeout_s: float | None = None) -> FlowInfo:
         """Describe a flow: its batches and its consumers with their lag."""
-        return await self._ask(flow_path(name), FlowInfo, timeout_s=timeout_s)
-
-    # For the modules of the SDK
-
-    async def look(
-        self, table: str, key: str, consistency: Consistency, min_commit: int, timeout_s: float | None
-    ) -> tuple[Row | None, int]:
-        """As :meth:`get`; returns the commit number that the answer reflects with the row, or without one."""
-        query: dict[str, str | int] = {} if consistency == "linearizable" else {"consistency": consistency}
-        if consistency == "session":
-            query["min_commit"] = min_commit
-        path, row = f"{row_path(table, key)}{'?' if query else ''}{urlencode(query)}", None
-        call = JsonCall("GET", path, Row, self.headers, self.deadline(timeout_s), anywhere=bool(query))
-        try:
-            row = await self.perform(call)
-        except OperationFailed as failure:
-            if failure.code is not Code.NOT_FOUND:
-                raise
-            # No such row, or no such table? The kind of a known table is cached, so this asks once a table at most.
-            await self.kinds.learn(table)
-        if row is not None and call.age_ms is not None:
-            row = msgspec.structs.replace(row, age_ms=call.age_ms)
-        commit = call.commit if row is None else row.commit
-        self.highest_commit = max(self.highest_commit, commit)
-        return row, commit
-
-    def deadline(self, timeout_s: float | None = None) -> float:
-        """Return when a call that starts now ends, on the loop's clock."""
-        return self._loop.time() + (self.timeout_s if timeout_s is None else timeout_s)
-
-    async def perform(self, call: Call[T]) -> T:
-        """Make a call that is not a batch; running out of time is a typed error."""
-        try:
-            if self.tracing is None:
-                return await self.courier.exchange(call)
-            with self.tracing.call(call):
-                return await self.courier.exchange(call)
-        except AttemptFailed as last:
-            raise at_deadline(last, ambiguous=call.ambiguous) from last.__cause__
-
-    async def settle(self, request_id: RequestId, owner: Mapping[str, int], timeout_s: float | None) -> Resolution:
-        """Resolve a request id; ``owner``: epoch and first incomplete, where it is the session itself that asks."""
-        path = resolve_path(format_client_id(request_id.client_id), request_id.sequence)
-        call = JsonCall("POST", path, _Resolved, self.headers, self.deadline(timeout_s), body=owner)
-        told = await self.perform(call)
-        match told.state:
-            case "acknowledged":
-                raise OutcomeUnknown(Code.STALE, "its owner has acknowledged it", request_id=request_id)
-            case "expired":
-                raise OutcomeUnknown(Code.SESSION_EXPIRED, "its session is forgotten", request_id=request_id)
-            case state:
-                result = None if told.result is None else write_result(told.result, request_id.client_id, 0)
-                return Resolution(state, result)
-
-    def adopt(self, session: SessionLife) -> None:
-        """Note an open session, to be closed with the client."""
-        self._sessions.append(session)
-
-    def disown(self, session: SessionLife) -> None:
-        """Forget a session that closes by itself."""
-        if session in self._sessions:
-            self._sessions.remove(session)
-
-    async def _ask(
-        self,
-        path: str,
-        shape: type[T],
-        query: Mapping[str, str | int] | None = None,
-        *,
-        anywhere: bool = False,
-        timeout_s: float | None = None,
-    ) -> T:
-        if query:
-            path = f"{path}?{urlencode(query)}"
-        return await self.perform(
-            JsonCall("GET", path, shape, self.headers, self.deadline(timeout_s), anywhere=anywhere)
-        )
-
-    async def _declare(self, path: str, shape: type[T], body: Mapping[str, Any], timeout_s: float | None) -> T:
-        return await self.perform(JsonCall("PUT", path, shape, self.headers, self.deadline(timeout_s), body=dict(body)))
-
-    async def _kind(self, table: str) -> TableKind:
-        return (await self._ask(table_path(table), TableInfo)).kind
+        return await self._connection.ask(flow_path(name), FlowInfo, timeout_s=timeout_s)

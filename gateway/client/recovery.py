@@ -44,7 +44,7 @@ from oncegate.rifl.ids import format_client_id
 from oncegate.rifl.request_tracker import RequestTracker
 
 if TYPE_CHECKING:
-    from oncegate.gateway.client.client import Client
+    from oncegate.gateway.client.connection import Connection
 
 LOG = logging.getLogger("oncegate.client")
 OnUnknown = Callable[[OutboxEntry], Awaitable[None] | None]
@@ -106,7 +106,7 @@ class Resumed(msgspec.Struct):
         return RequestTracker.resumed(window=window, highest=taken.highest_sequence, held=held)
 
 
-async def resume(client: Client, outbox: DurableOutbox, on_unknown: OnUnknown | None) -> Resumed:
+async def resume(connection: Connection, outbox: DurableOutbox, on_unknown: OnUnknown | None) -> Resumed:
     """Take over the outbox's session, and settle the entries that cannot be sent again.
 
     Raises:
@@ -116,13 +116,13 @@ async def resume(client: Client, outbox: DurableOutbox, on_unknown: OnUnknown | 
     found = Resumed()
     owner = outbox.head.client_id
     if owner:
-        await _take_over(client, owner, found)
+        await _take_over(connection, owner, found)
     unknown: list[OutboxEntry] = []
     dropped: list[OutboxEntry] = []
     for entry in outbox.entries:
         taken = found.taken
         if taken is None or entry.client_id != owner:
-            result = await _remembered(client, entry)
+            result = await _remembered(connection, entry)
             if result is None:
                 unknown.append(entry)
             else:
@@ -141,11 +141,13 @@ async def resume(client: Client, outbox: DurableOutbox, on_unknown: OnUnknown | 
     return found
 
 
-async def _take_over(client: Client, owner: int, found: Resumed) -> None:
+async def _take_over(connection: Connection, owner: int, found: Resumed) -> None:
     path = f"{session_path(format_client_id(owner))}/take-over"
-    call = JsonCall("POST", path, SessionTaken, client.headers, client.deadline(), body=TakeOver(uuid.uuid4().hex))
+    call = JsonCall(
+        "POST", path, SessionTaken, connection.headers, connection.deadline(), body=TakeOver(uuid.uuid4().hex)
+    )
     try:
-        found.taken = await client.perform(call)
+        found.taken = await connection.perform(call)
         found.sent_at, found.commit = call.sent_at, call.commit
     except OperationFailed as failure:
         if failure.code not in _GONE:
@@ -153,10 +155,10 @@ async def _take_over(client: Client, owner: int, found: Resumed) -> None:
         LOG.warning("the outbox's session has ended: client_id=%s %s", format_client_id(owner), failure)
 
 
-async def _remembered(client: Client, entry: OutboxEntry) -> WriteResult | None:
+async def _remembered(connection: Connection, entry: OutboxEntry) -> WriteResult | None:
     """Return the result of an entry whose session has ended, if its record is still there."""
     try:
-        return (await client.request(entry.client_id, entry.sequence)).result
+        return (await connection.request(entry.client_id, entry.sequence)).result
     except OperationFailed as failure:
         if failure.code not in _GONE:
             raise
@@ -164,7 +166,7 @@ async def _remembered(client: Client, entry: OutboxEntry) -> WriteResult | None:
 
 
 async def resend(
-    client: Client,
+    connection: Connection,
     sender: Sender,
     writes: Writes,
     outbox: DurableOutbox,
@@ -191,7 +193,7 @@ async def resend(
         elif not isinstance(end, OperationFailed) or end.code in _UNSETTLED:
             raise end
         else:
-            settled = await _resolved(client, sender, entry, end)
+            settled = await _resolved(connection, sender, entry, end)
             if settled is None:
                 unknown.append(entry)
             else:
@@ -206,10 +208,12 @@ async def resend(
     return recovered
 
 
-async def _resolved(client: Client, sender: Sender, entry: OutboxEntry, failure: OperationFailed) -> Recovered | None:
+async def _resolved(
+    connection: Connection, sender: Sender, entry: OutboxEntry, failure: OperationFailed
+) -> Recovered | None:
     """Settle an entry that was refused for good; None where the cluster cannot tell."""
     try:
-        resolution = await client.resolve(entry.request_id)
+        resolution = await connection.settle(entry.request_id, {}, None)
     except OperationFailed as refusal:
         LOG.warning("outcome unknown: request=%s %s", entry.request_id, refusal)
         return None

@@ -5,11 +5,18 @@ Owns: the shapes a caller sees. Shapes on the wire: :mod:`oncegate.gateway.wire`
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
 
 from oncegate.rifl.ids import ClientId, RequestId, SequenceNumber
+
+if TYPE_CHECKING:
+    Json: TypeAlias = bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"] | None
+    """What JSON can say; of a value that is read, arrays are lists and objects are dicts."""
+else:
+    Json = Any
 
 
 class WriteResult(msgspec.Struct, frozen=True, gc=False, kw_only=False):
@@ -35,7 +42,7 @@ class WriteResult(msgspec.Struct, frozen=True, gc=False, kw_only=False):
     applied: bool
     commit: int
     version: int | None
-    value: Any
+    value: Json
     replayed: bool
     memory_ms_left: int
     code: str | None = None
@@ -85,7 +92,7 @@ class Row(msgspec.Struct, frozen=True):
     """
 
     key: str
-    value: Any
+    value: Json
     version: int
     commit: int = 0
     age_ms: int | None = None

@@ -11,13 +11,15 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
+
+from msgspec import UnsetType
 
 from oncegate.gateway.client.batch import Pending, PendingRows
 from oncegate.gateway.client.collector import RowsCollector
 from oncegate.gateway.client.failures import OperationFailed
 from oncegate.gateway.client.places import Places, window_full
-from oncegate.gateway.client.results import ManyResult, Resolution, Row, WriteResult
+from oncegate.gateway.client.results import Json, ManyResult, Resolution, Row, WriteResult
 from oncegate.gateway.client.sender import Sender
 from oncegate.gateway.client.session_life import SessionLife
 from oncegate.gateway.client.settings import Consistency, SessionOptions
@@ -26,7 +28,7 @@ from oncegate.rifl.errors import Code
 from oncegate.rifl.ids import ClientId, Epoch, RequestId, SequenceNumber
 
 if TYPE_CHECKING:
-    from oncegate.gateway.client.client import Client
+    from oncegate.gateway.client.connection import Connection
 
 
 class Session:
@@ -46,12 +48,25 @@ class Session:
     number and is retried until it has a verdict or its deadline passes.
     """
 
-    def __init__(self, client: Client, options: SessionOptions, nonce: str | None) -> None:
-        self._client = client
-        self._life = SessionLife(client, options, nonce)
+    __slots__ = (
+        "_connection",
+        "_life",
+        "_loop",
+        "_places",
+        "_sender",
+        "_tracing",
+        "_wait",
+        "_writes",
+        "lost",
+        "recovered",
+    )
+
+    def __init__(self, connection: Connection, options: SessionOptions, nonce: str | None) -> None:
+        self._connection = connection
+        self._life = SessionLife(connection, options, nonce)
         self._wait = options.full != "fail"
         self._loop: asyncio.AbstractEventLoop
-        self._tracing = client.tracing
+        self._tracing = connection.tracing
         self._writes: Writes
         self._sender: Sender
         self._places: Places
@@ -105,7 +120,7 @@ class Session:
         return max(0, int((self._sender.lease.ends_at - self._loop.time()) * 1000))
 
     @property
-    def position(self) -> Any:
+    def position(self) -> Json:
         """The position that came with the newest write in the outbox, also of an earlier process; None at first.
 
         Writes reach an outbox in the order of the calls: those up to this position are in it, or settled. Only a
@@ -137,12 +152,12 @@ class Session:
         self,
         table: str,
         key: str,
-        value: Any,
+        value: Json,
         *,
         if_absent: bool = False,
         if_version: int | None = None,
-        if_value: Any = UNSET,
-        position: Any = None,
+        if_value: Json | UnsetType = UNSET,
+        position: Json = None,
         timeout_s: float | None = None,
     ) -> WriteResult:
         """Write a row exactly once.
@@ -182,7 +197,7 @@ class Session:
         return await future
 
     async def insert(
-        self, table: str, key: str, value: Any, *, position: Any = None, timeout_s: float | None = None
+        self, table: str, key: str, value: Json, *, position: Json = None, timeout_s: float | None = None
     ) -> WriteResult:
         """Write a row exactly once if there is none; see :meth:`put`."""
         return await self.put(table, key, value, if_absent=True, position=position, timeout_s=timeout_s)
@@ -193,8 +208,8 @@ class Session:
         key: str,
         *,
         if_version: int | None = None,
-        if_value: Any = UNSET,
-        position: Any = None,
+        if_value: Json | UnsetType = UNSET,
+        position: Json = None,
         timeout_s: float | None = None,
     ) -> WriteResult:
         """Delete a row exactly once; see :meth:`put`."""
@@ -207,8 +222,8 @@ class Session:
         by: int = 1,
         *,
         if_version: int | None = None,
-        if_value: Any = UNSET,
-        position: Any = None,
+        if_value: Json | UnsetType = UNSET,
+        position: Json = None,
         timeout_s: float | None = None,
     ) -> WriteResult:
         """Add to a row's number exactly once; ``value`` of the result is the sum. See :meth:`put`."""
@@ -218,18 +233,18 @@ class Session:
         self,
         table: str,
         key: str,
-        item: Any,
+        item: Json,
         *,
         if_version: int | None = None,
-        if_value: Any = UNSET,
-        position: Any = None,
+        if_value: Json | UnsetType = UNSET,
+        position: Json = None,
         timeout_s: float | None = None,
     ) -> WriteResult:
         """Add an item to the end of a row's bounded list exactly once; see :meth:`put`."""
         return await self._write(self._writes.append(table, key, item, if_version, if_value, timeout_s), position)
 
     async def get_remembered(
-        self, table: str, key: str, *, position: Any = None, timeout_s: float | None = None
+        self, table: str, key: str, *, position: Json = None, timeout_s: float | None = None
     ) -> WriteResult:
         """Read a row as an operation: it has an id, a place in the order, and the same answer in every retry.
 
@@ -245,13 +260,13 @@ class Session:
         operation: OperationName,
         table: str,
         key: str,
-        value: Any = UNSET,
+        value: Json | UnsetType = UNSET,
         *,
         by: int = 1,
         if_absent: bool = False,
         if_version: int | None = None,
-        if_value: Any = UNSET,
-        position: Any = None,
+        if_value: Json | UnsetType = UNSET,
+        position: Json = None,
         timeout_s: float | None = None,
     ) -> asyncio.Future[WriteResult]:
         """Start a write without waiting; the future resolves as the call of that name would return or raise.
@@ -278,7 +293,7 @@ class Session:
     async def put_many(
         self,
         table: str,
-        rows: Mapping[str, Any] | Iterable[tuple[str, Any]],
+        rows: Mapping[str, Json] | Iterable[tuple[str, Json]],
         *,
         timeout_s: float | None = None,
     ) -> ManyResult:
@@ -301,10 +316,10 @@ class Session:
             raise OperationFailed(Code.BAD_REQUEST, "put_many needs at least one row")
         sender = self._sender
         deadline = self._writes.deadline(timeout_s)
-        kind = await self._client.kinds.learn(table)
+        kind = await self._connection.kinds.learn(table)
         future: asyncio.Future[ManyResult] = self._loop.create_future()
         collector = RowsCollector(sender.client_id, len(pairs), future)
-        rows_max = min(self._client.tuning.range_rows_max, self._places.window)
+        rows_max = min(self._connection.tuning.range_rows_max, self._places.window)
         pendings = deque(self._writes.many(table, pairs, kind, collector, deadline, rows_max))
         if self._tracing is not None:
             self._tracing.rows(table, list(pendings), future)
@@ -327,12 +342,12 @@ class Session:
         Returns:
             The row, or None if there is none.
         """
-        row, commit = await self._client.look(table, key, consistency, self._sender.highest_commit, timeout_s)
+        row, commit = await self._connection.look(table, key, consistency, self._sender.highest_commit, timeout_s)
         # That a row is gone has been seen as well: a node that still has it must not answer the next read.
         self._sender.highest_commit = max(self._sender.highest_commit, commit)
         return row
 
-    async def _write(self, pending: Pending, position: Any) -> WriteResult:
+    async def _write(self, pending: Pending, position: Json) -> WriteResult:
         if position is not None:
             self._writes.note(pending, position)
         if self._tracing is not None:

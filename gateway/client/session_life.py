@@ -31,7 +31,7 @@ from oncegate.rifl.ids import Epoch, RequestId, format_client_id, parse_client_i
 from oncegate.rifl.request_tracker import RequestTracker
 
 if TYPE_CHECKING:
-    from oncegate.gateway.client.client import Client
+    from oncegate.gateway.client.connection import Connection
 
 LOG = logging.getLogger("oncegate.client")
 
@@ -43,7 +43,7 @@ class SessionLife:
     """One session from open to close; :meth:`open`, then :meth:`recover`, then :meth:`close`.
 
     Args:
-        client: makes the calls, and closes the session if nobody else does.
+        connection: makes the calls, and closes the session if nobody else does.
         options: what it is opened with.
         nonce: names this open; random by default.
 
@@ -55,13 +55,13 @@ class SessionLife:
         outbox: from :meth:`open` on, if the session keeps one.
     """
 
-    def __init__(self, client: Client, options: SessionOptions, nonce: str | None) -> None:
+    def __init__(self, connection: Connection, options: SessionOptions, nonce: str | None) -> None:
         self.lost = asyncio.Event()
         self.recovered: list[Recovered] = []
         self.sender: Sender
         self.writes: Writes
         self.outbox: DurableOutbox | None = None
-        self._client = client
+        self._connection = connection
         self._options = options
         self._nonce = nonce or uuid.uuid4().hex
         self._loop: asyncio.AbstractEventLoop
@@ -79,9 +79,9 @@ class SessionLife:
         if self._opened:
             raise OperationFailed(Code.CONFLICT, "a session is entered once", outcome=Outcome.NOT_APPLIED)
         self._opened = True
-        client, options = self._client, self._options
+        connection, options = self._connection, self._options
         self._loop = asyncio.get_running_loop()
-        self.writes = Writes(self._loop, client.kinds, client.timeout_s, keeps=options.outbox is not None)
+        self.writes = Writes(self._loop, connection.kinds, connection.timeout_s, keeps=options.outbox is not None)
         if options.outbox is None:
             opened, sent_at = await self._ask_to_open()
             self._begin(opened, sent_at, None)
@@ -104,17 +104,17 @@ class SessionLife:
         again, self._again = self._again, []
         on_unknown = self._options.on_unknown
         try:
-            self.recovered += await resend(self._client, self.sender, self.writes, self.outbox, again, on_unknown)
+            self.recovered += await resend(self._connection, self.sender, self.writes, self.outbox, again, on_unknown)
         except BaseException:
             await self.close(drain=False)
             raise
 
     async def _ask_to_open(self) -> tuple[SessionOpened, float]:
         """Open a session, the same one however often it is asked for; returns when it was asked for too."""
-        client = self._client
+        connection = self._connection
         body = OpenSession(self._nonce, self._options.lease_ms, self._options.window)
-        call = JsonCall("POST", SESSIONS, SessionOpened, client.headers, client.deadline(), body=body)
-        opened = await client.perform(call)
+        call = JsonCall("POST", SESSIONS, SessionOpened, connection.headers, connection.deadline(), body=body)
+        opened = await connection.perform(call)
         try:
             parse_client_id(opened.client_id)
         except ValueError as malformed:
@@ -123,7 +123,7 @@ class SessionLife:
 
     async def _take_up(self, outbox: DurableOutbox) -> None:
         """Take over the outbox's session, or open one, and settle what cannot be sent again."""
-        found = await resume(self._client, outbox, self._options.on_unknown)
+        found = await resume(self._connection, outbox, self._options.on_unknown)
         self.recovered += found.recovered
         if found.taken is None:
             self._nonce = outbox.head.nonce or self._nonce
@@ -140,7 +140,7 @@ class SessionLife:
         self._again = found.again
 
     def _begin(self, opened: SessionOpened, sent_at: float, tracker: RequestTracker | None) -> None:
-        client, outbox = self._client, self.outbox
+        connection, outbox = self._connection, self.outbox
         if outbox is not None and tracker is not None:
             outbox.begin(tracker)
         lease = LeaseClock(opened.lease_ms, sent_at)
@@ -148,25 +148,25 @@ class SessionLife:
             parse_client_id(opened.client_id),
             Epoch(opened.epoch),
             opened.window,
-            client.courier,
+            connection.courier,
             lease,
-            client.headers,
+            connection.headers,
             self.settle,
             outbox,
             tracker,
             self._ended,
-            client.tracing,
+            connection.tracing,
         )
         self._keeper = asyncio.create_task(keep_lease(lease, self._renew, self._loop.time, asyncio.sleep))
-        client.adopt(self)
+        connection.adopt(self)
 
     async def _renew(self) -> None:
-        client, sender = self._client, self.sender
+        connection, sender = self._connection, self.sender
         path = f"{session_path(sender.client_id_text)}/renew"
         deadline = self._loop.time() + self._options.lease_ms / 1000
-        call = JsonCall("POST", path, SessionRenewed, client.headers, deadline, body=RenewSession(sender.epoch))
+        call = JsonCall("POST", path, SessionRenewed, connection.headers, deadline, body=RenewSession(sender.epoch))
         try:
-            renewed = await client.perform(call)
+            renewed = await connection.perform(call)
         except OncegateError as failure:
             LOG.warning("lease not renewed: client_id=%s %s", sender.client_id_text, failure)
             if failure.code in SESSION_OVER:
@@ -190,7 +190,7 @@ class SessionLife:
         # Acknowledging what is below makes room: an id is only sealed inside the window that the server sees.
         first_incomplete = min(sender.first_incomplete, request_id.sequence)
         owner = {"epoch": sender.epoch, "first_incomplete": first_incomplete}
-        resolution = await self._client.settle(request_id, owner, timeout_s)
+        resolution = await self._connection.settle(request_id, owner, timeout_s)
         sender.forget(request_id.sequence)
         return resolution
 
@@ -199,7 +199,7 @@ class SessionLife:
         keeper, self._keeper = self._keeper, None
         if keeper is None:
             return
-        self._client.disown(self)
+        self._connection.disown(self)
         closed = OperationFailed(Code.SESSION_EXPIRED, "the session was closed", outcome=Outcome.NOT_APPLIED)
         self.writes.close(closed)  # or callers that go on writing would keep the drain from ending
         told = False
@@ -235,10 +235,10 @@ class SessionLife:
         return outbox.empty
 
     async def _say_goodbye(self) -> None:
-        client = self._client
+        connection = self._connection
         path = f"{session_path(self.sender.client_id_text)}?epoch={self.sender.epoch}"
-        deadline = self._loop.time() + min(CLOSE_TIMEOUT_S, client.timeout_s)
+        deadline = self._loop.time() + min(CLOSE_TIMEOUT_S, connection.timeout_s)
         try:
-            await client.perform(NothingCall("DELETE", path, client.headers, deadline))
+            await connection.perform(NothingCall("DELETE", path, connection.headers, deadline))
         except OncegateError as failure:
             LOG.info("session not closed, its lease will end: client_id=%s %s", self.sender.client_id_text, failure)

@@ -12,11 +12,14 @@ import concurrent.futures
 import threading
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Self, Unpack
 
+from msgspec import UnsetType
+
+from oncegate.gateway.client.arguments import ConditionArguments, SubmitArguments, WriteArguments
 from oncegate.gateway.client.places import window_full
 from oncegate.gateway.client.recovery import Recovered
-from oncegate.gateway.client.results import ManyResult, Resolution, Row, WriteResult
+from oncegate.gateway.client.results import Json, ManyResult, Resolution, Row, WriteResult
 from oncegate.gateway.client.session import Session as AsyncSession
 from oncegate.gateway.client.settings import Consistency
 from oncegate.gateway.client.sync_crossing import Crossing, crossed
@@ -85,7 +88,7 @@ class Session:
         return self._open().memory_ms_left
 
     @property
-    def position(self) -> Any:
+    def position(self) -> Json:
         """The position that came with the newest write in the outbox."""
         return self._open().position
 
@@ -113,12 +116,12 @@ class Session:
         self,
         table: str,
         key: str,
-        value: Any,
+        value: Json,
         *,
         if_absent: bool = False,
         if_version: int | None = None,
-        if_value: Any = UNSET,
-        position: Any = None,
+        if_value: Json | UnsetType = UNSET,
+        position: Json = None,
         timeout_s: float | None = None,
     ) -> WriteResult:
         """Write a row exactly once."""
@@ -136,31 +139,31 @@ class Session:
         )
 
     def insert(
-        self, table: str, key: str, value: Any, *, position: Any = None, timeout_s: float | None = None
+        self, table: str, key: str, value: Json, *, position: Json = None, timeout_s: float | None = None
     ) -> WriteResult:
         """Write a row exactly once if there is none."""
         return self.put(table, key, value, if_absent=True, position=position, timeout_s=timeout_s)
 
-    def delete(self, table: str, key: str, **options: Any) -> WriteResult:
+    def delete(self, table: str, key: str, **options: Unpack[ConditionArguments]) -> WriteResult:
         """Delete a row exactly once."""
         return self._crossing.run(self._open().delete(table, key, **options))
 
-    def increment(self, table: str, key: str, by: int = 1, **options: Any) -> WriteResult:
+    def increment(self, table: str, key: str, by: int = 1, **options: Unpack[ConditionArguments]) -> WriteResult:
         """Add to a row's number exactly once."""
         return self._crossing.run(self._open().increment(table, key, by, **options))
 
-    def append(self, table: str, key: str, item: Any, **options: Any) -> WriteResult:
+    def append(self, table: str, key: str, item: Json, **options: Unpack[ConditionArguments]) -> WriteResult:
         """Add an item to the end of a row's list exactly once."""
         return self._crossing.run(self._open().append(table, key, item, **options))
 
-    def get_remembered(self, table: str, key: str, **options: Any) -> WriteResult:
+    def get_remembered(self, table: str, key: str, **options: Unpack[WriteArguments]) -> WriteResult:
         """Read a row as an operation with an id."""
         return self._crossing.run(self._open().get_remembered(table, key, **options))
 
     def put_many(
         self,
         table: str,
-        rows: Mapping[str, Any] | Iterable[tuple[str, Any]],
+        rows: Mapping[str, Json] | Iterable[tuple[str, Json]],
         *,
         timeout_s: float | None = None,
     ) -> ManyResult:
@@ -174,7 +177,12 @@ class Session:
         return self._crossing.run(self._open().get(table, key, consistency=consistency, timeout_s=timeout_s))
 
     def submit(
-        self, operation: OperationName, table: str, key: str, value: Any = UNSET, **options: Any
+        self,
+        operation: OperationName,
+        table: str,
+        key: str,
+        value: Json | UnsetType = UNSET,
+        **options: Unpack[SubmitArguments],
     ) -> concurrent.futures.Future[WriteResult]:
         """Start a write and return its future; waits while as many are outstanding as the window has places.
 

@@ -30,11 +30,11 @@ import logging
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import msgspec
 
-from oncegate.gateway.client import Client, Code, OncegateError, OperationFailed, Outcome, Session, WriteResult
+from oncegate.gateway.client import Client, Code, Json, OncegateError, OperationFailed, Outcome, Session, WriteResult
 from oncegate.gateway.middleware import records
 from oncegate.gateway.middleware.policy import Incoming, Policy, read_key
 from oncegate.gateway.middleware.records import Kept, Record
@@ -67,7 +67,7 @@ class Ticket:
         self.version = version
         self._gate = gate
 
-    async def put_once(self, table: str, value: Any) -> bool:
+    async def put_once(self, table: str, value: Json) -> bool:
         """Write a row under this request's id, once however often the request runs; False if it was there."""
         return (await self._gate.session.insert(table, self.id, value)).applied
 
@@ -317,6 +317,6 @@ class Gate:
             after = page.next
 
 
-def read_fingerprint(value: Any) -> str:
+def read_fingerprint(value: Json) -> str:
     """Return the fingerprint in a row's value."""
     return records.read_record(value).fingerprint

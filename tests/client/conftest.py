@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from oncegate.gateway.testing import FakeGateway
+from oncegate.testing import FakeGateway
 
 
 @pytest.fixture

@@ -15,13 +15,13 @@ import aiohttp
 import msgspec
 import pytest
 
+from oncegate import Client, Code, OncegateError, OperationFailed, OutcomeUnknown, RequestId, Session
 from oncegate.gateway import wire
-from oncegate.gateway.client import Client, Code, OncegateError, OperationFailed, OutcomeUnknown, RequestId, Session
 from oncegate.gateway.http.server import running
 from oncegate.gateway.local.ports import free_ports
 from oncegate.gateway.node.settings import Settings
-from oncegate.gateway.testing import FakeGateway
 from oncegate.rifl.ids import SequenceNumber, format_client_id
+from oncegate.testing import FakeGateway
 
 
 @asynccontextmanager
@@ -60,7 +60,7 @@ class Answer(NamedTuple):
 async def http(client: Client, method: str, path: str, body: Any = None, **headers: str) -> Answer:
     """Call a node without the SDK; ``headers`` are written with underscores."""
     written = {name.replace("_", "-"): text for name, text in headers.items()}
-    url = f"{client._router.endpoints[0]}{path}"
+    url = f"{client._connection.router.endpoints[0]}{path}"
     async with aiohttp.request(method, url, json=body, headers=written) as answer:
         text = await answer.read()
         lines = answer.content_type == "application/x-ndjson"
@@ -71,10 +71,10 @@ async def http(client: Client, method: str, path: str, body: Any = None, **heade
 async def operate(client: Client, client_id: int, epoch: int, *operations: wire.Operation) -> list[Any]:
     """Send operations under numbers of the test's own choice; return (status or code, value) of each."""
     body = wire.OperationsRequest(format_client_id(client_id), epoch, 1, list(operations))
-    assert client._http is not None
+    assert client._connection.http is not None
     headers = {"Content-Type": wire.MSGPACK, "Accept": wire.MSGPACK}
-    url = f"{client._router.endpoints[0]}/v1/operations"
-    async with client._http.post(url, data=msgspec.msgpack.encode(body), headers=headers) as answer:
+    url = f"{client._connection.router.endpoints[0]}/v1/operations"
+    async with client._connection.http.post(url, data=msgspec.msgpack.encode(body), headers=headers) as answer:
         told = msgspec.msgpack.decode(await answer.read(), type=wire.OperationsResponse)
     return [
         result.code if result.status == "rejected" else (result.status, result.value, result.replayed)

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from oncegate.gateway import wire
-from oncegate.gateway.client import (
+from oncegate import (
     Client,
     Code,
     DeadlineExceeded,
@@ -25,11 +24,12 @@ from oncegate.gateway.client import (
     OutcomeUnknown,
     Session,
 )
+from oncegate.gateway import wire
 from oncegate.gateway.client.outbox_file import OutboxFile
 from oncegate.gateway.http import request_bodies as edge
-from oncegate.gateway.testing import FakeGateway
 from oncegate.rifl.errors import OncegateError
 from oncegate.rifl.ids import format_client_id
+from oncegate.testing import FakeGateway
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ async def killed(fake: FakeGateway, path: Path, **options: Any) -> AsyncIterator
             node.before = None
             node.thaw()
         life = session._life
-        session._client.disown(life)
+        session._connection.disown(life)
         assert life._keeper is not None
         life._keeper.cancel()
         await life.sender.abort(OperationFailed(Code.SESSION_EXPIRED, "the process was killed"))

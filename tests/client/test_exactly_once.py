@@ -8,9 +8,9 @@ import random
 import pytest
 from aiohttp import web
 
-from oncegate.gateway.client import Client, OperationFailed, Outcome, Tuning, WriteResult
-from oncegate.gateway.testing import FakeGateway, FakeNode
+from oncegate import Client, OperationFailed, Outcome, Tuning, WriteResult
 from oncegate.rifl.errors import Code, OncegateError
+from oncegate.testing import FakeGateway, FakeNode
 
 TUNING = Tuning(
     attempt_timeout_s=0.05, backoff_first_s=0.001, backoff_cap_s=0.01, pipeline_min=4, batch_operations_max=16

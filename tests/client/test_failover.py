@@ -7,10 +7,10 @@ import time
 
 from aiohttp import web
 
-from oncegate.gateway.client import Client, Tuning
+from oncegate import Client, Tuning
 from oncegate.gateway.client.routing import REST_REFUSED_S
-from oncegate.gateway.testing import FakeGateway
 from oncegate.rifl.errors import Code, OncegateError
+from oncegate.testing import FakeGateway
 
 QUICK = Tuning(attempt_timeout_s=0.2, backoff_first_s=0.001, backoff_cap_s=0.01)
 

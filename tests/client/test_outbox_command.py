@@ -14,9 +14,9 @@ from typer.testing import CliRunner, Result
 from oncegate.gateway.cli.main import app
 from oncegate.gateway.client.outbox_file import Head, NewEntry, OutboxFile
 from oncegate.gateway.http import request_bodies as edge
-from oncegate.gateway.testing import FakeGateway
 from oncegate.gateway.wire import OpenSession, Operation
 from oncegate.rifl.ids import parse_client_id
+from oncegate.testing import FakeGateway
 
 
 @pytest.fixture

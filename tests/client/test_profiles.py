@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from oncegate.gateway.client import Client, Code, OperationFailed
+from oncegate import Client, Code, OperationFailed
 from oncegate.gateway.client.profiles import Profile, TokenFile, settle
 from oncegate.gateway.client.routing import Router
 from oncegate.gateway.client.settings import TIMEOUT_S_DEFAULT
-from oncegate.gateway.testing import FakeGateway
+from oncegate.testing import FakeGateway
 
 PROFILES = """
 default = "dev"

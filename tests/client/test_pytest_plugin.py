@@ -8,8 +8,8 @@ from importlib.metadata import entry_points
 
 import pytest
 
-from oncegate.gateway.client import Client, Code, OncegateError, OperationFailed, sync
-from oncegate.gateway.testing import FakeCluster
+from oncegate import Client, Code, OncegateError, OperationFailed, sync
+from oncegate.testing import FakeCluster
 
 
 def test_lease_ends_when_the_test_says_so(oncegate_cluster: FakeCluster) -> None:

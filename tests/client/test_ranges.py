@@ -8,10 +8,9 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from oncegate import Client, Code, OncegateError, OperationFailed, Outcome, OutcomeUnknown, PartialFailure, Tuning
 from oncegate.gateway import wire
-from oncegate.gateway.client import Client, Code, OperationFailed, Outcome, OutcomeUnknown, PartialFailure, Tuning
-from oncegate.gateway.testing import FakeGateway
-from oncegate.rifl.errors import OncegateError
+from oncegate.testing import FakeGateway
 
 RANGES = "POST /v1/tables/events/ranges"
 QUICK = Tuning(attempt_timeout_s=0.15, backoff_first_s=0.001, backoff_cap_s=0.01)
@@ -75,7 +74,7 @@ async def test_few_puts_on_a_stream_table_stay_operations(fake: FakeGateway) -> 
 
 async def test_kind_of_a_table_is_asked_once_in_passing(fake: FakeGateway) -> None:
     async with Client(fake.endpoints) as client, client.session() as session:
-        while "events" not in client.kinds.known:
+        while "events" not in client._connection.kinds.known:
             await session.put("events", "k", 1)
         await asyncio.gather(*(session.put("events", f"k{n}", n) for n in range(50)))
     assert fake.nodes[0].requests["GET /v1/tables/events"] == 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from aiohttp import web
 
-from oncegate.gateway.client import Client, Code, MalformedAnswer, OperationFailed, Tuning
-from oncegate.gateway.testing import FakeGateway
+from oncegate import Client, Code, MalformedAnswer, OperationFailed, Tuning
+from oncegate.testing import FakeGateway
 
 
 async def test_get_returns_the_row_or_none(fake: FakeGateway) -> None:

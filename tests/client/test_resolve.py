@@ -8,8 +8,8 @@ import pickle
 import pytest
 from aiohttp import web
 
-from oncegate.gateway.client import Client, Code, OperationFailed, OutcomeUnknown, Session
-from oncegate.gateway.testing import FakeGateway
+from oncegate import Client, Code, OperationFailed, OutcomeUnknown, Session
+from oncegate.testing import FakeGateway
 
 
 async def lose_answers(request: web.Request) -> None:
@@ -66,8 +66,10 @@ async def test_write_that_never_arrived_is_sealed_and_its_late_copy_refused(fake
         assert await unknown.resolve() == sealed
         (body, *_) = late
         content = {"Content-Type": "application/vnd.oncegate+msgpack", "Accept": "application/json"}
-        assert client._http is not None
-        async with client._http.post(f"{fake.endpoints[0]}/v1/operations", data=body, headers=content) as answer:
+        assert client._connection.http is not None
+        async with client._connection.http.post(
+            f"{fake.endpoints[0]}/v1/operations", data=body, headers=content
+        ) as answer:
             assert answer.status == 200
         assert fake.executed == []
         assert (await session.increment("rows", "n", 3)).value == 3

@@ -9,8 +9,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from oncegate.gateway import wire
-from oncegate.gateway.client import (
+from oncegate import (
     Client,
     Code,
     DeadlineExceeded,
@@ -20,8 +19,9 @@ from oncegate.gateway.client import (
     PartialFailure,
     Tuning,
 )
-from oncegate.gateway.testing import FakeGateway, FakeNode
+from oncegate.gateway import wire
 from oncegate.rifl.errors import REGISTRY, OncegateError, Outcome
+from oncegate.testing import FakeGateway, FakeNode
 
 QUICK = Tuning(attempt_timeout_s=0.15, backoff_first_s=0.001, backoff_cap_s=0.01)
 

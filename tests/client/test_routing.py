@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oncegate.gateway.client import Tuning
+from oncegate import Tuning
 from oncegate.gateway.client.retry import AttemptFailed, RetryBudget, RetryPolicy
 from oncegate.gateway.client.routing import ENDPOINTS_MAX, Router, origin
 from oncegate.rifl.errors import Code, OncegateError

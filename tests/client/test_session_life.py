@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from oncegate.gateway.client import Client, Code, OperationFailed, Outcome, OutcomeUnknown
+from oncegate import Client, Code, OperationFailed, Outcome, OutcomeUnknown
 from oncegate.gateway.client.lease import LeaseClock, keep_lease
-from oncegate.gateway.testing import FakeGateway
 from oncegate.rifl.ids import format_client_id
+from oncegate.testing import FakeGateway
 
 
 class ManualTime:

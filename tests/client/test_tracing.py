@@ -14,8 +14,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from oncegate.gateway.client import Client, OperationFailed
-from oncegate.gateway.testing import FakeGateway
+from oncegate import Client, OperationFailed
+from oncegate.testing import FakeGateway
 
 PROVIDER = TracerProvider()
 EXPORTER = InMemorySpanExporter()
@@ -102,9 +102,9 @@ async def test_tracing_can_be_switched_off(
 def test_without_opentelemetry_nothing_is_imported_and_wanting_it_is_refused() -> None:
     code = """
 import sys
-from oncegate.gateway.client import Client, OperationFailed
+from oncegate import Client, OperationFailed
 client = Client("http://127.0.0.1:1")
-assert client.tracing is None
+assert client._connection.tracing is None
 assert not any(name.startswith("opentelemetry") for name in sys.modules)
 sys.modules["opentelemetry"] = None
 try:

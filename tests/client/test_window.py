@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from oncegate.gateway.client import Client, Code, DeadlineExceeded, OperationFailed, Outcome, Tuning
-from oncegate.gateway.testing import FakeGateway
+from oncegate import Client, Code, DeadlineExceeded, OperationFailed, Outcome, Tuning
+from oncegate.testing import FakeGateway
 
 
 async def settle() -> None:

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from oncegate.gateway.client import Client, Code, OperationFailed, Outcome, RequestId
-from oncegate.gateway.testing import FakeGateway
+from oncegate import Client, Code, OperationFailed, Outcome, RequestId
+from oncegate.testing import FakeGateway
 
 
 async def test_put_returns_commit_version_and_request_id(fake: FakeGateway) -> None:
@@ -135,7 +135,7 @@ async def test_one_bad_write_does_not_spoil_those_that_travel_with_it(fake: Fake
 
 
 async def test_body_over_the_bound_is_cut_in_two(fake: FakeGateway) -> None:
-    from oncegate.gateway.client import Tuning
+    from oncegate import Tuning
 
     tuning = Tuning(batch_bytes_max=1000)
     async with Client(fake.endpoints, tuning=tuning) as client, client.session() as session:

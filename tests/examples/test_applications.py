@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 from examples.applications import script, worker
-from oncegate.gateway.client import Client, Code, OperationFailed, Outcome
-from oncegate.gateway.testing import FakeCluster
+from oncegate import Client, Code, OperationFailed, Outcome
+from oncegate.testing import FakeCluster
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import oncegate.gateway.client
-from oncegate.gateway.client import sync
-from oncegate.gateway.testing import FakeCluster
+from oncegate import sync
+from oncegate.testing import FakeCluster
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
 

@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from oncegate.gateway.client import Client
+from oncegate import Client
 from oncegate.gateway.local.waiting import until
 from oncegate.proof.check.cluster import CheckCluster
 from oncegate.proof.check.equipment import Equipment, missing

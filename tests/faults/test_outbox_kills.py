@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from oncegate.gateway.client import Client
+from oncegate import Client
 from oncegate.gateway.http.server import running
 from oncegate.gateway.local.ports import free_ports
 from oncegate.gateway.node.settings import Settings

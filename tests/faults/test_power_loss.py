@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from oncegate.gateway.client import Client
+from oncegate import Client
 from oncegate.gateway.local.cluster import LocalCluster
 from tests.faults.harness.sdk_load import Ledger, check_counters, check_flows, check_rows, progress, writing
 

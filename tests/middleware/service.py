@@ -21,9 +21,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from oncegate.gateway.client import Client
+from oncegate import Client
 from oncegate.gateway.local.ports import free_ports
-from oncegate.gateway.middleware import SCOPE_TICKET, TICKET, ForAsgi, Gate, Policy, for_aiohttp
+from oncegate.middleware import SCOPE_TICKET, TICKET, ForAsgi, Gate, Policy, for_aiohttp
 
 KINDS = ("aiohttp", "starlette")
 

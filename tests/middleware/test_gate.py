@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import aiohttp
 import pytest
 
-from oncegate.gateway.client import Client
+from oncegate import Client
 from oncegate.gateway.http.server import running
 from oncegate.gateway.local.ports import free_ports
-from oncegate.gateway.middleware import Gate, Policy
 from oncegate.gateway.node.settings import Settings
-from oncegate.gateway.testing import FakeGateway
+from oncegate.middleware import Gate, Policy
+from oncegate.testing import FakeGateway
 from tests.middleware.service import KINDS, Orders, for_framework, serving
 
 pytestmark = pytest.mark.parametrize("kind", KINDS)
@@ -170,7 +170,7 @@ async def test_broken_off_run_is_repeated_under_the_same_id_where_that_is_said_t
     ids = services[0].orders.effects.read_text().split()
     assert len(ids) == 2
     assert len(set(ids)) == 1
-    rows = (await services[0].gate.session._client.scan("orders")).rows
+    rows = (await services[0].gate._client.scan("orders")).rows
     assert [row.key for row in rows] == [ids[0]]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from oncegate.gateway.client import Client, OncegateError, Session
+from oncegate import Client, OncegateError, Session
 from oncegate.gateway.local.waiting import until
 from oncegate.proof.check.cluster import CheckCluster
 from oncegate.proof.check.equipment import Equipment, missing

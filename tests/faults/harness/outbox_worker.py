@@ -14,7 +14,7 @@ from multiprocessing.context import ForkServerProcess
 from multiprocessing.synchronize import Event
 from typing import Any, Final
 
-from oncegate.gateway.client import Client
+from oncegate import Client
 
 TABLE: Final = "rows"
 CONCURRENCY: Final = 32
@@ -32,9 +32,10 @@ async def work(endpoints: list[str], outbox: str, total: int, started: Event, *,
     """Raise the rows from where the outbox stands up to ``total``; with ``hold``, wait for the kill then."""
     async with Client(endpoints) as client, client.session(outbox=outbox) as session:
         started.set()
+        position = session.position
         places = asyncio.Semaphore(CONCURRENCY)
         async with asyncio.TaskGroup() as group:
-            for number in range(session.position or 0, total):
+            for number in range(position if isinstance(position, int) else 0, total):
                 await places.acquire()
                 write = session.submit("increment", TABLE, key_of(number), position=number + 1)
                 write.add_done_callback(lambda _: places.release())

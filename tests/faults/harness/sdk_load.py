@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from oncegate.gateway.client import Client, OncegateError, Session
+from oncegate import Client, OncegateError, Session
 from oncegate.gateway.local.waiting import until
 from tests.batches import read_flow
 
