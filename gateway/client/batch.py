@@ -1,7 +1,7 @@
 """What travels in one request: operations, or a range of rows on a stream table. Pure.
 
 Owns: which numbers and promises belong together, and how a batch is cut in two. Must not know asyncio, HTTP or
-verdicts. Formed by :mod:`oncegate.gateway.client.outbox`; settled by :mod:`oncegate.gateway.client.verdicts`.
+verdicts. Formed by :mod:`oncegate.gateway.client.send_queue`; settled by :mod:`oncegate.gateway.client.verdicts`.
 """
 
 from __future__ import annotations

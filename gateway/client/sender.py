@@ -1,9 +1,10 @@
 """Getting the writes of one session to the cluster, many in one request.
 
-Owns: the requests under way, and the end of each write. Its parts: :mod:`oncegate.gateway.client.outbox` (what travels
-together) and :mod:`oncegate.gateway.client.verdicts` (what an answer means), both pure;
+Owns: the requests under way, and the end of each write. Its parts: :mod:`oncegate.gateway.client.send_queue` (what
+travels together) and :mod:`oncegate.gateway.client.verdicts` (what an answer means), both pure;
 :mod:`oncegate.gateway.client.places` (the bound on outstanding writes), :mod:`oncegate.gateway.client.deadlines`
-(callers who wait too long). Must not know HTTP: that is :mod:`oncegate.gateway.client.courier`.
+(callers who wait too long) and :mod:`oncegate.gateway.client.durable_outbox` (writes on disk, if the session keeps them
+there). Must not know HTTP: that is :mod:`oncegate.gateway.client.courier`.
 
 On the path of a write that succeeds there is one future and nothing else of its own: no task, no timer. A *runner*
 task takes batch after batch; it starts with the first write and ends when nothing may leave.
@@ -24,9 +25,9 @@ from oncegate.gateway.client.deadlines import Sweep, expire_unsent, fail_unsent
 from oncegate.gateway.client.durable_outbox import DurableOutbox
 from oncegate.gateway.client.failures import OperationFailed, Resolver
 from oncegate.gateway.client.lease import LeaseClock
-from oncegate.gateway.client.outbox import Outbox
 from oncegate.gateway.client.places import Places
 from oncegate.gateway.client.retry import AttemptFailed
+from oncegate.gateway.client.send_queue import SendQueue
 from oncegate.gateway.client.tracing import Tracing
 from oncegate.gateway.client.verdicts import (
     SESSION_OVER,
@@ -96,9 +97,9 @@ class Sender:
         self._loop = asyncio.get_running_loop()
         self._ended = ended
         self._tracing = tracing
-        self._durable = outbox
-        self._outbox = Outbox(self.tracker, self._tuning, in_order=self.keeps)
-        self._queue = self._outbox.queue
+        self._outbox = outbox
+        self._queue = SendQueue(self.tracker, self._tuning, in_order=self.keeps)
+        self._waiting = self._queue.waiting
         self._in_flight_max = self._tuning.in_flight_max
         self._pipeline_min = self._tuning.pipeline_min
         self._runners = 0
@@ -112,7 +113,7 @@ class Sender:
     @property
     def first_incomplete(self) -> int:
         """What a request that leaves now acknowledges; with an outbox, only what is settled on disk too."""
-        return self.tracker.first_incomplete if self._durable is None else self._durable.first_incomplete
+        return self.tracker.first_incomplete if self._outbox is None else self._outbox.first_incomplete
 
     @property
     def over(self) -> OperationFailed | None:
@@ -125,14 +126,14 @@ class Sender:
         if over is not None:
             self.places.free(1)
             raise not_applied(over)
-        queue = self._queue
-        queue.append(pending)
+        waiting = self._waiting
+        waiting.append(pending)
         if pending.deadline < self._sweep.at:
             self._sweep.arm(pending.deadline)
         runners = self._runners
         if runners == 0 or (
             runners < self._in_flight_max
-            and (len(queue) >= self._pipeline_min or type(pending) is PendingRows or self._delayed)
+            and (len(waiting) >= self._pipeline_min or type(pending) is PendingRows or self._delayed)
         ):
             self._start_runner()
 
@@ -169,8 +170,8 @@ class Sender:
             self.places.over = reason
             if self._ended is not None:
                 self._ended(reason)
-        unsent = list(self._queue)
-        self._queue.clear()
+        unsent = list(self._waiting)
+        self._waiting.clear()
         for pending in unsent:
             fail_unsent(pending, not_applied(reason))
         self.places.refuse_waiting(reason)
@@ -197,7 +198,7 @@ class Sender:
                 await asyncio.sleep(self._tuning.linger_s)
             while True:
                 busy = [call.rows() for call in self._travelling] if self._travelling else ()
-                batch, dropped = self._outbox.take(busy)
+                batch, dropped = self._queue.take(busy)
                 if dropped:
                     self.places.free(dropped)
                 if batch is None:
@@ -226,7 +227,7 @@ class Sender:
         calls[0].ambiguous = again
         self._travelling.append(calls[0])
         try:
-            if self._durable is not None and not again and not await self._keep(self._durable, calls[0]):
+            if self._outbox is not None and not again and not await self._keep(self._outbox, calls[0]):
                 self._travelling.remove(calls.popleft())
             while calls:
                 call = calls[0]
@@ -285,13 +286,13 @@ class Sender:
     def delayed(self, call: BatchCall) -> None:
         """Let writes on other rows pass a batch whose attempts fail, as far as requests may be under way."""
         self._delayed.add(call)
-        if self._queue and self._runners < self._in_flight_max:
+        if self._waiting and self._runners < self._in_flight_max:
             self._start_runner()
 
     def forget(self, sequence: int) -> None:
         """Note that a doubt about a number has ended; a write that still travels ends by itself."""
-        if self.tracker.settle(sequence) and self._durable is not None:
-            self._durable.settled([sequence])
+        if self.tracker.settle(sequence) and self._outbox is not None:
+            self._outbox.settled([sequence])
 
     def _call(self, batch: Batch) -> BatchCall:
         return OperationsCall(self, batch) if isinstance(batch, OperationsBatch) else RangeCall(self, batch)
@@ -300,10 +301,10 @@ class Sender:
 
     def account(self, numbers: Numbers, settled: int) -> None:
         """Tell the tracker what became of numbers, and free the places of ``settled`` writes."""
-        if self._durable is not None:  # first: what the tracker acknowledges must be on its way to the disk
-            self._durable.settled(numbers.completed)
-            self._durable.settled(numbers.released)
-            self._durable.doubted(numbers.abandoned)
+        if self._outbox is not None:  # first: what the tracker acknowledges must be on its way to the disk
+            self._outbox.settled(numbers.completed)
+            self._outbox.settled(numbers.released)
+            self._outbox.doubted(numbers.abandoned)
         if numbers.completed:
             self.tracker.complete(numbers.completed)
         if numbers.abandoned:
@@ -335,7 +336,7 @@ class Sender:
 
     def _expire(self, now: float) -> float:
         """Fail every write whose deadline has passed and return the next deadline."""
-        expired, following = expire_unsent(self._queue, now)
+        expired, following = expire_unsent(self._waiting, now)
         for call in self._travelling:
             following = min(following, call.expire(now))
         following = min(following, self.places.expire(now))

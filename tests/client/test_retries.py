@@ -365,7 +365,7 @@ async def test_doubt_stays_with_the_writes_when_their_batch_is_cut(fake: FakeGat
             assert request.transport is not None
             request.transport.close()
             return None
-        return node.problem(OncegateError(Code.BAD_REQUEST if asked == 2 else Code.NO_LEADER))
+        return node.problem(OncegateError(Code.BAD_REQUEST if asked == 2 else Code.NO_LEADER, retry_after_ms=1))
 
     node.before = lose_then_refuse
     async with Client(fake.endpoints, tuning=QUICK) as client, client.session() as session:

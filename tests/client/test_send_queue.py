@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oncegate.gateway.client.batch import GONE, OperationsBatch, Pending, RangeBatch
-from oncegate.gateway.client.outbox import Outbox
+from oncegate.gateway.client.send_queue import SendQueue
 from oncegate.gateway.client.settings import Tuning
 from oncegate.gateway.wire import Operation
 from oncegate.rifl.request_tracker import RequestTracker
@@ -46,8 +46,8 @@ def test_every_live_write_travels_once_in_the_order_of_its_row(
 ) -> None:
     tuning = Tuning(range_min=3, batch_operations_max=7, range_rows_max=9)
     tracker = RequestTracker(window=512)
-    outbox = Outbox(tracker, tuning)
-    outbox.queue.extend(queue)
+    sending = SendQueue(tracker, tuning)
+    sending.waiting.extend(queue)
     travelling: list[OperationsBatch | RangeBatch] = []
     applied: dict[tuple[str, str], list[int]] = defaultdict(list)
     sequences: list[int] = []
@@ -56,7 +56,7 @@ def test_every_live_write_travels_once_in_the_order_of_its_row(
     while True:
         batch = None
         if len(travelling) < in_flight:
-            batch, dropped = outbox.take([other.keys() for other in travelling])
+            batch, dropped = sending.take([other.keys() for other in travelling])
             dropped_in_all += dropped
         if batch is not None:
             touched = batch.keys()
@@ -80,16 +80,16 @@ def test_every_live_write_travels_once_in_the_order_of_its_row(
             sequences.append(pending.operation.sequence)
             applied[pending.operation.table, pending.operation.key].append(order[id(pending)])
     live = [pending for pending in queue if not pending.promise.done()]
-    assert not outbox.queue
+    assert not sending.waiting
     assert sorted(sequences) == list(range(1, len(live) + 1))
     assert dropped_in_all == len(queue) - len(live)
     assert all(row == sorted(row) for row in applied.values())
 
 
 def test_run_of_puts_behind_other_writes_becomes_a_range_of_its_own() -> None:
-    outbox = Outbox(RequestTracker(window=512), Tuning(range_min=8))
-    outbox.queue.extend([write("rows", "x"), *(write("stream", f"k{n}") for n in range(20)), write("rows", "y")])
+    sending = SendQueue(RequestTracker(window=512), Tuning(range_min=8))
+    sending.waiting.extend([write("rows", "x"), *(write("stream", f"k{n}") for n in range(20)), write("rows", "y")])
     sizes = []
-    while (batch := outbox.take(())[0]) is not None:
+    while (batch := sending.take(())[0]) is not None:
         sizes.append((type(batch).__name__, len(batch)))
     assert sizes == [("OperationsBatch", 1), ("RangeBatch", 20), ("OperationsBatch", 1)]

@@ -28,8 +28,8 @@ class _Cut(NamedTuple):
     ranged: bool
 
 
-class Outbox:
-    """The queue of one session.
+class SendQueue:
+    """The writes of one session that have not travelled.
 
     Args:
         tracker: gives out the numbers.
@@ -41,7 +41,7 @@ class Outbox:
         self._in_order = in_order
         self._tracker = tracker
         self._tuning = tuning
-        self.queue: deque[Pending | PendingRows] = deque()
+        self.waiting: deque[Pending | PendingRows] = deque()
 
     def take(self, travelling: Iterable[dict[str, set[str]]]) -> tuple[Batch | None, int]:
         """Cut the next batch and give its writes their numbers.
@@ -54,16 +54,16 @@ class Outbox:
             for them any more.
         """
         dropped = self._drop_done()
-        if not self.queue:
+        if not self.waiting:
             return None, dropped
         busy = _merged(travelling)
         tracker = self._tracker
-        head = self.queue[0]
+        head = self.waiting[0]
         if isinstance(head, PendingRows):
             rows = busy.get(head.table) if busy else None
             if (rows is not None and not rows.isdisjoint(head.keys)) or not self._has_room(ranged=True):
                 return None, dropped
-            self.queue.popleft()
+            self.waiting.popleft()
             return self._range_of_rows(head), dropped
         cut = self._cut(busy)
         if not self._has_room(ranged=cut.ranged):
@@ -72,7 +72,7 @@ class Outbox:
             overtaking = [] if self._in_order else self._overtake(busy)
             return self._operations(overtaking) if overtaking else None, dropped
         count = cut.size if cut.ranged else min(cut.size, tracker.room_for_singles)
-        popleft = self.queue.popleft
+        popleft = self.waiting.popleft
         pendings: list[Pending] = [popleft() for _ in range(count)]  # type: ignore[misc]
         if cut.ranged:
             return self._range_of_puts(pendings), dropped
@@ -90,9 +90,9 @@ class Outbox:
 
     def _drop_done(self) -> int:
         # Only in front: a cancelled write further back is dropped when it gets here.
-        queue, dropped = self.queue, 0
-        while queue and queue[0].promise.done():
-            queue.popleft()
+        waiting, dropped = self.waiting, 0
+        while waiting and waiting[0].promise.done():
+            waiting.popleft()
             dropped += 1
         return dropped
 
@@ -102,7 +102,7 @@ class Outbox:
         operations_max = self._tuning.batch_operations_max
         count = run = 0  # of these writes, the last ``run`` are puts on one stream table
         run_table = ""
-        for pending in islice(self.queue, max(operations_max, self._tuning.range_rows_max)):
+        for pending in islice(self.waiting, max(operations_max, self._tuning.range_rows_max)):
             if isinstance(pending, PendingRows) or pending.promise.done():
                 break
             operation = pending.operation
@@ -130,7 +130,7 @@ class Outbox:
         passing: list[Pending] = []
         staying: list[Pending | PendingRows] = []
         held: set[tuple[str, str]] = set()
-        for pending in self.queue:
+        for pending in self.waiting:
             if isinstance(pending, PendingRows) or len(passing) == room:
                 break
             operation = pending.operation
@@ -143,9 +143,9 @@ class Outbox:
             else:
                 passing.append(pending)
         if passing:
-            staying.extend(islice(self.queue, len(passing) + len(staying), None))
-            self.queue.clear()
-            self.queue.extend(staying)
+            staying.extend(islice(self.waiting, len(passing) + len(staying), None))
+            self.waiting.clear()
+            self.waiting.extend(staying)
         return passing
 
     def _operations(self, pendings: list[Pending]) -> OperationsBatch:
