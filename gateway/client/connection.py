@@ -21,7 +21,7 @@ from oncegate.gateway.client.failures import OperationFailed, OutcomeUnknown
 from oncegate.gateway.client.json_call import JsonCall
 from oncegate.gateway.client.paths import request_path, resolve_path, row_path, table_path
 from oncegate.gateway.client.profiles import Settled, TokenFile, trusted
-from oncegate.gateway.client.results import RequestState, Resolution, Row, TableInfo
+from oncegate.gateway.client.results import RequestState, Resolution, Row, TableInfo, WriteResult
 from oncegate.gateway.client.retry import AttemptFailed
 from oncegate.gateway.client.routing import Router
 from oncegate.gateway.client.session_life import SessionLife
@@ -39,14 +39,12 @@ _NO_TIMERS: Final = aiohttp.ClientTimeout(total=None, connect=None, sock_connect
 """The courier bounds each attempt as a whole; aiohttp's own timers would only cost time."""
 
 
-class _Resolved(msgspec.Struct):
-    state: Literal["applied", "sealed", "acknowledged", "expired"]
-    result: OperationResult | None = None
-
-
-class _RequestTold(msgspec.Struct):
+class _Told(msgspec.Struct):
     state: Literal["applied", "never_seen", "acknowledged", "sealed", "expired"]
     result: OperationResult | None = None
+
+    def result_of(self, client_id: ClientId) -> WriteResult | None:
+        return None if self.result is None else write_result(self.result, client_id, 0)
 
 
 class Connection:
@@ -179,9 +177,8 @@ class Connection:
     async def request(self, client_id: int, sequence: int, timeout_s: float | None = None) -> RequestState:
         """Ask what became of a request id."""
         path = request_path(format_client_id(client_id), sequence)
-        told = await self.ask(path, _RequestTold, timeout_s=timeout_s)
-        result = None if told.result is None else write_result(told.result, ClientId(client_id), 0)
-        return RequestState(told.state, result)
+        told = await self.ask(path, _Told, timeout_s=timeout_s)
+        return RequestState(told.state, told.result_of(ClientId(client_id)))
 
     async def settle(self, request_id: RequestId, owner: Mapping[str, int], timeout_s: float | None) -> Resolution:
         """Resolve a request id; ``owner``: epoch and first incomplete, where it is the session itself that asks.
@@ -190,16 +187,14 @@ class Connection:
             OutcomeUnknown: STALE, SESSION_EXPIRED where the cluster no longer remembers.
         """
         path = resolve_path(format_client_id(request_id.client_id), request_id.sequence)
-        call = JsonCall("POST", path, _Resolved, self.headers, self.deadline(timeout_s), body=owner)
-        told = await self.perform(call)
+        told = await self.perform(JsonCall("POST", path, _Told, self.headers, self.deadline(timeout_s), body=owner))
         match told.state:
+            case "applied" | "sealed" as state:
+                return Resolution(state, told.result_of(request_id.client_id))
             case "acknowledged":
                 raise OutcomeUnknown(Code.STALE, "its owner has acknowledged it", request_id=request_id)
-            case "expired":
+            case _:
                 raise OutcomeUnknown(Code.SESSION_EXPIRED, "its session is forgotten", request_id=request_id)
-            case state:
-                result = None if told.result is None else write_result(told.result, request_id.client_id, 0)
-                return Resolution(state, result)
 
     async def _kind(self, table: str) -> TableKind:
         return (await self.ask(table_path(table), TableInfo)).kind

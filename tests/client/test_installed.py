@@ -70,6 +70,8 @@ def test_a_wheel_with_the_client_extra_runs_the_command(tmp_path: Path) -> None:
     assert "no node answers" in run(oncegate, "explain", "rows/k", "--endpoint", "http://127.0.0.1:1", code=3)
     assert "0 entries" in run(oncegate, "outbox", "ls", _outbox(tmp_path / "outbox"))
     assert "oncegate[server]" in run(oncegate, "serve", code=2)
+    assert run(python, "-c", "from oncegate import Client, middleware, sync") == ""
+    assert "oncegate[testing]" in run(python, "-c", "import oncegate.testing", code=1)
 
 
 def _outbox(path: Path) -> Path:
