@@ -42,7 +42,7 @@ class _Served:
     live_check: Final = None
 
     def __init__(self, gateway: FakeGateway, node: FakeNode) -> None:
-        self.settings = Settings.model_construct(node=node.node_id, members=[str(node.address)])
+        self.settings = Settings(node=node.node_id, members=[str(node.address)])
         self.machine = gateway.machine
         self.reads = gateway.reads
         self.submit = self.attempt = gateway.submit
