@@ -67,3 +67,12 @@ def test_generated_lines_replace_what_stands_between_the_markers_and_nothing_els
     for broken in ("no markers", page() + page(), page().replace("end: x", "end: y")):
         with pytest.raises(ValueError, match="markers of 'x'"):
             fill(broken, "x", ["new"])
+
+
+def test_each_of_the_twenty_questions_is_answered_by_a_name_that_is_there() -> None:
+    table = (ROOT / "docs" / "ARCHITECTURE.md").read_text().split("## Twenty questions")[1].split("##")[0]
+    answers = re.findall(r"^\| [^|]+\? \| (.+) \|$", table, re.MULTILINE)
+    assert len(answers) == 20
+    for path, name in re.findall(r"`([\w/]+\.py)` `(\w+)`", " ".join(answers)):
+        text = (ROOT / path).read_text()
+        assert re.search(rf"^\s*((async )?def|class) {name}\b|^{name}\b.* = ", text, re.MULTILINE), f"{path} has no {name}"
