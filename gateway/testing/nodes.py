@@ -139,7 +139,6 @@ class FakeNode:
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         self.requests[f"{request.method} {request.path}"] += 1
         request[_HANDLER] = handler
-        await request.read()
         await self._thaw.wait()
         if self.before is not None:
             answer = await self.before(request)

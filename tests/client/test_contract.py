@@ -6,10 +6,12 @@ is what it leaves out: the log, the disk, and the clock.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -265,6 +267,17 @@ async def test_rows_over_plain_http(client: Client) -> None:
     assert (await http(client, "GET", row)).status == 404
     assert (await http(client, "PATCH", row, 1)).body["code"] == "METHOD_NOT_ALLOWED"
     assert (await http(client, "GET", "/v1/nothing")).body["code"] == "NOT_FOUND"
+
+
+async def test_body_over_the_bound_is_refused_before_it_is_sent(client: Client) -> None:
+    address = urlsplit(client._connection.router.endpoints[0])
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    head = "PUT /v1/tables/rows/rows/k HTTP/1.1\r\nHost: n\r\nContent-Type: application/json\r\n"
+    writer.write(f"{head}Content-Length: {9 * 2**20}\r\n\r\n".encode())
+    answer = await asyncio.wait_for(reader.readuntil(b"}"), 10)
+    writer.close()
+    assert answer.startswith(b"HTTP/1.1 413")
+    assert b'"code":"PAYLOAD_TOO_LARGE"' in answer
 
 
 async def test_sessions_over_plain_http(client: Client) -> None:
