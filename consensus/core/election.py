@@ -41,6 +41,8 @@ class Election:
         self._attempt = 0
         self._granted: set[str] | None = None
         self._contact_at = float("-inf")
+        self._excusable_s = self._timeout_s[1]
+        """How much of this node's own lateness may still put its election off in the present silence."""
         self._gave_way: dict[str, int] = {}
         """The latest term for which this node let each candidate go first."""
         # A node that starts asks soon: where there is a leader, the others refuse.
@@ -68,8 +70,20 @@ class Election:
     def heard_leader(self, now: float) -> None:
         """A message of the present leader came."""
         self._contact_at = now
+        self._excusable_s = self._timeout_s[1]
         self._granted = None
         self.deadline = now + self._between(self._timeout_s)
+
+    def excuse(self, slept_s: float) -> None:
+        """This node was off the processor for so long: time in which it heard nobody is not held against the leader.
+
+        The leader's messages may wait in a socket that is read after this tick. At most one time-out of each silence is
+        excused, or a node whose loop is always late would never ask for votes.
+        """
+        excused_s = min(slept_s, self._excusable_s)
+        self._excusable_s -= excused_s
+        self._contact_at += excused_s
+        self.deadline += excused_s
 
     def voted(self, now: float) -> None:
         """This node gave its vote away, so it waits for the outcome (Raft §5.2)."""

@@ -95,7 +95,7 @@ class Engine(Generic[Token]):
         self._on_role = on_role
         self._on_peers = on_peers
         self._now = clock()
-        self._heartbeat_s = config.heartbeat_ms / 1000
+        self._tick_s_max = 2 * config.heartbeat_ms / 1000
         self._held: list[tuple[str, Message]] = []
         # A membership change or a transfer is under way, or may be.
         self._attention = True
@@ -356,7 +356,8 @@ class Engine(Generic[Token]):
     def deadline(self) -> float:
         """When the next tick is due even if nothing arrives."""
         if not self._raft.leads():
-            due = self._election.deadline
+            # Sooner than the election: a node that does not hear its leader sees by that whether it is late itself.
+            due = min(self._election.deadline, self._now + self._tick_s_max)
         elif self._snapshots is None:
             due = self._leading.replication.deadline
         else:
@@ -373,13 +374,16 @@ class Engine(Generic[Token]):
             OSError, SafetyViolation: the node must end (its disk or its state cannot be trusted).
         """
         now = self._clock()
-        slept = now - self._now - 2 * self._heartbeat_s
+        # No tick is due later than that, see deadline(): so this one is late, or the machine slept.
+        slept = now - self._now - self._tick_s_max
         self._now = now
         raft, leading, peers = self._raft, self._leading, self._peers
         if slept > 0:
-            # Answers to a leader that was off the processor may still wait in its sockets.
+            # What came meanwhile may still wait in the sockets: nobody was silent for that time, neither the followers
+            # of this node nor its leader.
             leading.replication.excuse(slept)
             self._freshness.woke(now, slept)
+            self._election.excuse(slept)
         self._inbox.handle(now)
         more = False
         leads = raft.leads()

@@ -10,7 +10,7 @@ import pytest
 
 from oncegate.consensus.config import ReplicaConfig
 from oncegate.consensus.core.election import Election, Standing
-from oncegate.consensus.messages import Ack, Append, PreVoteRequest
+from oncegate.consensus.messages import Ack, Append, PreVoteReply, PreVoteRequest
 from tests.consensus.one_engine import OneEngine
 from tests.consensus.simulation import Simulation
 
@@ -40,13 +40,33 @@ def test_the_time_out_starts_again_with_each_message_of_the_leader(election):
 
 def test_only_the_present_leader_puts_the_election_off():
     one = OneEngine().follow("n2", term=5)
-    due = one.engine.deadline()
-    one.now += 0.3
+    election = one.engine._election
+    due = election.deadline
+    one.now += 0.1
     one.receives("n3", Append(4, 0, 0, 0, []))
-    assert one.engine.deadline() == due, "a deposed leader's append starts the time-out again"
+    assert election.deadline == due, "a deposed leader's append starts the time-out again"
     assert one.said(Ack, "n3")[0][1].term == 5
     one.receives("n2", Append(5, 0, 0, 0, []))
-    assert one.engine.deadline() > due
+    assert election.deadline > due
+
+
+@pytest.mark.parametrize("late_s", [0.7, 1.3])
+def test_a_node_that_is_late_itself_holds_that_against_nobody(late_s):
+    one = OneEngine(heartbeat_ms=100).follow("n2", term=5)
+    one.tick(one.now + 0.2 + late_s)
+    one.receives("n3", PreVoteRequest(6, 1, 10, 4))
+    assert [reply.granted for _, reply in one.said(PreVoteReply)] == [False], "it could not hear its leader"
+    one.receives("n2", Append(5, 0, 0, 0, []))
+    assert one.said(PreVoteRequest) == []
+
+
+@pytest.mark.parametrize("late_s", [0.0, 0.3, 2.0])
+def test_a_node_that_is_always_late_still_asks_for_votes(late_s):
+    one = OneEngine(heartbeat_ms=100).follow("n2", term=5)
+    began = one.now
+    while not one.said(PreVoteRequest):
+        one.tick(one.engine.deadline() + late_s)
+        assert one.now < began + 1.2 + 1.2 + 2 * late_s
 
 
 def test_the_closing_of_the_leaders_connection_shortens_the_wait(election):
