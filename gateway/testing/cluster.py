@@ -1,7 +1,7 @@
 """The fake gateway in a thread of its own: for tests that have no event loop, or must not share theirs.
 
 Owns: the thread, and calls into it. What the gateway does: :mod:`oncegate.gateway.testing.nodes`. The pytest fixture
-``oncegate_cluster`` (:mod:`oncegate.gateway.testing.pytest_plugin`) is one of these.
+``oncegate_cluster`` (:mod:`oncegate.gateway.pytest_plugin`) is one of these.
 """
 
 from __future__ import annotations

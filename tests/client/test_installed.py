@@ -47,12 +47,20 @@ def test_the_command_without_its_extra_says_what_to_install() -> None:
 
 
 @pytest.mark.packaging
-def test_a_wheel_with_the_client_extra_runs_the_command(tmp_path: Path) -> None:
+def test_a_wheel_with_the_client_extra_serves_a_project_whose_packages_have_our_names(tmp_path: Path) -> None:
     def run(*command: str | Path, code: int = 0) -> str:
         done = subprocess.run([*map(str, command)], capture_output=True, text=True, cwd=tmp_path, timeout=120)
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
 
+    names = ("gateway", "consensus", "flows", "rifl", "stores", "proof")
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("OURS = True\n")
+    (tmp_path / "test_theirs.py").write_text(
+        f"import {', '.join(names)}\n\n\ndef test_own_packages():\n"
+        f"    assert all(one.OURS for one in ({', '.join(names)}))\n"
+    )
     run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv")
     python, oncegate = (tmp_path / "venv/bin" / name for name in ("python", "oncegate"))
     uv = Path(sys.executable).with_name("uv")
@@ -62,15 +70,16 @@ def test_a_wheel_with_the_client_extra_runs_the_command(tmp_path: Path) -> None:
         run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path, ROOT)
     (wheel,) = tmp_path.glob("*.whl")
     if uv.exists():
-        run(uv, "pip", "install", "--quiet", "--python", python, f"{wheel}[client]")
+        run(uv, "pip", "install", "--quiet", "--python", python, f"{wheel}[client]", "pytest")
     else:
-        run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", f"{wheel}[client]")
+        run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", f"{wheel}[client]", "pytest")
     assert "Outboxes of workers" in run(oncegate, "--help")
     assert "no node answers" in run(oncegate, "status", "--endpoint", "http://127.0.0.1:1", code=3)
     assert "no node answers" in run(oncegate, "explain", "rows/k", "--endpoint", "http://127.0.0.1:1", code=3)
     assert "0 entries" in run(oncegate, "outbox", "ls", _outbox(tmp_path / "outbox"))
     assert "oncegate[server]" in run(oncegate, "serve", code=2)
     assert run(python, "-c", "from oncegate import Client, middleware, sync") == ""
+    assert "1 passed" in run(python, "-m", "pytest", "-q", "test_theirs.py")
     assert "oncegate[testing]" in run(python, "-c", "import oncegate.testing", code=1)
 
 
