@@ -286,7 +286,7 @@ class Stage:
 
     def linked(self, a, b):
         """Wait until two nodes that reach each other are connected."""
-        self.until(lambda: b in self.engine(a)._epochs and a in self.engine(b)._epochs)
+        self.until(lambda: b in self.engine(a)._peers.epochs and a in self.engine(b)._peers.epochs)
 
     def stall(self, source, target, begins):
         """Messages from ``source`` wait before ``target``, from the first one that ``begins`` is true of."""
