@@ -6,7 +6,6 @@ the end is in the message of the TimeoutError. Not for events that somebody sign
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable
@@ -112,6 +111,8 @@ async def until(
     Raises:
         TimeoutError: not in time.
     """
+    import asyncio  # here, because commands that only block import this module too
+
     wait = _Wait(what, timeout_s, every_s, state)
     while True:
         wait.failure = None

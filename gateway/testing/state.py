@@ -161,6 +161,9 @@ class _Log:
     async def wait_applied(self, index: int, *, timeout_s: float) -> None:
         return None
 
+    def age_s(self) -> float:
+        return 0.0
+
 
 class _Batches:
     """Sealed batches in memory, where a node has files."""

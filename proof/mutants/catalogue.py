@@ -3,7 +3,7 @@
 A bug is planted in one of three places, with the means that fit there: in production code under simulated clients
 (:mod:`oncegate.proof.mutants.mutant`), in the engine under the simulator of consensus
 (:mod:`oncegate.proof.sim.engine.planted`; names begin with ``engine/``), or in front of real nodes
-(:mod:`tests.check.liars`; names begin with ``server/``).
+(:mod:`oncegate.proof.mutants.liars`; names begin with ``server/``).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from oncegate.proof.mutants import liars
 from oncegate.proof.mutants.replication import REPLICATION
 from oncegate.proof.mutants.scripted import SCRIPTED
 from oncegate.proof.mutants.sessions import SESSIONS
 from oncegate.proof.sim.engine.plan import make_plan
 from oncegate.proof.sim.engine.planted import PLANTED
 from oncegate.proof.sim.engine.run import run_plan
-from tests.check import liars
 
 MUTANTS = {mutant.name: mutant for mutant in (*SESSIONS, *REPLICATION, *SCRIPTED)}
 

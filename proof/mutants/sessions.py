@@ -12,6 +12,7 @@ from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.results import Operated
 from oncegate.gateway.machine.state.layout import encode_session
 from oncegate.gateway.machine.tables import _test
+from oncegate.proof.mutants.forgotten import forgotten
 from oncegate.proof.mutants.mutant import Mutant
 from oncegate.rifl.completion import CompletionRecord, RangeRecord
 from oncegate.rifl.key_table import KeySlot
@@ -21,7 +22,6 @@ from oncegate.rifl.resolve_rule import Fate, Resolution, resolve
 from oncegate.rifl.result_tracker import ResultTracker
 from oncegate.rifl.rule import Refusal, Replay, Replayed, decide, standing
 from oncegate.rifl.session import SessionTable
-from tests.rifl.told import forgotten
 
 _KILLS = {"kill": 8, "kill several": 4, "power loss": 4, "break": 3}
 _SAVED = {"save_every": 10}

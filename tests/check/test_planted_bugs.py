@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.check import liars
+from oncegate.proof.mutants import liars
 
 pytestmark = pytest.mark.faults
 

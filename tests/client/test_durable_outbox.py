@@ -160,9 +160,9 @@ async def test_request_acknowledges_no_write_whose_entry_is_still_on_disk(fake: 
         await first
         written.set()
         await second
-        assert fake.sessions[session.client_id].tracker.first_incomplete == 1
+        assert fake.machine.trackers[session.client_id].first_incomplete == 1
         await session.put("rows", "c", 1)
-        assert fake.sessions[session.client_id].tracker.first_incomplete > 1, "the next transaction drops it"
+        assert fake.machine.trackers[session.client_id].first_incomplete > 1, "the next transaction drops it"
 
 
 async def test_position_is_kept_with_the_write_it_came_with(fake: FakeGateway, path: Path) -> None:

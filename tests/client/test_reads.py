@@ -51,8 +51,8 @@ async def test_session_read_asks_for_what_the_session_has_seen(fake: FakeGateway
 
 
 async def test_stale_row_says_how_old_it_may_be(fake: FakeGateway) -> None:
-    fake.rows["rows", "k"] = (1, 1)
-    async with Client(fake.endpoints) as client:
+    async with Client(fake.endpoints) as client, client.session() as session:
+        await session.put("rows", "k", 1)
         stale = await client.get("rows", "k", consistency="stale")
         strict = await client.get("rows", "k")
     assert stale is not None

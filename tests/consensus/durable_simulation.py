@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from oncegate.consensus.ports import Role
-from tests.consensus.durable_machine import DurableMachine
+from oncegate.proof.sim.engine.durable_machine import DurableMachine
 from tests.consensus.simulation import NodeKilledError, PowerLossError, SimNode, Simulation
 
 STATE_CALLS = ("state", "incoming", "base", "remove")

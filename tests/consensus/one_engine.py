@@ -10,7 +10,7 @@ from oncegate.consensus.core.engine import Engine
 from oncegate.consensus.log.identity import open_identity
 from oncegate.consensus.log.library_log import LibraryLog
 from oncegate.consensus.messages import Ack, Append, PreVoteReply, PreVoteRequest, VoteReply, VoteRequest
-from tests.consensus.fake_disk import FakeDisk, InlineWorker
+from oncegate.proof.sim.engine.fake_disk import FakeDisk, InlineWorker
 from tests.consensus.simulation import History, RecordingMachine
 
 

@@ -21,7 +21,7 @@ from oncegate.consensus.errors import ConsensusError
 from oncegate.consensus.log.identity import open_identity
 from oncegate.consensus.log.library_log import LibraryLog
 from oncegate.consensus.ports import Role
-from tests.consensus.fake_disk import FakeDisk, InlineWorker
+from oncegate.proof.sim.engine.fake_disk import FakeDisk, InlineWorker
 
 
 class PowerLossError(BaseException):

@@ -10,7 +10,7 @@ from oncegate.consensus.errors import Corrupt, IdentityMismatch, StorageError
 from oncegate.consensus.log.ballot import BALLOT_FILE, Ballot
 from oncegate.consensus.log.identity import IDENTITY_FILE, open_identity
 from oncegate.consensus.log.library_log import LibraryLog
-from tests.consensus.fake_disk import FakeDisk, InlineWorker
+from oncegate.proof.sim.engine.fake_disk import FakeDisk, InlineWorker
 
 
 def opened(disk):

@@ -15,7 +15,7 @@ from oncegate.consensus.log.segment import segment_name
 from oncegate.consensus.log.storage import DirectoryStorage
 from oncegate.consensus.log.wal import Journal
 from oncegate.consensus.ports import SavedPoint
-from tests.consensus.fake_disk import FakeDisk, InlineWorker
+from oncegate.proof.sim.engine.fake_disk import FakeDisk, InlineWorker
 
 INSTALLED = encode(Configuration({"n1": Member("127.0.0.1", 1)}))
 SEGMENT = 1024

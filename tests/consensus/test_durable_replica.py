@@ -10,8 +10,8 @@ import pytest
 from oncegate.consensus import StateMissing
 from oncegate.consensus.config import KIB
 from oncegate.consensus.log.storage import DirectoryStorage
+from oncegate.proof.sim.engine.durable_machine import STATE_FILE, DurableMachine
 from tests.consensus.cluster import Cluster, until
-from tests.consensus.durable_machine import STATE_FILE, DurableMachine
 
 SETTINGS = {
     "command_bytes_max": 16 * KIB,

@@ -105,7 +105,7 @@ def test_reads_and_commands_end_with_leadership():
     one.tick()
     one.receives("n2", Append(9, 0, 0, 0, []))
     assert {token: type(error).__name__ for token, error in one.failures} == {
-        "command": "OutcomeUnknown",
+        "command": "LeadershipLost",
         "read": "NotLeader",
     }
     with pytest.raises(NotLeader):

@@ -13,7 +13,7 @@ from oncegate.consensus.log.ballot import Ballot
 from oncegate.consensus.log.reserve import RESERVE_BYTES, RESERVE_FILE, renew_reserve
 from oncegate.consensus.log.wal import Journal
 from oncegate.consensus.messages import Ack, Append
-from tests.consensus.fake_disk import BLOCK, FakeDisk, InlineWorker
+from oncegate.proof.sim.engine.fake_disk import BLOCK, FakeDisk, InlineWorker
 from tests.consensus.simulation import Simulation
 from tests.consensus.test_saving import CONFIG, Node
 from tests.consensus.test_snapshots import Follower

@@ -13,7 +13,7 @@ from oncegate.consensus.log.storage import DirectoryStorage
 from oncegate.consensus.messages import Hello, Refused
 from oncegate.consensus.net.handshake import Acceptor, Credentials, Dialler, PeerRefusedError, Stamp
 from oncegate.consensus.net.known_peers import KNOWN_PEERS_FILE, KnownPeers
-from tests.consensus.fake_disk import FakeDisk
+from oncegate.proof.sim.engine.fake_disk import FakeDisk
 
 SECRET = b"a secret of the cluster"
 

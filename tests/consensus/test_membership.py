@@ -13,7 +13,7 @@ from oncegate.consensus.errors import SafetyViolation
 from oncegate.consensus.log.ballot import Ballot
 from oncegate.consensus.log.library_log import LibraryLog
 from oncegate.consensus.log.membership import Membership
-from tests.consensus.fake_disk import FakeDisk, InlineWorker
+from oncegate.proof.sim.engine.fake_disk import FakeDisk, InlineWorker
 
 
 def members(*names, learners=()):

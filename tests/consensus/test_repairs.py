@@ -16,7 +16,7 @@ from oncegate.consensus.log.ballot import Ballot
 from oncegate.consensus.log.library_log import LibraryLog
 from oncegate.consensus.log.log_base import NO_BASE
 from oncegate.consensus.messages import Ack, Append
-from tests.consensus.fake_disk import FakeDisk, InlineWorker
+from oncegate.proof.sim.engine.fake_disk import FakeDisk, InlineWorker
 
 
 class Wire(Transport):

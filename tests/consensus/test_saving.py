@@ -20,8 +20,8 @@ from oncegate.consensus.log.segment import segment_name
 from oncegate.consensus.messages import Append
 from oncegate.consensus.ports import DurableState, SavedPoint
 from oncegate.consensus.snapshot.saving import save_bytes
-from tests.consensus.durable_machine import _MAGIC, STATE_FILE, DurableMachine, State
-from tests.consensus.fake_disk import FakeDisk, InlineWorker
+from oncegate.proof.sim.engine.durable_machine import _MAGIC, STATE_FILE, DurableMachine, State
+from oncegate.proof.sim.engine.fake_disk import FakeDisk, InlineWorker
 from tests.consensus.simulation import RecordingMachine
 
 INSTALLED = encode(Configuration({"n1": Member("127.0.0.1", 1)}))

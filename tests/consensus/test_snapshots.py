@@ -23,9 +23,9 @@ from oncegate.consensus.snapshot.snapshot_leader import SnapshotSender
 from oncegate.consensus.snapshot.snapshot_receive import Receiving, is_sound
 from oncegate.consensus.snapshot.snapshot_send import WINDOW_CHUNKS, Outgoing, chunk_crc
 from oncegate.consensus.snapshot.throttle import TokenBucket
-from tests.consensus.durable_machine import DurableMachine, Sink
+from oncegate.proof.sim.engine.durable_machine import DurableMachine, Sink
+from oncegate.proof.sim.engine.fake_disk import FakeDisk, InlineWorker, Killed
 from tests.consensus.durable_simulation import DurableSimulation
-from tests.consensus.fake_disk import FakeDisk, InlineWorker, Killed
 from tests.consensus.test_saving import CONFIG
 
 CONFIGURATION = encode(Configuration({"n1": Member("127.0.0.1", 1), "n2": Member("127.0.0.1", 2)}))

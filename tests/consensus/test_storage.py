@@ -6,7 +6,7 @@ import pytest
 
 from oncegate.consensus.errors import DirectoryLocked
 from oncegate.consensus.log.storage import DirectoryStorage
-from tests.consensus.fake_disk import FakeDisk
+from oncegate.proof.sim.engine.fake_disk import FakeDisk
 
 
 @pytest.fixture(params=["real", "fake"])

@@ -13,7 +13,7 @@ from oncegate.consensus.errors import Corrupt, FlushFailed, SafetyViolation
 from oncegate.consensus.log.segment import RECORD_HEADER_BYTES, SECTOR_BYTES, SEGMENT_HEADER_BYTES, segment_name
 from oncegate.consensus.log.storage import DirectoryStorage
 from oncegate.consensus.log.wal import Journal
-from tests.consensus.fake_disk import FakeDisk, InlineWorker, Killed
+from oncegate.proof.sim.engine.fake_disk import FakeDisk, InlineWorker, Killed
 
 SEGMENT = 1024
 

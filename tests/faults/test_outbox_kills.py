@@ -17,11 +17,11 @@ from oncegate import Client
 from oncegate.gateway.http.server import running
 from oncegate.gateway.local.ports import free_ports
 from oncegate.gateway.node.settings import Settings
+from oncegate.proof.mutants.forgotten import forgotten
 from oncegate.rifl import rule
 from oncegate.rifl.result_tracker import ResultTracker
 from oncegate.rifl.rule import Replay, Standing, Verdict, decide
 from tests.faults.harness.outbox_worker import TABLE, Life, key_of
-from tests.rifl.told import forgotten
 
 KILLS = int(os.environ.get("ONCEGATE_OUTBOX_KILLS", "20"))
 PER_LIFE = 50

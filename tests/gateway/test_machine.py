@@ -12,6 +12,7 @@ from oncegate.gateway.machine import machine as machine_module
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.results import Operated
 from oncegate.gateway.machine.tables import Remembered
+from oncegate.proof.mutants.forgotten import forgotten
 from oncegate.rifl import rule
 from oncegate.rifl.errors import Code, InvariantViolation, OncegateError
 from oncegate.rifl.ids import ID_MAX
@@ -19,7 +20,6 @@ from oncegate.rifl.range_rule import NewPart
 from oncegate.rifl.result_tracker import ResultTracker
 from oncegate.rifl.rule import EXECUTE, Replay, decide
 from tests.gateway.logs import told
-from tests.rifl.told import forgotten
 
 QUOTA = 1 << 20
 

@@ -23,7 +23,8 @@ from oncegate.gateway.machine.tables import Row, Table
 from oncegate.gateway.node.node import Node
 from oncegate.gateway.node.reads import FoundRow, Reads
 from oncegate.gateway.node.settings import Settings
-from oncegate.rifl.result_tracker import ResultTracker, Verdict
+from oncegate.proof.mutants.forgotten import forgotten
+from oncegate.rifl import rule
 from tests.conftest import Api
 from tests.gateway.http_contract import assert_problem, declare, put
 
@@ -204,7 +205,7 @@ async def test_planted_read_without_its_round_is_caught_on_a_node_that_is_behind
 
 
 async def test_planted_second_execution_is_caught(one: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ResultTracker, "decide", lambda *_: (Verdict.EXECUTE, None))
+    monkeypatch.setattr(rule, "decide", lambda tracker, sequence, *_: forgotten(tracker, sequence))
     api = one.apis[0]
     client_id = await api.session()
     for _ in range(2):
@@ -216,7 +217,7 @@ async def test_planted_second_execution_is_caught(one: Cluster, monkeypatch: pyt
 async def test_planted_second_execution_through_another_node_is_caught_by_asking_all(
     three: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ResultTracker, "decide", lambda *_: (Verdict.EXECUTE, None))
+    monkeypatch.setattr(rule, "decide", lambda tracker, sequence, *_: forgotten(tracker, sequence))
     client_id = await three.apis[0].session()
     for api in three.apis[:2]:
         await api.operate(client_id, {"sequence": 1, "op": "increment", "table": "rows", "key": "n"})

@@ -15,6 +15,7 @@ import pytest
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine import machine as machine_module
 from oncegate.gateway.machine.machine import Machine
+from oncegate.proof.mutants.forgotten import forgotten
 from oncegate.rifl import rule
 from oncegate.rifl.completion import CompletionRecord
 from oncegate.rifl.ids import ClientId, Epoch
@@ -23,7 +24,6 @@ from oncegate.rifl.result_tracker import ResultTracker
 from oncegate.rifl.rule import Refusal, Replay, Standing, Verdict, decide, standing
 from oncegate.rifl.session import Session, SessionTable
 from tests.model.protocol import CLIENT, LEASE_MS, Bounds, Model, search
-from tests.rifl.told import forgotten
 
 ENTRIES = int(os.environ.get("ONCEGATE_MODEL_ENTRIES", "4"))
 

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+from oncegate.proof.mutants.forgotten import forgotten
 from oncegate.rifl import rule as rule_module
 from oncegate.rifl.completion import FINGERPRINT_BYTES, RangeRecord
 from oncegate.rifl.errors import OncegateError
@@ -26,7 +27,7 @@ from oncegate.rifl.resolve_rule import resolve
 from oncegate.rifl.result_tracker import ResultTracker
 from oncegate.rifl.rule import EXECUTE, Refusal, Replay, Standing, Verdict, decide, decide_without_session, standing
 from oncegate.rifl.session import SessionTable
-from tests.rifl.told import forgotten, name_of, part_told
+from tests.rifl.told import name_of, part_told
 
 UNIT = 5
 """Stands for RANGE_LENGTH_MAX, so that a model that counts one by one stays fast."""

@@ -6,16 +6,7 @@ from typing import assert_never
 
 from oncegate.gateway.machine.results import AppliedPart
 from oncegate.rifl.range_rule import NewPart, RefusedPart, ReplayPart
-from oncegate.rifl.result_tracker import ResultTracker
-from oncegate.rifl.rule import EXECUTE, Execute, Refusal, Replay, Verdict
-
-
-def forgotten(tracker: ResultTracker, sequence: int) -> Execute:
-    """Drop what is known of an operation, as a bug would that then executes it again without a trace."""
-    if tracker._records is not None:
-        tracker._records.pop(sequence, None)
-    tracker.first_incomplete = min(tracker.first_incomplete, sequence)
-    return EXECUTE
+from oncegate.rifl.rule import Execute, Refusal, Replay, Verdict
 
 
 def name_of(verdict: Verdict) -> str:

@@ -12,9 +12,9 @@ from oncegate.consensus.log.identity import open_identity
 from oncegate.consensus.log.library_log import LibraryLog
 from oncegate.consensus.log.wal import Journal
 from oncegate.consensus.messages import Append, PreVoteReply, PreVoteRequest
+from oncegate.proof.sim.engine.fake_disk import FakeDisk, InlineWorker, Killed
 from oncegate.proof.sim.engine.plan import make_plan
 from oncegate.proof.sim.engine.run import run_plan
-from tests.consensus.fake_disk import FakeDisk, InlineWorker, Killed
 from tests.consensus.simulation import RecordingMachine
 
 

@@ -15,7 +15,7 @@ from pysyncobj.transport import Transport
 from oncegate.consensus.errors import Corrupt
 from oncegate.consensus.log.storage import DirectoryStorage
 from oncegate.consensus.log.wal import Journal
-from tests.consensus.fake_disk import InlineWorker
+from oncegate.proof.sim.engine.fake_disk import InlineWorker
 
 
 def stock_journal(path, count=50):

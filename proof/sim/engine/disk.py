@@ -1,7 +1,7 @@
 """The fake disk of one machine, with the ways in which disks fail.
 
-Adds to :class:`tests.consensus.fake_disk.FakeDisk`, which drops or tears by sector what was not flushed: failing
-flushes, and bits that flip while the node is down. Read next: :mod:`oncegate.proof.sim.engine.node`.
+Adds to :class:`oncegate.proof.sim.engine.fake_disk.FakeDisk`, which drops or tears by sector what was not flushed:
+failing flushes, and bits that flip while the node is down. Read next: :mod:`oncegate.proof.sim.engine.node`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import random
 import struct
 
 from oncegate.consensus.log.segment import RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, SEGMENT_SUFFIX, scan
-from tests.consensus.fake_disk import FakeDisk
+from oncegate.proof.sim.engine.fake_disk import FakeDisk
 
 
 class SimDisk(FakeDisk):

@@ -13,7 +13,7 @@ import oncegate.consensus.log.identity
 import oncegate.consensus.log.wal
 from oncegate.consensus.configuration import encode as encode_configuration
 from oncegate.consensus.core.engine import Engine
-from oncegate.consensus.errors import ConsensusError, NotLeader, SafetyViolation, StorageError
+from oncegate.consensus.errors import ConsensusError, FlushFailed, NotLeader, SafetyViolation, StorageError
 from oncegate.consensus.log.identity import open_identity
 from oncegate.consensus.messages import (
     Append,
@@ -128,6 +128,8 @@ class EngineNode(Administered):
         engine = self.engine
         try:
             more = engine.tick()
+        except FlushFailed:
+            raise  # the disk's fault, not the engine's: the process ends
         except (SafetyViolation, ConsensusError) as error:
             raise Violation("halt", f"{self.name}: {type(error).__name__}: {error}") from error
         self.world.see.ticked(self.name, engine.term, engine.commit_index)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 
 from oncegate.consensus.log.library_log import LibraryLog
-from tests.consensus.fake_disk import InlineWorker
+from oncegate.proof.sim.engine.fake_disk import InlineWorker
 
 
 class ObservedLog(LibraryLog):

@@ -1,12 +1,12 @@
 """The replicated state on disk: saved by a job that runs a while later, copied to who is too far behind.
 
-Read next: :mod:`tests.consensus.durable_machine`, :mod:`oncegate.proof.sim.engine.engine_node`.
+Read next: :mod:`oncegate.proof.sim.engine.durable_machine`, :mod:`oncegate.proof.sim.engine.engine_node`.
 """
 
 from __future__ import annotations
 
 from oncegate.consensus.configuration import decode
-from tests.consensus.durable_machine import DurableMachine
+from oncegate.proof.sim.engine.durable_machine import DurableMachine
 
 
 class SavedMachine(DurableMachine):

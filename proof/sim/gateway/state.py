@@ -2,7 +2,7 @@
 
 Stands where :class:`oncegate.gateway.machine.state.MachineState` stands; RocksDB does not run on a disk that is
 simulated, so the store is a dictionary of the same cells. Read next: :mod:`oncegate.gateway.machine.state.frozen`,
-:mod:`tests.consensus.durable_machine`.
+:mod:`oncegate.proof.sim.engine.durable_machine`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.state.digest import state_digest
 from oncegate.gateway.machine.state.frozen import freeze
 from oncegate.gateway.machine.state.restore import restore
-from tests.consensus.durable_machine import DurableMachine
+from oncegate.proof.sim.engine.durable_machine import DurableMachine
 
 
 class Cells:
