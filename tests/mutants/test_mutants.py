@@ -3,10 +3,10 @@
 
 import pytest
 
+from oncegate.proof.mutants import liars
 from oncegate.proof.mutants.catalogue import CATALOGUE, MUTANTS
 from oncegate.proof.sim.engine.planted import PLANTED
 from oncegate.proof.sim.gateway.scripts import SCRIPTS
-from oncegate.proof.mutants import liars
 
 
 @pytest.mark.parametrize("name", MUTANTS)
