@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,10 @@ from oncegate.gateway.docs.sections import SECTIONS
 ROOT = Path(__file__).parent.parent
 GUARANTEES = (ROOT / "docs" / "guarantees.md").read_text()
 CASES = (ROOT / "docs" / "cases.md").read_text()
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md")),
+    *sorted(page for page in (ROOT / "docs").rglob("*.md") if page.name != "ARCHITECTURE.md"),
+]
 
 
 @pytest.mark.parametrize("named", sorted(set(re.findall(r"`(tests/[^`\s]+)`", GUARANTEES + CASES))))
@@ -50,6 +55,31 @@ def test_links_of_a_page_lead_somewhere(page: str) -> None:
     links = re.findall(r"\]\(([^)#\s]+)\)", (ROOT / page).read_text())
     missing = [link for link in links if "://" not in link and not (base / link).exists()]
     assert not missing
+
+
+def _prose(text: str) -> Iterator[tuple[int, str]]:
+    """Yield number and text of the lines that can be wrapped: no code, no table, nothing generated."""
+    kept = re.sub(
+        r"(?ms)^<!-- generated: .*?^<!-- end: |^ *```.*?^ *```", lambda part: "\n" * part[0].count("\n"), text
+    )
+    for number, line in enumerate(kept.splitlines(), 1):
+        if not line.startswith("|"):
+            yield number, line
+
+
+def _cannot_be_wrapped(line: str) -> bool:
+    """Whether the line is one word or one link, perhaps of a list."""
+    return " " not in re.sub(r"\[[^\]]*\]\([^)]*\)", "link", line).lstrip(" -")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_prose_ends_at_120_columns(page: Path) -> None:
+    long = [
+        f"{page.name}:{number}: {len(line)} columns"
+        for number, line in _prose(page.read_text())
+        if len(line) > 120 and not _cannot_be_wrapped(line)
+    ]
+    assert not long
 
 
 def test_generated_pages_are_what_is_generated_now() -> None:
