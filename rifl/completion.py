@@ -1,7 +1,7 @@
 """Completion records: what is remembered of an applied operation (RIFL §3.3).
 
 Owns: the shape of a record of one operation and of a range. A record is stored in the same transition as its
-effect and is immutable; what ``result`` means is the machine's business.
+effect and is immutable; only the state machine knows what ``result`` means.
 """
 
 from __future__ import annotations

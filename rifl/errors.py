@@ -113,7 +113,7 @@ REGISTRY: Final[dict[Code, Traits]] = {
 
 
 class InvariantViolation(Exception):
-    """The exactly-once bookkeeping contradicts itself: whatever this node did next could execute something twice.
+    """The exactly-once bookkeeping contradicts itself: if the node went on, it could execute an operation twice.
 
     Not a refusal that a client could cause: a bug, or damage that no checksum saw. It leaves the state machine with
     the index of the log entry, and the node stops.

@@ -8,12 +8,12 @@ entries alone; ``now`` is cluster time. First row that holds decides:
 | 1 | the key is remembered for this tenant, fingerprint equal | its record |
 | 2 | the key is remembered for this tenant, fingerprint differs | PAYLOAD_MISMATCH |
 | 3 | the key names a cluster time after ``now`` | BAD_REQUEST |
-| 4 | the key names a cluster time at which keys were used that are forgotten by now | SESSION_EXPIRED |
-| 5 | as many keys, or bytes of them, as may be are remembered | QUOTA |
+| 4 | the key names a cluster time at or before the first use of a forgotten key | SESSION_EXPIRED |
+| 5 | the bound on keys, or on their bytes, is reached | QUOTA |
 | 6 | otherwise | EXECUTE |
 
 The first use of a key gives it the next *number*: (``KEYS_CLIENT``, number) is its request id. Keys are forgotten in
-the order of their first use, so one time tells which are gone: a key that names a later one was never used.
+the order of their first use, so one time tells which are gone: a key that names a later time was never used.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class KeyRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Changes(NamedTuple):
-    """What has changed since the last look: ``gone_first`` up to, not including, ``gone_end`` are forgotten."""
+    """What has changed since the last call; numbers from ``gone_first`` and below ``gone_end`` are forgotten."""
 
     gone_first: int
     gone_end: int
@@ -65,7 +65,7 @@ class Changes(NamedTuple):
 
 
 class KeyTable:
-    """All remembered keys. A key holds no NUL before its tenant's text ends; tenants hold none at all."""
+    """All remembered keys. A tenant's name holds no NUL, which separates it from the key in ``_by_name``."""
 
     __slots__ = ("_by_name", "_by_number", "_saved_first", "_saved_next", "bytes", "first", "forgotten_ms", "next")
 
@@ -95,13 +95,13 @@ class KeyTable:
 
         Args:
             tenant: whom the token names; keys of two tenants never meet.
-            key: as the edge made it, with what it is scoped to.
+            key: the key with its scope, as :mod:`oncegate.gateway.http.identity` makes it.
             fingerprint: hash of the payload.
             named_ms: the cluster time in the key, ``NO_TIME`` if it names none.
             now_ms: cluster time.
 
         Returns:
-            EXECUTE, the record to answer from, or what refuses the request.
+            EXECUTE, the record to answer from, or the refusal.
         """
         known = self._by_name.get(_name(tenant, key))
         if known is not None:
@@ -157,7 +157,7 @@ class KeyTable:
         return Resolution(Fate.APPLIED, known.record) if known.tenant == tenant else Resolution(Fate.NEVER_SEEN)
 
     def take_changes(self) -> Changes:
-        """Return what has changed since the last call, in time that follows the number of new keys."""
+        """Return what has changed since the last call. Takes time in proportion to the number of new keys."""
         new = [self._by_number[number] for number in range(max(self._saved_next, self.first), self.next)]
         changes = Changes(self._saved_first, min(self.first, self._saved_next), new)
         self._saved_first, self._saved_next = self.first, self.next
@@ -166,7 +166,7 @@ class KeyTable:
     def restore(
         self, first: SequenceNumber, next_number: SequenceNumber, forgotten_ms: ClusterTimeMs, records: list[KeyRecord]
     ) -> bool:
-        """Become the table that was saved so; False if the records are not those of these numbers."""
+        """Become the table that was saved; return False if the records do not belong to these numbers."""
         if [record.number for record in records] != list(range(first, next_number)):
             return False
         for record in records:
@@ -200,7 +200,7 @@ class KeySlot(NamedTuple):
         result: Sized | None = None,
         traceparent: str = "",
     ) -> CompletionRecord:
-        """Remember the applied request and return its record. A shorter lifetime than before never overtakes."""
+        """Remember the applied request and return its record. A key never ends before an older one does."""
         record = CompletionRecord(fingerprint, commit, result, traceparent)
         ends_ms = ClusterTimeMs(max(self.now_ms + self.lifetime_ms, self.keys.last_end_ms()))
         self.keys.add(KeyRecord(sequence, self.tenant, self.key, self.now_ms, ends_ms, record))

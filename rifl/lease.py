@@ -4,8 +4,8 @@ Owns: expiry arithmetic and the queue of candidates. Time comes in as a value. A
 operation of its session, so the queue is lazy: a renewal touches one integer, and a candidate that was renewed
 in the meantime is filed again when its old bucket comes up. Nothing ever scans all sessions.
 
-The queue is not part of the replicated state: it only proposes whom a log entry might reap. Every node asks its own
-from time to time, the leader to act on the answer, the others so that theirs forgets who is gone.
+The queue is not part of the replicated state: it only proposes which sessions a log entry might reap. Every node calls
+:meth:`ExpiryQueue.due` from time to time: the leader acts on the answer; the other nodes drop sessions that are gone.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ GONE_KEPT: Final = 4_096
 class ExpiryQueue:
     """Finds leases that ended, in amortised O(1) per session and lease.
 
-    A session sits in exactly one bucket, that of an end it had at some time: ends only grow, so the bucket is
-    never later than the true one. What is filed is bounded by twice the live sessions, and ``GONE_KEPT``.
+    A session sits in exactly one bucket, that of an end it had at some time. Ends only grow, so the bucket is never
+    later than the true one. At most twice the live sessions, plus ``GONE_KEPT``, are filed.
     """
 
     __slots__ = ("_buckets", "_filed", "_gone", "_order", "_sweep", "_swept")
@@ -37,10 +37,10 @@ class ExpiryQueue:
         self._filed = 0
         self._gone = 0
         self._sweep: list[int] = []  # buckets that a sweep has still to look through
-        self._swept = 0  # where in the last of them it stands
+        self._swept = 0  # position of the sweep in the last of them
 
     def __len__(self) -> int:
-        """Return how many sessions are filed, those among them that are gone included."""
+        """Return how many sessions are filed, including those that are gone."""
         return self._filed
 
     def file(self, client_id: int, ends_ms: int) -> None:
@@ -80,7 +80,7 @@ class ExpiryQueue:
                     found.append(client_id)
             if not waiting:
                 del self._buckets[heappop(order)]
-        for client_id in found:  # filed until really reaped: the proposal to reap may be lost
+        for client_id in found:  # stays filed until it is reaped: the proposal to reap may be lost
             self._put(current, client_id)
         if looks and self._gone > max(GONE_KEPT, self._filed // 2):
             self._free_gone(ends_ms, looks)
@@ -95,7 +95,7 @@ class ExpiryQueue:
             waiting.append(client_id)
 
     def _free_gone(self, ends_ms: Callable[[int], int | None], looks: int) -> None:
-        """Look through some more of the buckets and drop who is gone: short lives under long leases would pile up."""
+        """Look through some more buckets and drop sessions that are gone: those with long leases would pile up."""
         while looks > 0:
             if not self._sweep:
                 if self._gone <= GONE_KEPT:

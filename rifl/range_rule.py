@@ -23,7 +23,7 @@ class NewPart(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReplayPart(msgspec.Struct, frozen=True, gc=False):
-    """Operations ``first``..``last`` were executed before; ``commit`` is the first one's, the others' follow it."""
+    """Operations ``first``..``last`` were executed before; ``commit`` is that of the first; the others follow it."""
 
     first: SequenceNumber
     last: SequenceNumber
@@ -77,7 +77,7 @@ def decide_range(
         stale_last = min(tracker.first_incomplete - 1, last)
         parts.append(_refused(at, stale_last, Refusal.STALE))
         at = stale_last + 1
-    if at > last:  # nothing is left to look up; a record that begins in the refused part must not answer
+    if at > last:  # the rest is refused: a record that begins in it must not answer
         return parts
     for known in _recorded(tracker, at, last):
         if known.first > at:
@@ -92,7 +92,7 @@ def decide_range(
 
 
 def decide_range_without_session(first: int, last: int, first_incomplete: int) -> list[RefusedPart]:
-    """Apply the rule to a range where there is no session: never treated as new."""
+    """Apply the rule to a range of a session that does not exist: it is never treated as new."""
     split = min(max(first_incomplete, first), last + 1)
     parts = [_refused(first, split - 1, Refusal.BAD_ACK), _refused(split, last, Refusal.SESSION_EXPIRED)]
     return [part for part in parts if part.first <= part.last]
@@ -110,7 +110,7 @@ def _recorded(tracker: ResultTracker, first: int, last: int) -> list[RangeRecord
 
 
 def _compare(known: RangeRecord, first: int, last: int, fingerprints: bytes) -> list[RangePart]:
-    """Tell replays from reused ids in the part of ``known`` that a request covers again."""
+    """Separate replays from reused ids in the part of ``known`` that the request covers."""
     if known.commit == SEALED_COMMIT:
         return [_refused(first, last, Refusal.SEALED)]
     stored = known.slice(first, last)
@@ -125,7 +125,7 @@ def _compare(known: RangeRecord, first: int, last: int, fingerprints: bytes) -> 
 
 
 def _unrecorded(tracker: ResultTracker, first: int, last: int, first_incomplete: int, stand: Standing) -> RangePart:
-    """Apply the conditions that are left for a run that is neither recorded nor acknowledged."""
+    """Apply the remaining conditions to a run that is neither recorded nor acknowledged."""
     if stand is Standing.FENCED:
         return _refused(first, last, Refusal.FENCED)
     if stand is Standing.ENDED:

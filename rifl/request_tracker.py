@@ -1,4 +1,4 @@
-"""Sequence numbers of one session: which are taken, which still want their result. RIFL §3.3 and §4, client half.
+"""Sequence numbers of one session: which are taken, which still wait for a result. RIFL §3.3 and §4, client half.
 
 Owns: the next sequence number, first incomplete and the window. Must not know what an operation is, how it
 travels or what time it is. Server half: :mod:`oncegate.rifl.result_tracker`.
@@ -10,7 +10,7 @@ states; first incomplete is the start of the oldest place that is not complete.
 |---|---|---|
 | open | ``take_singles``, ``take_range`` | by one of the three below |
 | complete | ``complete``: the result has been received | acknowledged as soon as nothing older is missing |
-| abandoned | ``abandon``: outcome unknown, the caller was told so | acknowledged when the window needs its place |
+| abandoned | ``abandon``: the caller knows that the outcome is unknown | acknowledged when the window needs its place |
 | free | ``release``: surely never applied | its number is given out again |
 
 An abandoned number stays unacknowledged as long as possible, so that its outcome can still be asked for; once
@@ -52,7 +52,7 @@ class RequestTracker:
 
     @classmethod
     def resumed(cls, *, window: int, highest: int, held: Sequence[int]) -> RequestTracker:
-        """Return the tracker of a session that goes on after a restart of its client.
+        """Return the tracker of a session that its restarted client continues.
 
         Args:
             window: the session's.
@@ -67,8 +67,8 @@ class RequestTracker:
             first = min(held)
             tracker._held = set(held)
             if first > highest + window:
-                # What the earlier process gave up below it was never recorded, so that acknowledging all of it would be
-                # refused (apply rule, row 1). A free number at the bound stands in for it.
+                # The earlier process gave up numbers below ``first`` that the server never recorded: it would refuse an
+                # ack of all of them (BAD_ACK). A free number at the bound stands for them.
                 first = highest + window
                 tracker._held.add(first)
                 tracker._free.append(first)
@@ -89,8 +89,8 @@ class RequestTracker:
     def room_for_singles(self) -> int:
         """How many single numbers may be taken now.
 
-        The server may not have seen a range that has no result yet, and then counts each of its numbers as a
-        place. So does this: a single above it would only be refused.
+        The server may not have seen a range that has no result yet. It then counts each number of the range as a place,
+        and would refuse a single number above it. This property counts in the same way.
         """
         fresh = self.window - len(self._order) - self._spread
         return (fresh if fresh > 0 else 0) + len(self._free)
@@ -140,7 +140,7 @@ class RequestTracker:
         return SequenceNumber(first)
 
     def complete(self, firsts: Sequence[int]) -> None:
-        """Note that the results of these places have been received, the whole of it where one is a range.
+        """Note that the results of these places have been received; of a range, all results.
 
         Raises:
             ValueError: one of them is not open; nothing changes.
@@ -193,11 +193,11 @@ class RequestTracker:
     def make_room(self, *, told_full: bool = False) -> None:
         """Acknowledge abandoned and free numbers at the bottom of a full window, oldest first.
 
-        Stops where the server would refuse the acknowledgement: one window above what it has recorded.
+        Stops one window above the highest number that the server has recorded: it would refuse to acknowledge more.
 
         Args:
-            told_full: the server has said WINDOW_FULL. A range that reached it in pieces takes a place a piece there,
-                and one here: one number more is acknowledged, though there seems to be room.
+            told_full: the server has said WINDOW_FULL. A range that reached it in pieces takes one place a piece there,
+                but one place here: one number more is acknowledged, although there seems to be room.
         """
         while self._order and (told_full or not self.room_for_range or not self.room_for_singles):
             first = self._order[0]

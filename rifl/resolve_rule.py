@@ -1,19 +1,19 @@
-"""Resolving a request id: its result, or a seal that makes sure there will never be one (SEMANTICS, *Resolving*).
+"""Resolving a request id: return its result, or seal it so that it never has one (SEMANTICS, *Resolving the unknown*).
 
 Owns: the rule below. Runs inside the state machine like :mod:`oncegate.rifl.result_tracker`; the log decides between a
 resolve and an attempt still in flight. First row that holds decides:
 
 | row | condition | answer |
 |---|---|---|
-| 1 | an ack comes with it that no client can give (row 1 of the apply rule) | BAD_ACK |
-| 2 | an epoch comes with it that is not the session's | FENCED |
+| 1 | the request carries an ack that is impossible (as in the apply rule) | BAD_ACK |
+| 2 | the request carries an epoch that is not the session's | FENCED |
 | 3 | sequence number < first incomplete of the session | ``acknowledged`` |
 | 4 | a completion record exists, alone or in a range | ``applied`` with it, or ``sealed`` |
 | 5 | no place in the window | WINDOW_FULL |
 | 6 | otherwise | the id is sealed in this transition: ``sealed`` |
 
-A seal is a completion record without result: it takes a place in the window, so its memory is bounded, and it goes
-when it is acknowledged. It needs no lease: where that has ended nothing new is executed anyway.
+A seal is a completion record without result: it takes a place in the window, so its memory is bounded, and it is
+dropped when it is acknowledged. It needs no live lease: after the lease nothing new is executed anyway.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Fate(StrEnum):
 
 
 class Resolution(NamedTuple):
-    """Fate of a request id, and with APPLIED the record to answer from."""
+    """Fate of a request id; with APPLIED also the record to answer from."""
 
     fate: Fate
     record: CompletionRecord | None = None

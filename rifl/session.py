@@ -29,7 +29,7 @@ _shared_ints: dict[int, int] = {}
 
 
 def shared_int(number: int) -> int:
-    """Return an equal int that others hold too: a million sessions have few different windows and leases."""
+    """Return an equal int that other sessions share: a million sessions have few different windows and leases."""
     if len(_shared_ints) < _SHARED_INTS_MAX:
         return _shared_ints.setdefault(number, number)
     return _shared_ints.get(number, number)
@@ -83,11 +83,11 @@ class SessionTable:
 
     @property
     def filed(self) -> int:
-        """How many sessions are filed for expiry, those among them that are gone included."""
+        """How many sessions are filed for expiry, including those that are gone."""
         return len(self._expiry)
 
     def is_full(self, tenant: str, sessions_max: int, tenant_sessions_max: int) -> bool:
-        """Tell whether no session more may be opened, by anybody or by this tenant."""
+        """Tell whether the bound on all sessions, or on those of this tenant, is reached."""
         return len(self._by_id) >= sessions_max or self._of_tenant.get(tenant, 0) >= tenant_sessions_max
 
     def get(self, client_id: int) -> Session | None:
@@ -116,12 +116,12 @@ class SessionTable:
             lease_ms: term of the lease.
             window: places above first incomplete.
             now_ms: cluster time.
-            tenant: whose it is; another tenant's nonce is another one.
+            tenant: the owner's; the same nonce of another tenant names another session.
             sessions_max: bound that the log entry carries, so that all replicas decide by the same one.
             tenant_sessions_max: the same for the sessions of this tenant.
 
         Raises:
-            OncegateError: QUOTA when that many are live; FENCED when the session has another owner by now.
+            OncegateError: QUOTA when that many are live; FENCED when another owner has taken the session over.
         """
         known = self._by_nonce.get(_named(tenant, nonce))
         if known is not None:
@@ -207,7 +207,8 @@ class SessionTable:
     def expired(self, now_ms: int, *, limit: int = 1_000) -> list[int]:
         """Return sessions whose lease has ended: candidates for a log entry that reaps them.
 
-        Changes nothing that is replicated. To be asked on every node, now and then: it also forgets who is gone.
+        Changes nothing that is replicated. Call it on every node from time to time: it also drops sessions that are
+        gone.
         """
         return self._expiry.due(now_ms, self._ends_ms, limit=limit)
 
@@ -225,5 +226,5 @@ class SessionTable:
 
 
 def _named(tenant: str, nonce: str) -> str:
-    """Return what a nonce is filed under: two tenants may choose the same one. A nonce holds no NUL."""
+    """Return the key of a nonce: two tenants may choose the same nonce. A nonce holds no NUL."""
     return f"{tenant}\0{nonce}" if tenant else nonce
