@@ -1,7 +1,7 @@
 """Declaring tables: what a declaration makes, and when it is refused. Pure, part of the state machine.
 
-Owns: the bound of tables, and that a stream table has its own flow from the beginning. Read next:
-:mod:`oncegate.gateway.machine.tables`, :mod:`oncegate.gateway.machine.flow_state`.
+Owns: the bound on the number of tables, and the rule that a stream table has its own flow from the beginning. Read
+next: :mod:`oncegate.gateway.machine.tables`, :mod:`oncegate.gateway.machine.flow_state`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def declare_table(
     new_rows: Callable[[int], RowStore] | None,
     now_ms: int,
 ) -> Table:
-    """Add a table, or change its quota; the same declaration again changes nothing.
+    """Add a table, or change its quota; an equal declaration changes nothing.
 
     Args:
         command: the declaration.
@@ -42,7 +42,7 @@ def declare_table(
             raise OncegateError(Code.QUOTA, f"{TABLES_MAX} tables are declared")
         kind: TableKind = "stream" if command.kind == "stream" else "resident"
         if kind == "stream":
-            # A stream table is read through its flow, so it always has one, under its own name.
+            # Reads of a stream table go through its flow, so it always has a flow of its own name.
             _declare_own_flow(command, flows, now_ms)
         rows = None if new_rows is None else new_rows(len(tables))
         table = Table(command.name, kind, command.quota_bytes, rows)

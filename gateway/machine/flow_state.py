@@ -1,4 +1,4 @@
-"""Flows inside the state machine: which writes go into which segment, where batches end, who has read them.
+"""Flows inside the state machine: which writes go into which segment, where batches end, which consumers read them.
 
 Owns: the join of the pieces of :mod:`oncegate.flows` for all declared flows. Pure and deterministic; part of the
 replicated state. Files are written elsewhere (:class:`oncegate.flows.publisher.Publisher`); the batches to write are
@@ -45,7 +45,7 @@ class Flow:
 
 
 class FlowTable:
-    """All flows. Errors of :mod:`oncegate.flows` leave it as OncegateError."""
+    """All flows. It raises errors of :mod:`oncegate.flows` as OncegateError."""
 
     def __init__(self) -> None:
         self._graph = FlowGraph()
@@ -102,7 +102,7 @@ class FlowTable:
         """Tell whether a flow of ``table`` holds more undelivered or retained bytes than its quota."""
         for flow in self._taps.get(table, ()):
             if flow.retained_bytes + flow.segment.size_bytes > quota_bytes:
-                # While a table is full nothing is cut, so nobody else would notice that retention is over.
+                # While a table is full no batch is cut, so nothing else would notice that retention is over.
                 self._retain(flow, now_ms)
                 if flow.retained_bytes + flow.segment.size_bytes > quota_bytes:
                     return True

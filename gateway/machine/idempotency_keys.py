@@ -1,7 +1,7 @@
 """Applying requests that carry an idempotency key instead of a place in a session.
 
-Owns: the join of :mod:`oncegate.rifl.key_table` (was it there before?) and the machine (what does it do?). Pure,
-deterministic and total, as :mod:`oncegate.gateway.machine.machine` is, which calls it.
+Owns: the join of :mod:`oncegate.rifl.key_table` (was the request seen before?) and the machine (what does it do?).
+Pure, deterministic and total, as :mod:`oncegate.gateway.machine.machine` is, which calls it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def apply_keyed(machine: Machine, command: c.Keyed) -> tuple[list[OpVerdict], in
         and how long, in milliseconds, all keys that were accepted are still remembered.
     """
     keys, now = machine.keys, machine.time_ms
-    keys.forget(now, len(command.ops) + 1)  # one more than may come: what is over never piles up
+    keys.forget(now, len(command.ops) + 1)  # forgets one more than can be added, so expired keys never pile up
     verdicts: list[OpVerdict] = []
     ends: list[int] = []
     for item in command.ops:

@@ -1,4 +1,4 @@
-"""What the machine says of each command; how it travels is :mod:`oncegate.gateway.answers`'s."""
+"""Results of the machine's commands. :mod:`oncegate.gateway.answers` says how they travel."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Operated(NamedTuple):
 
 
 class AppliedPart(msgspec.Struct, frozen=True, gc=False):
-    """Operations ``first``..``last`` were executed in this entry; ``commit`` is the first one's."""
+    """Operations ``first``..``last`` were executed in this entry; ``commit`` is that of the first."""
 
     first: SequenceNumber
     last: SequenceNumber

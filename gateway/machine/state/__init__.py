@@ -2,7 +2,7 @@
 
 Read in this order: :mod:`oncegate.gateway.machine.state.rows` (where a row is found),
 :mod:`oncegate.gateway.machine.state.layout` (what is stored), :mod:`oncegate.gateway.machine.state.frozen` (what one
-save writes), :mod:`oncegate.gateway.machine.state.durable` (who does it when).
+save writes), :mod:`oncegate.gateway.machine.state.durable` (when a save runs, and in which thread).
 """
 
 from oncegate.gateway.machine.state.digest import state_digest

@@ -1,7 +1,7 @@
-"""One hash of everything that is replicated: equal on nodes that applied the same log, however they came by it.
+"""One hash of the whole replicated state: equal on all nodes that applied the same log, also after a snapshot.
 
-Owns: what belongs to the state and in which order it is hashed. Streams rows, sessions and chunks, so it takes no
-memory that follows their number. Slow (microseconds a row): for tests and offline checks.
+Owns: what belongs to the state and in which order it is hashed. It streams rows, sessions and chunks, so its memory
+does not grow with their number. Slow (microseconds a row): for tests and offline checks.
 """
 
 from __future__ import annotations

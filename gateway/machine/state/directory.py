@@ -10,8 +10,9 @@ must hold |
 | ``copy-<n>`` | a snapshot that is being read |
 | ``save-<n>`` | a file of cells in the making |
 
-``CURRENT`` is there before the first store is, and it never names an older index than was said to be saved: a store
-that has fallen back, or a directory without ``CURRENT``, is refused rather than taken for an empty state.
+``CURRENT`` exists before the first store does, and it never names an older index than the node has reported as saved. A
+store with an older index, or a directory with a store but without ``CURRENT``, is refused and not taken for an empty
+state.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ class StateDirectory:
         self._storage = DirectoryStorage(path)
         try:
             self._storage.lock()
-            # A killed process may have renamed CURRENT and not flushed that: the store it named before goes below.
+            # A killed process may have renamed CURRENT without flushing the directory. Flush it before the code below
+            # removes the store that CURRENT named before.
             self._storage.sync_directory()
             self._clear_asides()
             self.pointer = self._read()
@@ -104,11 +106,11 @@ class StateDirectory:
         return self.path / self.pointer.store
 
     def advance(self, index: int) -> None:
-        """Say that the store that counts holds ``index``; durable on return."""
+        """Record that the current store holds ``index``; durable on return."""
         self._write(Pointer(self.pointer.store, index))
 
     def switch(self, store: Path, index: int) -> None:
-        """Make ``store`` the one that counts; atomic and durable on return."""
+        """Make ``store`` the current one; atomic and durable on return."""
         self._write(Pointer(store.name, index))
 
     def _write(self, pointer: Pointer) -> None:

@@ -1,9 +1,9 @@
 """The machine with its state on disk: what consensus calls a :class:`oncegate.consensus.ports.DurableState`.
 
-Owns: when a save is due, the worker that writes it, retries, snapshots out and in. A save is frozen on the event loop
-(:mod:`oncegate.gateway.machine.state.frozen`), written by the worker to one sorted file and added to the store in one
-atomic step; a crash at any moment leaves the save before. Read next: :mod:`oncegate.gateway.machine.state.directory`,
-:mod:`oncegate.gateway.machine.state.snapshot`.
+Owns: when a save is due, the worker that writes it, retries, sending and receiving snapshots. A save is frozen on the
+event loop (:mod:`oncegate.gateway.machine.state.frozen`), written by the worker to one sorted file and added to the
+store in one atomic step; a crash at any moment leaves the save before. Read next:
+:mod:`oncegate.gateway.machine.state.directory`, :mod:`oncegate.gateway.machine.state.snapshot`.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ log = logging.getLogger(__name__)
 
 
 class Barrier(Protocol):
-    """What must be durable before a save is: the batches sealed before its freeze."""
+    """What must be durable before a save counts: the batches sealed before its freeze."""
 
     def mark(self) -> int:
-        """Return a mark of what there is by now."""
+        """Return a mark of the batches sealed until now."""
 
     def wait_done(self, mark: int, timeout_s: float) -> bool:
         """Wait until everything before ``mark`` is durable; False if it is not yet."""
@@ -78,7 +78,7 @@ class _Save:
 
 
 class _AbandonedError(Exception):
-    """Nobody wants the rest of this save."""
+    """A snapshot has replaced the state that this save would write."""
 
 
 class MachineState:
@@ -86,7 +86,7 @@ class MachineState:
 
     Args:
         path: directory of its own, made if it is not there.
-        barrier: waited for before a save counts; None for nothing.
+        barrier: what a save waits for before it counts; None for nothing.
         cache_bytes: memory for blocks, filters and indexes of the store.
         save_rows, save_bytes: when :attr:`save_wanted` becomes true.
         fresh_bytes_max: when :attr:`overloaded` becomes true.
@@ -95,7 +95,7 @@ class MachineState:
 
     Raises:
         DirectoryLocked: the directory is open in another process.
-        StateCorrupt: what is there is not what was written; names the file.
+        StateCorrupt: a file is not what was written; names it.
         StateVersionUnknown: another build's format.
         StoreFailed, OSError: the disk cannot be read or is full.
     """
@@ -162,7 +162,7 @@ class MachineState:
 
     @property
     def broken(self) -> StorageError | None:
-        """Why this state must not be served any more: damage that a read or a save has come across."""
+        """Why this node must stop serving this state: damage that a read or a save has found."""
         return self._store.damage or self._broken
 
     @property
@@ -173,7 +173,7 @@ class MachineState:
 
     @property
     def fresh_bytes(self) -> int:
-        """Memory of what is not durable: new rows, those being saved, images of sessions."""
+        """Memory of what is not durable yet: new rows, rows being saved, images of sessions."""
         save = self._save
         return self._tally.bytes + (0 if save is None else save.bytes + save.frozen.sessions.taken_bytes)
 
@@ -205,7 +205,7 @@ class MachineState:
             self._wake()
 
     def _wake(self) -> None:
-        """Tell the worker, which is started when there is something to do for the first time."""
+        """Tell the worker, which starts with its first save."""
         if self._worker is None:
             self._worker = threading.Thread(target=self._run, name="state-writer", daemon=True)
             self._worker.start()
@@ -231,7 +231,7 @@ class MachineState:
         return StoreSnapshot(directory, point)
 
     def open_sink(self, manifest: SnapshotManifest) -> StoreSink:
-        """Begin to receive a snapshot; the one before, unless installed, is removed. Worker thread."""
+        """Begin to receive a snapshot; remove the one before unless it was installed. Worker thread."""
         if self._sink is not None:
             self._sink.abort()
         self._sink = StoreSink(self._directory.new_store(), manifest, self._cache, self._install)
@@ -258,14 +258,14 @@ class MachineState:
         self._on_installed()
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Finish the save that is being written, unless something holds it up, and unlock the directory. Idempotent."""
+        """Finish the save that is being written, unless it is blocked, and unlock the directory. Idempotent."""
         with self._changed:
             self._closing = True
             self._pacer.hurry = True
             self._changed.notify_all()
         if self._worker is not None:
             self._worker.join(timeout_s)
-            if self._worker.is_alive():  # it may still read from the store; the process ends soon
+            if self._worker.is_alive():  # the worker may still read from the store; the process ends soon
                 return
         if self._sink is not None:
             self._sink.abort()
@@ -287,18 +287,18 @@ class MachineState:
                 elif self._closing:
                     return
         except Exception as fault:
-            # Whoever applies next finds this and halts the node: it would collect changes that nobody saves.
+            # The next apply finds this and halts the node, which would otherwise collect changes that are never saved.
             self._broken = fault if isinstance(fault, StorageError) else StorageError(f"saving failed: {fault!r}")
             log.critical("the state cannot be saved any more", exc_info=True)
             with self._changed:
                 self._changed.notify_all()
 
     def _saved_or_abandoned(self, save: _Save) -> bool:
-        """Do one save, however often it takes; False if closing came first."""
+        """Try one save until it succeeds; False if the state was closed first."""
         while True:
             try:
                 if self._attempt(save):
-                    # What failed earlier, a merge perhaps, is taken up again only by a store that is opened anew.
+                    # RocksDB repeats what failed earlier, such as a merge, only after the store was opened again.
                     if self.stats.failures and self._store.refuses_writes:
                         self._recover()
                     return True
@@ -316,7 +316,7 @@ class MachineState:
                     return save.abandoned
 
     def _attempt(self, save: _Save) -> bool:
-        """Do what is left of a save; False if it has to wait for the barrier while this is closing."""
+        """Do the rest of a save; False if it would have to wait for the barrier while the state is closing."""
         file = save.file if save.file is not None else self._write(save)
         while self._barrier is not None and not self._barrier.wait_done(save.mark, 0.1):
             with self._changed:
@@ -329,7 +329,7 @@ class MachineState:
             if not save.ingested:
                 self._store.ingest(file)
                 save.ingested = True
-            # Only now may the log before it go: from here on a store that lacks it is refused.
+            # Only now may the log before this index be cut: from here on a store that lacks the index is refused.
             self._directory.advance(point.index)
             took = time.perf_counter() - save.began_s
             with self._changed:
@@ -351,7 +351,8 @@ class MachineState:
                 if not number % _CELLS_BETWEEN_RESTS:
                     if save.abandoned:
                         raise _AbandonedError
-                    # A busy loop leaves the worker one slice in five milliseconds: it must not fall behind for ever.
+                    # A busy event loop leaves the worker one slice in five milliseconds; longer slices keep it from
+                    # falling behind for ever.
                     self._pacer.press(self._tally.bytes / self._save_bytes)
                     rest()
             writer.finish()
@@ -363,7 +364,7 @@ class MachineState:
         return file
 
     def _recover(self) -> None:
-        """Bring the store out of its error state, once there is room: opening writes, and reads depend on it."""
+        """Reopen the store to end its error state, but only once the disk has room: reads need an open store."""
         with self._disk:
             try:
                 if self._store.refuses_writes:

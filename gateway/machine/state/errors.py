@@ -1,4 +1,4 @@
-"""Why a saved state is not used: below :class:`oncegate.consensus.errors.StorageError`, "this node must not serve"."""
+"""Why a node refuses a saved state: errors below :class:`oncegate.consensus.errors.StorageError`, it must not serve."""
 
 from __future__ import annotations
 
@@ -30,4 +30,4 @@ class StateVersionUnknown(StorageError):
 
 
 class StoreFailed(OSError):
-    """The store refused: a full disk, a failing one. What was durable before still is."""
+    """The store refused a write: the disk is full or fails. What was durable before still is."""

@@ -1,4 +1,4 @@
-"""What one save writes of the flows: only what is new since the save before.
+"""What one save writes of the flows: only the changes since the save before.
 
 Owns: which batches and which pieces of the open segment are on disk already. Nothing is copied at a freeze: sealed
 chunks are immutable, the run that grows is shared up to its present length
@@ -111,13 +111,13 @@ class FrozenFlow(NamedTuple):
 
 
 def freeze_flow(number: int, flow: Flow, mark: FlowMark) -> FrozenFlow | None:
-    """Return what changed since ``mark``, which is moved; None if nothing did."""
+    """Return what changed since ``mark``, and move it; None if nothing changed."""
     if flow.stamp == mark.stamp:
         return None
     batches, segment = flow.batches, flow.segment
     gone: dict[int, int] = {}
     if batches.last != mark.last:
-        # Sealed since: what is open now shares nothing with what is saved.
+        # The segment was sealed since: the open one shares nothing with what is saved.
         gone, mark.cells, mark.chunk, mark.piece = mark.cells, {}, 0, 0
     pieces = _pieces(flow, mark)
     saved_last = mark.last

@@ -1,7 +1,7 @@
 """One save: everything that changed between two freezes, as cells in key order.
 
-Owns: taking a freeze of a machine, in time that follows the number of tables and flows, and the order of the cells.
-The point of the save is a cell among the others, so it becomes durable with them or not at all.
+Owns: freezing a machine, in time proportional to the number of tables and flows, and the order of the cells. The point
+of the save is a cell among the others, so it becomes durable with them or not at all.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Frozen:
 
 
 def meta_of(machine: Machine, point: SavedPoint) -> Meta:
-    """Return the cell that says where a machine stands."""
+    """Return the cell with the point that a machine has reached."""
     return Meta(
         point,
         machine.commit,
@@ -81,7 +81,7 @@ def freeze(machine: Machine, point: SavedPoint, marks: list[FlowMark]) -> tuple[
     """Freeze a machine between two entries; the freeze before must be durable.
 
     Returns:
-        What to write, and the dicts of rows that the machine let go.
+        What to write, and the dicts of rows that the machine no longer uses.
     """
     sessions = SessionImages(machine.sessions, machine.trackers, machine.touched)
     machine.touched = set()

@@ -67,7 +67,7 @@ class TableMeta(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Meta(msgspec.Struct, array_like=True, frozen=True):
-    """Where the state stands, and how much of each thing there must be."""
+    """The point that the state has reached, and how much of each kind the other cells must hold."""
 
     point: SavedPoint
     commit: CommitNumber
@@ -258,7 +258,7 @@ def session_key(client_id: int) -> bytes:
 
 
 def encode_session(session: Session, tracker: ResultTracker) -> bytes:
-    """Return the value of a session with its records, in time that follows their number."""
+    """Return the value of a session with its records, in time proportional to their number."""
     return _encode((session, tracker.first_incomplete, tracker.highest, tracker.records, tracker.ranges))
 
 

@@ -1,7 +1,8 @@
-"""Many sorted runs in one order, in steps that are short.
+"""Merging many sorted runs in short steps.
 
 One sort of two hundred thousand keys keeps the interpreter for a tenth of a second, and a merge in Python costs more
-than a microsecond a key. So the runs are cut at common pivots, and what lies between two pivots is sorted at once.
+than a microsecond a key. So this module cuts the runs at common pivots and sorts what lies between two pivots in one
+step.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How a worker shares the interpreter with the event loop.
 
-A thread that computes keeps the interpreter for five milliseconds whenever the loop has let go of it, that is at
-each of its system calls. So a worker computes in slices far shorter than that and sleeps in between.
+A thread that computes keeps the interpreter for five milliseconds each time the event loop releases it, that is at each
+system call of the loop. So a worker computes in slices far shorter than that and sleeps in between.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Pacer:
         self._until = time.perf_counter() + SLICE_S
 
     def press(self, pressure: float) -> None:
-        """Take longer slices, up to ``SLICE_S_MAX``, the more work is waiting; 1 is as much as is being done now."""
+        """Take longer slices, up to ``SLICE_S_MAX``, when more work waits; 1 means as much as is being done."""
         self._slice_s = min(max(SLICE_S, 2 * SLICE_S * pressure), SLICE_S_MAX)
 
     def rest(self) -> None:

@@ -1,7 +1,7 @@
 """From cells back to a machine, and the check that all of them are there.
 
-Owns: reading meta, flows and sessions at a start or after a snapshot has come. Rows stay in the store. What is
-counted in :class:`oncegate.gateway.machine.state.layout.Meta` or a flow's head must be found, else the state is
+Owns: reading meta, flows and sessions at a start or after a snapshot has arrived. Rows stay in the store. Everything
+counted in :class:`oncegate.gateway.machine.state.layout.Meta` or in a flow's head must be found, else the state is
 refused.
 """
 
@@ -46,7 +46,7 @@ from oncegate.rifl.key_table import KeyRecord
 
 
 def _no_rest() -> None:
-    """Go on at once: nobody else needs the interpreter yet."""
+    """Do not rest: no other thread needs the interpreter yet."""
 
 
 class Restored(NamedTuple):
@@ -59,11 +59,11 @@ class Restored(NamedTuple):
 
 
 def restore(store: Store, rest: Callable[[], None] = _no_rest) -> Restored:
-    """Read a machine; blocking, in time that follows sessions, records and open items, not rows.
+    """Read a machine; blocking, in time proportional to sessions, records and open items, not rows.
 
     Args:
-        store: where it was saved.
-        rest: called between sessions, for who must let others have the interpreter.
+        store: where the machine was saved.
+        rest: called between sessions, so that a worker can release the interpreter.
 
     Raises:
         StateCorrupt: cells are missing, unreadable or contradict each other.

@@ -1,7 +1,7 @@
-"""Where a resident table's rows are found: what is new in memory, what is being saved, what is on disk.
+"""Where a resident table's rows are found: new rows in memory, rows being saved, rows on disk.
 
-Owns: the order of the three, the exact count, and pages across them. Event loop's thread only, but for
-:class:`FrozenRows`, which nobody changes any more.
+Owns: the order of the three, the exact count, and pages across them. Event loop's thread only, except for
+:class:`FrozenRows`, which is immutable.
 
 A write goes into a dict, so hot keys cost what they cost in memory. A save freezes that dict and starts an empty
 one; the frozen one stays in front of the store, durable or not, until the next freeze, as a cache of what was
@@ -97,7 +97,7 @@ class StoredRows:
         return self._count
 
     def look_ahead(self, keys: list[str]) -> None:
-        """Read what the store holds of rows that are about to be looked at: three times cheaper than one by one."""
+        """Read the rows that are about to be used from the store at once: three times cheaper than one by one."""
         fresh, frozen, prefix = self._fresh, self._frozen, self._prefix
         below = [key for key in keys if key not in fresh and key not in frozen]
         self._ahead = {}
@@ -183,11 +183,11 @@ class StoredRows:
             yield key[skip:].decode(), 2, decode_row(value)
 
     def freeze(self) -> tuple[FrozenRows, dict[str, Row | None]] | None:
-        """Hand over what is new and begin anew; None when nothing is. O(1).
+        """Hand over the new rows and start an empty dict; None if there are none. O(1).
 
         Returns:
-            What is to be saved, and the dict frozen before, which is not used here any more. Call it only when that
-            one is durable: it stops hiding what the store holds.
+            What to save, and the dict frozen before, which this object no longer uses. Call it only when that dict is
+            durable: it then no longer hides what the store holds.
         """
         if not self._fresh:
             return None

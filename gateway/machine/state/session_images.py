@@ -1,8 +1,8 @@
-"""The sessions of one save, as they were when it began, although the machine goes on changing them.
+"""The sessions of one save, as they were when it began, while the machine goes on changing them.
 
 Owns: the copy-on-write of sessions and their completion records. Two threads meet here: the event loop, before it
-changes a session for the first time after the freeze, and the worker, when it writes one. Each session is
-encoded by whoever comes first, under a lock, so what is saved is its state at the freeze.
+changes a session for the first time after the freeze, and the worker, when it writes one. The first of the two to need
+a session encodes it, under a lock, so the save writes its state at the freeze.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class SessionImages:
 
     Args:
         sessions, trackers: the machine's own.
-        ids: who changed; not changed any more. An id without a session was closed.
+        ids: the sessions that changed; the caller changes this set no more. An id without a session was closed.
     """
 
     def __init__(self, sessions: SessionTable, trackers: Mapping[int, ResultTracker], ids: set[int]) -> None:
@@ -54,7 +54,7 @@ class SessionImages:
             return self._encoded(client_id)
 
     def ids(self) -> Iterator[int]:
-        """Yield who changed, ascending."""
+        """Yield the ids of the sessions that changed, ascending."""
         left = iter(self._ids)
         slices: list[list[int]] = []
         while part := sorted(islice(left, _SORTED_AT_ONCE)):

@@ -1,4 +1,4 @@
-"""A saved state on its way to another node: read here, written there.
+"""A saved state on its way to another node: the reader here, the writer there.
 
 Owns: the two ends, :class:`oncegate.consensus.ports.SnapshotSource` and ``SnapshotSink``, but for the switch itself
 (:mod:`oncegate.gateway.machine.state.durable`). A snapshot is the files of a store, copied by hard links. Blocking;
@@ -118,7 +118,7 @@ class StoreSink:
         return self._file < len(self._manifest.files) and self._offset == self._size()
 
     def _next(self) -> None:
-        if self._handle is None:  # a file without bytes is never written to
+        if self._handle is None:  # an empty file gets no write
             self._handle = (self._directory / self._manifest.files[self._file].name).open("wb")
         self._handle.flush()
         os.fsync(self._handle.fileno())

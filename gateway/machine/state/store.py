@@ -1,4 +1,4 @@
-"""RocksDB as this package uses it: files of sorted cells go in whole, single cells and ranges come out.
+"""RocksDB as this package uses it: it ingests whole files of sorted cells and reads single cells and ranges.
 
 Owns: every call of rocksdict, its options, and what its errors mean. Must not know what a cell holds.
 
@@ -74,7 +74,7 @@ def options(cache: Cache, *, create: bool) -> Options:
     made.set_target_file_size_base(FILE_BYTES)
     made.set_bytes_per_sync(_WRITEBACK_BYTES)
     made.set_ratelimiter(COMPACTION_BYTES_PER_S, 100_000, 10)
-    # Where rows were deleted in bulk a scan would have to step over all of it: such a file is merged early.
+    # A scan steps over every deletion, so a file with many deletions is merged early.
     made.add_compact_on_deletion_collector_factory(4096, 1024, 0.5)
     made.set_max_log_file_size(_LOG_FILE_BYTES_MAX)
     made.set_keep_log_file_num(_LOG_FILES)
@@ -85,11 +85,11 @@ def options(cache: Cache, *, create: bool) -> Options:
 class Store:
     """One RocksDB directory. Look-ups and scans from any thread, everything else from one worker.
 
-    Who owns the handle: a look-up holds it for its own length, a scan until its last cell was taken or the scan was
-    closed, and whoever closes the handle holds it too. The binding refuses to close a handle that another thread is
-    using, and RocksDB refuses to open a directory on which a cursor is left; so both wait. One thread holds the handle
-    at a time, and may hold it several times over: rows are looked up between the cells of a scan. Ingests, copies and
-    properties do not take it, since the one worker that calls them is also the one that closes.
+    A look-up holds the handle for its own length, a scan until its last cell was taken or the scan was closed, and
+    closing holds it too. The binding refuses to close a handle that another thread is using, and RocksDB refuses to
+    open a directory on which a cursor is left; so closing and opening wait. One thread holds the handle at a time, and
+    may hold it several times over: rows are looked up between the cells of a scan. Ingests, copies and properties do
+    not take it, since the one worker that calls them is also the one that closes.
     """
 
     def __init__(self, path: Path, cache: Cache, *, create: bool, read_only: bool = False) -> None:
@@ -180,7 +180,7 @@ class Store:
     def reopen(self, *, wait_s: float = REOPEN_WAIT_S) -> None:
         """Close and open again: the way out of the error state in which RocksDB refuses all writes.
 
-        Waits for the reads under way; those that begin meanwhile wait until it is open, some ten milliseconds.
+        Waits for the reads under way; reads that begin meanwhile wait some ten milliseconds until the store is open.
 
         Raises:
             StoreFailed: a scan was left half-way for ``wait_s``, and the store is usable as before; or the disk
@@ -243,7 +243,7 @@ def new_cache(size_bytes: int) -> Cache:
 
 
 def snapshot_files(directory: Path) -> list[Path]:
-    """Return the files of a copy that make it up, in order of name."""
+    """Return the files of a copy, in order of name."""
     return sorted(path for path in directory.iterdir() if path.is_file() and not path.name.startswith(_SIDE_FILES))
 
 
