@@ -1,7 +1,7 @@
-"""Changes of the cluster itself, from any node: members come and go, leadership moves.
+"""Changes of the cluster itself, asked for at any node: adding and removing members, moving leadership.
 
-Owns: bringing an operator's request to the leader and its outcome back. What a change means and when it is safe:
-:mod:`oncegate.consensus.log.membership`. Must not know HTTP.
+Owns: bringing an operator's request to the leader and its outcome back. :mod:`oncegate.consensus.log.membership`
+decides what a change means and when it is safe. Must not know HTTP.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RemoveMember(msgspec.Struct, array_like=True, frozen=True, tag="remove"):
 
 
 class MoveLeader(msgspec.Struct, array_like=True, frozen=True, tag="lead"):
-    """Hand leadership to ``node_id``, or to the voter that is furthest."""
+    """Hand leadership to ``node_id``, or to the voter whose log is the longest."""
 
     node_id: str | None
 
@@ -69,14 +69,14 @@ class Administration:
         self._leadership = leadership
 
     async def carry_out(self, request: Request) -> None:
-        """Do it here if this node leads, else at the leader.
+        """Carry the request out here if this node leads, else at the leader.
 
         A leader that removes itself, or loses the lead meanwhile, answers NOT_LEADER; the request goes on to its
-        successor. Each request says what shall be, so doing it twice does it once.
+        successor. Each request names the wanted state, so carrying it out twice changes nothing more.
 
         Raises:
-            OncegateError: CONFLICT when another change is under way, NO_LEADER, TIMEOUT with outcome unknown, or why it
-                cannot be.
+            OncegateError: CONFLICT when another change is under way, NO_LEADER, TIMEOUT with outcome unknown, or the
+                reason why it is impossible.
         """
         refusal = OncegateError(Code.NO_LEADER, retry_after_ms=100)
         for _ in range(_HOPS_MAX):
@@ -124,7 +124,7 @@ class Administration:
                 case RemoveMember(node_id):
                     await replica.remove_member(node_id, timeout_s=CHANGE_TIMEOUT_S)
                 case MoveLeader(node_id) if self._leadership.leads and node_id == self._leadership.node_id:
-                    pass  # asked again, or an election was quicker: it is as the operator wants it
+                    pass  # asked again, or an election was quicker: the wanted state is reached
                 case MoveLeader(node_id):
                     await replica.transfer_leadership(node_id, timeout_s=CHANGE_TIMEOUT_S)
         except NotLeader as fault:
@@ -136,5 +136,5 @@ class Administration:
 
 
 def address_of(node_id: str, member: Member) -> MemberAddress:
-    """Return where a member of the configuration is reached; its HTTP port travels in the member's own data."""
+    """Return the address of a member of the configuration; its HTTP port travels in the member's own data."""
     return MemberAddress(node_id, member.host, int(member.data or 0), member.port)

@@ -1,4 +1,4 @@
-"""Errors of the layers below, as the one tree that leaves the process.
+"""Translates errors of the layers below to the one tree of errors that callers see.
 
 Owns: the mapping from consensus and flow errors to :class:`oncegate.rifl.errors.OncegateError`. In doubt, unknown.
 """
@@ -18,7 +18,7 @@ Refusal = tuple[str, str, int | None, str]
 
 
 def packed(refusal: OncegateError) -> Refusal:
-    """Return what :func:`unpacked` makes the same refusal of."""
+    """Return a refusal as plain data, for :func:`unpacked` at another node."""
     return refusal.code.value, refusal.detail, refusal.retry_after_ms, refusal.outcome.value
 
 

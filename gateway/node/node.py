@@ -47,7 +47,7 @@ class Node:
     def __init__(
         self, settings: Settings, replica: ReplicaConfig | None = None, *, entry_bytes_max: int = ENTRY_BYTES_MAX
     ) -> None:
-        """Open the node's state; ``replica`` stands in for what consensus would be told by the settings."""
+        """Open the node's state; ``replica`` replaces the consensus configuration that the settings give."""
         self.settings = settings
         self._members: dict[str, MemberAddress] = settings.addresses
         self._configuration: Configuration | None = None
@@ -55,7 +55,7 @@ class Node:
         config = replica_config(settings) if replica is None else replica
         self.store = SegmentStore(settings.data_dir / "segments")
         self.publisher = Publisher(self.store, on_published=self._published, on_failure=self._unpublished)
-        # Opened before the replica is made, which asks from where on the log has to be replayed.
+        # Open it before making the replica, which asks it from which entry on to replay the log.
         self.state = MachineState(
             settings.data_dir / "state",
             barrier=self.publisher,
@@ -63,8 +63,8 @@ class Node:
             on_installed=self._installed,
         )
         self.machine: Machine = self.state.machine
-        # What consensus takes for sleep (:meth:`oncegate.consensus.core.engine.Engine.tick`): a leader that wakes still
-        # leads.
+        # Consensus takes longer silences for sleep (:meth:`oncegate.consensus.core.engine.Engine.tick`): a leader that
+        # wakes still leads.
         self.clock = ClusterClock(silence_ms_max=2 * config.heartbeat_ms)
         self.leadership = Leadership(node_id=settings.node)
         try:
@@ -107,7 +107,7 @@ class Node:
         self._housekeep()
 
     async def stop(self) -> None:
-        """Hand leadership over, leave the cluster, close the files; what was acknowledged is on disk already."""
+        """Hand leadership over, disconnect, close the files; every acknowledged write is on disk already."""
         self._stopping = True
         if self._timer is not None:
             self._timer.cancel()
@@ -121,7 +121,8 @@ class Node:
         await asyncio.to_thread(self.state.close)
 
     def apply(self, index: int, term: int, command: bytes) -> list[Any]:
-        """Apply a committed entry (:class:`oncegate.consensus.ports.StateMachine`) and see to what it sealed.
+        """Apply a committed entry (:class:`oncegate.consensus.ports.StateMachine`) and publish the batches that it
+        sealed.
 
         Raises:
             StorageError: the state on disk is damaged; this node must not go on.
@@ -133,7 +134,7 @@ class Node:
         results = machine.apply(index, term, command)
         self.explainer.verdicts.applied(index, commit, results)
         for batch in machine.take_sealed():
-            # After a restart the log is applied again; files that are there need not be built again.
+            # After a restart the log is applied again; batches whose files exist are not built again.
             if not self.store.has(batch.flow, batch.number):
                 self.publisher.submit(batch)
             self.reads.sealed(batch.flow)
@@ -172,7 +173,7 @@ class Node:
         return self.state.open_sink(manifest)
 
     def _installed(self) -> None:
-        """A snapshot has replaced the machine's state: whoever waits looks again, and its batches are fetched."""
+        """A snapshot has replaced the machine's state: wake all waiting reads and fetch the missing batches."""
         self.reads.replaced()
         self.fetcher.scan()
 
@@ -192,7 +193,7 @@ class Node:
         return future
 
     def attempt(self, command: c.Operate | c.Range | c.Keyed, size: int) -> asyncio.Future[Answer]:
-        """Order operations as :meth:`submit` does, and note for :mod:`oncegate.gateway.explain` how that ended."""
+        """Order operations as :meth:`submit` does, and record the outcome for :mod:`oncegate.gateway.explain`."""
         came_s, ended = time.time(), self.explainer.attempts.ended
         try:
             future = self.submit(command, size)
@@ -204,7 +205,7 @@ class Node:
 
     @property
     def members(self) -> dict[str, MemberAddress]:
-        """The members in force, by node id; what the settings say until the log says more."""
+        """The members in force, by node id; those of the settings until the log names members."""
         configuration = self.replica.configuration
         if configuration is not self._configuration:
             self._configuration = configuration
@@ -213,7 +214,7 @@ class Node:
         return self._members
 
     async def hand_over(self) -> None:
-        """Give leadership away if this node has it, so that its stop costs nobody an election."""
+        """Hand leadership over if this node leads, so that its stop causes no election."""
         await self.replica.drain()
 
     @property
@@ -247,7 +248,7 @@ class Node:
         self.leadership.leader_id = change.leader_id
 
     def _housekeep(self) -> None:
-        """Propose what time alone makes due: seals and reaping. Runs on every node, acts on the leader."""
+        """Propose what time makes due: seals, reaping, forgetting keys. Only the leader proposes."""
         sessions = self.machine.sessions
         if self.leadership.leads:
             now_ms = self.clock.stamp_ms(time.monotonic())
@@ -258,12 +259,12 @@ class Node:
             if self.machine.keys.due(now_ms):
                 self._propose_quietly(_FORGETTING, c.ForgetKeys())
         else:
-            sessions.expired(self.machine.time_ms, limit=c.REAP_MAX)  # so that who is gone is forgotten here too
+            sessions.expired(self.machine.time_ms, limit=c.REAP_MAX)  # drops sessions that are gone, on followers too
         if not self._stopping:
             self._timer = self._loop.call_later(HOUSEKEEPING_MS / 1000, self._housekeep)
 
     def _propose_quietly(self, what: str, command: c.Command) -> None:
-        """Propose on the node's own behalf, one of a kind at a time; if it is lost, a later turn proposes it again."""
+        """Propose a command of the node's own, one of a kind at a time; a later turn repeats a lost one."""
         if self._is_under_way(what):
             return
         try:
@@ -286,7 +287,7 @@ class Node:
 
 
 def replica_config(settings: Settings) -> ReplicaConfig:
-    """Return what consensus needs of the settings.
+    """Return the consensus configuration that the settings give.
 
     Raises:
         ValueError: they contradict each other, or the secret is too short.

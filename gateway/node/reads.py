@@ -1,7 +1,7 @@
-"""Reads at three levels of consistency, and waiting for what is to come.
+"""Reads at three levels of consistency, and waiting for commits and sealed batches.
 
-Owns: read points (linearizable, session, stale; SEMANTICS, *Reads*), rows of resident and stream tables, and who
-waits for a commit number or a sealed batch. Changes nothing.
+Owns: read points (linearizable, session, stale; SEMANTICS, *Reads*), rows of resident and stream tables, and the
+readers that wait for a commit number or a sealed batch. Changes nothing.
 """
 
 from __future__ import annotations
@@ -113,14 +113,14 @@ class Reads:
                 future.set_result(None)
 
     def replaced(self) -> None:
-        """Everything may have changed at once: a snapshot has been installed."""
+        """Wake all readers: a snapshot was installed, and everything may have changed."""
         self._open.clear()
         self.applied(self._machine.commit)
         for flow in list(self._seal_waiters):
             self.sealed(flow)
 
     def sealed(self, flow: str) -> None:
-        """Wake those who watch ``flow``."""
+        """Wake the watchers of ``flow``."""
         event = self._seal_waiters.pop(flow, None)
         if event is not None:
             event.set()
@@ -153,8 +153,8 @@ class Reads:
         lookup = self._open.get(name)
         if lookup is None:
             lookup = self._open[name] = OpenLookup(flow.segment, self._indexes)
-        # Both ends of the sealed batches are read before the first wait: a seal in between moves items into a
-        # batch above them, but what is found below it is still a state that was current after the read began.
+        # Read both ends of the sealed batches before the first wait. A seal in between moves items into a newer batch,
+        # but a row found in an older one was still current after the read began.
         first, last = flow.batches.first, flow.batches.last
         found = lookup.find(key)
         number = last
@@ -163,7 +163,7 @@ class Reads:
                 found = await self._anyhow(name, number, partial(self._find_in_batch, name, number, key))
             except (FlowError, OncegateError) as fault:
                 if number < self._machine.flows.get(name).batches.first:
-                    break  # dropped meanwhile, and all below it: whose rows were handed on first
+                    break  # dropped meanwhile, with all older batches; their rows were delivered before
                 raise translated(fault) if isinstance(fault, FlowError) else fault from None
             number -= 1
         if found is None and self._machine.flows.get(name).batches.first > 1:
@@ -179,12 +179,12 @@ class Reads:
             raise OncegateError(Code.NOT_READY, "batches of the table are dropped, and this node has no stream_store")
         found = await self._stored.find(table, key)
         if found is not None and found.value is None and found.commit > self._machine.commit:
-            # Delivered by other nodes, ahead of this one: who is told that the row is gone must not meet it again.
+            # The store may be ahead of this node. A caller that is told "deleted" must not read the row again, so wait.
             await self._wait_commit(found.commit)
         return found
 
     async def _anyhow(self, flow: str, number: int, look: Callable[[], T]) -> T:
-        """Look into a batch, in a worker thread; if its file is not on this node, after a peer has given it."""
+        """Look into a batch, in a worker thread; fetch its file from a peer first if this node lacks it."""
         try:
             return await asyncio.to_thread(look)
         except NotFoundError:

@@ -1,11 +1,12 @@
-"""Sealed batches that this node should have and has not, fetched from its peers.
+"""Fetches sealed batches that this node lacks from its peers.
 
-Owns: the call by which a node asks another for a piece of a batch, who is asked when, and what is missing. A node
-that was brought up by a snapshot knows every retained batch from the flow state but never wrote their files.
+Owns: the call by which a node asks another one for a piece of a batch, the order in which it asks its peers, and the
+list of missing batches. A node that got its state as a snapshot knows every retained batch from the flow state but
+never wrote their files.
 
 A piece travels in one frame; the whole is checked against the checksum in the sender's file, stored, and from then
-on served as if this node had written it. Two ways in: :meth:`SegmentFetcher.ensure` for a reader who waits,
-:meth:`SegmentFetcher.scan` for everything else.
+on served as if this node had written it. A reader that waits for a batch calls :meth:`SegmentFetcher.ensure`;
+:meth:`SegmentFetcher.scan` fetches all others in the background.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ _reply = msgspec.msgpack.Decoder(PieceReply)
 
 
 async def serve_piece(publisher: Publisher, payload: bytes) -> bytes:
-    """Answer a peer's call; raises ``msgspec.DecodeError`` for one that is none."""
+    """Answer a peer's call; raises ``msgspec.DecodeError`` if it is malformed."""
     asked = _request.decode(payload)
     try:
         length, checksum, data = await asyncio.to_thread(
@@ -75,14 +76,14 @@ async def serve_piece(publisher: Publisher, payload: bytes) -> bytes:
 
 
 class SegmentFetcher:
-    """Fetches what is missing. Event loop's thread.
+    """Fetches missing batches. Event loop's thread.
 
     Args:
         peers: the calls to other nodes.
         others: ids of the other members, now.
         machine: knows which batches are retained.
         store: where they are kept.
-        publisher: has what this node sealed itself and has not written yet.
+        publisher: has the batches that this node sealed itself and has not written yet.
 
     Bounds: ``CONCURRENT_MAX`` batches in memory at once; one fetch a batch, whoever waits for it.
     """
@@ -122,7 +123,7 @@ class SegmentFetcher:
         """
         try:
             async with asyncio.timeout(ENSURE_TIMEOUT_S):
-                # One waiter's patience must not end the fetch for the others.
+                # A waiter that gives up must not end the fetch for the others.
                 await asyncio.shield(self._task(flow, number))
         except TimeoutError:
             self._machine.flows.batch(flow, number)
@@ -149,13 +150,14 @@ class SegmentFetcher:
         for name in self._machine.flows.names():
             batches = self._machine.flows.get(name).batches
             first, last = batches.first, batches.last
-            # What was dropped while this node was away is not fetched, and what is left of it goes.
+            # Batches that were dropped while this node was away are not fetched, and their files are removed.
             self._publisher.drop_through(name, first - 1)
             present = set(await asyncio.to_thread(self._store.list, name))
             self._missing |= {(name, number) for number in range(first, last + 1) if number not in present}
         if self._missing:
             log.info("%d sealed batches are missing here and are fetched", len(self._missing))
-        # Newest first: readers follow the end of a flow. One that nobody has yet must not hold up the others.
+        # Newest first, because readers follow the end of a flow. A batch that no peer has yet must not delay the
+        # others.
         under_way: set[asyncio.Task[None]] = set()
         for flow, number in sorted(self._missing, key=lambda missing: -missing[1]):
             if len(under_way) >= SCANNED_MAX:
@@ -171,7 +173,7 @@ class SegmentFetcher:
         return task
 
     async def _until_here(self, flow: str, number: int) -> None:
-        """Ask all members in turn, with growing pauses, until the batch is here or not retained any more."""
+        """Ask all members in turn, with growing pauses, until the batch is here or is no longer retained."""
         pause_s = BACKOFF_MIN_S
         try:
             while self._is_wanted(flow, number):

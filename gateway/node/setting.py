@@ -1,8 +1,8 @@
-"""One declared setting: its name in every place where it can be given, its type, its bounds and its words.
+"""One declared setting: its name in every place where it can be given, its type, its bounds and its description.
 
-Owns: how a flag, an ``ONCEGATE_…`` variable and a key of a TOML file become one checked value, and how a wrong name
-is answered with the right one. Must not know which settings there are: :mod:`oncegate.gateway.node.settings` declares
-them. Only the standard library: every command pays for this import.
+Owns: how a flag, an ``ONCEGATE_…`` variable and a key of a TOML file become one checked value, and the message that
+answers a wrong name with the right one. Must not know which settings exist: :mod:`oncegate.gateway.node.settings`
+declares them. Only the standard library: every command pays for this import.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _KINDS: Final = {
 
 
 class Setting(NamedTuple):
-    """What is declared of one setting.
+    """The declaration of one setting.
 
     Attributes:
         name: key in the file; ``ONCEGATE_`` and the name in capitals is the variable.
         kind: bool, int, float, str, Path or list (of texts; JSON in a variable).
-        default: None where nothing is a value.
+        default: None where a setting may have no value.
         text: what it is, for ``--help`` and the documentation.
         least, most: bounds of a number, both inclusive.
         check: returns the value in its normal form; raises ValueError.
@@ -76,7 +76,7 @@ class Setting(NamedTuple):
         """Return a value of the right type within the bounds; text is read as a variable's is.
 
         Raises:
-            ValueError: it cannot be; the message begins with the setting's name.
+            ValueError: the value is not allowed; the message begins with the setting's name.
         """
         if value is None and self.default is None:
             return None
@@ -101,7 +101,7 @@ class Setting(NamedTuple):
         try:
             return json.loads(text) if self.kind is list else self.kind(text)
         except ValueError:
-            return text  # of no right type: refused in the words of all such values
+            return text  # a wrong type: refused with the same message as other wrong types
 
 
 def setting(
@@ -137,8 +137,8 @@ def of_environment(settings: Mapping[str, Setting], environment: Mapping[str, st
     """Return the settings that variables give.
 
     Raises:
-        ValueError: a variable looks like a misspelled one. Others with the prefix belong to other commands, or to
-            whatever else names itself ``oncegate``, such as a service of Kubernetes.
+        ValueError: a variable looks like a misspelled one. Other variables with the prefix belong to other commands, or
+            to something else of that name, such as a Kubernetes service ``oncegate``.
     """
     names = {one.variable: one.name for one in settings.values()}
     others = [variable for variable in environment if variable.startswith(PREFIX) and variable not in names]
@@ -169,7 +169,7 @@ def of_file(settings: Mapping[str, Setting], path: Path) -> dict[str, Any]:
 
 
 def _unknown(name: str, known: Iterable[str], alike: float) -> str:
-    # Prefixes make all variables alike: what follows them is compared.
+    # The common prefix makes all variables similar, so compare only the part after it.
     bare = {one.removeprefix(PREFIX): one for one in known}
     near = difflib.get_close_matches(name.removeprefix(PREFIX), bare, 1, alike)
     return f"{name} is no setting" + (f"; did you mean {bare[near[0]]}?" if near else "")

@@ -26,7 +26,7 @@ _MEMBER = re.compile(r"([a-z0-9][a-z0-9_-]{0,31})=([^=:\s]+):(\d{1,5}):(\d{1,5})
 
 
 class MemberAddress(NamedTuple):
-    """Where a member is reached."""
+    """The addresses of a member."""
 
     node_id: str
     host: str

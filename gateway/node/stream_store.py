@@ -1,4 +1,4 @@
-"""Rows of stream tables that their batches no longer hold: read on from the store that a job delivered them to.
+"""Reads rows of stream tables whose batches were dropped, from the store to which a job delivered them.
 
 Owns: the threads that read, how many reads may wait, and for how long. Must not know when the store is asked
 (:mod:`oncegate.gateway.node.reads`) or who writes it (:mod:`oncegate.spark_sink.jobs.stream_rows`). Changes nothing in
@@ -54,7 +54,7 @@ class StreamStore:
         reading = asyncio.wrap_future(reader.submit(table, key))
         reading.add_done_callback(self._done)
         try:
-            # Shielded: a read that nobody waits for any more keeps its place until its thread has ended it.
+            # Shielded: a read whose caller has gone keeps its place until its thread has ended it.
             return await asyncio.wait_for(asyncio.shield(reading), TIMEOUT_S)
         except Exception as fault:  # noqa: BLE001 - whatever a driver raises, the caller may try again
             log.warning("the store of delivered rows does not answer: %s", str(fault) or type(fault).__name__)
@@ -74,7 +74,7 @@ class StreamStore:
 
 
 class _Reader:
-    """One thread with a store of its own: stores are not shared, and SQLite's connections know their thread."""
+    """One thread with its own store: stores are not shared, and SQLite connections belong to one thread."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -101,7 +101,7 @@ class _Reader:
         return reading
 
     def close(self) -> None:
-        """End the thread, its last act being to close the store."""
+        """End the thread; it closes the store last."""
         with contextlib.suppress(RuntimeError):
             self._thread.submit(self._drop)
         self._thread.shutdown()
@@ -121,7 +121,7 @@ class _Reader:
         try:
             row = self._store.get(STREAM_ROWS, {"source": table, "key": key})
         except Exception:
-            # Connections may be what has failed: the next read begins with new ones.
+            # Its connections may have failed: the next read opens new ones.
             self._drop()
             raise
         return None if row is None else Found(int(row[WRITE_TS]), str(row["value"]).encode() or None)
