@@ -1,7 +1,7 @@
 """What travels in one request: operations, or a range of rows on a stream table. Pure.
 
-Owns: which numbers and promises belong together, and how a batch is cut in two. Must not know asyncio, HTTP or
-verdicts. Formed by :mod:`oncegate.gateway.client.send_queue`; settled by :mod:`oncegate.gateway.client.verdicts`.
+Owns: a batch's numbers and promises, and how a batch is cut in two. Must not know asyncio, HTTP or verdicts. Formed by
+:mod:`oncegate.gateway.client.send_queue`; settled by :mod:`oncegate.gateway.client.verdicts`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from oncegate.gateway.wire import Operation
 
 
 class Promise(Protocol):
-    """Where a result goes: an asyncio future, or one of a group's rows."""
+    """Receives one result: an asyncio future, or one row of a group."""
 
     def done(self) -> bool:
         """Whether nobody waits any more: resolved, expired or cancelled."""
@@ -44,14 +44,14 @@ class RowsPromise(Protocol):
 
 
 class Pending(msgspec.Struct):
-    """One write that waits: its sequence number is 0 until it travels.
+    """One write that waits to be sent; its sequence number is 0 until then.
 
     Attributes:
         operation: what travels; the value is encoded already, so that later changes of it do not matter.
         text: the value as JSON if the write may be a row of a range, else None.
         promise: where its result goes.
         deadline: when its promise fails.
-        position: what the outbox notes in the same transaction, or None.
+        position: what the outbox stores in the same transaction, or None.
         span: of the call, where it is traced.
     """
 
@@ -75,7 +75,7 @@ class PendingRows(msgspec.Struct):
 
 
 class _Gone:
-    """The promise of a write whose caller has been told already."""
+    """The promise of a write whose caller already has its result or error."""
 
     def done(self) -> bool:
         return True
@@ -180,8 +180,8 @@ class RangeBatch:
         table: where they go.
         keys: one a row.
         texts: JSON values, one a row.
-        pendings: one a row, where the rows were written one by one; else None.
-        rows: who is told of all rows together, where they were written together; else None.
+        pendings: one for each row, if the rows were written one by one; else None.
+        rows: the promise for all rows, if they were written together; else None.
         deadline: when the last promise fails.
         span: of the call that wrote all rows together, where it is traced.
     """

@@ -38,7 +38,7 @@ _NEVER: Final = float("inf")
 
 
 class Ledger(Protocol):
-    """The session as a batch sees it; :class:`oncegate.gateway.client.sender.Sender` is it."""
+    """What a batch needs of its session; :class:`oncegate.gateway.client.sender.Sender` implements it."""
 
     client_id: ClientId
     client_id_text: str
@@ -53,10 +53,10 @@ class Ledger(Protocol):
 
     @property
     def first_incomplete(self) -> int:
-        """What a request that leaves now acknowledges."""
+        """First incomplete, as a request that leaves now sends it."""
 
     def account(self, numbers: Numbers, settled: int) -> None:
-        """Take note of what became of numbers and places."""
+        """Record what became of numbers and places."""
 
     def end(self, reason: OperationFailed) -> None:
         """Take no further writes."""
@@ -85,7 +85,7 @@ class BatchCall(Call[None]):
 
     @property
     def doubtful(self) -> bool:
-        """Whether the batch may have been applied, by the attempt under way too, or may yet be from the outbox."""
+        """Whether the batch may have been applied, by any attempt so far, or may still be sent from the outbox."""
         return self.ambiguous or self.under_way or self._ledger.keeps
 
     def encode(self) -> None:
@@ -97,7 +97,7 @@ class BatchCall(Call[None]):
         self._ledger.delayed(self)
 
     def rows(self) -> dict[str, set[str]]:
-        """Return the rows that the batch touches, by table; worked out once, and only if somebody asks."""
+        """Return the rows that the batch touches, by table; computed once, at the first call."""
         if self._rows is None:
             self._rows = self.batch.keys()
         return self._rows
@@ -159,8 +159,8 @@ class OperationsCall(BatchCall):
     def expire(self, now: float) -> float:
         """Fail the promises whose deadline has passed and return the next deadline.
 
-        Between two attempts of which none was in doubt, the expired writes are taken out, so that their callers can be
-        told that they were not applied. Otherwise they travel on, and the outcome is unknown.
+        If no attempt so far is in doubt and none is under way, the expired writes are removed, so that their callers
+        learn that they were not applied. Otherwise they are sent on, and the outcome is unknown.
         """
         pendings, client_id = self._batch.pendings, self._ledger.client_id
         if self.doubtful:
@@ -180,7 +180,7 @@ class OperationsCall(BatchCall):
 
 
 class RangeCall(BatchCall):
-    """``POST /v1/tables/{table}/ranges``. Parts that were rejected for now travel again as ranges of their own."""
+    """``POST /v1/tables/{table}/ranges``. Parts with a retryable rejection are sent again as separate ranges."""
 
     __slots__ = ("_batch",)
 
@@ -234,7 +234,8 @@ class RangeCall(BatchCall):
             return _NEVER
         if batch.deadline > now:
             return batch.deadline
-        # Nothing is sent after the deadline, which is that of the whole range: not in doubt now means never.
+        # The deadline is that of the whole range and nothing is sent after it: a range that is not in doubt now was
+        # never applied.
         failure = _IN_DOUBT if self.doubtful else _SURELY_NOT
         rows.fail(len(batch), with_id(failure, client_id, batch.first, self._ledger.resolver))
         batch.rows = GONE

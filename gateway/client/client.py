@@ -41,7 +41,7 @@ class Client:
         tuning: how operations travel.
         tracing: whether calls make OpenTelemetry spans; by default, if the application has imported OpenTelemetry.
 
-    Leaving closes open sessions as leaving them would, then the connections.
+    Leaving the context closes all open sessions, as leaving each of them would, then the connections.
     """
 
     __slots__ = ("_connection",)

@@ -1,4 +1,4 @@
-"""One client's way to its cluster: what its calls and its sessions share.
+"""One client's connections to its cluster, shared by its calls and its sessions.
 
 Owns: the HTTP connections and their life, what every request carries, the deadline of a call, and the newest commit
 number that was read. What applications call is :mod:`oncegate.gateway.client.client`; retries and routing are
@@ -96,7 +96,7 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         authorization = None if self._token_file is None else self._token_file.header
         if authorization is not None:
-            authorization()  # a file without a token is told now
+            authorization()  # a token file without a token is an error now
         connector = aiohttp.TCPConnector(limit=0, ssl=self._tls or trusted(self._ca_file) or True)
         self.http = aiohttp.ClientSession(
             connector=connector,
@@ -143,7 +143,7 @@ class Connection:
     async def ask(
         self, path: str, shape: type[T], query: Mapping[str, str | int] | None = None, *, timeout_s: float | None = None
     ) -> T:
-        """Get what is described by ``shape``."""
+        """Get a document of type ``shape``."""
         if query:
             path = f"{path}?{urlencode(query)}"
         return await self.perform(JsonCall("GET", path, shape, self.headers, self.deadline(timeout_s)))

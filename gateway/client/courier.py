@@ -1,8 +1,8 @@
-"""One call to the cluster: attempts, retries, and another node when one does not serve.
+"""One call to the cluster: attempts, retries, and the move to another node when one does not serve.
 
 Owns: the HTTP connections and what an attempt's end means. Must not know what a call carries: that is a
-:class:`Call`. Pure parts: :mod:`oncegate.gateway.client.routing` (whom to ask), :mod:`oncegate.gateway.client.retry`
-(when again).
+:class:`Call`. Pure parts: :mod:`oncegate.gateway.client.routing` (which node to ask),
+:mod:`oncegate.gateway.client.retry` (when to retry).
 
 | end of an attempt | may have been applied | then |
 |---|---|---|
@@ -109,7 +109,7 @@ class Call(Generic[T]):
         self.trace: Mapping[str, str] | None = None
 
     def delayed(self) -> None:
-        """Take note that the first attempt failed and others follow; does nothing unless overridden."""
+        """Called when the first attempt has failed and others follow; does nothing unless overridden."""
 
     def accept(self, status: int, headers: Mapping[str, str], payload: bytes) -> T:
         """Turn a 2xx answer into the call's result.
@@ -121,7 +121,7 @@ class Call(Generic[T]):
         raise NotImplementedError
 
     def refused(self, headers: Mapping[str, str]) -> None:
-        """Take note of the headers of a refusal; does nothing unless overridden."""
+        """Called with the headers of a refusal; does nothing unless overridden."""
 
 
 class Courier:
@@ -129,7 +129,7 @@ class Courier:
 
     Args:
         http: the client's connections.
-        router: whom to ask.
+        router: chooses the node to ask.
         tuning: bounds and timings.
         clock: monotonic seconds, the loop's.
         authorization: the header of that name, asked for before each attempt; None if calls carry their own.
@@ -208,7 +208,7 @@ class Courier:
             router.unreachable(endpoint, self.clock(), silent=True)
             raise self._failed(endpoint, Code.TIMEOUT, "no answer in time", ambiguous=True) from silent
         except aiohttp.ClientConnectorCertificateError as untrusted:
-            # No other attempt would end otherwise, and a stranger must not be asked again and again.
+            # Another attempt would end in the same way, and a server that is no node must not get it again and again.
             detail = f"{endpoint}: its certificate is not trusted: {untrusted.certificate_error}"
             raise OperationFailed(Code.UNAUTHENTICATED, detail) from untrusted
         except aiohttp.ClientConnectorError as refused:
@@ -240,7 +240,7 @@ class Courier:
             code = _NO_PROBLEM.get(status)
             if code is None:
                 return self._malformed(call, endpoint, f"status {status} without a problem: {malformed}")
-            # Nobody says whether it was proposed: in doubt, unknown.
+            # The answer does not say whether it was proposed: in doubt, unknown.
             problem = Problem(type="", title="", status=status, code=code, outcome="unknown", retryable=True)
         code, outcome = known_code(problem.code), known_outcome(problem.outcome)
         detail = problem.detail or problem.title
@@ -288,7 +288,7 @@ class Courier:
 
 
 def at_deadline(failure: AttemptFailed, *, ambiguous: bool) -> OperationFailed:
-    """Say what a call that ran out of time means to its caller."""
+    """Return the error of a call that ran out of time."""
     if ambiguous:
         return OutcomeUnknown(Code.TIMEOUT, f"no verdict before the deadline; last: {failure.detail}")
     return DeadlineExceeded(

@@ -1,8 +1,8 @@
-"""Deadlines of callers who wait: one timer for all of them, and what a write is told that never travelled.
+"""Deadlines of waiting callers: one timer for all of them, and the errors of writes that were never sent.
 
-Owns: when the next deadline is looked at, and the end of writes that have no number yet. Deadlines of writes that
-travel: :mod:`oncegate.gateway.client.batch_call`. Of callers without a place: :mod:`oncegate.gateway.client.places`.
-Read next: :mod:`oncegate.gateway.client.sender`, which puts the three together.
+Owns: when the next deadline is checked, and the end of writes that have no number yet. Deadlines of writes that were
+sent: :mod:`oncegate.gateway.client.batch_call`. Of callers without a place: :mod:`oncegate.gateway.client.places`. Read
+next: :mod:`oncegate.gateway.client.sender`, which puts the three together.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Sweep:
 
 
 def expire_unsent(queue: deque[Pending | PendingRows], now: float) -> tuple[int, float]:
-    """Fail the writes whose deadline has passed; they leave the queue, with those that nobody waits for any more.
+    """Fail the writes whose deadline has passed; remove them, and those without a waiting caller, from the queue.
 
     Returns:
         How many left the queue, and the next deadline.
@@ -81,7 +81,7 @@ def expire_unsent(queue: deque[Pending | PendingRows], now: float) -> tuple[int,
 
 
 def fail_unsent(pending: Pending | PendingRows, failure: OperationFailed) -> None:
-    """Tell a write that never travelled why not, if its caller still waits."""
+    """Fail a write that was never sent with the reason, if its caller still waits."""
     if pending.promise.done():
         return
     if isinstance(pending, PendingRows):
@@ -91,5 +91,5 @@ def fail_unsent(pending: Pending | PendingRows, failure: OperationFailed) -> Non
 
 
 def late(why: str, code: Code = Code.TIMEOUT) -> DeadlineExceeded:
-    """Return the failure of a write whose deadline passed before it travelled; it was surely not applied."""
+    """Return the error of a write whose deadline passed before it was sent; it was surely not applied."""
     return DeadlineExceeded(code, f"not sent before the deadline: {why}", outcome=Outcome.NOT_APPLIED)

@@ -1,7 +1,7 @@
 """The durable outbox of a session: writes reach the disk before they reach the network.
 
-Owns: when the file is written, and what may be acknowledged and told meanwhile. The file itself:
-:mod:`oncegate.gateway.client.outbox_file`. What a restart makes of it: :mod:`oncegate.gateway.client.recovery`.
+Owns: when the file is written, and what may be acknowledged and reported before. The file itself:
+:mod:`oncegate.gateway.client.outbox_file`. Restarting from it: :mod:`oncegate.gateway.client.recovery`.
 
 | event | on disk before |
 |---|---|
@@ -11,8 +11,8 @@ Owns: when the file is written, and what may be acknowledged and told meanwhile.
 | a caller is told a result, or that the outcome is unknown | nothing: a resend finds the same result |
 
 So an entry that a restart finds has no result yet, or its result was told and is still remembered by the cluster.
-Everything is written by one thread, in the order in which it was asked for; entries of a batch share one transaction,
-and what is to be dropped goes with the next one.
+One thread writes everything, in the order of the calls. Entries of a batch share one transaction, and entries to be
+dropped are dropped in the next one.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class DurableOutbox:
 
     @property
     def head(self) -> Head:
-        """Whose writes these are, as on disk."""
+        """The session of these writes, as on disk."""
         return self._file.head
 
     @property
@@ -101,13 +101,13 @@ class DurableOutbox:
         return self._count == 0
 
     def begin(self, tracker: RequestTracker) -> None:
-        """Keep the writes of a session from now on; ``tracker`` knows what may be acknowledged."""
+        """Begin to store the writes of a session; ``tracker`` knows what may be acknowledged."""
         self._tracker = tracker
         self._client_id = self.head.client_id
         self.first_incomplete = tracker.first_incomplete
 
     async def rename(self, *, nonce: str = "", client_id: int = 0, lease_ms: int = 0, window: int = 0) -> None:
-        """Note whose writes these are from now on; returns when it is on disk."""
+        """Store the new owner of these writes; returns when it is on disk."""
         head = Head(nonce=nonce, client_id=client_id, lease_ms=lease_ms, window=window, position=self._position)
         await self._write(lambda: self._file.write(head=head))
         self._client_id = client_id
@@ -144,7 +144,7 @@ class DurableOutbox:
         self._flush_soon()
 
     def drop_then(self, number: int, tell: Callable[[OperationFailed | None], None]) -> None:
-        """Drop an entry and call ``tell`` when that is on disk, with why not if it could not be written."""
+        """Drop an entry and call ``tell`` when that is on disk, or with the reason why it could not be written."""
         self._dropped.append((self._client_id, number))
         task = asyncio.ensure_future(self._commit([]))
 
@@ -203,7 +203,8 @@ class DurableOutbox:
         try:
             await asyncio.shield(self._loop.run_in_executor(self._pool, write))
         except (sqlite3.Error, OSError) as fault:
-            # What a failed flush has left on disk is known to nobody: from here on the file is only read, by a restart.
+            # After a failed flush nobody knows what is on disk: this process writes no more, and only a restart reads
+            # the file.
             self.broken = OutcomeUnknown(Code.INTERNAL, f"outbox {self.path} cannot be written: {fault}")
             raise self.broken from fault
         self._count, self._bytes = len(self._file), self._file.bytes

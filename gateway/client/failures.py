@@ -2,8 +2,8 @@
 
 Owns: the errors that carry a request id or that only the client can know. Must not know HTTP.
 
-A caller that only wants to know whether to worry reads ``error.outcome``: ``not_applied`` is safe to do again
-as a new operation, ``unknown`` is not. The class says the same: an error is an :class:`OutcomeUnknown` exactly if its
+``error.outcome`` tells a caller what it may do: after ``not_applied`` it is safe to do the write again as a new
+operation, after ``unknown`` it is not. The class says the same: an error is an :class:`OutcomeUnknown` exactly if its
 outcome is ``unknown``, whatever its code.
 """
 
@@ -25,7 +25,8 @@ Resolver = Callable[[RequestId, float | None], Awaitable["Resolution"]]
 class OperationFailed(OncegateError):
     """A write that ended without a result; ``code`` and ``outcome`` say why and what is known.
 
-    As ``OSError`` makes a ``FileNotFoundError``, this makes an :class:`OutcomeUnknown` where the outcome is unknown.
+    The constructor returns an :class:`OutcomeUnknown` if the outcome is unknown, as ``OSError`` returns a
+    ``FileNotFoundError``.
 
     Attributes:
         request_id: the operation's id, or None if it never got one.
@@ -33,7 +34,7 @@ class OperationFailed(OncegateError):
 
     def __new__(cls, *args: Any, outcome: Outcome | None = None, **more: Any) -> Self:  # noqa: D102
         kind: Any = cls
-        if cls is OperationFailed or cls is PartialFailure:  # the others are what their name says
+        if cls is OperationFailed or cls is PartialFailure:  # subclasses keep their own class
             code: Code = args[0] if args else more["code"]
             if (outcome or REGISTRY[code].outcome) is Outcome.UNKNOWN:
                 kind = OutcomeUnknown if cls is OperationFailed else PartialDoubt
@@ -63,7 +64,7 @@ class OutcomeUnknown(OperationFailed):
     """The operation may or may not have been applied: every error whose ``outcome`` is ``unknown`` is one of these.
 
     ``code`` says why: TIMEOUT if the deadline passed after the operation may have been proposed, SESSION_EXPIRED or
-    FENCED if its session ended before the answer came, INTERNAL for an answer that nobody understands.
+    FENCED if its session ended before the answer came, INTERNAL for an answer that this SDK cannot read.
 
     After a TIMEOUT the request id stays unacknowledged as long as the session's window allows, so that
     :meth:`oncegate.gateway.client.Client.request` can still tell, and :meth:`resolve` can settle it.
@@ -75,7 +76,7 @@ class OutcomeUnknown(OperationFailed):
     async def resolve(self, *, timeout_s: float | None = None) -> Resolution:
         """End the doubt: afterwards the operation is applied, or never will be.
 
-        Idempotent: the answer is the same for ever, whoever asks.
+        Idempotent: every call by every caller gets the same answer.
 
         Args:
             timeout_s: total time; the client's by default.

@@ -1,4 +1,4 @@
-"""Calls off the hot path: JSON in, a typed struct out.
+"""Calls that are not batches: they send JSON and return a typed struct.
 
 Owns: their encoding. Retries and routing: :mod:`oncegate.gateway.client.courier`.
 """
@@ -74,4 +74,4 @@ class NothingCall(Call[None]):
         super().__init__(method, path, deadline=deadline, headers=headers)
 
     def accept(self, status: int, headers: Mapping[str, str], payload: bytes) -> None:
-        """Accept whatever a 2xx carries."""
+        """Ignore the body of a 2xx."""

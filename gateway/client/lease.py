@@ -27,7 +27,7 @@ class LeaseClock:
             self.ends_at = ends_at
 
     def renewal_due_at(self) -> float:
-        """Return when half of the lease will be over: room for the other half's worth of retries."""
+        """Return when half of the lease will be over; the other half is left for retries."""
         return self.ends_at - self.lease_s / 2
 
 
@@ -49,5 +49,5 @@ async def keep_lease(
             before = lease.ends_at
             await renew()
             if lease.ends_at <= before:
-                # Retried soon, but not in a spin: a lease of one second still has room for ten attempts.
+                # Retry soon, but not in a busy loop: a lease of one second still has room for ten attempts.
                 await sleep(lease.lease_s / 20)

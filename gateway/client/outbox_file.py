@@ -65,7 +65,7 @@ class OutboxDamaged(OutcomeUnknown):
 
 
 class Head(msgspec.Struct, frozen=True):
-    """Whose writes these are.
+    """The session of these writes.
 
     Attributes:
         format: version of the layout.
@@ -73,7 +73,7 @@ class Head(msgspec.Struct, frozen=True):
         client_id: the session's, or 0.
         lease_ms: the session's.
         window: the session's.
-        position: what the application said last about its input, in the transaction of the write it belongs to.
+        position: the application's newest position in its input, stored in the transaction of its write.
     """
 
     format: int = FORMAT
@@ -197,7 +197,7 @@ class OutboxFile:
             self._database.execute(statement)
         self._write_head(self.head)
         self._database.execute("COMMIT")
-        # The file's own name must survive a power loss as well as what is in it.
+        # The file's name must survive a power loss as well as its content.
         directory = os.open(Path(self.path).absolute().parent, os.O_RDONLY)
         try:
             os.fsync(directory)

@@ -1,8 +1,8 @@
 """The bound on a session's outstanding writes: each has a place of the window, and the next one waits or is refused.
 
-Owns: how many places are taken, who waits for one, and in which order they are handed over. Must not know what a write
-is, nor when it ends: :mod:`oncegate.gateway.client.sender` frees its place. A place is not a sequence number: those are
-the tracker's (:mod:`oncegate.rifl.request_tracker`).
+Owns: the number of places taken, the callers that wait for one, and the order in which they get it. Must not know what
+a write is, nor when it ends: :mod:`oncegate.gateway.client.sender` frees its place. A place is not a sequence number:
+those are the tracker's (:mod:`oncegate.rifl.request_tracker`).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class Places:
     """The places of one session; waiters get them in the order in which they came.
 
     Args:
-        loop: makes the futures of those who wait.
-        window: how many there are.
-        arm: told of the deadline of each who waits; :meth:`expire` is to be called when it has passed.
+        loop: makes the futures of waiting callers.
+        window: the number of places.
+        arm: called with the deadline of each waiting caller; it must have :meth:`expire` called when that has passed.
 
     Attributes:
-        outstanding: places that are taken; whoever finds room without waiting counts itself in.
-        waiting: who waits for a place, with deadlines. Bounded by the application's own tasks.
-        over: why no further place is waited for, or None.
+        outstanding: places that are taken; a caller that finds room without waiting increments it.
+        waiting: callers that wait for a place, with deadlines. Bounded by the application's own tasks.
+        over: why no caller may wait any more, or None.
     """
 
     __slots__ = ("_arm", "_drained", "_loop", "outstanding", "over", "waiting", "window")
@@ -80,11 +80,11 @@ class Places:
             await place
         except asyncio.CancelledError:
             if place.done() and not place.cancelled() and place.exception() is None:
-                self.free(1)  # the place had been handed over already
+                self.free(1)  # the caller already had the place
             raise
 
     def free(self, count: int) -> None:
-        """Give places back: to those who wait, unless the session is over."""
+        """Give places back, to waiting callers unless the session is over."""
         waiting = self.waiting
         while count and waiting and self.over is None:
             place, _ = waiting.popleft()
@@ -97,14 +97,14 @@ class Places:
             self._drained = None
 
     def refuse_waiting(self, reason: OperationFailed) -> None:
-        """Fail those who wait: nothing of theirs was sent."""
+        """Fail all waiting callers: nothing of theirs was sent."""
         for place, _ in self.waiting:
             if not place.done():
                 place.set_exception(not_applied(reason))
         self.waiting.clear()
 
     def expire(self, now: float) -> float:
-        """Fail those whose deadline has passed and return the next deadline."""
+        """Fail waiting callers whose deadline has passed and return the next deadline."""
         following = NEVER
         for place, deadline in self.waiting:
             if deadline <= now and not place.done():

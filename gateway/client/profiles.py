@@ -1,4 +1,4 @@
-"""Where a client connects and as whom: arguments, a named profile, the environment.
+"""A client's endpoints and credentials: from arguments, a named profile, the environment.
 
 Owns: the profiles file and the order of precedence. Must not know HTTP. Used by
 :class:`oncegate.gateway.client.Client`.
@@ -64,7 +64,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Settled(msgspec.Struct, frozen=True):
-    """What holds for a client; attributes as :class:`Profile`."""
+    """The settings of a client; attributes as :class:`Profile`."""
 
     endpoints: list[str]
     token: str | None
@@ -85,7 +85,7 @@ def settle(
         file: the profiles; by default as the module says.
 
     Raises:
-        OperationFailed: BAD_REQUEST for a profile that is not there, or a file or value that is none.
+        OperationFailed: BAD_REQUEST for a profile that does not exist, or an invalid file or value.
     """
     environment = os.environ if environment is None else environment
     if given.endpoints is not None and name is None:
@@ -180,7 +180,7 @@ class TokenFile:
         self._header = ""
 
     def header(self) -> str:
-        """Return the value of ``Authorization``; the last one that could be read while the file cannot be.
+        """Return the value of ``Authorization``; while the file cannot be read, the last one that could.
 
         Raises:
             OperationFailed: BAD_REQUEST if no token was ever read.

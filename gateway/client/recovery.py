@@ -1,10 +1,10 @@
-"""What a restart makes of its outbox: the same session, the same ids, and no write twice.
+"""Restarting from an outbox: the same session, the same ids, and no write twice.
 
 Owns: the table below. The file: :mod:`oncegate.gateway.client.durable_outbox`. Sending:
 :mod:`oncegate.gateway.client.sender`.
 
-The session is taken over first (SEMANTICS, *Words*: epoch): a forgotten twin of this process is fenced from then on,
-so that no late copy of an entry can be applied beside ours.
+A restart first takes the session over, which raises its epoch: another process that still uses the session is fenced
+from then on, so that no late copy of an entry can be applied.
 
 | entry | then |
 |---|---|
@@ -63,7 +63,7 @@ class Recovered(msgspec.Struct, frozen=True):
 
 
 class OutboxUnresolved(OutcomeUnknown):
-    """An outbox holds writes whose outcome cannot be known any more, and nobody was named to take note of them.
+    """An outbox holds writes whose outcome nobody can know any more, and there is no ``on_unknown`` to receive them.
 
     Attributes:
         entries: those writes; they stay in the outbox until ``on_unknown`` or ``oncegate outbox drain`` takes them.
@@ -87,7 +87,7 @@ class Resumed(msgspec.Struct):
     """The session of an outbox, taken over.
 
     Attributes:
-        taken: the server's answer, or None if there is no session to go on with.
+        taken: the server's answer, or None if no session is left to continue.
         sent_at: when it was asked for.
         commit: commit number that the answer reflects: everything the earlier process has written is below it.
         again: entries to be sent again.
@@ -173,7 +173,7 @@ async def resend(
     entries: list[OutboxEntry],
     on_unknown: OnUnknown | None,
 ) -> list[Recovered]:
-    """Send entries again under their ids and return what became of them.
+    """Send entries again under their ids and return their results and errors.
 
     Raises:
         OutboxUnresolved: some are unknown and ``on_unknown`` is None.

@@ -30,11 +30,11 @@ class WriteResult(msgspec.Struct, frozen=True, gc=False, kw_only=False):
         applied: False if a condition failed; ``code`` then says which.
         commit: position of the operation in the shard's order.
         version: version of the row afterwards, where the server tells it.
-        value: value of the row where the answer carries one: the sum of an increment, the value that a
-            condition met. None otherwise.
+        value: the row's value if the answer carries one: the sum of an increment, the value that a failed condition
+            met. None otherwise.
         replayed: whether the stored result of an earlier attempt was returned.
         memory_ms_left: how long the session's memory is guaranteed from the answer on.
-        code: None, or why the write was refused, such as ``CONDITION_FAILED``.
+        code: None, or the code of a refused write, such as ``CONDITION_FAILED``.
     """
 
     client_id: ClientId
@@ -116,7 +116,7 @@ class TableInfo(msgspec.Struct, frozen=True):
 
 
 class Consumer(msgspec.Struct, frozen=True):
-    """A flow's consumer: its cursor and how far it trails."""
+    """A flow's consumer: its cursor and its lag."""
 
     cursor: int = 0
     fence: int = 0

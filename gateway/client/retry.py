@@ -1,4 +1,4 @@
-"""When to try again: exponential backoff with full jitter, one deadline, a budget. Pure but for the dice.
+"""When to try again: exponential backoff with full jitter, one deadline, a budget. Pure except for the random jitter.
 
 Owns: the policy, expressed as tenacity's ``wait`` and ``stop``. Must not know HTTP or endpoints.
 Read next: :mod:`oncegate.gateway.client.courier`, which runs it.
@@ -25,7 +25,7 @@ class AttemptFailed(Exception):
         code: the refusal, or TIMEOUT where no answer came.
         ambiguous: whether the attempt may have been applied nevertheless.
         retry_after_ms: what the node asked for.
-        elsewhere: whether another node may well succeed at once.
+        elsewhere: whether another node is likely to succeed at once.
     """
 
     def __init__(
@@ -105,12 +105,12 @@ class RetryPolicy:
             self._moves += 1
             return 0.0
         self._moves = 0
-        # Moves to another node do not make the pauses longer.
+        # Moving to another node does not make the pauses longer.
         pause = random.uniform(0, self._bound_s)
         self._bound_s = min(2 * self._bound_s, tuning.backoff_cap_s)
         if failure.retry_after_ms is not None:
-            # A node may ask for more than the jitter, never for an absurd time. The jitter stays on top:
-            # callers that were refused together must not return together.
+            # A node may ask for more than the jitter, up to a bound. The jitter is added to it: callers that were
+            # refused together must not return together.
             pause += min(failure.retry_after_ms / 1000, tuning.retry_after_cap_s)
         return self._within(pause, remaining)
 
@@ -129,5 +129,5 @@ class RetryPolicy:
 
     @staticmethod
     def _within(pause: float, remaining: float) -> float:
-        # The last stretch before the deadline is halved rather than slept through: one more attempt may succeed.
+        # Sleep only half of the time that is left before the deadline: one more attempt may succeed.
         return pause if pause < remaining / 2 else max(0.0, remaining / 2)

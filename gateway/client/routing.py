@@ -1,18 +1,18 @@
 """Which node to ask next. Pure: time comes in as a value.
 
-Owns: the known endpoints, who leads, and who failed lately. Must not know HTTP or asyncio.
-Read next: :mod:`oncegate.gateway.client.courier`, which acts on it.
+Owns: the known endpoints, the leader, and the nodes that failed lately. Must not know HTTP or asyncio. Read next:
+:mod:`oncegate.gateway.client.courier`, which acts on it.
 
 | event | effect |
 |---|---|
-| answer | the node is well; its word about the leader is believed unless that leader is resting |
-| refusal (421, 503) | the node rests briefly; its word about the leader is believed as above |
+| answer | the node is well; the leader that it names is believed unless that leader is resting |
+| refusal (421, 503) | the node rests briefly; the leader that it names is believed as above |
 | no connection | the node rests, twice as long each time |
 | no answer in time | the same, from a longer first rest: asking a frozen node again costs a whole attempt |
 
-A resting node is asked only when all of them rest, the one that has rested longest first. While no leader is known, the
-end of a rest gives no node its turn before one that has rested longer or not at all: pauses may be longer than rests,
-and a node that refuses for minutes must not keep a client from those that serve.
+A resting node is asked only when all of them rest, the one that has rested longest first. While no leader is known, a
+node whose rest is over gets no turn before one that has rested longer or not at all: pauses may be longer than rests,
+and a node that refuses for minutes must not keep a client from nodes that serve.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Router:
         self._secure = all(endpoint.startswith("https:") for endpoint in known)
 
     def pick(self, now: float, *, anywhere: bool = False) -> str:
-        """Return the endpoint to ask now; ``anywhere`` spreads what any node can answer."""
+        """Return the endpoint to ask now; ``anywhere`` spreads calls that any node can answer."""
         resting = self._rest_until
         if not self.prefer_leader or anywhere:
             self._turn += 1
@@ -71,7 +71,7 @@ class Router:
         return min(self.endpoints, key=lambda endpoint: resting.get(endpoint, 0.0))
 
     def answered(self, endpoint: str, leader: str | None, now: float) -> None:
-        """Note a useful answer and what it says about the leader."""
+        """Note a useful answer and the leader that it names."""
         if self._failures or self._rest_until:
             self._failures.pop(endpoint, None)
             self._rest_until.pop(endpoint, None)
@@ -79,7 +79,7 @@ class Router:
             self._believe(leader, now)
 
     def refused(self, endpoint: str, leader: str | None, now: float) -> None:
-        """Note that the node cannot serve now, and who does according to it."""
+        """Note that the node cannot serve now, and the leader that it names."""
         self._rest(endpoint, now + REST_REFUSED_S)
         if leader is not None:
             self._believe(leader, now)
@@ -106,7 +106,7 @@ class Router:
         except OncegateError:
             return
         if self._secure and not leader.startswith("https:"):
-            return  # a token, and what is written, must not leave in the clear because a node says so
+            return  # tokens and writes must not be sent unencrypted because a node names an http address
         if self._rest_until.get(leader, 0.0) > now:
             # A follower names the dead leader until the election; asking it again would only cost time.
             return

@@ -1,11 +1,11 @@
-"""Writes that wait, and how they are cut into batches. Pure: promises are only asked whether they are done.
+"""Waiting writes, and how they are cut into batches. Pure: it only reads whether promises are done.
 
-Owns: the queue, the order, and the sequence numbers' moment: a write gets its number when it travels, so one that
-was cancelled or expired before that leaves no gap. Must not know asyncio or HTTP.
+Owns: the queue, its order, and when a write gets its sequence number: when it is sent, so that a write that was
+cancelled or expired before leaves no gap. Must not know asyncio or HTTP.
 
-Order. Writes leave in the order in which they were submitted, except that one whose row an unanswered batch touches
-waits for the answer, and writes on other rows may pass it. So writes of one session on the same row are applied in the
-order submitted, also when an attempt is lost and made again, unless the server rejects one of them for now and
+Order. Writes leave in the order in which they were submitted, with one exception: a write on a row of an unanswered
+batch waits for the answer, and writes on other rows may pass it. So writes of one session on the same row are applied
+in the order submitted, also when an attempt is lost and made again, unless the server rejects one of them for now and
 takes a later one of the same batch.
 """
 
@@ -34,7 +34,7 @@ class SendQueue:
     Args:
         tracker: gives out the numbers.
         tuning: bounds of a batch.
-        in_order: whether writes may not pass those in front of them, on whatever rows.
+        in_order: whether no write may pass those in front of it, whatever its row.
     """
 
     def __init__(self, tracker: RequestTracker, tuning: Tuning, *, in_order: bool = False) -> None:
@@ -89,7 +89,7 @@ class SendQueue:
         return tracker.room_for_singles > 0
 
     def _drop_done(self) -> int:
-        # Only in front: a cancelled write further back is dropped when it gets here.
+        # Drop only at the front: a cancelled write further back is dropped when it gets here.
         waiting, dropped = self.waiting, 0
         while waiting and waiting[0].promise.done():
             waiting.popleft()
@@ -119,13 +119,13 @@ class SendQueue:
                 run = 0
             count += 1
             if run == range_min and count > run:
-                return _Cut(count - run, ranged=False)  # what stands before a range travels first
+                return _Cut(count - run, ranged=False)  # writes in front of a range are sent first
             if count >= operations_max and run != count:
                 break
         return _Cut(count, ranged=run >= range_min)
 
     def _overtake(self, busy: dict[str, set[str]]) -> list[Pending]:
-        """Take out writes that may pass those in front, which wait for a row under way; each row keeps its order."""
+        """Take writes that may pass those in front, which wait for a row under way; each row keeps its order."""
         room = min(self._tuning.batch_operations_max, self._tracker.room_for_singles)
         passing: list[Pending] = []
         staying: list[Pending | PendingRows] = []

@@ -1,4 +1,4 @@
-"""Getting the writes of one session to the cluster, many in one request.
+"""Sends the writes of one session to the cluster, many in one request.
 
 Owns: the requests under way, and the end of each write. Its parts: :mod:`oncegate.gateway.client.send_queue` (what
 travels together) and :mod:`oncegate.gateway.client.verdicts` (what an answer means), both pure;
@@ -6,8 +6,8 @@ travels together) and :mod:`oncegate.gateway.client.verdicts` (what an answer me
 (callers who wait too long) and :mod:`oncegate.gateway.client.durable_outbox` (writes on disk, if the session keeps them
 there). Must not know HTTP: that is :mod:`oncegate.gateway.client.courier`.
 
-On the path of a write that succeeds there is one future and nothing else of its own: no task, no timer. A *runner*
-task takes batch after batch; it starts with the first write and ends when nothing may leave.
+A write that succeeds costs one future, no task and no timer of its own. A *runner* task takes batch after batch; it
+starts with the first write and ends when no write may leave.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ class Sender:
         epoch: the session's.
         window: places; also the bound on outstanding writes.
         courier: makes the calls.
-        lease: told of every answer.
+        lease: extended by every answer.
         headers: of every request, such as the token.
         resolver: settles doubts about its writes.
         outbox: keeps writes on disk before they travel, or None.
         tracker: gives out the numbers; a new one by default.
-        ended: told when the session takes no further writes, and why.
+        ended: called with the reason when the session takes no further writes.
         tracing: makes spans of its requests, or None.
     """
 
@@ -112,16 +112,16 @@ class Sender:
 
     @property
     def first_incomplete(self) -> int:
-        """What a request that leaves now acknowledges; with an outbox, only what is settled on disk too."""
+        """First incomplete for a request that leaves now; with an outbox, only entries settled on disk count."""
         return self.tracker.first_incomplete if self._outbox is None else self._outbox.first_incomplete
 
     @property
     def over(self) -> OperationFailed | None:
-        """Why no further write is taken, or None."""
+        """Why the session takes no further write, or None."""
         return self.places.over
 
     def enqueue(self, pending: Pending | PendingRows) -> None:
-        """Take a write that has a place; it leaves in this turn of the loop if it may."""
+        """Take a write that has a place, and send it in this turn of the loop if possible."""
         over = self.places.over
         if over is not None:
             self.places.free(1)
@@ -138,10 +138,10 @@ class Sender:
             self._start_runner()
 
     async def enqueue_all(self, pendings: deque[Pending | PendingRows], deadline: float, *, wait: bool) -> None:
-        """Take writes one after another as places come free; ``pendings`` then holds what was not taken.
+        """Take writes one after another as places come free; ``pendings`` then holds the writes not taken.
 
         Raises:
-            OperationFailed: as :meth:`Places.take`, which ``wait`` is for: it concerns the first only.
+            OperationFailed: as :meth:`Places.take`; ``wait`` applies to the first write only.
         """
         await self.places.take(deadline, wait=wait)
         self.enqueue(pendings[0])
@@ -156,7 +156,7 @@ class Sender:
         await self.places.drain()
 
     async def abort(self, reason: OperationFailed) -> None:
-        """Fail what is pending and end all requests; returns when nothing of the sender runs any more."""
+        """Fail all pending writes and end all requests; returns when none of the sender's tasks runs any more."""
         self.end(reason)
         tasks = list(self._tasks)
         for task in tasks:
@@ -210,9 +210,9 @@ class Sender:
             self._runners -= 1
 
     async def resend(self, pendings: list[Pending]) -> None:
-        """Send writes of an earlier process under the numbers they have; returns when each has an end.
+        """Send writes of an earlier process under their numbers; returns when each has a result or an error.
 
-        They are in the outbox and open in the tracker; whether an attempt of them was applied is not known.
+        They are in the outbox and open in the tracker; earlier attempts of them may have been applied.
         """
         size = self._tuning.batch_operations_max
         self._sweep.arm(min(pending.deadline for pending in pendings))
@@ -222,7 +222,7 @@ class Sender:
             await self._deliver(OperationsBatch(part, [pending.operation.sequence for pending in part]), again=True)
 
     async def _deliver(self, batch: Batch, *, again: bool = False) -> None:
-        """Send a batch until each of its writes has an end; what it is cut into travels in order, one after another."""
+        """Send a batch until each of its writes is settled; its parts are sent in order, one after another."""
         calls = deque([self._call(batch)])
         calls[0].ambiguous = again
         self._travelling.append(calls[0])
@@ -260,7 +260,7 @@ class Sender:
         return True
 
     async def _exchange(self, call: BatchCall) -> Sequence[Batch]:
-        """Make one call to its end and return what is left of its batch, to be sent again."""
+        """Make one call to its end and return the rest of its batch, to be sent again."""
         call.encode()
         if len(call.content) > self._tuning.batch_bytes_max and len(call.batch) > 1:
             return call.batch.halves()
@@ -284,13 +284,13 @@ class Sender:
         return call.later
 
     def delayed(self, call: BatchCall) -> None:
-        """Let writes on other rows pass a batch whose attempts fail, as far as requests may be under way."""
+        """Let writes on other rows pass a batch whose attempts fail, within the bound on requests under way."""
         self._delayed.add(call)
         if self._waiting and self._runners < self._in_flight_max:
             self._start_runner()
 
     def forget(self, sequence: int) -> None:
-        """Note that a doubt about a number has ended; a write that still travels ends by itself."""
+        """Note that a doubt about a number has ended; a write that is still being sent ends by itself."""
         if self.tracker.settle(sequence) and self._outbox is not None:
             self._outbox.settled([sequence])
 
@@ -301,7 +301,7 @@ class Sender:
 
     def account(self, numbers: Numbers, settled: int) -> None:
         """Tell the tracker what became of numbers, and free the places of ``settled`` writes."""
-        if self._outbox is not None:  # first: what the tracker acknowledges must be on its way to the disk
+        if self._outbox is not None:  # first, because what the tracker then acknowledges must be on its way to the disk
             self._outbox.settled(numbers.completed)
             self._outbox.settled(numbers.released)
             self._outbox.doubted(numbers.abandoned)
@@ -314,7 +314,7 @@ class Sender:
         self.places.free(settled)
 
     def _fail(self, batch: Batch, failure: OperationFailed) -> None:
-        """Fail what is left of a batch and file its numbers."""
+        """Fail the rest of a batch and file its numbers."""
         numbers = Numbers()
         fate = fate_of(failure)
         if isinstance(batch, OperationsBatch):

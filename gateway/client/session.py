@@ -1,8 +1,8 @@
 """A session: writes that are applied exactly once.
 
-Owns: the calls an application makes. What happens to the session itself, from open to close:
-:mod:`oncegate.gateway.client.session_life`. How a call becomes a write: :mod:`oncegate.gateway.client.writes`. What
-travels when: :mod:`oncegate.gateway.client.sender`. What is promised: SEMANTICS, *Promise*.
+Owns: the calls an application makes. Opening, renewing and closing the session:
+:mod:`oncegate.gateway.client.session_life`. Turning a call into a write: :mod:`oncegate.gateway.client.writes`.
+Sending: :mod:`oncegate.gateway.client.sender`. The promise: SEMANTICS, *Promise*.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Session:
     session on the same row are applied in the order of the calls, also across retries, as long as the cluster
     accepts them; writes on different rows may be applied in any order. A result means durable and replicated.
 
-    With an outbox, writes leave in the order of the calls, on whatever rows, and a deadline only bounds how long the
-    caller waits: :class:`OutcomeUnknown` then means that the write is in the outbox, and a restart sends it again.
+    With an outbox, writes leave in the order of the calls, whatever their rows, and a deadline only bounds how long the
+        caller waits: :class:`OutcomeUnknown` then means that the write is in the outbox, and a restart sends it again.
 
-    Leaving drains what is pending, each write up to its deadline, and closes the session. Leaving because of a
-    cancellation does not wait: what is under way then fails with outcome unknown.
+    Leaving waits for pending writes, each up to its deadline, and closes the session. Leaving because of a cancellation
+    does not wait: writes under way then fail with outcome unknown.
 
     A write whose caller is cancelled before it has travelled is not sent. One that has travelled keeps its sequence
     number and is retried until it has a verdict or its deadline passes.
@@ -91,7 +91,7 @@ class Session:
         await self.close(drain=kind is None or issubclass(kind, Exception))
 
     async def close(self, *, drain: bool = True) -> None:
-        """Close the session; idempotent. Without ``drain`` what is pending fails at once."""
+        """Close the session; idempotent. Without ``drain`` pending writes fail at once."""
         await self._life.close(drain=drain)
 
     @property
@@ -165,12 +165,12 @@ class Session:
         Args:
             table: a declared table.
             key: 1 to 512 bytes of UTF-8.
-            value: anything JSON can say; encoded now, so later changes of it do not matter.
+            value: anything that JSON can express; encoded now, so later changes of it do not matter.
             if_absent: only if there is no such row (resident tables, as the next two).
             if_version: only if the row has this version.
             if_value: only if the row has this value.
-            position: with an outbox: where the application's input stands after this write, anything JSON can say
-                in 1 KiB; kept in the same transaction as the write. See :attr:`position`.
+            position: with an outbox: the application's position in its input after this write, at most 1 KiB of JSON;
+                stored in the same transaction as the write. See :attr:`position`.
             timeout_s: total time, with waiting and all retries; the client's by default.
 
         Returns:
@@ -274,7 +274,7 @@ class Session:
         Cancelling the future gives up waiting; a write that has travelled may be applied all the same.
 
         Raises:
-            OperationFailed: WINDOW_FULL as many writes are outstanding as the window has places: nothing was taken;
+            OperationFailed: WINDOW_FULL if as many writes are outstanding as the window has places: nothing was taken;
                 or why the session has ended.
         """
         pending = self._writes.any(operation, table, key, value, by, if_absent, if_version, if_value, timeout_s)
@@ -326,7 +326,7 @@ class Session:
         try:
             await sender.enqueue_all(pendings, deadline, wait=self._wait)
         except OperationFailed as failure:
-            # What is on its way decides what the caller is told, together with what never left.
+            # Rows already sent decide the outcome, together with those that were never sent.
             unsent = sum(len(pending.keys) if isinstance(pending, PendingRows) else 1 for pending in pendings)
             collector.fail(unsent, failure)
         except asyncio.CancelledError:
@@ -343,7 +343,7 @@ class Session:
             The row, or None if there is none.
         """
         row, commit = await self._connection.look(table, key, consistency, self._sender.highest_commit, timeout_s)
-        # That a row is gone has been seen as well: a node that still has it must not answer the next read.
+        # NOT_FOUND also raises the read floor: a node that still has the row must not answer the next read.
         self._sender.highest_commit = max(self._sender.highest_commit, commit)
         return row
 

@@ -1,9 +1,9 @@
 """The life of a session: opened or taken up again, kept alive, lost or closed.
 
-Owns: what is asked of the cluster about the session itself, in which order with its outbox and its sender, and the
-report of its loss. What an application calls: :mod:`oncegate.gateway.client.session`. When a renewal is due:
-:mod:`oncegate.gateway.client.lease`. What a restart makes of an outbox: :mod:`oncegate.gateway.client.recovery`. Read
-next: :mod:`oncegate.gateway.client.sender`, which lives from open to close.
+Owns: the calls about the session itself, their order with its outbox and its sender, and the report of its loss. Calls
+of the application: :mod:`oncegate.gateway.client.session`. When a renewal is due: :mod:`oncegate.gateway.client.lease`.
+Restarting from an outbox: :mod:`oncegate.gateway.client.recovery`. Read next: :mod:`oncegate.gateway.client.sender`,
+which lives from open to close.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class SessionLife:
     """One session from open to close; :meth:`open`, then :meth:`recover`, then :meth:`close`.
 
     Args:
-        connection: makes the calls, and closes the session if nobody else does.
-        options: what it is opened with.
+        connection: makes the calls, and closes the session if it is still open when the client closes.
+        options: of the session.
         nonce: names this open; random by default.
 
     Attributes:
@@ -110,7 +110,7 @@ class SessionLife:
             raise
 
     async def _ask_to_open(self) -> tuple[SessionOpened, float]:
-        """Open a session, the same one however often it is asked for; returns when it was asked for too."""
+        """Open a session; repeated calls open the same one. Returns also when the request was sent."""
         connection = self._connection
         body = OpenSession(self._nonce, self._options.lease_ms, self._options.window)
         call = JsonCall("POST", SESSIONS, SessionOpened, connection.headers, connection.deadline(), body=body)
@@ -171,7 +171,7 @@ class SessionLife:
             LOG.warning("lease not renewed: client_id=%s %s", sender.client_id_text, failure)
             if failure.code in SESSION_OVER:
                 sender.end(OperationFailed(failure.code, failure.detail))
-                await asyncio.Event().wait()  # nothing is left to renew; closing the session ends this wait
+                await asyncio.Event().wait()  # there is nothing to renew; closing the session ends this wait
             return
         sender.lease.extend(call.sent_at, renewed.lease_ms_left)
 
@@ -187,7 +187,7 @@ class SessionLife:
     async def settle(self, request_id: RequestId, timeout_s: float | None) -> Resolution:
         """End the doubt about a write of this session; as :meth:`oncegate.gateway.client.OutcomeUnknown.resolve`."""
         sender = self.sender
-        # Acknowledging what is below makes room: an id is only sealed inside the window that the server sees.
+        # Acknowledge lower numbers to make room: the server seals an id only inside its window.
         first_incomplete = min(sender.first_incomplete, request_id.sequence)
         owner = {"epoch": sender.epoch, "first_incomplete": first_incomplete}
         resolution = await self._connection.settle(request_id, owner, timeout_s)
@@ -195,13 +195,13 @@ class SessionLife:
         return resolution
 
     async def close(self, *, drain: bool = True) -> None:
-        """Close the session; idempotent. Without ``drain`` what is pending fails at once."""
+        """Close the session; idempotent. Without ``drain`` pending writes fail at once."""
         keeper, self._keeper = self._keeper, None
         if keeper is None:
             return
         self._connection.disown(self)
         closed = OperationFailed(Code.SESSION_EXPIRED, "the session was closed", outcome=Outcome.NOT_APPLIED)
-        self.writes.close(closed)  # or callers that go on writing would keep the drain from ending
+        self.writes.close(closed)  # otherwise callers that go on writing would keep the drain from ending
         told = False
         try:
             if drain:

@@ -26,19 +26,19 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         in_flight_max: requests of one session under way at once, 1..16: ranges overlap the client's encoding with
             the servers' flush.
-        pipeline_min: operations that must wait before a further request leaves while one is under way. Small ones
-            cost more than they win: what waits a little longer travels together. While attempts of a request fail,
-            the next one leaves without this condition.
+        pipeline_min: operations that must wait before a further request leaves while one is under way. Small requests
+            cost more than they gain: writes that wait a little longer are sent together. While attempts of a request
+            fail, the next one leaves without this condition.
         batch_operations_max: operations in one request.
         batch_bytes_max: bytes of one request's body; a larger one is cut in two.
-        linger_s: how long an idle session waits for company before it sends. 0: not at all.
+        linger_s: how long an idle session waits for further writes before it sends. 0: not at all.
         range_min: contiguous puts on one stream table from which they travel as a range.
         range_rows_max: rows of one range. Not above the window: a lost range must fit below what may be acknowledged.
         attempt_timeout_s: how long one node may take to answer before the next one is asked.
         backoff_first_s: bound of the first random pause between attempts; doubles with each.
         backoff_cap_s: bound of all of them.
-        retry_budget: retries a client may make at once; refilled by a tenth for each success. With an empty
-            budget every pause is ``backoff_cap_s``: a sick cluster is not buried under retries.
+        retry_budget: retries a client may make at once; refilled by a tenth for each success. With an empty budget
+            every pause is ``backoff_cap_s``, so that retries do not overload a sick cluster.
         retry_after_cap_s: longest pause that a node may ask for.
     """
 
@@ -57,7 +57,7 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a session is opened with; see :meth:`oncegate.gateway.client.Client.session`."""
+    """The options of a session; see :meth:`oncegate.gateway.client.Client.session`."""
 
     lease_ms: int = LEASE_MS_DEFAULT
     window: int = WINDOW_DEFAULT

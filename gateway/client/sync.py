@@ -1,8 +1,8 @@
 """The SDK for scripts and notebooks: the same names, results and errors, without ``await``.
 
-Owns: the calls of a client. Of a session: :mod:`oncegate.gateway.client.sync_session`. How they get to an event loop
-and back: :mod:`oncegate.gateway.client.sync_crossing`. Everything else is :mod:`oncegate.gateway.client.client` and
-:mod:`oncegate.gateway.client.session`, which see. Safe to use from several threads.
+Owns: the calls of a client. Those of a session: :mod:`oncegate.gateway.client.sync_session`.
+:mod:`oncegate.gateway.client.sync_crossing` takes them to an event loop and back. For everything else see
+:mod:`oncegate.gateway.client.client` and :mod:`oncegate.gateway.client.session`. Safe to use from several threads.
 
 ``with Client(...) as client, client.session() as session: ...``; in a notebook, without ``with``: both open at the
 first call and close with :meth:`Client.close`, or when the interpreter ends.

@@ -1,7 +1,7 @@
-"""The crossing from threads without an event loop to the asynchronous SDK.
+"""Runs calls of threads without an event loop in the asynchronous SDK.
 
-Owns: a thread with an event loop for each client, when it starts and ends, and what of the asynchronous SDK's errors
-differs on this side. What crosses: :mod:`oncegate.gateway.client.sync`, :mod:`oncegate.gateway.client.sync_session`.
+Owns: a thread with an event loop for each client, its start and end, and how the asynchronous SDK's errors differ for
+synchronous callers. The calls: :mod:`oncegate.gateway.client.sync`, :mod:`oncegate.gateway.client.sync_session`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ T = TypeVar("T")
 
 
 class Doubt(OutcomeUnknown):
-    """Every :class:`OutcomeUnknown` as raised here, of whatever class below it: :meth:`resolve` needs no ``await``."""
+    """An :class:`OutcomeUnknown`, or a subclass, for synchronous callers: :meth:`resolve` needs no ``await``."""
 
     _crossing: Crossing
 
     def __reduce__(self) -> tuple[object, ...]:
-        rebuild, values = super().__reduce__()  # unpickled where there may be no crossing: as the loop's side raised it
+        # After unpickling there may be no crossing: it becomes the error of the asynchronous SDK again.
+        rebuild, values = super().__reduce__()
         kind = type(self).__mro__[1 if type(self) is Doubt else 2]
         return rebuild, tuple(kind if value is type(self) else value for value in values)  # type: ignore[attr-defined]
 
@@ -41,7 +42,7 @@ _KINDS: dict[type[OutcomeUnknown], type[Doubt]] = {OutcomeUnknown: Doubt}
 
 
 def crossed(failure: BaseException, crossing: Crossing) -> BaseException:
-    """Return an error of the loop's side, the same object, as callers without a loop can use it."""
+    """Make an error of the asynchronous SDK usable for callers without a loop; returns the same object."""
     if isinstance(failure, OutcomeUnknown) and not isinstance(failure, Doubt):
         kind = type(failure)
         failure.__class__ = _KINDS.setdefault(kind, type(kind.__name__, (Doubt, kind), {"__doc__": kind.__doc__}))
@@ -76,7 +77,7 @@ class LoopThread:
             raise
 
     def stop(self) -> None:
-        """End what still runs, and the thread."""
+        """Cancel running tasks and end the thread."""
         self.run(_wind_up())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
@@ -84,7 +85,7 @@ class LoopThread:
 
 
 class Crossing:
-    """Where the calls of one client cross; safe to use from several threads.
+    """Runs the calls of one client on its event loop; safe to use from several threads.
 
     Args:
         client: entered on the loop by the first call, left by :meth:`close`, or when the interpreter ends.
@@ -100,7 +101,7 @@ class Crossing:
         """Run a coroutine of the asynchronous SDK on the client's loop and wait for it.
 
         Raises:
-            Doubt: an :class:`OutcomeUnknown`; its class is below that of the error it was.
+            Doubt: an :class:`OutcomeUnknown`; a subclass of the original error's class.
             OperationFailed: CONFLICT after :meth:`close`, or on the loop's own thread.
         """
         try:

@@ -1,7 +1,7 @@
 """A session for scripts and notebooks: the calls of :class:`oncegate.gateway.client.Session`, without ``await``.
 
-Owns: the crossing of a session's calls, its opening at the first of them, and the bound on writes that were submitted
-from other threads than the loop's. What a call does: :mod:`oncegate.gateway.client.session`. How it crosses:
+Owns: passing a session's calls to the event loop, opening it at the first call, and the bound on writes submitted from
+other threads. What a call does: :mod:`oncegate.gateway.client.session`. How it gets to the loop:
 :mod:`oncegate.gateway.client.sync_crossing`.
 """
 
@@ -94,7 +94,7 @@ class Session:
 
     @property
     def recovered(self) -> list[Recovered]:
-        """What entering settled of an earlier process."""
+        """The writes of an earlier process that entering the session has settled."""
         return self._open().recovered
 
     @property

@@ -1,6 +1,6 @@
-"""What kind each table is, asked once.
+"""The kind of each table, asked for once.
 
-Owns: the cache of kinds. A table's kind never changes, so nothing is ever thrown away. Must not know sessions.
+Owns: the cache of kinds. A table's kind never changes, so no entry is ever removed. Must not know sessions.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TableKinds:
         return await asyncio.shield(self._task(table))
 
     def wonder(self, table: str) -> None:
-        """Learn the kind in passing: nobody waits for it, and a failure only means to ask again later."""
+        """Learn the kind in the background; after a failure a later call asks again."""
         if table in self._asking or self._not_before.get(table, 0.0) > self._clock():
             return
         self._task(table)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def tracing(wanted: bool | None) -> Tracing | None:
-    """Return what makes spans, or None.
+    """Return the maker of spans, or None.
 
     Args:
         wanted: True: yes; False: no; None: if the application has imported ``opentelemetry.trace`` by now.

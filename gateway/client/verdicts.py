@@ -1,6 +1,6 @@
-"""What an answer means for each write of a batch. Pure: promises are resolved, nothing is sent.
+"""What an answer means for each write of a batch. Pure: it resolves promises and sends nothing.
 
-Owns: the table below. Must not know HTTP. Read next: :mod:`oncegate.gateway.client.sender`, which acts on what is left.
+Owns: the table below. Must not know HTTP. Read next: :mod:`oncegate.gateway.client.sender`, which sends the rest again.
 
 | verdict | the write's promise | its number |
 |---|---|---|
@@ -45,7 +45,7 @@ class Numbers(msgspec.Struct):
     released: list[int] = msgspec.field(default_factory=list)
 
     def file(self, number: int, fate: Fate) -> None:
-        """Put one place where its fate says."""
+        """Add one place to the list of its fate."""
         match fate:
             case Fate.COMPLETE:
                 self.completed = [*self.completed, number]
@@ -98,7 +98,7 @@ def settle_operations(
         batch: what was sent.
         answer: a verdict an operation, in the order sent.
         client_id: the session's.
-        resolver: whom a write in doubt is to be asked of.
+        resolver: resolves writes in doubt.
         ambiguous: whether an earlier attempt may have been applied.
 
     Raises:
@@ -131,7 +131,7 @@ def settle_operations(
 
 
 def write_result(verdict: OperationResult, client_id: ClientId, memory_ms: int) -> WriteResult:
-    """Return the result that a verdict ``applied`` or ``refused`` stands for."""
+    """Return the result of a verdict ``applied`` or ``refused``."""
     commit, version, value, code = verdict.commit, verdict.version, verdict.value, verdict.code
     return WriteResult(
         client_id,
@@ -262,7 +262,7 @@ def fail_rows(
 def with_id(
     failure: OperationFailed, client_id: ClientId, sequence: int, resolver: Resolver | None = None
 ) -> OperationFailed:
-    """Return a copy of ``failure`` that carries the id of one write, and knows whom to ask about it."""
+    """Return a copy of ``failure`` with the id of one write and the resolver for it."""
     copy = type(failure)(
         failure.code,
         failure.detail,
@@ -295,7 +295,7 @@ def rejection(
 
 
 def sharpened(code: Code, stated: Outcome, *, ambiguous: bool) -> Outcome:
-    """Correct a stated outcome by what only the client knows: whether there was an earlier attempt in doubt."""
+    """Correct a stated outcome: only the client knows whether an earlier attempt is in doubt."""
     if ambiguous and code not in KNOWN_TO_SERVER:
         return Outcome.UNKNOWN
     if not ambiguous and code in SESSION_OVER:

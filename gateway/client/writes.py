@@ -1,4 +1,4 @@
-"""One write: what travels, encoded at the call, with the promise of its result.
+"""One write: its operation, encoded at the call, with the promise of its result.
 
 Owns: how a write call becomes a :class:`oncegate.gateway.client.batch.Pending`. Must not know when it travels.
 """
@@ -58,11 +58,11 @@ class Writes:
         self._closed: OperationFailed | None = None
 
     def close(self, reason: OperationFailed) -> None:
-        """Refuse further writes; those prepared before are not concerned."""
+        """Refuse further writes; those prepared before go on."""
         self._closed = reason
 
     def deadline(self, timeout_s: float | None) -> float:
-        """Return when a write that is called now ends; raises why no further write is taken."""
+        """Return the deadline of a write that is called now; raises the reason why no further write is taken."""
         if self._closed is not None:
             raise OperationFailed(self._closed.code, self._closed.detail, outcome=Outcome.NOT_APPLIED)
         return self._loop.time() + (self._timeout_s if timeout_s is None else timeout_s)
@@ -177,7 +177,7 @@ class Writes:
         pending.position = position
 
     def again(self, operation: Operation, timeout_s: float | None = None) -> Pending:
-        """Prepare a write of an earlier process, number and all."""
+        """Prepare a write of an earlier process under its number."""
         return self._pending(operation, None, timeout_s)
 
 
