@@ -6,7 +6,8 @@ leader when an entry has been applied; a follower that forwarded a command relay
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, assert_never
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, assert_never
 
 import msgspec
 
@@ -44,21 +45,49 @@ class Answer(NamedTuple):
     memory_ms: int | None = None
 
 
-BODY_TYPES: dict[type, Any] = {
-    c.Operate: wire.OperationsResponse,
-    c.Range: wire.RangeResponse,
-    c.Keyed: wire.OperationsResponse,
-    c.OpenSession: wire.SessionOpened,
-    c.RenewSession: wire.SessionRenewed,
-    c.TakeOver: wire.SessionTaken,
-    c.Resolve: wire.RequestState,
-    c.CloseSession: wire.SessionClosed,
-    c.DeclareTable: wire.TableState,
-    c.DeclareFlow: wire.FlowState,
-    c.Attach: wire.ConsumerAttached,
-    c.MoveCursor: wire.CursorMoved,
+class Shape(NamedTuple):
+    """Body of the answer to one kind of command: its type, and how it is made of command, result and machine."""
+
+    body: Any
+    make: Callable[[Any, Any, Machine], Any]
+
+
+def _operations(command: c.Operate | c.Keyed, result: Operated, machine: Machine) -> wire.OperationsResponse:
+    return wire.OperationsResponse([_operation(v, command, machine) for v in result.verdicts], result.memory_ms)
+
+
+def _range(command: c.Range, result: Ranged, machine: Machine) -> wire.RangeResponse:
+    return wire.RangeResponse([_range_part(part, command, machine) for part in result.parts], result.memory_ms)
+
+
+def _opened(_: c.OpenSession, session: SessionAnswer, __: Machine) -> wire.SessionOpened:
+    return wire.SessionOpened(format_client_id(session.client_id), session.epoch, session.lease_ms, session.window)
+
+
+def _taken(_: c.TakeOver, session: SessionAnswer, __: Machine) -> wire.SessionTaken:
+    return wire.SessionTaken(session.epoch, session.first_incomplete, session.highest)
+
+
+_UNREAD: Final = Shape(None, lambda *_: None)
+"""For what a node orders by itself."""
+ANSWERS: Final[dict[type, Shape]] = {
+    c.Operate: Shape(wire.OperationsResponse, _operations),
+    c.Range: Shape(wire.RangeResponse, _range),
+    c.Keyed: Shape(wire.OperationsResponse, _operations),
+    c.ForgetKeys: _UNREAD,
+    c.OpenSession: Shape(wire.SessionOpened, _opened),
+    c.RenewSession: Shape(wire.SessionRenewed, lambda _, session, __: wire.SessionRenewed(session.memory_ms)),
+    c.TakeOver: Shape(wire.SessionTaken, _taken),
+    c.Resolve: Shape(wire.RequestState, lambda command, found, _: _fate(command.sequence, found.resolution)),
+    c.CloseSession: Shape(wire.SessionClosed, lambda *_: wire.SessionClosed()),
+    c.Reap: _UNREAD,
+    c.DeclareTable: Shape(wire.TableState, lambda _, table, __: table_state(table)),
+    c.DeclareFlow: Shape(wire.FlowState, lambda _, flow, machine: flow_state(machine, flow)),
+    c.Seal: _UNREAD,
+    c.Attach: Shape(wire.ConsumerAttached, lambda _, fence_and_cursor, __: wire.ConsumerAttached(*fence_and_cursor)),
+    c.MoveCursor: Shape(wire.CursorMoved, lambda _, cursor, __: wire.CursorMoved(cursor)),
 }
-"""Shape of the answer to each command that a client can cause."""
+"""The answer to each member of :data:`oncegate.gateway.machine.commands.Command`."""
 
 
 def answer(command: c.Command, result: Any, machine: Machine) -> Answer:
@@ -69,38 +98,16 @@ def answer(command: c.Command, result: Any, machine: Machine) -> Answer:
     """
     if isinstance(result, OncegateError):
         raise result
-    commit = machine.commit
-    if type(result) is Operated:
-        done = wire.OperationsResponse([_operation(v, command, machine) for v in result.verdicts], result.memory_ms)
-        return Answer(done, commit, memory_ms=result.memory_ms)
-    match command, result:
-        case c.Range() as command, Ranged(parts, memory_ms):
-            ranged = wire.RangeResponse([_range_part(part, command, machine) for part in parts], memory_ms)
-            return Answer(ranged, commit, memory_ms=memory_ms)
-        case c.Resolve(), Resolved(resolution, left_ms):
-            return Answer(_fate(command.sequence, resolution), commit, memory_ms=left_ms)
-        case c.OpenSession(), SessionAnswer() as session:
-            opened = wire.SessionOpened(
-                format_client_id(session.client_id), session.epoch, session.lease_ms, session.window
-            )
-            return Answer(opened, commit, created=not session.existed, memory_ms=session.left_ms)
-        case c.RenewSession(), SessionAnswer() as session:
-            return Answer(wire.SessionRenewed(session.left_ms), commit, memory_ms=session.left_ms)
-        case c.TakeOver(), SessionAnswer() as session:
-            taken = wire.SessionTaken(session.epoch, session.first_incomplete, session.highest)
-            return Answer(taken, commit, memory_ms=session.left_ms)
-        case c.CloseSession(), _:
-            return Answer(wire.SessionClosed(), commit)
-        case c.DeclareTable(), Table() as table:
-            return Answer(table_state(table), commit)
-        case c.DeclareFlow(), str() as flow:
-            return Answer(flow_state(machine, flow), commit)
-        case c.Attach(), (int() as fence, int() as cursor):
-            return Answer(wire.ConsumerAttached(fence, cursor), commit)
-        case c.MoveCursor(), int() as cursor:
-            return Answer(wire.CursorMoved(cursor), commit)
-        case _:
-            return Answer(None, commit)
+    body = ANSWERS[type(command)].make(command, result, machine)
+    created = isinstance(result, SessionAnswer) and not result.existed
+    memory_ms = result.memory_ms if isinstance(result, Operated | Ranged | Resolved | SessionAnswer) else None
+    return Answer(body, machine.commit, created, memory_ms)
+
+
+def relayed_body(command: c.Command, body: Any) -> Any:
+    """Return the body that the leader sent as plain data, in its shape; raises msgspec.ValidationError."""
+    shape = ANSWERS[type(command)].body
+    return None if shape is None else msgspec.convert(body, shape)
 
 
 def _operation(

@@ -1,7 +1,11 @@
 """What a log entry carries: versioned, replicated commands in msgpack.
 
-Owns: the encoding of an entry and of each command, and the payload fingerprint. Pure: the edge builds commands,
-the machine applies them, nobody else looks inside. An entry holds everything that waited at one tick.
+Owns: the encoding of an entry, the payload fingerprint, and of each command all that the state machine knows of it:
+what it carries, what it means, what it does. Pure. An entry holds everything that waited at one tick.
+
+A new command is a class here, named in :data:`Control`, and a row of :data:`oncegate.gateway.answers.ANSWERS`. Its
+``apply`` runs inside the state machine, so it must be deterministic; it refuses with an OncegateError and has changed
+nothing then. The three writes have none: :mod:`oncegate.gateway.machine.machine` is about them.
 
 Layout, version 1 (msgpack; a command is an array whose first element is its tag)::
 
@@ -18,13 +22,20 @@ the columns ``key`` and ``value`` that only the edge and the segment writer ever
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import xxhash
 
+from oncegate.gateway.machine.flow_state import declaration_of
+from oncegate.gateway.machine.results import Resolved, SessionAnswer
 from oncegate.rifl.ids import ClusterTimeMs, Fingerprint, SequenceNumber
+from oncegate.rifl.result_tracker import ResultTracker
 from oncegate.rifl.session import SESSIONS_MAX
+
+if TYPE_CHECKING:
+    from oncegate.gateway.machine.machine import Machine
+    from oncegate.gateway.machine.tables import Table
 
 VERSION: Final = 1
 
@@ -128,6 +139,10 @@ class Keyed(msgspec.Struct, frozen=True, array_like=True, tag="k"):
 class ForgetKeys(msgspec.Struct, frozen=True, array_like=True, tag="kf"):
     """Forget idempotency keys whose time is over when this is applied, ``FORGET_MAX`` at most."""
 
+    def apply(self, machine: Machine) -> int:
+        """Return how many were forgotten."""
+        return machine.keys.forget(machine.time_ms, FORGET_MAX)
+
 
 class OpenSession(msgspec.Struct, frozen=True, array_like=True, tag="so"):
     """Open a session, or find the one this nonce opened; refused with QUOTA when as many are live as the bounds say."""
@@ -139,6 +154,25 @@ class OpenSession(msgspec.Struct, frozen=True, array_like=True, tag="so"):
     sessions_max: int = SESSIONS_MAX
     tenant_sessions_max: int = SESSIONS_MAX
 
+    def apply(self, machine: Machine) -> SessionAnswer:
+        """Return the session."""
+        known = machine.sessions.of_nonce(self.nonce, self.tenant)
+        if known is not None:
+            machine.touch_first(known)
+        session, existed = machine.sessions.open(
+            self.nonce,
+            self.lease_ms,
+            self.window,
+            machine.time_ms,
+            self.tenant,
+            sessions_max=self.sessions_max,
+            tenant_sessions_max=self.tenant_sessions_max,
+        )
+        if not existed:
+            machine.touch_first(session.client_id)
+            machine.trackers[session.client_id] = ResultTracker(window=session.window)
+        return machine.about(session, existed=existed)
+
 
 class RenewSession(msgspec.Struct, frozen=True, array_like=True, tag="sr"):
     """Extend the lease."""
@@ -147,6 +181,14 @@ class RenewSession(msgspec.Struct, frozen=True, array_like=True, tag="sr"):
     epoch: int
     tenant: str = ""
 
+    def apply(self, machine: Machine) -> SessionAnswer:
+        """Return the session, renewed."""
+        machine.check_tenant(self.client_id, self.tenant)
+        machine.touch_first(self.client_id)
+        session = machine.sessions.live(self.client_id, self.epoch, machine.time_ms)
+        session.renew(machine.time_ms)
+        return machine.about(session, existed=True)
+
 
 class TakeOver(msgspec.Struct, frozen=True, array_like=True, tag="st"):
     """Give the session to a new owner and fence the old one."""
@@ -154,6 +196,12 @@ class TakeOver(msgspec.Struct, frozen=True, array_like=True, tag="st"):
     client_id: int
     nonce: str
     tenant: str = ""
+
+    def apply(self, machine: Machine) -> SessionAnswer:
+        """Return the session, which has a new epoch unless ``nonce`` had it already."""
+        machine.check_tenant(self.client_id, self.tenant)
+        machine.touch_first(self.client_id)
+        return machine.about(machine.sessions.take_over(self.client_id, self.nonce, machine.time_ms), existed=True)
 
 
 class Resolve(msgspec.Struct, frozen=True, array_like=True, tag="sv"):
@@ -168,6 +216,10 @@ class Resolve(msgspec.Struct, frozen=True, array_like=True, tag="sv"):
     first_incomplete: SequenceNumber = SequenceNumber(1)
     tenant: str = ""
 
+    def apply(self, machine: Machine) -> Resolved:
+        """Return the operation's fate."""
+        return machine.resolve_request(self)
+
 
 class CloseSession(msgspec.Struct, frozen=True, array_like=True, tag="sc"):
     """Drop the session and its records."""
@@ -176,11 +228,29 @@ class CloseSession(msgspec.Struct, frozen=True, array_like=True, tag="sc"):
     epoch: int
     tenant: str = ""
 
+    def apply(self, machine: Machine) -> None:
+        """Drop it."""
+        machine.check_tenant(self.client_id, self.tenant)
+        machine.touch_first(self.client_id)
+        machine.sessions.live(self.client_id, self.epoch, machine.time_ms)
+        machine.sessions.close(self.client_id)
+        del machine.trackers[self.client_id]
+
 
 class Reap(msgspec.Struct, frozen=True, array_like=True, tag="sx"):
     """Drop sessions whose lease has ended; each is checked again when this is applied."""
 
     client_ids: list[int]
+
+    def apply(self, machine: Machine) -> int:
+        """Return how many were dropped."""
+        gone = 0
+        for client_id in self.client_ids:
+            machine.touch_first(client_id)
+            if machine.sessions.reap(client_id, machine.time_ms):
+                del machine.trackers[client_id]
+                gone += 1
+        return gone
 
 
 class DeclareTable(msgspec.Struct, frozen=True, array_like=True, tag="td"):
@@ -195,11 +265,19 @@ class DeclareTable(msgspec.Struct, frozen=True, array_like=True, tag="td"):
     quota_bytes: int
     flow: bytes = b""
 
+    def apply(self, machine: Machine) -> Table:
+        """Return the table."""
+        return machine.declare_table(self)
+
 
 class DeclareFlow(msgspec.Struct, frozen=True, array_like=True, tag="fd"):
     """Declare a flow; ``declaration`` is the JSON of ``oncegate.flows.flow.FlowDeclaration``."""
 
     declaration: bytes
+
+    def apply(self, machine: Machine) -> str:
+        """Return the flow's name."""
+        return machine.flows.declare(declaration_of(self.declaration), machine.tables, machine.time_ms)
 
 
 class Seal(msgspec.Struct, frozen=True, array_like=True, tag="fs"):
@@ -208,6 +286,10 @@ class Seal(msgspec.Struct, frozen=True, array_like=True, tag="fs"):
     flow: str
     number: int
 
+    def apply(self, machine: Machine) -> int:
+        """Return the number of the newest batch."""
+        return machine.flows.seal(self.flow, self.number, machine.time_ms)
+
 
 class Attach(msgspec.Struct, frozen=True, array_like=True, tag="ca"):
     """Attach an instance of a consumer; fences the older instances."""
@@ -215,6 +297,10 @@ class Attach(msgspec.Struct, frozen=True, array_like=True, tag="ca"):
     flow: str
     consumer: str
     nonce: str
+
+    def apply(self, machine: Machine) -> tuple[int, int]:
+        """Return (fence, cursor)."""
+        return machine.flows.attach(self.flow, self.consumer, self.nonce)
 
 
 class MoveCursor(msgspec.Struct, frozen=True, array_like=True, tag="cm"):
@@ -226,12 +312,15 @@ class MoveCursor(msgspec.Struct, frozen=True, array_like=True, tag="cm"):
     fence: int
     replay: bool
 
+    def apply(self, machine: Machine) -> int:
+        """Return the cursor."""
+        return machine.flows.move(
+            self.flow, self.consumer, self.batch, self.fence, replay=self.replay, now_ms=machine.time_ms
+        )
 
-Command = (
-    Operate
-    | Range
-    | Keyed
-    | ForgetKeys
+
+Control = (
+    ForgetKeys
     | OpenSession
     | RenewSession
     | TakeOver
@@ -244,6 +333,8 @@ Command = (
     | Attach
     | MoveCursor
 )
+"""Commands that do what their own ``apply`` says."""
+Command = Operate | Range | Keyed | Control
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):

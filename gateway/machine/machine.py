@@ -13,7 +13,7 @@ from typing import Any, assert_never
 
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.declarations import declare_table
-from oncegate.gateway.machine.flow_state import FlowTable, Sealed, declaration_of
+from oncegate.gateway.machine.flow_state import FlowTable, Sealed
 from oncegate.gateway.machine.idempotency_keys import apply_keyed
 from oncegate.gateway.machine.results import AppliedPart, Operated, PartVerdict, Ranged, Resolved, SessionAnswer
 from oncegate.gateway.machine.tables import RowStore, Table
@@ -92,7 +92,7 @@ class Machine:
         """Become ``other``, which is not used any more: everyone who holds this machine sees the new state."""
         self.__dict__.update(other.__dict__)
 
-    def _touch_first(self, client_id: int) -> None:
+    def touch_first(self, client_id: int) -> None:
         """Announce that a session may change; those on the hot path look into :attr:`touched` before they call this."""
         if client_id in self.touched or self.sessions.get(client_id) is None:
             return
@@ -107,10 +107,7 @@ class Machine:
             return self._range(command)
         if isinstance(command, c.Keyed):
             return Operated(*apply_keyed(self, command), keyed=True)
-        try:
-            return self._control(command)
-        except OncegateError as refusal:
-            return refusal
+        return self._control(command)
 
     def _operate(self, command: c.Operate) -> Operated:
         first_incomplete = command.first_incomplete
@@ -122,7 +119,7 @@ class Machine:
         if session.tenant != command.tenant:  # case 3: neither executed nor answered from another's record
             return Operated([Rejected(op.sequence, Refusal.FORBIDDEN) for op in command.ops], 0)
         if command.client_id not in self.touched:
-            self._touch_first(command.client_id)
+            self.touch_first(command.client_id)
         now = self.time_ms
         tracker = self.trackers[command.client_id]
         stand = standing(session, command.epoch, now)
@@ -172,7 +169,7 @@ class Machine:
         if session.tenant != command.tenant:
             return Ranged([RefusedPart(first, SequenceNumber(last), Refusal.FORBIDDEN)], 0)
         if command.client_id not in self.touched:
-            self._touch_first(command.client_id)
+            self.touch_first(command.client_id)
         table = self.tables.get(command.table)
         tracker = self.trackers[command.client_id]
         stand = standing(session, command.epoch, self.time_ms)
@@ -228,7 +225,8 @@ class Machine:
         )
         return AppliedPart(part.first, part.last, commit)
 
-    def _resolve(self, command: c.Resolve) -> Resolved:
+    def resolve_request(self, command: c.Resolve) -> Resolved:
+        """Say what became of an operation, and seal one never executed; raises NOT_FOUND, FORBIDDEN or FENCED."""
         client_id = command.client_id
         if client_id == KEYS_CLIENT:
             found = self.keys.look_up(command.sequence, command.tenant)
@@ -241,7 +239,7 @@ class Machine:
                 raise OncegateError(Code.NOT_FOUND, "no session was ever opened under this id")
             return Resolved(Resolution(Fate.EXPIRED), None)
         self.check_tenant(client_id, command.tenant)
-        self._touch_first(client_id)
+        self.touch_first(client_id)
         owned = command.epoch > 0
         if owned and standing(session, command.epoch, self.time_ms) is Standing.FENCED:
             raise OncegateError(Code.FENCED, self.fenced_by(client_id, command.epoch))
@@ -257,81 +255,15 @@ class Machine:
         if session.ends_ms >= self.time_ms:
             session.renew(self.time_ms)
 
-    def _control(
-        self,
-        command: c.OpenSession
-        | c.RenewSession
-        | c.TakeOver
-        | c.Resolve
-        | c.CloseSession
-        | c.Reap
-        | c.ForgetKeys
-        | c.DeclareTable
-        | c.DeclareFlow
-        | c.Seal
-        | c.Attach
-        | c.MoveCursor,
-    ) -> Any:
-        now = self.time_ms
-        match command:
-            case c.OpenSession(nonce, lease_ms, window, tenant, sessions_max, tenant_sessions_max):
-                known = self.sessions.of_nonce(nonce, tenant)
-                if known is not None:
-                    self._touch_first(known)
-                session, existed = self.sessions.open(
-                    nonce,
-                    lease_ms,
-                    window,
-                    now,
-                    tenant,
-                    sessions_max=sessions_max,
-                    tenant_sessions_max=tenant_sessions_max,
-                )
-                if not existed:
-                    self._touch_first(session.client_id)
-                    self.trackers[session.client_id] = ResultTracker(window=session.window)
-                return self._about(session, existed=existed)
-            case c.RenewSession(client_id, epoch, tenant):
-                self.check_tenant(client_id, tenant)
-                self._touch_first(client_id)
-                session = self.sessions.live(client_id, epoch, now)
-                session.renew(now)
-                return self._about(session, existed=True)
-            case c.TakeOver(client_id, nonce, tenant):
-                self.check_tenant(client_id, tenant)
-                self._touch_first(client_id)
-                return self._about(self.sessions.take_over(client_id, nonce, now), existed=True)
-            case c.Resolve():
-                return self._resolve(command)
-            case c.CloseSession(client_id, epoch, tenant):
-                self.check_tenant(client_id, tenant)
-                self._touch_first(client_id)
-                self.sessions.live(client_id, epoch, now)
-                self.sessions.close(client_id)
-                del self.trackers[client_id]
-                return None
-            case c.Reap(client_ids):
-                gone = 0
-                for client_id in client_ids:
-                    self._touch_first(client_id)
-                    if self.sessions.reap(client_id, now):
-                        del self.trackers[client_id]
-                        gone += 1
-                return gone
-            case c.ForgetKeys():
-                return self.keys.forget(now, c.FORGET_MAX)
-            case c.DeclareTable():
-                return declare_table(command, self.tables, self.flows, self.new_rows, now)
-            case c.DeclareFlow(declaration):
-                return self.flows.declare(declaration_of(declaration), self.tables, now)
-            case c.Seal(flow, number):
-                return self.flows.seal(flow, number, now)
-            case c.Attach(flow, consumer, nonce):
-                return self.flows.attach(flow, consumer, nonce)
-            case c.MoveCursor(flow, consumer, batch, fence, replay):
-                return self.flows.move(flow, consumer, batch, fence, replay=replay, now_ms=now)
-            case _:
-                assert_never(command)
+    def _control(self, command: c.Control) -> Any:
+        try:
+            return command.apply(self)
+        except OncegateError as refusal:
+            return refusal
+
+    def declare_table(self, command: c.DeclareTable) -> Table:
+        """Declare a table, with rows of this machine's kind; raises as :func:`declare_table`."""
+        return declare_table(command, self.tables, self.flows, self.new_rows, self.time_ms)
 
     def fenced_by(self, client_id: int, epoch: int) -> str:
         """Say why a request of this epoch is FENCED: epochs only rise, so a higher one was never anybody's."""
@@ -348,7 +280,8 @@ class Machine:
         if session is not None and session.tenant != tenant:
             raise OncegateError(Code.FORBIDDEN, "the session is another tenant's")
 
-    def _about(self, session: Session, *, existed: bool) -> SessionAnswer:
+    def about(self, session: Session, *, existed: bool) -> SessionAnswer:
+        """Describe a session; ``existed``: it was there before the command."""
         tracker = self.trackers[session.client_id]
         return SessionAnswer(
             session.client_id,

@@ -53,7 +53,7 @@ class SessionAnswer(NamedTuple):
     epoch: Epoch
     lease_ms: int
     window: int
-    left_ms: int
+    memory_ms: int
     existed: bool
     first_incomplete: SequenceNumber
     highest: SequenceNumber

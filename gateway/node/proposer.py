@@ -15,7 +15,7 @@ import msgspec
 
 from oncegate.consensus.errors import CommandRefused
 from oncegate.consensus.replica.replica import Replica
-from oncegate.gateway.answers import BODY_TYPES, Answer, answer
+from oncegate.gateway.answers import Answer, answer, relayed_body
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.cluster_clock import ClusterClock
 from oncegate.gateway.machine.machine import Machine
@@ -232,6 +232,4 @@ def _relayed(done: Answer | BaseException) -> Relayed:
 def _received(command: c.Command, relayed: Relayed) -> Answer:
     if relayed.refusal is not None:
         raise unpacked(relayed.refusal)
-    shape = BODY_TYPES.get(type(command))  # None for what a node orders by itself: nobody reads the answer
-    body = None if shape is None else msgspec.convert(relayed.body, shape)
-    return Answer(body, relayed.commit, relayed.created, relayed.memory_ms)
+    return Answer(relayed_body(command, relayed.body), relayed.commit, relayed.created, relayed.memory_ms)

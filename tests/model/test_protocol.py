@@ -139,7 +139,7 @@ def stale_is_new(patch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 @_planted("executed twice")
 def ack_is_inclusive(patch: pytest.MonkeyPatch) -> dict[str, Any]:
-    patch.setattr(machine_module, "ResultTracker", DropsTooEarly)
+    patch.setattr(c, "ResultTracker", DropsTooEarly)
     return {}
 
 
