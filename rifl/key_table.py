@@ -14,6 +14,14 @@ entries alone; ``now`` is cluster time. First row that holds decides:
 
 The first use of a key gives it the next *number*: (``KEYS_CLIENT``, number) is its request id. Keys are forgotten in
 the order of their first use, so one time tells which are gone: a key that names a later time was never used.
+
+Invariants; a call that would break one raises InvariantViolation and changes nothing:
+
+- a key is remembered once: a second record would hide a second execution;
+- numbers follow each other without a gap, from ``first`` up to, not including, ``next``;
+- first uses, ends and commit numbers ascend with the number, and no first use is before ``forgotten_ms``: else a key
+  could be forgotten before an older one, and its retry be executed;
+- ``bytes`` is the sum of the remembered keys' sizes.
 """
 
 from __future__ import annotations
@@ -24,6 +32,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from oncegate.rifl.completion import CompletionRecord
+from oncegate.rifl.errors import InvariantViolation
 from oncegate.rifl.ids import ID_MAX, ClientId, ClusterTimeMs, CommitNumber, Fingerprint, SequenceNumber
 from oncegate.rifl.resolve_rule import Fate, Resolution
 from oncegate.rifl.result_tracker import Sized
@@ -120,7 +129,16 @@ class KeyTable:
 
     def add(self, record: KeyRecord) -> None:
         """Remember a key under its number, the next one."""
-        self._by_name[_name(record.tenant, record.key)] = record
+        name, newest = _name(record.tenant, record.key), self._by_number.get(self.next - 1)
+        if record.number != self.next:
+            raise InvariantViolation(f"idempotency key {record.number} comes where {self.next} is the next")
+        if name in self._by_name:
+            raise InvariantViolation(f"idempotency key {record.number} is remembered already: it was executed twice")
+        commit = record.record.commit
+        least = (self.forgotten_ms, 0, 1) if newest is None else _order(newest, newest.record.commit + 1)
+        if any(now < before for now, before in zip(_order(record, commit), least, strict=True)):
+            raise InvariantViolation(f"idempotency key {record.number} is older than the one before it")
+        self._by_name[name] = record
         self._by_number[record.number] = record
         self.next = SequenceNumber(record.number + 1)
         self.bytes += record.size
@@ -139,7 +157,10 @@ class KeyTable:
         """Forget up to ``limit`` keys whose time is over, oldest first; returns how many."""
         count = 0
         while count < limit and self.due(now_ms):
-            gone = self._by_number.pop(self.first)
+            gone = self._by_number[self.first]
+            if gone.size > self.bytes:
+                raise InvariantViolation(f"{self.bytes} bytes of idempotency keys hold one of {gone.size}")
+            del self._by_number[self.first]
             del self._by_name[_name(gone.tenant, gone.key)]
             self.bytes -= gone.size
             self.forgotten_ms = gone.used_ms
@@ -165,16 +186,19 @@ class KeyTable:
 
     def restore(
         self, first: SequenceNumber, next_number: SequenceNumber, forgotten_ms: ClusterTimeMs, records: list[KeyRecord]
-    ) -> bool:
-        """Become the table that was saved; return False if the records do not belong to these numbers."""
-        if [record.number for record in records] != list(range(first, next_number)):
-            return False
+    ) -> None:
+        """Become the table that was saved so.
+
+        Raises:
+            InvariantViolation: no table can have held these records under these numbers.
+        """
+        self.first = self.next = self._saved_first = first
+        self.forgotten_ms = forgotten_ms
         for record in records:
             self.add(record)
-        self.first = self._saved_first = first
-        self.next = self._saved_next = next_number
-        self.forgotten_ms = forgotten_ms
-        return True
+        if self.next != next_number:
+            raise InvariantViolation(f"idempotency keys {self.next} to {next_number - 1} are missing")
+        self._saved_next = next_number
 
     def dump(self) -> list[Any]:
         """Return the state as plain data, equal on equal replicas."""
@@ -205,6 +229,10 @@ class KeySlot(NamedTuple):
         ends_ms = ClusterTimeMs(max(self.now_ms + self.lifetime_ms, self.keys.last_end_ms()))
         self.keys.add(KeyRecord(sequence, self.tenant, self.key, self.now_ms, ends_ms, record))
         return record
+
+
+def _order(key: KeyRecord, commit: int) -> tuple[int, int, int]:
+    return key.used_ms, key.ends_ms, commit
 
 
 def _name(tenant: str, key: str) -> str:

@@ -4,6 +4,9 @@ Owns: expiry arithmetic and the queue of candidates. Time comes in as a value. A
 operation of its session, so the queue is lazy: a renewal touches one integer, and a candidate that was renewed
 in the meantime is filed again when its old bucket comes up. Nothing ever scans all sessions.
 
+Invariant: as many sessions are filed as live or are noted as gone; to forget one that was never filed raises
+InvariantViolation. A session that is not filed would never be reaped, and its records would stay for ever.
+
 The queue is not part of the replicated state: it only proposes which sessions a log entry might reap. Every node calls
 :meth:`ExpiryQueue.due` from time to time: the leader acts on the answer; the other nodes drop sessions that are gone.
 """
@@ -13,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Final
+
+from oncegate.rifl.errors import InvariantViolation
 
 BUCKET_MS: Final = 1_000
 """Width of a bucket: how late past its end a lease may be noticed. Early is impossible."""
@@ -50,6 +55,8 @@ class ExpiryQueue:
 
     def forget(self) -> None:
         """Note that a filed session is gone; its place is freed later, by :meth:`due`."""
+        if self._gone >= self._filed:
+            raise InvariantViolation(f"{self._gone + 1} of {self._filed} filed sessions are gone")
         self._gone += 1
 
     def due(self, now_ms: int, ends_ms: Callable[[int], int | None], *, limit: int) -> list[int]:

@@ -2,6 +2,13 @@
 
 Owns: client ids, epochs, nonces and leases. Knows nothing of completion records (:mod:`oncegate.rifl.result_tracker`),
 so that shards can own records while one shard owns leases (RIFL §4.1, the lease manager).
+
+Invariants; whoever is about to break one gets an InvariantViolation, and nothing has changed:
+
+- an id is given out once: a second session under it would execute again what the first one's records answer;
+- every id that lives is below ``next_id``;
+- a nonce belongs to one session: a retried open finds the session it opened;
+- an epoch is at least 1, and only a take-over raises it; the end of a lease never goes back.
 """
 
 from __future__ import annotations
@@ -11,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from oncegate.rifl.errors import Code, OncegateError
+from oncegate.rifl.errors import Code, InvariantViolation, OncegateError
 from oncegate.rifl.ids import ClientId, ClusterTimeMs, Epoch
 from oncegate.rifl.lease import ExpiryQueue
 
@@ -136,12 +143,19 @@ class SessionTable:
         client_id, never = ClientId(self.next_id), ClusterTimeMs(0)
         session = Session(client_id, Epoch(1), nonce, shared_int(lease_ms), shared_int(window), never, (), tenant)
         session.renew(now_ms)
-        self.next_id += 1
-        self._by_nonce[_named(tenant, nonce)] = session.client_id
         self._enter(session)
         return session, False
 
     def _enter(self, session: Session) -> None:
+        client_id, names = session.client_id, [_named(session.tenant, n) for n in (session.nonce, *session.former)]
+        if client_id in self._by_id or client_id < 1:
+            raise InvariantViolation(f"a second session is opened under client id {client_id}")
+        if session.epoch < 1:
+            raise InvariantViolation(f"session {client_id} has epoch {session.epoch}")
+        if any(name in self._by_nonce for name in names):
+            raise InvariantViolation(f"a nonce of session {client_id} is another session's")
+        self.next_id = max(self.next_id, client_id + 1)
+        self._by_nonce.update(dict.fromkeys(names, client_id))
         self._by_id[session.client_id] = session
         self._of_tenant[session.tenant] = self._of_tenant.get(session.tenant, 0) + 1
         self._expiry.file(session.client_id, session.ends_ms)
@@ -166,9 +180,13 @@ class SessionTable:
     def put_back(self, session: Session) -> None:
         """Add a session read from a saved state; afterwards the table behaves as the one it was saved from."""
         session.lease_ms, session.window = shared_int(session.lease_ms), shared_int(session.window)
-        for nonce in (session.nonce, *session.former):
-            self._by_nonce[_named(session.tenant, nonce)] = session.client_id
         self._enter(session)
+
+    def skip_to(self, next_id: int) -> None:
+        """Give out ids from ``next_id`` on, as the table did that was saved."""
+        if next_id < self.next_id:
+            raise InvariantViolation(f"client id {next_id} would be given out again, {self.next_id - 1} was already")
+        self.next_id = next_id
 
     def take_over(self, client_id: int, nonce: str, now_ms: ClusterTimeMs) -> Session:
         """Give the session to a new owner: a new nonce raises the epoch, the same one again does not.

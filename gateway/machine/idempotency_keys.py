@@ -2,6 +2,8 @@
 
 Owns: the join of :mod:`oncegate.rifl.key_table` (was the request seen before?) and the machine (what does it do?).
 Pure, deterministic and total, as :mod:`oncegate.gateway.machine.machine` is, which calls it.
+
+Invariant: a key has taken its number if, and only if, its operation was executed. Raises InvariantViolation.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import msgspec
 
 from oncegate.gateway.machine import commands as c
 from oncegate.rifl.completion import CompletionRecord
+from oncegate.rifl.errors import InvariantViolation
 from oncegate.rifl.ids import SequenceNumber
 from oncegate.rifl.key_table import KEYS_CLIENT, KeyRecord
 from oncegate.rifl.rule import Applied, OpVerdict, Refusal, Rejected, Replayed
@@ -47,6 +50,9 @@ def apply_keyed(machine: Machine, command: c.Keyed) -> tuple[list[OpVerdict], in
             slot = keys.slot(command.tenant, item.key, now, command.lifetime_ms)
             op = msgspec.structs.replace(item.op, sequence=number)
             done = machine.execute(KEYS_CLIENT, slot, op, command.traceparent)
+            executed = isinstance(done, CompletionRecord)
+            if keys.next != number + executed:
+                raise InvariantViolation(f"idempotency key {number} was executed or remembered, not both")
             if isinstance(done, CompletionRecord):
                 ends.append(keys.last_end_ms())
                 verdicts.append(Applied(number, done))

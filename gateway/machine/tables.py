@@ -3,6 +3,11 @@
 Owns: row versions, conditions, business refusals and quotas of resident tables. Pure and total: a refusal is a
 result, never an exception. Stream tables keep no rows here; theirs are in the flows' segments
 (:mod:`oncegate.gateway.machine.flow_state`). Where rows live sits behind :class:`RowStore`.
+
+Invariants; a :class:`Table` that finds one broken raises InvariantViolation before it writes:
+
+- a row's version is below the commit number of what is executed next: a version names one value for ever;
+- ``bytes`` is the sum of the rows' sizes, so it is never below the overhead of as many rows.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ from typing import Final, Literal, Protocol
 import msgspec
 
 from oncegate.gateway.machine.commands import LIST_BYTES_MAX, RESULT_BYTES_MAX, Kind, Op, Test
-from oncegate.rifl.errors import Code
+from oncegate.rifl.errors import Code, InvariantViolation
 from oncegate.rifl.ids import CommitNumber
 
 QUOTA_BYTES_DEFAULT: Final = 1 * 2**30
@@ -146,6 +151,13 @@ class Table:
         self.rows: RowStore = DictRows() if rows is None else rows
         self.bytes = 0
 
+    def put_back(self, size_bytes: int) -> None:
+        """Count the rows that a saved table has as ``size_bytes``, as the table did that was saved."""
+        rows = len(self.rows)
+        if size_bytes < rows * ROW_OVERHEAD_BYTES or (size_bytes and not rows):
+            raise InvariantViolation(f"{rows} rows of {self.name} occupy {size_bytes} bytes")
+        self.bytes = size_bytes
+
     def check(self, op: Op) -> Code | None:
         """Return why the operation cannot be executed at all, or None. Changes nothing."""
         if self.kind == "stream":
@@ -162,8 +174,14 @@ class Table:
         return None
 
     def execute(self, op: Op, commit: CommitNumber) -> Remembered | None:
-        """Apply one operation to a resident table; None says plainly applied."""
+        """Apply one operation to a resident table; None says plainly applied.
+
+        Raises:
+            InvariantViolation: ``commit`` does not follow the row's version, or the row has bytes nobody counted.
+        """
         row = self.rows.get(op.key)
+        if row is not None and row.version >= commit:
+            raise InvariantViolation(f"commit {commit} finds a row of {self.name} that {row.version} has written")
         if op.test:
             refused = _test(op, row)
             if refused is not None:
@@ -174,8 +192,11 @@ class Table:
             return None
         if op.kind == _DELETE:
             if row is not None:
+                size = len(op.key) + len(row.value) + ROW_OVERHEAD_BYTES
+                if size > self.bytes:
+                    raise InvariantViolation(f"{self.bytes} bytes of {self.name} hold a row of {size}")
                 self.rows.delete(op.key, row)
-                self.bytes -= len(op.key) + len(row.value) + ROW_OVERHEAD_BYTES
+                self.bytes -= size
             return None
         if op.kind == _INCREMENT:
             return self._increment(op, row, commit)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from oncegate.gateway.answers import request_state
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.results import Operated
-from oncegate.rifl.errors import Code
-from oncegate.rifl.key_table import KEYS_CLIENT, NO_TIME
+from oncegate.rifl.errors import Code, InvariantViolation
+from oncegate.rifl.key_table import KEYS_CLIENT, NO_TIME, KeyTable
 from tests.gateway.logs import told
 from tests.gateway.test_machine import Log, increment, op, put, started
 
@@ -98,3 +101,17 @@ def test_keys_whose_time_is_over_never_pile_up() -> None:
     for number in range(20):
         keyed(log, (f"k{number}", put(0)), at=number * (HOUR + 1))
         assert len(log.machine.keys) <= 1
+
+
+@pytest.mark.parametrize("loses", [True, False])
+def test_execution_without_a_remembered_key_or_a_key_without_execution_raises(
+    loses: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next request under that key would find nothing and execute again, or be answered for what never ran."""
+    log = started()
+    if loses:
+        monkeypatch.setattr(KeyTable, "add", lambda *_: None)
+    else:
+        monkeypatch.setattr(Machine, "execute", lambda _, __, slot, *rest: slot.record(1, 7, 1) and Code.NOT_FOUND)
+    with pytest.raises(InvariantViolation, match="key 1 "):
+        keyed(log, ("a", increment(0)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple, cast
 
 import pytest
 
@@ -14,7 +15,12 @@ from oncegate.consensus.ports import SnapshotFile, SnapshotManifest
 from oncegate.gateway.machine.state import MachineState, layout, state_digest
 from oncegate.gateway.machine.state.directory import StateDirectory
 from oncegate.gateway.machine.state.errors import StateCorrupt, StateVersionUnknown
-from oncegate.gateway.machine.state.restore import verify
+from oncegate.gateway.machine.state.layout import META_KEY, Meta, TableMeta, encode_meta, encode_session, session_key
+from oncegate.gateway.machine.state.restore import restore, verify
+from oncegate.gateway.machine.state.store import Store
+from oncegate.rifl.ids import SequenceNumber
+from oncegate.rifl.result_tracker import ResultTracker
+from oncegate.rifl.session import Session
 from tests.gateway.logs import RandomLog
 from tests.gateway.state_harness import Member, copy_files, digest_at, held, point, ship, wrong_after_crash
 
@@ -299,3 +305,48 @@ def test_leftovers_of_a_crash_are_removed_at_the_start(leader: Member, tmp_path:
     state = MachineState(tmp_path / "leader")
     assert sorted(path.name for path in (tmp_path / "leader").iterdir()) == ["CURRENT", "store-1"]
     state.close()
+
+
+class Cells(NamedTuple):
+    """What :func:`restore` reads of a store."""
+
+    path: Path
+    of: dict[bytes, bytes]
+
+    def value(self, key: bytes) -> bytes | None:
+        return self.of.get(key)
+
+    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        return ((key, value) for key, value in sorted(self.of.items()) if key.startswith(prefix))
+
+
+_SESSIONS = [Session(1, 1, "n", 1_000, 8, 9), Session(2, 1, "m", 1_000, 8, 9)]
+
+
+@pytest.mark.parametrize(
+    ("sessions", "next_client_id", "table_bytes", "next_key", "reason"),
+    [
+        ([_SESSIONS[0], Session(2, 1, "n", 1_000, 8, 9)], 3, 0, 1, "nonce"),
+        ([_SESSIONS[0], Session(2, 0, "m", 1_000, 8, 9)], 3, 0, 1, "epoch"),
+        (_SESSIONS, 2, 0, 1, "given out again"),
+        (_SESSIONS, 3, -1, 1, "-1 bytes"),
+        (_SESSIONS, 3, 0, 2, "idempotency keys"),
+        (_SESSIONS, 3, 0, 1, "above 0"),
+    ],
+)
+def test_saved_state_that_contradicts_itself_is_corrupt_and_names_its_place(
+    sessions: list[Session], next_client_id: int, table_bytes: int, next_key: int, reason: str
+) -> None:
+    """Its checksums are right: only what the bookkeeping promises of itself tells that it must not be served."""
+    meta = Meta(
+        point(1), 5, 5, next_client_id, 0, 2, 0, [TableMeta("t", "resident", 1, table_bytes, 0)], 1, next_key, -1
+    )
+    kept = ResultTracker(window=8)
+    kept.record(1, 1, 1)
+    if reason == "above 0":
+        kept.highest = SequenceNumber(0)
+    cells = {META_KEY: encode_meta(meta)} | {
+        session_key(session.client_id): encode_session(session, kept) for session in sessions
+    }
+    with pytest.raises(StateCorrupt, match=rf"/state/store-1 is corrupt: .*{reason}"):
+        restore(cast("Store", Cells(Path("/state/store-1"), cells)))

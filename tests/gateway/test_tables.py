@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from oncegate.gateway.machine.commands import LIST_BYTES_MAX, RESULT_BYTES_MAX, Kind, Op
 from oncegate.gateway.machine.commands import Test as Condition
 from oncegate.gateway.machine.tables import INT64_MAX, INT64_MIN, ROW_OVERHEAD_BYTES, DictRows, Remembered, Row, Table
-from oncegate.rifl.errors import Code
+from oncegate.rifl.errors import Code, InvariantViolation
 
 
 def table(kind: str = "resident", **rows: bytes) -> Table:
@@ -104,6 +104,37 @@ def test_increment_adds_or_refuses_and_never_wraps(before: bytes | None, by: int
         assert got == Remembered(result, 1 if before else 0, before)
         assert list(made.rows.items()) == rows
     assert made.bytes == size_of(made)
+
+
+@pytest.mark.parametrize("op", [put("k", b"2"), delete("k"), increment("k", 1)])
+@pytest.mark.parametrize("commit", [4, 5])
+def test_commit_that_does_not_follow_the_rows_version_raises_and_changes_nothing(op: Op, commit: int) -> None:
+    """Two values under one version would let If-Match write over what its caller has never seen."""
+    made = table()
+    made.execute(put("k", b"1"), 5)
+    before = made.bytes
+    with pytest.raises(InvariantViolation, match=f"commit {commit} "):
+        made.execute(op, commit)
+    assert (made.rows.get("k"), made.bytes) == (Row(5, b"1"), before)
+
+
+def test_row_with_bytes_that_nobody_counted_raises_and_is_not_deleted() -> None:
+    made = table(k=b"1")
+    made.bytes -= 1
+    with pytest.raises(InvariantViolation):
+        made.execute(delete("k"), 2)
+    assert made.rows.get("k") == Row(1, b"1")
+
+
+@pytest.mark.parametrize("rows", [{}, {"k": b"1", "m": b"2"}])
+def test_saved_bytes_that_no_such_rows_occupy_are_not_taken(rows: dict[str, bytes]) -> None:
+    made = table(**rows)
+    right = made.bytes
+    made.put_back(right)
+    for wrong in (-1, ROW_OVERHEAD_BYTES):
+        with pytest.raises(InvariantViolation):
+            made.put_back(wrong)
+    assert made.bytes == right
 
 
 def test_delete_of_nothing_is_applied() -> None:

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from oncegate.rifl import key_table
 from oncegate.rifl.completion import CompletionRecord
+from oncegate.rifl.errors import InvariantViolation
 from oncegate.rifl.key_table import NO_TIME, KeyRecord, KeyTable
 from oncegate.rifl.resolve_rule import Fate
 from oncegate.rifl.rule import EXECUTE, Execute, Refusal
@@ -122,7 +123,7 @@ class Keys(RuleBasedStateMachine):
     def save_and_restore(self) -> None:
         self.keys.take_changes()
         restored = type(self).table_type()
-        assert restored.restore(self.keys.first, self.keys.next, self.keys.forgotten_ms, list(self.keys))
+        restored.restore(self.keys.first, self.keys.next, self.keys.forgotten_ms, list(self.keys))
         assert restored.dump() == self.keys.dump()
         assert restored.take_changes() == (self.keys.first, self.keys.first, [])
         self.keys = restored
@@ -201,9 +202,53 @@ def test_changes_name_each_new_and_each_gone_key_once() -> None:
 
 def test_records_that_are_not_all_there_are_not_taken_for_a_table() -> None:
     saved = list(_filled(3))
-    assert not KeyTable().restore(1, 4, NO_TIME, saved[:2])
-    assert not KeyTable().restore(1, 4, NO_TIME, [saved[0], saved[2], saved[1]])
-    assert KeyTable().restore(1, 4, NO_TIME, saved)
+    for found in (saved[:2], saved[1:], [saved[0], saved[2], saved[1]], [*saved, saved[2]]):
+        with pytest.raises(InvariantViolation):
+            KeyTable().restore(1, 4, NO_TIME, found)
+    again = KeyTable()
+    again.restore(1, 4, NO_TIME, saved)
+    assert list(again) == saved
+
+
+def _used(number: int = 4, key: str = "k4", used_ms: int = 3, ends_ms: int = 13, commit: int = 4) -> KeyRecord:
+    return KeyRecord(number, "", key, used_ms, ends_ms, CompletionRecord(7, commit))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param(_used(key="k2"), id="a key twice"),
+        pytest.param(_used(number=3), id="a number twice"),
+        pytest.param(_used(number=5), id="a number left out"),
+        pytest.param(_used(used_ms=2), id="cluster time goes back"),
+        pytest.param(_used(ends_ms=12), id="ends before an older key"),
+        pytest.param(_used(commit=3), id="commit number does not rise"),
+    ],
+)
+def test_key_that_would_hide_a_second_execution_raises_and_changes_nothing(wrong: KeyRecord) -> None:
+    keys = _filled(3)
+    before = keys.dump()
+    with pytest.raises(InvariantViolation):
+        keys.add(wrong)
+    assert keys.dump() == before
+    keys.add(_used())
+
+
+@pytest.mark.parametrize("wrong", [_used(used_ms=2, ends_ms=90), _used(used_ms=90, ends_ms=90, commit=0)])
+def test_first_key_after_all_were_forgotten_is_no_older_than_they(wrong: KeyRecord) -> None:
+    keys = _filled(3)
+    keys.forget(50, 10)
+    with pytest.raises(InvariantViolation):
+        keys.add(wrong)
+
+
+def test_bytes_of_keys_never_fall_below_what_is_remembered() -> None:
+    keys = _filled(2)
+    keys.bytes -= 1
+    assert keys.forget(12, 1) == 1
+    with pytest.raises(InvariantViolation):
+        keys.forget(50, 1)
+    assert len(keys) == 1
 
 
 def test_bytes_are_bounded_before_execution(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oncegate.rifl import lease
+from oncegate.rifl.errors import InvariantViolation
 from oncegate.rifl.lease import BUCKET_MS, LOOKS_MAX, ExpiryQueue
 
 
@@ -53,6 +54,15 @@ def test_session_that_is_gone_is_forgotten() -> None:
     assert leases.asked == 1
     assert not leases.due(20_000)
     assert leases.asked == 1
+
+
+def test_forgetting_a_session_that_was_never_filed_raises() -> None:
+    queue = ExpiryQueue()
+    queue.file(1, 1_000)
+    queue.forget()
+    with pytest.raises(InvariantViolation):
+        queue.forget()
+    assert len(queue) == 1
 
 
 def test_candidate_stays_until_it_is_really_reaped() -> None:

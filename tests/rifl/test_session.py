@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
 import pytest
 
-from oncegate.rifl.errors import Code, OncegateError
+from oncegate.rifl.errors import Code, InvariantViolation, OncegateError
 from oncegate.rifl.lease import GONE_KEPT
-from oncegate.rifl.session import SessionTable
+from oncegate.rifl.session import Session, SessionTable
 
 
 def refusal(call: object, *args: object) -> Code:
@@ -189,3 +190,23 @@ def test_sessions_closed_long_before_their_lease_do_not_pile_up() -> None:
     table.expired(20 * GONE_KEPT)
     now = 86_400_000 * 2
     assert table.expired(now, limit=100) == kept, "sweeping forgets nobody who lives"
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        pytest.param(lambda table: table.put_back(Session(1, 1, "other", 1, 8, 9)), id="a client id twice"),
+        pytest.param(lambda table: table.put_back(Session(0, 1, "other", 1, 8, 9)), id="no client id"),
+        pytest.param(lambda table: table.put_back(Session(2, 0, "other", 1, 8, 9)), id="no epoch"),
+        pytest.param(lambda table: table.put_back(Session(2, 1, "new", 1, 8, 9)), id="the nonce of another"),
+        pytest.param(lambda table: table.put_back(Session(2, 1, "other", 1, 8, 9, ("n",))), id="its former nonce"),
+        pytest.param(lambda table: table.skip_to(1), id="a client id given out again"),
+    ],
+)
+def test_session_that_would_hide_another_raises_and_changes_nothing(break_it: Callable[[SessionTable], None]) -> None:
+    table, client = opened()
+    table.take_over(client, "new", 0)
+    with pytest.raises(InvariantViolation):
+        break_it(table)
+    assert (len(table), table.filed, table.next_id) == (1, 1, 2)
+    assert (table.of_nonce("n"), table.of_nonce("new"), table.of_nonce("other")) == (1, 1, None)

@@ -42,6 +42,7 @@ from oncegate.gateway.machine.state.layout import (
 from oncegate.gateway.machine.state.rows import StoredRows, Tally
 from oncegate.gateway.machine.state.store import Store
 from oncegate.gateway.machine.tables import Table
+from oncegate.rifl.errors import InvariantViolation
 from oncegate.rifl.key_table import KeyRecord
 
 
@@ -70,6 +71,13 @@ def restore(store: Store, rest: Callable[[], None] = _no_rest) -> Restored:
         StateVersionUnknown: another format.
         StoreFailed: the disk cannot be read.
     """
+    try:
+        return _restored(store, rest)
+    except (InvariantViolation, FlowError) as broken:
+        raise StateCorrupt(store.path, str(broken)) from broken
+
+
+def _restored(store: Store, rest: Callable[[], None]) -> Restored:
     tally = Tally()
     machine = Machine(lambda number: StoredRows(number, store, tally))
     value = store.value(META_KEY)
@@ -81,30 +89,26 @@ def restore(store: Store, rest: Callable[[], None] = _no_rest) -> Restored:
     machine.replayed = meta.replayed
     for number, about in enumerate(meta.tables):
         table = Table(about.name, about.kind, about.quota_bytes, StoredRows(number, store, tally, about.rows))
-        table.bytes = about.bytes
+        table.put_back(about.bytes)
         machine.tables[about.name] = table
     marks: list[FlowMark] = []
     for number in range(meta.flows):
         flow, mark = _flow(store, number)
-        try:
-            machine.flows.put_back(flow)
-        except FlowError as fault:
-            raise StateCorrupt(store.path, str(fault)) from fault
+        machine.flows.put_back(flow)
         marks.append(mark)
     for _, image in store.scan(SESSIONS):
         rest()
         session, tracker = decode_session(store.path, image)
         machine.sessions.put_back(session)
         machine.trackers[session.client_id] = tracker
-    machine.sessions.next_id = meta.next_client_id
+    machine.sessions.skip_to(meta.next_client_id)
     if len(machine.sessions) != meta.sessions:
         raise StateCorrupt(store.path, f"{len(machine.sessions)} of {meta.sessions} sessions are there")
     used: list[KeyRecord] = []
     for _, image in store.scan(KEYS):
         rest()
         used.append(decode_used_key(store.path, image))
-    if not machine.keys.restore(meta.first_key, meta.next_key, meta.forgotten_ms, used):
-        raise StateCorrupt(store.path, f"the {meta.next_key - meta.first_key} idempotency keys are not all there")
+    machine.keys.restore(meta.first_key, meta.next_key, meta.forgotten_ms, used)
     return Restored(machine, meta.point, marks, tally)
 
 
