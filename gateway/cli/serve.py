@@ -6,8 +6,13 @@ What a node is made of is imported when it starts: the other commands do not pay
 from __future__ import annotations
 
 import inspect
+import sys
 import time
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,6 +22,22 @@ from oncegate.gateway.node.settings import SETTINGS
 
 if TYPE_CHECKING:
     from oncegate.gateway.node.settings import Settings
+
+
+class WithoutPandas(MetaPathFinder):
+    """Keeps pandas out of a node's process, which makes no use of it.
+
+    pyarrow imports it with the first list that it converts, only to recognise its types: half of the processor time
+    that a start takes.
+    """
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Refuse pandas; the other finders are asked for everything else."""
+        if fullname == "pandas":
+            raise ModuleNotFoundError("a node makes no use of pandas", name=fullname)
+        return None
 
 
 def serve(
@@ -49,6 +70,7 @@ def serve(
         typer.echo(f"oncegate: {fault}", err=True)
         raise typer.Exit(2) from None
     _log_to_stderr(settings)
+    sys.meta_path.insert(0, WithoutPandas())
     try:
         asyncio.run(run(settings, context.obj or Node))
     except (ConsensusError, OSError) as fault:

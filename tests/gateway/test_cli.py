@@ -51,7 +51,7 @@ def _stop(process: subprocess.Popen[str]) -> int:
     return process.returncode
 
 
-def test_serve_without_arguments_is_a_durable_cluster_of_one(tmp_path: Path) -> None:
+def test_serve_without_arguments_is_a_durable_cluster_of_one_and_loads_no_pandas(tmp_path: Path) -> None:
     http_port, peer_port = free_ports(2)
     members = json.dumps([f"n1=127.0.0.1:{http_port}:{peer_port}"])  # only so that two runs of the suite do not collide
     endpoint = f"http://127.0.0.1:{http_port}"
@@ -78,6 +78,9 @@ def test_serve_without_arguments_is_a_durable_cluster_of_one(tmp_path: Path) -> 
     shown = CliRunner().invoke(app, ["status", "-o", "json", "--endpoint", endpoint])
     assert shown.exit_code == 0
     assert json.loads(shown.stdout)["n1"]["role"] == "leader"
+    # Rows have been converted to Arrow by now, which imports pandas where that is installed, unless it is kept out.
+    libraries = Path(f"/proc/{process.pid}/maps").read_text()
+    assert ("/pyarrow/" in libraries, "/pandas/" in libraries) == (True, False)
     taken = subprocess.run(
         _command("serve"), cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
