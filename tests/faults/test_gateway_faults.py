@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import aiohttp
 import pytest
 
 from oncegate import Client
+from oncegate.gateway.local.cluster import LocalCluster
 from oncegate.gateway.local.waiting import until
 from oncegate.proof.check.cluster import CheckCluster
 from oncegate.proof.check.equipment import Equipment, missing
@@ -23,6 +25,7 @@ from tests.faults.harness.sdk_load import Ledger, check_counters, check_flows, c
 
 pytestmark = pytest.mark.faults
 
+STARVED_S = 10.0
 FROZEN_S = 3.0
 """More than two election time-outs; ten seconds of it are in :mod:`tests.faults.test_freezes`."""
 
@@ -201,3 +204,34 @@ async def test_slow_links_that_break_cost_no_write_and_no_duplicate(gateways: Ch
         await check_rows(client, ledger)
         await check_counters(client, ledger)
     await check_flows(gateways.endpoints, ledger)
+
+
+@contextlib.contextmanager
+def _busy_processes(count: int) -> Iterator[None]:
+    """Processes that take all the processor time they get, and end by themselves should nobody end them."""
+    loop = ["sh", "-c", "ulimit -t 60; while :; do :; done"]
+    # In sessions of their own: the kernel shares the processors out between sessions first.
+    started = [subprocess.Popen(loop, start_new_session=True) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+async def test_ten_busy_processes_beside_three_nodes_cost_no_leader_and_no_write(tmp_path: Path) -> None:
+    with LocalCluster(tmp_path) as cluster:
+        cluster.start()
+        cluster.wait_ready()
+        leader = cluster.leader()
+        term = cluster.state(leader)["term"]
+        async with Client(cluster.endpoints) as client:
+            await client.declare_table("rows")
+            async with client.session() as session:
+                with _busy_processes(10):
+                    end = time.monotonic() + STARVED_S
+                    while time.monotonic() < end:
+                        assert (await session.put("rows", "k", "v" * 200)).applied
+        states = [cluster.state(node) for node in cluster.ids]
+    assert [(state["term"], state["leader"]) for state in states if state] == [(term, leader)] * 3
