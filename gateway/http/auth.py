@@ -1,4 +1,4 @@
-"""Bearer tokens: which are known, and whom each speaks for.
+"""Bearer tokens: the known ones, and the tenant and scopes of each.
 
 Owns: the file of tokens and its reloading. The file, and the memory of this process, hold hashes only; a token is
 seen when a request carries it and is never logged. TOML, one table a token:
@@ -67,26 +67,26 @@ class Tokens:
         self._identities = _read(path)
 
     def identify(self, authorization: str | None) -> Identity:
-        """Return whose the ``Authorization`` header is.
+        """Return the identity that the ``Authorization`` header proves.
 
         Raises:
-            OncegateError: UNAUTHENTICATED, the same for no, a malformed and an unknown token.
+            OncegateError: UNAUTHENTICATED, the same for a missing, a malformed and an unknown token.
         """
         if authorization is not None and authorization[: len(_SCHEME)].lower() == _SCHEME:
             token = authorization[len(_SCHEME) :].strip()
             if 0 < len(token) <= TOKEN_BYTES_MAX:
                 digest = hashlib.sha256(token.encode(errors="surrogateescape")).digest()
                 found = self._identities.get(digest)
-                # The table is entered by a hash that nobody can steer; the last word compares in constant time.
+                # The table is keyed by a hash that no sender can choose; the final comparison takes constant time.
                 if found is not None and hmac.compare_digest(found[0], digest):
                     return found[1]
-        raise OncegateError(Code.UNAUTHENTICATED, "a known token is needed: Authorization: Bearer …")
+        raise OncegateError(Code.UNAUTHENTICATED, "send a known token: Authorization: Bearer …")
 
     def refresh(self, *, anyway: bool = False) -> bool:
         """Read the file again if it has changed (or ``anyway``); a broken one leaves the tokens as they were.
 
         Returns:
-            Whether other tokens hold now.
+            Whether the tokens have changed.
         """
         try:
             stamp = _stamp(self._path)
@@ -95,7 +95,7 @@ class Tokens:
             self._seen = stamp
             self._identities = _read(self._path)
         except OSError as fault:
-            if self._seen is not None:  # said once, until it can be read again
+            if self._seen is not None:  # logged once, until the file can be read again
                 log.error("tokens stay as they were: %s", fault)
             self._seen = None
             return False
@@ -140,7 +140,7 @@ def new_token(name: str, tenant: str, scopes: list[Scope]) -> tuple[str, str]:
     """Make a token; return its text and its table for the file.
 
     Raises:
-        ValueError: name or tenant is not of the form that the file takes.
+        ValueError: name or tenant does not have the form that the file allows.
     """
     token = "og_" + secrets.token_urlsafe(32)
     fields = {

@@ -1,9 +1,9 @@
-"""CloudEvents 1.0 over HTTP, in: binary, structured and batched, all to one canonical form.
+"""CloudEvents 1.0 over HTTP: reads binary, structured and batched mode into one canonical form.
 
 Owns: reading the three modes (HTTP Protocol Binding §3) and checking the context attributes (specification §3).
-Pure. An event becomes a put: its row key is ``source`` and ``id`` with a blank between (a source holds none, so two
-events never meet in one row unless both are equal), its value the event in the JSON Event Format, all attributes
-kept; ``source`` and ``id`` are also its idempotency key, in the table it is sent to.
+Pure. An event becomes a put. Its row key is ``source`` and ``id`` with a blank between; a source holds no blank, so two
+events share a row only if both are equal. Its value is the event in the JSON Event Format with all attributes.
+``source`` and ``id`` are also its idempotency key, in the table it is sent to.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _binary(headers: Iterable[tuple[str, str]], body: bytes) -> dict[str, Any]:
             if attribute in attributes:
                 raise edge.bad(f"{lowered} is given more than once")
             if attribute in ("datacontenttype", "data", "data_base64"):
-                raise edge.bad(f"{lowered} is no header of an event: that is Content-Type and the body")
+                raise edge.bad(f"{lowered} is no attribute of an event: Content-Type and the body take its place")
             attributes[attribute] = _header_value(lowered, text)
     if "specversion" not in attributes:
         raise edge.bad(f"not an event: neither {STRUCTURED} nor a ce-specversion header")
@@ -166,7 +166,7 @@ def _check_attribute(name: str, value: Any, where: str) -> None:
     if name == "dataschema" and not (_URI.fullmatch(value) and _ABSOLUTE.fullmatch(value)):
         raise edge.bad(f"{where}dataschema must be a URI")
     if name == "time" and not _TIME.fullmatch(value):
-        raise edge.bad(f"{where}time must be as RFC 3339 has it")
+        raise edge.bad(f"{where}time must have the form of RFC 3339")
 
 
 def _check_base64(event: dict[str, Any], where: str) -> None:

@@ -1,7 +1,7 @@
-"""Who asks: tenant, scopes and quotas of a request.
+"""The sender of a request: tenant, scopes and quotas.
 
-Owns: the identity that the edge attaches to each request, and what follows from it for sessions. How a token becomes
-an identity is :mod:`oncegate.gateway.http.auth`; when it is asked for, :mod:`oncegate.gateway.http.admission.gate`.
+Owns: the identity attached to each request, and the check of a session's owner. :mod:`oncegate.gateway.http.auth` turns
+a token into an identity; :mod:`oncegate.gateway.http.admission.gate` attaches it.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ ANONYMOUS: Final = Identity("", ANONYMOUS_TENANT, frozenset(Scope))
 
 
 def identity_of(request: web.BaseRequest) -> Identity:
-    """Return who sent the request; the edge has attached it before any handler runs."""
+    """Return the sender's identity; the gate has attached it before any handler runs."""
     return request[IDENTITY]
 
 
 def tenant_of(request: web.BaseRequest) -> str:
-    """Return the tenant that the request speaks for."""
+    """Return the tenant of the request's sender."""
     return identity_of(request).tenant
 
 
 def check_owner(request: web.BaseRequest, machine: Machine, client_id: int) -> None:
     """Refuse a session of another tenant, as far as this node knows it (SEMANTICS, case 3).
 
-    Saves a log entry and guards what is read from the local state. A node that is behind may not know the session
-    yet: for what goes through the log, the apply rule decides.
+    This saves a log entry and guards reads of the local state. A node that is behind may not know the session yet; for
+    everything that goes through the log, the apply rule decides.
 
     Raises:
-        OncegateError: FORBIDDEN; it does not say more about the session than that it is not the asker's.
+        OncegateError: FORBIDDEN; it says no more about the session than that it belongs to another tenant.
     """
     session = machine.sessions.get(client_id)
     if session is not None and session.tenant != identity_of(request).tenant:

@@ -1,4 +1,4 @@
-"""Metrics in Prometheus' text format, read from the node when they are asked for.
+"""Metrics in Prometheus' text format, read from the node when a client asks for them.
 
 Owns: names, help texts and labels, each declared once in :data:`METRICS`; docs/metrics.md is made of it. Counting costs
 nothing on the hot path: the numbers are state that exists anyway.

@@ -1,4 +1,4 @@
-"""One HTTP exchange: the request's body in the shape asked for, the answer or problem out.
+"""One HTTP exchange: decode the request's body, encode the answer or the problem.
 
 Owns: content negotiation, headers every answer carries, and the one place where errors become
 ``application/problem+json``. Knows aiohttp, decides nothing.
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 def wants_msgpack(request: web.Request) -> bool:
-    """Tell whether the answer goes out as msgpack: as ``Accept`` says, else as the request came."""
+    """Tell whether to answer in msgpack: as ``Accept`` says, else if the request was msgpack."""
     accept = request.headers.get("Accept")
     if accept is None or accept == "*/*":
         return request.content_type == wire.MSGPACK
@@ -60,7 +60,7 @@ async def raw_body(request: web.Request) -> bytes:
     if (request.content_length or 0) > request.client_max_size:
         raise OncegateError(Code.PAYLOAD_TOO_LARGE, f"the body is over {request.client_max_size} bytes")
     try:
-        if request.content.is_eof():  # all of it came with the headers: the hot path
+        if request.content.is_eof():  # the whole body came with the headers: the hot path
             return await request.read()
         return await request.app[BODIES].receive(request.content)
     except web.HTTPRequestEntityTooLarge as fault:
@@ -86,7 +86,7 @@ def respond(request: web.Request, answer: Answer, *, status: int = 200, etag: st
 
 
 def local(request: web.Request, found: Any, *, memory_ms: int | None = None) -> web.Response:
-    """Respond with something read from the local state just now."""
+    """Respond with a value read from the local state."""
     return respond(request, Answer(found, request.app[NODE].machine.commit, memory_ms=memory_ms))
 
 
@@ -118,7 +118,7 @@ def problem(request: web.Request, refusal: OncegateError, **members: Any) -> web
 
 
 def standing(request: web.Request) -> dict[str, str]:
-    """Return the headers that say where this node stands: the leader, and the age of what a ``stale`` read finds."""
+    """Return the headers about this node: who leads, and the age of the state that a ``stale`` read finds."""
     headers = {}
     leader = request.app[NODE].leader_http
     if leader is not None:
@@ -130,7 +130,7 @@ def standing(request: web.Request) -> dict[str, str]:
 
 
 def bare_problem(refusal: OncegateError, **members: Any) -> web.Response:
-    """Make the response of a refusal where there is no request to speak of."""
+    """Make the response of a refusal that belongs to no request."""
     headers = {}
     retry_after_ms = refusal.retry_after_ms
     if retry_after_ms is None and refusal.status in (429, 503):

@@ -1,4 +1,4 @@
-"""The wide edge: a range's columns checked once, in C where it can be, and never decoded again.
+"""Ranges on their way in: their columns are checked once, in C where possible, and never decoded again.
 
 Owns: the three bodies of ``POST /v1/tables/{table}/ranges`` (Arrow IPC stream, msgpack columns, JSON lines) and the
 one canonical body that the log carries: an Arrow IPC stream of one record batch with ``key: string`` and
@@ -99,7 +99,7 @@ def _from_arrow(body: bytes) -> tuple[list[str], list[str]]:
 
 
 def _check_messages(body: bytes) -> None:
-    """Walk the stream's headers and refuse what would grow when it is read.
+    """Walk the stream's headers and refuse everything that would grow when it is read.
 
     A compressed buffer or a dictionary lets a few bytes stand for gigabytes, and Arrow expands them without a
     bound; plain strings are as large as they came. Reads the flatbuffers only as far as it must.
@@ -109,12 +109,12 @@ def _check_messages(body: bytes) -> None:
         if message.type == "schema":
             continue
         if message.type != "record batch":
-            raise edge.bad(f"a range has no use for an Arrow {message.type}")
+            raise edge.bad(f"a range may not contain an Arrow {message.type}")
         metadata = message.metadata.to_pybytes()
         header = _field(metadata, _table(metadata, 0), _MESSAGE_HEADER)
         batch = _table(metadata, header or 0)
         if _field(metadata, batch, _BATCH_COMPRESSION) is not None:
-            raise edge.bad("compressed Arrow buffers are not taken")
+            raise edge.bad("send Arrow buffers without compression")
         length = _field(metadata, batch, _BATCH_LENGTH)
         rows += 0 if length is None else struct.unpack_from("<q", metadata, length)[0]
         if rows > RANGE_LENGTH_MAX:
@@ -122,7 +122,7 @@ def _check_messages(body: bytes) -> None:
 
 
 def _table(flatbuffer: bytes, at: int) -> int:
-    """Return where the table lies whose offset is stored at ``at``."""
+    """Return the position of the table whose offset is stored at ``at``."""
     return at + int(struct.unpack_from("<I", flatbuffer, at)[0])
 
 
@@ -147,9 +147,9 @@ def _from_lines(body: bytes) -> tuple[list[str], list[str]]:
 
 
 def _check_texts(values: list[str], column: pa.Array) -> None:
-    """Accept JSON texts that came as texts. Their syntax is checked without building anything.
+    """Check values that came as JSON text. The syntax check builds no objects.
 
-    That leaves what the syntax allows and no reader can represent: numbers out of range and boundless nesting.
+    Two things are left that the syntax allows and no reader can represent: numbers out of range and boundless nesting.
     """
     try:
         deque(map(_raw.decode, values), maxlen=0)

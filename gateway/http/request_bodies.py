@@ -1,7 +1,7 @@
-"""The edge: bodies as they travel in, canonical commands out, or a typed refusal before anything is proposed.
+"""Turns request bodies into canonical commands, or refuses them before anything is proposed.
 
-Owns: decoding, limits and canonical form. Pure. Whatever passes here is safe to put into the log: types, ranges,
-sizes and JSON values are checked, so that :mod:`oncegate.gateway.machine.machine` need not. Ranges have their own
+Owns: decoding, limits and canonical form. Pure. A command from here is safe to put into the log: types, ranges, sizes
+and JSON values are checked, so that :mod:`oncegate.gateway.machine.machine` need not check them. Ranges have their own
 module, :mod:`oncegate.gateway.http.range_bodies`.
 """
 
@@ -73,7 +73,7 @@ def canonical_json(value: Any, where: str) -> bytes:
     """Return the canonical JSON text of a decoded value: keys sorted, no blanks.
 
     Raises:
-        OncegateError: BAD_REQUEST for what JSON cannot say, PAYLOAD_TOO_LARGE over ``VALUE_BYTES_MAX``.
+        OncegateError: BAD_REQUEST for a value that JSON cannot express, PAYLOAD_TOO_LARGE over ``VALUE_BYTES_MAX``.
     """
     if type(value) is not str:
         _check_json(value, where, VALUE_DEPTH_MAX)
@@ -92,7 +92,7 @@ def _check_json(value: Any, where: str, depth: int) -> None:
             raise bad(f"{where} holds an integer of more than 64 bits")
     elif kind is float:
         if not math.isfinite(value):
-            raise bad(f"{where} holds a number that JSON cannot say")
+            raise bad(f"{where} holds a number that JSON cannot express")
     elif depth == 0:
         raise bad(f"{where} is nested more than {VALUE_DEPTH_MAX} deep")
     elif kind is list:
@@ -106,7 +106,7 @@ def _check_json(value: Any, where: str, depth: int) -> None:
             if type(item) is not str:
                 _check_json(item, where, depth - 1)
     else:
-        raise bad(f"{where} holds a type that JSON has not")
+        raise bad(f"{where} holds a type that JSON does not have")
 
 
 @lru_cache(maxsize=4096)
@@ -158,7 +158,7 @@ def check_nonce(nonce: str) -> str:
 
 
 def operations(request: wire.OperationsRequest, tenant: str = "", traceparent: str = "") -> c.Operate:
-    """Translate ``POST /v1/operations``; ``tenant`` is whom the token names, here and below.
+    """Translate ``POST /v1/operations``; ``tenant`` is the token's, here and below.
 
     Raises:
         OncegateError: BAD_REQUEST, BAD_ACK or PAYLOAD_TOO_LARGE; the whole request is refused.
@@ -171,7 +171,7 @@ def operations(request: wire.OperationsRequest, tenant: str = "", traceparent: s
     ops = [operation(op, at) for at, op in enumerate(many)]
     if len(ops) > c.APPENDS_MAX and sum([op.kind == _APPEND for op in ops]) > c.APPENDS_MAX:
         raise OncegateError(Code.PAYLOAD_TOO_LARGE, f"more than {c.APPENDS_MAX} appends")
-    # Canonical text can be several times what was received (escapes), and the log has a bound of its own.
+    # Canonical text can be several times as long as the received text (escapes), and the log has its own bound.
     if sum([len(op.key) + len(op.value or b"") for op in ops]) > OPERATIONS_BYTES_MAX:
         raise OncegateError(Code.PAYLOAD_TOO_LARGE, f"the operations are over {OPERATIONS_BYTES_MAX} bytes")
     return c.Operate(
@@ -251,7 +251,7 @@ def open_session(
     sessions_max: int = SESSIONS_MAX,
     tenant_sessions_max: int = SESSIONS_MAX,
 ) -> c.OpenSession:
-    """Translate ``POST /v1/sessions``, to be refused when so many are live; raises BAD_REQUEST."""
+    """Translate ``POST /v1/sessions``; the command carries the bounds on live sessions. Raises BAD_REQUEST."""
     lease_ms = LEASE_MS_DEFAULT if request.lease_ms is None else request.lease_ms
     window = WINDOW_DEFAULT if request.window is None else request.window
     if not LEASE_MS_MIN <= lease_ms <= LEASE_MS_MAX:

@@ -1,7 +1,7 @@
-"""What plain HTTP says about a request: who it is, and under which condition it may change a row.
+"""Headers of plain HTTP requests: the request's identity, and the condition under which it may change a row.
 
 Owns: the headers ``Oncegate-Request`` with its companions, ``Idempotency-Key`` (IETF httpapi draft, an RFC 8941
-string), ``If-Match`` and ``If-None-Match`` (RFC 9110 §13), ``traceparent``. Pure; what it returns goes into commands.
+string), ``If-Match`` and ``If-None-Match`` (RFC 9110 §13), ``traceparent``. Pure; its results go into commands.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Headers = Callable[[str], list[str]]
 
 
 class Place(NamedTuple):
-    """A request id that its caller assigned, with what belongs to it."""
+    """A request id that its caller assigned, with its session's epoch and first incomplete."""
 
     client_id: int
     sequence: SequenceNumber
@@ -47,12 +47,12 @@ class Key(NamedTuple):
 
     @property
     def scoped(self) -> str:
-        """The key as the replicated state knows it, apart from those of events."""
+        """The key as the replicated state stores it, distinct from the keys of events."""
         return f"k{self.text}"
 
 
 def identity(headers: Headers) -> Place | Key:
-    """Say which request this is.
+    """Return the request's identity.
 
     Raises:
         OncegateError: BAD_REQUEST; neither or both kinds of identity are given, or one is malformed.
@@ -96,7 +96,7 @@ def _key(text: str) -> Key:
 def traceparent(headers: Headers) -> str:
     """Return the trace context of a request in version 00's form (W3C Trace Context §3.2), empty if there is none.
 
-    One that is malformed or given twice is left out, as that specification asks, and refuses nothing.
+    A malformed or repeated trace context is dropped, as that specification asks; the request is not refused.
     """
     values = headers(wire.H_TRACEPARENT)
     if len(values) != 1 or not _TRACE.fullmatch(values[0]):
@@ -108,7 +108,7 @@ def conditional(op: c.Op, headers: Headers) -> c.Op:
     """Return the operation under the condition of the headers.
 
     Raises:
-        OncegateError: BAD_REQUEST for what these rows cannot test: several tags, weak ones, both headers.
+        OncegateError: BAD_REQUEST for conditions that a row cannot test: several tags, weak tags, both headers.
     """
     match, none = _single(headers, "If-Match"), _single(headers, "If-None-Match")
     if match is None and none is None:

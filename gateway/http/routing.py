@@ -1,7 +1,7 @@
-"""One line a route: path, handler, who may call it, what goes in, what comes out.
+"""Each route is one line: path, handler, scope, body and answers.
 
-Owns: the shape of that line. Whatever needs to know the routes reads the same lines: the application (paths and
-handlers), the edge (scope and media types, :mod:`oncegate.gateway.http.admission.gate`) and the description that
+Owns: the shape of that line. Everything that needs the routes reads the same lines: the application (paths and
+handlers), the gate (scope and media types, :mod:`oncegate.gateway.http.admission.gate`) and the description that
 clients get (:mod:`oncegate.gateway.http.openapi`). A route without such a line is not served.
 """
 
@@ -35,7 +35,7 @@ OBJECTS: Final = (wire.JSON, wire.MSGPACK)
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """A body or answer that is no object of :mod:`oncegate.gateway.wire`: its media types and what is in it."""
+    """A body or answer that is no object of :mod:`oncegate.gateway.wire`: its media types and its content."""
 
     media: tuple[str, ...]
     text: str

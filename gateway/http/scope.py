@@ -1,6 +1,7 @@
 """Scopes and identities as values.
 
-Owns: what a token allows, and who an asker is. Must not know HTTP: ``oncegate token`` imports this without a server.
+Owns: what a token allows, and who sends a request. Must not know HTTP: ``oncegate token`` imports this without a
+server.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Scope(StrEnum):
 
 
 class Identity(NamedTuple):
-    """The asker. A rate of None is the tenant's, by the node's settings."""
+    """The sender of a request. ``operations_per_s`` None: the tenant's rate, by the node's settings."""
 
     name: str
     """Name of the token, for logs; never the token."""

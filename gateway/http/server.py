@@ -1,8 +1,8 @@
 """The HTTP server of a node.
 
-Owns: the application, its routes and its life. What a connection may do is in
-:mod:`oncegate.gateway.http.admission.connections`, what a request must pass in
-:mod:`oncegate.gateway.http.admission.gate`; everything else is behind :mod:`oncegate.gateway.http.negotiation`.
+Owns: the application, its routes and its life. :mod:`oncegate.gateway.http.admission.connections` bounds connections,
+:mod:`oncegate.gateway.http.admission.gate` checks every request, and :mod:`oncegate.gateway.http.negotiation` decodes
+bodies and encodes answers.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ log = logging.getLogger(__name__)
 async def _expected(request: web.Request) -> web.StreamResponse | None:
     """Answer ``Expect: 100-continue`` (RFC 9110 §10.1.1): a body that is too large is refused before it is sent."""
     if request.headers.get("Expect", "").lower() != "100-continue":
-        return problem(request, OncegateError(Code.BAD_REQUEST, "no other expectation than 100-continue is met"))
+        return problem(request, OncegateError(Code.BAD_REQUEST, "only Expect: 100-continue is supported"))
     if (request.content_length or 0) > request.client_max_size:
         return problem(
             request, OncegateError(Code.PAYLOAD_TOO_LARGE, f"the body is over {request.client_max_size} bytes")
         )
     await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-    request.writer.output_size = 0  # what has been sent so far is no answer
+    request.writer.output_size = 0  # the bytes sent so far are not the answer
     return None
 
 
@@ -172,7 +172,8 @@ async def serve(settings: Settings, make_node: MakeNode = Node) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with running(settings, make_node):
-        # What lives now lives as long as the process: keep the collector from walking it again and again.
+        # Objects that exist now live as long as the process: keep the garbage collector from visiting them again and
+        # again.
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
         await stop.wait()

@@ -15,7 +15,7 @@ def server_context(settings: Settings) -> ssl.SSLContext | None:
     """Return the TLS context of the settings, None without certificate.
 
     Raises:
-        ValueError: certificate and key do not belong together, or are none.
+        ValueError: certificate and key do not belong together, or a file holds neither.
         OSError: a file cannot be read.
     """
     if settings.tls_certificate is None or settings.tls_key is None:
@@ -27,7 +27,7 @@ def server_context(settings: Settings) -> ssl.SSLContext | None:
 
 
 def load(context: ssl.SSLContext, settings: Settings) -> None:
-    """Load certificate and key, at the start or again: connections made from now on use them."""
+    """Load certificate and key; connections made from now on use them."""
     if settings.tls_certificate is None or settings.tls_key is None:
         return
     try:
@@ -37,7 +37,7 @@ def load(context: ssl.SSLContext, settings: Settings) -> None:
 
 
 def check_exposure(settings: Settings) -> None:
-    """Refuse to serve HTTP where others can reach it without knowing who they are or hiding what they send.
+    """Refuse to serve HTTP on an address that others can reach without tokens or without TLS.
 
     Raises:
         ValueError: the address is no loopback address, TLS or tokens are missing, and it is not allowed explicitly.

@@ -1,1 +1,1 @@
-"""Admission: what a node takes on, decided before anything is proposed. See docs/limits.md."""
+"""Admission: which work a node accepts, decided before anything is proposed. See docs/limits.md."""

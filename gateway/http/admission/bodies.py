@@ -1,7 +1,7 @@
-"""Bodies on their way in: bounded one by one and together.
+"""Receiving bodies: each one and all together are bounded.
 
-Owns: the bytes that have arrived of bodies that are not whole yet. Whoever has been sending longest gives way when
-they are too many, so that senders that stall cannot keep out those that do not.
+Owns: the received bytes of bodies that are not whole yet. If they are too many, the body that has been arriving for the
+longest time is refused, so that senders that stall cannot keep out those that do not.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from oncegate.rifl.errors import Code, OncegateError, Outcome
 
 
 class Pieces(Protocol):
-    """Where a body comes from, as aiohttp's ``StreamReader``."""
+    """The source of a body, as aiohttp's ``StreamReader``."""
 
     async def readany(self) -> bytes:
         """Return what has arrived, waiting for something; empty at the end."""
@@ -49,7 +49,7 @@ class BodyBudget:
         """Read a body whole; cancelled when its connection ends.
 
         Raises:
-            OncegateError: PAYLOAD_TOO_LARGE, TIMEOUT (not applied), or OVERLOADED when it gave way.
+            OncegateError: PAYLOAD_TOO_LARGE, TIMEOUT (not applied), or OVERLOADED when it was the one to refuse.
         """
         data = bytearray()
         receiver: _Receiver | None = None

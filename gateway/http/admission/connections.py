@@ -1,11 +1,11 @@
 """Connections: how many, and how long one may keep a node waiting.
 
-Owns: acceptance, and a sweep a second that ends connections which hold something and do not move. Nothing here runs
-once a request: a connection that behaves costs a look a second. Problems that have no request (broken HTTP, one
-connection too many) are made here too.
+Owns: accepting connections, and a sweep every second that ends connections that stall. No code here runs for each
+request: a connection that behaves costs one check a second. Problems that have no request (broken HTTP, one connection
+too many) are made here too.
 
-Idle connections are expendable, so they go first when all places are taken: who opens thousands and sends nothing
-crowds out itself, never a client whose requests are under way.
+When all places are taken, idle connections are closed first: a client that opens thousands and sends nothing displaces
+its own, never those whose requests are under way.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Patience(NamedTuple):
 
 @dataclass(slots=True)
 class ConnectionCounts:
-    """What became of connections; for metrics."""
+    """Counts of refused and ended connections; for metrics."""
 
     open: int = 0
     refused: int = 0
@@ -73,7 +73,7 @@ class Connection(web.RequestHandler):
         self.unsent_since_s = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take a place, or say that there is none."""
+        """Take a place, or refuse the connection if there is none."""
         if not self._guard.has_room():
             _refuse(transport)
             return
@@ -93,7 +93,7 @@ class Connection(web.RequestHandler):
 
     @property
     def is_idle(self) -> bool:
-        """Whether it waits for a request: also one that was made in this turn of the loop and has not begun to."""
+        """Whether it waits for a request; also true of a connection made in this turn of the loop."""
         return not self._messages and (self._waiter is not None or not self.has_asked)
 
     @property
@@ -103,7 +103,7 @@ class Connection(web.RequestHandler):
         return 0 if transport is None else transport.get_write_buffer_size()
 
     def abort(self) -> None:
-        """End it now, whatever is unsent."""
+        """End it now and drop unsent bytes."""
         transport = self.transport
         self.force_close()
         if transport is not None:
@@ -116,11 +116,11 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer what is no HTTP, or a bug outside the handlers, with a problem; the connection ends."""
+        """Answer broken HTTP, or a bug outside the handlers, with a problem; the connection ends."""
         if request.writer.output_size > 0:
             raise ConnectionError("the answer has begun already")
         if isinstance(exc, HttpProcessingError):
-            # Anybody can send this at any rate: not worth a line in the log.
+            # Any client can send this at any rate, so it must not fill the log.
             refusal = OncegateError(Code.BAD_REQUEST, f"not HTTP as this node reads it: {(message or '')[:200]}")
         else:
             log.error("a request failed outside its handler", exc_info=exc)
@@ -131,7 +131,7 @@ class Connection(web.RequestHandler):
 
 
 class Guard:
-    """All connections of a node. Makes them, and ends those that wait for too long."""
+    """All connections of a node. It makes them, and ends those that keep the node waiting for too long."""
 
     def __init__(self, server: web.Server, patience: Patience, counts: ConnectionCounts) -> None:
         self._server = server
@@ -143,9 +143,9 @@ class Guard:
         self._counts = counts
 
     def has_room(self) -> bool:
-        """Tell whether one more connection may be, after idle ones have made room if need be.
+        """Tell whether there is room for one more connection; close idle ones if necessary.
 
-        Asked when a connection is made, not when it is accepted: asyncio accepts many before it makes the first.
+        Call it when a connection is made, not when it is accepted: asyncio accepts many before it makes the first.
         """
         if len(self.connections) < self._patience.connections_max or self._make_room():
             return True
@@ -170,7 +170,7 @@ class Guard:
             loop=self._loop,
             access_log=None,
             keepalive_timeout=self._patience.idle_ms_max / 1000,
-            auto_decompress=False,  # the gate refuses what is coded: see oncegate.gateway.http.admission.gate
+            auto_decompress=False,  # the gate refuses encoded bodies: see oncegate.gateway.http.admission.gate
         )
 
     def _make_room(self) -> bool:
@@ -184,12 +184,12 @@ class Guard:
 
     def _end(self, connection: Connection) -> None:
         self._counts.ended += 1
-        # Not when the transport says so, which is a turn of the loop later: its place is free now.
+        # Free the place now: the transport reports the loss one turn of the loop later.
         self.discard(connection)
         connection.abort()
 
     def sweep(self) -> None:
-        """End connections whose client keeps the node waiting, and come back in a second."""
+        """End connections whose client keeps the node waiting, and schedule the next sweep."""
         now_s = self._loop.time()
         pending: list[tuple[int, Connection]] = []
         for one in list(self.connections):
@@ -226,7 +226,7 @@ class Guard:
 
 
 def _refuse(transport: asyncio.BaseTransport) -> None:
-    """Say OVERLOADED to whoever connects, and hang up."""
+    """Answer OVERLOADED to a new connection and close it."""
     if isinstance(transport, asyncio.WriteTransport):
         problem = bare_problem(OncegateError(Code.OVERLOADED, "no place for another connection"))
         body = problem.body if isinstance(problem.body, bytes) else b""
@@ -237,7 +237,7 @@ def _refuse(transport: asyncio.BaseTransport) -> None:
 
 
 class GuardedSite(web.BaseSite):
-    """Listens on one address and hands what it accepts to a :class:`Guard`."""
+    """Listens on one address and hands accepted connections to a :class:`Guard`."""
 
     __slots__ = ("_host", "_port", "guard")
 
@@ -260,7 +260,7 @@ class GuardedSite(web.BaseSite):
 
     @property
     def name(self) -> str:
-        """Where it listens."""
+        """The address it listens on."""
         return f"{'http' if self._ssl_context is None else 'https'}://{self._host}:{self._port}"
 
     async def start(self) -> None:
@@ -277,13 +277,13 @@ class GuardedSite(web.BaseSite):
         self.guard.sweep()
 
     async def stop(self) -> None:
-        """Stop listening; open connections are the runner's to end."""
+        """Stop listening; the runner ends open connections."""
         self.guard.close()
         await super().stop()
 
 
 def raise_descriptor_limit(connections_max: int) -> None:
-    """Let this process have descriptors for so many connections, as far as it may decide that itself."""
+    """Raise this process's limit of descriptors to fit so many connections, as far as the hard limit allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections_max + DESCRIPTORS_RESERVED
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -292,9 +292,9 @@ def raise_descriptor_limit(connections_max: int) -> None:
 
 
 def connections_allowed(connections_max: int) -> int:
-    """Return how many connections there are descriptors for, at most ``connections_max``.
+    """Return for how many connections there are descriptors, at most ``connections_max``.
 
-    An accept that fails for want of descriptors would stop everybody's, and the journal's next file with them.
+    Without free descriptors all accepts fail, and so does opening the journal's next file.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:

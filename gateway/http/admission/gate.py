@@ -1,7 +1,7 @@
 """The gate: every request passes it once, before its handler.
 
-Owns: the order of the checks (route, identity, scope, media type, what the tenant may have under way, its rate), and
-the headers that tell a client how it stands. Nothing has been read of a body, let alone proposed, when it refuses.
+Owns: the order of the checks (route, identity, scope, media type, the tenant's requests under way, its rate), and the
+headers that tell a client its rate. When it refuses, no byte of a body has been read and nothing was proposed.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Authenticator(Protocol):
     """Tells who sends a request."""
 
     def identify(self, authorization: str | None) -> Identity:
-        """Return whose the header is; raises UNAUTHENTICATED."""
+        """Return the identity that the header proves; raises UNAUTHENTICATED."""
 
 
 class Usage:
-    """What one asker has under way, and its rate."""
+    """The requests that one sender has under way, and its rate."""
 
     __slots__ = ("bucket", "requests")
 
@@ -48,7 +48,7 @@ class Usage:
 
 
 class Desk:
-    """Decides on requests.
+    """Decides which requests to admit.
 
     Args:
         routes: all that are served.
@@ -76,7 +76,7 @@ class Desk:
         self._tokens: dict[tuple[str, str], Usage] = {}
 
     def admit(self, request: web.Request) -> Usage | None:
-        """Let a request in and count it as under way; None if no route is served there, which its handler says.
+        """Admit a request and count it as under way; return None if no route serves it (its handler answers that).
 
         Raises:
             OncegateError: UNAUTHENTICATED, FORBIDDEN, UNSUPPORTED_MEDIA_TYPE, OVERLOADED or QUOTA.
@@ -106,7 +106,7 @@ class Desk:
         return usage
 
     def usage_of(self, identity: Identity) -> Usage | None:
-        """Return what an asker has under way, None if it has never asked."""
+        """Return the usage of a sender, None if it has never sent a request."""
         if identity.operations_per_s is not None:
             return self._tokens.get((identity.name, identity.tenant))
         return self._tenants.get(identity.tenant)
@@ -114,7 +114,7 @@ class Desk:
     def _usage(self, identity: Identity) -> Usage:
         usage = self.usage_of(identity)
         if usage is None:
-            # As many as there are tenants and tokens: what a stranger sends makes none.
+            # One for each tenant and token: requests of strangers add none.
             own = identity.operations_per_s
             usage = Usage(self._bucket(self._operations_per_s if own is None else own))
             if own is None:
@@ -135,7 +135,7 @@ USAGE: Final = web.RequestKey("usage", Usage)
 def charge(request: web.Request, operations: int) -> None:
     """Count a decoded request's operations against its sender's rate; call it before they are proposed.
 
-    Never refuses: the request was admitted, and whoever is in debt waits with the next one.
+    Never refuses: the request was admitted, and the sender's next request waits until the debt is paid.
     """
     usage = request.get(USAGE)
     if usage is not None and usage.bucket is not None:
@@ -144,23 +144,25 @@ def charge(request: web.Request, operations: int) -> None:
 
 def _check_media(request: web.Request, route: Route) -> None:
     headers = request.headers
-    # Decoders of compressed bodies are where small requests become large ones; nothing here needs them.
+    # A compressed body could make a small request large, and no client needs one.
     coding = headers.get(hdrs.CONTENT_ENCODING)
     if coding is not None and coding.strip().lower() != "identity":
-        raise OncegateError(Code.UNSUPPORTED_MEDIA_TYPE, "a body is taken as it is, without Content-Encoding")
+        raise OncegateError(Code.UNSUPPORTED_MEDIA_TYPE, "send the body without Content-Encoding")
     kind = request.content_type
     if kind in route.media or ANYTHING in route.media:
         return
     if kind not in (UNNAMED, FORM) and (route.media or kind not in _NAMED):
         taken = ", ".join(sorted(route.media)) or "no body"
-        raise OncegateError(Code.UNSUPPORTED_MEDIA_TYPE, f"taken here: {taken}")
-    # What a browser sends for any page that asks it to: a node on loopback must not obey a page on the web.
+        raise OncegateError(Code.UNSUPPORTED_MEDIA_TYPE, f"this path takes: {taken}")
+    # A browser sends these for any page without asking first: a page on the web must not write to a node on loopback.
     if hdrs.ORIGIN in headers and route.method == hdrs.METH_POST:
-        raise OncegateError(Code.UNSUPPORTED_MEDIA_TYPE, "a request from a web page names application/json")
+        raise OncegateError(
+            Code.UNSUPPORTED_MEDIA_TYPE, "a request from a web page must have the content type application/json"
+        )
 
 
 def gate(desk: Desk) -> Middleware:
-    """Return the middleware that asks ``desk``, and turns aiohttp's own refusals into problems."""
+    """Return the middleware that calls ``desk`` and turns aiohttp's own refusals into problems."""
 
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:

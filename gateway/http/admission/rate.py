@@ -1,10 +1,9 @@
-"""The operations that a tenant may ask for, as a rate: :class:`oncegate.consensus.snapshot.throttle.TokenBucket` in
-HTTP's words.
+"""The rate of operations of a tenant: a :class:`oncegate.consensus.snapshot.throttle.TokenBucket` in the terms of HTTP.
 
-A request is admitted while anything is left, and what it cost is taken afterwards, into debt if need be: the cost of
-a body is known only once it is decoded, and a range may hold more operations than the whole bucket. The next request
-waits until the debt is paid, so that the rate holds over time and one request is all that can be ahead of it.
-Pure: time comes in as a value.
+A request is admitted while any tokens are left, and its operations are subtracted afterwards, below zero if necessary:
+the cost of a body is known only once it is decoded, and a range may hold more operations than the whole bucket. The
+next request waits until the debt is paid. So the rate holds over time, and at most one request is ahead of it. Pure:
+time comes in as a value.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ class OperationRate(TokenBucket):
 
     @property
     def policy(self) -> str:
-        """The policy as ``RateLimit-Policy`` has it: quota and window (IETF httpapi ratelimit-headers)."""
+        """The value of ``RateLimit-Policy``: quota and window (IETF httpapi ratelimit-headers)."""
         return f'"operations";q={self.burst};w={max(1, math.ceil(self.burst / self.per_s))}'
 
     @property
     def state(self) -> str:
-        """What is left as ``RateLimit`` has it: remaining operations, seconds until the bucket is full."""
+        """The value of ``RateLimit``: remaining operations, seconds until the bucket is full."""
         reset_s = max(0, math.ceil((self.burst - self.level) / self.per_s))
         return f'"operations";r={self.remaining};t={reset_s}'

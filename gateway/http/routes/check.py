@@ -1,4 +1,4 @@
-"""``/v1/check``: what the check of live traffic says."""
+"""``/v1/check``: the verdict of the check of live traffic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``GET /openapi.json``: what is served here, for machines."""
+"""``GET /openapi.json``: the served routes, for machines."""
 
 from __future__ import annotations
 

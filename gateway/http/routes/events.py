@@ -1,7 +1,7 @@
 """``POST /v1/tables/{table}/events``: CloudEvents into a table, each once.
 
-Owns: the status of a request from the verdicts on its events. What an event is, is read in
-:mod:`oncegate.gateway.http.cloudevents`.
+Owns: the status of a request, from the verdicts on its events. :mod:`oncegate.gateway.http.cloudevents` reads the
+events.
 """
 
 from __future__ import annotations
@@ -71,9 +71,10 @@ def _result(event: cloudevents.Event, result: wire.OperationResult) -> wire.Even
 
 
 def _not_whole(request: web.Request, results: list[wire.EventResult], rejected: list[wire.EventResult]) -> web.Response:
-    """Answer with an error unless all events were taken: a sender that knows statuses only sends them all again.
+    """Answer with an error unless all events were taken: a sender that reads only the status then sends all of them
+    again.
 
-    What was taken is then a replay. A rejection that may pass decides the status before one that will not.
+    Events that were taken are then replays. A retryable rejection decides the status before a final one.
     """
     worst = next((result for result in rejected if result.retryable is True), rejected[0])
     outcomes = {str(result.outcome) if result.status == "rejected" else "applied" for result in results}

@@ -27,7 +27,7 @@ async def explain(request: web.Request) -> web.StreamResponse:
     elif {"table", "key"} <= query.keys() and "request" not in query:
         wanted = OfKey(edge.check_name(query["table"], "table"), edge.check_key(query["key"]))
     else:
-        raise edge.bad("ask for a request, or for a table and a key")
+        raise edge.bad("name a request, or a table and a key")
     node = request.app[NODE]
     await node.reads.reach("linearizable", 0)
     return local(request, await node.explainer.explain(wanted))

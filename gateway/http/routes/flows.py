@@ -41,7 +41,7 @@ def declaration_text(fields: dict[str, Any]) -> bytes:
     """Return a flow's declaration as the log carries it.
 
     Raises:
-        OncegateError: BAD_REQUEST, PAYLOAD_TOO_LARGE; checked here, so that what can never be one costs no log entry.
+        OncegateError: BAD_REQUEST, PAYLOAD_TOO_LARGE; checked here, so that an invalid declaration costs no log entry.
     """
     try:
         declaration = msgspec.convert(fields, FlowDeclaration)

@@ -27,7 +27,7 @@ class NewMember(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class NewLeader(msgspec.Struct, forbid_unknown_fields=True):
-    """Body of ``POST /v1/cluster/leader``; without ``to`` the follower that is furthest."""
+    """Body of ``POST /v1/cluster/leader``; without ``to``, leadership goes to the follower with the longest log."""
 
     to: str | None = None
 

@@ -25,7 +25,8 @@ async def open_session(request: web.Request) -> web.StreamResponse:
     bounds = {"sessions_max": node.settings.sessions_max, "tenant_sessions_max": node.settings.tenant_sessions_max}
     command = edge.open_session(await body(request, wire.OpenSession), tenant, **bounds)
     sessions = node.machine.sessions
-    # The log decides; what it would refuse anyway need not go there. A retry finds its session, full or not.
+    # The log decides. A request that it would refuse anyway costs no entry. A retry finds its session even at the
+    # bound.
     if sessions.is_full(tenant, **bounds) and sessions.of_nonce(command.nonce, tenant) is None:
         raise OncegateError(Code.QUOTA, FULL)
     answer = await node.submit(command, 128)

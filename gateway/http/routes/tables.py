@@ -51,9 +51,9 @@ async def declare(request: web.Request) -> web.StreamResponse:
 
 
 def _own_flow(name: str, declaration: wire.DeclareTable) -> bytes:
-    """Return the declaration of a stream table's own flow; raises BAD_REQUEST for what can never be one."""
+    """Return the declaration of a stream table's own flow; raises BAD_REQUEST for an invalid one."""
     if declaration.kind != "stream":
-        raise edge.bad("only a stream table has a flow of its own; declare flows of others by themselves")
+        raise edge.bad("only a stream table has its own flow; declare flows of other tables separately")
     return declaration_text({"name": name, "source": name, **msgspec.to_builtins(declaration.flow)})
 
 
@@ -79,7 +79,7 @@ async def row(request: web.Request) -> web.StreamResponse:
     linearizable = request.query.get("consistency", "linearizable") == "linearizable"
     floor = 0 if watching is None else watching.read_floor(linearizable=linearizable)
     await reach(request)
-    # Taken before the look-up, which may wait: the answer reflects at least this and promises no more.
+    # Read before the look-up, which may wait: the answer reflects at least this commit and promises no more.
     commit = int(node.machine.commit)
     try:
         found = await node.reads.row(table, key)
@@ -89,7 +89,7 @@ async def row(request: web.Request) -> web.StreamResponse:
         raise
     if watching is not None and _is_resident(node, table):
         watching.read(table, key, commit, floor, found.version, found.value)
-    # A store may be ahead of this node: who has read from it must not read older rows elsewhere.
+    # A store may be ahead of this node: its reader must not read older rows elsewhere.
     commit = max(commit, found.version)
     etag = str(found.version)
     if is_current(request, etag):
@@ -125,13 +125,13 @@ async def page(request: web.Request) -> web.StreamResponse:
 
 
 def _watching(node: Node, table: str, key: str) -> Recorder | None:
-    """Return who takes note of reads of this row, if anybody does."""
+    """Return the recorder of reads of this row, None if the row is not sampled."""
     live = node.live_check
     return live.recorder if live is not None and live.recorder.has(table, key) else None
 
 
 def _is_resident(node: Node, table: str) -> bool:
-    """Rows of stream tables are found while more is written: no one commit number is what they were read at."""
+    """Whether the table is resident: only then does a row's read have one commit number at which it was read."""
     declared = node.machine.tables.get(table)
     return declared is not None and declared.kind == "resident"
 
