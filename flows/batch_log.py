@@ -1,4 +1,4 @@
-"""What is known of a flow's sealed batches, without their items.
+"""Metadata of a flow's sealed batches, without their items.
 
 Owns: numbers, commit ranges, counts and seal times of the batches that retention has left. Part of the replicated
 state, pure. Must not know files or consumers. Read next: :mod:`oncegate.flows.cursor`, :mod:`oncegate.flows.retention`.

@@ -1,4 +1,4 @@
-"""Where a flow's items are cut into batches. Pure.
+"""The cutting of a flow's items into batches. Pure.
 
 Cuts by items and by size are decided while a log entry is applied, so each node cuts at the same item. A cut by
 age needs time to pass without an entry: the leader asks :func:`due` and proposes a seal; the entry decides.

@@ -33,9 +33,9 @@ def int64s_from_bytes(data: bytes) -> array[int]:
 
 
 def cut_traceparents(traceparents: Sequence[str | None], start: int, stop: int) -> tuple[str | None, ...]:
-    """Return those of items ``start`` up to, not including, ``stop``, as :class:`SinglesChunk` keeps them.
+    """Return the trace contexts of items ``start`` up to, not including, ``stop``, as :class:`SinglesChunk` holds them.
 
-    What ``traceparents`` is short of at its end had none.
+    Items beyond the end of ``traceparents`` had none.
     """
     part = traceparents[start:stop]
     if not any(part):
@@ -133,7 +133,7 @@ class SealedBatch(msgspec.Struct, frozen=True, gc=False):
         table: its source table.
         number: batch number, from 1.
         items: number of items, at least 1.
-        size_bytes: size as the open segment counted it; what it weighs in memory, roughly.
+        size_bytes: size as the open segment counted it; roughly its size in memory.
         chunks: the items in commit order.
     """
 

@@ -1,4 +1,4 @@
-"""Named consumers of one flow: who may move which cursor, and where it stands.
+"""Named consumers of one flow: their cursors, and which instance may move them.
 
 Owns: fences, cursors, replays, the watermark. Part of the replicated state, pure, deterministic. Must not know
 items or files. Read next: :mod:`oncegate.flows.retention`.
@@ -16,7 +16,7 @@ The rule of a move, first match wins; ``first .. last`` are the retained batches
 | 7 | batch < cursor, marked as a replay | cursor = batch, one replay more |
 | 8 | otherwise | cursor = batch |
 
-A consumer that retention has overtaken goes on by moving, with its own hands, to ``first - 1`` or later.
+A consumer that retention has overtaken can go on: it moves its cursor to ``first - 1`` or later.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Consumers:
 
     Args:
         required: names that retention waits for, from the flow's declaration; they exist from the start with
-            cursor 0, so that nothing is dropped before they come for the first time.
+            cursor 0, so that nothing is dropped before they attach for the first time.
     """
 
     __slots__ = ("_by_name",)
@@ -101,7 +101,7 @@ class Consumers:
             batches: the flow's batches.
 
         Raises:
-            BadRequestError: no such name or nonce can be.
+            BadRequestError: the name or nonce is not valid.
             QuotaError: CONSUMERS_MAX consumers exist.
         """
         check_name("consumer", name)
@@ -163,7 +163,7 @@ class Consumers:
         """Return a copy of a consumer's state.
 
         Raises:
-            NotFoundError: nobody of that name has attached or is required.
+            NotFoundError: no consumer of that name has attached or is required.
         """
         return msgspec.structs.replace(self._get(name))
 
@@ -178,7 +178,7 @@ class Consumers:
     def watermark(self) -> int:
         """Return the delivery watermark: batches up to it are delivered.
 
-        The smallest cursor of the required consumers; where none is required, of all; 0 without consumers.
+        The smallest cursor of the required consumers; of all consumers if none is required; 0 without consumers.
         """
         required = self.required_watermark()
         if required is not None:

@@ -19,11 +19,11 @@ def flush_directory(directory: Path) -> None:
 def make_directory(directory: Path) -> None:
     """Make a directory and its parents unless they are there; durable on return.
 
-    The parent is flushed even if the directory is there: a process that was killed may have made it and not flushed it.
+    The parent is flushed even if the directory exists: a killed process may have made it without flushing the parent.
     """
     if not directory.is_dir():
         make_directory(directory.parent)
         directory.mkdir(exist_ok=True)
-    # A parent that this process may not list was made by somebody else, and so was the directory.
+    # If this process may not list the parent, another user made both.
     with contextlib.suppress(PermissionError):
         flush_directory(directory.parent)

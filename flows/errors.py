@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class FlowError(Exception):
-    """Anything a flow refuses or finds broken.
+    """A refusal or a damaged file of a flow.
 
     Attributes:
         code: name in the table of errors (SEMANTICS, *Errors*).
@@ -53,7 +53,7 @@ class FencedError(FlowError):
 
 
 class RetentionExceededError(FlowError):
-    """The batch was dropped: said, never a silent gap."""
+    """The batch was dropped: a reader gets this error, never a silent gap."""
 
     code = "RETENTION_EXCEEDED"
 
@@ -63,7 +63,7 @@ class SegmentCorrupt(FlowError):
 
     Attributes:
         path: the file.
-        reason: what does not hold.
+        reason: the check that failed.
     """
 
     def __init__(self, path: Path, reason: str) -> None:
@@ -73,7 +73,7 @@ class SegmentCorrupt(FlowError):
 
 
 class SegmentConflict(FlowError):
-    """A batch is on disk already with other bytes: two histories claim one number.
+    """The batch is already on disk with other bytes: two histories use one number.
 
     Attributes:
         path: the file that was kept.

@@ -161,7 +161,7 @@ class OpenLookup:
         """Return the last write of ``key`` in the open segment, None if there is none."""
         segment = self._segment
         length = segment.run_length()
-        # A run is known by its first commit number: a seal or a range has ended the one before.
+        # Its first commit number identifies a run: a seal or a range has ended the one before.
         first_commit = segment.run_item(0)[0] if length else None
         if first_commit != self._run_commit:
             self._start_run(first_commit)

@@ -34,7 +34,7 @@ class OpenSegmentState(msgspec.Struct, frozen=True):
     """Snapshot of an open segment.
 
     Attributes:
-        flow, table: whose it is.
+        flow, table: names of the flow and of its source table.
         last_commit: of the newest item ever appended, 0 if none.
         size_bytes: of the items below.
         chunks: the items.
@@ -48,7 +48,7 @@ class OpenSegmentState(msgspec.Struct, frozen=True):
 
 
 class RunView(NamedTuple):
-    """The first ``items`` items of a run that still grows, shared and not copied: what is appended later is beyond."""
+    """The first ``items`` items of a run that still grows, shared and not copied: later items lie beyond them."""
 
     commits: array[int]
     keys: list[str]
@@ -155,7 +155,7 @@ class OpenSegment:
     def trace_last(self, traceparent: str) -> None:
         """Add to the write just added the trace context of its request; once at most.
 
-        A call of its own, so that writes without one cost what they did.
+        A separate call, so that writes without a trace context cost no more.
 
         Args:
             traceparent: as W3C Trace Context writes it, at most 55 characters, not empty.
@@ -275,7 +275,7 @@ class OpenSegment:
         return self._commits[position], self._values[position]
 
     def freeze(self, number: int) -> SealedBatch:
-        """Seal: hand the items over as batch ``number`` and begin anew.
+        """Seal: hand the items over as batch ``number`` and start empty.
 
         Raises:
             ValueError: there are no items; a batch is never empty.

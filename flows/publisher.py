@@ -6,7 +6,7 @@ while :attr:`Publisher.overloaded`, admission refuses new writes before they are
 
 Until a batch's file is durable its chunks stay here and reads are served from them. They are not in the files
 yet and no longer in the open segment: a saved state waits for them (:meth:`Publisher.wait_done`) before it counts.
-A failed write is reported and tried again; nothing behind it overtakes.
+A failed write is reported and tried again; later batches wait for it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Drop(NamedTuple):
 
 
 class _Pending:
-    """A batch that is not durable yet; its payload is built once, by whoever needs it first."""
+    """A batch that is not durable yet; the first thread that needs its payload builds it, once."""
 
     __slots__ = ("_lock", "_payload", "batch")
 
@@ -113,7 +113,7 @@ class Publisher:
         self._worker.start()
 
     def submit(self, batch: SealedBatch) -> None:
-        """Take over a sealed batch. Never blocks, never refuses; a batch that waits already is the same batch."""
+        """Take over a sealed batch. Never blocks, never refuses; submitting a waiting batch again changes nothing."""
         with self._changed:
             if (batch.flow, batch.number) in self._pending:
                 return
@@ -159,7 +159,7 @@ class Publisher:
         """
         with self._changed:
             pending = self._pending.get((flow, number))
-        # Between here and there the file can only appear, never the other way round.
+        # The batch may become a file between the two look-ups, never the reverse.
         return self._store.get(flow, number) if pending is None else pending.payload()
 
     def piece(self, flow: str, number: int, offset: int, size_bytes: int) -> tuple[int, str, bytes]:
@@ -197,7 +197,7 @@ class Publisher:
             return self._finished >= mark
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Write what waits, up to the first failure, and end the worker. What is left is in the log."""
+        """Write the waiting batches, up to the first failure, and end the worker. The rest is in the log."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -210,7 +210,7 @@ class Publisher:
                 if not self._done(job):
                     return
         finally:
-            # Also after a bug: whoever waits must see that nothing comes any more.
+            # Also after a bug: waiting threads must see that the worker has ended.
             with self._changed:
                 self._ended = True
                 self._changed.notify_all()
@@ -221,7 +221,7 @@ class Publisher:
             return self._queue[0] if self._queue else None
 
     def _done(self, job: SealedBatch | _Drop) -> bool:
-        """Do one job, however often it takes; False if closing came first."""
+        """Try one job until it succeeds; False if the publisher was closed first."""
         while True:
             try:
                 checksum = self._attempt(job)
@@ -239,7 +239,7 @@ class Publisher:
         if checksum is not None:
             self._on_published(job.flow, job.number, checksum)
         with self._changed:
-            # Last, so that an idle publisher has also told everyone.
+            # Last, so that an idle publisher has also called ``on_published``.
             self._queue.popleft()
             self._finished += 1
             self._changed.notify_all()

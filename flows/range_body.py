@@ -54,7 +54,7 @@ def decode(body: bytes, offset: int, count: int) -> tuple[pa.Array, pa.Array]:
 def _read(body: bytes) -> pa.Table:
     try:
         with pa.ipc.open_stream(body) as reader:
-            # Nullability and metadata are the writer's taste; names and types are not.
+            # Names and types must match; nullability and metadata may differ.
             if reader.schema.names != BODY_SCHEMA.names or reader.schema.types != BODY_SCHEMA.types:
                 raise BadRequestError("a range body has the columns key: string, value: string")
             return reader.read_all()

@@ -1,6 +1,6 @@
 """The payload of a batch: an Arrow IPC stream that depends on the items alone.
 
-Owns: turning chunks into bytes, bytes into JSON lines, and the checksum that names them. Must not know files
+Owns: turning chunks into bytes, bytes into JSON lines, and the checksum that identifies them. Must not know files
 (:mod:`oncegate.flows.segment_store`) or when a batch is cut.
 
 Every node builds the payload by itself, from chunks that lie differently in memory: a node that restarted, or

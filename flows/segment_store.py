@@ -18,7 +18,7 @@ File ``<directory>/<flow>/<number, 16 digits>.segment``, little-endian, version 
 | 124 | 4 | CRC32C of the 124 bytes before |
 | 128 | … | the payload, to the end of the file |
 
-A file is written aside, flushed, renamed, and its directory flushed: it is there whole or not at all.
+A file is written under another name, flushed, renamed, and its directory flushed: it exists whole or not at all.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _ASIDE: Final = ".aside"
 
 
 class Header(NamedTuple):
-    """What a segment file says about itself."""
+    """The header of a segment file."""
 
     flow: str
     number: int
@@ -97,10 +97,10 @@ class SegmentStore:
             aside.unlink()
 
     def path(self, flow: str, number: int) -> Path:
-        """Return where a batch lies or would lie.
+        """Return the path of a batch, whether or not its file exists.
 
         Raises:
-            BadRequestError: no name of a flow, or a number outside 1..NUMBER_MAX.
+            BadRequestError: an invalid name of a flow, or a number outside 1..NUMBER_MAX.
         """
         check_name("flow", flow)
         if not 1 <= number <= NUMBER_MAX:
@@ -167,7 +167,7 @@ class SegmentStore:
     def piece(self, flow: str, number: int, offset: int, size_bytes: int) -> tuple[int, str, bytes]:
         """Return (length of the payload, its checksum, up to ``size_bytes`` of it from ``offset``).
 
-        Only the header is checked: who has all pieces checks them against the checksum.
+        Only the header is checked: a reader of all pieces compares them with the checksum.
 
         Raises:
             NotFoundError: no such file.
