@@ -1,4 +1,4 @@
-"""Where this user's cache lies: jars of the development Cassandra, the class-data archive of Spark's JVM."""
+"""The user's cache directory: jars of the development Cassandra, the class-data archive of Spark's JVM."""
 
 from __future__ import annotations
 

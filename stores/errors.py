@@ -1,4 +1,4 @@
-"""What a store, or the development cluster beneath one, refuses: typed, with what is known of the outcome.
+"""Typed refusals of a store, or of the development cluster under it, each with its outcome.
 
 Owns: the shape of such errors, and their codes. Must not know Spark, HTTP or a database. Read next: `retry`.
 """

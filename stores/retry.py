@@ -1,7 +1,7 @@
 """Retry with exponential backoff and full jitter under one total deadline.
 
-Owns: how long to wait, and when to give up. Must not know what is retried: callers say which exceptions are worth
-another attempt. Every action of this package that is retried is idempotent, so an unknown outcome is retried too.
+Owns: how long to wait, and when to give up. Must not know what is retried: callers name the exceptions to retry. Every
+retried action of this package is idempotent, so an unknown outcome is retried too.
 """
 
 from __future__ import annotations
@@ -46,6 +46,6 @@ class Retry:
                 left_s = end - self.clock()
                 if left_s <= 0 or not worth_retrying(error):
                     raise
-            # Full jitter: clients that failed together do not come back together.
+            # Full jitter: clients that failed together do not retry together.
             self.sleep(min(random.uniform(0, bound_s), left_s))
             bound_s = min(bound_s * 2, self.wait_s_max)

@@ -1,7 +1,7 @@
 """The interface of a keyed-row store, and how one is chosen by URL.
 
-Owns: the contract that every store keeps (tests/spark/test_store_conformance.py) and the URL forms. Must not know
-how a store does it. Read next: `sqlite`, `cassandra`.
+Owns: the contract that every store keeps (tests/spark/test_store_conformance.py) and the URL forms. Must not know how a
+store works inside. Read next: `sqlite`, `cassandra`.
 
 The contract, row by row: the write or deletion with the largest timestamp wins; of equal timestamps a deletion
 beats a write, and of two writes the larger value wins, column by column, values compared as unsigned bytes. So the
@@ -67,7 +67,7 @@ class Store(Protocol):
         ...
 
     def durability(self) -> str:
-        """Say in one line what an acknowledged write survives here."""
+        """Return one line that says what an acknowledged write survives in this store."""
         ...
 
     def close(self) -> None:
@@ -102,7 +102,7 @@ def open_store(url: str) -> Store:
         }
     except ValueError as error:
         raise StoreError(StoreCode.BAD_OPTION, "options of a store URL are name=integer pairs") from error
-    # Each store's library is imported only by those who use that store.
+    # Import a store's library only when that store is used.
     if parts.scheme == "sqlite":
         from oncegate.stores.sqlite.store import SqliteStore
 

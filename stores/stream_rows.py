@@ -1,10 +1,10 @@
-"""The store's side of a stream table: one row a key, with its newest value; pure.
+"""The rows of stream tables in a store: one row for each key, with its newest value. Pure.
 
 Owns: the table that rows are read from once their batches are dropped, and how items become its rows. Imports no
 Spark, clock or I/O: the gateway reads what the job writes. Read next: `jobs.stream_rows`, `stores.store`.
 
 Keys, values and write timestamps follow from the item alone, so the store's rule (the largest timestamp wins) makes
-the outcome the same in whatever order, and however often, items are written.
+the outcome the same in any order of writes and after any number of repetitions.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ Owns: names, types, keys, and the check that rows fit. Every row of every table 
 columns, in the Arrow column `write_ts`: the commit number of the item it derives from, never a clock. Must not know
 a database. Read next: `store`.
 
-A null is not written: in Cassandra it would be a tombstone of a single cell, and left out it lets an older row's
-cell show through. So only columns of rows that are never written with other values may be nullable, which is so
-where the commit number is part of the key.
+A null is not written: in Cassandra it would be a tombstone of a single cell, but a missing cell lets that of an older
+write show through. So only columns of rows that are never written with other values may be nullable; that holds if the
+commit number is part of the key.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Table:
 
     @property
     def values(self) -> tuple[Column, ...]:
-        """The columns that are no part of the key."""
+        """The columns outside the key."""
         key = set(self.key)
         return tuple(column for column in self.columns if column.name not in key)
 

@@ -4,8 +4,9 @@ Owns: connections, how much is in flight, and which failures are retried. Must n
 `cql_statements`, `cql_encoding`.
 
 Rows of one partition travel together in unlogged batches below the server's own warning threshold: many times as
-fast as single statements. What timed out is unknown, and is sent again: timestamps make that harmless. Deletions are
-forgotten by the server after its `gc_grace_seconds` (10 days by default): do not replay what is older.
+fast as single statements. The outcome of a write that timed out is unknown. The store sends it again, which timestamps
+make harmless. The server forgets deletions after its `gc_grace_seconds` (10 days by default): do not replay older
+batches.
 """
 
 from __future__ import annotations
@@ -227,7 +228,7 @@ class CassandraStore:
         for at, batch in enumerate(batches):
             places.acquire()
             if errors:
-                # What is not sent yet waits with what failed: a dead server would cost a timeout for each.
+                # Do not send the rest after a failure: a dead server would cost a timeout for each batch.
                 places.release()
                 failed.extend(batches[at:])
                 break
@@ -278,7 +279,7 @@ class CassandraStore:
         profile = ExecutionProfile(
             load_balancing_policy=TokenAwarePolicy(DCAwareRoundRobinPolicy()),
             consistency_level=ConsistencyLevel.LOCAL_QUORUM,
-            # Whether to try again is decided in one place, here.
+            # The driver must not retry: this module alone decides whether to try again.
             retry_policy=FallthroughRetryPolicy(),
             request_timeout=_REQUEST_TIMEOUT_S,
             row_factory=tuple_factory,
@@ -288,7 +289,7 @@ class CassandraStore:
             self._port,
             execution_profiles={EXEC_PROFILE_DEFAULT: profile},
             reconnection_policy=ConstantReconnectionPolicy(0.5, max_attempts=None),
-            # Version 5 checks sums of frames in Python, which costs more than it finds on one network.
+            # Version 5 verifies checksums of frames in Python, which costs more than it is worth within one network.
             protocol_version=_PROTOCOL_VERSION,
         )
         try:

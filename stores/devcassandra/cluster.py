@@ -1,4 +1,4 @@
-"""A cluster of one to three nodes in one directory: up, down, one node's death, and a context manager for tests.
+"""A cluster of one to three nodes in one directory: start, stop, kill, and a context manager for tests.
 
 Owns: the directory, and what the nodes must agree on before the cluster counts as up. Read next: `node`.
 """
@@ -28,7 +28,7 @@ _SETTLE_S_MAX: Final = 120.0
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """What is known of one node now; ``version`` None when it does not answer."""
+    """The present state of one node; ``version`` is None when it does not answer."""
 
     number: int
     address: str

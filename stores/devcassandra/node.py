@@ -36,7 +36,7 @@ _JMX_STEP: Final = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """What a cluster is made of; kept in its directory.
+    """The configuration of a cluster; kept in its directory.
 
     Attributes:
         nodes: 1..3, on 127.0.0.1 … 127.0.0.3, the same ports on each.
@@ -95,7 +95,7 @@ class Node:
         for port in (self._config.native_port, self._config.storage_port, self._jmx_port()):
             self._wait_free(self.host if port != self._jmx_port() else "127.0.0.1", port)
         if self._process is not None:
-            # It ended, killed by somebody else perhaps: reap it.
+            # It ended, perhaps killed from outside: reap it.
             self._process.wait()
         self._write_files()
         with (self.directory / "log" / "stdout.log").open("ab") as log:
@@ -212,7 +212,7 @@ class Node:
             "cassandra.jmx.local.port": str(self._jmx_port()),
             "cassandra.skip_wait_for_gossip_to_settle": "0",
             "cassandra.ring_delay_ms": "0" if alone else "2000",
-            # With one node this is ready sooner; with three it would be a busy loop.
+            # One node is ready sooner this way; with three it would be a busy loop.
             "cassandra.superuser_setup_delay_ms": "0" if alone else "10000",
             "cassandra.shutdown_announce_in_ms": "500",
             "cassandra.consistent.rangemovement": "false",

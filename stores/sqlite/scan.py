@@ -1,8 +1,8 @@
-"""Reading a whole table of the SQLite store: one process a large file, rows back as an Arrow stream.
+"""Reading a whole table of the SQLite store: one process for each large file, rows come back as an Arrow stream.
 
-Owns: how a scan is spread. Turning millions of rows into Python objects keeps a core busy, so each file is read by
-a process of its own (`python -m oncegate.stores.sqlite.scan FILE`, the declaration on standard input), at most one
-a core at a time. Must not write.
+Owns: how a scan is spread over processes. Turning millions of rows into Python objects keeps a core busy, so each file
+is read by a process of its own (`python -m oncegate.stores.sqlite.scan FILE`, the declaration on standard input), at
+most one a core at a time. Must not write.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The SQL of the SQLite store: schema and statements made from a table declaration.
 
-Owns: how last-write-wins is said in SQL. Names come from checked declarations only, values are always bound. Pure.
+Owns: last-write-wins in SQL. Names come from checked declarations only, values are always bound. Pure.
 
 Each row carries `write_ts` and `dead`. A deletion is a row with `dead` = 1 and null values; it stays for ever, so
 that an older write that arrives later finds it and loses.

@@ -199,7 +199,7 @@ class SqliteStore:
                 return action()
             except (OSError, sqlite3.OperationalError) as error:
                 if isinstance(error, OSError) or not _busy(error):
-                    # A file that was replaced or a disk that came back needs a fresh descriptor.
+                    # A replaced file, or a disk that failed for a while, needs a new descriptor.
                     self.close()
                 raise
 
@@ -212,7 +212,7 @@ class SqliteStore:
 
 
 def _settled_shards(directory: Path, wanted: int) -> int:
-    """The number of shards of the store in the directory, written once by whoever comes first."""
+    """The number of shards of the store in the directory; the first process writes it, once."""
     make_directory(directory)
     meta = directory / _META
     if not meta.exists():
@@ -221,11 +221,11 @@ def _settled_shards(directory: Path, wanted: int) -> int:
             file.write(json.dumps({"version": 1, "shards": wanted}))
             file.flush()
             os.fsync(file.fileno())
-        # A link fails if another process was first: then its number holds.
+        # The link fails if another process was first; use its number then.
         with suppress(FileExistsError):
             os.link(draft, meta)
         draft.unlink()
-    # Rows are placed by the number of shards: it must not be forgotten once there are any.
+    # The number of shards decides where rows are: it must be durable before the first row.
     flush_directory(directory)
     found = json.loads(meta.read_text())
     if found.get("version") != 1:
