@@ -1,4 +1,4 @@
-"""Reading the contacts: who gets a copy of whose posts, from a file.
+"""Reads the contacts from a file: for each sender, the users that get a copy of its posts.
 
 Owns: the file forms, and one copy in memory for each process. Must not know the job. Read next: `rows`.
 

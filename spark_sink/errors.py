@@ -1,8 +1,8 @@
 """The error tree of the Spark side: each refusal typed, with what is known of the outcome.
 
-Owns: codes, outcome and retryability of everything that can go wrong between a flow and a store; what a store itself
-refuses is :mod:`oncegate.stores.errors`. Codes that the gateway also knows have the gateway's names. Must not know
-Spark, HTTP or a database. Read next: :mod:`oncegate.stores.retry`.
+Owns: codes, outcome and retryability of everything that can go wrong between a flow and a store; a store's own refusals
+are in :mod:`oncegate.stores.errors`. Codes that the gateway also knows have the gateway's names. Must not know Spark,
+HTTP or a database. Read next: :mod:`oncegate.stores.retry`.
 """
 
 from __future__ import annotations

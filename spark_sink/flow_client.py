@@ -36,7 +36,7 @@ _local = threading.local()
 
 @dataclass(frozen=True, slots=True)
 class ConsumerState:
-    """Where a consumer stands; lag is what is sealed and not yet finished."""
+    """A consumer's cursor and lag; the lag counts what is sealed and not finished yet."""
 
     cursor: int
     lag_batches: int
@@ -46,7 +46,7 @@ class ConsumerState:
 
 @dataclass(frozen=True, slots=True)
 class FlowState:
-    """What a flow offers: sealed batches ``first_batch`` .. ``last_batch`` are retained; ``last_batch`` 0 = none."""
+    """A flow: sealed batches ``first_batch`` .. ``last_batch`` are retained; ``last_batch`` 0 = none."""
 
     first_batch: int
     last_batch: int
@@ -55,7 +55,7 @@ class FlowState:
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A consumer's lease on its cursor: who attaches later holds a newer fence, and this one is refused."""
+    """A consumer's right to move its cursor: a later attach gets a newer fence, and this one is refused."""
 
     fence: int
     cursor: int
@@ -110,7 +110,7 @@ class FlowClient:
         return self._call("POST", path, {"nonce": nonce}, _attachment)
 
     def move_cursor(self, consumer: str, batch: int, fence: int) -> int:
-        """Say that all batches up to ``batch`` are finished, and return the cursor; idempotent.
+        """Mark all batches up to ``batch`` as finished, and return the cursor; idempotent.
 
         Raises:
             SinkError: FENCED, when another instance attached since; FLOW_UNREACHABLE, FLOW_REFUSED.
@@ -119,7 +119,7 @@ class FlowClient:
         return self._call("POST", path, {"batch": batch, "fence": fence}, lambda answer: int(_json(answer)["cursor"]))
 
     def _call(self, method: str, path: str, body: object, read: Callable[[_Answer], T]) -> T:
-        """One call, tried at each endpoint in turn, then all over again until the deadline."""
+        """Make one call: try each endpoint in turn, again and again until the deadline."""
         payload = None if body is None else json.dumps(body).encode()
 
         def try_each() -> T:
@@ -164,7 +164,7 @@ class FlowClient:
 
     def _checked_batch(self, answer: _Answer, number: int) -> pa.RecordBatch:
         batch = _arrow_batch(answer, self._flow, number)
-        # Only what is whole is remembered. The sum of the bytes stands in where a node sends no ETag.
+        # Remember the checksum of whole batches only. If a node sends no ETag, use a checksum of the bytes.
         seen: dict[tuple[str, int], tuple[str, int]] = _local.__dict__.setdefault("seen", {})
         mark = (answer.etag, zlib.crc32(answer.body))
         if seen.setdefault((self._flow, number), mark) != mark:
@@ -214,7 +214,7 @@ def _refusal(answer: _Answer, *, batch: bool) -> SinkError:
     text = f"{answer.endpoint}: {answer.status} {code} {detail}".rstrip()
     if code in (Code.FENCED, Code.RETENTION_EXCEEDED):
         return SinkError(Code(code), text)
-    # A node that lags may not know of a batch yet that another one has announced.
+    # A node that lags may not know a batch yet that another node has announced.
     again = bool(problem.get("retryable", answer.status in _RETRYABLE_STATUS)) or (
         batch and answer.status == http.HTTPStatus.NOT_FOUND
     )
@@ -252,7 +252,7 @@ def _arrow_batch(answer: _Answer, flow: str, number: int) -> pa.RecordBatch:
     def bad(why: str) -> SinkError:
         return SinkError(Code.BAD_BATCH, f"batch {number} of {flow} at {answer.endpoint}: {why}")
 
-    # A stream cut between two messages reads as a shorter one, but for its end mark.
+    # A stream cut between two messages looks like a shorter one; only its end mark is missing.
     if not answer.body.endswith(_END_OF_STREAM):
         raise bad("cut short")
     try:

@@ -1,4 +1,4 @@
-"""Options of the source and the sink: what Spark hands over as text, checked and typed once.
+"""Options of the source and the sink: Spark passes texts; this module checks and types them once.
 
 Owns: names, defaults and bounds. Read next: `source`, `sink`.
 """
@@ -24,7 +24,7 @@ _COUNT_MAX: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class FlowOptions:
-    """Which flow, as whom.
+    """The flow to read, and the consumer to read it as.
 
     | option | meaning |
     |---|---|

@@ -1,4 +1,4 @@
-"""From items to rows, pure: every key and every write timestamp follows from the item alone.
+"""Derives rows from items. Pure: every key and every write timestamp follows from the item alone.
 
 Owns: the tables of the fan-out job, what a message is, and the fan-out of a post to its sender's contacts: once
 vectorised, once as a plain loop that tests compare it with. Imports no clock, randomness or I/O. Read next:
@@ -107,7 +107,7 @@ class Posts:
 
 @dataclass(frozen=True, slots=True)
 class Contacts:
-    """Who gets a post: for each sender the followers, as three arrays (compressed sparse rows), int64.
+    """The receivers of posts: for each sender the followers, as three arrays (compressed sparse rows), int64.
 
     Attributes:
         senders: ascending, distinct.

@@ -54,7 +54,7 @@ def build(name: str, *, cores: int = 2, archive: bool = True) -> SparkSession:
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         builder = builder.master(f"local[{cores},{_TASK_ATTEMPTS_MAX}]")
         settings |= _LOCAL_SETTINGS
-        # Workers run what the driver runs; a setting of the session comes too late for that.
+        # Workers must run the driver's Python; a setting of the session would come too late.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         settings["spark.driver.extraJavaOptions"] = " ".join(_jvm_options(archive=archive))
     for key, value in settings.items():
@@ -84,7 +84,7 @@ def _archive_options(directory: Path, java: str) -> list[str]:
     whole = directory / f"{mark}.jsa"
     directory.mkdir(parents=True, exist_ok=True)
     if not whole.exists():
-        # A JVM writes its archive as it ends, in its own time: a later run takes over what an ended one left.
+        # A JVM writes its archive while it ends: a later run takes over the archive of an ended one.
         for draft in directory.glob(f"{mark}.jsa.*"):
             if not Path("/proc", draft.suffix[1:]).exists():
                 draft.replace(whole)

@@ -39,7 +39,7 @@ from oncegate.stores.tables import Table
 
 
 class Derivation(Protocol):
-    """What rows follow from items. Deterministic: keys and write timestamps derive from the items alone."""
+    """Derives rows from items. Deterministic: keys and write timestamps follow from the items alone."""
 
     def rows(self, items: pa.RecordBatch, rows_max: int) -> Iterator[tuple[Table, pa.RecordBatch]]:
         """Yield rows for tables of the store, at most ``rows_max`` at once where items allow."""
@@ -63,7 +63,7 @@ class StoreSink(DataSource):
 
     @abstractmethod
     def derivation(self) -> Derivation:
-        """Return what rows follow from items; it is pickled and sent to the tasks."""
+        """Return the derivation of rows from items; it is pickled and sent to the tasks."""
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of a replay: rows are written, no cursor moves."""
@@ -171,7 +171,7 @@ def _progress(done: Sequence[TaskDone], micro_batch: int, last: int) -> dict[str
 
 
 def _lag(flow: FlowOptions) -> dict[str, int | None]:
-    """How far the consumer is behind now; None where the gateway does not say at once."""
+    """The consumer's lag now; None if the gateway does not answer at once."""
     lag = None
     if flow.consumer is not None:
         # For information only: not worth a retry, and never worth a failure.

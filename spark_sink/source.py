@@ -1,4 +1,4 @@
-"""`format("oncegate")`: a flow as a Spark source, streaming and batch; offsets are batch numbers.
+"""`format("oncegate")`: a flow as a Spark source, for streams and batch reads; offsets are batch numbers.
 
 Owns: which batches a micro-batch gets, and how tasks share them. Must not know stores. Read next: `flow_client`,
 `sink`.
@@ -118,7 +118,7 @@ class FlowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         self._attach()
         state = self._state()
-        # A node that lags may answer; what is read stays read.
+        # A node that lags may answer with an older batch: never go back.
         last = max(state.last_batch if self._target is None else self._target, start["batch"])
         check_retained(max(start["batch"], self._options.delivered), last, state)
         match limit:

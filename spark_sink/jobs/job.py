@@ -1,4 +1,4 @@
-"""What every job that follows a flow has in common: its command line, its query, and when to go on after a failure.
+"""The common part of all jobs that follow a flow: command line, query, and restarts after a failure.
 
 Owns: the options that all jobs take, attaching the consumer, the trigger, restarts and exit statuses. Must not know
 which rows are derived, HTTP or a database. Read next: `timeline`, `stream_rows`.
@@ -51,7 +51,7 @@ _POLL_S: Final = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a job is to do; see the command line's help. A job derives its own from it.
+    """The settings of a job; see the command line's help. Each job subclasses it.
 
     Attributes:
         tables: what the sink writes to; created where missing.
@@ -75,10 +75,10 @@ class Settings:
     cores: int = 2
 
     def sink_options(self) -> Mapping[str, str]:
-        """Return what the sink is told beyond the options of every sink.
+        """Return the sink's options beyond those of every sink.
 
         Raises:
-            SinkError: BAD_OPTION; asked before anything is begun.
+            SinkError: BAD_OPTION; called before the job begins.
         """
         return {}
 
@@ -107,7 +107,7 @@ def start(spark: SparkSession, settings: Settings) -> StreamingQuery:
         spark.readStream.format(OncegateSource.name())
         .options(**flow)
         .option("starting_batch", settings.starting_batch or attachment.cursor + 1)
-        # Who says where to start wants to have it again, perhaps in another store.
+        # A given start means that the rows are wanted again, perhaps in another store.
         .option("delivered", 0 if settings.starting_batch else attachment.cursor)
         .option("batches_per_trigger", settings.batches_per_trigger)
         .option("partitions_max", spark.sparkContext.defaultParallelism)

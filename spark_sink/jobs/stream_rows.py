@@ -44,13 +44,13 @@ class StreamRowsSink(StoreSink):
         return "oncegate-stream-rows"
 
     def derivation(self) -> Derivation:
-        """Return what rows follow."""
+        """Return the derivation of rows."""
         return StreamRows(FlowOptions.parse(self.options).flow)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(job.Settings):
-    """What the job is to do; see the command line's help. ``flow`` is the table's name."""
+    """The settings of the job; see the command line's help. ``flow`` is the table's name."""
 
     tables: ClassVar[tuple[Table, ...]] = (STREAM_ROWS,)
 

@@ -68,7 +68,7 @@ class TimelineSink(StoreSink):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(job.Settings):
-    """What the job is to do; see the command line's help."""
+    """The settings of the job; see the command line's help."""
 
     tables: ClassVar[tuple[Table, ...]] = rows.TABLES
 
@@ -76,7 +76,7 @@ class Settings(job.Settings):
     sink: type[StoreSink] = TimelineSink
 
     def sink_options(self) -> Mapping[str, str]:
-        """Return the file of contacts, which is read once to see that it is one."""
+        """Return the file of contacts, after reading it once as a check."""
         contacts.load(Path(self.contacts))
         return {"contacts": self.contacts}
 
