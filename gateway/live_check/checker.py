@@ -1,8 +1,8 @@
 """The check of live traffic: window by window on each node, and over the newest operations of all when asked.
 
-Owns: windows, how far each row has come, the verdict, and the question to the other nodes. Decides nothing itself: what
-must hold is :mod:`oncegate.gateway.live_check.order`'s. Event loop's thread; checks in slices between which others are
-served.
+Owns: windows, the progress of each row, the verdict, and the question to the other nodes. Decides nothing itself:
+:mod:`oncegate.gateway.live_check.order` says what must hold. Event loop's thread; checks in slices, between which the
+loop serves others.
 """
 
 from __future__ import annotations
@@ -93,12 +93,12 @@ class LiveChecker:
 
     @property
     def complete(self) -> bool:
-        """Every operation on the sampled rows comes through this node and is recorded."""
+        """Whether every operation on the sampled rows came through this node and was recorded."""
         self._alone = self._alone and not list(self._others())
         return self._alone and not self.recorder.dropped
 
     def start(self) -> None:
-        """Begin to check, a window after the other."""
+        """Begin to check, one window after another."""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:
@@ -114,11 +114,11 @@ class LiveChecker:
             try:
                 await self.check_window()
             except Exception:
-                # Whoever watches must not be the reason why nobody watches any more, or why a node ends.
+                # A bug in the check must stop neither the check nor the node.
                 log.exception("a window of the live check failed")
 
     async def check_window(self) -> None:
-        """Check what was answered since the last window."""
+        """Check the answers since the last window."""
         seen = in_order(self.recorder.take())
         complete = self.complete
         for number, one in enumerate(seen, 1):
@@ -139,7 +139,7 @@ class LiveChecker:
         else:
             self._rows.move_to_end(name)
         unseen = not complete or name in self.recorder.unknown
-        # Each of the three sees what the others cannot; the first that complains tells most.
+        # Each of the three finds what the others cannot; the first complaint says the most.
         self._tell(self._requests.add(seen) or before_asked(seen) or row.step(seen, unseen=unseen))
         self.operations += 1
         self._keep(seen)
@@ -162,7 +162,7 @@ class LiveChecker:
         return _encode(list(self._kept))
 
     async def report(self) -> wire.LiveCheck:
-        """Return what was found here, and check the newest operations of all members together."""
+        """Return what this node found, and check the newest operations of all members together."""
         if self._merging is None or self._merging.done():
             self._merging = asyncio.get_running_loop().create_task(self._merged())
         merged = await asyncio.shield(self._merging)
@@ -199,7 +199,7 @@ class LiveChecker:
         rows: dict[str, RowOrder] = {}
         requests = Requests(len(seen) + 1)
         anomalies, first = 0, ""
-        # Floors are each node's own; what is compared across nodes is the order of commit numbers alone.
+        # Floors belong to one node; across nodes only the order of commit numbers is compared.
         for number, one in enumerate(in_order(seen), 1):
             words = requests.add(one) or before_asked(one) or rows.setdefault(one.row, RowOrder()).step(one)
             if words is not None:

@@ -3,9 +3,9 @@
 Owns: the check of a sub-history: between any two operations there may be others that were not seen. Pure; one step an
 operation, no search, because commit numbers are the order. Read docs/decisions/0013-live-check.md first.
 
-What an operation does to a row is :class:`oncegate.proof.lincheck.row.Row`'s. Where its step says that an operation
-cannot come next, an operation that was not seen may explain it: if there is a commit number for it, and if it does not
-contradict the version that was told. Only what nothing can explain is an anomaly.
+:class:`oncegate.proof.lincheck.row.Row` says what an operation does to a row. If its step says that an operation cannot
+come next, an unseen operation may explain it: if there is a commit number for it, and if it does not contradict the
+version that was told. Only what nothing can explain is an anomaly.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class RowOrder:
         """Take the next operation, in the order of :func:`in_order`.
 
         Args:
-            seen: the operation; one that comes after a later one was taken is passed over.
+            seen: the operation; it is skipped if a later one was taken before.
             unseen: other operations may have been applied that are not among those given.
 
         Returns:
-            None, or what is wrong, in words.
+            None, or a sentence about what is wrong.
         """
         if seen.commit < self.at or (seen.commit == self.at and seen.logged):
             return None
@@ -69,7 +69,7 @@ class RowOrder:
             if stepped is not ILLEGAL:
                 after = seen.commit if seen.writes else self.version, stepped[2]  # type: ignore[index]
                 if seen.what == "append" and seen.writes and unseen and self._has_room(seen):
-                    after = seen.commit, _UNTOLD  # the only one whose effect depends on what was there and is not told
+                    after = seen.commit, _UNTOLD  # its effect alone depends on the row before and is not told
             elif not self._explained(seen, told, unseen=unseen):
                 wrong = f"does not follow from {self._words()}"
         elif (
@@ -92,7 +92,7 @@ class RowOrder:
         return None
 
     def _explained(self, seen: Seen, told: int | None, *, unseen: bool) -> bool:
-        """Tell whether operations that were not seen can lie between, and lead to what was told."""
+        """Tell whether unseen operations can lie between, and lead to the answer that was told."""
         return unseen and self._has_room(seen) and (told is None or told == 0 or told > self.at)
 
     def _has_room(self, seen: Seen) -> bool:
@@ -116,7 +116,7 @@ class RowOrder:
 
 
 def in_order(seen: Iterable[Seen]) -> list[Seen]:
-    """Return operations in the order of their commit numbers, reads behind the write whose number they tell."""
+    """Return operations in the order of their commit numbers, reads after the write whose number they tell."""
     return sorted(seen, key=_place)
 
 
@@ -125,7 +125,7 @@ def _place(seen: Seen) -> tuple[int, bool]:
 
 
 class Requests:
-    """That a request has one commit number, and a commit number one request; of as many as it was told of last.
+    """Checks, for the newest requests, that each request has one commit number and each commit number one request.
 
     Args:
         size_max: requests that are remembered.
@@ -137,7 +137,7 @@ class Requests:
         self._requests: dict[int, str] = {}
 
     def add(self, seen: Seen) -> str | None:
-        """Return what is wrong, in words, or None."""
+        """Return a sentence about what is wrong, or None."""
         if not seen.logged:
             return None
         commit = self._commits.setdefault(seen.request, seen.commit)
@@ -153,7 +153,7 @@ class Requests:
 
 
 def before_asked(seen: Seen) -> str | None:
-    """Return what is wrong if the operation has its place before what had been answered when it was asked for."""
+    """Return what is wrong if the operation's place is before an answer that was given before it was asked for."""
     if seen.replayed or seen.commit - seen.logged >= seen.floor:
         return None
     return (
@@ -186,7 +186,7 @@ def _left(seen: Seen, told: int | None, known: int, value: Hashable) -> tuple[in
 
 
 def _is_whole(seen: Seen) -> bool:
-    """Tell whether what it wrote is known."""
+    """Tell whether the value that it wrote is known."""
     return seen.argument is not None or not seen.writes or seen.what not in ("put", "append")
 
 
@@ -209,7 +209,7 @@ def _operation(seen: Seen) -> Operation:
     if seen.value is not None:
         result["value"] = msgspec.json.decode(seen.value)
     if seen.refusal:
-        # The model knows no condition that there be a row; that its refusal tells of one is enough to know.
+        # The model has no condition "the row exists"; a refusal that tells of a row is enough.
         judged = seen.refusal == "CONDITION_FAILED" and "if" in argument
         result["refused"] = seen.refusal if judged else "other"
     name = "get" if seen.what == READ else seen.what

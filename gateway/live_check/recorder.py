@@ -1,11 +1,11 @@
-"""What this node answered for sampled rows, noted as it is answered.
+"""Records this node's answers about sampled rows as it gives them.
 
-Owns: the hot path: one call a request, which returns at once where nothing is sampled; the floor, which is all there is
-of time; and the bound of what a window takes. Event loop's thread. Read next:
+Owns: the hot path (one call for each request, which returns at once if no row is sampled), the floor, which stands for
+time, and the bound on the operations of a window. Event loop's thread. Read next:
 :mod:`oncegate.gateway.live_check.checker`.
 
-The node's event loop orders what it is asked and what it answers, so a counter of time is not needed either: what had
-been answered when a request came is one number, the newest commit number among the answers.
+The node's event loop orders requests and answers, so no clock is needed: one number, the newest commit number among the
+answers, says what had been answered when a request came.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Recorder:
         operations_max: of a window.
 
     Attributes:
-        seen: what was answered and is not checked yet.
+        seen: answered operations that are not checked yet.
         dropped: operations on sampled rows that were not recorded.
         unknown: rows with an operation of which nobody knows whether it was or will be applied.
     """
@@ -93,7 +93,7 @@ class Recorder:
                 self._doubt([op])
 
     def read_floor(self, *, linearizable: bool) -> int:
-        """Return the floor of a read that comes now: of all answers, or, if it asks for less, of reads at this node."""
+        """Return the floor of a read that comes now: of all answers, or of this node's reads if it is a weaker read."""
         return self._floor if linearizable else self._read_floor
 
     def has(self, table: str, key: str) -> bool:
@@ -110,7 +110,7 @@ class Recorder:
         self.seen.append(of_read(table, key, commit, floor, version, value))
 
     def take(self) -> list[Seen]:
-        """Hand over what can be checked; keep what has its place behind an answer that is still to come.
+        """Hand over the operations that can be checked; keep those whose place is after an answer still to come.
 
         An operation that is under way will have a commit number above its floor, unless it is a replay.
         """

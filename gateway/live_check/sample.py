@@ -27,7 +27,7 @@ _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
 class Seen(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One answered operation, as the node that took it saw it.
+    """One answered operation, as its node saw it.
 
     Attributes:
         table, key: the row.
@@ -38,7 +38,7 @@ class Seen(msgspec.Struct, frozen=True, array_like=True, gc=False):
         replayed: answered from its completion record; the first attempt may have come to another node.
         refusal: why it was refused as a result, empty if it was not.
         version: of the row that it was told, its own commit number for a write that was applied; 0 for no row.
-        value: JSON text that it was told, None if none was or it is too large.
+        value: JSON text in the answer, None if there was none or it is too large.
         argument: JSON text of the value or item written, None if there is none or it is too large.
         by, test, operand: as in :class:`oncegate.gateway.machine.commands.Op`.
     """
@@ -70,7 +70,7 @@ class Seen(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def writes(self) -> bool:
-        """It changed the row, or would have."""
+        """It changed the row, or would have changed it."""
         return not self.refusal and self.what not in (READ, "get")
 
 
