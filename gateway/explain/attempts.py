@@ -1,7 +1,7 @@
 """The requests that reached this node lately, and how each was answered; lost when the node restarts.
 
-Owns: a bounded list. What is in the log is found there (:mod:`oncegate.gateway.explain.search`); this adds what never
-came so far, and at which node each attempt arrived. Read next: :mod:`oncegate.gateway.explain.timeline`.
+Owns: a bounded list. :mod:`oncegate.gateway.explain.search` finds attempts in the log; this module adds those that
+never reached it, and the node at which each attempt arrived. Read next: :mod:`oncegate.gateway.explain.timeline`.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class AttemptLog:
     def ended(
         self, command: c.Operate | c.Range | c.Keyed, came_s: float, now_s: float, how: str, answer: Answer | None
     ) -> None:
-        """Remember how the attempt to have ``command`` ordered ended; times are seconds of the wall clock.
+        """Remember the outcome of the attempt to order ``command``; times are seconds of the wall clock.
 
-        Nothing is remembered of keys that were not accepted: no number is theirs.
+        Keys that were not accepted have no number, and are not remembered.
         """
         if isinstance(command, c.Operate):
             client_id, sequences = command.client_id, [op.sequence for op in command.ops]

@@ -1,7 +1,7 @@
 """Asks the log, the state and every member what they know of one key or request.
 
 Owns: the search's pace (slices of the log between which the event loop serves others, one search at a time) and the
-question to the other nodes. Decides nothing: words and order are :mod:`oncegate.gateway.explain.timeline`'s.
+question to the other nodes. Decides nothing: :mod:`oncegate.gateway.explain.timeline` owns words and order.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Explainer:
         self._busy = False
 
     async def explain(self, wanted: Wanted) -> Explained:
-        """Tell what is known of a row or a request.
+        """Return the timeline of a row or a request.
 
         Raises:
             OncegateError: OVERLOADED while another search is under way, NOT_FOUND for a table that is not declared,
@@ -100,7 +100,7 @@ class Explainer:
             if one.sequence
         )
         if isinstance(wanted, OfRequest) and wanted.client_id in self._machine.trackers:
-            # Also what never came into the log; of other ids only the log says whose they are.
+            # Also attempts that never reached the log; only the log tells the owner of other ids.
             requests |= {RequestId(wanted.client_id, wanted.sequence)}  # type: ignore[arg-type]
         question = _asked(requests)
         replies, silent = await self._ask(question)

@@ -31,7 +31,7 @@ class OfKey(NamedTuple):
 
 
 class OfRequest(NamedTuple):
-    """Look for a request id, among what its tenant sent: the log outlives the session that says whose an id is."""
+    """Look for a request id among its tenant's requests: the log outlives the session that names the owner."""
 
     client_id: int
     sequence: int
@@ -42,7 +42,7 @@ Wanted = OfKey | OfRequest
 
 
 class Mention(NamedTuple):
-    """One attempt as the log has it. ``key`` is empty for an operation of a range that was looked for by its id.
+    """One attempt in the log. ``key`` is empty for an operation of a range that was looked for by its id.
 
     ``sequence`` is 0 where an idempotency key's number is not known: it was refused, or applied before this process.
     """
@@ -59,7 +59,7 @@ class Mention(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """A consumer has finished everything up to ``batch``, as the log has it."""
+    """A log entry: a consumer has finished everything up to ``batch``."""
 
     entry: int
     term: int
@@ -78,7 +78,7 @@ class Search:
         self._mark = _mark(wanted)
 
     def entry(self, data: bytes, index: int, term: int) -> Iterator[Mention | Moved]:
-        """Yield what an entry says; one that is no entry of the machine says nothing."""
+        """Yield the mentions in an entry; an entry that is not the machine's has none."""
         if self._mark not in data and _CURSOR_MARK not in data:
             return
         try:
@@ -136,7 +136,7 @@ class Search:
 
 
 def _mark(wanted: Wanted) -> bytes:
-    """Return bytes without which an entry does not speak of what is wanted."""
+    """Return bytes that every entry about the wanted key or request contains."""
     if isinstance(wanted, OfKey):
         return wanted.key.encode()
     # The number of a key is given when it is applied: the log does not hold it.

@@ -1,4 +1,4 @@
-"""From what was found to one timeline, in order; pure.
+"""Builds one ordered timeline from what was found; pure.
 
 Owns: the shape of the answer and the words in it. Times are milliseconds of the Unix epoch: those of attempts by the
 clock of the node they came to, those of the log by the leader's. Read next: :mod:`oncegate.gateway.explain.explainer`.
@@ -39,7 +39,7 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Explained(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """The answer. ``log_from`` is the first index searched; ``silent`` are members that did not say what came there."""
+    """The answer. ``log_from`` is the first index searched; ``silent`` are members that did not answer."""
 
     table: str = ""
     key: str = ""
@@ -53,14 +53,14 @@ class Explained(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Timeline:
-    """Collects events. ``offset_ms`` is what cluster time lacks to the Unix epoch, None if no leader could say."""
+    """Collects events. ``offset_ms`` added to cluster time gives Unix time; None if no leader could tell it."""
 
     def __init__(self, offset_ms: int | None) -> None:
         self._offset_ms = offset_ms
         self._events: list[tuple[int, int, Event]] = []
 
     def add_attempts(self, node: str, attempts: Iterable[Attempt], requests: frozenset[RequestId]) -> None:
-        """Add what came to a node."""
+        """Add the attempts that arrived at a node."""
         for one in attempts:
             carried = [str(r) for r in requests if r.client_id == one.client_id and one.first <= r.sequence <= one.last]
             how = f"{one.ended} after {one.took_ms} ms" if one.ended in _NO_REFUSAL else f"refused: {one.ended}"
@@ -75,7 +75,7 @@ class Timeline:
             self._add(one.came_ms, 0, event)
 
     def add_mentions(self, mentions: Iterable[Mention]) -> None:
-        """Add what the log holds of operations."""
+        """Add the operations found in the log."""
         for one in mentions:
             key = f"{one.table}/{one.key}" if one.key else one.table
             self._add_cluster(

@@ -1,7 +1,7 @@
 """What each log entry did to the state, remembered for the newest entries of this process.
 
-Owns: the commit number before each entry, and the verdicts of those few entries of which not everything was executed
-anew. Knows nothing of what entries hold. Read next: :mod:`oncegate.gateway.explain.search`.
+Owns: the commit number before each entry, and the verdicts of the few entries that were not executed as a whole. Knows
+nothing of what entries hold. Read next: :mod:`oncegate.gateway.explain.search`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ UNKNOWN: Final = "not remembered"
 
 
 class Did(NamedTuple):
-    """What became of one attempt in the log: in words, and the commit number, 0 if there is none.
+    """The outcome of one attempt in the log: a phrase, and the commit number, 0 if there is none.
 
     ``number`` is what an idempotency key was mapped to: such an operation brings no sequence number along.
     """
@@ -72,7 +72,7 @@ class VerdictLog:
                 oldest = next(iter(self._spoken))
                 self._spoken_size -= sum(map(len, self._spoken.pop(oldest).values()))
                 slot = oldest % self._entries_max
-                if self._index[slot] == oldest:  # without its verdicts it would pass for one executed whole
+                if self._index[slot] == oldest:  # without its verdicts it would seem executed as a whole
                     self._index[slot] = 0
 
     def of_operation(self, index: int, command: int, position: int, before: int) -> Did:
