@@ -1,7 +1,7 @@
 """Bodies of the HTTP API that client and server share (API.md), JSON and msgpack alike.
 
-Owns: field names and types as they travel. Must not know the server or the SDK. Limits are checked by the
-edge (:mod:`oncegate.gateway.http.request_bodies`), not here.
+Owns: field names and types as they travel. Must not know the server or the SDK.
+:mod:`oncegate.gateway.http.request_bodies` checks limits, not this module.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ H_TIME_MS: Final = "Oncegate-Time-Ms"
 
 
 class Operation(msgspec.Struct, omit_defaults=True, rename={"if_": "if"}):
-    """One operation as it travels. Which fields an ``op`` needs is checked at the edge."""
+    """One operation as it travels. :mod:`oncegate.gateway.http.request_bodies` checks which fields an ``op`` needs."""
 
     sequence: int
     op: str
@@ -163,7 +163,7 @@ class SessionState(msgspec.Struct):
 
 
 class SessionClosed(msgspec.Struct):
-    """Nothing to say: the session is gone."""
+    """Empty answer: the session is closed."""
 
 
 class OwnFlow(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -243,7 +243,7 @@ class Append(msgspec.Struct, forbid_unknown_fields=True):
 class RowChanged(msgspec.Struct, omit_defaults=True):
     """Answer to a change of one row without the SDK; a replay is the same bytes.
 
-    ``request`` is the request id, also of what came under a key; ``value`` that of an increment.
+    ``request`` is the request id, also for a request with a key; ``value`` is the result of an increment.
     """
 
     request: str

@@ -39,7 +39,7 @@ def for_aiohttp(gate: Gate) -> Middleware:
         if isinstance(admitted, Kept):
             return _response(admitted)
         request[TICKET] = admitted
-        # A caller who hangs up cancels its handler at most: the record must tell how it ended.
+        # A caller that hangs up may cancel the handler, but not the recording of its outcome.
         return await _run(gate, admitted, request, handler)
 
     return middleware

@@ -57,7 +57,7 @@ class ForAsgi:
 
     async def _run(self, ticket: Ticket, incoming: Incoming, scope: Scope, receive: Receive, send: Send) -> None:
         held = _Held(send, self._gate, ticket)
-        # Extensions let a response bypass what holds it back.
+        # Extensions would let a response bypass this hold.
         own = {**scope, SCOPE_TICKET: ticket, "extensions": {}}
         try:
             await self._app(own, _again(incoming.body, receive), held.send)
@@ -100,7 +100,7 @@ class _Held:
             await self._send(self._published())
             self._is_passing = True
         if is_last:
-            # Recorded before the caller can know it; what a background task does afterwards changes nothing.
+            # Record the response before the caller gets it; a background task cannot change it afterwards.
             headers = [(bytes(n).decode("latin-1"), bytes(v).decode("latin-1")) for n, v in self._start["headers"]]
             body = None if self._is_passing else b"".join(self._parts)
             self.is_settled = True
@@ -148,7 +148,7 @@ async def _body(receive: Receive, bytes_max: int) -> bytes | Kept | None:
 
 
 def _again(body: bytes, receive: Receive) -> Receive:
-    """Return a receive that gives the body, then what the server has to say."""
+    """Return a ``receive`` that gives the body first, then the server's messages."""
     given = False
 
     async def give() -> Message:

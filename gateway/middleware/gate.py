@@ -1,4 +1,5 @@
-"""Claims on idempotency keys: who may run a request, what a retry is told, and what is left when a service dies.
+"""Claims on idempotency keys: which service may run a request, the answer to a retry, and the state after a service
+died.
 
 A key is claimed by an exactly-once conditional write before the handler runs, and its response is recorded by another,
 on the condition that the claim still stands. The claim names the service's session: a claim counts as long as that
@@ -16,9 +17,9 @@ session lives, and the gateway decides this in cluster time, so no clocks are co
 **What is promised.** While a key is remembered, at most one run begins under it, unless ``rerun`` says otherwise. A
 response is sent only after it was recorded, or after recording it has failed for ``record_timeout_s``. **What is
 not.** The handler's own effects are not part of the claim's transaction: a service killed between claim and
-record may have done all, some or nothing. That is never guessed: without ``rerun`` it is reported as unknown. With it,
-effects must be idempotent under the ticket's id, such as a unique column or :meth:`Ticket.put_once`. Without the
-gateway no request with a key runs (503).
+record may have done all, some or nothing. The gate never guesses: without ``rerun`` it reports the outcome as unknown.
+With it, effects must be idempotent under the ticket's id, such as a unique column or :meth:`Ticket.put_once`. Without
+the gateway no request with a key runs (503).
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ log = logging.getLogger("oncegate.middleware")
 
 
 class Ticket:
-    """Leave to run one request, handed to the handler.
+    """The permission to run one request, handed to the handler.
 
     Attributes:
         id: 64 hex digits, the same whenever this request is run again: the name for the handler's own effects.
@@ -77,7 +78,7 @@ class Gate:
 
     Args:
         client: entered by the caller, who also leaves it, later than the gate.
-        policy: what has a key, whose it is, how long it is known.
+        policy: which requests have a key, whose it is, how long it is remembered.
         now_s: wall clock; only forgetting reads it.
     """
 
@@ -163,7 +164,7 @@ class Gate:
             elif not (await self._write(ticket.row, done, ticket.version)).applied:
                 log.warning("the claim on %s was taken over while it ran", ticket.row)
         except OncegateError as failure:
-            # The run has happened; whoever asks again is told that nobody knows, which is never wrong.
+            # The run has happened; a retry is told that the outcome is unknown, which is never wrong.
             log.error("response under %s not recorded: %s", ticket.row, failure)
             if failure.code in _OVER:
                 await self._renewed_quietly()
@@ -185,7 +186,7 @@ class Gate:
 
     async def _claim(self, row: str, request: Incoming) -> Ticket | Kept:
         if row in self._running:
-            # Whether it is the same request is in the record; here it is enough that it is not done.
+            # The record tells whether it is the same request; here it is enough that it is not done.
             known = await self._client.get(self.policy.table, row, timeout_s=self.policy.record_timeout_s)
             if known is None or read_fingerprint(known.value) == request.fingerprint:
                 return records.in_progress()
@@ -245,7 +246,7 @@ class Gate:
         return records.H_KEPT, str(self.policy.kept_s)
 
     async def _lives(self, owner: str) -> bool:
-        """Tell whether a service lives, and does not only hold a claim that it failed to settle."""
+        """Tell whether a service lives and still runs the request: it may hold a claim that it failed to settle."""
         if self._session is not None and owner == format_client_id(self._session.client_id):
             return False  # ours, and it does not run here
         try:
@@ -271,7 +272,7 @@ class Gate:
         return await session.put(table, row, value, if_version=version, timeout_s=timeout_s)
 
     async def _reopened(self, before: Session | None) -> None:
-        """Open a session, unless somebody else has since ``before``; claims of the one before are dead then."""
+        """Open a session, unless another task has replaced ``before``; claims of the session before are then dead."""
         async with self._opening:
             if self._session is not before:
                 return

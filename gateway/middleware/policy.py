@@ -1,4 +1,4 @@
-"""What a service decides about its idempotency keys: which requests have one, whose they are, how long they are known.
+"""A service's policy on its idempotency keys: which requests have one, whose it is, how long it is remembered.
 
 Owns: settings and their bounds, and the ``Idempotency-Key`` header (draft-ietf-httpapi-idempotency-key-header). Pure.
 """

@@ -1,4 +1,4 @@
-"""What the gateway remembers of a key, and the refusals a caller may see.
+"""The record of a key in the gateway, and the refusals that a caller may see.
 
 Owns: the row of a key and its two states, and problems (RFC 9457). Pure.
 
@@ -48,13 +48,13 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def with_response(record: Record, kept: Kept, at_s: int) -> Record:
-    """Return the record of a claim that came to this response."""
+    """Return the record of a claim after this response."""
     body = None if kept.body is None else base64.b64encode(kept.body).decode()
     return Record("done", record.fingerprint, record.owner, record.attempt, at_s, kept.status, kept.headers, body)
 
 
 def row_key(scope: str, key: str) -> str:
-    """Return where the key of a caller is recorded: of fixed length, and one caller cannot name another's."""
+    """Return the row key for a caller's key: of fixed length, and no caller can name another one's."""
     name = hashlib.sha256(scope.encode()).hexdigest()[:32]
     return f"{name}/{hashlib.sha256(key.encode()).hexdigest()}"
 
@@ -63,7 +63,7 @@ def read_record(value: Any) -> Record:
     """Read a row's value.
 
     Raises:
-        msgspec.ValidationError: somebody else has written to the table.
+        msgspec.ValidationError: the value was not written by this middleware.
     """
     return msgspec.convert(value, Record)
 
