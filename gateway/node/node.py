@@ -35,6 +35,8 @@ from oncegate.gateway.node.stream_store import StreamStore
 from oncegate.rifl.errors import Code, OncegateError
 
 HOUSEKEEPING_MS: Final = 25
+FOLLOWER_HOUSEKEEPING_MS: Final = 1000
+"""A follower only forgets who is gone. Each wake-up waits for its turn on a machine that others keep busy."""
 _REAPING: Final = ""
 _FORGETTING: Final = "\0keys"
 """Names among the housework that no flow has."""
@@ -244,6 +246,7 @@ class Node:
         leads = change.role is Role.LEADER and change.ready
         if leads and not self.leadership.leads:
             self.clock.lead_from(self.machine.time_ms, time.monotonic())
+            self._housekeep_in(HOUSEKEEPING_MS)
         self.leadership.leads = leads
         self.leadership.leader_id = change.leader_id
 
@@ -260,8 +263,13 @@ class Node:
                 self._propose_quietly(_FORGETTING, c.ForgetKeys())
         else:
             sessions.expired(self.machine.time_ms, limit=c.REAP_MAX)  # drops sessions that are gone, on followers too
+        self._housekeep_in(HOUSEKEEPING_MS if self.leadership.leads else FOLLOWER_HOUSEKEEPING_MS)
+
+    def _housekeep_in(self, pause_ms: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         if not self._stopping:
-            self._timer = self._loop.call_later(HOUSEKEEPING_MS / 1000, self._housekeep)
+            self._timer = self._loop.call_later(pause_ms / 1000, self._housekeep)
 
     def _propose_quietly(self, what: str, command: c.Command) -> None:
         """Propose a command of the node's own, one of a kind at a time; a later turn repeats a lost one."""

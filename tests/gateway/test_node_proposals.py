@@ -156,3 +156,14 @@ async def test_leader_that_has_not_caught_up_decides_nothing_about_duplicates(no
     (again,) = await _settle(node.submit(_put(1, 1, b"1"), 64))
     assert again.body.results[0].replayed
     assert again.body.results[0].commit == first.body.results[0].commit
+
+
+async def test_follower_wakes_up_for_housework_once_a_second_and_a_new_leader_at_once(node: Node) -> None:
+    loop = asyncio.get_running_loop()
+    term = node.replica.status().term
+    node._role(RoleChange(role=Role.FOLLOWER, leader_id="n2", term=term, ready=False))
+    node._housekeep()
+    assert node._timer is not None
+    assert node._timer.when() - loop.time() > 0.9
+    node._role(RoleChange(role=Role.LEADER, leader_id="n1", term=term, ready=True))
+    assert node._timer.when() - loop.time() < 0.1
