@@ -65,7 +65,7 @@ def messages(count: int) -> list[tuple[int, str, str]]:
 def through_spark(node: FakeNode, store_url: str, directory: Path, options: argparse.Namespace, name: str) -> Rate:
     """Run the job over the whole flow; steady state is all but the first micro-batch."""
     progress = directory / f"{name}.jsonl"
-    settings = timeline.Settings(
+    settings = timeline.TimelineSettings(
         endpoints=node.url,
         flow=node.flow.name,
         consumer=name,

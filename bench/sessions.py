@@ -82,7 +82,7 @@ class Filled:
         sequence = self.next.get(client_id, 1)
         self.next[client_id] = sequence + 1
         key = f"k{client_id % 1_000}"
-        op = c.Op(SequenceNumber(sequence), int(c.Kind.PUT), "t", key, c.fingerprint_put("t", key, VALUE), VALUE)
+        op = c.Op(SequenceNumber(sequence), int(c.OpKind.PUT), "t", key, c.fingerprint_put("t", key, VALUE), VALUE)
         return c.encode_entry(0, [c.Operate(client_id, 1, SequenceNumber(sequence), [op])])
 
 
@@ -240,7 +240,7 @@ async def serve_rounds(directory: Path, count: int, seed: int) -> None:
             client_id = rng.randint(1, count)
             sequence = sequences[client_id] = sequences.get(client_id, 0) + 1
             key = f"k{client_id % 1_000}"
-            op = c.Op(SequenceNumber(sequence), int(c.Kind.PUT), "t", key, c.fingerprint_put("t", key, VALUE), VALUE)
+            op = c.Op(SequenceNumber(sequence), int(c.OpKind.PUT), "t", key, c.fingerprint_put("t", key, VALUE), VALUE)
             began = time.perf_counter()
             await node.submit(c.Operate(client_id, 1, SequenceNumber(sequence), [op]), 300)
             took.append(time.perf_counter() - began)

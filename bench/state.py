@@ -50,7 +50,9 @@ def entry(number: int, keys: list[str], rng: random.Random) -> bytes:
     ops = []
     for at, key in enumerate(keys):
         value = b'"%s%010d"' % (filler.encode(), rng.randrange(10**10))
-        ops.append(c.Op(SequenceNumber(first + at), int(c.Kind.PUT), "t", key, Fingerprint(rng.getrandbits(63)), value))
+        ops.append(
+            c.Op(SequenceNumber(first + at), int(c.OpKind.PUT), "t", key, Fingerprint(rng.getrandbits(63)), value)
+        )
     return c.encode_entry(number, [c.Operate(1, 1, SequenceNumber(first), ops)])
 
 

@@ -1,7 +1,7 @@
 """Raft for opaque bytes: PySyncObj, hardened. Start at :mod:`oncegate.consensus.replica.replica`."""
 
 from oncegate.consensus.config import ReplicaConfig, TlsConfig
-from oncegate.consensus.configuration import Configuration, Member
+from oncegate.consensus.configuration import Configuration, RaftMember
 from oncegate.consensus.counters import Counters
 from oncegate.consensus.errors import (
     CallFailed,
@@ -44,13 +44,13 @@ __all__ = [
     "FlushFailed",
     "IdentityMismatch",
     "LeadershipLost",
-    "Member",
     "NoLeader",
     "NotLeader",
     "NotReady",
     "Overloaded",
     "PeerStatus",
     "PeerUnavailable",
+    "RaftMember",
     "Replica",
     "ReplicaConfig",
     "ReplicaStatus",

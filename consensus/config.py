@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from oncegate.consensus.configuration import Configuration, Member
+from oncegate.consensus.configuration import Configuration, RaftMember
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -140,7 +140,9 @@ class ReplicaConfig:
             return Configuration({})
         addresses = {**self.peers, self.node_id: self.advertise or self.listen}
         data = self.member_data
-        return Configuration({name: Member(*addresses[name], data=data.get(name, "")) for name in sorted(addresses)})
+        return Configuration(
+            {name: RaftMember(*addresses[name], data=data.get(name, "")) for name in sorted(addresses)}
+        )
 
     def check_host(self, host: str) -> None:
         """Raise ValueError when peers at ``host`` could not be told from strangers."""

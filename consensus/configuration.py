@@ -15,7 +15,7 @@ MAGIC: Final = b"\x00OGCONF1"
 """First bytes of a configuration entry. A caller's command never begins with them."""
 
 
-class Member(msgspec.Struct, array_like=True, frozen=True):
+class RaftMember(msgspec.Struct, array_like=True, frozen=True):
     """Where a member listens for its peers, and whether it counts in majorities (a learner does not)."""
 
     host: str
@@ -31,7 +31,7 @@ class Member(msgspec.Struct, array_like=True, frozen=True):
 class Configuration(msgspec.Struct, array_like=True, frozen=True):
     """The members by node id."""
 
-    members: dict[str, Member]
+    members: dict[str, RaftMember]
 
     @property
     def voters(self) -> frozenset[str]:
@@ -43,7 +43,7 @@ class Configuration(msgspec.Struct, array_like=True, frozen=True):
         """Ids of those that only receive the log."""
         return frozenset(self.members) - self.voters
 
-    def with_member(self, node_id: str, member: Member) -> Configuration:
+    def with_member(self, node_id: str, member: RaftMember) -> Configuration:
         """Return a configuration in which ``node_id`` is ``member``."""
         return Configuration({**self.members, node_id: member})
 
@@ -54,7 +54,7 @@ class Configuration(msgspec.Struct, array_like=True, frozen=True):
     @classmethod
     def of_addresses(cls, addresses: Mapping[str, tuple[str, int]]) -> Configuration:
         """Return the configuration in which all of ``addresses`` vote."""
-        return cls({node_id: Member(*address) for node_id, address in sorted(addresses.items())})
+        return cls({node_id: RaftMember(*address) for node_id, address in sorted(addresses.items())})
 
 
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode

@@ -128,7 +128,7 @@ class TimeoutNow(_Message, frozen=True, tag=13):
     term: int
 
 
-class Verdict(enum.IntEnum):
+class SnapshotVerdict(enum.IntEnum):
     """What a follower says of a snapshot."""
 
     NEXT = 1
@@ -171,7 +171,7 @@ class SnapshotAnswer(_Message, frozen=True, tag=32):
     epoch: int
     """Of the connection by which the leader's message came."""
     transfer: int
-    verdict: Verdict
+    verdict: SnapshotVerdict
     file: int = 0
     offset: int = 0
     index: int = 0
@@ -213,13 +213,13 @@ class Welcome(_Message, frozen=True, tag=23):
     """The connection is up."""
 
 
-class Refused(_Message, frozen=True, tag=24):
+class PeerRefused(_Message, frozen=True, tag=24):
     """There will be no connection, and why: in place of a proof or a welcome, the last message."""
 
     reason: Refusal
 
 
-Handshake: TypeAlias = Hello | Challenge | Proof | Welcome | Refused
+Handshake: TypeAlias = Hello | Challenge | Proof | Welcome | PeerRefused
 SnapshotMessage: TypeAlias = SnapshotOffer | SnapshotChunk | SnapshotAnswer
 ElectionMessage: TypeAlias = VoteRequest | VoteReply | PreVoteRequest | PreVoteReply | TimeoutNow
 RaftMessage: TypeAlias = Append | Ack | ElectionMessage | SnapshotMessage

@@ -23,7 +23,7 @@ from oncegate.flows.open_segment import OpenSegment
 from oncegate.flows.segment import columns, read_table
 
 
-class Found(NamedTuple):
+class FoundWrite(NamedTuple):
     """The last write of a key among the items searched; value None = deleted."""
 
     commit: int
@@ -67,7 +67,7 @@ class KeyIndex:
         parts = columns(chunk)
         return cls(parts.keys, parts.values, parts.commits)
 
-    def find(self, key: str) -> Found | None:
+    def find(self, key: str) -> FoundWrite | None:
         """Return the last write of ``key``, None if there is none. O(log items)."""
         wanted = key.encode()
         offsets, data, order = self._offsets, self._data, self._order
@@ -85,7 +85,7 @@ class KeyIndex:
         if bytes(data[offsets[row] : offsets[row + 1]]) != wanted:
             return None
         value = self._values[row].as_buffer()
-        return Found(int(self._commits[row]), None if value is None else value.to_pybytes())
+        return FoundWrite(int(self._commits[row]), None if value is None else value.to_pybytes())
 
 
 class IndexCache:
@@ -157,7 +157,7 @@ class OpenLookup:
         self._taken = 0
         self._positions: dict[str, int] = {}
 
-    def find(self, key: str) -> Found | None:
+    def find(self, key: str) -> FoundWrite | None:
         """Return the last write of ``key`` in the open segment, None if there is none."""
         segment = self._segment
         length = segment.run_length()
@@ -170,7 +170,7 @@ class OpenLookup:
         self._taken = length
         position = self._positions.get(key, -1)
         if position >= 0:
-            return Found(*segment.run_item(position))
+            return FoundWrite(*segment.run_item(position))
         for chunk in reversed(segment.closed_chunks):
             name = (segment.flow, "chunk", chunk.first_commit)
             found = self._cache.get(name, partial(KeyIndex.of_chunk, chunk)).find(key)

@@ -21,7 +21,7 @@ from oncegate.rifl.errors import REGISTRY, OncegateError
 from oncegate.rifl.ids import format_client_id
 from oncegate.rifl.key_table import KEYS_CLIENT
 from oncegate.rifl.range_rule import RefusedPart, ReplayPart
-from oncegate.rifl.resolve_rule import Fate, Resolution, look_up
+from oncegate.rifl.resolve_rule import Fate, ResolveVerdict, look_up
 from oncegate.rifl.rule import Applied, OpVerdict, Refusal, Rejected, Replayed
 
 _SEALED = "the id is sealed: never executed, and never will be"
@@ -229,7 +229,7 @@ def request_state(machine: Machine, client_id: int, sequence: int, tenant: str =
     return _fate(sequence, look_up(tracker, sequence))
 
 
-def _fate(sequence: int, found: Resolution) -> wire.RequestState:
+def _fate(sequence: int, found: ResolveVerdict) -> wire.RequestState:
     if found.record is None:
         return wire.RequestState(found.fate.value)
     traceparent = found.record.traceparent or msgspec.UNSET

@@ -34,7 +34,7 @@ import msgspec
 from oncegate.rifl.completion import CompletionRecord
 from oncegate.rifl.errors import InvariantViolation
 from oncegate.rifl.ids import ID_MAX, ClientId, ClusterTimeMs, CommitNumber, Fingerprint, SequenceNumber
-from oncegate.rifl.resolve_rule import Fate, Resolution
+from oncegate.rifl.resolve_rule import Fate, ResolveVerdict
 from oncegate.rifl.result_tracker import Sized
 from oncegate.rifl.rule import EXECUTE, Execute, Refusal
 
@@ -168,14 +168,14 @@ class KeyTable:
             count += 1
         return count
 
-    def look_up(self, number: int, tenant: str = "") -> Resolution:
+    def look_up(self, number: int, tenant: str = "") -> ResolveVerdict:
         """Say what became of the request that a key was mapped to; another tenant's was never seen."""
         if number >= self.next:
-            return Resolution(Fate.NEVER_SEEN)
+            return ResolveVerdict(Fate.NEVER_SEEN)
         known = self._by_number.get(number)
         if known is None:
-            return Resolution(Fate.EXPIRED)
-        return Resolution(Fate.APPLIED, known.record) if known.tenant == tenant else Resolution(Fate.NEVER_SEEN)
+            return ResolveVerdict(Fate.EXPIRED)
+        return ResolveVerdict(Fate.APPLIED, known.record) if known.tenant == tenant else ResolveVerdict(Fate.NEVER_SEEN)
 
     def take_changes(self) -> Changes:
         """Return what has changed since the last call. Takes time in proportion to the number of new keys."""

@@ -37,24 +37,24 @@ class Fate(StrEnum):
     EXPIRED = "expired"
 
 
-class Resolution(NamedTuple):
+class ResolveVerdict(NamedTuple):
     """Fate of a request id; with APPLIED also the record to answer from."""
 
     fate: Fate
     record: CompletionRecord | None = None
 
 
-def look_up(tracker: ResultTracker, sequence: int) -> Resolution:
+def look_up(tracker: ResultTracker, sequence: int) -> ResolveVerdict:
     """Say what became of an operation; changes nothing."""
     if sequence < tracker.first_incomplete:
-        return Resolution(Fate.ACKNOWLEDGED)
+        return ResolveVerdict(Fate.ACKNOWLEDGED)
     record = tracker.find(sequence)
     if record is None:
-        return Resolution(Fate.NEVER_SEEN)
-    return Resolution(Fate.SEALED) if record.sealed else Resolution(Fate.APPLIED, record)
+        return ResolveVerdict(Fate.NEVER_SEEN)
+    return ResolveVerdict(Fate.SEALED) if record.sealed else ResolveVerdict(Fate.APPLIED, record)
 
 
-def resolve(tracker: ResultTracker, sequence: SequenceNumber, first_incomplete: SequenceNumber) -> Resolution:
+def resolve(tracker: ResultTracker, sequence: SequenceNumber, first_incomplete: SequenceNumber) -> ResolveVerdict:
     """Look an operation up and seal it if it was never executed; afterwards its fate does not change.
 
     Args:
@@ -77,4 +77,4 @@ def resolve(tracker: ResultTracker, sequence: SequenceNumber, first_incomplete: 
     if sequence >= base + tracker.window and tracker.places(sequence, base) >= tracker.window:
         raise OncegateError(Code.WINDOW_FULL, "acknowledge what is below before this can be sealed")
     tracker.seal(sequence)
-    return Resolution(Fate.SEALED)
+    return ResolveVerdict(Fate.SEALED)

@@ -37,7 +37,7 @@ from oncegate.rifl.completion import CompletionRecord
 from oncegate.rifl.errors import REGISTRY, Code, InvariantViolation, Outcome
 from oncegate.rifl.ids import RANGE_LENGTH_MAX, ClusterTimeMs, Fingerprint, SequenceNumber
 from oncegate.rifl.result_tracker import RECORD_BYTES_MAX, ResultTracker
-from oncegate.rifl.session import Session
+from oncegate.rifl.session import SessionRecord
 
 
 class Execute(Enum):
@@ -97,7 +97,7 @@ class Standing(Enum):
     ABSENT = "there is none"
 
 
-def standing(session: Session, epoch: int, now_ms: ClusterTimeMs) -> Standing:
+def standing(session: SessionRecord, epoch: int, now_ms: ClusterTimeMs) -> Standing:
     """Say how a request of ``epoch`` stands at cluster time ``now_ms``; an epoch never given out is fenced too."""
     if epoch != session.epoch:
         return Standing.FENCED

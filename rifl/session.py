@@ -42,7 +42,7 @@ def shared_int(number: int) -> int:
     return _shared_ints.get(number, number)
 
 
-class Session(msgspec.Struct, array_like=True, gc=False):
+class SessionRecord(msgspec.Struct, array_like=True, gc=False):
     """One session as every replica holds it. ``ends_ms`` is cluster time."""
 
     client_id: ClientId
@@ -76,7 +76,7 @@ class SessionTable:
     __slots__ = ("_by_id", "_by_nonce", "_expiry", "_of_tenant", "next_id")
 
     def __init__(self) -> None:
-        self._by_id: dict[int, Session] = {}
+        self._by_id: dict[int, SessionRecord] = {}
         self._by_nonce: dict[str, int] = {}
         self._of_tenant: dict[str, int] = {}
         self._expiry = ExpiryQueue()
@@ -85,7 +85,7 @@ class SessionTable:
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def __iter__(self) -> Iterator[Session]:
+    def __iter__(self) -> Iterator[SessionRecord]:
         return iter(self._by_id.values())
 
     @property
@@ -97,7 +97,7 @@ class SessionTable:
         """Tell whether the bound on all sessions, or on those of this tenant, is reached."""
         return len(self._by_id) >= sessions_max or self._of_tenant.get(tenant, 0) >= tenant_sessions_max
 
-    def get(self, client_id: int) -> Session | None:
+    def get(self, client_id: int) -> SessionRecord | None:
         """Return the live session of that id, or None."""
         return self._by_id.get(client_id)
 
@@ -115,7 +115,7 @@ class SessionTable:
         *,
         sessions_max: int = SESSIONS_MAX,
         tenant_sessions_max: int = SESSIONS_MAX,
-    ) -> tuple[Session, bool]:
+    ) -> tuple[SessionRecord, bool]:
         """Open a session, or return the one that this nonce opened before and True.
 
         Args:
@@ -141,12 +141,12 @@ class SessionTable:
         if self.is_full(tenant, sessions_max, tenant_sessions_max):
             raise OncegateError(Code.QUOTA, FULL)
         client_id, never = ClientId(self.next_id), ClusterTimeMs(0)
-        session = Session(client_id, Epoch(1), nonce, shared_int(lease_ms), shared_int(window), never, (), tenant)
+        session = SessionRecord(client_id, Epoch(1), nonce, shared_int(lease_ms), shared_int(window), never, (), tenant)
         session.renew(now_ms)
         self._enter(session)
         return session, False
 
-    def _enter(self, session: Session) -> None:
+    def _enter(self, session: SessionRecord) -> None:
         client_id, names = session.client_id, [_named(session.tenant, n) for n in (session.nonce, *session.former)]
         if client_id in self._by_id or client_id < 1:
             raise InvariantViolation(f"a second session is opened under client id {client_id}")
@@ -160,7 +160,7 @@ class SessionTable:
         self._of_tenant[session.tenant] = self._of_tenant.get(session.tenant, 0) + 1
         self._expiry.file(session.client_id, session.ends_ms)
 
-    def live(self, client_id: int, epoch: int | None, now_ms: int) -> Session:
+    def live(self, client_id: int, epoch: int | None, now_ms: int) -> SessionRecord:
         """Return the session if it lives and ``epoch`` (if given) is its current one.
 
         Raises:
@@ -177,7 +177,7 @@ class SessionTable:
             raise OncegateError(Code.SESSION_EXPIRED, "the lease has ended")
         return session
 
-    def put_back(self, session: Session) -> None:
+    def put_back(self, session: SessionRecord) -> None:
         """Add a session read from a saved state; afterwards the table behaves as the one it was saved from."""
         session.lease_ms, session.window = shared_int(session.lease_ms), shared_int(session.window)
         self._enter(session)
@@ -188,7 +188,7 @@ class SessionTable:
             raise InvariantViolation(f"client id {next_id} would be given out again, {self.next_id - 1} was already")
         self.next_id = next_id
 
-    def take_over(self, client_id: int, nonce: str, now_ms: ClusterTimeMs) -> Session:
+    def take_over(self, client_id: int, nonce: str, now_ms: ClusterTimeMs) -> SessionRecord:
         """Give the session to a new owner: a new nonce raises the epoch, the same one again does not.
 
         Raises:

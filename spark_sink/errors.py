@@ -11,10 +11,10 @@ import re
 from enum import StrEnum
 from typing import Final
 
-from oncegate.stores.errors import STORE_REGISTRY, StoreCode, StoreError, Traits
+from oncegate.stores.errors import STORE_REGISTRY, StoreCode, StoreError, StoreTraits
 
 
-class Code(StrEnum):
+class SinkCode(StrEnum):
     """Names of all refusals, those of stores among them."""
 
     BAD_OPTION = StoreCode.BAD_OPTION
@@ -31,18 +31,18 @@ class Code(StrEnum):
     RETENTION_EXCEEDED = "RETENTION_EXCEEDED"
 
 
-REGISTRY: Final[dict[str, Traits]] = {
+REGISTRY: Final[dict[str, StoreTraits]] = {
     **STORE_REGISTRY,
-    Code.BAD_BATCH: Traits("not_applied", True, "A batch is damaged or is not the one asked for"),
-    Code.BATCH_CHANGED: Traits("not_applied", False, "A reread batch differs from the first read"),
-    Code.FENCED: Traits("unknown", False, "A newer instance of the consumer has taken over"),
-    Code.FLOW_REFUSED: Traits("not_applied", False, "The gateway refused the request"),
-    Code.FLOW_UNREACHABLE: Traits("unknown", True, "No endpoint answered in time"),
-    Code.RETENTION_EXCEEDED: Traits("not_applied", False, "A batch is no longer retained"),
+    SinkCode.BAD_BATCH: StoreTraits("not_applied", True, "A batch is damaged or is not the one asked for"),
+    SinkCode.BATCH_CHANGED: StoreTraits("not_applied", False, "A reread batch differs from the first read"),
+    SinkCode.FENCED: StoreTraits("unknown", False, "A newer instance of the consumer has taken over"),
+    SinkCode.FLOW_REFUSED: StoreTraits("not_applied", False, "The gateway refused the request"),
+    SinkCode.FLOW_UNREACHABLE: StoreTraits("unknown", True, "No endpoint answered in time"),
+    SinkCode.RETENTION_EXCEEDED: StoreTraits("not_applied", False, "A batch is no longer retained"),
 }
 """Every code with its traits."""
 
-_CODE_IN_TEXT: Final = re.compile(r"\[(" + "|".join(Code) + r")\]")
+_CODE_IN_TEXT: Final = re.compile(r"\[(" + "|".join(SinkCode) + r")\]")
 
 
 class SinkError(StoreError):
@@ -51,11 +51,11 @@ class SinkError(StoreError):
     registry = REGISTRY
 
 
-def code_in(text: str) -> Code | None:
+def code_in(text: str) -> SinkCode | None:
     """Return the last code named in ``text``, or None.
 
     Spark hands errors of its Python processes to the driver as text; this is how a driver tells a refusal that
     ends the job from one that a restart cures. The last one is the innermost, the cause of the others.
     """
     found = _CODE_IN_TEXT.findall(text)
-    return Code(found[-1]) if found else None
+    return SinkCode(found[-1]) if found else None

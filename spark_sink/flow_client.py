@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from oncegate.flows.schema import ITEM_SCHEMA, PLAIN_SCHEMA, VERSION
-from oncegate.spark_sink.errors import Code, SinkError
+from oncegate.spark_sink.errors import SinkCode, SinkError
 from oncegate.stores.retry import Retry
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ _local = threading.local()
 
 
 @dataclass(frozen=True, slots=True)
-class ConsumerState:
+class ConsumerPosition:
     """A consumer's cursor and lag; the lag counts what is sealed and not finished yet."""
 
     cursor: int
@@ -50,11 +50,11 @@ class FlowState:
 
     first_batch: int
     last_batch: int
-    consumers: Mapping[str, ConsumerState]
+    consumers: Mapping[str, ConsumerPosition]
 
 
 @dataclass(frozen=True, slots=True)
-class Attachment:
+class ConsumerLease:
     """A consumer's right to move its cursor: a later attach gets a newer fence, and this one is refused."""
 
     fence: int
@@ -75,7 +75,7 @@ class FlowClient:
         if not endpoints or not all(
             urlsplit(e).scheme in ("http", "https") and urlsplit(e).hostname for e in endpoints
         ):
-            raise SinkError(Code.BAD_OPTION, "endpoints are URLs http://host:port, at least one")
+            raise SinkError(SinkCode.BAD_OPTION, "endpoints are URLs http://host:port, at least one")
         self._endpoints = tuple(endpoint.rstrip("/") for endpoint in endpoints)
         self._flow = flow
         self._base = f"/v1/flows/{quote(flow, safe='')}"
@@ -100,7 +100,7 @@ class FlowClient:
         """
         return self._call("GET", f"/batches/{number}", None, lambda answer: self._checked_batch(answer, number))
 
-    def attach(self, consumer: str, nonce: str) -> Attachment:
+    def attach(self, consumer: str, nonce: str) -> ConsumerLease:
         """Take over the consumer's cursor; a repeated nonce gets the same fence.
 
         Raises:
@@ -135,7 +135,7 @@ class FlowClient:
                 else:
                     self._preferred = at
                     return result
-            raise last or SinkError(Code.FLOW_UNREACHABLE, "no endpoint")
+            raise last or SinkError(SinkCode.FLOW_UNREACHABLE, "no endpoint")
 
         return self._retry.run(try_each, lambda error: isinstance(error, SinkError) and error.retryable)
 
@@ -153,10 +153,10 @@ class FlowClient:
             body = response.read(_BATCH_BYTES_MAX + 1)
         except (OSError, http.client.HTTPException) as error:
             _drop(endpoint)
-            raise SinkError(Code.FLOW_UNREACHABLE, f"{endpoint}: {type(error).__name__} {error}") from error
+            raise SinkError(SinkCode.FLOW_UNREACHABLE, f"{endpoint}: {type(error).__name__} {error}") from error
         if len(body) > _BATCH_BYTES_MAX:
             _drop(endpoint)
-            raise SinkError(Code.FLOW_REFUSED, f"{endpoint}: an answer of more than {_BATCH_BYTES_MAX} bytes")
+            raise SinkError(SinkCode.FLOW_REFUSED, f"{endpoint}: an answer of more than {_BATCH_BYTES_MAX} bytes")
         answer = _Answer(response.status, body, response.headers.get("ETag", ""), endpoint)
         if response.status != http.HTTPStatus.OK:
             raise _refusal(answer, batch=wants_batch)
@@ -168,7 +168,7 @@ class FlowClient:
         seen: dict[tuple[str, int], tuple[str, int]] = _local.__dict__.setdefault("seen", {})
         mark = (answer.etag, zlib.crc32(answer.body))
         if seen.setdefault((self._flow, number), mark) != mark:
-            raise SinkError(Code.BATCH_CHANGED, f"batch {number} of {self._flow} at {answer.endpoint}")
+            raise SinkError(SinkCode.BATCH_CHANGED, f"batch {number} of {self._flow} at {answer.endpoint}")
         if len(seen) > _REREAD_MEMORY:
             seen.pop(next(iter(seen)))
         return batch
@@ -212,22 +212,22 @@ def _refusal(answer: _Answer, *, batch: bool) -> SinkError:
     except (ValueError, AttributeError):
         problem, code, detail = {}, "", ""
     text = f"{answer.endpoint}: {answer.status} {code} {detail}".rstrip()
-    if code in (Code.FENCED, Code.RETENTION_EXCEEDED):
-        return SinkError(Code(code), text)
+    if code in (SinkCode.FENCED, SinkCode.RETENTION_EXCEEDED):
+        return SinkError(SinkCode(code), text)
     # A node that lags may not know a batch yet that another node has announced.
     again = bool(problem.get("retryable", answer.status in _RETRYABLE_STATUS)) or (
         batch and answer.status == http.HTTPStatus.NOT_FOUND
     )
-    return SinkError(Code.FLOW_UNREACHABLE if again else Code.FLOW_REFUSED, text)
+    return SinkError(SinkCode.FLOW_UNREACHABLE if again else SinkCode.FLOW_REFUSED, text)
 
 
 def _json(answer: _Answer) -> dict[str, Any]:
     try:
         found = json.loads(answer.body)
     except ValueError as error:
-        raise SinkError(Code.FLOW_REFUSED, f"{answer.endpoint}: the answer is no JSON") from error
+        raise SinkError(SinkCode.FLOW_REFUSED, f"{answer.endpoint}: the answer is no JSON") from error
     if not isinstance(found, dict):
-        raise SinkError(Code.FLOW_REFUSED, f"{answer.endpoint}: the answer is no object")
+        raise SinkError(SinkCode.FLOW_REFUSED, f"{answer.endpoint}: the answer is no object")
     return found
 
 
@@ -235,22 +235,24 @@ def _flow_state(answer: _Answer) -> FlowState:
     found = _json(answer)
     try:
         consumers = {
-            name: ConsumerState(*(int(state[field] or 0) for field in ("cursor", "lag_batches", "lag_items", "lag_ms")))
+            name: ConsumerPosition(
+                *(int(state[field] or 0) for field in ("cursor", "lag_batches", "lag_items", "lag_ms"))
+            )
             for name, state in found.get("consumers", {}).items()
         }
         return FlowState(int(found["first_batch"]), int(found["last_batch"]), consumers)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise SinkError(Code.FLOW_REFUSED, f"{answer.endpoint}: the flow is described without {error}") from error
+        raise SinkError(SinkCode.FLOW_REFUSED, f"{answer.endpoint}: the flow is described without {error}") from error
 
 
-def _attachment(answer: _Answer) -> Attachment:
+def _attachment(answer: _Answer) -> ConsumerLease:
     found = _json(answer)
-    return Attachment(int(found["fence"]), int(found["cursor"]))
+    return ConsumerLease(int(found["fence"]), int(found["cursor"]))
 
 
 def _arrow_batch(answer: _Answer, flow: str, number: int) -> pa.RecordBatch:
     def bad(why: str) -> SinkError:
-        return SinkError(Code.BAD_BATCH, f"batch {number} of {flow} at {answer.endpoint}: {why}")
+        return SinkError(SinkCode.BAD_BATCH, f"batch {number} of {flow} at {answer.endpoint}: {why}")
 
     # A stream cut between two messages looks like a shorter one; only its end mark is missing.
     if not answer.body.endswith(_END_OF_STREAM):

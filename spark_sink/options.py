@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from oncegate.spark_sink.errors import Code, SinkError
+from oncegate.spark_sink.errors import SinkCode, SinkError
 from oncegate.spark_sink.flow_client import FlowClient
 from oncegate.stores.retry import Retry
 
@@ -53,7 +53,7 @@ class FlowOptions:
         timeout_s = _number(options, "timeout_s", TIMEOUT_S_DEFAULT, 0, _COUNT_MAX)
         parsed = cls(endpoints, _required(options, "flow"), options.get("consumer") or None, fence, timeout_s or 0)
         if fence is not None and parsed.consumer is None:
-            raise SinkError(Code.BAD_OPTION, "fence without consumer")
+            raise SinkError(SinkCode.BAD_OPTION, "fence without consumer")
         return parsed
 
     def client(self, timeout_s: int | None = None) -> FlowClient:
@@ -136,7 +136,7 @@ class SinkOptions:
         """
         flow = FlowOptions.parse(options)
         if flow.consumer is not None and flow.fence is None:
-            raise SinkError(Code.BAD_OPTION, "a sink that moves a cursor needs the fence of its attachment")
+            raise SinkError(SinkCode.BAD_OPTION, "a sink that moves a cursor needs the fence of its attachment")
         rows = _number(options, "rows_per_write", ROWS_PER_WRITE_DEFAULT, 1, 10 * _COUNT_MAX)
         return cls(flow, _required(options, "store"), options.get("progress") or None, rows or 1)
 
@@ -144,7 +144,7 @@ class SinkOptions:
 def _required(options: Mapping[str, str], name: str) -> str:
     value = options.get(name)
     if not value:
-        raise SinkError(Code.BAD_OPTION, f"option {name} is missing")
+        raise SinkError(SinkCode.BAD_OPTION, f"option {name} is missing")
     return value
 
 
@@ -155,7 +155,7 @@ def _number(options: Mapping[str, str], name: str, default: int | None, least: i
     try:
         value = int(text)
     except ValueError as error:
-        raise SinkError(Code.BAD_OPTION, f"option {name} is no integer") from error
+        raise SinkError(SinkCode.BAD_OPTION, f"option {name} is no integer") from error
     if not least <= value <= most:
-        raise SinkError(Code.BAD_OPTION, f"option {name} is not in {least}..{most}")
+        raise SinkError(SinkCode.BAD_OPTION, f"option {name} is not in {least}..{most}")
     return value

@@ -21,14 +21,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from oncegate.stores.tables import WRITE_TS, Clustering, Column, ColumnType, Table
+from oncegate.stores.tables import WRITE_TS, Clustering, Column, ColumnType, StoreTable
 
 Int64s = npt.NDArray[np.int64]
 
 BUCKET_BITS: Final = 20
 _ERROR_CHARACTERS_MAX: Final = 500
 
-TIMELINE: Final = Table(
+TIMELINE: Final = StoreTable(
     name="timeline",
     columns=(
         Column("user", ColumnType.INT64),
@@ -48,7 +48,7 @@ TIMELINE: Final = Table(
 `traceparent` is the trace context of the request that applied the post, null if it had none.
 """
 
-DEAD_LETTERS: Final = Table(
+DEAD_LETTERS: Final = StoreTable(
     name="dead_letters",
     columns=(
         Column("flow", ColumnType.TEXT),

@@ -35,13 +35,13 @@ from oncegate.spark_sink.errors import SinkError
 from oncegate.spark_sink.options import FlowOptions, SinkOptions
 from oncegate.stores.errors import StoreCode, StoreError
 from oncegate.stores.store import drop_process_store, process_store
-from oncegate.stores.tables import Table
+from oncegate.stores.tables import StoreTable
 
 
 class Derivation(Protocol):
     """Derives rows from items. Deterministic: keys and write timestamps follow from the items alone."""
 
-    def rows(self, items: pa.RecordBatch, rows_max: int) -> Iterator[tuple[Table, pa.RecordBatch]]:
+    def rows(self, items: pa.RecordBatch, rows_max: int) -> Iterator[tuple[StoreTable, pa.RecordBatch]]:
         """Yield rows for tables of the store, at most ``rows_max`` at once where items allow."""
         ...
 

@@ -21,7 +21,7 @@ class StoreCode(StrEnum):
     STORE_UNAVAILABLE = "STORE_UNAVAILABLE"
 
 
-class Traits(NamedTuple):
+class StoreTraits(NamedTuple):
     """What holds for every error of a code."""
 
     outcome: str
@@ -29,13 +29,13 @@ class Traits(NamedTuple):
     title: str
 
 
-STORE_REGISTRY: Final[dict[str, Traits]] = {
-    StoreCode.BAD_OPTION: Traits("not_applied", False, "An option is missing or malformed"),
-    StoreCode.BAD_TABLE: Traits("not_applied", False, "A table declaration is malformed"),
-    StoreCode.BAD_ROWS: Traits("not_applied", False, "Rows do not fit the table"),
-    StoreCode.CLUSTER_FAILED: Traits("not_applied", False, "The development cluster did not do as told"),
-    StoreCode.STORE_MISMATCH: Traits("not_applied", False, "The store holds something else under this name"),
-    StoreCode.STORE_UNAVAILABLE: Traits("unknown", True, "The store did not answer in time"),
+STORE_REGISTRY: Final[dict[str, StoreTraits]] = {
+    StoreCode.BAD_OPTION: StoreTraits("not_applied", False, "An option is missing or malformed"),
+    StoreCode.BAD_TABLE: StoreTraits("not_applied", False, "A table declaration is malformed"),
+    StoreCode.BAD_ROWS: StoreTraits("not_applied", False, "Rows do not fit the table"),
+    StoreCode.CLUSTER_FAILED: StoreTraits("not_applied", False, "The development cluster did not do as told"),
+    StoreCode.STORE_MISMATCH: StoreTraits("not_applied", False, "The store holds something else under this name"),
+    StoreCode.STORE_UNAVAILABLE: StoreTraits("unknown", True, "The store did not answer in time"),
 }
 """Every code with its traits."""
 
@@ -50,7 +50,7 @@ class StoreError(Exception):
         retryable: whether the same action may succeed when it is repeated unchanged.
     """
 
-    registry: ClassVar[Mapping[str, Traits]] = STORE_REGISTRY
+    registry: ClassVar[Mapping[str, StoreTraits]] = STORE_REGISTRY
 
     def __init__(self, code: StrEnum, detail: str) -> None:
         super().__init__(code, detail)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncegate.stores.tables import Table
+from oncegate.stores.tables import StoreTable
 
 Int64s = npt.NDArray[np.int64]
 
@@ -23,7 +23,7 @@ _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 _MIX: Final = np.uint64(0xBF58476D1CE4E5B9)
 
 
-def sort_by_key(table: Table, rows: pa.RecordBatch) -> pa.RecordBatch:
+def sort_by_key(table: StoreTable, rows: pa.RecordBatch) -> pa.RecordBatch:
     """Return the rows in primary key order, clustering directions respected; equal keys keep their order.
 
     Both stores want this: SQLite inserts into neighbouring pages, Cassandra gets rows of one partition together.
@@ -37,7 +37,7 @@ def sort_by_key(table: Table, rows: pa.RecordBatch) -> pa.RecordBatch:
     return rows.take(pa.array(np.lexsort(codes[::-1])))
 
 
-def partition_borders(table: Table, rows: pa.RecordBatch) -> list[int]:
+def partition_borders(table: StoreTable, rows: pa.RecordBatch) -> list[int]:
     """Return the positions where a new partition begins in sorted rows, and the number of rows at the end."""
     if rows.num_rows == 0:
         return [0]
@@ -49,7 +49,7 @@ def partition_borders(table: Table, rows: pa.RecordBatch) -> list[int]:
     return [*np.flatnonzero(begins).tolist(), rows.num_rows]
 
 
-def shard_of(table: Table, rows: pa.RecordBatch, shards: int) -> Int64s:
+def shard_of(table: StoreTable, rows: pa.RecordBatch, shards: int) -> Int64s:
     """Return for each row the shard of its partition, 0 .. ``shards`` - 1; the same in every process for ever."""
     mixed = np.full(rows.num_rows, _GOLDEN, dtype=np.uint64)
     for name in table.partition_key:

@@ -21,7 +21,7 @@ from urllib.parse import parse_qs, urlsplit
 import pyarrow as pa
 
 from oncegate.stores.errors import StoreCode, StoreError
-from oncegate.stores.tables import Table
+from oncegate.stores.tables import StoreTable
 
 Value = int | str | bytes
 """A cell as Python sees it."""
@@ -30,7 +30,7 @@ Value = int | str | bytes
 class Store(Protocol):
     """A keyed-row store. Not for use by several threads, nor across a fork."""
 
-    def create(self, tables: Iterable[Table]) -> None:
+    def create(self, tables: Iterable[StoreTable]) -> None:
         """Create the tables that are missing; idempotent.
 
         Raises:
@@ -38,7 +38,7 @@ class Store(Protocol):
         """
         ...
 
-    def write(self, table: Table, rows: pa.RecordBatch) -> None:
+    def write(self, table: StoreTable, rows: pa.RecordBatch) -> None:
         """Upsert rows of `table.schema`. When it returns, all are durable (see `durability`); idempotent.
 
         Raises:
@@ -46,7 +46,7 @@ class Store(Protocol):
         """
         ...
 
-    def delete(self, table: Table, keys: pa.RecordBatch) -> None:
+    def delete(self, table: StoreTable, keys: pa.RecordBatch) -> None:
         """Delete rows by keys of `table.key_schema`, each at its own timestamp; idempotent.
 
         Raises:
@@ -54,15 +54,15 @@ class Store(Protocol):
         """
         ...
 
-    def get(self, table: Table, key: Mapping[str, Value]) -> dict[str, Value] | None:
+    def get(self, table: StoreTable, key: Mapping[str, Value]) -> dict[str, Value] | None:
         """Return the live row at a whole primary key, `write_ts` included, or None."""
         ...
 
-    def scan(self, table: Table) -> Iterator[pa.RecordBatch]:
+    def scan(self, table: StoreTable) -> Iterator[pa.RecordBatch]:
         """Yield all live rows as batches of `table.schema`, in no promised order. For verification."""
         ...
 
-    def count(self, table: Table) -> int:
+    def count(self, table: StoreTable) -> int:
         """Return the number of live rows."""
         ...
 

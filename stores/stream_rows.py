@@ -15,12 +15,12 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from oncegate.stores.tables import WRITE_TS, Column, ColumnType, Table
+from oncegate.stores.tables import WRITE_TS, Column, ColumnType, StoreTable
 
 ROWS_CONSUMER: Final = "rows"
 """Name of the consumer that brings a stream table's own flow into the store: batches above its cursor are retained."""
 
-STREAM_ROWS: Final = Table(
+STREAM_ROWS: Final = StoreTable(
     name="stream_rows",
     columns=(
         Column("source", ColumnType.TEXT),

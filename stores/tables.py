@@ -56,7 +56,7 @@ class Clustering:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class StoreTable:
     """A table: its columns, what chooses the partition, and the order inside one.
 
     Args:
@@ -126,7 +126,7 @@ class Table:
         )
 
     @classmethod
-    def from_json(cls, text: str) -> Table:
+    def from_json(cls, text: str) -> StoreTable:
         """Return the declaration that gave ``text``."""
         fields = json.loads(text)
         return cls(

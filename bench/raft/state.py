@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from bench.figures import Latency
 from oncegate import Client, Session
-from oncegate.gateway.local.blocking_http import Refused, get, send_json
+from oncegate.gateway.local.blocking_http import RequestRefused, get, send_json
 from oncegate.gateway.local.cluster import LocalCluster
 
 VALUE_BYTES: Final = 200
@@ -77,7 +77,7 @@ async def _join(cluster: LocalCluster) -> None:
     while True:
         try:
             await asyncio.to_thread(send_json, "POST", f"{cluster.endpoints[0]}/v1/cluster/members", body, JOIN_S)
-        except Refused as refusal:
+        except RequestRefused as refusal:
             # It goes on catching up; asking again waits for the same outcome.
             if "TIMEOUT" not in str(refusal) or time.perf_counter() - began > JOIN_S:
                 raise

@@ -17,7 +17,7 @@ from oncegate.consensus.messages import PreVoteRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class PreVoteStanding:
     """What a node knows when it is asked for a pre-vote."""
 
     term: int
@@ -121,7 +121,7 @@ class Election:
         self.deadline = now + self._between(self._timeout_s) / 3
         return True
 
-    def would_vote(self, candidate: str, request: PreVoteRequest, mine: Standing, now: float) -> bool:
+    def would_vote(self, candidate: str, request: PreVoteRequest, mine: PreVoteStanding, now: float) -> bool:
         """Answer a pre-vote: the term is new, no leader is near, and the candidate's log is up to date (§5.4.1)."""
         if request.term <= mine.term or mine.leads:
             return False

@@ -33,7 +33,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from oncegate.consensus.config import ReplicaConfig
-from oncegate.consensus.configuration import Member
+from oncegate.consensus.configuration import RaftMember
 from oncegate.consensus.core.applier import Applier
 from oncegate.consensus.core.election import Election
 from oncegate.consensus.core.following import Following
@@ -213,7 +213,7 @@ class Engine(Generic[Token]):
         """
         self._leading.read(token)
 
-    def add_member(self, node_id: str, member: Member, token: Token) -> None:
+    def add_member(self, node_id: str, member: RaftMember, token: Token) -> None:
         """Make a node a member; ``token`` is answered when it is a voter. See :meth:`Reconfiguration.add`.
 
         Raises:
@@ -349,7 +349,7 @@ class Engine(Generic[Token]):
             if peer_id != self.config.node_id
         }
 
-    def wanted_peers(self) -> dict[str, Member]:
+    def wanted_peers(self) -> dict[str, RaftMember]:
         """Whom to be connected with; see :meth:`oncegate.consensus.core.peers.Peers.wanted`."""
         return self._peers.wanted(self.commit_index, self._raft.leader(), self._leading.replication.leaving)
 

@@ -23,7 +23,15 @@ from oncegate.consensus.errors import ProtocolError, SafetyViolation
 from oncegate.consensus.log.entries import Entry
 from oncegate.consensus.log.library_log import LibraryLog
 from oncegate.consensus.log.segment import records_bytes
-from oncegate.consensus.messages import Ack, Append, Message, SnapshotAnswer, SnapshotChunk, SnapshotOffer, Verdict
+from oncegate.consensus.messages import (
+    Ack,
+    Append,
+    Message,
+    SnapshotAnswer,
+    SnapshotChunk,
+    SnapshotOffer,
+    SnapshotVerdict,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +106,7 @@ class Following:
         term = self._raft.term()
         if message.term < term:
             # Its sender is deposed; the term is what it must learn.
-            self._hold(peer_id, SnapshotAnswer(term, epoch, message.transfer, Verdict.REJECTED))
+            self._hold(peer_id, SnapshotAnswer(term, epoch, message.transfer, SnapshotVerdict.REJECTED))
             return
         if self._raft.leads():
             raise SafetyViolation(f"{peer_id} leads term {term} too")

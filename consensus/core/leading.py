@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from oncegate.consensus.config import ReplicaConfig
-from oncegate.consensus.configuration import Member
+from oncegate.consensus.configuration import RaftMember
 from oncegate.consensus.core.applier import Applier
 from oncegate.consensus.core.leader_reads import LeaderReads
 from oncegate.consensus.core.library import Raft
@@ -124,7 +124,7 @@ class Leading(Generic[Token]):
             raise NotReady("the leader has not committed an entry of its term yet")
         self.reads.add(token)
 
-    def add_member(self, node_id: str, member: Member, token: Token) -> None:
+    def add_member(self, node_id: str, member: RaftMember, token: Token) -> None:
         """See :meth:`oncegate.consensus.core.engine.Engine.add_member`."""
         self._must_lead()
         self.changes.add(node_id, member, token, ready=self.ready, commit_index=self._raft.commit_index())

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from oncegate.consensus.config import ReplicaConfig
-from oncegate.consensus.configuration import Member
+from oncegate.consensus.configuration import RaftMember
 from oncegate.consensus.log.membership import Membership
 
 
@@ -95,7 +95,7 @@ class Peers:
         """Whoever leads may be a member that the log here does not name yet: who joins, or was away, listens to all."""
         return self.awaits_membership or self.within_reach(leader_id) is None
 
-    def wanted(self, commit_index: int, leader_id: str | None, leaving: Collection[str]) -> dict[str, Member]:
+    def wanted(self, commit_index: int, leader_id: str | None, leaving: Collection[str]) -> dict[str, RaftMember]:
         """Whom to be connected with: the other members, those ``leaving`` that are still told so, seeds of a joiner."""
         members = self._membership.current.members
         # A removal that is not committed may be taken back, by a leader that is among those removed.
@@ -103,10 +103,10 @@ class Peers:
         wanted = {peer_id: member for peer_id, member in known.items() if peer_id != self._node_id}
         if self.awaits_membership:
             # The log may begin with members that are gone: until it names this node, the given ones stay in reach.
-            wanted = {peer_id: Member(*address) for peer_id, address in self._config.peers.items()} | wanted
+            wanted = {peer_id: RaftMember(*address) for peer_id, address in self._config.peers.items()} | wanted
         for peer_id in leaving:
-            wanted.setdefault(peer_id, Member("", 0))
+            wanted.setdefault(peer_id, RaftMember("", 0))
         if leader_id is not None and leader_id != self._node_id:
             # Added while this node was away; what it says of itself is on its way.
-            wanted.setdefault(leader_id, Member("", 0))
+            wanted.setdefault(leader_id, RaftMember("", 0))
         return wanted

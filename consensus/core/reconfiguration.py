@@ -15,7 +15,7 @@ from typing import Generic, Literal, TypeVar
 
 import msgspec
 
-from oncegate.consensus.configuration import Configuration, Member, encode
+from oncegate.consensus.configuration import Configuration, RaftMember, encode
 from oncegate.consensus.errors import ChangePending, ChangeRefused, ConsensusError, LeadershipLost, NotReady, Overloaded
 from oncegate.consensus.log.membership import Membership
 from oncegate.consensus.log.segment import RECORD_HEADER_BYTES
@@ -47,7 +47,7 @@ class Reconfiguration(Generic[Token]):
         self._caught_up_s = caught_up_s
         self._on_result = on_result
         self._on_failure = on_failure
-        self._wanted: tuple[str, Member | None] | None = None
+        self._wanted: tuple[str, RaftMember | None] | None = None
         self._waiters: list[_Waiter[Token]] = []
         self._caught_up_since: dict[str, float] = {}
 
@@ -62,7 +62,7 @@ class Reconfiguration(Generic[Token]):
 
     # -- what is asked ---------------------------------------------------------------------------------
 
-    def add(self, node_id: str, member: Member, token: Token, *, ready: bool, commit_index: int) -> None:
+    def add(self, node_id: str, member: RaftMember, token: Token, *, ready: bool, commit_index: int) -> None:
         """Make ``node_id`` a member: first a learner, then a voter; ``token`` is answered when it is one.
 
         Asking again for what is under way, or done, waits for the same outcome.
@@ -152,7 +152,7 @@ class Reconfiguration(Generic[Token]):
         for waiter in waiters:
             self._on_failure(waiter.token, LeadershipLost("leadership was lost before the change was committed"))
 
-    def _want(self, node_id: str, member: Member | None, *, ready: bool, commit_index: int) -> None:
+    def _want(self, node_id: str, member: RaftMember | None, *, ready: bool, commit_index: int) -> None:
         if not ready:
             raise NotReady("the leader has not committed an entry of its term yet")
         if self.pending(commit_index):
@@ -167,7 +167,7 @@ class Reconfiguration(Generic[Token]):
         self._waiters.append(waiter)
 
 
-def _changed(current: Configuration, node_id: str, member: Member | None, index: int) -> Configuration:
+def _changed(current: Configuration, node_id: str, member: RaftMember | None, index: int) -> Configuration:
     if member is None:
         return current.without(node_id)
     known = current.members.get(node_id)

@@ -18,7 +18,7 @@ from oncegate.consensus.core.library import Raft
 from oncegate.consensus.core.replication import Replication
 from oncegate.consensus.log.library_log import LibraryLog
 from oncegate.consensus.log.segment import RECORD_HEADER_BYTES
-from oncegate.consensus.messages import Message, SnapshotAnswer, SnapshotChunk, SnapshotOffer, Verdict
+from oncegate.consensus.messages import Message, SnapshotAnswer, SnapshotChunk, SnapshotOffer, SnapshotVerdict
 from oncegate.consensus.ports import DurableState, SavedPoint
 from oncegate.consensus.snapshot.saving import Saving
 from oncegate.consensus.snapshot.snapshot_leader import SnapshotSender
@@ -79,7 +79,7 @@ class Snapshots:
         """A follower's word about its snapshot, in this term and on this connection."""
         self._replication.heard(peer_id, now)
         self._sender.answered(peer_id, answer, now)
-        if answer.verdict in (Verdict.HAVE, Verdict.INSTALLED):
+        if answer.verdict in (SnapshotVerdict.HAVE, SnapshotVerdict.INSTALLED):
             logger.info("%s has the state up to entry %d", peer_id, answer.index)
             self._replication.snapshot_over(peer_id, answer.index)
             self._following[peer_id] = (answer.index, now)
@@ -126,7 +126,7 @@ class Snapshots:
         answer = self._answer_to(peer_id, epoch, offer.transfer, offer.term)
         if self._is_old(point):
             self._receiving.drop()
-            answer(Verdict.HAVE, Position(0, 0))
+            answer(SnapshotVerdict.HAVE, Position(0, 0))
             return
         self._receiving.offered(offer, (peer_id, epoch, offer.term), answer, now)
 
@@ -147,7 +147,7 @@ class Snapshots:
         if self._raft.leads() or self._is_old(point):
             # The log brought this node further meanwhile: an older state never replaces a newer one.
             self._receiving.drop()
-            answer(Verdict.HAVE, Position(0, 0))
+            answer(SnapshotVerdict.HAVE, Position(0, 0))
             return
         if not self._log.has_room(RECORD_HEADER_BYTES + len(point.configuration)):
             return
@@ -156,7 +156,7 @@ class Snapshots:
         self._raft.installed(point.index)
         self._applier.applied_index = point.index
         logger.info("a snapshot up to entry %d of term %d was installed", point.index, point.term)
-        answer(Verdict.INSTALLED, Position(0, 0))
+        answer(SnapshotVerdict.INSTALLED, Position(0, 0))
 
     def stop(self) -> None:
         """Give up everything; waits for the worker."""
@@ -166,8 +166,10 @@ class Snapshots:
     def _is_old(self, point: SavedPoint) -> bool:
         return point.index <= self._raft.commit_index()
 
-    def _answer_to(self, peer_id: str, epoch: int, transfer: int, term: int) -> Callable[[Verdict, Position], None]:
-        def answer(verdict: Verdict, place: Position) -> None:
+    def _answer_to(
+        self, peer_id: str, epoch: int, transfer: int, term: int
+    ) -> Callable[[SnapshotVerdict, Position], None]:
+        def answer(verdict: SnapshotVerdict, place: Position) -> None:
             if self._raft.term() == term:
                 index = self._raft.commit_index()
                 self._send(peer_id, SnapshotAnswer(term, epoch, transfer, verdict, place.file, place.offset, index))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from oncegate.consensus.core.election import Election, Standing
+from oncegate.consensus.core.election import Election, PreVoteStanding
 from oncegate.consensus.core.library import Raft
 from oncegate.consensus.core.role_report import RoleReport
 from oncegate.consensus.counters import Counters
@@ -79,7 +79,7 @@ class Voting:
     ) -> None:
         # Answered at once: a pre-vote changes nothing here, so it waits for no flush.
         leader = self._raft.leader()
-        standing = Standing(
+        standing = PreVoteStanding(
             term=self._raft.term(),
             last_index=self._log.last_index,
             last_term=self._log.last_term,

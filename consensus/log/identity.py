@@ -27,7 +27,7 @@ _MAGIC = b"OGIDENT2"
 BOOTS_KEPT = 16
 
 
-class Identity(msgspec.Struct, array_like=True, frozen=True):
+class DirectoryIdentity(msgspec.Struct, array_like=True, frozen=True):
     """The stamp of a data directory."""
 
     cluster_id: str
@@ -40,22 +40,22 @@ class Identity(msgspec.Struct, array_like=True, frozen=True):
     first_members: list[str]
     """Ids of the initial configuration, sorted; empty for a node that joined."""
 
-    def opened_again(self) -> Identity:
+    def opened_again(self) -> DirectoryIdentity:
         """Return the stamp of the next incarnation."""
         boots = [*self.boots[1 - BOOTS_KEPT :], secrets.randbits(63)]
         return msgspec.structs.replace(self, incarnation=self.incarnation + 1, boots=boots)
 
 
-def read_identity(storage: Storage) -> Identity:
+def read_identity(storage: Storage) -> DirectoryIdentity:
     """Read the stamp; raises :class:`Corrupt` when it is missing or changed."""
     if IDENTITY_FILE not in storage.names():
         raise Corrupt(storage.label(IDENTITY_FILE), 0, "the identity is missing")
-    return read_sealed_struct(storage, IDENTITY_FILE, _MAGIC, Identity)
+    return read_sealed_struct(storage, IDENTITY_FILE, _MAGIC, DirectoryIdentity)
 
 
 def open_identity(
     storage: Storage, *, cluster_id: str, node_id: str, first_members: Collection[str] = ()
-) -> tuple[Identity, Ballot]:
+) -> tuple[DirectoryIdentity, Ballot]:
     """Read the stamp and the ballot of a locked directory, or make both in an empty one.
 
     Raises:
@@ -76,7 +76,7 @@ def open_identity(
             raise Corrupt(storage.label(IDENTITY_FILE), 0, "there is a used ballot but no identity")
         # The stamp is written last: a crash before it leaves an unused ballot, which is simply written again.
         ballot = Ballot.create(storage)
-        identity = Identity(cluster_id, node_id, uuid.uuid4().hex, 0, [], sorted(first_members))
+        identity = DirectoryIdentity(cluster_id, node_id, uuid.uuid4().hex, 0, [], sorted(first_members))
         write_sealed(storage, IDENTITY_FILE, _MAGIC, msgspec.msgpack.encode(identity))
         return identity, ballot
     identity = read_identity(storage)
@@ -91,7 +91,7 @@ def open_identity(
     return identity, ballot
 
 
-def begin_incarnation(storage: Storage, identity: Identity) -> Identity:
+def begin_incarnation(storage: Storage, identity: DirectoryIdentity) -> DirectoryIdentity:
     """Raise the incarnation durably: after everything else has been found whole, before anything is said.
 
     Raises:

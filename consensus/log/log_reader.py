@@ -17,11 +17,11 @@ from typing import Any
 from oncegate.consensus.errors import Corrupt, DirectoryLocked
 from oncegate.consensus.log.ballot import Ballot
 from oncegate.consensus.log.entries import Entry
-from oncegate.consensus.log.identity import Identity, read_identity
-from oncegate.consensus.log.segment import Kind, Record, read_record, segment_name
+from oncegate.consensus.log.identity import DirectoryIdentity, read_identity
+from oncegate.consensus.log.segment import RecordKind, SegmentRecord, read_record, segment_name
 from oncegate.consensus.log.segment_file import Segment
 from oncegate.consensus.log.storage import DirectoryStorage, File, Storage
-from oncegate.consensus.log.wal_recovery import Recovered, ReplayedEntries
+from oncegate.consensus.log.wal_recovery import RecoveredLog, ReplayedEntries
 
 _MEMORY_BYTES = 1024 * 1024
 
@@ -113,16 +113,16 @@ class LogReader(ReplayedEntries):
         self._segments: list[Segment] = [] if found is None else found.segments
         self._bases = [segment.header.base for segment in self._segments]
 
-    def _replay_record(self, record: Record, base: int, label: str) -> None:
-        self.sealed = record.kind == Kind.SEAL
-        self.was_reset = self.was_reset or record.kind == Kind.RESET
+    def _replay_record(self, record: SegmentRecord, base: int, label: str) -> None:
+        self.sealed = record.kind == RecordKind.SEAL
+        self.was_reset = self.was_reset or record.kind == RecordKind.RESET
         super()._replay_record(record, base, label)
 
     def _take_up(
         self, storage: Storage, segments: list[Segment], ends: list[int], torn: list[Any], unneeded: list[int]
-    ) -> Recovered:
+    ) -> RecoveredLog:
         # Read only: nothing is wiped, flushed or removed.
-        return Recovered(segments=segments, end=0, prior_end=0, spare=None)
+        return RecoveredLog(segments=segments, end=0, prior_end=0, spare=None)
 
     def read(self, first: int, last: int) -> Iterator[Entry]:
         """Yield the entries ``first .. last``, which the log must hold; one segment is in memory at a time.
@@ -154,7 +154,7 @@ class LogReader(ReplayedEntries):
         self._segments = []
 
 
-def read_hard_state(storage: Storage) -> tuple[Identity, int, str | None]:
+def read_hard_state(storage: Storage) -> tuple[DirectoryIdentity, int, str | None]:
     """Return whose directory it is, the latest term it has seen, and whom it voted for; raises Corrupt."""
     ballot = Ballot.load(storage)
     return read_identity(storage), ballot.term, ballot.voted_for

@@ -51,7 +51,7 @@ _CHECK_MASK = (1 << _KIND_SHIFT) - 1
 _extend = google_crc32c.extend
 
 
-class Kind(enum.IntEnum):
+class RecordKind(enum.IntEnum):
     """What a record does to the log.
 
     The code is the last byte of a record's header, which may be all of it that lies in a sector: several bits are set,
@@ -68,7 +68,7 @@ class Kind(enum.IntEnum):
     configuration there."""
 
 
-KIND_ENTRY = int(Kind.ENTRY)
+KIND_ENTRY = int(RecordKind.ENTRY)
 
 
 class SegmentHeader(NamedTuple):
@@ -80,7 +80,7 @@ class SegmentHeader(NamedTuple):
     seed: int
 
 
-class Record(NamedTuple):
+class SegmentRecord(NamedTuple):
     """One record as found on disk."""
 
     offset: int
@@ -139,7 +139,7 @@ def encode_record(seed: int, kind: int, index: int, term: int, commit: int, prio
     )
 
 
-def read_record(data: bytes, offset: int, seed: int) -> Record | None:
+def read_record(data: bytes, offset: int, seed: int) -> SegmentRecord | None:
     """The valid record at ``offset``, or None."""
     header_crc = _check_record_header(data, offset, seed)
     if header_crc is None:
@@ -149,7 +149,7 @@ def read_record(data: bytes, offset: int, seed: int) -> Record | None:
     payload = data[start : start + length]
     if len(payload) != length or crc != _extend(header_crc, payload):
         return None
-    return Record(offset, last >> _KIND_SHIFT, index, term, commit, prior_end, payload)
+    return SegmentRecord(offset, last >> _KIND_SHIFT, index, term, commit, prior_end, payload)
 
 
 def _check_record_header(data: bytes, offset: int, seed: int) -> int | None:
@@ -163,7 +163,7 @@ def _check_record_header(data: bytes, offset: int, seed: int) -> int | None:
     return crc if crc & _CHECK_MASK == last & _CHECK_MASK else None
 
 
-def scan(data: bytes, offset: int, seed: int) -> Iterator[Record]:
+def scan(data: bytes, offset: int, seed: int) -> Iterator[SegmentRecord]:
     """Yield records one after the other from ``offset``; stop at the first that is not valid."""
     while (record := read_record(data, offset, seed)) is not None:
         yield record

@@ -26,7 +26,7 @@ from oncegate.consensus.log.segment import (
     KIND_ENTRY,
     RECORD_HEADER_BYTES,
     SEGMENT_HEADER_BYTES,
-    Kind,
+    RecordKind,
     SegmentHeader,
     encode_record,
     read_record,
@@ -34,7 +34,7 @@ from oncegate.consensus.log.segment import (
 )
 from oncegate.consensus.log.segment_file import RETRY_S, Segment, SpareSegment, make_segment
 from oncegate.consensus.log.storage import Storage
-from oncegate.consensus.log.wal_recovery import Recovered, ReplayedEntries
+from oncegate.consensus.log.wal_recovery import RecoveredLog, ReplayedEntries
 from oncegate.consensus.ports import SavedPoint
 from oncegate.consensus.worker import Task, Worker
 
@@ -160,7 +160,7 @@ class Journal(ReplayedEntries):
         if index <= self.commit_index:
             raise SafetyViolation(f"entry {index} is committed (up to {self.commit_index}) and would be removed")
         if index <= self.last_index:
-            self._add_record(int(Kind.TRUNCATE), index, self.last_term, b"")
+            self._add_record(int(RecordKind.TRUNCATE), index, self.last_term, b"")
             self._forget_from(index)
 
     def flush(self) -> None:
@@ -228,7 +228,7 @@ class Journal(ReplayedEntries):
             if point.index <= self.commit_index:
                 raise SafetyViolation(f"entry {point.index} is committed and is not the one that was installed")
             self.commit_index = point.index
-            self._add_record(int(Kind.RESET), point.index, point.term, point.configuration)
+            self._add_record(int(RecordKind.RESET), point.index, point.term, point.configuration)
             self._restart_at(point)
         self.commit_index = max(self.commit_index, point.index)
         self.flush()
@@ -257,7 +257,7 @@ class Journal(ReplayedEntries):
     def close(self) -> None:
         """Flush, seal and close; a sealed journal accepts no torn tail at the next start."""
         if self._fits(RECORD_HEADER_BYTES) or self._spare.available():
-            self._add_record(int(Kind.SEAL), self.last_index, self.last_term, b"")
+            self._add_record(int(RecordKind.SEAL), self.last_index, self.last_term, b"")
         self.flush()
         self.abandon()
 
@@ -314,7 +314,7 @@ class Journal(ReplayedEntries):
         storage, start, segments = self._storage, self._start, self._unneeded
         self._removal.start(lambda: publish_and_remove(storage, start, segments))
 
-    def _adopt(self, found: Recovered | None) -> None:
+    def _adopt(self, found: RecoveredLog | None) -> None:
         if found is None:
             self._prior_end = SEGMENT_HEADER_BYTES
             self._enter(make_segment(self._storage, SegmentHeader(1, 0, self._segment_bytes, secrets.randbits(32))))

@@ -23,8 +23,8 @@ from oncegate.consensus.log.segment import (
     RECORD_HEADER_BYTES,
     SEGMENT_HEADER_BYTES,
     SEGMENT_SUFFIX,
-    Kind,
-    Record,
+    RecordKind,
+    SegmentRecord,
     decode_header,
     is_torn,
     proof_of_flush,
@@ -37,7 +37,7 @@ from oncegate.consensus.ports import SavedPoint
 
 
 @dataclass(slots=True)
-class Recovered:
+class RecoveredLog:
     """What was found on disk; the entries are in the log."""
 
     segments: list[Segment]
@@ -70,7 +70,7 @@ class ReplayedEntries(Entries):
         self._last_batch = 0
         """While replaying: position at which the batch written last begins; everything before it was flushed."""
 
-    def _recover(self, storage: Storage) -> Recovered | None:
+    def _recover(self, storage: Storage) -> RecoveredLog | None:
         """Replay a locked directory; None when it has no journal yet.
 
         Raises:
@@ -84,7 +84,7 @@ class ReplayedEntries(Entries):
                 file.close()
             raise
 
-    def _replay_all(self, storage: Storage, opened: list[File]) -> Recovered | None:
+    def _replay_all(self, storage: Storage, opened: list[File]) -> RecoveredLog | None:
         start = load_start(storage)
         found = [
             int(name.removesuffix(SEGMENT_SUFFIX).rpartition("-")[2])
@@ -154,14 +154,14 @@ class ReplayedEntries(Entries):
             self._last_batch = prior_end
         return end
 
-    def _replay_record(self, record: Record, base: int, label: str) -> None:
+    def _replay_record(self, record: SegmentRecord, base: int, label: str) -> None:
         index = record.log_index
         if record.kind == KIND_ENTRY:
             if index != self.last_index + 1 or record.term < self.last_term:
                 raise Corrupt(label, record.offset, f"entry {index} after entry {self.last_index}")
             self._remember((record.payload, index, record.term), base + record.offset)
             self._evict()
-        elif record.kind == Kind.TRUNCATE:
+        elif record.kind == RecordKind.TRUNCATE:
             if not (self.first_index if self._whole else 1) <= index <= self.last_index:
                 raise Corrupt(label, record.offset, f"truncation at {index} of {self.last_index} entries")
             if index < self.first_index:
@@ -169,12 +169,12 @@ class ReplayedEntries(Entries):
                 self._restart_at(SavedPoint(index - 1, 0, b""))
             else:
                 self._forget_from(index)
-        elif record.kind == Kind.RESET:
+        elif record.kind == RecordKind.RESET:
             self._restart_at(SavedPoint(index, record.term, record.payload))
             self._whole = True
             if index >= self._published.index:
                 self._published = self.base
-        elif record.kind != Kind.SEAL:
+        elif record.kind != RecordKind.SEAL:
             raise Corrupt(label, record.offset, f"unknown kind of record {record.kind}")
         self.commit_index = max(self.commit_index, record.commit)
 
@@ -194,7 +194,7 @@ class ReplayedEntries(Entries):
 
     def _take_up(
         self, storage: Storage, segments: list[Segment], ends: list[int], torn: list[_Torn], unneeded: list[int]
-    ) -> Recovered:
+    ) -> RecoveredLog:
         """Choose the segment to go on with, write what may not be on the disk, flush it, and clean up.
 
         Raises:
@@ -219,7 +219,7 @@ class ReplayedEntries(Entries):
             storage.remove(segment_name(surplus.header.sequence))
         end = segments[active].header.base + ends[active]
         empty = ends[active] == SEGMENT_HEADER_BYTES
-        return Recovered(
+        return RecoveredLog(
             segments=segments[: active + 1],
             end=end,
             prior_end=segments[active].prior_end if empty else end,

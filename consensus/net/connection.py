@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol, cast
 
 from oncegate.consensus.config import ReplicaConfig, TlsConfig
 from oncegate.consensus.errors import ProtocolError
-from oncegate.consensus.messages import AnyMessage, Message, Refusal, Refused
+from oncegate.consensus.messages import AnyMessage, Message, PeerRefused, Refusal
 from oncegate.consensus.net.handshake import HANDSHAKE_FRAME_BYTES_MAX, Acceptor, Dialler, PeerRefusedError, Stamp
 from oncegate.consensus.net.wire import FrameReader, encode_frame
 
@@ -170,7 +170,7 @@ class Connection(asyncio.BufferedProtocol):
             self._check_certificate(established.peer_id)
         if answer is not None:
             self._write(answer)
-        if isinstance(answer, Refused):
+        if isinstance(answer, PeerRefused):
             self._owner.refuses(self, answer.reason)
             self.close()
         if established is not None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from oncegate.consensus.config import ReplicaConfig
-from oncegate.consensus.configuration import Member
+from oncegate.consensus.configuration import RaftMember
 from oncegate.consensus.net.connection import HANDSHAKE_S, Connection, tls_context
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class Dialling:
     def __init__(
         self,
         config: ReplicaConfig,
-        members: Mapping[str, Member],
+        members: Mapping[str, RaftMember],
         *,
         begin: Callable[[str], Connection],
         forget: Callable[[Connection], None],

@@ -19,7 +19,16 @@ from typing import Final
 import msgspec
 
 from oncegate.consensus.errors import ProtocolError
-from oncegate.consensus.messages import PROTOCOL_VERSION, Challenge, Handshake, Hello, Proof, Refusal, Refused, Welcome
+from oncegate.consensus.messages import (
+    PROTOCOL_VERSION,
+    Challenge,
+    Handshake,
+    Hello,
+    PeerRefused,
+    Proof,
+    Refusal,
+    Welcome,
+)
 
 HANDSHAKE_FRAME_BYTES_MAX = 2048
 _NONCE_BYTES = 16
@@ -41,7 +50,7 @@ class PeerRefusedError(ProtocolError):
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What a node says of its data directory; see :class:`oncegate.consensus.log.identity.Identity`."""
+    """What a node says of its data directory; see :class:`oncegate.consensus.log.identity.DirectoryIdentity`."""
 
     node_uuid: str
     incarnation: int
@@ -142,12 +151,12 @@ class Dialler:
                     raise ProtocolError("the peer does not know the secret")
                 refusal = _refusal(mine, node_id, stamp)
                 if refusal is not None:
-                    return Refused(refusal), None
+                    return PeerRefused(refusal), None
                 self._established = Established(node_id, _epoch(self._hello, nonce), stamp)
                 return Proof(_mac(mine.secret, "dial", cluster_id, self._hello, nonce, stamp)), None
             case Welcome() if self._established is not None:
                 return None, self._established
-            case Refused(reason):
+            case PeerRefused(reason):
                 raise PeerRefusedError(reason)
             case _:
                 raise ProtocolError("unexpected message in the handshake")
@@ -195,9 +204,9 @@ class Acceptor:
                     raise ProtocolError("the peer does not know the secret")
                 refusal = _refusal(mine, hello.node_id, stamp)
                 if refusal is not None:
-                    return Refused(refusal), None
+                    return PeerRefused(refusal), None
                 return Welcome(), Established(hello.node_id, _epoch(hello, self._nonce), stamp)
-            case Refused(reason) if self._hello is not None:
+            case PeerRefused(reason) if self._hello is not None:
                 raise PeerRefusedError(reason)
             case _:
                 raise ProtocolError("unexpected message in the handshake")

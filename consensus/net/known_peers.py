@@ -28,7 +28,7 @@ KNOWN_PEERS_FILE = "known-peers"
 _MAGIC = b"OGPEERS1"
 
 
-class _Known(msgspec.Struct, array_like=True, frozen=True):
+class _KnownPeers(msgspec.Struct, array_like=True, frozen=True):
     since: int
     node_uuid: str
     incarnation: int
@@ -41,9 +41,9 @@ class KnownPeers:
     def __init__(self, storage: Storage) -> None:
         """Read the file of an opened directory; raises :class:`Corrupt`."""
         self._storage = storage
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _KnownPeers] = {}
         if KNOWN_PEERS_FILE in storage.names():
-            self._known = read_sealed_struct(storage, KNOWN_PEERS_FILE, _MAGIC, dict[str, _Known])
+            self._known = read_sealed_struct(storage, KNOWN_PEERS_FILE, _MAGIC, dict[str, _KnownPeers])
 
     def judge(self, peer_id: str, since: int, stamp: Stamp) -> Refusal | None:
         """Compare what a peer says with what is known of the member that was added at ``since``.
@@ -63,7 +63,7 @@ class KnownPeers:
 
     def remember(self, peer_id: str, since: int, stamp: Stamp, members: Collection[str]) -> None:
         """Make durable what was accepted; of ids that are in ``members`` only, so that the file is bounded."""
-        seen = _Known(since, stamp.node_uuid, stamp.incarnation, stamp.boots[-1] if stamp.boots else 0)
+        seen = _KnownPeers(since, stamp.node_uuid, stamp.incarnation, stamp.boots[-1] if stamp.boots else 0)
         if self._known.get(peer_id) == seen:
             return
         self._known = {known: record for known, record in self._known.items() if known in members}

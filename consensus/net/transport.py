@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from oncegate.consensus.config import ReplicaConfig
-from oncegate.consensus.configuration import Member
+from oncegate.consensus.configuration import RaftMember
 from oncegate.consensus.messages import Message, Refusal
 from oncegate.consensus.net.connection import HANDSHAKE_S, Connection, tls_context
 from oncegate.consensus.net.dialling import Dialling
@@ -46,7 +46,7 @@ class Receiver(Protocol):
 class _Welcome:
     """Whom the handshake lets in."""
 
-    def __init__(self, members: Mapping[str, Member]) -> None:
+    def __init__(self, members: Mapping[str, RaftMember]) -> None:
         self._members = members
         self.anyone = False
 
@@ -61,7 +61,7 @@ class PeerTransport:
         self.config = config
         self.loop = asyncio.get_running_loop()
         self._receiver = receiver
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, RaftMember] = {}
         self._welcome = _Welcome(self._members)
         self._credentials = Credentials(
             cluster_id=config.cluster_id,
@@ -100,7 +100,7 @@ class PeerTransport:
         )
         self._dialling.dial()
 
-    def set_members(self, members: Mapping[str, Member], *, anyone: bool = False) -> None:
+    def set_members(self, members: Mapping[str, RaftMember], *, anyone: bool = False) -> None:
         """Be connected with exactly these from now on; what was written to one that goes still leaves.
 
         With ``anyone`` other peers that know the secret may connect too, but are not dialled.

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from oncegate.consensus.config import ReplicaConfig
 from oncegate.consensus.errors import IdentityMismatch
-from oncegate.consensus.log.identity import Identity, begin_incarnation, open_identity
+from oncegate.consensus.log.identity import DirectoryIdentity, begin_incarnation, open_identity
 from oncegate.consensus.log.library_log import LibraryLog
 from oncegate.consensus.log.storage import Storage
 from oncegate.consensus.log.wal import Worker
 from oncegate.consensus.net.known_peers import KnownPeers
 
 
-def open_data_dir(config: ReplicaConfig, storage: Storage, worker: Worker) -> tuple[Identity, LibraryLog, KnownPeers]:
+def open_data_dir(
+    config: ReplicaConfig, storage: Storage, worker: Worker
+) -> tuple[DirectoryIdentity, LibraryLog, KnownPeers]:
     """Lock and open; blocks for as long as the journal takes to read.
 
     Raises:

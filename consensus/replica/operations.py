@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from oncegate.consensus.config import ReplicaConfig
-from oncegate.consensus.configuration import Member
+from oncegate.consensus.configuration import RaftMember
 from oncegate.consensus.core.engine import Engine
 from oncegate.consensus.errors import ConsensusError, NotLeader, Timeout
 from oncegate.consensus.ports import Role
@@ -31,7 +31,7 @@ class Operations:
         self._running = running
         self._wake = wake
 
-    async def add_member(self, node_id: str, member: Member, timeout_s: float) -> int:
+    async def add_member(self, node_id: str, member: RaftMember, timeout_s: float) -> int:
         """See :meth:`oncegate.consensus.replica.replica.Replica.add_member`."""
         if not node_id:
             raise ValueError("a node id must not be empty")

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn
 
 from oncegate.consensus.config import RECORD_OVERHEAD_BYTES_MAX, ReplicaConfig
-from oncegate.consensus.configuration import Configuration, Member
+from oncegate.consensus.configuration import Configuration, RaftMember
 from oncegate.consensus.core.engine import Engine
 from oncegate.consensus.errors import NoLeader, Stopped, Timeout
 from oncegate.consensus.log.entries import Entry
@@ -272,7 +272,7 @@ class Replica:
             raise Stopped("the replica is not running")
         return await self._calls.call(node_id, payload, timeout_s)
 
-    async def add_member(self, node_id: str, member: Member, *, timeout_s: float = 60.0) -> int:
+    async def add_member(self, node_id: str, member: RaftMember, *, timeout_s: float = 60.0) -> int:
         """Add a node, or change a member's address; at the leader only. Returns the index of the configuration.
 
         The node is started with ``ReplicaConfig.joining``, before or after. It first receives the log as a learner,

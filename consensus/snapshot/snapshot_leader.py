@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Collection
 
 from oncegate.consensus.config import RECORD_OVERHEAD_BYTES_MAX, ReplicaConfig
-from oncegate.consensus.messages import Message, SnapshotAnswer, Verdict
+from oncegate.consensus.messages import Message, SnapshotAnswer, SnapshotVerdict
 from oncegate.consensus.ports import DurableState, SnapshotSource
 from oncegate.consensus.snapshot.snapshot_send import Outgoing, Position, chunk_crc
 from oncegate.consensus.snapshot.throttle import TokenBucket
@@ -88,9 +88,9 @@ class SnapshotSender:
         outgoing = self._outgoing.get(peer_id)
         if outgoing is None or answer.transfer != outgoing.transfer:
             return
-        if answer.verdict in (Verdict.HAVE, Verdict.INSTALLED):
+        if answer.verdict in (SnapshotVerdict.HAVE, SnapshotVerdict.INSTALLED):
             del self._outgoing[peer_id]
-        elif answer.verdict is Verdict.FAILED:
+        elif answer.verdict is SnapshotVerdict.FAILED:
             # Its disk is full, or the copy is bad; the first is more likely, and others may be half through.
             logger.error("%s could not take the snapshot", peer_id)
             del self._outgoing[peer_id]

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from oncegate.consensus.messages import SnapshotChunk, SnapshotOffer, Verdict
+from oncegate.consensus.messages import SnapshotChunk, SnapshotOffer, SnapshotVerdict
 from oncegate.consensus.ports import DurableState, SnapshotManifest, SnapshotSink
 from oncegate.consensus.snapshot.snapshot_send import WINDOW_CHUNKS, Position, chunk_crc, position_from
 from oncegate.consensus.worker import Task, Worker
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 _QUEUE_CHUNKS_MAX: Final = 2 * WINDOW_CHUNKS
 
-Answer = Callable[[Verdict, Position], None]
+Answer = Callable[[SnapshotVerdict, Position], None]
 """Says something to the sender of the present transfer."""
 
 
@@ -87,9 +87,9 @@ class Receiving:
             self._rejected = None
             if self._phase is _Phase.RECEIVING:
                 # What is queued will be written; the sender goes on behind it.
-                answer(Verdict.NEXT, self._expected)
+                answer(SnapshotVerdict.NEXT, self._expected)
             elif self._phase in (_Phase.FINISHING, _Phase.READY):
-                answer(Verdict.NEXT, self._written)
+                answer(SnapshotVerdict.NEXT, self._written)
             return
         self._waiting = (offer, source, answer)
 
@@ -112,7 +112,7 @@ class Receiving:
             if self._rejected != self._expected:
                 # Once a place: the chunks behind a bad one are bad too, and need not all be answered.
                 self._rejected = self._expected
-                self._answer(Verdict.REJECTED, self._expected)
+                self._answer(SnapshotVerdict.REJECTED, self._expected)
             return
         self._rejected = None
         self._queue.append(chunk)
@@ -221,14 +221,14 @@ class Receiving:
             logger.error("a snapshot cannot be received: %s", error)
             answer = self._answer
             self.drop()
-            answer(Verdict.FAILED, Position(0, 0))
+            answer(SnapshotVerdict.FAILED, Position(0, 0))
             return
         opened = self._task.fetch()
         if phase is _Phase.OPENING:
             self._sink = opened
             self._phase = _Phase.RECEIVING
-            self._answer(Verdict.NEXT, self._expected)
+            self._answer(SnapshotVerdict.NEXT, self._expected)
         elif phase is _Phase.RECEIVING:
-            self._answer(Verdict.NEXT, self._written)
+            self._answer(SnapshotVerdict.NEXT, self._written)
         elif phase is _Phase.FINISHING:
             self._phase = _Phase.READY

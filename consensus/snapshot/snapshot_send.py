@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 import google_crc32c
 
-from oncegate.consensus.messages import SnapshotAnswer, SnapshotChunk, SnapshotOffer, Verdict
+from oncegate.consensus.messages import SnapshotAnswer, SnapshotChunk, SnapshotOffer, SnapshotVerdict
 from oncegate.consensus.ports import SnapshotManifest
 
 WINDOW_CHUNKS: Final = 4
@@ -102,7 +102,7 @@ class Outgoing:
         if place > self._written:
             self._written = place
             self.moved_at = now
-        if not self._accepted or answer.verdict is Verdict.REJECTED:
+        if not self._accepted or answer.verdict is SnapshotVerdict.REJECTED:
             self._accepted = True
             self._in_flight.clear()
             self._next = place

@@ -12,7 +12,7 @@ import typer
 
 from oncegate.gateway.cli.cluster import ENDPOINT_DEFAULT, Endpoint, unreachable
 from oncegate.gateway.cli.output import Format, Output, show
-from oncegate.gateway.local.blocking_http import Refused, Unreachable, send_json
+from oncegate.gateway.local.blocking_http import RequestRefused, Unreachable, send_json
 
 _REQUEST = re.compile(r"[0-9a-f]{16}/[0-9]{1,16}", re.ASCII)
 _SEARCH_S = 60.0
@@ -35,7 +35,7 @@ def explain(
     query = {"request": what} if _REQUEST.fullmatch(what) and not key else {"table": table, "key": name}
     try:
         found = send_json("GET", f"{endpoint}/v1/explain?{urlencode(query)}", None, _SEARCH_S)
-    except Refused as refusal:
+    except RequestRefused as refusal:
         typer.echo(f"oncegate: {refusal}", err=True)
         raise typer.Exit(1) from None
     except Unreachable:

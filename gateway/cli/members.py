@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from oncegate.gateway.cli.cluster import ENDPOINT_DEFAULT, Endpoint, unreachable
-from oncegate.gateway.local.blocking_http import Refused, Unreachable, get_json, send_json
+from oncegate.gateway.local.blocking_http import RequestRefused, Unreachable, get_json, send_json
 from oncegate.gateway.node.settings import MemberAddress
 
 member = typer.Typer(help="Members of the cluster: add, remove.", no_args_is_help=True)
@@ -76,7 +76,7 @@ def _address(described: dict[str, str]) -> str:
 def _change(method: str, url: str, body: dict[str, object] | None, timeout_s: float) -> None:
     try:
         send_json(method, url, body, timeout_s)
-    except Refused as refusal:
+    except RequestRefused as refusal:
         typer.echo(f"oncegate: {refusal}", err=True)
         raise typer.Exit(1) from None
     except Unreachable:

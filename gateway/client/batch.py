@@ -134,7 +134,7 @@ class OperationsBatch:
         )
 
 
-class Fate(Enum):
+class PlaceFate(Enum):
     """What becomes of a place (:mod:`oncegate.rifl.request_tracker`)."""
 
     COMPLETE = 0
@@ -142,7 +142,7 @@ class Fate(Enum):
     RELEASE = 2
 
 
-class Place:
+class BatchPlace:
     """The place of a range, shared by the parts it was cut into.
 
     Args:
@@ -155,20 +155,20 @@ class Place:
     def __init__(self, first: int, length: int) -> None:
         self.first = first
         self._left = length
-        self._fates: set[Fate] = set()
+        self._fates: set[PlaceFate] = set()
 
-    def note(self, count: int, fate: Fate) -> None:
+    def note(self, count: int, fate: PlaceFate) -> None:
         """Note what became of ``count`` rows."""
         self._left -= count
         self._fates.add(fate)
 
-    def fate(self) -> Fate | None:
+    def fate(self) -> PlaceFate | None:
         """Return what becomes of the place, or None while rows of it wait."""
         if self._left > 0:
             return None
-        if Fate.ABANDON in self._fates:
-            return Fate.ABANDON
-        return Fate.COMPLETE if Fate.COMPLETE in self._fates else Fate.RELEASE
+        if PlaceFate.ABANDON in self._fates:
+            return PlaceFate.ABANDON
+        return PlaceFate.COMPLETE if PlaceFate.COMPLETE in self._fates else PlaceFate.RELEASE
 
 
 class RangeBatch:
@@ -190,7 +190,7 @@ class RangeBatch:
 
     def __init__(
         self,
-        place: Place,
+        place: BatchPlace,
         first: int,
         table: str,
         keys: list[str],

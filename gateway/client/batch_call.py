@@ -16,7 +16,7 @@ from oncegate.gateway.client.courier import Call
 from oncegate.gateway.client.failures import DeadlineExceeded, OperationFailed, OutcomeUnknown, Resolver
 from oncegate.gateway.client.lease import LeaseClock
 from oncegate.gateway.client.paths import OPERATIONS, ranges_path
-from oncegate.gateway.client.verdicts import Numbers, Settled, settle_operations, settle_range, with_id
+from oncegate.gateway.client.verdicts import Numbers, SettledAnswer, settle_operations, settle_range, with_id
 from oncegate.gateway.wire import (
     H_CLIENT,
     H_EPOCH,
@@ -106,7 +106,7 @@ class BatchCall(Call[None]):
         """Fail the promises whose deadline has passed and return the next deadline; the batch travels on."""
         raise NotImplementedError
 
-    def _note(self, settled: Settled, memory_ms: int) -> None:
+    def _note(self, settled: SettledAnswer, memory_ms: int) -> None:
         ledger = self._ledger
         ledger.lease.extend(self.sent_at, memory_ms)
         if settled.highest_commit > ledger.highest_commit:

@@ -20,7 +20,7 @@ from oncegate.gateway.client.courier import Call, Courier, at_deadline
 from oncegate.gateway.client.failures import OperationFailed, OutcomeUnknown
 from oncegate.gateway.client.json_call import JsonCall
 from oncegate.gateway.client.paths import request_path, resolve_path, row_path, table_path
-from oncegate.gateway.client.profiles import Settled, TokenFile, trusted
+from oncegate.gateway.client.profiles import SettledProfile, TokenFile, trusted
 from oncegate.gateway.client.results import RequestState, Resolution, Row, TableInfo, WriteResult
 from oncegate.gateway.client.retry import AttemptFailed
 from oncegate.gateway.client.routing import Router
@@ -67,7 +67,7 @@ class Connection:
 
     def __init__(
         self,
-        settled: Settled,
+        settled: SettledProfile,
         tuning: Tuning,
         tracing: Tracing | None,
         *,

@@ -63,7 +63,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     timeout_s: float | None = None
 
 
-class Settled(msgspec.Struct, frozen=True):
+class SettledProfile(msgspec.Struct, frozen=True):
     """The settings of a client; attributes as :class:`Profile`."""
 
     endpoints: list[str]
@@ -75,7 +75,7 @@ class Settled(msgspec.Struct, frozen=True):
 
 def settle(
     given: Profile, name: str | None = None, environment: Mapping[str, str] | None = None, file: Path | None = None
-) -> Settled:
+) -> SettledProfile:
     """Put the sources together.
 
     Args:
@@ -89,7 +89,7 @@ def settle(
     """
     environment = os.environ if environment is None else environment
     if given.endpoints is not None and name is None:
-        return Settled(
+        return SettledProfile(
             given.endpoints, given.token, given.token_file, given.ca_file, given.timeout_s or TIMEOUT_S_DEFAULT
         )
     if file is None:
@@ -102,7 +102,7 @@ def settle(
         if source.token is not None or source.token_file is not None:
             token, token_file = source.token, source.token_file
             break
-    return Settled(
+    return SettledProfile(
         _first([source.endpoints for source in sources]) or [ENDPOINT_DEFAULT],
         token,
         token_file,

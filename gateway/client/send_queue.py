@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import NamedTuple
 
-from oncegate.gateway.client.batch import Batch, OperationsBatch, Pending, PendingRows, Place, RangeBatch
+from oncegate.gateway.client.batch import Batch, BatchPlace, OperationsBatch, Pending, PendingRows, RangeBatch
 from oncegate.gateway.client.settings import Tuning
 from oncegate.rifl.request_tracker import RequestTracker
 
@@ -156,7 +156,7 @@ class SendQueue:
 
     def _range_of_rows(self, rows: PendingRows) -> RangeBatch:
         first = self._tracker.take_range(len(rows.keys))
-        place = Place(first, len(rows.keys))
+        place = BatchPlace(first, len(rows.keys))
         return RangeBatch(
             place,
             first,
@@ -174,7 +174,7 @@ class SendQueue:
         for sequence, pending in enumerate(pendings, first):
             pending.operation.sequence = sequence
         return RangeBatch(
-            Place(first, len(pendings)),
+            BatchPlace(first, len(pendings)),
             first,
             pendings[0].operation.table,
             [pending.operation.key for pending in pendings],

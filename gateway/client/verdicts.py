@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from oncegate.gateway.client.batch import Fate, OperationsBatch, Pending, RangeBatch
+from oncegate.gateway.client.batch import OperationsBatch, Pending, PlaceFate, RangeBatch
 from oncegate.gateway.client.failures import (
     MalformedAnswer,
     OperationFailed,
@@ -44,27 +44,27 @@ class Numbers(msgspec.Struct):
     abandoned: list[int] = msgspec.field(default_factory=list)
     released: list[int] = msgspec.field(default_factory=list)
 
-    def file(self, number: int, fate: Fate) -> None:
+    def file(self, number: int, fate: PlaceFate) -> None:
         """Add one place to the list of its fate."""
         match fate:
-            case Fate.COMPLETE:
+            case PlaceFate.COMPLETE:
                 self.completed = [*self.completed, number]
-            case Fate.ABANDON:
+            case PlaceFate.ABANDON:
                 self.abandoned.append(number)
-            case Fate.RELEASE:
+            case PlaceFate.RELEASE:
                 self.released.append(number)
 
 
-def fate_of(failure: OperationFailed) -> Fate:
+def fate_of(failure: OperationFailed) -> PlaceFate:
     """Return what becomes of the number of a write that ended with ``failure``."""
     if failure.code in KNOWN_TO_SERVER:
-        return Fate.COMPLETE
+        return PlaceFate.COMPLETE
     if failure.outcome is Outcome.NOT_APPLIED and failure.code not in SESSION_OVER:
-        return Fate.RELEASE
-    return Fate.ABANDON
+        return PlaceFate.RELEASE
+    return PlaceFate.ABANDON
 
 
-class Settled(msgspec.Struct):
+class SettledAnswer(msgspec.Struct):
     """What an answer left to do.
 
     Attributes:
@@ -91,7 +91,7 @@ def settle_operations(
     resolver: Resolver | None = None,
     *,
     ambiguous: bool,
-) -> Settled:
+) -> SettledAnswer:
     """Resolve the promises of ``batch`` from ``answer``.
 
     Args:
@@ -107,7 +107,7 @@ def settle_operations(
     results, memory_ms = answer.results, answer.memory_ms
     if [verdict.sequence for verdict in results] != list(batch.sequences):
         raise msgspec.ValidationError("the verdicts are not those of the operations sent")
-    settled = Settled()
+    settled = SettledAnswer()
     highest = 0
     slow: list[tuple[Pending, OperationResult]] = []
     for pending, verdict in zip(batch.pendings, results, strict=True):
@@ -147,7 +147,7 @@ def write_result(verdict: OperationResult, client_id: ClientId, memory_ms: int) 
 
 
 def _settle_rejected(
-    settled: Settled,
+    settled: SettledAnswer,
     batch: OperationsBatch,
     rejected: list[tuple[Pending, OperationResult]],
     client_id: ClientId,
@@ -181,7 +181,7 @@ def settle_range(
     resolver: Resolver | None = None,
     *,
     ambiguous: bool,
-) -> Settled:
+) -> SettledAnswer:
     """Resolve the promises of ``batch`` from ``answer``; arguments as :func:`settle_operations`.
 
     The place of the range is in ``numbers`` once no part of it waits.
@@ -196,12 +196,12 @@ def settle_range(
         at = verdict.last + 1
     if at != batch.last + 1:
         raise msgspec.ValidationError("the parts do not cover the range sent")
-    settled = Settled()
+    settled = SettledAnswer()
     for verdict in answer.results:
         if verdict.status == "applied" and verdict.commit is not msgspec.UNSET:
             _settle_part(batch, verdict, verdict.commit, answer.memory_ms, client_id)
             count = verdict.last - verdict.first + 1
-            batch.place.note(count, Fate.COMPLETE)
+            batch.place.note(count, PlaceFate.COMPLETE)
             settled.highest_commit = max(settled.highest_commit, verdict.commit + count - 1)
         elif _retryable(verdict):
             settled.parts.append(batch.part(verdict.first, verdict.last))

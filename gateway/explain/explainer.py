@@ -41,7 +41,7 @@ class Question(msgspec.Struct, frozen=True, array_like=True):
     requests: dict[int, list[int]]
 
 
-class Reply(msgspec.Struct, frozen=True, array_like=True):
+class ExplainReply(msgspec.Struct, frozen=True, array_like=True):
     """``cluster_ms`` is cluster time at ``unix_ms``, -1 at a node that does not lead."""
 
     attempts: list[Attempt]
@@ -51,7 +51,7 @@ class Reply(msgspec.Struct, frozen=True, array_like=True):
 
 _encode = msgspec.msgpack.Encoder().encode
 _question = msgspec.msgpack.Decoder(Question)
-_reply = msgspec.msgpack.Decoder(Reply)
+_reply = msgspec.msgpack.Decoder(ExplainReply)
 
 
 class Explainer:
@@ -124,7 +124,7 @@ class Explainer:
         """Answer another node's question."""
         return _encode(self._reply(_question.decode(payload)))
 
-    def _reply(self, question: Question) -> Reply:
+    def _reply(self, question: Question) -> ExplainReply:
         found = [
             attempt
             for client_id, sequences in question.requests.items()
@@ -132,9 +132,9 @@ class Explainer:
         ]
         leads = self._leads()
         cluster_ms = self._clock.stamp_ms(time.monotonic()) if leads else -1
-        return Reply(found, int(time.time() * 1000), cluster_ms)
+        return ExplainReply(found, int(time.time() * 1000), cluster_ms)
 
-    async def _ask(self, question: Question) -> tuple[dict[str, Reply], list[str]]:
+    async def _ask(self, question: Question) -> tuple[dict[str, ExplainReply], list[str]]:
         replies = {self._node_id: self._reply(question)}
         payload = EXPLAIN + _encode(question)
         others = sorted(self._others())
@@ -176,7 +176,7 @@ def _asked(requests: Iterable[RequestId]) -> Question:
     return Question(asked)
 
 
-def _offset_ms(replies: Iterable[Reply]) -> int | None:
+def _offset_ms(replies: Iterable[ExplainReply]) -> int | None:
     for reply in replies:
         if reply.cluster_ms >= 0:
             return reply.unix_ms - reply.cluster_ms

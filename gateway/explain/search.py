@@ -18,7 +18,7 @@ from oncegate.gateway.machine import commands as c
 from oncegate.rifl.completion import FINGERPRINT_BYTES
 from oncegate.rifl.key_table import KEYS_CLIENT
 
-_KINDS = {kind.value: kind.name.lower() for kind in c.Kind}
+_KINDS = {kind.value: kind.name.lower() for kind in c.OpKind}
 _CURSOR_MARK = msgspec.msgpack.encode("cm")
 _KEYED_MARK = msgspec.msgpack.encode("k")
 

@@ -22,7 +22,7 @@ EVENTS_MAX: Final = 1_000
 _NO_REFUSAL: Final = (ANSWERED, GIVEN_UP)
 
 
-class Event(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class TimelineEvent(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One line: ``what`` is ``attempt``, ``log``, ``batch`` or ``delivery``; ``at_ms`` None where nobody knows when."""
 
     what: str
@@ -49,7 +49,7 @@ class Explained(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     log_from: int = 0
     truncated: bool = False
     silent: list[str] = []
-    events: list[Event] = []
+    events: list[TimelineEvent] = []
 
 
 class Timeline:
@@ -57,7 +57,7 @@ class Timeline:
 
     def __init__(self, offset_ms: int | None) -> None:
         self._offset_ms = offset_ms
-        self._events: list[tuple[int, int, Event]] = []
+        self._events: list[tuple[int, int, TimelineEvent]] = []
 
     def add_attempts(self, node: str, attempts: Iterable[Attempt], requests: frozenset[RequestId]) -> None:
         """Add the attempts that arrived at a node."""
@@ -65,7 +65,7 @@ class Timeline:
             carried = [str(r) for r in requests if r.client_id == one.client_id and one.first <= r.sequence <= one.last]
             how = f"{one.ended} after {one.took_ms} ms" if one.ended in _NO_REFUSAL else f"refused: {one.ended}"
             count = one.last - one.first + 1
-            event = Event(
+            event = TimelineEvent(
                 what="attempt",
                 at_ms=one.came_ms,
                 node=node,
@@ -81,7 +81,7 @@ class Timeline:
             self._add_cluster(
                 one.time_ms,
                 one.entry,
-                Event(
+                TimelineEvent(
                     what="log",
                     at_ms=self._unix_ms(one.time_ms),
                     request=str(RequestId(one.client_id, one.sequence)) if one.sequence else "",  # type: ignore[arg-type]
@@ -104,7 +104,7 @@ class Timeline:
             for flow in flows.of_table(one.table):
                 self._add_batch(flow, one, passed, seen)
 
-    def events(self) -> tuple[list[Event], bool]:
+    def events(self) -> tuple[list[TimelineEvent], bool]:
         """All of them in order, the newest ``EVENTS_MAX``, and whether older ones were left out."""
         ordered = [event for _, _, event in sorted(self._events, key=lambda entry: entry[:2])]
         return ordered[-EVENTS_MAX:], len(ordered) > EVENTS_MAX
@@ -121,14 +121,14 @@ class Timeline:
         if number is None:
             waits = batches.last < 1 or one.did.commit > batches.get(batches.last).last_commit
             detail = "waits in the open segment" if waits else "in a batch that retention has dropped"
-            place = Event(what="batch", flow=name, commit=one.did.commit, detail=detail)
+            place = TimelineEvent(what="batch", flow=name, commit=one.did.commit, detail=detail)
             self._add_cluster(one.time_ms, one.entry, place)
             return
         if (name, number) in seen:
             return
         seen.add((name, number))
         meta = batches.get(number)
-        sealed = Event(
+        sealed = TimelineEvent(
             what="batch",
             at_ms=self._unix_ms(meta.sealed_ms),
             flow=name,
@@ -140,23 +140,23 @@ class Timeline:
             about = {"what": "delivery", "flow": name, "batch": number, "consumer": consumer.name}
             move = next((m for m in passed.get((name, consumer.name), ()) if m.batch >= number), None)
             if consumer.cursor < number:
-                waiting = Event(**about, detail=f"not yet: the cursor is at {consumer.cursor}")  # type: ignore[arg-type]
+                waiting = TimelineEvent(**about, detail=f"not yet: the cursor is at {consumer.cursor}")  # type: ignore[arg-type]
                 self._add(_LATER, number, waiting)
             elif move is None:
-                done = Event(**about, detail="finished, before the log that is kept begins")  # type: ignore[arg-type]
+                done = TimelineEvent(**about, detail="finished, before the log that is kept begins")  # type: ignore[arg-type]
                 self._add_cluster(meta.sealed_ms, one.entry + 1, done)
             else:
                 when = self._unix_ms(move.time_ms)
-                event = Event(**about, at_ms=when, index=move.entry, term=move.term, detail="finished")  # type: ignore[arg-type]
+                event = TimelineEvent(**about, at_ms=when, index=move.entry, term=move.term, detail="finished")  # type: ignore[arg-type]
                 self._add_cluster(move.time_ms, move.entry, event)
 
     def _unix_ms(self, cluster_ms: int) -> int | None:
         return None if self._offset_ms is None else cluster_ms + self._offset_ms
 
-    def _add_cluster(self, cluster_ms: int, index: int, event: Event) -> None:
+    def _add_cluster(self, cluster_ms: int, index: int, event: TimelineEvent) -> None:
         self._add(cluster_ms + (self._offset_ms or 0), index, event)
 
-    def _add(self, order_ms: int, index: int, event: Event) -> None:
+    def _add(self, order_ms: int, index: int, event: TimelineEvent) -> None:
         self._events.append((order_ms, index, event))
 
 

@@ -40,7 +40,7 @@ _JSON_TYPE = re.compile(r"[^/;\s]+/([^/;\s]+\+)?json", re.IGNORECASE)
 _INT32: Final = range(-(2**31), 2**31)
 
 
-class Event(NamedTuple):
+class CloudEvent(NamedTuple):
     """An event in canonical form."""
 
     source: str
@@ -57,7 +57,7 @@ def is_batch(content_type: str) -> bool:
     return content_type == BATCH
 
 
-def read(table: str, content_type: str, headers: Iterable[tuple[str, str]], body: bytes) -> list[Event]:
+def read(table: str, content_type: str, headers: Iterable[tuple[str, str]], body: bytes) -> list[CloudEvent]:
     """Translate a request in any mode.
 
     Args:
@@ -129,7 +129,7 @@ def _data(content_type: str, body: bytes) -> dict[str, Any]:
     return {"data_base64": base64.b64encode(body).decode()}
 
 
-def _event(table: str, given: dict[str, Any], where: str) -> Event:
+def _event(table: str, given: dict[str, Any], where: str) -> CloudEvent:
     event = {name: value for name, value in given.items() if value is not None or name == "data"}
     if event.get("specversion") != "1.0":
         raise edge.bad(f"{where}specversion must be 1.0")
@@ -145,8 +145,8 @@ def _event(table: str, given: dict[str, Any], where: str) -> Event:
     key = edge.check_key(f"{source} {event_id}", f"{where}source and id")
     value = edge.canonical_json(event, f"{where}the event")
     fingerprint = c.fingerprint_put(table, key, value)
-    op = c.Op(SequenceNumber(0), int(c.Kind.PUT), table, key, fingerprint, value)
-    return Event(source, event_id, op)
+    op = c.Op(SequenceNumber(0), int(c.OpKind.PUT), table, key, fingerprint, value)
+    return CloudEvent(source, event_id, op)
 
 
 def _check_attribute(name: str, value: Any, where: str) -> None:

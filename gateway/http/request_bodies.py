@@ -34,12 +34,12 @@ VALUE_DEPTH_MAX: Final = 64
 OPERATIONS_BYTES_MAX: Final = 4 * 2**20
 """Keys and values of one request in canonical form: half of what a log entry may hold."""
 _UNCONDITIONAL: Final[tuple[c.Test, int | bytes | None]] = (c.Test.NONE, None)
-_KINDS: Final = {kind.name.lower(): kind.value for kind in c.Kind}
+_KINDS: Final = {kind.name.lower(): kind.value for kind in c.OpKind}
 # Looking a member up in its enum costs more than comparing with it.
-_PUT: Final = c.Kind.PUT.value
-_INCREMENT: Final = c.Kind.INCREMENT.value
-_APPEND: Final = c.Kind.APPEND.value
-_GET: Final = c.Kind.GET.value
+_PUT: Final = c.OpKind.PUT.value
+_INCREMENT: Final = c.OpKind.INCREMENT.value
+_APPEND: Final = c.OpKind.APPEND.value
+_GET: Final = c.OpKind.GET.value
 
 T = TypeVar("T")
 

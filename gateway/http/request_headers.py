@@ -30,7 +30,7 @@ Headers = Callable[[str], list[str]]
 """Returns all values of a header, none if it is not there."""
 
 
-class Place(NamedTuple):
+class RequestPlace(NamedTuple):
     """A request id that its caller assigned, with its session's epoch and first incomplete."""
 
     client_id: int
@@ -51,7 +51,7 @@ class Key(NamedTuple):
         return f"k{self.text}"
 
 
-def identity(headers: Headers) -> Place | Key:
+def identity(headers: Headers) -> RequestPlace | Key:
     """Return the request's identity.
 
     Raises:
@@ -65,7 +65,7 @@ def identity(headers: Headers) -> Place | Key:
     return _key(key or "")
 
 
-def _place(text: str, headers: Headers) -> Place:
+def _place(text: str, headers: Headers) -> RequestPlace:
     try:
         client_id, sequence = parse_request_id(text)
     except ValueError as fault:
@@ -74,7 +74,7 @@ def _place(text: str, headers: Headers) -> Place:
     if first_incomplete is None:
         raise edge.bad(f"{wire.H_REQUEST} needs {wire.H_FIRST_INCOMPLETE}")
     epoch = _single(headers, wire.H_EPOCH)
-    return Place(
+    return RequestPlace(
         client_id,
         sequence,
         1 if epoch is None else edge.check_number(_number(epoch, wire.H_EPOCH), wire.H_EPOCH),

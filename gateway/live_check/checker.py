@@ -20,8 +20,8 @@ from oncegate.consensus.errors import ConsensusError
 from oncegate.consensus.ports import Caller
 from oncegate.gateway import wire
 from oncegate.gateway.live_check.order import Requests, RowOrder, before_asked, in_order
-from oncegate.gateway.live_check.recorder import Recorder
-from oncegate.gateway.live_check.sample import Choice, Seen
+from oncegate.gateway.live_check.recorder import WindowRecorder
+from oncegate.gateway.live_check.sample import RowSample, Seen
 
 LIVE_CHECK: Final = b"l"
 """First byte of a peer call that asks for the newest sampled operations."""
@@ -65,7 +65,7 @@ class LiveChecker:
         peers: Caller,
         others: Callable[[], Iterable[str]],
     ) -> None:
-        self.recorder = Recorder(Choice(share, seed))
+        self.recorder = WindowRecorder(RowSample(share, seed))
         self._node_id = node_id
         self._share = share
         self._window_ms = window_ms

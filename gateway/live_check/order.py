@@ -3,8 +3,8 @@
 Owns: the check of a sub-history: between any two operations there may be others that were not seen. Pure; one step an
 operation, no search, because commit numbers are the order. Read docs/decisions/0013-live-check.md first.
 
-:class:`oncegate.proof.lincheck.row.Row` says what an operation does to a row. If its step says that an operation cannot
-come next, an unseen operation may explain it: if there is a commit number for it, and if it does not contradict the
+:class:`oncegate.proof.lincheck.row.RowModel` says what an operation does to a row. If its step says that an operation
+cannot come next, an unseen operation may explain it: if there is a commit number for it, and if it does not contradict the
 version that was told. Only what nothing can explain is an anomaly.
 """
 
@@ -18,10 +18,10 @@ import msgspec
 from oncegate.gateway.live_check.sample import READ, Seen
 from oncegate.gateway.machine import commands as c
 from oncegate.proof.lincheck import ILLEGAL, Operation
-from oncegate.proof.lincheck.row import Row
+from oncegate.proof.lincheck.row import RowModel
 from oncegate.proof.lincheck.values import freeze
 
-_ROW: Final = Row()
+_ROW: Final = RowModel()
 _ABSENT: Final[Hashable] = _ROW.initial()[2]  # type: ignore[index]
 _UNTOLD: Final[Hashable] = ("untold",)
 UNKNOWN_VERSION: Final = -1
@@ -191,7 +191,7 @@ def _is_whole(seen: Seen) -> bool:
 
 
 def _operation(seen: Seen) -> Operation:
-    """Return the operation as :class:`oncegate.proof.lincheck.row.Row` takes it."""
+    """Return the operation as :class:`oncegate.proof.lincheck.row.RowModel` takes it."""
     argument: dict[str, Any] = {}
     if seen.what == "put":
         argument["value"] = None if seen.argument is None else msgspec.json.decode(seen.argument)

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Final
 
 from oncegate.gateway.answers import Answer
-from oncegate.gateway.live_check.sample import Choice, Seen, of_read, of_result
+from oncegate.gateway.live_check.sample import RowSample, Seen, of_read, of_result
 from oncegate.gateway.machine import commands as c
 from oncegate.rifl.errors import OncegateError, Outcome
 from oncegate.rifl.key_table import KEYS_CLIENT
@@ -26,7 +26,7 @@ OPERATIONS_MAX: Final = 2_000
 UNKNOWN_ROWS_MAX: Final = 10_000
 
 
-class Recorder:
+class WindowRecorder:
     """The operations of the present window.
 
     Args:
@@ -39,7 +39,7 @@ class Recorder:
         unknown: rows with an operation of which nobody knows whether it was or will be applied.
     """
 
-    def __init__(self, choice: Choice, operations_max: int = OPERATIONS_MAX) -> None:
+    def __init__(self, choice: RowSample, operations_max: int = OPERATIONS_MAX) -> None:
         self._choice = choice
         self._operations_max = operations_max
         self._floor = 0

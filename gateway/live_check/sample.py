@@ -21,7 +21,7 @@ VALUE_BYTES_MAX: Final = 4 * 1024
 READ: Final = "read"
 """A read outside the log; all other names are those of operations."""
 _HASHES: Final = 2**64
-_NAMES: Final = {kind.value: kind.name.lower() for kind in c.Kind}
+_NAMES: Final = {kind.value: kind.name.lower() for kind in c.OpKind}
 _digest = xxhash.xxh3_64_intdigest
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
@@ -74,7 +74,7 @@ class Seen(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return not self.refusal and self.what not in (READ, "get")
 
 
-class Choice:
+class RowSample:
     """The rows that are sampled.
 
     Args:

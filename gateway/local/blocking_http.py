@@ -41,7 +41,7 @@ def get_json(url: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """The node said no; the text says why."""
 
 
@@ -61,7 +61,7 @@ def send_json(method: str, url: str, body: dict[str, object] | None, timeout_s: 
         with urllib.request.urlopen(_request(method, url, data), timeout=timeout_s) as answer:
             found = json.loads(answer.read() or b"{}")
     except urllib.error.HTTPError as fault:
-        raise Refused(_reason(fault.read(), fault.reason)) from None
+        raise RequestRefused(_reason(fault.read(), fault.reason)) from None
     except (OSError, HTTPException, ValueError) as fault:
         raise Unreachable(str(fault)) from None
     return found if isinstance(found, dict) else {}

@@ -53,7 +53,7 @@ REAP_MAX: Final = 1_000
 FORGET_MAX: Final = 1_000
 
 
-class Kind(IntEnum):
+class OpKind(IntEnum):
     """What an operation does to its row."""
 
     PUT = 1
@@ -388,7 +388,7 @@ def fingerprint(op: Op) -> Fingerprint:
 
     Keys cannot hold NUL (the edge refuses it), so the parts cannot be shifted against each other.
     """
-    if op.kind == Kind.PUT and op.test == Test.NONE and op.value is not None:
+    if op.kind == OpKind.PUT and op.test == Test.NONE and op.value is not None:
         return fingerprint_put(op.table, op.key, op.value)
     payload = _encoder.encode((op.kind, op.table, op.key, op.value, op.by, op.test, op.operand))
     return Fingerprint(xxhash.xxh3_64_intdigest(payload))

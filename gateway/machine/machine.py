@@ -22,10 +22,10 @@ from oncegate.rifl.errors import Code, InvariantViolation, OncegateError
 from oncegate.rifl.ids import ClusterTimeMs, CommitNumber, SequenceNumber
 from oncegate.rifl.key_table import KEYS_CLIENT, KeySlot, KeyTable
 from oncegate.rifl.range_rule import NewPart, RefusedPart, ReplayPart, decide_range, decide_range_without_session
-from oncegate.rifl.resolve_rule import Fate, Resolution, resolve
+from oncegate.rifl.resolve_rule import Fate, ResolveVerdict, resolve
 from oncegate.rifl.result_tracker import ResultTracker
 from oncegate.rifl.rule import Refusal, Rejected, Standing, decide_each, decide_without_session, standing
-from oncegate.rifl.session import Session, SessionTable
+from oncegate.rifl.session import SessionRecord, SessionTable
 
 
 class Machine:
@@ -154,7 +154,7 @@ class Machine:
         commit = self.commit
         result = table.execute(op, commit)
         record = tracker.record(op.sequence, op.fingerprint, commit, result, traceparent)
-        if (result is None or result.refusal is None) and flows.is_tapped(op.table) and op.kind != c.Kind.GET:
+        if (result is None or result.refusal is None) and flows.is_tapped(op.table) and op.kind != c.OpKind.GET:
             row = table.rows.get(op.key)
             value = None if row is None else row.value
             flows.append_one(op.table, commit, op.key, value, self.time_ms, client_id, op.sequence, traceparent)
@@ -237,7 +237,7 @@ class Machine:
         if session is None:
             if client_id >= self.sessions.next_id:
                 raise OncegateError(Code.NOT_FOUND, "no session was ever opened under this id")
-            return Resolved(Resolution(Fate.EXPIRED), None)
+            return Resolved(ResolveVerdict(Fate.EXPIRED), None)
         self.check_tenant(client_id, command.tenant)
         self.touch_first(client_id)
         owned = command.epoch > 0
@@ -249,7 +249,7 @@ class Machine:
             self._touch(session, tracker, command.first_incomplete)
         return Resolved(resolution, session.left_ms(self.time_ms))
 
-    def _touch(self, session: Session, tracker: ResultTracker, first_incomplete: SequenceNumber) -> None:
+    def _touch(self, session: SessionRecord, tracker: ResultTracker, first_incomplete: SequenceNumber) -> None:
         """Process the ack and renew the lease: every operation of a live session does both."""
         tracker.acknowledge(first_incomplete)
         if session.ends_ms >= self.time_ms:
@@ -280,7 +280,7 @@ class Machine:
         if session is not None and session.tenant != tenant:
             raise OncegateError(Code.FORBIDDEN, "the session is another tenant's")
 
-    def about(self, session: Session, *, existed: bool) -> SessionAnswer:
+    def about(self, session: SessionRecord, *, existed: bool) -> SessionAnswer:
         """Describe a session; ``existed``: it was there before the command."""
         tracker = self.trackers[session.client_id]
         return SessionAnswer(

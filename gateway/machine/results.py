@@ -8,7 +8,7 @@ import msgspec
 
 from oncegate.rifl.ids import ClientId, CommitNumber, Epoch, SequenceNumber
 from oncegate.rifl.range_rule import RefusedPart, ReplayPart
-from oncegate.rifl.resolve_rule import Resolution
+from oncegate.rifl.resolve_rule import ResolveVerdict
 from oncegate.rifl.rule import OpVerdict
 
 
@@ -42,7 +42,7 @@ class Ranged(NamedTuple):
 class Resolved(NamedTuple):
     """Result of ``Resolve``; no memory where there is no session."""
 
-    resolution: Resolution
+    resolution: ResolveVerdict
     memory_ms: int | None
 
 

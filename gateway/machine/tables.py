@@ -18,7 +18,7 @@ from typing import Final, Literal, Protocol
 
 import msgspec
 
-from oncegate.gateway.machine.commands import LIST_BYTES_MAX, RESULT_BYTES_MAX, Kind, Op, Test
+from oncegate.gateway.machine.commands import LIST_BYTES_MAX, RESULT_BYTES_MAX, Op, OpKind, Test
 from oncegate.rifl.errors import Code, InvariantViolation
 from oncegate.rifl.ids import CommitNumber
 
@@ -33,17 +33,17 @@ INT64_MIN: Final = -(2**63)
 INT64_MAX: Final = 2**63 - 1
 _INTEGER_BYTES_MAX: Final = 20
 # Looking a member up in its enum costs a tenth of what applying an operation does.
-_PUT: Final = Kind.PUT.value
-_DELETE: Final = Kind.DELETE.value
-_INCREMENT: Final = Kind.INCREMENT.value
-_APPEND: Final = Kind.APPEND.value
-_GET: Final = Kind.GET.value
+_PUT: Final = OpKind.PUT.value
+_DELETE: Final = OpKind.DELETE.value
+_INCREMENT: Final = OpKind.INCREMENT.value
+_APPEND: Final = OpKind.APPEND.value
+_GET: Final = OpKind.GET.value
 _KINDS_OF_STREAMS: Final = (_PUT, _DELETE)
 
 TableKind = Literal["resident", "stream"]
 
 
-class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class StoredRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A row: the commit number of its last write and its value as JSON text."""
 
     version: CommitNumber
@@ -70,24 +70,24 @@ class Remembered(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class RowStore(Protocol):
     """Keyed rows of one table, in key order where asked for it."""
 
-    def get(self, key: str) -> Row | None:
+    def get(self, key: str) -> StoredRow | None:
         """Return the row, or None."""
 
     def look_ahead(self, keys: list[str]) -> None:
         """Prepare for a look at each of these rows before anything else is done; may do nothing."""
 
-    def put(self, key: str, row: Row, before: Row | None) -> None:
+    def put(self, key: str, row: StoredRow, before: StoredRow | None) -> None:
         """Insert, or replace ``before``, which is what :meth:`get` has just returned."""
 
-    def delete(self, key: str, before: Row) -> None:
+    def delete(self, key: str, before: StoredRow) -> None:
         """Remove a row, which is what :meth:`get` has just returned."""
 
-    def page(self, prefix: str, after: str, limit: int) -> list[tuple[str, Row]]:
+    def page(self, prefix: str, after: str, limit: int) -> list[tuple[str, StoredRow]]:
         """Return up to ``limit`` rows with that prefix and a key greater than ``after``, in key order."""
 
     def __len__(self) -> int: ...
 
-    def items(self) -> Iterator[tuple[str, Row]]:
+    def items(self) -> Iterator[tuple[str, StoredRow]]:
         """All rows, in key order."""
 
 
@@ -97,7 +97,7 @@ class DictRows:
     __slots__ = ("_order", "_rows", "get")
 
     def __init__(self) -> None:
-        self._rows: dict[str, Row] = {}
+        self._rows: dict[str, StoredRow] = {}
         self._order: list[str] | None = None
         self.get = self._rows.get
 
@@ -107,24 +107,24 @@ class DictRows:
     def look_ahead(self, keys: list[str]) -> None:
         """Do nothing: a look costs nothing."""
 
-    def delete(self, key: str, before: Row) -> None:
+    def delete(self, key: str, before: StoredRow) -> None:
         """Remove a row."""
         del self._rows[key]
         if self._order is not None:
             del self._order[bisect_left(self._order, key)]
 
-    def put(self, key: str, row: Row, before: Row | None) -> None:
+    def put(self, key: str, row: StoredRow, before: StoredRow | None) -> None:
         """Insert or replace."""
         if before is None and self._order is not None:
             insort(self._order, key)
         self._rows[key] = row
 
-    def page(self, prefix: str, after: str, limit: int) -> list[tuple[str, Row]]:
+    def page(self, prefix: str, after: str, limit: int) -> list[tuple[str, StoredRow]]:
         """Return a page in key order; the first call sorts all keys once."""
         if self._order is None:
             self._order = sorted(self._rows)
         start = bisect_left(self._order, max(prefix, after))
-        page: list[tuple[str, Row]] = []
+        page: list[tuple[str, StoredRow]] = []
         for key in self._order[start : start + limit + 1]:
             if not key.startswith(prefix):
                 break
@@ -134,7 +134,7 @@ class DictRows:
                 break
         return page
 
-    def items(self) -> Iterator[tuple[str, Row]]:
+    def items(self) -> Iterator[tuple[str, StoredRow]]:
         """All rows, in key order."""
         return ((key, self._rows[key]) for key in sorted(self._rows))
 
@@ -188,7 +188,7 @@ class Table:
                 return refused
         if op.kind == _PUT:
             value = op.value or b"null"
-            self._write(op.key, row, Row(commit, value))
+            self._write(op.key, row, StoredRow(commit, value))
             return None
         if op.kind == _DELETE:
             if row is not None:
@@ -204,7 +204,7 @@ class Table:
             return self._append(op, row, commit)
         return Remembered(None, 0, None) if row is None else Remembered(None, row.version, row.value)
 
-    def _append(self, op: Op, row: Row | None, commit: CommitNumber) -> Remembered | None:
+    def _append(self, op: Op, row: StoredRow | None, commit: CommitNumber) -> Remembered | None:
         """Put an item at the end of a list, which begins empty; by its text, without reading what is in it."""
         item = op.value or b"null"
         before = b"[]" if row is None else row.value
@@ -213,10 +213,10 @@ class Table:
         if len(before) + len(item) + 1 > LIST_BYTES_MAX:
             return _refused("LIST_FULL", row)
         value = before[:-1] + (b"," if len(before) > 2 else b"") + item + b"]"
-        self._write(op.key, row, Row(commit, value))
+        self._write(op.key, row, StoredRow(commit, value))
         return None
 
-    def _increment(self, op: Op, row: Row | None, commit: CommitNumber) -> Remembered:
+    def _increment(self, op: Op, row: StoredRow | None, commit: CommitNumber) -> Remembered:
         before = 0
         if row is not None:
             text = row.value
@@ -227,10 +227,10 @@ class Table:
         if not INT64_MIN <= after <= INT64_MAX:
             return _refused("OVERFLOW", row)
         value = b"%d" % after
-        self._write(op.key, row, Row(commit, value))
+        self._write(op.key, row, StoredRow(commit, value))
         return Remembered(None, commit, value)
 
-    def _write(self, key: str, before: Row | None, after: Row) -> None:
+    def _write(self, key: str, before: StoredRow | None, after: StoredRow) -> None:
         self.rows.put(key, after, before)
         if before is None:
             self.bytes += len(key) + len(after.value) + ROW_OVERHEAD_BYTES
@@ -238,14 +238,14 @@ class Table:
             self.bytes += len(after.value) - len(before.value)
 
 
-def _refused(code: str, row: Row | None) -> Remembered:
+def _refused(code: str, row: StoredRow | None) -> Remembered:
     """Refuse, and show the row as it is unless it is so large that remembering it would cost more than it tells."""
     if row is None:
         return Remembered(code, 0, None)
     return Remembered(code, row.version, row.value if len(row.value) <= REFUSAL_VALUE_BYTES_MAX else None)
 
 
-def _test(op: Op, row: Row | None) -> Remembered | None:
+def _test(op: Op, row: StoredRow | None) -> Remembered | None:
     if op.test == Test.ABSENT:
         holds = row is None
     elif op.test == Test.PRESENT:

@@ -38,7 +38,7 @@ import msgspec
 from oncegate.gateway.client import Client, Code, Json, OncegateError, OperationFailed, Outcome, Session, WriteResult
 from oncegate.gateway.middleware import records
 from oncegate.gateway.middleware.policy import Incoming, Policy, read_key
-from oncegate.gateway.middleware.records import Kept, Record
+from oncegate.gateway.middleware.records import IdempotencyRecord, Kept
 from oncegate.rifl.ids import format_client_id, parse_client_id
 
 SWEEP_S: Final = 60.0
@@ -59,7 +59,7 @@ class Ticket:
         may_rerun: whether it does.
     """
 
-    def __init__(self, gate: Gate, row: str, claim: Record, version: int, *, may_rerun: bool) -> None:
+    def __init__(self, gate: Gate, row: str, claim: IdempotencyRecord, version: int, *, may_rerun: bool) -> None:
         self.id = hashlib.sha256(row.encode()).hexdigest()
         self.attempt = claim.attempt
         self.may_rerun = may_rerun
@@ -205,7 +205,7 @@ class Gate:
         attempt, version = 1, None
         for _ in range(_CLAIM_TRIES):
             owner = format_client_id(self.session.client_id)
-            claim = Record("claimed", request.fingerprint, owner, attempt, int(self._now_s()))
+            claim = IdempotencyRecord("claimed", request.fingerprint, owner, attempt, int(self._now_s()))
             try:
                 written = await self._write(row, claim, version)
             except OperationFailed as failure:
@@ -234,7 +234,7 @@ class Gate:
                 attempt += 1
         return records.in_progress()
 
-    def _replayed(self, record: Record) -> Kept:
+    def _replayed(self, record: IdempotencyRecord) -> Kept:
         response = record.response()
         if response.body is None:
             return records.response_not_kept(response.status)
@@ -261,7 +261,7 @@ class Gate:
             self._never_ran.pop(next(iter(self._never_ran)))
         self._never_ran[row] = owner
 
-    async def _write(self, row: str, record: Record | None, version: int | None) -> WriteResult:
+    async def _write(self, row: str, record: IdempotencyRecord | None, version: int | None) -> WriteResult:
         """Replace the row of this version, None for no row, by a record, None for its deletion."""
         session, table, timeout_s = self.session, self.policy.table, self.policy.record_timeout_s
         if record is None:

@@ -30,7 +30,7 @@ class Kept(msgspec.Struct, frozen=True):
     body: bytes | None
 
 
-class Record(msgspec.Struct, frozen=True, omit_defaults=True):
+class IdempotencyRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """The row of a key. ``at_s`` is when it was written, by the writing service's clock: only forgetting reads it."""
 
     state: Literal["claimed", "done"]
@@ -47,10 +47,12 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
         return Kept(self.status, self.headers, None if self.body is None else base64.b64decode(self.body))
 
 
-def with_response(record: Record, kept: Kept, at_s: int) -> Record:
+def with_response(record: IdempotencyRecord, kept: Kept, at_s: int) -> IdempotencyRecord:
     """Return the record of a claim after this response."""
     body = None if kept.body is None else base64.b64encode(kept.body).decode()
-    return Record("done", record.fingerprint, record.owner, record.attempt, at_s, kept.status, kept.headers, body)
+    return IdempotencyRecord(
+        "done", record.fingerprint, record.owner, record.attempt, at_s, kept.status, kept.headers, body
+    )
 
 
 def row_key(scope: str, key: str) -> str:
@@ -59,13 +61,13 @@ def row_key(scope: str, key: str) -> str:
     return f"{name}/{hashlib.sha256(key.encode()).hexdigest()}"
 
 
-def read_record(value: Any) -> Record:
+def read_record(value: Any) -> IdempotencyRecord:
     """Read a row's value.
 
     Raises:
         msgspec.ValidationError: the value was not written by this middleware.
     """
-    return msgspec.convert(value, Record)
+    return msgspec.convert(value, IdempotencyRecord)
 
 
 def problem(

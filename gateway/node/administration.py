@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from oncegate.consensus.configuration import Member
+from oncegate.consensus.configuration import RaftMember
 from oncegate.consensus.errors import ConsensusError, NotLeader
 from oncegate.consensus.replica.replica import Replica
 from oncegate.gateway.node.error_translation import Refusal, packed, translated, unpacked
@@ -119,7 +119,7 @@ class Administration:
         try:
             match request:
                 case AddMember(node_id, host, http_port, peer_port):
-                    member = Member(host, peer_port, data=str(http_port))
+                    member = RaftMember(host, peer_port, data=str(http_port))
                     await replica.add_member(node_id, member, timeout_s=ADD_TIMEOUT_S)
                 case RemoveMember(node_id):
                     await replica.remove_member(node_id, timeout_s=CHANGE_TIMEOUT_S)
@@ -135,6 +135,6 @@ class Administration:
             raise translated(fault) from None
 
 
-def address_of(node_id: str, member: Member) -> MemberAddress:
+def address_of(node_id: str, member: RaftMember) -> MemberAddress:
     """Return the address of a member of the configuration; its HTTP port travels in the member's own data."""
     return MemberAddress(node_id, member.host, int(member.data or 0), member.port)

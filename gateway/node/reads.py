@@ -17,7 +17,7 @@ from oncegate.consensus.errors import ConsensusError
 from oncegate.consensus.replica.replica import Replica
 from oncegate.flows.errors import FlowError, NotFoundError
 from oncegate.flows.flow import FlowDeclaration
-from oncegate.flows.lookup import Found, IndexCache, KeyIndex, OpenLookup
+from oncegate.flows.lookup import FoundWrite, IndexCache, KeyIndex, OpenLookup
 from oncegate.flows.publisher import Publisher
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.node.error_translation import translated
@@ -172,7 +172,7 @@ class Reads:
             raise OncegateError(Code.NOT_FOUND, "no such row")
         return FoundRow(found.commit, found.value)
 
-    async def _delivered_row(self, flow: FlowDeclaration, table: str, key: str) -> Found | None:
+    async def _delivered_row(self, flow: FlowDeclaration, table: str, key: str) -> FoundWrite | None:
         if ROWS_CONSUMER not in flow.consumers:
             return None  # nobody keeps rows longer than their batches
         if self._stored is None:
@@ -191,7 +191,7 @@ class Reads:
             await self._ensure(flow, number)
             return await asyncio.to_thread(look)
 
-    def _find_in_batch(self, flow: str, number: int, key: str) -> Found | None:
+    def _find_in_batch(self, flow: str, number: int, key: str) -> FoundWrite | None:
         build = partial(self._build, flow, number)
         return self._indexes.get((flow, number), build).find(key)
 

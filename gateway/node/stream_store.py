@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 from urllib.parse import parse_qs, urlsplit
 
-from oncegate.flows.lookup import Found
+from oncegate.flows.lookup import FoundWrite
 from oncegate.rifl.errors import Code, OncegateError
 from oncegate.stores.store import Store, open_store
 from oncegate.stores.stream_rows import STREAM_ROWS
@@ -42,7 +42,7 @@ class StreamStore:
         self.failures = 0
         """Look-ups that it has not."""
 
-    async def find(self, table: str, key: str) -> Found | None:
+    async def find(self, table: str, key: str) -> FoundWrite | None:
         """Return the newest delivered write of a row; value None = deleted; None = never delivered.
 
         Raises:
@@ -66,7 +66,7 @@ class StreamStore:
         """Wait for the reads under way and close the connections."""
         await asyncio.gather(*(asyncio.to_thread(reader.close) for reader in self._readers))
 
-    def _done(self, reading: asyncio.Future[Found | None]) -> None:
+    def _done(self, reading: asyncio.Future[FoundWrite | None]) -> None:
         if reading.cancelled() or reading.exception() is not None:
             self.failures += 1
         else:
@@ -88,7 +88,7 @@ class _Reader:
         """Reads that have not ended."""
         return self._waiting
 
-    def submit(self, table: str, key: str) -> Future[Found | None]:
+    def submit(self, table: str, key: str) -> Future[FoundWrite | None]:
         """Begin to look a row up."""
         with self._lock:
             self._waiting += 1
@@ -115,7 +115,7 @@ class _Reader:
         if store is not None:
             store.close()
 
-    def _find(self, table: str, key: str) -> Found | None:
+    def _find(self, table: str, key: str) -> FoundWrite | None:
         if self._store is None:
             self._store = open_store(self._url)
         try:
@@ -124,4 +124,4 @@ class _Reader:
             # Its connections may have failed: the next read opens new ones.
             self._drop()
             raise
-        return None if row is None else Found(int(row[WRITE_TS]), str(row["value"]).encode() or None)
+        return None if row is None else FoundWrite(int(row[WRITE_TS]), str(row["value"]).encode() or None)

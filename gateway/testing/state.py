@@ -136,8 +136,8 @@ class SharedState:
 
     def _note_operations(self, client_id: int, ops: list[c.Op], results: list[wire.OperationResult]) -> None:
         for op, result in zip(ops, results, strict=True):
-            if result.status == "applied" and not result.replayed and op.kind != c.Kind.GET:
-                name = c.Kind(op.kind).name.lower()
+            if result.status == "applied" and not result.replayed and op.kind != c.OpKind.GET:
+                name = c.OpKind(op.kind).name.lower()
                 value = None if op.value is None else msgspec.json.decode(op.value)
                 commit = cast(int, result.commit)
                 self.executed.append(Applied(client_id, result.sequence, name, op.table, op.key, value, commit))

@@ -17,8 +17,8 @@ from oncegate.consensus.log.segment import (
     SECTOR_BYTES,
     SEGMENT_HEADER_BYTES,
     SEGMENT_SUFFIX,
-    Record,
     SegmentHeader,
+    SegmentRecord,
     decode_header,
     scan,
 )
@@ -51,7 +51,7 @@ def _header(path: Path, data: bytes) -> SegmentHeader:
     return decode_header(data, label=str(path), sequence=sequence, size=len(data))
 
 
-def records(path: Path) -> list[Record]:
+def records(path: Path) -> list[SegmentRecord]:
     """The valid records of a segment."""
     data = path.read_bytes()
     return list(scan(data, SEGMENT_HEADER_BYTES, _header(path, data).seed))
@@ -131,7 +131,7 @@ def _record_fields(which: str, number: int) -> list[Damage]:
     In the first segment the next segment proves it; in the last one only a later record's own word does.
     """
 
-    def middle(directory: Path) -> tuple[Path, Record]:
+    def middle(directory: Path) -> tuple[Path, SegmentRecord]:
         # Of those that a later record proves to have been flushed: in the last batch a record that is gone altogether
         # is one that was never written, as far as anybody can tell.
         flushed_to = records(used(directory)[-1])[-1].prior_end

@@ -13,7 +13,7 @@ from random import Random
 from typing import Any, Final, Literal, NamedTuple
 
 from oncegate.gateway.client.paths import OPERATIONS, SESSIONS, resolve_path, session_path
-from oncegate.proof.check.nodes import ATTEMPT_S, REFUSED_ALONE, Nodes, Reply
+from oncegate.proof.check.nodes import ATTEMPT_S, REFUSED_ALONE, AttemptReply, Nodes
 
 OPERATION_S: Final = 3.0
 """How long a request is tried before its outcome counts as unknown."""
@@ -23,7 +23,7 @@ PAUSE_S: Final = 0.05
 OVER: Final = frozenset({"FENCED", "SESSION_EXPIRED"})
 
 
-class Verdict(NamedTuple):
+class RequestVerdict(NamedTuple):
     """What is known of a request.
 
     Attributes:
@@ -47,22 +47,22 @@ class Verdict(NamedTuple):
         return self.kind in ("applied", "refused")
 
 
-def verdict_of(reply: Reply, node: str) -> Verdict:
+def verdict_of(reply: AttemptReply, node: str) -> RequestVerdict:
     """Return what one attempt that carried one operation says about that attempt."""
     if not reply.done:
         alone = reply.code in REFUSED_ALONE
         kind: Literal["failed", "unknown"] = "unknown" if reply.doubt and not alone else "failed"
-        return Verdict(kind, {}, reply.code, node, reply.retryable)
+        return RequestVerdict(kind, {}, reply.code, node, reply.retryable)
     try:
         result = reply.body["results"][0]
         status = result["status"]
     except (KeyError, IndexError, TypeError):
-        return Verdict("unknown", {}, "malformed answer", node, retryable=True)
+        return RequestVerdict("unknown", {}, "malformed answer", node, retryable=True)
     if status in ("applied", "refused"):
-        return Verdict(status, result, str(result.get("code", "")), node, retryable=False)
+        return RequestVerdict(status, result, str(result.get("code", "")), node, retryable=False)
     code = str(result.get("code", "rejected"))
     doubt = result.get("outcome") != "not_applied" and code not in REFUSED_ALONE
-    return Verdict("unknown" if doubt else "failed", {}, code, node, bool(result.get("retryable")))
+    return RequestVerdict("unknown" if doubt else "failed", {}, code, node, bool(result.get("retryable")))
 
 
 class DirectSession:
@@ -106,7 +106,7 @@ class DirectSession:
 
     async def attempt(
         self, node: str, sequence: int, operation: Mapping[str, Any], *, timeout_s: float = ATTEMPT_S
-    ) -> Verdict:
+    ) -> RequestVerdict:
         """Send a request once to one node."""
         body = {
             "client_id": self.client_id,
@@ -126,7 +126,7 @@ class DirectSession:
         *,
         operation_s: float = OPERATION_S,
         doubt: bool = False,
-    ) -> Verdict:
+    ) -> RequestVerdict:
         """Send a request to one node after another until it has a verdict or time is up.
 
         Args:
@@ -146,7 +146,7 @@ class DirectSession:
                 return verdict._replace(kind="unknown" if doubt else "failed")
             await asyncio.sleep(self._random.uniform(0, PAUSE_S))
 
-    async def resolve(self, node: str, sequence: int) -> Reply:
+    async def resolve(self, node: str, sequence: int) -> AttemptReply:
         """Ask one node once to end the doubt about a request."""
         return await self.nodes.call(node, "POST", resolve_path(self.client_id, sequence))
 

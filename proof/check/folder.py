@@ -7,7 +7,7 @@ made or how a history is checked. Layout of ``runs/<UTC time>-<workload>-<faults
 ``run.json``       :class:`RunInfo`: what was run, enough to run it again
 ``history.jsonl``  one :class:`oncegate.proof.lincheck.history.Event` a line, in the order of their times
 ``faults.jsonl``   one :class:`FaultNote` a line, on the clock of the history
-``verdict.json``   :class:`Verdict`
+``verdict.json``   :class:`RunVerdict`
 ``nodes/<id>.log``  what the node printed
 ``data/<id>/``     its data directory; kept unless the run is valid
 ``report.html``    the page, with ``latency.svg`` and ``rate.svg`` (:mod:`oncegate.proof.check.report`)
@@ -75,7 +75,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     started: str = ""
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class RunVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """What came out.
 
     Attributes:
@@ -217,7 +217,7 @@ class RunFolder:
         """Replace ``run.json``, whole or not at all."""
         replace_file(self.path / "run.json", msgspec.json.format(msgspec.json.encode(info), indent=2))
 
-    def write_verdict(self, verdict: Verdict) -> None:
+    def write_verdict(self, verdict: RunVerdict) -> None:
         """Replace ``verdict.json``, whole or not at all."""
         replace_file(self.verdict, msgspec.json.encode(verdict))
 
@@ -225,9 +225,9 @@ class RunFolder:
         """Return what was run; raises :class:`FileMissing`, :class:`FileMalformed`."""
         return _decoded(self.path / "run.json", RunInfo)
 
-    def read_verdict(self) -> Verdict:
+    def read_verdict(self) -> RunVerdict:
         """Return what came out; raises :class:`FileMissing`, :class:`FileMalformed`."""
-        return _decoded(self.verdict, Verdict)
+        return _decoded(self.verdict, RunVerdict)
 
     def read_history(self) -> Iterator[Event]:
         """Yield the events; raises :class:`FileMissing`, and :class:`FileMalformed` with the line."""

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Literal, TypeVar
 
 from oncegate.gateway.local.closing import Closing
-from oncegate.proof.check.proxy import Address, Connection, Proxy, Way
+from oncegate.proof.check.proxy import Address, ProxiedConnection, Proxy, Way
 
 How = Literal["hold", "lose"]
 Ends = tuple[str, str]
@@ -195,7 +195,7 @@ class Links(Closing):
 
         self._run(work)
 
-    def connections(self) -> list[Connection]:
+    def connections(self) -> list[ProxiedConnection]:
         """Those that are open; from any thread a moment old."""
         return [connection for proxy in self._proxies for connection in list(proxy.connections)]
 

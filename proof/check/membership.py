@@ -10,14 +10,14 @@ import contextlib
 from collections.abc import Sequence
 from typing import Final
 
-from oncegate.gateway.local.blocking_http import Refused, Unreachable, get_json, send_json
+from oncegate.gateway.local.blocking_http import RequestRefused, Unreachable, get_json, send_json
 from oncegate.gateway.local.waiting import wait_for
 from oncegate.gateway.node.settings import MemberAddress
 from oncegate.proof.check.cluster import CheckCluster
 from oncegate.proof.check.errors import CheckError
 
 CHANGE_S: Final = 30.0
-NO_QUORUM: Final = (CheckError, OSError, Refused, Unreachable)
+NO_QUORUM: Final = (CheckError, OSError, RequestRefused, Unreachable)
 """What a step ends with as long as there is no quorum, and is repeated after."""
 
 

@@ -24,7 +24,7 @@ ATTEMPT_S: Final = 1.0
 _NO_TIMERS: Final = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None)
 
 
-class Reply(NamedTuple):
+class AttemptReply(NamedTuple):
     """The end of one attempt.
 
     Attributes:
@@ -85,7 +85,7 @@ class Nodes:
         *,
         headers: Mapping[str, str] | None = None,
         timeout_s: float = ATTEMPT_S,
-    ) -> Reply:
+    ) -> AttemptReply:
         """Make one attempt at one node; never raises for what a node does.
 
         Args:
@@ -98,7 +98,7 @@ class Nodes:
         """
         endpoint = self.endpoints().get(node)
         if endpoint is None:
-            return Reply(0, None, {}, "no such member", doubt=False, retryable=True)
+            return AttemptReply(0, None, {}, "no such member", doubt=False, retryable=True)
         content = None if body is None else msgspec.json.encode(body)
         sent = {**(headers or {}), **({} if content is None else {"Content-Type": "application/json"})}
         url = URL(endpoint + path, encoded=True)
@@ -109,15 +109,15 @@ class Nodes:
             ):
                 payload = await response.read()
         except TimeoutError:
-            return Reply(0, None, {}, "no answer in time", doubt=True, retryable=True)
+            return AttemptReply(0, None, {}, "no answer in time", doubt=True, retryable=True)
         except aiohttp.ClientConnectorError:
-            return Reply(0, None, {}, "no connection", doubt=False, retryable=True)
+            return AttemptReply(0, None, {}, "no connection", doubt=False, retryable=True)
         except (aiohttp.ClientError, OSError):
-            return Reply(0, None, {}, "connection lost", doubt=True, retryable=True)
+            return AttemptReply(0, None, {}, "connection lost", doubt=True, retryable=True)
         return _read(response, payload)
 
 
-def _read(response: aiohttp.ClientResponse, payload: bytes) -> Reply:
+def _read(response: aiohttp.ClientResponse, payload: bytes) -> AttemptReply:
     status, headers = response.status, response.headers
     body: Any = payload
     kind = response.content_type
@@ -125,13 +125,13 @@ def _read(response: aiohttp.ClientResponse, payload: bytes) -> Reply:
         try:
             body = msgspec.json.decode(payload)
         except msgspec.DecodeError:
-            return Reply(status, payload, headers, "malformed answer", doubt=True, retryable=True)
+            return AttemptReply(status, payload, headers, "malformed answer", doubt=True, retryable=True)
     if status < 300:
-        return Reply(status, body, headers, "", doubt=False, retryable=False)
+        return AttemptReply(status, body, headers, "", doubt=False, retryable=False)
     if not isinstance(body, dict) or "code" not in body:
-        return Reply(status, body, headers, f"status {status}", doubt=True, retryable=True)
+        return AttemptReply(status, body, headers, f"status {status}", doubt=True, retryable=True)
     doubt = body.get("outcome") != "not_applied"
-    return Reply(status, body, headers, str(body["code"]), doubt=doubt, retryable=bool(body.get("retryable")))
+    return AttemptReply(status, body, headers, str(body["code"]), doubt=doubt, retryable=bool(body.get("retryable")))
 
 
 REFUSED_ALONE: Final = frozenset({Code.FENCED, Code.STALE, Code.SESSION_EXPIRED})

@@ -78,7 +78,7 @@ def check_keys(operations: Iterable[Operation], model: str, limits: Limits, jobs
             for number in undecided
         }
         tasks = [(number, states[number], encoded[number]) for number in undecided]
-        tried = _Run(share, jobs, stop_at_invalid=tries > 0).run(_groups(tasks, jobs))
+        tried = _ParallelRun(share, jobs, stop_at_invalid=tries > 0).run(_groups(tasks, jobs))
         results |= tried
         invalid = any(result.verdict == "invalid" for result in tried.values())
         undecided = [
@@ -126,7 +126,7 @@ def _groups(tasks: Sequence[_Task], jobs: int) -> deque[deque[_Task]]:
     return deque(group for _, _, group in groups)
 
 
-class _Run:
+class _ParallelRun:
     def __init__(self, share: _Share, jobs: int, *, stop_at_invalid: bool) -> None:
         self.share = share
         self.jobs = jobs

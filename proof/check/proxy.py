@@ -51,7 +51,7 @@ class Way:
     bytes_passed: int = 0
 
 
-class Connection:
+class ProxiedConnection:
     """Two sockets and the two pumps between them."""
 
     def __init__(self, rng: random.Random, near: asyncio.StreamWriter, far: asyncio.StreamWriter) -> None:
@@ -128,7 +128,7 @@ class Proxy:
         self._target, self._ways, self._rng, self._asks = target, ways, rng, asks
         self._server: asyncio.Server | None = None
         self._closing = False
-        self.connections: set[Connection] = set()
+        self.connections: set[ProxiedConnection] = set()
 
     async def serve(self) -> int:
         """Listen on a free port of the loopback; returns it."""
@@ -161,7 +161,7 @@ class Proxy:
         for one in (writer, far_writer):
             with contextlib.suppress(OSError):
                 one.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection = Connection(self._rng, writer, far_writer)
+        connection = ProxiedConnection(self._rng, writer, far_writer)
         self.connections.add(connection)
         out, back = ways
         pumps = [

@@ -22,7 +22,7 @@ LANES: Final = 2 * PROCESSES_MAX
 """Process numbers are equal modulo this for one worker: the lane of a report. The upper half is for final reads."""
 
 
-class Recorder:
+class HistoryRecorder:
     """Writes a history.
 
     Args:
@@ -64,7 +64,7 @@ class Recorder:
         *,
         node: str | None = None,
         request: str | None = None,
-    ) -> Recorded:
+    ) -> OpenOperation:
         """Record an invocation; call before the first byte leaves.
 
         Args:
@@ -83,12 +83,17 @@ class Recorder:
         self._busy.add(process)
         number = self._numbers.setdefault(process, process)
         self._emit(Event(number, "invoke", f, key, value, self.now_ns(), node, request))
-        return Recorded(self, process, f, key, request)
+        return OpenOperation(self, process, f, key, request)
 
     def completed(
-        self, operation: Recorded, kind: Literal["ok", "fail", "info"], value: Any, error: str | None, node: str | None
+        self,
+        operation: OpenOperation,
+        kind: Literal["ok", "fail", "info"],
+        value: Any,
+        error: str | None,
+        node: str | None,
     ) -> None:
-        """Record what came of an operation; see :class:`Recorded`."""
+        """Record what came of an operation; see :class:`OpenOperation`."""
         worker = operation.process
         number = self._numbers[worker]
         self._emit(
@@ -104,7 +109,7 @@ class Recorder:
         self._write(event)
 
 
-class Recorded:
+class OpenOperation:
     """An operation under way; exactly one of its methods ends it.
 
     An operation that none of them ends, such as one that Ctrl-C met, has an unknown outcome.
@@ -112,7 +117,7 @@ class Recorded:
 
     __slots__ = ("_recorder", "f", "key", "process", "request")
 
-    def __init__(self, recorder: Recorder, process: int, f: str, key: Any, request: str | None) -> None:
+    def __init__(self, recorder: HistoryRecorder, process: int, f: str, key: Any, request: str | None) -> None:
         self._recorder = recorder
         self.process = process
         self.f = f

@@ -24,11 +24,11 @@ import msgspec
 
 from oncegate.proof.check.cluster import CheckCluster
 from oncegate.proof.check.errors import NotHealed, Unavailable
-from oncegate.proof.check.folder import RunFolder, RunInfo, Verdict
+from oncegate.proof.check.folder import RunFolder, RunInfo, RunVerdict
 from oncegate.proof.check.nemesis import FaultPlan, Nemesis, available, names_of, plan_of
 from oncegate.proof.check.nodes import Nodes
 from oncegate.proof.check.plan import RunPlan
-from oncegate.proof.check.recorder import Recorder
+from oncegate.proof.check.recorder import HistoryRecorder
 from oncegate.proof.check.report import write_report
 from oncegate.proof.check.workload import WithProcesses, Workload
 from oncegate.proof.check.workloads import workload_of
@@ -59,7 +59,7 @@ def check_cluster(plan: RunPlan, faults: FaultPlan, directory: Path) -> CheckClu
 
 def run(
     plan: RunPlan, runs: Path, faults: FaultPlan | None = None, make_cluster: MakeCluster = check_cluster
-) -> tuple[RunFolder, Verdict]:
+) -> tuple[RunFolder, RunVerdict]:
     """Make one run and judge it.
 
     Args:
@@ -164,7 +164,7 @@ async def record(
             await asyncio.to_thread(cluster.wait_ready, timeout_s=READY_S)
             ended = "interrupted"
             history, noted = stack.enter_context(folder.history_writer()), stack.enter_context(folder.faults_writer())
-            recorder = Recorder(history.event)
+            recorder = HistoryRecorder(history.event)
             nemesis = Nemesis(
                 cluster,
                 faults,
@@ -231,7 +231,7 @@ async def _stoppable() -> AsyncIterator[None]:
         loop.remove_signal_handler(signal.SIGTERM)
 
 
-def judge(folder: RunFolder) -> Verdict:
+def judge(folder: RunFolder) -> RunVerdict:
     """Check a recorded history, write verdict and report; data directories go unless something is wrong.
 
     Raises:
@@ -243,7 +243,7 @@ def judge(folder: RunFolder) -> Verdict:
     history = list(folder.read_history())
     checks = [_ending(info), *workload_of(info.workload).check(folder.path, history)]
     statuses = Counter(op.status for op in operations(history))
-    verdict = Verdict(
+    verdict = RunVerdict(
         verdict=worst(result.verdict for result in checks),
         checks=checks,
         operations={"ok": statuses["ok"], "fail": statuses["failed"], "unknown": statuses["unknown"]},

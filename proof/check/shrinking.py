@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from oncegate.proof.check.folder import RunFolder, Verdict
+from oncegate.proof.check.folder import RunFolder, RunVerdict
 from oncegate.proof.check.left_over import alone, end_left_over
 from oncegate.proof.check.nemesis import FaultPlan
 from oncegate.proof.check.plan import RunPlan
@@ -26,7 +26,7 @@ RUNS_DEFAULT: Final = 40
 JUDGEMENTS_MAX: Final = 400
 
 
-def failing(verdict: Verdict) -> frozenset[str]:
+def failing(verdict: RunVerdict) -> frozenset[str]:
     """Return the names of the checks that say invalid."""
     return frozenset(result.name for result in verdict.checks if result.verdict == "invalid")
 
@@ -38,7 +38,7 @@ def _failed(folder: RunFolder) -> frozenset[str]:
     return names
 
 
-def shrink_history(folder: RunFolder, say: Callable[[str], None]) -> tuple[RunFolder, Verdict]:
+def shrink_history(folder: RunFolder, say: Callable[[str], None]) -> tuple[RunFolder, RunVerdict]:
     """Leave out of a history what does not matter, without a new run; return the folder of what is left.
 
     Raises:
@@ -68,7 +68,7 @@ def shrink_history(folder: RunFolder, say: Callable[[str], None]) -> tuple[RunFo
 
 def shrink_run(
     folder: RunFolder, say: Callable[[str], None], *, runs: int = RUNS_DEFAULT, tries: int = TRIES_DEFAULT
-) -> tuple[RunFolder, Verdict]:
+) -> tuple[RunFolder, RunVerdict]:
     """Run again with parts of the plan left out while it still fails; return the smallest run that failed.
 
     Args:
@@ -84,7 +84,7 @@ def shrink_run(
     names = _failed(folder)
     plan, faults = plan_in(folder)
     root = folder.path.parent
-    smallest: tuple[RunFolder, Verdict] = folder, folder.read_verdict()
+    smallest: tuple[RunFolder, RunVerdict] = folder, folder.read_verdict()
 
     def fails(candidate: Smaller) -> bool:
         nonlocal smallest

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from oncegate.proof.check.folder import Verdict, replace_file
+from oncegate.proof.check.folder import RunVerdict, replace_file
 from oncegate.proof.check.plan import RunPlan, runs_of
 from oncegate.rifl.errors import Code, OncegateError
 
@@ -23,7 +23,7 @@ LOST: Final = "no acknowledged write lost"
 """Name of the check that every workload has: what it finds are acknowledged writes that are gone."""
 
 
-class Tally(msgspec.Struct):
+class SoakTally(msgspec.Struct):
     """Counts over some runs.
 
     Attributes:
@@ -46,7 +46,7 @@ class Tally(msgspec.Struct):
     undecided: int = 0
     crashed: int = 0
 
-    def add(self, verdict: Verdict, faults: int) -> None:
+    def add(self, verdict: RunVerdict, faults: int) -> None:
         """Count one run."""
         self.runs += 1
         self.ok += verdict.operations.get("ok", 0)
@@ -77,9 +77,9 @@ class SoakState(msgspec.Struct):
     workloads: list[str]
     seeds: int
     done: int = 0
-    total: Tally = msgspec.field(default_factory=Tally)
-    by_workload: dict[str, Tally] = msgspec.field(default_factory=dict)
-    by_fault: dict[str, Tally] = msgspec.field(default_factory=dict)
+    total: SoakTally = msgspec.field(default_factory=SoakTally)
+    by_workload: dict[str, SoakTally] = msgspec.field(default_factory=dict)
+    by_fault: dict[str, SoakTally] = msgspec.field(default_factory=dict)
     listed: list[str] = msgspec.field(default_factory=list)
 
     @property
@@ -94,20 +94,20 @@ class SoakState(msgspec.Struct):
         """Yield the runs that are not done, in their order."""
         return islice(runs_of(self.template, self.workloads, self.seeds), self.done, None)
 
-    def add(self, plan: RunPlan, folder: str, verdict: Verdict) -> None:
+    def add(self, plan: RunPlan, folder: str, verdict: RunVerdict) -> None:
         """Count a run that came to a verdict."""
         self.done += 1
         self.total.add(verdict, sum(verdict.faults.values()))
-        self.by_workload.setdefault(plan.workload, Tally()).add(verdict, sum(verdict.faults.values()))
+        self.by_workload.setdefault(plan.workload, SoakTally()).add(verdict, sum(verdict.faults.values()))
         for fault, times in verdict.faults.items():
-            self.by_fault.setdefault(fault, Tally()).add(verdict, times)
+            self.by_fault.setdefault(fault, SoakTally()).add(verdict, times)
         if verdict.verdict != "valid":
             self._list(f"{verdict.verdict}: {folder}")
 
     def crash(self, plan: RunPlan, folder: str, reason: str) -> None:
         """Count a run that did not come to a verdict."""
         self.done += 1
-        for tally in (self.total, self.by_workload.setdefault(plan.workload, Tally())):
+        for tally in (self.total, self.by_workload.setdefault(plan.workload, SoakTally())):
             tally.runs += 1
             tally.crashed += 1
         self._list(f"crashed: {folder}: {reason}")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from oncegate.proof.check.folder import Verdict
-from oncegate.proof.check.soak import SoakState, Tally
+from oncegate.proof.check.folder import RunVerdict
+from oncegate.proof.check.soak import SoakState, SoakTally
 
 
-def verdict_lines(verdict: Verdict) -> Iterator[str]:
+def verdict_lines(verdict: RunVerdict) -> Iterator[str]:
     """Yield what a person wants to know of a run: the verdict, each check, and what is wrong in words."""
     counts = ", ".join(f"{number} {status}" for status, number in verdict.operations.items())
     faults = ", ".join(f"{name} {times}" for name, times in sorted(verdict.faults.items())) or "none"
@@ -43,6 +43,6 @@ def soak_lines(state: SoakState) -> Iterator[str]:
     )
 
 
-def _line(name: str, tally: Tally, width: int) -> str:
+def _line(name: str, tally: SoakTally, width: int) -> str:
     counts = f"{tally.runs:6} {tally.ok:9} {tally.fail:8} {tally.unknown:8} {tally.faults:7}"
     return f"{name:{width}} {counts} {tally.anomalies:9} {tally.lost:5}"

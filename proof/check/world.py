@@ -19,10 +19,10 @@ from urllib.parse import quote
 from oncegate.gateway.client import Client, OncegateError, Outcome, Tuning, WriteResult
 from oncegate.gateway.client.paths import row_path, table_path
 from oncegate.gateway.local.waiting import until
-from oncegate.proof.check.direct import DirectSession, Verdict, open_session
-from oncegate.proof.check.nodes import ATTEMPT_S, Nodes, Reply
+from oncegate.proof.check.direct import DirectSession, RequestVerdict, open_session
+from oncegate.proof.check.nodes import ATTEMPT_S, AttemptReply, Nodes
 from oncegate.proof.check.plan import PROCESSES_MAX, RunPlan
-from oncegate.proof.check.recorder import Recorder
+from oncegate.proof.check.recorder import HistoryRecorder
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ class World:
         directory: scratch space of the run, removed unless the run is kept.
     """
 
-    def __init__(self, plan: RunPlan, nodes: Nodes, recorder: Recorder, directory: Path) -> None:
+    def __init__(self, plan: RunPlan, nodes: Nodes, recorder: HistoryRecorder, directory: Path) -> None:
         self.plan = plan
         self.nodes = nodes
         self.recorder = recorder
@@ -94,7 +94,7 @@ class World:
         """Declare a table; raises NotRecovered."""
         await self.insist("PUT", table_path(table), {"kind": kind})
 
-    async def insist(self, method: str, path: str, body: Any = None, *, node: str | None = None) -> Reply:
+    async def insist(self, method: str, path: str, body: Any = None, *, node: str | None = None) -> AttemptReply:
         """Ask a healthy cluster until it answers 200 or 404; for idempotent calls before and after the run.
 
         Raises:
@@ -103,7 +103,7 @@ class World:
         turns = itertools.cycle([node] if node else self.nodes.ids)
         last = ""
 
-        async def answered() -> Reply | None:
+        async def answered() -> AttemptReply | None:
             nonlocal last
             asked = next(turns)
             reply = await self.nodes.call(asked, method, path, body, timeout_s=5.0)
@@ -144,7 +144,7 @@ class World:
         *,
         answer: Callable[[Mapping[str, Any]], Any] = lambda result: None,
         refused: Callable[[Mapping[str, Any]], Any] | None = None,
-    ) -> Verdict:
+    ) -> RequestVerdict:
         """Perform a new request and record it.
 
         Args:

@@ -21,14 +21,14 @@ from oncegate.proof.lincheck.explain import explain
 from oncegate.proof.lincheck.history import Operation
 from oncegate.proof.lincheck.lease import Lease
 from oncegate.proof.lincheck.models import CasRegister, Counter, Model, Mutex, Register
-from oncegate.proof.lincheck.row import Row
-from oncegate.proof.lincheck.search import Found, checked
+from oncegate.proof.lincheck.row import RowModel
+from oncegate.proof.lincheck.search import SearchOutcome, checked
 from oncegate.proof.lincheck.values import freeze
 from oncegate.proof.lincheck.verdict import Failure, Limits, Result, worst
 
 MODELS: Final[dict[str, Model]] = {
     model.name: model
-    for model in (Register(), CasRegister(), Counter(), AppendList(), GrowSet(), Queue(), Mutex(), Lease(), Row())
+    for model in (Register(), CasRegister(), Counter(), AppendList(), GrowSet(), Queue(), Mutex(), Lease(), RowModel())
 }
 """Models by their names."""
 FAILURES_MAX: Final = 20
@@ -74,8 +74,8 @@ def over_keys(
     model: Model,
     parts: Sequence[tuple[Any, list[Operation]]],
     limits: Limits,
-    judge: Callable[[list[Operation], Limits], Found],
-    tell: Callable[[Any, list[Operation], Found, Limits], Failure],
+    judge: Callable[[list[Operation], Limits], SearchOutcome],
+    tell: Callable[[Any, list[Operation], SearchOutcome, Limits], Failure],
 ) -> Result:
     """Judge each key by itself, with its share of what is left of the limits, and add the verdicts up.
 
@@ -91,7 +91,7 @@ def over_keys(
         tell: makes a failure out of an invalid one.
     """
     ends = limits.clock() + limits.seconds
-    found = [Found("unknown")] * len(parts)
+    found = [SearchOutcome("unknown")] * len(parts)
     waiting = deque((place, 0) for place in range(len(parts)))
     invalid: list[int] = []
     visited = 0
@@ -141,9 +141,9 @@ def not_decided(keys: int, of: int) -> str:
 
 
 def _told(
-    invalid: Sequence[tuple[Any, list[Operation], Found]],
+    invalid: Sequence[tuple[Any, list[Operation], SearchOutcome]],
     limits: Limits,
-    tell: Callable[[Any, list[Operation], Found, Limits], Failure],
+    tell: Callable[[Any, list[Operation], SearchOutcome, Limits], Failure],
 ) -> list[Failure]:
     """Prove each invalid key; a history that is broken everywhere does not take many times as long as its first key."""
     ends = limits.clock() + min(PROOFS_S_MAX, limits.seconds)

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from oncegate.proof.lincheck import lists, refine
 from oncegate.proof.lincheck.history import Operation, refused
-from oncegate.proof.lincheck.models import ILLEGAL, _Illegal, _Known
+from oncegate.proof.lincheck.models import ILLEGAL, _Illegal, _KnownOperations
 from oncegate.proof.lincheck.values import freeze, thaw
 
 _AT_END: Final = (refine.NEVER, refine.NEVER)
@@ -24,7 +24,7 @@ def _list_complaint(op: Operation) -> str:
     return ""
 
 
-class AppendList(_Known):
+class AppendList(_KnownOperations):
     """A list: ``append`` an item, ``read`` all of it."""
 
     name = "list"
@@ -90,7 +90,7 @@ class _PreparedList(AppendList):
         return text if state <= len(self.longest) else f"{text} and more"
 
 
-class GrowSet(_Known):
+class GrowSet(_KnownOperations):
     """A set: ``add`` and ``remove`` an element, ``read`` all of them as a list in any order."""
 
     name = "set"
@@ -165,7 +165,7 @@ class _PreparedSet(GrowSet):
         return super().describe([element for element, bit in self.bits.items() if state & bit])
 
 
-class Queue(_Known):
+class Queue(_KnownOperations):
     """First in, first out: ``enqueue`` an item, ``dequeue`` the oldest, or null if there is none."""
 
     name = "queue"

@@ -10,19 +10,19 @@ from collections.abc import Sequence
 
 from oncegate.proof.lincheck.history import Operation
 from oncegate.proof.lincheck.models import Model, prepared
-from oncegate.proof.lincheck.search import Found, search
+from oncegate.proof.lincheck.search import SearchOutcome, search
 from oncegate.proof.lincheck.verdict import Limits
 
 
-def decide(model: Model, operations: Sequence[Operation], limits: Limits) -> Found:
+def decide(model: Model, operations: Sequence[Operation], limits: Limits) -> SearchOutcome:
     """Decide about one object's operations, with status ``ok`` or ``unknown``."""
     quick = getattr(model, "quick", None)
     clash = None if quick is None else quick(operations)
     if clash is not None:
-        return Found("invalid", clash=clash) if clash else Found("valid")
+        return SearchOutcome("invalid", clash=clash) if clash else SearchOutcome("valid")
     refine = getattr(model, "refine", None)
     refined = operations if refine is None else refine(operations)
     for op in refined:
         if op.returned is not None and op.returned < op.invoked:
-            return Found("invalid", clash=[op])
+            return SearchOutcome("invalid", clash=[op])
     return search(prepared(model, refined), refined, limits)

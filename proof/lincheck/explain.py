@@ -21,7 +21,7 @@ import msgspec
 from oncegate.proof.lincheck.decide import decide
 from oncegate.proof.lincheck.history import Operation
 from oncegate.proof.lincheck.models import ILLEGAL, Model, changes_nothing, describe, prepared
-from oncegate.proof.lincheck.search import Found, endings, search
+from oncegate.proof.lincheck.search import SearchOutcome, endings, search
 from oncegate.proof.lincheck.shrink import fewer
 from oncegate.proof.lincheck.verdict import Failure, Limits
 from oncegate.proof.lincheck.words import no_proof, proof
@@ -38,7 +38,7 @@ _LAST: Final = (2, 4, 8, 16, 32, 64, 128, 256, 1024)
 """How many of the last operations are tried as a first window."""
 
 
-def explain(model: Model, key: Any, operations: Sequence[Operation], found: Found, limits: Limits) -> Failure:
+def explain(model: Model, key: Any, operations: Sequence[Operation], found: SearchOutcome, limits: Limits) -> Failure:
     """Explain why one object's operations, which ``found`` calls invalid, have no good order."""
     task = _Task(model, list(operations), limits)
     window = task.among(found.clash)
@@ -90,7 +90,7 @@ class _Task:
     def invalid(self, operations: list[Operation]) -> bool:
         return self.failed(decide(self.model, operations, self.limits), len(operations))
 
-    def failed(self, found: Found, count: int) -> bool:
+    def failed(self, found: SearchOutcome, count: int) -> bool:
         self.looked_at += count
         self.visited += found.visited
         return found.verdict == "invalid"
@@ -108,7 +108,7 @@ class _Task:
         self.time = ends[high] if ends else 0
         self.all, self.ops = self.ops, self._until(self.time)
 
-    def longest(self, found: Found, operations: Sequence[Operation]) -> tuple[list[Operation], list[Operation]]:
+    def longest(self, found: SearchOutcome, operations: Sequence[Operation]) -> tuple[list[Operation], list[Operation]]:
         """Return the longest good order that is found, and the operations that could not come next."""
         budget = replace(self.limits, states_max=_STATES_MAX * 5)
         if not found.order:

@@ -12,7 +12,7 @@ from collections.abc import Hashable
 from typing import Final
 
 from oncegate.proof.lincheck.history import Operation, refused
-from oncegate.proof.lincheck.models import ILLEGAL, _Illegal, _Known
+from oncegate.proof.lincheck.models import ILLEGAL, _Illegal, _KnownOperations
 from oncegate.proof.lincheck.values import freeze, thaw
 
 _NS: Final = 1_000_000
@@ -20,7 +20,7 @@ _NS: Final = 1_000_000
 State = tuple[int, bool, Hashable, int, int]
 
 
-class Lease(_Known):
+class Lease(_KnownOperations):
     """A lease.
 
     State: last token, whether it is exactly that, owner (None: free), time until which the lease certainly lasts, and

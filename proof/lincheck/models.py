@@ -98,7 +98,7 @@ def describe(model: Model, state: Any) -> str:
     return text if len(text) <= 200 else text[:197] + "…"
 
 
-class _Known:
+class _KnownOperations:
     """What the models here share: the names of their operations."""
 
     name: str = ""
@@ -118,7 +118,7 @@ class _Known:
         return f"{self.name} has no operation {op.f!r}, only {', '.join(sorted(self.reads | self.writes))}"
 
 
-class Register(_Known):
+class Register(_KnownOperations):
     """One value, read and written; null at first."""
 
     name = "register"
@@ -193,7 +193,7 @@ class CasRegister(Register):
         return freeze(new)
 
 
-class Counter(_Known):
+class Counter(_KnownOperations):
     """A number that begins at 0; ``increment`` by an integer (null: 1) returns the value after it, or null."""
 
     name = "counter"
@@ -228,7 +228,7 @@ class Counter(_Known):
         return counting.reasons(window, operations)
 
 
-class Mutex(_Known):
+class Mutex(_KnownOperations):
     """A lock: ``acquire`` and ``release``, by the owner that is their argument, if one is given."""
 
     name = "mutex"

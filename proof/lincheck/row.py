@@ -12,7 +12,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any, Final
 
 from oncegate.proof.lincheck.history import Operation
-from oncegate.proof.lincheck.models import ILLEGAL, _Illegal, _Known
+from oncegate.proof.lincheck.models import ILLEGAL, _Illegal, _KnownOperations
 from oncegate.proof.lincheck.values import freeze, thaw
 
 _ABSENT: Final = ("absent",)
@@ -21,7 +21,7 @@ _IMPOSSIBLE: Final = object()
 State = tuple[int, bool, Hashable]
 
 
-class Row(_Known):
+class RowModel(_KnownOperations):
     """A row of a resident table: absent at first, version 0 while it is absent."""
 
     name = "row"
@@ -57,7 +57,7 @@ class Row(_Known):
         """Return that there is no row."""
         return (0, True, _ABSENT)
 
-    def prepare(self, operations: Sequence[Operation]) -> Row:
+    def prepare(self, operations: Sequence[Operation]) -> RowModel:
         """Return the row which knows the versions that were seen: none of them may be passed over."""
         seen: set[int] = set()
         written: set[int] = set()
@@ -68,7 +68,7 @@ class Row(_Known):
             if not self.read_only(op):
                 written.add(op.result["version"])
         order = sorted(seen)
-        return Row(dict(zip(order, [0, *order], strict=False)), frozenset(written))
+        return RowModel(dict(zip(order, [0, *order], strict=False)), frozenset(written))
 
     def refine(self, operations: Sequence[Operation]) -> list[Operation]:
         """Leave out unknown puts of values that nobody can have seen."""

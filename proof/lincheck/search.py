@@ -38,7 +38,7 @@ _NEVER: Final = 1 << 62
 
 
 @dataclass(slots=True)
-class Found:
+class SearchOutcome:
     """How a search ended."""
 
     verdict: Verdict
@@ -57,7 +57,9 @@ class Found:
     bytes: int = 0
 
 
-def search(model: Model, operations: Sequence[Operation], limits: Limits, starts: Iterable[Hashable] = ()) -> Found:
+def search(
+    model: Model, operations: Sequence[Operation], limits: Limits, starts: Iterable[Hashable] = ()
+) -> SearchOutcome:
     """Look for a good order of one object's operations.
 
     Args:
@@ -118,7 +120,7 @@ class _Search:
         self.best: list[int] | None = None
         self.best_states: set[Hashable] = set()
 
-    def run(self, starts: list[Hashable]) -> Found:
+    def run(self, starts: list[Hashable]) -> SearchOutcome:
         limits, path = self.limits, self.path
         ends = limits.clock() + limits.seconds
         seen: set[Hashable] = set()
@@ -276,12 +278,12 @@ class _Search:
         elif len(self.best_states) < 16:
             self.best_states.add(state)
 
-    def _found(self, verdict: Verdict, reason: str, path: list[int], seen: set[Hashable], held: int) -> Found:
+    def _found(self, verdict: Verdict, reason: str, path: list[int], seen: set[Hashable], held: int) -> SearchOutcome:
         best = path if verdict == "valid" else (self.best if self.best is not None else path[: self.best_length])
         order = [self.ops[move] if move < self.count else self.optional[move - self.count] for move in best]
         done = {op.index for op in order}
         stuck = [op for op in self.ops if op.index not in done and op.invoked <= self.best_at[0]]
-        return Found(
+        return SearchOutcome(
             verdict,
             reason,
             order,

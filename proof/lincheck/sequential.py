@@ -16,7 +16,7 @@ from oncegate.proof.lincheck.check import over_keys, split
 from oncegate.proof.lincheck.decide import decide
 from oncegate.proof.lincheck.history import Operation
 from oncegate.proof.lincheck.models import ILLEGAL, Model, changes_nothing, describe, prepared
-from oncegate.proof.lincheck.search import Found, checked
+from oncegate.proof.lincheck.search import SearchOutcome, checked
 from oncegate.proof.lincheck.verdict import Failure, Limits, Result
 from oncegate.proof.lincheck.words import no_proof
 
@@ -37,8 +37,8 @@ def _special(model: Model, part: Sequence[Operation]) -> Model:
     return model if getattr(model, "prepares_by_time", False) else prepared(model, part)
 
 
-def _decide(model: Model, part: Sequence[Operation], limits: Limits) -> Found:
-    found = Found("unknown")
+def _decide(model: Model, part: Sequence[Operation], limits: Limits) -> SearchOutcome:
+    found = SearchOutcome("unknown")
     if not _overlap(part):
         # What is linearizable is sequentially consistent too, and mostly decided much faster.
         half = replace(limits, seconds=limits.seconds / 2, states_max=limits.states_max // 2 + 1)
@@ -46,7 +46,7 @@ def _decide(model: Model, part: Sequence[Operation], limits: Limits) -> Found:
     return found if found.verdict == "valid" else _search(_special(model, part), part, limits)
 
 
-def _failure(model: Model, key: Any, part: Sequence[Operation], found: Found, _: Limits) -> Failure:
+def _failure(model: Model, key: Any, part: Sequence[Operation], found: SearchOutcome, _: Limits) -> Failure:
     window = found.stuck[:_WINDOW_MAX]
     return Failure(
         key=key,
@@ -68,7 +68,7 @@ def _overlap(operations: Sequence[Operation]) -> bool:
     return False
 
 
-def _search(model: Model, operations: Sequence[Operation], limits: Limits) -> Found:
+def _search(model: Model, operations: Sequence[Operation], limits: Limits) -> SearchOutcome:
     lanes: dict[int, list[Operation]] = {}
     loose: list[tuple[Operation, int, int]] = []
     numbers: dict[int, int] = {}
@@ -86,7 +86,7 @@ def _search(model: Model, operations: Sequence[Operation], limits: Limits) -> Fo
     seen: set[Hashable] = set()
     held = 0
     best, most = None, -1
-    found = Found("invalid")
+    found = SearchOutcome("invalid")
     # A frame: places in the lanes, unknown operations done, state, order so far as a chain.
     stack: list[tuple[tuple[int, ...], int, Any, Any, int]] = [(start, 0, model.initial(), None, 0)]
     while stack:
@@ -102,7 +102,7 @@ def _search(model: Model, operations: Sequence[Operation], limits: Limits) -> Fo
             found.stuck = [row[at] for row, at in zip(rows, places, strict=True) if at < len(row)]
             found.states = [state]
         if sum(places) == count:
-            return Found("valid", order=_order(chain), visited=len(seen), bytes=held)
+            return SearchOutcome("valid", order=_order(chain), visited=len(seen), bytes=held)
         if len(seen) > limits.states_max or held > limits.bytes_max:
             found.verdict, found.reason = "unknown", f"over {len(seen) - 1} states or {held} bytes"
             break

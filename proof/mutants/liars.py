@@ -17,7 +17,7 @@ from aiohttp import web
 from oncegate.gateway.local.ports import free_ports
 from oncegate.gateway.wire import MSGPACK
 from oncegate.proof.check.cluster import CheckCluster
-from oncegate.proof.check.folder import Verdict
+from oncegate.proof.check.folder import RunVerdict
 from oncegate.proof.check.nemesis import FaultPlan, plan_of
 from oncegate.proof.check.plan import RunPlan
 from oncegate.proof.check.runner import run
@@ -311,7 +311,7 @@ CASES: list[tuple[Callable[[], Bug], str, str]] = [
 """Which bug which workload shows, and the check that says so."""
 
 
-def verdict_on(runs: Path, workload: str, bug: Callable[[], Bug]) -> Verdict:
+def verdict_on(runs: Path, workload: str, bug: Callable[[], Bug]) -> RunVerdict:
     """Run a workload against one server with a bug, a flow against two."""
     plan = RunPlan(workload=workload, seed=7, seconds=1.5, nodes=2 if workload == "flow" else 1)
     faults = plan_of(plan.seed, [], plan.seconds, plan.nodes)

@@ -18,7 +18,7 @@ from oncegate.rifl.completion import CompletionRecord, RangeRecord
 from oncegate.rifl.key_table import KeySlot
 from oncegate.rifl.range_rule import NewPart, ReplayPart, decide_range
 from oncegate.rifl.request_tracker import RequestTracker
-from oncegate.rifl.resolve_rule import Fate, Resolution, resolve
+from oncegate.rifl.resolve_rule import Fate, ResolveVerdict, resolve
 from oncegate.rifl.result_tracker import ResultTracker
 from oncegate.rifl.rule import Refusal, Replay, Replayed, decide, standing
 from oncegate.rifl.session import SessionTable
@@ -102,7 +102,7 @@ def _leads_later(clock, applied_ms, monotonic_s):
 
 def _resolves_without_seal(tracker, sequence, first_incomplete):
     if tracker.find(sequence) is None and sequence >= tracker.first_incomplete:
-        return Resolution(Fate.SEALED)
+        return ResolveVerdict(Fate.SEALED)
     return resolve(tracker, sequence, first_incomplete)
 
 

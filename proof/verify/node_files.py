@@ -23,7 +23,7 @@ from oncegate.gateway.machine.state.directory import read_pointer
 from oncegate.gateway.machine.state.errors import StateCorrupt, StateVersionUnknown, StoreFailed
 from oncegate.gateway.machine.state.restore import Restored, restore
 from oncegate.gateway.machine.state.restore import verify as verify_cells
-from oncegate.gateway.machine.state.store import Store, new_cache, snapshot_files
+from oncegate.gateway.machine.state.store import RocksStore, new_cache, snapshot_files
 from oncegate.proof.verify.findings import Difference, Undecided
 
 CACHE_BYTES: Final = 32 * 2**20
@@ -120,12 +120,12 @@ class NodeFiles:
             raise Difference(self.node, state / pointer.store, "saved index", f"at least {pointer.index}", index)
         return restored
 
-    def _linked(self, directory: Path) -> Store:
+    def _linked(self, directory: Path) -> RocksStore:
         links = Path(tempfile.mkdtemp(prefix="oncegate-verify-"))
         self._stack.callback(shutil.rmtree, links, ignore_errors=True)
         for file in snapshot_files(directory):
             (links / file.name).symlink_to(file.absolute())
-        store = Store(links, new_cache(CACHE_BYTES), create=False, read_only=True)
+        store = RocksStore(links, new_cache(CACHE_BYTES), create=False, read_only=True)
         self._stack.callback(store.close)
         return store
 

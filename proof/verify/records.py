@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from oncegate.gateway.machine.machine import Machine
-from oncegate.gateway.machine.tables import ROW_OVERHEAD_BYTES, Remembered, Row, Table
+from oncegate.gateway.machine.tables import ROW_OVERHEAD_BYTES, Remembered, StoredRow, Table
 from oncegate.proof.verify.compare import open_items
 from oncegate.proof.verify.findings import Difference, Report
 from oncegate.rifl.completion import CompletionRecord
@@ -93,7 +93,7 @@ class StateCheck:
         if size != table.bytes:
             raise self._difference(f"table {table.name}", f"{table.bytes} bytes", size)
 
-    def _check_row(self, what: str, row: Row, told: _Told) -> None:
+    def _check_row(self, what: str, row: StoredRow, told: _Told) -> None:
         result = told.record.result
         if not isinstance(result, Remembered):
             return

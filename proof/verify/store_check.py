@@ -31,10 +31,10 @@ from oncegate.stores.errors import StoreError
 from oncegate.stores.sqlite import statements as sqlite_statements
 from oncegate.stores.store import open_store
 from oncegate.stores.stream_rows import STREAM_ROWS, rows_of
-from oncegate.stores.tables import WRITE_TS, Table
+from oncegate.stores.tables import WRITE_TS, StoreTable
 
 _ROWS_AT_ONCE = 100_000
-Look = Callable[[Table, Mapping[str, Any]], dict[str, Any] | None]
+Look = Callable[[StoreTable, Mapping[str, Any]], dict[str, Any] | None]
 
 
 class StoreWanted(NamedTuple):
@@ -89,7 +89,7 @@ def _payload(nodes: list[NodeFiles], flow: str, number: int) -> bytes:
 
 def _derived(
     payload: bytes, flow: FlowDeclaration, number: int, known: rows.Contacts | None
-) -> Iterator[tuple[Table, pa.RecordBatch]]:
+) -> Iterator[tuple[StoreTable, pa.RecordBatch]]:
     for items in segment.read_table(payload).to_batches():
         if known is None:
             for piece in rows_of(items, flow.source, _ROWS_AT_ONCE):
@@ -103,7 +103,7 @@ def _derived(
 
 
 def _check_rows(
-    wanted: StoreWanted, look: Look, table: Table, expected: pa.RecordBatch, number: int, report: Report
+    wanted: StoreWanted, look: Look, table: StoreTable, expected: pa.RecordBatch, number: int, report: Report
 ) -> None:
     for row in expected.to_pylist():
         report.store_rows += 1
@@ -135,7 +135,7 @@ def _reader(url: str, stack: ExitStack) -> Look:
             stack.callback(connection.close)
         connections.append(connection)
 
-    def look(table: Table, key: Mapping[str, Any]) -> dict[str, Any] | None:
+    def look(table: StoreTable, key: Mapping[str, Any]) -> dict[str, Any] | None:
         one = pa.RecordBatch.from_pylist([{**key, WRITE_TS: 1}], schema=table.key_schema)
         connection = connections[int(layout.shard_of(table, one, shards)[0])]
         if connection is None:

@@ -49,7 +49,7 @@ def verify(
     difference = None
     try:
         with ExitStack() as stack:
-            _Run(directories, store, report, said, stack).run()
+            _Verification(directories, store, report, said, stack).run()
     except Difference as found:
         difference = found
     except Undecided as reason:
@@ -58,7 +58,7 @@ def verify(
     return report
 
 
-class _Run:
+class _Verification:
     def __init__(
         self,
         directories: Sequence[Path],

@@ -28,7 +28,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from oncegate.spark_sink import session
-from oncegate.spark_sink.errors import REGISTRY, Code, SinkError, code_in
+from oncegate.spark_sink.errors import REGISTRY, SinkCode, SinkError, code_in
 from oncegate.spark_sink.options import (
     BATCHES_PER_TRIGGER_DEFAULT,
     ROWS_PER_WRITE_DEFAULT,
@@ -39,25 +39,25 @@ from oncegate.spark_sink.sink import StoreSink
 from oncegate.spark_sink.source import OncegateSource
 from oncegate.stores.errors import StoreError
 from oncegate.stores.store import open_store
-from oncegate.stores.tables import Table
+from oncegate.stores.tables import StoreTable
 
 _log = logging.getLogger(__name__)
 
-_STATUS: Final = {Code.BAD_OPTION: 2, Code.FENCED: 3, Code.RETENTION_EXCEEDED: 4}
+_STATUS: Final = {SinkCode.BAD_OPTION: 2, SinkCode.FENCED: 3, SinkCode.RETENTION_EXCEEDED: 4}
 _UNKNOWN_FAILURES_MAX: Final = 5
 _RESTART_WAIT_S_MAX: Final = 10.0
 _POLL_S: Final = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class JobSettings:
     """The settings of a job; see the command line's help. Each job subclasses it.
 
     Attributes:
         tables: what the sink writes to; created where missing.
     """
 
-    tables: ClassVar[tuple[Table, ...]]
+    tables: ClassVar[tuple[StoreTable, ...]]
 
     endpoints: str
     flow: str
@@ -83,7 +83,7 @@ class Settings:
         return {}
 
 
-def start(spark: SparkSession, settings: Settings) -> StreamingQuery:
+def start(spark: SparkSession, settings: JobSettings) -> StreamingQuery:
     """Create missing tables, attach the consumer, and start the query; each start takes over the cursor.
 
     Raises:
@@ -124,7 +124,7 @@ def start(spark: SparkSession, settings: Settings) -> StreamingQuery:
     return writer.trigger(processingTime=f"{settings.interval_ms} milliseconds").start()
 
 
-def run(spark: SparkSession, settings: Settings, stopping: threading.Event) -> int:
+def run(spark: SparkSession, settings: JobSettings, stopping: threading.Event) -> int:
     """Run until everything available is delivered, or ``stopping`` is set; start again after a passing failure.
 
     Returns:
@@ -141,7 +141,7 @@ def run(spark: SparkSession, settings: Settings, stopping: threading.Event) -> i
                     query.stop()
             return 0
         except (StoreError, PySparkException, Py4JError) as error:
-            code = Code(error.code) if isinstance(error, StoreError) else code_in(str(error))
+            code = SinkCode(error.code) if isinstance(error, StoreError) else code_in(str(error))
             if code is not None and not REGISTRY[code].retryable:
                 _log.error("%s", SinkError(code, _cause(error, code)))
                 return _STATUS.get(code, 5)
@@ -155,7 +155,7 @@ def run(spark: SparkSession, settings: Settings, stopping: threading.Event) -> i
     return 0
 
 
-def _cause(error: Exception, code: Code | None) -> str:
+def _cause(error: Exception, code: SinkCode | None) -> str:
     """The line of the error that names the code, or the first one."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     named = [line for line in lines if code is not None and f"[{code}]" in line]
@@ -187,7 +187,7 @@ def parsed(options: argparse.ArgumentParser, arguments: Sequence[str] | None) ->
     return {**found, "available_now": available_now}
 
 
-def main(name: str, settings: Settings) -> int:
+def main(name: str, settings: JobSettings) -> int:
     """Run a job as a process of its own; returns the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("py4j").setLevel(logging.WARNING)

@@ -20,7 +20,7 @@ from oncegate.spark_sink.jobs import job
 from oncegate.spark_sink.options import FlowOptions
 from oncegate.spark_sink.sink import Derivation, StoreSink
 from oncegate.stores.stream_rows import ROWS_CONSUMER, STREAM_ROWS, rows_of
-from oncegate.stores.tables import Table
+from oncegate.stores.tables import StoreTable
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class StreamRows:
 
     source: str
 
-    def rows(self, items: pa.RecordBatch, rows_max: int) -> Iterator[tuple[Table, pa.RecordBatch]]:
+    def rows(self, items: pa.RecordBatch, rows_max: int) -> Iterator[tuple[StoreTable, pa.RecordBatch]]:
         """Yield the newest row of each key, in pieces."""
         for piece in rows_of(items, self.source, rows_max):
             yield STREAM_ROWS, piece
@@ -49,20 +49,20 @@ class StreamRowsSink(StoreSink):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings(job.Settings):
+class StreamRowsSettings(job.JobSettings):
     """The settings of the job; see the command line's help. ``flow`` is the table's name."""
 
-    tables: ClassVar[tuple[Table, ...]] = (STREAM_ROWS,)
+    tables: ClassVar[tuple[StoreTable, ...]] = (STREAM_ROWS,)
 
     consumer: str = ROWS_CONSUMER
     sink: type[StoreSink] = StreamRowsSink
 
 
-def parse(arguments: Sequence[str] | None = None) -> Settings:
+def parse(arguments: Sequence[str] | None = None) -> StreamRowsSettings:
     """Return the settings of a command line; ends the process on a wrong one."""
     options = job.parser("stream_rows", (__doc__ or "").splitlines()[0])
     options.add_argument("--table", dest="flow", required=True, help="stream table whose flow is read")
-    return Settings(**job.parsed(options, arguments))
+    return StreamRowsSettings(**job.parsed(options, arguments))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -18,11 +18,11 @@ import pyarrow as pa
 from pyspark.files import SparkFiles
 
 from oncegate.spark_sink import contacts, rows
-from oncegate.spark_sink.errors import Code, SinkError
+from oncegate.spark_sink.errors import SinkCode, SinkError
 from oncegate.spark_sink.jobs import job
 from oncegate.spark_sink.options import FlowOptions
 from oncegate.spark_sink.sink import Derivation, StoreSink
-from oncegate.stores.tables import Table
+from oncegate.stores.tables import StoreTable
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class TimelineFanOut:
     flow: str
     contacts: str
 
-    def rows(self, items: pa.RecordBatch, rows_max: int) -> Iterator[tuple[Table, pa.RecordBatch]]:
+    def rows(self, items: pa.RecordBatch, rows_max: int) -> Iterator[tuple[StoreTable, pa.RecordBatch]]:
         """Yield the timeline rows of the items, in pieces, and the dead letters."""
         known = contacts.load(self._contacts_file())
         posts, dead_letters = rows.decode(items, self.flow)
@@ -62,15 +62,15 @@ class TimelineSink(StoreSink):
     def derivation(self) -> Derivation:
         """Return the fan-out."""
         if not self.options.get("contacts"):
-            raise SinkError(Code.BAD_OPTION, "option contacts is missing")
+            raise SinkError(SinkCode.BAD_OPTION, "option contacts is missing")
         return TimelineFanOut(FlowOptions.parse(self.options).flow, self.options["contacts"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings(job.Settings):
+class TimelineSettings(job.JobSettings):
     """The settings of the job; see the command line's help."""
 
-    tables: ClassVar[tuple[Table, ...]] = rows.TABLES
+    tables: ClassVar[tuple[StoreTable, ...]] = rows.TABLES
 
     contacts: str
     sink: type[StoreSink] = TimelineSink
@@ -81,7 +81,7 @@ class Settings(job.Settings):
         return {"contacts": self.contacts}
 
 
-def parse(arguments: Sequence[str] | None = None) -> Settings:
+def parse(arguments: Sequence[str] | None = None) -> TimelineSettings:
     """Return the settings of a command line; ends the process on a wrong one."""
     options = job.parser("timeline", (__doc__ or "").splitlines()[0])
     options.add_argument("--flow", required=True)
@@ -91,7 +91,7 @@ def parse(arguments: Sequence[str] | None = None) -> Settings:
         required=True,
         help="parquet, arrow or csv file (sender, follower), or the message file itself",
     )
-    return Settings(**job.parsed(options, arguments))
+    return TimelineSettings(**job.parsed(options, arguments))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

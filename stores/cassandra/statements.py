@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from oncegate.stores.tables import WRITE_TS, ColumnType, Table
+from oncegate.stores.tables import WRITE_TS, ColumnType, StoreTable
 
 _CQL_TYPE: Final = {ColumnType.INT64: "bigint", ColumnType.TEXT: "text", ColumnType.BLOB: "blob"}
 
@@ -22,7 +22,7 @@ def create_keyspace(keyspace: str, data_centre: str, replication: int) -> str:
     )
 
 
-def create(keyspace: str, table: Table) -> str:
+def create(keyspace: str, table: StoreTable) -> str:
     """Return the statement that creates the table if it is missing."""
     columns = ", ".join(f'"{column.name}" {_CQL_TYPE[column.type]}' for column in table.columns)
     partition = ", ".join(f'"{name}"' for name in table.partition_key)
@@ -33,7 +33,7 @@ def create(keyspace: str, table: Table) -> str:
     return f"CREATE TABLE IF NOT EXISTS {_name(keyspace, table)} ({columns}, {key}){ordered}"
 
 
-def shape(table: Table) -> list[tuple[str, str, str, str]]:
+def shape(table: StoreTable) -> list[tuple[str, str, str, str]]:
     """Return what `DESCRIBED` yields for the table, sorted: name, type, kind and order of each column."""
     order = {column.name: "desc" if column.descending else "asc" for column in table.clustering}
     rows = []
@@ -51,34 +51,34 @@ DESCRIBED: Final = (
 SETTING: Final = "SELECT value FROM system_views.settings WHERE name = %s"
 
 
-def insert(keyspace: str, table: Table) -> str:
+def insert(keyspace: str, table: StoreTable) -> str:
     """Return the upsert; bound are the declared columns in order, then the timestamp."""
     names = ", ".join(f'"{column.name}"' for column in table.columns)
     marks = ", ".join("?" * len(table.columns))
     return f"INSERT INTO {_name(keyspace, table)} ({names}) VALUES ({marks}) USING TIMESTAMP ?"  # noqa: S608 - checked names
 
 
-def delete(keyspace: str, table: Table) -> str:
+def delete(keyspace: str, table: StoreTable) -> str:
     """Return the deletion of a row; bound are the timestamp, then the key columns in key order."""
     return f"DELETE FROM {_name(keyspace, table)} USING TIMESTAMP ? WHERE {_where(table.key)}"  # noqa: S608 - checked names
 
 
-def select_one(keyspace: str, table: Table) -> str:
+def select_one(keyspace: str, table: StoreTable) -> str:
     """Return the query of one row, `write_ts` last; bound are the key columns in key order."""
     return f"{_select(keyspace, table)} WHERE {_where(table.key)}"
 
 
-def select_range(keyspace: str, table: Table) -> str:
+def select_range(keyspace: str, table: StoreTable) -> str:
     """Return the query of the rows of a token range, `write_ts` last; bound are its ends, the first one exclusive."""
     return f"{_select(keyspace, table)} WHERE {_tokens(table)}"
 
 
-def count_range(keyspace: str, table: Table) -> str:
+def count_range(keyspace: str, table: StoreTable) -> str:
     """Return the query of the number of rows in a token range."""
     return f"SELECT count(*) FROM {_name(keyspace, table)} WHERE {_tokens(table)}"  # noqa: S608 - checked names
 
 
-def _select(keyspace: str, table: Table) -> str:
+def _select(keyspace: str, table: StoreTable) -> str:
     names = ", ".join(f'"{column.name}"' for column in table.columns)
     # All columns of a row are written at once, so one that is never null tells the row's timestamp.
     certain = next(column.name for column in table.values if not column.nullable)
@@ -86,7 +86,7 @@ def _select(keyspace: str, table: Table) -> str:
     return f"SELECT {names}, {written} FROM {_name(keyspace, table)}"  # noqa: S608 - checked names
 
 
-def _name(keyspace: str, table: Table) -> str:
+def _name(keyspace: str, table: StoreTable) -> str:
     return f'"{keyspace}"."{table.name}"'
 
 
@@ -94,6 +94,6 @@ def _where(names: tuple[str, ...]) -> str:
     return " AND ".join(f'"{name}" = ?' for name in names)
 
 
-def _tokens(table: Table) -> str:
+def _tokens(table: StoreTable) -> str:
     partition = ", ".join(f'"{name}"' for name in table.partition_key)
     return f"token({partition}) > ? AND token({partition}) <= ?"

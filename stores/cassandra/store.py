@@ -41,7 +41,7 @@ from oncegate.stores.cassandra.encoding import EncodedBatch, EncodedBatchProtoco
 from oncegate.stores.errors import StoreCode, StoreError
 from oncegate.stores.retry import Retry
 from oncegate.stores.store import Value
-from oncegate.stores.tables import WRITE_TS, Table, checked
+from oncegate.stores.tables import WRITE_TS, StoreTable, checked
 
 _PORT_DEFAULT: Final = 9042
 _OPTIONS: Final = {"replication": 0, "in_flight": 32, "batch_bytes": 0, "retry_s": 120}
@@ -111,22 +111,22 @@ class CassandraStore:
         port = int(ports.pop()) if ports else _PORT_DEFAULT
         return cls([host for host, _, _ in places], port, parts.path.strip("/"), **{**_OPTIONS, **options})
 
-    def create(self, tables: Iterable[Table]) -> None:
+    def create(self, tables: Iterable[StoreTable]) -> None:
         """Create the keyspace and missing tables; see `Store.create`."""
         for table in tables:
             self._retrying(lambda table=table: self._create_one(table))
 
-    def write(self, table: Table, rows: pa.RecordBatch) -> None:
+    def write(self, table: StoreTable, rows: pa.RecordBatch) -> None:
         """Upsert rows; see `Store.write`."""
         ordered = layout.sort_by_key(table, checked(rows, table.schema))
         self._send_all(table, ordered, cql_statements.insert(self._keyspace, table), table.schema.names)
 
-    def delete(self, table: Table, keys: pa.RecordBatch) -> None:
+    def delete(self, table: StoreTable, keys: pa.RecordBatch) -> None:
         """Delete rows; see `Store.delete`."""
         ordered = layout.sort_by_key(table, checked(keys, table.key_schema))
         self._send_all(table, ordered, cql_statements.delete(self._keyspace, table), [WRITE_TS, *table.key])
 
-    def get(self, table: Table, key: Mapping[str, Value]) -> dict[str, Value] | None:
+    def get(self, table: StoreTable, key: Mapping[str, Value]) -> dict[str, Value] | None:
         """Return one live row; see `Store.get`."""
         if set(key) != set(table.key):
             raise StoreError(StoreCode.BAD_ROWS, f"a key of {table.name} is {', '.join(table.key)}")
@@ -135,7 +135,7 @@ class CassandraStore:
         row = self._retrying(lambda: self._writer().execute(self._prepare(statement), values).one())
         return None if row is None else dict(zip(table.schema.names, row, strict=True))
 
-    def scan(self, table: Table) -> Iterator[pa.RecordBatch]:
+    def scan(self, table: StoreTable) -> Iterator[pa.RecordBatch]:
         """Yield all live rows; see `Store.scan`. Token ranges are read at once, pages are decoded to arrays."""
         query = cql_statements.select_range(self._keyspace, table)
         session = self._retrying(lambda: self._session(PageProtocol))
@@ -149,7 +149,7 @@ class CassandraStore:
             for batches in pool.map(lambda ends: self._retrying(lambda: read(ends)), _token_ranges()):
                 yield from batches
 
-    def count(self, table: Table) -> int:
+    def count(self, table: StoreTable) -> int:
         """Return the number of live rows; see `Store.count`."""
         query = self._prepare(cql_statements.count_range(self._keyspace, table))
 
@@ -182,7 +182,7 @@ class CassandraStore:
     ) -> None:
         self.close()
 
-    def _send_all(self, table: Table, rows: pa.RecordBatch, statement: str, bound: Sequence[str]) -> None:
+    def _send_all(self, table: StoreTable, rows: pa.RecordBatch, statement: str, bound: Sequence[str]) -> None:
         if rows.num_rows == 0:
             return
         prepared = self._prepare(statement)
@@ -202,7 +202,7 @@ class CassandraStore:
 
         self._retrying(send)
 
-    def _batches(self, table: Table, rows: pa.RecordBatch, offsets: layout.Int64s) -> Iterator[tuple[int, int]]:
+    def _batches(self, table: StoreTable, rows: pa.RecordBatch, offsets: layout.Int64s) -> Iterator[tuple[int, int]]:
         """Cut the rows into batches of one partition, below the bound in bytes unless it is a single row."""
         bound = self._batch_bytes or self._server_bound()
         borders = layout.partition_borders(table, rows)
@@ -237,7 +237,7 @@ class CassandraStore:
             places.acquire()
         return failed, errors[0] if errors else None
 
-    def _create_one(self, table: Table) -> None:
+    def _create_one(self, table: StoreTable) -> None:
         self._query(cql_statements.create(self._keyspace, table))
         found = sorted(tuple(row) for row in self._query(cql_statements.DESCRIBED, [self._keyspace, table.name]))
         if found != cql_statements.shape(table):
@@ -312,7 +312,7 @@ class CassandraStore:
             raise StoreError(StoreCode.STORE_UNAVAILABLE, f"{','.join(self._hosts)}:{self._port}: {what}") from error
 
 
-def _routing_keys(table: Table, rows: pa.RecordBatch, at: Sequence[int]) -> list[bytes]:
+def _routing_keys(table: StoreTable, rows: pa.RecordBatch, at: Sequence[int]) -> list[bytes]:
     """The serialised partition key of the rows at these positions: where the driver sends them."""
     chosen = rows.take(pa.array(at, pa.int64()))
     parts = []

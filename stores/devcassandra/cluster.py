@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from oncegate.stores import cache
-from oncegate.stores.devcassandra.node import Config, Node
+from oncegate.stores.devcassandra.node import CassandraNode, Config
 from oncegate.stores.devcassandra.probe import Probe
 from oncegate.stores.errors import StoreCode, StoreError
 
@@ -59,7 +59,7 @@ class DevCluster:
         if chosen is None:
             raise StoreError(StoreCode.BAD_OPTION, f"{self.home} holds no cluster: bring one up first")
         self.config = chosen
-        self.nodes = [Node(self.home, number, chosen) for number in range(1, chosen.nodes + 1)]
+        self.nodes = [CassandraNode(self.home, number, chosen) for number in range(1, chosen.nodes + 1)]
 
     def up(self) -> None:
         """Start all nodes and wait until each answers and all know each other; idempotent.
@@ -117,7 +117,7 @@ class DevCluster:
         hosts = ",".join(f"{node.host}:{self.config.native_port}" for node in self.nodes)
         return f"cassandra://{hosts}/{keyspace}"
 
-    def _node(self, number: int) -> Node:
+    def _node(self, number: int) -> CassandraNode:
         if not 1 <= number <= len(self.nodes):
             raise StoreError(StoreCode.BAD_OPTION, f"nodes are 1..{len(self.nodes)}")
         return self.nodes[number - 1]

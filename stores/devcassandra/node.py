@@ -62,7 +62,7 @@ class Config:
             )
 
 
-class Node:
+class CassandraNode:
     """Node ``number`` (from 1) of a cluster in ``home``."""
 
     def __init__(self, home: Path, number: int, config: Config) -> None:

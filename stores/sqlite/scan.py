@@ -23,14 +23,14 @@ import pyarrow as pa
 
 from oncegate.stores.errors import StoreCode, StoreError
 from oncegate.stores.sqlite import statements as sqlite_statements
-from oncegate.stores.tables import Table
+from oncegate.stores.tables import StoreTable
 
 _ROWS_PER_BATCH: Final = 65_536
 _BYTES_IN_PROCESS_MAX: Final = 16 * 2**20
 _BATCHES_QUEUED_MAX: Final = 8
 
 
-def scan(table: Table, files: Sequence[Path]) -> Iterator[pa.RecordBatch]:
+def scan(table: StoreTable, files: Sequence[Path]) -> Iterator[pa.RecordBatch]:
     """Yield all live rows of the files.
 
     Raises:
@@ -60,7 +60,7 @@ def scan(table: Table, files: Sequence[Path]) -> Iterator[pa.RecordBatch]:
             running -= queue.get() is None
 
 
-def read_file(table: Table, file: Path) -> Iterator[pa.RecordBatch]:
+def read_file(table: StoreTable, file: Path) -> Iterator[pa.RecordBatch]:
     """Yield all live rows of one file, read here; a missing file or table has none."""
     if not file.exists():
         return
@@ -76,7 +76,7 @@ def read_file(table: Table, file: Path) -> Iterator[pa.RecordBatch]:
 
 
 def _forward(
-    table: Table,
+    table: StoreTable,
     file: Path,
     queue: Queue[pa.RecordBatch | Exception | None],
     turns: threading.Semaphore,
@@ -110,7 +110,7 @@ def _bytes_of(file: Path) -> int:
 def _main() -> None:
     # The rows form no cycles, and looking for some among millions of tuples doubles the time.
     gc.disable()
-    table = Table.from_json(sys.stdin.read())
+    table = StoreTable.from_json(sys.stdin.read())
     with pa.ipc.new_stream(sys.stdout.buffer, table.schema) as stream:
         for batch in read_file(table, Path(sys.argv[1])):
             stream.write_batch(batch)

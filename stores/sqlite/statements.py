@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-from oncegate.stores.tables import WRITE_TS, Column, ColumnType, Table
+from oncegate.stores.tables import WRITE_TS, Column, ColumnType, StoreTable
 
 _SQL_TYPE: Final = {ColumnType.INT64: "INTEGER", ColumnType.TEXT: "TEXT", ColumnType.BLOB: "BLOB"}
 
 
-def create(table: Table) -> str:
+def create(table: StoreTable) -> str:
     """Return the statement that creates the table; its text also identifies the declaration."""
     key = set(table.key)
     columns = [
@@ -31,7 +31,7 @@ def create(table: Table) -> str:
     )
 
 
-def upsert(table: Table, absent: Collection[str] = ()) -> str:
+def upsert(table: StoreTable, absent: Collection[str] = ()) -> str:
     """Return the upsert; parameters are the declared columns in order but ``absent``, null ones, then the timestamp."""
     names = ", ".join(f'"{column.name}"' for column in table.columns)
     marks = ", ".join(["NULL" if column.name in absent else "?" for column in table.columns] + ["?"])
@@ -48,7 +48,7 @@ def upsert(table: Table, absent: Collection[str] = ()) -> str:
     return f"{insert} ON CONFLICT ({_key(table)}) {change} WHERE {newer} OR ({equal})"
 
 
-def delete(table: Table) -> str:
+def delete(table: StoreTable) -> str:
     """Return the deletion; parameters are the key columns in key order, then the timestamp."""
     marks = ", ".join("?" * (len(table.key) + 1))
     nulls = ", ".join(f'"{column.name}" = NULL' for column in table.values)
@@ -58,23 +58,23 @@ def delete(table: Table) -> str:
     return f"{insert} ON CONFLICT ({_key(table)}) {change} WHERE {not_older}"
 
 
-def select(table: Table) -> str:
+def select(table: StoreTable) -> str:
     """Return the query of all live rows: the declared columns, then the timestamp."""
     names = ", ".join(f'"{column.name}"' for column in table.columns)
     return f'SELECT {names}, {WRITE_TS} FROM "{table.name}" WHERE dead = 0'  # noqa: S608 - checked names
 
 
-def select_one(table: Table) -> str:
+def select_one(table: StoreTable) -> str:
     """Return the query of one live row; parameters are the key columns in key order."""
     return select(table) + "".join(f' AND "{name}" = ?' for name in table.key)
 
 
-def count(table: Table) -> str:
+def count(table: StoreTable) -> str:
     """Return the query of the number of live rows."""
     return f'SELECT count(*) FROM "{table.name}" WHERE dead = 0'  # noqa: S608 - checked names
 
 
-def _key(table: Table) -> str:
+def _key(table: StoreTable) -> str:
     return ", ".join(f'"{name}"' for name in table.key)
 
 

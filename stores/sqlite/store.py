@@ -30,7 +30,7 @@ from oncegate.stores.retry import Retry
 from oncegate.stores.sqlite import scan as sqlite_scan
 from oncegate.stores.sqlite import statements as sqlite_statements
 from oncegate.stores.store import Value
-from oncegate.stores.tables import WRITE_TS, Table, checked
+from oncegate.stores.tables import WRITE_TS, StoreTable, checked
 
 T = TypeVar("T")
 
@@ -77,24 +77,24 @@ class SqliteStore:
         shards, retry_s = options.get("shards", _SHARDS_DEFAULT), options.get("retry_s", _RETRY_S_DEFAULT)
         return cls(Path(unquote(parts.path)), shards=shards, retry_s=retry_s)
 
-    def create(self, tables: Iterable[Table]) -> None:
+    def create(self, tables: Iterable[StoreTable]) -> None:
         """Create missing tables in every shard; see `Store.create`."""
         for table in tables:
             for shard in range(self._shards):
                 self._retrying(partial(self._create_one, shard, table))
 
-    def write(self, table: Table, rows: pa.RecordBatch) -> None:
+    def write(self, table: StoreTable, rows: pa.RecordBatch) -> None:
         """Upsert rows; see `Store.write`."""
         fit = checked(rows, table.schema)
         # Binding None costs several times what other values do: it is looked up among the adapters each time.
         absent = [name for name, column in zip(fit.schema.names, fit.columns, strict=True) if _is_null(column)]
         self._run(table, sqlite_statements.upsert(table, absent), fit.drop_columns(absent) if absent else fit)
 
-    def delete(self, table: Table, keys: pa.RecordBatch) -> None:
+    def delete(self, table: StoreTable, keys: pa.RecordBatch) -> None:
         """Delete rows; see `Store.delete`."""
         self._run(table, sqlite_statements.delete(table), checked(keys, table.key_schema))
 
-    def get(self, table: Table, key: Mapping[str, Value]) -> dict[str, Value] | None:
+    def get(self, table: StoreTable, key: Mapping[str, Value]) -> dict[str, Value] | None:
         """Return one live row; see `Store.get`."""
         if set(key) != set(table.key):
             raise StoreError(StoreCode.BAD_ROWS, f"a key of {table.name} is {', '.join(table.key)}")
@@ -104,11 +104,11 @@ class SqliteStore:
         row = self._retrying(lambda: self._connection(shard).execute(query, values).fetchone())
         return None if row is None else dict(zip(table.schema.names, row, strict=True))
 
-    def scan(self, table: Table) -> Iterator[pa.RecordBatch]:
+    def scan(self, table: StoreTable) -> Iterator[pa.RecordBatch]:
         """Yield all live rows; see `Store.scan`. Large files are read by processes of their own, at once."""
         return sqlite_scan.scan(table, [self._path(shard) for shard in range(self._shards)])
 
-    def count(self, table: Table) -> int:
+    def count(self, table: StoreTable) -> int:
         """Return the number of live rows; see `Store.count`."""
         return sum(self._retrying(partial(self._count_one, shard, table)) for shard in range(self._shards))
 
@@ -129,7 +129,7 @@ class SqliteStore:
     ) -> None:
         self.close()
 
-    def _run(self, table: Table, statement: str, rows: pa.RecordBatch) -> None:
+    def _run(self, table: StoreTable, statement: str, rows: pa.RecordBatch) -> None:
         ordered = layout.sort_by_key(table, rows)
         shards = layout.shard_of(table, ordered, self._shards)
         waiting: list[tuple[int, pa.RecordBatch]] = []
@@ -166,7 +166,7 @@ class SqliteStore:
                 connection.execute("ROLLBACK")
             raise
 
-    def _create_one(self, shard: int, table: Table) -> None:
+    def _create_one(self, shard: int, table: StoreTable) -> None:
         connection, wanted = self._connection(shard), sqlite_statements.create(table)
         connection.execute(f"PRAGMA busy_timeout = {_BUSY_WAIT_MS}")
         connection.execute("BEGIN IMMEDIATE")
@@ -179,7 +179,7 @@ class SqliteStore:
         finally:
             connection.execute("COMMIT")
 
-    def _count_one(self, shard: int, table: Table) -> int:
+    def _count_one(self, shard: int, table: StoreTable) -> int:
         return int(self._connection(shard).execute(sqlite_statements.count(table)).fetchone()[0])
 
     def _connection(self, shard: int) -> sqlite3.Connection:

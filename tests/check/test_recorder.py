@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from oncegate.proof.check.direct import verdict_of
-from oncegate.proof.check.nodes import Reply
-from oncegate.proof.check.recorder import LANES, Recorder
+from oncegate.proof.check.nodes import AttemptReply
+from oncegate.proof.check.recorder import LANES, HistoryRecorder
 from oncegate.proof.lincheck import Event, operations
 
 
 def test_process_goes_on_under_a_new_number_after_an_unknown_outcome() -> None:
     events: list[Event] = []
     ticks = iter(range(100))
-    recorder = Recorder(events.append, clock=lambda: next(ticks))
+    recorder = HistoryRecorder(events.append, clock=lambda: next(ticks))
     recorder.begin(3, "write", "k", 1).info("TIMEOUT")
     recorder.begin(3, "write", "k", 2).ok()
     recorder.begin(3, "read", "k").fail("NO_LEADER")
@@ -24,7 +24,7 @@ def test_process_goes_on_under_a_new_number_after_an_unknown_outcome() -> None:
 
 
 def test_second_operation_of_a_process_at_once_is_refused() -> None:
-    recorder = Recorder(lambda event: None)
+    recorder = HistoryRecorder(lambda event: None)
     recorder.begin(0, "read", "k")
     with pytest.raises(ValueError, match="under way"):
         recorder.begin(0, "read", "k")
@@ -32,7 +32,7 @@ def test_second_operation_of_a_process_at_once_is_refused() -> None:
 
 def test_history_is_bounded_and_what_is_under_way_is_still_completed() -> None:
     events: list[Event] = []
-    recorder = Recorder(events.append, events_max=1)
+    recorder = HistoryRecorder(events.append, events_max=1)
     operation = recorder.begin(0, "read", "k")
     assert recorder.full
     operation.ok(None)
@@ -45,23 +45,25 @@ REJECTED = {"sequence": 1, "status": "rejected", "code": "X", "retryable": False
 @pytest.mark.parametrize(
     ("reply", "kind"),
     [
-        (Reply(0, None, {}, "no answer in time", doubt=True, retryable=True), "unknown"),
-        (Reply(0, None, {}, "no connection", doubt=False, retryable=True), "failed"),
-        (Reply(504, {}, {}, "TIMEOUT", doubt=True, retryable=True), "unknown"),
-        (Reply(429, {}, {}, "OVERLOADED", doubt=False, retryable=True), "failed"),
-        (Reply(410, {}, {}, "FENCED", doubt=True, retryable=False), "failed"),
-        (Reply(200, b"nonsense", {}, "", doubt=False, retryable=False), "unknown"),
+        (AttemptReply(0, None, {}, "no answer in time", doubt=True, retryable=True), "unknown"),
+        (AttemptReply(0, None, {}, "no connection", doubt=False, retryable=True), "failed"),
+        (AttemptReply(504, {}, {}, "TIMEOUT", doubt=True, retryable=True), "unknown"),
+        (AttemptReply(429, {}, {}, "OVERLOADED", doubt=False, retryable=True), "failed"),
+        (AttemptReply(410, {}, {}, "FENCED", doubt=True, retryable=False), "failed"),
+        (AttemptReply(200, b"nonsense", {}, "", doubt=False, retryable=False), "unknown"),
         (
-            Reply(200, {"results": [{**REJECTED, "outcome": "not_applied"}]}, {}, "", doubt=False, retryable=False),
+            AttemptReply(
+                200, {"results": [{**REJECTED, "outcome": "not_applied"}]}, {}, "", doubt=False, retryable=False
+            ),
             "failed",
         ),
         (
-            Reply(200, {"results": [{**REJECTED, "outcome": "unknown"}]}, {}, "", doubt=False, retryable=False),
+            AttemptReply(200, {"results": [{**REJECTED, "outcome": "unknown"}]}, {}, "", doubt=False, retryable=False),
             "unknown",
         ),
-        (Reply(200, {"results": [{"status": "applied"}]}, {}, "", doubt=False, retryable=False), "applied"),
-        (Reply(200, {"results": [{"status": "refused"}]}, {}, "", doubt=False, retryable=False), "refused"),
+        (AttemptReply(200, {"results": [{"status": "applied"}]}, {}, "", doubt=False, retryable=False), "applied"),
+        (AttemptReply(200, {"results": [{"status": "refused"}]}, {}, "", doubt=False, retryable=False), "refused"),
     ],
 )
-def test_end_of_an_attempt_is_read_in_doubt_as_unknown(reply: Reply, kind: str) -> None:
+def test_end_of_an_attempt_is_read_in_doubt_as_unknown(reply: AttemptReply, kind: str) -> None:
     assert verdict_of(reply, "n1").kind == kind

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from oncegate.proof.check.folder import Verdict
+from oncegate.proof.check.folder import RunVerdict
 from oncegate.proof.check.plan import RunPlan, fault_names, runs_of
 from oncegate.proof.check.soak import LOST, SoakState, begun
 from oncegate.proof.check.words import soak_lines, verdict_lines
@@ -17,7 +17,7 @@ from oncegate.rifl.errors import OncegateError
 TEMPLATE = RunPlan(workload="", faults=("kills",), seed=5)
 NAMES = ["register", "bank"]
 GOOD: Any = {"verdict": "valid", "operations": {"ok": 10, "fail": 1, "unknown": 2}, "faults": {"kill_one": 3}}
-BAD = Verdict(
+BAD = RunVerdict(
     verdict="invalid",
     checks=[
         Result(name=LOST, verdict="invalid", failures=[Failure(key="k", words=["it is gone"])] * 2),
@@ -35,7 +35,7 @@ def test_workloads_take_turns_and_seeds_count_on() -> None:
 def test_stopped_soak_goes_on_with_the_run_that_was_under_way(tmp_path: Path) -> None:
     state = begun(tmp_path, TEMPLATE, NAMES, 3, resume=True)
     runs = list(state.left())
-    state.add(runs[0], "f1", Verdict(**GOOD))
+    state.add(runs[0], "f1", RunVerdict(**GOOD))
     state.save(tmp_path)
     again = begun(tmp_path, TEMPLATE, NAMES, 3, resume=True)
     assert list(again.left()) == runs[1:]
@@ -56,7 +56,7 @@ def test_soak_of_other_parameters_or_a_damaged_file_is_not_gone_on_with(tmp_path
 def test_counts_are_per_workload_and_per_fault_and_lost_writes_apart() -> None:
     state = SoakState(TEMPLATE, NAMES, 3)
     one, two, three = runs_of(TEMPLATE, NAMES, 3)
-    state.add(one, "f1", Verdict(**GOOD))
+    state.add(one, "f1", RunVerdict(**GOOD))
     state.add(two, "f2", BAD)
     state.crash(three, "f3", "no cluster")
     assert (state.total.runs, state.total.anomalies, state.total.lost, state.total.crashed) == (3, 3, 2, 1)
@@ -73,11 +73,11 @@ def test_counts_are_per_workload_and_per_fault_and_lost_writes_apart() -> None:
 def test_soak_is_as_good_as_its_worst_run(verdict: Any, expected: str) -> None:
     state = SoakState(TEMPLATE, NAMES, 2)
     first, second = runs_of(TEMPLATE, NAMES, 2)
-    state.add(first, "f1", Verdict(**GOOD))
+    state.add(first, "f1", RunVerdict(**GOOD))
     if verdict is None:
         state.crash(second, "f2", "why")
     else:
-        state.add(second, "f2", Verdict(verdict=verdict))
+        state.add(second, "f2", RunVerdict(verdict=verdict))
     assert state.verdict == expected
 
 

@@ -14,7 +14,7 @@ from oncegate.proof.check import soaking
 from oncegate.proof.check.cluster import CheckCluster
 from oncegate.proof.check.companions import StreamRowsJob
 from oncegate.proof.check.errors import CheckError, Unavailable
-from oncegate.proof.check.folder import Verdict
+from oncegate.proof.check.folder import RunVerdict
 from oncegate.proof.check.nemesis import Action, FaultPlan
 from oncegate.proof.check.nemesis.fault import LEADER
 from oncegate.proof.check.plan import RunPlan
@@ -33,7 +33,7 @@ NODES = ("n1", "n2", "n3")
 LOOK_S = 0.02
 
 
-def run_with(runs: Path, plan: RunPlan, *actions: Action) -> tuple[Verdict, dict[str, Any]]:
+def run_with(runs: Path, plan: RunPlan, *actions: Action) -> tuple[RunVerdict, dict[str, Any]]:
     """Make a run with these faults; returns its verdict and what was noted of the job and of each node in the end."""
     names = tuple(sorted({action.fault for action in actions}))
     faults = FaultPlan(plan.seed, plan.seconds, NODES[: plan.nodes], names, actions)

@@ -8,7 +8,7 @@ import socket
 
 from oncegate.consensus import Replica, ReplicaConfig
 from oncegate.consensus.config import KIB, MIB
-from oncegate.consensus.configuration import Member
+from oncegate.consensus.configuration import RaftMember
 from oncegate.gateway.local import waiting
 
 DEADLINE_S = 20.0
@@ -88,7 +88,7 @@ class Cluster:
         return await self.start(name)
 
     def member(self, name):
-        return Member(*self.addresses[name])
+        return RaftMember(*self.addresses[name])
 
     async def start(self, *names, **settings):
         for name in names or self.names:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from oncegate.consensus.config import ReplicaConfig
-from oncegate.consensus.configuration import Member
+from oncegate.consensus.configuration import RaftMember
 from oncegate.consensus.core.engine import Engine
 from oncegate.consensus.errors import ConsensusError
 from oncegate.consensus.ports import Role
@@ -94,7 +94,7 @@ class MembershipSimulation(Simulation):
             assert engine.commit_index >= index
             self.done["added"] += 1
 
-        engine.add_member(name, Member("127.0.0.1", 1), added)
+        engine.add_member(name, RaftMember("127.0.0.1", 1), added)
 
     def remove(self, engine, name):
         if name == engine.config.node_id:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from oncegate.consensus.configuration import Configuration, Member, encode
+from oncegate.consensus.configuration import Configuration, RaftMember, encode
 from oncegate.consensus.errors import Corrupt, SafetyViolation
 from oncegate.consensus.log.ballot import Ballot
 from oncegate.consensus.log.library_log import LibraryLog
@@ -17,7 +17,7 @@ from oncegate.consensus.log.wal import Journal
 from oncegate.consensus.ports import SavedPoint
 from oncegate.proof.sim.engine.fake_disk import FakeDisk, InlineWorker
 
-INSTALLED = encode(Configuration({"n1": Member("127.0.0.1", 1)}))
+INSTALLED = encode(Configuration({"n1": RaftMember("127.0.0.1", 1)}))
 SEGMENT = 1024
 
 
@@ -29,7 +29,7 @@ def open_journal(disk, *, memory_bytes_max=600):
 
 
 def configuration_at(index):
-    return encode(Configuration({f"n{index}": Member("127.0.0.1", 1)}))
+    return encode(Configuration({f"n{index}": RaftMember("127.0.0.1", 1)}))
 
 
 def compact(journal, index, kept_bytes=0):

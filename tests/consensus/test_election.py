@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from oncegate.consensus.config import ReplicaConfig
-from oncegate.consensus.core.election import Election, Standing
+from oncegate.consensus.core.election import Election, PreVoteStanding
 from oncegate.consensus.messages import Ack, Append, PreVoteReply, PreVoteRequest
 from tests.consensus.one_engine import OneEngine
 from tests.consensus.simulation import Simulation
@@ -21,7 +21,7 @@ CONFIG = ReplicaConfig(
     peers={"n2": ("127.0.0.1", 1), "n3": ("127.0.0.1", 2)},
     data_dir=Path("unused"),
 )
-FOLLOWING = Standing(term=5, last_index=10, last_term=4, leads=False, leader_reachable=True)
+FOLLOWING = PreVoteStanding(term=5, last_index=10, last_term=4, leads=False, leader_reachable=True)
 REQUEST = PreVoteRequest(6, 1, 10, 4)
 
 

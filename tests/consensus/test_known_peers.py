@@ -10,7 +10,7 @@ import pytest
 from oncegate.consensus.errors import Corrupt, ProtocolError
 from oncegate.consensus.log.identity import BOOTS_KEPT, begin_incarnation, open_identity
 from oncegate.consensus.log.storage import DirectoryStorage
-from oncegate.consensus.messages import Hello, Refused
+from oncegate.consensus.messages import Hello, PeerRefused
 from oncegate.consensus.net.handshake import Acceptor, Credentials, Dialler, PeerRefusedError, Stamp
 from oncegate.consensus.net.known_peers import KNOWN_PEERS_FILE, KnownPeers
 from oncegate.proof.sim.engine.fake_disk import FakeDisk
@@ -174,7 +174,7 @@ def test_an_acceptor_says_why_it_refuses_a_caller_that_has_proved_itself():
     challenge, _ = acceptor.receive(dialler.opening())
     proof, _ = dialler.receive(challenge)
     refused, established = acceptor.receive(proof)
-    assert (refused, established) == (Refused("wiped"), None)
+    assert (refused, established) == (PeerRefused("wiped"), None)
     with pytest.raises(PeerRefusedError, match="remove the member"):
         dialler.receive(refused)
 
@@ -183,7 +183,7 @@ def test_a_dialler_says_why_it_refuses_and_proves_nothing():
     dialler, acceptor = Dialler(credentials("n2", judge=refuse), "n1"), Acceptor(credentials("n1"))
     challenge, _ = acceptor.receive(dialler.opening())
     refused, established = dialler.receive(challenge)
-    assert (refused, established) == (Refused("wiped"), None)
+    assert (refused, established) == (PeerRefused("wiped"), None)
     with pytest.raises(PeerRefusedError):
         acceptor.receive(refused)
 
@@ -192,7 +192,7 @@ def test_a_caller_that_is_no_member_is_told_so_only_once_it_has_proved_the_secre
     stranger, acceptor = Dialler(credentials("n9"), "n1"), Acceptor(credentials("n1"))
     challenge, _ = acceptor.receive(stranger.opening())
     proof, _ = stranger.receive(challenge)
-    assert acceptor.receive(proof) == (Refused("unknown"), None)
+    assert acceptor.receive(proof) == (PeerRefused("unknown"), None)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oncegate.consensus import ChangePending, ChangeRefused, LeadershipLost, NotReady, Overloaded
-from oncegate.consensus.configuration import MAGIC, Configuration, Member, encode
+from oncegate.consensus.configuration import MAGIC, Configuration, RaftMember, encode
 from oncegate.consensus.core.reconfiguration import Reconfiguration
 from oncegate.consensus.errors import SafetyViolation
 from oncegate.consensus.log.ballot import Ballot
@@ -17,7 +17,7 @@ from oncegate.proof.sim.engine.fake_disk import FakeDisk, InlineWorker
 
 
 def members(*names, learners=()):
-    return Configuration({name: Member("127.0.0.1", 1, voter=name not in learners) for name in (*names, *learners)})
+    return Configuration({name: RaftMember("127.0.0.1", 1, voter=name not in learners) for name in (*names, *learners)})
 
 
 FIRST = members("n1", "n2", "n3")
@@ -146,7 +146,7 @@ class Desk:
         )
 
     def add(self, name, token="token", *, ready=True):
-        self.changes.add(name, Member("127.0.0.1", 9), token, ready=ready, commit_index=self.commit)
+        self.changes.add(name, RaftMember("127.0.0.1", 9), token, ready=ready, commit_index=self.commit)
 
     def remove(self, name, token="token", *, ready=True):
         self.changes.remove(name, token, ready=ready, commit_index=self.commit)

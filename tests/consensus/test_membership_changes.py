@@ -22,7 +22,7 @@ from oncegate.consensus import (
     TransferFailed,
     Transferring,
 )
-from oncegate.consensus.configuration import MAGIC, Member
+from oncegate.consensus.configuration import MAGIC, RaftMember
 from tests.consensus.cluster import Cluster, running, until
 
 
@@ -263,7 +263,7 @@ async def test_changes_are_made_at_the_leader_only(tmp_path):
         follower = cluster.replicas[next(other for other in cluster.names if other != name)]
         await until(lambda: follower.status().leader_id == name)
         for attempt in (
-            lambda: follower.add_member("n4", Member("127.0.0.1", 1)),
+            lambda: follower.add_member("n4", RaftMember("127.0.0.1", 1)),
             lambda: follower.remove_member("n1"),
             lambda: follower.transfer_leadership(),
         ):
@@ -275,7 +275,7 @@ async def test_changes_are_made_at_the_leader_only(tmp_path):
 async def test_a_stranger_without_a_secret_cannot_be_added_from_elsewhere(tmp_path):
     async with running(tmp_path, ("n1",)) as cluster:
         with pytest.raises(ValueError, match="secret"):
-            await cluster.replicas["n1"].add_member("n2", Member("192.0.2.1", 1))
+            await cluster.replicas["n1"].add_member("n2", RaftMember("192.0.2.1", 1))
 
 
 async def test_a_leader_that_is_to_remove_itself_refers_to_its_successor(tmp_path):

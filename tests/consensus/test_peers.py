@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from oncegate.consensus.config import ReplicaConfig
-from oncegate.consensus.configuration import Configuration, Member, encode
+from oncegate.consensus.configuration import Configuration, RaftMember, encode
 from oncegate.consensus.core.peers import Peers
 from oncegate.consensus.log.membership import Membership
 
 
 def member(node, *, voter=True):
-    return Member("127.0.0.1", int(node[1:]), voter=voter)
+    return RaftMember("127.0.0.1", int(node[1:]), voter=voter)
 
 
 def peers_of(node="n1", others=("n2", "n3", "n4"), *, joining=False):

@@ -7,7 +7,7 @@ from pysyncobj import SyncObj, SyncObjConf
 from pysyncobj.node import Node
 from pysyncobj.transport import Transport
 
-from oncegate.consensus.configuration import Configuration, Member
+from oncegate.consensus.configuration import Configuration, RaftMember
 from oncegate.consensus.core.progress import Progress
 from oncegate.consensus.core.reconfiguration import Reconfiguration
 from oncegate.consensus.core.repairs import ack_counts, admit_append, cap_snapshot_chunk, next_index_after_ack
@@ -226,12 +226,12 @@ def test_b5_a_second_change_waits_for_the_commit_of_the_first():
     log.membership.begin(Configuration.of_addresses({"self": ("a", 1), "peer0": ("b", 1), "peer1": ("c", 1)}))
     log.append(b"\1", 1, 0)
     changes = Reconfiguration(log.membership, 1.0, lambda token, result: None, lambda token, error: None)
-    changes.add("new1", Member("d", 1), None, ready=True, commit_index=1)
+    changes.add("new1", RaftMember("d", 1), None, ready=True, commit_index=1)
     changes.append_to(log, 1)
     with pytest.raises(ChangePending):
-        changes.add("new2", Member("e", 1), None, ready=True, commit_index=1)
+        changes.add("new2", RaftMember("e", 1), None, ready=True, commit_index=1)
     assert log.last_index == 2
-    changes.add("new2", Member("e", 1), None, ready=True, commit_index=2)
+    changes.add("new2", RaftMember("e", 1), None, ready=True, commit_index=2)
 
 
 def test_a_gap_is_refused_with_the_end_of_the_log(follower):

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from oncegate.consensus.config import ReplicaConfig
-from oncegate.consensus.configuration import Configuration, Member, decode, encode
+from oncegate.consensus.configuration import Configuration, RaftMember, decode, encode
 from oncegate.consensus.core.engine import Engine
 from oncegate.consensus.errors import StateMissing, StorageError
 from oncegate.consensus.log.identity import open_identity
@@ -24,7 +24,7 @@ from oncegate.proof.sim.engine.durable_machine import _MAGIC, STATE_FILE, Durabl
 from oncegate.proof.sim.engine.fake_disk import FakeDisk, InlineWorker
 from tests.consensus.simulation import RecordingMachine
 
-INSTALLED = encode(Configuration({"n1": Member("127.0.0.1", 1)}))
+INSTALLED = encode(Configuration({"n1": RaftMember("127.0.0.1", 1)}))
 CONFIG = ReplicaConfig(
     node_id="n1",
     cluster_id="c",
@@ -115,7 +115,7 @@ def test_a_node_that_joins_saves_no_state_before_its_log_says_who_is_a_member():
     assert node.engine.applied_index == 11
     assert node.machine.saved is None
     assert node.machine.save_wanted
-    named = Configuration({"n0": Member("127.0.0.1", 7000), "n1": Member("127.0.0.1", 7001, voter=False)})
+    named = Configuration({"n0": RaftMember("127.0.0.1", 7000), "n1": RaftMember("127.0.0.1", 7001, voter=False)})
     node.hears(encode(named))
     assert node.machine.saved.index == node.engine.applied_index == 12
     assert decode(node.machine.saved.configuration) == named

@@ -10,13 +10,20 @@ from dataclasses import replace
 
 import pytest
 
-from oncegate.consensus.configuration import Configuration, Member, encode
+from oncegate.consensus.configuration import Configuration, RaftMember, encode
 from oncegate.consensus.core.engine import Engine
 from oncegate.consensus.core.snapshots import Snapshots
 from oncegate.consensus.errors import SafetyViolation, StorageError
 from oncegate.consensus.log.identity import open_identity
 from oncegate.consensus.log.library_log import LibraryLog
-from oncegate.consensus.messages import Append, PreVoteRequest, SnapshotAnswer, SnapshotChunk, SnapshotOffer, Verdict
+from oncegate.consensus.messages import (
+    Append,
+    PreVoteRequest,
+    SnapshotAnswer,
+    SnapshotChunk,
+    SnapshotOffer,
+    SnapshotVerdict,
+)
 from oncegate.consensus.ports import Role, SavedPoint, SnapshotFile, SnapshotManifest
 from oncegate.consensus.snapshot.saving import begin_at_saved
 from oncegate.consensus.snapshot.snapshot_leader import SnapshotSender
@@ -28,7 +35,7 @@ from oncegate.proof.sim.engine.fake_disk import FakeDisk, InlineWorker, Killed
 from tests.consensus.durable_simulation import DurableSimulation
 from tests.consensus.test_saving import CONFIG
 
-CONFIGURATION = encode(Configuration({"n1": Member("127.0.0.1", 1), "n2": Member("127.0.0.1", 2)}))
+CONFIGURATION = encode(Configuration({"n1": RaftMember("127.0.0.1", 1), "n2": RaftMember("127.0.0.1", 2)}))
 
 
 def long_run(seed, *, engine_type=None, rounds=4, steps=250, simulation=DurableSimulation):
@@ -199,7 +206,7 @@ def test_the_commit_index_moves_at_the_installation_and_not_before():
     engine = follower.engine
     assert (engine.commit_index, engine.applied_index, engine.log.base.index) == (50, 50, 50)
     assert [entry[0] for entry in follower.machine.log] == list(range(2, 51))
-    assert (follower.answers[-1].verdict, follower.answers[-1].index) == (Verdict.INSTALLED, 50)
+    assert (follower.answers[-1].verdict, follower.answers[-1].index) == (SnapshotVerdict.INSTALLED, 50)
     follower.append(51, 53, commit=53)
     assert engine.applied_index == 53
     # Appends that reach back behind the base are known; the part behind it is taken.
@@ -217,9 +224,9 @@ def test_a_snapshot_that_the_log_has_overtaken_is_not_installed():
     follower.hear(last)
     assert follower.machine.installs == 0
     assert follower.engine.applied_index == 55
-    assert (follower.answers[-1].verdict, follower.answers[-1].index) == (Verdict.HAVE, 55)
+    assert (follower.answers[-1].verdict, follower.answers[-1].index) == (SnapshotVerdict.HAVE, 55)
     follower.offer(transfer=2)
-    assert follower.answers[-1].verdict is Verdict.HAVE
+    assert follower.answers[-1].verdict is SnapshotVerdict.HAVE
 
 
 def test_an_older_snapshot_over_a_newer_state_is_caught(monkeypatch):
@@ -248,7 +255,7 @@ def test_a_snapshot_goes_on_in_the_term_of_another_leader_only_with_its_own_chun
         follower.hear(chunk)
     assert follower.machine.installs == 0
     follower.offer(term=2)
-    assert (follower.answers[-1].verdict, follower.answers[-1].offset) == (Verdict.NEXT, 300)
+    assert (follower.answers[-1].verdict, follower.answers[-1].offset) == (SnapshotVerdict.NEXT, 300)
     for chunk in list(follower.chunks(term=2))[1:]:
         follower.hear(chunk)
     assert follower.machine.installs == 1
@@ -283,7 +290,7 @@ def test_a_crash_anywhere_in_an_installation_leaves_the_old_state_or_the_new(cra
     with contextlib.suppress(Killed):
         follower.hear(last)
     follower.disk.on_call = lambda call, name: None
-    told = [one for one in follower.answers if one.verdict is Verdict.INSTALLED]
+    told = [one for one in follower.answers if one.verdict is SnapshotVerdict.INSTALLED]
     follower.disk.kill()
     _, ballot = open_identity(follower.disk, cluster_id="c", node_id="n1")
     log = LibraryLog(follower.disk, InlineWorker(), ballot, segment_bytes=10_000, memory_bytes_max=2000)
@@ -398,7 +405,7 @@ def test_a_transfer_arrives_whole_and_is_ready_only_after_it_was_verified():
     assert receiver.written == b"".join(CONTENT)
     assert receiver.state.sinks[-1].finished
     assert receiver.receiving.ready == MANIFEST
-    assert {verdict for verdict, _ in receiver.answers} == {Verdict.NEXT}
+    assert {verdict for verdict, _ in receiver.answers} == {SnapshotVerdict.NEXT}
 
 
 def test_foreign_stale_damaged_and_misplaced_chunks_never_reach_the_sink():
@@ -417,7 +424,7 @@ def test_foreign_stale_damaged_and_misplaced_chunks_never_reach_the_sink():
     receiver.chunk(0, 8, 8, data=bytes(100))
     receiver.chunk(0, 8, 8, data=CONTENT[0][8:15] + b"!", crc=chunk_crc(1, 0, 8, CONTENT[0][8:16]))
     assert receiver.written == good
-    rejections = [place for verdict, place in receiver.answers if verdict is Verdict.REJECTED]
+    rejections = [place for verdict, place in receiver.answers if verdict is SnapshotVerdict.REJECTED]
     assert rejections == [(0, 8)], "one rejection a place, not one a chunk"
     receiver.chunk(0, 8, 8)
     assert receiver.written == CONTENT[0][:16]
@@ -441,7 +448,7 @@ def test_a_transfer_goes_on_behind_what_was_received_on_a_new_connection_and_in_
     receiver.offer()
     receiver.chunk(0, 0, 8)
     receiver.offer(source=("n1", 9, 5))
-    assert receiver.answers[-1] == (Verdict.NEXT, (0, 8))
+    assert receiver.answers[-1] == (SnapshotVerdict.NEXT, (0, 8))
     receiver.chunk(0, 8, 8, source=("n1", 9, 5))
     assert receiver.written == CONTENT[0][:16]
     assert len(receiver.state.sinks) == 1
@@ -458,7 +465,7 @@ def test_a_transfer_that_fails_is_never_ready_and_says_so(when):
     assert sink.written == ([] if when == "write" else [(0, 0, CONTENT[0]), (2, 0, CONTENT[2])])
     assert not sink.finished
     assert receiver.receiving.ready is None
-    assert receiver.answers[-1][0] is Verdict.FAILED
+    assert receiver.answers[-1][0] is SnapshotVerdict.FAILED
     assert receiver.state.sinks[0].aborted
     receiver.offer(transfer=2)
     assert len(receiver.state.sinks) == 2
@@ -505,28 +512,28 @@ def test_the_sender_offers_first_keeps_to_its_window_and_repeats_the_offer_after
     assert outgoing.next_read() is None
     assert outgoing.offer(3, 0.0) is not None
     assert outgoing.offer(3, 0.5) is None
-    outgoing.answered(answer(Verdict.NEXT, (0, 0)), 0.5)
+    outgoing.answered(answer(SnapshotVerdict.NEXT, (0, 0)), 0.5)
     sent = []
     while (wanted := outgoing.next_read()) is not None:
         place, size = wanted
         data = CONTENT[place.file][place.offset : place.offset + size]
         sent.append(outgoing.chunk(3, place, data, chunk_crc(1, *place, data)))
     assert len(sent) == WINDOW_CHUNKS
-    outgoing.answered(answer(Verdict.NEXT, (0, 4)), 0.6)
+    outgoing.answered(answer(SnapshotVerdict.NEXT, (0, 4)), 0.6)
     assert outgoing.next_read() == ((0, 16), 4)
     assert outgoing.offer(3, 1.5) is None
     assert outgoing.offer(3, 1.7) is not None
     assert outgoing.next_read() is None
-    outgoing.answered(answer(Verdict.NEXT, (2, 8)), 1.8)
+    outgoing.answered(answer(SnapshotVerdict.NEXT, (2, 8)), 1.8)
     assert outgoing.next_read() == ((2, 8), 4)
 
 
 def test_a_rejection_sends_again_from_there_and_a_late_read_is_dropped():
     outgoing = Outgoing(1, MANIFEST, chunk_bytes=4, answer_s=1.0)
     outgoing.offer(3, 0.0)
-    outgoing.answered(answer(Verdict.NEXT, (0, 8)), 0.1)
+    outgoing.answered(answer(SnapshotVerdict.NEXT, (0, 8)), 0.1)
     place, size = outgoing.next_read()
-    outgoing.answered(answer(Verdict.REJECTED, (0, 4)), 0.2)
+    outgoing.answered(answer(SnapshotVerdict.REJECTED, (0, 4)), 0.2)
     assert outgoing.chunk(3, place, bytes(size), 0) is None
     assert outgoing.next_read() == ((0, 4), 4)
 
@@ -570,8 +577,8 @@ def test_a_follower_that_cannot_take_a_snapshot_is_left_alone_and_the_others_go_
     offers = sender.advance("n2", "n3")
     assert set(offers) == {"n2", "n3"}
     transfer = offers["n2"].transfer
-    sender.answer("n2", transfer, Verdict.FAILED)
-    sender.answer("n3", transfer, Verdict.NEXT)
+    sender.answer("n2", transfer, SnapshotVerdict.FAILED)
+    sender.answer("n3", transfer, SnapshotVerdict.NEXT)
     assert sender.advance("n2", "n3") == {}
     assert any(peer == "n3" and isinstance(message, SnapshotChunk) for peer, message in sender.said)
     offers = sender.advance("n2", "n3", seconds=6)
@@ -585,7 +592,7 @@ def test_a_copy_that_nobody_can_take_is_replaced():
     for _ in range(12):
         for offer in sender.advance("n2", seconds=6).values():
             transfers.add(offer.transfer)
-            sender.answer("n2", offer.transfer, Verdict.FAILED)
+            sender.answer("n2", offer.transfer, SnapshotVerdict.FAILED)
     assert 2 <= sender.state.opened == len(transfers) <= 4
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oncegate.flows import range_body, segment
-from oncegate.flows.lookup import Found, IndexCache, KeyIndex, OpenLookup
+from oncegate.flows.lookup import FoundWrite, IndexCache, KeyIndex, OpenLookup
 from oncegate.flows.open_segment import OpenSegment
 
 KEYS = st.sampled_from(["a", "aa", "b", "\u00e9", "\U0001f600", "\uffff", "z"])
@@ -18,15 +18,15 @@ ABSENT = ("", "A", "ab", "zz", "\U0010ffff")
 Writes = Sequence[tuple[str, bytes | None]]
 
 
-def model(writes: Writes, first_commit: int = 1) -> dict[str, Found]:
-    return {key: Found(commit, value) for commit, (key, value) in enumerate(writes, first_commit)}
+def model(writes: Writes, first_commit: int = 1) -> dict[str, FoundWrite]:
+    return {key: FoundWrite(commit, value) for commit, (key, value) in enumerate(writes, first_commit)}
 
 
 def body(writes: Writes) -> bytes:
     return range_body.encode([key for key, _ in writes], [value for _, value in writes])
 
 
-def check(index: KeyIndex, expected: dict[str, Found]) -> None:
+def check(index: KeyIndex, expected: dict[str, FoundWrite]) -> None:
     for key, found in expected.items():
         assert index.find(key) == found
     for key in ABSENT:
@@ -64,7 +64,7 @@ def test_index_spans_record_batches() -> None:
 def test_open_segment_look_up_equals_a_dictionary_across_seals(steps: list[tuple[str, Writes]]) -> None:
     part = OpenSegment("f", "t")
     lookup = OpenLookup(part, IndexCache(10**6))
-    expected: dict[str, Found] = {}
+    expected: dict[str, FoundWrite] = {}
     commit = number = 1
     for step, writes in steps:
         if step == "one":
@@ -106,7 +106,7 @@ def test_cache_stays_within_its_bytes_and_keeps_what_was_used_last() -> None:
 
 def test_index_over_the_bound_is_used_but_not_kept_and_evicts_nothing() -> None:
     cache = IndexCache(1)
-    assert cache.get("big", an_index).find("a") == Found(1, b"1")
+    assert cache.get("big", an_index).find("a") == FoundWrite(1, b"1")
     assert (len(cache), cache.size_bytes) == (0, 0)
 
 

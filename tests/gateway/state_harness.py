@@ -16,8 +16,8 @@ from oncegate.consensus.ports import SavedPoint
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.state import MachineState, durable, state_digest
 from oncegate.gateway.machine.state.directory import StateDirectory
-from oncegate.gateway.machine.state.snapshot import StoreSink
-from oncegate.gateway.machine.state.store import Store
+from oncegate.gateway.machine.state.snapshot import SnapshotStoreSink
+from oncegate.gateway.machine.state.store import RocksStore
 from tests.gateway.logs import RandomLog
 
 PIECE_BYTES = 4096
@@ -92,7 +92,7 @@ def wrong_after_crash(image: Path, log: RandomLog, last: int) -> str | None:
         member.close()
 
 
-def ship(source: MachineState, target: MachineState) -> StoreSink:
+def ship(source: MachineState, target: MachineState) -> SnapshotStoreSink:
     """Copy a snapshot piece by piece; the sink is finished, not installed."""
     snapshot = source.open_snapshot()
     try:
@@ -157,7 +157,7 @@ def crash_images(patch: pytest.MonkeyPatch, source: Path, target: Path) -> list[
         images.append(target / f"image-{len(images)}")
         copy_files(source, images[-1])
 
-    around(Store, "writer")
-    around(Store, "ingest")
+    around(RocksStore, "writer")
+    around(RocksStore, "ingest")
     around(StateDirectory, "advance")
     return images

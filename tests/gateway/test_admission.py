@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oncegate.gateway.http.admission.bodies import BodyBudget
-from oncegate.gateway.http.admission.connections import Connection, ConnectionCounts, Guard, Patience
+from oncegate.gateway.http.admission.connections import ConnectionCounts, Guard, GuardedConnection, Patience
 from oncegate.gateway.http.admission.rate import OperationRate
 from oncegate.rifl.errors import Code, OncegateError, Outcome
 
@@ -135,9 +135,9 @@ async def test_connections_that_come_in_one_turn_displace_each_other_and_not_a_c
     server = web.Server(answer)
     guard = Guard(server, Patience(3, 10_000, 75_000, 30_000, 2**20), ConnectionCounts())
 
-    def connect() -> Connection:
+    def connect() -> GuardedConnection:
         connection = guard()
-        assert isinstance(connection, Connection)
+        assert isinstance(connection, GuardedConnection)
         connection.connection_made(Wire())
         return connection
 

@@ -42,7 +42,7 @@ def operate(made: Machine, *ops: c.Op, at: int = 0) -> list[dict[str, Any]]:
 
 
 def put(sequence: int, value: bytes = b"1", fingerprint: int = 1, **fields: Any) -> c.Op:
-    return c.Op(sequence, int(c.Kind.PUT), fields.pop("table", "t"), "k", fingerprint, value, **fields)
+    return c.Op(sequence, int(c.OpKind.PUT), fields.pop("table", "t"), "k", fingerprint, value, **fields)
 
 
 def test_every_command_has_its_answer_and_nothing_else_has() -> None:
@@ -55,7 +55,7 @@ def test_each_verdict_has_the_fields_of_the_contract() -> None:
         made,
         put(1),
         put(2, test=int(c.Test.ABSENT)),
-        c.Op(3, int(c.Kind.INCREMENT), "t", "n", 3, by=41),
+        c.Op(3, int(c.OpKind.INCREMENT), "t", "n", 3, by=41),
         put(4, table="no"),
         put(1, fingerprint=9),
         put(1),

@@ -19,12 +19,12 @@ EVENT: dict[str, Any] = {"specversion": "1.0", "id": "1", "source": "/sensors/7"
 encode = msgspec.json.Encoder(order="deterministic").encode
 
 
-def structured(event: Any) -> ce.Event:
+def structured(event: Any) -> ce.CloudEvent:
     [found] = ce.read("t", ce.STRUCTURED, [], msgspec.json.encode(event))
     return found
 
 
-def binary(headers: dict[str, str], body: bytes = b"") -> ce.Event:
+def binary(headers: dict[str, str], body: bytes = b"") -> ce.CloudEvent:
     content_type = headers.get("Content-Type", "application/octet-stream").partition(";")[0]
     [found] = ce.read("t", content_type, headers.items(), body)
     return found
@@ -35,7 +35,7 @@ def headers(**more: str) -> dict[str, str]:
     return named | ({"Content-Type": more["content"]} if "content" in more else {})
 
 
-def value(event: ce.Event) -> Any:
+def value(event: ce.CloudEvent) -> Any:
     assert event.op.value is not None
     return msgspec.json.decode(event.op.value)
 

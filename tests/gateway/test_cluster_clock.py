@@ -60,7 +60,7 @@ def test_outage_longer_than_a_lease_expires_nobody() -> None:
     machine.apply(1, 1, c.encode_entry(1_000, [c.OpenSession("n", 1_000, 8), c.DeclareTable("t", "resident", 1_024)]))
     clock = leading(machine.time_ms, 3_600.0)
     stamp = clock.stamp_ms(3_600.5)
-    op = c.Op(1, int(c.Kind.PUT), "t", "k", 1, b"1")
+    op = c.Op(1, int(c.OpKind.PUT), "t", "k", 1, b"1")
     [result] = machine.apply(2, 2, c.encode_entry(stamp, [c.Operate(1, 1, 1, [op])]))
     assert isinstance(result.verdicts[0], Applied)
     assert machine.sessions.expired(stamp) == []

@@ -78,13 +78,13 @@ def _verdicts(result: Any) -> Any:
 
 
 def conditional(sequence: int) -> c.Op:
-    op = c.Op(sequence, int(c.Kind.PUT), "t", "one", 0, b"1", 0, int(c.Test.ABSENT))
+    op = c.Op(sequence, int(c.OpKind.PUT), "t", "one", 0, b"1", 0, int(c.Test.ABSENT))
     return c.Op(*(getattr(op, name) for name in op.__struct_fields__[:4]), c.fingerprint(op), b"1", 0, op.test)
 
 
 def under_key(name: str, other: bool) -> c.Op:
     """The one operation that comes under this name, or another one, which is refused."""
-    op = c.Op(0, int(c.Kind.PUT), "t", f"key {name}", 0, b"2" if other else b"1")
+    op = c.Op(0, int(c.OpKind.PUT), "t", f"key {name}", 0, b"2" if other else b"1")
     return msgspec.structs.replace(op, fingerprint=c.fingerprint(op))
 
 

@@ -10,7 +10,7 @@ import urllib.request
 
 import pytest
 
-from oncegate.gateway.local.blocking_http import Refused, send_json
+from oncegate.gateway.local.blocking_http import RequestRefused, send_json
 from oncegate.gateway.local.cluster import LocalCluster
 
 
@@ -141,20 +141,20 @@ def test_what_cannot_be_is_refused_with_its_reason(tmp_path):
         cluster.start()
         cluster.wait_ready()
         endpoint = cluster.endpoints[0]
-        with pytest.raises(Refused, match="CONFLICT"):
+        with pytest.raises(RequestRefused, match="CONFLICT"):
             send_json("DELETE", f"{endpoint}/v1/cluster/members/n1", None, 10)
-        with pytest.raises(Refused, match="BAD_REQUEST"):
+        with pytest.raises(RequestRefused, match="BAD_REQUEST"):
             send_json(
                 "POST", f"{endpoint}/v1/cluster/members", {"id": "N 4", "host": "x", "http_port": 1, "peer_port": 2}, 10
             )
-        with pytest.raises(Refused, match="BAD_REQUEST"):
+        with pytest.raises(RequestRefused, match="BAD_REQUEST"):
             send_json(
                 "POST",
                 f"{endpoint}/v1/cluster/members",
                 {"id": "n4", "host": "192.0.2.1", "http_port": 1, "peer_port": 2},
                 10,
             )
-        with pytest.raises(Refused, match="CONFLICT"):
+        with pytest.raises(RequestRefused, match="CONFLICT"):
             send_json("POST", f"{endpoint}/v1/cluster/leader", {"to": "n9"}, 10)
         assert oncegate("leader", "move", "--to", "n9", "--endpoint", endpoint).returncode == 1
         assert oncegate("member", "remove", "n1", "--endpoint", "http://127.0.0.1:1").returncode == 3

@@ -55,17 +55,17 @@ class Log:
         return None if row is None else msgspec.json.decode(row.value)
 
 
-def op(sequence: int, kind: c.Kind, key: str = "k", *, table: str = "t", **fields: Any) -> c.Op:
+def op(sequence: int, kind: c.OpKind, key: str = "k", *, table: str = "t", **fields: Any) -> c.Op:
     draft = c.Op(sequence, int(kind), table, key, 0, **fields)
     return msgspec.structs.replace(draft, fingerprint=c.fingerprint(draft))
 
 
 def put(sequence: int, value: Any = 1, key: str = "k", *, table: str = "t", **fields: Any) -> c.Op:
-    return op(sequence, c.Kind.PUT, key, table=table, value=msgspec.json.encode(value), **fields)
+    return op(sequence, c.OpKind.PUT, key, table=table, value=msgspec.json.encode(value), **fields)
 
 
 def increment(sequence: int, by: int = 1, key: str = "n", **fields: Any) -> c.Op:
-    return op(sequence, c.Kind.INCREMENT, key, by=by, **fields)
+    return op(sequence, c.OpKind.INCREMENT, key, by=by, **fields)
 
 
 def session(nonce: str = "a", lease_ms: int = 10_000, window: int = 8) -> c.OpenSession:
@@ -96,7 +96,7 @@ def test_other_payload_under_the_same_id_changes_nothing() -> None:
         put(1, "new"),
         put(1, "old", "k2"),
         put(1, "old", table="s"),
-        op(1, c.Kind.DELETE),
+        op(1, c.OpKind.DELETE),
         increment(1, 1, "k"),
     ):
         assert log.one(other) is Code.PAYLOAD_MISMATCH
@@ -326,7 +326,7 @@ def test_business_refusal_is_recorded_and_replayed_though_the_row_has_changed() 
     log.one(put(1, "ann"))
     refused = log.one(put(2, "bob", test=int(c.Test.ABSENT)))
     assert refused == (2, Remembered("CONDITION_FAILED", 1, b'"ann"'), False)
-    log.one(op(3, c.Kind.DELETE))
+    log.one(op(3, c.OpKind.DELETE))
     assert log.one(put(2, "bob", test=int(c.Test.ABSENT))) == (2, Remembered("CONDITION_FAILED", 1, b'"ann"'), True)
     assert log.value("k") is None
 
@@ -406,7 +406,7 @@ def test_closed_session_drops_its_records_and_is_refused_for_ever() -> None:
 def test_commit_numbers_are_dense_and_count_applied_operations_only() -> None:
     log = started()
     log.ops(
-        put(1), put(2, test=int(c.Test.ABSENT)), put(3, table="no"), put(4, table="s"), put(1), op(5, c.Kind.DELETE)
+        put(1), put(2, test=int(c.Test.ABSENT)), put(3, table="no"), put(4, table="s"), put(1), op(5, c.OpKind.DELETE)
     )
     assert sorted(r.commit for r in log.machine.trackers[1].records.values()) == [1, 2, 3, 4]
     assert log.machine.commit == 4
@@ -435,8 +435,8 @@ def test_table_quota_holds_and_deletes_make_room() -> None:
     assert all(isinstance(code, tuple) for code in codes[:full])
     assert set(codes[full:]) == {Code.QUOTA}
     assert log.machine.tables["q"].bytes <= 1_000 + 300
-    log.one(op(10, c.Kind.DELETE, "k1", table="q"), fi=8)
-    log.one(op(11, c.Kind.DELETE, "k2", table="q"), fi=8)
+    log.one(op(10, c.OpKind.DELETE, "k1", table="q"), fi=8)
+    log.one(op(11, c.OpKind.DELETE, "k2", table="q"), fi=8)
     assert isinstance(log.one(put(12, "x" * 90, table="q"), fi=8), tuple)
 
 
@@ -505,13 +505,13 @@ def test_remembered_read_and_append_are_replayed_as_they_were() -> None:
     """A get is recorded as of its place in the log; an append never happens twice."""
     log = started()
     log.one(put(1, [1]))
-    seen = log.one(op(2, c.Kind.GET))
+    seen = log.one(op(2, c.OpKind.GET))
     assert seen == (2, Remembered(None, 1, b"[1]"), False)
-    added = log.one(op(3, c.Kind.APPEND, value=b"2"))
+    added = log.one(op(3, c.OpKind.APPEND, value=b"2"))
     assert added == (3, None, False)
-    assert log.one(op(2, c.Kind.GET)) == (*seen[:2], True)
-    assert log.one(op(3, c.Kind.APPEND, value=b"2")) == (*added[:2], True)
-    assert log.one(op(3, c.Kind.APPEND, value=b"3")) is Code.PAYLOAD_MISMATCH
+    assert log.one(op(2, c.OpKind.GET)) == (*seen[:2], True)
+    assert log.one(op(3, c.OpKind.APPEND, value=b"2")) == (*added[:2], True)
+    assert log.one(op(3, c.OpKind.APPEND, value=b"3")) is Code.PAYLOAD_MISMATCH
     assert log.value("k") == [1, 2]
 
 
@@ -519,7 +519,7 @@ def test_result_over_the_limit_is_refused_before_execution_and_not_recorded() ->
     """Case 32: the number stays free."""
     log = started()
     log.one(put(1, "x" * c.RESULT_BYTES_MAX))
-    assert log.one(op(2, c.Kind.GET)) is Code.PAYLOAD_TOO_LARGE
+    assert log.one(op(2, c.OpKind.GET)) is Code.PAYLOAD_TOO_LARGE
     assert log.machine.commit == 1
     assert log.one(put(2, "short")) == (2, None, False)
 
@@ -527,9 +527,9 @@ def test_result_over_the_limit_is_refused_before_execution_and_not_recorded() ->
 def test_flow_of_a_resident_table_has_the_appended_list_and_no_reads() -> None:
     log = started()
     log.do(c.DeclareFlow(b'{"name":"f","source":"t"}'))
-    log.one(op(1, c.Kind.APPEND, value=b"1"))
-    log.one(op(2, c.Kind.GET))
-    log.one(op(3, c.Kind.APPEND, value=b"2"))
+    log.one(op(1, c.OpKind.APPEND, value=b"1"))
+    log.one(op(2, c.OpKind.GET))
+    log.one(op(3, c.OpKind.APPEND, value=b"2"))
     run = log.machine.flows.get("f").segment.run_view()
     assert list(zip(run.commits, run.values, strict=True)) == [(1, b"[1]"), (3, b"[1,2]")]
 

@@ -53,7 +53,7 @@ def test_business_refusals_are_remembered_and_rejections_are_not() -> None:
     log.one(put(1, "x"))
     absent = put(0, "y", test=int(c.Test.ABSENT))
     assert keyed(log, ("a", absent)) == [(1, 2, b'"x"', False)]
-    log.one(op(2, c.Kind.DELETE))
+    log.one(op(2, c.OpKind.DELETE))
     assert keyed(log, ("a", absent)) == [(1, 2, b'"x"', True)]
     assert keyed(log, ("b", put(0, table="later"))) == [Code.NOT_FOUND]
     log.do(c.DeclareTable("later", "resident", 1 << 20))

@@ -52,7 +52,7 @@ def range_of(first: int, last: int, *, fi: int = 1, table: str = "s", client: in
 def single(sequence: int, *, table: str = "s") -> c.Op:
     value = value_of(sequence).encode()
     key = f"k{sequence}"
-    return c.Op(sequence, int(c.Kind.PUT), table, key, c.fingerprint_put(table, key, value), value)
+    return c.Op(sequence, int(c.OpKind.PUT), table, key, c.fingerprint_put(table, key, value), value)
 
 
 def parts(result: Any) -> list[tuple[int, int, str, int]]:
@@ -201,8 +201,8 @@ def test_flow_items_are_the_committed_writes_in_commit_order() -> None:
     made = machine()
     apply(made, c.DeclareFlow(b'{"name":"copy","source":"t"}'))
     absent = msgspec.structs.replace(single(2, table="t"), test=int(c.Test.ABSENT), key="k1")
-    gone = c.Op(3, int(c.Kind.DELETE), "t", "k1", 33)
-    counted = [c.Op(s, int(c.Kind.INCREMENT), "t", "n", s, by=5) for s in (4, 5)]
+    gone = c.Op(3, int(c.OpKind.DELETE), "t", "k1", 33)
+    counted = [c.Op(s, int(c.OpKind.INCREMENT), "t", "n", s, by=5) for s in (4, 5)]
     apply(made, c.Operate(1, 1, 1, [single(1, table="t"), absent, gone, single(1, table="t"), *counted]))
     assert items(made, "copy") == [(1, "k1", {"n": 1}, 1), (3, "k1", None, 3), (4, "n", 5, 4), (5, "n", 10, 5)]
 

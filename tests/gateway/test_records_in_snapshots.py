@@ -18,7 +18,7 @@ LEASE_MS = 10_000
 
 
 def _increment(sequence: int, first_incomplete: int = 1, epoch: int = 1) -> c.Operate:
-    op = c.Op(sequence, int(c.Kind.INCREMENT), "t", "n", sequence, by=1)
+    op = c.Op(sequence, int(c.OpKind.INCREMENT), "t", "n", sequence, by=1)
     return c.Operate(1, epoch, first_incomplete, [op])
 
 

@@ -19,9 +19,9 @@ from oncegate.gateway.machine.state import store as state_store
 from oncegate.gateway.machine.state.errors import StateCorrupt, StoreFailed
 from oncegate.gateway.machine.state.layout import encode_row, rows_prefix
 from oncegate.gateway.machine.state.order import in_order
-from oncegate.gateway.machine.state.rows import FrozenRows, StoredRows, Tally
-from oncegate.gateway.machine.state.store import Store, new_cache
-from oncegate.gateway.machine.tables import DictRows, Row, RowStore
+from oncegate.gateway.machine.state.rows import DirtyTally, FrozenRows, StoredRows
+from oncegate.gateway.machine.state.store import RocksStore, new_cache
+from oncegate.gateway.machine.tables import DictRows, RowStore, StoredRow
 
 CACHE = new_cache(8 << 20)
 
@@ -31,12 +31,12 @@ class OnDisk:
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp())
-        self.store = Store(self.path / "store", CACHE, create=True)
-        self.tally = Tally()
+        self.store = RocksStore(self.path / "store", CACHE, create=True)
+        self.tally = DirtyTally()
         self.rows = StoredRows(1, self.store, self.tally)
         self.frozen: FrozenRows | None = None
         self.files = 0
-        self._write([(rows_prefix(table) + b"k1", encode_row(Row(9, b"other"))) for table in (0, 2)])
+        self._write([(rows_prefix(table) + b"k1", encode_row(StoredRow(9, b"other"))) for table in (0, 2)])
 
     def freeze(self) -> None:
         frozen = self.rows.freeze()
@@ -59,7 +59,7 @@ class OnDisk:
     def reopen(self) -> None:
         count = len(self.rows)
         self.store.close()
-        self.store = Store(self.path / "store", CACHE, create=False)
+        self.store = RocksStore(self.path / "store", CACHE, create=False)
         self.rows = StoredRows(1, self.store, self.tally, count)
 
     def close(self) -> None:
@@ -79,16 +79,16 @@ def rows(request: pytest.FixtureRequest) -> Iterator[RowStore]:
 
 def test_row_is_there_until_it_is_deleted(rows: RowStore) -> None:
     assert rows.get("a") is None
-    rows.put("a", Row(1, b"1"), None)
-    rows.put("a", Row(2, b"2"), Row(1, b"1"))
-    assert (rows.get("a"), len(rows)) == (Row(2, b"2"), 1)
-    rows.delete("a", Row(2, b"2"))
+    rows.put("a", StoredRow(1, b"1"), None)
+    rows.put("a", StoredRow(2, b"2"), StoredRow(1, b"1"))
+    assert (rows.get("a"), len(rows)) == (StoredRow(2, b"2"), 1)
+    rows.delete("a", StoredRow(2, b"2"))
     assert (rows.get("a"), len(rows)) == (None, 0)
 
 
 def test_page_is_in_key_order_within_prefix_and_after_a_key(rows: RowStore) -> None:
     for key in ("b", "a\N{SNOWMAN}", "aa", "a", "ab", "c\U0001f600", "c\uffff"):
-        rows.put(key, Row(1, key.encode()), None)
+        rows.put(key, StoredRow(1, key.encode()), None)
     assert [key for key, _ in rows.page("a", "", 10)] == ["a", "aa", "ab", "a\N{SNOWMAN}"]
     assert [key for key, _ in rows.page("a", "aa", 1)] == ["ab"]
     assert [key for key, _ in rows.page("", "b", 10)] == ["c\uffff", "c\U0001f600"]
@@ -105,7 +105,7 @@ class RowsMachine(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.disk = OnDisk()
-        self.model: dict[str, Row] = {}
+        self.model: dict[str, StoredRow] = {}
         self.commit = 0
 
     def teardown(self) -> None:
@@ -116,8 +116,8 @@ class RowsMachine(RuleBasedStateMachine):
         self.commit += 1
         before = self.disk.rows.get(key)
         assert before == self.model.get(key)
-        self.disk.rows.put(key, Row(self.commit, value), before)
-        self.model[key] = Row(self.commit, value)
+        self.disk.rows.put(key, StoredRow(self.commit, value), before)
+        self.model[key] = StoredRow(self.commit, value)
 
     @rule(key=keys)
     def delete(self, key: str) -> None:
@@ -180,7 +180,7 @@ def test_runs_and_layers_of_many_keys_merge_in_order(monkeypatch: pytest.MonkeyP
         for rows in (disk.rows, model):
             before = rows.get(key)
             if number % 5:
-                rows.put(key, Row(number, b"x"), before)
+                rows.put(key, StoredRow(number, b"x"), before)
             elif before is not None:
                 rows.delete(key, before)
         if number % 900 == 899:
@@ -201,7 +201,7 @@ def test_sorted_runs_come_in_order_however_they_are_cut() -> None:
 
 
 def test_store_that_is_opened_again_uses_the_cache_it_was_given(tmp_path: Path) -> None:
-    store = Store(tmp_path / "s", CACHE, create=True)
+    store = RocksStore(tmp_path / "s", CACHE, create=True)
     writer = store.writer(tmp_path / "f")
     writer.put(b"k", b"v" * 1000)
     writer.finish()
@@ -209,14 +209,14 @@ def test_store_that_is_opened_again_uses_the_cache_it_was_given(tmp_path: Path) 
     store.close()
     cache = new_cache(8 << 20)
     before = cache.get_usage()
-    again = Store(tmp_path / "s", cache, create=False)
+    again = RocksStore(tmp_path / "s", cache, create=False)
     assert again.value(b"k") == b"v" * 1000
     assert cache.get_usage() - before > 1000
     again.close()
 
 
-def _store_of(tmp_path: Path, cells: int) -> Store:
-    store = Store(tmp_path / "s", new_cache(8 << 20), create=True)
+def _store_of(tmp_path: Path, cells: int) -> RocksStore:
+    store = RocksStore(tmp_path / "s", new_cache(8 << 20), create=True)
     writer = store.writer(tmp_path / "f")
     for number in range(cells):
         writer.put(b"\x20%05d" % number, b"%d" % number)
@@ -286,10 +286,10 @@ def test_store_that_could_not_be_opened_again_is_opened_by_the_next_attempt(
 def test_rows_read_ahead_from_a_damaged_block_are_refused_never_missing(tmp_path: Path) -> None:
     keys, found = [f"k{number:03d}" for number in range(400)], 0
     for place in range(30):
-        store = Store(tmp_path / f"s{place}", new_cache(1 << 20), create=True)
-        rows = StoredRows(1, store, Tally())
+        store = RocksStore(tmp_path / f"s{place}", new_cache(1 << 20), create=True)
+        rows = StoredRows(1, store, DirtyTally())
         for key in keys:
-            rows.put(key, Row(1, key.encode() * 20), None)
+            rows.put(key, StoredRow(1, key.encode() * 20), None)
         frozen = rows.freeze()
         assert frozen is not None
         writer = store.writer(tmp_path / "file")
@@ -302,11 +302,11 @@ def test_rows_read_ahead_from_a_damaged_block_are_refused_never_missing(tmp_path
         data = bytearray(file.read_bytes())
         data[len(data) * place // 40] ^= 1 << place % 8
         file.write_bytes(data)
-        store = Store(tmp_path / f"s{place}", new_cache(1 << 20), create=False)
-        rows = StoredRows(1, store, Tally(), len(keys))
+        store = RocksStore(tmp_path / f"s{place}", new_cache(1 << 20), create=False)
+        rows = StoredRows(1, store, DirtyTally(), len(keys))
         try:
             rows.look_ahead(keys)
-            assert [rows.get(key) for key in keys] == [Row(1, key.encode() * 20) for key in keys]
+            assert [rows.get(key) for key in keys] == [StoredRow(1, key.encode() * 20) for key in keys]
         except StateCorrupt:
             assert store.damage is not None
             found += 1

@@ -35,7 +35,7 @@ class Side:
     def write(self, *, publish: bool) -> None:
         entries: list[list[c.Command]] = [[c.DeclareTable("s", "stream", 1 << 20), c.OpenSession("n", 60_000, 64)]]
         for number in range(1, BATCHES + 1):
-            ops = [c.Op(number * 10 + n, int(c.Kind.PUT), "s", f"k{n}", n, b'"%d"' % number) for n in range(8)]
+            ops = [c.Op(number * 10 + n, int(c.OpKind.PUT), "s", f"k{n}", n, b'"%d"' % number) for n in range(8)]
             entries.append([c.Operate(1, 1, number * 10, ops), c.Seal("s", number)])
         for index, commands in enumerate(entries, 1):
             self.machine.apply(index, 1, c.encode_entry(index, commands))

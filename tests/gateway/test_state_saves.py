@@ -27,7 +27,7 @@ from oncegate.gateway.machine.state import rows as rows_module
 from oncegate.gateway.machine.state.errors import StoreFailed
 from oncegate.gateway.machine.state.flow_images import PIECE_ITEMS
 from oncegate.gateway.machine.state.layout import META_KEY
-from oncegate.gateway.machine.state.store import CellWriter, Store
+from oncegate.gateway.machine.state.store import CellWriter, RocksStore
 from tests.gateway.logs import RandomLog
 from tests.gateway.state_harness import Member, crash_images, digest_at, held, point, ship, wrong_after_crash
 
@@ -256,7 +256,7 @@ def test_kill_at_random_moments_loses_no_save(tmp_path: Path) -> None:
 def test_disk_that_refuses_is_tried_again_and_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     member = Member(tmp_path / "s", RandomLog(3), retry_s=0.01)
     member.apply(30)
-    ingest, finish, refusals = Store.ingest, CellWriter.finish, iter(range(6))
+    ingest, finish, refusals = RocksStore.ingest, CellWriter.finish, iter(range(6))
 
     def failing(original: Callable[..., None]) -> Callable[..., None]:
         def attempt(*arguments: Any) -> None:
@@ -266,9 +266,9 @@ def test_disk_that_refuses_is_tried_again_and_holds_up_nobody(tmp_path: Path, mo
 
         return attempt
 
-    monkeypatch.setattr(Store, "ingest", failing(ingest))
+    monkeypatch.setattr(RocksStore, "ingest", failing(ingest))
     monkeypatch.setattr(CellWriter, "finish", failing(finish))
-    monkeypatch.setattr(Store, "refuses_writes", property(lambda self: True))  # opened again after each failure
+    monkeypatch.setattr(RocksStore, "refuses_writes", property(lambda self: True))  # opened again after each failure
     member.begin_save()
     member.apply(30)
     assert member.wrong() is None
@@ -284,7 +284,7 @@ def test_state_says_when_a_save_is_wanted_and_when_it_is_overloaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def put(first: int, count: int) -> bytes:
-        ops = [c.Op(n, int(c.Kind.PUT), "t", f"k{n}", n, b"1" * 100) for n in range(first, first + count)]
+        ops = [c.Op(n, int(c.OpKind.PUT), "t", f"k{n}", n, b"1" * 100) for n in range(first, first + count)]
         return c.encode_entry(0, [c.Operate(1, 1, first, ops)])
 
     with held(monkeypatch) as gate:
@@ -318,7 +318,7 @@ def test_idle_sessions_are_not_written_again(tmp_path: Path) -> None:
     member.at = 2
     member.save()
     before = member.state.stats.cells
-    operate = c.Operate(7, 1, 1, [c.Op(1, int(c.Kind.PUT), "t", "k", 5, b"1")])
+    operate = c.Operate(7, 1, 1, [c.Op(1, int(c.OpKind.PUT), "t", "k", 5, b"1")])
     machine.apply(3, 1, c.encode_entry(0, [operate, c.CloseSession(9, 1)]))
     member.at = 3
     member.save()
@@ -332,7 +332,7 @@ def test_idle_sessions_are_not_written_again(tmp_path: Path) -> None:
 
 def test_growing_segment_is_saved_in_pieces_and_only_what_is_new(tmp_path: Path) -> None:
     def write(first: int, count: int) -> bytes:
-        ops = [c.Op(n, int(c.Kind.PUT), "s", f"k{n}", n, b"1") for n in range(first, first + count)]
+        ops = [c.Op(n, int(c.OpKind.PUT), "s", f"k{n}", n, b"1") for n in range(first, first + count)]
         return c.encode_entry(0, [c.Operate(1, 1, first, ops)])
 
     state = MachineState(tmp_path / "s")
@@ -375,7 +375,7 @@ def test_trace_contexts_of_open_items_survive_saves_and_snapshots_and_stay_share
 
     def write(count: int, trace: str) -> None:
         first = len(wanted) + 1
-        ops = [c.Op(n, int(c.Kind.PUT), "s", f"k{n}", n, b"1") for n in range(first, first + count)]
+        ops = [c.Op(n, int(c.OpKind.PUT), "s", f"k{n}", n, b"1") for n in range(first, first + count)]
         state.machine.apply(3, 1, c.encode_entry(0, [c.Operate(1, 1, first, ops, traceparent=trace)]))
         wanted.extend([trace or None] * count)
 
@@ -423,7 +423,7 @@ def test_trace_contexts_of_open_items_survive_saves_and_snapshots_and_stay_share
 def test_cursor_that_moves_while_nothing_is_written_is_saved(tmp_path: Path) -> None:
     state = MachineState(tmp_path / "s")
     attach, move = c.Attach("s", "x", "one"), c.MoveCursor("s", "x", 1, 1, False)
-    write = c.Operate(1, 1, 1, [c.Op(1, int(c.Kind.PUT), "s", "k", 5, b"1")])
+    write = c.Operate(1, 1, 1, [c.Op(1, int(c.OpKind.PUT), "s", "k", 5, b"1")])
     opened = [c.DeclareTable("s", "stream", 1 << 20), c.OpenSession("n", 60_000, 16), write, c.Seal("s", 1)]
     for index, commands in enumerate((opened, [attach], [move], [c.Attach("s", "x", "two")]), 1):
         state.machine.apply(index, 1, c.encode_entry(0, commands))

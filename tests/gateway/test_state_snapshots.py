@@ -17,10 +17,10 @@ from oncegate.gateway.machine.state.directory import StateDirectory
 from oncegate.gateway.machine.state.errors import StateCorrupt, StateVersionUnknown
 from oncegate.gateway.machine.state.layout import META_KEY, Meta, TableMeta, encode_meta, encode_session, session_key
 from oncegate.gateway.machine.state.restore import restore, verify
-from oncegate.gateway.machine.state.store import Store
+from oncegate.gateway.machine.state.store import RocksStore
 from oncegate.rifl.ids import SequenceNumber
 from oncegate.rifl.result_tracker import ResultTracker
-from oncegate.rifl.session import Session
+from oncegate.rifl.session import SessionRecord
 from tests.gateway.logs import RandomLog
 from tests.gateway.state_harness import Member, copy_files, digest_at, held, point, ship, wrong_after_crash
 
@@ -320,14 +320,14 @@ class Cells(NamedTuple):
         return ((key, value) for key, value in sorted(self.of.items()) if key.startswith(prefix))
 
 
-_SESSIONS = [Session(1, 1, "n", 1_000, 8, 9), Session(2, 1, "m", 1_000, 8, 9)]
+_SESSIONS = [SessionRecord(1, 1, "n", 1_000, 8, 9), SessionRecord(2, 1, "m", 1_000, 8, 9)]
 
 
 @pytest.mark.parametrize(
     ("sessions", "next_client_id", "table_bytes", "next_key", "reason"),
     [
-        ([_SESSIONS[0], Session(2, 1, "n", 1_000, 8, 9)], 3, 0, 1, "nonce"),
-        ([_SESSIONS[0], Session(2, 0, "m", 1_000, 8, 9)], 3, 0, 1, "epoch"),
+        ([_SESSIONS[0], SessionRecord(2, 1, "n", 1_000, 8, 9)], 3, 0, 1, "nonce"),
+        ([_SESSIONS[0], SessionRecord(2, 0, "m", 1_000, 8, 9)], 3, 0, 1, "epoch"),
         (_SESSIONS, 2, 0, 1, "given out again"),
         (_SESSIONS, 3, -1, 1, "-1 bytes"),
         (_SESSIONS, 3, 0, 2, "idempotency keys"),
@@ -335,7 +335,7 @@ _SESSIONS = [Session(1, 1, "n", 1_000, 8, 9), Session(2, 1, "m", 1_000, 8, 9)]
     ],
 )
 def test_saved_state_that_contradicts_itself_is_corrupt_and_names_its_place(
-    sessions: list[Session], next_client_id: int, table_bytes: int, next_key: int, reason: str
+    sessions: list[SessionRecord], next_client_id: int, table_bytes: int, next_key: int, reason: str
 ) -> None:
     """Its checksums are right: only what the bookkeeping promises of itself tells that it must not be served."""
     meta = Meta(
@@ -349,4 +349,4 @@ def test_saved_state_that_contradicts_itself_is_corrupt_and_names_its_place(
         session_key(session.client_id): encode_session(session, kept) for session in sessions
     }
     with pytest.raises(StateCorrupt, match=rf"/state/store-1 is corrupt: .*{reason}"):
-        restore(cast("Store", Cells(Path("/state/store-1"), cells)))
+        restore(cast("RocksStore", Cells(Path("/state/store-1"), cells)))

@@ -7,9 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncegate.gateway.machine.commands import LIST_BYTES_MAX, RESULT_BYTES_MAX, Kind, Op
+from oncegate.gateway.machine.commands import LIST_BYTES_MAX, RESULT_BYTES_MAX, Op, OpKind
 from oncegate.gateway.machine.commands import Test as Condition
-from oncegate.gateway.machine.tables import INT64_MAX, INT64_MIN, ROW_OVERHEAD_BYTES, DictRows, Remembered, Row, Table
+from oncegate.gateway.machine.tables import (
+    INT64_MAX,
+    INT64_MIN,
+    ROW_OVERHEAD_BYTES,
+    DictRows,
+    Remembered,
+    StoredRow,
+    Table,
+)
 from oncegate.rifl.errors import Code, InvariantViolation
 
 
@@ -21,15 +29,15 @@ def table(kind: str = "resident", **rows: bytes) -> Table:
 
 
 def put(key: str, value: bytes, test: Condition = Condition.NONE, operand: int | bytes | None = None) -> Op:
-    return Op(1, int(Kind.PUT), "t", key, 0, value, 0, int(test), operand)
+    return Op(1, int(OpKind.PUT), "t", key, 0, value, 0, int(test), operand)
 
 
 def delete(key: str, test: Condition = Condition.NONE, operand: int | bytes | None = None) -> Op:
-    return Op(1, int(Kind.DELETE), "t", key, 0, None, 0, int(test), operand)
+    return Op(1, int(OpKind.DELETE), "t", key, 0, None, 0, int(test), operand)
 
 
 def increment(key: str, by: int) -> Op:
-    return Op(1, int(Kind.INCREMENT), "t", key, 0, by=by)
+    return Op(1, int(OpKind.INCREMENT), "t", key, 0, by=by)
 
 
 def size_of(made: Table) -> int:
@@ -58,18 +66,18 @@ def test_condition_decides_and_a_refusal_shows_the_row(
         on = table(k=b"1")
         refused = Remembered("CONDITION_FAILED", 1, b"1")
         assert on.execute(change, 7) == (None if on_row else refused)
-        assert on_row or on.rows.get("k") == Row(1, b"1")
+        assert on_row or on.rows.get("k") == StoredRow(1, b"1")
         off = table()
         assert off.execute(change, 7) == (None if on_nothing else Remembered("CONDITION_FAILED", 0, None))
-        assert (off.rows.get("k") is not None) == (on_nothing and change.kind == Kind.PUT)
+        assert (off.rows.get("k") is not None) == (on_nothing and change.kind == OpKind.PUT)
 
 
 def test_version_is_the_commit_of_the_last_write() -> None:
     made = table(k=b"1")
     made.execute(put("k", b"2"), 40)
-    assert made.rows.get("k") == Row(40, b"2")
+    assert made.rows.get("k") == StoredRow(40, b"2")
     made.execute(increment("k", 1), 41)
-    assert made.rows.get("k") == Row(41, b"3")
+    assert made.rows.get("k") == StoredRow(41, b"3")
 
 
 @pytest.mark.parametrize(
@@ -99,7 +107,7 @@ def test_increment_adds_or_refuses_and_never_wraps(before: bytes | None, by: int
     got = made.execute(increment("k", by), 7)
     if isinstance(result, bytes):
         assert got == Remembered(None, 7, result)
-        assert made.rows.get("k") == Row(7, result)
+        assert made.rows.get("k") == StoredRow(7, result)
     else:
         assert got == Remembered(result, 1 if before else 0, before)
         assert list(made.rows.items()) == rows
@@ -115,7 +123,7 @@ def test_commit_that_does_not_follow_the_rows_version_raises_and_changes_nothing
     before = made.bytes
     with pytest.raises(InvariantViolation, match=f"commit {commit} "):
         made.execute(op, commit)
-    assert (made.rows.get("k"), made.bytes) == (Row(5, b"1"), before)
+    assert (made.rows.get("k"), made.bytes) == (StoredRow(5, b"1"), before)
 
 
 def test_row_with_bytes_that_nobody_counted_raises_and_is_not_deleted() -> None:
@@ -123,7 +131,7 @@ def test_row_with_bytes_that_nobody_counted_raises_and_is_not_deleted() -> None:
     made.bytes -= 1
     with pytest.raises(InvariantViolation):
         made.execute(delete("k"), 2)
-    assert made.rows.get("k") == Row(1, b"1")
+    assert made.rows.get("k") == StoredRow(1, b"1")
 
 
 @pytest.mark.parametrize("rows", [{}, {"k": b"1", "m": b"2"}])
@@ -199,19 +207,19 @@ def test_table_agrees_with_a_dictionary_in_key_order(steps: list[tuple[str, str,
 def test_page_starts_after_a_key_that_is_gone() -> None:
     rows = DictRows()
     for key in "abcd":
-        rows.put(key, Row(1, b"1"), None)
+        rows.put(key, StoredRow(1, b"1"), None)
     assert [key for key, _ in rows.page("", "", 2)] == ["a", "b"]
-    rows.delete("b", Row(1, b"1"))
-    rows.put("bb", Row(2, b"2"), None)
+    rows.delete("b", StoredRow(1, b"1"))
+    rows.put("bb", StoredRow(2, b"2"), None)
     assert [key for key, _ in rows.page("", "b", 2)] == ["bb", "c"]
 
 
 def append(key: str, item: bytes, test: Condition = Condition.NONE, operand: int | bytes | None = None) -> Op:
-    return Op(1, int(Kind.APPEND), "t", key, 0, item, 0, int(test), operand)
+    return Op(1, int(OpKind.APPEND), "t", key, 0, item, 0, int(test), operand)
 
 
 def get(key: str) -> Op:
-    return Op(1, int(Kind.GET), "t", key, 0)
+    return Op(1, int(OpKind.GET), "t", key, 0)
 
 
 @given(
@@ -247,7 +255,7 @@ def test_append_is_refused_where_there_is_no_list_or_no_room_and_changes_nothing
     assert made.execute(append("new", b"1" * LIST_BYTES_MAX), 9) == Remembered("LIST_FULL", 0, None)
     assert made.execute(append("empty", b"1", Condition.VALUE, b"[1]"), 9) == Remembered("CONDITION_FAILED", 5, b"[]")
     assert made.execute(append("empty", b"1", Condition.VERSION, 5), 10) is None
-    assert made.rows.get("empty") == Row(10, b"[1]")
+    assert made.rows.get("empty") == StoredRow(10, b"[1]")
     assert made.bytes == size_of(made)
 
 

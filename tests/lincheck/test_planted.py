@@ -10,7 +10,7 @@ import pytest
 
 from oncegate.proof.lincheck import MODELS, Limits, Operation, check, refine, zones
 from oncegate.proof.lincheck import decide as deciding
-from oncegate.proof.lincheck.row import Row
+from oncegate.proof.lincheck.row import RowModel
 from oncegate.proof.lincheck.search import _Search, search
 from tests.lincheck.oracle import brute_force, history
 
@@ -144,7 +144,7 @@ PATCHES: dict[str, tuple[str, Check, Any, str, Any]] = {
         "order",
         lambda self, earlier, later: _ORDER(self, later, earlier),
     ),
-    "a version may be passed over": ("row", _plain, Row, "_at", lambda self, state, version: state),
+    "a version may be passed over": ("row", _plain, RowModel, "_at", lambda self, state, version: state),
     "narrow times are not looked at": ("queue", _plain, deciding, "search", lambda *_: deciding.Found("valid")),
 }
 _ORDER = refine.Times.order

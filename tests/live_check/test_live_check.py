@@ -16,10 +16,10 @@ from oncegate.gateway import wire
 from oncegate.gateway.answers import Answer
 from oncegate.gateway.http.server import running
 from oncegate.gateway.live_check import recorder
-from oncegate.gateway.live_check.sample import Choice
+from oncegate.gateway.live_check.sample import RowSample
 from oncegate.gateway.local.ports import free_ports
 from oncegate.gateway.machine import commands as c
-from oncegate.gateway.machine.tables import Row, Table
+from oncegate.gateway.machine.tables import StoredRow, Table
 from oncegate.gateway.node.node import Node
 from oncegate.gateway.node.reads import FoundRow, Reads
 from oncegate.gateway.node.settings import Settings
@@ -233,7 +233,7 @@ async def test_planted_second_execution_whose_answer_comes_from_the_record_is_ca
 ) -> None:
     increment = Table._increment
 
-    def twice(table: Table, op: Any, row: Row | None, commit: int) -> Any:
+    def twice(table: Table, op: Any, row: StoredRow | None, commit: int) -> Any:
         done = increment(table, op, row, commit)
         increment(table, op, table.rows.get(op.key), commit)
         return done
@@ -322,7 +322,7 @@ async def test_operation_of_unknown_outcome_makes_its_row_doubtful_and_no_other(
 async def test_each_answer_is_handed_over_once_as_soon_as_nothing_can_come_before_it() -> None:
     """An answer waits for the operations that were under way when it came, and only for these."""
     taken: list[tuple[str, int]] = []
-    notes = recorder.Recorder(Choice(1.0, 0))
+    notes = recorder.WindowRecorder(RowSample(1.0, 0))
     loop = asyncio.get_running_loop()
 
     def take() -> list[int]:
@@ -332,7 +332,7 @@ async def test_each_answer_is_handed_over_once_as_soon_as_nothing_can_come_befor
 
     async def submit(sequence: int) -> asyncio.Future[Answer]:
         future: asyncio.Future[Answer] = loop.create_future()
-        op = c.Op(sequence, int(c.Kind.PUT), "rows", "a", sequence, b"1")
+        op = c.Op(sequence, int(c.OpKind.PUT), "rows", "a", sequence, b"1")
         notes.watch(c.Operate(1, 1, 1, [op]), future)
         return future
 

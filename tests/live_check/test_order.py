@@ -12,7 +12,7 @@ from oncegate.gateway import wire
 from oncegate.gateway.answers import answer
 from oncegate.gateway.http import request_bodies as edge
 from oncegate.gateway.live_check.order import Requests, RowOrder, before_asked, in_order
-from oncegate.gateway.live_check.sample import Choice, Seen, of_read, of_result
+from oncegate.gateway.live_check.sample import RowSample, Seen, of_read, of_result
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.machine import Machine
 
@@ -149,9 +149,11 @@ def test_what_others_may_have_done_is_an_alarm_only_where_there_are_no_others(hi
 def test_choice_is_the_same_everywhere_and_of_the_wanted_share() -> None:
     keys = [f"k{number}" for number in range(20_000)]
     ops = [c.Op(1, 1, "t", key, 0) for key in keys]
-    chosen = Choice(0.05, 7).of(ops)
+    chosen = RowSample(0.05, 7).of(ops)
     assert 800 < len(chosen) < 1_200
-    assert chosen == Choice(0.05, 7).of(ops) == [at for at, key in enumerate(keys) if Choice(0.05, 7).has("t", key)]
-    assert chosen != Choice(0.05, 8).of(ops)
-    assert Choice(0.0, 7).of(ops) == []
-    assert len(Choice(1.0, 7).of(ops)) == len(ops)
+    assert (
+        chosen == RowSample(0.05, 7).of(ops) == [at for at, key in enumerate(keys) if RowSample(0.05, 7).has("t", key)]
+    )
+    assert chosen != RowSample(0.05, 8).of(ops)
+    assert RowSample(0.0, 7).of(ops) == []
+    assert len(RowSample(1.0, 7).of(ops)) == len(ops)

@@ -151,7 +151,7 @@ class Machines:
             case ("reap",):
                 return c.Reap([CLIENT])
             case ("op", epoch, sequence, first_incomplete):
-                op = c.Op(sequence, int(c.Kind.INCREMENT), "t", "n", sequence, by=share(sequence))
+                op = c.Op(sequence, int(c.OpKind.INCREMENT), "t", "n", sequence, by=share(sequence))
                 return c.Operate(CLIENT, epoch, first_incomplete, [op])
             case ("resolve", sequence):
                 return c.Resolve(CLIENT, sequence)

@@ -19,10 +19,10 @@ from oncegate.proof.mutants.forgotten import forgotten
 from oncegate.rifl import rule
 from oncegate.rifl.completion import CompletionRecord
 from oncegate.rifl.ids import ClientId, Epoch
-from oncegate.rifl.resolve_rule import Fate, Resolution
+from oncegate.rifl.resolve_rule import Fate, ResolveVerdict
 from oncegate.rifl.result_tracker import ResultTracker
 from oncegate.rifl.rule import Refusal, Replay, Standing, Verdict, decide, standing
-from oncegate.rifl.session import Session, SessionTable
+from oncegate.rifl.session import SessionRecord, SessionTable
 from tests.model.protocol import CLIENT, LEASE_MS, Bounds, Model, search
 
 ENTRIES = int(os.environ.get("ONCEGATE_MODEL_ENTRIES", "4"))
@@ -80,12 +80,12 @@ def answers_anew(tracker: ResultTracker, *how: Any) -> Verdict:
     return Replay(CompletionRecord(record.fingerprint, record.commit + tracker.highest, record.result))
 
 
-def no_fence(session: Session, epoch: int, now_ms: int) -> Standing:
+def no_fence(session: SessionRecord, epoch: int, now_ms: int) -> Standing:
     """Serves every epoch."""
     return standing(session, session.epoch, now_ms)
 
 
-def no_lease(session: Session, epoch: int, now_ms: int) -> Standing:
+def no_lease(session: SessionRecord, epoch: int, now_ms: int) -> Standing:
     """Never looks at the lease."""
     return standing(session, epoch, 0)
 
@@ -102,7 +102,9 @@ class Revives(Machine):
 
     def _operate(self, command: c.Operate) -> Any:
         if self.sessions.get(CLIENT) is None and self.sessions.next_id > CLIENT:
-            self.sessions.put_back(Session(ClientId(CLIENT), Epoch(1), "revived", LEASE_MS, 2, self.time_ms + LEASE_MS))
+            self.sessions.put_back(
+                SessionRecord(ClientId(CLIENT), Epoch(1), "revived", LEASE_MS, 2, self.time_ms + LEASE_MS)
+            )
             self.trackers[CLIENT] = ResultTracker(window=2)
         return super()._operate(command)
 
@@ -185,7 +187,7 @@ def seal_is_not_remembered(patch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 @_planted("was sealed as never executed, but it was executed")
 def resolve_seals_what_is_recorded(patch: pytest.MonkeyPatch) -> dict[str, Any]:
-    patch.setattr(machine_module, "resolve", lambda tracker, sequence, first_incomplete: Resolution(Fate.SEALED))
+    patch.setattr(machine_module, "resolve", lambda tracker, sequence, first_incomplete: ResolveVerdict(Fate.SEALED))
     return {}
 
 

@@ -21,7 +21,7 @@ from oncegate.flows.segment_store import SegmentStore
 from oncegate.gateway.client.outbox_file import Head, NewEntry, OutboxFile
 from oncegate.gateway.wire import Operation
 from oncegate.stores.sqlite.store import SqliteStore
-from oncegate.stores.tables import Clustering, Column, ColumnType, Table
+from oncegate.stores.tables import Clustering, Column, ColumnType, StoreTable
 from tests.gateway.logs import RandomLog
 from tests.gateway.state_harness import Member
 
@@ -106,7 +106,7 @@ class OutboxScene:
         self.file.close()
 
 
-NOTES = Table(
+NOTES = StoreTable(
     name="notes",
     columns=(Column("name", ColumnType.TEXT), Column("place", ColumnType.INT64), Column("note", ColumnType.TEXT)),
     partition_key=("name",),

@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from oncegate.proof.check.fault_note import FaultNote
-from oncegate.proof.check.folder import RunFolder, RunInfo, Verdict
+from oncegate.proof.check.folder import RunFolder, RunInfo, RunVerdict
 from oncegate.proof.lincheck import MODELS, Event, Failure, Limits, Result, check, operations
 
 MS = 1_000_000
@@ -182,7 +182,7 @@ def written(
         result = check(found, MODELS["cas-register"], Limits())
     counts = {name: sum(operation.status == name for operation in found) for name in ("ok", "unknown", "failed")}
     names = {note.fault: sum(other.fault == note.fault for other in faults) for note in faults}
-    verdict = Verdict(
+    verdict = RunVerdict(
         verdict=result.verdict,
         checks=[result],
         operations={"ok": counts["ok"], "unknown": counts["unknown"], "fail": counts["failed"]},

@@ -11,7 +11,7 @@ import pytest
 
 from oncegate.proof.check import folder as folders
 from oncegate.proof.check.fault_note import FaultNote
-from oncegate.proof.check.folder import LineWriter, RunFolder, RunInfo, Verdict
+from oncegate.proof.check.folder import LineWriter, RunFolder, RunInfo, RunVerdict
 from oncegate.proof.check.folder_errors import FileFull, FileMalformed, FileMissing, FolderTaken
 from oncegate.proof.lincheck import Event, Failure, Result
 
@@ -59,7 +59,9 @@ def test_everything_written_is_read_back(tmp_path: Path) -> None:
         faults.fault(FaultNote(3, 4, "pause", ["n2"], "detail"))
         faults.fault(FaultNote(7, 8, "kill", ["n1"]))
     failure = Failure(key=1, prefix=[0], stuck=[1], words=["no"])
-    verdict = Verdict(verdict="invalid", checks=[Result(name="c", verdict="invalid", failures=[failure])], seconds=1.5)
+    verdict = RunVerdict(
+        verdict="invalid", checks=[Result(name="c", verdict="invalid", failures=[failure])], seconds=1.5
+    )
     made.write_verdict(verdict)
     assert list(made.read_history()) == events
     assert made.read_faults() == [FaultNote(3, 4, "pause", ["n2"], "detail"), FaultNote(7, 8, "kill", ["n1"])]

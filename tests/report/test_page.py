@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oncegate.proof.check.fault_note import FaultNote
-from oncegate.proof.check.folder import RunFolder, RunInfo, Verdict
+from oncegate.proof.check.folder import RunFolder, RunInfo, RunVerdict
 from oncegate.proof.check.folder_errors import FileMalformed, FileMissing
 from oncegate.proof.check.report import write_report
 from oncegate.proof.check.report.page import inert
@@ -139,7 +139,7 @@ def test_failing_key_beyond_the_bound_is_kept_around_its_window() -> None:
     assert len(rows) == 100
     assert {10, 2_999, 3_000} <= set(rows)
     result = Result(name="c", verdict="invalid", failures=[failure])
-    data = payload(run, Verdict(verdict="invalid", checks=[result]), [], {}, operations_max=100)
+    data = payload(run, RunVerdict(verdict="invalid", checks=[result]), [], {}, operations_max=100)
     shown = data["checks"][0]["failures"][0]
     assert shown["left_out"] + len(shown["prefix"]) == 3_000
     assert len(shown["places"]) == len(shown["prefix"])
@@ -149,7 +149,7 @@ def test_failing_key_beyond_the_bound_is_kept_around_its_window() -> None:
 def test_failures_texts_and_faults_are_bounded() -> None:
     run = [operation(index, f"k{index}") for index in range(500)]
     failures = [Failure(key=f"k{index}", stuck=[index], words=["w" * 10_000] * 500) for index in range(500)]
-    verdict = Verdict(verdict="invalid", checks=[Result(name="c", verdict="invalid", failures=failures)])
+    verdict = RunVerdict(verdict="invalid", checks=[Result(name="c", verdict="invalid", failures=failures)])
     data = payload(run, verdict, [FaultNote(0, 1, "f" * 1_000, ["n"] * 100, "d" * 1_000)] * 5_000, {})
     kept = [failure for check in data["checks"] for failure in check["failures"]]
     assert len(kept) == FAILURES_MAX
@@ -228,7 +228,7 @@ def test_plots_are_whole_files_with_every_fault_shaded(tmp_path: Path) -> None:
 def test_run_without_operations_has_a_page(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, RunInfo(workload="register"))
     folder.history.touch()
-    folder.write_verdict(Verdict(verdict="valid"))
+    folder.write_verdict(RunVerdict(verdict="valid"))
     page = write_report(folder).read_text()
     assert data_of(page)["keys"] == []
     assert "Nothing was checked." in page
@@ -238,7 +238,7 @@ def test_events_that_do_not_fit_are_refused_with_file_and_line(tmp_path: Path) -
     folder = RunFolder.create(tmp_path, RunInfo(workload="register"))
     with pytest.raises(FileMissing):
         write_report(folder)
-    folder.write_verdict(Verdict(verdict="valid"))
+    folder.write_verdict(RunVerdict(verdict="valid"))
     with folder.history_writer() as history:
         history.event(Event(process=0, type="ok", f="read", time=1))
     with pytest.raises(FileMalformed, match=r"history\.jsonl: line 1"):

@@ -12,7 +12,7 @@ from oncegate.rifl.errors import REGISTRY, Code, InvariantViolation, Outcome
 from oncegate.rifl.ids import ID_MAX
 from oncegate.rifl.result_tracker import RECORD_BYTES_MAX, ResultTracker
 from oncegate.rifl.rule import EXECUTE, Refusal, Replay, Standing, decide, decide_without_session, standing
-from oncegate.rifl.session import Session, SessionTable
+from oncegate.rifl.session import SessionRecord, SessionTable
 from tests.rifl.told import name_of
 
 LIVE, FENCED, ENDED = Standing.LIVE, Standing.FENCED, Standing.ENDED
@@ -101,7 +101,7 @@ def test_standing_is_fenced_by_any_other_epoch_and_ends_after_the_last_milliseco
     session = SessionTable().open("n", 1000, 8, 0)[0]
     session.epoch = type(session.epoch)(2)
     assert standing(session, epoch, now_ms) is expected
-    assert isinstance(session, Session)
+    assert isinstance(session, SessionRecord)
 
 
 def run(tracker: ResultTracker, sequence: int, fi: int, commit: int = 1) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from oncegate.rifl.errors import Code, InvariantViolation, OncegateError
 from oncegate.rifl.lease import GONE_KEPT
-from oncegate.rifl.session import Session, SessionTable
+from oncegate.rifl.session import SessionRecord, SessionTable
 
 
 def refusal(call: object, *args: object) -> Code:
@@ -195,11 +195,13 @@ def test_sessions_closed_long_before_their_lease_do_not_pile_up() -> None:
 @pytest.mark.parametrize(
     "break_it",
     [
-        pytest.param(lambda table: table.put_back(Session(1, 1, "other", 1, 8, 9)), id="a client id twice"),
-        pytest.param(lambda table: table.put_back(Session(0, 1, "other", 1, 8, 9)), id="no client id"),
-        pytest.param(lambda table: table.put_back(Session(2, 0, "other", 1, 8, 9)), id="no epoch"),
-        pytest.param(lambda table: table.put_back(Session(2, 1, "new", 1, 8, 9)), id="the nonce of another"),
-        pytest.param(lambda table: table.put_back(Session(2, 1, "other", 1, 8, 9, ("n",))), id="its former nonce"),
+        pytest.param(lambda table: table.put_back(SessionRecord(1, 1, "other", 1, 8, 9)), id="a client id twice"),
+        pytest.param(lambda table: table.put_back(SessionRecord(0, 1, "other", 1, 8, 9)), id="no client id"),
+        pytest.param(lambda table: table.put_back(SessionRecord(2, 0, "other", 1, 8, 9)), id="no epoch"),
+        pytest.param(lambda table: table.put_back(SessionRecord(2, 1, "new", 1, 8, 9)), id="the nonce of another"),
+        pytest.param(
+            lambda table: table.put_back(SessionRecord(2, 1, "other", 1, 8, 9, ("n",))), id="its former nonce"
+        ),
         pytest.param(lambda table: table.skip_to(1), id="a client id given out again"),
     ],
 )

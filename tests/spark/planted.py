@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from oncegate.spark_sink.jobs.timeline import TimelineSink
 from oncegate.spark_sink.sink import Derivation, StoreSink
-from oncegate.stores import WRITE_TS, Column, ColumnType, Table
+from oncegate.stores import WRITE_TS, Column, ColumnType, StoreTable
 
-LATEST = Table(
+LATEST = StoreTable(
     name="latest",
     columns=(Column("item_key", ColumnType.TEXT), Column("value", ColumnType.TEXT)),
     partition_key=("item_key",),
@@ -22,7 +22,7 @@ LATEST = Table(
 
 
 class LatestValue:
-    def rows(self, items: pa.RecordBatch, rows_max: int) -> Iterator[tuple[Table, pa.RecordBatch]]:
+    def rows(self, items: pa.RecordBatch, rows_max: int) -> Iterator[tuple[StoreTable, pa.RecordBatch]]:
         columns = [items.column("key"), items.column("value"), items.column("commit")]
         yield LATEST, pa.RecordBatch.from_arrays(columns, schema=LATEST.schema)
 
@@ -33,7 +33,7 @@ class ClockTimestamps:
 
     correct: Derivation
 
-    def rows(self, items: pa.RecordBatch, rows_max: int) -> Iterator[tuple[Table, pa.RecordBatch]]:
+    def rows(self, items: pa.RecordBatch, rows_max: int) -> Iterator[tuple[StoreTable, pa.RecordBatch]]:
         for table, rows in self.correct.rows(items, rows_max):
             now = pa.array(np.full(rows.num_rows, time.time_ns() // 1000))
             columns = [now if name == WRITE_TS else rows.column(name) for name in rows.schema.names]

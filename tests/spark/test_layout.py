@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from oncegate.spark_sink.rows import DEAD_LETTERS, TIMELINE
 from oncegate.stores import layout
-from oncegate.stores.tables import WRITE_TS, Clustering, Column, ColumnType, Table
+from oncegate.stores.tables import WRITE_TS, Clustering, Column, ColumnType, StoreTable
 
-TABLE = Table(
+TABLE = StoreTable(
     name="t",
     columns=(
         Column("a", ColumnType.INT64),
@@ -68,4 +68,4 @@ def test_a_partition_stays_in_its_shard_for_ever() -> None:
 
 def test_declaration_survives_its_text_form() -> None:
     for table in (TIMELINE, DEAD_LETTERS):
-        assert Table.from_json(table.to_json()) == table
+        assert StoreTable.from_json(table.to_json()) == table

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from oncegate.stores import WRITE_TS, Clustering, Column, ColumnType, Store, Table, open_store
+from oncegate.stores import WRITE_TS, Clustering, Column, ColumnType, Store, StoreTable, open_store
 from oncegate.stores.errors import StoreCode, StoreError
 
-NOTES = Table(
+NOTES = StoreTable(
     name="notes",
     columns=(
         Column("owner", ColumnType.TEXT),
@@ -28,7 +28,7 @@ NOTES = Table(
     partition_key=("owner", "shelf"),
     clustering=(Clustering("place", descending=True),),
 )
-POSTS = Table(
+POSTS = StoreTable(
     name="posts",
     columns=(
         Column("owner", ColumnType.TEXT),
@@ -140,7 +140,9 @@ def test_creating_again_keeps_rows_and_another_shape_is_refused(store: Store) ->
     store.write(NOTES, rows(row(1, 1)))
     store.create([NOTES])
     assert store.count(NOTES) == 1
-    other = Table("notes", (*NOTES.columns, Column("more", ColumnType.INT64)), NOTES.partition_key, NOTES.clustering)
+    other = StoreTable(
+        "notes", (*NOTES.columns, Column("more", ColumnType.INT64)), NOTES.partition_key, NOTES.clustering
+    )
     with pytest.raises(StoreError) as refused:
         store.create([other])
     assert refused.value.code is StoreCode.STORE_MISMATCH
@@ -204,8 +206,8 @@ def test_deleted_row_with_nulls_stays_dead(store: Store) -> None:
 def test_nullable_columns_are_for_rows_that_never_change() -> None:
     key, text = Column("commit", ColumnType.INT64), Column("text", ColumnType.TEXT)
     trace = Column("trace", ColumnType.TEXT, nullable=True)
-    kept = Table("kept", (key, text, trace), ("commit",))
-    assert Table.from_json(kept.to_json()) == kept
+    kept = StoreTable("kept", (key, text, trace), ("commit",))
+    assert StoreTable.from_json(kept.to_json()) == kept
     for columns, partition in (
         ((key, text, trace), ("text",)),
         ((key, trace), ("commit",)),
@@ -213,7 +215,7 @@ def test_nullable_columns_are_for_rows_that_never_change() -> None:
         ((key, text, Column("number", ColumnType.INT64, nullable=True)), ("commit",)),
     ):
         with pytest.raises(StoreError) as refused:
-            Table("refused", columns, partition)
+            StoreTable("refused", columns, partition)
         assert refused.value.code is StoreCode.BAD_TABLE
 
 

@@ -37,7 +37,7 @@ def held(store_url: str, source: str) -> dict[str, tuple[str, int]]:
     return {row["key"]: (row["value"], row["write_ts"]) for row in found}
 
 
-def settings(tmp_path: Path, node: FakeNode, store_url: str, checkpoint: str = "one") -> job.Settings:
+def settings(tmp_path: Path, node: FakeNode, store_url: str, checkpoint: str = "one") -> job.JobSettings:
     command = ["--endpoints", node.url, "--table", "timeline", "--store", store_url, "--timeout-s", "10"]
     command += ["--batches-per-trigger", "3"]
     return stream_rows.parse([*command, "--checkpoint", str(tmp_path / checkpoint), "--rows-per-write", "3"])

@@ -20,7 +20,7 @@ from oncegate.spark_sink.jobs import job as jobs
 from oncegate.spark_sink.jobs import timeline
 from oncegate.spark_sink.rows import DEAD_LETTERS, TIMELINE
 from oncegate.spark_sink.sink import StoreSink
-from oncegate.stores import Table, open_store
+from oncegate.stores import StoreTable, open_store
 from oncegate.stores.devcassandra import DevCluster
 from oncegate.stores.errors import StoreError
 from tests.spark.fake_gateway import FakeFlow, FakeNode
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.spark
 EDGES = [(sender, 100 + follower) for sender in range(4) for follower in range(5 + 7 * sender)] + [(1, 100), (9, 9)]
 
 
-def job(tmp_path: Path, node: FakeNode, store_url: str, **more: Any) -> timeline.Settings:
+def job(tmp_path: Path, node: FakeNode, store_url: str, **more: Any) -> timeline.TimelineSettings:
     fixed = {
         "endpoints": node.url,
         "flow": "timeline",
@@ -43,10 +43,10 @@ def job(tmp_path: Path, node: FakeNode, store_url: str, **more: Any) -> timeline
         "progress": str(tmp_path / "progress.jsonl"),
         "timeout_s": 10,
     }
-    return timeline.Settings(**{**fixed, **more})
+    return timeline.TimelineSettings(**{**fixed, **more})
 
 
-def run(spark: SparkSession, settings: timeline.Settings) -> int:
+def run(spark: SparkSession, settings: timeline.TimelineSettings) -> int:
     return jobs.run(spark, settings, threading.Event())
 
 
@@ -149,7 +149,7 @@ def interrupted(
     spark: SparkSession,
     flow: FakeFlow,
     node: FakeNode,
-    settings: timeline.Settings,
+    settings: timeline.TimelineSettings,
     caplog: pytest.LogCaptureFixture,
     away: Callable[[], Any],
 ) -> int:
@@ -231,7 +231,7 @@ def test_a_killed_cassandra_is_waited_for_and_nothing_is_lost(
         assert stored(store) == expected(messages(6, 300), EDGES)
 
 
-def replayed(spark: SparkSession, node: FakeNode, store_url: str, sink: type[StoreSink], table: Table) -> Any:
+def replayed(spark: SparkSession, node: FakeNode, store_url: str, sink: type[StoreSink], table: StoreTable) -> Any:
     """Write batches 1 and 2, then batch 1 again, through a sink; return the row that both wrote."""
     with open_store(store_url) as store:
         store.create([table])

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 from cassandra import OperationTimedOut
 
-from oncegate.stores import WRITE_TS, Clustering, Column, ColumnType, Table, open_store
+from oncegate.stores import WRITE_TS, Clustering, Column, ColumnType, StoreTable, open_store
 from oncegate.stores.cassandra.store import CassandraStore
 from oncegate.stores.devcassandra import DevCluster
 
-NOTES = Table(
+NOTES = StoreTable(
     name="notes",
     columns=(Column("owner", ColumnType.TEXT), Column("place", ColumnType.INT64), Column("text", ColumnType.TEXT)),
     partition_key=("owner",),

@@ -22,8 +22,8 @@ from oncegate.gateway.http.server import running
 from oncegate.gateway.local.ports import free_ports
 from oncegate.gateway.local.waiting import until
 from oncegate.gateway.machine.state.layout import encode_row, rows_prefix
-from oncegate.gateway.machine.state.store import CellWriter, Store, new_cache
-from oncegate.gateway.machine.tables import Row
+from oncegate.gateway.machine.state.store import CellWriter, RocksStore, new_cache
+from oncegate.gateway.machine.tables import StoredRow
 from oncegate.gateway.node import node as node_module
 from oncegate.gateway.node.node import Node, replica_config
 from oncegate.gateway.node.settings import Settings
@@ -163,12 +163,12 @@ def cut_log(node: Path, last: int) -> None:
     replaced(file, bytes(data))
 
 
-def changed_row(node: Path, table: int, key: str, row: Row) -> None:
+def changed_row(node: Path, table: int, key: str, row: StoredRow) -> None:
     """Change a row of a node's saved state the way a save would write it: every checksum is right."""
     (path,) = (node / "state").glob("store-*")
     for file in path.iterdir():
         replaced(file, file.read_bytes())
-    store = Store(path, new_cache(8 * 2**20), create=False)
+    store = RocksStore(path, new_cache(8 * 2**20), create=False)
     cells: CellWriter = store.writer(node / "state" / "cells")
     cells.put(rows_prefix(table) + key.encode(), encode_row(row))
     cells.finish()

@@ -22,7 +22,7 @@ from oncegate.gateway.cli.main import app
 from oncegate.gateway.local.cluster import LocalCluster
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.machine import Machine
-from oncegate.gateway.machine.tables import Row
+from oncegate.gateway.machine.tables import StoredRow
 from oncegate.proof.verify import Report, StoreWanted, verify
 from oncegate.proof.verify.findings import Difference
 from oncegate.proof.verify.replay import Replay
@@ -176,24 +176,24 @@ def test_batch_that_the_log_never_sealed_is_named(nodes: list[Path]) -> None:
 
 
 def test_row_changed_in_a_saved_state_is_named_by_its_own_log(nodes: list[Path]) -> None:
-    changed_row(nodes[0], 0, "k2", Row(8, b'"v88"'))
+    changed_row(nodes[0], 0, "k2", StoredRow(8, b'"v88"'))
     node, _, what = found(verify([nodes[0]]))
     assert (node, what.split(",")[0]) == ("n1", "row rows/k2")
 
 
 def test_row_changed_in_a_saved_state_is_named_by_the_others(late_nodes: list[Path]) -> None:
-    changed_row(late_nodes[1], 0, "n", Row(11, b"2"))
+    changed_row(late_nodes[1], 0, "n", StoredRow(11, b"2"))
     node, _, what = found(verify(late_nodes))
     assert (node, what.split(",")[0]) == ("n2", "row rows/n")
 
 
 def test_row_that_contradicts_its_newest_item_is_named_without_log_or_other_node(late_nodes: list[Path]) -> None:
-    changed_row(late_nodes[1], 0, "k2", Row(8, b'"v88"'))
+    changed_row(late_nodes[1], 0, "k2", StoredRow(8, b'"v88"'))
     assert found(verify([late_nodes[1]])) == ("n2", "state", "row rows/k2")
 
 
 def test_two_rows_of_one_commit_are_named(late_nodes: list[Path]) -> None:
-    changed_row(late_nodes[1], 0, "k2", Row(9, b'"v08"'))
+    changed_row(late_nodes[1], 0, "k2", StoredRow(9, b'"v08"'))
     assert found(verify([late_nodes[1]]))[2] == "commit 9"
 
 
@@ -351,7 +351,7 @@ async def test_directory_of_a_live_node_is_refused_by_name(nodes: list[Path]) ->
 
 def test_second_execution_in_a_log_is_reported_with_its_entry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What stops a node is told of its files too: the entry that would overwrite a record."""
-    op = c.Op(1, int(c.Kind.PUT), "t", "k", 1, b"1")
+    op = c.Op(1, int(c.OpKind.PUT), "t", "k", 1, b"1")
     commands: list[list[c.Command]] = [
         [c.DeclareTable("t", "resident", 1 << 20), c.OpenSession("n", 1_000, 8)],
         [c.Operate(1, 1, 1, [op])],

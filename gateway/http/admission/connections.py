@@ -60,7 +60,7 @@ class ConnectionCounts:
 CONNECTIONS: Final = web.AppKey("connections", ConnectionCounts)
 
 
-class Connection(web.RequestHandler):
+class GuardedConnection(web.RequestHandler):
     """A connection that the guard knows."""
 
     __slots__ = ("_guard", "made_s", "unsent_bytes", "unsent_since_s")
@@ -138,7 +138,7 @@ class Guard:
         self._patience = patience
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self.connections: dict[Connection, None] = {}
+        self.connections: dict[GuardedConnection, None] = {}
         """In the order in which they were made."""
         self._counts = counts
 
@@ -152,19 +152,19 @@ class Guard:
         self._counts.refused += 1
         return False
 
-    def add(self, connection: Connection) -> None:
+    def add(self, connection: GuardedConnection) -> None:
         """Give a connection its place."""
         self.connections[connection] = None
         self._counts.open = len(self.connections)
 
-    def discard(self, connection: Connection) -> None:
+    def discard(self, connection: GuardedConnection) -> None:
         """Take a connection's place back, if it has one."""
         self.connections.pop(connection, None)
         self._counts.open = len(self.connections)
 
     def __call__(self) -> asyncio.Protocol:
         """Make the protocol of an accepted connection (asyncio's protocol factory)."""
-        return Connection(
+        return GuardedConnection(
             self,
             self._server,
             loop=self._loop,
@@ -182,7 +182,7 @@ class Guard:
             self._end(one)
         return bool(chosen)
 
-    def _end(self, connection: Connection) -> None:
+    def _end(self, connection: GuardedConnection) -> None:
         self._counts.ended += 1
         # Free the place now: the transport reports the loss one turn of the loop later.
         self.discard(connection)
@@ -191,7 +191,7 @@ class Guard:
     def sweep(self) -> None:
         """End connections whose client keeps the node waiting, and schedule the next sweep."""
         now_s = self._loop.time()
-        pending: list[tuple[int, Connection]] = []
+        pending: list[tuple[int, GuardedConnection]] = []
         for one in list(self.connections):
             if not one.has_asked:
                 if (now_s - one.made_s) * 1000 > self._patience.headers_ms_max:
@@ -210,7 +210,7 @@ class Guard:
         self._bound_unsent(pending)
         self._timer = self._loop.call_later(SWEEP_S, self.sweep)
 
-    def _bound_unsent(self, pending: list[tuple[int, Connection]]) -> None:
+    def _bound_unsent(self, pending: list[tuple[int, GuardedConnection]]) -> None:
         excess = sum(size for size, _ in pending) - self._patience.unsent_bytes_max
         if excess > 0:
             for size, one in sorted(pending, key=lambda item: item[0], reverse=True):
@@ -230,7 +230,7 @@ def _refuse(transport: asyncio.BaseTransport) -> None:
     if isinstance(transport, asyncio.WriteTransport):
         problem = bare_problem(OncegateError(Code.OVERLOADED, "no place for another connection"))
         body = problem.body if isinstance(problem.body, bytes) else b""
-        problem.headers.update({"Connection": "close", "Content-Length": str(len(body))})
+        problem.headers.update({"GuardedConnection": "close", "Content-Length": str(len(body))})
         head = "".join(f"{name}: {value}\r\n" for name, value in problem.headers.items())
         transport.write(f"HTTP/1.1 {problem.status} {problem.reason}\r\n{head}\r\n".encode() + body)
     transport.close()

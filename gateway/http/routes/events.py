@@ -53,7 +53,7 @@ async def post(request: web.Request) -> web.StreamResponse:
     return response
 
 
-def _result(event: cloudevents.Event, result: wire.OperationResult) -> wire.EventResult:
+def _result(event: cloudevents.CloudEvent, result: wire.OperationResult) -> wire.EventResult:
     taken = result.status != "rejected"
     return wire.EventResult(
         event.id,

@@ -78,7 +78,7 @@ async def _change(request: web.Request, operation: wire.Operation) -> web.Stream
     op = plain.conditional(edge.operation(operation, 0), headers)
     size = 256 + len(op.key) + len(op.value or b"")
     node, tenant, trace = request.app[NODE], tenant_of(request), plain.traceparent(headers)
-    if isinstance(who, plain.Place):
+    if isinstance(who, plain.RequestPlace):
         check_owner(request, node.machine, who.client_id)
         op = msgspec.structs.replace(op, sequence=who.sequence)
         command = c.Operate(who.client_id, who.epoch, who.first_incomplete, [op], tenant, trace)

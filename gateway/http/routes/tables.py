@@ -26,7 +26,7 @@ from oncegate.gateway.http.negotiation import (
 )
 from oncegate.gateway.http.routes.flows import declaration_text
 from oncegate.gateway.http.routing import IF_NONE_MATCH, LEVEL, PROPOSED, READ, Parameter
-from oncegate.gateway.live_check.recorder import Recorder
+from oncegate.gateway.live_check.recorder import WindowRecorder
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.tables import QUOTA_BYTES_DEFAULT, QUOTA_BYTES_MAX
 from oncegate.gateway.node.node import Node
@@ -124,7 +124,7 @@ async def page(request: web.Request) -> web.StreamResponse:
     return local(request, wire.RowPage(states, states[-1].key if len(states) < len(rows) else None, commit))
 
 
-def _watching(node: Node, table: str, key: str) -> Recorder | None:
+def _watching(node: Node, table: str, key: str) -> WindowRecorder | None:
     """Return the recorder of reads of this row, None if the row is not sampled."""
     live = node.live_check
     return live.recorder if live is not None and live.recorder.has(table, key) else None

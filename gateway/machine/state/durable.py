@@ -25,9 +25,9 @@ from oncegate.gateway.machine.state.flow_images import FlowMark
 from oncegate.gateway.machine.state.frozen import Frozen, Retired, freeze
 from oncegate.gateway.machine.state.pacer import Pacer
 from oncegate.gateway.machine.state.restore import Restored, restore
-from oncegate.gateway.machine.state.rows import Tally
-from oncegate.gateway.machine.state.snapshot import StoreSink, StoreSnapshot
-from oncegate.gateway.machine.state.store import CACHE_BYTES_DEFAULT, Store, new_cache
+from oncegate.gateway.machine.state.rows import DirtyTally
+from oncegate.gateway.machine.state.snapshot import SnapshotStoreSink, StoreSnapshot
+from oncegate.gateway.machine.state.store import CACHE_BYTES_DEFAULT, RocksStore, new_cache
 
 SAVE_ROWS: Final = 300_000
 SAVE_BYTES: Final = 100 * 2**20
@@ -122,7 +122,7 @@ class MachineState:
         self._directory = StateDirectory(path)
         try:
             pointer = self._directory.pointer
-            self._store = Store(self._directory.store, self._cache, create=not pointer.index)
+            self._store = RocksStore(self._directory.store, self._cache, create=not pointer.index)
             try:
                 restored = restore(self._store)
                 index = 0 if restored.point is None else restored.point.index
@@ -139,13 +139,13 @@ class MachineState:
         self._broken: StorageError | None = None
         self._saved = restored.point
         self._marks: list[FlowMark] = restored.marks
-        self._tally: Tally = restored.tally
-        self._sink: StoreSink | None = None
+        self._tally: DirtyTally = restored.tally
+        self._sink: SnapshotStoreSink | None = None
         self._disk = threading.Lock()
         """Held while the store that counts changes: an ingest, a copy, a switch to another one."""
         self._changed = threading.Condition()
         self._save: _Save | None = None
-        self._garbage: list[Retired | Store] = []
+        self._garbage: list[Retired | RocksStore] = []
         self._closing = False
         self._pacer = Pacer()
         self._worker: threading.Thread | None = None
@@ -230,14 +230,14 @@ class MachineState:
             point = self._saved
         return StoreSnapshot(directory, point)
 
-    def open_sink(self, manifest: SnapshotManifest) -> StoreSink:
+    def open_sink(self, manifest: SnapshotManifest) -> SnapshotStoreSink:
         """Begin to receive a snapshot; remove the one before unless it was installed. Worker thread."""
         if self._sink is not None:
             self._sink.abort()
-        self._sink = StoreSink(self._directory.new_store(), manifest, self._cache, self._install)
+        self._sink = SnapshotStoreSink(self._directory.new_store(), manifest, self._cache, self._install)
         return self._sink
 
-    def _install(self, store: Store, restored: Restored) -> None:
+    def _install(self, store: RocksStore, restored: Restored) -> None:
         point = restored.point
         with self._disk:
             if point is None or (self._saved is not None and point.index < self._saved.index):
@@ -373,8 +373,8 @@ class MachineState:
             except OSError as fault:
                 log.error("the store was not opened again: %s", fault)
 
-    def _discard(self, garbage: Retired | Store) -> None:
-        if isinstance(garbage, Store):
+    def _discard(self, garbage: Retired | RocksStore) -> None:
+        if isinstance(garbage, RocksStore):
             garbage.close()
             shutil.rmtree(garbage.path, ignore_errors=True)
             return

@@ -23,10 +23,10 @@ from oncegate.gateway.machine.state.layout import (
 )
 from oncegate.gateway.machine.state.rows import FrozenRows, StoredRows
 from oncegate.gateway.machine.state.session_images import SessionImages
-from oncegate.gateway.machine.tables import Row
+from oncegate.gateway.machine.tables import StoredRow
 from oncegate.rifl.key_table import Changes
 
-Retired = dict[str, "Row | None"]
+Retired = dict[str, "StoredRow | None"]
 """A dict that is not used any more; freeing a large one at once would hold everybody up."""
 
 

@@ -29,12 +29,12 @@ from oncegate.flows.chunks import RangeChunk, SinglesChunk
 from oncegate.flows.cursor import ConsumerState
 from oncegate.flows.flow import FlowDeclaration
 from oncegate.gateway.machine.state.errors import StateCorrupt, StateVersionUnknown
-from oncegate.gateway.machine.tables import Remembered, Row, TableKind
+from oncegate.gateway.machine.tables import Remembered, StoredRow, TableKind
 from oncegate.rifl.completion import CompletionRecord, RangeRecord
 from oncegate.rifl.ids import ClusterTimeMs, CommitNumber, Fingerprint, SequenceNumber
 from oncegate.rifl.key_table import KeyRecord
 from oncegate.rifl.result_tracker import ResultTracker
-from oncegate.rifl.session import Session
+from oncegate.rifl.session import SessionRecord
 
 FORMAT: Final = 3
 META_KEY: Final = b"\x00"
@@ -130,7 +130,7 @@ class StoredRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class SessionImage(msgspec.Struct, array_like=True, frozen=True):
     """A session with its completion records."""
 
-    session: Session
+    session: SessionRecord
     first_incomplete: SequenceNumber
     highest: SequenceNumber
     records: dict[int, StoredRecord]
@@ -241,15 +241,15 @@ def rows_prefix(table: int) -> bytes:
     return ROWS + _U16.pack(table)
 
 
-def encode_row(row: Row) -> bytes:
+def encode_row(row: StoredRow) -> bytes:
     """Return the value of a row."""
     return row.version.to_bytes(_VERSION_BYTES, "big") + row.value
 
 
-def decode_row(value: bytes) -> Row:
+def decode_row(value: bytes) -> StoredRow:
     """Read a row."""
     version = int.from_bytes(value[:_VERSION_BYTES], "big")
-    return Row(version, value[_VERSION_BYTES:])  # type: ignore[arg-type]  # each row read would pay for the call
+    return StoredRow(version, value[_VERSION_BYTES:])  # type: ignore[arg-type]  # each row read would pay for the call
 
 
 def session_key(client_id: int) -> bytes:
@@ -257,12 +257,12 @@ def session_key(client_id: int) -> bytes:
     return SESSIONS + _U64.pack(client_id)
 
 
-def encode_session(session: Session, tracker: ResultTracker) -> bytes:
+def encode_session(session: SessionRecord, tracker: ResultTracker) -> bytes:
     """Return the value of a session with its records, in time proportional to their number."""
     return _encode((session, tracker.first_incomplete, tracker.highest, tracker.records, tracker.ranges))
 
 
-def decode_session(path: Path, value: bytes) -> tuple[Session, ResultTracker]:
+def decode_session(path: Path, value: bytes) -> tuple[SessionRecord, ResultTracker]:
     """Read a session with its records; raises StateCorrupt."""
     image = _decoded(path, _session, value)
     session = image.session

@@ -39,8 +39,8 @@ from oncegate.gateway.machine.state.layout import (
     piece_key,
     pieces_prefix,
 )
-from oncegate.gateway.machine.state.rows import StoredRows, Tally
-from oncegate.gateway.machine.state.store import Store
+from oncegate.gateway.machine.state.rows import DirtyTally, StoredRows
+from oncegate.gateway.machine.state.store import RocksStore
 from oncegate.gateway.machine.tables import Table
 from oncegate.rifl.errors import InvariantViolation
 from oncegate.rifl.key_table import KeyRecord
@@ -56,10 +56,10 @@ class Restored(NamedTuple):
     machine: Machine
     point: SavedPoint | None
     marks: list[FlowMark]
-    tally: Tally
+    tally: DirtyTally
 
 
-def restore(store: Store, rest: Callable[[], None] = _no_rest) -> Restored:
+def restore(store: RocksStore, rest: Callable[[], None] = _no_rest) -> Restored:
     """Read a machine; blocking, in time proportional to sessions, records and open items, not rows.
 
     Args:
@@ -77,8 +77,8 @@ def restore(store: Store, rest: Callable[[], None] = _no_rest) -> Restored:
         raise StateCorrupt(store.path, str(broken)) from broken
 
 
-def _restored(store: Store, rest: Callable[[], None]) -> Restored:
-    tally = Tally()
+def _restored(store: RocksStore, rest: Callable[[], None]) -> Restored:
+    tally = DirtyTally()
     machine = Machine(lambda number: StoredRows(number, store, tally))
     value = store.value(META_KEY)
     if value is None:
@@ -112,7 +112,7 @@ def _restored(store: Store, rest: Callable[[], None]) -> Restored:
     return Restored(machine, meta.point, marks, tally)
 
 
-def verify(store: Store, rest: Callable[[], None] = _no_rest) -> int:
+def verify(store: RocksStore, rest: Callable[[], None] = _no_rest) -> int:
     """Read every cell, so that every block's checksum is checked; returns their number.
 
     Raises:
@@ -125,13 +125,13 @@ def verify(store: Store, rest: Callable[[], None] = _no_rest) -> int:
     return cells
 
 
-def _all(store: Store) -> Iterator[bytes]:
+def _all(store: RocksStore) -> Iterator[bytes]:
     for first in range(KEYS[0] + 1):
         for key, _ in store.scan(bytes([first])):
             yield key
 
 
-def _flow(store: Store, number: int) -> tuple[Flow, FlowMark]:
+def _flow(store: RocksStore, number: int) -> tuple[Flow, FlowMark]:
     value = store.value(head_key(number))
     if value is None:
         raise StateCorrupt(store.path, f"flow {number} is missing")
@@ -146,7 +146,7 @@ def _flow(store: Store, number: int) -> tuple[Flow, FlowMark]:
     return flow, mark
 
 
-def _batches(store: Store, number: int, head: FlowHead) -> BatchLogState:
+def _batches(store: RocksStore, number: int, head: FlowHead) -> BatchLogState:
     columns = [array("q") for _ in range(5)]
     expected = head.first
     for key, value in store.scan(batches_prefix(number)):
@@ -160,7 +160,7 @@ def _batches(store: Store, number: int, head: FlowHead) -> BatchLogState:
     return BatchLogState(head.first, head.items_dropped, *(int64s_to_bytes(column) for column in columns))
 
 
-def _segment(store: Store, number: int, head: FlowHead, mark: FlowMark) -> OpenSegmentState:
+def _segment(store: RocksStore, number: int, head: FlowHead, mark: FlowMark) -> OpenSegmentState:
     """Read the open segment; pieces of one run are joined again. Completes the mark."""
     chunks: list[SealedChunk] = []
     run: list[SinglesChunk] = []

@@ -18,8 +18,8 @@ from typing import Final, NamedTuple
 
 from oncegate.gateway.machine.state.layout import decode_row, encode_row, rows_prefix
 from oncegate.gateway.machine.state.order import in_order
-from oncegate.gateway.machine.state.store import Store
-from oncegate.gateway.machine.tables import Row
+from oncegate.gateway.machine.state.store import RocksStore
+from oncegate.gateway.machine.tables import StoredRow
 from oncegate.rifl.ids import CommitNumber
 
 FRESH_ROW_BYTES: Final = 300
@@ -27,13 +27,13 @@ FRESH_ROW_BYTES: Final = 300
 RUN_KEYS: Final = 4096
 """Keys are put in order by runs of this many, as they come: sorting one takes less than a millisecond."""
 _RUN_MASK: Final = RUN_KEYS - 1
-_BELOW: Final = Row(CommitNumber(-1), b"")
+_BELOW: Final = StoredRow(CommitNumber(-1), b"")
 """Stands for "not here, look below"; compared by identity."""
 _UNREAD: Final = b"unread"
 """Stands for "not read ahead"; compared by identity."""
 
 
-class Tally:
+class DirtyTally:
     """Rows written since the last freeze, over all tables, and the memory they take in bytes, roughly."""
 
     __slots__ = ("bytes", "rows")
@@ -47,7 +47,7 @@ class FrozenRows(NamedTuple):
     """What one save writes of one table; immutable. None is a deleted row."""
 
     table: int
-    rows: dict[str, Row | None]
+    rows: dict[str, StoredRow | None]
     runs: list[list[str]]
 
     def cells(self) -> Iterator[tuple[bytes, bytes | None]]:
@@ -81,15 +81,15 @@ class StoredRows:
         "_tally",
     )
 
-    def __init__(self, table: int, store: Store, tally: Tally, count: int = 0) -> None:
+    def __init__(self, table: int, store: RocksStore, tally: DirtyTally, count: int = 0) -> None:
         self._table = table
         self._prefix = rows_prefix(table)
         self._store = store
         self._tally = tally
         self._count = count
-        self._fresh: dict[str, Row | None] = {}
+        self._fresh: dict[str, StoredRow | None] = {}
         self._runs: list[list[str]] = []
-        self._frozen: dict[str, Row | None] = {}
+        self._frozen: dict[str, StoredRow | None] = {}
         self._frozen_runs: list[list[str]] = []
         self._ahead: dict[str, bytes | None] = {}
 
@@ -105,7 +105,7 @@ class StoredRows:
             found = self._store.values([prefix + key.encode() for key in below])
             self._ahead = dict(zip(below, found, strict=True))
 
-    def get(self, key: str) -> Row | None:
+    def get(self, key: str) -> StoredRow | None:
         """Return the row, or None; raises StateCorrupt when its block on disk has changed."""
         row = self._fresh.get(key, _BELOW)
         if row is not _BELOW:
@@ -118,7 +118,7 @@ class StoredRows:
             value = self._store.value(self._prefix + key.encode())
         return None if value is None else decode_row(value)
 
-    def put(self, key: str, row: Row, before: Row | None) -> None:
+    def put(self, key: str, row: StoredRow, before: StoredRow | None) -> None:
         """Insert, or replace ``before``."""
         fresh, tally = self._fresh, self._tally
         size = len(fresh)
@@ -133,7 +133,7 @@ class StoredRows:
         if before is None:
             self._count += 1
 
-    def delete(self, key: str, before: Row) -> None:
+    def delete(self, key: str, before: StoredRow) -> None:
         """Remove ``before``."""
         fresh, tally = self._fresh, self._tally
         size = len(fresh)
@@ -150,9 +150,9 @@ class StoredRows:
     def _close_run(self) -> None:
         self._runs.append(sorted(islice(reversed(self._fresh), RUN_KEYS)))
 
-    def page(self, prefix: str, after: str, limit: int) -> list[tuple[str, Row]]:
+    def page(self, prefix: str, after: str, limit: int) -> list[tuple[str, StoredRow]]:
         """Return up to ``limit`` rows with that prefix and a key greater than ``after``, in key order."""
-        page: list[tuple[str, Row]] = []
+        page: list[tuple[str, StoredRow]] = []
         for key, row in self._merged(max(prefix, after)):
             if not key.startswith(prefix) or len(page) == limit:
                 break
@@ -160,11 +160,11 @@ class StoredRows:
                 page.append((key, row))
         return page
 
-    def items(self) -> Iterator[tuple[str, Row]]:
+    def items(self) -> Iterator[tuple[str, StoredRow]]:
         """All rows, in key order; not to be mixed with writes."""
         return self._merged("")
 
-    def _merged(self, start: str) -> Iterator[tuple[str, Row]]:
+    def _merged(self, start: str) -> Iterator[tuple[str, StoredRow]]:
         last: str | None = None
         for key, _, row in merge(
             _from(0, self._fresh, self._runs, start),
@@ -177,12 +177,12 @@ class StoredRows:
                 if row is not None:
                     yield key, row
 
-    def _stored(self, start: str) -> Iterator[tuple[str, int, Row | None]]:
+    def _stored(self, start: str) -> Iterator[tuple[str, int, StoredRow | None]]:
         skip = len(self._prefix)
         for key, value in self._store.scan(self._prefix, start.encode()):
             yield key[skip:].decode(), 2, decode_row(value)
 
-    def freeze(self) -> tuple[FrozenRows, dict[str, Row | None]] | None:
+    def freeze(self) -> tuple[FrozenRows, dict[str, StoredRow | None]] | None:
         """Hand over the new rows and start an empty dict; None if there are none. O(1).
 
         Returns:
@@ -198,13 +198,13 @@ class StoredRows:
         return FrozenRows(self._table, self._frozen, self._frozen_runs), retired
 
 
-def _tail(rows: dict[str, Row | None]) -> list[str]:
+def _tail(rows: dict[str, StoredRow | None]) -> list[str]:
     """Return in order the keys that no run holds yet: the newest ones, fewer than RUN_KEYS."""
     return sorted(islice(reversed(rows), len(rows) & _RUN_MASK))
 
 
 def _from(
-    layer: int, rows: dict[str, Row | None], runs: Iterable[list[str]], start: str
-) -> Iterator[tuple[str, int, Row | None]]:
+    layer: int, rows: dict[str, StoredRow | None], runs: Iterable[list[str]], start: str
+) -> Iterator[tuple[str, int, StoredRow | None]]:
     parts = (islice(run, bisect_left(run, start), None) for run in (*runs, _tail(rows)))
     return ((key, layer, rows[key]) for key in merge(*parts))

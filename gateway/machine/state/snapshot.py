@@ -20,7 +20,7 @@ from oncegate.consensus.ports import SavedPoint, SnapshotFile, SnapshotManifest
 from oncegate.gateway.machine.state.errors import StateCorrupt
 from oncegate.gateway.machine.state.pacer import Pacer
 from oncegate.gateway.machine.state.restore import Restored, restore, verify
-from oncegate.gateway.machine.state.store import Store, snapshot_files
+from oncegate.gateway.machine.state.store import RocksStore, snapshot_files
 
 FILES_MAX: Final = 100_000
 FLUSHED_BYTES: Final = 2**20
@@ -64,7 +64,7 @@ class StoreSnapshot:
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
-class StoreSink:
+class SnapshotStoreSink:
     """A store on its way in (:class:`oncegate.consensus.ports.SnapshotSink`)."""
 
     def __init__(
@@ -72,7 +72,7 @@ class StoreSink:
         directory: Path,
         manifest: SnapshotManifest,
         cache: Cache,
-        install: Callable[[Store, Restored], None],
+        install: Callable[[RocksStore, Restored], None],
     ) -> None:
         if len(manifest.files) > FILES_MAX or any(_NAME.fullmatch(file.name) is None for file in manifest.files):
             raise StateCorrupt(directory, "the manifest names files that no state has")
@@ -86,7 +86,7 @@ class StoreSink:
         self._offset = 0
         self._unflushed = 0
         self._handle: BinaryIO | None = None
-        self._ready: tuple[Store, Restored] | None = None
+        self._ready: tuple[RocksStore, Restored] | None = None
         self._installed = False
         directory.mkdir()
 
@@ -143,7 +143,7 @@ class StoreSink:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        store = Store(self._directory, self._cache, create=False)
+        store = RocksStore(self._directory, self._cache, create=False)
         try:
             pacer = Pacer()
             verify(store, pacer.rest)

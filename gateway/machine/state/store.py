@@ -3,7 +3,7 @@
 Owns: every call of rocksdict, its options, and what its errors mean. Must not know what a cell holds.
 
 Nothing is ever written through the memtable or the log of RocksDB. :class:`CellWriter` makes a sorted file and
-:meth:`Store.ingest` adds it in one atomic, durable step: the file is flushed when it is finished, and
+:meth:`RocksStore.ingest` adds it in one atomic, durable step: the file is flushed when it is finished, and
 the ingest flushes the new link, the directory and the manifest before it returns (checked with strace).
 """
 
@@ -82,7 +82,7 @@ def options(cache: Cache, *, create: bool) -> Options:
     return made
 
 
-class Store:
+class RocksStore:
     """One RocksDB directory. Look-ups and scans from any thread, everything else from one worker.
 
     A look-up holds the handle for its own length, a scan until its last cell was taken or the scan was closed, and

@@ -18,15 +18,15 @@ from oncegate.proof.check.nemesis import (
     speeds,
     targets,
 )
-from oncegate.proof.check.nemesis.fault import FAULTS, Action, Choice, Fault, PlanView, fault
+from oncegate.proof.check.nemesis.fault import FAULTS, Action, Fault, FaultChoice, PlanView, fault
 from oncegate.proof.check.nemesis.nemesis import Nemesis
 from oncegate.proof.check.nemesis.plan import FaultPlan, LeftOut, available, names_of, plan_of
 
 __all__ = [
     "FAULTS",
     "Action",
-    "Choice",
     "Fault",
+    "FaultChoice",
     "FaultNote",
     "FaultPlan",
     "LeftOut",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from oncegate.proof.check.cluster import CheckCluster
 from oncegate.proof.check.equipment import Equipment
-from oncegate.proof.check.nemesis.fault import Choice, Fault, PlanView, Random, fault, with_leader
+from oncegate.proof.check.nemesis.fault import Fault, FaultChoice, PlanView, Random, fault, with_leader
 from oncegate.proof.check.wall_clock import DAY_S
 
 
@@ -33,10 +33,12 @@ class ClockStep(_Clock):
     name = "clock_step"
 
     @classmethod
-    def pick(cls, random: Random, view: PlanView) -> Choice | None:
+    def pick(cls, random: Random, view: PlanView) -> FaultChoice | None:
         """By a power of ten of milliseconds, at most a day."""
         size = min(10 ** random.uniform(-1, 5), DAY_S)
-        return Choice(with_leader(random, view.nodes).targets, {"offset_s": round(random.choice((-1, 1)) * size, 3)})
+        return FaultChoice(
+            with_leader(random, view.nodes).targets, {"offset_s": round(random.choice((-1, 1)) * size, 3)}
+        )
 
 
 @fault
@@ -46,6 +48,6 @@ class ClockDrift(_Clock):
     name = "clock_drift"
 
     @classmethod
-    def pick(cls, random: Random, view: PlanView) -> Choice | None:
+    def pick(cls, random: Random, view: PlanView) -> FaultChoice | None:
         """Between half and four times as fast."""
-        return Choice(with_leader(random, view.nodes).targets, {"rate": round(2 ** random.uniform(-1, 2), 3)})
+        return FaultChoice(with_leader(random, view.nodes).targets, {"rate": round(2 ** random.uniform(-1, 2), 3)})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from oncegate.proof.check.cluster import CheckCluster
 from oncegate.proof.check.equipment import Equipment
-from oncegate.proof.check.nemesis.fault import Choice, Fault, PlanView, Random, fault, one_or_all
+from oncegate.proof.check.nemesis.fault import Fault, FaultChoice, PlanView, Random, fault, one_or_all
 
 
 @fault
@@ -18,7 +18,7 @@ class FullDisk(Fault):
     seconds = (1.0, 4.0)
 
     @classmethod
-    def pick(cls, random: Random, view: PlanView) -> Choice | None:
+    def pick(cls, random: Random, view: PlanView) -> FaultChoice | None:
         """One node, the leader, or all."""
         return one_or_all(random, view)
 
@@ -46,10 +46,10 @@ class SlowDisk(Fault):
     seconds = (0.5, 4.0)
 
     @classmethod
-    def pick(cls, random: Random, view: PlanView) -> Choice | None:
+    def pick(cls, random: Random, view: PlanView) -> FaultChoice | None:
         """From a millisecond to most of an election time-out."""
         chosen = one_or_all(random, view)
-        return Choice(chosen.targets, {"delay_s": round(10 ** random.uniform(-3, -0.3), 4)})
+        return FaultChoice(chosen.targets, {"delay_s": round(10 ** random.uniform(-3, -0.3), 4)})
 
     def inject(self, cluster: CheckCluster) -> str:
         for node_id in self.targets:

@@ -46,7 +46,7 @@ class Action(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.start + self.seconds
 
 
-class Choice(msgspec.Struct, frozen=True):
+class FaultChoice(msgspec.Struct, frozen=True):
     """What a fault picked: on whom, and how."""
 
     targets: tuple[str, ...] = ()
@@ -92,7 +92,7 @@ class Fault(abc.ABC):
 
     @classmethod
     @abc.abstractmethod
-    def pick(cls, random: Random, view: PlanView) -> Choice | None:
+    def pick(cls, random: Random, view: PlanView) -> FaultChoice | None:
         """Choose targets and arguments, or None when it cannot be now. Pure."""
 
     @abc.abstractmethod
@@ -138,9 +138,9 @@ def fault(kind: F) -> F:
     return kind
 
 
-def one_of(random: Random, nodes: Sequence[str]) -> Choice | None:
+def one_of(random: Random, nodes: Sequence[str]) -> FaultChoice | None:
     """One node, any."""
-    return Choice((random.choice(list(nodes)),)) if nodes else None
+    return FaultChoice((random.choice(list(nodes)),)) if nodes else None
 
 
 def in_any_order(random: Random, view: PlanView) -> tuple[str, ...]:
@@ -148,11 +148,11 @@ def in_any_order(random: Random, view: PlanView) -> tuple[str, ...]:
     return tuple(random.sample(view.nodes, len(view.nodes)))
 
 
-def one_or_all(random: Random, view: PlanView) -> Choice:
+def one_or_all(random: Random, view: PlanView) -> FaultChoice:
     """All nodes, three times in ten, else the leader or any."""
-    return Choice(view.nodes) if random.random() < 0.3 else with_leader(random, view.nodes)
+    return FaultChoice(view.nodes) if random.random() < 0.3 else with_leader(random, view.nodes)
 
 
-def with_leader(random: Random, nodes: Sequence[str]) -> Choice:
+def with_leader(random: Random, nodes: Sequence[str]) -> FaultChoice:
     """The leader, half the time, else any node."""
-    return Choice((LEADER if random.random() < 0.5 else random.choice(list(nodes)),))
+    return FaultChoice((LEADER if random.random() < 0.5 else random.choice(list(nodes)),))

@@ -16,7 +16,7 @@ from oncegate.gateway.local.waiting import wait_for
 from oncegate.proof.check import damage, membership
 from oncegate.proof.check.cluster import CheckCluster
 from oncegate.proof.check.equipment import Equipment
-from oncegate.proof.check.nemesis.fault import Choice, Down, Fault, PlanView, Random, fault, one_of
+from oncegate.proof.check.nemesis.fault import Down, Fault, FaultChoice, PlanView, Random, fault, one_of
 from oncegate.proof.check.nemesis.members import RECOVERY_S
 
 VERDICT_S: Final = 20.0
@@ -43,10 +43,10 @@ class PowerLoss(Down):
     seconds = (0.3, 2.0)
 
     @classmethod
-    def pick(cls, random: Random, view: PlanView) -> Choice | None:
+    def pick(cls, random: Random, view: PlanView) -> FaultChoice | None:
         """One node, or all at once."""
         nodes = view.nodes if random.random() < 0.6 else (random.choice(view.nodes),)
-        return Choice(nodes, {"kept": random.choice([0.0, 0.5]), "seed": random.randrange(2**32)})
+        return FaultChoice(nodes, {"kept": random.choice([0.0, 0.5]), "seed": random.randrange(2**32)})
 
     def inject(self, cluster: CheckCluster) -> str:
         flushes = {node_id: cluster.flushes[node_id] for node_id in self.targets}
@@ -74,9 +74,9 @@ class TornTail(Down):
     seconds = (0.3, 2.0)
 
     @classmethod
-    def pick(cls, random: Random, view: PlanView) -> Choice | None:
+    def pick(cls, random: Random, view: PlanView) -> FaultChoice | None:
         """One node, or all at once."""
-        return Choice(view.nodes) if random.random() < 0.3 else one_of(random, view.nodes)
+        return FaultChoice(view.nodes) if random.random() < 0.3 else one_of(random, view.nodes)
 
     def inject(self, cluster: CheckCluster) -> str:
         torn = []
@@ -100,10 +100,10 @@ class FlippedBit(Fault):
     seconds = (1.0, 4.0)
 
     @classmethod
-    def pick(cls, random: Random, view: PlanView) -> Choice | None:
+    def pick(cls, random: Random, view: PlanView) -> FaultChoice | None:
         """Any file whose bits count."""
         chosen = one_of(random, view.damageable)
-        return None if chosen is None else Choice(chosen.targets, {"damage": random.choice(_FLIPS)})
+        return None if chosen is None else FaultChoice(chosen.targets, {"damage": random.choice(_FLIPS)})
 
     def inject(self, cluster: CheckCluster) -> str:
         (node_id,) = self.targets

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from oncegate.proof.check.cluster import CheckCluster
-from oncegate.proof.check.nemesis.fault import LEADER, Choice, Fault, PlanView, Random, fault, one_of
+from oncegate.proof.check.nemesis.fault import LEADER, Fault, FaultChoice, PlanView, Random, fault, one_of
 
 
 class _Freeze(Fault):
@@ -26,7 +26,7 @@ class FreezeOne(_Freeze):
     name = "freeze_one"
 
     @classmethod
-    def pick(cls, random: Random, view: PlanView) -> Choice | None:
+    def pick(cls, random: Random, view: PlanView) -> FaultChoice | None:
         """Any node."""
         return one_of(random, view.nodes)
 
@@ -40,9 +40,9 @@ class FreezeLeader(_Freeze):
     weight = 2.0
 
     @classmethod
-    def pick(cls, random: Random, view: PlanView) -> Choice | None:
+    def pick(cls, random: Random, view: PlanView) -> FaultChoice | None:
         """Who leads then."""
-        return Choice((LEADER,))
+        return FaultChoice((LEADER,))
 
 
 @fault
@@ -53,6 +53,6 @@ class FreezeAll(_Freeze):
     weight = 0.5
 
     @classmethod
-    def pick(cls, random: Random, view: PlanView) -> Choice | None:
+    def pick(cls, random: Random, view: PlanView) -> FaultChoice | None:
         """All."""
-        return Choice(view.nodes)
+        return FaultChoice(view.nodes)

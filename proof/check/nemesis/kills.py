@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from oncegate.proof.check.cluster import CheckCluster
-from oncegate.proof.check.nemesis.fault import LEADER, Choice, Down, PlanView, Random, fault, one_of
+from oncegate.proof.check.nemesis.fault import LEADER, Down, FaultChoice, PlanView, Random, fault, one_of
 
 
 class _Kill(Down):
@@ -22,7 +22,7 @@ class KillOne(_Kill):
     name = "kill_one"
 
     @classmethod
-    def pick(cls, random: Random, view: PlanView) -> Choice | None:
+    def pick(cls, random: Random, view: PlanView) -> FaultChoice | None:
         """Any node."""
         return one_of(random, view.nodes)
 
@@ -35,9 +35,9 @@ class KillLeader(_Kill):
     weight = 2.0
 
     @classmethod
-    def pick(cls, random: Random, view: PlanView) -> Choice | None:
+    def pick(cls, random: Random, view: PlanView) -> FaultChoice | None:
         """Who leads then."""
-        return Choice((LEADER,))
+        return FaultChoice((LEADER,))
 
 
 @fault
@@ -47,9 +47,9 @@ class KillMinority(_Kill):
     name = "kill_minority"
 
     @classmethod
-    def pick(cls, random: Random, view: PlanView) -> Choice | None:
+    def pick(cls, random: Random, view: PlanView) -> FaultChoice | None:
         """Any of them."""
-        return Choice(tuple(random.sample(view.nodes, view.minority))) if view.minority else None
+        return FaultChoice(tuple(random.sample(view.nodes, view.minority))) if view.minority else None
 
 
 @fault
@@ -59,9 +59,9 @@ class KillMajority(_Kill):
     name = "kill_majority"
 
     @classmethod
-    def pick(cls, random: Random, view: PlanView) -> Choice | None:
+    def pick(cls, random: Random, view: PlanView) -> FaultChoice | None:
         """Any of them."""
-        return Choice(tuple(random.sample(view.nodes, view.minority + 1)))
+        return FaultChoice(tuple(random.sample(view.nodes, view.minority + 1)))
 
 
 @fault
@@ -71,6 +71,6 @@ class KillAll(_Kill):
     name = "kill_all"
 
     @classmethod
-    def pick(cls, random: Random, view: PlanView) -> Choice | None:
+    def pick(cls, random: Random, view: PlanView) -> FaultChoice | None:
         """All."""
-        return Choice(view.nodes)
+        return FaultChoice(view.nodes)

@@ -6,7 +6,7 @@ from typing import Final
 
 from oncegate.proof.check import membership
 from oncegate.proof.check.cluster import CheckCluster
-from oncegate.proof.check.nemesis.fault import Choice, Fault, PlanView, Random, fault, one_of
+from oncegate.proof.check.nemesis.fault import Fault, FaultChoice, PlanView, Random, fault, one_of
 
 JOIN_S: Final = 30.0
 RECOVERY_S: Final = 4.0
@@ -20,9 +20,9 @@ class _Change(Fault):
     seconds = (1.0, 5.0)
 
 
-def _stranger(view: PlanView) -> Choice:
+def _stranger(view: PlanView) -> FaultChoice:
     """A node that is none yet."""
-    return Choice((f"n{len(view.nodes) + 1}",))
+    return FaultChoice((f"n{len(view.nodes) + 1}",))
 
 
 @fault
@@ -32,7 +32,7 @@ class MemberAdded(_Change):
     name = "member_added"
 
     @classmethod
-    def pick(cls, random: Random, view: PlanView) -> Choice | None:
+    def pick(cls, random: Random, view: PlanView) -> FaultChoice | None:
         """The next free id."""
         return _stranger(view)
 
@@ -52,7 +52,7 @@ class LearnerAdded(_Change):
     name = "learner_added"
 
     @classmethod
-    def pick(cls, random: Random, view: PlanView) -> Choice | None:
+    def pick(cls, random: Random, view: PlanView) -> FaultChoice | None:
         """The next free id."""
         return _stranger(view)
 
@@ -73,7 +73,7 @@ class MemberRemoved(_Change):
     persistent = True
 
     @classmethod
-    def pick(cls, random: Random, view: PlanView) -> Choice | None:
+    def pick(cls, random: Random, view: PlanView) -> FaultChoice | None:
         """One of those that may lose their data."""
         return one_of(random, view.damageable)
 
@@ -94,7 +94,7 @@ class MemberReplaced(_Change):
     persistent = True
 
     @classmethod
-    def pick(cls, random: Random, view: PlanView) -> Choice | None:
+    def pick(cls, random: Random, view: PlanView) -> FaultChoice | None:
         """One of those that may lose their data."""
         return one_of(random, view.damageable)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
-from oncegate.gateway.local.blocking_http import Refused, Unreachable
+from oncegate.gateway.local.blocking_http import RequestRefused, Unreachable
 from oncegate.proof.check.cluster import CheckCluster
 from oncegate.proof.check.errors import CheckError
 from oncegate.proof.check.fault_note import FaultNote
@@ -22,7 +22,7 @@ from oncegate.proof.check.nemesis.plan import FaultPlan
 
 HEAL_S: Final = 90.0
 _THREADS: Final = 8
-_FAILURES: Final = (CheckError, OSError, RuntimeError, Refused, Unreachable)
+_FAILURES: Final = (CheckError, OSError, RuntimeError, RequestRefused, Unreachable)
 """What may keep one fault from being carried out while others are there; the end of the run judges the cluster."""
 T = TypeVar("T")
 

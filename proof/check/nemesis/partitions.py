@@ -7,7 +7,16 @@ import itertools
 
 from oncegate.proof.check.cluster import CheckCluster
 from oncegate.proof.check.links import Ends, How
-from oncegate.proof.check.nemesis.fault import LEADER, Choice, Fault, PlanView, Random, fault, in_any_order, with_leader
+from oncegate.proof.check.nemesis.fault import (
+    LEADER,
+    Fault,
+    FaultChoice,
+    PlanView,
+    Random,
+    fault,
+    in_any_order,
+    with_leader,
+)
 
 
 class _Partition(Fault):
@@ -45,9 +54,9 @@ class PartitionHalves(_Partition):
     name = "partition_halves"
 
     @classmethod
-    def pick(cls, random: Random, view: PlanView) -> Choice | None:
+    def pick(cls, random: Random, view: PlanView) -> FaultChoice | None:
         """Any minority."""
-        return Choice(tuple(random.sample(view.nodes, view.minority)), _how(random)) if view.minority else None
+        return FaultChoice(tuple(random.sample(view.nodes, view.minority)), _how(random)) if view.minority else None
 
     def ways(self, nodes: list[str]) -> list[Ends]:
         return [(a, b) for a, b in itertools.permutations(nodes, 2) if (a in self.targets) != (b in self.targets)]
@@ -62,9 +71,9 @@ class PartitionLeader(PartitionHalves):
     seconds = (1.5, 4.0)
 
     @classmethod
-    def pick(cls, random: Random, view: PlanView) -> Choice | None:
+    def pick(cls, random: Random, view: PlanView) -> FaultChoice | None:
         """Who leads then."""
-        return Choice((LEADER,), _how(random))
+        return FaultChoice((LEADER,), _how(random))
 
 
 @fault
@@ -74,10 +83,10 @@ class PartitionOneWay(_Partition):
     name = "partition_one_way"
 
     @classmethod
-    def pick(cls, random: Random, view: PlanView) -> Choice | None:
+    def pick(cls, random: Random, view: PlanView) -> FaultChoice | None:
         """The leader or any node, deaf or mute."""
         chosen = with_leader(random, view.nodes)
-        return Choice(chosen.targets, {**_how(random), "deaf": random.random() < 0.5})
+        return FaultChoice(chosen.targets, {**_how(random), "deaf": random.random() < 0.5})
 
     def ways(self, nodes: list[str]) -> list[Ends]:
         ways = itertools.permutations(nodes, 2)
@@ -90,9 +99,9 @@ class _Shape(_Partition):
     nodes_min = 3
 
     @classmethod
-    def pick(cls, random: Random, view: PlanView) -> Choice | None:
+    def pick(cls, random: Random, view: PlanView) -> FaultChoice | None:
         """The nodes in any order."""
-        return Choice(in_any_order(random, view), _how(random)) if len(view.nodes) >= cls.nodes_min else None
+        return FaultChoice(in_any_order(random, view), _how(random)) if len(view.nodes) >= cls.nodes_min else None
 
 
 @fault

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 from typing import Final
 
-from oncegate.gateway.local.blocking_http import Refused, Unreachable, send_json
+from oncegate.gateway.local.blocking_http import RequestRefused, Unreachable, send_json
 from oncegate.gateway.local.waiting import wait_for
 from oncegate.proof.check.cluster import CheckCluster
 from oncegate.proof.check.nemesis.fault import (
     LEADER,
-    Choice,
     Down,
     Fault,
+    FaultChoice,
     PlanView,
     Random,
     fault,
@@ -33,7 +33,7 @@ class StopOne(Down):
     seconds = (0.3, 3.0)
 
     @classmethod
-    def pick(cls, random: Random, view: PlanView) -> Choice | None:
+    def pick(cls, random: Random, view: PlanView) -> FaultChoice | None:
         """The leader, or any."""
         return with_leader(random, view.nodes)
 
@@ -53,9 +53,9 @@ class RollingRestart(Down):
     weight = 0.7
 
     @classmethod
-    def pick(cls, random: Random, view: PlanView) -> Choice | None:
+    def pick(cls, random: Random, view: PlanView) -> FaultChoice | None:
         """All, in any order."""
-        return Choice(in_any_order(random, view))
+        return FaultChoice(in_any_order(random, view))
 
     def inject(self, cluster: CheckCluster) -> str:
         late = []
@@ -78,16 +78,16 @@ class TransferLeader(Fault):
     seconds = (0.1, 0.5)
 
     @classmethod
-    def pick(cls, random: Random, view: PlanView) -> Choice | None:
+    def pick(cls, random: Random, view: PlanView) -> FaultChoice | None:
         """From whoever leads to a node, or to the next one should it lead already."""
-        return Choice((LEADER,), {"to": random.choice(view.nodes)})
+        return FaultChoice((LEADER,), {"to": random.choice(view.nodes)})
 
     def inject(self, cluster: CheckCluster) -> str:
         (leader,) = self.targets
         to = str(self.argument("to"))
         if to == leader:
             to = next((node_id for node_id in cluster.meant if node_id != leader), leader)
-        with contextlib.suppress(Refused, Unreachable):
+        with contextlib.suppress(RequestRefused, Unreachable):
             send_json("POST", f"{cluster.asked()}/v1/cluster/leader", {"to": to}, TRANSFER_S)
         return f"{leader} led; {cluster.leader_now()} leads"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from oncegate.proof.check.cluster import CheckCluster
-from oncegate.proof.check.nemesis.fault import Choice, Fault, PlanView, Random, fault
+from oncegate.proof.check.nemesis.fault import Fault, FaultChoice, PlanView, Random, fault
 
 
 class _Speed(Fault):
@@ -35,10 +35,10 @@ class SlowLinks(_Speed):
     name = "slow_links"
 
     @classmethod
-    def pick(cls, random: Random, view: PlanView) -> Choice | None:
+    def pick(cls, random: Random, view: PlanView) -> FaultChoice | None:
         """Up to a third of an election time-out."""
         how = {"delay_s": round(random.uniform(0.001, 0.1), 4), "jitter_s": round(random.uniform(0, 0.1), 4)}
-        return Choice(_where(random, view), how)
+        return FaultChoice(_where(random, view), how)
 
 
 @fault
@@ -48,9 +48,9 @@ class LossyLinks(_Speed):
     name = "lossy_links"
 
     @classmethod
-    def pick(cls, random: Random, view: PlanView) -> Choice | None:
+    def pick(cls, random: Random, view: PlanView) -> FaultChoice | None:
         """One read in a hundred to one in five."""
-        return Choice(_where(random, view), {"loss": round(random.uniform(0.01, 0.2), 3)})
+        return FaultChoice(_where(random, view), {"loss": round(random.uniform(0.01, 0.2), 3)})
 
 
 @fault
@@ -60,9 +60,9 @@ class ThinLinks(_Speed):
     name = "thin_links"
 
     @classmethod
-    def pick(cls, random: Random, view: PlanView) -> Choice | None:
+    def pick(cls, random: Random, view: PlanView) -> FaultChoice | None:
         """From 64 KiB to 4 MiB a second."""
-        return Choice(_where(random, view), {"bytes_per_s": float(64 * 1024 * 2 ** random.randrange(7))})
+        return FaultChoice(_where(random, view), {"bytes_per_s": float(64 * 1024 * 2 ** random.randrange(7))})
 
 
 @fault
@@ -72,9 +72,9 @@ class ResetLinks(_Speed):
     name = "reset_links"
 
     @classmethod
-    def pick(cls, random: Random, view: PlanView) -> Choice | None:
+    def pick(cls, random: Random, view: PlanView) -> FaultChoice | None:
         """Every twentieth to half of a second."""
-        return Choice((), {"every_s": round(random.uniform(0.05, 0.5), 3)})
+        return FaultChoice((), {"every_s": round(random.uniform(0.05, 0.5), 3)})
 
     def inject(self, cluster: CheckCluster) -> str:
         cluster.links.storm(every_s=float(self.argument("every_s")))

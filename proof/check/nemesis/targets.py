@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from oncegate.proof.check.cluster import CheckCluster
-from oncegate.proof.check.nemesis.fault import Choice, Fault, PlanView, Random, fault
+from oncegate.proof.check.nemesis.fault import Fault, FaultChoice, PlanView, Random, fault
 
 
 class _KillProcess(Fault):
@@ -11,9 +11,9 @@ class _KillProcess(Fault):
     seconds = (0.5, 4.0)
 
     @classmethod
-    def pick(cls, random: Random, view: PlanView) -> Choice | None:
+    def pick(cls, random: Random, view: PlanView) -> FaultChoice | None:
         """The process itself."""
-        return Choice((cls.process,))
+        return FaultChoice((cls.process,))
 
     def inject(self, cluster: CheckCluster) -> str:
         target = cluster.targets.get(self.process)

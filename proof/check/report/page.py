@@ -22,7 +22,7 @@ import msgspec
 from oncegate.proof.check.folder import RunFolder, replace_file
 from oncegate.proof.check.report.payload import FAULTS_MAX, OPERATIONS_MAX, end_of, payload
 from oncegate.proof.check.report.plots import alone, latency_plot, rate_plot
-from oncegate.proof.check.report.recorded import Recorded, recorded
+from oncegate.proof.check.report.recorded import RecordedRun, recorded
 from oncegate.proof.check.report.series import series
 from oncegate.proof.check.report.texts import TEXT_CHARS_MAX, shortened, spelled
 from oncegate.proof.lincheck.verdict import Result
@@ -56,7 +56,7 @@ def write_report(folder: RunFolder, *, operations_max: int = OPERATIONS_MAX) -> 
     return folder.report
 
 
-def render(run: Recorded, data: Mapping[str, Any], latency: str, rate: str) -> str:
+def render(run: RecordedRun, data: Mapping[str, Any], latency: str, rate: str) -> str:
     """Return the page."""
     script = '(() => {\n"use strict";\n' + "".join(_asset(name) for name in _SCRIPTS) + "})();\n"
     style = _asset("page.css") + _asset("plot.css")
@@ -105,7 +105,7 @@ def _policy(script: str, style: str) -> str:
     )
 
 
-def _about(run: Recorded) -> str:
+def _about(run: RecordedRun) -> str:
     info = run.info
     parts = [
         info.workload,
@@ -119,7 +119,7 @@ def _about(run: Recorded) -> str:
     return ", ".join(filter(None, (shortened(part, TEXT_CHARS_MAX) for part in parts)))
 
 
-def _tiles(run: Recorded) -> str:
+def _tiles(run: RecordedRun) -> str:
     counts = dict.fromkeys(("ok", "unknown", "failed"), 0)
     for operation in run.operations:
         counts[operation.status] += 1
@@ -134,7 +134,7 @@ def _tiles(run: Recorded) -> str:
     return "".join(f"<li><b>{escape(value)}</b><span>{escape(name)}</span></li>" for value, name in tiles)
 
 
-def _words(run: Recorded, data: Mapping[str, Any]) -> list[str]:
+def _words(run: RecordedRun, data: Mapping[str, Any]) -> list[str]:
     """Return the words of the first failure; without one, what every check found."""
     for check in data["checks"]:
         for failure in check["failures"]:
@@ -166,7 +166,7 @@ def _check(check: Result) -> str:
     )
 
 
-def _faults(run: Recorded) -> str:
+def _faults(run: RecordedRun) -> str:
     if not run.faults:
         return '<p class="quiet">None.</p>'
     rows = [
@@ -184,7 +184,7 @@ def _faults(run: Recorded) -> str:
     return _table(("fault", "target", "from", "lasted", "detail"), rows) + more
 
 
-def _run(run: Recorded) -> str:
+def _run(run: RecordedRun) -> str:
     info = run.info
     last = max((end_of(operation, run.ended) for operation in run.operations), default=0)
     rows = [

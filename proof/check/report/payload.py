@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from oncegate.proof.check.fault_note import FaultNote
-from oncegate.proof.check.folder import Verdict
+from oncegate.proof.check.folder import RunVerdict
 from oncegate.proof.check.report.sample import OPERATIONS_MAX, Lanes, lanes, sampled
 from oncegate.proof.check.report.texts import (
     PROOF_CHARS_MAX,
@@ -51,7 +51,7 @@ class _Texts:
 
 def payload(
     operations: Sequence[Operation],
-    verdict: Verdict,
+    verdict: RunVerdict,
     faults: Sequence[FaultNote],
     ended: Mapping[int, tuple[int, str | None]],
     nodes: Sequence[str] = (),

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from oncegate.proof.check.fault_note import FaultNote
-from oncegate.proof.check.folder import RunFolder, RunInfo, Verdict
+from oncegate.proof.check.folder import RunFolder, RunInfo, RunVerdict
 from oncegate.proof.check.folder_errors import FileMalformed
 from oncegate.proof.lincheck.history import Event, HistoryError, Operation, operations
 
 
-class Recorded(NamedTuple):
+class RecordedRun(NamedTuple):
     """Everything a page tells.
 
     Attributes:
@@ -24,13 +24,13 @@ class Recorded(NamedTuple):
     """
 
     info: RunInfo
-    verdict: Verdict
+    verdict: RunVerdict
     faults: list[FaultNote]
     operations: list[Operation]
     ended: dict[int, tuple[int, str | None]]
 
 
-def recorded(folder: RunFolder) -> Recorded:
+def recorded(folder: RunFolder) -> RecordedRun:
     """Read the folder.
 
     Raises:
@@ -43,7 +43,7 @@ def recorded(folder: RunFolder) -> Recorded:
         found = operations(events)
     except HistoryError as bad:
         raise FileMalformed(folder.history, bad.detail.partition(": ")[2], line=bad.line) from bad
-    return Recorded(info, verdict, folder.read_faults(), found, ends(events))
+    return RecordedRun(info, verdict, folder.read_faults(), found, ends(events))
 
 
 def ends(events: Sequence[Event]) -> dict[int, tuple[int, str | None]]:

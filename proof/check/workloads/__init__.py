@@ -6,15 +6,15 @@ from collections.abc import Callable
 from typing import Final
 
 from oncegate.proof.check.workload import Workload
-from oncegate.proof.check.workloads.append import Append
+from oncegate.proof.check.workloads.append import AppendWorkload
 from oncegate.proof.check.workloads.bank import Bank
 from oncegate.proof.check.workloads.compare_and_set import CompareAndSet
-from oncegate.proof.check.workloads.counter import Counter
+from oncegate.proof.check.workloads.counter import CounterWorkload
 from oncegate.proof.check.workloads.dedup import Dedup
 from oncegate.proof.check.workloads.flow import FlowExactness
 from oncegate.proof.check.workloads.hand_over import HandOver
 from oncegate.proof.check.workloads.lease import LeaseRaces
-from oncegate.proof.check.workloads.register import Register
+from oncegate.proof.check.workloads.register import RegisterWorkload
 from oncegate.proof.check.workloads.resolve import ResolveRaces
 from oncegate.proof.check.workloads.rows import Rows
 from oncegate.proof.check.workloads.stored import StoredReads
@@ -22,11 +22,11 @@ from oncegate.proof.check.workloads.stream import StreamReads
 from oncegate.rifl.errors import Code, OncegateError
 
 _ALL: Final[tuple[type[Workload], ...]] = (
-    Register,
+    RegisterWorkload,
     CompareAndSet,
     Rows,
-    Counter,
-    Append,
+    CounterWorkload,
+    AppendWorkload,
     Bank,
     HandOver,
     Dedup,

@@ -71,7 +71,7 @@ class OnLists:
         await world.final_reads(TABLE, list(self._lists.keys), answer=items)
 
 
-class Append(OnLists, SessionLoop):
+class AppendWorkload(OnLists, SessionLoop):
     """Appends and reads."""
 
     name: ClassVar[str] = "append"

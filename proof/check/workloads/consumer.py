@@ -17,15 +17,17 @@ import pyarrow as pa
 
 from oncegate.gateway.client.paths import flow_path, segment
 from oncegate.proof.check.world import FINAL_S, World, batch_path
-from oncegate.stores import Column, ColumnType, Table, open_store
+from oncegate.stores import Column, ColumnType, StoreTable, open_store
 
 NAME: Final = "store"
-ROWS: Final = Table("rows", (Column("key", ColumnType.TEXT), Column("value", ColumnType.TEXT)), partition_key=("key",))
+ROWS: Final = StoreTable(
+    "rows", (Column("key", ColumnType.TEXT), Column("value", ColumnType.TEXT)), partition_key=("key",)
+)
 DEATH: Final = 0.1
 """How likely an instance dies at each point where it can."""
 
 
-class Consumer:
+class CheckedConsumer:
     """One consumer of one flow, in one instance after another."""
 
     def __init__(self, world: World, flow: str, random: Random) -> None:

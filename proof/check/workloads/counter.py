@@ -30,7 +30,7 @@ def number(row: Mapping[str, Any] | None) -> int:
     return row["value"] if row else 0
 
 
-class Counter:
+class CounterWorkload:
     """Increments and reads; half of the workers lead, half are sent to all nodes in turn."""
 
     name: ClassVar[str] = "counter"

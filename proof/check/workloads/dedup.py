@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 from oncegate.proof.check.checks import Findings, linearizable
-from oncegate.proof.check.direct import DirectSession, Verdict
+from oncegate.proof.check.direct import DirectSession, RequestVerdict
 from oncegate.proof.check.durability import exactly_once, no_lost_item
 from oncegate.proof.check.workload import SessionLoop
 from oncegate.proof.check.workloads.append import TABLE as LISTS
@@ -44,7 +44,7 @@ class Held(msgspec.Struct):
     operation: dict[str, Any]
 
 
-def told(verdict: Verdict) -> list[Any]:
+def told(verdict: RequestVerdict) -> list[Any]:
     """Return an attempt's answer for the history: kind, result without the replay mark, whether replayed, code."""
     result = {name: value for name, value in verdict.result.items() if name not in ("replayed", "sequence")}
     return [verdict.kind, result, bool(verdict.result.get("replayed")), verdict.code, verdict.node]
@@ -118,7 +118,7 @@ class Dedup(SessionLoop):
         self._note(world, process, one, verdicts, "again")
 
     @staticmethod
-    def _note(world: World, process: int, one: Held, verdicts: Sequence[Verdict], when: str) -> None:
+    def _note(world: World, process: int, one: Held, verdicts: Sequence[RequestVerdict], when: str) -> None:
         noted = world.recorder.begin(process, "answers", one.session.request(one.sequence), when)
         noted.ok([told(verdict) for verdict in verdicts])
 
@@ -140,7 +140,9 @@ class Dedup(SessionLoop):
         ]
 
 
-async def at_once(session: DirectSession, sequence: int, operation: dict[str, Any], random: Random) -> list[Verdict]:
+async def at_once(
+    session: DirectSession, sequence: int, operation: dict[str, Any], random: Random
+) -> list[RequestVerdict]:
     """Send one request to two nodes or more at the same time; some of them get it twice."""
     nodes = session.nodes.ids
     chosen = random.sample(nodes, random.randint(min(2, len(nodes)), len(nodes)))

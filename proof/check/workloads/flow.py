@@ -22,11 +22,11 @@ from oncegate.gateway.client import OncegateError, Outcome, PartialFailure, Sess
 from oncegate.gateway.client.paths import flow_path
 from oncegate.proof.check.checks import Findings, by_key
 from oncegate.proof.check.durability import acknowledged
-from oncegate.proof.check.nodes import Reply
+from oncegate.proof.check.nodes import AttemptReply
 from oncegate.proof.check.plan import PROCESSES_MAX
 from oncegate.proof.check.soak import LOST
 from oncegate.proof.check.workload import SessionLoop, through_sessions
-from oncegate.proof.check.workloads.consumer import Consumer, stored_rows
+from oncegate.proof.check.workloads.consumer import CheckedConsumer, stored_rows
 from oncegate.proof.check.world import FINAL_S, NotRecovered, World, batch_path
 from oncegate.proof.lincheck import Event, Operation, Result, operations
 
@@ -61,7 +61,7 @@ class FlowExactness(SessionLoop):
     async def run_process(self, world: World, process: int, random: Random, until: float) -> None:
         """See :class:`~oncegate.proof.check.workload.Workload`."""
         if process < 2:
-            await Consumer(world, (FLOW, STREAM)[process], random).run(until)
+            await CheckedConsumer(world, (FLOW, STREAM)[process], random).run(until)
         elif process % 2:
             await self._ranges(world, process, random, until)
         else:
@@ -104,7 +104,7 @@ class FlowExactness(SessionLoop):
                 await _batch(world, first_node, flow, number, items=True)
                 for node in others:
                     await _batch(world, node, flow, number, items=False)
-            await Consumer(world, flow, world.random("drain")).drain(last)
+            await CheckedConsumer(world, flow, world.random("drain")).drain(last)
             rows = await asyncio.to_thread(stored_rows, world.directory, flow)
             for start in range(0, len(rows) or 1, WRITES_PER_EVENT):
                 world.recorder.begin(PROCESSES_MAX, "stored", flow).ok(rows[start : start + WRITES_PER_EVENT])
@@ -145,7 +145,7 @@ async def batch_items(world: World, node: str, flow: str, number: int) -> list[l
     """Return a batch's items as [key, value, commit]; raises NotRecovered."""
     headers = {"Accept": "application/x-ndjson"}
 
-    async def read() -> Reply | None:
+    async def read() -> AttemptReply | None:
         reply = await world.nodes.call(node, "GET", batch_path(flow, number), headers=headers, timeout_s=5.0)
         return reply if reply.done else None
 

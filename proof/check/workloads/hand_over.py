@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final
 
 from oncegate.gateway.client.paths import session_path
 from oncegate.proof.check.checks import Findings
-from oncegate.proof.check.direct import DirectSession, Verdict
+from oncegate.proof.check.direct import DirectSession, RequestVerdict
 from oncegate.proof.check.workloads.append import TABLE, OnLists, append_of, items, list_checks
 from oncegate.proof.check.world import World
 from oncegate.proof.lincheck import Event, Result, operations
@@ -109,7 +109,7 @@ class HandOver(OnLists):
 
     async def _send(
         self, world: World, process: int, job: _Job, session: DirectSession, sequence: int, operation: dict[str, Any]
-    ) -> Verdict:
+    ) -> RequestVerdict:
         # The journal of both, not only what this owner has sent: first incomplete must not pass the other's.
         session.pending = set(job.open)
         key, item, request = operation["key"], operation["item"], f"{job.client_id}/{sequence}"

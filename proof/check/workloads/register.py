@@ -22,7 +22,7 @@ TABLE: Final = "registers"
 KEYS: Final = ("r0", "r1", "r2", "r3")
 
 
-class Register(SessionLoop):
+class RegisterWorkload(SessionLoop):
     """Every write stores a value of its own, so each read names the write that it saw."""
 
     name: ClassVar[str] = "register"

@@ -13,8 +13,8 @@ from random import Random
 from typing import Any, ClassVar, Final
 
 from oncegate.proof.check.checks import Findings
-from oncegate.proof.check.direct import DirectSession, Verdict
-from oncegate.proof.check.nodes import Reply
+from oncegate.proof.check.direct import DirectSession, RequestVerdict
+from oncegate.proof.check.nodes import AttemptReply
 from oncegate.proof.check.workload import SessionLoop
 from oncegate.proof.check.workloads.append import TABLE, OnLists, append_of, items, list_checks
 from oncegate.proof.check.workloads.dedup import Held
@@ -107,7 +107,7 @@ async def race(session: DirectSession, sequence: int, operation: dict[str, Any],
     )
 
 
-def attempted(verdict: Verdict) -> Fate:
+def attempted(verdict: RequestVerdict) -> Fate:
     """Return what an attempt was told."""
     if verdict.answered:
         return ("attempt", "applied", verdict.result.get("commit"), verdict.node)
@@ -115,7 +115,7 @@ def attempted(verdict: Verdict) -> Fate:
     return ("attempt", "sealed" if sealed else verdict.kind, None, verdict.node)
 
 
-def resolved(reply: Reply, node: str) -> Fate:
+def resolved(reply: AttemptReply, node: str) -> Fate:
     """Return what a resolve was told. One that was refused says nothing about the operation."""
     state = reply.body.get("state") if reply.done and isinstance(reply.body, dict) else None
     if state == "applied":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from itertools import count
 
-from oncegate.consensus.configuration import Member
+from oncegate.consensus.configuration import RaftMember
 from oncegate.consensus.errors import ConsensusError
 from oncegate.consensus.ports import Role
 from oncegate.proof.sim.engine.node import SimNode
@@ -81,7 +81,7 @@ class Administered(SimNode):
                 name = world.next_joiner(which)
                 if name is None:
                     return
-                engine.add_member(name, Member("127.0.0.1", 1), token)
+                engine.add_member(name, RaftMember("127.0.0.1", 1), token)
             else:
                 name = world.may_remove(engine.membership.current, which)
                 if name == self.name:

@@ -58,10 +58,10 @@ class FlowExactness(Workload):
         kind = rng.random()
         if kind < 0.2:
             key = rng.choice(self.keys)
-            return "increment", key, 1, op(c.Kind.INCREMENT, key, by=1)
+            return "increment", key, 1, op(c.OpKind.INCREMENT, key, by=1)
         if kind < 0.6:
             value = self._item()
-            return "put", "a", [value], op(c.Kind.PUT, "a", text(value), table=STREAM)
+            return "put", "a", [value], op(c.OpKind.PUT, "a", text(value), table=STREAM)
         values = [self._item() for _ in range(rng.randint(1, 9))]
         return "range", "r", values, Rows((f"r{value % 5}", text(value)) for value in values)
 

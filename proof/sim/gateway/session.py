@@ -321,7 +321,7 @@ class Session:
         else:
             # So far that it is above the window however late it comes.
             far = int(self.tracker.first_incomplete) + self.habits.window + 100_000
-            other = msgspec.structs.replace(work, sequence=far, kind=int(c.Kind.GET), by=0)
+            other = msgspec.structs.replace(work, sequence=far, kind=int(c.OpKind.GET), by=0)
             wrong = f"{far} was executed, far above the window"
         other = msgspec.structs.replace(other, fingerprint=c.fingerprint(other))
         self.world.counts["probes"] += 1

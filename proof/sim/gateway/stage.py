@@ -11,10 +11,10 @@ from __future__ import annotations
 from itertools import combinations, permutations
 from pathlib import Path
 
-from oncegate.consensus.configuration import Member
+from oncegate.consensus.configuration import RaftMember
 from oncegate.consensus.errors import ConsensusError
 from oncegate.consensus.messages import decode
-from oncegate.gateway.machine.commands import Kind
+from oncegate.gateway.machine.commands import OpKind
 from oncegate.proof.sim.gateway.node import GatewayNode
 from oncegate.proof.sim.gateway.processes import Process, read
 from oncegate.proof.sim.gateway.session import Session
@@ -120,7 +120,7 @@ class Actor(Process):
         """Begin to write."""
         assert self.idle
         self.idle = False
-        work = op(Kind.PUT, key, text(value))
+        work = op(OpKind.PUT, key, text(value))
         self.world.history.note(self.process, "invoke", "write", key, value)
         self.session.request(work, lambda ended: self._ended("write", key, value, ended))
 
@@ -320,7 +320,9 @@ class Stage:
     def add_member(self, name, at):
         """Ask a leader to add a machine of the plan's joiners, which is started."""
         self.start(name)
-        self.node(at).administer("added", lambda engine, token: engine.add_member(name, Member("127.0.0.1", 1), token))
+        self.node(at).administer(
+            "added", lambda engine, token: engine.add_member(name, RaftMember("127.0.0.1", 1), token)
+        )
 
     def remove_member(self, name, at):
         """Ask a leader to remove a member."""

@@ -21,7 +21,7 @@ from oncegate.proof.sim.engine.durable_machine import DurableMachine
 
 
 class Cells:
-    """What of :class:`oncegate.gateway.machine.state.store.Store` rows and restore call."""
+    """What of :class:`oncegate.gateway.machine.state.store.RocksStore` rows and restore call."""
 
     path = Path("simulated")
 

@@ -11,7 +11,7 @@ import asyncio
 import msgspec
 
 from oncegate.flows.flow import FlowDeclaration
-from oncegate.flows.lookup import Found
+from oncegate.flows.lookup import FoundWrite
 from oncegate.gateway.machine import commands as c
 from oncegate.proof.sim.gateway.consumer import Consumers
 from oncegate.proof.sim.gateway.flow import STREAM, Rows, items_of
@@ -32,7 +32,7 @@ class DeliveredRows:
     def write(self, items):
         """Take rows as stores do: the newest of a key stays, whatever comes late."""
         for commit, key, value in items:
-            self._rows[key] = max(self._rows.get(key, Found(0, None)), Found(commit, value))
+            self._rows[key] = max(self._rows.get(key, FoundWrite(0, None)), FoundWrite(commit, value))
 
     async def find(self, table, key):
         await asyncio.sleep(0.01 * self._rng.random())
@@ -89,10 +89,10 @@ class StreamRows(Workload):
     def write(self, rng, seen):
         key, kind = rng.choice(self.keys), rng.random()
         if kind < 0.15:
-            return "write", key, None, op(c.Kind.DELETE, key, table=STREAM)
+            return "write", key, None, op(c.OpKind.DELETE, key, table=STREAM)
         value = self.unique()
         if kind < 0.5:
-            return "write", key, value, op(c.Kind.PUT, key, text(value), table=STREAM)
+            return "write", key, value, op(c.OpKind.PUT, key, text(value), table=STREAM)
         others = [(f"r{rng.randrange(3)}", text(self.unique())) for _ in range(rng.randrange(5))]
         return "write", key, value, Rows((*others, (key, text(value))))
 

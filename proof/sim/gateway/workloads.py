@@ -31,11 +31,11 @@ class Register(Workload):
         key = rng.choice(self.keys)
         if rng.random() < 0.5:
             value = self.unique()
-            return "write", key, value, op(c.Kind.PUT, key, text(value))
+            return "write", key, value, op(c.OpKind.PUT, key, text(value))
         old, new = seen.get(key), self.unique()
         if old is None:
-            return "cas", key, [None, new], op(c.Kind.PUT, key, text(new), test=c.Test.ABSENT)
-        return "cas", key, [old, new], op(c.Kind.PUT, key, text(new), test=c.Test.VALUE, operand=text(old))
+            return "cas", key, [None, new], op(c.OpKind.PUT, key, text(new), test=c.Test.ABSENT)
+        return "cas", key, [old, new], op(c.OpKind.PUT, key, text(new), test=c.Test.VALUE, operand=text(old))
 
     def result(self, f, argument, result):
         if result.status == "refused":
@@ -51,7 +51,7 @@ class Counter(Workload):
 
     def write(self, rng, seen):
         key, by = rng.choice(self.keys), rng.choice((1, 1, 2, 5))
-        return "increment", key, by, op(c.Kind.INCREMENT, key, by=by)
+        return "increment", key, by, op(c.OpKind.INCREMENT, key, by=by)
 
     def result(self, f, argument, result):
         return result.value
@@ -77,7 +77,7 @@ class AppendList(Workload):
 
     def write(self, rng, seen):
         key, item = rng.choice(self.keys), self.unique()
-        return "append", key, item, op(c.Kind.APPEND, key, text(item))
+        return "append", key, item, op(c.OpKind.APPEND, key, text(item))
 
     def result(self, f, argument, result):
         return None
@@ -102,13 +102,13 @@ class Bank(Workload):
         owed = seen.pop("owed", None)
         if owed is not None:
             key, by = owed
-            return "increment", key, {"by": by}, op(c.Kind.INCREMENT, key, by=by)
+            return "increment", key, {"by": by}, op(c.OpKind.INCREMENT, key, by=by)
         key = rng.choice(self.keys)
         row = seen.get(key) or {"version": 0}
         balance, version = row.get("value", 0), row["version"]
         amount = rng.randint(1, 9)
         argument = {"value": balance - amount, "if": {"version": version}}
-        work = op(c.Kind.PUT, key, text(balance - amount), test=c.Test.VERSION, operand=version)
+        work = op(c.OpKind.PUT, key, text(balance - amount), test=c.Test.VERSION, operand=version)
         seen["taking"] = amount
         return "put", key, argument, work
 
