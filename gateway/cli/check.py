@@ -52,7 +52,7 @@ def run_command(
         raise typer.BadParameter("give --workload NAME or --all")
     from oncegate.proof.check.plan import RunPlan, fault_names
     from oncegate.proof.check.soaking import soak
-    from oncegate.proof.check.words import soak_lines
+    from oncegate.proof.check.summary import soak_lines
 
     with _stoppable():
         template = RunPlan(
@@ -76,7 +76,7 @@ def replay(folder: Folder) -> None:
     """Judge the saved history of a run again; nothing is run."""
     from oncegate.proof.check.folder import RunFolder
     from oncegate.proof.check.runner import judge
-    from oncegate.proof.check.words import verdict_lines
+    from oncegate.proof.check.summary import verdict_lines
 
     with _stoppable():
         verdict = judge(RunFolder.open(folder))
@@ -95,7 +95,7 @@ def shrink(
     """Look for less that still fails: fewer faults, fewer processes, a shorter time, or fewer events."""
     from oncegate.proof.check.folder import RunFolder
     from oncegate.proof.check.shrinking import shrink_history, shrink_run
-    from oncegate.proof.check.words import verdict_lines
+    from oncegate.proof.check.summary import verdict_lines
 
     with _stoppable():
         opened, say = RunFolder.open(folder), partial(typer.echo, err=True)

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
 from oncegate.gateway import wire
-from oncegate.gateway.http import request_bodies as edge
+from oncegate.gateway.http import request_bodies
 from oncegate.gateway.machine import commands as c
 from oncegate.rifl.errors import Code, OncegateError
 from oncegate.rifl.ids import SequenceNumber
@@ -70,14 +70,19 @@ def read(table: str, content_type: str, headers: Iterable[tuple[str, str]], body
         OncegateError: BAD_REQUEST, UNSUPPORTED_MEDIA_TYPE for a format other than JSON, PAYLOAD_TOO_LARGE.
     """
     if content_type == STRUCTURED:
-        return [_event(table, edge.decode(body, wire.JSON, _OBJECT), "")]
+        return [_event(table, request_bodies.decode(body, wire.JSON, _OBJECT), "")]
     if content_type == BATCH:
-        many = edge.decode(body, wire.JSON, _OBJECTS)
+        many = request_bodies.decode(body, wire.JSON, _OBJECTS)
         if len(many) > c.OPERATIONS_MAX:
             raise OncegateError(Code.PAYLOAD_TOO_LARGE, f"more than {c.OPERATIONS_MAX} events")
         events = [_event(table, attributes, f"events[{at}]: ") for at, attributes in enumerate(many)]
-        if sum(len(event.op.key) + len(event.op.value or b"") for event in events) > edge.OPERATIONS_BYTES_MAX:
-            raise OncegateError(Code.PAYLOAD_TOO_LARGE, f"the events are over {edge.OPERATIONS_BYTES_MAX} bytes")
+        if (
+            sum(len(event.op.key) + len(event.op.value or b"") for event in events)
+            > request_bodies.OPERATIONS_BYTES_MAX
+        ):
+            raise OncegateError(
+                Code.PAYLOAD_TOO_LARGE, f"the events are over {request_bodies.OPERATIONS_BYTES_MAX} bytes"
+            )
         return events
     if content_type.startswith(_FAMILY):
         raise OncegateError(Code.UNSUPPORTED_MEDIA_TYPE, f"events come as {STRUCTURED}, {BATCH} or in binary mode")
@@ -94,12 +99,14 @@ def _binary(headers: Iterable[tuple[str, str]], body: bytes) -> dict[str, Any]:
         elif lowered.startswith(_PREFIX):
             attribute = lowered.removeprefix(_PREFIX)
             if attribute in attributes:
-                raise edge.bad(f"{lowered} is given more than once")
+                raise request_bodies.bad(f"{lowered} is given more than once")
             if attribute in ("datacontenttype", "data", "data_base64"):
-                raise edge.bad(f"{lowered} is no attribute of an event: Content-Type and the body take its place")
+                raise request_bodies.bad(
+                    f"{lowered} is no attribute of an event: Content-Type and the body take its place"
+                )
             attributes[attribute] = _header_value(lowered, text)
     if "specversion" not in attributes:
-        raise edge.bad(f"not an event: neither {STRUCTURED} nor a ce-specversion header")
+        raise request_bodies.bad(f"not an event: neither {STRUCTURED} nor a ce-specversion header")
     if content_type is not None:
         attributes["datacontenttype"] = content_type
     if body:
@@ -114,13 +121,13 @@ def _header_value(name: str, text: str) -> str:
     try:
         return unquote(text, errors="strict")
     except UnicodeDecodeError:
-        raise edge.bad(f"{name} is not percent-encoded UTF-8") from None
+        raise request_bodies.bad(f"{name} is not percent-encoded UTF-8") from None
 
 
 def _data(content_type: str, body: bytes) -> dict[str, Any]:
     media = content_type.partition(";")[0].strip()
     if _JSON_TYPE.fullmatch(media):
-        return {"data": edge.decode(body, wire.JSON, _ANYTHING)}
+        return {"data": request_bodies.decode(body, wire.JSON, _ANYTHING)}
     if media.lower().startswith("text/"):
         try:
             return {"data": body.decode()}
@@ -132,18 +139,18 @@ def _data(content_type: str, body: bytes) -> dict[str, Any]:
 def _event(table: str, given: dict[str, Any], where: str) -> CloudEvent:
     event = {name: value for name, value in given.items() if value is not None or name == "data"}
     if event.get("specversion") != "1.0":
-        raise edge.bad(f"{where}specversion must be 1.0")
+        raise request_bodies.bad(f"{where}specversion must be 1.0")
     for name in _REQUIRED:
         if name not in event:
-            raise edge.bad(f"{where}{name} is missing")
+            raise request_bodies.bad(f"{where}{name} is missing")
     for name, value in event.items():
         if name not in ("data", "data_base64"):
             _check_attribute(name, value, where)
     if "data_base64" in event:
         _check_base64(event, where)
     source, event_id = event["source"], event["id"]
-    key = edge.check_key(f"{source} {event_id}", f"{where}source and id")
-    value = edge.canonical_json(event, f"{where}the event")
+    key = request_bodies.check_key(f"{source} {event_id}", f"{where}source and id")
+    value = request_bodies.canonical_json(event, f"{where}the event")
     fingerprint = c.fingerprint_put(table, key, value)
     op = c.Op(SequenceNumber(0), int(c.OpKind.PUT), table, key, fingerprint, value)
     return CloudEvent(source, event_id, op)
@@ -151,34 +158,34 @@ def _event(table: str, given: dict[str, Any], where: str) -> CloudEvent:
 
 def _check_attribute(name: str, value: Any, where: str) -> None:
     if not _NAME.fullmatch(name):
-        raise edge.bad(f"{where}attribute names have 1..64 lower-case letters and digits")
+        raise request_bodies.bad(f"{where}attribute names have 1..64 lower-case letters and digits")
     if type(value) is str:
         if _CONTROL.search(value):
-            raise edge.bad(f"{where}{name} holds a control character")
+            raise request_bodies.bad(f"{where}{name} holds a control character")
     elif name in _TEXTS or not (type(value) is bool or (type(value) is int and value in _INT32)):
-        raise edge.bad(
+        raise request_bodies.bad(
             f"{where}{name} must be a string" + ("" if name in _TEXTS else ", a boolean or a 32-bit integer")
         )
     if name in _TEXTS and not value:
-        raise edge.bad(f"{where}{name} is empty")
+        raise request_bodies.bad(f"{where}{name} is empty")
     if name == "source" and not _URI.fullmatch(value):
-        raise edge.bad(f"{where}source must be a URI reference")
+        raise request_bodies.bad(f"{where}source must be a URI reference")
     if name == "dataschema" and not (_URI.fullmatch(value) and _ABSOLUTE.fullmatch(value)):
-        raise edge.bad(f"{where}dataschema must be a URI")
+        raise request_bodies.bad(f"{where}dataschema must be a URI")
     if name == "time" and not _TIME.fullmatch(value):
-        raise edge.bad(f"{where}time must have the form of RFC 3339")
+        raise request_bodies.bad(f"{where}time must have the form of RFC 3339")
 
 
 def _check_base64(event: dict[str, Any], where: str) -> None:
     if "data" in event:
-        raise edge.bad(f"{where}data and data_base64 exclude each other")
+        raise request_bodies.bad(f"{where}data and data_base64 exclude each other")
     try:
         if type(event["data_base64"]) is str:
             base64.b64decode(event["data_base64"], validate=True)
             return
     except (binascii.Error, ValueError):
         pass
-    raise edge.bad(f"{where}data_base64 must be a string in Base64")
+    raise request_bodies.bad(f"{where}data_base64 must be a string in Base64")
 
 
 _TEXTS: Final = frozenset(("id", "source", "specversion", "type", "datacontenttype", "dataschema", "subject", "time"))

@@ -17,7 +17,7 @@ from aiohttp import web
 
 from oncegate.gateway import wire
 from oncegate.gateway.answers import Answer
-from oncegate.gateway.http import request_bodies as edge
+from oncegate.gateway.http import request_bodies
 from oncegate.gateway.http.admission.bodies import BodyBudget
 from oncegate.gateway.http.routing import Handler
 from oncegate.gateway.node.node import Node
@@ -46,7 +46,7 @@ def wants_msgpack(request: web.Request) -> bool:
 
 async def body(request: web.Request, shape: type[T]) -> T:
     """Read and decode the request's body; raises BAD_REQUEST or PAYLOAD_TOO_LARGE."""
-    return edge.decode(await raw_body(request), request.content_type, shape)
+    return request_bodies.decode(await raw_body(request), request.content_type, shape)
 
 
 async def raw_body(request: web.Request) -> bytes:
@@ -66,9 +66,9 @@ async def raw_body(request: web.Request) -> bytes:
     except web.HTTPRequestEntityTooLarge as fault:
         raise OncegateError(Code.PAYLOAD_TOO_LARGE, fault.text or "") from None
     except web.RequestPayloadError as fault:
-        raise edge.bad(f"the body cannot be read: {fault}") from None
+        raise request_bodies.bad(f"the body cannot be read: {fault}") from None
     except ConnectionError:
-        raise edge.bad("the connection was lost before the body had arrived") from None
+        raise request_bodies.bad("the connection was lost before the body had arrived") from None
 
 
 def respond(request: web.Request, answer: Answer, *, status: int = 200, etag: str | None = None) -> web.Response:
@@ -176,14 +176,14 @@ def headers_of(request: web.Request) -> Callable[[str], list[str]]:
 
 def path_name(request: web.Request, part: str) -> str:
     """Return a table's, flow's or consumer's name from the path; raises BAD_REQUEST."""
-    return edge.check_name(request.match_info[part], part)
+    return request_bodies.check_name(request.match_info[part], part)
 
 
 def number(text: str, what: str, *, least: int = 1) -> int:
     """Read a decimal number in ``least``..2^53-1; raises BAD_REQUEST."""
     if not text.isascii() or not text.isdigit() or len(text) > 20:
-        raise edge.bad(f"{what} is not a number")
+        raise request_bodies.bad(f"{what} is not a number")
     value = int(text)
     if value == 0 and least == 0:
         return 0
-    return edge.check_number(value, what)
+    return request_bodies.check_number(value, what)

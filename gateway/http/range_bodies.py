@@ -19,7 +19,7 @@ import xxhash
 
 from oncegate.flows import range_body
 from oncegate.gateway import wire
-from oncegate.gateway.http import request_bodies as edge
+from oncegate.gateway.http import request_bodies
 from oncegate.gateway.machine import commands as c
 from oncegate.rifl.errors import Code, OncegateError
 from oncegate.rifl.ids import RANGE_LENGTH_MAX, SequenceNumber
@@ -56,21 +56,21 @@ def range_command(
     if content_type == wire.ARROW:
         keys, values = _from_arrow(body)
     elif content_type == wire.MSGPACK:
-        columns = edge.decode(body, wire.MSGPACK, wire.RangeBody)
+        columns = request_bodies.decode(body, wire.MSGPACK, wire.RangeBody)
         keys, values = columns.keys, columns.values
         if len(keys) != len(values):
-            raise edge.bad("keys and values differ in length")
+            raise request_bodies.bad("keys and values differ in length")
     else:
         keys, values = _from_lines(body)
     if not keys:
-        raise edge.bad("the range is empty")
+        raise request_bodies.bad("the range is empty")
     if len(keys) > RANGE_LENGTH_MAX:
         raise _too_long()
-    edge.check_number(first + len(keys) - 1, "last sequence number of the range")
+    request_bodies.check_number(first + len(keys) - 1, "last sequence number of the range")
     try:
         batch = range_body.rows(keys, values)
     except pa.ArrowInvalid as fault:
-        raise edge.bad(f"a key or value is not text: {fault}") from None
+        raise request_bodies.bad(f"a key or value is not text: {fault}") from None
     _check_sizes(batch)
     if content_type in (wire.ARROW, wire.MSGPACK):
         _check_texts(values, batch.column(1))
@@ -87,14 +87,14 @@ def _from_arrow(body: bytes) -> tuple[list[str], list[str]]:
         with pa.ipc.open_stream(body) as reader:
             names, types = reader.schema.names, reader.schema.types
             if sorted(names) != ["key", "value"] or not all(kind in _STRINGS for kind in types):
-                raise edge.bad("an Arrow stream of a range has the string columns key and value and no other")
+                raise request_bodies.bad("an Arrow stream of a range has the string columns key and value and no other")
             table = reader.read_all()
         table.validate(full=True)
         columns = [table.column(name).cast(pa.string()) for name in ("key", "value")]
     except (pa.ArrowException, struct.error, ValueError, KeyError, OSError) as fault:
-        raise edge.bad(f"not an Arrow stream with string columns key and value: {fault}") from None
+        raise request_bodies.bad(f"not an Arrow stream with string columns key and value: {fault}") from None
     if columns[0].null_count or columns[1].null_count:
-        raise edge.bad("key and value may not be null")
+        raise request_bodies.bad("key and value may not be null")
     return columns[0].to_pylist(), columns[1].to_pylist()
 
 
@@ -109,12 +109,12 @@ def _check_messages(body: bytes) -> None:
         if message.type == "schema":
             continue
         if message.type != "record batch":
-            raise edge.bad(f"a range may not contain an Arrow {message.type}")
+            raise request_bodies.bad(f"a range may not contain an Arrow {message.type}")
         metadata = message.metadata.to_pybytes()
         header = _field(metadata, _table(metadata, 0), _MESSAGE_HEADER)
         batch = _table(metadata, header or 0)
         if _field(metadata, batch, _BATCH_COMPRESSION) is not None:
-            raise edge.bad("send Arrow buffers without compression")
+            raise request_bodies.bad("send Arrow buffers without compression")
         length = _field(metadata, batch, _BATCH_LENGTH)
         rows += 0 if length is None else struct.unpack_from("<q", metadata, length)[0]
         if rows > RANGE_LENGTH_MAX:
@@ -140,10 +140,10 @@ def _from_lines(body: bytes) -> tuple[list[str], list[str]]:
     try:
         rows = _lines.decode_lines(body)
     except RecursionError:
-        raise edge.bad("a line is nested too deeply") from None
+        raise request_bodies.bad("a line is nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as fault:
-        raise edge.bad(str(fault)) from None
-    return [row.key for row in rows], [edge.canonical_json(row.value, "value").decode() for row in rows]
+        raise request_bodies.bad(str(fault)) from None
+    return [row.key for row in rows], [request_bodies.canonical_json(row.value, "value").decode() for row in rows]
 
 
 def _check_texts(values: list[str], column: pa.Array) -> None:
@@ -154,11 +154,11 @@ def _check_texts(values: list[str], column: pa.Array) -> None:
     try:
         deque(map(_raw.decode, values), maxlen=0)
         for row in _suspects(column):
-            edge.canonical_json(msgspec.json.decode(values[row]), "value")
+            request_bodies.canonical_json(msgspec.json.decode(values[row]), "value")
     except RecursionError:
-        raise edge.bad("a value is nested too deeply") from None
+        raise request_bodies.bad("a value is nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as fault:
-        raise edge.bad(f"a value is not JSON: {fault}") from None
+        raise request_bodies.bad(f"a value is not JSON: {fault}") from None
 
 
 def _suspects(column: pa.Array) -> list[int]:
@@ -171,7 +171,7 @@ def _suspects(column: pa.Array) -> list[int]:
     text = np.frombuffer(data, np.uint8)[: ends[-1]]
     folded = text | 0x20  # folds E to e and [ to {
     opens = np.searchsorted(np.flatnonzero(folded == ord("{")), ends)
-    rows = set(np.flatnonzero(np.diff(opens) > edge.VALUE_DEPTH_MAX).tolist())
+    rows = set(np.flatnonzero(np.diff(opens) > request_bodies.VALUE_DEPTH_MAX).tolist())
     digit = (text - ord("0")) < 10
     run = digit | (text == ord("-"))
     for step in (1, 2, 4, 8, 4):  # runs of 2, 4, 8, 16, 20
@@ -191,10 +191,10 @@ def _check_sizes(batch: pa.RecordBatch) -> None:
     keys, values = batch.column(0), batch.column(1)
     lengths = pc.min_max(pc.binary_length(keys)).as_py()
     if lengths["min"] < 1:
-        raise edge.bad("a key is empty")
+        raise request_bodies.bad("a key is empty")
     if lengths["max"] > c.KEY_BYTES_MAX:
         raise OncegateError(Code.PAYLOAD_TOO_LARGE, f"a key is over {c.KEY_BYTES_MAX} bytes")
     if pc.max(pc.binary_length(values)).as_py() > c.VALUE_BYTES_MAX:
         raise OncegateError(Code.PAYLOAD_TOO_LARGE, f"a value is over {c.VALUE_BYTES_MAX} bytes")
     if pc.any(pc.match_substring(keys, "\0")).as_py():
-        raise edge.bad("a key holds a NUL")
+        raise request_bodies.bad("a key holds a NUL")

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from oncegate.gateway import wire
-from oncegate.gateway.http import request_bodies as edge
+from oncegate.gateway.http import request_bodies
 from oncegate.gateway.machine import commands as c
 from oncegate.rifl.ids import ID_MAX, ClusterTimeMs, SequenceNumber, parse_request_id
 from oncegate.rifl.key_table import NO_TIME
@@ -59,7 +59,7 @@ def identity(headers: Headers) -> RequestPlace | Key:
     """
     request, key = _single(headers, wire.H_REQUEST), _single(headers, wire.H_IDEMPOTENCY_KEY)
     if (request is None) == (key is None):
-        raise edge.bad(f"exactly one of {wire.H_IDEMPOTENCY_KEY} and {wire.H_REQUEST} is required")
+        raise request_bodies.bad(f"exactly one of {wire.H_IDEMPOTENCY_KEY} and {wire.H_REQUEST} is required")
     if request is not None:
         return _place(request, headers)
     return _key(key or "")
@@ -69,26 +69,26 @@ def _place(text: str, headers: Headers) -> RequestPlace:
     try:
         client_id, sequence = parse_request_id(text)
     except ValueError as fault:
-        raise edge.bad(f"{wire.H_REQUEST}: {fault}") from None
+        raise request_bodies.bad(f"{wire.H_REQUEST}: {fault}") from None
     first_incomplete = _single(headers, wire.H_FIRST_INCOMPLETE)
     if first_incomplete is None:
-        raise edge.bad(f"{wire.H_REQUEST} needs {wire.H_FIRST_INCOMPLETE}")
+        raise request_bodies.bad(f"{wire.H_REQUEST} needs {wire.H_FIRST_INCOMPLETE}")
     epoch = _single(headers, wire.H_EPOCH)
     return RequestPlace(
         client_id,
         sequence,
-        1 if epoch is None else edge.check_number(_number(epoch, wire.H_EPOCH), wire.H_EPOCH),
-        edge.check_first_incomplete(_number(first_incomplete, wire.H_FIRST_INCOMPLETE)),
+        1 if epoch is None else request_bodies.check_number(_number(epoch, wire.H_EPOCH), wire.H_EPOCH),
+        request_bodies.check_first_incomplete(_number(first_incomplete, wire.H_FIRST_INCOMPLETE)),
     )
 
 
 def _key(text: str) -> Key:
     match = _STRING.fullmatch(text.strip(" "))
     if match is None:
-        raise edge.bad(f'{wire.H_IDEMPOTENCY_KEY} is a quoted string of printable ASCII, like "8e03978e"')
+        raise request_bodies.bad(f'{wire.H_IDEMPOTENCY_KEY} is a quoted string of printable ASCII, like "8e03978e"')
     key = _ESCAPED.sub(r"\1", match[1])
     if not 1 <= len(key) <= KEY_LENGTH_MAX:
-        raise edge.bad(f"{wire.H_IDEMPOTENCY_KEY} has 1..{KEY_LENGTH_MAX} characters")
+        raise request_bodies.bad(f"{wire.H_IDEMPOTENCY_KEY} has 1..{KEY_LENGTH_MAX} characters")
     named = _NAMED.match(key)
     return Key(key, NO_TIME if named is None else ClusterTimeMs(int(named[1])))
 
@@ -114,18 +114,18 @@ def conditional(op: c.Op, headers: Headers) -> c.Op:
     if match is None and none is None:
         return op
     if match is not None and none is not None:
-        raise edge.bad("If-Match and If-None-Match exclude each other")
+        raise request_bodies.bad("If-Match and If-None-Match exclude each other")
     operand: int | None = None
     if match is None:
         if none != "*":
-            raise edge.bad("a change takes no If-None-Match but *")
+            raise request_bodies.bad("a change takes no If-None-Match but *")
         test = c.Test.ABSENT
     elif match == "*":
         test = c.Test.PRESENT
     else:
         version = _STRONG.fullmatch(match)
         if version is None or not 1 <= int(version[1]) <= ID_MAX:
-            raise edge.bad('If-Match is * or one row version in quotes, like "123"')
+            raise request_bodies.bad('If-Match is * or one row version in quotes, like "123"')
         test, operand = c.Test.VERSION, int(version[1])
     draft = msgspec.structs.replace(op, fingerprint=0, test=int(test), operand=operand)
     return msgspec.structs.replace(draft, fingerprint=c.fingerprint(draft))
@@ -134,11 +134,11 @@ def conditional(op: c.Op, headers: Headers) -> c.Op:
 def _single(headers: Headers, name: str) -> str | None:
     values = headers(name)
     if len(values) > 1:
-        raise edge.bad(f"{name} is given more than once")
+        raise request_bodies.bad(f"{name} is given more than once")
     return values[0] if values else None
 
 
 def _number(text: str, what: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 20:
-        raise edge.bad(f"{what} is not a number")
+        raise request_bodies.bad(f"{what} is not a number")
     return int(text)

@@ -4,8 +4,8 @@ Owns: the check of a sub-history: between any two operations there may be others
 operation, no search, because commit numbers are the order. Read docs/decisions/0013-live-check.md first.
 
 :class:`oncegate.proof.lincheck.row.RowModel` says what an operation does to a row. If its step says that an operation
-cannot come next, an unseen operation may explain it: if there is a commit number for it, and if it does not contradict the
-version that was told. Only what nothing can explain is an anomaly.
+cannot come next, an unseen operation may explain it: if there is a commit number for it, and if it does not contradict
+the version that was told. Only what nothing can explain is an anomaly.
 """
 
 from __future__ import annotations

@@ -26,13 +26,13 @@ from oncegate.proof.check.cluster import CheckCluster
 from oncegate.proof.check.errors import NotHealed, Unavailable
 from oncegate.proof.check.folder import RunFolder, RunInfo, RunVerdict
 from oncegate.proof.check.nemesis import FaultPlan, Nemesis, available, names_of, plan_of
-from oncegate.proof.check.nodes import Nodes
+from oncegate.proof.check.node_requests import Nodes
 from oncegate.proof.check.plan import RunPlan
 from oncegate.proof.check.recorder import HistoryRecorder
 from oncegate.proof.check.report import write_report
+from oncegate.proof.check.run_context import NotRecovered, World
 from oncegate.proof.check.workload import WithProcesses, Workload
 from oncegate.proof.check.workloads import workload_of
-from oncegate.proof.check.world import NotRecovered, World
 from oncegate.proof.lincheck import Failure, Result, operations
 from oncegate.proof.lincheck.verdict import worst
 from oncegate.rifl.errors import Code, OncegateError

@@ -12,8 +12,8 @@ from typing import Final
 import msgspec
 
 from oncegate.proof.check.folder import RunFolder, RunVerdict
-from oncegate.proof.check.left_over import alone, end_left_over
 from oncegate.proof.check.nemesis import FaultPlan
+from oncegate.proof.check.orphans import alone, end_left_over
 from oncegate.proof.check.plan import RunPlan
 from oncegate.proof.check.runner import judge, plan_in, run
 from oncegate.proof.check.shrink import Budget, Smaller, smaller_history, smaller_run

@@ -16,11 +16,11 @@ import msgspec
 from oncegate.proof.check.errors import CheckError, Unavailable
 from oncegate.proof.check.folder import LATEST, RunFolder
 from oncegate.proof.check.folder_errors import FolderError
-from oncegate.proof.check.left_over import alone, end_left_over
+from oncegate.proof.check.orphans import alone, end_left_over
 from oncegate.proof.check.plan import RunPlan
 from oncegate.proof.check.runner import faults_of, lacking, run
 from oncegate.proof.check.soak import SoakState, begun
-from oncegate.proof.check.words import verdict_lines
+from oncegate.proof.check.summary import verdict_lines
 from oncegate.proof.check.workloads import WORKLOADS
 
 

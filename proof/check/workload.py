@@ -1,7 +1,7 @@
 """What a workload is: how it is set up, what its processes do, what it reads at the end, and how it is judged.
 
 Owns: the protocol that the runner drives, and the loops that most workloads share. Read next:
-:mod:`oncegate.proof.check.world`, :mod:`oncegate.proof.check.workloads`.
+:mod:`oncegate.proof.check.run_context`, :mod:`oncegate.proof.check.workloads`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 from oncegate.gateway.client import OncegateError, Session, Tuning
 from oncegate.proof.check.cluster import CheckCluster
-from oncegate.proof.check.direct import DirectSession
+from oncegate.proof.check.direct_session import DirectSession
 from oncegate.proof.check.plan import RunPlan
-from oncegate.proof.check.world import World
+from oncegate.proof.check.run_context import World
 from oncegate.proof.lincheck import Event, Result
 
 

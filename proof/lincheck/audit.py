@@ -11,9 +11,9 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from oncegate.proof.lincheck.history import Event, Operation, refused
+from oncegate.proof.lincheck.sentences import told, what
 from oncegate.proof.lincheck.values import freeze, thaw
 from oncegate.proof.lincheck.verdict import Failure, Result, Verdict
-from oncegate.proof.lincheck.words import told, what
 
 FAILURES_MAX: Final = 20
 _READS: Final = frozenset({"read", "get"})

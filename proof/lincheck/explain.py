@@ -6,7 +6,7 @@ its invocation, or never), which makes any history easier to order; a read that 
 many operations, a proof begins at a moment when nothing was running, from all states that were possible then: nothing
 before it is let go.
 
-Read next: :mod:`oncegate.proof.lincheck.words`.
+Read next: :mod:`oncegate.proof.lincheck.sentences`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from oncegate.proof.lincheck.decide import decide
 from oncegate.proof.lincheck.history import Operation
 from oncegate.proof.lincheck.models import ILLEGAL, Model, changes_nothing, describe, prepared
 from oncegate.proof.lincheck.search import SearchOutcome, endings, search
+from oncegate.proof.lincheck.sentences import no_proof, proof
 from oncegate.proof.lincheck.shrink import fewer
 from oncegate.proof.lincheck.verdict import Failure, Limits
-from oncegate.proof.lincheck.words import no_proof, proof
 
 _STATES_MAX: Final = 10_000
 """States of one try; a try that ends in unknown proves nothing."""

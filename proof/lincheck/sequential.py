@@ -17,8 +17,8 @@ from oncegate.proof.lincheck.decide import decide
 from oncegate.proof.lincheck.history import Operation
 from oncegate.proof.lincheck.models import ILLEGAL, Model, changes_nothing, describe, prepared
 from oncegate.proof.lincheck.search import SearchOutcome, checked
+from oncegate.proof.lincheck.sentences import no_proof
 from oncegate.proof.lincheck.verdict import Failure, Limits, Result
-from oncegate.proof.lincheck.words import no_proof
 
 _PLACE_BYTES: Final = 400
 _WINDOW_MAX: Final = 8

@@ -11,9 +11,9 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Final
 
 from oncegate.proof.lincheck.history import Operation, refused
+from oncegate.proof.lincheck.sentences import seconds, what, when
 from oncegate.proof.lincheck.values import freeze
 from oncegate.proof.lincheck.verdict import Failure, Result
-from oncegate.proof.lincheck.words import seconds, what, when
 
 FAILURES_MAX: Final = 20
 _READS: Final = frozenset({"read", "get"})

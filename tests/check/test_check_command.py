@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from oncegate.gateway.cli.main import app
 from oncegate.proof.check.folder import RunFolder, RunInfo
-from oncegate.proof.check.left_over import alone
+from oncegate.proof.check.orphans import alone
 from tests.check.histories import Book
 
 GOOD = Book().did("write", "r0", 1).read("r0", 1)

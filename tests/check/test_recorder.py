@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from oncegate.proof.check.direct import verdict_of
-from oncegate.proof.check.nodes import AttemptReply
+from oncegate.proof.check.direct_session import verdict_of
+from oncegate.proof.check.node_requests import AttemptReply
 from oncegate.proof.check.recorder import LANES, HistoryRecorder
 from oncegate.proof.lincheck import Event, operations
 

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from oncegate.proof.check import companions as beside
-from oncegate.proof.check import soaking
+from oncegate.proof.check import delivery_processes, soaking
 from oncegate.proof.check.cluster import CheckCluster
-from oncegate.proof.check.companions import StreamRowsJob
+from oncegate.proof.check.delivery_processes import StreamRowsJob
 from oncegate.proof.check.errors import CheckError, Unavailable
 from oncegate.proof.check.folder import RunVerdict
 from oncegate.proof.check.nemesis import Action, FaultPlan
@@ -185,7 +184,7 @@ def test_workload_that_this_machine_cannot_run_is_left_out_of_all_and_refused_by
     said: list[str] = []
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
     monkeypatch.setattr(soaking, "run", crash)
-    assert "no Java" in beside.lacking(cassandra=False)
+    assert "no Java" in delivery_processes.lacking(cassandra=False)
     assert "stored" not in soak(None).workloads
     assert said[0].startswith("workload stored is left out: no Java")
     with pytest.raises(Unavailable, match="stored: no Java"):

@@ -26,7 +26,7 @@ from oncegate import (
 )
 from oncegate.gateway import wire
 from oncegate.gateway.client.outbox_file import OutboxFile
-from oncegate.gateway.http import request_bodies as edge
+from oncegate.gateway.http import request_bodies
 from oncegate.rifl.errors import OncegateError
 from oncegate.rifl.ids import format_client_id
 from oncegate.testing import FakeGateway
@@ -257,7 +257,7 @@ async def test_acknowledged_entry_is_dropped_and_a_doubted_one_is_reported(fake:
     file.write(doubted=[2])
     file.close()
     third = wire.Operation(3, "put", "rows", "c", 1)
-    fake.apply(edge.operations(wire.OperationsRequest(format_client_id(before.client_id), 1, 3, [third])))
+    fake.apply(request_bodies.operations(wire.OperationsRequest(format_client_id(before.client_id), 1, 3, [third])))
     reported: list[str] = []
     async with (
         Client(fake.endpoints) as client,

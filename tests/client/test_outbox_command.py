@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from oncegate.gateway.cli.main import app
 from oncegate.gateway.client.outbox_file import Head, NewEntry, OutboxFile
-from oncegate.gateway.http import request_bodies as edge
+from oncegate.gateway.http import request_bodies
 from oncegate.gateway.wire import OpenSession, Operation
 from oncegate.rifl.ids import parse_client_id
 from oncegate.testing import FakeGateway
@@ -22,7 +22,7 @@ from oncegate.testing import FakeGateway
 @pytest.fixture
 def path(fake: FakeGateway, tmp_path: Path) -> Path:
     """An outbox with two writes of a live session that never left."""
-    opened = fake.apply(edge.open_session(OpenSession("worker"))).body
+    opened = fake.apply(request_bodies.open_session(OpenSession("worker"))).body
     path = tmp_path / "worker.outbox"
     file = OutboxFile(path)
     head = Head(client_id=parse_client_id(opened.client_id), lease_ms=opened.lease_ms, window=512, position=7)

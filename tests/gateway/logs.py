@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import msgspec
 
 from oncegate.gateway import wire
-from oncegate.gateway.http import range_bodies as edge_range
-from oncegate.gateway.http import request_bodies as edge
+from oncegate.gateway.http import range_bodies, request_bodies
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.machine import Machine
 from oncegate.rifl.completion import CompletionRecord
@@ -82,7 +81,7 @@ class RandomLog:
             many.append(op)
         acked = max(1, self.next[client] - self.rng.randint(1, 12))
         trace = self.rng.choice(("", f"00-{self.rng.getrandbits(127) + 1:032x}-00f067aa0ba902b7-01"))
-        return edge.operations(wire.OperationsRequest(f"{client:016x}", 1, acked, many), traceparent=trace)
+        return request_bodies.operations(wire.OperationsRequest(f"{client:016x}", 1, acked, many), traceparent=trace)
 
     def _range(self) -> c.Command:
         client, length = self.rng.randint(1, 5), self.rng.randint(1, 6)
@@ -90,7 +89,7 @@ class RandomLog:
         self.next[client] += length
         columns = wire.RangeBody([self._key() for _ in range(length)], ["1"] * length)
         body = msgspec.msgpack.encode(columns)
-        made = edge_range.range_command("s", client, 1, max(1, first - 4), first, body, wire.MSGPACK)
+        made = range_bodies.range_command("s", client, 1, max(1, first - 4), first, body, wire.MSGPACK)
         return msgspec.structs.replace(made, traceparent=self.rng.choice(("", "00-t")))
 
     def _keyed(self) -> c.Command:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oncegate.gateway.http import cloudevents as ce
-from oncegate.gateway.http import request_bodies as edge
+from oncegate.gateway.http import request_bodies
 from oncegate.rifl.errors import Code, OncegateError
 
 EVENT: dict[str, Any] = {"specversion": "1.0", "id": "1", "source": "/sensors/7", "type": "com.example.measured"}
@@ -149,5 +149,5 @@ def test_whatever_comes_is_an_event_or_a_typed_refusal(changed: dict[str, Any], 
         return
     with suppress(OncegateError):
         [event] = ce.read("t", ce.STRUCTURED, [], body)
-        assert event.op.value == edge.canonical_json(value(event), "event")
-        edge.check_key(event.op.key)
+        assert event.op.value == request_bodies.canonical_json(value(event), "event")
+        request_bodies.check_key(event.op.key)

@@ -27,8 +27,7 @@ from oncegate.consensus.net.wire import FrameReader, encode_frame
 from oncegate.flows import range_body
 from oncegate.flows.errors import FlowError
 from oncegate.gateway import wire
-from oncegate.gateway.http import range_bodies as edge_range
-from oncegate.gateway.http import request_bodies as edge
+from oncegate.gateway.http import range_bodies, request_bodies
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.node import administration, segment_fetch
 from oncegate.rifl.errors import OncegateError
@@ -66,11 +65,11 @@ def _framed(message: bytes) -> None:
 
 
 def _range(kind: str) -> Callable[[bytes], Any]:
-    return lambda data: edge_range.range_command("events", 1, 1, 1, 1, data, kind)
+    return lambda data: range_bodies.range_command("events", 1, 1, 1, 1, data, kind)
 
 
 def _operations(kind: str) -> Callable[[bytes], Any]:
-    return lambda data: edge.operations(edge.decode(data, kind, wire.OperationsRequest))
+    return lambda data: request_bodies.operations(request_bodies.decode(data, kind, wire.OperationsRequest))
 
 
 def _header(data: bytes) -> None:

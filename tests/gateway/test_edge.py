@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oncegate.gateway import wire
-from oncegate.gateway.http import request_bodies as edge
+from oncegate.gateway.http import request_bodies
 from oncegate.gateway.machine import commands as c
 from oncegate.rifl.errors import Code, OncegateError
 from oncegate.rifl.ids import ID_MAX
@@ -47,7 +47,7 @@ odd_values = st.recursive(
 
 
 def translate(body: bytes, content_type: str = wire.JSON) -> c.Operate:
-    return edge.operations(edge.decode(body, content_type, wire.OperationsRequest))
+    return request_bodies.operations(request_bodies.decode(body, content_type, wire.OperationsRequest))
 
 
 def refusal(body: bytes, content_type: str = wire.JSON) -> Code:
@@ -376,12 +376,12 @@ def _is_finite(value: Any) -> bool:
 )
 def test_session_outside_its_bounds_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(OncegateError) as caught:
-        edge.open_session(edge.decode(json.dumps(fields).encode(), wire.JSON, wire.OpenSession))
+        request_bodies.open_session(request_bodies.decode(json.dumps(fields).encode(), wire.JSON, wire.OpenSession))
     assert caught.value.code is Code.BAD_REQUEST
 
 
 def test_session_has_its_defaults() -> None:
-    command = edge.open_session(wire.OpenSession("n"))
+    command = request_bodies.open_session(wire.OpenSession("n"))
     assert (command.nonce, command.lease_ms, command.window) == ("n", 60_000, 512)
 
 
@@ -391,13 +391,13 @@ def test_session_has_its_defaults() -> None:
 def test_other_names_are_refused_each_time(name: str) -> None:
     for _ in range(2):
         with pytest.raises(OncegateError):
-            edge.check_name(name, "table")
+            request_bodies.check_name(name, "table")
 
 
 def test_any_other_value_than_one_json_can_say_is_refused() -> None:
     for value in (b"x", (1,), {1}, object(), math.nan, math.inf, {1: 2}, [b""], 2**64):
         with pytest.raises(OncegateError):
-            edge.canonical_json(value, "value")
+            request_bodies.canonical_json(value, "value")
 
 
 @pytest.mark.parametrize(

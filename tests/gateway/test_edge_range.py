@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from oncegate.flows import range_body
 from oncegate.gateway import wire
-from oncegate.gateway.http import range_bodies as edge_range
-from oncegate.gateway.http import request_bodies as edge
+from oncegate.gateway.http import range_bodies, request_bodies
 from oncegate.gateway.machine import commands as c
 from oncegate.rifl.errors import Code, OncegateError
 from oncegate.rifl.ids import ID_MAX, RANGE_LENGTH_MAX
@@ -29,7 +28,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
 
 
 def translate(body: bytes, content_type: str, first: int = 1, table: str = "s") -> c.Range:
-    return edge_range.range_command(table, 1, 1, 1, first, body, content_type)
+    return range_bodies.range_command(table, 1, 1, 1, first, body, content_type)
 
 
 def refusal(body: bytes, content_type: str, first: int = 1) -> Code:
@@ -88,7 +87,9 @@ def test_put_has_the_same_fingerprint_alone_and_in_a_range(puts: list[tuple[str,
         for at, (key, value) in enumerate(puts, 1)
     ]
     request = {"client_id": "0000000000000001", "epoch": 1, "first_incomplete": 1, "operations": operations}
-    alone = edge.operations(edge.decode(json.dumps(request).encode(), wire.JSON, wire.OperationsRequest)).ops
+    alone = request_bodies.operations(
+        request_bodies.decode(json.dumps(request).encode(), wire.JSON, wire.OperationsRequest)
+    ).ops
     ranged = translate(lines([k for k, _ in puts], [json.dumps(v) for _, v in puts]), wire.JSON)
     assert ranged.fingerprints == b"".join(op.fingerprint.to_bytes(8, "big") for op in alone)
     assert [value.encode() for _, value in rows(ranged)] == [op.value for op in alone]

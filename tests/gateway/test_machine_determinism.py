@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oncegate.gateway import wire
-from oncegate.gateway.http import range_bodies as edge_range
-from oncegate.gateway.http import request_bodies as edge
+from oncegate.gateway.http import range_bodies, request_bodies
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.results import Operated, Ranged
@@ -59,7 +58,7 @@ def operates(draw: st.DrawFn) -> c.Operate:
             op.if_ = draw(conditions)
         many.append(op)
     request = wire.OperationsRequest(f"{draw(clients):016x}", draw(st.integers(1, 2)), draw(first_incompletes), many)
-    return msgspec.structs.replace(edge.operations(request), tenant=draw(tenants))
+    return msgspec.structs.replace(request_bodies.operations(request), tenant=draw(tenants))
 
 
 @st.composite
@@ -77,7 +76,7 @@ def ranges(draw: st.DrawFn) -> c.Range:
     columns = wire.RangeBody([draw(keys) for _ in range(length)], [draw(st.sampled_from(["1", '"x"']))] * length)
     body = msgspec.msgpack.encode(columns)
     where = draw(st.sampled_from(["s", "s", "small", "t", "nowhere"]))
-    return edge_range.range_command(
+    return range_bodies.range_command(
         where, draw(clients), draw(st.integers(1, 2)), draw(first_incompletes), first, body, wire.MSGPACK
     )
 
@@ -242,7 +241,7 @@ def digest(seed: int) -> str:
     log[0][1].extend(c.OpenSession(nonce, 10**6, 64) for nonce in ("x", "y", "z"))
     for step in range(300):
         ops = [
-            edge.operations(
+            request_bodies.operations(
                 wire.OperationsRequest(
                     f"{rng.randint(3, 5):016x}",
                     1,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from oncegate.flows.chunks import RangeChunk, SealedBatch, int64s_from_bytes
 from oncegate.flows.range_body import decode
 from oncegate.gateway import wire
-from oncegate.gateway.http import range_bodies as edge_range
+from oncegate.gateway.http import range_bodies
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.results import Ranged
@@ -46,7 +46,7 @@ def value_of(sequence: int) -> str:
 def range_of(first: int, last: int, *, fi: int = 1, table: str = "s", client: int = 1, changed: int = 0) -> c.Range:
     values = [value_of(s) if s != changed else '"changed"' for s in range(first, last + 1)]
     columns = wire.RangeBody([f"k{s}" for s in range(first, last + 1)], values)
-    return edge_range.range_command(table, client, 1, fi, first, msgspec.msgpack.encode(columns), wire.MSGPACK)
+    return range_bodies.range_command(table, client, 1, fi, first, msgspec.msgpack.encode(columns), wire.MSGPACK)
 
 
 def single(sequence: int, *, table: str = "s") -> c.Op:

@@ -10,7 +10,7 @@ import pytest
 
 from oncegate.gateway import wire
 from oncegate.gateway.answers import answer
-from oncegate.gateway.http import request_bodies as edge
+from oncegate.gateway.http import request_bodies
 from oncegate.gateway.live_check.order import Requests, RowOrder, before_asked, in_order
 from oncegate.gateway.live_check.sample import RowSample, Seen, of_read, of_result
 from oncegate.gateway.machine import commands as c
@@ -44,7 +44,7 @@ def true_history(seed: int, length: int = 120) -> list[Seen]:
             version = 0 if row is None else row.version
             value = None if row is None else msgspec.json.decode(row.value)
             op.if_ = rng.choice(({"absent": True}, {"version": version}, {"version": 3}, {"value": value}))
-        command = edge.operations(wire.OperationsRequest("0000000000000001", 1, 1, [op]))
+        command = request_bodies.operations(wire.OperationsRequest("0000000000000001", 1, 1, [op]))
         (result,) = machine.apply(number + 1, 1, c.encode_entry(0, [command]))
         (told,) = answer(command, result, machine).body.results
         one = of_result(command.ops[0], 1, floor, told)

@@ -13,8 +13,7 @@ from aiohttp import web
 
 from oncegate.gateway import wire
 from oncegate.gateway.answers import Answer
-from oncegate.gateway.http import cloudevents, routing
-from oncegate.gateway.http import request_headers as plain
+from oncegate.gateway.http import cloudevents, request_headers, routing
 from oncegate.gateway.http.admission.gate import charge
 from oncegate.gateway.http.identity import Scope, tenant_of
 from oncegate.gateway.http.negotiation import NODE, headers_of, path_name, problem, raw_body, respond, typed
@@ -34,7 +33,7 @@ async def post(request: web.Request) -> web.StreamResponse:
     node = request.app[NODE]
     if not events:
         return respond(request, Answer(wire.EventsResponse([], 0), node.machine.commit))
-    trace = plain.traceparent(headers_of(request))
+    trace = request_headers.traceparent(headers_of(request))
     keyed = [event.keyed() for event in events]
     command = c.Keyed(node.settings.idempotency_key_ms, keyed, tenant_of(request), trace)
     charge(request, len(events))

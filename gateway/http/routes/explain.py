@@ -8,8 +8,7 @@ from aiohttp import web
 
 from oncegate.gateway.explain.search import OfKey, OfRequest, Wanted
 from oncegate.gateway.explain.timeline import Explained
-from oncegate.gateway.http import request_bodies as edge
-from oncegate.gateway.http import routing
+from oncegate.gateway.http import request_bodies, routing
 from oncegate.gateway.http.identity import Scope, tenant_of
 from oncegate.gateway.http.negotiation import NODE, local, number, typed
 from oncegate.gateway.http.routing import READ, Parameter
@@ -23,11 +22,11 @@ async def explain(request: web.Request) -> web.StreamResponse:
     wanted: Wanted
     if "request" in query and not {"table", "key"} & query.keys():
         client_id, _, sequence = query["request"].partition("/")
-        wanted = OfRequest(edge.check_client_id(client_id), number(sequence, "sequence"), tenant_of(request))
+        wanted = OfRequest(request_bodies.check_client_id(client_id), number(sequence, "sequence"), tenant_of(request))
     elif {"table", "key"} <= query.keys() and "request" not in query:
-        wanted = OfKey(edge.check_name(query["table"], "table"), edge.check_key(query["key"]))
+        wanted = OfKey(request_bodies.check_name(query["table"], "table"), request_bodies.check_key(query["key"]))
     else:
-        raise edge.bad("name a request, or a table and a key")
+        raise request_bodies.bad("name a request, or a table and a key")
     node = request.app[NODE]
     await node.reads.reach("linearizable", 0)
     return local(request, await node.explainer.explain(wanted))

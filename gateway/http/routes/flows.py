@@ -13,8 +13,7 @@ from oncegate.flows.flow import FlowDeclaration
 from oncegate.flows.segment import to_json_lines
 from oncegate.gateway import wire
 from oncegate.gateway.answers import flow_state
-from oncegate.gateway.http import request_bodies as edge
-from oncegate.gateway.http import routing
+from oncegate.gateway.http import request_bodies, routing
 from oncegate.gateway.http.identity import Scope
 from oncegate.gateway.http.negotiation import (
     NODE,
@@ -46,10 +45,10 @@ def declaration_text(fields: dict[str, Any]) -> bytes:
     try:
         declaration = msgspec.convert(fields, FlowDeclaration)
     except (FlowError, msgspec.ValidationError) as fault:
-        raise edge.bad(str(fault)) from None
+        raise request_bodies.bad(str(fault)) from None
     unknown = fields.keys() - {*FlowDeclaration.__struct_fields__}
     if unknown:
-        raise edge.bad(f"a flow has no {', '.join(sorted(unknown))}")
+        raise request_bodies.bad(f"a flow has no {', '.join(sorted(unknown))}")
     text = msgspec.json.encode(declaration)
     if len(text) > 16 * 1024:
         raise OncegateError(Code.PAYLOAD_TOO_LARGE, "the declaration is over 16 KiB")
@@ -60,9 +59,9 @@ def declaration_text(fields: dict[str, Any]) -> bytes:
 async def declare(request: web.Request) -> web.StreamResponse:
     """``PUT /v1/flows/{flow}``."""
     name = path_name(request, "flow")
-    fields = edge.decode(await raw_body(request), request.content_type, dict[str, Any])
+    fields = request_bodies.decode(await raw_body(request), request.content_type, dict[str, Any])
     if fields.setdefault("name", name) != name:
-        raise edge.bad("name differs from the path")
+        raise request_bodies.bad("name differs from the path")
     text = declaration_text(fields)
     return respond(request, await request.app[NODE].submit(c.DeclareFlow(text), len(text)))
 
@@ -152,7 +151,7 @@ async def watch(request: web.Request) -> web.StreamResponse:
 async def attach(request: web.Request) -> web.StreamResponse:
     """``POST /v1/flows/{flow}/consumers/{name}/attach``."""
     flow, consumer = path_name(request, "flow"), path_name(request, "name")
-    nonce = edge.check_nonce((await body(request, wire.AttachConsumer)).nonce)
+    nonce = request_bodies.check_nonce((await body(request, wire.AttachConsumer)).nonce)
     return respond(request, await request.app[NODE].submit(c.Attach(flow, consumer, nonce), 192))
 
 
@@ -162,8 +161,8 @@ async def cursor(request: web.Request) -> web.StreamResponse:
     flow, consumer = path_name(request, "flow"), path_name(request, "name")
     move = await body(request, wire.MoveCursor)
     if move.batch != 0:
-        edge.check_number(move.batch, "batch")
-    edge.check_number(move.fence, "fence")
+        request_bodies.check_number(move.batch, "batch")
+    request_bodies.check_number(move.fence, "fence")
     command = c.MoveCursor(flow, consumer, move.batch, move.fence, move.replay)
     return respond(request, await request.app[NODE].submit(command, 192))
 

@@ -7,8 +7,7 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from oncegate.gateway.http import request_bodies as edge
-from oncegate.gateway.http import routing
+from oncegate.gateway.http import request_bodies, routing
 from oncegate.gateway.http.identity import Scope
 from oncegate.gateway.http.negotiation import NODE, body, local, typed
 from oncegate.gateway.http.routing import PROPOSED
@@ -45,7 +44,7 @@ async def add(request: web.Request) -> web.StreamResponse:
     try:
         address = MemberAddress.parse(f"{new.id}={new.host}:{new.http_port}:{new.peer_port}")
     except ValueError as fault:
-        raise edge.bad(str(fault)) from None
+        raise request_bodies.bad(str(fault)) from None
     node = request.app[NODE]
     await node.administration.carry_out(AddMember(*address))
     return local(request, Changed(sorted(node.members)))

@@ -9,10 +9,7 @@ from aiohttp import web
 
 from oncegate.gateway import wire
 from oncegate.gateway.answers import request_state
-from oncegate.gateway.http import range_bodies as edge_range
-from oncegate.gateway.http import request_bodies as edge
-from oncegate.gateway.http import request_headers as plain
-from oncegate.gateway.http import routing
+from oncegate.gateway.http import range_bodies, request_bodies, request_headers, routing
 from oncegate.gateway.http.admission.gate import charge
 from oncegate.gateway.http.identity import Scope, check_owner, tenant_of
 from oncegate.gateway.http.negotiation import NODE, headers_of, local, number, path_name, raw_body, respond, typed
@@ -26,8 +23,8 @@ from oncegate.rifl.ids import ID_MAX, SequenceNumber
 async def operate(request: web.Request) -> web.StreamResponse:
     """``POST /v1/operations``."""
     body = await raw_body(request)
-    decoded = edge.decode(body, request.content_type, wire.OperationsRequest)
-    command = edge.operations(decoded, tenant_of(request), plain.traceparent(headers_of(request)))
+    decoded = request_bodies.decode(body, request.content_type, wire.OperationsRequest)
+    command = request_bodies.operations(decoded, tenant_of(request), request_headers.traceparent(headers_of(request)))
     node = request.app[NODE]
     check_owner(request, node.machine, command.client_id)
     charge(request, len(command.ops))
@@ -38,15 +35,15 @@ async def operate(request: web.Request) -> web.StreamResponse:
 async def put_range(request: web.Request) -> web.StreamResponse:
     """``POST /v1/tables/{table}/ranges``."""
     table = path_name(request, "table")
-    client_id = edge.check_client_id(_header(request, wire.H_CLIENT))
+    client_id = request_bodies.check_client_id(_header(request, wire.H_CLIENT))
     epoch = number(_header(request, wire.H_EPOCH), wire.H_EPOCH)
     first = number(_header(request, wire.H_FIRST_SEQUENCE), wire.H_FIRST_SEQUENCE)
     first_incomplete = _first_incomplete(_header(request, wire.H_FIRST_INCOMPLETE))
     node = request.app[NODE]
     check_owner(request, node.machine, client_id)
     body = await raw_body(request)
-    command = edge_range.range_command(table, client_id, epoch, first_incomplete, first, body, request.content_type)
-    trace = plain.traceparent(headers_of(request))
+    command = range_bodies.range_command(table, client_id, epoch, first_incomplete, first, body, request.content_type)
+    trace = request_headers.traceparent(headers_of(request))
     command = msgspec.structs.replace(command, tenant=tenant_of(request), traceparent=trace)
     charge(request, len(command.fingerprints) // FINGERPRINT_BYTES)
     size = len(command.body) + len(command.fingerprints)
@@ -56,7 +53,7 @@ async def put_range(request: web.Request) -> web.StreamResponse:
 @typed
 async def request_of(request: web.Request) -> web.StreamResponse:
     """``GET /v1/requests/{client_id}/{sequence}``."""
-    client_id = edge.check_client_id(request.match_info["client_id"])
+    client_id = request_bodies.check_client_id(request.match_info["client_id"])
     sequence = number(request.match_info["sequence"], "sequence")
     node = request.app[NODE]
     await node.reads.reach("linearizable", 0)
@@ -67,12 +64,12 @@ async def request_of(request: web.Request) -> web.StreamResponse:
 @typed
 async def resolve(request: web.Request) -> web.StreamResponse:
     """``POST /v1/requests/{client_id}/{sequence}/resolve``."""
-    client_id = edge.check_client_id(request.match_info["client_id"])
+    client_id = request_bodies.check_client_id(request.match_info["client_id"])
     sequence = number(request.match_info["sequence"], "sequence")
     sent = await raw_body(request)
-    body = edge.decode(sent, request.content_type, wire.ResolveRequest) if sent else wire.ResolveRequest()
+    body = request_bodies.decode(sent, request.content_type, wire.ResolveRequest) if sent else wire.ResolveRequest()
     check_owner(request, request.app[NODE].machine, client_id)
-    command = edge.resolve(client_id, SequenceNumber(sequence), body, tenant_of(request))
+    command = request_bodies.resolve(client_id, SequenceNumber(sequence), body, tenant_of(request))
     return respond(request, await request.app[NODE].submit(command, 64))
 
 
@@ -85,7 +82,7 @@ def _header(request: web.Request, name: str) -> str:
 
 def _first_incomplete(text: str) -> SequenceNumber:
     if text.isascii() and text.isdigit() and len(text) <= 20 and int(text) > ID_MAX:
-        return edge.check_first_incomplete(int(text))
+        return request_bodies.check_first_incomplete(int(text))
     return SequenceNumber(number(text, wire.H_FIRST_INCOMPLETE))
 
 

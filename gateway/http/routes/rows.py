@@ -14,9 +14,8 @@ from aiohttp import web
 
 from oncegate.gateway import wire
 from oncegate.gateway.answers import Answer
-from oncegate.gateway.http import request_bodies as edge
+from oncegate.gateway.http import request_bodies, routing
 from oncegate.gateway.http import request_headers as plain
-from oncegate.gateway.http import routing
 from oncegate.gateway.http.identity import Scope, check_owner, tenant_of
 from oncegate.gateway.http.negotiation import NODE, body, headers_of, path_name, problem, raw_body, respond, typed
 from oncegate.gateway.http.routing import OBJECTS, PROPOSED, Parameter, Raw
@@ -47,7 +46,7 @@ running: Final = web.AppKey("running", set[str])
 async def put(request: web.Request) -> web.StreamResponse:
     """``PUT /v1/tables/{table}/rows/{key}``: the body is the value."""
     sent = await raw_body(request)
-    value = edge.decode(sent, request.content_type, _ANYTHING)
+    value = request_bodies.decode(sent, request.content_type, _ANYTHING)
     return await _change(request, wire.Operation(1, "put", *_row(request), value))
 
 
@@ -61,7 +60,7 @@ async def delete(request: web.Request) -> web.StreamResponse:
 async def increment(request: web.Request) -> web.StreamResponse:
     """``POST /v1/tables/{table}/rows/{key}/increment``."""
     sent = await raw_body(request)
-    by = edge.decode(sent, request.content_type, wire.Increment).by if sent else 1
+    by = request_bodies.decode(sent, request.content_type, wire.Increment).by if sent else 1
     return await _change(request, wire.Operation(1, "increment", *_row(request), by=by))
 
 
@@ -75,7 +74,7 @@ async def append(request: web.Request) -> web.StreamResponse:
 async def _change(request: web.Request, operation: wire.Operation) -> web.StreamResponse:
     headers = headers_of(request)
     who = plain.identity(headers)
-    op = plain.conditional(edge.operation(operation, 0), headers)
+    op = plain.conditional(request_bodies.operation(operation, 0), headers)
     size = 256 + len(op.key) + len(op.value or b"")
     node, tenant, trace = request.app[NODE], tenant_of(request), plain.traceparent(headers)
     if isinstance(who, plain.RequestPlace):
@@ -144,7 +143,7 @@ def _known(number: int | msgspec.UnsetType) -> int:
 
 
 def _row(request: web.Request) -> tuple[str, str]:
-    return path_name(request, "table"), edge.check_key(request.match_info["key"])
+    return path_name(request, "table"), request_bodies.check_key(request.match_info["key"])
 
 
 def set_up(app: web.Application) -> None:

@@ -7,8 +7,7 @@ from typing import Final
 from aiohttp import web
 
 from oncegate.gateway import wire
-from oncegate.gateway.http import request_bodies as edge
-from oncegate.gateway.http import routing
+from oncegate.gateway.http import request_bodies, routing
 from oncegate.gateway.http.identity import Scope, check_owner, tenant_of
 from oncegate.gateway.http.negotiation import NODE, body, local, number, respond, typed
 from oncegate.gateway.http.routing import PROPOSED, READ, Parameter
@@ -23,7 +22,7 @@ async def open_session(request: web.Request) -> web.StreamResponse:
     """``POST /v1/sessions``: 201 for a new session, 200 for the one this nonce opened before."""
     node, tenant = request.app[NODE], tenant_of(request)
     bounds = {"sessions_max": node.settings.sessions_max, "tenant_sessions_max": node.settings.tenant_sessions_max}
-    command = edge.open_session(await body(request, wire.OpenSession), tenant, **bounds)
+    command = request_bodies.open_session(await body(request, wire.OpenSession), tenant, **bounds)
     sessions = node.machine.sessions
     # The log decides. A request that it would refuse anyway costs no entry. A retry finds its session even at the
     # bound.
@@ -36,8 +35,8 @@ async def open_session(request: web.Request) -> web.StreamResponse:
 @typed
 async def renew(request: web.Request) -> web.StreamResponse:
     """``POST /v1/sessions/{client_id}/renew``."""
-    client_id = edge.check_client_id(request.match_info["client_id"])
-    epoch = edge.check_number((await body(request, wire.RenewSession)).epoch, "epoch")
+    client_id = request_bodies.check_client_id(request.match_info["client_id"])
+    epoch = request_bodies.check_number((await body(request, wire.RenewSession)).epoch, "epoch")
     check_owner(request, request.app[NODE].machine, client_id)
     return respond(request, await request.app[NODE].submit(c.RenewSession(client_id, epoch, tenant_of(request)), 64))
 
@@ -45,8 +44,8 @@ async def renew(request: web.Request) -> web.StreamResponse:
 @typed
 async def take_over(request: web.Request) -> web.StreamResponse:
     """``POST /v1/sessions/{client_id}/take-over``."""
-    client_id = edge.check_client_id(request.match_info["client_id"])
-    nonce = edge.check_nonce((await body(request, wire.TakeOver)).nonce)
+    client_id = request_bodies.check_client_id(request.match_info["client_id"])
+    nonce = request_bodies.check_nonce((await body(request, wire.TakeOver)).nonce)
     check_owner(request, request.app[NODE].machine, client_id)
     return respond(request, await request.app[NODE].submit(c.TakeOver(client_id, nonce, tenant_of(request)), 128))
 
@@ -54,7 +53,7 @@ async def take_over(request: web.Request) -> web.StreamResponse:
 @typed
 async def describe(request: web.Request) -> web.StreamResponse:
     """``GET /v1/sessions/{client_id}``."""
-    client_id = edge.check_client_id(request.match_info["client_id"])
+    client_id = request_bodies.check_client_id(request.match_info["client_id"])
     node = request.app[NODE]
     await node.reads.reach("linearizable", 0)
     check_owner(request, node.machine, client_id)
@@ -77,7 +76,7 @@ async def describe(request: web.Request) -> web.StreamResponse:
 @typed
 async def close(request: web.Request) -> web.StreamResponse:
     """``DELETE /v1/sessions/{client_id}?epoch=``."""
-    client_id = edge.check_client_id(request.match_info["client_id"])
+    client_id = request_bodies.check_client_id(request.match_info["client_id"])
     epoch = number(request.query.get("epoch", ""), "epoch")
     check_owner(request, request.app[NODE].machine, client_id)
     answer = await request.app[NODE].submit(c.CloseSession(client_id, epoch, tenant_of(request)), 64)

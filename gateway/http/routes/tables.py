@@ -9,8 +9,7 @@ from aiohttp import web
 
 from oncegate.gateway import wire
 from oncegate.gateway.answers import Answer, table_state
-from oncegate.gateway.http import request_bodies as edge
-from oncegate.gateway.http import routing
+from oncegate.gateway.http import request_bodies, routing
 from oncegate.gateway.http.identity import Scope
 from oncegate.gateway.http.negotiation import (
     NODE,
@@ -44,7 +43,7 @@ async def declare(request: web.Request) -> web.StreamResponse:
     declaration = await body(request, wire.DeclareTable)
     quota = QUOTA_BYTES_DEFAULT if declaration.quota_bytes is None else declaration.quota_bytes
     if not 1024 <= quota <= QUOTA_BYTES_MAX:
-        raise edge.bad(f"quota_bytes must be in 1024..{QUOTA_BYTES_MAX}")
+        raise request_bodies.bad(f"quota_bytes must be in 1024..{QUOTA_BYTES_MAX}")
     flow = b"" if declaration.flow is None else _own_flow(name, declaration)
     command = c.DeclareTable(name, declaration.kind, quota, flow)
     return respond(request, await request.app[NODE].submit(command, 128 + len(flow)))
@@ -53,7 +52,7 @@ async def declare(request: web.Request) -> web.StreamResponse:
 def _own_flow(name: str, declaration: wire.DeclareTable) -> bytes:
     """Return the declaration of a stream table's own flow; raises BAD_REQUEST for an invalid one."""
     if declaration.kind != "stream":
-        raise edge.bad("only a stream table has its own flow; declare flows of other tables separately")
+        raise request_bodies.bad("only a stream table has its own flow; declare flows of other tables separately")
     return declaration_text({"name": name, "source": name, **msgspec.to_builtins(declaration.flow)})
 
 
@@ -73,7 +72,7 @@ async def describe(request: web.Request) -> web.StreamResponse:
 async def row(request: web.Request) -> web.StreamResponse:
     """``GET /v1/tables/{table}/rows/{key}``."""
     table = path_name(request, "table")
-    key = edge.check_key(request.match_info["key"])
+    key = request_bodies.check_key(request.match_info["key"])
     node = request.app[NODE]
     watching = _watching(node, table, key)
     linearizable = request.query.get("consistency", "linearizable") == "linearizable"
@@ -111,7 +110,7 @@ async def page(request: web.Request) -> web.StreamResponse:
     if table is None:
         raise OncegateError(Code.NOT_FOUND, "no such table")
     if table.kind != "resident":
-        raise edge.bad("rows of a stream table are read by key, or in order from its flow")
+        raise request_bodies.bad("rows of a stream table are read by key, or in order from its flow")
     commit = node.machine.commit
     rows = table.rows.page(query.get("prefix", ""), query.get("after", ""), limit + 1)
     states: list[wire.RowState] = []

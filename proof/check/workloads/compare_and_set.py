@@ -11,10 +11,10 @@ from random import Random
 from typing import Any, ClassVar, Final
 
 from oncegate.proof.check.checks import linearizable
-from oncegate.proof.check.direct import DirectSession
+from oncegate.proof.check.direct_session import DirectSession
 from oncegate.proof.check.durability import no_lost_write
+from oncegate.proof.check.run_context import World
 from oncegate.proof.check.workload import SessionLoop
-from oncegate.proof.check.world import World
 from oncegate.proof.lincheck import Event, Operation, Result, operations
 
 TABLE: Final = "swapped"

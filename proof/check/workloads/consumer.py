@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 
 from oncegate.gateway.client.paths import flow_path, segment
-from oncegate.proof.check.world import FINAL_S, World, batch_path
+from oncegate.proof.check.run_context import FINAL_S, World, batch_path
 from oncegate.stores import Column, ColumnType, StoreTable, open_store
 
 NAME: Final = "store"

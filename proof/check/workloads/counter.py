@@ -14,9 +14,9 @@ from typing import Any, ClassVar, Final
 from oncegate.gateway.client import Session, Tuning
 from oncegate.proof.check.checks import Findings, by_key, linearizable
 from oncegate.proof.check.durability import acknowledged, final_reads
+from oncegate.proof.check.run_context import World
 from oncegate.proof.check.soak import LOST
 from oncegate.proof.check.workload import through_sessions
-from oncegate.proof.check.world import World
 from oncegate.proof.lincheck import Event, Operation, Result, operations
 
 TABLE: Final = "counters"

@@ -15,13 +15,13 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 from oncegate.proof.check.checks import Findings, linearizable
-from oncegate.proof.check.direct import DirectSession, RequestVerdict
+from oncegate.proof.check.direct_session import DirectSession, RequestVerdict
 from oncegate.proof.check.durability import exactly_once, no_lost_item
+from oncegate.proof.check.run_context import World
 from oncegate.proof.check.workload import SessionLoop
 from oncegate.proof.check.workloads.append import TABLE as LISTS
 from oncegate.proof.check.workloads.append import Lists, append_of, items
 from oncegate.proof.check.workloads.counter import number
-from oncegate.proof.check.world import World
 from oncegate.proof.lincheck import Event, Operation, Result, operations
 
 COUNTERS: Final = "sums"

@@ -22,12 +22,12 @@ from oncegate.gateway.client import OncegateError, Outcome, PartialFailure, Sess
 from oncegate.gateway.client.paths import flow_path
 from oncegate.proof.check.checks import Findings, by_key
 from oncegate.proof.check.durability import acknowledged
-from oncegate.proof.check.nodes import AttemptReply
+from oncegate.proof.check.node_requests import AttemptReply
 from oncegate.proof.check.plan import PROCESSES_MAX
+from oncegate.proof.check.run_context import FINAL_S, NotRecovered, World, batch_path
 from oncegate.proof.check.soak import LOST
 from oncegate.proof.check.workload import SessionLoop, through_sessions
 from oncegate.proof.check.workloads.consumer import CheckedConsumer, stored_rows
-from oncegate.proof.check.world import FINAL_S, NotRecovered, World, batch_path
 from oncegate.proof.lincheck import Event, Operation, Result, operations
 
 TABLE: Final = "changed"

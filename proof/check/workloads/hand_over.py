@@ -15,9 +15,9 @@ from typing import Any, ClassVar, Final
 
 from oncegate.gateway.client.paths import session_path
 from oncegate.proof.check.checks import Findings
-from oncegate.proof.check.direct import DirectSession, RequestVerdict
+from oncegate.proof.check.direct_session import DirectSession, RequestVerdict
+from oncegate.proof.check.run_context import World
 from oncegate.proof.check.workloads.append import TABLE, OnLists, append_of, items, list_checks
-from oncegate.proof.check.world import World
 from oncegate.proof.lincheck import Event, Result, operations
 
 OPERATIONS_AN_OWNER: Final = 40

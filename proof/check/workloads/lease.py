@@ -14,11 +14,11 @@ from typing import ClassVar, Final
 
 from oncegate.gateway.client.paths import session_path
 from oncegate.proof.check.checks import Findings
-from oncegate.proof.check.direct import DirectSession
+from oncegate.proof.check.direct_session import DirectSession
+from oncegate.proof.check.run_context import World
 from oncegate.proof.check.workload import SessionLoop
 from oncegate.proof.check.workloads.append import TABLE, OnLists, append_of, items, list_checks
 from oncegate.proof.check.workloads.dedup import Held
-from oncegate.proof.check.world import World
 from oncegate.proof.lincheck import Event, Result, operations
 from oncegate.rifl.ids import LEASE_MS_MIN
 

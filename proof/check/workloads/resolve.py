@@ -13,12 +13,12 @@ from random import Random
 from typing import Any, ClassVar, Final
 
 from oncegate.proof.check.checks import Findings
-from oncegate.proof.check.direct import DirectSession, RequestVerdict
-from oncegate.proof.check.nodes import AttemptReply
+from oncegate.proof.check.direct_session import DirectSession, RequestVerdict
+from oncegate.proof.check.node_requests import AttemptReply
+from oncegate.proof.check.run_context import World
 from oncegate.proof.check.workload import SessionLoop
 from oncegate.proof.check.workloads.append import TABLE, OnLists, append_of, items, list_checks
 from oncegate.proof.check.workloads.dedup import Held
-from oncegate.proof.check.world import World
 from oncegate.proof.lincheck import Event, Operation, Result, operations
 
 HELD_MAX: Final = 8

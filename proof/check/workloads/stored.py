@@ -1,9 +1,9 @@
 """Stream tables whose rows are handed over to the store: they are read back as before when their batches are gone.
 
-A real Spark job (:mod:`oncegate.proof.check.companions`) delivers the table's flow to a store, retention is a fraction
-of a second, and the nodes read on there. Workers do what those of :mod:`oncegate.proof.check.workloads.stream` do, over
-more keys, so that most of them were written long ago, and put, delete and read *past* keys, each written rarely and by
-one worker. In the end everything is delivered and dropped, and every key is read at every node.
+A real Spark job (:mod:`oncegate.proof.check.delivery_processes`) delivers the table's flow to a store, retention is a
+fraction of a second, and the nodes read on there. Workers do what those of :mod:`oncegate.proof.check.workloads.stream`
+do, over more keys, so that most of them were written long ago, and put, delete and read *past* keys, each written
+rarely and by one worker. In the end everything is delivered and dropped, and every key is read at every node.
 
 Judged as `stream` is; past keys by the row model, whose versions are the commits of the items.
 """
@@ -21,14 +21,14 @@ from typing import Any, ClassVar, Final
 from oncegate.gateway.client.paths import flow_path, table_path
 from oncegate.proof.check.checks import Findings, linearizable
 from oncegate.proof.check.cluster import CheckCluster
-from oncegate.proof.check.companions import CassandraProcess, StreamRowsJob, lacking
-from oncegate.proof.check.direct import DirectSession
+from oncegate.proof.check.delivery_processes import CassandraProcess, StreamRowsJob, lacking
+from oncegate.proof.check.direct_session import DirectSession
 from oncegate.proof.check.durability import no_lost_version
 from oncegate.proof.check.equipment import Target
 from oncegate.proof.check.plan import PROCESSES_MAX, RunPlan
+from oncegate.proof.check.run_context import NotRecovered, World
 from oncegate.proof.check.workloads.rows import versioned
 from oncegate.proof.check.workloads.stream import StreamReads
-from oncegate.proof.check.world import NotRecovered, World
 from oncegate.proof.lincheck import Event, Operation, Result, operations
 from oncegate.stores.stream_rows import ROWS_CONSUMER
 

@@ -12,12 +12,12 @@ from random import Random
 from typing import Any, ClassVar
 
 from oncegate.proof.check.checks import Findings, linearizable
-from oncegate.proof.check.direct import DirectSession
+from oncegate.proof.check.direct_session import DirectSession
 from oncegate.proof.check.durability import no_lost_write
 from oncegate.proof.check.plan import PROCESSES_MAX
 from oncegate.proof.check.recorder import LANES
+from oncegate.proof.check.run_context import World
 from oncegate.proof.check.workload import SessionLoop
-from oncegate.proof.check.world import World
 from oncegate.proof.lincheck import Event, Operation, Result, operations
 
 

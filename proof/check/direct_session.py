@@ -13,7 +13,7 @@ from random import Random
 from typing import Any, Final, Literal, NamedTuple
 
 from oncegate.gateway.client.paths import OPERATIONS, SESSIONS, resolve_path, session_path
-from oncegate.proof.check.nodes import ATTEMPT_S, REFUSED_ALONE, AttemptReply, Nodes
+from oncegate.proof.check.node_requests import ATTEMPT_S, REFUSED_ALONE, AttemptReply, Nodes
 
 OPERATION_S: Final = 3.0
 """How long a request is tried before its outcome counts as unknown."""

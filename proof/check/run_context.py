@@ -1,8 +1,8 @@
 """What a workload sees of a run: the nodes, the history, the seed, and how long to go on.
 
 Owns: the steps that workloads share, each recorded as one operation with its honest outcome: a write by a request of
-a :class:`~oncegate.proof.check.direct.DirectSession`, a read at a chosen node, and the same through the SDK. A read
-without an answer changed nothing and is recorded as failed; a write without one is unknown.
+a :class:`~oncegate.proof.check.direct_session.DirectSession`, a read at a chosen node, and the same through the SDK. A
+read without an answer changed nothing and is recorded as failed; a write without one is unknown.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from urllib.parse import quote
 from oncegate.gateway.client import Client, OncegateError, Outcome, Tuning, WriteResult
 from oncegate.gateway.client.paths import row_path, table_path
 from oncegate.gateway.local.waiting import until
-from oncegate.proof.check.direct import DirectSession, RequestVerdict, open_session
-from oncegate.proof.check.nodes import ATTEMPT_S, AttemptReply, Nodes
+from oncegate.proof.check.direct_session import DirectSession, RequestVerdict, open_session
+from oncegate.proof.check.node_requests import ATTEMPT_S, AttemptReply, Nodes
 from oncegate.proof.check.plan import PROCESSES_MAX, RunPlan
 from oncegate.proof.check.recorder import HistoryRecorder
 
