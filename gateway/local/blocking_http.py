@@ -1,4 +1,4 @@
-"""Blocking requests to a node, with the standard library: for callers that have no event loop and want none."""
+"""Blocking requests to a node, with the standard library: for callers without an event loop."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def get_json(url: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any] | None:
 
 
 class RequestRefused(Exception):
-    """The node said no; the text says why."""
+    """The node refused the request; the text says why."""
 
 
 class Unreachable(Exception):

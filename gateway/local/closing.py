@@ -1,4 +1,4 @@
-"""What is closed when its ``with`` block ends."""
+"""Resources that are closed when their ``with`` block ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Closing(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Give everything back. Idempotent."""
+        """Release everything. Idempotent."""
 
     def __enter__(self) -> Self:
         return self

@@ -1,7 +1,7 @@
 """A whole cluster on this machine: one ``oncegate serve`` a node, on loopback.
 
-Owns: the members' addresses, the nodes' command lines, readiness and who leads. Processes are
-:mod:`oncegate.gateway.local.processes`'s business.
+Owns: the members' addresses, the nodes' command lines, readiness and who leads. :mod:`oncegate.gateway.local.processes`
+owns the processes.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class LocalCluster(ProcessCluster):
         return next(member.http for member in self.members if member.node_id == node_id)
 
     def ports_in_use(self) -> list[int]:
-        """Return the members' ports that somebody listens on now: a stranger there would pass for a node."""
+        """Return the members' ports on which a process listens now: it could be taken for a node."""
         ports = [(member.host, port) for member in self.members for port in (member.http_port, member.peer_port)]
         return [port for host, port in ports if not is_free(host, port)]
 

@@ -1,4 +1,4 @@
-"""Processes of one cluster: start, kill -9, freeze, orderly stop, exit status and log. Knows nothing of what they do.
+"""Processes of one cluster: start, kill -9, freeze, orderly stop, exit status and log. Must not know what they do.
 
 :class:`ProcessCluster` is the one class that holds such processes. A subclass says which there are and how one is
 started: :class:`oncegate.gateway.local.cluster.LocalCluster` for gateway nodes, others for bare replicas and for etcd.
@@ -24,7 +24,7 @@ ENDED_S: Final = 30.0
 
 
 def spawn(command: list[str], log: Path, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own, with what it says appended to ``log``."""
+    """Start a process in its own session; append its output to ``log``."""
     with log.open("ab") as file:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, start_new_session=True
@@ -120,7 +120,7 @@ class ProcessCluster(Closing):
         return self._processes[name].wait(ENDED_S), self.log(name)
 
     def log(self, name: str) -> str:
-        """Return what a process has said in all its lives."""
+        """Return the output of a process over all its starts."""
         path = self._log_file(name)
         return path.read_text(errors="replace") if path.exists() else ""
 
