@@ -1,7 +1,7 @@
 """``oncegate check``: runs that try to break a cluster, and verdicts on them.
 
 Exit codes: 0 valid, 1 invalid, 2 unknown, 3 misuse (bad arguments or files), 4 the run itself failed or was stopped.
-What the commands do is imported when one of them runs: a server that starts does not pay for it.
+A command imports its modules when it runs: a starting server does not pay for them.
 """
 
 from __future__ import annotations
@@ -32,22 +32,20 @@ Folder = Annotated[Path, typer.Argument(help="folder of a run, such as runs/late
 
 @check.command("run")
 def run_command(
-    workload: Annotated[str | None, typer.Option(help="its name; a wrong one lists them")] = None,
+    workload: Annotated[str | None, typer.Option(help="name of the workload; a wrong one lists all")] = None,
     every: Annotated[bool, typer.Option("--all", help="all workloads, in turn")] = False,
     faults: Annotated[str, typer.Option(help="names or groups, joined with +; all, none")] = "all",
-    seed: Annotated[int, typer.Option(help="of the first run; the next runs count on from it")] = 1,
+    seed: Annotated[int, typer.Option(help="seed of the first run; the next runs count on from it")] = 1,
     seeds: Annotated[int | None, typer.Option(help="how many runs [each workload once]")] = None,
     seconds: Annotated[float, typer.Option(help="how long the processes of a run work")] = 12.0,
     nodes: Annotated[int, typer.Option(help="nodes of the cluster")] = 3,
     processes: Annotated[int, typer.Option(help="processes of the workload")] = 6,
-    store: Annotated[str, typer.Option(help="of workloads with one: sqlite, or cassandra, a real one")] = "sqlite",
+    store: Annotated[str, typer.Option(help="store of the workload stored: sqlite or cassandra")] = "sqlite",
     runs: Runs = Path("runs"),
-    keep: Annotated[
-        bool, typer.Option("--keep", help="keep the folders of valid runs, where there are several")
-    ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="go on where a run of many was stopped")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="keep the folders of valid runs of a soak")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="go on where a soak was stopped")] = False,
 ) -> None:
-    """Run workloads against clusters of real processes under faults, and judge what was recorded."""
+    """Run workloads against clusters of real processes under faults, and judge the histories."""
     if every == (workload is not None):
         raise typer.BadParameter("give --workload NAME or --all")
     from oncegate.proof.check.plan import RunPlan, fault_names
@@ -73,7 +71,7 @@ def run_command(
 
 @check.command()
 def replay(folder: Folder) -> None:
-    """Judge the saved history of a run again; nothing is run."""
+    """Judge the saved history of a run again, without running anything."""
     from oncegate.proof.check.folder import RunFolder
     from oncegate.proof.check.runner import judge
     from oncegate.proof.check.summary import verdict_lines
@@ -92,7 +90,7 @@ def shrink(
     runs: Annotated[int, typer.Option(help="how many smaller plans are tried")] = 40,
     tries: Annotated[int, typer.Option(help="how often each of them")] = 2,
 ) -> None:
-    """Look for less that still fails: fewer faults, fewer processes, a shorter time, or fewer events."""
+    """Make a failing run smaller: fewer faults, fewer processes, a shorter time, or fewer events."""
     from oncegate.proof.check.folder import RunFolder
     from oncegate.proof.check.shrinking import shrink_history, shrink_run
     from oncegate.proof.check.summary import verdict_lines
@@ -108,7 +106,7 @@ def shrink(
 
 @contextlib.contextmanager
 def _stoppable() -> Iterator[None]:
-    """As :func:`exits`; Ctrl-C is no verdict either."""
+    """As :func:`exits`, but Ctrl-C also exits with the code of a run that was stopped."""
     from oncegate.proof.check.errors import Unavailable
 
     try:

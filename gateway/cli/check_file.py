@@ -41,7 +41,7 @@ class HistoryFormat(StrEnum):
 
 
 class Level(StrEnum):
-    """What is asked of a history."""
+    """The consistency level that a history must have."""
 
     LINEARIZABLE = "linearizable"
     SEQUENTIAL = "sequential"

@@ -16,7 +16,7 @@ ENDPOINT_DEFAULT = f"http://127.0.0.1:{DEFAULT_HTTP_PORT}"
 
 
 def unreachable(url: str) -> typer.Exit:
-    """Say that nobody answers, and return what ends the command."""
+    """Print that no node answers, and return the exit that ends the command."""
     typer.echo(f"oncegate: no node answers at {url}", err=True)
     return typer.Exit(3)
 

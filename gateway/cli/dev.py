@@ -29,7 +29,7 @@ def dev(
     from rich.console import Console
 
     console = Console(stderr=True)
-    # From here on, not from when the cluster is ready: a stop while it starts must not leave nodes behind.
+    # Arm it here, not when the cluster is ready: a stop during the start must not leave nodes behind.
     stop = _StopSignal()
     with tempfile.TemporaryDirectory(prefix="oncegate-dev-") as temporary:
         directory = data_dir or Path(temporary)

@@ -1,4 +1,4 @@
-"""How commands that give a verdict end: its exit code, and codes for misuse and for a crash that no verdict has.
+"""Exit codes of commands that give a verdict: one for each verdict, others for misuse and for a crash.
 
 The one module that knows how typer ends a command that is misused (``typer.core``, ``typer.exceptions``).
 """
@@ -22,7 +22,7 @@ CRASH: Final = 4
 
 
 class VerdictGroup(TyperGroup):
-    """Commands of which each gives a verdict: misuse of one has an exit code that no verdict has."""
+    """A group of commands that give verdicts: misuse has an exit code that no verdict has."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
@@ -50,10 +50,10 @@ def _misuse() -> Iterator[None]:
 
 @contextlib.contextmanager
 def exits(*, misuse: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Say what went wrong and exit with its code: whatever it is, it must not pass for a verdict.
+    """Print the error and exit with its code: no error may look like a verdict.
 
     Args:
-        misuse: errors that say what is wrong with what was given, as OncegateError does.
+        misuse: errors that describe wrong arguments or files, as OncegateError does.
     """
     expected: tuple[type[Exception], ...] = (OncegateError, *misuse)
     try:

@@ -1,8 +1,8 @@
 """Entry point: the command groups, and what every command shares.
 
 Exit codes: 0 done, 1 the answer is no (not ready, mismatch), 2 misuse, 3 the cluster could not be reached;
-``verify`` and ``check`` have their own. Modules of commands import what a command needs when it runs, so that
-``status`` costs no server and ``oncegate[client]`` is enough for what needs none.
+``verify`` and ``check`` have their own. A command imports its modules when it runs, so that ``status`` does not load
+the server and ``oncegate[client]`` is enough for commands that need no server.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from oncegate.gateway.local.blocking_http import RequestRefused, Unreachable, ge
 from oncegate.gateway.node.settings import MemberAddress
 
 member = typer.Typer(help="Members of the cluster: add, remove.", no_args_is_help=True)
-leader = typer.Typer(help="Who leads.", no_args_is_help=True)
+leader = typer.Typer(help="Leadership of the cluster: move.", no_args_is_help=True)
 _ADD_S = 75.0
 _CHANGE_S = 30.0
 

@@ -1,4 +1,4 @@
-"""``oncegate outbox``: what a worker left behind, and sending it again without the worker.
+"""``oncegate outbox``: list the writes that a worker left, and send them again without the worker.
 
 The SDK is imported when a command runs: the other commands do not pay for it.
 """

@@ -25,7 +25,7 @@ Format = Annotated[Output, typer.Option("--output", "-o", help="table or json")]
 
 def show(header: Sequence[str], rows: Iterable[Sequence[str]], *, unbroken: Collection[str] = ()) -> None:
     """Print a table to standard output, as wide as its terminal; cells of ``unbroken`` columns stay on one line."""
-    # Only who prints a table pays for rich.
+    # Import rich only to print a table.
     from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table

@@ -1,6 +1,6 @@
 """``oncegate serve``: run one node. Without arguments a durable cluster of one on loopback.
 
-What a node is made of is imported when it starts: the other commands do not pay for it.
+The node's modules are imported when it starts: the other commands do not pay for them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def serve(
     config: Annotated[Path | None, typer.Option(envvar="ONCEGATE_CONFIG", help="TOML file with settings")] = None,
     **flags: Any,
 ) -> None:
-    """Run one node until SIGTERM. Flags win over ONCEGATE_… variables, those over the file, that over defaults."""
+    """Run one node until SIGTERM. A flag wins over a variable, a variable over the file."""
     import asyncio
     import gc
     import logging
@@ -79,7 +79,7 @@ def serve(
 
 
 def _parameter(one: Setting) -> inspect.Parameter:
-    """Return the parameter of :func:`serve` that typer makes a setting's flag of; None: not given."""
+    """Return the parameter of :func:`serve` from which typer makes a setting's flag; None: not given."""
     if one.kind is bool:
         option = typer.Option(one.flag, help=one.text)  # a single name: there is no --no-… beside it
     else:

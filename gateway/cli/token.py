@@ -11,7 +11,7 @@ from oncegate.gateway.http.scope import Scope
 
 def token(
     name: Annotated[str, typer.Argument(help="what the token is called in logs; unique in the file")],
-    tenant: Annotated[str, typer.Option(help="whom it speaks for: sessions belong to a tenant")],
+    tenant: Annotated[str, typer.Option(help="tenant of the token: sessions belong to a tenant")],
     scope: Annotated[list[Scope], typer.Option(help="what it allows; repeat for each")],
 ) -> None:
     """Print an entry for tokens_file on stdout and the token, which is stored nowhere, on stderr."""

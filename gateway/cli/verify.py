@@ -26,7 +26,7 @@ def verify(
     output: Format = Output.TABLE,
 ) -> None:
     """Compare log, state, batches and store of stopped nodes; read only. Names the first difference."""
-    # A second's work that the other commands need not wait for.
+    # This import takes a second, which other commands need not wait for.
     from oncegate.proof import verify as checks
     from oncegate.stores.stream_rows import ROWS_CONSUMER
 

@@ -97,7 +97,7 @@ class Settings:
     data_dir: Path = setting(Path("oncegate-data"), "journal, ballot, state and segments of this node")
     join: bool = setting(False, "this node is new: a running cluster is about to add it")
     secret_file: Path | None = setting(None, "file with the secret that peers share")
-    tokens_file: Path | None = setting(None, "file of bearer tokens; none: everybody may do all")
+    tokens_file: Path | None = setting(None, "file of bearer tokens; none: every caller may do everything")
     tls_certificate: Path | None = setting(None, "PEM file of the HTTP side's certificate chain")
     tls_key: Path | None = setting(None, "PEM file of its key")
     insecure_http: bool = setting(False, "serve other addresses than loopback without TLS or without tokens")
@@ -111,11 +111,13 @@ class Settings:
         256 * 2**20, "answers that clients have not taken yet, together", least=2**20, most=2**40
     )
     connections_max: int = setting(4096, "open HTTP connections", least=8, most=100_000)
-    headers_ms_max: int = setting(10_000, "from a new connection to its first whole request", least=100, most=600_000)
-    body_ms_max: int = setting(30_000, "from a request's headers to its body", least=50, most=3_600_000)
-    idle_ms_max: int = setting(75_000, "between two requests of a connection", least=100, most=3_600_000)
+    headers_ms_max: int = setting(
+        10_000, "time from a new connection to its first whole request", least=100, most=600_000
+    )
+    body_ms_max: int = setting(30_000, "time from a request's headers to its whole body", least=50, most=3_600_000)
+    idle_ms_max: int = setting(75_000, "time between two requests of a connection", least=100, most=3_600_000)
     unsent_ms_max: int = setting(
-        30_000, "an answer waits for a client that takes none of it", least=1_000, most=3_600_000
+        30_000, "time for which an answer waits for a client that takes none of it", least=1_000, most=3_600_000
     )
     tenant_requests_max: int = setting(2048, "requests under way of one tenant", least=1, most=100_000)
     tenant_operations_per_s: int = setting(
@@ -141,8 +143,8 @@ class Settings:
     live_check_share: float = setting(
         0.01, "share of all rows whose operations are checked as they happen; 0: none", least=0.0, most=1.0
     )
-    live_check_seed: int = setting(0, "which rows these are; the same on all nodes", least=0, most=2**63 - 1)
-    live_check_window_ms: int = setting(5_000, "between two checks of live traffic", least=100, most=600_000)
+    live_check_seed: int = setting(0, "seed that chooses these rows; the same on all nodes", least=0, most=2**63 - 1)
+    live_check_window_ms: int = setting(5_000, "time between two checks of live traffic", least=100, most=600_000)
     log_level: str = setting("INFO", "DEBUG, INFO, WARNING or ERROR", check=_log_level)
 
     def __post_init__(self) -> None:
