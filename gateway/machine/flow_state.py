@@ -51,6 +51,8 @@ class FlowTable:
         self._graph = FlowGraph()
         self._flows: dict[str, Flow] = {}
         self._taps: dict[str, tuple[Flow, ...]] = {}
+        self.is_tapped = self._taps.__contains__
+        """Tells whether any flow derives from a table; asked of each write, so it is no method of its own."""
         self._sealed: list[Sealed] = []
         self._dropped: list[tuple[str, int]] = []
 
@@ -93,10 +95,6 @@ class FlowTable:
     def of_table(self, table: str) -> tuple[Flow, ...]:
         """Return the flows whose source is ``table``."""
         return self._taps.get(table, ())
-
-    def is_tapped(self, table: str) -> bool:
-        """Tell whether any flow derives from ``table``."""
-        return table in self._taps
 
     def is_full(self, table: str, quota_bytes: int, now_ms: int) -> bool:
         """Tell whether a flow of ``table`` holds more undelivered or retained bytes than its quota."""

@@ -146,12 +146,12 @@ class Machine:
         if table.kind == "stream":
             if flows.is_full(op.table, table.quota_bytes, self.time_ms):
                 return Code.QUOTA
-            self.commit += 1  # type: ignore[assignment]  # the hot path spares a call
-            commit = self.commit
+            commit: CommitNumber = self.commit + 1  # type: ignore[assignment]  # the hot path spares a call
+            self.commit = commit
             flows.append_one(op.table, commit, op.key, op.value, self.time_ms, client_id, op.sequence, traceparent)
             return tracker.record(op.sequence, op.fingerprint, commit, None, traceparent)
-        self.commit += 1  # type: ignore[assignment]  # the hot path spares a call
-        commit = self.commit
+        commit = self.commit + 1  # type: ignore[assignment]  # the hot path spares a call
+        self.commit = commit
         result = table.execute(op, commit)
         record = tracker.record(op.sequence, op.fingerprint, commit, result, traceparent)
         if (result is None or result.refusal is None) and flows.is_tapped(op.table) and op.kind != c.OpKind.GET:

@@ -36,7 +36,6 @@ _INTEGER_BYTES_MAX: Final = 20
 _PUT: Final = OpKind.PUT.value
 _DELETE: Final = OpKind.DELETE.value
 _INCREMENT: Final = OpKind.INCREMENT.value
-_APPEND: Final = OpKind.APPEND.value
 _GET: Final = OpKind.GET.value
 _KINDS_OF_STREAMS: Final = (_PUT, _DELETE)
 
@@ -186,11 +185,10 @@ class Table:
             refused = _test(op, row)
             if refused is not None:
                 return refused
-        if op.kind == _PUT:
+        kind = op.kind
+        if kind == _PUT:
             value = op.value or b"null"
-            self._write(op.key, row, StoredRow(commit, value))
-            return None
-        if op.kind == _DELETE:
+        elif kind == _DELETE:
             if row is not None:
                 size = len(op.key) + len(row.value) + ROW_OVERHEAD_BYTES
                 if size > self.bytes:
@@ -198,44 +196,43 @@ class Table:
                 self.rows.delete(op.key, row)
                 self.bytes -= size
             return None
-        if op.kind == _INCREMENT:
-            return self._increment(op, row, commit)
-        if op.kind == _APPEND:
-            return self._append(op, row, commit)
-        return Remembered(None, 0, None) if row is None else Remembered(None, row.version, row.value)
-
-    def _append(self, op: Op, row: StoredRow | None, commit: CommitNumber) -> Remembered | None:
-        """Put an item at the end of a list, which begins empty; by its text, without reading what is in it."""
-        item = op.value or b"null"
-        before = b"[]" if row is None else row.value
-        if before[:1] != b"[":
-            return _refused("NOT_A_LIST", row)
-        if len(before) + len(item) + 1 > LIST_BYTES_MAX:
-            return _refused("LIST_FULL", row)
-        value = before[:-1] + (b"," if len(before) > 2 else b"") + item + b"]"
-        self._write(op.key, row, StoredRow(commit, value))
-        return None
-
-    def _increment(self, op: Op, row: StoredRow | None, commit: CommitNumber) -> Remembered:
-        before = 0
-        if row is not None:
-            text = row.value
-            if len(text) > _INTEGER_BYTES_MAX or not (text.isdigit() or (text[:1] == b"-" and text[1:].isdigit())):
-                return _refused("NOT_AN_INTEGER", row)
-            before = int(text)
-        after = before + op.by
-        if not INT64_MIN <= after <= INT64_MAX:
-            return _refused("OVERFLOW", row)
-        value = b"%d" % after
-        self._write(op.key, row, StoredRow(commit, value))
-        return Remembered(None, commit, value)
-
-    def _write(self, key: str, before: StoredRow | None, after: StoredRow) -> None:
-        self.rows.put(key, after, before)
-        if before is None:
-            self.bytes += len(key) + len(after.value) + ROW_OVERHEAD_BYTES
+        elif kind == _GET:
+            return Remembered(None, 0, None) if row is None else Remembered(None, row.version, row.value)
         else:
-            self.bytes += len(after.value) - len(before.value)
+            made = _incremented(op, row) if kind == _INCREMENT else _appended(op, row)
+            if isinstance(made, Remembered):
+                return made
+            value = made
+        self.rows.put(op.key, StoredRow(commit, value), row)
+        if row is None:
+            self.bytes += len(op.key) + len(value) + ROW_OVERHEAD_BYTES
+        else:
+            self.bytes += len(value) - len(row.value)
+        return Remembered(None, commit, value) if kind == _INCREMENT else None
+
+
+def _appended(op: Op, row: StoredRow | None) -> bytes | Remembered:
+    """Return the row's list, which begins empty, with an item more; made without reading what is in it."""
+    item = op.value or b"null"
+    before = b"[]" if row is None else row.value
+    if before[:1] != b"[":
+        return _refused("NOT_A_LIST", row)
+    if len(before) + len(item) + 1 > LIST_BYTES_MAX:
+        return _refused("LIST_FULL", row)
+    return before[:-1] + (b"," if len(before) > 2 else b"") + item + b"]"
+
+
+def _incremented(op: Op, row: StoredRow | None) -> bytes | Remembered:
+    before = 0
+    if row is not None:
+        text = row.value
+        if len(text) > _INTEGER_BYTES_MAX or not (text.isdigit() or (text[:1] == b"-" and text[1:].isdigit())):
+            return _refused("NOT_AN_INTEGER", row)
+        before = int(text)
+    after = before + op.by
+    if not INT64_MIN <= after <= INT64_MAX:
+        return _refused("OVERFLOW", row)
+    return b"%d" % after
 
 
 def _refused(code: str, row: StoredRow | None) -> Remembered:
