@@ -16,7 +16,7 @@ GUARANTEES = (ROOT / "docs" / "guarantees.md").read_text()
 CASES = (ROOT / "docs" / "cases.md").read_text()
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md")),
-    *sorted(page for page in (ROOT / "docs").rglob("*.md") if page.name != "ARCHITECTURE.md"),
+    *sorted(page for page in (ROOT / "docs").rglob("*.md")),
 ]
 
 
