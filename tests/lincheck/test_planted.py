@@ -145,7 +145,7 @@ PATCHES: dict[str, tuple[str, Check, Any, str, Any]] = {
         lambda self, earlier, later: _ORDER(self, later, earlier),
     ),
     "a version may be passed over": ("row", _plain, RowModel, "_at", lambda self, state, version: state),
-    "narrow times are not looked at": ("queue", _plain, deciding, "search", lambda *_: deciding.Found("valid")),
+    "narrow times are not looked at": ("queue", _plain, deciding, "search", lambda *_: deciding.SearchOutcome("valid")),
 }
 _ORDER = refine.Times.order
 
