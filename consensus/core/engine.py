@@ -127,7 +127,8 @@ class Engine(Generic[Token]):
                 self._hold,
             )
         self._election = Election(config, rng, self._now)
-        self._freshness = Freshness()
+        # Between two late ticks lies more than the longest pause, and that much of a time-out is not excused.
+        self._freshness = Freshness(config.election_ms_max // (2 * config.heartbeat_ms) + 2)
         self._voting = Voting(self._raft, log, self._election, self.counters, self._report, send)
         following = Following(
             config,

@@ -8,21 +8,24 @@ Read next: :mod:`oncegate.consensus.core.engine`.
 
 from __future__ import annotations
 
+from collections import deque
+
 
 class Freshness:
     """What one node knows of its own age."""
 
-    __slots__ = ("_commit_index", "_current_at", "_heard_at", "_slept_s", "_woke_at")
+    __slots__ = ("_commit_index", "_current_at", "_heard_at", "_sleeps")
 
-    def __init__(self) -> None:
-        """Nobody has been heard yet."""
+    def __init__(self, sleeps_max: int) -> None:
+        """Nobody has been heard yet; ``sleeps_max``: how often a leader may sleep before it steps down unconfirmed."""
         self._commit_index = 0
-        self._current_at = self._heard_at = self._woke_at = float("-inf")
-        self._slept_s = 0.0
+        self._current_at = self._heard_at = float("-inf")
+        self._sleeps: deque[tuple[float, float]] = deque(maxlen=sleeps_max)
+        """The latest ends of sleeps, and how long each was."""
 
     def woke(self, now: float, slept_s: float) -> None:
         """This tick is the first after the node was off the processor for ``slept_s``."""
-        self._woke_at, self._slept_s = now, slept_s
+        self._sleeps.append((now, slept_s))
 
     def heard(self, commit_index: int, now: float) -> None:
         """The leader of the present term said that everything up to ``commit_index`` is committed."""
@@ -43,4 +46,9 @@ class Freshness:
         return self._current_at if confirmed_at is None else max(self._current_at, self._awake(confirmed_at))
 
     def _awake(self, at: float) -> float:
-        return at - self._slept_s if at <= self._woke_at else at
+        """Take from ``at`` each sleep that it was moved on by; each sleep of a leader moved it, not the last alone."""
+        for woke_at, slept_s in reversed(self._sleeps):
+            if at > woke_at:
+                break
+            at -= slept_s
+        return at
