@@ -93,6 +93,11 @@ class ExpiryQueue:
             self._free_gone(ends_ms, looks)
         return sorted(found)
 
+    def is_behind(self, now_ms: int) -> bool:
+        """Tell whether a call of :meth:`due` at ``now_ms`` has left work for another one."""
+        order = self._order
+        return bool(order and order[0] < now_ms // BUCKET_MS) or self._gone > max(GONE_KEPT, self._filed // 2)
+
     def _put(self, bucket: int, client_id: int) -> None:
         waiting = self._buckets.get(bucket)
         if waiting is None:

@@ -230,6 +230,10 @@ class SessionTable:
         """
         return self._expiry.due(now_ms, self._ends_ms, limit=limit)
 
+    def is_behind(self, now_ms: int) -> bool:
+        """Tell whether :meth:`expired` at ``now_ms`` has left more to look at than one call does."""
+        return self._expiry.is_behind(now_ms)
+
     def reap(self, client_id: int, now_ms: int) -> bool:
         """Drop the session if its lease has really ended at ``now_ms``: the log decides the race with a renewal."""
         session = self._by_id.get(client_id)

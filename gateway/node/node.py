@@ -263,7 +263,9 @@ class Node:
                 self._propose_quietly(_FORGETTING, c.ForgetKeys())
         else:
             sessions.expired(self.machine.time_ms, limit=c.REAP_MAX)  # drops sessions that are gone, on followers too
-        self._housekeep_in(HOUSEKEEPING_MS if self.leadership.leads else FOLLOWER_HOUSEKEEPING_MS)
+        # One look is bounded: at a slow pace sessions would be opened and closed faster than a follower forgets them.
+        hurry = self.leadership.leads or sessions.is_behind(self.machine.time_ms)
+        self._housekeep_in(HOUSEKEEPING_MS if hurry else FOLLOWER_HOUSEKEEPING_MS)
 
     def _housekeep_in(self, pause_ms: int) -> None:
         if self._timer is not None:

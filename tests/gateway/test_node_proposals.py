@@ -15,6 +15,7 @@ from oncegate.gateway.local.ports import free_ports
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.node import proposer
 from oncegate.gateway.node.settings import Settings
+from oncegate.rifl import lease
 from oncegate.rifl.errors import Code, OncegateError, Outcome
 
 if TYPE_CHECKING:
@@ -167,3 +168,20 @@ async def test_follower_wakes_up_for_housework_once_a_second_and_a_new_leader_at
     assert node._timer.when() - loop.time() > 0.9
     node._role(RoleChange(role=Role.LEADER, leader_id="n1", term=term, ready=True))
     assert node._timer.when() - loop.time() < 0.1
+
+
+async def test_follower_that_has_more_sessions_to_forget_than_one_look_takes_goes_on_at_once(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "LOOKS_MAX", 1)
+    monkeypatch.setattr(lease, "GONE_KEPT", 0)
+    loop, sessions = asyncio.get_running_loop(), node.machine.sessions
+    for nonce in ("a", "b"):
+        session, _ = sessions.open(nonce, 60_000, 64, 0)
+        sessions.close(session.client_id)
+    node._role(RoleChange(role=Role.FOLLOWER, leader_id="n2", term=node.replica.status().term, ready=False))
+    node._housekeep()
+    assert node._timer is not None
+    assert node._timer.when() - loop.time() < 0.1
+    node._housekeep()
+    assert node._timer.when() - loop.time() > 0.9

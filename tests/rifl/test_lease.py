@@ -167,8 +167,26 @@ def test_call_looks_at_a_bounded_number_of_renewed_leases() -> None:
         assert not leases.due(5_000)
         assert 0 < leases.asked - before <= LOOKS_MAX
         calls += 1
+        assert leases.queue.is_behind(5_000) == (calls < 4)
     assert calls == 4
     assert leases.due(200_000, limit=7) != []
+
+
+def test_queue_is_behind_until_those_who_are_gone_are_dropped() -> None:
+    leases = Leases()
+    for client in range(3 * LOOKS_MAX):
+        leases.open(client, 1_000_000)
+    leases.due(0)
+    assert not leases.queue.is_behind(0)
+    for client in range(3 * LOOKS_MAX):
+        del leases.ends[client]
+        leases.queue.forget()
+    calls = 0
+    while leases.queue.is_behind(0):
+        assert leases.due(0) == []
+        calls += 1
+    assert calls == 3
+    assert len(leases.queue) <= lease.GONE_KEPT
 
 
 @settings(max_examples=60, deadline=None)
