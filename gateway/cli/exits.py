@@ -33,6 +33,11 @@ class VerdictGroup(TyperGroup):
 class VerdictCommand(TyperCommand):
     """A command that gives a verdict: its misuse has an exit code that no verdict has."""
 
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        with _misuse():
+            return super().invoke(ctx)
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the arguments."""
         with _misuse():
@@ -46,6 +51,16 @@ def _misuse() -> Iterator[None]:
     except TyperException as misuse:
         misuse.exit_code = MISUSE
         raise
+    except ModuleNotFoundError as missing:
+        say_what_is_missing(missing)
+        raise typer.Exit(MISUSE) from None
+
+
+def say_what_is_missing(missing: ModuleNotFoundError) -> None:
+    """Print which extra to install for a module of another package; raises ``missing`` again if it is one of ours."""
+    if missing.name is None or missing.name.partition(".")[0] == __name__.partition(".")[0]:
+        raise missing
+    typer.echo(f"oncegate: {missing.name} is not installed; pip install 'oncegate[server]'", err=True)
 
 
 @contextlib.contextmanager

@@ -56,7 +56,7 @@ def _every_command(
 
 
 def main(make_node: MakeNode | None = None) -> None:
-    """Run the command line; a command of the server says what to install where that is not installed (exit code 2).
+    """Run the command line; a command of the server says what to install where that is not installed: misuse.
 
     Args:
         make_node: makes the node that ``serve`` runs; a plain one by default.
@@ -64,7 +64,5 @@ def main(make_node: MakeNode | None = None) -> None:
     try:
         app(obj=make_node)
     except ModuleNotFoundError as missing:
-        if missing.name is None or missing.name.partition(".")[0] == __name__.partition(".")[0]:
-            raise
-        typer.echo(f"oncegate: {missing.name} is not installed; pip install 'oncegate[server]'", err=True)
+        exits.say_what_is_missing(missing)
         raise SystemExit(2) from None

@@ -171,6 +171,23 @@ def test_node_loads_no_library_of_tests_jobs_or_tables_for_people() -> None:
     assert (other | {"oncegate.proof.check", "oncegate.gateway.client", "oncegate.proof.verify"}) & loaded == set()
 
 
+@pytest.mark.parametrize(("line", "code"), [("verify .", 3), ("check replay .", 3), ("serve", 2)])
+def test_command_of_the_server_that_is_not_installed_exits_as_misused(line: str, code: int) -> None:
+    script = """
+import sys
+for name in ("rocksdict", "pyarrow", "numpy", "google_crc32c", "aiohttp"):
+    sys.modules[name] = None
+from oncegate.gateway.cli.main import main
+sys.argv[0] = "oncegate"
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, *line.split()], env=ENVIRONMENT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (code, 1), done.stderr
+    assert done.stderr.endswith("is not installed; pip install 'oncegate[server]'\n")
+
+
 def test_version_is_that_of_the_package() -> None:
     shown = CliRunner().invoke(app, ["--version"])
     assert (shown.exit_code, shown.stdout) == (0, f"oncegate {version('oncegate')}\n")
