@@ -20,6 +20,7 @@ TARGETS: Final[dict[str, tuple[str, ...]]] = {
     "rifl/request_tracker.py": ("tests/rifl/test_request_tracker.py", "tests/rifl/test_request_tracker_resumed.py"),
     "rifl/resolve_rule.py": ("tests/gateway/test_machine_resolve.py", _MODEL),
     "rifl/result_tracker.py": ("tests/rifl/test_result_tracker.py", "tests/rifl/test_range_rule.py", _MODEL),
+    "rifl/rule.py": ("tests/rifl/test_rule.py", _MODEL),
     "rifl/session.py": ("tests/rifl/test_session.py", _MODEL),
     "flows/batcher.py": ("tests/flows/test_batcher.py",),
     "flows/cursor.py": ("tests/flows/test_cursor.py",),
