@@ -77,7 +77,7 @@ class NodeClusterClock(ClusterClock):
     """Reads the simulated machine's monotonic clock, whatever reading comes in from the real one."""
 
     def __init__(self, node):
-        super().__init__()
+        super().__init__(silence_ms_max=2 * node.world.plan.settings["heartbeat_ms"])
         self._node = node
 
     def lead_from(self, applied_ms, monotonic_s):
