@@ -44,7 +44,11 @@ FIRST_START: Final = LogStart(NO_BASE, 1, None, 0, 0)
 
 
 def load_start(storage: Storage) -> LogStart:
-    """Read the file, or say that the log begins at its beginning; raises :class:`Corrupt`."""
+    """Read the file, or say that the log begins at its beginning.
+
+    Raises:
+        oncegate.consensus.errors.Corrupt: the file is damaged.
+    """
     if BASE_FILE not in storage.names():
         return FIRST_START
     return read_sealed_struct(storage, BASE_FILE, _MAGIC, LogStart)

@@ -39,7 +39,7 @@ class KnownPeers:
     """What this node durably remembers of the other members' data directories."""
 
     def __init__(self, storage: Storage) -> None:
-        """Read the file of an opened directory; raises :class:`Corrupt`."""
+        """Read the file of an opened directory; raises :class:`~oncegate.consensus.errors.Corrupt`."""
         self._storage = storage
         self._known: dict[str, _KnownPeers] = {}
         if KNOWN_PEERS_FILE in storage.names():

@@ -115,7 +115,7 @@ class Client:
                 :mod:`oncegate.gateway.client.recovery`. Give a lease that outlives a restart.
             on_unknown: called when entering finds a write of an earlier process whose outcome cannot be known any
                 more; when it returns, the write leaves the outbox. May be a coroutine function. Without it entering
-                raises :class:`OutboxUnresolved`.
+                raises :class:`~oncegate.OutboxUnresolved`.
             on_lost: called once when the session has ended without being closed, with the reason: its lease expired
                 or another process took it over. See also :attr:`Session.lost`.
         """
@@ -177,7 +177,7 @@ class Client:
         return await self._connection.ask(f"{table_path(table)}/rows", Page, query, timeout_s=timeout_s)
 
     async def request(self, client_id: int, sequence: int, *, timeout_s: float | None = None) -> RequestState:
-        """Ask what became of a request id, such as that of an :class:`OutcomeUnknown`."""
+        """Ask what became of a request id, such as that of an :class:`~oncegate.OutcomeUnknown`."""
         return await self._connection.request(client_id, sequence, timeout_s)
 
     async def resolve(self, request_id: RequestId | str, *, timeout_s: float | None = None) -> Resolution:

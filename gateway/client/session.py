@@ -39,7 +39,8 @@ class Session:
     accepts them; writes on different rows may be applied in any order. A result means durable and replicated.
 
     With an outbox, writes leave in the order of the calls, whatever their rows, and a deadline only bounds how long the
-        caller waits: :class:`OutcomeUnknown` then means that the write is in the outbox, and a restart sends it again.
+    caller waits: :class:`~oncegate.OutcomeUnknown` then means that the write is in the outbox, and a restart sends it
+    again.
 
     Leaving waits for pending writes, each up to its deadline, and closes the session. Leaving because of a cancellation
     does not wait: writes under way then fail with outcome unknown.

@@ -2,10 +2,11 @@
 
 :class:`CheckCluster` owns the means: processes, proxies, small file systems, clocks, and what has to be undone after a
 fault. What is done with them, and when, is :mod:`oncegate.proof.check.nemesis`'s; members are changed in
-:mod:`oncegate.proof.check.membership`. What HTTP carries goes to the nodes
-directly: a node that is cut off from its peers is still reached by its clients.
+:mod:`oncegate.proof.check.membership`. What HTTP carries goes to the nodes directly: a node that is cut off from its
+peers is still reached by its clients.
 
-Methods block, and may be called from several threads: a change of a node's process happens under :attr:`lock`.
+Methods block, and may be called from several threads: a change of a node's process happens under
+:attr:`CheckCluster.lock`.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class CheckCluster(LocalCluster):
         disk_bytes: size of a node's own file system, with :attr:`Equipment.DISK`; bodies are small then, too.
 
     Raises:
-        Unavailable: this machine does not allow the equipment; :func:`missing` tells before.
+        Unavailable: this machine does not allow the equipment; :func:`~oncegate.proof.check.equipment.missing` tells
+            before.
     """
 
     def __init__(

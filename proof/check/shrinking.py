@@ -79,7 +79,8 @@ def shrink_run(
 
     Raises:
         FolderError: there is no run.
-        OncegateError: BAD_REQUEST, the run is not invalid, or holds no plan; CONFLICT as :func:`left_over.alone`.
+        OncegateError: BAD_REQUEST, the run is not invalid, or holds no plan; CONFLICT as
+            :func:`~oncegate.proof.check.orphans.alone`.
     """
     names = _failed(folder)
     plan, faults = plan_in(folder)

@@ -1,7 +1,8 @@
 """Many runs, counted: what has been run, what came out, and where to go on after a stop. Pure but for its file.
 
-Owns: the state of a soak. Must not know how a run is made. Runs are in a fixed order (:func:`plan.runs_of`), so the
-number of runs done says which one is next; a run that was under way when the soak was killed is made again.
+Owns: the state of a soak. Must not know how a run is made. Runs are in a fixed order
+(:func:`~oncegate.proof.check.plan.runs_of`), so the number of runs done says which one is next; a run that was under
+way when the soak was killed is made again.
 """
 
 from __future__ import annotations

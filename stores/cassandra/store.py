@@ -1,7 +1,7 @@
 """The store of the product: Cassandra through cassandra-driver, explicit timestamps, batches of one partition.
 
 Owns: connections, how much is in flight, and which failures are retried. Must not know Spark or flows. Read next:
-`cql_statements`, `cql_encoding`.
+:mod:`oncegate.stores.cassandra.statements`, :mod:`oncegate.stores.cassandra.encoding`.
 
 Rows of one partition travel together in unlogged batches below the server's own warning threshold: many times as
 fast as single statements. The outcome of a write that timed out is unknown. The store sends it again, which timestamps

@@ -1,7 +1,7 @@
 """The embedded store: SQLite files sharded by partition, write-ahead logged, for one machine.
 
-Owns: files, transactions, locks and their retries. Must not know Spark or flows. Read next: `sqlite_statements`,
-`sqlite_scan`.
+Owns: files, transactions, locks and their retries. Must not know Spark or flows. Read next:
+:mod:`oncegate.stores.sqlite.statements`, :mod:`oncegate.stores.sqlite.scan`.
 
 A directory holds `store.json` (version, shards) and one file a shard. Several processes may write at once: each
 writes a shard in one transaction, and takes first a shard that nobody else is writing.

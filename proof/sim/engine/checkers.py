@@ -1,6 +1,6 @@
 """The promises of the cluster, each a checker that is fed with observations and knows nothing of the implementation.
 
-Sources: Raft figure 3 for the five safety properties; docs/guarantees for the others. Each has a test with a good
+Sources: Raft figure 3 for the five safety properties; docs/guarantees.md for the others. Each has a test with a good
 and a bad history of its own (test_checkers.py). Read next: :mod:`oncegate.proof.sim.engine.observe`.
 """
 

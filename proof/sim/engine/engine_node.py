@@ -2,7 +2,7 @@
 
 Stands where :class:`oncegate.consensus.replica.replica.Replica` stands: it feeds the engine, ticks it, and forwards
 reads of a follower to the leader. Read next: :mod:`oncegate.proof.sim.engine.node`,
-:mod:`oncegate.proof.sim.engine.machine`.
+:mod:`oncegate.proof.sim.engine.saved_machine`.
 """
 
 from __future__ import annotations

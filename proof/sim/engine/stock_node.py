@@ -2,7 +2,7 @@
 
 Only what the library asks of its surroundings is replaced: time, randomness, transport. The repairs of
 :mod:`oncegate.consensus.core.repairs` can be put in front of it one by one, as filters of what its transport hands
-over. Read next: :mod:`oncegate.proof.sim.engine.stock_world`.
+over. Read next: :mod:`oncegate.proof.sim.engine.stock_families`.
 """
 
 from __future__ import annotations

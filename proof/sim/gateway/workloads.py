@@ -1,4 +1,4 @@
-"""Workloads: the same as on real processes (``gateway/check/workloads``).
+"""Workloads: the same as on real processes (``proof/check/workloads``).
 
 Read next: :mod:`oncegate.proof.sim.gateway.workload`, :mod:`oncegate.proof.sim.gateway.checks`.
 """

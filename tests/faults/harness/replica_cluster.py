@@ -33,7 +33,7 @@ class ReplicaCluster(ProcessCluster):
         directory: data of node ``n`` goes to ``directory/n``, its log to ``directory/n.log``.
         nodes: how many.
         linked: peers reach each other through proxies; else directly.
-        config: settings of :class:`consensus.ReplicaConfig`.
+        config: settings of :class:`oncegate.consensus.ReplicaConfig`.
         record: the state machine remembers everything; else nothing.
         module: what to run with ``python -m``.
         environment: further environment variables of the nodes.
