@@ -231,14 +231,16 @@ async def test_planted_second_execution_through_another_node_is_caught_by_asking
 async def test_planted_second_execution_whose_answer_comes_from_the_record_is_caught_where_nobody_else_writes(
     one: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    increment = Table._increment
+    execute = Table.execute
 
-    def twice(table: Table, op: Any, row: StoredRow | None, commit: int) -> Any:
-        done = increment(table, op, row, commit)
-        increment(table, op, table.rows.get(op.key), commit)
+    def twice(table: Table, op: Any, commit: Any) -> Any:
+        done = execute(table, op, commit)
+        row = table.rows.get(op.key)
+        assert row is not None
+        table.rows.put(op.key, StoredRow(commit, b"%d" % (int(row.value) + 1)), row)
         return done
 
-    monkeypatch.setattr(Table, "_increment", twice)
+    monkeypatch.setattr(Table, "execute", twice)
     api = one.apis[0]
     client_id = await api.session()
     for sequence in (1, 2):
@@ -253,7 +255,7 @@ async def test_planted_forgotten_write_is_caught(one: Cluster, monkeypatch: pyte
     client_id = await api.session()
     if known:
         await api.operate(client_id, put(1, "a", 1))
-    monkeypatch.setattr(Table, "_write", lambda *_: None)
+    monkeypatch.setattr(Table, "execute", lambda *_: None)
     await api.operate(client_id, put(2, "a", 2))
     await api.call("GET", "/v1/tables/rows/rows/a")
     found = await one.checked()
@@ -267,7 +269,7 @@ async def test_planted_forgotten_write_is_caught_through_another_node(
     client_id = await three.apis[0].session()
     await three.apis[0].operate(client_id, put(1, "a", 1))
     assert (await three.apis[1].call("GET", "/v1/tables/rows/rows/a"))[0] == 200
-    monkeypatch.setattr(Table, "_write", lambda *_: None)
+    monkeypatch.setattr(Table, "execute", lambda *_: None)
     await three.apis[0].operate(client_id, put(2, "a", 2))
     assert (await three.apis[1].call("GET", "/v1/tables/rows/rows/a"))[0] == 200
     found = await three.checked(1)
