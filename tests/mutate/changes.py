@@ -1,6 +1,6 @@
 """The small changes of a module's code, as mutmut makes them, and one kind more: a call whose effect is left out.
 
-Left out are changes that no caller can tell: annotations, docstrings and the words of an error.
+Left out are changes that no caller can tell: annotations, names of types, docstrings and the words of an error.
 """
 
 from __future__ import annotations
@@ -63,9 +63,10 @@ def changes(path: str, code: str) -> Iterator[Change]:
 
 
 def _statements_of_names(module: cst.Module) -> Sequence[cst.CSTNode]:
-    """Return what lists names only: ``__slots__`` and ``__all__``."""
+    """Return what lists names only, ``__slots__`` and ``__all__``, and what names a type for the type checker only."""
     targets = m.AssignTarget(target=m.Name("__slots__") | m.Name("__all__"))
-    return m.findall(module, m.Assign(targets=[targets]))
+    new_type = m.Call(func=m.Name("NewType") | m.Name("TypeVar"))
+    return m.findall(module, m.Assign(targets=[targets]) | m.Assign(value=new_type))
 
 
 def _within(node: cst.CSTNode) -> Iterator[cst.CSTNode]:

@@ -1,46 +1,41 @@
 """A changed module under its tests, in a process of its own: nothing is written into the tree.
 
-The process is forked from one that has imported what takes long and is not ours. In it the module's loader compiles the
-changed text instead of the file's, under whatever name the module is imported; then pytest runs, to the first failure.
+A host process imports what is needed and lets pytest collect the tests, once. Each change of the inside of a function
+is tried in a child forked from there. A change of anything else (a constant, a default, a class body) is tried in a
+child that imports the module's changed text afresh.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
+import select
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
+import pytest
+from _pytest.main import pytest_runtestloop
+
+from tests.mutate import patched
 from tests.mutate.changes import Change
 from tests.mutate.targets import ROOT
 
 Verdict = Literal["killed", "survived", "timeout"]
 HEAVY: Final = ("aiohttp", "hypothesis", "msgspec", "numpy", "pyarrow", "pytest", "pytest_asyncio", "xxhash")
-_POLL_S: Final = 0.005
+_CODE_UNUSED: Final = 70
+"""Exit code of an error in here: it counts as noticed, and the trial without a change shows it."""
 _REWRITE: Final = "-Wignore::pytest.PytestAssertRewriteWarning"
 """Raised because :func:`prepare` imports what has plug-ins."""
 # Neither the tests' fixtures nor the plug-in of the SDK: to import them takes longer than these tests.
-_PYTEST: Final = (
-    "--noconftest",
-    "-p",
-    "no:oncegate",
-    "-x",
-    "-q",
-    "-n",
-    "0",
-    "-p",
-    "no:cacheprovider",
-    "--hypothesis-seed=0",
-    "--no-header",
-    "--tb=no",
-    _REWRITE,
-)
+_NO_PLUGINS: Final = ("--noconftest", "-p", "no:oncegate", "-p", "no:cacheprovider", "-n", "0")
+_PYTEST: Final = (*_NO_PLUGINS, "-x", "-q", "-s", "--hypothesis-seed=0", "--no-header", "--tb=no", _REWRITE)
 
 
 class Trial(NamedTuple):
@@ -79,74 +74,151 @@ def run(changes: Iterable[Change], tests: Sequence[str], *, jobs: int, seconds_m
         jobs: processes at a time.
         seconds_max: after it the change counts as noticed: it loops.
     """
-    waiting, running = iter(changes), dict[int, tuple[Change, float]]()
+    inside: list[Change] = []
+    outside: list[Change] = []
+    for change in changes:
+        (outside if patched.exchanges(change.path, change.code) is None else inside).append(change)
+    yield from _hosted(inside, tests, jobs, seconds_max)
+    yield from _scheduled(outside, lambda change: _imported_afresh(change, tests), jobs, seconds_max)
+
+
+def _hosted(changes: list[Change], tests: Sequence[str], jobs: int, seconds_max: float) -> Iterator[Trial]:
+    """Let a host collect the tests and try the changes; read from a pipe how they fared."""
+    if not changes:
+        return
+    reading, writing = os.pipe()
+
+    def host() -> int:
+        os.close(reading)
+        _forget_ours()
+        return _pytest(tests, _Host(changes, jobs, seconds_max, writing))
+
+    pid = _forked(host)
+    os.close(writing)
+    try:
+        with open(reading, encoding="ascii") as lines:
+            for line in lines:
+                number, verdict, seconds = line.split()
+                yield Trial(changes[int(number)], verdict, float(seconds))  # type: ignore[arg-type]
+    finally:
+        # It stops its children as it ends.
+        os.kill(pid, signal.SIGTERM)
+        os.waitpid(pid, 0)
+
+
+class _Host:
+    """Replaces pytest's loop over the collected tests by one such loop in a child for each change."""
+
+    def __init__(self, changes: list[Change], jobs: int, seconds_max: float, writing: int) -> None:
+        self._changes, self._jobs, self._seconds_max, self._writing = changes, jobs, seconds_max, writing
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Try all changes; see :func:`run`."""
+        numbers = {id(change): number for number, change in enumerate(self._changes)}
+
+        def start(change: Change) -> int:
+            return _forked(lambda: _patched(change, session))
+
+        for one in _scheduled(self._changes, start, self._jobs, self._seconds_max):
+            os.write(self._writing, f"{numbers[id(one.change)]} {one.verdict} {one.seconds:.3f}\n".encode())
+        return True
+
+
+def _patched(change: Change, session: pytest.Session) -> int:
+    changed = patched.exchanges(change.path, change.code)
+    assert changed is not None
+    if patched.apply(change.path, changed) < len(changed):
+        # A function that exists only while another runs, or that nothing imports: the tests do not reach it.
+        return 0
+    with suppress(session.Interrupted, session.Failed):
+        pytest_runtestloop(session)
+    return 1 if session.testsfailed else 0
+
+
+def _scheduled(
+    changes: Iterable[Change], start: Callable[[Change], int], jobs: int, seconds_max: float
+) -> Iterator[Trial]:
+    waiting, running = iter(changes), dict[int, tuple[Change, float, int]]()
     try:
         while True:
             while len(running) < jobs and (change := next(waiting, None)):
-                running[_start(change, tests)] = change, time.monotonic()
+                pid = start(change)
+                running[os.pidfd_open(pid)] = change, time.monotonic(), pid
             if not running:
                 return
-            for pid, (change, began) in list(running.items()):
-                took = time.monotonic() - began
-                ended, status = os.waitpid(pid, os.WNOHANG)
-                if ended:
-                    del running[pid]
-                    survived = os.waitstatus_to_exitcode(status) == 0
-                    yield Trial(change, "survived" if survived else "killed", took)
-                elif took > seconds_max:
-                    _stop(pid)
-                    del running[pid]
-                    yield Trial(change, "timeout", took)
-            time.sleep(_POLL_S)
+            first_s = min(began for _, began, _ in running.values()) + seconds_max
+            ended, _, _ = select.select(running, (), (), max(0.0, first_s - time.monotonic()))
+            for descriptor in ended or [
+                each for each, (_, began, _) in running.items() if began + seconds_max <= first_s
+            ]:
+                change, began, pid = running.pop(descriptor)
+                os.close(descriptor)
+                code = _stop(pid)
+                verdict: Verdict = "timeout" if not ended else "killed" if code else "survived"
+                yield Trial(change, verdict, time.monotonic() - began)
     finally:
-        for pid in running:
+        for descriptor, (_, _, pid) in running.items():
+            os.close(descriptor)
             _stop(pid)
 
 
-def _stop(pid: int) -> None:
-    os.killpg(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+def _stop(pid: int) -> int:
+    """End a process and what it started; return its exit code if it had ended by itself."""
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+    if not ended:
+        _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status)
 
 
-def _start(change: Change, tests: Sequence[str]) -> int:
+def _forked(run_in_child: Callable[[], int]) -> int:
+    """Start a process with a group of its own that is silent and ends with what the function returns."""
     pid = os.fork()
     if pid:
-        # Both sides set it: whichever comes first.
-        os.setpgid(pid, pid)
+        with suppress(PermissionError, ProcessLookupError):
+            os.setpgid(pid, pid)  # Both sides set it: either may come first.
         return pid
-    code = 70  # of an error in here, which counts as noticed; the trial without a change would show it.
+    code = _CODE_UNUSED
     try:
         os.setpgid(0, 0)
-        silence = os.open(os.devnull, os.O_WRONLY)
         if not os.environ.get("MUTATE_OUTPUT"):
+            silence = os.open(os.devnull, os.O_WRONLY)
             os.dup2(silence, 1)
             os.dup2(silence, 2)
-        code = _child(change, tests)
+        code = run_in_child()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
 
 
-def _is_ours(file: str | None) -> bool:
-    return file is not None and Path(file).is_relative_to(ROOT) and ".venv" not in file
-
-
-def _child(change: Change, tests: Sequence[str]) -> int:
-    import pytest
-
-    target = str((ROOT / change.path).resolve())
+def _imported_afresh(change: Change, tests: Sequence[str]) -> int:
+    target = (ROOT / change.path).resolve()
     original = SourceFileLoader.get_code
 
     def get_code(loader: SourceFileLoader, name: str) -> Any:
-        if str(Path(loader.path).resolve()) == target:
-            return compile(change.code, target, "exec", dont_inherit=True)
+        if Path(loader.path).resolve() == target:
+            return compile(change.code, loader.path, "exec", dont_inherit=True)
         return original(loader, name)
 
-    SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
-    ours = [name for name, module in sys.modules.items() if _is_ours(getattr(module, "__file__", None))]
-    for name in ours:
-        del sys.modules[name]
+    def child() -> int:
+        SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
+        _forget_ours()
+        return _pytest(tests)
+
+    return _forked(child)
+
+
+def _forget_ours() -> None:
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file is not None and Path(file).is_relative_to(ROOT) and ".venv" not in file:
+            del sys.modules[name]
+
+
+def _pytest(tests: Sequence[str], *plugins: object) -> int:
     os.chdir(ROOT)
     sys.argv = ["pytest"]
-    return int(pytest.main([*_PYTEST, *tests]))
+    return int(pytest.main([*_PYTEST, *tests], plugins=list(plugins)))
