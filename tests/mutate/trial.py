@@ -204,7 +204,7 @@ def _imported_afresh(change: Change, tests: Sequence[str]) -> int:
         return original(loader, name)
 
     def child() -> int:
-        SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
+        SourceFileLoader.get_code = get_code  # type: ignore[method-assign, assignment]
         _forget_ours()
         return _pytest(tests)
 
