@@ -29,7 +29,7 @@ from oncegate.rifl.session import SessionRecord, SessionTable
 
 
 class Machine:
-    """Replicated state of one shard."""
+    """The replicated state of a cluster."""
 
     def __init__(self, new_rows: Callable[[int], RowStore] | None = None) -> None:
         self.new_rows = new_rows
