@@ -18,7 +18,7 @@ Epoch = NewType("Epoch", int)
 """Generation of a session's owner, from 1; a take-over raises it and fences the older ones."""
 
 CommitNumber = NewType("CommitNumber", int)
-"""Position of an applied operation in its shard's order, from 1; version of the row it wrote."""
+"""Position of an applied operation in the order of application, from 1; version of the row it wrote."""
 
 ClusterTimeMs = NewType("ClusterTimeMs", int)
 """Milliseconds carried in log entries; advances only by entries and never goes back."""
