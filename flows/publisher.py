@@ -16,10 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
-import pyarrow as pa
-
-from oncegate.flows import segment
-from oncegate.flows.chunks import SealedBatch
+from oncegate.flows.chunks import SealedBatch, checksum
 from oncegate.flows.errors import FlowError
 
 PENDING_BATCHES_MAX: Final = 256
@@ -62,6 +59,8 @@ class _Pending:
         self._payload: bytes | None = None
 
     def payload(self) -> bytes:
+        from oncegate.flows import segment
+
         with self._lock:
             if self._payload is None:
                 batch = self.batch
@@ -169,13 +168,13 @@ class Publisher:
         if pending is None:
             return self._store.piece(flow, number, offset, size_bytes)
         payload = pending.payload()
-        return len(payload), segment.checksum(payload), payload[offset : offset + size_bytes]
+        return len(payload), checksum(payload), payload[offset : offset + size_bytes]
 
     def checksum(self, flow: str, number: int) -> str:
         """Return a batch's checksum; as :meth:`get`, but reads only the header of a file."""
         with self._changed:
             pending = self._pending.get((flow, number))
-        return self._store.checksum(flow, number) if pending is None else segment.checksum(pending.payload())
+        return self._store.checksum(flow, number) if pending is None else checksum(pending.payload())
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait until all that was submitted is durable. Returns False after ``timeout_s`` or when the worker ended."""
@@ -222,10 +221,12 @@ class Publisher:
 
     def _done(self, job: SealedBatch | _Drop) -> bool:
         """Try one job until it succeeds; False if the publisher was closed first."""
+        from pyarrow import ArrowException
+
         while True:
             try:
-                checksum = self._attempt(job)
-            except (OSError, ValueError, MemoryError, FlowError, pa.ArrowException) as error:
+                written = self._attempt(job)
+            except (OSError, ValueError, MemoryError, FlowError, ArrowException) as error:
                 self._on_failure(job.flow, job.number, error)
             else:
                 break
@@ -236,8 +237,8 @@ class Publisher:
             with self._changed:
                 del self._pending[job.flow, job.number]
                 self._pending_bytes -= job.size_bytes
-        if checksum is not None:
-            self._on_published(job.flow, job.number, checksum)
+        if written is not None:
+            self._on_published(job.flow, job.number, written)
         with self._changed:
             # Last, so that an idle publisher has also called ``on_published``.
             self._queue.popleft()

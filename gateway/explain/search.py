@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from oncegate.gateway.explain.verdicts import Did, VerdictLog
 from oncegate.gateway.machine import commands as c
@@ -129,6 +127,9 @@ class Search:
                 yield wanted.sequence, ""
             return
         if wanted.table == command.table and self._mark in command.body:
+            import pyarrow as pa
+            import pyarrow.compute as pc
+
             with pa.ipc.open_stream(command.body) as stream:
                 keys = stream.read_all().column("key").combine_chunks()
             for row in pc.indices_nonzero(pc.equal(keys, pa.scalar(wanted.key, keys.type))).to_pylist():

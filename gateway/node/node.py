@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from oncegate.consensus.config import ReplicaConfig
 from oncegate.consensus.configuration import Configuration
@@ -31,8 +31,10 @@ from oncegate.gateway.node.proposer import ENTRY_BYTES_MAX, PROPOSE, Leadership,
 from oncegate.gateway.node.reads import Reads
 from oncegate.gateway.node.segment_fetch import FETCH, SegmentFetcher, serve_piece
 from oncegate.gateway.node.settings import MemberAddress, Settings
-from oncegate.gateway.node.stream_store import StreamStore
 from oncegate.rifl.errors import Code, OncegateError
+
+if TYPE_CHECKING:
+    from oncegate.gateway.node.stream_store import StreamStore
 
 HOUSEKEEPING_MS: Final = 25
 FOLLOWER_HOUSEKEEPING_MS: Final = 1000
@@ -79,7 +81,11 @@ class Node:
             self.replica, self.machine, self.clock, self.leadership, entry_bytes_max=entry_bytes_max
         )
         self.fetcher = SegmentFetcher(self.replica, self._others, self.machine, self.store, self.publisher)
-        self.stream_store = None if settings.stream_store is None else StreamStore(settings.stream_store)
+        self.stream_store: StreamStore | None = None
+        if settings.stream_store is not None:
+            from oncegate.gateway.node.stream_store import StreamStore
+
+            self.stream_store = StreamStore(settings.stream_store)
         self.reads = Reads(self.replica, self.machine, self.publisher, self.fetcher.ensure, self.stream_store)
         self.explainer = Explainer(
             self.replica, self.machine, self.clock, settings.node, lambda: self.leadership.leads, self._others
@@ -101,6 +107,8 @@ class Node:
 
     async def start(self) -> None:
         """Open the data directory, replay the log, join the cluster."""
+        if self.machine.flows.names():
+            await asyncio.shield(self.reads.columns())
         self.publisher.start()
         await self.replica.start()
         self.fetcher.scan()
@@ -252,6 +260,8 @@ class Node:
 
     def _housekeep(self) -> None:
         """Propose what time makes due: seals, reaping, forgetting keys. Only the leader proposes."""
+        if self.machine.flows.names():
+            self.reads.columns()
         sessions = self.machine.sessions
         if self.leadership.leads:
             now_ms = self.clock.stamp_ms(time.monotonic())

@@ -11,19 +11,21 @@ import heapq
 from collections.abc import Awaitable, Callable
 from functools import partial
 from math import ceil, inf
-from typing import Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from oncegate.consensus.errors import ConsensusError
 from oncegate.consensus.replica.replica import Replica
+from oncegate.flows.chunks import RangeChunk
 from oncegate.flows.errors import FlowError, NotFoundError
 from oncegate.flows.flow import FlowDeclaration
 from oncegate.flows.lookup import FoundWrite, IndexCache, KeyIndex, OpenLookup
 from oncegate.flows.publisher import Publisher
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.node.error_translation import translated
-from oncegate.gateway.node.stream_store import StreamStore
 from oncegate.rifl.errors import Code, OncegateError
-from oncegate.stores.stream_rows import ROWS_CONSUMER
+
+if TYPE_CHECKING:
+    from oncegate.gateway.node.stream_store import StreamStore
 
 READ_TIMEOUT_S: Final = 5.0
 INDEX_BYTES_MAX: Final = 128 * 2**20
@@ -61,6 +63,17 @@ class Reads:
         self._commit_waiters: list[tuple[int, int, asyncio.Future[None]]] = []
         self._waiter_number = 0
         self._seal_waiters: dict[str, asyncio.Event] = {}
+        self._columns: asyncio.Future[None] | None = None
+
+    def columns(self) -> asyncio.Future[None]:
+        """Begin to load numpy and pyarrow, and return when they are there; wait for it behind ``asyncio.shield``.
+
+        Only streams need them, and on the event loop their import would keep heartbeats waiting. The node calls this
+        when the first flow is declared, so that the first range or look-up finds them loaded.
+        """
+        if self._columns is None:
+            self._columns = asyncio.ensure_future(asyncio.to_thread(_load_columns))
+        return self._columns
 
     async def reach(self, consistency: str, min_commit: int) -> None:
         """Wait until the local state may answer a read.
@@ -148,6 +161,7 @@ class Reads:
         ``INDEX_BYTES_MAX``. The store is asked last: a batch is dropped only when its rows are there, so what is
         neither above nor in it was never written.
         """
+        await asyncio.shield(self.columns())
         flow = self._machine.flows.of_table(table)[0]
         name = flow.declaration.name
         lookup = self._open.get(name)
@@ -173,6 +187,8 @@ class Reads:
         return FoundRow(found.commit, found.value)
 
     async def _delivered_row(self, flow: FlowDeclaration, table: str, key: str) -> FoundWrite | None:
+        from oncegate.stores.stream_rows import ROWS_CONSUMER
+
         if ROWS_CONSUMER not in flow.consumers:
             return None  # nobody keeps rows longer than their batches
         if self._stored is None:
@@ -214,3 +230,10 @@ class Reads:
             self._machine.flows.batch(flow, number)  # dropped meanwhile: say so rather than "not found"
             raise translated(fault) from None
         return payload, checksum
+
+
+def _load_columns() -> None:
+    """Import the libraries, and index one item: some of their parts load themselves when they are first used."""
+    from oncegate.flows import range_body
+
+    KeyIndex.of_chunk(RangeChunk(1, 1, 0, 0, 1, range_body.encode(["key"], [b"0"]), 0)).find("key")

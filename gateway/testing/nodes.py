@@ -19,7 +19,6 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from oncegate.gateway import wire
-from oncegate.gateway.http import range_bodies
 from oncegate.gateway.http.negotiation import bare_problem, local
 from oncegate.gateway.http.routing import Handler
 from oncegate.gateway.http.server import ROUTES, application
@@ -190,7 +189,6 @@ class FakeGateway(SharedState):
         return [node.endpoint for node in self.nodes]
 
     async def __aenter__(self) -> Self:
-        range_bodies.warm_up()
         for node in self.nodes:
             await node.start()
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 import msgspec
@@ -9,7 +10,7 @@ from aiohttp import web
 
 from oncegate.gateway import wire
 from oncegate.gateway.answers import request_state
-from oncegate.gateway.http import range_bodies, request_bodies, request_headers, routing
+from oncegate.gateway.http import request_bodies, request_headers, routing
 from oncegate.gateway.http.admission.gate import charge
 from oncegate.gateway.http.identity import Scope, check_owner, tenant_of
 from oncegate.gateway.http.negotiation import NODE, headers_of, local, number, path_name, raw_body, respond, typed
@@ -42,7 +43,10 @@ async def put_range(request: web.Request) -> web.StreamResponse:
     node = request.app[NODE]
     check_owner(request, node.machine, client_id)
     body = await raw_body(request)
-    command = range_bodies.range_command(table, client_id, epoch, first_incomplete, first, body, request.content_type)
+    await asyncio.shield(node.reads.columns())
+    from oncegate.gateway.http.range_bodies import range_command
+
+    command = range_command(table, client_id, epoch, first_incomplete, first, body, request.content_type)
     trace = request_headers.traceparent(headers_of(request))
     command = msgspec.structs.replace(command, tenant=tenant_of(request), traceparent=trace)
     charge(request, len(command.fingerprints) // FINGERPRINT_BYTES)
