@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from oncegate.gateway.http.scope import Scope
+from oncegate.gateway.http.identity import Scope
 
 
 def token(

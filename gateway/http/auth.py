@@ -28,7 +28,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from oncegate.gateway.http.scope import Identity, Scope
+from oncegate.gateway.http.identity import Identity, Scope
 from oncegate.rifl.errors import Code, OncegateError
 
 TOKENS_MAX: Final = 10_000

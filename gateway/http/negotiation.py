@@ -1,14 +1,11 @@
-"""One HTTP exchange: decode the request's body, encode the answer or the problem.
+"""One HTTP exchange: what a request says and who sends it, and the encoded answer or problem.
 
-Owns: content negotiation, headers every answer carries, and the one place where errors become
-``application/problem+json``. Knows aiohttp, decides nothing.
+Owns: content negotiation, the headers that every answer carries, the form of ``application/problem+json``, and the
+check of a session's owner. Knows aiohttp, decides nothing.
 """
 
 from __future__ import annotations
 
-import asyncio
-import functools
-import logging
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
@@ -19,7 +16,9 @@ from oncegate.gateway import wire
 from oncegate.gateway.answers import Answer
 from oncegate.gateway.http import request_bodies
 from oncegate.gateway.http.admission.bodies import BodyBudget
-from oncegate.gateway.http.routing import Handler
+from oncegate.gateway.http.identity import Identity
+from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.node.node import Node
 from oncegate.rifl.errors import Code, OncegateError
 
@@ -27,13 +26,14 @@ T = TypeVar("T")
 
 NODE: Final = web.AppKey("node", Node)
 BODIES: Final = web.AppKey("bodies", BodyBudget)
+IDENTITY: Final = web.RequestKey("identity", Identity)
+"""The sender; the gate has attached it before any handler runs."""
 AGE_MS: Final = web.RequestKey("age_ms", int)
 """Set for a ``stale`` read: its answer, a problem too, says how old it may be."""
 RETRY_AFTER_MS: Final = 1_000
 """Suggested with a 429 or 503 that suggests nothing by itself."""
 _json = msgspec.json.Encoder()
 _msgpack = msgspec.msgpack.Encoder()
-log = logging.getLogger(__name__)
 
 
 def wants_msgpack(request: web.Request) -> bool:
@@ -44,9 +44,10 @@ def wants_msgpack(request: web.Request) -> bool:
     return wire.MSGPACK in accept
 
 
-async def body(request: web.Request, shape: type[T]) -> T:
-    """Read and decode the request's body; raises BAD_REQUEST or PAYLOAD_TOO_LARGE."""
-    return request_bodies.decode(await raw_body(request), request.content_type, shape)
+async def body(request: web.Request, shape: type[T], default: T | None = None) -> T:
+    """Read and decode the request's body, ``default`` if it has none; raises BAD_REQUEST or PAYLOAD_TOO_LARGE."""
+    sent = await raw_body(request)
+    return request_bodies.decode(sent, request.content_type, shape) if sent or default is None else default
 
 
 async def raw_body(request: web.Request) -> bytes:
@@ -83,6 +84,11 @@ def respond(request: web.Request, answer: Answer, *, status: int = 200, etag: st
             body=_msgpack.encode(answer.body), status=status, headers=headers, content_type=wire.MSGPACK
         )
     return web.Response(body=_json.encode(answer.body), status=status, headers=headers, content_type=wire.JSON)
+
+
+async def submitted(request: web.Request, command: c.Command, size: int) -> web.Response:
+    """Order a command of roughly ``size`` bytes and respond with its answer; raises what the node refuses."""
+    return respond(request, await request.app[NODE].submit(command, size))
 
 
 def local(request: web.Request, found: Any, *, memory_ms: int | None = None) -> web.Response:
@@ -151,27 +157,33 @@ def bare_problem(refusal: OncegateError, **members: Any) -> web.Response:
     return web.Response(body=text, status=refusal.status, headers=headers, content_type=wire.PROBLEM)
 
 
-def typed(handler: Handler) -> Handler:
-    """Wrap a handler so that every error leaves as a problem."""
-
-    @functools.wraps(handler)
-    async def guarded(request: web.Request) -> web.StreamResponse:
-        try:
-            return await handler(request)
-        except OncegateError as refusal:
-            return problem(request, refusal)
-        except (web.HTTPException, asyncio.CancelledError):
-            raise
-        except Exception:
-            log.exception("a handler failed")
-            return problem(request, OncegateError(Code.INTERNAL, "see the node's log"))
-
-    return guarded
-
-
 def headers_of(request: web.Request) -> Callable[[str], list[str]]:
     """Return how to get all values of a header, none if it is not there."""
     return lambda name: request.headers.getall(name, [])
+
+
+def tenant_of(request: web.BaseRequest) -> str:
+    """Return the tenant of the request's sender."""
+    return request[IDENTITY].tenant
+
+
+def check_owner(request: web.BaseRequest, machine: Machine, client_id: int) -> None:
+    """Refuse a session of another tenant, as far as this node knows it (SEMANTICS, case 3).
+
+    This saves a log entry and guards reads of the local state. A node that is behind may not know the session yet; for
+    everything that goes through the log, the apply rule decides.
+
+    Raises:
+        OncegateError: FORBIDDEN; it says no more about the session than that it belongs to another tenant.
+    """
+    session = machine.sessions.get(client_id)
+    if session is not None and session.tenant != tenant_of(request):
+        raise OncegateError(Code.FORBIDDEN, "the session belongs to another tenant")
+
+
+def client_of(request: web.Request) -> int:
+    """Return the client id of the path; raises BAD_REQUEST."""
+    return request_bodies.check_client_id(request.match_info["client_id"])
 
 
 def path_name(request: web.Request, part: str) -> str:
@@ -181,9 +193,5 @@ def path_name(request: web.Request, part: str) -> str:
 
 def number(text: str, what: str, *, least: int = 1) -> int:
     """Read a decimal number in ``least``..2^53-1; raises BAD_REQUEST."""
-    if not text.isascii() or not text.isdigit() or len(text) > 20:
-        raise request_bodies.bad(f"{what} is not a number")
-    value = int(text)
-    if value == 0 and least == 0:
-        return 0
-    return request_bodies.check_number(value, what)
+    value = request_bodies.digits(text, what)
+    return value if value == least == 0 else request_bodies.check_number(value, what)

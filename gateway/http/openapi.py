@@ -89,7 +89,7 @@ def _operation(route: Route) -> dict[str, Any]:
         Parameter(name, PATH_PARTS[name], "", where="path", required=True) for name in _PATH_PART.findall(route.path)
     ]
     found: dict[str, Any] = {
-        "operationId": f"{route.handler.__module__.rpartition('.')[2]}.{route.handler.__name__}",
+        "operationId": f"{route.group}.{route.handler.__name__}",
         "summary": text.partition("\n")[0],
         "description": text,
         "responses": {str(status): _success(status, shape) for status, shape in route.answers.items()} | _errors(route),

@@ -128,6 +128,13 @@ def check_key(key: str, where: str = "key") -> str:
     return key
 
 
+def digits(text: str, what: str) -> int:
+    """Return the number that decimal digits write, 20 of them at most; raises BAD_REQUEST."""
+    if not text.isascii() or not text.isdigit() or len(text) > 20:
+        raise bad(f"{what} is not a number")
+    return int(text)
+
+
 def check_number(number: int, what: str) -> int:
     """Return an id, sequence, commit or batch number if it is in 1..2^53-1."""
     if not 1 <= number <= ID_MAX:

@@ -77,8 +77,8 @@ def _place(text: str, headers: Headers) -> RequestPlace:
     return RequestPlace(
         client_id,
         sequence,
-        1 if epoch is None else request_bodies.check_number(_number(epoch, wire.H_EPOCH), wire.H_EPOCH),
-        request_bodies.check_first_incomplete(_number(first_incomplete, wire.H_FIRST_INCOMPLETE)),
+        1 if epoch is None else request_bodies.check_number(request_bodies.digits(epoch, wire.H_EPOCH), wire.H_EPOCH),
+        request_bodies.check_first_incomplete(request_bodies.digits(first_incomplete, wire.H_FIRST_INCOMPLETE)),
     )
 
 
@@ -136,9 +136,3 @@ def _single(headers: Headers, name: str) -> str | None:
     if len(values) > 1:
         raise request_bodies.bad(f"{name} is given more than once")
     return values[0] if values else None
-
-
-def _number(text: str, what: str) -> int:
-    if not text.isascii() or not text.isdigit() or len(text) > 20:
-        raise request_bodies.bad(f"{what} is not a number")
-    return int(text)

@@ -1,4 +1,4 @@
-"""Each route is one line: path, handler, scope, body and answers.
+"""Each route is one line above its handler: method, path, scope, answers and body.
 
 Owns: the shape of that line. Everything that needs the routes reads the same lines: the application (paths and
 handlers), the gate (scope and media types, :mod:`oncegate.gateway.http.admission.gate`) and the description that
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final
 
 from aiohttp import web
@@ -60,9 +59,11 @@ class Route:
         method: the HTTP method; GET includes HEAD unless ``head`` says otherwise.
         path: as aiohttp writes it.
         handler: what answers; no two routes share one. Its docstring is the route's description.
+        group: what it belongs to; with the handler's name it identifies the route in the description.
         scope: what a token must allow; None: open to everyone.
         answers: by status, what a success carries: a type of :mod:`oncegate.gateway.wire`, ``Raw``, or None for
-        nothing. body: what the request carries: a type (JSON or msgpack), ``Raw``, or None for nothing.
+            nothing.
+        body: what the request carries: a type (JSON or msgpack), ``Raw``, or None for nothing.
         body_required: whether the request may come without it.
         parameters: query parameters and headers; those of the path are known from it.
         errors: refusals beside those that every route has.
@@ -72,6 +73,7 @@ class Route:
     method: str
     path: str
     handler: Handler
+    group: str
     scope: Scope | None
     answers: Mapping[int, Any]
     body: Any = None
@@ -113,7 +115,21 @@ LEVEL: Final = (
 )
 IF_NONE_MATCH: Final = Parameter("If-None-Match", {"type": "string"}, "ETags that the caller holds", "header")
 
-get = partial(Route, "GET")
-put = partial(Route, "PUT")
-post = partial(Route, "POST")
-delete = partial(Route, "DELETE")
+
+class Routes(list[Route]):
+    """The routes of a group; ``@ROUTES.add("GET", path, …)`` declares the function below it as handler."""
+
+    def __init__(self, group: str) -> None:
+        super().__init__()
+        self._group = group
+
+    def add(
+        self, method: str, path: str, scope: Scope | None, answers: Mapping[int, Any], **given: Any
+    ) -> Callable[[Handler], Handler]:
+        """Return a decorator that adds a function as a route's handler; ``given``: further fields of :class:`Route`."""
+
+        def declared(handler: Handler) -> Handler:
+            self.append(Route(method, path, handler, self._group, scope, answers, **given))
+            return handler
+
+        return declared

@@ -30,19 +30,7 @@ from oncegate.gateway.http.admission.connections import (
 from oncegate.gateway.http.admission.gate import Desk, gate
 from oncegate.gateway.http.auth import Tokens
 from oncegate.gateway.http.negotiation import BODIES, NODE, problem
-from oncegate.gateway.http.routes import (
-    check,
-    cluster,
-    description,
-    events,
-    explain,
-    flows,
-    members,
-    operations,
-    rows,
-    sessions,
-    tables,
-)
+from oncegate.gateway.http.routes import cluster, events, flows, operations, rows, sessions, tables
 from oncegate.gateway.http.routing import Route
 from oncegate.gateway.http.tls import check_exposure, load, server_context
 from oncegate.gateway.node.node import Node
@@ -53,7 +41,7 @@ SHUTDOWN_S: Final = 5.0
 TOKENS_LOOK_S: Final = 1.0
 GC_THRESHOLDS: Final = (20_000, 20, 50)
 """An entry of hundreds of operations makes thousands of objects that die young; the default looks at them each 700."""
-_MODULES: Final = (operations, sessions, tables, rows, events, flows, cluster, members, explain, check, description)
+_MODULES: Final = (operations, sessions, tables, rows, events, flows, cluster)
 ROUTES: Final[tuple[Route, ...]] = tuple(route for module in _MODULES for route in module.ROUTES)
 """Everything that is served."""
 MakeNode = Callable[[Settings], Node]
@@ -91,7 +79,7 @@ def application(node: Node, tokens: Tokens | None = None, *, routes: tuple[Route
             app.router.add_route(method, route.path, route.handler, expect_handler=_expected)
     flows.set_up(app)
     rows.set_up(app)
-    description.set_up(app, routes)
+    cluster.set_up(app, routes)
     return app
 
 

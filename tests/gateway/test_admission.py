@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from oncegate.gateway.http.admission.bodies import BodyBudget
 from oncegate.gateway.http.admission.connections import ConnectionCounts, Guard, GuardedConnection, Patience
-from oncegate.gateway.http.admission.rate import OperationRate
+from oncegate.gateway.http.admission.gate import OperationRate
 from oncegate.rifl.errors import Code, OncegateError, Outcome
 
 steps = st.lists(st.tuples(st.floats(0, 3), st.integers(1, 50)), max_size=40)

@@ -1,11 +1,14 @@
 """The gate: every request passes it once, before its handler.
 
-Owns: the order of the checks (route, identity, scope, media type, the tenant's requests under way, its rate), and the
-headers that tell a client its rate. When it refuses, no byte of a body has been read and nothing was proposed.
+Owns: the order of the checks (route, identity, scope, media type, the tenant's requests under way, its rate), the
+headers that tell a client its rate, and the one place where errors of handlers become problems. When the gate itself
+refuses, no byte of a body has been read and nothing was proposed.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 import time
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol
@@ -13,10 +16,10 @@ from typing import Final, Protocol
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Middleware
 
+from oncegate.consensus.snapshot.throttle import TokenBucket
 from oncegate.gateway import wire
-from oncegate.gateway.http.admission.rate import OperationRate
-from oncegate.gateway.http.identity import ANONYMOUS, IDENTITY, Identity
-from oncegate.gateway.http.negotiation import problem
+from oncegate.gateway.http.identity import ANONYMOUS, Identity
+from oncegate.gateway.http.negotiation import IDENTITY, problem
 from oncegate.gateway.http.routing import ANYTHING, FORM, JSON_LINES, UNNAMED, Handler, Route
 from oncegate.rifl.errors import Code, OncegateError
 
@@ -28,6 +31,7 @@ _STATUS_CODES: Final = {
     413: Code.PAYLOAD_TOO_LARGE,
     415: Code.UNSUPPORTED_MEDIA_TYPE,
 }
+log = logging.getLogger(__name__)
 
 
 class Authenticator(Protocol):
@@ -35,6 +39,38 @@ class Authenticator(Protocol):
 
     def identify(self, authorization: str | None) -> Identity:
         """Return the identity that the header proves; raises UNAUTHENTICATED."""
+
+
+class OperationRate(TokenBucket):
+    """The rate of a tenant: ``per_s`` operations a second, ``burst`` at once. One caller at a time.
+
+    A request is admitted while any tokens are left, and its operations are subtracted afterwards, below zero if
+    necessary: the cost of a body is known only once it is decoded, and a range may hold more operations than the whole
+    bucket. The next request waits until the debt is paid. So the rate holds over time, and at most one request is ahead
+    of it.
+    """
+
+    __slots__ = ()
+
+    def wait_ms(self, now_s: float) -> int:
+        """Return 0 if a request may go now, else the milliseconds until one may."""
+        return math.ceil((self.open_at(now_s) - now_s) * 1000)
+
+    @property
+    def remaining(self) -> int:
+        """Operations that may still go at once, never negative."""
+        return max(0, int(self.level))
+
+    @property
+    def policy(self) -> str:
+        """The value of ``RateLimit-Policy``: quota and window (IETF httpapi ratelimit-headers)."""
+        return f'"operations";q={self.burst};w={max(1, math.ceil(self.burst / self.per_s))}'
+
+    @property
+    def state(self) -> str:
+        """The value of ``RateLimit``: remaining operations, seconds until the bucket is full."""
+        reset_s = max(0, math.ceil((self.burst - self.level) / self.per_s))
+        return f'"operations";r={self.remaining};t={reset_s}'
 
 
 class Usage:
@@ -162,7 +198,7 @@ def _check_media(request: web.Request, route: Route) -> None:
 
 
 def gate(desk: Desk) -> Middleware:
-    """Return the middleware that calls ``desk`` and turns aiohttp's own refusals into problems."""
+    """Return the middleware that calls ``desk``; every error leaves as a problem, aiohttp's own refusals too."""
 
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -180,8 +216,16 @@ def gate(desk: Desk) -> Middleware:
         if usage is None:
             return await _unrouted(request, handler)
         request[USAGE] = usage
+        answer: web.StreamResponse
         try:
             answer = await handler(request)
+        except OncegateError as refusal:
+            answer = problem(request, refusal)
+        except web.HTTPException:
+            raise
+        except Exception:
+            log.exception("a handler failed")
+            answer = problem(request, OncegateError(Code.INTERNAL, "see the node's log"))
         finally:
             usage.requests -= 1
         if usage.bucket is not None and not answer.prepared:

@@ -1,25 +1,65 @@
-"""``/v1/cluster``, ``/livez``, ``/readyz``, ``/metrics``: what operators look at."""
+"""What operators and tools ask a node: cluster and members, health, metrics, live check, timelines, the API itself."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from importlib.metadata import version
 from typing import Final
 
+import msgspec
 from aiohttp import web
 
 from oncegate.gateway import wire
-from oncegate.gateway.http import routing
+from oncegate.gateway.explain.search import OfKey, OfRequest, Wanted
+from oncegate.gateway.explain.timeline import Explained
+from oncegate.gateway.http import openapi, request_bodies
 from oncegate.gateway.http.admission.connections import CONNECTIONS
 from oncegate.gateway.http.identity import Scope
 from oncegate.gateway.http.metrics import exposition
-from oncegate.gateway.http.negotiation import BODIES, NODE, local, problem, typed
-from oncegate.gateway.http.routing import Raw
+from oncegate.gateway.http.negotiation import BODIES, NODE, body, local, number, problem, tenant_of
+from oncegate.gateway.http.routing import PROPOSED, READ, Parameter, Raw, Route, Routes
+from oncegate.gateway.node.administration import AddMember, MoveLeader, RemoveMember, Request
+from oncegate.gateway.node.settings import MemberAddress
 from oncegate.rifl.errors import Code, OncegateError
 
 _VERSION: Final = version("oncegate")
+_OK: Final = Raw(("text/plain",), "ok")
+_METRICS: Final = Raw(("text/plain",), "Prometheus text")
+_DOCUMENT: Final = Raw((wire.JSON,), "an OpenAPI 3.1 document")
+_EXPLAIN: Final = (
+    Parameter("request", {"type": "string"}, "client_id/sequence"),
+    Parameter("table", {"type": "string"}, "the table, with key"),
+    Parameter("key", {"type": "string"}, "the row's key, with table"),
+)
+_CHANGE: Final = (Code.CONFLICT, *PROPOSED)
+_described: Final = web.AppKey[Callable[[], bytes]]("openapi")
+_cluster, _members, _explain = Routes("cluster"), Routes("members"), Routes("explain")
+_check, _description = Routes("check"), Routes("description")
 
 
-@typed
+class NewMember(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of ``POST /v1/cluster/members``."""
+
+    id: str
+    host: str
+    http_port: int
+    peer_port: int
+
+
+class NewLeader(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of ``POST /v1/cluster/leader``; without ``to``, leadership goes to the follower with the longest log."""
+
+    to: str | None = None
+
+
+class Changed(msgspec.Struct):
+    """Answer: the members as this node knows them now."""
+
+    members: list[str]
+
+
+@_cluster.add("GET", "/v1/cluster", Scope.READ, {200: wire.ClusterState})
 async def cluster(request: web.Request) -> web.StreamResponse:
     """``GET /v1/cluster``: as this node sees it, at once; it answers without a quorum too."""
     node = request.app[NODE]
@@ -58,11 +98,13 @@ async def cluster(request: web.Request) -> web.StreamResponse:
     return local(request, state)
 
 
+@_cluster.add("GET", "/livez", None, {200: _OK})
 async def livez(request: web.Request) -> web.StreamResponse:
     """``GET /livez``: the process answers."""
     return web.Response(text="ok\n")
 
 
+@_cluster.add("GET", "/readyz", None, {200: _OK}, errors=(Code.NOT_READY,))
 async def readyz(request: web.Request) -> web.StreamResponse:
     """``GET /readyz``: 200 when this node can answer a linearizable request, now."""
     node = request.app[NODE]
@@ -73,18 +115,78 @@ async def readyz(request: web.Request) -> web.StreamResponse:
     return web.Response(text="ok\n")
 
 
+@_cluster.add("GET", "/metrics", Scope.READ, {200: _METRICS})
 async def metrics(request: web.Request) -> web.StreamResponse:
     """``GET /metrics``: Prometheus text."""
     text, content_type = exposition(request.app[NODE], request.app[CONNECTIONS], request.app[BODIES])
     return web.Response(body=text, headers={"Content-Type": content_type})
 
 
-_TEXT: Final = Raw(("text/plain",), "ok")
-_METRICS: Final = Raw(("text/plain",), "Prometheus text")
+@_members.add("POST", "/v1/cluster/members", Scope.ADMIN, {200: Changed}, body=NewMember, errors=_CHANGE)
+async def add(request: web.Request) -> web.StreamResponse:
+    """``POST /v1/cluster/members``: answered when the node votes, or TIMEOUT (it goes on catching up)."""
+    new = await body(request, NewMember)
+    try:
+        address = MemberAddress.parse(f"{new.id}={new.host}:{new.http_port}:{new.peer_port}")
+    except ValueError as fault:
+        raise request_bodies.bad(str(fault)) from None
+    return await _changed(request, AddMember(*address))
 
-ROUTES: Final = [
-    routing.get("/v1/cluster", cluster, Scope.READ, {200: wire.ClusterState}),
-    routing.get("/livez", livez, None, {200: _TEXT}),
-    routing.get("/readyz", readyz, None, {200: _TEXT}, errors=(Code.NOT_READY,)),
-    routing.get("/metrics", metrics, Scope.READ, {200: _METRICS}),
-]
+
+@_members.add("DELETE", "/v1/cluster/members/{id}", Scope.ADMIN, {200: Changed}, errors=(Code.NOT_FOUND, *_CHANGE))
+async def remove(request: web.Request) -> web.StreamResponse:
+    """``DELETE /v1/cluster/members/{id}``."""
+    return await _changed(request, RemoveMember(request.match_info["id"]))
+
+
+@_members.add("POST", "/v1/cluster/leader", Scope.ADMIN, {200: Changed}, body=NewLeader, errors=_CHANGE)
+async def lead(request: web.Request) -> web.StreamResponse:
+    """``POST /v1/cluster/leader``: hand leadership over."""
+    return await _changed(request, MoveLeader((await body(request, NewLeader)).to))
+
+
+async def _changed(request: web.Request, change: Request) -> web.Response:
+    node = request.app[NODE]
+    await node.administration.carry_out(change)
+    return local(request, Changed(sorted(node.members)))
+
+
+@_check.add("GET", "/v1/check", Scope.READ, {200: wire.LiveCheck}, errors=(Code.NOT_FOUND,))
+async def check(request: web.Request) -> web.StreamResponse:
+    """``GET /v1/check``: this node's verdict, and one on the newest sampled operations of all members together."""
+    live = request.app[NODE].live_check
+    if live is None:
+        raise OncegateError(Code.NOT_FOUND, "live_check_share is 0: nothing is sampled")
+    return local(request, await live.report())
+
+
+@_explain.add("GET", "/v1/explain", Scope.READ, {200: Explained}, parameters=_EXPLAIN, errors=(Code.NOT_FOUND, *READ))
+async def explain(request: web.Request) -> web.StreamResponse:
+    """``GET /v1/explain?table=&key=`` or ``?request=client_id/sequence``, after everything acknowledged before it."""
+    query = request.query
+    wanted: Wanted
+    if "request" in query and not {"table", "key"} & query.keys():
+        client_id, _, sequence = query["request"].partition("/")
+        wanted = OfRequest(request_bodies.check_client_id(client_id), number(sequence, "sequence"), tenant_of(request))
+    elif {"table", "key"} <= query.keys() and "request" not in query:
+        wanted = OfKey(request_bodies.check_name(query["table"], "table"), request_bodies.check_key(query["key"]))
+    else:
+        raise request_bodies.bad("name a request, or a table and a key")
+    node = request.app[NODE]
+    await node.reads.reach("linearizable", 0)
+    return local(request, await node.explainer.explain(wanted))
+
+
+@_description.add("GET", "/openapi.json", None, {200: _DOCUMENT})
+async def describe(request: web.Request) -> web.StreamResponse:
+    """``GET /openapi.json``: this API as OpenAPI 3.1."""
+    return web.Response(body=request.app[_described](), content_type=wire.JSON)
+
+
+def set_up(app: web.Application, routes: tuple[Route, ...]) -> None:
+    """Prepare the description of ``routes``: it is written when it is first asked for."""
+    described: Callable[[], bytes] = cache(lambda: openapi.document(routes, _VERSION))
+    app[_described] = described
+
+
+ROUTES: Final = (*_cluster, *_members, *_explain, *_check, *_description)

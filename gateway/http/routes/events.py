@@ -13,18 +13,22 @@ from aiohttp import web
 
 from oncegate.gateway import wire
 from oncegate.gateway.answers import Answer
-from oncegate.gateway.http import cloudevents, request_headers, routing
+from oncegate.gateway.http import cloudevents, request_headers
 from oncegate.gateway.http.admission.gate import charge
-from oncegate.gateway.http.identity import Scope, tenant_of
-from oncegate.gateway.http.negotiation import NODE, headers_of, path_name, problem, raw_body, respond, typed
-from oncegate.gateway.http.routing import ANYTHING, PROPOSED, Raw
+from oncegate.gateway.http.identity import Scope
+from oncegate.gateway.http.negotiation import NODE, headers_of, path_name, problem, raw_body, respond, tenant_of
+from oncegate.gateway.http.routing import ANYTHING, PROPOSED, Raw, Routes
 from oncegate.gateway.machine import commands as c
 from oncegate.rifl.errors import Code, OncegateError, Outcome
 from oncegate.rifl.ids import format_client_id
 from oncegate.rifl.key_table import KEYS_CLIENT
 
+_EVENTS: Final = Raw((ANYTHING,), "one CloudEvent, binary or structured, or a batch of them")
+_ERRORS: Final = (Code.SESSION_EXPIRED, Code.PAYLOAD_MISMATCH, *PROPOSED)
+ROUTES: Final = Routes("events")
 
-@typed
+
+@ROUTES.add("POST", "/v1/tables/{table}/events", Scope.WRITE, {200: wire.EventsResponse}, body=_EVENTS, errors=_ERRORS)
 async def post(request: web.Request) -> web.StreamResponse:
     """``POST /v1/tables/{table}/events`` in binary, structured and batched mode."""
     table = path_name(request, "table")
@@ -82,16 +86,3 @@ def _not_whole(request: web.Request, results: list[wire.EventResult], rejected: 
         Code(str(worst.code)), f"{len(rejected)} of {len(results)} events: {worst.detail}", outcome=outcome
     )
     return problem(request, refusal, results=results)
-
-
-_EVENTS: Final = Raw((ANYTHING,), "one CloudEvent, binary or structured, or a batch of them")
-ROUTES: Final = [
-    routing.post(
-        "/v1/tables/{table}/events",
-        post,
-        Scope.WRITE,
-        {200: wire.EventsResponse},
-        body=_EVENTS,
-        errors=(Code.SESSION_EXPIRED, Code.PAYLOAD_MISMATCH, *PROPOSED),
-    ),
-]

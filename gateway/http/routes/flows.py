@@ -12,27 +12,36 @@ from oncegate.flows.errors import FlowError
 from oncegate.flows.flow import FlowDeclaration
 from oncegate.gateway import wire
 from oncegate.gateway.answers import flow_state
-from oncegate.gateway.http import request_bodies, routing
+from oncegate.gateway.http import request_bodies
 from oncegate.gateway.http.identity import Scope
-from oncegate.gateway.http.negotiation import (
-    NODE,
-    body,
-    is_current,
-    local,
-    number,
-    path_name,
-    raw_body,
-    reach,
-    respond,
-    typed,
+from oncegate.gateway.http.negotiation import NODE, body, is_current, local, number, path_name, reach, submitted
+from oncegate.gateway.http.routing import (
+    EVENT_STREAM,
+    IF_NONE_MATCH,
+    JSON_LINES,
+    LEVEL,
+    PROPOSED,
+    READ,
+    Parameter,
+    Raw,
+    Routes,
 )
-from oncegate.gateway.http.routing import EVENT_STREAM, IF_NONE_MATCH, JSON_LINES, LEVEL, PROPOSED, READ, Parameter, Raw
 from oncegate.gateway.machine import commands as c
 from oncegate.rifl.errors import Code, OncegateError
 
 WATCHERS_MAX: Final = 1_000
 KEEP_ALIVE_S: Final = 10.0
 _watchers: Final = web.AppKey("watchers", set[Any])
+_CONSISTENCY: Final = LEVEL[:1]
+_AFTER: Final = Parameter("after", {"type": "integer", "minimum": 0}, "batches above this one; default: new ones")
+_LAST_EVENT: Final = Parameter("Last-Event-ID", {"type": "integer", "minimum": 0}, "as after, and wins", "header")
+_BATCH: Final = Raw((wire.ARROW, JSON_LINES), "the batch's items, an Arrow IPC stream or JSON lines")
+_EVENTS: Final = Raw((EVENT_STREAM,), "an event `sealed` with {batch} per sealed batch")
+_FLOW: Final = "/v1/flows/{flow}"
+_CONSUMER: Final = _FLOW + "/consumers/{name}"
+_READ: Final = (Code.NOT_FOUND, *READ)
+_MOVED: Final = (Code.FENCED, *PROPOSED)
+ROUTES: Final = Routes("flows")
 
 
 def declaration_text(fields: dict[str, Any]) -> bytes:
@@ -54,18 +63,18 @@ def declaration_text(fields: dict[str, Any]) -> bytes:
     return text
 
 
-@typed
+@ROUTES.add("PUT", _FLOW, Scope.FLOWS, {200: wire.FlowState}, body=FlowDeclaration, errors=(Code.CONFLICT, *PROPOSED))
 async def declare(request: web.Request) -> web.StreamResponse:
     """``PUT /v1/flows/{flow}``."""
     name = path_name(request, "flow")
-    fields = request_bodies.decode(await raw_body(request), request.content_type, dict[str, Any])
+    fields = await body(request, dict[str, Any])
     if fields.setdefault("name", name) != name:
         raise request_bodies.bad("name differs from the path")
     text = declaration_text(fields)
-    return respond(request, await request.app[NODE].submit(c.DeclareFlow(text), len(text)))
+    return await submitted(request, c.DeclareFlow(text), len(text))
 
 
-@typed
+@ROUTES.add("GET", _FLOW, Scope.READ, {200: wire.FlowState}, parameters=_CONSISTENCY, errors=_READ)
 async def describe(request: web.Request) -> web.StreamResponse:
     """``GET /v1/flows/{flow}``."""
     name = path_name(request, "flow")
@@ -74,7 +83,7 @@ async def describe(request: web.Request) -> web.StreamResponse:
     return local(request, flow_state(node.machine, name))
 
 
-@typed
+@ROUTES.add("GET", "/v1/flows", Scope.READ, {200: wire.FlowList}, parameters=_CONSISTENCY, errors=READ)
 async def list_all(request: web.Request) -> web.StreamResponse:
     """``GET /v1/flows``."""
     node = request.app[NODE]
@@ -82,7 +91,14 @@ async def list_all(request: web.Request) -> web.StreamResponse:
     return local(request, wire.FlowList([flow_state(node.machine, name) for name in node.machine.flows.names()]))
 
 
-@typed
+@ROUTES.add(
+    "GET",
+    _FLOW + "/batches/{n}",
+    Scope.READ,
+    {200: _BATCH, 304: None},
+    parameters=(IF_NONE_MATCH,),
+    errors=(Code.RETENTION_EXCEEDED, *_READ),
+)
 async def batch(request: web.Request) -> web.StreamResponse:
     """``GET /v1/flows/{flow}/batches/{n}``: immutable, so the ETag is its checksum."""
     name = path_name(request, "flow")
@@ -110,7 +126,9 @@ def _json_lines(payload: bytes) -> bytes:
     return b"".join(to_json_lines(payload))
 
 
-@typed
+@ROUTES.add(
+    "GET", _FLOW + "/watch", Scope.READ, {200: _EVENTS}, parameters=(_AFTER, _LAST_EVENT), errors=_READ, head=False
+)
 async def watch(request: web.Request) -> web.StreamResponse:
     """``GET /v1/flows/{flow}/watch``: an event per sealed batch, from ``?after=`` (default: the newest) on.
 
@@ -153,15 +171,24 @@ async def watch(request: web.Request) -> web.StreamResponse:
         watchers.discard(task)
 
 
-@typed
+@ROUTES.add(
+    "POST", _CONSUMER + "/attach", Scope.FLOWS, {200: wire.ConsumerAttached}, body=wire.AttachConsumer, errors=_MOVED
+)
 async def attach(request: web.Request) -> web.StreamResponse:
     """``POST /v1/flows/{flow}/consumers/{name}/attach``."""
     flow, consumer = path_name(request, "flow"), path_name(request, "name")
     nonce = request_bodies.check_nonce((await body(request, wire.AttachConsumer)).nonce)
-    return respond(request, await request.app[NODE].submit(c.Attach(flow, consumer, nonce), 192))
+    return await submitted(request, c.Attach(flow, consumer, nonce), 192)
 
 
-@typed
+@ROUTES.add(
+    "POST",
+    _CONSUMER + "/cursor",
+    Scope.FLOWS,
+    {200: wire.CursorMoved},
+    body=wire.MoveCursor,
+    errors=(Code.CONFLICT, Code.RETENTION_EXCEEDED, *_MOVED),
+)
 async def cursor(request: web.Request) -> web.StreamResponse:
     """``POST /v1/flows/{flow}/consumers/{name}/cursor``."""
     flow, consumer = path_name(request, "flow"), path_name(request, "name")
@@ -169,8 +196,7 @@ async def cursor(request: web.Request) -> web.StreamResponse:
     if move.batch != 0:
         request_bodies.check_number(move.batch, "batch")
     request_bodies.check_number(move.fence, "fence")
-    command = c.MoveCursor(flow, consumer, move.batch, move.fence, move.replay)
-    return respond(request, await request.app[NODE].submit(command, 192))
+    return await submitted(request, c.MoveCursor(flow, consumer, move.batch, move.fence, move.replay), 192)
 
 
 async def _close_watchers(app: web.Application) -> None:
@@ -184,63 +210,3 @@ def set_up(app: web.Application) -> None:
     nobody: set[Any] = set()
     app[_watchers] = nobody
     app.on_shutdown.append(_close_watchers)
-
-
-_CONSISTENCY: Final = LEVEL[:1]
-_AFTER: Final = Parameter("after", {"type": "integer", "minimum": 0}, "batches above this one; default: new ones")
-_LAST_EVENT: Final = Parameter("Last-Event-ID", {"type": "integer", "minimum": 0}, "as after, and wins", "header")
-_BATCH: Final = Raw((wire.ARROW, JSON_LINES), "the batch's items, an Arrow IPC stream or JSON lines")
-_EVENTS: Final = Raw((EVENT_STREAM,), "an event `sealed` with {batch} per sealed batch")
-
-ROUTES: Final = [
-    routing.put(
-        "/v1/flows/{flow}",
-        declare,
-        Scope.FLOWS,
-        {200: wire.FlowState},
-        body=FlowDeclaration,
-        errors=(Code.NOT_FOUND, Code.CONFLICT, *PROPOSED),
-    ),
-    routing.get("/v1/flows", list_all, Scope.READ, {200: wire.FlowList}, parameters=_CONSISTENCY, errors=READ),
-    routing.get(
-        "/v1/flows/{flow}",
-        describe,
-        Scope.READ,
-        {200: wire.FlowState},
-        parameters=_CONSISTENCY,
-        errors=(Code.NOT_FOUND, *READ),
-    ),
-    routing.get(
-        "/v1/flows/{flow}/batches/{n}",
-        batch,
-        Scope.READ,
-        {200: _BATCH, 304: None},
-        parameters=(IF_NONE_MATCH,),
-        errors=(Code.NOT_FOUND, Code.RETENTION_EXCEEDED, *READ),
-    ),
-    routing.get(
-        "/v1/flows/{flow}/watch",
-        watch,
-        Scope.READ,
-        {200: _EVENTS},
-        parameters=(_AFTER, _LAST_EVENT),
-        errors=(Code.NOT_FOUND, *READ),
-        head=False,
-    ),
-    routing.post(
-        "/v1/flows/{flow}/consumers/{name}/attach",
-        attach,
-        Scope.FLOWS,
-        {200: wire.ConsumerAttached},
-        body=wire.AttachConsumer,
-        errors=(Code.NOT_FOUND, Code.FENCED, *PROPOSED),
-    ),
-    routing.post(
-        "/v1/flows/{flow}/consumers/{name}/cursor",
-        cursor,
-        Scope.FLOWS,
-        {200: wire.CursorMoved},
-        body=wire.MoveCursor,
-        errors=(Code.NOT_FOUND, Code.FENCED, Code.CONFLICT, Code.RETENTION_EXCEEDED, *PROPOSED),
-    ),
-]

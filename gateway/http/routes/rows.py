@@ -14,11 +14,20 @@ from aiohttp import web
 
 from oncegate.gateway import wire
 from oncegate.gateway.answers import Answer
-from oncegate.gateway.http import request_bodies, routing
+from oncegate.gateway.http import request_bodies
 from oncegate.gateway.http import request_headers as plain
-from oncegate.gateway.http.identity import Scope, check_owner, tenant_of
-from oncegate.gateway.http.negotiation import NODE, body, headers_of, path_name, problem, raw_body, respond, typed
-from oncegate.gateway.http.routing import OBJECTS, PROPOSED, Parameter, Raw
+from oncegate.gateway.http.identity import Scope
+from oncegate.gateway.http.negotiation import (
+    NODE,
+    body,
+    check_owner,
+    headers_of,
+    path_name,
+    problem,
+    respond,
+    tenant_of,
+)
+from oncegate.gateway.http.routing import OBJECTS, PROPOSED, Parameter, Raw, Routes
 from oncegate.gateway.machine import commands as c
 from oncegate.rifl.errors import Code, OncegateError, Outcome
 from oncegate.rifl.ids import format_client_id
@@ -41,30 +50,51 @@ REFUSALS: Final = {
 running: Final = web.AppKey("running", set[str])
 """Keys whose first request this node has not answered yet."""
 
+_ANYTHING: Any = Any
+_ROW: Final = "/v1/tables/{table}/rows/{key:(?s:.+)}"
+_TEXT: Final = {"type": "string"}
+_HEADERS: Final = (
+    Parameter(wire.H_IDEMPOTENCY_KEY, _TEXT, "names the request; the gateway gives it an id", "header"),
+    Parameter(wire.H_REQUEST, _TEXT, "client_id/sequence, for callers with a session", "header"),
+    Parameter(wire.H_EPOCH, _TEXT, "the session's epoch, with a request id", "header"),
+    Parameter(wire.H_FIRST_INCOMPLETE, _TEXT, "everything below is acknowledged, with a request id", "header"),
+    Parameter("If-Match", _TEXT, "the row's version", "header"),
+    Parameter("If-None-Match", _TEXT, "* for: only if there is no such row", "header"),
+)
+_CHANGE: Final[dict[str, Any]] = {
+    "scope": Scope.WRITE,
+    "answers": {200: wire.RowChanged},
+    "parameters": _HEADERS,
+    "errors": (
+        *(Code.BAD_ACK, Code.IN_PROGRESS, Code.FENCED, Code.STALE, Code.SESSION_EXPIRED, Code.PAYLOAD_MISMATCH),
+        *(Code.WINDOW_FULL, *PROPOSED),
+    ),
+    "refusals": {status: wire.RefusalProblem for status, _ in REFUSALS.values()},
+}
+ROUTES: Final = Routes("rows")
 
-@typed
+
+@ROUTES.add("PUT", _ROW, **_CHANGE, body=Raw(OBJECTS, "the value: any JSON"))
 async def put(request: web.Request) -> web.StreamResponse:
     """``PUT /v1/tables/{table}/rows/{key}``: the body is the value."""
-    sent = await raw_body(request)
-    value = request_bodies.decode(sent, request.content_type, _ANYTHING)
+    value = await body(request, _ANYTHING)
     return await _change(request, wire.Operation(1, "put", *_row(request), value))
 
 
-@typed
+@ROUTES.add("DELETE", _ROW, **_CHANGE)
 async def delete(request: web.Request) -> web.StreamResponse:
     """``DELETE /v1/tables/{table}/rows/{key}``."""
     return await _change(request, wire.Operation(1, "delete", *_row(request)))
 
 
-@typed
+@ROUTES.add("POST", _ROW + "/increment", **_CHANGE, body=wire.Increment, body_required=False)
 async def increment(request: web.Request) -> web.StreamResponse:
     """``POST /v1/tables/{table}/rows/{key}/increment``."""
-    sent = await raw_body(request)
-    by = request_bodies.decode(sent, request.content_type, wire.Increment).by if sent else 1
+    by = (await body(request, wire.Increment, wire.Increment())).by
     return await _change(request, wire.Operation(1, "increment", *_row(request), by=by))
 
 
-@typed
+@ROUTES.add("POST", _ROW + "/append", **_CHANGE, body=wire.Append)
 async def append(request: web.Request) -> web.StreamResponse:
     """``POST /v1/tables/{table}/rows/{key}/append``."""
     item = (await body(request, wire.Append)).item
@@ -150,49 +180,3 @@ def set_up(app: web.Application) -> None:
     """Prepare the application for keys that are in use."""
     nobody: set[str] = set()
     app[running] = nobody
-
-
-_ANYTHING: Any = Any
-_ROW: Final = "/v1/tables/{table}/rows/{key:(?s:.+)}"
-_TEXT: Final = {"type": "string"}
-_HEADERS: Final = (
-    Parameter(wire.H_IDEMPOTENCY_KEY, _TEXT, "names the request; the gateway gives it an id", "header"),
-    Parameter(wire.H_REQUEST, _TEXT, "client_id/sequence, for callers with a session", "header"),
-    Parameter(wire.H_EPOCH, _TEXT, "the session's epoch, with a request id", "header"),
-    Parameter(wire.H_FIRST_INCOMPLETE, _TEXT, "everything below is acknowledged, with a request id", "header"),
-    Parameter("If-Match", _TEXT, "the row's version", "header"),
-    Parameter("If-None-Match", _TEXT, "* for: only if there is no such row", "header"),
-)
-_ERRORS: Final = (
-    Code.BAD_ACK,
-    Code.IN_PROGRESS,
-    Code.FENCED,
-    Code.STALE,
-    Code.SESSION_EXPIRED,
-    Code.PAYLOAD_MISMATCH,
-    Code.WINDOW_FULL,
-    *PROPOSED,
-)
-
-
-def _route(method: str, path: str, handler: routing.Handler, body: Any, *, required: bool = True) -> routing.Route:
-    return routing.Route(
-        method,
-        path,
-        handler,
-        Scope.WRITE,
-        {200: wire.RowChanged},
-        body,
-        required,
-        _HEADERS,
-        _ERRORS,
-        {status: wire.RefusalProblem for status, _ in REFUSALS.values()},
-    )
-
-
-ROUTES: Final = [
-    _route("PUT", _ROW, put, Raw(OBJECTS, "the value: any JSON")),
-    _route("DELETE", _ROW, delete, None),
-    _route("POST", _ROW + "/increment", increment, wire.Increment, required=False),
-    _route("POST", _ROW + "/append", append, wire.Append),
-]

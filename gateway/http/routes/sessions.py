@@ -7,17 +7,39 @@ from typing import Final
 from aiohttp import web
 
 from oncegate.gateway import wire
-from oncegate.gateway.http import request_bodies, routing
-from oncegate.gateway.http.identity import Scope, check_owner, tenant_of
-from oncegate.gateway.http.negotiation import NODE, body, local, number, respond, typed
-from oncegate.gateway.http.routing import PROPOSED, READ, Parameter
+from oncegate.gateway.http import request_bodies
+from oncegate.gateway.http.identity import Scope
+from oncegate.gateway.http.negotiation import (
+    NODE,
+    body,
+    check_owner,
+    client_of,
+    local,
+    number,
+    respond,
+    submitted,
+    tenant_of,
+)
+from oncegate.gateway.http.routing import PROPOSED, READ, Parameter, Routes
 from oncegate.gateway.machine import commands as c
 from oncegate.rifl.errors import Code, OncegateError
 from oncegate.rifl.ids import ID_MAX
 from oncegate.rifl.session import FULL
 
+_SESSION: Final = "/v1/sessions/{client_id}"
+_EPOCH: Final = Parameter("epoch", {"type": "integer", "minimum": 1, "maximum": ID_MAX}, "as opened", required=True)
+_OWNED: Final = (Code.FENCED, Code.SESSION_EXPIRED, *PROPOSED)
+ROUTES: Final = Routes("sessions")
 
-@typed
+
+@ROUTES.add(
+    "POST",
+    "/v1/sessions",
+    Scope.WRITE,
+    {200: wire.SessionOpened, 201: wire.SessionOpened},
+    body=wire.OpenSession,
+    errors=(Code.FENCED, *PROPOSED),
+)
 async def open_session(request: web.Request) -> web.StreamResponse:
     """``POST /v1/sessions``: 201 for a new session, 200 for the one this nonce opened before."""
     node, tenant = request.app[NODE], tenant_of(request)
@@ -32,28 +54,35 @@ async def open_session(request: web.Request) -> web.StreamResponse:
     return respond(request, answer, status=201 if answer.created else 200)
 
 
-@typed
+@ROUTES.add("POST", _SESSION + "/renew", Scope.WRITE, {200: wire.SessionRenewed}, body=wire.RenewSession, errors=_OWNED)
 async def renew(request: web.Request) -> web.StreamResponse:
     """``POST /v1/sessions/{client_id}/renew``."""
-    client_id = request_bodies.check_client_id(request.match_info["client_id"])
+    client_id = client_of(request)
     epoch = request_bodies.check_number((await body(request, wire.RenewSession)).epoch, "epoch")
     check_owner(request, request.app[NODE].machine, client_id)
-    return respond(request, await request.app[NODE].submit(c.RenewSession(client_id, epoch, tenant_of(request)), 64))
+    return await submitted(request, c.RenewSession(client_id, epoch, tenant_of(request)), 64)
 
 
-@typed
+@ROUTES.add(
+    "POST",
+    _SESSION + "/take-over",
+    Scope.WRITE,
+    {200: wire.SessionTaken},
+    body=wire.TakeOver,
+    errors=(Code.CONFLICT, *_OWNED),
+)
 async def take_over(request: web.Request) -> web.StreamResponse:
     """``POST /v1/sessions/{client_id}/take-over``."""
-    client_id = request_bodies.check_client_id(request.match_info["client_id"])
+    client_id = client_of(request)
     nonce = request_bodies.check_nonce((await body(request, wire.TakeOver)).nonce)
     check_owner(request, request.app[NODE].machine, client_id)
-    return respond(request, await request.app[NODE].submit(c.TakeOver(client_id, nonce, tenant_of(request)), 128))
+    return await submitted(request, c.TakeOver(client_id, nonce, tenant_of(request)), 128)
 
 
-@typed
+@ROUTES.add("GET", _SESSION, Scope.READ, {200: wire.SessionState}, errors=(Code.NOT_FOUND, Code.SESSION_EXPIRED, *READ))
 async def describe(request: web.Request) -> web.StreamResponse:
     """``GET /v1/sessions/{client_id}``."""
-    client_id = request_bodies.check_client_id(request.match_info["client_id"])
+    client_id = client_of(request)
     node = request.app[NODE]
     await node.reads.reach("linearizable", 0)
     check_owner(request, node.machine, client_id)
@@ -73,56 +102,11 @@ async def describe(request: web.Request) -> web.StreamResponse:
     return local(request, state, memory_ms=state.lease_ms_left)
 
 
-@typed
+@ROUTES.add("DELETE", _SESSION, Scope.WRITE, {204: None}, parameters=(_EPOCH,), errors=_OWNED)
 async def close(request: web.Request) -> web.StreamResponse:
     """``DELETE /v1/sessions/{client_id}?epoch=``."""
-    client_id = request_bodies.check_client_id(request.match_info["client_id"])
+    client_id = client_of(request)
     epoch = number(request.query.get("epoch", ""), "epoch")
     check_owner(request, request.app[NODE].machine, client_id)
     answer = await request.app[NODE].submit(c.CloseSession(client_id, epoch, tenant_of(request)), 64)
     return web.Response(status=204, headers={wire.H_COMMIT: str(answer.commit)})
-
-
-_EPOCH: Final = Parameter("epoch", {"type": "integer", "minimum": 1, "maximum": ID_MAX}, "as opened", required=True)
-
-ROUTES: Final = [
-    routing.post(
-        "/v1/sessions",
-        open_session,
-        Scope.WRITE,
-        {200: wire.SessionOpened, 201: wire.SessionOpened},
-        body=wire.OpenSession,
-        errors=(Code.FENCED, *PROPOSED),
-    ),
-    routing.get(
-        "/v1/sessions/{client_id}",
-        describe,
-        Scope.READ,
-        {200: wire.SessionState},
-        errors=(Code.NOT_FOUND, Code.SESSION_EXPIRED, *READ),
-    ),
-    routing.delete(
-        "/v1/sessions/{client_id}",
-        close,
-        Scope.WRITE,
-        {204: None},
-        parameters=(_EPOCH,),
-        errors=(Code.FENCED, Code.SESSION_EXPIRED, *PROPOSED),
-    ),
-    routing.post(
-        "/v1/sessions/{client_id}/renew",
-        renew,
-        Scope.WRITE,
-        {200: wire.SessionRenewed},
-        body=wire.RenewSession,
-        errors=(Code.FENCED, Code.SESSION_EXPIRED, *PROPOSED),
-    ),
-    routing.post(
-        "/v1/sessions/{client_id}/take-over",
-        take_over,
-        Scope.WRITE,
-        {200: wire.SessionTaken},
-        body=wire.TakeOver,
-        errors=(Code.FENCED, Code.SESSION_EXPIRED, Code.CONFLICT, *PROPOSED),
-    ),
-]

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from oncegate.gateway import wire
 from oncegate.gateway.answers import Answer, table_state
-from oncegate.gateway.http import request_bodies, routing
+from oncegate.gateway.http import request_bodies
 from oncegate.gateway.http.identity import Scope
 from oncegate.gateway.http.negotiation import (
     NODE,
@@ -21,13 +21,13 @@ from oncegate.gateway.http.negotiation import (
     reach,
     respond,
     standing,
-    typed,
+    submitted,
 )
 from oncegate.gateway.http.routes.flows import declaration_text
-from oncegate.gateway.http.routing import IF_NONE_MATCH, LEVEL, PROPOSED, READ, Parameter
+from oncegate.gateway.http.routing import IF_NONE_MATCH, LEVEL, PROPOSED, READ, Parameter, Routes
 from oncegate.gateway.live_check.recorder import WindowRecorder
 from oncegate.gateway.machine import commands as c
-from oncegate.gateway.machine.tables import QUOTA_BYTES_DEFAULT, QUOTA_BYTES_MAX
+from oncegate.gateway.machine.tables import QUOTA_BYTES_DEFAULT, QUOTA_BYTES_MAX, Table
 from oncegate.gateway.node.node import Node
 from oncegate.rifl.errors import Code, OncegateError
 
@@ -35,8 +35,17 @@ PAGE_MAX: Final = 1_000
 PAGE_BYTES_MAX: Final = 4 * 2**20
 """Values of a page; a single row may exceed it."""
 
+_LIMIT: Final = Parameter("limit", {"type": "integer", "minimum": 1, "default": 100}, f"at most {PAGE_MAX} come")
+_PREFIX: Final = Parameter("prefix", {"type": "string"}, "keys that begin with it")
+_AFTER: Final = Parameter("after", {"type": "string"}, "keys greater than it: the next of the page before")
+_ERRORS: Final = (Code.NOT_FOUND, *READ)
+_TABLE: Final = "/v1/tables/{table}"
+ROUTES: Final = Routes("tables")
 
-@typed
+
+@ROUTES.add(
+    "PUT", _TABLE, Scope.ADMIN, {200: wire.TableState}, body=wire.DeclareTable, errors=(Code.CONFLICT, *PROPOSED)
+)
 async def declare(request: web.Request) -> web.StreamResponse:
     """``PUT /v1/tables/{table}``."""
     name = path_name(request, "table")
@@ -45,8 +54,7 @@ async def declare(request: web.Request) -> web.StreamResponse:
     if not 1024 <= quota <= QUOTA_BYTES_MAX:
         raise request_bodies.bad(f"quota_bytes must be in 1024..{QUOTA_BYTES_MAX}")
     flow = b"" if declaration.flow is None else _own_flow(name, declaration)
-    command = c.DeclareTable(name, declaration.kind, quota, flow)
-    return respond(request, await request.app[NODE].submit(command, 128 + len(flow)))
+    return await submitted(request, c.DeclareTable(name, declaration.kind, quota, flow), 128 + len(flow))
 
 
 def _own_flow(name: str, declaration: wire.DeclareTable) -> bytes:
@@ -56,19 +64,20 @@ def _own_flow(name: str, declaration: wire.DeclareTable) -> bytes:
     return declaration_text({"name": name, "source": name, **msgspec.to_builtins(declaration.flow)})
 
 
-@typed
+@ROUTES.add("GET", _TABLE, Scope.READ, {200: wire.TableState}, parameters=LEVEL, errors=_ERRORS)
 async def describe(request: web.Request) -> web.StreamResponse:
     """``GET /v1/tables/{table}``."""
-    name = path_name(request, "table")
-    node = request.app[NODE]
-    await reach(request)
-    table = node.machine.tables.get(name)
-    if table is None:
-        raise OncegateError(Code.NOT_FOUND, "no such table")
-    return local(request, table_state(table))
+    return local(request, table_state(await _declared(request)))
 
 
-@typed
+@ROUTES.add(
+    "GET",
+    _TABLE + "/rows/{key:(?s:.+)}",
+    Scope.READ,
+    {200: wire.RowState, 304: None},
+    parameters=(IF_NONE_MATCH, *LEVEL),
+    errors=(Code.PAYLOAD_TOO_LARGE, *_ERRORS),
+)
 async def row(request: web.Request) -> web.StreamResponse:
     """``GET /v1/tables/{table}/rows/{key}``."""
     table = path_name(request, "table")
@@ -98,20 +107,22 @@ async def row(request: web.Request) -> web.StreamResponse:
     return respond(request, Answer(state, commit), etag=etag)
 
 
-@typed
+@ROUTES.add(
+    "GET",
+    _TABLE + "/rows",
+    Scope.READ,
+    {200: wire.RowPage},
+    parameters=(_PREFIX, _AFTER, _LIMIT, *LEVEL),
+    errors=_ERRORS,
+)
 async def page(request: web.Request) -> web.StreamResponse:
     """``GET /v1/tables/{table}/rows?prefix=&after=&limit=``: rows of a resident table in key order."""
-    name = path_name(request, "table")
     query = request.query
     limit = min(number(query.get("limit", "100"), "limit"), PAGE_MAX)
-    node = request.app[NODE]
-    await reach(request)
-    table = node.machine.tables.get(name)
-    if table is None:
-        raise OncegateError(Code.NOT_FOUND, "no such table")
+    table = await _declared(request)
     if table.kind != "resident":
         raise request_bodies.bad("rows of a stream table are read by key, or in order from its flow")
-    commit = node.machine.commit
+    commit = request.app[NODE].machine.commit
     rows = table.rows.page(query.get("prefix", ""), query.get("after", ""), limit + 1)
     states: list[wire.RowState] = []
     size = 0
@@ -121,6 +132,16 @@ async def page(request: web.Request) -> web.StreamResponse:
             break
         states.append(wire.RowState(key, msgspec.json.decode(row.value), row.version, commit))
     return local(request, wire.RowPage(states, states[-1].key if len(states) < len(rows) else None, commit))
+
+
+async def _declared(request: web.Request) -> Table:
+    """Return the table of the path once the local state is as new as asked for; raises NOT_FOUND."""
+    name = path_name(request, "table")
+    await reach(request)
+    table = request.app[NODE].machine.tables.get(name)
+    if table is None:
+        raise OncegateError(Code.NOT_FOUND, "no such table")
+    return table
 
 
 def _watching(node: Node, table: str, key: str) -> WindowRecorder | None:
@@ -133,43 +154,3 @@ def _is_resident(node: Node, table: str) -> bool:
     """Whether the table is resident: only then does a row's read have one commit number at which it was read."""
     declared = node.machine.tables.get(table)
     return declared is not None and declared.kind == "resident"
-
-
-_LIMIT: Final = Parameter("limit", {"type": "integer", "minimum": 1, "default": 100}, f"at most {PAGE_MAX} come")
-_PREFIX: Final = Parameter("prefix", {"type": "string"}, "keys that begin with it")
-_AFTER: Final = Parameter("after", {"type": "string"}, "keys greater than it: the next of the page before")
-
-ROUTES: Final = [
-    routing.put(
-        "/v1/tables/{table}",
-        declare,
-        Scope.ADMIN,
-        {200: wire.TableState},
-        body=wire.DeclareTable,
-        errors=(Code.CONFLICT, *PROPOSED),
-    ),
-    routing.get(
-        "/v1/tables/{table}",
-        describe,
-        Scope.READ,
-        {200: wire.TableState},
-        parameters=LEVEL,
-        errors=(Code.NOT_FOUND, *READ),
-    ),
-    routing.get(
-        "/v1/tables/{table}/rows",
-        page,
-        Scope.READ,
-        {200: wire.RowPage},
-        parameters=(_PREFIX, _AFTER, _LIMIT, *LEVEL),
-        errors=(Code.NOT_FOUND, *READ),
-    ),
-    routing.get(
-        "/v1/tables/{table}/rows/{key:(?s:.+)}",
-        row,
-        Scope.READ,
-        {200: wire.RowState, 304: None},
-        parameters=(IF_NONE_MATCH, *LEVEL),
-        errors=(Code.NOT_FOUND, Code.PAYLOAD_TOO_LARGE, *READ),
-    ),
-]
