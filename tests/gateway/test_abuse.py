@@ -91,10 +91,11 @@ async def _connect(node: LocalCluster) -> Stream:
     return await asyncio.open_connection(member.host, member.http_port)
 
 
-async def _answer(stream: Stream) -> tuple[int, dict[str, object]]:
-    """Read a whole answer: status and problem."""
+async def _answer(stream: Stream, *, expected: bytes = b"") -> tuple[int, dict[str, object]]:
+    """Read a whole answer, in whose head ``expected`` stands: status and problem."""
     async with asyncio.timeout(WAIT_S):
         head = await stream[0].readuntil(b"\r\n\r\n")
+        assert expected in head
         length = next(int(line.split()[1]) for line in head.splitlines() if line.lower().startswith(b"content-length"))
         return int(head.split()[1]), json.loads(await stream[0].readexactly(length))
 
@@ -197,7 +198,7 @@ async def test_connections_that_are_all_at_work_leave_a_typed_refusal_for_the_ne
                 async with asyncio.timeout(WAIT_S):
                     assert (await reader.readline()).startswith(b"HTTP/1.1 200")
             (refused,) = await stack.enter_async_context(_many(node, 1))
-            status, problem = await _answer(refused)
+            status, problem = await _answer(refused, expected=b"\r\nConnection: close\r\n")
             assert (status, problem["code"]) == (429, "OVERLOADED"), node.log_tail("n1")
         async with asyncio.timeout(WAIT_S):
             while not await good.is_served():

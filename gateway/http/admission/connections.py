@@ -230,7 +230,7 @@ def _refuse(transport: asyncio.BaseTransport) -> None:
     if isinstance(transport, asyncio.WriteTransport):
         problem = bare_problem(OncegateError(Code.OVERLOADED, "no place for another connection"))
         body = problem.body if isinstance(problem.body, bytes) else b""
-        problem.headers.update({"GuardedConnection": "close", "Content-Length": str(len(body))})
+        problem.headers.update({"Connection": "close", "Content-Length": str(len(body))})
         head = "".join(f"{name}: {value}\r\n" for name, value in problem.headers.items())
         transport.write(f"HTTP/1.1 {problem.status} {problem.reason}\r\n{head}\r\n".encode() + body)
     transport.close()
