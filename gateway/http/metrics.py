@@ -7,14 +7,19 @@ nothing on the hot path: the numbers are state that exists anyway.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
+from oncegate.consensus.counters import Counters
 from oncegate.consensus.ports import ReplicaStatus, Role
 from oncegate.gateway.answers import flow_state
 from oncegate.gateway.http.admission.bodies import BodyBudget
 from oncegate.gateway.http.admission.connections import ConnectionCounts
+from oncegate.gateway.live_check.checker import LiveChecker
 from oncegate.gateway.node.node import Node
 from oncegate.gateway.wire import FlowState
+
+if TYPE_CHECKING:
+    from oncegate.gateway.node.stream_store import StreamStore
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _PREFIX: Final = "oncegate_"
@@ -28,6 +33,15 @@ class Sources(NamedTuple):
     connections: ConnectionCounts
     bodies: BodyBudget
     flows: Mapping[str, FlowState]
+
+    @property
+    def counters(self) -> Counters:
+        """What consensus has counted."""
+        return self.status.counters
+
+    def per_peer(self, attribute: str) -> dict[tuple[str, ...], float]:
+        """Return an attribute of every other member, by its id."""
+        return {(id_,): getattr(peer, attribute) for id_, peer in self.status.peers.items()}
 
     def per_consumer(self, attribute: str) -> dict[tuple[str, ...], float]:
         """Return an attribute of every consumer, by flow and consumer."""
@@ -47,7 +61,7 @@ class Metric(NamedTuple):
 
     Attributes:
         name: without prefix and, of a counter, without ``_total``.
-        kind: a counter starts at 0 with the process and only rises.
+        kind: as :func:`gauge` and :func:`counter` declare it.
         text: what it is, with the unit if the name has none.
         read: returns the value.
         labels: names of the labels, in the order of the value's keys.
@@ -83,250 +97,134 @@ def _escaped(value: str) -> str:
     return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
-def _live_check_verdicts(of: Sources) -> Value:
-    if (live := of.node.live_check) is None:
-        return None
+def _stored(read: Callable[[StreamStore], Value]) -> Callable[[Sources], Value]:
+    return lambda of: None if of.node.stream_store is None else read(of.node.stream_store)
+
+
+def _live(read: Callable[[LiveChecker], Value]) -> Callable[[Sources], Value]:
+    return lambda of: None if of.node.live_check is None else read(of.node.live_check)
+
+
+def _verdicts(live: LiveChecker) -> Value:
     return {(verdict,): verdict == live.verdict for verdict in ("ok", "anomaly", "unknown")}
 
 
+def gauge(name: str, text: str, read: Callable[[Sources], Value], *labels: str) -> Metric:
+    """Declare a number that may rise and fall."""
+    return Metric(name, "gauge", text, read, labels)
+
+
+def counter(name: str, text: str, read: Callable[[Sources], Value], *labels: str) -> Metric:
+    """Declare a number that starts at 0 with the process and only rises."""
+    return Metric(name, "counter", text, read, labels)
+
+
 METRICS: Final = (
-    Metric(
-        "role",
-        "gauge",
-        "1 for the role this node has",
-        lambda of: {(r.value,): of.status.role is r for r in Role},
-        ("role",),
-    ),
-    Metric("term", "gauge", "Raft term", lambda of: of.status.term),
-    Metric("leads", "gauge", "1 if this node leads", lambda of: int(of.status.role is Role.LEADER)),
-    Metric(
-        "ready",
-        "gauge",
-        "1 if this node leads and has applied the first entry of its term",
-        lambda of: int(of.status.ready),
-    ),
-    Metric(
-        "has_leader",
-        "gauge",
-        "1 if this node knows a leader within reach",
-        lambda of: int(of.status.leader_id is not None),
-    ),
-    Metric("commit_index", "gauge", "newest committed log index", lambda of: of.status.commit_index),
-    Metric("applied_index", "gauge", "newest applied log index", lambda of: of.status.applied_index),
-    Metric("log_index", "gauge", "newest log index", lambda of: of.status.last_index),
-    Metric("journal_bytes", "gauge", "size of the journal", lambda of: of.status.journal_bytes),
-    Metric("flush_p50_ms", "gauge", "median of recent flushes", lambda of: of.status.flush_p50_ms),
-    Metric("flush_p99_ms", "gauge", "99th percentile of recent flushes", lambda of: of.status.flush_p99_ms),
-    Metric("flushes", "counter", "flushes of the journal", lambda of: of.status.flushes),
-    Metric("queued_entries", "gauge", "entries that wait to be appended", lambda of: of.status.queued_commands),
-    Metric("queued_bytes", "gauge", "bytes of the entries that wait to be appended", lambda of: of.status.queued_bytes),
-    Metric(
+    gauge("role", "1 for the role this node has", lambda of: {(r.value,): of.status.role is r for r in Role}, "role"),
+    gauge("term", "Raft term", lambda of: of.status.term),
+    gauge("leads", "1 if this node leads", lambda of: of.status.role is Role.LEADER),
+    gauge("ready", "1 if this node leads and has applied the first entry of its term", lambda of: of.status.ready),
+    gauge("has_leader", "1 if this node knows a leader within reach", lambda of: of.status.leader_id is not None),
+    gauge("commit_index", "newest committed log index", lambda of: of.status.commit_index),
+    gauge("applied_index", "newest applied log index", lambda of: of.status.applied_index),
+    gauge("log_index", "newest log index", lambda of: of.status.last_index),
+    gauge("journal_bytes", "size of the journal", lambda of: of.status.journal_bytes),
+    gauge("flush_p50_ms", "median of recent flushes", lambda of: of.status.flush_p50_ms),
+    gauge("flush_p99_ms", "99th percentile of recent flushes", lambda of: of.status.flush_p99_ms),
+    counter("flushes", "flushes of the journal", lambda of: of.status.flushes),
+    gauge("queued_entries", "entries that wait to be appended", lambda of: of.status.queued_commands),
+    gauge("queued_bytes", "bytes of the entries that wait to be appended", lambda of: of.status.queued_bytes),
+    gauge(
         "appended_entries",
-        "gauge",
         "entries appended by this leader and not applied yet",
         lambda of: of.status.appended_commands,
     ),
-    Metric(
-        "appended_bytes",
-        "gauge",
-        "bytes of the entries appended and not applied yet",
-        lambda of: of.status.appended_bytes,
+    gauge("appended_bytes", "bytes of the entries appended and not applied yet", lambda of: of.status.appended_bytes),
+    counter("elections_started", "elections this node began", lambda of: of.counters.elections_started),
+    counter("elections_won", "elections this node won", lambda of: of.counters.elections_won),
+    counter(
+        "pre_votes_started", "times this node asked whether it could win", lambda of: of.counters.pre_votes_started
     ),
-    Metric(
-        "elections_started", "counter", "elections this node began", lambda of: of.status.counters.elections_started
+    counter("leader_changes", "times another leader became known", lambda of: of.counters.leader_changes),
+    counter(
+        "appends_refused", "appends that did not match the log or came too late", lambda of: of.counters.appends_refused
     ),
-    Metric("elections_won", "counter", "elections this node won", lambda of: of.status.counters.elections_won),
-    Metric(
-        "pre_votes_started",
-        "counter",
-        "times this node asked whether it could win",
-        lambda of: of.status.counters.pre_votes_started,
-    ),
-    Metric(
-        "leader_changes", "counter", "times another leader became known", lambda of: of.status.counters.leader_changes
-    ),
-    Metric(
-        "appends_refused",
-        "counter",
-        "appends that did not match the log or came too late",
-        lambda of: of.status.counters.appends_refused,
-    ),
-    Metric(
-        "transfers_started",
-        "counter",
-        "times this leader began to hand over",
-        lambda of: of.status.counters.transfers_started,
-    ),
-    Metric("transfers_failed", "counter", "times nobody took over", lambda of: of.status.counters.transfers_failed),
-    Metric("members", "gauge", "members in force", lambda of: len(of.status.configuration.members)),
-    Metric("voters", "gauge", "members that vote", lambda of: len(of.status.configuration.voters)),
-    Metric(
-        "change_pending",
-        "gauge",
-        "1 while a membership change is not committed",
-        lambda of: int(of.status.change_pending),
-    ),
-    Metric(
-        "peer_connected",
-        "gauge",
-        "1 if the member is connected",
-        lambda of: {(id_,): peer.connected for id_, peer in of.status.peers.items()},
-        ("peer",),
-    ),
-    Metric(
-        "peer_lag_entries",
-        "gauge",
-        "entries a follower lacks, at the leader",
-        lambda of: {(id_,): peer.lag for id_, peer in of.status.peers.items()},
-        ("peer",),
-    ),
-    Metric(
+    counter("transfers_started", "times this leader began to hand over", lambda of: of.counters.transfers_started),
+    counter("transfers_failed", "times nobody took over", lambda of: of.counters.transfers_failed),
+    gauge("members", "members in force", lambda of: len(of.status.configuration.members)),
+    gauge("voters", "members that vote", lambda of: len(of.status.configuration.voters)),
+    gauge("change_pending", "1 while a membership change is not committed", lambda of: of.status.change_pending),
+    gauge("peer_connected", "1 if the member is connected", lambda of: of.per_peer("connected"), "peer"),
+    gauge("peer_lag_entries", "entries a follower lacks, at the leader", lambda of: of.per_peer("lag"), "peer"),
+    gauge(
         "peer_in_flight_bytes",
-        "gauge",
         "bytes sent to the member and not acknowledged",
-        lambda of: {(id_,): peer.in_flight_bytes for id_, peer in of.status.peers.items()},
-        ("peer",),
+        lambda of: of.per_peer("in_flight_bytes"),
+        "peer",
     ),
-    Metric("commit", "gauge", "commit number of the newest applied operation", lambda of: of.node.machine.commit),
-    Metric(
-        "replayed", "counter", "operations answered from their completion record", lambda of: of.node.machine.replayed
-    ),
-    Metric("sessions", "gauge", "live sessions", lambda of: len(of.node.machine.sessions)),
-    Metric("idempotency_keys", "gauge", "idempotency keys that are remembered", lambda of: len(of.node.machine.keys)),
-    Metric(
+    gauge("commit", "commit number of the newest applied operation", lambda of: of.node.machine.commit),
+    counter("replayed", "operations answered from their completion record", lambda of: of.node.machine.replayed),
+    gauge("sessions", "live sessions", lambda of: len(of.node.machine.sessions)),
+    gauge("idempotency_keys", "idempotency keys that are remembered", lambda of: len(of.node.machine.keys)),
+    gauge(
         "idempotency_key_bytes",
-        "gauge",
         "bytes of the idempotency keys that are remembered",
         lambda of: of.node.machine.keys.bytes,
     ),
-    Metric("cluster_time_ms", "gauge", "cluster time", lambda of: of.node.machine.time_ms),
-    Metric(
-        "inflight_commands", "gauge", "commands that wait for the log", lambda of: of.node.proposer.inflight_commands
-    ),
-    Metric(
-        "inflight_bytes",
-        "gauge",
-        "bytes of the commands that wait for the log",
-        lambda of: of.node.proposer.inflight_bytes,
-    ),
-    Metric("entries", "counter", "log entries proposed by this node", lambda of: of.node.proposer.entries),
-    Metric("connections", "gauge", "open HTTP connections", lambda of: of.connections.open),
-    Metric(
-        "connections_refused", "counter", "connections for which there was no place", lambda of: of.connections.refused
-    ),
-    Metric(
-        "connections_ended",
-        "counter",
-        "connections ended: slow, or idle and in the way",
-        lambda of: of.connections.ended,
-    ),
-    Metric("receiving_bytes", "gauge", "bodies that have not arrived whole", lambda of: of.bodies.bytes),
-    Metric(
-        "segment_pending_bytes",
-        "gauge",
-        "sealed batches that wait for the disk",
-        lambda of: of.node.publisher.pending_bytes,
-    ),
-    Metric(
-        "stream_store_reads",
-        "counter",
-        "rows looked up in the store",
-        lambda of: None if (store := of.node.stream_store) is None else store.reads,
-    ),
-    Metric(
-        "stream_store_failures",
-        "counter",
-        "look-ups without an answer",
-        lambda of: None if (store := of.node.stream_store) is None else store.failures,
-    ),
-    Metric(
+    gauge("cluster_time_ms", "cluster time", lambda of: of.node.machine.time_ms),
+    gauge("inflight_commands", "commands that wait for the log", lambda of: of.node.proposer.inflight_commands),
+    gauge("inflight_bytes", "bytes of the commands that wait for the log", lambda of: of.node.proposer.inflight_bytes),
+    counter("entries", "log entries proposed by this node", lambda of: of.node.proposer.entries),
+    gauge("connections", "open HTTP connections", lambda of: of.connections.open),
+    counter("connections_refused", "connections for which there was no place", lambda of: of.connections.refused),
+    counter("connections_ended", "connections ended: slow, or idle and in the way", lambda of: of.connections.ended),
+    gauge("receiving_bytes", "bodies that have not arrived whole", lambda of: of.bodies.bytes),
+    gauge("segment_pending_bytes", "sealed batches that wait for the disk", lambda of: of.node.publisher.pending_bytes),
+    counter("stream_store_reads", "rows looked up in the store", _stored(lambda it: it.reads)),
+    counter("stream_store_failures", "look-ups without an answer", _stored(lambda it: it.failures)),
+    gauge(
         "state_saved_index",
-        "gauge",
         "log index of the newest durable state",
         lambda of: 0 if (saved := of.node.state.saved) is None else saved.index,
     ),
-    Metric("state_saves", "counter", "saves of the state", lambda of: of.node.state.stats.saves),
-    Metric("state_save_failures", "counter", "attempts at a save that failed", lambda of: of.node.state.stats.failures),
-    Metric("state_save_seconds", "gauge", "time the newest save took", lambda of: of.node.state.stats.last_seconds),
-    Metric(
-        "state_fresh_bytes",
-        "gauge",
-        "memory of rows that are not durable yet, roughly",
-        lambda of: of.node.state.fresh_bytes,
+    counter("state_saves", "saves of the state", lambda of: of.node.state.stats.saves),
+    counter("state_save_failures", "attempts at a save that failed", lambda of: of.node.state.stats.failures),
+    gauge("state_save_seconds", "time the newest save took", lambda of: of.node.state.stats.last_seconds),
+    gauge(
+        "state_fresh_bytes", "memory of rows that are not durable yet, roughly", lambda of: of.node.state.fresh_bytes
     ),
-    Metric("state_disk_bytes", "gauge", "size of the state on disk", lambda of: of.node.state.disk_bytes),
-    Metric("segments_missing", "gauge", "retained batches that this node lacks", lambda of: of.node.fetcher.missing),
-    Metric("segments_fetched", "counter", "batches fetched from other nodes", lambda of: of.node.fetcher.fetched),
-    Metric(
-        "segment_fetch_failures",
-        "counter",
-        "attempts to fetch a batch that failed",
-        lambda of: of.node.fetcher.failures,
+    gauge("state_disk_bytes", "size of the state on disk", lambda of: of.node.state.disk_bytes),
+    gauge("segments_missing", "retained batches that this node lacks", lambda of: of.node.fetcher.missing),
+    counter("segments_fetched", "batches fetched from other nodes", lambda of: of.node.fetcher.fetched),
+    counter("segment_fetch_failures", "attempts to fetch a batch that failed", lambda of: of.node.fetcher.failures),
+    gauge("live_check_verdict", "1 for the verdict on live traffic", _live(_verdicts), "verdict"),
+    counter("live_check_operations", "sampled operations that were checked", _live(lambda it: it.operations)),
+    counter("live_check_windows", "windows that were checked", _live(lambda it: it.windows)),
+    counter("live_check_anomalies", "sampled operations that cannot be explained", _live(lambda it: it.anomalies)),
+    counter(
+        "live_check_dropped", "sampled operations beyond what a window takes", _live(lambda it: it.recorder.dropped)
     ),
-    Metric("live_check_verdict", "gauge", "1 for the verdict on live traffic", _live_check_verdicts, ("verdict",)),
-    Metric(
-        "live_check_operations",
-        "counter",
-        "sampled operations that were checked",
-        lambda of: None if (live := of.node.live_check) is None else live.operations,
-    ),
-    Metric(
-        "live_check_windows",
-        "counter",
-        "windows that were checked",
-        lambda of: None if (live := of.node.live_check) is None else live.windows,
-    ),
-    Metric(
-        "live_check_anomalies",
-        "counter",
-        "sampled operations that cannot be explained",
-        lambda of: None if (live := of.node.live_check) is None else live.anomalies,
-    ),
-    Metric(
-        "live_check_dropped",
-        "counter",
-        "sampled operations beyond what a window takes",
-        lambda of: None if (live := of.node.live_check) is None else live.recorder.dropped,
-    ),
-    Metric(
-        "live_check_keys",
-        "gauge",
-        "rows with operations in the last window",
-        lambda of: None if (live := of.node.live_check) is None else live.keys,
-    ),
-    Metric(
-        "live_check_last_seconds",
-        "gauge",
-        "Unix time of the last check",
-        lambda of: None if (live := of.node.live_check) is None else live.last_unix_ms / 1000,
-    ),
-    Metric(
+    gauge("live_check_keys", "rows with operations in the last window", _live(lambda it: it.keys)),
+    gauge("live_check_last_seconds", "Unix time of the last check", _live(lambda it: it.last_unix_ms / 1000)),
+    gauge(
         "table_bytes",
-        "gauge",
         "bytes of resident rows",
         lambda of: {(name,): table.bytes for name, table in of.node.machine.tables.items()},
-        ("table",),
+        "table",
     ),
-    Metric(
+    gauge(
         "flow_last_batch",
-        "gauge",
         "newest sealed batch",
         lambda of: {(name,): flow.last_batch for name, flow in of.flows.items()},
-        ("flow",),
+        "flow",
     ),
-    Metric(
-        "flow_lag_items",
-        "gauge",
-        "items above the cursor",
-        lambda of: of.per_consumer("lag_items"),
-        ("flow", "consumer"),
-    ),
-    Metric(
+    gauge("flow_lag_items", "items above the cursor", lambda of: of.per_consumer("lag_items"), "flow", "consumer"),
+    gauge(
         "flow_lag_ms",
-        "gauge",
         "age of the oldest batch above the cursor",
         lambda of: of.per_consumer("lag_ms"),
-        ("flow", "consumer"),
+        "flow",
+        "consumer",
     ),
 )
 """Every metric, in the order of the exposition."""
