@@ -129,34 +129,25 @@ def _operation(
 def _recorded(sequence: int, record: CompletionRecord, *, replayed: bool) -> wire.OperationResult:
     result: Remembered | None = record.result
     if result is None:
-        return wire.OperationResult(sequence, "applied", commit=record.commit, version=record.commit, replayed=replayed)
+        return wire.OperationResult(sequence, "applied", record.commit, record.commit, replayed=replayed)
     value = msgspec.UNSET if result.value is None else msgspec.json.decode(result.value)
-    if result.refusal is None:
-        return wire.OperationResult(
-            sequence, "applied", commit=record.commit, version=result.version, value=value, replayed=replayed
-        )
-    return wire.OperationResult(
-        sequence,
-        "refused",
-        commit=record.commit,
-        version=result.version,
-        value=value,
-        replayed=replayed,
-        code=result.refusal,
-    )
+    status, code = ("applied", msgspec.UNSET) if result.refusal is None else ("refused", result.refusal)
+    return wire.OperationResult(sequence, status, record.commit, result.version, value, replayed=replayed, code=code)
 
 
 def rejected(sequence: int, refusal: Refusal, detail: str = "") -> wire.OperationResult:
     """Return the verdict on an operation that was not executed and not recorded."""
+    return wire.OperationResult(sequence, "rejected", **_why(refusal, detail or _DETAILS.get(refusal, "")))
+
+
+def _why(refusal: Refusal, detail: str) -> dict[str, Any]:
     traits = REGISTRY[refusal.code]
-    return wire.OperationResult(
-        sequence,
-        "rejected",
-        code=refusal.code.value,
-        outcome=refusal.outcome.value,
-        retryable=traits.retryable,
-        detail=detail or _DETAILS.get(refusal, traits.title),
-    )
+    return {
+        "code": refusal.code.value,
+        "outcome": refusal.outcome.value,
+        "retryable": traits.retryable,
+        "detail": detail or traits.title,
+    }
 
 
 def _range_part(part: PartVerdict, command: c.Range, machine: Machine) -> wire.RangeResult:
@@ -166,16 +157,7 @@ def _range_part(part: PartVerdict, command: c.Range, machine: Machine) -> wire.R
         case ReplayPart(first, last, commit):
             return wire.RangeResult(first, last, "applied", commit=commit, replayed=True)
         case RefusedPart(first, last, refusal):
-            traits = REGISTRY[refusal.code]
-            return wire.RangeResult(
-                first,
-                last,
-                "rejected",
-                code=refusal.code.value,
-                outcome=refusal.outcome.value,
-                retryable=traits.retryable,
-                detail=_of_range(refusal, command, machine) or traits.title,
-            )
+            return wire.RangeResult(first, last, "rejected", **_why(refusal, _of_range(refusal, command, machine)))
         case _:
             assert_never(part)
 

@@ -1,7 +1,7 @@
 """Bodies of the HTTP API that client and server share (API.md), JSON and msgpack alike.
 
-Owns: field names and types as they travel. Must not know the server or the SDK.
-:mod:`oncegate.gateway.http.request_bodies` checks limits, not this module.
+Owns: field names and types as they travel. Must not know the server or the SDK. Bodies that the SDK neither sends nor
+gets may stand with their routes. :mod:`oncegate.gateway.http.request_bodies` checks limits, not this module.
 """
 
 from __future__ import annotations
@@ -56,7 +56,17 @@ class OperationsRequest(msgspec.Struct):
     operations: list[Operation]
 
 
-class OperationResult(msgspec.Struct, omit_defaults=True):
+class Verdict(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """What verdicts have in common: ``replayed`` of what was recorded, else why it was not."""
+
+    replayed: bool | msgspec.UnsetType = msgspec.UNSET
+    code: str | msgspec.UnsetType = msgspec.UNSET
+    outcome: str | msgspec.UnsetType = msgspec.UNSET
+    retryable: bool | msgspec.UnsetType = msgspec.UNSET
+    detail: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class OperationResult(Verdict, omit_defaults=True):
     """Verdict on one operation: ``applied``, ``refused`` (recorded) or ``rejected`` (not recorded)."""
 
     sequence: int
@@ -64,11 +74,6 @@ class OperationResult(msgspec.Struct, omit_defaults=True):
     commit: int | msgspec.UnsetType = msgspec.UNSET
     version: int | msgspec.UnsetType = msgspec.UNSET
     value: Any = msgspec.UNSET
-    replayed: bool | msgspec.UnsetType = msgspec.UNSET
-    code: str | msgspec.UnsetType = msgspec.UNSET
-    outcome: str | msgspec.UnsetType = msgspec.UNSET
-    retryable: bool | msgspec.UnsetType = msgspec.UNSET
-    detail: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class OperationsResponse(msgspec.Struct):
@@ -88,18 +93,13 @@ class RangeBody(msgspec.Struct):
     values: list[str]
 
 
-class RangeResult(msgspec.Struct, omit_defaults=True):
+class RangeResult(Verdict, omit_defaults=True):
     """Verdict on the part ``first``..``last`` of a range; ``commit`` is that of its first operation."""
 
     first: int
     last: int
     status: str
     commit: int | msgspec.UnsetType = msgspec.UNSET
-    replayed: bool | msgspec.UnsetType = msgspec.UNSET
-    code: str | msgspec.UnsetType = msgspec.UNSET
-    outcome: str | msgspec.UnsetType = msgspec.UNSET
-    retryable: bool | msgspec.UnsetType = msgspec.UNSET
-    detail: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class RangeResponse(msgspec.Struct):
@@ -228,53 +228,6 @@ class RequestState(msgspec.Struct, omit_defaults=True):
     traceparent: str | msgspec.UnsetType = msgspec.UNSET
 
 
-class Increment(msgspec.Struct, forbid_unknown_fields=True):
-    """Body of ``POST /v1/tables/{table}/rows/{key}/increment``; may be left out."""
-
-    by: int = 1
-
-
-class Append(msgspec.Struct, forbid_unknown_fields=True):
-    """Body of ``POST /v1/tables/{table}/rows/{key}/append``."""
-
-    item: Any
-
-
-class RowChanged(msgspec.Struct, omit_defaults=True):
-    """Answer to a change of one row without the SDK; a replay is the same bytes.
-
-    ``request`` is the request id, also for a request with a key; ``value`` is the result of an increment.
-    """
-
-    request: str
-    commit: int
-    version: int
-    value: Any = msgspec.UNSET
-
-
-class EventResult(msgspec.Struct, omit_defaults=True):
-    """Verdict on one CloudEvent: ``applied`` with the key of its row, or ``rejected``."""
-
-    id: str
-    source: str
-    status: str
-    key: str
-    request: str | msgspec.UnsetType = msgspec.UNSET
-    commit: int | msgspec.UnsetType = msgspec.UNSET
-    replayed: bool | msgspec.UnsetType = msgspec.UNSET
-    code: str | msgspec.UnsetType = msgspec.UNSET
-    outcome: str | msgspec.UnsetType = msgspec.UNSET
-    retryable: bool | msgspec.UnsetType = msgspec.UNSET
-    detail: str | msgspec.UnsetType = msgspec.UNSET
-
-
-class EventsResponse(msgspec.Struct):
-    """Answer of ``POST /v1/tables/{table}/events``: a verdict per event, in order."""
-
-    results: list[EventResult]
-    memory_ms: int
-
-
 class ConsumerState(msgspec.Struct):
     """One consumer of a flow and how far it is behind."""
 
@@ -342,37 +295,6 @@ class Sealed(msgspec.Struct):
     batch: int
 
 
-class Member(msgspec.Struct):
-    """One node of the cluster."""
-
-    id: str
-    http: str
-    peer: str
-    role: str
-    match: int
-    voter: bool = True
-
-
-class ClusterState(msgspec.Struct):
-    """Answer of ``GET /v1/cluster`` as the answering node sees it."""
-
-    node: str
-    role: str
-    leader: str | None
-    term: int
-    log_index: int
-    commit_index: int
-    applied_index: int
-    commit: int
-    cluster_time_ms: int
-    lag: int
-    version: str
-    members: list[Member]
-    cluster: str = ""
-    saved_index: int = 0
-    change_pending: bool = False
-
-
 class LiveCheckCluster(msgspec.Struct):
     """The newest checked operations of all members, checked together; ``silent`` members did not answer."""
 
@@ -418,12 +340,3 @@ class Problem(msgspec.Struct, omit_defaults=True):
     retryable: bool
     detail: str = ""
     retry_after_ms: int | None = None
-
-
-class RefusalProblem(Problem):
-    """A business refusal as a problem: recorded, replayed, and what the row was."""
-
-    request: str = ""
-    commit: int = 0
-    version: int = 0
-    value: Any = msgspec.UNSET

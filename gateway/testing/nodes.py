@@ -20,6 +20,7 @@ from aiohttp.typedefs import Middleware
 
 from oncegate.gateway import wire
 from oncegate.gateway.http.negotiation import bare_problem, local
+from oncegate.gateway.http.routes.cluster import ClusterState, Member
 from oncegate.gateway.http.routing import Handler
 from oncegate.gateway.http.server import ROUTES, application
 from oncegate.gateway.node.node import Node
@@ -157,12 +158,10 @@ class FakeNode:
         members = []
         for node in gateway.nodes:
             role = "leader" if node is gateway.leader else "follower"
-            members.append(wire.Member(node.node_id, node.endpoint, "", role, 0))
+            members.append(Member(node.node_id, node.endpoint, "", role, 0))
         leader = None if gateway.leader is None else gateway.leader.node_id
         role = members[self.index].role
-        state = wire.ClusterState(
-            self.node_id, role, leader, 1, 0, 0, 0, gateway.commit, gateway.time_ms, 0, "0", members
-        )
+        state = ClusterState(self.node_id, role, leader, 1, 0, 0, 0, gateway.commit, gateway.time_ms, 0, "0", members)
         return local(request, state)
 
 

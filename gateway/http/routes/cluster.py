@@ -38,6 +38,37 @@ _cluster, _members, _explain = Routes("cluster"), Routes("members"), Routes("exp
 _check, _description = Routes("check"), Routes("description")
 
 
+class Member(msgspec.Struct):
+    """One node of the cluster."""
+
+    id: str
+    http: str
+    peer: str
+    role: str
+    match: int
+    voter: bool = True
+
+
+class ClusterState(msgspec.Struct):
+    """Answer of ``GET /v1/cluster`` as the answering node sees it."""
+
+    node: str
+    role: str
+    leader: str | None
+    term: int
+    log_index: int
+    commit_index: int
+    applied_index: int
+    commit: int
+    cluster_time_ms: int
+    lag: int
+    version: str
+    members: list[Member]
+    cluster: str = ""
+    saved_index: int = 0
+    change_pending: bool = False
+
+
 class NewMember(msgspec.Struct, forbid_unknown_fields=True):
     """Body of ``POST /v1/cluster/members``."""
 
@@ -59,7 +90,7 @@ class Changed(msgspec.Struct):
     members: list[str]
 
 
-@_cluster.add("GET", "/v1/cluster", Scope.READ, {200: wire.ClusterState})
+@_cluster.add("GET", "/v1/cluster", Scope.READ, {200: ClusterState})
 async def cluster(request: web.Request) -> web.StreamResponse:
     """``GET /v1/cluster``: as this node sees it, at once; it answers without a quorum too."""
     node = request.app[NODE]
@@ -77,8 +108,8 @@ async def cluster(request: web.Request) -> web.StreamResponse:
             match = 0 if peer is None else peer.match_index
         voter = member.node_id in status.configuration.voters
         peer_address = f"{member.host}:{member.peer_port}"
-        members.append(wire.Member(member.node_id, node.settings.http_of(member), peer_address, role, match, voter))
-    state = wire.ClusterState(
+        members.append(Member(member.node_id, node.settings.http_of(member), peer_address, role, match, voter))
+    state = ClusterState(
         node=status.node_id,
         role=status.role.value,
         leader=status.leader_id,

@@ -28,7 +28,25 @@ _ERRORS: Final = (Code.SESSION_EXPIRED, Code.PAYLOAD_MISMATCH, *PROPOSED)
 ROUTES: Final = Routes("events")
 
 
-@ROUTES.add("POST", "/v1/tables/{table}/events", Scope.WRITE, {200: wire.EventsResponse}, body=_EVENTS, errors=_ERRORS)
+class EventResult(wire.Verdict, omit_defaults=True):
+    """Verdict on one CloudEvent: ``applied`` with the key of its row, or ``rejected``."""
+
+    id: str
+    source: str
+    status: str
+    key: str
+    request: str | msgspec.UnsetType = msgspec.UNSET
+    commit: int | msgspec.UnsetType = msgspec.UNSET
+
+
+class EventsResponse(msgspec.Struct):
+    """Answer of ``POST /v1/tables/{table}/events``: a verdict per event, in order."""
+
+    results: list[EventResult]
+    memory_ms: int
+
+
+@ROUTES.add("POST", "/v1/tables/{table}/events", Scope.WRITE, {200: EventsResponse}, body=_EVENTS, errors=_ERRORS)
 async def post(request: web.Request) -> web.StreamResponse:
     """``POST /v1/tables/{table}/events`` in binary, structured and batched mode."""
     table = path_name(request, "table")
@@ -36,7 +54,7 @@ async def post(request: web.Request) -> web.StreamResponse:
     events = cloudevents.read(table, request.content_type, request.headers.items(), sent)
     node = request.app[NODE]
     if not events:
-        return respond(request, Answer(wire.EventsResponse([], 0), node.machine.commit))
+        return respond(request, Answer(EventsResponse([], 0), node.machine.commit))
     trace = request_headers.traceparent(headers_of(request))
     keyed = [event.keyed() for event in events]
     command = c.Keyed(node.settings.idempotency_key_ms, keyed, tenant_of(request), trace)
@@ -48,7 +66,7 @@ async def post(request: web.Request) -> web.StreamResponse:
         response = _not_whole(request, results, rejected)
         response.headers[wire.H_MEMORY_MS] = str(answer.memory_ms)
         return response
-    response = respond(request, answer._replace(body=wire.EventsResponse(results, answer.body.memory_ms)))
+    response = respond(request, answer._replace(body=EventsResponse(results, answer.body.memory_ms)))
     if not cloudevents.is_batch(request.content_type):
         response.headers[wire.H_REQUEST] = str(results[0].request)
         if results[0].replayed is True:
@@ -56,9 +74,9 @@ async def post(request: web.Request) -> web.StreamResponse:
     return response
 
 
-def _result(event: cloudevents.CloudEvent, result: wire.OperationResult) -> wire.EventResult:
+def _result(event: cloudevents.CloudEvent, result: wire.OperationResult) -> EventResult:
     taken = result.status != "rejected"
-    return wire.EventResult(
+    return EventResult(
         event.id,
         event.source,
         result.status,
@@ -73,7 +91,7 @@ def _result(event: cloudevents.CloudEvent, result: wire.OperationResult) -> wire
     )
 
 
-def _not_whole(request: web.Request, results: list[wire.EventResult], rejected: list[wire.EventResult]) -> web.Response:
+def _not_whole(request: web.Request, results: list[EventResult], rejected: list[EventResult]) -> web.Response:
     """Answer with an error unless all events were taken: a sender that reads only the status then sends all of them
     again.
 

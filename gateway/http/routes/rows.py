@@ -34,6 +34,39 @@ from oncegate.rifl.ids import format_client_id
 from oncegate.rifl.key_table import KEYS_CLIENT
 
 
+class Increment(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of ``POST /v1/tables/{table}/rows/{key}/increment``; may be left out."""
+
+    by: int = 1
+
+
+class Append(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of ``POST /v1/tables/{table}/rows/{key}/append``."""
+
+    item: Any
+
+
+class RowChanged(msgspec.Struct, omit_defaults=True):
+    """Answer to a change of one row without the SDK; a replay is the same bytes.
+
+    ``request`` is the request id, also for a request with a key; ``value`` is the result of an increment.
+    """
+
+    request: str
+    commit: int
+    version: int
+    value: Any = msgspec.UNSET
+
+
+class RefusalProblem(wire.Problem):
+    """A business refusal as a problem: recorded, replayed, and what the row was."""
+
+    request: str = ""
+    commit: int = 0
+    version: int = 0
+    value: Any = msgspec.UNSET
+
+
 class _Refusal(NamedTuple):
     status: int
     title: str
@@ -63,13 +96,13 @@ _HEADERS: Final = (
 )
 _CHANGE: Final[dict[str, Any]] = {
     "scope": Scope.WRITE,
-    "answers": {200: wire.RowChanged},
+    "answers": {200: RowChanged},
     "parameters": _HEADERS,
     "errors": (
         *(Code.BAD_ACK, Code.IN_PROGRESS, Code.FENCED, Code.STALE, Code.SESSION_EXPIRED, Code.PAYLOAD_MISMATCH),
         *(Code.WINDOW_FULL, *PROPOSED),
     ),
-    "refusals": {status: wire.RefusalProblem for status, _ in REFUSALS.values()},
+    "refusals": {status: RefusalProblem for status, _ in REFUSALS.values()},
 }
 ROUTES: Final = Routes("rows")
 
@@ -87,17 +120,17 @@ async def delete(request: web.Request) -> web.StreamResponse:
     return await _change(request, wire.Operation(1, "delete", *_row(request)))
 
 
-@ROUTES.add("POST", _ROW + "/increment", **_CHANGE, body=wire.Increment, body_required=False)
+@ROUTES.add("POST", _ROW + "/increment", **_CHANGE, body=Increment, body_required=False)
 async def increment(request: web.Request) -> web.StreamResponse:
     """``POST /v1/tables/{table}/rows/{key}/increment``."""
-    by = (await body(request, wire.Increment, wire.Increment())).by
+    by = (await body(request, Increment, Increment())).by
     return await _change(request, wire.Operation(1, "increment", *_row(request), by=by))
 
 
-@ROUTES.add("POST", _ROW + "/append", **_CHANGE, body=wire.Append)
+@ROUTES.add("POST", _ROW + "/append", **_CHANGE, body=Append)
 async def append(request: web.Request) -> web.StreamResponse:
     """``POST /v1/tables/{table}/rows/{key}/append``."""
-    item = (await body(request, wire.Append)).item
+    item = (await body(request, Append)).item
     return await _change(request, wire.Operation(1, "append", *_row(request), item=item))
 
 
@@ -132,7 +165,7 @@ def _answered(request: web.Request, op: str, client_id: int, answer: Answer) -> 
         request_id = f"{format_client_id(client_id)}/{result.sequence}"
         if result.status == "applied":
             etag = None if op == "delete" else str(result.version)
-            done = wire.RowChanged(request_id, _known(result.commit), _known(result.version), result.value)
+            done = RowChanged(request_id, _known(result.commit), _known(result.version), result.value)
             response = respond(request, answer._replace(body=done), etag=etag)
         else:
             response = _refused(request, request_id, result, answer)
@@ -146,7 +179,7 @@ def _answered(request: web.Request, op: str, client_id: int, answer: Answer) -> 
 def _refused(request: web.Request, request_id: str, result: wire.OperationResult, answer: Answer) -> web.Response:
     code = str(result.code)
     refusal = REFUSALS[code]
-    shown = wire.RefusalProblem(
+    shown = RefusalProblem(
         type=f"urn:oncegate:error:{code}",
         title=refusal.title,
         status=refusal.status,
