@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from oncegate.gateway.docs.pages import fill, filled_pages
-from oncegate.gateway.docs.sections import SECTIONS
+from oncegate.gateway.docs.sections import SECTIONS, fill, filled_pages
 
 ROOT = Path(__file__).parent.parent
 GUARANTEES = (ROOT / "docs" / "guarantees.md").read_text()

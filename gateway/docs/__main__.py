@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from oncegate.gateway.docs.pages import filled_pages
-from oncegate.gateway.docs.sections import SECTIONS
+from oncegate.gateway.docs.sections import SECTIONS, filled_pages
 
 if __name__ == "__main__":
     for path, present, text in filled_pages(Path(), SECTIONS):
