@@ -14,8 +14,7 @@ import msgspec
 from oncegate.consensus.configuration import RaftMember
 from oncegate.consensus.errors import ConsensusError, NotLeader
 from oncegate.consensus.replica.replica import Replica
-from oncegate.gateway.node.error_translation import Refusal, packed, translated, unpacked
-from oncegate.gateway.node.proposer import Leadership
+from oncegate.gateway.node.proposer import Leadership, Refusal, packed, translated, unpacked
 from oncegate.gateway.node.settings import MemberAddress
 from oncegate.rifl.errors import Code, OncegateError
 

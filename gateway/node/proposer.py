@@ -1,32 +1,75 @@
 """From commands that wait to log entries, and from results back to those who wait.
 
-Owns: grouping (all commands that wait at a tick become one entry), the bounds of what is in flight, and forwarding
-to the leader. Must not know HTTP. One wake-up a tick, not one an operation.
+Owns: grouping (all commands that wait at a tick become one entry), the bounds of what is in flight, forwarding to the
+leader, and what callers see of errors below: in doubt, the outcome is unknown. Must not know HTTP. One wake-up a tick,
+not one an operation.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from oncegate.consensus.errors import CommandRefused
+from oncegate.consensus import errors as ce
 from oncegate.consensus.replica.replica import Replica
+from oncegate.flows.errors import FlowError
 from oncegate.gateway.answers import Answer, answer, relayed_body
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.cluster_clock import ClusterClock
 from oncegate.gateway.machine.machine import Machine
-from oncegate.gateway.node.error_translation import Refusal, packed, translated, unpacked
-from oncegate.rifl.errors import Code, OncegateError
+from oncegate.rifl.errors import Code, OncegateError, Outcome
 
 ENTRY_BYTES_MAX: Final = 2 * 2**20
 """Commands share an entry up to this size; a larger one travels alone, so that it cannot take others down with it."""
 INFLIGHT_BYTES_MAX: Final = 64 * 2**20
 INFLIGHT_COMMANDS_MAX: Final = 20_000
 FORWARD_TIMEOUT_S: Final = 5.0
+log = logging.getLogger(__name__)
+
+Refusal = tuple[str, str, int | None, str]
+"""A refusal on its way between nodes: code, detail, retry_after_ms, outcome."""
+
+
+def packed(refusal: OncegateError) -> Refusal:
+    """Return a refusal as plain data, for :func:`unpacked` at another node."""
+    return refusal.code.value, refusal.detail, refusal.retry_after_ms, refusal.outcome.value
+
+
+def unpacked(refusal: Refusal) -> OncegateError:
+    """Undo :func:`packed`."""
+    code, detail, retry_after_ms, outcome = refusal
+    return OncegateError(Code(code), detail, retry_after_ms=retry_after_ms, outcome=Outcome(outcome))
+
+
+def translated(fault: BaseException) -> OncegateError:
+    """Return the typed refusal for an exception of a lower layer; a bug becomes INTERNAL and is logged."""
+    match fault:
+        case OncegateError():
+            return fault
+        case FlowError():
+            return OncegateError(Code(fault.code), str(fault))
+        case ce.CommandRefused():
+            return OncegateError(Code.PAYLOAD_TOO_LARGE, str(fault))
+        case ce.Overloaded():
+            return OncegateError(Code.OVERLOADED, str(fault), retry_after_ms=100)
+        case ce.ChangePending():
+            return OncegateError(Code.CONFLICT, str(fault), retry_after_ms=100)
+        case ce.ChangeRefused():
+            return OncegateError(Code.CONFLICT, str(fault))
+        case ce.NotReady():
+            return OncegateError(Code.NOT_READY, str(fault), retry_after_ms=20)
+        case ce.ConsensusError() if fault.outcome == "not_applied":
+            return OncegateError(Code.NO_LEADER, str(fault), retry_after_ms=50)
+        case ce.ConsensusError():
+            return OncegateError(Code.TIMEOUT, str(fault), outcome=Outcome.UNKNOWN, retry_after_ms=50)
+        case _:
+            log.error("unexpected error", exc_info=fault)
+            return OncegateError(Code.INTERNAL, type(fault).__name__)
 
 
 @dataclass(slots=True)
@@ -129,7 +172,7 @@ class Proposer:
         try:
             entry = c.encode_entry(self._clock.stamp_ms(time.monotonic()), [item.command for item in batch])
             future = self._replica.propose(entry)
-        except CommandRefused as fault:
+        except ce.CommandRefused as fault:
             if len(batch) == 1:
                 self._fail(batch, translated(fault))
                 return

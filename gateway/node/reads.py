@@ -21,7 +21,7 @@ from oncegate.flows.flow import FlowDeclaration
 from oncegate.flows.lookup import FoundWrite, IndexCache, KeyIndex, OpenLookup
 from oncegate.flows.publisher import Publisher
 from oncegate.gateway.machine.machine import Machine
-from oncegate.gateway.node.error_translation import translated
+from oncegate.gateway.node.proposer import translated
 from oncegate.rifl.errors import Code, OncegateError
 
 if TYPE_CHECKING:
