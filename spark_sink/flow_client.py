@@ -21,7 +21,8 @@ import numpy as np
 import pyarrow as pa
 
 from oncegate.flows.schema import ITEM_SCHEMA, PLAIN_SCHEMA, VERSION
-from oncegate.spark_sink.errors import SinkCode, SinkError
+from oncegate.spark_sink.errors import SinkError
+from oncegate.stores.errors import StoreCode
 from oncegate.stores.retry import Retry
 
 T = TypeVar("T")
@@ -75,7 +76,7 @@ class FlowClient:
         if not endpoints or not all(
             urlsplit(e).scheme in ("http", "https") and urlsplit(e).hostname for e in endpoints
         ):
-            raise SinkError(SinkCode.BAD_OPTION, "endpoints are URLs http://host:port, at least one")
+            raise SinkError(StoreCode.BAD_OPTION, "endpoints are URLs http://host:port, at least one")
         self._endpoints = tuple(endpoint.rstrip("/") for endpoint in endpoints)
         self._flow = flow
         self._base = f"/v1/flows/{quote(flow, safe='')}"
@@ -135,7 +136,7 @@ class FlowClient:
                 else:
                     self._preferred = at
                     return result
-            raise last or SinkError(SinkCode.FLOW_UNREACHABLE, "no endpoint")
+            raise last or SinkError(StoreCode.FLOW_UNREACHABLE, "no endpoint")
 
         return self._retry.run(try_each, lambda error: isinstance(error, SinkError) and error.retryable)
 
@@ -153,10 +154,10 @@ class FlowClient:
             body = response.read(_BATCH_BYTES_MAX + 1)
         except (OSError, http.client.HTTPException) as error:
             _drop(endpoint)
-            raise SinkError(SinkCode.FLOW_UNREACHABLE, f"{endpoint}: {type(error).__name__} {error}") from error
+            raise SinkError(StoreCode.FLOW_UNREACHABLE, f"{endpoint}: {type(error).__name__} {error}") from error
         if len(body) > _BATCH_BYTES_MAX:
             _drop(endpoint)
-            raise SinkError(SinkCode.FLOW_REFUSED, f"{endpoint}: an answer of more than {_BATCH_BYTES_MAX} bytes")
+            raise SinkError(StoreCode.FLOW_REFUSED, f"{endpoint}: an answer of more than {_BATCH_BYTES_MAX} bytes")
         answer = _Answer(response.status, body, response.headers.get("ETag", ""), endpoint)
         if response.status != http.HTTPStatus.OK:
             raise _refusal(answer, batch=wants_batch)
@@ -168,7 +169,7 @@ class FlowClient:
         seen: dict[tuple[str, int], tuple[str, int]] = _local.__dict__.setdefault("seen", {})
         mark = (answer.etag, zlib.crc32(answer.body))
         if seen.setdefault((self._flow, number), mark) != mark:
-            raise SinkError(SinkCode.BATCH_CHANGED, f"batch {number} of {self._flow} at {answer.endpoint}")
+            raise SinkError(StoreCode.BATCH_CHANGED, f"batch {number} of {self._flow} at {answer.endpoint}")
         if len(seen) > _REREAD_MEMORY:
             seen.pop(next(iter(seen)))
         return batch
@@ -212,22 +213,22 @@ def _refusal(answer: _Answer, *, batch: bool) -> SinkError:
     except (ValueError, AttributeError):
         problem, code, detail = {}, "", ""
     text = f"{answer.endpoint}: {answer.status} {code} {detail}".rstrip()
-    if code in (SinkCode.FENCED, SinkCode.RETENTION_EXCEEDED):
-        return SinkError(SinkCode(code), text)
+    if code in (StoreCode.FENCED, StoreCode.RETENTION_EXCEEDED):
+        return SinkError(StoreCode(code), text)
     # A node that lags may not know a batch yet that another node has announced.
     again = bool(problem.get("retryable", answer.status in _RETRYABLE_STATUS)) or (
         batch and answer.status == http.HTTPStatus.NOT_FOUND
     )
-    return SinkError(SinkCode.FLOW_UNREACHABLE if again else SinkCode.FLOW_REFUSED, text)
+    return SinkError(StoreCode.FLOW_UNREACHABLE if again else StoreCode.FLOW_REFUSED, text)
 
 
 def _json(answer: _Answer) -> dict[str, Any]:
     try:
         found = json.loads(answer.body)
     except ValueError as error:
-        raise SinkError(SinkCode.FLOW_REFUSED, f"{answer.endpoint}: the answer is no JSON") from error
+        raise SinkError(StoreCode.FLOW_REFUSED, f"{answer.endpoint}: the answer is no JSON") from error
     if not isinstance(found, dict):
-        raise SinkError(SinkCode.FLOW_REFUSED, f"{answer.endpoint}: the answer is no object")
+        raise SinkError(StoreCode.FLOW_REFUSED, f"{answer.endpoint}: the answer is no object")
     return found
 
 
@@ -242,7 +243,7 @@ def _flow_state(answer: _Answer) -> FlowState:
         }
         return FlowState(int(found["first_batch"]), int(found["last_batch"]), consumers)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise SinkError(SinkCode.FLOW_REFUSED, f"{answer.endpoint}: the flow is described without {error}") from error
+        raise SinkError(StoreCode.FLOW_REFUSED, f"{answer.endpoint}: the flow is described without {error}") from error
 
 
 def _attachment(answer: _Answer) -> ConsumerLease:
@@ -252,7 +253,7 @@ def _attachment(answer: _Answer) -> ConsumerLease:
 
 def _arrow_batch(answer: _Answer, flow: str, number: int) -> pa.RecordBatch:
     def bad(why: str) -> SinkError:
-        return SinkError(SinkCode.BAD_BATCH, f"batch {number} of {flow} at {answer.endpoint}: {why}")
+        return SinkError(StoreCode.BAD_BATCH, f"batch {number} of {flow} at {answer.endpoint}: {why}")
 
     # A stream cut between two messages looks like a shorter one; only its end mark is missing.
     if not answer.body.endswith(_END_OF_STREAM):

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from oncegate.spark_sink.errors import SinkCode, SinkError
+from oncegate.spark_sink.errors import SinkError
 from oncegate.spark_sink.flow_client import FlowClient
+from oncegate.stores.errors import StoreCode
 from oncegate.stores.retry import Retry
 
 Start = int | Literal["earliest", "latest", "cursor"]
@@ -53,7 +54,7 @@ class FlowOptions:
         timeout_s = _number(options, "timeout_s", TIMEOUT_S_DEFAULT, 0, _COUNT_MAX)
         parsed = cls(endpoints, _required(options, "flow"), options.get("consumer") or None, fence, timeout_s or 0)
         if fence is not None and parsed.consumer is None:
-            raise SinkError(SinkCode.BAD_OPTION, "fence without consumer")
+            raise SinkError(StoreCode.BAD_OPTION, "fence without consumer")
         return parsed
 
     def client(self, timeout_s: int | None = None) -> FlowClient:
@@ -136,7 +137,7 @@ class SinkOptions:
         """
         flow = FlowOptions.parse(options)
         if flow.consumer is not None and flow.fence is None:
-            raise SinkError(SinkCode.BAD_OPTION, "a sink that moves a cursor needs the fence of its attachment")
+            raise SinkError(StoreCode.BAD_OPTION, "a sink that moves a cursor needs the fence of its attachment")
         rows = _number(options, "rows_per_write", ROWS_PER_WRITE_DEFAULT, 1, 10 * _COUNT_MAX)
         return cls(flow, _required(options, "store"), options.get("progress") or None, rows or 1)
 
@@ -144,7 +145,7 @@ class SinkOptions:
 def _required(options: Mapping[str, str], name: str) -> str:
     value = options.get(name)
     if not value:
-        raise SinkError(SinkCode.BAD_OPTION, f"option {name} is missing")
+        raise SinkError(StoreCode.BAD_OPTION, f"option {name} is missing")
     return value
 
 
@@ -155,7 +156,7 @@ def _number(options: Mapping[str, str], name: str, default: int | None, least: i
     try:
         value = int(text)
     except ValueError as error:
-        raise SinkError(SinkCode.BAD_OPTION, f"option {name} is no integer") from error
+        raise SinkError(StoreCode.BAD_OPTION, f"option {name} is no integer") from error
     if not least <= value <= most:
-        raise SinkError(SinkCode.BAD_OPTION, f"option {name} is not in {least}..{most}")
+        raise SinkError(StoreCode.BAD_OPTION, f"option {name} is not in {least}..{most}")
     return value

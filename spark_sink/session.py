@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Final
 import pyspark
 from pyspark.sql import SparkSession
 
-from oncegate.stores import cache
+from oncegate.stores.devcassandra.jars import cache_directory, java_program
 
 _CHECKPOINT_MANAGER: Final = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -65,15 +64,10 @@ def build(name: str, *, cores: int = 2, archive: bool = True) -> SparkSession:
 def _jvm_options(*, archive: bool) -> list[str]:
     # The JVM only moves buffers here: the quick compiler is enough, and leaves the cores to the Python workers.
     options = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto"]
-    java = shutil.which("java", path=_java_path())
+    java = java_program()
     if archive and java is not None:
-        options += _archive_options(cache.directory() / "spark", java)
+        options += _archive_options(cache_directory() / "spark", java)
     return options
-
-
-def _java_path() -> str | None:
-    home = os.environ.get("JAVA_HOME")
-    return str(Path(home, "bin")) if home else None
 
 
 def _archive_options(directory: Path, java: str) -> list[str]:

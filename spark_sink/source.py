@@ -23,9 +23,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from oncegate.flows.schema import PLAIN_SCHEMA
-from oncegate.spark_sink.errors import SinkCode, SinkError
+from oncegate.spark_sink.errors import SinkError
 from oncegate.spark_sink.flow_client import ConsumerLease, FlowState
 from oncegate.spark_sink.options import SourceOptions
+from oncegate.stores.errors import StoreCode
 
 BATCH_FIELD: Final[pa.Field] = pa.field("batch", pa.int64(), nullable=False)
 
@@ -186,7 +187,7 @@ def first_offset(options: SourceOptions, state: FlowState) -> int:
         case "cursor":
             consumer = state.consumers.get(options.flow.consumer or "")
             if consumer is None:
-                raise SinkError(SinkCode.BAD_OPTION, f"no consumer {options.flow.consumer} is attached")
+                raise SinkError(StoreCode.BAD_OPTION, f"no consumer {options.flow.consumer} is attached")
             return consumer.cursor
         case number:
             return number - 1
@@ -196,7 +197,7 @@ def check_retained(before: int, last: int, state: FlowState) -> None:
     """Raise RETENTION_EXCEEDED when a batch of ``before`` + 1 .. ``last`` is no longer retained."""
     if before < last and before + 1 < state.first_batch:
         raise SinkError(
-            SinkCode.RETENTION_EXCEEDED, f"batch {before + 1} is wanted, the first retained one is {state.first_batch}"
+            StoreCode.RETENTION_EXCEEDED, f"batch {before + 1} is wanted, the first retained one is {state.first_batch}"
         )
 
 

@@ -1,13 +1,13 @@
-"""Typed refusals of a store, or of the development cluster under it, each with its outcome.
+"""Typed refusals between a flow and a store, or of the development cluster under it, each with its outcome.
 
-Owns: the shape of such errors, and their codes. Must not know Spark, HTTP or a database. Read next: `retry`.
+Owns: the shape of such errors, and the one registry of their codes. Those that the gateway also knows have the
+gateway's names. Must not know Spark, HTTP or a database. Read next: `retry`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import StrEnum
-from typing import ClassVar, Final, NamedTuple
+from typing import Final, NamedTuple
 
 
 class StoreCode(StrEnum):
@@ -19,6 +19,12 @@ class StoreCode(StrEnum):
     CLUSTER_FAILED = "CLUSTER_FAILED"
     STORE_MISMATCH = "STORE_MISMATCH"
     STORE_UNAVAILABLE = "STORE_UNAVAILABLE"
+    BAD_BATCH = "BAD_BATCH"
+    BATCH_CHANGED = "BATCH_CHANGED"
+    FENCED = "FENCED"
+    FLOW_REFUSED = "FLOW_REFUSED"
+    FLOW_UNREACHABLE = "FLOW_UNREACHABLE"
+    RETENTION_EXCEEDED = "RETENTION_EXCEEDED"
 
 
 class StoreTraits(NamedTuple):
@@ -29,13 +35,19 @@ class StoreTraits(NamedTuple):
     title: str
 
 
-STORE_REGISTRY: Final[dict[str, StoreTraits]] = {
+REGISTRY: Final[dict[StoreCode, StoreTraits]] = {
     StoreCode.BAD_OPTION: StoreTraits("not_applied", False, "An option is missing or malformed"),
     StoreCode.BAD_TABLE: StoreTraits("not_applied", False, "A table declaration is malformed"),
     StoreCode.BAD_ROWS: StoreTraits("not_applied", False, "Rows do not fit the table"),
     StoreCode.CLUSTER_FAILED: StoreTraits("not_applied", False, "The development cluster did not do as told"),
     StoreCode.STORE_MISMATCH: StoreTraits("not_applied", False, "The store holds something else under this name"),
     StoreCode.STORE_UNAVAILABLE: StoreTraits("unknown", True, "The store did not answer in time"),
+    StoreCode.BAD_BATCH: StoreTraits("not_applied", True, "A batch is damaged or is not the one asked for"),
+    StoreCode.BATCH_CHANGED: StoreTraits("not_applied", False, "A reread batch differs from the first read"),
+    StoreCode.FENCED: StoreTraits("unknown", False, "A newer instance of the consumer has taken over"),
+    StoreCode.FLOW_REFUSED: StoreTraits("not_applied", False, "The gateway refused the request"),
+    StoreCode.FLOW_UNREACHABLE: StoreTraits("unknown", True, "No endpoint answered in time"),
+    StoreCode.RETENTION_EXCEEDED: StoreTraits("not_applied", False, "A batch is no longer retained"),
 }
 """Every code with its traits."""
 
@@ -50,15 +62,13 @@ class StoreError(Exception):
         retryable: whether the same action may succeed when it is repeated unchanged.
     """
 
-    registry: ClassVar[Mapping[str, StoreTraits]] = STORE_REGISTRY
-
-    def __init__(self, code: StrEnum, detail: str) -> None:
+    def __init__(self, code: StoreCode, detail: str) -> None:
         super().__init__(code, detail)
-        traits = self.registry[code]
+        traits = REGISTRY[code]
         self.code = code
         self.detail = detail
         self.outcome = traits.outcome
         self.retryable = traits.retryable
 
     def __str__(self) -> str:
-        return f"[{self.code}] {self.registry[self.code].title}: {self.detail}"
+        return f"[{self.code}] {REGISTRY[self.code].title}: {self.detail}"

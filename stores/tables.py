@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -113,6 +114,12 @@ class StoreTable:
         """Arrow schema of deletions: the key columns in key order, then `write_ts`."""
         by_name = {column.name: column for column in self.columns}
         return _schema(tuple(by_name[name] for name in self.key))
+
+    def key_values(self, key: Mapping[str, Any]) -> list[Any]:
+        """Return the values of a whole primary key in key order; raises BAD_ROWS for other columns."""
+        if set(key) != set(self.key):
+            raise StoreError(StoreCode.BAD_ROWS, f"a key of {self.name} is {', '.join(self.key)}")
+        return [key[name] for name in self.key]
 
     def to_json(self) -> str:
         """Return the declaration as text, for a process of ours; :meth:`from_json` reads it."""

@@ -28,7 +28,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from oncegate.spark_sink import session
-from oncegate.spark_sink.errors import REGISTRY, SinkCode, SinkError, code_in
+from oncegate.spark_sink.errors import SinkError, code_in
 from oncegate.spark_sink.options import (
     BATCHES_PER_TRIGGER_DEFAULT,
     ROWS_PER_WRITE_DEFAULT,
@@ -37,13 +37,13 @@ from oncegate.spark_sink.options import (
 )
 from oncegate.spark_sink.sink import StoreSink
 from oncegate.spark_sink.source import OncegateSource
-from oncegate.stores.errors import StoreError
+from oncegate.stores.errors import REGISTRY, StoreCode, StoreError
 from oncegate.stores.store import open_store
 from oncegate.stores.tables import StoreTable
 
 _log = logging.getLogger(__name__)
 
-_STATUS: Final = {SinkCode.BAD_OPTION: 2, SinkCode.FENCED: 3, SinkCode.RETENTION_EXCEEDED: 4}
+_STATUS: Final = {StoreCode.BAD_OPTION: 2, StoreCode.FENCED: 3, StoreCode.RETENTION_EXCEEDED: 4}
 _UNKNOWN_FAILURES_MAX: Final = 5
 _RESTART_WAIT_S_MAX: Final = 10.0
 _POLL_S: Final = 1
@@ -141,7 +141,7 @@ def run(spark: SparkSession, settings: JobSettings, stopping: threading.Event) -
                     query.stop()
             return 0
         except (StoreError, PySparkException, Py4JError) as error:
-            code = SinkCode(error.code) if isinstance(error, StoreError) else code_in(str(error))
+            code = error.code if isinstance(error, StoreError) else code_in(str(error))
             if code is not None and not REGISTRY[code].retryable:
                 _log.error("%s", SinkError(code, _cause(error, code)))
                 return _STATUS.get(code, 5)
@@ -155,7 +155,7 @@ def run(spark: SparkSession, settings: JobSettings, stopping: threading.Event) -
     return 0
 
 
-def _cause(error: Exception, code: SinkCode | None) -> str:
+def _cause(error: Exception, code: StoreCode | None) -> str:
     """The line of the error that names the code, or the first one."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     named = [line for line in lines if code is not None and f"[{code}]" in line]

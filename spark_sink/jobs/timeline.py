@@ -18,10 +18,11 @@ import pyarrow as pa
 from pyspark.files import SparkFiles
 
 from oncegate.spark_sink import contacts, rows
-from oncegate.spark_sink.errors import SinkCode, SinkError
+from oncegate.spark_sink.errors import SinkError
 from oncegate.spark_sink.jobs import job
 from oncegate.spark_sink.options import FlowOptions
 from oncegate.spark_sink.sink import Derivation, StoreSink
+from oncegate.stores.errors import StoreCode
 from oncegate.stores.tables import StoreTable
 
 
@@ -62,7 +63,7 @@ class TimelineSink(StoreSink):
     def derivation(self) -> Derivation:
         """Return the fan-out."""
         if not self.options.get("contacts"):
-            raise SinkError(SinkCode.BAD_OPTION, "option contacts is missing")
+            raise SinkError(StoreCode.BAD_OPTION, "option contacts is missing")
         return TimelineFanOut(FlowOptions.parse(self.options).flow, self.options["contacts"])
 
 

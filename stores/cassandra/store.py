@@ -16,7 +16,6 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from types import TracebackType
 from typing import Any, Final, Self
 from urllib.parse import SplitResult
 
@@ -36,11 +35,10 @@ from cassandra.query import PreparedStatement, tuple_factory
 
 from oncegate.stores import layout
 from oncegate.stores.cassandra import statements as cql_statements
-from oncegate.stores.cassandra.decoding import PageProtocol
-from oncegate.stores.cassandra.encoding import EncodedBatch, EncodedBatchProtocol, encode
+from oncegate.stores.cassandra.encoding import EncodedBatch, EncodedBatchProtocol, PageProtocol, encode
 from oncegate.stores.errors import StoreCode, StoreError
 from oncegate.stores.retry import Retry
-from oncegate.stores.store import Value
+from oncegate.stores.store import Store, Value
 from oncegate.stores.tables import WRITE_TS, StoreTable, checked
 
 _PORT_DEFAULT: Final = 9042
@@ -67,7 +65,7 @@ _TRANSIENT: Final = (
 _KEYSPACE: Final = re.compile(r"[a-z][a-z0-9_]{0,47}")
 
 
-class CassandraStore:
+class CassandraStore(Store):
     """A `Store` in a keyspace; connects at first use, in the process that uses it.
 
     Args:
@@ -128,9 +126,7 @@ class CassandraStore:
 
     def get(self, table: StoreTable, key: Mapping[str, Value]) -> dict[str, Value] | None:
         """Return one live row; see `Store.get`."""
-        if set(key) != set(table.key):
-            raise StoreError(StoreCode.BAD_ROWS, f"a key of {table.name} is {', '.join(table.key)}")
-        values = [key[name] for name in table.key]
+        values = table.key_values(key)
         statement = cql_statements.select_one(self._keyspace, table)
         row = self._retrying(lambda: self._writer().execute(self._prepare(statement), values).one())
         return None if row is None else dict(zip(table.schema.names, row, strict=True))
@@ -173,14 +169,6 @@ class CassandraStore:
         self._prepared.clear()
         if cluster is not None:
             cluster.shutdown()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _send_all(self, table: StoreTable, rows: pa.RecordBatch, statement: str, bound: Sequence[str]) -> None:
         if rows.num_rows == 0:

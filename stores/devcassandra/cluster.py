@@ -17,9 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from oncegate.stores import cache
-from oncegate.stores.devcassandra.node import CassandraNode, Config
-from oncegate.stores.devcassandra.probe import Probe
+from oncegate.stores.devcassandra.jars import cache_directory
+from oncegate.stores.devcassandra.node import CassandraNode, Config, Probe
 from oncegate.stores.errors import StoreCode, StoreError
 
 _POLL_S: Final = 0.1
@@ -182,4 +181,4 @@ def free_ports(config: Config) -> Config:
 
 def default_home() -> Path:
     """Return where the command line keeps its cluster."""
-    return cache.directory() / "cassandra-dev"
+    return cache_directory() / "cassandra-dev"

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Final
 from xml.sax.saxutils import quoteattr
 
-from oncegate.stores import cache
 from oncegate.stores.errors import StoreCode, StoreError
 
 VERSION: Final = "5.0.9"
@@ -48,14 +47,24 @@ class Jar:
         return f"{self.artifact}-{self.version}{'-' if self.classifier else ''}{self.classifier}.jar"
 
 
+def cache_directory() -> Path:
+    """Return the user's cache of this project: jars, the class-data archive of Spark's JVM; it may not exist yet."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "oncegate"
+
+
+def java_program() -> str | None:
+    """Return the Java of ``JAVA_HOME``, else that of the path, None if there is none."""
+    home = os.environ.get("JAVA_HOME")
+    return shutil.which("java", path=str(Path(home, "bin")) if home else None)
+
+
 def java() -> tuple[str, int]:
     """Return the Java to run and its major version.
 
     Raises:
         StoreError: CLUSTER_FAILED, when there is none, or none that is new enough.
     """
-    home = os.environ.get("JAVA_HOME")
-    program = shutil.which("java", path=str(Path(home, "bin")) if home else None)
+    program = java_program()
     if program is None:
         raise StoreError(StoreCode.CLUSTER_FAILED, f"no Java: install one, {_JAVA_LEAST} or later, or set JAVA_HOME")
     said = subprocess.run([program, "-version"], capture_output=True, text=True, check=False).stderr
@@ -72,14 +81,14 @@ def fetch() -> Path:
     Raises:
         StoreError: CLUSTER_FAILED, when a jar cannot be had or has another hash.
     """
-    library = cache.directory() / f"cassandra-{VERSION}"
+    library = cache_directory() / f"cassandra-{VERSION}"
     if (library / ".verified").exists():
         return library
-    cache.directory().mkdir(parents=True, exist_ok=True)
-    with (cache.directory() / f".cassandra-{VERSION}.lock").open("w") as turn:
+    cache_directory().mkdir(parents=True, exist_ok=True)
+    with (cache_directory() / f".cassandra-{VERSION}.lock").open("w") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
         if not (library / ".verified").exists():
-            with tempfile.TemporaryDirectory(dir=cache.directory(), prefix=".fetch-") as work:
+            with tempfile.TemporaryDirectory(dir=cache_directory(), prefix=".fetch-") as work:
                 _retrieve(Path(work), wanted := locked())
                 _check(Path(work, "jars"), wanted)
                 shutil.rmtree(library, ignore_errors=True)
@@ -167,10 +176,10 @@ def _module(jars: list[Jar]) -> str:
     return "\n".join([*lines, "</dependencies></ivy-module>"])
 
 
-def _settings(cache_directory: Path) -> str:
+def _settings(kept: Path) -> str:
     chosen = mirror()
     root = f" root={quoteattr(chosen.rstrip('/') + '/')}" if chosen else ""
     return (
-        f'<ivysettings><settings defaultResolver="m"/><caches defaultCacheDir={quoteattr(str(cache_directory))}/>'
+        f'<ivysettings><settings defaultResolver="m"/><caches defaultCacheDir={quoteattr(str(kept))}/>'
         f'<resolvers><ibiblio name="m" m2compatible="true" usepoms="false"{root}/></resolvers></ivysettings>'
     )

@@ -1,6 +1,7 @@
 """One Cassandra node: a JVM with its own directory, started, watched and stopped.
 
-Owns: the configuration files, the command line and the process. Must not know the other nodes but for the seeds.
+Owns: the configuration files, the command line, the process, and the few frames of CQL (native protocol v4) that tell
+whether it answers: no driver, no background threads. Must not know the other nodes but for the seeds.
 Read next: `cluster`.
 """
 
@@ -9,16 +10,17 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import struct
 import subprocess
 import time
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import Final, Literal
+from types import TracebackType
+from typing import Final, Literal, Self
 
 from oncegate.stores.devcassandra import jars
-from oncegate.stores.devcassandra.probe import Probe
 from oncegate.stores.errors import StoreCode, StoreError
 
 Sync = Literal["batch", "group", "periodic"]
@@ -31,7 +33,12 @@ _SYNC_YAML: Final[dict[Sync, str]] = {
 _POLL_S: Final = 0.05
 _PORT_WAIT_S: Final = 10.0
 _JAVA_WITHOUT_SECURITY_MANAGER: Final = 18
-_JMX_STEP: Final = 1
+_VERSION: Final = 4
+_STARTUP, _QUERY = 1, 7
+_READY, _RESULT = 2, 8
+_ROWS: Final = 2
+_GLOBAL_TABLE: Final = 1
+_CONSISTENCY_ONE: Final = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +242,7 @@ class CassandraNode:
         return f"-Dcassandra.storagedir={self.directory}/data"
 
     def _jmx_port(self) -> int:
-        return self._config.jmx_port + _JMX_STEP * (self.number - 1)
+        return self._config.jmx_port + self.number - 1
 
 
 def _data(name: str) -> str:
@@ -248,3 +255,80 @@ def _gone(pid: int) -> bool:
     except OSError:
         return True
     return state == "Z"
+
+
+class Probe:
+    """A connection to one node.
+
+    Raises:
+        OSError: the node does not answer, or not as expected.
+    """
+
+    def __init__(self, host: str, port: int, timeout_s: float = 5.0) -> None:
+        self._socket = socket.create_connection((host, port), timeout=timeout_s)
+        try:
+            kind, _ = self._exchange(_STARTUP, struct.pack(">H", 1) + _string("CQL_VERSION") + _string("3.0.0"))
+            if kind != _READY:
+                raise OSError("the node is not ready")
+        except OSError:
+            self._socket.close()
+            raise
+
+    def rows(self, query: str) -> list[list[bytes | None]]:
+        """Return the rows of a query as raw values; columns of simple types only."""
+        text = query.encode()
+        body = struct.pack(">i", len(text)) + text + struct.pack(">HB", _CONSISTENCY_ONE, 0)
+        kind, answer = self._exchange(_QUERY, body)
+        if kind != _RESULT:
+            raise OSError(answer[6:200].decode(errors="replace"))
+        result, flags, columns = struct.unpack_from(">iii", answer)
+        if result != _ROWS:
+            return []
+        at = _after_strings(answer, 12, 2 if flags & _GLOBAL_TABLE else 0)
+        for _ in range(columns):
+            at = _after_strings(answer, at, 1 if flags & _GLOBAL_TABLE else 3) + 2
+        (count,) = struct.unpack_from(">i", answer, at)
+        at += 4
+        rows = []
+        for _ in range(count):
+            row: list[bytes | None] = []
+            for _ in range(columns):
+                (length,) = struct.unpack_from(">i", answer, at)
+                at += 4
+                row.append(None if length < 0 else answer[at : at + length])
+                at += max(length, 0)
+            rows.append(row)
+        return rows
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._socket.close()
+
+    def _exchange(self, kind: int, body: bytes) -> tuple[int, bytes]:
+        self._socket.sendall(struct.pack(">BBhBi", _VERSION, 0, 0, kind, len(body)) + body)
+        _, _, _, answer, length = struct.unpack(">BBhBi", self._read(9))
+        return answer, self._read(length)
+
+    def _read(self, count: int) -> bytes:
+        parts = bytearray()
+        while len(parts) < count:
+            part = self._socket.recv(count - len(parts))
+            if not part:
+                raise OSError("the node closed the connection")
+            parts += part
+        return bytes(parts)
+
+
+def _string(text: str) -> bytes:
+    return struct.pack(">H", len(text)) + text.encode()
+
+
+def _after_strings(data: bytes, at: int, count: int) -> int:
+    for _ in range(count):
+        (length,) = struct.unpack_from(">H", data, at)
+        at += 2 + length
+    return at

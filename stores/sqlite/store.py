@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self, TypeVar
 from urllib.parse import SplitResult, unquote
 
@@ -29,7 +28,7 @@ from oncegate.stores.errors import StoreCode, StoreError
 from oncegate.stores.retry import Retry
 from oncegate.stores.sqlite import scan as sqlite_scan
 from oncegate.stores.sqlite import statements as sqlite_statements
-from oncegate.stores.store import Value
+from oncegate.stores.store import Store, Value
 from oncegate.stores.tables import WRITE_TS, StoreTable, checked
 
 T = TypeVar("T")
@@ -49,7 +48,7 @@ _SETTINGS: Final = (
 _META: Final = "store.json"
 
 
-class SqliteStore:
+class SqliteStore(Store):
     """A `Store` in a directory.
 
     Args:
@@ -96,11 +95,9 @@ class SqliteStore:
 
     def get(self, table: StoreTable, key: Mapping[str, Value]) -> dict[str, Value] | None:
         """Return one live row; see `Store.get`."""
-        if set(key) != set(table.key):
-            raise StoreError(StoreCode.BAD_ROWS, f"a key of {table.name} is {', '.join(table.key)}")
+        query, values = sqlite_statements.select_one(table), table.key_values(key)
         one = pa.RecordBatch.from_pylist([{**key, WRITE_TS: 1}], schema=table.key_schema)
         shard = int(layout.shard_of(table, one, self._shards)[0])
-        query, values = sqlite_statements.select_one(table), [key[name] for name in table.key]
         row = self._retrying(lambda: self._connection(shard).execute(query, values).fetchone())
         return None if row is None else dict(zip(table.schema.names, row, strict=True))
 
@@ -120,14 +117,6 @@ class SqliteStore:
         """Close all files; idempotent."""
         while self._open:
             self._open.popitem()[1].close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _run(self, table: StoreTable, statement: str, rows: pa.RecordBatch) -> None:
         ordered = layout.sort_by_key(table, rows)

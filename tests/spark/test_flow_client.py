@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from oncegate.spark_sink.errors import SinkCode, SinkError
+from oncegate.spark_sink.errors import SinkError
 from oncegate.spark_sink.flow_client import ConsumerLease, ConsumerPosition, FlowClient
+from oncegate.stores.errors import StoreCode
 from oncegate.stores.retry import Retry
 from tests.spark.fake_gateway import FakeFlow, FakeNode, encode, serving
 
@@ -18,7 +19,7 @@ def client(*nodes: FakeNode, flow: str = "timeline", deadline_s: float = 0.0) ->
     return FlowClient([node.url for node in nodes], flow, retry=Retry(deadline_s), timeout_s=5)
 
 
-def code_of(call: Callable[[], object]) -> SinkCode:
+def code_of(call: Callable[[], object]) -> StoreCode:
     with pytest.raises(SinkError) as refused:
         call()
     return refused.value.code
@@ -70,7 +71,7 @@ def test_a_damaged_or_wrong_batch_is_refused_and_read_elsewhere(
     flow.seal(ITEMS)
     with serving(flow) as damaged:
         damaged.damage = damage
-        assert code_of(lambda: client(damaged).batch(1)) is SinkCode.BAD_BATCH
+        assert code_of(lambda: client(damaged).batch(1)) is StoreCode.BAD_BATCH
         assert client(damaged, node).batch(1).num_rows == 2
 
 
@@ -81,21 +82,21 @@ def test_a_batch_that_changes_is_noticed(flow: FakeFlow, node: FakeNode) -> None
     reader = client(node, flow="changing")
     reader.batch(1)
     flow.batches[1], _ = encode("changing", "messages", 1, [(1, "k", "2")])
-    assert code_of(lambda: reader.batch(1)) is SinkCode.BATCH_CHANGED
+    assert code_of(lambda: reader.batch(1)) is StoreCode.BATCH_CHANGED
 
 
 def test_a_dropped_batch_is_a_typed_error(flow: FakeFlow, node: FakeNode) -> None:
     flow.seal(ITEMS)
     flow.seal([(12, "c", "1")])
     flow.drop_before(2)
-    assert code_of(lambda: client(node).batch(1)) is SinkCode.RETENTION_EXCEEDED
+    assert code_of(lambda: client(node).batch(1)) is StoreCode.RETENTION_EXCEEDED
 
 
 def test_a_batch_that_a_lagging_node_does_not_know_is_read_elsewhere(flow: FakeFlow, node: FakeNode) -> None:
     flow.seal(ITEMS)
     with serving(FakeFlow()) as lagging:
         assert client(lagging, node).batch(1).num_rows == 2
-        assert code_of(lambda: client(lagging).batch(1)) is SinkCode.FLOW_UNREACHABLE
+        assert code_of(lambda: client(lagging).batch(1)) is StoreCode.FLOW_UNREACHABLE
 
 
 def test_attaching_again_with_the_same_nonce_gives_the_same_fence(node: FakeNode) -> None:
@@ -108,7 +109,7 @@ def test_the_older_of_two_instances_is_fenced_at_the_cursor(flow: FakeFlow, node
     flow.seal(ITEMS)
     caller = client(node)
     older, newer = caller.attach("c", "old").fence, caller.attach("c", "new").fence
-    assert code_of(lambda: caller.move_cursor("c", 1, older)) is SinkCode.FENCED
+    assert code_of(lambda: caller.move_cursor("c", 1, older)) is StoreCode.FENCED
     assert caller.move_cursor("c", 1, newer) == 1
     assert caller.move_cursor("c", 1, newer) == 1
 
@@ -117,16 +118,16 @@ def test_nobody_there_is_unreachable_and_unknown() -> None:
     with pytest.raises(SinkError) as refused:
         FlowClient(["http://127.0.0.1:9"], "f", retry=Retry(0)).state()
     assert (refused.value.code, refused.value.outcome, refused.value.retryable) == (
-        SinkCode.FLOW_UNREACHABLE,
+        StoreCode.FLOW_UNREACHABLE,
         "unknown",
         True,
     )
 
 
 def test_an_unknown_flow_is_refused_at_once(node: FakeNode) -> None:
-    assert code_of(lambda: client(node, flow="none", deadline_s=60).state()) is SinkCode.FLOW_REFUSED
+    assert code_of(lambda: client(node, flow="none", deadline_s=60).state()) is StoreCode.FLOW_REFUSED
 
 
 @pytest.mark.parametrize("endpoints", [[], ["host:7400"], ["ftp://x"], ["http://"]])
 def test_malformed_endpoints_are_refused(endpoints: list[str]) -> None:
-    assert code_of(lambda: FlowClient(endpoints, "f", retry=Retry(0))) is SinkCode.BAD_OPTION
+    assert code_of(lambda: FlowClient(endpoints, "f", retry=Retry(0))) is StoreCode.BAD_OPTION

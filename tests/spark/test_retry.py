@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from oncegate.spark_sink.errors import SinkCode, SinkError, code_in
+from oncegate.spark_sink.errors import SinkError, code_in
+from oncegate.stores.errors import StoreCode
 from oncegate.stores.retry import Retry
 
 
@@ -59,7 +60,7 @@ def test_without_time_one_attempt_is_made() -> None:
 
 
 def test_code_survives_being_turned_into_text() -> None:
-    first, last = SinkError(SinkCode.STORE_UNAVAILABLE, "x"), SinkError(SinkCode.FENCED, "y")
+    first, last = SinkError(StoreCode.STORE_UNAVAILABLE, "x"), SinkError(StoreCode.FENCED, "y")
     text = f"Traceback …\n{first}\n…\n{last}\n at org.apache"
-    assert code_in(text) is SinkCode.FENCED
+    assert code_in(text) is StoreCode.FENCED
     assert code_in("java.lang.Error") is None

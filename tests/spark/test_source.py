@@ -11,9 +11,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxFiles
 
-from oncegate.spark_sink.errors import SinkCode, SinkError, code_in
+from oncegate.spark_sink.errors import SinkError, code_in
 from oncegate.spark_sink.options import SourceOptions
 from oncegate.spark_sink.source import BatchRange, FlowStreamReader, share
+from oncegate.stores.errors import StoreCode
 from tests.spark.fake_gateway import FakeFlow, FakeNode, serving
 from tests.spark.recount import messages
 
@@ -125,7 +126,7 @@ def test_a_dropped_batch_ends_the_query_with_a_typed_error(
     flow.drop_before(7)
     with pytest.raises(PySparkException) as ended:
         stream(spark, tmp_path, node)
-    assert code_in(str(ended.value)) is SinkCode.RETENTION_EXCEEDED
+    assert code_in(str(ended.value)) is StoreCode.RETENTION_EXCEEDED
     assert re.search(r"batch 6 is wanted, the first retained one is 7", str(ended.value))
     assert commits(spark, tmp_path) == list(range(1, 51))
     with pytest.raises(PySparkException, match=r"\[RETENTION_EXCEEDED\]"):
@@ -139,7 +140,7 @@ def test_a_batch_dropped_after_planning_is_a_typed_error_too(
     node.before_batch = lambda number: flow.drop_before(4)
     with pytest.raises(PySparkException) as ended:
         stream(spark, tmp_path, node)
-    assert code_in(str(ended.value)) is SinkCode.RETENTION_EXCEEDED
+    assert code_in(str(ended.value)) is StoreCode.RETENTION_EXCEEDED
 
 
 def test_a_second_query_of_the_same_consumer_fences_the_first(flow: FakeFlow, node: FakeNode) -> None:
@@ -150,7 +151,7 @@ def test_a_second_query_of_the_same_consumer_fences_the_first(flow: FakeFlow, no
     second.commit({"batch": 2})
     with pytest.raises(SinkError) as fenced:
         first.commit({"batch": 1})
-    assert fenced.value.code is SinkCode.FENCED
+    assert fenced.value.code is StoreCode.FENCED
     assert flow.consumers["c"].cursor == 2
 
 
@@ -202,4 +203,4 @@ def test_shares_are_runs_that_cover_all_batches_once(batches: int) -> None:
 def test_wrong_options_are_refused(node: FakeNode, wrong: dict[str, str]) -> None:
     with pytest.raises(SinkError) as refused:
         SourceOptions.parse(options(node) | wrong).flow.client()
-    assert refused.value.code is SinkCode.BAD_OPTION
+    assert refused.value.code is StoreCode.BAD_OPTION
