@@ -27,7 +27,6 @@ class BatchMeta(NamedTuple):
         items: how many.
         size_bytes: as the open segment counted them.
         sealed_ms: cluster time of the seal.
-        checksum: ``crc32c-…`` once this node has written or fetched the file, else None.
     """
 
     number: int
@@ -36,14 +35,10 @@ class BatchMeta(NamedTuple):
     items: int
     size_bytes: int
     sealed_ms: int
-    checksum: str | None
 
 
 class BatchLogState(msgspec.Struct, frozen=True):
-    """Snapshot of a batch log. Columns are little-endian int64.
-
-    Checksums are left out: each node learns them by itself, at another moment, and snapshots are compared.
-    """
+    """Snapshot of a batch log. Columns are little-endian int64."""
 
     first: int
     items_dropped: int
@@ -62,7 +57,6 @@ class BatchLog:
     """
 
     __slots__ = (
-        "_checksums",
         "_first_commits",
         "_items_dropped",
         "_items_through",
@@ -81,7 +75,6 @@ class BatchLog:
         self._items_through = array("q")
         self._sizes_bytes = array("q")
         self._sealed_ms = array("q")
-        self._checksums: dict[int, str] = {}
 
     def __len__(self) -> int:
         return len(self._sealed_ms)
@@ -97,20 +90,10 @@ class BatchLog:
         return self._items_through[-1] if self._items_through else self._items_dropped
 
     def append(self, first_commit: int, last_commit: int, items: int, size_bytes: int, sealed_ms: int) -> int:
-        """Record the seal of the next batch.
-
-        Args:
-            first_commit: commit number of its first item, above every batch before.
-            last_commit: commit number of its last item.
-            items: how many, at least 1.
-            size_bytes: as the open segment counted them.
-            sealed_ms: cluster time of the seal, not below that of the batch before.
-
-        Returns:
-            Its number.
+        """Record the seal of the next batch and return its number; the arguments are those of :class:`BatchMeta`.
 
         Raises:
-            ValueError: out of order or empty; nothing was recorded.
+            ValueError: empty, or commits or cluster time do not follow the batch before; nothing was recorded.
         """
         previous_commit = self._last_commits[-1] if self._last_commits else 0
         previous_ms = self._sealed_ms[-1] if self._sealed_ms else sealed_ms
@@ -141,7 +124,6 @@ class BatchLog:
             self._items_through[row] - before,
             self._sizes_bytes[row],
             self._sealed_ms[row],
-            self._checksums.get(number),
         )
 
     def _row(self, number: int) -> int:
@@ -179,16 +161,8 @@ class BatchLog:
         """Return the newest batch sealed at or before cluster time ``time_ms``; ``first - 1`` if there is none."""
         return self.first - 1 + bisect_right(self._sealed_ms, time_ms)
 
-    def note_checksum(self, number: int, checksum: str) -> None:
-        """Remember a batch's checksum; ignored if the batch is no longer retained."""
-        if self.first <= number <= self.last:
-            self._checksums[number] = checksum
-
     def drop_through(self, number: int) -> range:
-        """Forget the batches up to and including ``number``.
-
-        Returns:
-            The numbers that were forgotten now.
+        """Forget the batches up to and including ``number``; return the numbers that were forgotten now.
 
         Raises:
             BadRequestError: ``number`` is above the newest batch.
@@ -201,33 +175,21 @@ class BatchLog:
             self._items_dropped = self._items_through[count - 1]
             for column in self._columns():
                 del column[:count]
-            for gone in dropped:
-                self._checksums.pop(gone, None)
             self.first += count
         return dropped
 
     def _columns(self) -> tuple[array[int], ...]:
-        return (
-            self._first_commits,
-            self._last_commits,
-            self._items_through,
-            self._sizes_bytes,
-            self._sealed_ms,
-        )
+        return (self._first_commits, self._last_commits, self._items_through, self._sizes_bytes, self._sealed_ms)
 
     def snapshot(self, after: int = 0) -> BatchLogState:
-        """Return the replicated state as plain data.
-
-        Args:
-            after: leave out the columns of the batches up to this one, for a caller who has them already.
-        """
+        """Return the replicated state as plain data; ``after``: without the columns of the batches up to this one."""
         start = min(max(0, after + 1 - self.first), len(self))
         columns = self._columns() if not start else tuple(column[start:] for column in self._columns())
         return BatchLogState(self.first, self._items_dropped, *(int64s_to_bytes(column) for column in columns))
 
     @classmethod
     def restore(cls, state: BatchLogState) -> BatchLog:
-        """Return the log that gave ``state``, without checksums."""
+        """Return the log that gave ``state``."""
         log = cls()
         log.first = state.first
         log._items_dropped = state.items_dropped

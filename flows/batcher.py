@@ -14,26 +14,15 @@ if TYPE_CHECKING:
 
 
 def is_full(flow: FlowDeclaration, items: int, size_bytes: int) -> bool:
-    """Tell whether the open segment is to be sealed before it takes another item.
-
-    Args:
-        flow: the declaration with the bounds.
-        items: number of items in the open segment.
-        size_bytes: size of the open segment as :class:`oncegate.flows.open_segment.OpenSegment` counts it.
-    """
+    """Tell whether the open segment, with so many items and bytes, is to be sealed before it takes another item."""
     return items >= flow.max_items or size_bytes >= flow.max_bytes
 
 
 def pieces(flow: FlowDeclaration, items: int, count: int) -> list[int]:
-    """Split a range so that no batch exceeds ``flow.max_items``.
+    """Split a range of ``count`` items, at least 1, so that no batch exceeds ``flow.max_items``.
 
-    Args:
-        flow: the declaration with the bound.
-        items: items in the open segment, less than ``flow.max_items``.
-        count: items of the range, at least 1.
-
-    Returns:
-        Lengths of the pieces, in order, summing to ``count``; a seal is due after each that fills the segment.
+    ``items`` are those in the open segment, fewer than ``flow.max_items``. Returns the lengths of the pieces, in order;
+    a seal is due after each that fills the segment.
     """
     room = flow.max_items - items
     if count <= room:
@@ -49,11 +38,5 @@ def due_ms(flow: FlowDeclaration, opened_ms: int) -> int:
 
 
 def due(flow: FlowDeclaration, opened_ms: int | None, now_ms: int) -> bool:
-    """Tell whether a seal for age is due.
-
-    Args:
-        flow: the declaration with ``linger_ms``.
-        opened_ms: cluster time of the first item of the open segment, None if it is empty.
-        now_ms: cluster time.
-    """
+    """Tell whether a seal for age is due; ``opened_ms``: cluster time of the first open item, None without items."""
     return opened_ms is not None and now_ms >= due_ms(flow, opened_ms)

@@ -91,14 +91,10 @@ class Consumers:
         self._by_name = {name: ConsumerState(name, required=True) for name in required}
 
     def attach(self, name: str, nonce: str, batches: BatchLog) -> Attachment:
-        """Become the one instance of a consumer. The same nonce gives the same fence.
+        """Become the one instance of a consumer; a new one begins at the oldest retained batch.
 
-        An older nonce, sent again after a newer one, gets its own older fence back and fences nobody.
-
-        Args:
-            name: of the consumer; a new one begins at the oldest retained batch.
-            nonce: 1..NONCE_LENGTH_MAX characters, new for each start of an instance.
-            batches: the flow's batches.
+        The same nonce gives the same fence: each start of an instance takes a new one. An older nonce, sent again after
+        a newer one, gets its own older fence back and fences nobody.
 
         Raises:
             BadRequestError: the name or nonce is not valid.
@@ -121,17 +117,7 @@ class Consumers:
         return Attachment(consumer.fence, consumer.cursor)
 
     def move(self, name: str, batch: int, fence: int, batches: BatchLog, *, replay: bool = False) -> int:
-        """Set a cursor by the rule at the top of this module. Idempotent.
-
-        Args:
-            name: of the consumer.
-            batch: the last batch it has finished, 0 = none.
-            fence: from its attach.
-            batches: the flow's batches.
-            replay: allow to move back.
-
-        Returns:
-            The cursor.
+        """Set a cursor by the rule at the top of this module, and return it. Idempotent.
 
         Raises:
             NotFoundError, FencedError, BadRequestError, RetentionExceededError: by the rule; nothing changed.

@@ -117,12 +117,7 @@ class IndexCache:
         return len(self._indexes)
 
     def get(self, name: Hashable, build: Callable[[], KeyIndex]) -> KeyIndex:
-        """Return the index ``name``, built now if it is not held.
-
-        Args:
-            name: identity of what is indexed, for instance (flow, batch number).
-            build: makes it; may raise, then nothing is kept. Two threads at once may both build.
-        """
+        """Return the index ``name``, built now if it is not held; two threads at once may both build."""
         with self._lock:
             index = self._indexes.get(name)
             if index is not None:
@@ -137,13 +132,6 @@ class IndexCache:
                     _, gone = self._indexes.popitem(last=False)
                     self._size_bytes -= gone.size_bytes
         return index
-
-    def drop(self, name: Hashable) -> None:
-        """Forget an index. Idempotent."""
-        with self._lock:
-            index = self._indexes.pop(name, None)
-            if index is not None:
-                self._size_bytes -= index.size_bytes
 
 
 class OpenLookup:

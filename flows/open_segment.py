@@ -125,18 +125,10 @@ class OpenSegment:
     def append_one(
         self, commit: int, key: str, value: bytes | None, time_ms: int, client_id: int, sequence: int
     ) -> None:
-        """Add one write.
-
-        Args:
-            commit: its commit number, above that of every item before.
-            key: row key, 1..512 bytes of UTF-8, checked by the edge.
-            value: JSON text in UTF-8, checked by the edge; None for a delete.
-            time_ms: cluster time, not below that of the item before.
-            client_id: session that wrote.
-            sequence: its sequence number there.
+        """Add one write; key and value (JSON text, None for a delete) were checked by the edge.
 
         Raises:
-            ValueError: ``commit`` is out of order; nothing was added.
+            ValueError: ``commit`` is not above that of every item before; nothing was added.
         """
         if commit <= self.last_commit:
             raise ValueError(f"commit {commit} does not follow {self.last_commit}")
@@ -153,12 +145,9 @@ class OpenSegment:
             self.size_bytes += ITEM_OVERHEAD_BYTES + len(key) + len(value)
 
     def trace_last(self, traceparent: str) -> None:
-        """Add to the write just added the trace context of its request; once at most.
+        """Add to the write just added the trace context of its request, not empty; once at most.
 
         A separate call, so that writes without a trace context cost no more.
-
-        Args:
-            traceparent: as W3C Trace Context writes it, at most 55 characters, not empty.
         """
         traced = self._traceparents
         if traced and traced[-1] == traceparent:
@@ -183,15 +172,7 @@ class OpenSegment:
     ) -> None:
         """Add a range, or the part of it that is new, without looking into it.
 
-        Args:
-            first_commit: commit number of the first item, above that of every item before.
-            count: number of items, at least 1.
-            time_ms: cluster time, not below that of the item before.
-            client_id: session that wrote.
-            first_sequence: sequence number of the first item.
-            body: Arrow IPC stream as :mod:`oncegate.flows.range_body` describes it; kept, not copied.
-            offset: row of ``body`` that is the first item.
-            traceparent: trace context of the request (W3C), at most 55 characters, empty if it had none.
+        The arguments are those of :class:`oncegate.flows.chunks.RangeChunk`; ``body`` is kept, not copied.
 
         Raises:
             ValueError: ``first_commit`` is out of order, ``count`` < 1 or ``offset`` < 0; nothing was added.
@@ -210,15 +191,7 @@ class OpenSegment:
         self.size_bytes += len(body) + len(traceparent) + ITEM_OVERHEAD_BYTES * count
 
     def _run(self) -> SinglesChunk:
-        return SinglesChunk(
-            int64s_to_bytes(self._commits),
-            tuple(self._keys),
-            tuple(self._values),
-            int64s_to_bytes(self._times_ms),
-            int64s_to_bytes(self._client_ids),
-            int64s_to_bytes(self._sequences),
-            cut_traceparents(self._traceparents, 0, len(self._keys)),
-        )
+        return self.run_view().chunk(0, len(self._keys))
 
     def _close_run(self) -> None:
         self._closed.append(self._run())

@@ -73,9 +73,7 @@ class Publisher:
 
     Args:
         store: where the batches go.
-        on_published: called with (flow, number, checksum) after the file is durable, in order.
-        on_failure: called with (flow, number, error) after each failed attempt.
-            Both run **on the worker thread**: an event loop passes them through ``call_soon_threadsafe``.
+        on_failure: called with (flow, number, error) after each failed attempt, **on the worker thread**.
         pending_batches_max: from this many waiting batches on, :attr:`overloaded`.
         pending_bytes_max: from this many waiting bytes on, :attr:`overloaded`.
         retry_ms: pause after a failed attempt.
@@ -85,14 +83,12 @@ class Publisher:
         self,
         store: BatchStore,
         *,
-        on_published: Callable[[str, int, str], None],
         on_failure: Callable[[str, int, Exception], None],
         pending_batches_max: int = PENDING_BATCHES_MAX,
         pending_bytes_max: int = PENDING_BYTES_MAX,
         retry_ms: int = RETRY_MS,
     ) -> None:
         self._store = store
-        self._on_published = on_published
         self._on_failure = on_failure
         self._batches_max = pending_batches_max
         self._bytes_max = pending_bytes_max
@@ -225,7 +221,7 @@ class Publisher:
 
         while True:
             try:
-                written = self._attempt(job)
+                self._attempt(job)
             except (OSError, ValueError, MemoryError, FlowError, ArrowException) as error:
                 self._on_failure(job.flow, job.number, error)
             else:
@@ -233,23 +229,18 @@ class Publisher:
             with self._changed:
                 if self._changed.wait_for(lambda: self._closing, self._retry_s):
                     return False
-        if isinstance(job, SealedBatch):
-            with self._changed:
+        with self._changed:
+            if isinstance(job, SealedBatch):
                 del self._pending[job.flow, job.number]
                 self._pending_bytes -= job.size_bytes
-        if written is not None:
-            self._on_published(job.flow, job.number, written)
-        with self._changed:
-            # Last, so that an idle publisher has also called ``on_published``.
             self._queue.popleft()
             self._finished += 1
             self._changed.notify_all()
         return True
 
-    def _attempt(self, job: SealedBatch | _Drop) -> str | None:
+    def _attempt(self, job: SealedBatch | _Drop) -> None:
         match job:
             case SealedBatch(flow=flow, number=number):
-                return self._store.put(flow, number, self._pending[flow, number].payload())
+                self._store.put(flow, number, self._pending[flow, number].payload())
             case _Drop(flow=flow, number=number):
                 self._store.drop_through(flow, number)
-                return None

@@ -17,14 +17,7 @@ if TYPE_CHECKING:
 
 
 def droppable_through(flow: FlowDeclaration, batches: BatchLog, consumers: Consumers, now_ms: int) -> int:
-    """Return the newest batch that may be dropped; ``batches.first - 1`` if none may.
-
-    Args:
-        flow: the declaration with ``retention_ms``.
-        batches: the retained batches.
-        consumers: the flow's cursors.
-        now_ms: cluster time.
-    """
+    """Return the newest batch that may be dropped at cluster time ``now_ms``; ``batches.first - 1`` if none may."""
     passed = consumers.watermark()
     over = batches.last_sealed_by(now_ms - flow.retention_ms)
     return max(batches.first - 1, min(passed, over))

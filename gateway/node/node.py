@@ -58,7 +58,7 @@ class Node:
         self._loop = asyncio.get_running_loop()
         config = replica_config(settings) if replica is None else replica
         self.store = SegmentStore(settings.data_dir / "segments")
-        self.publisher = Publisher(self.store, on_published=self._published, on_failure=self._unpublished)
+        self.publisher = Publisher(self.store, on_failure=self._unpublished)
         # Open it before making the replica, which asks it from which entry on to replay the log.
         self.state = MachineState(
             settings.data_dir / "state",
@@ -297,9 +297,6 @@ class Node:
     def _is_under_way(self, what: str) -> bool:
         before = self._housework.get(what)
         return before is not None and not before.done()
-
-    def _published(self, flow: str, number: int, checksum: str) -> None:
-        """Runs on the segment writer's thread."""
 
     def _unpublished(self, flow: str, number: int, fault: Exception) -> None:
         """Runs on the segment writer's thread."""

@@ -25,7 +25,7 @@ class BatchLogMachine(RuleBasedStateMachine):
         last_commit = commit + items - 1 + spread
         sealed_ms = (self.model[-1].sealed_ms if self.model else 0) + later_ms
         number = self.log.append(commit, last_commit, items, items * 7, sealed_ms)
-        self.model.append(BatchMeta(len(self.model) + 1, commit, last_commit, items, items * 7, sealed_ms, None))
+        self.model.append(BatchMeta(len(self.model) + 1, commit, last_commit, items, items * 7, sealed_ms))
         assert number == len(self.model)
 
     @rule(share=st.floats(0, 1))
@@ -41,18 +41,11 @@ class BatchLogMachine(RuleBasedStateMachine):
         self.log = BatchLog.restore(msgspec.msgpack.decode(data, type=BatchLogState))
         assert msgspec.msgpack.encode(self.log.snapshot()) == data
 
-    @rule(share=st.floats(0, 1))
-    def learn_a_checksum(self, share: float) -> None:
-        number = int(share * len(self.model))
-        self.log.note_checksum(number, "crc32c-00000001")
-        if number > self.dropped:
-            assert self.log.get(number).checksum == "crc32c-00000001"
-
     @invariant()
     def retained_batches_are_those_of_the_model(self) -> None:
         log, kept = self.log, self.model[self.dropped :]
         assert (log.first, log.last, len(log)) == (self.dropped + 1, len(self.model), len(kept))
-        assert [log.get(b.number)._replace(checksum=None) for b in kept] == kept
+        assert [log.get(b.number) for b in kept] == kept
         assert log.items_total == sum(b.items for b in self.model)
         for number in range(len(self.model) + 2):
             after = [b for b in kept if b.number > number]
@@ -95,11 +88,3 @@ def test_batch_that_does_not_follow_is_refused(first_commit: int, last_commit: i
     with pytest.raises(ValueError, match="does not follow"):
         log.append(first_commit, last_commit, items, 10, sealed_ms)
     assert log.last == 1
-
-
-def test_checksums_do_not_enter_the_snapshot() -> None:
-    log, other = BatchLog(), BatchLog()
-    for each in (log, other):
-        each.append(1, 5, 5, 10, 100)
-    log.note_checksum(1, "crc32c-00000001")
-    assert log.snapshot() == other.snapshot()

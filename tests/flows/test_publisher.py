@@ -28,6 +28,7 @@ class FakeDisk:
         self.gate.set()
         self.batches: dict[tuple[str, int], bytes] = {}
         self.threads: set[str] = set()
+        self.written: list[tuple[str, int]] = []
 
     def put(self, flow: str, number: int, payload: bytes) -> str:
         self.threads.add(threading.current_thread().name)
@@ -35,6 +36,7 @@ class FakeDisk:
         if self.failures:
             raise self.failures.pop(0)
         self.batches[flow, number] = payload
+        self.written.append((flow, number))
         return segment.checksum(payload)
 
     def get(self, flow: str, number: int) -> bytes:
@@ -54,12 +56,8 @@ class Heard:
     """What the publisher reported."""
 
     def __init__(self) -> None:
-        self.published: list[tuple[str, int, str]] = []
         self.failed: list[tuple[str, int, Exception]] = []
         self.failure = threading.Event()
-
-    def on_published(self, flow: str, number: int, checksum: str) -> None:
-        self.published.append((flow, number, checksum))
 
     def on_failure(self, flow: str, number: int, error: Exception) -> None:
         self.failed.append((flow, number, error))
@@ -82,7 +80,6 @@ def running(store: BatchStore, *, retry_ms: int = 0, batches_max: int = 3) -> It
     heard = Heard()
     publisher = Publisher(
         store,
-        on_published=heard.on_published,
         on_failure=heard.on_failure,
         pending_batches_max=batches_max,
         retry_ms=retry_ms,
@@ -97,12 +94,12 @@ def running(store: BatchStore, *, retry_ms: int = 0, batches_max: int = 3) -> It
 
 def test_batches_are_published_in_order_by_one_thread_that_is_not_the_callers() -> None:
     disk = FakeDisk()
-    with running(disk) as (publisher, heard):
+    with running(disk) as (publisher, _):
         for number in range(1, 30):
             publisher.submit(batch(number))
         assert publisher.wait_idle(TIMEOUT_S)
-        assert [number for _, number, _ in heard.published] == list(range(1, 30))
-        assert heard.published[0] == ("f", 1, segment.checksum(payload(batch(1))))
+        assert [number for _, number in disk.written] == list(range(1, 30))
+        assert disk.batches["f", 1] == payload(batch(1))
     assert disk.threads == {"segment-writer"}
 
 
@@ -113,19 +110,19 @@ def test_failed_write_is_reported_tried_again_and_overtaken_by_nothing() -> None
         publisher.submit(batch(2))
         assert publisher.wait_idle(TIMEOUT_S)
         assert [(flow, number) for flow, number, _ in heard.failed] == [("f", 1), ("f", 1)]
-        assert [number for _, number, _ in heard.published] == [1, 2]
+        assert [number for _, number in disk.written] == [1, 2]
         assert publisher.pending() == ()
 
 
 def test_batch_is_read_from_memory_until_it_is_durable() -> None:
     disk = FakeDisk()
     disk.gate.clear()
-    with running(disk) as (publisher, heard):
+    with running(disk) as (publisher, _):
         publisher.submit(batch(1))
         assert publisher.get("f", 1) == payload(batch(1))
         assert publisher.checksum("f", 1) == segment.checksum(payload(batch(1)))
         assert publisher.pending() == (batch(1),)
-        assert heard.published == []
+        assert disk.written == []
         disk.gate.set()
         assert publisher.wait_idle(TIMEOUT_S)
         assert publisher.pending() == ()
@@ -164,14 +161,14 @@ def test_backlog_raises_the_signal_and_its_end_lowers_it() -> None:
 def test_same_batch_submitted_twice_is_one() -> None:
     disk = FakeDisk()
     disk.gate.clear()
-    with running(disk) as (publisher, heard):
+    with running(disk) as (publisher, _):
         publisher.submit(batch(1))
         publisher.submit(batch(1))
         disk.gate.set()
         assert publisher.wait_idle(TIMEOUT_S)
         publisher.submit(batch(1))
         assert publisher.wait_idle(TIMEOUT_S)
-        assert [number for _, number, _ in heard.published] == [1, 1]
+        assert [number for _, number in disk.written] == [1, 1]
         assert publisher.pending_bytes == 0
 
 
@@ -228,5 +225,5 @@ def test_restarted_node_finds_the_same_bytes_on_disk(tmp_path: Path) -> None:
                 publisher.submit(batch(number))
             assert publisher.wait_idle(TIMEOUT_S)
             assert heard.failed == []
-            assert [number for _, number, _ in heard.published] == [1, 2]
+            assert publisher.pending() == ()
     assert SegmentStore(tmp_path).get("f", 2) == payload(batch(2))

@@ -29,7 +29,7 @@ class Side:
     def __init__(self, path: Path) -> None:
         self.machine = Machine()
         self.store = SegmentStore(path)
-        self.publisher = Publisher(self.store, on_published=lambda *_: None, on_failure=lambda *_: None, retry_ms=1)
+        self.publisher = Publisher(self.store, on_failure=lambda *_: None, retry_ms=1)
         self.publisher.start()
 
     def write(self, *, publish: bool) -> None:
@@ -141,7 +141,7 @@ async def test_batch_still_waiting_for_the_disk_is_served_too(tmp_path: Path, ne
     side, fetcher = bare
     waiting = Side(tmp_path / "waiting")
     waiting.publisher.close()
-    waiting.publisher = Publisher(waiting.store, on_published=lambda *_: None, on_failure=lambda *_: None)
+    waiting.publisher = Publisher(waiting.store, on_failure=lambda *_: None)
     for batch in _sealed():
         waiting.publisher.submit(batch)
     network.peers["full"] = waiting
