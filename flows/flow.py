@@ -138,11 +138,7 @@ class FlowGraph:
         return None
 
     def get(self, name: str) -> FlowDeclaration:
-        """Return a declared flow.
-
-        Raises:
-            NotFoundError: it is not declared.
-        """
+        """Return a declared flow; raises NotFoundError: it is not declared."""
         flow = self._flows.get(name)
         if flow is None:
             raise NotFoundError(f"no flow {name}")

@@ -26,8 +26,10 @@ from __future__ import annotations
 import os
 import struct
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import BinaryIO, Final, NamedTuple
 
 import google_crc32c
 
@@ -108,10 +110,7 @@ class SegmentStore:
         return self.directory / flow / f"{number:016d}{_SUFFIX}"
 
     def put(self, flow: str, number: int, payload: bytes) -> str:
-        """Store a batch. Durable when it returns. Idempotent for the same bytes.
-
-        Returns:
-            The payload's checksum.
+        """Store a batch and return its payload's checksum. Durable when it returns. Idempotent for the same bytes.
 
         Raises:
             SegmentConflict: the batch is there with other bytes, which stay.
@@ -152,12 +151,8 @@ class SegmentStore:
             SegmentCorrupt: the file is not what was written.
         """
         path = self.path(flow, number)
-        try:
-            with open(path, "rb") as file:
-                header = _check_identity(path, file.read(HEADER_BYTES), flow, number)
-                payload = file.read()
-        except FileNotFoundError as error:
-            raise NotFoundError(f"no batch {number} of {flow} on this node") from error
+        with self._opened(flow, number) as (header, file):
+            payload = file.read()
         if len(payload) != header.length_bytes:
             raise SegmentCorrupt(path, f"{len(payload)} bytes of payload, not {header.length_bytes}")
         if google_crc32c.value(payload) != header.crc:
@@ -167,32 +162,27 @@ class SegmentStore:
     def piece(self, flow: str, number: int, offset: int, size_bytes: int) -> tuple[int, str, bytes]:
         """Return (length of the payload, its checksum, up to ``size_bytes`` of it from ``offset``).
 
-        Only the header is checked: a reader of all pieces compares them with the checksum.
-
-        Raises:
-            NotFoundError: no such file.
-            SegmentCorrupt: the header is damaged or of another batch.
+        Only the header is checked: a reader of all pieces compares them with the checksum. Raises as :meth:`get`.
         """
-        path = self.path(flow, number)
-        try:
-            with open(path, "rb") as file:
-                header = _check_identity(path, file.read(HEADER_BYTES), flow, number)
-                file.seek(HEADER_BYTES + offset)
-                return header.length_bytes, format_checksum(header.crc), file.read(size_bytes)
-        except FileNotFoundError as error:
-            raise NotFoundError(f"no batch {number} of {flow} on this node") from error
+        with self._opened(flow, number) as (header, file):
+            file.seek(HEADER_BYTES + offset)
+            return header.length_bytes, format_checksum(header.crc), file.read(size_bytes)
 
     def checksum(self, flow: str, number: int) -> str:
-        """Return the payload's checksum as the header tells it; the payload itself is not read.
+        """Return the payload's checksum as the header tells it, without reading the payload; raises as :meth:`get`."""
+        with self._opened(flow, number) as (header, _):
+            return format_checksum(header.crc)
 
-        Raises:
-            NotFoundError: no such file.
-            SegmentCorrupt: the header is damaged or of another batch.
-        """
+    @contextmanager
+    def _opened(self, flow: str, number: int) -> Iterator[tuple[Header, BinaryIO]]:
+        """Open a batch's file, check its header, and stand at its payload."""
         path = self.path(flow, number)
         try:
             with open(path, "rb") as file:
-                return format_checksum(_check_identity(path, file.read(HEADER_BYTES), flow, number).crc)
+                header = decode_header(path, file.read(HEADER_BYTES))
+                if (header.flow, header.number) != (flow, number):
+                    raise SegmentCorrupt(path, f"holds batch {header.number} of {header.flow}")
+                yield header, file
         except FileNotFoundError as error:
             raise NotFoundError(f"no batch {number} of {flow} on this node") from error
 
@@ -214,10 +204,3 @@ class SegmentStore:
         for present in self.list(flow):
             if present <= number:
                 self.drop(flow, present)
-
-
-def _check_identity(path: Path, data: bytes, flow: str, number: int) -> Header:
-    header = decode_header(path, data)
-    if (header.flow, header.number) != (flow, number):
-        raise SegmentCorrupt(path, f"holds batch {header.number} of {header.flow}")
-    return header

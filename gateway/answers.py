@@ -91,11 +91,7 @@ ANSWERS: Final[dict[type, Shape]] = {
 
 
 def answer(command: c.Command, result: Any, machine: Machine) -> Answer:
-    """Return the answer to ``command``.
-
-    Raises:
-        OncegateError: the command was refused as a whole.
-    """
+    """Return the answer to ``command``; raises OncegateError: the command was refused as a whole."""
     if isinstance(result, OncegateError):
         raise result
     body = ANSWERS[type(command)].make(command, result, machine)

@@ -85,11 +85,7 @@ class FlowClient:
         self._preferred = os.getpid() % len(self._endpoints)
 
     def state(self) -> FlowState:
-        """Return the flow's batches and consumers.
-
-        Raises:
-            SinkError: FLOW_UNREACHABLE, FLOW_REFUSED.
-        """
+        """Return the flow's batches and consumers; raises FLOW_UNREACHABLE, FLOW_REFUSED."""
         return self._call("GET", "", None, _flow_state)
 
     def batch(self, number: int) -> pa.RecordBatch:

@@ -44,11 +44,7 @@ class FlowOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> FlowOptions:
-        """Return the checked options.
-
-        Raises:
-            SinkError: BAD_OPTION.
-        """
+        """Return the checked options; raises BAD_OPTION."""
         endpoints = tuple(part.strip() for part in _required(options, "endpoints").split(",") if part.strip())
         fence = _number(options, "fence", None, 0, 2**63 - 1)
         timeout_s = _number(options, "timeout_s", TIMEOUT_S_DEFAULT, 0, _COUNT_MAX)
@@ -87,11 +83,7 @@ class SourceOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
-        """Return the checked options.
-
-        Raises:
-            SinkError: BAD_OPTION.
-        """
+        """Return the checked options; raises BAD_OPTION."""
         flow = FlowOptions.parse(options)
         named = options.get("starting_batch") or ("cursor" if flow.consumer else "earliest")
         start: Start
@@ -130,11 +122,7 @@ class SinkOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkOptions:
-        """Return the checked options.
-
-        Raises:
-            SinkError: BAD_OPTION; a sink with a consumer needs the fence of its attachment.
-        """
+        """Return the checked options; raises BAD_OPTION; a sink with a consumer needs the fence of its attachment."""
         flow = FlowOptions.parse(options)
         if flow.consumer is not None and flow.fence is None:
             raise SinkError(StoreCode.BAD_OPTION, "a sink that moves a cursor needs the fence of its attachment")

@@ -74,28 +74,24 @@ class StoreSink(DataSource):
         return StoreStreamWriter(SinkOptions.parse(self.options), self.derivation())
 
 
-class StoreWriter(DataSourceArrowWriter):
+class _Writing:
+    """What both writers do in a task."""
+
+    def __init__(self, options: SinkOptions, derivation: Derivation) -> None:
+        self._options = options
+        self._derivation = derivation
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """See `write_items`."""
+        return write_items(iterator, self._options, self._derivation)
+
+
+class StoreWriter(_Writing, DataSourceArrowWriter):
     """Writes a range of batches once; see `StoreSink.writer`."""
 
-    def __init__(self, options: SinkOptions, derivation: Derivation) -> None:
-        self._options = options
-        self._derivation = derivation
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """See `write_items`."""
-        return write_items(iterator, self._options, self._derivation)
-
-
-class StoreStreamWriter(DataSourceStreamArrowWriter):
+class StoreStreamWriter(_Writing, DataSourceStreamArrowWriter):
     """Writes one micro-batch; see `StoreSink.streamWriter`."""
-
-    def __init__(self, options: SinkOptions, derivation: Derivation) -> None:
-        self._options = options
-        self._derivation = derivation
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """See `write_items`."""
-        return write_items(iterator, self._options, self._derivation)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Move the cursor to the last batch of the micro-batch and append a progress line; may be called again.

@@ -53,8 +53,8 @@ def serve(
     gc.disable()  # a tenth of the start: modules make objects by the hundred thousand, and none of them is garbage
     from oncegate.consensus.errors import ConsensusError
     from oncegate.gateway.http.auth import Tokens
+    from oncegate.gateway.http.server import check_exposure, server_context
     from oncegate.gateway.http.server import serve as run
-    from oncegate.gateway.http.tls import check_exposure, server_context
     from oncegate.gateway.node.node import Node, replica_config
     from oncegate.gateway.node.settings import Settings
 

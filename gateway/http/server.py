@@ -1,8 +1,8 @@
 """The HTTP server of a node.
 
-Owns: the application, its routes and its life. :mod:`oncegate.gateway.http.admission.connections` bounds connections,
-:mod:`oncegate.gateway.http.admission.gate` checks every request, and :mod:`oncegate.gateway.http.negotiation` decodes
-bodies and encodes answers.
+Owns: the application, its routes and its life, its TLS, and where a node may listen without.
+:mod:`oncegate.gateway.http.admission.connections` bounds connections, :mod:`oncegate.gateway.http.admission.gate`
+checks every request, and :mod:`oncegate.gateway.http.negotiation` decodes bodies and encodes answers.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Final
 
 from aiohttp import web
 
+from oncegate.consensus.config import is_loopback
 from oncegate.gateway.http.admission.bodies import BodyBudget
 from oncegate.gateway.http.admission.connections import (
     CONNECTIONS,
@@ -32,7 +33,6 @@ from oncegate.gateway.http.auth import Tokens
 from oncegate.gateway.http.negotiation import BODIES, NODE, problem
 from oncegate.gateway.http.routes import cluster, events, flows, operations, rows, sessions, tables
 from oncegate.gateway.http.routing import Route
-from oncegate.gateway.http.tls import check_exposure, load, server_context
 from oncegate.gateway.node.node import Node
 from oncegate.gateway.node.settings import Settings
 from oncegate.rifl.errors import Code, OncegateError
@@ -66,7 +66,7 @@ def application(node: Node, tokens: Tokens | None = None, *, routes: tuple[Route
     settings = node.settings
     desk = Desk(
         routes,
-        authenticator=tokens,
+        tokens=tokens,
         requests_max=settings.tenant_requests_max,
         operations_per_s=settings.tenant_operations_per_s,
     )
@@ -164,3 +164,47 @@ async def serve(settings: Settings, make_node: MakeNode = Node) -> None:
         gc.set_threshold(*GC_THRESHOLDS)
         await stop.wait()
         log.info("node %s stops", settings.node)
+
+
+def server_context(settings: Settings) -> ssl.SSLContext | None:
+    """Return the TLS context of the settings, None without certificate.
+
+    Raises:
+        ValueError: certificate and key do not belong together, or a file holds neither.
+        OSError: a file cannot be read.
+    """
+    if settings.tls_certificate is None or settings.tls_key is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    load(context, settings)
+    return context
+
+
+def load(context: ssl.SSLContext, settings: Settings) -> None:
+    """Load certificate and key; connections made from now on use them."""
+    if settings.tls_certificate is None or settings.tls_key is None:
+        return
+    try:
+        context.load_cert_chain(settings.tls_certificate, settings.tls_key)
+    except ssl.SSLError as fault:
+        raise ValueError(f"{settings.tls_certificate} and {settings.tls_key}: {fault.reason or fault}") from None
+
+
+def check_exposure(settings: Settings) -> None:
+    """Refuse to serve HTTP on an address that others can reach without tokens or without TLS.
+
+    Raises:
+        ValueError: the address is no loopback address, TLS or tokens are missing, and it is not allowed explicitly.
+    """
+    if (settings.tls_certificate is None) != (settings.tls_key is None):
+        raise ValueError("tls_certificate and tls_key go together")
+    host = settings.address.host
+    if settings.insecure_http or is_loopback(host):
+        return
+    missing = [
+        name for name, path in (("tls_certificate", settings.tls_certificate), ("tokens_file", settings.tokens_file))
+        if path is None
+    ]  # fmt: skip
+    if missing:
+        raise ValueError(f"{host} is not a loopback address: {' and '.join(missing)} or insecure_http is required")

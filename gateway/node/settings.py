@@ -80,11 +80,7 @@ def _log_level(level: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """All settings of ``oncegate serve``.
-
-    Raises:
-        ValueError: values are not valid; the text names each.
-    """
+    """All settings of ``oncegate serve``; raises ValueError: values are not valid; the text names each."""
 
     node: str = setting("n1", "id of this node among the members")
     cluster: str = setting("oncegate", "id of the cluster; checked on every peer connection")

@@ -75,11 +75,7 @@ class JobSettings:
     cores: int = 2
 
     def sink_options(self) -> Mapping[str, str]:
-        """Return the sink's options beyond those of every sink.
-
-        Raises:
-            SinkError: BAD_OPTION; called before the job begins.
-        """
+        """Return the sink's options beyond those of every sink; raises BAD_OPTION; called before the job begins."""
         return {}
 
 

@@ -45,16 +45,10 @@ def _run(options: argparse.Namespace) -> int:
                 state = f"Cassandra {node.version}" if node.version else "does not answer"
                 _say(f"node {node.number}  {node.address}  pid {node.pid or '-'}  {node.resident_mib:.0f} MiB  {state}")
             return 0 if all(node.version for node in found) else 3
-        case "down":
-            DevCluster(options.home).down()
-        case "wipe":
-            DevCluster(options.home).wipe()
-        case "start":
-            DevCluster(options.home).start(options.node)
-        case "stop":
-            DevCluster(options.home).stop(options.node)
-        case "kill":
-            DevCluster(options.home).kill(options.node)
+        case "down" | "wipe" as command:
+            getattr(DevCluster(options.home), command)()
+        case "start" | "stop" | "kill" as command:
+            getattr(DevCluster(options.home), command)(options.node)
     return 0
 
 

@@ -61,11 +61,7 @@ class DevCluster:
         self.nodes = [CassandraNode(self.home, number, chosen) for number in range(1, chosen.nodes + 1)]
 
     def up(self) -> None:
-        """Start all nodes and wait until each answers and all know each other; idempotent.
-
-        Raises:
-            StoreError: CLUSTER_FAILED.
-        """
+        """Start all nodes and wait until each answers and all know each other; idempotent; raises CLUSTER_FAILED."""
         self.home.mkdir(parents=True, exist_ok=True)
         (self.home / "config.json").write_text(json.dumps(asdict(self.config), indent=1) + "\n")
         for node in self.nodes:

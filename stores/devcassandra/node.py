@@ -258,11 +258,7 @@ def _gone(pid: int) -> bool:
 
 
 class Probe:
-    """A connection to one node.
-
-    Raises:
-        OSError: the node does not answer, or not as expected.
-    """
+    """A connection to one node; raises OSError: the node does not answer, or not as expected."""
 
     def __init__(self, host: str, port: int, timeout_s: float = 5.0) -> None:
         self._socket = socket.create_connection((host, port), timeout=timeout_s)

@@ -31,11 +31,7 @@ _BATCHES_QUEUED_MAX: Final = 8
 
 
 def scan(table: StoreTable, files: Sequence[Path]) -> Iterator[pa.RecordBatch]:
-    """Yield all live rows of the files.
-
-    Raises:
-        StoreError: STORE_UNAVAILABLE, when a file cannot be read.
-    """
+    """Yield all live rows of the files; raises STORE_UNAVAILABLE, when a file cannot be read."""
     large = [file for file in files if _bytes_of(file) > _BYTES_IN_PROCESS_MAX]
     for file in files:
         if file not in large:

@@ -110,14 +110,6 @@ def test_index_over_the_bound_is_used_but_not_kept_and_evicts_nothing() -> None:
     assert (len(cache), cache.size_bytes) == (0, 0)
 
 
-def test_dropped_index_gives_its_bytes_back() -> None:
-    cache = IndexCache(10**6)
-    cache.get("one", an_index)
-    for _ in range(2):
-        cache.drop("one")
-    assert (len(cache), cache.size_bytes) == (0, 0)
-
-
 def test_build_that_fails_leaves_the_cache_as_it_was() -> None:
     cache = IndexCache(10**6)
 

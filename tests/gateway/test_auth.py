@@ -18,8 +18,7 @@ import trustme
 from oncegate.gateway.http.auth import Tokens, new_token
 from oncegate.gateway.http.identity import Identity, Scope
 from oncegate.gateway.http.negotiation import IDENTITY, check_owner
-from oncegate.gateway.http.server import ROUTES, running
-from oncegate.gateway.http.tls import check_exposure, server_context
+from oncegate.gateway.http.server import ROUTES, check_exposure, running, server_context
 from oncegate.gateway.local.cluster import LocalCluster
 from oncegate.gateway.local.ports import free_ports
 from oncegate.gateway.node.settings import Settings

@@ -11,13 +11,14 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable
-from typing import Final, Protocol
+from typing import Final
 
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Middleware
 
 from oncegate.consensus.snapshot.throttle import TokenBucket
 from oncegate.gateway import wire
+from oncegate.gateway.http.auth import Tokens
 from oncegate.gateway.http.identity import ANONYMOUS, Identity
 from oncegate.gateway.http.negotiation import IDENTITY, problem
 from oncegate.gateway.http.routing import ANYTHING, FORM, JSON_LINES, UNNAMED, Handler, Route
@@ -32,13 +33,6 @@ _STATUS_CODES: Final = {
     415: Code.UNSUPPORTED_MEDIA_TYPE,
 }
 log = logging.getLogger(__name__)
-
-
-class Authenticator(Protocol):
-    """Tells who sends a request."""
-
-    def identify(self, authorization: str | None) -> Identity:
-        """Return the identity that the header proves; raises UNAUTHENTICATED."""
 
 
 class OperationRate(TokenBucket):
@@ -88,7 +82,7 @@ class Desk:
 
     Args:
         routes: all that are served.
-        authenticator: None: everybody is :data:`oncegate.gateway.http.identity.ANONYMOUS` and may do everything.
+        tokens: None: everybody is :data:`oncegate.gateway.http.identity.ANONYMOUS` and may do everything.
         requests_max: requests that one tenant may have under way at this node.
         operations_per_s: of one tenant at this node, unless its token says otherwise; 0: no bound.
         clock: monotonic seconds.
@@ -98,13 +92,13 @@ class Desk:
         self,
         routes: Iterable[Route],
         *,
-        authenticator: Authenticator | None = None,
+        tokens: Tokens | None = None,
         requests_max: int,
         operations_per_s: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._routes = {route.handler: route for route in routes}
-        self._authenticator = authenticator
+        self._known = tokens
         self._requests_max = requests_max
         self._operations_per_s = operations_per_s
         self._clock = clock
@@ -121,8 +115,8 @@ class Desk:
         if route is None:
             return None
         identity = ANONYMOUS
-        if self._authenticator is not None and route.scope is not None:
-            identity = self._authenticator.identify(request.headers.get(hdrs.AUTHORIZATION))
+        if self._known is not None and route.scope is not None:
+            identity = self._known.identify(request.headers.get(hdrs.AUTHORIZATION))
             if route.scope not in identity.scopes:
                 raise OncegateError(Code.FORBIDDEN, f"the token lacks the scope {route.scope}")
         request[IDENTITY] = identity
