@@ -201,7 +201,7 @@ class Client:
     # Declarations
 
     async def declare_table(
-        self, name: str, *, kind: TableKind = "resident", timeout_s: float | None = None, **options: Json
+        self, /, name: str, *, kind: TableKind = "resident", timeout_s: float | None = None, **options: Json
     ) -> TableInfo:
         """Declare a table; declaring it again as it is changes nothing.
 
@@ -219,7 +219,7 @@ class Client:
         return info
 
     async def declare_flow(
-        self, name: str, *, source: str, timeout_s: float | None = None, **options: Json
+        self, /, name: str, *, source: str, timeout_s: float | None = None, **options: Json
     ) -> FlowInfo:
         """Declare a flow on a table; declaring it again as it is changes nothing.
 

@@ -1,7 +1,7 @@
 """Runs calls of threads without an event loop in the asynchronous SDK.
 
 Owns: a thread with an event loop for each client, its start and end, and how the asynchronous SDK's errors differ for
-synchronous callers. The calls: :mod:`oncegate.gateway.client.sync`, :mod:`oncegate.gateway.client.sync_session`.
+synchronous callers. The calls: :mod:`oncegate.gateway.client.sync`.
 """
 
 from __future__ import annotations
