@@ -6,36 +6,8 @@ Start at :class:`Client`. Errors: :class:`OncegateError` and below. Logs go to `
 
 import logging
 import os
-
-from oncegate.gateway.client.client import Client
-from oncegate.gateway.client.failures import (
-    DeadlineExceeded,
-    MalformedAnswer,
-    OperationFailed,
-    OutcomeUnknown,
-    PartialFailure,
-)
-from oncegate.gateway.client.outbox_file import OutboxDamaged, OutboxEntry
-from oncegate.gateway.client.recovery import OutboxUnresolved, Recovered
-from oncegate.gateway.client.results import (
-    ClusterInfo,
-    Consumer,
-    FlowInfo,
-    Json,
-    ManyResult,
-    Member,
-    Page,
-    RequestState,
-    Resolution,
-    Row,
-    RowsPart,
-    TableInfo,
-    WriteResult,
-)
-from oncegate.gateway.client.session import Session
-from oncegate.gateway.client.settings import Tuning
-from oncegate.rifl.errors import Code, OncegateError, Outcome
-from oncegate.rifl.ids import RequestId
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
 
 _LOG = logging.getLogger("oncegate.client")
 _LOG.addHandler(logging.NullHandler())
@@ -76,3 +48,48 @@ __all__ = [
     "Tuning",
     "WriteResult",
 ]
+
+_OWNERS: Final = ("failures", "results", "settings", "outbox_file", "recovery", "session", "client")
+"""Modules of these names, those that import aiohttp last: an outbox is read and an error is raised without it."""
+
+if TYPE_CHECKING:
+    from oncegate.gateway.client.client import Client
+    from oncegate.gateway.client.failures import (
+        DeadlineExceeded,
+        MalformedAnswer,
+        OperationFailed,
+        OutcomeUnknown,
+        PartialFailure,
+    )
+    from oncegate.gateway.client.outbox_file import OutboxDamaged, OutboxEntry
+    from oncegate.gateway.client.recovery import OutboxUnresolved, Recovered
+    from oncegate.gateway.client.results import (
+        ClusterInfo,
+        Consumer,
+        FlowInfo,
+        Json,
+        ManyResult,
+        Member,
+        Page,
+        RequestState,
+        Resolution,
+        Row,
+        RowsPart,
+        TableInfo,
+        WriteResult,
+    )
+    from oncegate.gateway.client.session import Session
+    from oncegate.gateway.client.settings import Tuning
+    from oncegate.rifl.errors import Code, OncegateError, Outcome
+    from oncegate.rifl.ids import RequestId
+else:
+
+    def __getattr__(name: str) -> object:
+        """Import a public name on its first use (PEP 562)."""
+        if name in __all__:
+            for owner in _OWNERS:
+                module = import_module(f"{__name__}.{owner}")
+                if hasattr(module, name):
+                    found = globals()[name] = getattr(module, name)
+                    return found
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -25,6 +25,14 @@ def test_commands_of_clients_import_nothing_of_the_server() -> None:
         assert done.returncode == code, done.stderr
 
 
+def test_an_outbox_is_listed_without_the_modules_that_send_it(tmp_path: Path) -> None:
+    argv = ["oncegate", "outbox", "ls", str(_outbox(tmp_path / "outbox"))]
+    done = python(
+        f"import sys; sys.modules['aiohttp'] = None; sys.argv = {argv}; from oncegate.__main__ import main; main()"
+    )
+    assert (done.returncode, done.stderr) == (0, "0 entries, position null\n")
+
+
 def test_a_command_of_the_server_says_what_to_install() -> None:
     done = python(f"{WITHOUT}sys.argv = ['oncegate', 'serve']\nfrom oncegate.gateway.cli.main import main; main()")
     assert done.returncode == 2
@@ -32,8 +40,9 @@ def test_a_command_of_the_server_says_what_to_install() -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_the_fixture_without_its_extra_is_a_typed_error() -> None:
-    done = python(f"{WITHOUT}import oncegate.gateway.testing")
+@pytest.mark.parametrize("without", [WITHOUT, "import sys; sys.modules['aiohttp'] = None\n"], ids=["server", "aiohttp"])
+def test_the_fixture_without_its_extra_is_a_typed_error(without: str) -> None:
+    done = python(f"{without}import oncegate.testing")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("oncegate.gateway.client.failures.OperationFailed: BAD_REQUEST")
     assert 'pip install "oncegate[testing]"' in done.stderr
