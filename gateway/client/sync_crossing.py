@@ -53,9 +53,9 @@ def crossed(failure: BaseException, crossing: Crossing) -> BaseException:
 class LoopThread:
     """A thread that runs an event loop until it is stopped."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="oncegate-client", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
@@ -121,7 +121,7 @@ class Crossing:
             if self._closed:
                 raise OperationFailed(Code.CONFLICT, "the client is closed", outcome=Outcome.NOT_APPLIED)
             if self._thread is None:
-                started = LoopThread()
+                started = LoopThread("oncegate-client")
                 try:
                     started.run(self._client.__aenter__())
                 except BaseException:

@@ -6,17 +6,14 @@ Owns: the thread, and calls into it. What the gateway does: :mod:`oncegate.gatew
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
+from oncegate.gateway.client.sync_crossing import LoopThread
 from oncegate.gateway.machine.tables import TableKind
 from oncegate.gateway.testing.nodes import FakeGateway
 from oncegate.gateway.testing.state import Applied
-
-T = TypeVar("T")
 
 
 class FakeCluster:
@@ -30,27 +27,23 @@ class FakeCluster:
 
     def __init__(self, nodes: int = 3) -> None:
         self._count = nodes
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="oncegate-fake", daemon=True)
+        self._thread: LoopThread
         self.gateway: FakeGateway
         """All of it, for what has no method here. It lives in the other thread: look, and leave changes to methods."""
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._thread = LoopThread("oncegate-fake")
         self.gateway = FakeGateway(nodes=self._count)
-        self._run(self.gateway.__aenter__())
+        self._thread.run(self.gateway.__aenter__())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self._run(self.gateway.__aexit__(None, None, None))
-            self._run(end_tasks())
+            self._thread.run(self.gateway.__aexit__(None, None, None))
         finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+            self._thread.stop()
 
     @property
     def endpoints(self) -> list[str]:
@@ -68,7 +61,7 @@ class FakeCluster:
 
     def value(self, table: str, key: str) -> Any:
         """Return a row's value; raises NOT_FOUND without one."""
-        return self._run(self.gateway.value(table, key))
+        return self._thread.run(self.gateway.value(table, key))
 
     def advance(self, seconds: float) -> None:
         """Move the cluster's clock on; what is due ends: leases that nothing renewed, batches that are old enough."""
@@ -77,12 +70,12 @@ class FakeCluster:
     def stop(self, node: int = 0) -> None:
         """Stop a node: connections are cut and refused. The next one that runs leads."""
         gateway = self.gateway
-        self._run(gateway.nodes[node].stop())
+        self._thread.run(gateway.nodes[node].stop())
         self._do(lambda: gateway.lead(next((other for other in gateway.nodes if other.running), None)))
 
     def start(self, node: int = 0) -> None:
         """Start a stopped node on the port it had."""
-        self._run(self.gateway.nodes[node].start())
+        self._thread.run(self.gateway.nodes[node].start())
         if self.gateway.leader is None:
             self._do(lambda: self.gateway.lead(self.gateway.nodes[node]))
 
@@ -102,15 +95,4 @@ class FakeCluster:
         async def done() -> None:
             what()
 
-        self._run(done())
-
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-
-async def end_tasks() -> None:
-    """End what still runs in this loop, such as a request that nobody will answer."""
-    tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+        self._thread.run(done())
