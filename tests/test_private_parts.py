@@ -58,8 +58,8 @@ PARTS = (
         ("BatchMessage", "ProtocolHandler", "write_byte", "write_consistency_level", "write_short"),
     ),
     Parts("consensus/core/library.py", "pysyncobj", "pysyncobj.syncobj", ("createJournal",)),
-    Parts("gateway/cli/exits.py", "typer", "typer.core", ("TyperCommand", "TyperGroup")),
-    Parts("gateway/cli/exits.py", "typer", "typer.exceptions", ("TyperException",)),
+    Parts("gateway/cli/output.py", "typer", "typer.core", ("TyperCommand", "TyperGroup")),
+    Parts("gateway/cli/output.py", "typer", "typer.exceptions", ("TyperException",)),
 )
 
 

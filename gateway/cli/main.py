@@ -1,4 +1,4 @@
-"""Entry point: the command groups, and what every command shares.
+"""Entry point: the commands, and what every command shares.
 
 Exit codes: 0 done, 1 the answer is no (not ready, mismatch), 2 misuse, 3 the cluster could not be reached;
 ``verify`` and ``check`` have their own. A command imports its modules when it runs, so that ``status`` does not load
@@ -8,34 +8,56 @@ the server and ``oncegate[client]`` is enough for commands that need no server.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Final
 
 try:
     import typer
 except ModuleNotFoundError:
     sys.exit("oncegate: the command is not installed; pip install 'oncegate[client]' or 'oncegate[server]'")
 
-from oncegate.gateway.cli import check, cluster, dev, exits, explain, members, outbox, serve, token, verify
+from oncegate.gateway.cli.output import VerdictCommand, not_installed
 
 if TYPE_CHECKING:
     from oncegate.gateway.http.server import MakeNode
 
-app = typer.Typer(
-    name="oncegate",
-    no_args_is_help=True,
-    pretty_exceptions_show_locals=False,
-    rich_markup_mode=None,
-)
-app.command("serve")(serve.serve)
-app.command("dev")(dev.dev)
-app.command("status")(cluster.status)
-app.command("explain")(explain.explain)
-app.command("token")(token.token)
-app.command("verify", cls=exits.VerdictCommand)(verify.verify)
-app.add_typer(members.member, name="member")
-app.add_typer(members.leader, name="leader")
-app.add_typer(outbox.outbox, name="outbox")
-app.add_typer(check.check, name="check")
+    app: typer.Typer
+
+_MODULES: Final = {
+    "serve": "serve",
+    "dev": "dev",
+    "status": "cluster",
+    "explain": "cluster",
+    "token": "serve",
+    "verify": "verify",
+    "member": "cluster",
+    "leader": "cluster",
+    "outbox": "outbox",
+    "check": "check",
+}
+"""The commands, by the modules that define them."""
+
+
+def command_line(*names: str) -> typer.Typer:
+    """Return the command line with these commands, or all: importing all takes a tenth of a second of a processor."""
+    made = typer.Typer(
+        name="oncegate", no_args_is_help=True, pretty_exceptions_show_locals=False, rich_markup_mode=None
+    )
+    made.callback()(_every_command)
+    for name in names or _MODULES:
+        found = getattr(import_module(f"oncegate.gateway.cli.{_MODULES[name]}"), name)
+        if isinstance(found, typer.Typer):
+            made.add_typer(found, name=name)
+        else:
+            made.command(name, cls=VerdictCommand if name == "verify" else None)(found)
+    return made
+
+
+def __getattr__(name: str) -> object:
+    """Make ``app``, the whole command line, when it is asked for."""
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return command_line()
 
 
 def _version(asked: bool) -> None:
@@ -46,7 +68,6 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _every_command(
     _: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
@@ -62,7 +83,6 @@ def main(make_node: MakeNode | None = None) -> None:
         make_node: makes the node that ``serve`` runs; a plain one by default.
     """
     try:
-        app(obj=make_node)
+        command_line(*(word for word in sys.argv[1:2] if word in _MODULES))(obj=make_node)
     except ModuleNotFoundError as missing:
-        exits.say_what_is_missing(missing)
-        raise SystemExit(2) from None
+        raise SystemExit(not_installed(missing, 2).exit_code) from None

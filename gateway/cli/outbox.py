@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from oncegate.gateway.cli.cluster import ENDPOINT_DEFAULT, Endpoint
-from oncegate.gateway.cli.output import Format, Output, show
+from oncegate.gateway.cli.output import Format, Output, failed, show
 from oncegate.rifl.errors import Code, OncegateError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def list_entries(file: File, output: Format = Output.TABLE) -> None:
     try:
         opened = _open(file)
     except OncegateError as fault:
-        raise _failed(fault) from None
+        raise _exit(fault) from None
     try:
         rows = [_described(entry) for entry in opened.loaded]
         position = opened.head.position
@@ -41,7 +41,7 @@ def list_entries(file: File, output: Format = Output.TABLE) -> None:
     if output is Output.JSON:
         typer.echo(json.dumps({"position": position, "entries": rows}, indent=1))
         return
-    _print(rows)
+    _show(rows, output)
     typer.echo(f"{len(rows)} entries, position {json.dumps(position)}", err=True)
 
 
@@ -61,17 +61,15 @@ def drain(
     from oncegate.gateway.client import OutboxUnresolved
 
     if not file.exists():
-        typer.echo(f"oncegate: there is no outbox {file}", err=True)
-        raise typer.Exit(2)
+        raise failed(f"there is no outbox {file}", 2)
     unknown: list[OutboxEntry] = []
     try:
         recovered = asyncio.run(_drain(file, endpoint, timeout_s, unknown if forget_unknown else None))
     except OutboxUnresolved as fault:
         _show([_ended(entry) for entry in fault.entries], output)
-        typer.echo(f"oncegate: {fault.detail}; take note of them, then --forget-unknown", err=True)
-        raise typer.Exit(1) from None
+        raise failed(f"{fault.detail}; take note of them, then --forget-unknown", 1) from None
     except OncegateError as fault:
-        raise _failed(fault) from None
+        raise _exit(fault) from None
     _show([*(_outcome(one) for one in recovered), *(_ended(entry) for entry in unknown)], output)
 
 
@@ -126,11 +124,7 @@ def _ended(entry: OutboxEntry) -> dict[str, Any]:
 def _show(rows: list[dict[str, Any]], output: Output) -> None:
     if output is Output.JSON:
         typer.echo(json.dumps(rows, indent=1))
-    else:
-        _print(rows)
-
-
-def _print(rows: list[dict[str, Any]]) -> None:
+        return
     if not rows:
         return
     names = list(dict.fromkeys(name for row in rows for name in row))
@@ -138,6 +132,6 @@ def _print(rows: list[dict[str, Any]]) -> None:
     show(header, ([str(row.get(name, "")) for name in names] for row in rows), unbroken=header[:1])
 
 
-def _failed(fault: OncegateError) -> typer.Exit:
-    typer.echo(f"oncegate: {fault.detail or fault.title}", err=True)
-    return typer.Exit(3 if fault.code in _UNREACHABLE else 2 if fault.code is Code.NOT_FOUND else 1)
+def _exit(fault: OncegateError) -> typer.Exit:
+    code = 3 if fault.code in _UNREACHABLE else 2 if fault.code is Code.NOT_FOUND else 1
+    return failed(fault.detail or fault.title, code)

@@ -1,4 +1,4 @@
-"""``oncegate serve``: run one node. Without arguments a durable cluster of one on loopback.
+"""``oncegate serve``: run one node, without arguments a durable cluster of one on loopback; ``token``: make a token.
 
 The node's modules are imported when it starts: the other commands do not pay for them.
 """
@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from oncegate.gateway.cli.output import failed
+from oncegate.gateway.http.identity import Scope
 from oncegate.gateway.node.setting import Setting
 from oncegate.gateway.node.settings import SETTINGS
 
@@ -67,8 +69,7 @@ def serve(
         if settings.tokens_file is not None:
             Tokens(settings.tokens_file)
     except (ValueError, OSError) as fault:
-        typer.echo(f"oncegate: {fault}", err=True)
-        raise typer.Exit(2) from None
+        raise failed(fault, 2) from None
     _log_to_stderr(settings)
     sys.meta_path.insert(0, WithoutPandas())
     try:
@@ -110,3 +111,19 @@ def _log_to_stderr(settings: Settings) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(formatter)
     logging.basicConfig(level=settings.log_level, handlers=[handler])
+
+
+def token(
+    name: Annotated[str, typer.Argument(help="what the token is called in logs; unique in the file")],
+    tenant: Annotated[str, typer.Option(help="tenant of the token: sessions belong to a tenant")],
+    scope: Annotated[list[Scope], typer.Option(help="what it allows; repeat for each")],
+) -> None:
+    """Print an entry for tokens_file on stdout and the token, which is stored nowhere, on stderr."""
+    from oncegate.gateway.http.auth import new_token
+
+    try:
+        text, entry = new_token(name, tenant, scope)
+    except ValueError as fault:
+        raise failed(fault, 2) from None
+    print(entry)
+    typer.echo(f"token (shown this once): {text}", err=True)

@@ -10,8 +10,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from oncegate.gateway.cli.exits import MISUSE, exits
-from oncegate.gateway.cli.output import Format, Output, show
+from oncegate.gateway.cli.output import MISUSE, Format, Output, exits, failed, show
 
 EXIT: Final = {"equal": 0, "different": 1, "unknown": 2}
 
@@ -32,19 +31,21 @@ def verify(
 
     missing = [str(path) for path in directories if not path.is_dir()]
     if missing:
-        raise _misuse(f"no such directory: {', '.join(missing)}")
+        raise failed(f"no such directory: {', '.join(missing)}", MISUSE)
     if len({path.resolve() for path in directories}) != len(directories):
-        raise _misuse("a directory is named twice")
+        raise failed("a directory is named twice", MISUSE)
     wanted: checks.StoreWanted | None = None
     if store is not None:
         flow, slash, name = (consumer or "").partition("/")
         if not (flow and slash and name) or (contacts is None and name != ROWS_CONSUMER):
-            raise _misuse(f"--store needs --consumer FLOW/CONSUMER, and --contacts FILE unless that is {ROWS_CONSUMER}")
+            raise failed(
+                f"--store needs --consumer FLOW/CONSUMER, and --contacts FILE unless that is {ROWS_CONSUMER}", MISUSE
+            )
         if not store.startswith(("sqlite:///", "cassandra://")):
-            raise _misuse("a store URL starts with sqlite:/// or cassandra://")
+            raise failed("a store URL starts with sqlite:/// or cassandra://", MISUSE)
         wanted = checks.StoreWanted(store, flow, name, contacts)
     elif consumer is not None or contacts is not None:
-        raise _misuse("--consumer and --contacts go with --store")
+        raise failed("--consumer and --contacts go with --store", MISUSE)
     with exits():
         report = checks.verify(directories, wanted, lambda step: typer.echo(f"… {step}", err=True))
     if output is Output.JSON:
@@ -54,11 +55,6 @@ def verify(
     else:
         _print(report)
     raise typer.Exit(EXIT[report.verdict])
-
-
-def _misuse(text: str) -> typer.Exit:
-    typer.echo(f"oncegate: {text}", err=True)
-    return typer.Exit(MISUSE)
 
 
 def _row(node: Any) -> tuple[str, ...]:
