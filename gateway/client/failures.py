@@ -54,10 +54,7 @@ class OperationFailed(OncegateError):
         self.request_id = request_id
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (
-            _rebuild,
-            (type(self), self.code, self.detail, self.request_id, self.retry_after_ms, self.outcome),
-        )
+        return _rebuild, (type(self), self.code, self.detail, self.request_id, self.retry_after_ms, self.outcome)
 
 
 class OutcomeUnknown(OperationFailed):
@@ -129,6 +126,9 @@ class PartialFailure(OperationFailed):
         super().__init__(code, detail, request_id=request_id, retry_after_ms=retry_after_ms, outcome=outcome)
         self.applied = applied
         self.failed = failed
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (*super().__reduce__(), {"applied": self.applied, "failed": self.failed})
 
 
 class PartialDoubt(PartialFailure, OutcomeUnknown):

@@ -29,9 +29,10 @@ class Doubt(OutcomeUnknown):
 
     def __reduce__(self) -> tuple[object, ...]:
         # After unpickling there may be no crossing: it becomes the error of the asynchronous SDK again.
-        rebuild, values = super().__reduce__()
+        rebuild, values, *state = super().__reduce__()
         kind = type(self).__mro__[1 if type(self) is Doubt else 2]
-        return rebuild, tuple(kind if value is type(self) else value for value in values)  # type: ignore[attr-defined]
+        values = tuple(kind if value is type(self) else value for value in values)  # type: ignore[attr-defined]
+        return rebuild, values, *state
 
     def resolve(self, *, timeout_s: float | None = None) -> Resolution:  # type: ignore[override]
         """End the doubt, as :meth:`OutcomeUnknown.resolve`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import pickle
 
 import msgspec
@@ -20,6 +21,7 @@ from oncegate import (
     Tuning,
 )
 from oncegate.gateway import wire
+from oncegate.gateway.client.sync_crossing import crossed
 from oncegate.rifl.errors import REGISTRY, OncegateError, Outcome
 from oncegate.testing import FakeGateway, FakeNode
 
@@ -122,9 +124,9 @@ async def test_unknown_outcome_at_the_deadline_carries_the_id_and_can_be_asked_f
         assert state.state == "applied"
         assert state.result is not None
         assert state.result.commit == 1
-        copy = pickle.loads(pickle.dumps(failure))
-        assert type(copy) is OutcomeUnknown
-        assert copy.request_id == failure.request_id
+        again = pickle.loads(pickle.dumps(failure))
+        assert type(again) is OutcomeUnknown
+        assert again.request_id == failure.request_id
     assert len(fake.executed) == 1
 
 
@@ -259,6 +261,14 @@ def test_error_is_an_outcome_unknown_exactly_if_its_outcome_is(kind: type[Operat
             assert isinstance(one, kind)
             assert isinstance(one, OutcomeUnknown) == (one.outcome is Outcome.UNKNOWN), (code, outcome)
             assert (one.code, one.detail) == (code, "why")
+
+
+@pytest.mark.parametrize("outcome", [Outcome.NOT_APPLIED, Outcome.UNKNOWN])
+def test_partial_failure_keeps_its_counts_through_pickling(outcome: Outcome) -> None:
+    failure = PartialFailure(Code.TIMEOUT, "why", outcome=outcome, applied=3, failed=2)
+    for one in (failure, crossed(copy.copy(failure), None)):  # type: ignore[arg-type]
+        same = pickle.loads(pickle.dumps(one))
+        assert (type(same), same.outcome, same.applied, same.failed) == (type(failure), outcome, 3, 2)
 
 
 async def test_session_that_expires_behind_an_attempt_in_doubt_leaves_an_outcome_unknown(fake: FakeGateway) -> None:
