@@ -8,39 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import Any, Final, Protocol
+from typing import Any
 
 import msgspec
 
-from oncegate.gateway.client.failures import OperationFailed
-from oncegate.gateway.client.results import RowsPart
+from oncegate.gateway.client.promises import Promise, RowsCollector
 from oncegate.gateway.wire import Operation
-
-
-class Promise(Protocol):
-    """Receives one result: an asyncio future, or one row of a group."""
-
-    def done(self) -> bool:
-        """Whether nobody waits any more: resolved, expired or cancelled."""
-
-    def set_result(self, result: Any, /) -> None:
-        """Give the result."""
-
-    def set_exception(self, failure: BaseException, /) -> None:
-        """Give the failure."""
-
-
-class RowsPromise(Protocol):
-    """Where the results of a ``put_many`` go, part by part."""
-
-    def done(self) -> bool:
-        """Whether nobody waits any more."""
-
-    def add(self, part: RowsPart, memory_ms: int, /) -> None:
-        """Give the result of some rows."""
-
-    def fail(self, count: int, failure: OperationFailed, /) -> None:
-        """Give the failure of ``count`` rows."""
 
 
 class Pending(msgspec.Struct):
@@ -69,41 +42,16 @@ class PendingRows(msgspec.Struct):
     table: str
     keys: list[str]
     texts: list[str]
-    promise: RowsPromise
+    promise: RowsCollector
     deadline: float
     span: Any = None
 
 
-class _Gone:
-    """The promise of a write whose caller already has its result or error."""
-
-    def done(self) -> bool:
-        return True
-
-    def set_result(self, result: Any, /) -> None:
-        pass
-
-    def set_exception(self, failure: BaseException, /) -> None:
-        pass
-
-    def add(self, part: RowsPart, memory_ms: int, /) -> None:
-        pass
-
-    def fail(self, count: int, failure: OperationFailed, /) -> None:
-        pass
-
-
-GONE: Final = _Gone()
-
-
-class OperationsBatch:
+class OperationsBatch(msgspec.Struct, eq=False):
     """Writes that travel in one ``POST /v1/operations``, in the order in which they were submitted."""
 
-    __slots__ = ("pendings", "sequences")
-
-    def __init__(self, pendings: list[Pending], sequences: Sequence[int]) -> None:
-        self.pendings = pendings
-        self.sequences = sequences
+    pendings: list[Pending]
+    sequences: Sequence[int]
 
     def __len__(self) -> int:
         return len(self.pendings)
@@ -142,74 +90,51 @@ class PlaceFate(Enum):
     RELEASE = 2
 
 
-class BatchPlace:
-    """The place of a range, shared by the parts it was cut into.
+class BatchPlace(msgspec.Struct, eq=False):
+    """The place of a range, shared by the parts it was cut into: its first number, and its rows without a fate."""
 
-    Args:
-        first: the range's first sequence number.
-        length: its rows.
-    """
-
-    __slots__ = ("_fates", "_left", "first")
-
-    def __init__(self, first: int, length: int) -> None:
-        self.first = first
-        self._left = length
-        self._fates: set[PlaceFate] = set()
+    first: int
+    left: int
+    fates: set[PlaceFate] = msgspec.field(default_factory=set)
 
     def note(self, count: int, fate: PlaceFate) -> None:
         """Note what became of ``count`` rows."""
-        self._left -= count
-        self._fates.add(fate)
+        self.left -= count
+        self.fates.add(fate)
 
     def fate(self) -> PlaceFate | None:
         """Return what becomes of the place, or None while rows of it wait."""
-        if self._left > 0:
+        if self.left > 0:
             return None
-        if PlaceFate.ABANDON in self._fates:
+        if PlaceFate.ABANDON in self.fates:
             return PlaceFate.ABANDON
-        return PlaceFate.COMPLETE if PlaceFate.COMPLETE in self._fates else PlaceFate.RELEASE
+        return PlaceFate.COMPLETE if PlaceFate.COMPLETE in self.fates else PlaceFate.RELEASE
 
 
-class RangeBatch:
+class RangeBatch(msgspec.Struct, eq=False, kw_only=True):
     """Rows ``first``.. of one stream table that travel in one ``POST /v1/tables/{table}/ranges``.
 
-    Args:
+    Attributes:
         place: of the whole range; parts of it share it.
         first: sequence number of the first row in this batch.
         table: where they go.
-        keys: one a row.
+        keys_of_rows: one a row.
         texts: JSON values, one a row.
+        deadline: when the last promise fails.
         pendings: one for each row, if the rows were written one by one; else None.
         rows: the promise for all rows, if they were written together; else None.
-        deadline: when the last promise fails.
         span: of the call that wrote all rows together, where it is traced.
     """
 
-    __slots__ = ("deadline", "first", "keys_of_rows", "pendings", "place", "rows", "span", "table", "texts")
-
-    def __init__(
-        self,
-        place: BatchPlace,
-        first: int,
-        table: str,
-        keys: list[str],
-        texts: list[str],
-        *,
-        pendings: list[Pending] | None,
-        rows: RowsPromise | None,
-        deadline: float,
-        span: Any = None,
-    ) -> None:
-        self.span = span
-        self.place = place
-        self.first = first
-        self.table = table
-        self.keys_of_rows = keys
-        self.texts = texts
-        self.pendings = pendings
-        self.rows = rows
-        self.deadline = deadline
+    place: BatchPlace
+    first: int
+    table: str
+    keys_of_rows: list[str]
+    texts: list[str]
+    deadline: float
+    pendings: list[Pending] | None = None
+    rows: RowsCollector | None = None
+    span: Any = None
 
     def __len__(self) -> int:
         return len(self.keys_of_rows)
@@ -225,17 +150,13 @@ class RangeBatch:
 
     def part(self, first: int, last: int) -> RangeBatch:
         """Return the rows ``first``..``last`` as a batch of the same place."""
-        low, high = first - self.first, last - self.first + 1
-        return RangeBatch(
-            self.place,
-            first,
-            self.table,
-            self.keys_of_rows[low:high],
-            self.texts[low:high],
-            pendings=None if self.pendings is None else self.pendings[low:high],
-            rows=self.rows,
-            deadline=self.deadline,
-            span=self.span,
+        rows = slice(first - self.first, last - self.first + 1)
+        return msgspec.structs.replace(
+            self,
+            first=first,
+            keys_of_rows=self.keys_of_rows[rows],
+            texts=self.texts[rows],
+            pendings=None if self.pendings is None else self.pendings[rows],
         )
 
     def halves(self) -> tuple[RangeBatch, RangeBatch]:

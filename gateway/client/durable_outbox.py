@@ -28,9 +28,10 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from oncegate.gateway.client.batch import Pending, Promise
+from oncegate.gateway.client.batch import Pending
 from oncegate.gateway.client.failures import OperationFailed, OutcomeUnknown
 from oncegate.gateway.client.outbox_file import BYTES_MAX, ENTRIES_MAX, Head, NewEntry, OutboxEntry, OutboxFile
+from oncegate.gateway.client.promises import Promise
 from oncegate.rifl.errors import Code, Outcome
 from oncegate.rifl.ids import RequestId
 from oncegate.rifl.request_tracker import RequestTracker

@@ -1,7 +1,7 @@
 """Waiting writes, and how they are cut into batches. Pure: it only reads whether promises are done.
 
-Owns: the queue, its order, and when a write gets its sequence number: when it is sent, so that a write that was
-cancelled or expired before leaves no gap. Must not know asyncio or HTTP.
+Owns: the queue, its order, the end of writes that were never sent, and when a write gets its sequence number: when it
+is sent, so that a write that was cancelled or expired before leaves no gap. Must not know asyncio or HTTP.
 
 Order. Writes leave in the order in which they were submitted, with one exception: a write on a row of an unanswered
 batch waits for the answer, and writes on other rows may pass it. So writes of one session on the same row are applied
@@ -14,18 +14,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from itertools import islice
-from typing import NamedTuple
 
 from oncegate.gateway.client.batch import Batch, BatchPlace, OperationsBatch, Pending, PendingRows, RangeBatch
+from oncegate.gateway.client.failures import OperationFailed
 from oncegate.gateway.client.settings import Tuning
+from oncegate.gateway.client.verdicts import late, not_applied
 from oncegate.rifl.request_tracker import RequestTracker
-
-
-class _Cut(NamedTuple):
-    """How many of the first writes travel together, and whether as a range."""
-
-    size: int
-    ranged: bool
 
 
 class SendQueue:
@@ -57,7 +51,6 @@ class SendQueue:
         if not self.waiting:
             return None, dropped
         busy = _merged(travelling)
-        tracker = self._tracker
         head = self.waiting[0]
         if isinstance(head, PendingRows):
             rows = busy.get(head.table) if busy else None
@@ -65,18 +58,45 @@ class SendQueue:
                 return None, dropped
             self.waiting.popleft()
             return self._range_of_rows(head), dropped
-        cut = self._cut(busy)
-        if not self._has_room(ranged=cut.ranged):
+        size, ranged = self._cut(busy)
+        if not self._has_room(ranged=ranged):
             return None, dropped
-        if cut.size == 0:
+        if size == 0:
             overtaking = [] if self._in_order else self._overtake(busy)
             return self._operations(overtaking) if overtaking else None, dropped
-        count = cut.size if cut.ranged else min(cut.size, tracker.room_for_singles)
+        count = size if ranged else min(size, self._tracker.room_for_singles)
         popleft = self.waiting.popleft
         pendings: list[Pending] = [popleft() for _ in range(count)]  # type: ignore[misc]
-        if cut.ranged:
-            return self._range_of_puts(pendings), dropped
-        return self._operations(pendings), dropped
+        return self._range_of_puts(pendings) if ranged else self._operations(pendings), dropped
+
+    def expire(self, now: float) -> tuple[int, float]:
+        """Fail the writes whose deadline has passed; remove them, and those without a waiting caller.
+
+        Returns:
+            How many left the queue, and the next deadline, which may be infinite.
+        """
+        kept: list[Pending | PendingRows] = []
+        for pending in self.waiting:
+            if pending.promise.done():
+                continue
+            if pending.deadline <= now:
+                _fail(pending, late("it was never sent"))
+            else:
+                kept.append(pending)
+        expired = len(self.waiting) - len(kept)
+        if expired:
+            self.waiting.clear()
+            self.waiting.extend(kept)
+        return expired, min((pending.deadline for pending in kept), default=float("inf"))
+
+    def refuse(self, reason: OperationFailed) -> int:
+        """Fail all writes, because the session has ended; returns how many."""
+        unsent = list(self.waiting)
+        self.waiting.clear()
+        for pending in unsent:
+            if not pending.promise.done():
+                _fail(pending, not_applied(reason))
+        return len(unsent)
 
     def _has_room(self, *, ranged: bool) -> bool:
         tracker = self._tracker
@@ -96,8 +116,8 @@ class SendQueue:
             dropped += 1
         return dropped
 
-    def _cut(self, busy: dict[str, set[str]]) -> _Cut:
-        """Find how many writes at the front may travel in one request."""
+    def _cut(self, busy: dict[str, set[str]]) -> tuple[int, bool]:
+        """Return how many writes at the front may travel in one request, and whether as a range."""
         range_min = self._tuning.range_min
         operations_max = self._tuning.batch_operations_max
         count = run = 0  # of these writes, the last ``run`` are puts on one stream table
@@ -119,10 +139,10 @@ class SendQueue:
                 run = 0
             count += 1
             if run == range_min and count > run:
-                return _Cut(count - run, ranged=False)  # writes in front of a range are sent first
+                return count - run, False  # writes in front of a range are sent first
             if count >= operations_max and run != count:
                 break
-        return _Cut(count, ranged=run >= range_min)
+        return count, run >= range_min
 
     def _overtake(self, busy: dict[str, set[str]]) -> list[Pending]:
         """Take writes that may pass those in front, which wait for a row under way; each row keeps its order."""
@@ -156,16 +176,14 @@ class SendQueue:
 
     def _range_of_rows(self, rows: PendingRows) -> RangeBatch:
         first = self._tracker.take_range(len(rows.keys))
-        place = BatchPlace(first, len(rows.keys))
         return RangeBatch(
-            place,
-            first,
-            rows.table,
-            rows.keys,
-            rows.texts,
-            pendings=None,
-            rows=rows.promise,
+            place=BatchPlace(first, len(rows.keys)),
+            first=first,
+            table=rows.table,
+            keys_of_rows=rows.keys,
+            texts=rows.texts,
             deadline=rows.deadline,
+            rows=rows.promise,
             span=rows.span,
         )
 
@@ -174,15 +192,21 @@ class SendQueue:
         for sequence, pending in enumerate(pendings, first):
             pending.operation.sequence = sequence
         return RangeBatch(
-            BatchPlace(first, len(pendings)),
-            first,
-            pendings[0].operation.table,
-            [pending.operation.key for pending in pendings],
-            [pending.text or "null" for pending in pendings],
-            pendings=pendings,
-            rows=None,
+            place=BatchPlace(first, len(pendings)),
+            first=first,
+            table=pendings[0].operation.table,
+            keys_of_rows=[pending.operation.key for pending in pendings],
+            texts=[pending.text or "null" for pending in pendings],
             deadline=max([pending.deadline for pending in pendings]),
+            pendings=pendings,
         )
+
+
+def _fail(pending: Pending | PendingRows, failure: OperationFailed) -> None:
+    if isinstance(pending, PendingRows):
+        pending.promise.fail(len(pending.keys), failure)
+    else:
+        pending.promise.set_exception(failure)
 
 
 def _merged(travelling: Iterable[dict[str, set[str]]]) -> dict[str, set[str]]:

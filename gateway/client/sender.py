@@ -2,9 +2,9 @@
 
 Owns: the requests under way, and the end of each write. Its parts: :mod:`oncegate.gateway.client.send_queue` (what
 travels together) and :mod:`oncegate.gateway.client.verdicts` (what an answer means), both pure;
-:mod:`oncegate.gateway.client.places` (the bound on outstanding writes), :mod:`oncegate.gateway.client.deadlines`
-(callers who wait too long) and :mod:`oncegate.gateway.client.durable_outbox` (writes on disk, if the session keeps them
-there). Must not know HTTP: that is :mod:`oncegate.gateway.client.courier`.
+:mod:`oncegate.gateway.client.places` (the bound on outstanding writes, and callers who wait too long) and
+:mod:`oncegate.gateway.client.durable_outbox` (writes on disk, if the session keeps them there). Must not know HTTP:
+that is :mod:`oncegate.gateway.client.courier`.
 
 A write that succeeds costs one future, no task and no timer of its own. A *runner* task takes batch after batch; it
 starts with the first write and ends when no write may leave.
@@ -16,16 +16,15 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from oncegate.gateway.client.batch import Batch, OperationsBatch, Pending, PendingRows
 from oncegate.gateway.client.batch_call import BatchCall, OperationsCall, RangeCall, ended
 from oncegate.gateway.client.courier import Courier, at_deadline
-from oncegate.gateway.client.deadlines import Sweep, expire_unsent, fail_unsent
 from oncegate.gateway.client.durable_outbox import DurableOutbox
 from oncegate.gateway.client.failures import OperationFailed, Resolver
 from oncegate.gateway.client.lease import LeaseClock
-from oncegate.gateway.client.places import Places
+from oncegate.gateway.client.places import Places, Sweep
 from oncegate.gateway.client.retry import AttemptFailed
 from oncegate.gateway.client.send_queue import SendQueue
 from oncegate.gateway.client.tracing import Tracing
@@ -44,6 +43,7 @@ from oncegate.rifl.errors import Code, OncegateError
 from oncegate.rifl.ids import ClientId, Epoch, format_client_id
 from oncegate.rifl.request_tracker import RequestTracker
 
+AnyCall = OperationsCall | RangeCall
 LOG = logging.getLogger("oncegate.client")
 
 _CUTTABLE: Final = frozenset(
@@ -56,17 +56,20 @@ class Sender:
     """Sends the writes of one session.
 
     Args:
-        client_id: the session's.
-        epoch: the session's.
+        client_id, epoch: the session's.
         window: places; also the bound on outstanding writes.
         courier: makes the calls.
         lease: extended by every answer.
         headers: of every request, such as the token.
         resolver: settles doubts about its writes.
+        ended: called with the reason when the session takes no further writes.
         outbox: keeps writes on disk before they travel, or None.
         tracker: gives out the numbers; a new one by default.
-        ended: called with the reason when the session takes no further writes.
         tracing: makes spans of its requests, or None.
+
+    Attributes:
+        places: each write that is enqueued has one; it is freed when the write ends.
+        highest_commit: highest commit number that an answer has told.
     """
 
     def __init__(
@@ -78,9 +81,9 @@ class Sender:
         lease: LeaseClock,
         headers: Mapping[str, str],
         resolver: Resolver,
+        ended: Callable[[OperationFailed], None],
         outbox: DurableOutbox | None = None,
         tracker: RequestTracker | None = None,
-        ended: Callable[[OperationFailed], None] | None = None,
         tracing: Tracing | None = None,
     ) -> None:
         self.client_id = client_id
@@ -104,11 +107,10 @@ class Sender:
         self._pipeline_min = self._tuning.pipeline_min
         self._runners = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._travelling: list[BatchCall] = []
-        self._delayed: set[BatchCall] = set()
+        self._travelling: list[AnyCall] = []
+        self._delayed: set[BatchCall[Any]] = set()
         self._sweep = Sweep(self._loop, self._expire)
         self.places = Places(self._loop, window, self._sweep.arm)
-        """Each write that is enqueued has one; it is freed when the write ends."""
 
     @property
     def first_incomplete(self) -> int:
@@ -151,10 +153,6 @@ class Sender:
             self.enqueue(pendings[0])
             pendings.popleft()
 
-    async def drain(self) -> None:
-        """Wait until every write has its verdict or its deadline."""
-        await self.places.drain()
-
     async def abort(self, reason: OperationFailed) -> None:
         """Fail all pending writes and end all requests; returns when none of the sender's tasks runs any more."""
         self.end(reason)
@@ -168,14 +166,10 @@ class Sender:
         """Take no further writes and fail those that have not travelled; they are surely not applied."""
         if self.places.over is None:
             self.places.over = reason
-            if self._ended is not None:
-                self._ended(reason)
-        unsent = list(self._waiting)
-        self._waiting.clear()
-        for pending in unsent:
-            fail_unsent(pending, not_applied(reason))
+            self._ended(reason)
+        refused = self._queue.refuse(reason)
         self.places.refuse_waiting(reason)
-        self.places.free(len(unsent))
+        self.places.free(refused)
 
     # Requests
 
@@ -248,7 +242,7 @@ class Sender:
                 for part in (call.batch, *call.later):
                     self._fail(part, failure)
 
-    async def _keep(self, outbox: DurableOutbox, call: BatchCall) -> bool:
+    async def _keep(self, outbox: DurableOutbox, call: AnyCall) -> bool:
         """Put a batch into the outbox; False if it was refused there and must not travel."""
         try:
             await outbox.add(call.batch.pendings or ())
@@ -259,10 +253,10 @@ class Sender:
             return False
         return True
 
-    async def _exchange(self, call: BatchCall) -> Sequence[Batch]:
+    async def _exchange(self, call: AnyCall) -> Sequence[Batch]:
         """Make one call to its end and return the rest of its batch, to be sent again."""
         call.encode()
-        if len(call.content) > self._tuning.batch_bytes_max and len(call.batch) > 1:
+        if len(call.body or b"") > self._tuning.batch_bytes_max and len(call.batch) > 1:
             return call.batch.halves()
         try:
             if self._tracing is None:
@@ -283,7 +277,7 @@ class Sender:
             self._delayed.discard(call)
         return call.later
 
-    def delayed(self, call: BatchCall) -> None:
+    def delayed(self, call: BatchCall[Any]) -> None:
         """Let writes on other rows pass a batch whose attempts fail, within the bound on requests under way."""
         self._delayed.add(call)
         if self._waiting and self._runners < self._in_flight_max:
@@ -294,7 +288,7 @@ class Sender:
         if self.tracker.settle(sequence) and self._outbox is not None:
             self._outbox.settled([sequence])
 
-    def _call(self, batch: Batch) -> BatchCall:
+    def _call(self, batch: Batch) -> AnyCall:
         return OperationsCall(self, batch) if isinstance(batch, OperationsBatch) else RangeCall(self, batch)
 
     # Verdicts
@@ -336,7 +330,7 @@ class Sender:
 
     def _expire(self, now: float) -> float:
         """Fail every write whose deadline has passed and return the next deadline."""
-        expired, following = expire_unsent(self._waiting, now)
+        expired, following = self._queue.expire(now)
         for call in self._travelling:
             following = min(following, call.expire(now))
         following = min(following, self.places.expire(now))

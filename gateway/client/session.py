@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Self
 from msgspec import UnsetType
 
 from oncegate.gateway.client.batch import Pending, PendingRows
-from oncegate.gateway.client.collector import RowsCollector
 from oncegate.gateway.client.failures import OperationFailed
 from oncegate.gateway.client.places import Places, window_full
+from oncegate.gateway.client.promises import RowsCollector
 from oncegate.gateway.client.results import Json, ManyResult, Resolution, Row, WriteResult
 from oncegate.gateway.client.sender import Sender
 from oncegate.gateway.client.session_life import SessionLife
@@ -131,7 +131,7 @@ class Session:
 
     async def drain(self) -> None:
         """Wait until every write so far has its result or its error."""
-        await self._sender.drain()
+        await self._places.drain()
         if self._life.outbox is not None:
             await self._life.outbox.flush()
 
@@ -214,7 +214,7 @@ class Session:
         timeout_s: float | None = None,
     ) -> WriteResult:
         """Delete a row exactly once; see :meth:`put`."""
-        return await self._write(self._writes.delete(table, key, if_version, if_value, timeout_s), position)
+        return await self._write(self._writes.other("delete", table, key, if_version, if_value, timeout_s), position)
 
     async def increment(
         self,
@@ -228,7 +228,8 @@ class Session:
         timeout_s: float | None = None,
     ) -> WriteResult:
         """Add to a row's number exactly once; ``value`` of the result is the sum. See :meth:`put`."""
-        return await self._write(self._writes.increment(table, key, by, if_version, if_value, timeout_s), position)
+        pending = self._writes.other("increment", table, key, if_version, if_value, timeout_s, by=by)
+        return await self._write(pending, position)
 
     async def append(
         self,
@@ -242,7 +243,8 @@ class Session:
         timeout_s: float | None = None,
     ) -> WriteResult:
         """Add an item to the end of a row's bounded list exactly once; see :meth:`put`."""
-        return await self._write(self._writes.append(table, key, item, if_version, if_value, timeout_s), position)
+        pending = self._writes.other("append", table, key, if_version, if_value, timeout_s, item=item)
+        return await self._write(pending, position)
 
     async def get_remembered(
         self, table: str, key: str, *, position: Json = None, timeout_s: float | None = None
@@ -252,9 +254,9 @@ class Session:
         For a decision that must not change if it is made again after a crash. :meth:`get` is the cheap way to read.
 
         Returns:
-            The result; ``value`` and ``version`` are the row's, None if there is none.
+            The result; ``value`` and ``version`` are the row's: None and 0 if there is none.
         """
-        return await self._write(self._writes.get(table, key, timeout_s), position)
+        return await self._write(self._writes.other("get", table, key, None, UNSET, timeout_s), position)
 
     def submit(
         self,
@@ -278,7 +280,10 @@ class Session:
             OperationFailed: WINDOW_FULL if as many writes are outstanding as the window has places: nothing was taken;
                 or why the session has ended.
         """
-        pending = self._writes.any(operation, table, key, value, by, if_absent, if_version, if_value, timeout_s)
+        if operation == "put":
+            pending = self._writes.put(table, key, value, if_absent, if_version, if_value, timeout_s)
+        else:
+            pending = self._writes.other(operation, table, key, if_version, if_value, timeout_s, by=by, item=value)
         if position is not None:
             self._writes.note(pending, position)
         places = self._places

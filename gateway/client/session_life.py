@@ -152,9 +152,9 @@ class SessionLife:
             lease,
             connection.headers,
             self.settle,
+            self._ended,
             outbox,
             tracker,
-            self._ended,
             connection.tracing,
         )
         self._keeper = asyncio.create_task(keep_lease(lease, self._renew, self._loop.time, asyncio.sleep))
@@ -205,7 +205,7 @@ class SessionLife:
         told = False
         try:
             if drain:
-                await self.sender.drain()
+                await self.sender.places.drain()
                 told = True
         finally:
             keeper.cancel()

@@ -79,7 +79,7 @@ class Tracing:
         future.add_done_callback(partial(_end, span))
 
     @contextmanager
-    def request(self, call: BatchCall) -> Iterator[None]:
+    def request(self, call: BatchCall[Any]) -> Iterator[None]:
         """Span a request with all its attempts, and give it the context to carry."""
         batch = call.batch
         found = [pending.span for pending in batch.pendings or ()]

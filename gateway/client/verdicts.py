@@ -20,6 +20,7 @@ import msgspec
 
 from oncegate.gateway.client.batch import OperationsBatch, Pending, PlaceFate, RangeBatch
 from oncegate.gateway.client.failures import (
+    DeadlineExceeded,
     MalformedAnswer,
     OperationFailed,
     OutcomeUnknown,
@@ -334,3 +335,8 @@ def not_applied(reason: OperationFailed) -> OperationFailed:
 def doubtful(reason: OperationFailed) -> OperationFailed:
     """Return the error of a write that was under way when ``reason`` ended the session."""
     return OutcomeUnknown(reason.code, reason.detail, outcome=Outcome.UNKNOWN)
+
+
+def late(why: str, code: Code = Code.TIMEOUT) -> DeadlineExceeded:
+    """Return the error of a write whose deadline passed before it was sent; it was surely not applied."""
+    return DeadlineExceeded(code, f"not sent before the deadline: {why}", outcome=Outcome.NOT_APPLIED)

@@ -11,9 +11,9 @@ from typing import Any, Final, Literal
 import msgspec
 
 from oncegate.gateway.client.batch import Pending, PendingRows
-from oncegate.gateway.client.collector import RowPromise, RowsCollector
 from oncegate.gateway.client.failures import OperationFailed
 from oncegate.gateway.client.outbox_file import POSITION_BYTES_MAX
+from oncegate.gateway.client.promises import RowPromise, RowsCollector
 from oncegate.gateway.client.settings import TableKind
 from oncegate.gateway.client.tables import TableKinds
 from oncegate.gateway.wire import Operation
@@ -90,56 +90,32 @@ class Writes:
                 self._kinds.wonder(table)
         return self._pending(operation, text, timeout_s)
 
-    def delete(self, table: str, key: str, if_version: int | None, if_value: Any, timeout_s: float | None) -> Pending:
-        """Prepare a delete."""
-        condition = _condition(if_version, if_value)
-        return self._pending(Operation(0, "delete", table, key, if_=condition), None, timeout_s)
-
-    def increment(
-        self, table: str, key: str, by: int, if_version: int | None, if_value: Any, timeout_s: float | None
-    ) -> Pending:
-        """Prepare an increment."""
-        condition = _condition(if_version, if_value)
-        return self._pending(Operation(0, "increment", table, key, by=by, if_=condition), None, timeout_s)
-
-    def append(
-        self, table: str, key: str, item: Any, if_version: int | None, if_value: Any, timeout_s: float | None
-    ) -> Pending:
-        """Prepare an append."""
-        condition = _condition(if_version, if_value)
-        operation = Operation(0, "append", table, key, item=msgspec.Raw(_encode(item)), if_=condition)
-        return self._pending(operation, None, timeout_s)
-
-    def get(self, table: str, key: str, timeout_s: float | None) -> Pending:
-        """Prepare a read whose result is remembered."""
-        return self._pending(Operation(0, "get", table, key), None, timeout_s)
-
-    def any(
+    def other(
         self,
         name: OperationName,
         table: str,
         key: str,
-        value: Any,
-        by: int,
-        if_absent: bool,
         if_version: int | None,
         if_value: Any,
         timeout_s: float | None,
+        *,
+        by: int = 1,
+        item: Any = UNSET,
     ) -> Pending:
-        """Prepare the write of that name."""
+        """Prepare a delete, an increment, an append, or a read whose result is remembered, which has no condition."""
+        operation = Operation(0, name, table, key)
+        if name != "get":
+            operation.if_ = _condition(if_version, if_value)
         match name:
-            case "put":
-                return self.put(table, key, value, if_absent, if_version, if_value, timeout_s)
-            case "delete":
-                return self.delete(table, key, if_version, if_value, timeout_s)
             case "increment":
-                return self.increment(table, key, by, if_version, if_value, timeout_s)
+                operation.by = by
             case "append":
-                return self.append(table, key, value, if_version, if_value, timeout_s)
-            case "get":
-                return self.get(table, key, timeout_s)
+                operation.item = msgspec.Raw(_encode(item))
+            case "delete" | "get":
+                pass
             case _:
                 raise OperationFailed(Code.BAD_REQUEST, "an operation is put, delete, increment, append or get")
+        return self._pending(operation, None, timeout_s)
 
     def many(
         self,

@@ -34,6 +34,12 @@ async def test_failed_condition_is_a_result_and_not_an_error(fake: FakeGateway) 
         assert await client.get("rows", "seat") is None
 
 
+async def test_remembered_read_of_an_absent_row_has_version_0_and_no_value(fake: FakeGateway) -> None:
+    async with Client(fake.endpoints) as client, client.session() as session:
+        read = await session.get_remembered("rows", "k")
+    assert (read.applied, read.value, read.version) == (True, None, 0)
+
+
 async def test_increment_returns_the_sum(fake: FakeGateway) -> None:
     async with Client(fake.endpoints) as client, client.session() as session:
         assert (await session.increment("rows", "n")).value == 1
