@@ -1,7 +1,7 @@
 """One client's connections to its cluster, shared by its calls and its sessions.
 
-Owns: the HTTP connections and their life, what every request carries, the deadline of a call, and the newest commit
-number that was read. What applications call is :mod:`oncegate.gateway.client.client`; retries and routing are
+Owns: the HTTP connections and their life, what every request carries, the deadline of a call, the kinds of tables, and
+the newest commit number that was read. What applications call is :mod:`oncegate.gateway.client.client`; retries and routing are
 :mod:`oncegate.gateway.client.courier`'s.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Mapping
-from typing import Final, Literal, TypeVar
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Final, Literal, TypeVar
 from urllib.parse import urlencode
 
 import aiohttp
@@ -26,17 +26,77 @@ from oncegate.gateway.client.retry import AttemptFailed
 from oncegate.gateway.client.routing import Router
 from oncegate.gateway.client.session_life import SessionLife
 from oncegate.gateway.client.settings import Consistency, TableKind, Tuning
-from oncegate.gateway.client.tables import TableKinds
 from oncegate.gateway.client.tracing import Tracing
 from oncegate.gateway.client.verdicts import write_result
 from oncegate.gateway.wire import OperationResult
-from oncegate.rifl.errors import Code, Outcome
+from oncegate.rifl.errors import Code, OncegateError, Outcome
 from oncegate.rifl.ids import ClientId, RequestId, format_client_id
 
 T = TypeVar("T")
 
 _NO_TIMERS: Final = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None)
 """The courier bounds each attempt as a whole; aiohttp's own timers would only cost time."""
+
+
+ASK_AGAIN_S: Final = 1.0
+"""How long the failure to learn a kind in passing is remembered."""
+
+
+class TableKinds:
+    """The kind of each table that a client has met, asked for once: it never changes.
+
+    Args:
+        ask: asks the cluster; raises NOT_FOUND for a table that is not declared.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, ask: Callable[[str], Coroutine[Any, Any, TableKind]], clock: Callable[[], float]) -> None:
+        self._ask = ask
+        self._clock = clock
+        self.known: dict[str, TableKind] = {}
+        self._asking: dict[str, asyncio.Task[TableKind]] = {}
+        self._not_before: dict[str, float] = {}
+
+    async def learn(self, table: str) -> TableKind:
+        """Return the kind; concurrent callers share one question.
+
+        Raises:
+            OncegateError: NOT_FOUND, or why the cluster could not be asked.
+        """
+        kind = self.known.get(table)
+        if kind is not None:
+            return kind
+        return await asyncio.shield(self._task(table))
+
+    def wonder(self, table: str) -> None:
+        """Learn the kind in the background; after a failure a later call asks again."""
+        if table in self._asking or self._not_before.get(table, 0.0) > self._clock():
+            return
+        self._task(table)
+
+    async def close(self) -> None:
+        """End the questions under way."""
+        tasks = list(self._asking.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _task(self, table: str) -> asyncio.Task[TableKind]:
+        task = self._asking.get(table)
+        if task is None:
+            task = self._asking[table] = asyncio.create_task(self._ask(table))
+            task.add_done_callback(lambda done: self._learned(table, done))
+        return task
+
+    def _learned(self, table: str, task: asyncio.Task[TableKind]) -> None:
+        del self._asking[table]
+        if task.cancelled():
+            return
+        failure = task.exception()
+        if failure is None:
+            self.known[table] = task.result()
+        elif isinstance(failure, OncegateError):
+            self._not_before[table] = self._clock() + ASK_AGAIN_S
 
 
 class _Told(msgspec.Struct):
@@ -50,19 +110,12 @@ class _Told(msgspec.Struct):
 class Connection:
     """The calls of one client; :meth:`open` first, :meth:`close` last.
 
-    Args:
-        settled: endpoints, token, certificates and the total time of a call.
-        tuning: how operations travel.
-        tracing: makes spans, or None.
-        prefer_leader: as :class:`oncegate.gateway.client.Client`, as the next one.
-        tls: context for https endpoints.
+    ``prefer_leader`` and ``tls`` are those of :class:`oncegate.gateway.client.Client`.
 
     Attributes:
         headers: what every request carries.
         highest_commit: highest commit number that a read has reflected.
-        courier: from :meth:`open` on, as the next two.
-        kinds: kinds of tables.
-        http: the connections.
+        courier, kinds, http: from :meth:`open` on.
     """
 
     def __init__(

@@ -16,14 +16,13 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from oncegate.gateway.client.batch import Batch, OperationsBatch, Pending, PendingRows
 from oncegate.gateway.client.batch_call import BatchCall, OperationsCall, RangeCall, ended
 from oncegate.gateway.client.courier import Courier, at_deadline
 from oncegate.gateway.client.durable_outbox import DurableOutbox
 from oncegate.gateway.client.failures import OperationFailed, Resolver
-from oncegate.gateway.client.lease import LeaseClock
 from oncegate.gateway.client.places import Places, Sweep
 from oncegate.gateway.client.retry import AttemptFailed
 from oncegate.gateway.client.send_queue import SendQueue
@@ -42,6 +41,9 @@ from oncegate.gateway.wire import MSGPACK
 from oncegate.rifl.errors import Code, OncegateError
 from oncegate.rifl.ids import ClientId, Epoch, format_client_id
 from oncegate.rifl.request_tracker import RequestTracker
+
+if TYPE_CHECKING:
+    from oncegate.gateway.client.session_life import LeaseClock
 
 AnyCall = OperationsCall | RangeCall
 LOG = logging.getLogger("oncegate.client")

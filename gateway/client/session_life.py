@@ -1,9 +1,9 @@
 """The life of a session: opened or taken up again, kept alive, lost or closed.
 
-Owns: the calls about the session itself, their order with its outbox and its sender, and the report of its loss. Calls
-of the application: :mod:`oncegate.gateway.client.session`. When a renewal is due: :mod:`oncegate.gateway.client.lease`.
-Restarting from an outbox: :mod:`oncegate.gateway.client.recovery`. Read next: :mod:`oncegate.gateway.client.sender`,
-which lives from open to close.
+Owns: the calls about the session itself, their order with its outbox and its sender, when a renewal is due, and the
+report of its loss. Calls of the application: :mod:`oncegate.gateway.client.session`. Restarting from an outbox:
+:mod:`oncegate.gateway.client.recovery`. Read next: :mod:`oncegate.gateway.client.sender`, which lives from open to
+close.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
 from oncegate.gateway.client.durable_outbox import DurableOutbox
 from oncegate.gateway.client.failures import OperationFailed
 from oncegate.gateway.client.json_call import JsonCall, NothingCall
-from oncegate.gateway.client.lease import LeaseClock, keep_lease
 from oncegate.gateway.client.outbox_file import OutboxEntry
 from oncegate.gateway.client.paths import SESSIONS, session_path
 from oncegate.gateway.client.recovery import Recovered, resend, resume
@@ -39,20 +39,58 @@ CLOSE_TIMEOUT_S: Final = 2.0
 """How long leaving a session may take to tell the cluster; its lease ends by itself otherwise."""
 
 
+class LeaseClock:
+    """How long the session's memory is known to last, on this machine's monotonic clock.
+
+    Every answer extends it, counted from when its request was **sent**: the server's promise cannot be older.
+    """
+
+    __slots__ = ("ends_at", "lease_s")
+
+    def __init__(self, lease_ms: int, sent_at: float) -> None:
+        self.lease_s = lease_ms / 1000
+        self.ends_at = sent_at + self.lease_s
+
+    def extend(self, sent_at: float, memory_ms: int) -> None:
+        """Note an answer to a request sent at ``sent_at``; never shortens the lease."""
+        ends_at = sent_at + memory_ms / 1000
+        if ends_at > self.ends_at:
+            self.ends_at = ends_at
+
+    def renewal_due_at(self) -> float:
+        """Return when half of the lease will be over; the other half is left for retries."""
+        return self.ends_at - self.lease_s / 2
+
+
+async def keep_lease(
+    lease: LeaseClock,
+    renew: Callable[[], Awaitable[None]],
+    clock: Callable[[], float],
+    sleep: Callable[[float], Awaitable[None]],
+) -> None:
+    """Renew whenever half of the lease has passed without an operation that renewed it; runs until cancelled.
+
+    ``renew`` extends the lease itself or raises what ends the loop.
+    """
+    while True:
+        wait_s = lease.renewal_due_at() - clock()
+        if wait_s > 0:
+            await sleep(wait_s)
+        else:
+            before = lease.ends_at
+            await renew()
+            if lease.ends_at <= before:
+                # Retry soon, but not in a busy loop: a lease of one second still has room for ten attempts.
+                await sleep(lease.lease_s / 20)
+
+
 class SessionLife:
     """One session from open to close; :meth:`open`, then :meth:`recover`, then :meth:`close`.
-
-    Args:
-        connection: makes the calls, and closes the session if it is still open when the client closes.
-        options: of the session.
-        nonce: names this open; random by default.
 
     Attributes:
         lost: set once the session has ended without being closed.
         recovered: writes of an earlier process that entering has settled.
-        sender: from :meth:`open` on.
-        writes: from :meth:`open` on.
-        outbox: from :meth:`open` on, if the session keeps one.
+        sender, writes, outbox: from :meth:`open` on; the last one if the session keeps one.
     """
 
     def __init__(self, connection: Connection, options: SessionOptions, nonce: str | None) -> None:

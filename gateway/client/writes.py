@@ -6,7 +6,7 @@ Owns: how a write call becomes a :class:`oncegate.gateway.client.batch.Pending`.
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
@@ -15,9 +15,11 @@ from oncegate.gateway.client.failures import OperationFailed
 from oncegate.gateway.client.outbox_file import POSITION_BYTES_MAX
 from oncegate.gateway.client.promises import RowPromise, RowsCollector
 from oncegate.gateway.client.settings import TableKind
-from oncegate.gateway.client.tables import TableKinds
 from oncegate.gateway.wire import Operation
 from oncegate.rifl.errors import Code, Outcome
+
+if TYPE_CHECKING:
+    from oncegate.gateway.client.connection import TableKinds
 
 OperationName = Literal["put", "delete", "increment", "append", "get"]
 UNSET: Final = msgspec.UNSET

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from oncegate import Client, Code, OperationFailed, Outcome, OutcomeUnknown
-from oncegate.gateway.client.lease import LeaseClock, keep_lease
+from oncegate.gateway.client.session_life import LeaseClock, keep_lease
 from oncegate.rifl.ids import format_client_id
 from oncegate.testing import FakeGateway
 
