@@ -17,10 +17,9 @@ import msgspec
 from oncegate.consensus.errors import ConsensusError
 from oncegate.consensus.replica.replica import Replica
 from oncegate.gateway.answers import request_state
-from oncegate.gateway.explain.attempts import Attempt, AttemptLog
+from oncegate.gateway.explain.memory import Attempt, AttemptLog, VerdictLog
 from oncegate.gateway.explain.search import Mention, Moved, OfKey, OfRequest, Search, Wanted
 from oncegate.gateway.explain.timeline import Explained, Timeline
-from oncegate.gateway.explain.verdicts import VerdictLog
 from oncegate.gateway.machine.cluster_clock import ClusterClock
 from oncegate.gateway.machine.machine import Machine
 from oncegate.rifl.errors import Code, OncegateError

@@ -1,7 +1,7 @@
 """Where a key or a request occurs in log entries; pure.
 
 Owns: matching, from an entry's bytes to mentions of what is looked for. An entry that cannot hold it is passed over
-without being decoded. Read next: :mod:`oncegate.gateway.explain.verdicts`, :mod:`oncegate.gateway.explain.timeline`.
+without being decoded. Read next: :mod:`oncegate.gateway.explain.memory`, :mod:`oncegate.gateway.explain.timeline`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from oncegate.gateway.explain.verdicts import Did, VerdictLog
+from oncegate.gateway.explain.memory import Did, VerdictLog
 from oncegate.gateway.machine import commands as c
 from oncegate.rifl.completion import FINGERPRINT_BYTES
 from oncegate.rifl.key_table import KEYS_CLIENT
@@ -88,26 +88,21 @@ class Search:
         for number, command in enumerate(entry.commands):
             at = (index, term, entry.time_ms)
             count = 0
-            if isinstance(command, c.Operate):
+            if isinstance(command, (c.Operate, c.Keyed)):
                 count = len(command.ops)
-                for position, op in enumerate(command.ops):
-                    if self._is_wanted(command, command.client_id, op.sequence, op):
-                        did = verdicts.of_operation(index, number, position, before)
+                ops = [item.op for item in command.ops] if isinstance(command, c.Keyed) else command.ops
+                client_id = KEYS_CLIENT if isinstance(command, c.Keyed) else command.client_id
+                for position, op in enumerate(ops):
+                    did = verdicts.of_operation(index, number, position, before)
+                    sequence = did.number if isinstance(command, c.Keyed) else op.sequence
+                    if self._is_wanted(command, client_id, sequence, op):
                         kind = _KINDS.get(op.kind, str(op.kind))
-                        yield Mention(*at, command.client_id, op.sequence, kind, op.table, op.key, did)
+                        yield Mention(*at, client_id, sequence, kind, op.table, op.key, did)
             elif isinstance(command, c.Range):
                 count = len(command.fingerprints) // FINGERPRINT_BYTES
                 for sequence, key in self._in_range(command, count):
                     did = verdicts.of_range(index, number, command.first, sequence, before)
                     yield Mention(*at, command.client_id, sequence, "put", command.table, key, did)
-            elif isinstance(command, c.Keyed):
-                count = len(command.ops)
-                for position, item in enumerate(command.ops):
-                    op = item.op
-                    did = verdicts.of_operation(index, number, position, before)
-                    if self._is_wanted(command, KEYS_CLIENT, did.number, op):
-                        kind = _KINDS.get(op.kind, str(op.kind))
-                        yield Mention(*at, KEYS_CLIENT, did.number, kind, op.table, op.key, did)
             elif isinstance(command, c.MoveCursor):
                 yield Moved(*at, command.flow, command.consumer, command.batch)
             taken = verdicts.executed(index, number, count)

@@ -11,9 +11,8 @@ from typing import Final
 
 import msgspec
 
-from oncegate.gateway.explain.attempts import ANSWERED, GIVEN_UP, Attempt
+from oncegate.gateway.explain.memory import ANSWERED, EXECUTED, GIVEN_UP, Attempt
 from oncegate.gateway.explain.search import Mention, Moved
-from oncegate.gateway.explain.verdicts import EXECUTED
 from oncegate.gateway.machine.flow_state import Flow, FlowTable
 from oncegate.gateway.wire import RequestState
 from oncegate.rifl.ids import RequestId

@@ -19,8 +19,8 @@ from oncegate.consensus.replica.replica import Replica
 from oncegate.flows.publisher import Publisher
 from oncegate.flows.segment_store import SegmentStore
 from oncegate.gateway.answers import Answer
-from oncegate.gateway.explain.attempts import ANSWERED, GIVEN_UP
 from oncegate.gateway.explain.explainer import EXPLAIN, Explainer
+from oncegate.gateway.explain.memory import ANSWERED, GIVEN_UP
 from oncegate.gateway.live_check.checker import LIVE_CHECK, LiveChecker
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.cluster_clock import ClusterClock

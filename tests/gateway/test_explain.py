@@ -11,9 +11,17 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oncegate.gateway.explain.attempts import ANSWERED, FOUND_MAX, Attempt, AttemptLog
+from oncegate.gateway.explain.memory import (
+    ANSWERED,
+    DUPLICATE,
+    EXECUTED,
+    FOUND_MAX,
+    UNKNOWN,
+    Attempt,
+    AttemptLog,
+    VerdictLog,
+)
 from oncegate.gateway.explain.search import Mention, OfKey, OfRequest, Search
-from oncegate.gateway.explain.verdicts import DUPLICATE, EXECUTED, UNKNOWN, VerdictLog
 from oncegate.gateway.local.cluster import LocalCluster
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.results import AppliedPart, Operated, Ranged
