@@ -20,8 +20,7 @@ from oncegate.consensus.errors import ConsensusError
 from oncegate.consensus.ports import Caller
 from oncegate.gateway import wire
 from oncegate.gateway.live_check.order import Requests, RowOrder, before_asked, in_order
-from oncegate.gateway.live_check.recorder import WindowRecorder
-from oncegate.gateway.live_check.sample import RowSample, Seen
+from oncegate.gateway.live_check.recorder import RowSample, Seen, WindowRecorder
 
 LIVE_CHECK: Final = b"l"
 """First byte of a peer call that asks for the newest sampled operations."""
@@ -49,11 +48,7 @@ class LiveChecker:
         peers: the calls to other nodes.
         others: ids of the other members, now.
 
-    Attributes:
-        recorder: the hot path.
-        operations: checked so far.
-        windows: so far.
-        anomalies: found so far.
+    ``operations``, ``windows`` and ``anomalies`` count what was checked and found so far.
     """
 
     def __init__(

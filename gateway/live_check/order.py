@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from oncegate.gateway.live_check.sample import READ, Seen
+from oncegate.gateway.live_check.recorder import READ, Seen
 from oncegate.gateway.machine import commands as c
 from oncegate.proof.lincheck import ILLEGAL, Operation
 from oncegate.proof.lincheck.row import RowModel
@@ -60,9 +60,10 @@ class RowOrder:
             return None
         told = _told(seen)
         wrong = self._wrong_version(seen, told)
-        known = self.version != UNKNOWN_VERSION
+        known = wrong is None and self.version != UNKNOWN_VERSION
+        contradicts = known and told not in (None, self.version)
         after: tuple[int, Hashable] | None = None
-        if wrong is None and known and self._value is not _UNTOLD and _is_whole(seen):
+        if known and self._value is not _UNTOLD and _is_whole(seen):
             stepped = _ROW.step(
                 (self.newest if self.version == 0 else self.version, True, self._value), _operation(seen)
             )
@@ -70,15 +71,10 @@ class RowOrder:
                 after = seen.commit if seen.writes else self.version, stepped[2]  # type: ignore[index]
                 if seen.what == "append" and seen.writes and unseen and self._has_room(seen):
                     after = seen.commit, _UNTOLD  # its effect alone depends on the row before and is not told
-            elif not self._explained(seen, told, unseen=unseen):
-                wrong = f"does not follow from {self._words()}"
-        elif (
-            wrong is None
-            and known
-            and told not in (None, self.version)
-            and not self._explained(seen, told, unseen=unseen)
-        ):
-            wrong = f"does not follow from {self._words()}"
+            contradicts = stepped is ILLEGAL
+        if contradicts and not self._explained(seen, told, unseen=unseen):
+            there = "no row" if self.version == 0 else f"version {self.version}"
+            wrong = f"does not follow from what was there at commit {self.at}: {there}"
         self._go_on(seen, told, after)
         return None if wrong is None else f"row {seen.row}: {_words(seen)} {wrong}"
 
@@ -109,19 +105,10 @@ class RowOrder:
         self.version = 0 if self._value == _ABSENT else version
         self.newest = max(self.newest, self.version, seen.commit if seen.writes else 0)
 
-    def _words(self) -> str:
-        if self.version == 0:
-            return f"what was there at commit {self.at}: no row"
-        return f"what was there at commit {self.at}: version {self.version}"
-
 
 def in_order(seen: Iterable[Seen]) -> list[Seen]:
     """Return operations in the order of their commit numbers, reads after the write whose number they tell."""
-    return sorted(seen, key=_place)
-
-
-def _place(seen: Seen) -> tuple[int, bool]:
-    return seen.commit, not seen.logged
+    return sorted(seen, key=lambda one: (one.commit, not one.logged))
 
 
 class Requests:

@@ -16,7 +16,7 @@ from oncegate.gateway import wire
 from oncegate.gateway.answers import Answer
 from oncegate.gateway.http.server import running
 from oncegate.gateway.live_check import recorder
-from oncegate.gateway.live_check.sample import RowSample
+from oncegate.gateway.live_check.recorder import RowSample
 from oncegate.gateway.local.ports import free_ports
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.tables import StoredRow, Table

@@ -12,7 +12,7 @@ from oncegate.gateway import wire
 from oncegate.gateway.answers import answer
 from oncegate.gateway.http import request_bodies
 from oncegate.gateway.live_check.order import Requests, RowOrder, before_asked, in_order
-from oncegate.gateway.live_check.sample import RowSample, Seen, of_read, of_result
+from oncegate.gateway.live_check.recorder import RowSample, Seen, of_read, of_result
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.machine import Machine
 
