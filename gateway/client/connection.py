@@ -1,8 +1,8 @@
 """One client's connections to its cluster, shared by its calls and its sessions.
 
 Owns: the HTTP connections and their life, what every request carries, the deadline of a call, the kinds of tables, and
-the newest commit number that was read. What applications call is :mod:`oncegate.gateway.client.client`; retries and routing are
-:mod:`oncegate.gateway.client.courier`'s.
+the newest commit number that was read. What applications call is :mod:`oncegate.gateway.client.client`; retries and
+routing are :mod:`oncegate.gateway.client.courier`'s.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from oncegate.consensus.log.ballot import Ballot
 from oncegate.consensus.log.storage import DirectoryStorage
 from oncegate.flows import segment
 from oncegate.flows.segment_store import SegmentStore
-from oncegate.gateway.cli.output import CRASH
 from oncegate.gateway.cli.main import app
+from oncegate.gateway.cli.output import CRASH
 from oncegate.gateway.local.cluster import LocalCluster
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.machine import Machine
