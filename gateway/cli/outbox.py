@@ -77,10 +77,7 @@ async def _drain(file: Path, endpoint: str, timeout_s: float, unknown: list[Outb
     from oncegate.gateway.client import Client
 
     note = None if unknown is None else unknown.append
-    async with (
-        Client(endpoint, timeout_s=timeout_s) as client,
-        client.session(outbox=file, on_unknown=note) as session,
-    ):
+    async with Client(endpoint, timeout_s=timeout_s) as client, client.session(outbox=file, on_unknown=note) as session:
         return session.recovered
 
 

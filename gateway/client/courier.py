@@ -196,11 +196,7 @@ class Courier:
         try:
             async with asyncio.timeout_at(min(now + self.tuning.attempt_timeout_s, call.deadline)):
                 async with self._http.request(
-                    call.method,
-                    self._url(endpoint, call.path),
-                    data=call.body,
-                    headers=headers,
-                    allow_redirects=False,
+                    call.method, self._url(endpoint, call.path), data=call.body, headers=headers, allow_redirects=False
                 ) as response:
                     payload = await response.read()
         except TimeoutError as silent:

@@ -29,13 +29,7 @@ class AttemptFailed(Exception):
     """
 
     def __init__(
-        self,
-        code: Code,
-        detail: str,
-        *,
-        ambiguous: bool,
-        retry_after_ms: int | None = None,
-        elsewhere: bool = False,
+        self, code: Code, detail: str, *, ambiguous: bool, retry_after_ms: int | None = None, elsewhere: bool = False
     ) -> None:
         super().__init__(detail)
         self.code = code
@@ -81,12 +75,7 @@ class RetryPolicy:
     __slots__ = ("_bound_s", "_budget", "_clock", "_deadline", "_moves", "_moves_max", "_tuning")
 
     def __init__(
-        self,
-        tuning: Tuning,
-        budget: RetryBudget,
-        deadline: float,
-        clock: Callable[[], float],
-        moves_max: int,
+        self, tuning: Tuning, budget: RetryBudget, deadline: float, clock: Callable[[], float], moves_max: int
     ) -> None:
         self._tuning = tuning
         self._budget = budget

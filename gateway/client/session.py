@@ -297,11 +297,7 @@ class Session:
         return future
 
     async def put_many(
-        self,
-        table: str,
-        rows: Mapping[str, Json] | Iterable[tuple[str, Json]],
-        *,
-        timeout_s: float | None = None,
+        self, table: str, rows: Mapping[str, Json] | Iterable[tuple[str, Json]], *, timeout_s: float | None = None
     ) -> ManyResult:
         """Write many rows, each exactly once; on a stream table they travel as ranges.
 

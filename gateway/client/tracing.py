@@ -128,11 +128,7 @@ class Tracing:
         return self._tracer.start_span(
             f"oncegate {operation}",
             kind=self._trace.SpanKind.CLIENT,
-            attributes={
-                "db.system.name": "oncegate",
-                "db.operation.name": operation,
-                "db.collection.name": table,
-            },
+            attributes={"db.system.name": "oncegate", "db.operation.name": operation, "db.collection.name": table},
         )
 
 

@@ -176,12 +176,7 @@ def _settle_rejected(
 
 
 def settle_range(
-    batch: RangeBatch,
-    answer: RangeResponse,
-    client_id: ClientId,
-    resolver: Resolver | None = None,
-    *,
-    ambiguous: bool,
+    batch: RangeBatch, answer: RangeResponse, client_id: ClientId, resolver: Resolver | None = None, *, ambiguous: bool
 ) -> SettledAnswer:
     """Resolve the promises of ``batch`` from ``answer``; arguments as :func:`settle_operations`.
 

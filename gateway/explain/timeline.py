@@ -109,11 +109,7 @@ class Timeline:
         return ordered[-EVENTS_MAX:], len(ordered) > EVENTS_MAX
 
     def _add_batch(
-        self,
-        flow: Flow,
-        one: Mention,
-        passed: Mapping[tuple[str, str], list[Moved]],
-        seen: set[tuple[str, int]],
+        self, flow: Flow, one: Mention, passed: Mapping[tuple[str, str], list[Moved]], seen: set[tuple[str, int]]
     ) -> None:
         name, batches = flow.declaration.name, flow.batches
         number = batches.of_commit(one.did.commit)

@@ -52,13 +52,7 @@ class LiveChecker:
     """
 
     def __init__(
-        self,
-        node_id: str,
-        share: float,
-        seed: int,
-        window_ms: int,
-        peers: Caller,
-        others: Callable[[], Iterable[str]],
+        self, node_id: str, share: float, seed: int, window_ms: int, peers: Caller, others: Callable[[], Iterable[str]]
     ) -> None:
         self.recorder = WindowRecorder(RowSample(share, seed))
         self._node_id = node_id

@@ -132,7 +132,7 @@ class Gate:
         except ValueError as malformed:
             return records.key_malformed(str(malformed))
         if key is None:
-            return records.key_missing() if self.policy.required else None
+            return records.KEY_MISSING if self.policy.required else None
         row = records.row_key(self.policy.scope(request), key)
         try:
             return await self._claim(row, request)
@@ -140,10 +140,10 @@ class Gate:
             if failure.code in _OVER:
                 await self._renewed_quietly()
             log.warning("key not claimed: %s", failure)
-            return records.unavailable("the key could not be claimed; nothing was carried out")
+            return records.UNAVAILABLE
         except msgspec.ValidationError:
             log.exception("row %s of %s is no record", row, self.policy.table)
-            return records.outcome_unknown()
+            return records.OUTCOME_UNKNOWN
 
     async def settle(self, ticket: Ticket, response: Kept) -> None:
         """Record the response of a run, or free the key if its status passes. Failing is logged, not raised."""
@@ -174,11 +174,10 @@ class Gate:
     async def give_up(self, ticket: Ticket) -> None:
         """Note that the handler broke off without a response: unknown, or free again if it may be run again."""
         if not ticket.may_rerun:
-            await self.settle(ticket, records.outcome_unknown())
+            await self.settle(ticket, records.OUTCOME_UNKNOWN)
             return
-        nobodys = msgspec.structs.replace(ticket.claim, owner="")
         try:
-            await self._write(ticket.row, nobodys, ticket.version)
+            await self._write(ticket.row, msgspec.structs.replace(ticket.claim, owner=""), ticket.version)
         except OncegateError as failure:
             log.warning("claim on %s not given back, it stands as long as this service lives: %s", ticket.row, failure)
         finally:
@@ -188,9 +187,9 @@ class Gate:
         if row in self._running:
             # The record tells whether it is the same request; here it is enough that it is not done.
             known = await self._client.get(self.policy.table, row, timeout_s=self.policy.record_timeout_s)
-            if known is None or read_fingerprint(known.value) == request.fingerprint:
-                return records.in_progress()
-            return records.other_payload()
+            if known is None or records.read_record(known.value).fingerprint == request.fingerprint:
+                return records.IN_PROGRESS
+            return records.OTHER_PAYLOAD
         self._running.add(row)
         keep = False
         try:
@@ -222,17 +221,17 @@ class Gate:
                 continue
             record = records.read_record(known.value)
             if record.fingerprint != request.fingerprint:
-                return records.other_payload()
+                return records.OTHER_PAYLOAD
             if record.state == "done":
                 return self._replayed(record)
             attempt, version = record.attempt, known.version
             if self._never_ran.get(row) != record.owner:
                 if await self._lives(record.owner):
-                    return records.in_progress()
+                    return records.IN_PROGRESS
                 if not self.policy.rerun(request):
-                    return records.outcome_unknown()
+                    return records.OUTCOME_UNKNOWN
                 attempt += 1
-        return records.in_progress()
+        return records.IN_PROGRESS
 
     def _replayed(self, record: IdempotencyRecord) -> Kept:
         response = record.response()
@@ -316,8 +315,3 @@ class Gate:
             if page.next is None:
                 return gone
             after = page.next
-
-
-def read_fingerprint(value: Json) -> str:
-    """Return the fingerprint in a row's value."""
-    return records.read_record(value).fingerprint

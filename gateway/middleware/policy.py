@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 KEY_LENGTH_MAX: Final = 255
@@ -90,19 +90,8 @@ class Policy:
     record_timeout_s: float = 10.0
     table: str = TABLE_DEFAULT
     quota_bytes: int = 1024 * 1024 * 1024
-    left_out: frozenset[str] = field(
-        default=frozenset(
-            {
-                "connection",
-                "content-length",
-                "date",
-                "keep-alive",
-                "server",
-                "set-cookie",
-                "transfer-encoding",
-                "upgrade",
-            }
-        )
+    left_out: frozenset[str] = frozenset(
+        ["connection", "content-length", "date", "keep-alive", "server", "set-cookie", "transfer-encoding", "upgrade"]
     )
     """Headers of a response that are not recorded, in lower case."""
 

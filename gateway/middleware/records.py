@@ -71,16 +71,9 @@ def read_record(value: Any) -> IdempotencyRecord:
 
 
 def problem(
-    status: int,
-    code: str,
-    title: str,
-    detail: str,
-    *,
-    outcome: str = "not_applied",
-    retryable: bool = False,
-    retry_after_s: int | None = None,
+    status: int, code: str, title: str, detail: str, *, outcome: str = "not_applied", retry_after_s: int | None = None
 ) -> Kept:
-    """Return a refusal with the members that the gateway's own problems have."""
+    """Return a refusal with the members that the gateway's own problems have; retryable after so long, or not."""
     body = {
         "type": "about:blank",
         "title": title,
@@ -88,7 +81,7 @@ def problem(
         "detail": detail,
         "code": code,
         "outcome": outcome,
-        "retryable": retryable,
+        "retryable": retry_after_s is not None,
     }
     headers = [("Content-Type", PROBLEM), ("Cache-Control", "no-store")]
     if retry_after_s is not None:
@@ -96,11 +89,33 @@ def problem(
     return Kept(status, headers, msgspec.json.encode(body))
 
 
-def key_missing() -> Kept:
-    """The request needs a key and has none."""
-    return problem(
-        400, "BAD_REQUEST", "Idempotency-Key is missing", "this operation requires an Idempotency-Key header"
-    )
+KEY_MISSING: Final = problem(
+    400, "BAD_REQUEST", "Idempotency-Key is missing", "this operation requires an Idempotency-Key header"
+)
+OTHER_PAYLOAD: Final = problem(
+    422,
+    "PAYLOAD_MISMATCH",
+    "Idempotency-Key is already used",
+    "the key was used before for a request with another method, path or body",
+)
+IN_PROGRESS: Final = problem(
+    409,
+    "IN_PROGRESS",
+    "A request is outstanding for this Idempotency-Key",
+    "the same request is still being carried out",
+    outcome="unknown",
+    retry_after_s=1,
+)
+OUTCOME_UNKNOWN: Final = problem(
+    500,
+    "OUTCOME_UNKNOWN",
+    "Nobody knows how the request ended",
+    "the request was begun and broke off before its response was recorded; it will not be carried out again",
+    outcome="unknown",
+)
+UNAVAILABLE: Final = problem(
+    503, "NOT_READY", "Try again", "the key could not be claimed; nothing was carried out", retry_after_s=1
+)
 
 
 def key_malformed(why: str) -> Kept:
@@ -113,31 +128,8 @@ def body_too_large(bytes_max: int) -> Kept:
     return problem(413, "PAYLOAD_TOO_LARGE", "Over a size limit", f"a request with a key has at most {bytes_max} bytes")
 
 
-def other_payload() -> Kept:
-    """The key was used for another request."""
-    detail = "the key was used before for a request with another method, path or body"
-    return problem(422, "PAYLOAD_MISMATCH", "Idempotency-Key is already used", detail)
-
-
-def in_progress() -> Kept:
-    """The same request is being carried out."""
-    title, detail = "A request is outstanding for this Idempotency-Key", "the same request is still being carried out"
-    return problem(409, "IN_PROGRESS", title, detail, outcome="unknown", retryable=True, retry_after_s=1)
-
-
-def outcome_unknown() -> Kept:
-    """The service that ran the request died, or failed, before its response was recorded."""
-    detail = "the request was begun and broke off before its response was recorded; it will not be carried out again"
-    return problem(500, "OUTCOME_UNKNOWN", "Nobody knows how the request ended", detail, outcome="unknown")
-
-
 def response_not_kept(status: int) -> Kept:
     """The request was carried out; its response was too large or streamed."""
     detail = f"the request was carried out with status {status}; its response was larger than what is kept"
     made = problem(410, "RESPONSE_NOT_KEPT", "The response was not kept", detail, outcome="applied")
     return Kept(made.status, [*made.headers, (H_REPLAYED, "true")], made.body)
-
-
-def unavailable(why: str, retry_after_s: int = 1) -> Kept:
-    """The key could not be claimed, so the request was not carried out."""
-    return problem(503, "NOT_READY", "Try again", why, retryable=True, retry_after_s=retry_after_s)
