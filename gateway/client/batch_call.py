@@ -11,13 +11,19 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import msgspec
 
-from oncegate.gateway.client.batch import OperationsBatch, Pending, RangeBatch
+from oncegate.gateway.client.batch import GONE, OperationsBatch, Pending, RangeBatch
 from oncegate.gateway.client.courier import Call
 from oncegate.gateway.client.failures import DeadlineExceeded, OperationFailed, OutcomeUnknown
 from oncegate.gateway.client.paths import OPERATIONS, ranges_path
 from oncegate.gateway.client.places import NEVER
-from oncegate.gateway.client.promises import GONE
-from oncegate.gateway.client.verdicts import Numbers, SettledAnswer, settle_operations, settle_range, with_id
+from oncegate.gateway.client.verdicts import (
+    Numbers,
+    SettledAnswer,
+    fail_write,
+    settle_operations,
+    settle_range,
+    with_id,
+)
 from oncegate.gateway.wire import (
     H_CLIENT,
     H_EPOCH,
@@ -103,8 +109,7 @@ class BatchCall(Call[None], Generic[B]):
         return following
 
     def _fail(self, pending: Pending, failure: OperationFailed) -> None:
-        sender = self._sender
-        pending.promise.set_exception(with_id(failure, sender.client_id, pending.operation.sequence, sender.resolver))
+        fail_write(pending, failure, self._sender.client_id, self._sender.resolver)
         pending.promise = GONE
 
 
@@ -159,8 +164,7 @@ class OperationsCall(BatchCall[OperationsBatch]):
             numbers = Numbers(released=[pending.operation.sequence for pending in expired])
             self._sender.account(numbers, len(expired))
         for pending in expired:
-            if not pending.promise.done():
-                self._fail(pending, _SURELY_NOT)
+            self._fail(pending, _SURELY_NOT)
         return min([pending.deadline for pending in pendings if pending.deadline > now], default=NEVER)
 
 

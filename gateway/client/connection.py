@@ -16,14 +16,12 @@ from urllib.parse import urlencode
 import aiohttp
 import msgspec
 
-from oncegate.gateway.client.courier import Call, Courier, at_deadline
+from oncegate.gateway.client.courier import Call, Courier, JsonCall, at_deadline
 from oncegate.gateway.client.failures import OperationFailed, OutcomeUnknown
-from oncegate.gateway.client.json_call import JsonCall
 from oncegate.gateway.client.paths import request_path, resolve_path, row_path, table_path
 from oncegate.gateway.client.profiles import SettledProfile, TokenFile, trusted
 from oncegate.gateway.client.results import RequestState, Resolution, Row, TableInfo, WriteResult
-from oncegate.gateway.client.retry import AttemptFailed
-from oncegate.gateway.client.routing import Router
+from oncegate.gateway.client.routing import AttemptFailed, Router
 from oncegate.gateway.client.session_life import SessionLife
 from oncegate.gateway.client.settings import Consistency, TableKind, Tuning
 from oncegate.gateway.client.tracing import Tracing

@@ -1,8 +1,8 @@
 """One call to the cluster: attempts, retries, and the move to another node when one does not serve.
 
-Owns: the HTTP connections and what an attempt's end means. Must not know what a call carries: that is a
-:class:`Call`. Pure parts: :mod:`oncegate.gateway.client.routing` (which node to ask),
-:mod:`oncegate.gateway.client.retry` (when to retry).
+Owns: the HTTP connections, what an attempt's end means, and the encoding of calls that are not batches
+(:class:`JsonCall`). Must not know what others carry. Which node to ask, and when:
+:mod:`oncegate.gateway.client.routing`.
 
 | end of an attempt | may have been applied | then |
 |---|---|---|
@@ -13,7 +13,7 @@ Owns: the HTTP connections and what an attempt's end means. Must not know what a
 | problem, final | as ``outcome`` says | raised |
 | anything else | yes | again, three times, then :class:`MalformedAnswer` |
 
-"At once" holds once for each node; then a pause follows (:mod:`oncegate.gateway.client.retry`).
+"At once" holds once for each node; then a pause follows.
 """
 
 from __future__ import annotations
@@ -37,10 +37,9 @@ from oncegate.gateway.client.failures import (
     known_code,
     known_outcome,
 )
-from oncegate.gateway.client.retry import AttemptFailed, RetryBudget, RetryPolicy
-from oncegate.gateway.client.routing import Router
+from oncegate.gateway.client.routing import AttemptFailed, RetryBudget, RetryPolicy, Router
 from oncegate.gateway.client.settings import Tuning
-from oncegate.gateway.wire import H_LEADER, Problem
+from oncegate.gateway.wire import H_AGE_MS, H_COMMIT, H_LEADER, JSON, Problem
 from oncegate.rifl.errors import Code, Outcome
 
 T = TypeVar("T")
@@ -50,6 +49,7 @@ MALFORMED_MAX = 3
 """Answers outside the contract after which a call gives up: a proxy in between will not mend itself."""
 
 _LEADER = istr(H_LEADER)
+_JSON = msgspec.json.Encoder()
 _PROBLEM = msgspec.json.Decoder(Problem)
 _ELSEWHERE = frozenset((421, 503))
 _NO_PROBLEM = {429: Code.OVERLOADED, 502: Code.NOT_READY, 503: Code.NOT_READY, 504: Code.TIMEOUT}
@@ -60,15 +60,14 @@ class Call(Generic[T]):
     """What one call carries, and what is known of it so far.
 
     Attributes:
-        method: HTTP method.
         path: percent-encoded path with query.
-        headers: of every attempt.
-        body: of every attempt, or None.
+        headers, body: of every attempt.
         anywhere: whether any node can answer as well as the leader.
         deadline: when it ends, on the loop's clock.
         ambiguous: whether an attempt may have been applied.
         under_way: whether an attempt is under way now.
         sent_at: when the current attempt was sent.
+        malformed: how many answers were outside the contract.
         trace: further headers of every attempt, or None.
     """
 
@@ -127,12 +126,7 @@ class Call(Generic[T]):
 class Courier:
     """Makes calls for one client.
 
-    Args:
-        http: the client's connections.
-        router: chooses the node to ask.
-        tuning: bounds and timings.
-        clock: monotonic seconds, the loop's.
-        authorization: the header of that name, asked for before each attempt; None if calls carry their own.
+    ``clock`` is the loop's; ``authorization`` gives the header of that name for each attempt, None if calls carry it.
     """
 
     def __init__(
@@ -290,3 +284,58 @@ def at_deadline(failure: AttemptFailed, *, ambiguous: bool) -> OperationFailed:
     return DeadlineExceeded(
         Code.TIMEOUT, f"not accepted before the deadline; last: {failure.detail}", outcome=Outcome.NOT_APPLIED
     )
+
+
+class JsonCall(Call[T]):
+    """A call answered by one JSON document of type ``shape``; fields it does not know are ignored."""
+
+    __slots__ = ("_shape", "age_ms", "commit")
+
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        shape: type[T],
+        headers: Mapping[str, str],
+        deadline: float,
+        *,
+        body: Any = None,
+        anywhere: bool = False,
+    ) -> None:
+        content = None if body is None else _JSON.encode(body)
+        headers = {**headers, "Accept": JSON} if content is None else {**headers, "Accept": JSON, "Content-Type": JSON}
+        super().__init__(method, path, deadline=deadline, headers=headers, body=content, anywhere=anywhere)
+        self._shape = shape
+        self.commit = 0
+        """The commit number that the answer reflects, or 0."""
+        self.age_ms: int | None = None
+        """The age that the answer of a ``stale`` read reflects."""
+
+    def accept(self, status: int, headers: Mapping[str, str], payload: bytes) -> T:
+        """Decode the answer; raises msgspec.MsgspecError: it is not of the shape."""
+        self._note(headers)
+        return msgspec.json.decode(payload, type=self._shape)
+
+    def refused(self, headers: Mapping[str, str]) -> None:
+        """Take note of the headers."""
+        self._note(headers)
+
+    def _note(self, headers: Mapping[str, str]) -> None:
+        self.commit = _number(headers.get(H_COMMIT)) or self.commit
+        self.age_ms = _number(headers.get(H_AGE_MS))
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) <= 16 else None
+
+
+class NothingCall(Call[None]):
+    """A call whose answer has no content."""
+
+    __slots__ = ()
+
+    def __init__(self, method: str, path: str, headers: Mapping[str, str], deadline: float) -> None:
+        super().__init__(method, path, deadline=deadline, headers=headers)
+
+    def accept(self, status: int, headers: Mapping[str, str], payload: bytes) -> None:
+        """Ignore the body of a 2xx."""

@@ -28,12 +28,10 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from oncegate.gateway.client.batch import Pending
+from oncegate.gateway.client.batch import Pending, Promise
 from oncegate.gateway.client.failures import OperationFailed, OutcomeUnknown
 from oncegate.gateway.client.outbox_file import BYTES_MAX, ENTRIES_MAX, Head, NewEntry, OutboxEntry, OutboxFile
-from oncegate.gateway.client.promises import Promise
 from oncegate.rifl.errors import Code, Outcome
-from oncegate.rifl.ids import RequestId
 from oncegate.rifl.request_tracker import RequestTracker
 
 LOG = logging.getLogger("oncegate.client")
@@ -49,13 +47,17 @@ class DurableOutbox:
     """One session's outbox, open until :meth:`close`.
 
     Attributes:
+        path: the file.
         entries: what the file held when it was opened.
+        position: what came with the newest write taken in, or None.
         first_incomplete: what requests may acknowledge: everything below it is settled on disk.
         broken: why nothing can be written any more, or None.
     """
 
     def __init__(self, file: OutboxFile, pool: ThreadPoolExecutor) -> None:
+        self.path = file.path
         self.entries: list[OutboxEntry] = file.loaded
+        self.position: Any = file.head.position
         self.first_incomplete = 1
         self.broken: OperationFailed | None = None
         self._file = file
@@ -66,8 +68,6 @@ class DurableOutbox:
         self._bytes = file.bytes
         self._dropped: list[tuple[int, int]] = []
         self._doubted: list[int] = []
-        self._position = file.head.position
-        self._client_id = file.head.client_id
         self._flush_timer: asyncio.TimerHandle | None = None
 
     @classmethod
@@ -82,19 +82,9 @@ class DurableOutbox:
         return cls(file, pool)
 
     @property
-    def path(self) -> str:
-        """The file."""
-        return self._file.path
-
-    @property
     def head(self) -> Head:
         """The session of these writes, as on disk."""
         return self._file.head
-
-    @property
-    def position(self) -> Any:
-        """The position that came with the newest write taken in, or None."""
-        return self._position
 
     @property
     def empty(self) -> bool:
@@ -104,14 +94,12 @@ class DurableOutbox:
     def begin(self, tracker: RequestTracker) -> None:
         """Begin to store the writes of a session; ``tracker`` knows what may be acknowledged."""
         self._tracker = tracker
-        self._client_id = self.head.client_id
         self.first_incomplete = tracker.first_incomplete
 
     async def rename(self, *, nonce: str = "", client_id: int = 0, lease_ms: int = 0, window: int = 0) -> None:
         """Store the new owner of these writes; returns when it is on disk."""
-        head = Head(nonce=nonce, client_id=client_id, lease_ms=lease_ms, window=window, position=self._position)
+        head = Head(nonce=nonce, client_id=client_id, lease_ms=lease_ms, window=window, position=self.position)
         await self._write(lambda: self._file.write(head=head))
-        self._client_id = client_id
 
     async def add(self, pendings: Iterable[Pending]) -> None:
         """Take writes in; returns when they are on disk and may travel.
@@ -122,7 +110,7 @@ class DurableOutbox:
         if self.broken is not None:
             raise self.broken
         added = []
-        position = self._position
+        position = self.position
         for pending in pendings:
             added.append(NewEntry(pending.operation.sequence, _ENCODE(pending.operation)))
             pending.promise = KeptPromise(pending.promise, self, pending.operation.sequence)
@@ -131,12 +119,12 @@ class DurableOutbox:
         size = sum(len(entry.body) for entry in added)
         if self._count + len(added) > ENTRIES_MAX or self._bytes + size > BYTES_MAX:
             raise OperationFailed(Code.QUOTA, f"outbox {self.path} is full", outcome=Outcome.NOT_APPLIED)
-        self._position = position
+        self.position = position
         await self._commit(added)
 
     def settled(self, numbers: Iterable[int]) -> None:
         """Note that these writes of the session have their results; their entries go with the next transaction."""
-        self._dropped.extend([(self._client_id, number) for number in numbers])
+        self._dropped.extend([(self.head.client_id, number) for number in numbers])
         self._flush_soon()
 
     def doubted(self, numbers: Iterable[int]) -> None:
@@ -146,7 +134,7 @@ class DurableOutbox:
 
     def drop_then(self, number: int, tell: Callable[[OperationFailed | None], None]) -> None:
         """Drop an entry and call ``tell`` when that is on disk, or with the reason why it could not be written."""
-        self._dropped.append((self._client_id, number))
+        self._dropped.append((self.head.client_id, number))
         task = asyncio.ensure_future(self._commit([]))
 
         def told(done: asyncio.Future[None]) -> None:
@@ -192,8 +180,8 @@ class DurableOutbox:
         tracker = self._tracker
         covered = 0 if tracker is None else tracker.first_incomplete
         head = self.head
-        if self._position != head.position:
-            head = msgspec.structs.replace(head, position=self._position)
+        if self.position != head.position:
+            head = msgspec.structs.replace(head, position=self.position)
         now_ms = int(time.time() * 1000)
         await self._write(lambda: self._file.write(added, dropped, doubted, head=head, now_ms=now_ms))
         self.first_incomplete = max(self.first_incomplete, covered)
@@ -228,21 +216,18 @@ def _noted(done: asyncio.Future[None]) -> None:
 class KeptPromise:
     """The promise of a write in the outbox: "not applied" is only told once nothing can send it any more."""
 
-    __slots__ = ("_inner", "_number", "_outbox", "_waiting")
+    __slots__ = ("_inner", "_number", "_outbox", "_waiting", "set_result")
 
     def __init__(self, inner: Promise, outbox: DurableOutbox, number: int) -> None:
         self._inner = inner
         self._outbox = outbox
         self._number = number
         self._waiting = False
+        self.set_result = inner.set_result
 
     def done(self) -> bool:
         """Whether nobody waits any more."""
         return self._waiting or self._inner.done()
-
-    def set_result(self, result: Any, /) -> None:
-        """Give the result."""
-        self._inner.set_result(result)
 
     def set_exception(self, failure: BaseException, /) -> None:
         """Give the failure, if it says "not applied" after the entry is gone."""
@@ -253,10 +238,11 @@ class KeptPromise:
 
         def tell(unwritten: OperationFailed | None) -> None:
             if not self._inner.done():
-                self._inner.set_exception(failure if unwritten is None else _unsure(unwritten, failure.request_id))
+                told = failure
+                if unwritten is not None:
+                    told = OperationFailed(
+                        unwritten.code, unwritten.detail, request_id=failure.request_id, outcome=Outcome.UNKNOWN
+                    )
+                self._inner.set_exception(told)
 
         self._outbox.drop_then(self._number, tell)
-
-
-def _unsure(unwritten: OperationFailed, request_id: RequestId | None) -> OutcomeUnknown:
-    return OutcomeUnknown(unwritten.code, unwritten.detail, request_id=request_id, outcome=Outcome.UNKNOWN)

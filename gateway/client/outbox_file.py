@@ -70,9 +70,7 @@ class Head(msgspec.Struct, frozen=True):
     Attributes:
         format: version of the layout.
         nonce: of the open under way; with no client id yet, the open is repeated with it.
-        client_id: the session's, or 0.
-        lease_ms: the session's.
-        window: the session's.
+        client_id, lease_ms, window: the session's, or 0.
         position: the application's newest position in its input, stored in the transaction of its write.
     """
 
@@ -91,8 +89,7 @@ class OutboxEntry(msgspec.Struct, frozen=True):
         client_id: its session.
         sequence: its number there.
         op: ``put``, ``delete``, ``increment``, ``append`` or ``get``.
-        table: the table.
-        key: the row.
+        table, key: the row.
         operation: what travels.
         doubted: whether its caller was told that the outcome is unknown.
         taken_ms: when it was taken in, milliseconds of this machine's wall clock since 1970; for people only.
@@ -135,8 +132,8 @@ class OutboxFile:
     def __init__(self, path: str | Path, *, read_only: bool = False) -> None:
         self.path = str(path)
         self._lock = -1
-        self._crcs: dict[tuple[int, int], int] = {}
-        self._sizes: dict[tuple[int, int], int] = {}
+        self._held: dict[tuple[int, int], tuple[int, int]] = {}
+        """Checksum and size of each entry."""
         self.bytes = 0
         """Bytes of the operations in it."""
         self._seal = 0
@@ -153,7 +150,7 @@ class OutboxFile:
             raise
 
     def __len__(self) -> int:
-        return len(self._crcs)
+        return len(self._held)
 
     def _connect(self, *, read_only: bool) -> sqlite3.Connection:
         uri = f"{Path(self.path).absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
@@ -210,16 +207,8 @@ class OutboxFile:
         operation = msgspec.msgpack.decode(body, type=Operation)
         operation.sequence = sequence
         self._hold((client_id, sequence), crc, len(body))
-        return OutboxEntry(
-            ClientId(client_id),
-            SequenceNumber(sequence),
-            operation.op,
-            operation.table,
-            operation.key,
-            operation,
-            bool(doubted),
-            taken_ms,
-        )
+        named = (operation.op, operation.table, operation.key, operation)
+        return OutboxEntry(ClientId(client_id), SequenceNumber(sequence), *named, bool(doubted), taken_ms)
 
     def write(
         self,
@@ -251,7 +240,7 @@ class OutboxFile:
             if self._release(key):
                 database.execute("DELETE FROM entry WHERE client_id = ? AND sequence = ?", key)
         for sequence in doubted:
-            if (owner, sequence) in self._crcs:
+            if (owner, sequence) in self._held:
                 self._doubt(owner, sequence)
         rows = []
         for entry in added:
@@ -266,33 +255,32 @@ class OutboxFile:
         self.head = head or self.head
 
     def _doubt(self, owner: int, sequence: int) -> None:
-        row = self._database.execute(
+        taken_ms, body = self._database.execute(
             "SELECT taken_ms, body FROM entry WHERE client_id = ? AND sequence = ?", (owner, sequence)
         ).fetchone()
-        crc = _entry_crc(owner, sequence, 1, row[0], row[1])
+        crc = _entry_crc(owner, sequence, 1, taken_ms, body)
         self._release((owner, sequence))
-        self._hold((owner, sequence), crc, len(row[1]))
+        self._hold((owner, sequence), crc, len(body))
         self._database.execute(
             "UPDATE entry SET doubted = 1, crc = ? WHERE client_id = ? AND sequence = ?", (crc, owner, sequence)
         )
 
     def _write_head(self, head: Head) -> None:
         body = msgspec.msgpack.encode(head)
-        row = (body, len(self._crcs), self._seal, _head_crc(body, len(self._crcs), self._seal))
+        row = (body, len(self._held), self._seal, _head_crc(body, len(self._held), self._seal))
         self._database.execute("REPLACE INTO head VALUES (1, ?, ?, ?, ?)", row)
 
     def _hold(self, key: tuple[int, int], crc: int, size: int) -> None:
-        self._crcs[key] = crc
-        self._sizes[key] = size
+        self._held[key] = crc, size
         self._seal ^= crc
         self.bytes += size
 
     def _release(self, key: tuple[int, int]) -> bool:
-        crc = self._crcs.pop(key, None)
+        crc, size = self._held.pop(key, (None, 0))
         if crc is None:
             return False
         self._seal ^= crc
-        self.bytes -= self._sizes.pop(key)
+        self.bytes -= size
         return True
 
     def close(self) -> None:

@@ -30,9 +30,9 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from oncegate.gateway.client.courier import JsonCall
 from oncegate.gateway.client.durable_outbox import DurableOutbox
 from oncegate.gateway.client.failures import OperationFailed, OutcomeUnknown
-from oncegate.gateway.client.json_call import JsonCall
 from oncegate.gateway.client.outbox_file import OutboxEntry
 from oncegate.gateway.client.paths import session_path
 from oncegate.gateway.client.results import WriteResult
@@ -41,7 +41,6 @@ from oncegate.gateway.client.writes import Writes
 from oncegate.gateway.wire import SessionTaken, TakeOver
 from oncegate.rifl.errors import Code, Outcome
 from oncegate.rifl.ids import format_client_id
-from oncegate.rifl.request_tracker import RequestTracker
 
 if TYPE_CHECKING:
     from oncegate.gateway.client.connection import Connection
@@ -87,8 +86,7 @@ class Resumed(msgspec.Struct):
     """The session of an outbox, taken over.
 
     Attributes:
-        taken: the server's answer, or None if no session is left to continue.
-        sent_at: when it was asked for.
+        taken: the server's answer to a request sent at ``sent_at``, or None if no session is left to continue.
         commit: commit number that the answer reflects: everything the earlier process has written is below it.
         again: entries to be sent again.
         recovered: what is settled without sending.
@@ -99,11 +97,6 @@ class Resumed(msgspec.Struct):
     commit: int = 0
     again: list[OutboxEntry] = msgspec.field(default_factory=list)
     recovered: list[Recovered] = msgspec.field(default_factory=list)
-
-    def tracker(self, taken: SessionTaken, window: int) -> RequestTracker:
-        """Return the tracker of the session from here on."""
-        held = [entry.sequence for entry in self.again]
-        return RequestTracker.resumed(window=window, highest=taken.highest_sequence, held=held)
 
 
 async def resume(connection: Connection, outbox: DurableOutbox, on_unknown: OnUnknown | None) -> Resumed:
@@ -119,8 +112,8 @@ async def resume(connection: Connection, outbox: DurableOutbox, on_unknown: OnUn
         await _take_over(connection, owner, found)
     unknown: list[OutboxEntry] = []
     dropped: list[OutboxEntry] = []
+    taken = found.taken
     for entry in outbox.entries:
-        taken = found.taken
         if taken is None or entry.client_id != owner:
             result = await _remembered(connection, entry)
             if result is None:
@@ -143,9 +136,8 @@ async def resume(connection: Connection, outbox: DurableOutbox, on_unknown: OnUn
 
 async def _take_over(connection: Connection, owner: int, found: Resumed) -> None:
     path = f"{session_path(format_client_id(owner))}/take-over"
-    call = JsonCall(
-        "POST", path, SessionTaken, connection.headers, connection.deadline(), body=TakeOver(uuid.uuid4().hex)
-    )
+    body = TakeOver(uuid.uuid4().hex)
+    call = JsonCall("POST", path, SessionTaken, connection.headers, connection.deadline(), body=body)
     try:
         found.taken = await connection.perform(call)
         found.sent_at, found.commit = call.sent_at, call.commit
@@ -179,8 +171,6 @@ async def resend(
         OutboxUnresolved: some are unknown and ``on_unknown`` is None.
         OperationFailed: no verdict in time; the entries stay, entering may be tried again.
     """
-    if not entries:
-        return []
     pendings = [writes.again(entry.operation) for entry in entries]
     futures = [pending.promise for pending in pendings]
     await sender.resend(pendings)

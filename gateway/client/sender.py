@@ -24,7 +24,7 @@ from oncegate.gateway.client.courier import Courier, at_deadline
 from oncegate.gateway.client.durable_outbox import DurableOutbox
 from oncegate.gateway.client.failures import OperationFailed, Resolver
 from oncegate.gateway.client.places import Places, Sweep
-from oncegate.gateway.client.retry import AttemptFailed
+from oncegate.gateway.client.routing import AttemptFailed
 from oncegate.gateway.client.send_queue import SendQueue
 from oncegate.gateway.client.tracing import Tracing
 from oncegate.gateway.client.verdicts import (
@@ -32,10 +32,10 @@ from oncegate.gateway.client.verdicts import (
     Numbers,
     doubtful,
     fail_rows,
+    fail_write,
     fate_of,
     not_applied,
     refused,
-    with_id,
 )
 from oncegate.gateway.wire import MSGPACK
 from oncegate.rifl.errors import Code, OncegateError
@@ -317,8 +317,7 @@ class Sender:
             for pending in batch.pendings:
                 sequence = pending.operation.sequence
                 numbers.file(sequence, fate)
-                if not pending.promise.done():
-                    pending.promise.set_exception(with_id(failure, self.client_id, sequence, self.resolver))
+                fail_write(pending, failure, self.client_id, self.resolver)
             self.account(numbers, len(batch))
             return
         fail_rows(batch, failure, self.client_id, self.resolver)

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Self
 
 from msgspec import UnsetType
 
-from oncegate.gateway.client.batch import Pending, PendingRows
+from oncegate.gateway.client.batch import Pending, PendingRows, RowsCollector
 from oncegate.gateway.client.failures import OperationFailed
 from oncegate.gateway.client.places import Places, window_full
-from oncegate.gateway.client.promises import RowsCollector
 from oncegate.gateway.client.results import Json, ManyResult, Resolution, Row, WriteResult
 from oncegate.gateway.client.sender import Sender
 from oncegate.gateway.client.session_life import SessionLife
@@ -49,24 +48,12 @@ class Session:
     number and is retried until it has a verdict or its deadline passes.
     """
 
-    __slots__ = (
-        "_connection",
-        "_life",
-        "_loop",
-        "_places",
-        "_sender",
-        "_tracing",
-        "_wait",
-        "_writes",
-        "lost",
-        "recovered",
-    )
+    __slots__ = ("_connection", "_life", "_places", "_sender", "_tracing", "_wait", "_writes", "lost", "recovered")
 
     def __init__(self, connection: Connection, options: SessionOptions, nonce: str | None) -> None:
         self._connection = connection
         self._life = SessionLife(connection, options, nonce)
         self._wait = options.full != "fail"
-        self._loop: asyncio.AbstractEventLoop
         self._tracing = connection.tracing
         self._writes: Writes
         self._sender: Sender
@@ -81,7 +68,6 @@ class Session:
     async def __aenter__(self) -> Self:
         life = self._life
         await life.open()
-        self._loop = asyncio.get_running_loop()
         self._writes, self._sender, self._places = life.writes, life.sender, life.sender.places
         await life.recover()
         return self
@@ -118,7 +104,7 @@ class Session:
     @property
     def memory_ms_left(self) -> int:
         """How long the session's memory is guaranteed from now on, by the latest answer."""
-        return max(0, int((self._sender.lease.ends_at - self._loop.time()) * 1000))
+        return max(0, int((self._sender.lease.ends_at - self._connection.deadline(0.0)) * 1000))
 
     @property
     def position(self) -> Json:
@@ -319,7 +305,7 @@ class Session:
         sender = self._sender
         deadline = self._writes.deadline(timeout_s)
         kind = await self._connection.kinds.learn(table)
-        future: asyncio.Future[ManyResult] = self._loop.create_future()
+        future: asyncio.Future[ManyResult] = asyncio.get_running_loop().create_future()
         collector = RowsCollector(sender.client_id, len(pairs), future)
         rows_max = min(self._connection.tuning.range_rows_max, self._places.window)
         pendings = deque(self._writes.many(table, pairs, kind, collector, deadline, rows_max))

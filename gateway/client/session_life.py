@@ -14,9 +14,9 @@ import uuid
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
+from oncegate.gateway.client.courier import JsonCall, NothingCall
 from oncegate.gateway.client.durable_outbox import DurableOutbox
 from oncegate.gateway.client.failures import OperationFailed
-from oncegate.gateway.client.json_call import JsonCall, NothingCall
 from oncegate.gateway.client.outbox_file import OutboxEntry
 from oncegate.gateway.client.paths import SESSIONS, session_path
 from oncegate.gateway.client.recovery import Recovered, resend, resume
@@ -173,7 +173,9 @@ class SessionLife:
             return
         head = outbox.head
         opened = SessionOpened(format_client_id(head.client_id), found.taken.epoch, head.lease_ms, head.window)
-        self._begin(opened, found.sent_at, found.tracker(found.taken, head.window))
+        held = [entry.sequence for entry in found.again]
+        tracker = RequestTracker.resumed(window=head.window, highest=found.taken.highest_sequence, held=held)
+        self._begin(opened, found.sent_at, tracker)
         self.sender.highest_commit = found.commit
         self._again = found.again
 

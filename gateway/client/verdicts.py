@@ -29,7 +29,7 @@ from oncegate.gateway.client.failures import (
     known_outcome,
 )
 from oncegate.gateway.client.results import RowsPart, WriteResult
-from oncegate.gateway.client.retry import AttemptFailed
+from oncegate.gateway.client.routing import AttemptFailed
 from oncegate.gateway.wire import OperationResult, OperationsResponse, RangeResponse, RangeResult
 from oncegate.rifl.errors import REGISTRY, Code, OncegateError, Outcome
 from oncegate.rifl.ids import ClientId, RequestId, SequenceNumber
@@ -93,14 +93,7 @@ def settle_operations(
     *,
     ambiguous: bool,
 ) -> SettledAnswer:
-    """Resolve the promises of ``batch`` from ``answer``.
-
-    Args:
-        batch: what was sent.
-        answer: a verdict an operation, in the order sent.
-        client_id: the session's.
-        resolver: resolves writes in doubt.
-        ambiguous: whether an earlier attempt may have been applied.
+    """Resolve the promises of ``batch`` from ``answer``; ``ambiguous``: an earlier attempt may have been applied.
 
     Raises:
         msgspec.ValidationError: the verdicts are not those of this batch; no promise was touched.
@@ -168,11 +161,9 @@ def _settle_rejected(
         if failure.code in SESSION_OVER:
             settled.session_over = failure
         settled.numbers.file(verdict.sequence, fate_of(failure))
-        if not pending.promise.done():
-            pending.promise.set_exception(with_id(failure, client_id, verdict.sequence, resolver))
+        fail_write(pending, failure, client_id, resolver)
     if again:
-        numbers = [pending.operation.sequence for pending in again]
-        settled.rest = OperationsBatch(again, numbers)
+        settled.rest = OperationsBatch(again, [pending.operation.sequence for pending in again])
 
 
 def settle_range(
@@ -221,26 +212,11 @@ def _settle_part(batch: RangeBatch, verdict: RangeResult, commit: int, memory_ms
         batch.rows.add(part, memory_ms)
     if batch.pendings is None:
         return
-    offset = verdict.first - batch.first
-    count = verdict.last - verdict.first + 1
-    sequence = verdict.first
-    for pending in batch.pendings[offset : offset + count]:
-        promise = pending.promise
-        if not promise.done():
-            promise.set_result(
-                WriteResult(
-                    client_id,
-                    sequence,  # type: ignore[arg-type]
-                    True,
-                    commit,
-                    commit,
-                    None,
-                    replayed,
-                    memory_ms,
-                )
-            )
-        sequence += 1
-        commit += 1
+    pendings = batch.pendings[verdict.first - batch.first : verdict.last - batch.first + 1]
+    for sequence, pending in enumerate(pendings, verdict.first):
+        if not pending.promise.done():
+            number, at = SequenceNumber(sequence), commit + sequence - verdict.first
+            pending.promise.set_result(WriteResult(client_id, number, True, at, at, None, replayed, memory_ms))
 
 
 def fail_rows(
@@ -249,10 +225,14 @@ def fail_rows(
     """Fail every promise of a range, each with its own request id."""
     if batch.rows is not None:
         batch.rows.fail(len(batch), with_id(failure, client_id, batch.first, resolver))
-    if batch.pendings is not None:
-        for sequence, pending in enumerate(batch.pendings, batch.first):
-            if not pending.promise.done():
-                pending.promise.set_exception(with_id(failure, client_id, sequence, resolver))
+    for pending in batch.pendings or ():
+        fail_write(pending, failure, client_id, resolver)
+
+
+def fail_write(pending: Pending, failure: OperationFailed, client_id: ClientId, resolver: Resolver | None) -> None:
+    """Fail the promise of one write, if its caller still waits, with the write's own request id."""
+    if not pending.promise.done():
+        pending.promise.set_exception(with_id(failure, client_id, pending.operation.sequence, resolver))
 
 
 def with_id(

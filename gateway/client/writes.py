@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
-from oncegate.gateway.client.batch import Pending, PendingRows
+from oncegate.gateway.client.batch import Pending, PendingRows, RowPromise, RowsCollector
 from oncegate.gateway.client.failures import OperationFailed
 from oncegate.gateway.client.outbox_file import POSITION_BYTES_MAX
-from oncegate.gateway.client.promises import RowPromise, RowsCollector
 from oncegate.gateway.client.settings import TableKind
+from oncegate.gateway.client.verdicts import not_applied
 from oncegate.gateway.wire import Operation
-from oncegate.rifl.errors import Code, Outcome
+from oncegate.rifl.errors import Code
 
 if TYPE_CHECKING:
     from oncegate.gateway.client.connection import TableKinds
@@ -27,24 +27,15 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 _encode_text: Final = msgspec.json.Encoder(order="deterministic").encode
 
 
-def encoded_put(table: str, key: str, value: Any) -> Operation:
-    """Return an unconditional put; raises TypeError for a value that cannot be encoded."""
-    return Operation(0, "put", table, key, msgspec.Raw(_encode(value)))
-
-
 def encoded_text(value: Any) -> str:
     """Return a value as canonical JSON, the form the server hashes: one fingerprint, alone or in a range."""
     return _encode_text(value).decode()
 
 
 class Writes:
-    """Prepares the writes of one session.
+    """Prepares the writes of one session; ``timeout_s`` is the total time of one that does not say otherwise.
 
-    Args:
-        loop: makes the futures and tells the time.
-        kinds: whether a put may become a row of a range.
-        timeout_s: total time of a write that does not say otherwise.
-        keeps: whether an outbox keeps them: then no put travels as a row of a range, and each may have a position.
+    ``keeps``: an outbox keeps them. Then no put travels as a row of a range, and each may have a position.
     """
 
     __slots__ = ("_closed", "_keeps", "_kinds", "_known", "_loop", "_timeout_s")
@@ -66,7 +57,7 @@ class Writes:
     def deadline(self, timeout_s: float | None) -> float:
         """Return the deadline of a write that is called now; raises the reason why no further write is taken."""
         if self._closed is not None:
-            raise OperationFailed(self._closed.code, self._closed.detail, outcome=Outcome.NOT_APPLIED)
+            raise not_applied(self._closed)
         return self._loop.time() + (self._timeout_s if timeout_s is None else timeout_s)
 
     def put(
@@ -81,7 +72,7 @@ class Writes:
     ) -> Pending:
         """Prepare a put; arguments as :meth:`oncegate.gateway.client.Session.put`."""
         text: str | None = None
-        operation = encoded_put(table, key, value)
+        operation = Operation(0, "put", table, key, msgspec.Raw(_encode(value)))
         if if_absent or if_version is not None or if_value is not UNSET:
             operation.if_ = _condition(if_version, if_value, if_absent=if_absent)
         elif not self._keeps:
@@ -131,7 +122,8 @@ class Writes:
         """Prepare the rows of a ``put_many``: ranges of ``rows_max`` on a stream table, else one write a row."""
         if kind == "resident" or self._keeps:
             promise = RowPromise(collector)
-            return [Pending(encoded_put(table, key, value), None, promise, deadline) for key, value in pairs]
+            puts = [Operation(0, "put", table, key, msgspec.Raw(_encode(value))) for key, value in pairs]
+            return [Pending(put, None, promise, deadline) for put in puts]
         keys = [key for key, _ in pairs]
         texts = [encoded_text(value) for _, value in pairs]
         return [

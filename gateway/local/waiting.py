@@ -49,11 +49,7 @@ class _Wait:
         """Why the last look failed; None if it came to an answer."""
 
     def pause_s(self) -> float:
-        """Return how long to sleep before the next look.
-
-        Raises:
-            TimeoutError: the deadline has passed.
-        """
+        """Return how long to sleep before the next look; raises TimeoutError: the deadline has passed."""
         left_s = self._deadline - time.monotonic()
         if left_s > 0:
             return min(self._every_s, left_s)

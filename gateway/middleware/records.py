@@ -62,11 +62,7 @@ def row_key(scope: str, key: str) -> str:
 
 
 def read_record(value: Any) -> IdempotencyRecord:
-    """Read a row's value.
-
-    Raises:
-        msgspec.ValidationError: the value was not written by this middleware.
-    """
+    """Read a row's value; raises msgspec.ValidationError: the value was not written by this middleware."""
     return msgspec.convert(value, IdempotencyRecord)
 
 

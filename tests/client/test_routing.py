@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oncegate import Tuning
-from oncegate.gateway.client.retry import AttemptFailed, RetryBudget, RetryPolicy
-from oncegate.gateway.client.routing import ENDPOINTS_MAX, Router, origin
+from oncegate.gateway.client.routing import ENDPOINTS_MAX, AttemptFailed, RetryBudget, RetryPolicy, Router, origin
 from oncegate.rifl.errors import Code, OncegateError
 
 A, B, C = "http://a:1", "http://b:1", "http://c:1"

@@ -7,8 +7,7 @@ from collections import defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncegate.gateway.client.batch import OperationsBatch, Pending, RangeBatch
-from oncegate.gateway.client.promises import GONE
+from oncegate.gateway.client.batch import GONE, OperationsBatch, Pending, RangeBatch
 from oncegate.gateway.client.send_queue import SendQueue
 from oncegate.gateway.client.settings import Tuning
 from oncegate.gateway.wire import Operation
