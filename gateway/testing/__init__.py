@@ -8,8 +8,7 @@ from oncegate.gateway.client.failures import OperationFailed
 from oncegate.rifl.errors import Code, Outcome
 
 try:
-    from oncegate.gateway.testing.cluster import FakeCluster
-    from oncegate.gateway.testing.nodes import FakeGateway, FakeNode
+    from oncegate.gateway.testing.nodes import FakeCluster, FakeGateway, FakeNode
     from oncegate.gateway.testing.state import Applied
 except ModuleNotFoundError as missing:
     detail = f'the fixture runs a node\'s state machine and lacks {missing.name}: pip install "oncegate[testing]"'

@@ -1,7 +1,8 @@
 """The nodes of a fake gateway: the real routes over :class:`oncegate.gateway.testing.state.SharedState`, and faults on
-request.
+request; also in a thread of its own, for tests that have no event loop, or must not share theirs.
 
-Owns: HTTP on the loopback interface, what a fault does to a request, and whom the nodes name as leader.
+Owns: HTTP on the loopback interface, what a fault does to a request, and whom the nodes name as leader. The pytest
+fixture ``oncegate_cluster`` (:mod:`oncegate.gateway.pytest_plugin`) is a :class:`FakeCluster`.
 
 ``async with FakeGateway(nodes=3) as fake, Client(fake.endpoints) as client: ...``
 """
@@ -13,19 +14,20 @@ import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Final, Self, cast
+from typing import Any, Final, Self, cast
 
 from aiohttp import web
-from aiohttp.typedefs import Middleware
 
 from oncegate.gateway import wire
+from oncegate.gateway.client.sync_crossing import LoopThread
 from oncegate.gateway.http.negotiation import bare_problem, local
 from oncegate.gateway.http.routes.cluster import ClusterState, Member
 from oncegate.gateway.http.routing import Handler
 from oncegate.gateway.http.server import ROUTES, application
+from oncegate.gateway.machine.tables import TableKind
 from oncegate.gateway.node.node import Node
 from oncegate.gateway.node.settings import MemberAddress, Settings
-from oncegate.gateway.testing.state import SharedState
+from oncegate.gateway.testing.state import Applied, SharedState
 from oncegate.rifl.errors import OncegateError
 
 Interceptor = Callable[[web.Request], Awaitable[web.StreamResponse | None]]
@@ -50,8 +52,7 @@ class _Served:
 
     @property
     def leader_http(self) -> str | None:
-        leader = self._gateway.leader
-        return None if leader is None else leader.endpoint
+        return None if self._gateway.leader is None else self._gateway.leader.endpoint
 
 
 class FakeNode:
@@ -93,7 +94,7 @@ class FakeNode:
         listener = socket.create_server(("127.0.0.1", self._port))
         self._port = listener.getsockname()[1]
         app = application(cast(Node, _Served(self._gateway, self)), routes=_ROUTES)
-        app.middlewares.insert(0, self._faults())
+        app.middlewares.insert(0, self._answer)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         await web.SockSite(self._runner, listener).start()
@@ -129,13 +130,7 @@ class FakeNode:
             response.headers[wire.H_LEADER] = leader.endpoint
         return response
 
-    def _faults(self) -> Middleware:
-        @web.middleware
-        async def faults(request: web.Request, handler: Handler) -> web.StreamResponse:
-            return await self._answer(request, handler)
-
-        return faults
-
+    @web.middleware
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         self.requests[f"{request.method} {request.path}"] += 1
         request[_HANDLER] = handler
@@ -197,3 +192,85 @@ class FakeGateway(SharedState):
     ) -> None:
         for node in self.nodes:
             await node.stop()
+
+
+class FakeCluster:
+    """Nodes with one state on a fake clock; use as ``with``.
+
+    Cluster time stands still: leases end when :meth:`advance` says so, never because a test is slow.
+
+    Args:
+        nodes: how many; the first leads.
+    """
+
+    def __init__(self, nodes: int = 3) -> None:
+        self._count = nodes
+        self._thread: LoopThread
+        self.gateway: FakeGateway
+        """All of it, for what has no method here. It lives in the other thread: look, and leave changes to methods."""
+
+    def __enter__(self) -> Self:
+        self._thread = LoopThread("oncegate-fake")
+        self.gateway = FakeGateway(nodes=self._count)
+        self._thread.run(self.gateway.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._thread.run(self.gateway.__aexit__(None, None, None))
+        finally:
+            self._thread.stop()
+
+    @property
+    def endpoints(self) -> list[str]:
+        """Addresses of all nodes."""
+        return self.gateway.endpoints
+
+    @property
+    def executed(self) -> list[Applied]:
+        """Every execution so far, in order: a write that was applied twice stands there twice."""
+        return list(self.gateway.executed)
+
+    def declare(self, table: str, kind: TableKind = "resident") -> None:
+        """Declare a table, as :meth:`oncegate.gateway.client.Client.declare_table` would."""
+        self._do(lambda: self.gateway.declare(table, kind))
+
+    def value(self, table: str, key: str) -> Any:
+        """Return a row's value; raises NOT_FOUND without one."""
+        return self._thread.run(self.gateway.value(table, key))
+
+    def advance(self, seconds: float) -> None:
+        """Move the cluster's clock on; what is due ends: leases that nothing renewed, batches that are old enough."""
+        self._do(lambda: self.gateway.advance(seconds))
+
+    def stop(self, node: int = 0) -> None:
+        """Stop a node: connections are cut and refused. The next one that runs leads."""
+        gateway = self.gateway
+        self._thread.run(gateway.nodes[node].stop())
+        self._do(lambda: gateway.lead(next((other for other in gateway.nodes if other.running), None)))
+
+    def start(self, node: int = 0) -> None:
+        """Start a stopped node on the port it had."""
+        self._thread.run(self.gateway.nodes[node].start())
+        if self.gateway.leader is None:
+            self._do(lambda: self.gateway.lead(self.gateway.nodes[node]))
+
+    def freeze(self, node: int = 0) -> None:
+        """Let a node take requests and answer none."""
+        self._do(self.gateway.nodes[node].freeze)
+
+    def thaw(self, node: int = 0) -> None:
+        """Let a frozen node answer again, beginning with what has arrived."""
+        self._do(self.gateway.nodes[node].thaw)
+
+    def lose_answers(self, count: int = 1, node: int = 0) -> None:
+        """Apply the next ``count`` requests that write and cut the connection instead of answering them."""
+        self._do(lambda: self.gateway.nodes[node].lose_answers(count))
+
+    def _do(self, what: Callable[[], object]) -> None:
+        async def done() -> None:
+            what()
+
+        self._thread.run(done())
