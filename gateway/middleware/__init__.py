@@ -7,6 +7,6 @@ service dies half-way: :mod:`oncegate.gateway.middleware.gate`. Needs the SDK on
 from oncegate.gateway.middleware.aiohttp_app import TICKET, for_aiohttp
 from oncegate.gateway.middleware.asgi_app import SCOPE_TICKET, ForAsgi
 from oncegate.gateway.middleware.gate import Gate, Ticket
-from oncegate.gateway.middleware.policy import Incoming, Policy
+from oncegate.gateway.middleware.records import Incoming, Policy
 
 __all__ = ["SCOPE_TICKET", "TICKET", "ForAsgi", "Gate", "Incoming", "Policy", "Ticket", "for_aiohttp"]

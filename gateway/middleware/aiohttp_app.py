@@ -15,8 +15,7 @@ from aiohttp.typedefs import Handler
 
 from oncegate.gateway.middleware import records
 from oncegate.gateway.middleware.gate import Gate, Ticket
-from oncegate.gateway.middleware.policy import Incoming
-from oncegate.gateway.middleware.records import Kept
+from oncegate.gateway.middleware.records import Incoming, Kept
 
 TICKET: Final = web.RequestKey("oncegate.ticket", Ticket)
 """Where a handler finds its ticket; a request without a key has none."""

@@ -12,8 +12,7 @@ from typing import Any, Final
 
 from oncegate.gateway.middleware import records
 from oncegate.gateway.middleware.gate import Gate, Ticket
-from oncegate.gateway.middleware.policy import Incoming
-from oncegate.gateway.middleware.records import Kept
+from oncegate.gateway.middleware.records import Incoming, Kept
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

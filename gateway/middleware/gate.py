@@ -37,8 +37,7 @@ import msgspec
 
 from oncegate.gateway.client import Client, Code, Json, OncegateError, OperationFailed, Outcome, Session, WriteResult
 from oncegate.gateway.middleware import records
-from oncegate.gateway.middleware.policy import Incoming, Policy, read_key
-from oncegate.gateway.middleware.records import IdempotencyRecord, Kept
+from oncegate.gateway.middleware.records import IdempotencyRecord, Incoming, Kept, Policy, read_key
 from oncegate.rifl.ids import format_client_id, parse_client_id
 
 SWEEP_S: Final = 60.0
