@@ -1,12 +1,10 @@
-"""A cluster to be checked: real node processes on loopback, with their network, disks, clocks and flushes in our hands.
+"""A cluster to be checked: real node processes on loopback whose network, disks, clocks and flushes we control.
 
 :class:`CheckCluster` owns the means: processes, proxies, small file systems, clocks, and what has to be undone after a
-fault. What is done with them, and when, is :mod:`oncegate.proof.check.nemesis`'s; members are changed in
-:mod:`oncegate.proof.check.membership`. What HTTP carries goes to the nodes directly: a node that is cut off from its
-peers is still reached by its clients.
+fault. :mod:`oncegate.proof.check.nemesis` decides what is done with them, and when. Clients reach the nodes without a
+proxy, also those that are cut off from their peers.
 
-Methods block, and may be called from several threads: a change of a node's process happens under
-:attr:`CheckCluster.lock`.
+Methods block. Several threads may call them: a node's process changes under :attr:`CheckCluster.lock`.
 """
 
 from __future__ import annotations
@@ -21,25 +19,22 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from oncegate.gateway.local.cluster import LocalCluster
 from oncegate.gateway.node.settings import MemberAddress
-from oncegate.proof.check.equipment import Equipment, Target
+from oncegate.proof.check.equipment import Equipment, SmallDisk, Target, WallClock
 from oncegate.proof.check.errors import CheckError
 from oncegate.proof.check.flush_control import FlushControl
 from oncegate.proof.check.links import Links
-from oncegate.proof.check.node_settings import BODY_BYTES_MAX, NodeSettings
-from oncegate.proof.check.small_disk import SmallDisk
-from oncegate.proof.check.wall_clock import WallClock
 
 DISK_BYTES: Final = 256 * 2**20
+SMALL_BODY_BYTES_MAX: Final = 384 * 1024
+"""Largest body on a small disk; the node's log is small then, too (:mod:`oncegate.proof.check.node_process`)."""
 _ENDED_BY_US: Final = (0, -signal.SIGKILL, -signal.SIGTERM)
 """How a process ends that was killed or stopped."""
 
 
 class CheckCluster(LocalCluster):
-    """A local cluster in which everything can go wrong; closing it ends all of it.
+    """A local cluster in which everything can go wrong; closing it ends all of its processes.
 
     Args:
         directory: data of node ``n`` is below ``directory/n``, its log at ``directory/n.log``.
@@ -48,10 +43,10 @@ class CheckCluster(LocalCluster):
         equipment: what the planned faults need.
         seed: of jitter, resets and lost sectors.
         disk_bytes: size of a node's own file system, with :attr:`Equipment.DISK`; bodies are small then, too.
+        environment: further environment variables of the nodes.
 
     Raises:
-        Unavailable: this machine does not allow the equipment; :func:`~oncegate.proof.check.equipment.missing` tells
-            before.
+        Unavailable: this machine does not allow the equipment (:func:`~oncegate.proof.check.equipment.missing`).
     """
 
     def __init__(
@@ -76,17 +71,17 @@ class CheckCluster(LocalCluster):
         self.damaged: dict[str, str] = {}
         """Nodes whose files were changed, and how: they may refuse to start, and are replaced then."""
         self.filled: set[str] = set()
-        """Nodes whose disk has been full: one that is started meanwhile says so and ends, as an operator would see."""
+        """Nodes whose disk has been full: a node that starts meanwhile says so and ends."""
         self.absent: set[str] = set()
         """Nodes that are not meant to run now: removed, or to be added."""
         self.crashes: dict[str, str] = {}
-        """Nodes that ended by themselves, undamaged: that is a defect, whatever the history says."""
+        """Nodes that ended by themselves, undamaged, and how: a defect, whatever the history says."""
         self.targets: dict[str, Target] = {}
         self.disks: dict[str, SmallDisk] = {}
         self.clocks: dict[str, WallClock] = {}
         self.flushes: dict[str, FlushControl] = {}
         self._disk_bytes = disk_bytes
-        self.links = Links({member.node_id: member.peer for member in self.members}, seed=seed, doors=True)
+        self.links = Links({member.node_id: member.peer for member in self.members}, seed=seed)
         try:
             for node_id in self.ids:
                 self._equip(node_id)
@@ -118,32 +113,26 @@ class CheckCluster(LocalCluster):
         return self.directory / node_id / "data" if node_id in self.disks else self.directory / node_id
 
     def command(self, node_id: str) -> list[str]:
-        """The node's own address is the real one, that of each peer is its door."""
-        # The members of the beginning, whoever was added since: a node whose log names none holds on to its list.
+        """Return a node's command line: its own address is the real one, each peer's is that of the peer's proxy."""
+        # The members of the beginning, without those added since: a node whose log names none keeps to its list.
         members = [
-            member if member.node_id == node_id else member._replace(peer_port=self.links.door(member.node_id))
+            member if member.node_id == node_id else member._replace(peer_port=self.links.port(member.node_id))
             for member in self.members
             if member.node_id == node_id or member.node_id in self.first_ids
         ]
         small = node_id in self.disks
-        settings = NodeSettings(self.links.door(node_id), os.getpid(), small_log=small)
         clock = self.clocks.get(node_id)
         preloaded = () if clock is None else (str(clock.library),)
         return [
-            *(self.disks[node_id].prefix if node_id in self.disks else ()),
+            *(self.disks[node_id].prefix if small else ()),
             *(() if clock is None else clock.prefix),
             *(self.flushes[node_id].prefix(*preloaded) if node_id in self.flushes else ()),
-            *(
-                sys.executable,
-                "-m",
-                "oncegate.proof.check.node_process",
-                msgspec.json.encode(settings).decode(),
-                "serve",
-            ),
+            *(sys.executable, "-m", "oncegate.proof.check.node_process"),
+            *(str(os.getpid()), str(self.links.port(node_id)), "serve"),
             *("--node", node_id, "--data-dir", str(self._data_inside(node_id))),
             *(("--join",) if node_id in self._joining else ()),
             *(flag for member in members for flag in ("--member", str(member))),
-            *(("--body-bytes-max", str(BODY_BYTES_MAX)) if small else ()),
+            *(("--body-bytes-max", str(SMALL_BODY_BYTES_MAX)) if small else ()),
             *self.flags,
         ]
 
@@ -179,7 +168,7 @@ class CheckCluster(LocalCluster):
                 super().start(node_id)
 
     def _look_for_crash(self, node_id: str) -> None:
-        """Keep in mind a node that has ended by itself, before it is started again."""
+        """Note a node that has ended by itself, before it is started again."""
         status = self.ended_by_itself(node_id)
         if status is None or node_id in self.damaged or self.found_no_room(node_id):
             return
@@ -202,7 +191,7 @@ class CheckCluster(LocalCluster):
         return [node_id for node_id in self.ids if node_id not in self.absent]
 
     def kill(self, *node_ids: str) -> None:
-        """SIGKILL, all at once; wait until they are gone."""
+        """Kill these with SIGKILL, all at once; wait until they are gone."""
         with self.lock:
             super().kill(*node_ids)
 

@@ -32,8 +32,7 @@ from typing import Any, Final, Literal, TypeVar
 import msgspec
 
 from oncegate.gateway.local.closing import Closing
-from oncegate.proof.check.fault_note import FaultNote
-from oncegate.proof.check.folder_errors import FileFull, FileMalformed, FileMissing, FolderTaken
+from oncegate.proof.check.errors import FileFull, FileMalformed, FileMissing, FolderTaken
 from oncegate.proof.lincheck.history import Event, HistoryError, line_of, parse_line
 from oncegate.proof.lincheck.verdict import Result
 
@@ -91,6 +90,16 @@ class RunVerdict(msgspec.Struct, frozen=True, kw_only=True):
     operations: dict[str, int] = {}
     faults: dict[str, int] = {}
     seconds: float = 0.0
+
+
+class FaultNote(msgspec.Struct, frozen=True):
+    """One fault: nanoseconds on the clock of the history; ``end`` None: it did not end before the run did."""
+
+    start: int
+    end: int | None
+    fault: str
+    target: list[str] = []
+    detail: str = ""
 
 
 class LineWriter(Closing):

@@ -1,9 +1,8 @@
-"""The network between the members, in our hands: every peer link runs through a TCP proxy that can misbehave.
+"""The network between the members: every peer link runs through a TCP proxy that can misbehave.
 
-Either each pair has a port of its own (:meth:`Links.addresses`), for members that dial whom they were told to; or each
-node has a door (:meth:`Links.door`), which tells by the handshake who dials: the address of a door may travel in the
-cluster's configuration, where all members read it. Both lead to the same :class:`~oncegate.proof.check.proxy.Way` for
-each direction of a pair.
+Each node has one port on which all others reach it (:meth:`Links.port`). The first frame of the handshake says who
+dials, so the address may stand in the cluster's configuration, which all members read. Each direction of a pair is a
+:class:`~oncegate.proof.check.proxy.Way`.
 
 The proxies run on a loop in a thread of their own; every public method may be called from any other thread and has
 taken effect when it returns. Read next: :mod:`oncegate.proof.check.proxy`.
@@ -12,11 +11,9 @@ taken effect when it returns. Read next: :mod:`oncegate.proof.check.proxy`.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, TypeVar
 
 from oncegate.gateway.local.closing import Closing
@@ -27,54 +24,25 @@ Ends = tuple[str, str]
 T = TypeVar("T")
 
 
-def _always(ways: tuple[Way, Way], _: str | None) -> tuple[Way, Way]:
-    return ways
-
-
 class Links(Closing):
     """All links of one cluster.
 
     Args:
         listening: where each node really listens for its peers.
         seed: of the jitter and the resets.
-        doors: make doors instead of a port for each pair.
     """
 
-    def __init__(self, listening: dict[str, Address], *, seed: int = 0, doors: bool = False) -> None:
+    def __init__(self, listening: Mapping[str, Address], *, seed: int = 0) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="links", daemon=True)
         self._thread.start()
         self._rng = random.Random(seed)
         self._proxies: list[Proxy] = []
         self._ways: dict[Ends, Way] = {}
-        self._ports: dict[Ends, int] = {}
-        self._doors: dict[str, int] = {}
+        self._ports: dict[str, int] = {}
         self._storm: asyncio.Task[None] | None = None
-        self.names: list[str] = []
-        if doors:
-            for name, address in listening.items():
-                self.add(name, address)
-        else:
-            asyncio.run_coroutine_threadsafe(self._start_pairs(listening), self._loop).result()
-
-    async def _start_pairs(self, listening: dict[str, Address]) -> None:
-        for name in sorted(listening):
-            self._introduce(name)
-        for acceptor, dialler in itertools.combinations(self.names, 2):
-            ways = self._ways[dialler, acceptor], self._ways[acceptor, dialler]
-            self._ports[dialler, acceptor] = await self._serve(listening[acceptor], partial(_always, ways), asks=False)
-
-    def _introduce(self, name: str) -> None:
-        for other in self.names:
-            for ends in ((name, other), (other, name)):
-                way = self._ways[ends] = Way(*ends)
-                way.opened.set()
-        self.names = sorted([*self.names, name])
-
-    async def _serve(self, target: Address, ways: Callable[[str | None], tuple[Way, Way] | None], *, asks: bool) -> int:
-        proxy = Proxy(target, ways, self._rng, asks=asks)
-        self._proxies.append(proxy)
-        return await proxy.serve()
+        for name, address in listening.items():
+            self.add(name, address)
 
     def _run(self, work: Callable[[], T]) -> T:
         """Run ``work`` on the proxies' loop."""
@@ -85,39 +53,41 @@ class Links(Closing):
         return asyncio.run_coroutine_threadsafe(call(), self._loop).result()
 
     def add(self, name: str, address: Address) -> None:
-        """Make a door for a node, and open ways between it and all others; a name that is known keeps its own."""
-        if name in self._doors:
+        """Make a port for a node, and open ways between it and all others; a name that is known keeps its own."""
+        if name in self._ports:
             return
 
-        def ways(dialler: str | None) -> tuple[Way, Way] | None:
-            out, back = self._ways.get((dialler or "", name)), self._ways.get((name, dialler or ""))
+        def ways(dialler: str) -> tuple[Way, Way] | None:
+            out, back = self._ways.get((dialler, name)), self._ways.get((name, dialler))
             return None if out is None or back is None else (out, back)
 
         async def start() -> None:
-            self._introduce(name)
-            self._doors[name] = await self._serve(address, ways, asks=True)
+            for other in self._ports:
+                for ends in ((name, other), (other, name)):
+                    way = self._ways[ends] = Way(*ends)
+                    way.opened.set()
+            proxy = Proxy(address, ways, self._rng)
+            self._proxies.append(proxy)
+            self._ports[name] = await proxy.serve()
 
         asyncio.run_coroutine_threadsafe(start(), self._loop).result()
 
-    def door(self, name: str) -> int:
-        """The port on which anybody reaches ``name``."""
-        return self._doors[name]
+    @property
+    def names(self) -> list[str]:
+        """The nodes, sorted."""
+        return sorted(self._ports)
 
-    def addresses(self, node: str, listening: dict[str, Address]) -> dict[str, Address]:
-        """Where ``node`` is to dial each of its peers. A peer it never dials is named by its own address."""
-        return {
-            peer: ("127.0.0.1", self._ports[node, peer]) if (node, peer) in self._ports else listening[peer]
-            for peer in self.names
-            if peer != node
-        }
+    def port(self, name: str) -> int:
+        """Return the loopback port on which the others reach ``name``."""
+        return self._ports[name]
 
     def way(self, source: str, target: str) -> Way:
-        """One direction; its fields tell what it does now."""
+        """Return one direction; its fields say what it does now."""
         return self._ways[source, target]
 
     @property
     def troubled(self) -> list[str]:
-        """Directions that do not pass everything at once, as ``a->b``."""
+        """Return the directions that do not pass everything at once, as ``a->b``."""
         return [
             f"{way.source}->{way.target}"
             for way in list(self._ways.values())
@@ -125,7 +95,7 @@ class Links(Closing):
         ]
 
     def cut(self, ways: Iterable[Ends], *, how: How = "hold") -> None:
-        """From now on nothing passes these directions."""
+        """Let nothing pass these directions from now on."""
 
         def work() -> None:
             for ends in ways:
@@ -137,19 +107,19 @@ class Links(Closing):
         self._run(work)
 
     def isolate(self, node: str, *, how: How = "hold") -> None:
-        """Cut ``node`` off from everybody, both ways."""
+        """Cut ``node`` off from all others, both ways."""
         self.cut([ends for ends in self._ways if node in ends], how=how)
 
     def mute(self, node: str, *, how: How = "hold") -> None:
-        """``node`` hears, and is not heard."""
+        """Let ``node`` hear the others, but not be heard."""
         self.cut([ends for ends in self._ways if ends[0] == node], how=how)
 
     def deafen(self, node: str, *, how: How = "hold") -> None:
-        """``node`` is heard, and does not hear."""
+        """Let the others hear ``node``, but ``node`` not hear them."""
         self.cut([ends for ends in self._ways if ends[1] == node], how=how)
 
     def split(self, *groups: Sequence[str], how: How = "hold") -> None:
-        """Cut all directions between different groups; nodes in none of them stay connected with everybody."""
+        """Cut all directions between different groups; nodes in none of them stay connected with all."""
         group = {name: number for number, names in enumerate(groups) for name in names}
         ways = [(a, b) for a, b in self._ways if a in group and b in group and group[a] != group[b]]
         self.cut(ways, how=how)
@@ -196,11 +166,11 @@ class Links(Closing):
         self._run(work)
 
     def connections(self) -> list[ProxiedConnection]:
-        """Those that are open; from any thread a moment old."""
+        """Return the open connections; from any thread, as of a moment ago."""
         return [connection for proxy in self._proxies for connection in list(proxy.connections)]
 
     def join(self) -> None:
-        """Everything passes again; connections that lost bytes are reset. Speeds stay."""
+        """Let everything pass again, and reset connections that lost bytes. Speeds stay."""
 
         def work() -> None:
             for way in self._ways.values():
@@ -213,7 +183,7 @@ class Links(Closing):
         self._run(work)
 
     def calm(self) -> None:
-        """What passes, passes at full speed again, and no connection is reset any more. Cuts stay."""
+        """Let bytes pass at full speed again, and reset no more connections. Cuts stay."""
 
         def work() -> None:
             if self._storm is not None:
@@ -225,7 +195,7 @@ class Links(Closing):
         self._run(work)
 
     def heal(self) -> None:
-        """Everything passes again, at full speed; connections that lost bytes are reset."""
+        """Let everything pass again, at full speed, and reset connections that lost bytes."""
         self.calm()
         self.join()
 

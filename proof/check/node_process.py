@@ -1,9 +1,8 @@
-"""A node of a checked cluster: ``oncegate serve`` with its peers' door before it.
+"""A node of a checked cluster: ``oncegate serve`` behind a proxy, ended with the run that started it.
 
-``python -m oncegate.proof.check.node_process SETTINGS serve …`` takes
-:class:`oncegate.proof.check.node_settings.NodeSettings` in JSON. What ``oncegate serve`` has no flags for, it gets in
-the node that is made for it: the peer port that the other members are told (a proxy's) and a log in small pieces.
-Its flushes are in the hands of :mod:`oncegate.proof.check.flush_control`, which is preloaded.
+``python -m oncegate.proof.check.node_process PARENT PORT serve …``: PARENT is the process id of the run, PORT the peer
+port in the configuration that all members share (the proxy's). With the small bodies of a small disk, the log's
+segments are so small that the node notices a full disk within a second of load: the log prepares two of them.
 """
 
 from __future__ import annotations
@@ -16,14 +15,11 @@ import threading
 import time
 from typing import Any, Final
 
-import msgspec
-
 from oncegate.consensus.config import KIB
 from oncegate.gateway.cli.main import main as command_line
 from oncegate.gateway.node.node import Node, replica_config
 from oncegate.gateway.node.proposer import ENTRY_BYTES_MAX
 from oncegate.gateway.node.settings import Settings
-from oncegate.proof.check.node_settings import BODY_BYTES_MAX, NodeSettings
 
 _PARENT_LOOK_S: Final = 0.5
 SMALL_LOG: Final[dict[str, Any]] = {"command_bytes_max": 512 * KIB, "journal_segment_bytes": 576 * KIB}
@@ -42,17 +38,16 @@ def end_with(parent: int) -> None:
 
 
 def main() -> None:
-    """Read the settings, then run the command line behind them."""
-    given = msgspec.json.decode(sys.argv.pop(1), type=NodeSettings)
-    end_with(given.parent)
+    """Take the two arguments of our own, then run the command line."""
+    parent, port = int(sys.argv.pop(1)), int(sys.argv.pop(1))
+    end_with(parent)
 
     def make_node(settings: Settings) -> Node:
+        small = settings.body_bytes_max <= SMALL_LOG["command_bytes_max"]
         replica = dataclasses.replace(
-            replica_config(settings),
-            advertise=(settings.address.host, given.advertised_port),
-            **(SMALL_LOG if given.small_log else {}),
+            replica_config(settings), advertise=(settings.address.host, port), **(SMALL_LOG if small else {})
         )
-        return Node(settings, replica, entry_bytes_max=BODY_BYTES_MAX if given.small_log else ENTRY_BYTES_MAX)
+        return Node(settings, replica, entry_bytes_max=settings.body_bytes_max if small else ENTRY_BYTES_MAX)
 
     command_line(make_node)
 

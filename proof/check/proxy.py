@@ -1,7 +1,7 @@
 """TCP proxies between peers: what each direction of a pair does to the bytes that pass.
 
-Owns sockets and pumps; who is behind which port, and when a direction misbehaves, is
-:mod:`oncegate.proof.check.links`'s.
+Owns sockets and pumps. :mod:`oncegate.proof.check.links` knows who is behind which port, and decides when a direction
+misbehaves.
 
 Each direction of a pair is a :class:`Way` with its own faults:
 
@@ -70,20 +70,22 @@ class ProxiedConnection:
             writer.transport.abort()
 
     async def pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: Way, first: bytes) -> None:
-        """Pass on ``first`` and what comes then, as the way allows; ends with the connection."""
+        """Pass on ``first`` and what comes after it, as the way allows; ends with the connection."""
         loop = asyncio.get_running_loop()
         queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_QUEUE_READS)
 
         async def collect() -> None:
-            data = first or b"?"
-            if first:
-                await queue.put((loop.time() + self._late(way), first))
+            data = first or await read()
             while data:
-                try:
-                    data = await reader.read(READ_BYTES)
-                except OSError:
-                    data = b""
                 await queue.put((loop.time() + self._late(way), data))
+                data = await read()
+            await queue.put((loop.time() + self._late(way), b""))
+
+        async def read() -> bytes:
+            try:
+                return await reader.read(READ_BYTES)
+            except OSError:
+                return b""
 
         collecting = loop.create_task(collect())
         try:
@@ -117,21 +119,16 @@ class ProxiedConnection:
 
 
 class Proxy:
-    """A listener in front of ``target``; ``ways`` says from where to where a connection leads, or None: refuse it.
+    """A listener in front of ``target``; ``ways`` returns both ways of a dialler's connection, or None: refuse it."""
 
-    It is given the dialler's id, which is None unless ``asks``: then the first frame is read, which says who dials.
-    """
-
-    def __init__(
-        self, target: Address, ways: Callable[[str | None], tuple[Way, Way] | None], rng: random.Random, *, asks: bool
-    ) -> None:
-        self._target, self._ways, self._rng, self._asks = target, ways, rng, asks
+    def __init__(self, target: Address, ways: Callable[[str], tuple[Way, Way] | None], rng: random.Random) -> None:
+        self._target, self._ways, self._rng = target, ways, rng
         self._server: asyncio.Server | None = None
         self._closing = False
         self.connections: set[ProxiedConnection] = set()
 
     async def serve(self) -> int:
-        """Listen on a free port of the loopback; returns it."""
+        """Listen on a free port of the loopback, and return it."""
         self._server = await asyncio.start_server(self._accepted, "127.0.0.1", 0, limit=READ_BYTES)
         port: int = self._server.sockets[0].getsockname()[1]
         return port
@@ -146,7 +143,7 @@ class Proxy:
 
     async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            dialler, first = await _hello(reader) if self._asks else (None, b"")
+            dialler, first = await _hello(reader)
             ways = self._ways(dialler)
             if ways is None:
                 raise ProtocolError(f"{dialler} is no member")
@@ -179,9 +176,7 @@ class Proxy:
 
 
 async def _hello(reader: asyncio.StreamReader) -> tuple[str, bytes]:
-    """Who dials, by the first frame of the handshake (:mod:`oncegate.consensus.net.handshake`), and the bytes read so
-    far.
-    """
+    """Return who dials, as the first frame of the handshake says, and the bytes read so far."""
     frames, first = FrameReader(HANDSHAKE_FRAME_BYTES_MAX), b""
     async with asyncio.timeout(_HELLO_S):
         while True:

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from oncegate.proof.check.errors import CheckError, Unavailable
+from oncegate.proof.check.errors import CheckError, FolderError, Unavailable
 from oncegate.proof.check.folder import LATEST, RunFolder
-from oncegate.proof.check.folder_errors import FolderError
 from oncegate.proof.check.orphans import alone, end_left_over
 from oncegate.proof.check.plan import RunPlan
 from oncegate.proof.check.runner import faults_of, lacking, run

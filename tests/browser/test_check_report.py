@@ -12,8 +12,7 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from oncegate.proof.check.fault_note import FaultNote
-from oncegate.proof.check.folder import RunFolder
+from oncegate.proof.check.folder import FaultNote, RunFolder
 from oncegate.proof.check.report import write_report
 from oncegate.proof.lincheck import Event, Failure, Result
 from tests.browser.conftest import HEIGHT, Page

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from oncegate.proof.check.equipment import SmallDisk
 from oncegate.proof.check.errors import Unavailable
-from oncegate.proof.check.small_disk import SmallDisk
 from tests.faults.harness.raw_client import RawClient
 from tests.faults.harness.replica_cluster import ReplicaCluster
 from tests.faults.harness.scene import Scene, until

@@ -18,8 +18,7 @@ from oncegate import Client
 from oncegate.gateway.local.cluster import LocalCluster
 from oncegate.gateway.local.waiting import until
 from oncegate.proof.check.cluster import CheckCluster
-from oncegate.proof.check.equipment import Equipment, missing
-from oncegate.proof.check.wall_clock import DAY_S
+from oncegate.proof.check.equipment import DAY_S, Equipment, missing
 from tests.conftest import Api
 from tests.faults.harness.sdk_load import Ledger, check_counters, check_flows, check_rows, progress, writing
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from oncegate.consensus.messages import PROTOCOL_VERSION, Hello
+from oncegate.consensus.net.wire import encode_frame
 from oncegate.proof.check.links import Links
 from tests.faults.harness.history import Acknowledged, History, ReadDone, Violation, check
 
@@ -70,6 +72,10 @@ def test_checker_rejects_nodes_that_differ() -> None:
         check(seen(), {"n1": GOOD, "n2": dump((1, 5), (2, 6), salt="other")})
 
 
+HELLO = b"".join(encode_frame(Hello(PROTOCOL_VERSION, "cluster", "b", "", "a", b"", 1, [])))
+"""The frame by which a proxy knows who dials."""
+
+
 class Echo:
     """``a`` listens and answers what it hears; ``b`` dials it through the links."""
 
@@ -89,7 +95,10 @@ async def echo() -> AsyncIterator[tuple[Echo, Links, asyncio.StreamReader, async
     async with await asyncio.start_server(served.serve, "127.0.0.1", 0) as server:
         listening = {"a": server.sockets[0].getsockname(), "b": ("127.0.0.1", 1)}
         with Links(listening) as links:
-            reader, writer = await asyncio.open_connection(*links.addresses("b", listening)["a"])
+            reader, writer = await asyncio.open_connection("127.0.0.1", links.port("a"))
+            writer.write(HELLO)
+            assert await reader.readexactly(len(HELLO)) == HELLO
+            served.heard = b""
             writer.write(b"first")
             assert await reader.readexactly(5) == b"first"
             yield served, links, reader, writer
@@ -148,8 +157,8 @@ async def test_reset_ends_connections_and_new_ones_are_made(echo: Any) -> None:
     with pytest.raises(ConnectionError):
         await reader.read(1)
     again_reader, again_writer = await asyncio.open_connection(*address)
-    again_writer.write(b"again")
-    assert await again_reader.readexactly(5) == b"again"
+    again_writer.write(HELLO + b"again")
+    assert await again_reader.readexactly(len(HELLO) + 5) == HELLO + b"again"
     again_writer.close()
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from oncegate.proof.check.equipment import DAY_S, WallClock
 from oncegate.proof.check.errors import Unavailable
-from oncegate.proof.check.wall_clock import DAY_S, WallClock
 from tests.faults.harness.scene import ELECTION_S_MAX, running, until
 
 pytestmark = pytest.mark.faults

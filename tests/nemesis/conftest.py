@@ -16,7 +16,7 @@ from oncegate.gateway.local.waiting import until
 from oncegate.proof.check.cluster import CheckCluster
 from oncegate.proof.check.equipment import Equipment, missing
 from oncegate.proof.check.nemesis import FAULTS, Action, Fault
-from oncegate.proof.check.nemesis.healing import make_whole
+from oncegate.proof.check.nemesis.nemesis import make_whole
 
 WORKERS = 4
 PACE_S = 0.01

@@ -13,11 +13,11 @@ import aiohttp
 import pytest
 
 from oncegate.consensus.log.segment import SECTOR_BYTES
-from oncegate.proof.check import membership
 from oncegate.proof.check.damage import used
+from oncegate.proof.check.nemesis import members
 from oncegate.proof.check.nemesis.fault import LEADER
-from oncegate.proof.check.nemesis.files import _FLIPS
-from oncegate.proof.check.nemesis.healing import clock_off_s
+from oncegate.proof.check.nemesis.machines import FLIPS
+from oncegate.proof.check.nemesis.nemesis import clock_off_s
 from tests.nemesis.conftest import Scene
 
 pytestmark = [pytest.mark.faults, pytest.mark.asyncio(loop_scope="module")]
@@ -192,7 +192,7 @@ def journal(scene: Scene, node_id: str) -> bytes:
 
 @pytest.mark.parametrize("damage", ["ballot: bit of the payload", "last record: bit of the term"])
 async def test_node_with_a_flipped_bit_refuses_by_name_and_is_replaced(scene: Scene, damage: str) -> None:
-    assert damage in _FLIPS
+    assert damage in FLIPS
     async with scene.under("flipped_bit", "n3", damage=damage):
         await scene.progress()
     assert scene.said == "refused by name, and was replaced"
@@ -201,17 +201,17 @@ async def test_node_with_a_flipped_bit_refuses_by_name_and_is_replaced(scene: Sc
 
 async def test_member_joins_learns_votes_and_goes(scene: Scene) -> None:
     async with scene.under("member_added", "n4"):
-        assert membership.voters(scene.cluster) == dict.fromkeys((*ALL, "n4"), True)
+        assert members.voters(scene.cluster) == dict.fromkeys((*ALL, "n4"), True)
         await scene.until(lambda: scene.cluster.is_ready("n4"), "n4 serves")
-    assert membership.voters(scene.cluster) == dict.fromkeys(ALL, True)
+    assert members.voters(scene.cluster) == dict.fromkeys(ALL, True)
     assert not scene.cluster.is_running("n4")
 
 
 async def test_learner_that_stays_away_counts_in_no_majority(scene: Scene) -> None:
     async with scene.under("learner_added", "n4"):
-        assert membership.voters(scene.cluster) == {**dict.fromkeys(ALL, True), "n4": False}
+        assert members.voters(scene.cluster) == {**dict.fromkeys(ALL, True), "n4": False}
         await scene.progress()
-    assert membership.voters(scene.cluster) == dict.fromkeys(ALL, True)
+    assert members.voters(scene.cluster) == dict.fromkeys(ALL, True)
 
 
 @pytest.mark.parametrize("name", ["member_removed", "member_replaced"])
@@ -220,7 +220,7 @@ async def test_member_that_went_comes_back_with_an_empty_directory(scene: Scene,
         assert not scene.cluster.is_running("n2")
         assert not scene.cluster.data("n2").exists()
         await scene.progress()
-    assert membership.voters(scene.cluster) == dict.fromkeys(ALL, True)
+    assert members.voters(scene.cluster) == dict.fromkeys(ALL, True)
 
 
 async def test_rolling_restart_restarts_each_node_in_order(scene: Scene) -> None:

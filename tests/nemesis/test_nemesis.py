@@ -14,7 +14,7 @@ import pytest
 
 from oncegate.proof.check.errors import NotHealed
 from oncegate.proof.check.nemesis import FAULTS, Action, FaultNote, FaultPlan, Nemesis, plan_of
-from oncegate.proof.check.nemesis.healing import make_whole
+from oncegate.proof.check.nemesis.nemesis import make_whole
 from tests.nemesis.conftest import DEADLINE_S, Scene
 
 pytestmark = [pytest.mark.faults, pytest.mark.asyncio(loop_scope="module")]

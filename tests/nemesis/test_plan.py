@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from oncegate.proof.check.equipment import Equipment
 from oncegate.proof.check.nemesis import FAULTS, Action, FaultPlan, available, fault, names_of, plan_of
-from oncegate.proof.check.nemesis.fault import FOLLOWER, LEADER
-from oncegate.proof.check.nemesis.partitions import PartitionMajorityRing, Topology
+from oncegate.proof.check.nemesis.fault import LEADER
+from oncegate.proof.check.nemesis.network import PartitionMajorityRing, Topology
 
 GROUPS = sorted({kind.group for kind in FAULTS.values()})
 PINNED = [
@@ -78,7 +78,7 @@ def test_faults_that_turn_the_same_knob_never_overlap(plan: FaultPlan) -> None:
 def test_targets_are_nodes_or_the_leader_or_what_the_workload_registers(plan: FaultPlan) -> None:
     joining = f"n{len(plan.nodes) + 1}"
     for action in plan.actions:
-        assert set(action.targets) <= {*plan.nodes, LEADER, FOLLOWER, joining, FAULTS[action.fault].process}
+        assert set(action.targets) <= {*plan.nodes, LEADER, joining, FAULTS[action.fault].process}
 
 
 @given(PLANS)

@@ -10,8 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from oncegate.proof.check.fault_note import FaultNote
-from oncegate.proof.check.folder import RunFolder, RunInfo, RunVerdict
+from oncegate.proof.check.folder import FaultNote, RunFolder, RunInfo, RunVerdict
 from oncegate.proof.lincheck import MODELS, Event, Failure, Limits, Result, check, operations
 
 MS = 1_000_000

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from oncegate.proof.check import folder as folders
-from oncegate.proof.check.fault_note import FaultNote
-from oncegate.proof.check.folder import LineWriter, RunFolder, RunInfo, RunVerdict
-from oncegate.proof.check.folder_errors import FileFull, FileMalformed, FileMissing, FolderTaken
+from oncegate.proof.check.errors import FileFull, FileMalformed, FileMissing, FolderTaken
+from oncegate.proof.check.folder import FaultNote, LineWriter, RunFolder, RunInfo, RunVerdict
 from oncegate.proof.lincheck import Event, Failure, Result
 
 NOW = datetime(2025, 1, 2, 3, 4, 5, tzinfo=UTC)

@@ -14,9 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncegate.proof.check.fault_note import FaultNote
-from oncegate.proof.check.folder import RunFolder, RunInfo, RunVerdict
-from oncegate.proof.check.folder_errors import FileMalformed, FileMissing
+from oncegate.proof.check.errors import FileMalformed, FileMissing
+from oncegate.proof.check.folder import FaultNote, RunFolder, RunInfo, RunVerdict
 from oncegate.proof.check.report import write_report
 from oncegate.proof.check.report.page import inert
 from oncegate.proof.check.report.payload import FAILURES_MAX, payload

@@ -5,19 +5,8 @@ Read next: :mod:`oncegate.proof.check.nemesis.fault` for how to add one.
 
 from __future__ import annotations
 
-from oncegate.proof.check.fault_note import FaultNote
-from oncegate.proof.check.nemesis import (
-    clocks,
-    disks,
-    files,
-    freezes,
-    kills,
-    members,
-    partitions,
-    restarts,
-    speeds,
-    targets,
-)
+from oncegate.proof.check.folder import FaultNote
+from oncegate.proof.check.nemesis import machines, members, network, processes
 from oncegate.proof.check.nemesis.fault import FAULTS, Action, Fault, FaultChoice, PlanView, fault
 from oncegate.proof.check.nemesis.nemesis import Nemesis
 from oncegate.proof.check.nemesis.plan import FaultPlan, LeftOut, available, names_of, plan_of
@@ -37,5 +26,5 @@ __all__ = [
     "names_of",
     "plan_of",
 ]
-FAMILIES = (clocks, disks, files, freezes, kills, members, partitions, restarts, speeds, targets)
+FAMILIES = (machines, members, network, processes)
 """The modules that register the faults."""

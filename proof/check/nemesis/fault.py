@@ -1,18 +1,17 @@
 """What a fault is, and the registry of all of them: the grammar from which plans are made.
 
-A fault is a class of about fifteen lines with the decorator :func:`fault`; docs/check-faults.md has one whole.
+A fault is a class of about ten lines with the decorator :func:`fault`; docs/check-faults.md shows a whole one.
 
-``pick`` belongs to the plan: pure, reproducible, told what is planned already. ``inject`` and ``heal`` block, in a
-thread of their own, at their times; they may find a node killed, frozen or removed by another fault, and do then what
-is left to do. What they need of the cluster is in :mod:`oncegate.proof.check.cluster`.
-Read next: :mod:`oncegate.proof.check.nemesis.plan`.
+``pick`` belongs to the plan: it is pure and reproducible. ``inject`` and ``heal`` block, in a thread of their own, at
+their times. They may find that another fault has killed, frozen or removed a node; then they do what is left to do.
+:mod:`oncegate.proof.check.cluster` has what they need. Read next: :mod:`oncegate.proof.check.nemesis.plan`.
 """
 
 from __future__ import annotations
 
 import abc
 import random as random_module
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar, Final, TypeVar
 
 import msgspec
@@ -22,9 +21,7 @@ from oncegate.proof.check.equipment import Equipment
 
 Random = random_module.Random
 LEADER: Final = "leader"
-"""As a target: whoever leads when the fault begins."""
-FOLLOWER: Final = "follower"
-"""As a target: the first node that does not lead then."""
+"""As a target: the node that leads when the fault begins."""
 
 
 class Action(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -36,7 +33,7 @@ class Action(msgspec.Struct, frozen=True, omit_defaults=True):
     seconds: float
     """From the injection to the healing."""
     targets: tuple[str, ...] = ()
-    """Node ids, :data:`LEADER` or :data:`FOLLOWER`."""
+    """Node ids, or :data:`LEADER`."""
     arguments: dict[str, Any] = {}
     """JSON values, the fault's own."""
 
@@ -66,11 +63,56 @@ class PlanView(msgspec.Struct, frozen=True):
         return (len(self.nodes) - 1) // 2
 
 
+Whom = Callable[[Random, PlanView], tuple[str, ...] | None]
+"""Chooses targets; None: there is nobody for this fault now."""
+
+
+def any_node(random: Random, view: PlanView) -> tuple[str, ...]:
+    """Choose one node."""
+    return (random.choice(view.nodes),)
+
+
+def any_damageable(random: Random, view: PlanView) -> tuple[str, ...] | None:
+    """Choose one of the nodes whose data may be lost."""
+    return (random.choice(view.damageable),) if view.damageable else None
+
+
+def the_leader(random: Random, view: PlanView) -> tuple[str, ...]:
+    """Choose the node that leads when the fault begins."""
+    return (LEADER,)
+
+
+def leader_or_any(random: Random, view: PlanView) -> tuple[str, ...]:
+    """Choose the leader, half the time, else any node."""
+    return (LEADER,) if random.random() < 0.5 else any_node(random, view)
+
+
+def all_nodes(random: Random, view: PlanView) -> tuple[str, ...]:
+    """Choose all nodes."""
+    return view.nodes
+
+
+def all_or_one(random: Random, view: PlanView) -> tuple[str, ...]:
+    """Choose all nodes, three times in ten, else the leader or any."""
+    return view.nodes if random.random() < 0.3 else leader_or_any(random, view)
+
+
+def shuffled(random: Random, view: PlanView) -> tuple[str, ...]:
+    """Choose all nodes, in any order."""
+    return tuple(random.sample(view.nodes, len(view.nodes)))
+
+
+def a_minority(random: Random, view: PlanView) -> tuple[str, ...] | None:
+    """Choose as many nodes as can be missed."""
+    return tuple(random.sample(view.nodes, view.minority)) if view.minority else None
+
+
 class Fault(abc.ABC):
     """One action, from its injection to its healing; the class is what the grammar knows."""
 
     name: ClassVar[str]
     group: ClassVar[str]
+    whom: ClassVar[Whom] = any_node
     weight: ClassVar[float] = 1.0
     """How often it is drawn, against the others of a plan."""
     seconds: ClassVar[tuple[float, float]] = (1.0, 3.0)
@@ -79,7 +121,7 @@ class Fault(abc.ABC):
     excludes: ClassVar[str] = ""
     """Faults with the same word here are never planned at the same time: they turn the same knob."""
     recovery_s: ClassVar[float] = 0.0
-    """What its healing takes on an idle machine; so long after its end the same knob is not planned again."""
+    """How long healing takes on an idle machine; the same knob is not planned again until then."""
     persistent: ClassVar[bool] = False
     """Data of its targets are lost or damaged until an operator has replaced them."""
     process: ClassVar[str] = ""
@@ -88,29 +130,32 @@ class Fault(abc.ABC):
     def __init__(self, action: Action) -> None:
         self.action = action
         self.targets: tuple[str, ...] = action.targets
-        """On whom; node ids once :meth:`settle` has been called."""
+        """Node ids once :meth:`settle` has been called."""
 
     @classmethod
-    @abc.abstractmethod
     def pick(cls, random: Random, view: PlanView) -> FaultChoice | None:
         """Choose targets and arguments, or None when it cannot be now. Pure."""
+        targets = cls.whom(random, view)
+        return None if targets is None else FaultChoice(targets, cls.how(random, view))
+
+    @classmethod
+    def how(cls, random: Random, view: PlanView) -> dict[str, Any]:
+        """Choose the arguments. Pure."""
+        return {}
 
     @abc.abstractmethod
     def inject(self, cluster: CheckCluster) -> str:
         """Do it; returns what was done, for the note."""
 
-    @abc.abstractmethod
     def heal(self, cluster: CheckCluster) -> str | None:
-        """Undo it; returns what else there is to say, for the note."""
+        """Undo it, if there is something to undo; returns what else the note should say."""
+        return None
 
     def settle(self, cluster: CheckCluster) -> None:
-        """Find out who is meant by ``leader`` and ``follower``, once."""
-        if LEADER not in self.targets and FOLLOWER not in self.targets:
-            return
-        leader = cluster.leader_now() or cluster.meant[0]
-        follower = next((node_id for node_id in cluster.meant if node_id != leader), leader)
-        names = {LEADER: leader, FOLLOWER: follower}
-        self.targets = tuple(names.get(target, target) for target in self.targets)
+        """Replace ``leader`` by the node that leads, once."""
+        if LEADER in self.targets:
+            leader = cluster.leader_now() or cluster.meant[0]
+            self.targets = tuple(leader if target == LEADER else target for target in self.targets)
 
     def argument(self, name: str, otherwise: Any = None) -> Any:
         """One of the action's arguments."""
@@ -136,23 +181,3 @@ def fault(kind: F) -> F:
     if FAULTS.setdefault(kind.name, kind) is not kind:
         raise ValueError(f"two faults are named {kind.name}")
     return kind
-
-
-def one_of(random: Random, nodes: Sequence[str]) -> FaultChoice | None:
-    """One node, any."""
-    return FaultChoice((random.choice(list(nodes)),)) if nodes else None
-
-
-def in_any_order(random: Random, view: PlanView) -> tuple[str, ...]:
-    """All nodes, shuffled."""
-    return tuple(random.sample(view.nodes, len(view.nodes)))
-
-
-def one_or_all(random: Random, view: PlanView) -> FaultChoice:
-    """All nodes, three times in ten, else the leader or any."""
-    return FaultChoice(view.nodes) if random.random() < 0.3 else with_leader(random, view.nodes)
-
-
-def with_leader(random: Random, nodes: Sequence[str]) -> FaultChoice:
-    """The leader, half the time, else any node."""
-    return FaultChoice((LEADER if random.random() < 0.5 else random.choice(list(nodes)),))

@@ -1,16 +1,148 @@
-"""Members come and go while the cluster serves, as an operator does it."""
+"""Members of a checked cluster: how an operator changes them, repeated until it is done, and the faults that do so.
+
+Owns: asking for the change, waiting for it, and what becomes of the node's process and files. Read next:
+:mod:`oncegate.proof.check.cluster`.
+"""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
 from typing import Final
 
-from oncegate.proof.check import membership
+from oncegate.gateway.local.blocking_http import RequestRefused, Unreachable, get_json, send_json
+from oncegate.gateway.local.waiting import wait_for
+from oncegate.gateway.node.settings import MemberAddress
 from oncegate.proof.check.cluster import CheckCluster
-from oncegate.proof.check.nemesis.fault import Fault, FaultChoice, PlanView, Random, fault, one_of
+from oncegate.proof.check.errors import CheckError
+from oncegate.proof.check.nemesis.fault import Fault, FaultChoice, PlanView, Random, any_damageable, fault
 
-JOIN_S: Final = 30.0
+CHANGE_S: Final = 30.0
 RECOVERY_S: Final = 4.0
 """A node starts, receives the log and is promoted."""
+NO_QUORUM: Final = (CheckError, OSError, RequestRefused, Unreachable)
+"""Errors of a step as long as there is no quorum; the step is repeated after them."""
+
+
+def voters(cluster: CheckCluster, among: Sequence[str] | None = None) -> dict[str, bool]:
+    """The members as a ready node, one of these, knows them, and whether each votes."""
+    state = get_json(f"{cluster.asked(among)}/v1/cluster")
+    if state is None:
+        raise CheckError("no node says who is a member")
+    return {member["id"]: bool(member["voter"]) for member in state["members"]}
+
+
+def remove_member(cluster: CheckCluster, node_id: str, timeout_s: float = CHANGE_S) -> None:
+    """Take a node out of the configuration, end its process and empty its directory; done twice, done once.
+
+    Raises:
+        TimeoutError: it is a member still.
+    """
+    with cluster.lock:
+        cluster.absent.add(node_id)
+
+    def gone() -> bool:
+        rest = [other for other in cluster.meant if other != node_id]
+        if node_id not in voters(cluster, rest):
+            return True
+        send_json("DELETE", f"{cluster.asked(rest)}/v1/cluster/members/{node_id}", None, timeout_s)
+        return False
+
+    wait_for(gone, timeout_s, f"{node_id} is no member any more", despite=NO_QUORUM)
+    retire(cluster, node_id)
+
+
+def join_member(cluster: CheckCluster, node_id: str, timeout_s: float = CHANGE_S) -> None:
+    """Start a node that is no member on an empty directory, add it, and wait until it votes; done twice, done once.
+
+    Raises:
+        TimeoutError: it does not vote yet.
+    """
+    new = cluster.begin_joining(node_id)
+
+    def votes() -> bool:
+        _start_again_where_there_was_no_room(cluster, node_id)
+        return _announced(cluster, new, timeout_s)
+
+    wait_for(votes, timeout_s, f"{node_id} votes", despite=NO_QUORUM)
+
+
+def announce_absent(cluster: CheckCluster, node_id: str, timeout_s: float = CHANGE_S) -> None:
+    """Add a learner that does not run."""
+    with cluster.lock:
+        new = cluster.expand(node_id)
+        cluster.absent.add(node_id)
+    wait_for(
+        lambda: _announced(cluster, new, 0.2) is not None and node_id in voters(cluster),
+        timeout_s,
+        f"{node_id} is announced",
+        despite=NO_QUORUM,
+    )
+
+
+def retire(cluster: CheckCluster, node_id: str) -> None:
+    """End a node that is no member, and forget that it was to be one."""
+    with cluster.lock:
+        cluster.absent.add(node_id)
+        cluster.kill(node_id)
+        cluster.wipe(node_id)
+
+
+def settle_damage(cluster: CheckCluster, node_id: str, timeout_s: float) -> str:
+    """Wait until a damaged node refuses or serves, and replace one that refuses; returns what it did.
+
+    A node that ended without naming the damaged file is noted in :attr:`CheckCluster.crashes`.
+
+    Raises:
+        TimeoutError: neither, or it could not be replaced in time.
+    """
+    spoiled = cluster.damaged.get(node_id)
+    if spoiled is None:
+        return "replaced"
+    wait_for(
+        lambda: _has_decided(cluster, node_id),
+        timeout_s,
+        f"{node_id} refuses or serves",
+        state=lambda: cluster.log_tail(node_id, 3),
+    )
+    if cluster.is_running(node_id):
+        cluster.damaged.pop(node_id, None)
+        return "serves"
+    said = cluster.log_tail(node_id, 1)
+    named = spoiled in said
+    if not named:
+        cluster.crashes[node_id] = f"refused without naming {spoiled}: {said}"
+    remove_member(cluster, node_id, timeout_s)
+    join_member(cluster, node_id, timeout_s)
+    return f"{'refused by name' if named else 'ended'}, and was replaced"
+
+
+def _has_decided(cluster: CheckCluster, node_id: str) -> bool:
+    """Whether a damaged node is ready or has ended by itself; one that another fault ended is started again."""
+    with cluster.lock:
+        _start_again_where_there_was_no_room(cluster, node_id)
+        if not cluster.is_running(node_id) and cluster.ended_by_itself(node_id) is None:
+            cluster.start(node_id)
+            return False
+    return not cluster.is_running(node_id) or cluster.is_ready(node_id)
+
+
+def _start_again_where_there_was_no_room(cluster: CheckCluster, node_id: str) -> None:
+    with cluster.lock:
+        if cluster.ended_by_itself(node_id) is not None and cluster.found_no_room(node_id):
+            cluster.start(node_id)
+
+
+def _announced(cluster: CheckCluster, new: MemberAddress, timeout_s: float) -> bool:
+    """Ask for a new member unless it is one; returns whether it votes."""
+    rest = [other for other in cluster.meant if other != new.node_id]
+    votes = voters(cluster, rest).get(new.node_id)
+    if votes is None:
+        peer_port = cluster.links.port(new.node_id)
+        asked = {"id": new.node_id, "host": new.host, "http_port": new.http_port, "peer_port": peer_port}
+        with contextlib.suppress(Unreachable):  # it goes on catching up
+            send_json("POST", f"{cluster.asked(rest)}/v1/cluster/members", asked, timeout_s)
+    return bool(votes)
 
 
 class _Change(Fault):
@@ -20,49 +152,36 @@ class _Change(Fault):
     seconds = (1.0, 5.0)
 
 
-def _stranger(view: PlanView) -> FaultChoice:
-    """A node that is none yet."""
-    return FaultChoice((f"n{len(view.nodes) + 1}",))
+class _Addition(_Change):
+    @classmethod
+    def pick(cls, random: Random, view: PlanView) -> FaultChoice | None:
+        return FaultChoice((f"n{len(view.nodes) + 1}",))  # the next free id
+
+    def heal(self, cluster: CheckCluster) -> str | None:
+        remove_member(cluster, self.targets[0])
+        return "removed"
 
 
 @fault
-class MemberAdded(_Change):
+class MemberAdded(_Addition):
     """A node joins, learns, is promoted to a voter when it has caught up, and is removed in the end."""
 
     name = "member_added"
 
-    @classmethod
-    def pick(cls, random: Random, view: PlanView) -> FaultChoice | None:
-        """The next free id."""
-        return _stranger(view)
-
     def inject(self, cluster: CheckCluster) -> str:
-        membership.join_member(cluster, self.targets[0], JOIN_S)
+        join_member(cluster, self.targets[0])
         return "joined as a learner, and votes"
-
-    def heal(self, cluster: CheckCluster) -> str | None:
-        membership.remove_member(cluster, self.targets[0], JOIN_S)
-        return "removed"
 
 
 @fault
-class LearnerAdded(_Change):
+class LearnerAdded(_Addition):
     """A node is announced and stays away: a learner that never catches up must not count in any majority."""
 
     name = "learner_added"
 
-    @classmethod
-    def pick(cls, random: Random, view: PlanView) -> FaultChoice | None:
-        """The next free id."""
-        return _stranger(view)
-
     def inject(self, cluster: CheckCluster) -> str:
-        membership.announce_absent(cluster, self.targets[0], JOIN_S)
+        announce_absent(cluster, self.targets[0])
         return "announced, and not there"
-
-    def heal(self, cluster: CheckCluster) -> str | None:
-        membership.remove_member(cluster, self.targets[0], JOIN_S)
-        return "removed"
 
 
 @fault
@@ -70,19 +189,15 @@ class MemberRemoved(_Change):
     """A member, maybe the leader, is removed alive; in the end it joins again, with an empty directory."""
 
     name = "member_removed"
+    whom = any_damageable
     persistent = True
 
-    @classmethod
-    def pick(cls, random: Random, view: PlanView) -> FaultChoice | None:
-        """One of those that may lose their data."""
-        return one_of(random, view.damageable)
-
     def inject(self, cluster: CheckCluster) -> str:
-        membership.remove_member(cluster, self.targets[0], JOIN_S)
+        remove_member(cluster, self.targets[0])
         return "removed, its directory emptied"
 
     def heal(self, cluster: CheckCluster) -> str | None:
-        membership.join_member(cluster, self.targets[0], JOIN_S)
+        join_member(cluster, self.targets[0])
         return "joined again, and votes"
 
 
@@ -91,21 +206,14 @@ class MemberReplaced(_Change):
     """A node dies with its disk; an operator removes the dead member and adds a new one in its place."""
 
     name = "member_replaced"
+    whom = any_damageable
     persistent = True
 
-    @classmethod
-    def pick(cls, random: Random, view: PlanView) -> FaultChoice | None:
-        """One of those that may lose their data."""
-        return one_of(random, view.damageable)
-
     def inject(self, cluster: CheckCluster) -> str:
-        with cluster.lock:
-            cluster.absent.add(self.targets[0])
-            cluster.kill(self.targets[0])
-            cluster.wipe(self.targets[0])
+        retire(cluster, self.targets[0])
         return "killed, its directory emptied"
 
     def heal(self, cluster: CheckCluster) -> str | None:
-        membership.remove_member(cluster, self.targets[0], JOIN_S)
-        membership.join_member(cluster, self.targets[0], JOIN_S)
+        remove_member(cluster, self.targets[0])
+        join_member(cluster, self.targets[0])
         return "replaced: removed, added, and votes"

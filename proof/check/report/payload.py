@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from oncegate.proof.check.fault_note import FaultNote
-from oncegate.proof.check.folder import RunVerdict
+from oncegate.proof.check.folder import FaultNote, RunVerdict
 from oncegate.proof.check.report.sample import OPERATIONS_MAX, Lanes, lanes, sampled
 from oncegate.proof.check.report.texts import (
     PROOF_CHARS_MAX,

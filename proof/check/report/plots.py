@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from oncegate.proof.check.fault_note import FaultNote
+from oncegate.proof.check.folder import FaultNote
 from oncegate.proof.check.report.charts import Axis, Line, drawn, spelled, text, ticks, value_axis
 from oncegate.proof.check.report.series import Series
 from oncegate.proof.check.report.texts import shortened

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from oncegate.proof.check.fault_note import FaultNote
-from oncegate.proof.check.folder import RunFolder, RunInfo, RunVerdict
-from oncegate.proof.check.folder_errors import FileMalformed
+from oncegate.proof.check.errors import FileMalformed
+from oncegate.proof.check.folder import FaultNote, RunFolder, RunInfo, RunVerdict
 from oncegate.proof.lincheck.history import Event, HistoryError, Operation, operations
 
 

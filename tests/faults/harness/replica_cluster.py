@@ -77,12 +77,13 @@ class ReplicaCluster(ProcessCluster):
 
     def command(self, name: str) -> list[str]:
         """The command line of a node."""
-        links = self.links
         peers = {peer: address for peer, address in self.listening.items() if peer != name}
+        if self.links is not None:
+            peers = {peer: ("127.0.0.1", self.links.port(peer)) for peer in peers}
         settings = {
             "name": name,
             "listen": self.listening[name],
-            "peers": links.addresses(name, self.listening) if links is not None else peers,
+            "peers": peers,
             "client": self.clients[name],
             "directory": str(self.data(name)),
             "config": self.config,

@@ -1,21 +1,27 @@
-"""Cuts between the nodes; clients reach all of them. Bytes are held back and come late, or are lost."""
+"""Faults of the network between the nodes; clients reach all nodes.
+
+Partitions hold bytes back, which then come late, or lose them. Links are slow, thin or lossy, or break again and again.
+"""
 
 from __future__ import annotations
 
 import abc
 import itertools
+from typing import Any
 
 from oncegate.proof.check.cluster import CheckCluster
 from oncegate.proof.check.links import Ends, How
 from oncegate.proof.check.nemesis.fault import (
-    LEADER,
     Fault,
     FaultChoice,
     PlanView,
     Random,
+    a_minority,
+    any_node,
     fault,
-    in_any_order,
-    with_leader,
+    leader_or_any,
+    shuffled,
+    the_leader,
 )
 
 
@@ -24,27 +30,23 @@ class _Partition(Fault):
     excludes = "cuts"
     seconds = (0.5, 4.0)
 
-    @property
-    def how(self) -> How:
-        """Whether bytes are held or lost."""
-        return "lose" if self.argument("how") == "lose" else "hold"
+    @classmethod
+    def how(cls, random: Random, view: PlanView) -> dict[str, Any]:
+        return {"how": random.choice(["hold", "lose"])}
 
     @abc.abstractmethod
     def ways(self, nodes: list[str]) -> list[Ends]:
         """The directions that are cut."""
 
     def inject(self, cluster: CheckCluster) -> str:
+        how: How = "lose" if self.argument("how") == "lose" else "hold"
         ways = self.ways(cluster.links.names)
-        cluster.links.cut(ways, how=self.how)
-        return f"bytes are {'lost' if self.how == 'lose' else 'held'}: " + " ".join(f"{a}->{b}" for a, b in ways)
+        cluster.links.cut(ways, how=how)
+        return f"bytes are {'lost' if how == 'lose' else 'held'}: " + " ".join(f"{a}->{b}" for a, b in ways)
 
     def heal(self, cluster: CheckCluster) -> str | None:
         cluster.links.join()
         return None
-
-
-def _how(random: Random) -> dict[str, str]:
-    return {"how": random.choice(["hold", "lose"])}
 
 
 @fault
@@ -52,11 +54,7 @@ class PartitionHalves(_Partition):
     """A minority and the rest do not hear each other."""
 
     name = "partition_halves"
-
-    @classmethod
-    def pick(cls, random: Random, view: PlanView) -> FaultChoice | None:
-        """Any minority."""
-        return FaultChoice(tuple(random.sample(view.nodes, view.minority)), _how(random)) if view.minority else None
+    whom = a_minority
 
     def ways(self, nodes: list[str]) -> list[Ends]:
         return [(a, b) for a, b in itertools.permutations(nodes, 2) if (a in self.targets) != (b in self.targets)]
@@ -67,13 +65,9 @@ class PartitionLeader(PartitionHalves):
     """The leader is alone, and its clients do not know it yet."""
 
     name = "partition_leader"
+    whom = the_leader
     weight = 2.0
     seconds = (1.5, 4.0)
-
-    @classmethod
-    def pick(cls, random: Random, view: PlanView) -> FaultChoice | None:
-        """Who leads then."""
-        return FaultChoice((LEADER,), _how(random))
 
 
 @fault
@@ -81,12 +75,11 @@ class PartitionOneWay(_Partition):
     """A node hears and is not heard, or is heard and does not hear."""
 
     name = "partition_one_way"
+    whom = leader_or_any
 
     @classmethod
-    def pick(cls, random: Random, view: PlanView) -> FaultChoice | None:
-        """The leader or any node, deaf or mute."""
-        chosen = with_leader(random, view.nodes)
-        return FaultChoice(chosen.targets, {**_how(random), "deaf": random.random() < 0.5})
+    def how(cls, random: Random, view: PlanView) -> dict[str, Any]:
+        return {**super().how(random, view), "deaf": random.random() < 0.5}
 
     def ways(self, nodes: list[str]) -> list[Ends]:
         ways = itertools.permutations(nodes, 2)
@@ -96,12 +89,12 @@ class PartitionOneWay(_Partition):
 class _Shape(_Partition):
     """Who reaches whom depends on the order of the targets."""
 
+    whom = shuffled
     nodes_min = 3
 
     @classmethod
     def pick(cls, random: Random, view: PlanView) -> FaultChoice | None:
-        """The nodes in any order."""
-        return FaultChoice(in_any_order(random, view), _how(random)) if len(view.nodes) >= cls.nodes_min else None
+        return super().pick(random, view) if len(view.nodes) >= cls.nodes_min else None
 
 
 @fault
@@ -180,3 +173,72 @@ class PartitionChain(Topology):
 
     def linked(self, a: int, b: int) -> bool:
         return b - a == 1
+
+
+def _all_links_or_those_of_one(random: Random, view: PlanView) -> tuple[str, ...]:
+    return () if random.random() < 0.5 else any_node(random, view)
+
+
+class _Speed(Fault):
+    group = "links"
+    whom = _all_links_or_those_of_one
+    excludes = "speed"
+    seconds = (0.5, 4.0)
+
+    def inject(self, cluster: CheckCluster) -> str:
+        how: dict[str, Any] = self.action.arguments
+        cluster.links.slow(**how, node=self.targets[0] if self.targets else None)
+        return ", ".join(f"{name} {value:g}" for name, value in sorted(how.items()))
+
+    def heal(self, cluster: CheckCluster) -> str | None:
+        cluster.links.calm()
+        return None
+
+
+@fault
+class SlowLinks(_Speed):
+    """Each read is passed on later, by a delay and a jitter, in order: up to a third of an election time-out."""
+
+    name = "slow_links"
+
+    @classmethod
+    def pick(cls, random: Random, view: PlanView) -> FaultChoice | None:
+        how = {"delay_s": round(random.uniform(0.001, 0.1), 4), "jitter_s": round(random.uniform(0, 0.1), 4)}
+        return FaultChoice(cls.whom(random, view) or (), how)
+
+
+@fault
+class LossyLinks(_Speed):
+    """One read in a hundred to one in five is lost; TCP cannot go on then, so the connection is reset."""
+
+    name = "lossy_links"
+
+    @classmethod
+    def how(cls, random: Random, view: PlanView) -> dict[str, Any]:
+        return {"loss": round(random.uniform(0.01, 0.2), 3)}
+
+
+@fault
+class ThinLinks(_Speed):
+    """No more than 64 KiB to 4 MiB a second pass."""
+
+    name = "thin_links"
+
+    @classmethod
+    def how(cls, random: Random, view: PlanView) -> dict[str, Any]:
+        return {"bytes_per_s": float(64 * 1024 * 2 ** random.randrange(7))}
+
+
+@fault
+class ResetLinks(_Speed):
+    """One connection after the other is reset, at random moments: one each twentieth to half of a second."""
+
+    name = "reset_links"
+
+    @classmethod
+    def pick(cls, random: Random, view: PlanView) -> FaultChoice | None:
+        return FaultChoice((), {"every_s": round(random.uniform(0.05, 0.5), 3)})
+
+    def inject(self, cluster: CheckCluster) -> str:
+        cluster.links.storm(every_s=float(self.argument("every_s")))
+        return f"a connection is reset every {self.argument('every_s'):g} s"
