@@ -1,26 +1,148 @@
-"""A session whose attempts the workload decides: which id, at which node, how often, with which acknowledgement.
+"""Requests whose attempts the workload decides: which id, at which node, how often, with which acknowledgement.
 
-Owns: sequence numbers, first incomplete, and the verdict of one request over all of its attempts. The SDK hides all
-of this; here it is the subject. Contract: docs/API.md, *Operations*.
+Owns: connections of a run, what the end of an attempt says (answered, surely not applied, or in doubt), sequence
+numbers, first incomplete, and the verdict of one request over all of its attempts. The SDK hides all of this; here it
+is the subject. Contract: docs/API.md, *Operations*.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from random import Random
-from typing import Any, Final, Literal, NamedTuple
+from types import TracebackType
+from typing import Any, Final, Literal, NamedTuple, Self
 
-from oncegate.gateway.client.paths import OPERATIONS, SESSIONS, resolve_path, session_path
-from oncegate.proof.check.node_requests import ATTEMPT_S, REFUSED_ALONE, AttemptReply, Nodes
+import aiohttp
+import msgspec
+from yarl import URL
 
+from oncegate.gateway.client.paths import OPERATIONS, SESSIONS, resolve_path
+from oncegate.rifl.errors import Code
+
+ATTEMPT_S: Final = 1.0
+"""An attempt without an answer is given up after it: long for a healthy node, short against a frozen one."""
 OPERATION_S: Final = 3.0
 """How long a request is tried before its outcome counts as unknown."""
-
-OPEN_S: Final = 10.0
 PAUSE_S: Final = 0.05
-OVER: Final = frozenset({"FENCED", "SESSION_EXPIRED"})
+OVER: Final = frozenset({Code.FENCED, Code.SESSION_EXPIRED})
+REFUSED_ALONE: Final = OVER | {Code.STALE}
+"""Refusals that say nothing about earlier attempts of the same request; this one they deny."""
+_NO_TIMERS: Final = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None)
+
+
+class AttemptReply(NamedTuple):
+    """The end of one attempt.
+
+    Attributes:
+        status: HTTP status; 0 if there was no answer.
+        body: decoded JSON, or bytes of another type.
+        headers: of the answer.
+        code: of the problem, or why there is no answer; empty if all is well.
+        doubt: whether the request may have been applied although no answer says so.
+        retryable: whether the same request may be sent again.
+    """
+
+    status: int
+    body: Any
+    headers: Mapping[str, str]
+    code: str
+    doubt: bool
+    retryable: bool
+
+    @property
+    def done(self) -> bool:
+        """Whether it was answered with success."""
+        return 200 <= self.status < 300
+
+
+def _no_reply(code: str, *, doubt: bool = True) -> AttemptReply:
+    return AttemptReply(0, None, {}, code, doubt, retryable=True)
+
+
+class Nodes:
+    """Talks to the nodes of a cluster by their ids; use as an async context manager.
+
+    Args:
+        endpoints: returns the addresses by node id; asked at each call, since members come and go.
+    """
+
+    def __init__(self, endpoints: Callable[[], Mapping[str, str]]) -> None:
+        self.endpoints = endpoints
+        self._http: aiohttp.ClientSession
+
+    async def __aenter__(self) -> Self:
+        self._http = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0), timeout=_NO_TIMERS, cookie_jar=aiohttp.DummyCookieJar()
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._http.close()
+
+    @property
+    def ids(self) -> list[str]:
+        """Ids of the nodes, sorted: choices among them depend on the seed alone."""
+        return sorted(self.endpoints())
+
+    async def call(
+        self,
+        node: str,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = ATTEMPT_S,
+    ) -> AttemptReply:
+        """Make one attempt at one node; never raises for what a node does.
+
+        Args:
+            node: its id.
+            method: HTTP method.
+            path: percent-encoded, with its query.
+            body: sent as JSON unless None.
+            headers: further ones.
+            timeout_s: for the whole attempt.
+        """
+        endpoint = self.endpoints().get(node)
+        if endpoint is None:
+            return _no_reply("no such member", doubt=False)
+        content = None if body is None else msgspec.json.encode(body)
+        sent = {**(headers or {}), **({} if content is None else {"Content-Type": "application/json"})}
+        url = URL(endpoint + path, encoded=True)
+        try:
+            async with (
+                asyncio.timeout(timeout_s),
+                self._http.request(method, url, data=content, headers=sent, allow_redirects=False) as response,
+            ):
+                return _read(response, await response.read())
+        except TimeoutError:
+            return _no_reply("no answer in time")
+        except aiohttp.ClientConnectorError:
+            return _no_reply("no connection", doubt=False)
+        except (aiohttp.ClientError, OSError):
+            return _no_reply("connection lost")
+
+
+def _read(response: aiohttp.ClientResponse, payload: bytes) -> AttemptReply:
+    status, headers = response.status, response.headers
+    body: Any = payload
+    kind = response.content_type
+    if payload and (kind == "application/json" or kind.endswith("+json")):
+        try:
+            body = msgspec.json.decode(payload)
+        except msgspec.DecodeError:
+            return AttemptReply(status, payload, headers, "malformed answer", doubt=True, retryable=True)
+    if status < 300:
+        return AttemptReply(status, body, headers, "", doubt=False, retryable=False)
+    if not isinstance(body, dict) or "code" not in body:
+        return AttemptReply(status, body, headers, f"status {status}", doubt=True, retryable=True)
+    doubt = body.get("outcome") != "not_applied"
+    return AttemptReply(status, body, headers, str(body["code"]), doubt=doubt, retryable=bool(body.get("retryable")))
 
 
 class RequestVerdict(NamedTuple):
@@ -31,7 +153,7 @@ class RequestVerdict(NamedTuple):
             by any attempt so far; ``unknown``.
         result: the operation's result where it was applied or refused.
         code: why not.
-        node: who answered last.
+        node: the one that answered last.
         retryable: whether another attempt may end otherwise.
     """
 
@@ -49,20 +171,18 @@ class RequestVerdict(NamedTuple):
 
 def verdict_of(reply: AttemptReply, node: str) -> RequestVerdict:
     """Return what one attempt that carried one operation says about that attempt."""
-    if not reply.done:
-        alone = reply.code in REFUSED_ALONE
-        kind: Literal["failed", "unknown"] = "unknown" if reply.doubt and not alone else "failed"
-        return RequestVerdict(kind, {}, reply.code, node, reply.retryable)
-    try:
-        result = reply.body["results"][0]
-        status = result["status"]
-    except (KeyError, IndexError, TypeError):
-        return RequestVerdict("unknown", {}, "malformed answer", node, retryable=True)
-    if status in ("applied", "refused"):
-        return RequestVerdict(status, result, str(result.get("code", "")), node, retryable=False)
-    code = str(result.get("code", "rejected"))
-    doubt = result.get("outcome") != "not_applied" and code not in REFUSED_ALONE
-    return RequestVerdict("unknown" if doubt else "failed", {}, code, node, bool(result.get("retryable")))
+    code, doubt, retryable = reply.code, reply.doubt, reply.retryable
+    if reply.done:
+        try:
+            result = reply.body["results"][0]
+            status = result["status"]
+        except (KeyError, IndexError, TypeError):
+            return RequestVerdict("unknown", {}, "malformed answer", node, retryable=True)
+        if status in ("applied", "refused"):
+            return RequestVerdict(status, result, str(result.get("code", "")), node, retryable=False)
+        code, retryable = str(result.get("code", "rejected")), bool(result.get("retryable"))
+        doubt = result.get("outcome") != "not_applied"
+    return RequestVerdict("unknown" if doubt and code not in REFUSED_ALONE else "failed", {}, code, node, retryable)
 
 
 class DirectSession:
@@ -84,11 +204,6 @@ class DirectSession:
         self._random = random
         self._next = first
 
-    @property
-    def first_incomplete(self) -> int:
-        """Smallest sequence number that is not acknowledged."""
-        return min(self.pending, default=self._next)
-
     def take(self) -> int:
         """Return a new sequence number, not acknowledged until :meth:`acknowledge`."""
         sequence = self._next
@@ -97,45 +212,35 @@ class DirectSession:
         return sequence
 
     def acknowledge(self, sequence: int) -> None:
-        """Say with the next request that the result of this one is not needed any more."""
+        """Tell the cluster with the next request that the result of this one is not needed any more."""
         self.pending.discard(sequence)
 
     def request(self, sequence: int) -> str:
         """Return the request id as written."""
         return f"{self.client_id}/{sequence}"
 
-    async def attempt(
-        self, node: str, sequence: int, operation: Mapping[str, Any], *, timeout_s: float = ATTEMPT_S
-    ) -> RequestVerdict:
+    async def attempt(self, node: str, sequence: int, operation: Mapping[str, Any]) -> RequestVerdict:
         """Send a request once to one node."""
         body = {
             "client_id": self.client_id,
             "epoch": self.epoch,
-            "first_incomplete": min(self.first_incomplete, sequence),
+            "first_incomplete": min({*self.pending, sequence}),
             "operations": [{"sequence": sequence, **operation}],
         }
-        reply = await self.nodes.call(node, "POST", OPERATIONS, body, timeout_s=timeout_s)
+        reply = await self.nodes.call(node, "POST", OPERATIONS, body)
         verdict = verdict_of(reply, node)
         self.over = self.over or verdict.code in OVER
         return verdict
 
-    async def perform(
-        self,
-        sequence: int,
-        operation: Mapping[str, Any],
-        *,
-        operation_s: float = OPERATION_S,
-        doubt: bool = False,
-    ) -> RequestVerdict:
-        """Send a request to one node after another until it has a verdict or time is up.
+    async def perform(self, sequence: int, operation: Mapping[str, Any], *, doubt: bool = False) -> RequestVerdict:
+        """Send a request to one node after another until it has a verdict or :data:`OPERATION_S` is over.
 
         Args:
             sequence: from :meth:`take`.
             operation: without its sequence number; the same in every attempt.
-            operation_s: total time.
             doubt: whether an earlier attempt may have been applied.
         """
-        ends = time.monotonic() + operation_s
+        ends = time.monotonic() + OPERATION_S
         while True:
             node = self._random.choice(self.nodes.ids)
             verdict = await self.attempt(node, sequence, operation)
@@ -150,16 +255,9 @@ class DirectSession:
         """Ask one node once to end the doubt about a request."""
         return await self.nodes.call(node, "POST", resolve_path(self.client_id, sequence))
 
-    async def close(self) -> None:
-        """Say goodbye, once: its lease ends by itself otherwise."""
-        path = f"{session_path(self.client_id)}?epoch={self.epoch}"
-        await self.nodes.call(self.nodes.ids[0], "DELETE", path)
 
-
-async def open_session(
-    nodes: Nodes, random: Random, *, lease_ms: int = 60_000, open_s: float = OPEN_S
-) -> DirectSession | None:
-    """Open a session, the same nonce at one node after another; None if nobody answers in time."""
+async def open_session(nodes: Nodes, random: Random, *, lease_ms: int, open_s: float) -> DirectSession | None:
+    """Open a session, the same nonce at one node after another; None if nobody answers within ``open_s``."""
     body = {"nonce": f"{random.getrandbits(128):032x}", "lease_ms": lease_ms}
     ends = time.monotonic() + open_s
     while time.monotonic() < ends:

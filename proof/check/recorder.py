@@ -1,19 +1,19 @@
-"""The history of a run as it happens: every operation's invocation and what came of it.
+"""The history of a run as it happens: every operation's invocation and its outcome.
 
 Owns: the run's clock, process numbers (one outstanding operation each; after an unknown outcome a process goes on
-under a new number, because the old operation may still take effect) and the bound of a history. What an event is:
+under a new number, because the old operation may still take effect) and the bound of a history. Events:
 :mod:`oncegate.proof.lincheck.history`.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from oncegate.proof.check.plan import PROCESSES_MAX
 from oncegate.proof.lincheck import Event
+from oncegate.proof.lincheck.history import EventType
 
 EVENTS_MAX: Final = 4_000_000
 """Beyond it no operation is begun; those under way are still completed."""
@@ -43,8 +43,6 @@ class HistoryRecorder:
         self._events_left = events_max
         self._numbers: dict[int, int] = {}
         self._busy: set[int] = set()
-        self.outcomes: Counter[str] = Counter()
-        """Completed operations by ``ok``, ``fail`` and ``info``."""
 
     @property
     def full(self) -> bool:
@@ -68,7 +66,7 @@ class HistoryRecorder:
         """Record an invocation; call before the first byte leaves.
 
         Args:
-            process: which worker, 0..LANES-1; it has no other operation under way.
+            process: the worker, 0..LANES-1; it has no other operation under way.
             f: what is done.
             key: on which object.
             value: the argument.
@@ -82,27 +80,17 @@ class HistoryRecorder:
             raise ValueError(f"process {process} has an operation under way, or is none")
         self._busy.add(process)
         number = self._numbers.setdefault(process, process)
-        self._emit(Event(number, "invoke", f, key, value, self.now_ns(), node, request))
-        return OpenOperation(self, process, f, key, request)
+        begun = Event(number, "invoke", f, key, value, self.now_ns(), node, request)
+        self._emit(begun)
+        return OpenOperation(self, begun)
 
-    def completed(
-        self,
-        operation: OpenOperation,
-        kind: Literal["ok", "fail", "info"],
-        value: Any,
-        error: str | None,
-        node: str | None,
-    ) -> None:
-        """Record what came of an operation; see :class:`OpenOperation`."""
-        worker = operation.process
-        number = self._numbers[worker]
-        self._emit(
-            Event(number, kind, operation.f, operation.key, value, self.now_ns(), node, operation.request, error)
-        )
+    def complete(self, event: Event) -> None:
+        """Record the end of an operation; see :class:`OpenOperation`."""
+        self._emit(event)
+        worker = event.process % LANES
         self._busy.discard(worker)
-        self.outcomes[kind] += 1
-        if kind == "info":
-            self._numbers[worker] = number + LANES
+        if event.type == "info":
+            self._numbers[worker] += LANES
 
     def _emit(self, event: Event) -> None:
         self._events_left -= 1
@@ -115,27 +103,25 @@ class OpenOperation:
     An operation that none of them ends, such as one that Ctrl-C met, has an unknown outcome.
     """
 
-    __slots__ = ("_recorder", "f", "key", "process", "request")
-
-    def __init__(self, recorder: HistoryRecorder, process: int, f: str, key: Any, request: str | None) -> None:
-        self._recorder = recorder
-        self.process = process
-        self.f = f
-        self.key = key
-        self.request = request
+    def __init__(self, recorder: HistoryRecorder, begun: Event) -> None:
+        self._recorder, self._begun = recorder, begun
 
     def ok(self, value: Any = None, node: str | None = None) -> None:
-        """It took effect, and this is the result."""
-        self._recorder.completed(self, "ok", value, None, node)
+        """Record that it took effect, and its result."""
+        self._end("ok", node, value=value)
 
     def fail(self, error: str, node: str | None = None) -> None:
-        """It certainly did not, and never will, take effect."""
-        self._recorder.completed(self, "fail", None, error, node)
+        """Record that it certainly did not, and never will, take effect."""
+        self._end("fail", node, error=error)
 
     def info(self, error: str, node: str | None = None) -> None:
-        """Nobody knows."""
-        self._recorder.completed(self, "info", None, error, node)
+        """Record that nobody knows."""
+        self._end("info", node, error=error)
 
     def no_result(self, error: str, node: str | None = None, *, failed: bool) -> None:
-        """There is no result: it has ``failed`` for certain, or nobody knows."""
-        (self.fail if failed else self.info)(error, node)
+        """Record that there is no result: it has ``failed`` for certain, or nobody knows."""
+        self._end("fail" if failed else "info", node, error=error)
+
+    def _end(self, kind: EventType, node: str | None, *, value: Any = None, error: str | None = None) -> None:
+        begun, now = self._begun, self._recorder.now_ns()
+        self._recorder.complete(Event(begun.process, kind, begun.f, begun.key, value, now, node, begun.request, error))

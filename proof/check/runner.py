@@ -23,15 +23,14 @@ from typing import Any, Final
 import msgspec
 
 from oncegate.proof.check.cluster import CheckCluster
+from oncegate.proof.check.direct_session import Nodes
 from oncegate.proof.check.errors import NotHealed, Unavailable
 from oncegate.proof.check.folder import RunFolder, RunInfo, RunVerdict
 from oncegate.proof.check.nemesis import FaultPlan, Nemesis, available, names_of, plan_of
-from oncegate.proof.check.node_requests import Nodes
 from oncegate.proof.check.plan import RunPlan
 from oncegate.proof.check.recorder import HistoryRecorder
 from oncegate.proof.check.report import write_report
-from oncegate.proof.check.run_context import NotRecovered, World
-from oncegate.proof.check.workload import WithProcesses, Workload
+from oncegate.proof.check.workload import NotRecovered, Worker, Workload, World
 from oncegate.proof.check.workloads import workload_of
 from oncegate.proof.lincheck import Failure, Result, operations
 from oncegate.proof.lincheck.verdict import worst
@@ -91,8 +90,7 @@ def lacking(plan: RunPlan) -> str:
     Raises:
         OncegateError: BAD_REQUEST, there is no such workload.
     """
-    workload = workload_of(plan.workload)
-    return workload.lacks(plan) if isinstance(workload, WithProcesses) else ""
+    return workload_of(plan.workload).lacks(plan)
 
 
 def faults_of(plan: RunPlan) -> tuple[FaultPlan, dict[str, str]]:
@@ -101,8 +99,7 @@ def faults_of(plan: RunPlan) -> tuple[FaultPlan, dict[str, str]]:
     Raises:
         OncegateError: BAD_REQUEST, there is no such fault or workload.
     """
-    workload = workload_of(plan.workload)
-    processes = workload.processes(plan) if isinstance(workload, WithProcesses) else ()
+    processes = workload_of(plan.workload).processes(plan)
     try:
         names, left_out = available(names_of(plan.faults, processes), processes=processes)
     except ValueError as unknown:
@@ -158,19 +155,13 @@ async def record(
             cluster = make_cluster(plan, faults, folder.data)
             stack.callback(_end, cluster)
             workload = workload_of(plan.workload)
-            if isinstance(workload, WithProcesses):
-                await asyncio.to_thread(workload.equip, cluster, plan)
+            await asyncio.to_thread(workload.equip, cluster, plan)
             await asyncio.to_thread(cluster.start)
             await asyncio.to_thread(cluster.wait_ready, timeout_s=READY_S)
             ended = "interrupted"
             history, noted = stack.enter_context(folder.history_writer()), stack.enter_context(folder.faults_writer())
             recorder = HistoryRecorder(history.event)
-            nemesis = Nemesis(
-                cluster,
-                faults,
-                noted.fault,
-                clock=recorder.now_ns,
-            )
+            nemesis = Nemesis(cluster, faults, noted.fault, clock=recorder.now_ns)
             async with Nodes(lambda: {node: cluster.endpoint(node) for node in cluster.meant}) as nodes:
                 world = World(plan, nodes, recorder, scratch)
                 try:
@@ -187,7 +178,7 @@ async def _work(world: World, workload: Workload, nemesis: Nemesis) -> str:
         until = time.monotonic() + plan.seconds
         async with asyncio.timeout(plan.seconds + LAST_OPERATIONS_S + HEAL_S), asyncio.TaskGroup() as group:
             for process in range(plan.processes):
-                group.create_task(workload.run_process(world, process, world.random(process), until))
+                group.create_task(workload.run_process(Worker(world, process, until)))
             await nemesis.run(until)
             # Healed while the last operations are still under way: they get answers instead of timeouts.
             await asyncio.sleep(max(0.0, until - time.monotonic()))
@@ -241,7 +232,7 @@ def judge(folder: RunFolder) -> RunVerdict:
     began = time.monotonic()
     info = folder.read_run()
     history = list(folder.read_history())
-    checks = [_ending(info), *workload_of(info.workload).check(folder.path, history)]
+    checks = [_ending(info), *workload_of(info.workload).check(history)]
     statuses = Counter(op.status for op in operations(history))
     verdict = RunVerdict(
         verdict=worst(result.verdict for result in checks),

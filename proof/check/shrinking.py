@@ -51,7 +51,7 @@ def shrink_history(folder: RunFolder, say: Callable[[str], None]) -> tuple[RunFo
     keys = {failure.key for result in folder.read_verdict().checks for failure in result.failures}
 
     def fails(part: Sequence[Event]) -> bool:
-        results = workload.check(folder.path, part)
+        results = workload.check(part)
         return any(result.name in names and result.verdict == "invalid" for result in results)
 
     least = smaller_history(history, list(keys), fails, Budget(JUDGEMENTS_MAX))

@@ -14,14 +14,13 @@ from typing import Final
 
 import msgspec
 
+from oncegate.proof.check.checks import LOST
 from oncegate.proof.check.folder import RunVerdict, replace_file
 from oncegate.proof.check.plan import RunPlan, runs_of
 from oncegate.rifl.errors import Code, OncegateError
 
 FILE: Final = "soak.json"
 LISTED_MAX: Final = 1_000
-LOST: Final = "no acknowledged write lost"
-"""Name of the check that every workload has: what it finds are acknowledged writes that are gone."""
 
 
 class SoakTally(msgspec.Struct):

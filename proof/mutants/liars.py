@@ -16,12 +16,12 @@ from aiohttp import web
 
 from oncegate.gateway.local.ports import free_ports
 from oncegate.gateway.wire import MSGPACK
+from oncegate.proof.check.checks import LOST
 from oncegate.proof.check.cluster import CheckCluster
 from oncegate.proof.check.folder import RunVerdict
 from oncegate.proof.check.nemesis import FaultPlan, plan_of
 from oncegate.proof.check.plan import RunPlan
 from oncegate.proof.check.runner import run
-from oncegate.proof.check.soak import LOST
 
 HOP = frozenset({"host", "content-length", "transfer-encoding", "connection", "content-encoding", "oncegate-leader"})
 

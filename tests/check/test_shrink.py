@@ -50,11 +50,10 @@ def test_run_shrinks_in_faults_processes_and_time() -> None:
 
 
 def _fails(part: Sequence[Event]) -> bool:
-    from pathlib import Path
 
     return any(
         result.verdict == "invalid" and result.name == "linearizable register"
-        for result in workload_of("register").check(Path(), part)
+        for result in workload_of("register").check(part)
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from oncegate.proof.check import delivery_processes, soaking
+from oncegate.proof.check.checks import LOST
 from oncegate.proof.check.cluster import CheckCluster
 from oncegate.proof.check.delivery_processes import StreamRowsJob
 from oncegate.proof.check.errors import CheckError, Unavailable
@@ -18,8 +19,7 @@ from oncegate.proof.check.nemesis import Action, FaultPlan
 from oncegate.proof.check.nemesis.fault import LEADER
 from oncegate.proof.check.plan import RunPlan
 from oncegate.proof.check.runner import faults_of, run
-from oncegate.proof.check.soak import LOST
-from oncegate.proof.check.workloads.stored import HANDED_OVER, JOB, StoredReads
+from oncegate.proof.check.workloads.stream import HANDED_OVER, JOB, StoredReads
 from oncegate.proof.lincheck import operations
 from oncegate.rifl.errors import OncegateError
 from oncegate.spark_sink.flow_client import FlowClient, close_connections
@@ -153,7 +153,7 @@ def test_run_without_a_hand_over_is_undecided(tmp_path: Path, monkeypatch: pytes
         return None
 
     monkeypatch.setattr(StoredReads, "_hand_over_all", nothing)
-    monkeypatch.setattr("oncegate.proof.check.workloads.stored.FLOW", {"consumers": [ROWS_CONSUMER], "linger_ms": 100})
+    monkeypatch.setattr("oncegate.proof.check.workloads.stream.FLOW", {"consumers": [ROWS_CONSUMER], "linger_ms": 100})
     verdict, _ = run_with(tmp_path, RunPlan(workload="stored", seed=3, seconds=0.5, nodes=1))
     assert verdict.verdict == "unknown"
     assert [result.name for result in verdict.checks if result.verdict == "unknown"] == [HANDED_OVER]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from oncegate.proof.check.soak import LOST
+from oncegate.proof.check.checks import LOST
 from oncegate.proof.check.workloads import workload_of
 from oncegate.proof.lincheck import Event, Result
 from tests.check.histories import Book
@@ -18,7 +17,7 @@ BANK = dict.fromkeys(("ann", "bob", "cid", "dan", "eve"), 100)
 
 
 def verdicts(workload: str, history: list[Event]) -> dict[str, Result]:
-    return {result.name: result for result in workload_of(workload).check(Path(), history)}
+    return {result.name: result for result in workload_of(workload).check(history)}
 
 
 def answers(*told: tuple[str, int, bool]) -> list[Any]:

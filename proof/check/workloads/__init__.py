@@ -6,19 +6,11 @@ from collections.abc import Callable
 from typing import Final
 
 from oncegate.proof.check.workload import Workload
-from oncegate.proof.check.workloads.append import AppendWorkload
-from oncegate.proof.check.workloads.bank import Bank
-from oncegate.proof.check.workloads.compare_and_set import CompareAndSet
-from oncegate.proof.check.workloads.counter import CounterWorkload
-from oncegate.proof.check.workloads.dedup import Dedup
 from oncegate.proof.check.workloads.flow import FlowExactness
-from oncegate.proof.check.workloads.hand_over import HandOver
-from oncegate.proof.check.workloads.lease import LeaseRaces
-from oncegate.proof.check.workloads.register import RegisterWorkload
-from oncegate.proof.check.workloads.resolve import ResolveRaces
-from oncegate.proof.check.workloads.rows import Rows
-from oncegate.proof.check.workloads.stored import StoredReads
-from oncegate.proof.check.workloads.stream import StreamReads
+from oncegate.proof.check.workloads.lists import AppendWorkload, Dedup
+from oncegate.proof.check.workloads.rows import Bank, CompareAndSet, CounterWorkload, RegisterWorkload, Rows
+from oncegate.proof.check.workloads.session_races import HandOver, LeaseRaces, ResolveRaces
+from oncegate.proof.check.workloads.stream import StoredReads, StreamReads
 from oncegate.rifl.errors import Code, OncegateError
 
 _ALL: Final[tuple[type[Workload], ...]] = (

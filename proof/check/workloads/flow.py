@@ -1,9 +1,9 @@
-"""Flows: every acknowledged write is in exactly one batch, batches are the same bytes on every node, and a consumer
-that is killed and taken over at any point leaves a store that holds each row once, with its newest value.
+"""Flows: every acknowledged write is in exactly one batch, and batches are the same bytes on every node.
 
 Writers put rows on a resident table (through a declared flow) and ranges of rows on a stream table (through its own
-flow); the store is SQLite, written as a sink does: rows first, then the cursor. Batches, rows and the store are read
-after healing and kept in the history.
+flow). A consumer that is killed and taken over at any point writes a store as a sink does: rows first, with the commit
+number as each row's timestamp, then the cursor. The store is the embedded one of :mod:`oncegate.stores`; it must hold
+each row once, with its newest value. Batches, rows and the store are read after healing and kept in the history.
 """
 
 from __future__ import annotations
@@ -14,105 +14,174 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from random import Random
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import msgspec
+import pyarrow as pa
 
 from oncegate.gateway.client import OncegateError, Outcome, PartialFailure, Session
-from oncegate.gateway.client.paths import flow_path
-from oncegate.proof.check.checks import Findings, by_key
-from oncegate.proof.check.durability import acknowledged
-from oncegate.proof.check.node_requests import AttemptReply
+from oncegate.gateway.client.paths import flow_path, segment
+from oncegate.proof.check.checks import LOST, Findings, acknowledged, by_key
+from oncegate.proof.check.direct_session import AttemptReply
 from oncegate.proof.check.plan import PROCESSES_MAX
-from oncegate.proof.check.run_context import FINAL_S, NotRecovered, World, batch_path
-from oncegate.proof.check.soak import LOST
-from oncegate.proof.check.workload import SessionLoop, through_sessions
-from oncegate.proof.check.workloads.consumer import CheckedConsumer, stored_rows
+from oncegate.proof.check.workload import FINAL_S, NotRecovered, Worker, Workload, World
 from oncegate.proof.lincheck import Event, Operation, Result, operations
+from oncegate.stores import Column, ColumnType, StoreTable, open_store
 
-TABLE: Final = "changed"
 FLOW: Final = "changes"
 STREAM: Final = "events"
 """The stream table and its own flow."""
-
 KEYS: Final = 40
 ROWS_MAX: Final = 30
 WRITES_PER_EVENT: Final = 2_000
 SEAL_S: Final = 60.0
+CONSUMER: Final = "store"
+ROWS: Final = StoreTable(
+    "rows", (Column("key", ColumnType.TEXT), Column("value", ColumnType.TEXT)), partition_key=("key",)
+)
+LINES: Final = {"Accept": "application/x-ndjson"}
+DEATH: Final = 0.1
+"""How likely an instance of a consumer dies at each point where it can."""
 
 
-class FlowExactness(SessionLoop):
+class FlowExactness(Workload):
     """Two workers consume, the others write; half of those ranges, half single rows."""
 
-    name: ClassVar[str] = "flow"
-    proves: ClassVar[str] = (
-        "every acknowledged write is in exactly one batch, in order, on every node, and in the store"
-    )
+    name = "flow"
+    proves = "every acknowledged write is in exactly one batch, in order, on every node, and in the store"
+    table = "changed"
 
     def __init__(self) -> None:
         self._values = count(1)
 
     async def set_up(self, world: World) -> None:
-        """See :class:`~oncegate.proof.check.workload.Workload`."""
-        await world.declare(TABLE)
+        await super().set_up(world)
         await world.declare(STREAM, "stream")
-        await world.insist("PUT", flow_path(FLOW), {"source": TABLE, "max_items": 25, "linger_ms": 200})
+        await world.insist("PUT", flow_path(FLOW), {"source": self.table, "max_items": 25, "linger_ms": 200})
 
-    async def run_process(self, world: World, process: int, random: Random, until: float) -> None:
-        """See :class:`~oncegate.proof.check.workload.Workload`."""
-        if process < 2:
-            await CheckedConsumer(world, (FLOW, STREAM)[process], random).run(until)
-        elif process % 2:
-            await self._ranges(world, process, random, until)
+    async def run_process(self, worker: Worker) -> None:
+        if worker.process < 2:
+            await CheckedConsumer(worker.world, (FLOW, STREAM)[worker.process], worker.random).run(worker)
+        elif worker.process % 2:
+            await worker.through_sdk(lambda session: self._put_range(worker, session))
         else:
-            await super().run_process(world, process, random, until)
+            await super().run_process(worker)
 
-    async def step(self, world: World, process: int, session: Any, random: Random) -> None:
-        """Put one row."""
-        key, value = f"k{random.randrange(KEYS)}", next(self._values)
-        operation = {"op": "put", "table": TABLE, "key": key, "value": value}
-        recorded = world.recorder.begin(process, "write", FLOW, [[key, value]])
-        sequence = session.take()
-        verdict = await session.perform(sequence, operation)
-        session.acknowledge(sequence)
+    async def step(self, worker: Worker) -> None:
+        key, value = f"k{worker.random.randrange(KEYS)}", next(self._values)
+        recorded = worker.begin("write", FLOW, [[key, value]])
+        sequence = worker.session.take()
+        operation = {"op": "put", "table": self.table, "key": key, "value": value}
+        verdict = await worker.session.perform(sequence, operation)
+        worker.session.acknowledge(sequence)
         if verdict.kind == "applied":
             recorded.ok([verdict.result["commit"]])
         else:
             recorded.no_result(verdict.code, failed=verdict.kind == "failed")
 
-    async def _ranges(self, world: World, process: int, random: Random, until: float) -> None:
-        async def put_range(session: Session) -> None:
-            rows = [(f"s{random.randrange(KEYS)}", next(self._values)) for _ in range(random.randint(1, ROWS_MAX))]
-            recorded = world.recorder.begin(process, "write", STREAM, rows)
-            try:
-                many = await session.put_many(STREAM, rows)
-            except PartialFailure as partial:
-                recorded.info(partial.code)  # some are applied: each of them may be
-            except OncegateError as failure:
-                recorded.no_result(failure.code, failed=failure.outcome is Outcome.NOT_APPLIED)
-            else:
-                recorded.ok([part.commit + i for part in many.parts for i in range(part.last - part.first + 1)])
-
-        await through_sessions(world, process, random, until, put_range)
+    async def _put_range(self, worker: Worker, session: Session) -> None:
+        random = worker.random
+        rows = [(f"s{random.randrange(KEYS)}", next(self._values)) for _ in range(random.randint(1, ROWS_MAX))]
+        recorded = worker.begin("write", STREAM, rows)
+        try:
+            many = await session.put_many(STREAM, rows)
+        except PartialFailure as partial:
+            recorded.info(partial.code)  # some are applied: each of them may be
+        except OncegateError as failure:
+            recorded.no_result(failure.code, failed=failure.outcome is Outcome.NOT_APPLIED)
+        else:
+            recorded.ok([part.commit + i for part in many.parts for i in range(part.last - part.first + 1)])
 
     async def finish(self, world: World) -> None:
-        """See :class:`~oncegate.proof.check.workload.Workload`."""
         for flow in (FLOW, STREAM):
             last = await _sealed(world, flow)
-            first_node, *others = world.nodes.ids
             for number in range(1, last + 1):
-                await _batch(world, first_node, flow, number, items=True)
-                for node in others:
-                    await _batch(world, node, flow, number, items=False)
+                for node in world.nodes.ids:
+                    await _batch(world, node, flow, number, items=node == world.nodes.ids[0])
             await CheckedConsumer(world, flow, world.random("drain")).drain(last)
             rows = await asyncio.to_thread(stored_rows, world.directory, flow)
             for start in range(0, len(rows) or 1, WRITES_PER_EVENT):
-                world.recorder.begin(PROCESSES_MAX, "stored", flow).ok(rows[start : start + WRITES_PER_EVENT])
+                world.note("stored", flow, rows[start : start + WRITES_PER_EVENT])
 
-    def check(self, folder: Path, history: Sequence[Event]) -> list[Result]:
-        """See :class:`~oncegate.proof.check.workload.Workload`."""
+    def check(self, history: Sequence[Event]) -> list[Result]:
         found = operations(history)
         return [_same_bytes(found), _in_one_batch(found), _in_store(found)]
+
+
+class CheckedConsumer:
+    """One consumer of one flow without Spark, in one instance after another."""
+
+    def __init__(self, world: World, flow: str, random: Random) -> None:
+        self._world = world
+        self._flow = flow
+        self._random = random
+        self._path = f"{flow_path(flow)}/consumers/{segment(CONSUMER)}"
+
+    async def run(self, worker: Worker) -> None:
+        """Consume until the worker's time is over; instances die at random and the next one attaches."""
+        while worker.goes_on():
+            attached = await self._attach()
+            cursor = 0 if attached is None else int(attached["cursor"])
+            while attached is not None and worker.goes_on() and await self._one(cursor + 1, attached["fence"], DEATH):
+                cursor += 1
+            await worker.think(0.05)
+
+    async def drain(self, last: int) -> None:
+        """Consume up to batch ``last`` without dying; raises NotRecovered."""
+
+        async def there() -> bool:
+            attached = await self._attach()
+            cursor = 0 if attached is None else int(attached["cursor"])
+            while attached is not None and cursor < last and await self._one(cursor + 1, attached["fence"], 0.0):
+                cursor += 1
+            return attached is not None and cursor >= last
+
+        await self._world.wait(there, 2 * FINAL_S, f"the consumer of {self._flow} has reached batch {last}")
+
+    async def _attach(self) -> Any:
+        return await self._ask("attach", {"nonce": f"{self._random.getrandbits(128):032x}"})
+
+    async def _one(self, number: int, fence: int, death: float) -> bool:
+        """Take one batch from flow to store to cursor; False if this instance has ended or there is no batch."""
+        world, random = self._world, self._random
+        node = random.choice(world.nodes.ids)
+        reply = await world.nodes.call(node, "GET", batch_path(self._flow, number), headers=LINES)
+        if not reply.done or random.random() < death:
+            return False
+        await asyncio.to_thread(write_rows, world.directory, self._flow, _lines(reply))
+        if random.random() < death:
+            return False
+        moved = await self._ask("cursor", {"batch": number, "fence": fence})
+        return moved is not None and random.random() >= death
+
+    async def _ask(self, what: str, body: dict[str, Any]) -> Any:
+        node = self._random.choice(self._world.nodes.ids)
+        reply = await self._world.nodes.call(node, "POST", f"{self._path}/{what}", body)
+        return reply.body if reply.done else None
+
+
+def _url(directory: Path, flow: str) -> str:
+    return f"sqlite://{directory.resolve() / f'store-{flow}'}?shards=1"
+
+
+def write_rows(directory: Path, flow: str, items: Sequence[dict[str, Any]]) -> None:
+    """Write items to the flow's store; durable when it returns."""
+    columns = {
+        "key": pa.array([item["key"] for item in items], pa.string()),
+        "value": pa.array([msgspec.json.encode(item["value"]).decode() for item in items], pa.string()),
+        "write_ts": pa.array([item["commit"] for item in items], pa.int64()),
+    }
+    with open_store(_url(directory, flow)) as store:
+        store.create([ROWS])
+        store.write(ROWS, pa.RecordBatch.from_pydict(columns))
+
+
+def stored_rows(directory: Path, flow: str) -> list[list[Any]]:
+    """Return what the flow's store holds, as [key, value, commit], by key."""
+    with open_store(_url(directory, flow)) as store:
+        store.create([ROWS])
+        rows = [row for batch in store.scan(ROWS) for row in batch.to_pylist()]
+    return sorted([row["key"], msgspec.json.decode(row["value"]), row["write_ts"]] for row in rows)
 
 
 async def _sealed(world: World, flow: str) -> int:
@@ -137,21 +206,28 @@ async def _batch(world: World, node: str, flow: str, number: int, *, items: bool
         recorded.fail("not recovered")
         raise
     payload = bytes(answer.body) if answer.done else b""  # a batch that a node does not know differs from all others
-    told = {"etag": answer.headers.get("ETag", ""), "crc": zlib.crc32(payload), "bytes": len(payload)}
-    recorded.ok(told if listed is None else {**told, "items": listed})
+    noted = {"etag": answer.headers.get("ETag", ""), "crc": zlib.crc32(payload), "bytes": len(payload)}
+    recorded.ok(noted if listed is None else {**noted, "items": listed})
 
 
 async def batch_items(world: World, node: str, flow: str, number: int) -> list[list[Any]]:
     """Return a batch's items as [key, value, commit]; raises NotRecovered."""
-    headers = {"Accept": "application/x-ndjson"}
 
     async def read() -> AttemptReply | None:
-        reply = await world.nodes.call(node, "GET", batch_path(flow, number), headers=headers, timeout_s=5.0)
+        reply = await world.nodes.call(node, "GET", batch_path(flow, number), headers=LINES, timeout_s=5.0)
         return reply if reply.done else None
 
     reply = await world.wait(read, FINAL_S, f"{node} has batch {number} of {flow}")
-    lines = [msgspec.json.decode(line) for line in bytes(reply.body).splitlines()]
-    return [[line["key"], line["value"], line["commit"]] for line in lines]
+    return [[line["key"], line["value"], line["commit"]] for line in _lines(reply)]
+
+
+def batch_path(flow: str, number: int) -> str:
+    """Return the path of a batch."""
+    return f"{flow_path(flow)}/batches/{number}"
+
+
+def _lines(reply: AttemptReply) -> list[dict[str, Any]]:
+    return [msgspec.json.decode(line) for line in bytes(reply.body).splitlines()]
 
 
 def _batches(found: Sequence[Operation]) -> Iterator[tuple[str, int, list[Operation]]]:
@@ -169,12 +245,9 @@ def _same_bytes(found: Sequence[Operation]) -> Result:
         for op in ops:
             if op.status != "ok":
                 findings.undecided(f"batch {number} of {flow} was not read at {op.node}")
-            elif first.status == "ok" and any(
-                op.result[name] != first.result[name] for name in ("etag", "crc", "bytes")
-            ):
-                findings.violated(
-                    flow, f"batch {number} of {flow} differs between {first.node} and {op.node}", [first, op]
-                )
+            elif first.status == "ok" and any(op.result[one] != first.result[one] for one in ("etag", "crc", "bytes")):
+                words = f"batch {number} of {flow} differs between {first.node} and {op.node}"
+                findings.violated(flow, words, [first, op])
     return findings.result()
 
 
@@ -197,8 +270,8 @@ def _in_one_batch(found: Sequence[Operation]) -> Result:
             findings.violated(flow, f"a write is in {flow} twice")
         sent: set[Any] = set()
         for op in ops:
-            told = op.result if op.status == "ok" else [None] * len(op.argument)
-            for (key, value), commit in zip(op.argument, told, strict=True):
+            noted = op.result if op.status == "ok" else [None] * len(op.argument)
+            for (key, value), commit in zip(op.argument, noted, strict=True):
                 sent.add(value)
                 if acknowledged(op) and by_commit.get(commit) != (key, value):
                     words = f"{key} = {value} was acknowledged at {commit}; {flow} has {by_commit.get(commit)} there"

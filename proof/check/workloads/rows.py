@@ -1,30 +1,38 @@
-"""Rows with versions: put, insert, delete and get, with conditions on the version.
+"""Rows that are read and written at any node: registers, compare-and-set, versions, counters, banks.
 
-Judged by the row model: versions are commit numbers, so they order the writes of a row, and the search has next to
-nothing to guess.
+Each is judged by its model and by an invariant of its own. Every write stores a value of its own, so that each read
+names the write that it saw.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from random import Random
-from typing import Any, ClassVar, Final
+from itertools import count
+from typing import Any, Final
 
-from oncegate.proof.check.checks import linearizable
-from oncegate.proof.check.direct_session import DirectSession
-from oncegate.proof.check.durability import no_lost_version
-from oncegate.proof.check.run_context import World
-from oncegate.proof.check.workload import SessionLoop
-from oncegate.proof.lincheck import Event, Result, operations
+from oncegate.gateway.client import OncegateError, Outcome, Session, Tuning
+from oncegate.proof.check.checks import (
+    LOST,
+    Findings,
+    acknowledged,
+    by_key,
+    final_reads,
+    linearizable,
+    no_lost_version,
+    no_lost_write,
+)
+from oncegate.proof.check.workload import Worker, Workload
+from oncegate.proof.lincheck import Event, Operation, Result, operations
 
-TABLE: Final = "versioned"
-KEYS: Final = ("v0", "v1", "v2", "v3")
+ACCOUNTS: Final = ("ann", "bob", "cid", "dan", "eve")
+TOTAL: Final = 100 * len(ACCOUNTS)
+IMPATIENT: Final = Tuning(attempt_timeout_s=0.25)
+"""Attempts are given up early, so that retries meet originals that are still under way."""
 
 
 def versioned(row: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return a read row as the row model has it: version 0 and no value if it is absent."""
-    return {"version": 0} if row is None else {"version": row["version"], "value": row["value"]}
+    """Return a row, or a remembered read's result, as the row model has it: version 0 and no value if it is absent."""
+    return {"version": row["version"], "value": row["value"]} if row and row.get("version") else {"version": 0}
 
 
 def written(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,67 +42,227 @@ def written(result: Mapping[str, Any]) -> dict[str, Any]:
 
 def condition_failed(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return a refused write's result as the row model has it: what was there instead."""
-    told: dict[str, Any] = {"refused": result["code"]}
-    if "version" in result:
-        told["version"] = result["version"]
-    if result.get("version") and "value" in result:
-        told["value"] = result["value"]
-    return told
+    there = {name: result[name] for name in ("version", "value") if name in result}
+    if not there.get("version"):
+        there.pop("value", None)
+    return {"refused": result["code"], **there}
 
 
-class Rows(SessionLoop):
-    """Conditions name versions that somebody has seen, fresh or old."""
+def number(row: Mapping[str, Any] | None) -> int:
+    """Return a counter that was read; an absent row is 0."""
+    return row["value"] if row else 0
 
-    name: ClassVar[str] = "rows"
-    proves: ClassVar[str] = "versions are unique, growing and true; conditions on them are exact; deleted is deleted"
+
+class RegisterWorkload(Workload):
+    """Puts and reads, blindly."""
+
+    name = "register"
+    proves = "reads and writes of a row are linearizable at every node; no acknowledged write is lost"
+    table = "registers"
+    keys = ("r0", "r1", "r2", "r3")
 
     def __init__(self) -> None:
-        self._written = 0
-        self._seen: dict[str, int] = dict.fromkeys(KEYS, 0)
+        self._values = count(1)
 
-    async def set_up(self, world: World) -> None:
-        """See :class:`~oncegate.proof.check.workload.Workload`."""
-        await world.declare(TABLE)
-
-    async def step(self, world: World, process: int, session: DirectSession, random: Random) -> None:
-        """Do one operation on one row."""
-        key = random.choice(KEYS)
-        kind = random.choices(
-            ("get", "get-op", "put", "put-if", "insert", "delete", "delete-if"), (6, 1, 2, 6, 2, 1, 1)
-        )[0]
-        if kind == "get":
-            row = await world.read(process, TABLE, key, random, f="get", answer=versioned)
-            self._seen[key] = self._seen[key] if row is None else row["version"]
+    async def step(self, worker: Worker) -> None:
+        key = worker.random.choice(self.keys)
+        if worker.random.random() < 0.5:
+            await self.read(worker, key)
             return
-        operation: dict[str, Any] = {"op": kind.partition("-")[0], "table": TABLE, "key": key}
-        argument: dict[str, Any] = {}
-        if kind in ("put", "put-if", "insert"):
-            self._written += 1
-            operation["op"] = "put"
-            operation["value"] = argument["value"] = self._written
-        if kind == "insert":
-            operation["if"] = argument["if"] = {"absent": True}
-        elif kind.endswith("-if"):
-            operation["if"] = argument["if"] = {"version": self._seen[key]} if self._seen[key] else {"absent": True}
-        f = kind.partition("-")[0]
-        answer = versioned_result if f == "get" else written
-        verdict = await world.write(process, session, operation, f, argument, answer=answer, refused=condition_failed)
-        if verdict.answered:
-            self._seen[key] = int(verdict.result.get("version") or 0) if f != "delete" else 0
+        value = next(self._values)
+        await worker.write({"op": "put", "table": self.table, "key": key, "value": value}, "write", value)
 
-    async def finish(self, world: World) -> None:
-        """See :class:`~oncegate.proof.check.workload.Workload`."""
-        await world.final_reads(TABLE, list(KEYS), f="get", answer=versioned)
+    def check(self, history: Sequence[Event]) -> list[Result]:
+        found = operations(history)
+        return [linearizable(found, "register", ("read", "write")), no_lost_write(found, ("write",))]
 
-    def check(self, folder: Path, history: Sequence[Event]) -> list[Result]:
-        """See :class:`~oncegate.proof.check.workload.Workload`."""
+
+class CompareAndSet(Workload):
+    """Replaces the value that any worker saw last; a comparison that holds names the one write before it."""
+
+    name = "compare-and-set"
+    proves = "conditions by value are evaluated and applied as one step, once"
+    table = "swapped"
+    keys = ("c0", "c1", "c2")
+
+    def __init__(self) -> None:
+        self._values = count(1)
+        self._seen: dict[str, Any] = dict.fromkeys(self.keys)
+
+    async def step(self, worker: Worker) -> None:
+        key = worker.random.choice(self.keys)
+        dice = worker.random.random()
+        if dice < 0.3:
+            row = await self.read(worker, key)
+            if row is not None:
+                self._seen[key] = row["value"]
+            return
+        new = next(self._values)
+        put = {"op": "put", "table": self.table, "key": key, "value": new}
+        if dice < 0.4:
+            await worker.write(put, "write", new)
+            return
+        old = self._seen[key]
+        condition = {"absent": True} if old is None else {"value": old}
+        verdict = await worker.write({**put, "if": condition}, "cas", [old, new])
+        if verdict.kind == "applied":
+            self._seen[key] = new
+        elif verdict.kind == "refused":
+            self._seen[key] = verdict.result.get("value")
+
+    def check(self, history: Sequence[Event]) -> list[Result]:
         found = operations(history)
         return [
-            linearizable(found, "row", ("get", "put", "insert", "delete")),
-            no_lost_version(found, ("put", "insert", "delete")),
+            linearizable(found, "cas-register", ("read", "write", "cas")),
+            no_lost_write(found, ("write", "cas"), lambda op: op.argument[1] if op.f == "cas" else op.argument),
         ]
 
 
-def versioned_result(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a remembered read's result as the row model has it."""
-    return {"version": result["version"], "value": result["value"]} if result.get("version") else {"version": 0}
+class Rows(Workload):
+    """Conditions name versions that a worker has seen, fresh or old; they order the writes of a row."""
+
+    name = "rows"
+    proves = "versions are unique, growing and true; conditions on them are exact; deleted is deleted"
+    table = "versioned"
+    keys = ("v0", "v1", "v2", "v3")
+    f = "get"
+    seen = staticmethod(versioned)
+
+    def __init__(self) -> None:
+        self._values = count(1)
+        self._versions: dict[str, int] = dict.fromkeys(self.keys, 0)
+
+    async def step(self, worker: Worker) -> None:
+        key = worker.random.choice(self.keys)
+        kinds = ("get", "get-op", "put", "put-if", "insert", "delete", "delete-if")
+        kind = worker.random.choices(kinds, (6, 1, 2, 6, 2, 1, 1))[0]
+        if kind == "get":
+            row = await self.read(worker, key)
+            self._versions[key] = self._versions[key] if row is None else row["version"]
+            return
+        f, _, conditional = kind.partition("-")
+        argument: dict[str, Any] = {}
+        if f in ("put", "insert"):
+            argument["value"] = next(self._values)
+        if f == "insert":
+            argument["if"] = {"absent": True}
+        elif conditional == "if":
+            argument["if"] = {"version": self._versions[key]} if self._versions[key] else {"absent": True}
+        operation = {"op": "put" if f == "insert" else f, "table": self.table, "key": key, **argument}
+        answer = versioned if f == "get" else written
+        verdict = await worker.write(operation, f, argument, answer=answer, refused=condition_failed)
+        if verdict.answered:
+            self._versions[key] = int(verdict.result.get("version") or 0) if f != "delete" else 0
+
+    def check(self, history: Sequence[Event]) -> list[Result]:
+        found, writes = operations(history), ("put", "insert", "delete")
+        return [linearizable(found, "row", ("get", *writes)), no_lost_version(found, writes)]
+
+
+class Bank(Workload):
+    """Reads a bank's row, moves money between accounts, and writes it back under a condition on the version.
+
+    Money is neither made nor lost if no transfer is applied twice, lost, or applied to a state that nobody had seen.
+    The version in each condition makes the transfers one chain: each applied one names the one before it.
+    """
+
+    name = "bank"
+    proves = "money is neither made nor lost: conditional writes form one chain of versions"
+    table = "banks"
+    keys = ("b0", "b1")
+    f = "get"
+    seen = staticmethod(versioned)
+
+    async def step(self, worker: Worker) -> None:
+        random, key = worker.random, worker.random.choice(self.keys)
+        row = await self.read(worker, key)
+        if row is None:
+            # Absent, or no answer; opening it is refused if it is there.
+            argument = {"value": dict.fromkeys(ACCOUNTS, 100), "if": {"absent": True}}
+        elif random.random() < 0.8:
+            balances: dict[str, int] = dict(row["value"])
+            payer, payee = random.sample(ACCOUNTS, 2)
+            amount = random.randint(0, balances[payer])
+            balances[payer] -= amount
+            balances[payee] += amount
+            argument = {"value": balances, "if": {"version": row["version"]}}
+        else:
+            return
+        operation = {"op": "put", "table": self.table, "key": key, **argument}
+        await worker.write(operation, "put", argument, answer=written, refused=condition_failed)
+
+    def check(self, history: Sequence[Event]) -> list[Result]:
+        found = operations(history)
+        return [linearizable(found, "row", ("get", "put")), no_lost_version(found, ("put",)), _money(found)]
+
+
+def _money(found: Sequence[Operation]) -> Result:
+    """Check every balance that was read, and that no two transfers followed the same one."""
+    findings = Findings("money is neither made nor lost, and no two transfers follow the same state")
+    after: dict[tuple[Any, int], Operation] = {}
+    for op in found:
+        findings.saw(op.key)
+        if op.f == "get" and op.status == "ok" and op.result["version"]:
+            balances = op.result["value"].values()
+            if sum(balances) != TOTAL or min(balances) < 0:
+                findings.violated(op.key, f"{op.key} holds {sum(balances)} of {TOTAL}: {op.result['value']}", [op])
+        elif op.f == "put" and acknowledged(op):
+            place = (op.key, op.argument["if"].get("version", 0))
+            if place in after:
+                findings.violated(op.key, f"two transfers followed version {place[1]}", [after[place], op])
+            after[place] = op
+    return findings.result()
+
+
+class CounterWorkload(Workload):
+    """Raises counters through the SDK, which retries by itself: across nodes, leaders and lost answers.
+
+    Each answer is the sum so far, so the next answer shows an increment that was applied twice or not at all.
+    """
+
+    name = "counter"
+    proves = "the SDK's retries apply each increment exactly once"
+    table = "counters"
+    keys = ("n0", "n1", "n2")
+    seen = staticmethod(number)
+
+    async def run_process(self, worker: Worker) -> None:
+        async def increment(session: Session) -> None:
+            key = worker.random.choice(self.keys)
+            if worker.random.random() < 0.25:
+                await self.read(worker, key)
+                return
+            by = worker.random.choice((1, 1, 2, -1))
+            recorded = worker.begin("increment", key, by)
+            try:
+                result = await session.increment(self.table, key, by)
+            except OncegateError as failure:
+                recorded.no_result(failure.code, failed=failure.outcome is Outcome.NOT_APPLIED)
+            else:
+                recorded.ok(result.value)
+
+        await worker.through_sdk(increment, IMPATIENT)
+
+    def check(self, history: Sequence[Event]) -> list[Result]:
+        found = operations(history)
+        return [linearizable(found, "counter", ("read", "increment")), _sums(found)]
+
+
+def _sums(found: Sequence[Operation]) -> Result:
+    """Check the final sum: what was acknowledged, and of the unknown increments any."""
+    findings = Findings(LOST)
+    reads = final_reads(found, "read")
+    for key, ops in by_key(found, lambda op: op.f == "increment").items():
+        findings.saw(key, len(ops))
+        sure = sum(op.argument for op in ops if acknowledged(op))
+        doubts = [op.argument for op in ops if op.status == "unknown"]
+        low, high = sure + sum(by for by in doubts if by < 0), sure + sum(by for by in doubts if by > 0)
+        for seen in reads.get(key, ()):
+            if not low <= seen.result <= high:
+                words = (
+                    f"{key} is {seen.result} at {seen.node} in the end, outside {low}..{high} of what was acknowledged"
+                )
+                findings.violated(key, words, [seen])
+        if key not in reads:
+            findings.undecided(f"{key} has no final read")
+    return findings.result()
