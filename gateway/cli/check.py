@@ -78,8 +78,7 @@ def run_command(
     if every == (workload is not None):
         raise typer.BadParameter("give --workload NAME or --all")
     from oncegate.proof.check.plan import RunPlan, fault_names
-    from oncegate.proof.check.soaking import soak
-    from oncegate.proof.check.summary import soak_lines
+    from oncegate.proof.check.soak import soak, soak_lines
 
     with _stoppable():
         template = RunPlan(
@@ -101,7 +100,7 @@ def replay(folder: Folder) -> None:
     """Judge the saved history of a run again, without running anything."""
     from oncegate.proof.check.folder import RunFolder
     from oncegate.proof.check.runner import judge
-    from oncegate.proof.check.summary import verdict_lines
+    from oncegate.proof.check.soak import verdict_lines
 
     with _stoppable():
         verdict = judge(RunFolder.open(folder))
@@ -117,8 +116,8 @@ def shrink(
 ) -> None:
     """Make a failing run smaller: fewer faults, fewer processes, a shorter time, or fewer events."""
     from oncegate.proof.check.folder import RunFolder
-    from oncegate.proof.check.shrinking import shrink_history, shrink_run
-    from oncegate.proof.check.summary import verdict_lines
+    from oncegate.proof.check.shrink import shrink_history, shrink_run
+    from oncegate.proof.check.soak import verdict_lines
 
     with _stoppable():
         opened, say = RunFolder.open(folder), partial(typer.echo, err=True)
@@ -204,8 +203,7 @@ def _format_of(history: Path) -> HistoryFormat:
 
 
 def _check(listed: list[Operation], model: str, level: Level, limits: Limits, jobs: int) -> Result:
-    from oncegate.proof.check.models import load_model
-    from oncegate.proof.check.parallel import check_keys
+    from oncegate.proof.check.parallel import check_keys, load_model
     from oncegate.proof.lincheck import check, sequential, sessions
 
     if level is Level.SESSION:

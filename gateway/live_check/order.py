@@ -18,8 +18,8 @@ import msgspec
 from oncegate.gateway.live_check.recorder import READ, Seen
 from oncegate.gateway.machine import commands as c
 from oncegate.proof.lincheck import ILLEGAL, Operation
+from oncegate.proof.lincheck.history import freeze
 from oncegate.proof.lincheck.row import RowModel
-from oncegate.proof.lincheck.values import freeze
 
 _ROW: Final = RowModel()
 _ABSENT: Final[Hashable] = _ROW.initial()[2]  # type: ignore[index]

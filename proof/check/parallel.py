@@ -1,4 +1,4 @@
-"""Keys checked side by side, in processes.
+"""Keys checked side by side in processes, with a model by name or a user's own out of a file.
 
 Owns: how keys are dealt out to worker processes, and what becomes of those whose worker ends early or takes too long:
 their verdict is unknown, all others have theirs. At most ``jobs`` processes run at a time, each with its share of the
@@ -9,6 +9,7 @@ harder key is tried after the first invalid one.
 from __future__ import annotations
 
 import heapq
+import importlib.util
 import multiprocessing
 import time
 from collections import deque
@@ -16,12 +17,12 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from oncegate.proof.check.models import load_model
-from oncegate.proof.lincheck import Limits, Operation, Result, check
+from oncegate.proof.lincheck import MODELS, Limits, Model, ModelError, Operation, Result, check
 from oncegate.proof.lincheck.check import FAILURES_MAX, not_decided, split, states_of_try
 from oncegate.proof.lincheck.search import checked
 from oncegate.proof.lincheck.verdict import worst
@@ -47,12 +48,43 @@ class _Worker:
     tasks: deque[_Task]
 
 
+def load_model(spec: str) -> Model:
+    """Return the model that ``spec`` names: one of :data:`oncegate.proof.lincheck.MODELS`, or ``FILE.py:Class``.
+
+    The file is run, as any script that its user names.
+
+    Raises:
+        ModelError: there is no such model, file or class, or it is no model.
+    """
+    if spec in MODELS:
+        return MODELS[spec]
+    name, colon, cls = spec.rpartition(":")
+    if not colon or not name.endswith(".py"):
+        raise ModelError(f"no model {spec!r}; there are {', '.join(sorted(MODELS))}, or FILE.py:Class")
+    path = Path(name)
+    if not path.is_file():
+        raise ModelError(f"there is no file {name}")
+    module_spec = importlib.util.spec_from_file_location(f"oncegate_model_{path.stem}", path)
+    if module_spec is None or module_spec.loader is None:
+        raise ModelError(f"{name} is no Python file")
+    module = importlib.util.module_from_spec(module_spec)
+    module_spec.loader.exec_module(module)
+    found = getattr(module, cls, None)
+    if not isinstance(found, type):
+        raise ModelError(f"{name} has no class {cls}")
+    model: Model = found()
+    missing = [part for part in ("name", "partitioned", "initial", "step") if not hasattr(model, part)]
+    if missing:
+        raise ModelError(f"{cls} has no {', '.join(missing)}")
+    return model
+
+
 def check_keys(operations: Iterable[Operation], model: str, limits: Limits, jobs: int) -> Result:
     """Decide whether a history is linearizable, several keys at a time.
 
     Args:
         operations: of the whole history.
-        model: as :func:`oncegate.proof.check.models.load_model` takes it.
+        model: as :func:`load_model` takes it.
         limits: for all keys together; its clock is not used in the workers.
         jobs: processes at a time, at least 1.
 

@@ -1,21 +1,25 @@
 """One run: a cluster, a workload and faults make a history; the history makes a verdict.
 
-Owns: the order of a run, its bounds, and that nothing is left behind however it ends. What is written where:
-:mod:`oncegate.proof.check.folder`. Two halves, so that a verdict can be had again without a cluster: :func:`record`
-writes a folder, :func:`judge` reads one.
+Owns: the order of a run, its bounds, and that nothing is left behind however it ends. Two halves, so that a verdict can
+be had again without a cluster: :func:`record` writes a folder (:mod:`oncegate.proof.check.folder`), :func:`judge` reads
+one. A run that ends in any other way than SIGKILL leaves no process; the next run kills what a killed run left, and a
+lock keeps two runs out of one directory, since each would take the other's nodes for left over.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
+import itertools
+import os
 import platform
 import shutil
 import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
@@ -34,7 +38,7 @@ from oncegate.proof.check.workload import NotRecovered, Worker, Workload, World
 from oncegate.proof.check.workloads import workload_of
 from oncegate.proof.lincheck import Failure, Result, operations
 from oncegate.proof.lincheck.verdict import worst
-from oncegate.rifl.errors import Code, OncegateError
+from oncegate.rifl.errors import Code, OncegateError, Outcome
 
 READY_S: Final = 90.0
 LAST_OPERATIONS_S: Final = 60.0
@@ -45,7 +49,10 @@ FINISH_S: Final = 180.0
 FINISHED: Final = "finished"
 
 PLAN: Final = "faults.json"
-"""The planned faults, in the run's folder; ``faults.jsonl`` tells what became of them."""
+"""The planned faults, in the run's folder; ``faults.jsonl`` says what became of them."""
+
+_FLAGS: Final = frozenset({b"--data-dir", b"--checkpoint", b"-Dcassandra.storagedir"})
+"""Behind which a process names its directory: a node, a job (whose JVM ends with it), a Cassandra."""
 
 MakeCluster = Callable[[RunPlan, FaultPlan, Path], CheckCluster]
 """Makes the cluster of a run, not started, with its files below the directory."""
@@ -213,7 +220,7 @@ async def _stoppable() -> AsyncIterator[None]:
         return
     try:
         loop.add_signal_handler(signal.SIGTERM, task.cancel)
-    except (ValueError, RuntimeError):  # not the main thread: whoever owns it owns its signals
+    except (ValueError, RuntimeError):  # not the main thread, which owns the signals
         yield
         return
     try:
@@ -278,3 +285,37 @@ def _commit() -> str:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout.strip()
     except (OSError, subprocess.TimeoutExpired):
         return ""
+
+
+@contextlib.contextmanager
+def alone(runs: Path) -> Iterator[None]:
+    """Keep ``runs`` for this process; the lock goes with the process, however it ends.
+
+    Raises:
+        OncegateError: CONFLICT, another process runs there now.
+    """
+    with (runs / ".lock").open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            detail = f"another run is under way in {runs}; give another --runs"
+            raise OncegateError(Code.CONFLICT, detail, outcome=Outcome.NOT_APPLIED) from None
+        yield
+
+
+def end_left_over(runs: Path) -> int:
+    """Kill every process of this user whose command line names a directory of a run in ``runs``.
+
+    Returns:
+        How many were killed.
+    """
+    mark = f"{runs.resolve()}{os.sep}".encode()
+    killed = 0
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = place.joinpath("cmdline").read_bytes().split(b"\0")
+            pairs = itertools.chain(itertools.pairwise(words), (word.split(b"=", 1) for word in words if b"=" in word))
+            if any(flag in _FLAGS and value.startswith(mark) for flag, value in pairs):
+                os.kill(int(place.name), signal.SIGKILL)
+                killed += 1
+    return killed

@@ -1,7 +1,7 @@
-"""Smaller runs and smaller histories that still fail. Pure: whether something fails is asked of the caller.
+"""Shrinks a failed run: makes smaller runs, or judges smaller histories, and leaves the least that fails in a folder.
 
-Owns: what is tried in which order, and the bound of tries. Both ways rest on
-:func:`oncegate.proof.lincheck.shrink.fewer`.
+Owns: what is tried in which order, the bound of tries, and what counts as failing: the same check says *invalid* again.
+Both ways rest on :func:`oncegate.proof.lincheck.explain.fewer`.
 
 Only what is sound is left out of a history: a prefix of a correct history is correct, so is one key of it, and so is
 one without some of its reads or refused operations. Leaving out a write is not: its readers would accuse nobody.
@@ -9,14 +9,24 @@ one without some of its reads or refused operations. Leaving out a write is not:
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Hashable, Sequence
 from typing import Final
 
 import msgspec
 
+from oncegate.proof.check.folder import RunFolder, RunVerdict
+from oncegate.proof.check.nemesis import FaultPlan
+from oncegate.proof.check.plan import RunPlan
+from oncegate.proof.check.runner import alone, end_left_over, judge, plan_in, run
+from oncegate.proof.check.workloads import workload_of
 from oncegate.proof.lincheck import Event
-from oncegate.proof.lincheck.shrink import fewer
+from oncegate.proof.lincheck.explain import fewer
+from oncegate.rifl.errors import Code, OncegateError
 
+TRIES_DEFAULT: Final = 2
+RUNS_DEFAULT: Final = 40
+JUDGEMENTS_MAX: Final = 400
 SECONDS_MIN: Final = 2.0
 READS: Final = frozenset({"read", "read-own", "get", "sum"})
 
@@ -46,7 +56,7 @@ def smaller_run(first: Smaller, fails: Callable[[Smaller], bool], budget: Budget
 
     Args:
         first: a run that failed.
-        fails: makes a run, and tells whether it fails; runs of one plan may differ, so it may try more than once.
+        fails: makes a run, and says whether it fails; runs of one plan may differ, so it may try more than once.
         budget: of calls of ``fails``.
     """
     found = first
@@ -71,7 +81,7 @@ def smaller_run(first: Smaller, fails: Callable[[Smaller], bool], budget: Budget
 def smaller_history(
     history: Sequence[Event], keys: Sequence[Hashable], fails: Callable[[Sequence[Event]], bool], budget: Budget
 ) -> list[Event]:
-    """Return a part of a failing history that still fails, and whose failing is still somebody's fault.
+    """Return a part of a failing history that still fails, and names those that are at fault.
 
     Args:
         history: a history that failed.
@@ -121,3 +131,94 @@ def _removable(history: Sequence[Event]) -> tuple[tuple[int, ...], ...]:
 def _less(history: Sequence[Event], units: Sequence[tuple[int, ...]], kept: Sequence[tuple[int, ...]]) -> list[Event]:
     dropped = {place for unit in set(units) - set(kept) for place in unit}
     return [event for place, event in enumerate(history) if place not in dropped]
+
+
+def failing(verdict: RunVerdict) -> frozenset[str]:
+    """Return the names of the checks that say invalid."""
+    return frozenset(result.name for result in verdict.checks if result.verdict == "invalid")
+
+
+def _failed(folder: RunFolder) -> frozenset[str]:
+    names = failing(judge(folder))
+    if not names:
+        raise OncegateError(Code.BAD_REQUEST, f"{folder.path} is not invalid: there is nothing to shrink")
+    return names
+
+
+def shrink_history(folder: RunFolder, say: Callable[[str], None]) -> tuple[RunFolder, RunVerdict]:
+    """Leave out of a history what does not matter, without a new run; return the folder of what is left.
+
+    Raises:
+        FolderError: there is no run.
+        OncegateError: BAD_REQUEST, the run is not invalid.
+    """
+    names = _failed(folder)
+    info, history = folder.read_run(), list(folder.read_history())
+    workload = workload_of(info.workload)
+    keys = {failure.key for result in folder.read_verdict().checks for failure in result.failures}
+
+    def fails(part: Sequence[Event]) -> bool:
+        results = workload.check(part)
+        return any(result.name in names and result.verdict == "invalid" for result in results)
+
+    least = smaller_history(history, list(keys), fails, Budget(JUDGEMENTS_MAX))
+    say(f"{len(history)} events, {len(least)} of them still fail")
+    settings = {**info.settings, "shrunk from": folder.path.name}
+    small = RunFolder.create(folder.path.parent, msgspec.structs.replace(info, settings=settings, started=""))
+    with small.history_writer() as writer:
+        for event in least:
+            writer.event(event)
+    if folder.faults.exists():
+        shutil.copyfile(folder.faults, small.faults)
+    return small, judge(small)
+
+
+def shrink_run(
+    folder: RunFolder, say: Callable[[str], None], *, runs: int = RUNS_DEFAULT, tries: int = TRIES_DEFAULT
+) -> tuple[RunFolder, RunVerdict]:
+    """Run again with parts of the plan left out while it still fails; return the smallest run that failed.
+
+    Args:
+        folder: a failed run.
+        say: takes lines of progress.
+        runs: how many smaller plans are tried.
+        tries: how often each, since a race that fails once need not fail again.
+
+    Raises:
+        FolderError: there is no run.
+        OncegateError: BAD_REQUEST, the run is not invalid, or holds no plan; CONFLICT as
+            :func:`~oncegate.proof.check.runner.alone`.
+    """
+    names = _failed(folder)
+    plan, faults = plan_in(folder)
+    root = folder.path.parent
+    smallest: tuple[RunFolder, RunVerdict] = folder, folder.read_verdict()
+
+    def fails(candidate: Smaller) -> bool:
+        nonlocal smallest
+        smaller, less = _applied(plan, faults, candidate)
+        for _ in range(tries):
+            say(f"{len(less.actions)} faults, {smaller.processes} processes, {smaller.seconds:g} s")
+            tried, verdict = run(smaller, root, less)
+            if failing(verdict) & names:
+                if smallest[0].path != folder.path:
+                    shutil.rmtree(smallest[0].path, ignore_errors=True)
+                smallest = tried, verdict
+                say(f"  fails: {tried.path}")
+                return True
+            shutil.rmtree(tried.path, ignore_errors=True)
+        return False
+
+    first = Smaller(tuple(range(len(faults.actions))), plan.processes, plan.seconds)
+    with alone(root):
+        end_left_over(root)
+        smaller_run(first, fails, Budget(runs))
+    return smallest
+
+
+def _applied(plan: RunPlan, faults: FaultPlan, candidate: Smaller) -> tuple[RunPlan, FaultPlan]:
+    """Return the plan of a smaller run; faults that would begin after its end are left out too."""
+    kept = {index for index in candidate.faults if faults.actions[index].start < candidate.seconds}
+    less = faults.without([index for index in range(len(faults.actions)) if index not in kept])
+    smaller = msgspec.structs.replace(plan, processes=candidate.processes, seconds=candidate.seconds)
+    return smaller, msgspec.structs.replace(less, seconds=candidate.seconds)

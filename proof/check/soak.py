@@ -1,13 +1,15 @@
-"""Many runs, counted: what has been run, what came out, and where to go on after a stop. Pure but for its file.
+"""Many runs, one after the other: which are left, what came out of them, and how that reads.
 
-Owns: the state of a soak. Must not know how a run is made. Runs are in a fixed order
-(:func:`~oncegate.proof.check.plan.runs_of`), so the number of runs done says which one is next; a run that was under
-way when the soak was killed is made again.
+Owns: the state of a soak and its file, which folders are kept, what happens to a run that does not come to a verdict,
+and the wording of verdicts and counts. Runs are in a fixed order (:func:`~oncegate.proof.check.plan.runs_of`), so the
+number of runs done says which one is next; a run that was under way when the soak was killed is made again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -15,8 +17,11 @@ from typing import Final
 import msgspec
 
 from oncegate.proof.check.checks import LOST
-from oncegate.proof.check.folder import RunVerdict, replace_file
+from oncegate.proof.check.errors import CheckError, FolderError, Unavailable
+from oncegate.proof.check.folder import LATEST, RunFolder, RunVerdict, replace_file
 from oncegate.proof.check.plan import RunPlan, runs_of
+from oncegate.proof.check.runner import alone, end_left_over, faults_of, lacking, run
+from oncegate.proof.check.workloads import WORKLOADS
 from oncegate.rifl.errors import Code, OncegateError
 
 FILE: Final = "soak.json"
@@ -68,9 +73,9 @@ class SoakState(msgspec.Struct):
         workloads: in turn.
         seeds: how many runs.
         done: how many of them, in their order, are done.
-        total: over all runs.
+        total: counts over all runs.
         by_workload, by_fault: the same for each; a run counts for every fault that was injected in it.
-        listed: folders of the runs that are not valid, and what they said.
+        listed: folders of the runs that are not valid, and why.
     """
 
     template: RunPlan
@@ -139,3 +144,120 @@ def begun(runs: Path, template: RunPlan, workloads: Sequence[str], seeds: int, *
         raise OncegateError(Code.BAD_REQUEST, f"{path} is of a soak with other parameters; leave out --resume")
     saved.seeds = seeds  # more of the same, or fewer
     return saved
+
+
+def soak(
+    template: RunPlan,
+    workload: str | None,
+    runs: Path,
+    *,
+    seeds: int | None,
+    keep: bool,
+    resume: bool,
+    say: Callable[[str], None],
+) -> SoakState:
+    """Make the runs that are left, save the state after each, and return it.
+
+    Args:
+        template: everything but the workload; its seed is the first.
+        workload: which; None: all in turn.
+        runs: where folders and state are.
+        seeds: how many runs; by default each workload once.
+        keep: keep the folders of valid runs too. The newest run's stays in any case.
+        resume: go on where a soak of the same parameters was stopped.
+        say: takes lines of progress.
+
+    Raises:
+        OncegateError: BAD_REQUEST, or CONFLICT if another process runs there now; nothing was started.
+        Unavailable: this machine cannot run the workload that is named. Without a name such workloads are left out.
+    """
+    names = _possible(template, workload, say)
+    for name in names:
+        faults_of(msgspec.structs.replace(template, workload=name))
+    runs.mkdir(parents=True, exist_ok=True)
+    with alone(runs):
+        end_left_over(runs)
+        _sweep(runs)
+        state = begun(runs, template, names, len(names) if seeds is None else seeds, resume=resume)
+        _runs(state, runs, keep=keep, say=say)
+    return state
+
+
+def _possible(template: RunPlan, workload: str | None, say: Callable[[str], None]) -> list[str]:
+    possible = []
+    for name in WORKLOADS if workload is None else (workload,):
+        reason = lacking(msgspec.structs.replace(template, workload=name))
+        if reason and workload is not None:
+            raise Unavailable(f"{name}: {reason}")
+        if reason:
+            say(f"workload {name} is left out: {reason}")
+        else:
+            possible.append(name)
+    return possible
+
+
+def _runs(state: SoakState, runs: Path, *, keep: bool, say: Callable[[str], None]) -> None:
+    before: RunFolder | None = None
+    for plan in state.left():
+        say(f"{state.done + 1}/{state.seeds} {plan.workload}, seed {plan.seed}, faults {plan.fault_names}")
+        try:
+            folder, verdict = run(plan, runs)
+        except (CheckError, RuntimeError, OSError, ExceptionGroup) as fault:
+            say(f"crashed: {fault}")
+            state.crash(plan, str((runs / LATEST).resolve()), str(fault)[:500])
+            state.save(runs)
+            continue
+        for line in verdict_lines(verdict):
+            say(line)
+        say(f"  {folder.path}")
+        state.add(plan, str(folder.path), verdict)
+        state.save(runs)
+        # The folder of the newest run stays until there is a newer one: ``latest`` leads to it.
+        if before is not None and not keep:
+            shutil.rmtree(before.path, ignore_errors=True)
+        before = folder if verdict.verdict == "valid" else None
+
+
+def _sweep(runs: Path) -> None:
+    """Remove the newest run's folder if it does not say how the run ended: that run was killed, and is made again."""
+    with contextlib.suppress(FolderError):
+        newest = RunFolder.open(runs / LATEST)
+        settings = newest.read_run().settings
+        if "plan" in settings and "ended" not in settings:
+            shutil.rmtree(newest.path, ignore_errors=True)
+
+
+def verdict_lines(verdict: RunVerdict) -> Iterator[str]:
+    """Yield the verdict of a run, each check, and what is wrong in words."""
+    counts = ", ".join(f"{number} {status}" for status, number in verdict.operations.items())
+    faults = ", ".join(f"{name} {times}" for name, times in sorted(verdict.faults.items())) or "none"
+    yield f"{verdict.verdict}: operations: {counts}; faults: {faults}"
+    for result in verdict.checks:
+        reason = f": {result.reason}" if result.reason else ""
+        yield f"  {result.verdict:8} {result.name} ({result.operations} operations, {result.keys} keys){reason}"
+        for failure in result.failures:
+            for line in failure.words:
+                yield f"           {line}"
+
+
+def soak_lines(state: SoakState) -> Iterator[str]:
+    """Yield the counts of a soak, by workload and by fault, and what is listed."""
+    total, names = state.total, [*state.by_workload, *state.by_fault, "all runs"]
+    width = max(len(name) for name in names)
+    yield f"{'':{width}} {'runs':>6} {'ok':>9} {'failed':>8} {'unknown':>8} {'faults':>7} {'anomalies':>9} {'lost':>5}"
+    for tallies in (state.by_workload, state.by_fault):
+        for name, tally in sorted(tallies.items()):
+            yield _line(name, tally, width)
+        if tallies:
+            yield ""
+    yield _line("all runs", total, width)
+    yield from state.listed
+    yield (
+        f"{state.verdict}: {state.done} of {state.seeds} runs, {total.anomalies} anomalies, "
+        f"{total.lost} acknowledged writes lost, {total.undecided} undecided, {total.crashed} crashed"
+    )
+
+
+def _line(name: str, tally: SoakTally, width: int) -> str:
+    counts = f"{tally.runs:6} {tally.ok:9} {tally.fail:8} {tally.unknown:8} {tally.faults:7}"
+    return f"{name:{width}} {counts} {tally.anomalies:9} {tally.lost:5}"

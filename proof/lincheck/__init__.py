@@ -1,17 +1,15 @@
 """Is a history linearizable? Histories, models, the checker and its relatives: pure, no I/O, no clock of its own.
 
 Read :mod:`oncegate.proof.lincheck.history` first (what a history is), then :mod:`oncegate.proof.lincheck.models` (what
-operations mean), :mod:`oncegate.proof.lincheck.search` (how an order is found) and :mod:`oncegate.proof.lincheck.check`
-(the whole). Weaker levels: :mod:`oncegate.proof.lincheck.sequential`, :mod:`oncegate.proof.lincheck.sessions`; counted
-effects: :mod:`oncegate.proof.lincheck.audit`.
+operations mean), :mod:`oncegate.proof.lincheck.search` (how an order is found), :mod:`oncegate.proof.lincheck.check`
+(the whole). :mod:`oncegate.proof.lincheck.levels`: weaker levels; :mod:`oncegate.proof.lincheck.audit`: counted effects.
 """
 
 from oncegate.proof.lincheck.audit import audit, same_answers
 from oncegate.proof.lincheck.check import MODELS, check
 from oncegate.proof.lincheck.history import Event, HistoryError, Operation, line_of, operations, parse_line, read_events
+from oncegate.proof.lincheck.levels import sequential, sessions, stale_reads
 from oncegate.proof.lincheck.models import ILLEGAL, Model, ModelError
-from oncegate.proof.lincheck.sequential import sequential
-from oncegate.proof.lincheck.sessions import sessions, stale_reads
 from oncegate.proof.lincheck.verdict import Failure, Limits, Result, Verdict
 
 __all__ = [

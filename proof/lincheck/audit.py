@@ -10,9 +10,8 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from oncegate.proof.lincheck.history import Event, Operation, refused
+from oncegate.proof.lincheck.history import Event, Operation, freeze, refused, thaw
 from oncegate.proof.lincheck.sentences import told, what
-from oncegate.proof.lincheck.values import freeze, thaw
 from oncegate.proof.lincheck.verdict import Failure, Result, Verdict
 
 FAILURES_MAX: Final = 20

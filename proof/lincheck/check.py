@@ -16,14 +16,11 @@ from functools import partial
 from typing import Any, Final
 
 from oncegate.proof.lincheck.collections import AppendList, GrowSet, Queue
-from oncegate.proof.lincheck.decide import decide
 from oncegate.proof.lincheck.explain import explain
-from oncegate.proof.lincheck.history import Operation
-from oncegate.proof.lincheck.lease import Lease
-from oncegate.proof.lincheck.models import CasRegister, Counter, Model, Mutex, Register
+from oncegate.proof.lincheck.history import Operation, freeze
+from oncegate.proof.lincheck.models import CasRegister, Counter, Lease, Model, Mutex, Register
 from oncegate.proof.lincheck.row import RowModel
-from oncegate.proof.lincheck.search import SearchOutcome, checked
-from oncegate.proof.lincheck.values import freeze
+from oncegate.proof.lincheck.search import SearchOutcome, checked, decide
 from oncegate.proof.lincheck.verdict import Failure, Limits, Result, worst
 
 MODELS: Final[dict[str, Model]] = {

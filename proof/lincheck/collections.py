@@ -10,10 +10,9 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Any, Final
 
-from oncegate.proof.lincheck import lists, refine
-from oncegate.proof.lincheck.history import Operation, refused
+from oncegate.proof.lincheck import refine, sorting
+from oncegate.proof.lincheck.history import Operation, freeze, refused, thaw
 from oncegate.proof.lincheck.models import ILLEGAL, _Illegal, _KnownOperations
-from oncegate.proof.lincheck.values import freeze, thaw
 
 _AT_END: Final = (refine.NEVER, refine.NEVER)
 
@@ -31,33 +30,27 @@ class AppendList(_KnownOperations):
     writes = frozenset({"append"})
 
     def complain(self, op: Operation) -> str:
-        """Refuse also reads of something else than a list."""
         return super().complain(op) or (_list_complaint(op) if op.f == "read" else "")
 
     def initial(self) -> Hashable:
-        """Return the empty list."""
         return ()
 
     def step(self, state: Any, op: Operation) -> Hashable | _Illegal:
-        """Append at the end; read from the beginning."""
         if op.f == "append":
             return state if refused(op) else (*state, freeze(op.argument))
         return state if op.status == "unknown" or tuple(map(freeze, op.result)) == state else ILLEGAL
 
     def quick(self, operations: Sequence[Operation]) -> list[Operation] | None:
         """Find a clash by sorting."""
-        return lists.clash(operations)
+        return sorting.list_clash(operations)
 
     def refine(self, operations: Sequence[Operation]) -> list[Operation]:
-        """Tell of unknown appends whether they were seen."""
         return refine.items(operations)
 
     def prepare(self, operations: Sequence[Operation]) -> _PreparedList:
-        """Return the list whose states are lengths."""
         return _PreparedList(operations)
 
     def describe(self, state: Any) -> str:
-        """Write the items."""
         return str([thaw(item) for item in state])
 
 
@@ -97,15 +90,12 @@ class GrowSet(_KnownOperations):
     writes = frozenset({"add", "remove"})
 
     def complain(self, op: Operation) -> str:
-        """Refuse also reads of something else than a list."""
         return super().complain(op) or (_list_complaint(op) if op.f == "read" else "")
 
     def initial(self) -> Hashable:
-        """Return the empty set."""
         return frozenset()
 
     def step(self, state: Any, op: Operation) -> Hashable | _Illegal:
-        """Put in, take out, read."""
         if op.f == "read":
             return state if op.status == "unknown" or _elements(op) == state else ILLEGAL
         if refused(op):
@@ -114,15 +104,12 @@ class GrowSet(_KnownOperations):
         return state | element if op.f == "add" else state - element  # type: ignore[no-any-return]
 
     def refine(self, operations: Sequence[Operation]) -> list[Operation]:
-        """Narrow times by who saw what was added."""
         return refine.elements(operations)
 
     def prepare(self, operations: Sequence[Operation]) -> _PreparedSet:
-        """Return the set whose states are integers."""
         return _PreparedSet(operations)
 
     def describe(self, state: Any) -> str:
-        """Write the elements."""
         return "{" + ", ".join(sorted(repr(thaw(item)) for item in state)) + "}"
 
 
@@ -174,7 +161,6 @@ class Queue(_KnownOperations):
     writes = frozenset({"enqueue", "dequeue"})
 
     def initial(self) -> Hashable:
-        """Return the empty queue."""
         return ()
 
     def read_only(self, op: Operation) -> bool:
@@ -182,7 +168,6 @@ class Queue(_KnownOperations):
         return refused(op) or (op.f == "dequeue" and op.status == "ok" and op.result is None)
 
     def step(self, state: Any, op: Operation) -> Hashable | _Illegal:
-        """Put in at the end, take out at the beginning."""
         if refused(op):
             return state  # type: ignore[no-any-return]
         if op.f == "enqueue":
@@ -204,7 +189,6 @@ class Queue(_KnownOperations):
         return None
 
     def refine(self, operations: Sequence[Operation]) -> list[Operation]:
-        """Narrow times by who came out first."""
         return refine.queue(operations)
 
     def prepare(self, operations: Sequence[Operation]) -> Queue:
@@ -212,7 +196,6 @@ class Queue(_KnownOperations):
         return _PreparedQueue.of(operations) or self
 
     def describe(self, state: Any) -> str:
-        """Write the items, oldest first."""
         return str([thaw(item) for item in state])
 
 

@@ -13,8 +13,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, cast
 
-from oncegate.proof.lincheck.history import EVENTS_MAX, Event, EventType, HistoryError
-from oncegate.proof.lincheck.values import freeze
+from oncegate.proof.lincheck.history import EVENTS_MAX, Event, EventType, HistoryError, freeze
 
 DEPTH_MAX: Final = 64
 BYTES_MAX: Final = 2**30

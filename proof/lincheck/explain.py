@@ -14,18 +14,17 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
-from oncegate.proof.lincheck.decide import decide
 from oncegate.proof.lincheck.history import Operation
 from oncegate.proof.lincheck.models import ILLEGAL, Model, changes_nothing, describe, prepared
-from oncegate.proof.lincheck.search import SearchOutcome, endings, search
+from oncegate.proof.lincheck.search import SearchOutcome, decide, endings, search
 from oncegate.proof.lincheck.sentences import no_proof, proof
-from oncegate.proof.lincheck.shrink import fewer
 from oncegate.proof.lincheck.verdict import Failure, Limits
 
+T = TypeVar("T")
 _STATES_MAX: Final = 10_000
 """States of one try; a try that ends in unknown proves nothing."""
 _STATES_IN_ALL_MAX: Final = 400_000
@@ -225,3 +224,33 @@ class _Task:
             if not self.failed(search(self.model, rest, self.limits, [state]), len(rest)):
                 return False
         return True
+
+
+def fewer(items: Sequence[T], fails: Callable[[tuple[T, ...]], bool], may_try: Callable[[], bool]) -> tuple[T, ...]:
+    """Return a part of ``items`` that still fails, in their order; no single item of it can be left out.
+
+    Delta debugging: halves are left out, then quarters, and so on down to single items (Zeller and Hildebrandt,
+    *Simplifying and isolating failure-inducing input*, 2002, without the step that tries subsets, which finds little
+    when runs are not deterministic).
+
+    Args:
+        items: fail together; they are not tried themselves.
+        fails: says whether a part, which may be empty, still fails.
+        may_try: asked before each try; after a no the part found so far is returned, and may be longer.
+    """
+    kept = tuple(items)
+    size = max(1, len(kept) // 2)
+    found = True
+    while kept and (size > 1 or found):
+        place, found = 0, False
+        while place < len(kept):
+            if not may_try():
+                return kept
+            less = kept[:place] + kept[place + size :]
+            if fails(less):
+                kept, found = less, True
+            else:
+                place += size
+        if size > 1:
+            size, found = size // 2, True
+    return kept

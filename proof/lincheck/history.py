@@ -1,8 +1,9 @@
 """Histories: who asked for what, when, and what came back; one event a line of JSON.
 
-Owns: the event, its line, and how invocations and ends become operations. Times are nanoseconds of one monotonic clock.
-Attempts of one ``request`` are one operation: it may take effect from the first invocation on, has taken effect when
-the first answer is there, and was refused only if every attempt was. In doubt its outcome is unknown.
+Owns: the event, its line, how invocations and ends become operations, and JSON values as states. Times are nanoseconds
+of one monotonic clock. Attempts of one ``request`` are one operation: it may take effect from the first invocation on,
+has taken effect when the first answer is there, and was refused only if every attempt was. In doubt its outcome is
+unknown.
 
 Read next: :mod:`oncegate.proof.lincheck.models` (what operations mean), :mod:`oncegate.proof.lincheck.check` (whether
 they fit together).
@@ -10,7 +11,7 @@ they fit together).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Any, Final, Literal
 
 import msgspec
@@ -19,6 +20,9 @@ from oncegate.rifl.errors import Code, OncegateError
 
 LINE_BYTES_MAX: Final = 16 * 2**20
 EVENTS_MAX: Final = 20_000_000
+_PLAIN: Final = frozenset({int, str, float, type(None)})
+_TRUE: Final = ("bool", True)
+_FALSE: Final = ("bool", False)
 
 EventType = Literal["invoke", "ok", "fail", "info"]
 Status = Literal["ok", "unknown", "failed"]
@@ -219,3 +223,35 @@ def operations(events: Iterable[Event]) -> list[Operation]:
 def _same(first: Event, again: Event, number: int) -> None:
     if (first.f, first.key, first.value) != (again.f, again.key, again.value):
         raise HistoryError(number, f"request {again.request} asked for something else before")
+
+
+def freeze(value: Any) -> Hashable:
+    """Return a hashable stand-in for a JSON value; equal values have equal stand-ins, and only they.
+
+    Numbers are equal as numbers (``1`` and ``1.0``); ``true`` is not ``1`` as in Python. The decoder bounds the depth.
+    """
+    kind = type(value)
+    if kind in _PLAIN:
+        return value  # type: ignore[no-any-return]
+    if value is True:
+        return _TRUE
+    if value is False:
+        return _FALSE
+    if kind is list or kind is tuple:
+        return ("list", *[freeze(item) for item in value])
+    if kind is dict:
+        return ("map", frozenset((str(name), freeze(item)) for name, item in value.items()))
+    return (kind.__name__, str(value))
+
+
+def thaw(value: Hashable) -> Any:
+    """Return the JSON value that was frozen."""
+    if not isinstance(value, tuple):
+        return value
+    if value[0] == "bool":
+        return value[1]
+    if value[0] == "list":
+        return [thaw(item) for item in value[1:]]
+    if value[0] == "map":
+        return {name: thaw(item) for name, item in sorted(value[1])}
+    return value[1]

@@ -1,6 +1,6 @@
 """What operations mean: sequential objects, as pure step functions.
 
-Owns: the protocol of a model and the models of one value, of a counter, of collections and of locks. A user's own model
+Owns: the protocol of a model and the models of one value, of a counter and of locks. A user's own model
 needs ``name``, ``partitioned``, ``initial`` and ``step``. What else a model may have makes checks faster or complaints
 earlier, never different; :func:`changes_nothing`, :func:`complaint` and :func:`prepared` ask for it.
 
@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any, Final, Protocol
 
-from oncegate.proof.lincheck import counting, refine, zones
-from oncegate.proof.lincheck.history import Operation, refused
-from oncegate.proof.lincheck.values import freeze, thaw
+from oncegate.proof.lincheck import refine, sorting
+from oncegate.proof.lincheck.history import Operation, freeze, refused, thaw
 from oncegate.rifl.errors import Code, OncegateError
+
+_NS: Final = 1_000_000
 
 
 class _Illegal:
@@ -112,7 +113,6 @@ class _KnownOperations:
         return op.f in self.reads or refused(op)
 
     def complain(self, op: Operation) -> str:
-        """Refuse names that the model does not have."""
         if op.f in self.reads or op.f in self.writes:
             return ""
         return f"{self.name} has no operation {op.f!r}, only {', '.join(sorted(self.reads | self.writes))}"
@@ -125,25 +125,20 @@ class Register(_KnownOperations):
     writes = frozenset({"write"})
 
     def initial(self) -> Hashable:
-        """Return null."""
         return None
 
     def step(self, state: Any, op: Operation) -> Hashable | _Illegal:
-        """Write replaces, read returns."""
         if op.f == "write":
             return freeze(op.argument)
         return state if op.status == "unknown" or freeze(op.result) == state else ILLEGAL
 
     def quick(self, operations: Sequence[Operation]) -> list[Operation] | None:
-        """Decide by zones where every value is written once."""
-        return zones.decide(operations)
+        return sorting.register_clash(operations)
 
     def witness(self, operations: Sequence[Operation]) -> list[Operation] | None:
-        """Return a good order, where zones give one."""
-        return None if any(op.f == "cas" for op in operations) else zones.order(operations)
+        return None if any(op.f == "cas" for op in operations) else sorting.register_order(operations)
 
     def refine(self, operations: Sequence[Operation]) -> list[Operation]:
-        """Narrow times by who wrote what was read."""
         return refine.values(operations, _makes, _sees, self.initial())
 
 
@@ -170,17 +165,14 @@ class CasRegister(Register):
     writes = frozenset({"write", "cas"})
 
     def complain(self, op: Operation) -> str:
-        """Refuse also a cas without its two values."""
         if op.f == "cas" and not (isinstance(op.argument, (list, tuple)) and len(op.argument) == 2):
             return "cas takes [old, new]"
         return super().complain(op)
 
     def quick(self, operations: Sequence[Operation]) -> list[Operation] | None:
-        """Decide by zones where nothing is compared."""
-        return None if any(op.f == "cas" for op in operations) else zones.decide(operations)
+        return None if any(op.f == "cas" for op in operations) else sorting.register_clash(operations)
 
     def step(self, state: Any, op: Operation) -> Hashable | _Illegal:
-        """Swap if the value is the old one."""
         if op.f != "cas":
             return super().step(state, op)
         old, new = op.argument
@@ -200,17 +192,14 @@ class Counter(_KnownOperations):
     writes = frozenset({"increment", "add"})
 
     def complain(self, op: Operation) -> str:
-        """Refuse also amounts that are no integers."""
         if op.f in self.writes and op.argument is not None and type(op.argument) is not int:
             return f"{op.f} takes an integer"
         return super().complain(op)
 
     def initial(self) -> Hashable:
-        """Return 0."""
         return 0
 
     def step(self, state: Any, op: Operation) -> Hashable | _Illegal:
-        """Add, or return."""
         if op.f in self.writes:
             if refused(op):
                 return state  # type: ignore[no-any-return]
@@ -221,11 +210,10 @@ class Counter(_KnownOperations):
 
     def quick(self, operations: Sequence[Operation]) -> list[Operation] | None:
         """Find a value out of bounds, where nothing is taken away; more than that it cannot tell."""
-        return counting.out_of_bounds(operations) or None
+        return sorting.out_of_bounds(operations) or None
 
     def reasons(self, window: Sequence[Operation], operations: Sequence[Operation]) -> list[str]:
-        """Tell the bounds of what was seen."""
-        return counting.reasons(window, operations)
+        return sorting.counter_reasons(window, operations)
 
 
 class Mutex(_KnownOperations):
@@ -236,11 +224,9 @@ class Mutex(_KnownOperations):
     writes = frozenset({"acquire", "release"})
 
     def initial(self) -> Hashable:
-        """Return that it is free."""
         return ("free",)
 
     def step(self, state: Any, op: Operation) -> Hashable | _Illegal:
-        """Take what is free, give back what is held."""
         held = ("held", freeze(op.argument))
         possible = state == ("free",) if op.f == "acquire" else state == held
         if refused(op):
@@ -250,5 +236,76 @@ class Mutex(_KnownOperations):
         return held if op.f == "acquire" else ("free",)
 
     def describe(self, state: Any) -> str:
-        """Say who holds it."""
         return "free" if state == ("free",) else "held" if state[1] is None else f"held by {thaw(state[1])}"
+
+
+LeaseState = tuple[int, bool, Hashable, int, int]
+
+
+class Lease(_KnownOperations):
+    """A lock that ends by itself, with a token that fences earlier owners.
+
+    ``acquire`` {"owner", "ms"} has the result {"token": n}; ``renew`` and ``release`` take {"owner", "token", "ms"?}.
+    Tokens grow. An owner may lose the lease at any time after its duration, counted from the last grant that the
+    history proves, and never before: that is the promise checked. Times are those of the history; a lease's own clock
+    that runs slower only makes leases longer.
+
+    State: last token, whether it is exactly that, owner (None: free), time until which the lease certainly lasts, and
+    time before which this state cannot have been.
+    """
+
+    name = "lease"
+    reads = frozenset()
+    writes = frozenset({"acquire", "renew", "release"})
+    equal_by_value = False
+
+    def complain(self, op: Operation) -> str:
+        argument = op.argument
+        if not isinstance(argument, dict) or "owner" not in argument or type(argument.get("ms", 0)) is not int:
+            return f'{op.f} takes {{"owner", "ms"}}'
+        if op.f == "acquire" and op.status == "ok" and not refused(op):
+            if not isinstance(op.result, dict) or type(op.result.get("token")) is not int:
+                return 'acquire returns {"token"}'
+        elif op.f in ("renew", "release") and type(argument.get("token")) is not int:
+            return f"{op.f} takes a token"
+        return super().complain(op)
+
+    def initial(self) -> Hashable:
+        return (0, True, None, 0, 0)
+
+    def step(self, state: LeaseState, op: Operation) -> Hashable | _Illegal:
+        last, exact, owner, until, since = state
+        # An operation takes effect before it returned: a state that began later is none it can have met, and a lease
+        # that lasts longer was not over.
+        if op.returned is not None and op.returned < since:
+            return ILLEGAL
+        asker = freeze(op.argument["owner"])
+        running = owner is not None and op.returned is not None and op.returned < until
+        since = max(since, op.invoked)
+        lasts = since + op.argument.get("ms", 0) * _NS
+        if op.f == "acquire":
+            if refused(op):
+                return state if owner is not None else ILLEGAL
+            if running and owner != asker:
+                return ILLEGAL
+            if owner is not None and owner != asker:
+                since = max(since, until)
+                lasts = since + op.argument.get("ms", 0) * _NS
+            if op.status == "unknown":
+                return (last, False, asker, lasts, since)
+            token = op.result["token"]
+            return (token, True, asker, lasts, since) if token > last else ILLEGAL
+        token = op.argument["token"]
+        mine = owner is not None and owner == asker and (token == last if exact else token > last)
+        if refused(op):
+            return ILLEGAL if mine and exact and running else state
+        if not mine:
+            return state if op.status == "unknown" else ILLEGAL
+        if op.f == "release":
+            return (token, True, None, 0, since)
+        return (token, True, owner, max(until, lasts), since)
+
+    def describe(self, state: LeaseState) -> str:
+        last, exact, owner, until, _ = state
+        token = f"token {last}" if exact else f"a token above {last}"
+        return f"free, last {token}" if owner is None else f"held by {thaw(owner)} with {token} until {until / 1e9:g} s"

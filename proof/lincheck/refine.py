@@ -14,8 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from oncegate.proof.lincheck.history import Operation
-from oncegate.proof.lincheck.values import freeze
+from oncegate.proof.lincheck.history import Operation, freeze
 
 NEVER: Final = 1 << 62
 _ROUNDS_MAX: Final = 6

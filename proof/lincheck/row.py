@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any, Final
 
-from oncegate.proof.lincheck.history import Operation
+from oncegate.proof.lincheck.history import Operation, freeze, thaw
 from oncegate.proof.lincheck.models import ILLEGAL, _Illegal, _KnownOperations
-from oncegate.proof.lincheck.values import freeze, thaw
 
 _ABSENT: Final = ("absent",)
 _IMPOSSIBLE: Final = object()
@@ -35,7 +34,6 @@ class RowModel(_KnownOperations):
         """Versions that a known operation wrote."""
 
     def complain(self, op: Operation) -> str:
-        """Refuse also arguments, conditions and results of another shape."""
         if op.argument is not None and not isinstance(op.argument, dict):
             return f"{op.f} takes an object"
         if op.status == "ok" and op.result is not None and not isinstance(op.result, dict):
@@ -54,7 +52,6 @@ class RowModel(_KnownOperations):
         return super().complain(op)
 
     def initial(self) -> Hashable:
-        """Return that there is no row."""
         return (0, True, _ABSENT)
 
     def prepare(self, operations: Sequence[Operation]) -> RowModel:
@@ -101,7 +98,6 @@ class RowModel(_KnownOperations):
         ]
 
     def step(self, state: State, op: Operation) -> Hashable | _Illegal:
-        """Apply, or return what is there."""
         result = op.result if op.status == "ok" and op.result is not None else {}
         if op.f == "get" or "refused" in result:
             return self._look(state, op, result)
@@ -164,7 +160,6 @@ class RowModel(_KnownOperations):
         return held != state
 
     def describe(self, state: State) -> str:
-        """Write version and value."""
         commit, exact, value = state
         if value == _ABSENT:
             return "no row"

@@ -1,6 +1,9 @@
 """The search for an order: Wing and Gong's, with Lowe's memory of what was tried.
 
-Owns: whether the operations of one object can be put in an order that keeps real time and that the model allows. An
+Owns: whether the operations of one object can be put in an order that keeps real time and that the model allows, by the
+model's own means where these can tell (:func:`decide`), else by the search; tests compare both with trying every order.
+
+An
 operation is *required* if it returned, *optional* if its outcome is unknown: it may come anywhere after its invocation,
 or never. The search goes deep first, without recursion; a place is (required operations done, optional ones done,
 state), and none is entered twice. Orders that some other order stands for are not tried:
@@ -23,9 +26,8 @@ from dataclasses import dataclass, field
 from sys import getsizeof
 from typing import Any, Final
 
-from oncegate.proof.lincheck.history import Operation
-from oncegate.proof.lincheck.models import ILLEGAL, Model, ModelError, changes_nothing, complaint
-from oncegate.proof.lincheck.values import freeze
+from oncegate.proof.lincheck.history import Operation, freeze
+from oncegate.proof.lincheck.models import ILLEGAL, Model, ModelError, changes_nothing, complaint, prepared
 from oncegate.proof.lincheck.verdict import Limits, Verdict
 
 _LOOK_EVERY: Final = 256
@@ -55,6 +57,20 @@ class SearchOutcome:
     """Operations that do not fit together, where that was found without a search."""
     visited: int = 0
     bytes: int = 0
+
+
+def decide(model: Model, operations: Sequence[Operation], limits: Limits) -> SearchOutcome:
+    """Decide about one object's operations, with status ``ok`` or ``unknown``: by the model's means, else by search."""
+    quick = getattr(model, "quick", None)
+    clash = None if quick is None else quick(operations)
+    if clash is not None:
+        return SearchOutcome("invalid", clash=clash) if clash else SearchOutcome("valid")
+    refine = getattr(model, "refine", None)
+    refined = operations if refine is None else refine(operations)
+    for op in refined:
+        if op.returned is not None and op.returned < op.invoked:
+            return SearchOutcome("invalid", clash=[op])
+    return search(prepared(model, refined), refined, limits)
 
 
 def search(

@@ -10,9 +10,8 @@ import json
 from collections.abc import Hashable, Sequence
 from typing import Any, Final
 
-from oncegate.proof.lincheck.history import Operation
+from oncegate.proof.lincheck.history import Operation, freeze, thaw
 from oncegate.proof.lincheck.models import Model, describe
-from oncegate.proof.lincheck.values import freeze, thaw
 
 _TEXT_MAX: Final = 80
 _ITEMS_MAX: Final = 8

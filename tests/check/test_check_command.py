@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from oncegate.gateway.cli.main import app
 from oncegate.proof.check.folder import RunFolder, RunInfo
-from oncegate.proof.check.orphans import alone
+from oncegate.proof.check.runner import alone
 from tests.check.histories import Book
 
 GOOD = Book().did("write", "r0", 1).read("r0", 1)
@@ -80,7 +80,7 @@ def test_run_that_fails_by_itself_is_not_taken_for_a_verdict(tmp_path: Path, mon
     def broken(*arguments: object, **how: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("oncegate.proof.check.soaking.soak", broken)
+    monkeypatch.setattr("oncegate.proof.check.soak.soak", broken)
     result = CliRunner().invoke(app, ["check", "run", "--all", "--runs", str(tmp_path)])
     assert result.exit_code == 4
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from oncegate.proof.check.shrink import Budget, Smaller, smaller_history, smaller_run
 from oncegate.proof.check.workloads import workload_of
 from oncegate.proof.lincheck import Event
-from oncegate.proof.lincheck.shrink import fewer
+from oncegate.proof.lincheck.explain import fewer
 from tests.check.histories import Book
 
 

@@ -11,7 +11,7 @@ from oncegate.proof.check.folder import RunFolder
 from oncegate.proof.check.nemesis import FaultPlan, plan_of
 from oncegate.proof.check.plan import RunPlan
 from oncegate.proof.check.runner import PLAN, info_of, judge
-from oncegate.proof.check.shrinking import shrink_run
+from oncegate.proof.check.shrink import shrink_run
 from tests.check.histories import Book
 
 GOOD = Book().did("write", "r0", 1).read("r0", 1)
@@ -39,7 +39,7 @@ def test_smallest_failing_run_is_left_beside_the_first(tmp_path: Path, monkeypat
         made.append(folder.path)
         return folder, folder.read_verdict()
 
-    monkeypatch.setattr("oncegate.proof.check.shrinking.run", fake)
+    monkeypatch.setattr("oncegate.proof.check.shrink.run", fake)
     first = saved(plan, tmp_path, faults, BAD)
     small, verdict = shrink_run(first, lambda line: None)
     assert verdict.verdict == "invalid"

@@ -10,8 +10,7 @@ import pytest
 from oncegate.proof.check.checks import LOST
 from oncegate.proof.check.folder import RunVerdict
 from oncegate.proof.check.plan import RunPlan, fault_names, runs_of
-from oncegate.proof.check.soak import SoakState, begun
-from oncegate.proof.check.summary import soak_lines, verdict_lines
+from oncegate.proof.check.soak import SoakState, begun, soak_lines, verdict_lines
 from oncegate.proof.lincheck import Failure, Result
 from oncegate.rifl.errors import OncegateError
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from oncegate.proof.check import delivery_processes, soaking
+from oncegate.proof.check import delivery_processes
+from oncegate.proof.check import soak as soaks
 from oncegate.proof.check.checks import LOST
 from oncegate.proof.check.cluster import CheckCluster
 from oncegate.proof.check.delivery_processes import StreamRowsJob
@@ -177,13 +178,13 @@ def test_workload_that_this_machine_cannot_run_is_left_out_of_all_and_refused_by
     def crash(*_: object) -> None:
         raise CheckError("not made here")
 
-    def soak(workload: str | None) -> soaking.SoakState:
+    def soak(workload: str | None) -> soaks.SoakState:
         template = RunPlan(workload="")
-        return soaking.soak(template, workload, tmp_path, seeds=1, keep=False, resume=False, say=said.append)
+        return soaks.soak(template, workload, tmp_path, seeds=1, keep=False, resume=False, say=said.append)
 
     said: list[str] = []
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
-    monkeypatch.setattr(soaking, "run", crash)
+    monkeypatch.setattr(soaks, "run", crash)
     assert "no Java" in delivery_processes.lacking(cassandra=False)
     assert "stored" not in soak(None).workloads
     assert said[0].startswith("workload stored is left out: no Java")

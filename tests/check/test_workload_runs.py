@@ -11,9 +11,8 @@ import pytest
 
 from oncegate.gateway.local.waiting import wait_for
 from oncegate.proof.check.folder import RunFolder
-from oncegate.proof.check.orphans import end_left_over
 from oncegate.proof.check.plan import RunPlan
-from oncegate.proof.check.runner import judge, run
+from oncegate.proof.check.runner import end_left_over, judge, run
 from oncegate.proof.check.workloads import WORKLOADS
 
 pytestmark = pytest.mark.faults

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oncegate.proof.lincheck import ILLEGAL, MODELS, Limits, check, sequential, zones
+from oncegate.proof.lincheck import ILLEGAL, MODELS, Limits, check, sequential, sorting
 from oncegate.proof.lincheck.explain import let_go
 from oncegate.proof.lincheck.search import search
 from tests.lincheck.oracle import brute_force, by_process, history
@@ -83,7 +83,7 @@ def test_order_that_zones_give_is_good_keeps_real_time_and_holds_all_that_is_kno
     model, found = MODELS["register"], 0
     for seed in range(1500):
         ops = [op for op in history("register", seed) if op.status != "failed"]
-        order = zones.order(ops)
+        order = sorting.register_order(ops)
         if order is None:
             continue
         found += 1

@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 
 from oncegate.gateway.cli.main import app
 from oncegate.proof.check import parallel
-from oncegate.proof.check.models import load_model
-from oncegate.proof.check.parallel import WorkerFailed, check_keys
+from oncegate.proof.check.parallel import WorkerFailed, check_keys, load_model
 from oncegate.proof.lincheck import MODELS, Limits, ModelError, Operation, check, line_of
 from tests.lincheck.lines import event, op
 from tests.lincheck.test_limits import subset_sum

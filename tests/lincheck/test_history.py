@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oncegate.proof.lincheck import Event, HistoryError, line_of, operations, parse_line, read_events
-from oncegate.proof.lincheck.values import freeze, thaw
+from oncegate.proof.lincheck.history import freeze, thaw
 from tests.lincheck.lines import event
 
 JSON = st.recursive(

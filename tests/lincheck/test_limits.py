@@ -11,8 +11,7 @@ import pytest
 
 from oncegate.proof.lincheck import ILLEGAL, MODELS, Limits, Operation, check, sequential
 from oncegate.proof.lincheck.check import split, states_of_try
-from oncegate.proof.lincheck.decide import decide
-from oncegate.proof.lincheck.search import search
+from oncegate.proof.lincheck.search import decide, search
 from tests.lincheck.lines import one_by_one, op
 
 

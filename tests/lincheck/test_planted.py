@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from oncegate.proof.lincheck import MODELS, Limits, Operation, check, refine, zones
-from oncegate.proof.lincheck import decide as deciding
+from oncegate.proof.lincheck import MODELS, Limits, Operation, check, refine, sorting
+from oncegate.proof.lincheck import search as searching
 from oncegate.proof.lincheck.row import RowModel
-from oncegate.proof.lincheck.search import _Search, search
+from oncegate.proof.lincheck.search import SearchOutcome, _Search, search
 from tests.lincheck.oracle import brute_force, history
 
 SEEDS = 2000
@@ -127,9 +127,9 @@ PATCHES: dict[str, tuple[str, Check, Any, str, Any]] = {
     "all open operations are taken for equal": ("register", _searched, _Search, "__init__", _all_equal),
     "all unknown operations are taken for equal": ("register", _searched, _Search, "__init__", _forgotten_unknown),
     "writes of the same value are taken for reads": ("register", _searched, _Search, "__init__", _all_reads),
-    "zones may overlap": ("register", _plain, zones, "_overlap", lambda forward: []),
-    "backward zones are not looked at": ("register", _plain, zones, "_inside", lambda forward, backward: []),
-    "a read from nowhere is not seen by zones": ("register", _plain, zones, "_unwritten", lambda writes, reads: []),
+    "zones may overlap": ("register", _plain, sorting, "_overlap", lambda forward: []),
+    "backward zones are not looked at": ("register", _plain, sorting, "_inside", lambda forward, backward: []),
+    "a read from nowhere is not seen by zones": ("register", _plain, sorting, "_unwritten", lambda writes, reads: []),
     "unknown writes are dropped though a swap was refused": (
         "cas-register",
         _plain,
@@ -145,7 +145,7 @@ PATCHES: dict[str, tuple[str, Check, Any, str, Any]] = {
         lambda self, earlier, later: _ORDER(self, later, earlier),
     ),
     "a version may be passed over": ("row", _plain, RowModel, "_at", lambda self, state, version: state),
-    "narrow times are not looked at": ("queue", _plain, deciding, "search", lambda *_: deciding.SearchOutcome("valid")),
+    "narrow times are not looked at": ("queue", _plain, searching, "search", lambda *_: SearchOutcome("valid")),
 }
 _ORDER = refine.Times.order
 

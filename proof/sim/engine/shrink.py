@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from oncegate.proof.lincheck.shrink import fewer
+from oncegate.proof.lincheck.explain import fewer
 from oncegate.proof.sim.engine.run import Outcome
 
 
