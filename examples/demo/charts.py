@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Final, NamedTuple
 
-from oncegate.proof.check.report.charts import Axis, Line, drawn, spelled, text, ticks, value_axis
-from oncegate.proof.check.report.series import Floats
+from oncegate.proof.check.report.charts import Axis, Floats, Line, drawn, spelled, text, ticks, value_axis
 
 WIDTH: Final = 960
 HEIGHT: Final = 250

@@ -23,8 +23,7 @@ from examples.demo.dataset import Int64s
 from examples.demo.plan import When
 from examples.demo.recording import BUCKET_S, Recording, Verdict
 from examples.demo.recount import Check
-from oncegate.proof.check.report.charts import Line, spelled
-from oncegate.proof.check.report.series import Floats
+from oncegate.proof.check.report.charts import Floats, Line, spelled
 
 _HERE: Final = Path(__file__).parent
 NONE: Final = "\N{EN DASH}"

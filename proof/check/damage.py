@@ -1,4 +1,4 @@
-"""Damage to a data directory of a node that is down: where, what, and what the node has to say to it.
+"""Damage to a data directory of a node that is down: where, what, and whether the node then refuses to start.
 
 Places are found by the formats' own constants (:mod:`oncegate.consensus.log.segment`,
 :mod:`oncegate.consensus.log.sealed_file`), so that a class of offsets stays one when a layout changes. ``refused``
@@ -7,8 +7,9 @@ names the file that the refusal has to name.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
@@ -80,37 +81,40 @@ def _remove(path: Path) -> str:
     return path.name
 
 
-def _sealed(kind: str) -> list[Damage]:
+def _size(path: Path) -> int:
+    return path.stat().st_size
+
+
+def _bits(what: str, parts: Mapping[str, int], extent: Callable[[Path], tuple[Path, int, int]]) -> list[Damage]:
+    """Flip a bit in each part: of ``extent``, which returns a file, where in it something begins, and its length.
+
+    A part behind the end is the last byte: without a payload the header's.
+    """
+
+    def flip(part: str, directory: Path) -> str:
+        path, start, size = extent(directory)
+        return _flip(path, start + min(parts[part], size - 1))
+
+    return [Damage(f"{what}: bit of the {part}", partial(flip, part), "refuses") for part in parts]
+
+
+def _whole(file: Callable[[Path], Path]) -> Callable[[Path], tuple[Path, int, int]]:
+    return lambda directory: (path := file(directory), 0, _size(path))
+
+
+def _sealed(kind: str, *, deleted: Verdict = "refuses") -> list[Damage]:
     """A small file that is replaced whole: magic, length, checksum, payload."""
-    found = [
-        Damage(f"{kind}: bit of the {part}", lambda d, at=at: _flip(d / kind, at), "refuses")  # type: ignore[misc]
-        for part, at in (("magic", 0), ("length", 8), ("checksum", 12), ("payload", SEALED_HEADER_BYTES + 1))
-    ]
+    parts = {"magic": 0, "length": 8, "checksum": 12, "payload": SEALED_HEADER_BYTES + 1}
     return [
-        *found,
+        *_bits(kind, parts, _whole(lambda d: d / kind)),
         Damage(f"{kind}: empty", lambda d: _cut(d / kind, 0), "refuses"),
         Damage(f"{kind}: cut inside the header", lambda d: _cut(d / kind, 10), "refuses"),
-        Damage(f"{kind}: last byte gone", lambda d: _cut(d / kind, (d / kind).stat().st_size - 1), "refuses"),
-        Damage(f"{kind}: deleted", lambda d: _remove(d / kind), "refuses"),
+        Damage(f"{kind}: last byte gone", lambda d: _cut(d / kind, _size(d / kind) - 1), "refuses"),
+        Damage(f"{kind}: deleted", lambda d: _remove(d / kind), deleted),
     ]
 
 
-def _reserve() -> list[Damage]:
-    """Bytes that only keep room: nothing is lost with them."""
-    return [
-        Damage("reserve: deleted", lambda d: _remove(d / "reserve"), "starts"),
-        Damage("reserve: empty", lambda d: _cut(d / "reserve", 0), "starts"),
-    ]
-
-
-def _segment_header() -> list[Damage]:
-    fields = {"magic": 0, "sequence": 8, "base": 16, "size": 24, "seed": 32, "padding": 40, "checksum": 60}
-    return [
-        Damage(f"segment header: bit of the {part}", lambda d, at=at: _flip(used(d)[0], at), "refuses")  # type: ignore[misc]
-        for part, at in fields.items()
-    ]
-
-
+_HEADER_FIELDS: Final = {"magic": 0, "sequence": 8, "base": 16, "size": 24, "seed": 32, "padding": 40, "checksum": 60}
 _RECORD_FIELDS: Final = {
     "magic": 0,
     "checksum": 4,
@@ -122,107 +126,76 @@ _RECORD_FIELDS: Final = {
     "check": 44,
     "kind": 47,
     "first payload byte": RECORD_HEADER_BYTES,
+    "last payload byte": 1 << 32,
 }
 
 
-def _record_fields(which: str, number: int) -> list[Damage]:
+def _extent(path: Path, record: SegmentRecord) -> tuple[Path, int, int]:
+    return path, record.offset, RECORD_HEADER_BYTES + len(record.payload)
+
+
+def _last(directory: Path) -> tuple[Path, int, int]:
+    """The record written last: no later one proves that it was flushed, but no sector is missing."""
+    path = used(directory)[-1]
+    return _extent(path, records(path)[-1])
+
+
+def _record(which: str, number: int) -> list[Damage]:
     """Every field of a record in the middle of a segment: what follows it proves that it had been flushed.
 
     In the first segment the next segment proves it; in the last one only a later record's own word does.
     """
 
-    def middle(directory: Path) -> tuple[Path, SegmentRecord]:
+    def middle(directory: Path) -> tuple[Path, int, int]:
         # Of those that a later record proves to have been flushed: in the last batch a record that is gone altogether
-        # is one that was never written, as far as anybody can tell.
+        # cannot be told from one that was never written.
         flushed_to = records(used(directory)[-1])[-1].prior_end
         for path in used(directory)[number::-1] if number else used(directory)[:1]:
             base = _header(path, path.read_bytes()).base
             found = [record for record in records(path) if base + record.offset < flushed_to]
             if found:
-                return path, found[len(found) // 2]
+                return _extent(path, found[len(found) // 2])
         raise LookupError("no record is known to be flushed")
 
-    def flip(directory: Path, at: int) -> str:
-        path, record = middle(directory)
-        return _flip(path, record.offset + at)
-
-    def last_byte(directory: Path) -> str:
-        path, record = middle(directory)
-        return _flip(path, record.offset + RECORD_HEADER_BYTES + len(record.payload) - 1)
-
     def zeroed(directory: Path) -> str:
-        path, record = middle(directory)
-        size = RECORD_HEADER_BYTES + len(record.payload)
+        path, start, size = middle(directory)
         data = path.read_bytes()
-        path.write_bytes(data[: record.offset] + bytes(size) + data[record.offset + size :])
+        path.write_bytes(data[:start] + bytes(size) + data[start + size :])
         return path.name
 
-    return [
-        *(
-            Damage(f"record in the {which} segment: bit of the {part}", lambda d, at=at: flip(d, at), "refuses")  # type: ignore[misc]
-            for part, at in _RECORD_FIELDS.items()
-        ),
-        Damage(f"record in the {which} segment: bit of the last payload byte", last_byte, "refuses"),
-        Damage(f"record in the {which} segment: zeroed", zeroed, "refuses"),
-    ]
+    what = f"record in the {which} segment"
+    return [*_bits(what, _RECORD_FIELDS, middle), Damage(f"{what}: zeroed", zeroed, "refuses")]
 
 
-def _last_record() -> list[Damage]:
-    """Every field of the record written last: no later one proves that it was flushed, but no sector is missing."""
-
-    def flip(directory: Path, at: int) -> str:
-        path = used(directory)[-1]
-        last = records(path)[-1]
-        # Without a payload there is no payload to flip: the header's last byte instead.
-        return _flip(path, last.offset + min(at, RECORD_HEADER_BYTES + len(last.payload) - 1))
-
-    return [
-        Damage(f"last record: bit of the {part}", lambda d, at=at: flip(d, at), "refuses")  # type: ignore[misc]
-        for part, at in {**_RECORD_FIELDS, "last payload byte": 1 << 32}.items()
-    ]
+def _border(directory: Path) -> tuple[Path, int]:
+    """The end of the sector in which the log ends."""
+    path, start, size = _last(directory)
+    end = start + size
+    return path, end - end % SECTOR_BYTES + SECTOR_BYTES
 
 
-def _tail() -> list[Damage]:
-    """Behind and at the end of what was written."""
+def _torn(directory: Path) -> str:
+    """A batch that power loss cut before it was flushed: a sector in its middle is there, none around it is."""
+    path, border = _border(directory)
+    with path.open("r+b") as file:
+        file.seek(border)
+        file.write(b"\x81" * SECTOR_BYTES)
+    return path.name
 
-    def end(directory: Path) -> tuple[Path, int]:
-        path = used(directory)[-1]
-        last = records(path)[-1]
-        return path, last.offset + RECORD_HEADER_BYTES + len(last.payload)
 
-    def border(at: int) -> int:
-        return at - at % SECTOR_BYTES + SECTOR_BYTES
+def _noise(directory: Path) -> str:
+    path, border = _border(directory)
+    return _flip(path, min(border + 100, _size(path) - 1))
 
-    def torn(directory: Path) -> str:
-        # A batch that power loss cut before it was flushed: a sector in its middle is there, none around it is.
-        path, at = end(directory)
-        with path.open("r+b") as file:
-            file.seek(border(at))
-            file.write(b"\x81" * SECTOR_BYTES)
-        return path.name
 
-    def noise(directory: Path) -> str:
-        path, at = end(directory)
-        return _flip(path, min(border(at) + 100, path.stat().st_size - 1))
+def _near_noise(directory: Path) -> str:
+    path, border = _border(directory)
+    return _flip(path, min(border, _size(path)) - 1)
 
-    def near_noise(directory: Path) -> str:
-        path, at = end(directory)
-        return _flip(path, min(border(at), path.stat().st_size) - 1)
 
-    def shorter(directory: Path) -> str:
-        path, _ = end(directory)
-        return _cut(path, path.stat().st_size - 4096)
-
-    return [
-        Damage("tail: torn batch", torn, "starts"),
-        Damage("tail: bit in the zeros of a sector behind the end", noise, "starts"),
-        Damage("tail: bit in the zeros of the sector that ends the log", near_noise, "refuses"),
-        Damage("segment: shorter than its header says", shorter, "refuses"),
-        Damage("segment: empty", lambda d: _cut(used(d)[0], 0), "refuses"),
-        Damage("segment: cut inside the header", lambda d: _cut(used(d)[0], SEGMENT_HEADER_BYTES - 1), "refuses"),
-        Damage("segment: one in the middle deleted", _remove_middle, "refuses"),
-        Damage("journal: all segments deleted", _remove_journal, "refuses"),
-    ]
+def _shorter(directory: Path) -> str:
+    path = used(directory)[-1]
+    return _cut(path, _size(path) - 4096)
 
 
 def _remove_middle(directory: Path) -> tuple[str, ...]:
@@ -235,28 +208,13 @@ def _remove_journal(directory: Path) -> str:
     return "identity"  # What says that there has been a journal.
 
 
-def _spare() -> list[Damage]:
-    def spare(directory: Path) -> Path:
-        return segments(directory)[-1]
-
-    return [
-        Damage("spare segment: bit of the header", lambda d: _flip(spare(d), 16), "refuses"),
-        Damage("spare segment: bit of the zeros", lambda d: _flip(spare(d), 5000), "starts"),
-        Damage("spare segment: deleted", lambda d: _remove(spare(d)), "starts"),
-        Damage("temporary file left behind", lambda d: _leave(d / "journal-0000000000000999.segment.tmp"), "starts"),
-    ]
+def _spare(directory: Path) -> Path:
+    return segments(directory)[-1]
 
 
 def _leave(path: Path) -> str:
     path.write_bytes(b"half a segment")
     return path.name
-
-
-def _peers() -> list[Damage]:
-    kind = "known-peers"
-    # Gone, it knows nobody and trusts whom it meets first, as a node does that is new.
-    forgotten = [Damage(f"{kind}: deleted", lambda d: _remove(d / kind), "starts")]
-    return [case for case in _sealed(kind) if case.name != f"{kind}: deleted"] + forgotten
 
 
 KINDS: Final = ("identity", "ballot", "known-peers", "reserve", "journal-*.segment")
@@ -265,12 +223,25 @@ KINDS: Final = ("identity", "ballot", "known-peers", "reserve", "journal-*.segme
 ALL: Final = [
     *_sealed("identity"),
     *_sealed("ballot"),
-    *_peers(),
-    *_reserve(),
-    *_segment_header(),
-    *_record_fields("first", 0),
-    *_record_fields("last", -1),
-    *_last_record(),
-    *_tail(),
-    *_spare(),
+    # Without this file a node knows nobody and trusts whom it meets first, as a new node does.
+    *_sealed("known-peers", deleted="starts"),
+    # Bytes that only keep room: nothing is lost with them.
+    Damage("reserve: deleted", lambda d: _remove(d / "reserve"), "starts"),
+    Damage("reserve: empty", lambda d: _cut(d / "reserve", 0), "starts"),
+    *_bits("segment header", _HEADER_FIELDS, _whole(lambda d: used(d)[0])),
+    *_record("first", 0),
+    *_record("last", -1),
+    *_bits("last record", _RECORD_FIELDS, _last),
+    Damage("tail: torn batch", _torn, "starts"),
+    Damage("tail: bit in the zeros of a sector behind the end", _noise, "starts"),
+    Damage("tail: bit in the zeros of the sector that ends the log", _near_noise, "refuses"),
+    Damage("segment: shorter than its header says", _shorter, "refuses"),
+    Damage("segment: empty", lambda d: _cut(used(d)[0], 0), "refuses"),
+    Damage("segment: cut inside the header", lambda d: _cut(used(d)[0], SEGMENT_HEADER_BYTES - 1), "refuses"),
+    Damage("segment: one in the middle deleted", _remove_middle, "refuses"),
+    Damage("journal: all segments deleted", _remove_journal, "refuses"),
+    Damage("spare segment: bit of the header", lambda d: _flip(_spare(d), 16), "refuses"),
+    Damage("spare segment: bit of the zeros", lambda d: _flip(_spare(d), 5000), "starts"),
+    Damage("spare segment: deleted", lambda d: _remove(_spare(d)), "starts"),
+    Damage("temporary file left behind", lambda d: _leave(d / "journal-0000000000000999.segment.tmp"), "starts"),
 ]

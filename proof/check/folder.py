@@ -13,9 +13,9 @@ made or how a history is checked. Layout of ``runs/<UTC time>-<workload>-<faults
 ``report.html``    the page, with ``latency.svg`` and ``rate.svg`` (:mod:`oncegate.proof.check.report`)
 =================  ======================================================================================
 
-Lines reach the operating system one by one, so that a killed run loses none that was written; a last line without its
-end is a write that did not return, and is passed over by the readers: an event that is not there makes its operation
-unknown, or one that was never sent.
+Lines reach the operating system one by one, so that a killed run loses none that was written. A last line without its
+end is a write that did not return; readers pass over it. An event that is not there makes its operation unknown, or one
+that was never sent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
@@ -103,10 +102,7 @@ class FaultNote(msgspec.Struct, frozen=True):
 
 
 class LineWriter(Closing):
-    """Appends lines to a file of at most ``bytes_max`` bytes; each is with the operating system when ``write`` returns.
-
-    Closing flushes to the disk. Not for several processes at a time.
-    """
+    """Appends lines to a file of at most ``bytes_max`` bytes, for one process; closing flushes to the disk."""
 
     def __init__(self, path: Path, bytes_max: int) -> None:
         self._path, self._bytes_max = path, bytes_max
@@ -114,11 +110,7 @@ class LineWriter(Closing):
         self._bytes = self._file.tell()
 
     def write(self, line: bytes) -> None:
-        """Append ``line``, which has no end of line yet.
-
-        Raises:
-            FileFull: it would exceed the bound; nothing was written.
-        """
+        """Append ``line``, which has no end of line yet; raises FileFull at the bound, and writes nothing then."""
         whole = line + b"\n"
         if self._bytes + len(whole) > self._bytes_max or len(whole) > LINE_BYTES_MAX:
             raise FileFull(self._path, self._bytes_max)
@@ -128,11 +120,11 @@ class LineWriter(Closing):
         self._bytes += len(whole)
 
     def event(self, event: Event) -> None:
-        """Append an event of the history; raises like :meth:`write`."""
+        """Append an event of the history; raises FileFull."""
         self.write(line_of(event))
 
     def fault(self, note: FaultNote) -> None:
-        """Append a fault; one that was noted when it began may be noted again with its end. Raises like ``write``."""
+        """Append a fault; one that was noted when it began may be noted again with its end. Raises FileFull."""
         self.write(msgspec.json.encode(note))
 
     def close(self) -> None:
@@ -142,11 +134,17 @@ class LineWriter(Closing):
             self._file.close()
 
 
-@dataclass(frozen=True, slots=True)
 class RunFolder:
     """A run on disk. The constructor touches nothing; :meth:`create` and :meth:`open` do."""
 
-    path: Path
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.history = path / "history.jsonl"
+        self.faults = path / "faults.jsonl"
+        self.verdict = path / "verdict.json"
+        self.report = path / "report.html"
+        self.logs = path / "nodes"
+        self.data = path / "data"
 
     @classmethod
     def create(cls, root: Path, info: RunInfo, *, now: datetime | None = None) -> RunFolder:
@@ -174,45 +172,11 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """Return the run in ``path``, which may be the link ``latest``.
-
-        Raises:
-            FileMissing: there is no run.
-        """
+        """Return the run in ``path``, which may be the link ``latest``; raises FileMissing."""
         folder = cls(path.resolve())
         if not folder.path.joinpath("run.json").is_file():
             raise FileMissing(folder.path / "run.json")
         return folder
-
-    @property
-    def history(self) -> Path:
-        """The events."""
-        return self.path / "history.jsonl"
-
-    @property
-    def faults(self) -> Path:
-        """The faults."""
-        return self.path / "faults.jsonl"
-
-    @property
-    def verdict(self) -> Path:
-        """The verdict."""
-        return self.path / "verdict.json"
-
-    @property
-    def report(self) -> Path:
-        """The page."""
-        return self.path / "report.html"
-
-    @property
-    def logs(self) -> Path:
-        """Directory of ``<id>.log`` of the nodes."""
-        return self.path / "nodes"
-
-    @property
-    def data(self) -> Path:
-        """Directory of the nodes' data directories."""
-        return self.path / "data"
 
     def history_writer(self) -> LineWriter:
         """Return the writer of the history, which appends."""

@@ -2,7 +2,7 @@
 
 Read :mod:`oncegate.proof.lincheck.history` first (what a history is), then :mod:`oncegate.proof.lincheck.models` (what
 operations mean), :mod:`oncegate.proof.lincheck.search` (how an order is found), :mod:`oncegate.proof.lincheck.check`
-(the whole). :mod:`oncegate.proof.lincheck.levels`: weaker levels; :mod:`oncegate.proof.lincheck.audit`: counted effects.
+(the whole). Also :mod:`oncegate.proof.lincheck.levels` (weaker levels), :mod:`oncegate.proof.lincheck.audit` (effects).
 """
 
 from oncegate.proof.lincheck.audit import audit, same_answers

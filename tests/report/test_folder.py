@@ -24,7 +24,7 @@ def test_name_says_when_what_and_which_seed_and_latest_follows(tmp_path: Path) -
     second = RunFolder.create(tmp_path, INFO, now=NOW)
     assert second.path != first.path
     assert os.readlink(tmp_path / "latest") == second.path.name
-    assert RunFolder.open(tmp_path / "latest") == second
+    assert RunFolder.open(tmp_path / "latest").path == second.path
     assert first.read_run().started == NOW.isoformat()
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([first.path.name, second.path.name, "latest"])
 

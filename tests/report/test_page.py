@@ -17,11 +17,10 @@ from hypothesis import strategies as st
 from oncegate.proof.check.errors import FileMalformed, FileMissing
 from oncegate.proof.check.folder import FaultNote, RunFolder, RunInfo, RunVerdict
 from oncegate.proof.check.report import write_report
-from oncegate.proof.check.report.page import inert
+from oncegate.proof.check.report.page import ends, inert
 from oncegate.proof.check.report.payload import FAILURES_MAX, payload
-from oncegate.proof.check.report.recorded import ends
+from oncegate.proof.check.report.plots import series
 from oncegate.proof.check.report.sample import lanes, sampled
-from oncegate.proof.check.report.series import series
 from oncegate.proof.check.report.texts import TEXT_CHARS_MAX, key_name, shortened, spelled
 from oncegate.proof.lincheck import Event, Failure, Operation, Result, operations
 from tests.report import example_runs

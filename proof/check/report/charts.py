@@ -12,8 +12,9 @@ from html import escape
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from oncegate.proof.check.report.series import Floats
+Floats = npt.NDArray[np.float64]
 
 
 class Line(NamedTuple):

@@ -1,8 +1,8 @@
-"""The page: one file that needs nothing else, which no text of a user can change.
+"""A run's page: one file that needs nothing else, which no text of a user can change.
 
-Owns: what the page says where, and its safety: every text is escaped, the data is inert JSON, and the policy in the
-page allows this page's one script and one style by their hashes and nothing else: no network, no frames, no forms.
-Looks and behaviour: ``assets/``, joined here.
+Owns: reading the run's folder, what the page says where, and its safety: every text is escaped, the data is inert JSON,
+and the policy in the page allows this page's one script and one style by their hashes and nothing else: no network, no
+frames, no forms. Looks and behaviour: ``assets/``, joined here.
 Read next: :mod:`oncegate.proof.check.report.payload`, :mod:`oncegate.proof.check.report.plots`.
 """
 
@@ -15,17 +15,16 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from oncegate.proof.check.folder import RunFolder, replace_file
+from oncegate.proof.check.errors import FileMalformed
+from oncegate.proof.check.folder import FaultNote, RunFolder, RunInfo, RunVerdict, replace_file
 from oncegate.proof.check.report.payload import FAULTS_MAX, OPERATIONS_MAX, end_of, payload
-from oncegate.proof.check.report.plots import alone, latency_plot, rate_plot
-from oncegate.proof.check.report.recorded import RecordedRun, recorded
-from oncegate.proof.check.report.series import series
+from oncegate.proof.check.report.plots import alone, latency_plot, rate_plot, series
 from oncegate.proof.check.report.texts import TEXT_CHARS_MAX, shortened, spelled
-from oncegate.proof.lincheck.verdict import Result
+from oncegate.proof.lincheck import Event, HistoryError, Operation, Result, operations
 
 _SCRIPTS: Final = ("data.js", "view.js", "draw.js", "overview.js", "panels.js", "input.js", "main.js")
 _MARKS: Final = {"valid": "✓", "invalid": "✗", "unknown": "?"}
@@ -36,15 +35,63 @@ _HEADLINES: Final = {
 }
 
 
+class RecordedRun(NamedTuple):
+    """Everything a page says; ``ended``: by index of an operation without an answer, when it was given up or refused
+    (ns), and the code.
+    """
+
+    info: RunInfo
+    verdict: RunVerdict
+    faults: list[FaultNote]
+    operations: list[Operation]
+    ended: dict[int, tuple[int, str | None]]
+
+
+def recorded(folder: RunFolder) -> RecordedRun:
+    """Read the folder.
+
+    Raises:
+        FileMissing: no run, no history or no verdict.
+        FileMalformed: a file that is not what its name says, or events that do not fit together.
+    """
+    info, verdict = folder.read_run(), folder.read_verdict()
+    events = list(folder.read_history())
+    try:
+        found = operations(events)
+    except HistoryError as bad:
+        raise FileMalformed(folder.history, bad.detail.partition(": ")[2], line=bad.line) from bad
+    return RecordedRun(info, verdict, folder.read_faults(), found, ends(events))
+
+
+def ends(events: Sequence[Event]) -> dict[int, tuple[int, str | None]]:
+    """Return for every operation that was refused or given up its last end, by index.
+
+    Of an operation with an answer nothing is returned that matters: the answer is its end. Times are line numbers where
+    the history has none, as in :func:`oncegate.proof.lincheck.history.operations`.
+    """
+    timed = any(event.time for event in events)
+    running: dict[int, int] = {}
+    requests: dict[str, int] = {}
+    found: dict[int, tuple[int, str | None]] = {}
+    invocations = 0
+    for number, event in enumerate(events, 1):
+        time = event.time if timed else number
+        if event.type == "invoke":
+            first = invocations if event.request is None else requests.setdefault(event.request, invocations)
+            running[event.process] = first
+            invocations += 1
+            continue
+        index = running.pop(event.process)
+        if event.type != "ok" and (index not in found or found[index][0] <= time):
+            found[index] = (time, event.error)
+    return found
+
+
 def write_report(folder: RunFolder, *, operations_max: int = OPERATIONS_MAX) -> Path:
     """Write ``report.html``, ``latency.svg`` and ``rate.svg`` into the folder, and return the page.
 
     Needs ``run.json``, ``history.jsonl`` and ``verdict.json``; ``faults.jsonl`` if there were faults. Again writes the
-    same bytes.
-
-    Raises:
-        FileMissing: one of them is not there.
-        FileMalformed: one of them is not what its name says.
+    same bytes. Raises like :func:`recorded`.
     """
     run = recorded(folder)
     data = payload(run.operations, run.verdict, run.faults, run.ended, run.info.nodes, operations_max=operations_max)

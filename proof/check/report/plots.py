@@ -1,21 +1,23 @@
-"""Latency and rate as SVG: for the page, and as files of their own.
+"""Latency and rate of a run over time as SVG: for the page, and as files of their own.
 
-Owns: what is plotted, and the bands of the faults. Pure: numbers in, text out. Colours are classes (``plot.css``), so
-that light and dark both work. Escapes every text. Read next: :mod:`oncegate.proof.check.report.charts`.
+Owns: buckets, percentiles, counts by status, what is plotted, and the bands of the faults. Pure. Colours are classes
+(``plot.css``), so that light and dark both work. Escapes every text. Read next:
+:mod:`oncegate.proof.check.report.charts`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from oncegate.proof.check.folder import FaultNote
-from oncegate.proof.check.report.charts import Axis, Line, drawn, spelled, text, ticks, value_axis
-from oncegate.proof.check.report.series import Series
+from oncegate.proof.check.report.charts import Axis, Floats, Line, drawn, spelled, text, ticks, value_axis
+from oncegate.proof.check.report.payload import end_of
 from oncegate.proof.check.report.texts import shortened
+from oncegate.proof.lincheck.history import Operation
 
 WIDTH: Final = 720
 HEIGHT: Final = 250
@@ -25,6 +27,54 @@ _TOP, _BOTTOM = 66, HEIGHT - 28
 _LABEL_ROWS: Final = 2
 _LABEL_CHAR: Final = 6.3
 _NAME_CHARS: Final = 60
+BUCKETS_MAX: Final = 180
+_WIDTHS_S: Final = (1e-6, 1e-5, 1e-4, 0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 300, 900, 3600)
+"""Round widths of a bucket."""
+_STATUSES: Final = ("ok", "unknown", "fail")
+
+
+class Series(NamedTuple):
+    """Values by bucket, float64 of shape (buckets,).
+
+    Attributes:
+        at_s: middles of the buckets, seconds since the run began.
+        width_s: of a bucket.
+        p50_ms, p99_ms, max_ms: latency of answered operations by the time of the answer; NaN where there is none.
+        rates: by status (``ok``, ``unknown``, ``fail``), ended operations per second.
+        end_s: when the run ended.
+    """
+
+    at_s: Floats
+    width_s: float
+    p50_ms: Floats
+    p99_ms: Floats
+    max_ms: Floats
+    rates: dict[str, Floats]
+    end_s: float
+
+
+def series(operations: Sequence[Operation], ended: Mapping[int, tuple[int, str | None]], end: int) -> Series:
+    """Return the series of a run that ended at ``end`` (ns); at most ``BUCKETS_MAX`` buckets of a round width."""
+    end_s = max(end / 1e9, 1e-6)
+    width = next((width for width in _WIDTHS_S if end_s / width <= BUCKETS_MAX), end_s / BUCKETS_MAX)
+    buckets = max(1, int(np.ceil(end_s / width - 1e-9)))
+    finish = np.array([end_of(operation, ended) for operation in operations], dtype=np.float64) / 1e9
+    begin = np.array([operation.invoked for operation in operations], dtype=np.float64) / 1e9
+    status = np.array([("ok", "unknown", "failed").index(operation.status) for operation in operations], dtype=np.int64)
+    bucket = np.clip((finish / width).astype(np.int64), 0, buckets - 1)
+    rates = {
+        name: np.bincount(bucket[status == number], minlength=buckets).astype(np.float64) / width
+        for number, name in enumerate(_STATUSES)
+    }
+    p50, p99, worst = (np.full(buckets, np.nan, dtype=np.float64) for _ in range(3))
+    answered = status != 1
+    latency, of = (finish - begin)[answered] * 1e3, bucket[answered]
+    order = np.argsort(of, kind="stable")
+    numbers, firsts = np.unique(of[order], return_index=True)
+    for number, values in zip(numbers.tolist(), np.split(latency[order], firsts[1:]), strict=False):
+        p50[number], p99[number], worst[number] = np.percentile(values, (50, 99, 100))
+    middles: Floats = (np.arange(buckets, dtype=np.float64) + 0.5) * width
+    return Series(middles, width, p50, p99, worst, rates, end_s)
 
 
 def latency_plot(found: Series, faults: Sequence[FaultNote]) -> str:
