@@ -23,10 +23,9 @@ from oncegate.flows.schema import batch_schema
 from oncegate.flows.segment import format_checksum
 from oncegate.gateway.machine.flow_state import Flow
 from oncegate.gateway.machine.machine import Machine
-from oncegate.proof.verify.compare import open_items
 from oncegate.proof.verify.findings import Difference, Report
-from oncegate.proof.verify.node_files import NodeFiles
-from oncegate.proof.verify.replay import Built, Replay
+from oncegate.proof.verify.node_files import Built, NodeFiles, Replay
+from oncegate.proof.verify.states import open_items
 from oncegate.rifl.ids import format_client_id
 
 
@@ -127,9 +126,8 @@ class BatchCheck:
             found = f"{items.schema.names} of {items.schema.metadata}"
             raise self._difference(node, name, number, f"{schema.names} of {schema.metadata}", found)
         commits = items.column("commit").to_numpy()
-        found = (
-            f"{len(commits)} items, commits {commits[0] if len(commits) else 0}..{commits[-1] if len(commits) else 0}"
-        )
+        first, last = (commits[0], commits[-1]) if len(commits) else (0, 0)
+        found = f"{len(commits)} items, commits {first}..{last}"
         expected = f"{meta.items} items, commits {meta.first_commit}..{meta.last_commit}"
         if found != expected:
             raise self._difference(node, name, number, expected, found)
@@ -189,9 +187,8 @@ class BatchCheck:
             expected = None if value is None else (commit, value)
             found = None if row is None else (row.version, row.value)
             if expected != found:
-                what = f"row {table.name}/{key}"
-                told = f"{expected or 'no row'}, the newest item of flow {flow.declaration.name}, commit {commit}"
-                raise Difference(node.node, node.path / "state", what, told, found or "no row")
+                wanted = f"{expected or 'no row'}, the newest item of flow {flow.declaration.name}, commit {commit}"
+                raise node.differs("state", f"row {table.name}/{key}", wanted, found or "no row")
 
     @staticmethod
     def _difference(node: NodeFiles, flow: str, number: int, expected: object, found: object) -> Difference:
@@ -206,7 +203,7 @@ def _check_order(node: NodeFiles, flow: str, previous: BatchMeta | None, meta: B
     if previous is not None and meta.first_commit <= previous.last_commit:
         what = f"batch {meta.number} of {flow}"
         expected = f"a first commit above {previous.last_commit}, the last of batch {previous.number}"
-        raise Difference(node.node, node.path / "state", what, expected, meta.first_commit)
+        raise node.differs("state", what, expected, meta.first_commit)
 
 
 def _collect(newest: dict[str, tuple[int, bytes | None]], items: pa.Table) -> None:

@@ -92,9 +92,7 @@ class Report(msgspec.Struct):
     def settle(self, difference: Difference | None) -> None:
         """Decide the verdict."""
         if difference is not None:
-            self.difference = DifferenceFound(
-                difference.node, difference.place, difference.what, difference.expected, difference.found
-            )
+            self.difference = msgspec.convert(difference, DifferenceFound, from_attributes=True)
         self.verdict = "different" if self.difference else "unknown" if self.undecided else "equal"
 
 

@@ -1,7 +1,7 @@
 """Logs and hard states of several nodes side by side.
 
 Owns: what Raft promises of any two logs (Raft §5.3, Log Matching, and State Machine Safety), and the one committed log
-that they make up together. Read next: :mod:`oncegate.proof.verify.replay`.
+that they make up together. Read next: :mod:`oncegate.proof.verify.node_files`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,7 @@ from oncegate.proof.verify.node_files import NodeFiles
 
 
 class Logs:
-    """The logs of all nodes that were given.
-
-    Args:
-        nodes: opened directories.
-        saved: where the saved state of each stands.
+    """The logs of all nodes that were given; ``saved``: where the saved state of each stands.
 
     Attributes:
         committed: for each node, the newest entry of its log that is known to be committed.
@@ -48,17 +44,16 @@ class Logs:
         seen: dict[str, NodeFiles] = {}
         for node in self.nodes:
             if node.cluster != first.cluster:
-                raise Difference(node.node, node.path / "raft/identity", "cluster", first.cluster, node.cluster)
+                raise node.differs("raft/identity", "cluster", first.cluster, node.cluster)
             for what, value in (("node id", node.node), ("node UUID", node.uuid)):
                 other = seen.setdefault(f"{what} {value}", node)
                 if other is not node:
-                    raise Difference(node.node, node.path / "raft/identity", what, "one of its own", f"{other.path}'s")
+                    raise node.differs("raft/identity", what, "one of its own", f"{other.path}'s")
             if node.first_members and first.first_members and node.first_members != first.first_members:
-                place = node.path / "raft/identity"
-                raise Difference(node.node, place, "first members", first.first_members, node.first_members)
+                raise node.differs("raft/identity", "first members", first.first_members, node.first_members)
             if node.log.last_term > node.term:
                 found = f"{node.term}, while the log has an entry of term {node.log.last_term}"
-                raise Difference(node.node, node.path / "raft/ballot", "term", f"at least {node.log.last_term}", found)
+                raise node.differs("raft/ballot", "term", f"at least {node.log.last_term}", found)
 
     def check_agreement(self, report: Report) -> None:
         """Compare all entries that more than one node holds; raises Difference."""
@@ -114,7 +109,7 @@ class Logs:
             what = f"log, while {self.nodes[at].node} knows entry {self.end} to be committed"
             expected = f"entry {self.end} on more than half of {len(voters)} voters"
             found = f"it ends at entry {node.log.last_index}; {len(lacking)} voters lack the entry"
-            raise Difference(node.node, node.path / "raft", what, expected, found)
+            raise node.differs("raft", what, expected, found)
 
     def _reached(self, at: int) -> int:
         point = self._saved[at]

@@ -1,30 +1,41 @@
-"""One stopped node's data directory, opened so that nothing in it can change.
+"""One stopped node's data directory, opened so that nothing in it can change, and the replay of its log in memory.
 
-Owns: locks that readers share, and the way to a machine as it was saved. RocksDB writes a log of its own wherever it
-opens a store, so it gets a directory of links elsewhere. Read next: :mod:`oncegate.consensus.log.log_reader`.
+Owns: locks that readers share, the way to a machine as it was saved, what every applied entry must give (commit numbers
+come without a gap), and the batches that it seals. RocksDB writes a log of its own wherever it opens a store, so it
+gets a directory of links elsewhere. Read next: :mod:`oncegate.consensus.log.log_reader`.
 """
 
 from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
+
+import google_crc32c
+import msgspec
 
 from oncegate.consensus import configuration
 from oncegate.consensus.core.library import NO_OP_BYTES
 from oncegate.consensus.errors import Corrupt, DirectoryLocked
+from oncegate.consensus.log.entries import Entry
 from oncegate.consensus.log.log_reader import LogReader, ReadOnlyDirectory, read_hard_state
+from oncegate.flows import segment
+from oncegate.flows.chunks import SealedBatch
 from oncegate.flows.errors import FlowError, SegmentCorrupt
 from oncegate.flows.segment_store import SegmentStore
 from oncegate.gateway.machine.machine import Machine
+from oncegate.gateway.machine.results import AppliedPart, Operated, Ranged
 from oncegate.gateway.machine.state.directory import read_pointer
 from oncegate.gateway.machine.state.errors import StateCorrupt, StateVersionUnknown, StoreFailed
 from oncegate.gateway.machine.state.restore import Restored, restore
 from oncegate.gateway.machine.state.restore import verify as verify_cells
 from oncegate.gateway.machine.state.store import RocksStore, new_cache, snapshot_files
 from oncegate.proof.verify.findings import Difference, Undecided
+from oncegate.rifl.errors import InvariantViolation
+from oncegate.rifl.rule import Applied
 
 CACHE_BYTES: Final = 32 * 2**20
 
@@ -74,9 +85,8 @@ class NodeFiles:
             self.log = LogReader(raft)
             self._stack.callback(self.log.close)
         except Corrupt as fault:
-            raise Difference(
-                self.node, fault.file, f"offset {fault.offset}", "what was written", fault.reason
-            ) from None
+            what = f"offset {fault.offset}"
+            raise Difference(self.node, fault.file, what, "what was written", fault.reason) from None
         except DirectoryLocked as fault:
             raise Undecided(f"{fault}: stop the node first") from None
         except OSError as fault:
@@ -129,8 +139,12 @@ class NodeFiles:
         self._stack.callback(store.close)
         return store
 
+    def differs(self, place: str, what: str, expected: object, found: object) -> Difference:
+        """Return the difference in a file or directory of the data directory, to be raised."""
+        return Difference(self.node, self.path / place, what, expected, found)
+
     def batch(self, flow: str, number: int) -> bytes | None:
-        """Return a batch's payload, None if its file is not there; raises Difference for a damaged one."""
+        """Return a batch's payload, None without its file; raises Difference for a damaged one."""
         if not self.segments.has(flow, number):
             return None
         try:
@@ -142,6 +156,67 @@ class NodeFiles:
             raise Undecided(str(fault)) from None
 
 
-def is_command(entry: bytes) -> bool:
+def _is_command(entry: bytes) -> bool:
     """Tell a command of the machine from the log's own entries."""
     return len(entry) > NO_OP_BYTES and not configuration.is_configuration(entry)
+
+
+class Built(NamedTuple):
+    """A batch as the log gives it: length and CRC32C of its payload, and the entry that sealed it."""
+
+    length_bytes: int
+    crc: int
+    entry: int
+
+
+class Replay:
+    """A machine of ``node``, as it was saved or empty, that stands at the entry ``index`` of the log."""
+
+    def __init__(self, node: NodeFiles, machine: Machine, index: int) -> None:
+        self.node, self.machine, self.index = node, machine, index
+        self.built: dict[tuple[str, int], Built] = {}
+
+    def run(self, entries: Iterable[Entry]) -> None:
+        """Apply entries that follow; raises Difference for one that cannot be applied or that counts wrongly."""
+        machine = self.machine
+        for command, index, term in entries:
+            if _is_command(command):
+                before = int(machine.commit)
+                try:
+                    results = machine.apply(index, term, command)
+                except msgspec.DecodeError as fault:
+                    raise self._difference(index, "an entry of the machine", fault) from None
+                except InvariantViolation as broken:
+                    raise self._difference(index, "records that say of each operation: executed once", broken) from None
+                except Exception as fault:  # noqa: BLE001 - apply is total: whatever comes out of it is a finding
+                    raise self._difference(index, "an entry that can be applied", repr(fault)) from None
+                for commit in _new_commits(results):
+                    before += 1
+                    if commit != before:
+                        raise self._difference(index, f"commit number {before}", commit)
+                if before != machine.commit:
+                    raise self._difference(index, f"{machine.commit} as the newest commit number", before)
+                for batch in machine.take_sealed():
+                    self._build(batch, index)
+                machine.flows.take_dropped()
+            self.index = index
+
+    def _build(self, batch: SealedBatch, index: int) -> None:
+        payload = segment.build(batch.chunks, batch.flow, batch.table, batch.number)
+        self.built[batch.flow, batch.number] = Built(len(payload), google_crc32c.value(payload), index)
+
+    def _difference(self, index: int, expected: object, found: object) -> Difference:
+        return self.node.differs("raft", f"entry {index}", expected, found)
+
+
+def _new_commits(results: Iterable[object]) -> Iterator[int]:
+    """Yield the commit numbers that an entry gave out, in order."""
+    for result in results:
+        if isinstance(result, Operated):
+            for verdict in result.verdicts:
+                if isinstance(verdict, Applied):
+                    yield verdict.record.commit
+        elif isinstance(result, Ranged):
+            for part in result.parts:
+                if isinstance(part, AppliedPart):
+                    yield from range(part.commit, part.commit + part.last - part.first + 1)

@@ -23,8 +23,7 @@ import pyarrow as pa
 from oncegate.flows import segment
 from oncegate.flows.flow import FlowDeclaration
 from oncegate.proof.verify.findings import Difference, Report, Undecided
-from oncegate.proof.verify.node_files import NodeFiles
-from oncegate.proof.verify.replay import Replay
+from oncegate.proof.verify.node_files import NodeFiles, Replay
 from oncegate.spark_sink import contacts, rows
 from oncegate.stores import layout
 from oncegate.stores.errors import StoreError

@@ -1,8 +1,8 @@
 """All checks, in an order in which the first difference found is the one that explains the others.
 
 Owns: that order, and which machine stands where. Read next, in the order of the checks:
-:mod:`oncegate.proof.verify.logs`, :mod:`oncegate.proof.verify.replay`, :mod:`oncegate.proof.verify.records`,
-:mod:`oncegate.proof.verify.compare`, :mod:`oncegate.proof.verify.batches`, :mod:`oncegate.proof.verify.store_check`.
+:mod:`oncegate.proof.verify.logs`, :mod:`oncegate.proof.verify.states`, :mod:`oncegate.proof.verify.batches`,
+:mod:`oncegate.proof.verify.store_check`.
 
 | step | what is compared |
 |---|---|
@@ -23,12 +23,10 @@ from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.state import state_digest
 from oncegate.gateway.machine.state.restore import Restored
 from oncegate.proof.verify.batches import BatchCheck, Expectation
-from oncegate.proof.verify.compare import first_unequal
 from oncegate.proof.verify.findings import Difference, NodeReport, Report, Undecided
 from oncegate.proof.verify.logs import Logs
-from oncegate.proof.verify.node_files import NodeFiles
-from oncegate.proof.verify.records import StateCheck
-from oncegate.proof.verify.replay import Replay
+from oncegate.proof.verify.node_files import NodeFiles, Replay
+from oncegate.proof.verify.states import StateCheck, first_unequal
 from oncegate.proof.verify.store_check import StoreWanted, check_store
 
 
@@ -40,10 +38,10 @@ def verify(
     Args:
         directories: at least one, each of another node.
         store: what the flows were delivered to; None to leave it out.
-        said: told of each step as it begins.
+        said: called with each step as it begins.
 
     Returns:
-        The report: its difference is the first one, and whatever could not be told is in ``undecided``.
+        The report: its difference is the first one; ``undecided`` has what could not be decided, and why.
     """
     report = Report()
     difference = None
@@ -67,10 +65,7 @@ class _Verification:
         said: Callable[[str], None],
         stack: ExitStack,
     ) -> None:
-        self._directories = directories
-        self._store = store
-        self._report = report
-        self._said = said
+        self._directories, self._store, self._report, self._said = directories, store, report, said
         self._stack = stack
 
     def run(self) -> None:
@@ -112,15 +107,14 @@ class _Verification:
     def _check_saved(self, node: NodeFiles, restored: Restored, saved: int) -> None:
         if not saved:
             return
-        place = node.path / "state"
-        StateCheck(node.node, place, restored.machine, self._report).check()
+        StateCheck(node.node, node.path / "state", restored.machine, self._report).check()
         if node.log.first_index > 1 or restored.point is None or node.log.term_at(saved) != restored.point.term:
             return
         replay = Replay(node, Machine(), 0)
         replay.run(node.log.read(1, saved))
         if (unequal := first_unequal(replay.machine, restored.machine)) is not None:
             what = f"{unequal.what}, at entry {saved}"
-            raise Difference(node.node, place, what, f"{unequal.left}, as the log has it", unequal.right)
+            raise node.differs("state", what, f"{unequal.left}, as the log has it", unequal.right)
 
     def _at_end(self, logs: Logs, at: int, machine: Machine, saved: int) -> Expectation | None:
         """Bring a machine to the newest committed entry; None where the log to it is in no directory."""
@@ -177,9 +171,8 @@ class _Verification:
         who = names[1] if 2 * digests.count(usual) > len(there) else " and ".join(names)
         place = odd.node.path / "state"
         if unequal is None:  # a part of the digest that the walk does not name
-            raise Difference(
-                who, place, f"state at entry {index}", f"{usual} as on {names[0]}", digests[there.index(odd)]
-            )
+            found = digests[there.index(odd)]
+            raise Difference(who, place, f"state at entry {index}", f"{usual} as on {names[0]}", found)
         what = f"{unequal.what}, at entry {index}"
         raise Difference(who, place, what, f"{unequal.left}, as on {names[0]}", unequal.right)
 
@@ -189,20 +182,16 @@ def _check_belongs(node: NodeFiles, restored: Restored) -> None:
     log, point = node.log, restored.point
     if point is None:
         if log.base.index:
-            raise Difference(
-                node.node, node.path / "state", "saved state", f"one behind entry {log.base.index}", "none"
-            )
+            raise node.differs("state", "saved state", f"one behind entry {log.base.index}", "none")
         return
     if point.index < log.base.index:
         expected = f"at least {log.base.index}, where the log begins"
-        raise Difference(node.node, node.path / "state", "saved index", expected, point.index)
+        raise node.differs("state", "saved index", expected, point.index)
     if point.term > node.term:
-        raise Difference(node.node, node.path / "raft/ballot", "term", f"at least {point.term}, the state's", node.term)
+        raise node.differs("raft/ballot", "term", f"at least {point.term}, the state's", node.term)
     term = log.term_at(point.index)
     if point.index <= log.commit_index and term is not None and term != point.term:
-        raise Difference(
-            node.node, node.path / "state", f"term of entry {point.index}", f"{term}, the log's", point.term
-        )
+        raise node.differs("state", f"term of entry {point.index}", f"{term}, the log's", point.term)
 
 
 def _newest(machine: Machine) -> dict[str, int]:

@@ -25,7 +25,7 @@ from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.tables import StoredRow
 from oncegate.proof.verify import Report, StoreWanted, verify
 from oncegate.proof.verify.findings import Difference
-from oncegate.proof.verify.replay import Replay
+from oncegate.proof.verify.node_files import Replay
 from oncegate.rifl import rule
 from oncegate.spark_sink import contacts, rows
 from oncegate.stores.store import open_store
