@@ -1,22 +1,44 @@
-"""What the HTTP tests share: the shape of a problem, bodies of ranges, and the state a refusal must not change."""
+"""What the HTTP tests share: a node, the shape of a problem, bodies, and the state that a refusal must not change."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 
+import aiohttp
 import msgspec
 import pyarrow as pa
 
+from oncegate.gateway.http.server import running
+from oncegate.gateway.local.ports import free_ports
+from oncegate.gateway.node.node import Node
+from oncegate.gateway.node.settings import Settings
 from oncegate.rifl.errors import REGISTRY, Code
-
-if TYPE_CHECKING:
-    from tests.conftest import Api
+from tests.conftest import Api
 
 MSGPACK = "application/vnd.oncegate+msgpack"
 ARROW = "application/vnd.apache.arrow.stream"
 JSON_LINES = "application/x-ndjson"
+
+
+def one_node(directory: Path, **more: Any) -> Settings:
+    """Return the settings of a cluster of one on free ports."""
+    http_port, peer_port = free_ports(2)
+    return Settings(members=[f"n1=127.0.0.1:{http_port}:{peer_port}"], data_dir=directory / "n1", **more)
+
+
+@asynccontextmanager
+async def serving(settings: Settings) -> AsyncIterator[tuple[Api, Node]]:
+    """Run a node in this process, from ready to an orderly stop."""
+    async with running(settings) as node, aiohttp.ClientSession(base_url=settings.address.http) as http:
+        async with asyncio.timeout(20):
+            while (await http.get("/readyz")).status != 200:
+                pass
+        yield Api(http), node
 
 
 def assert_problem(answer: tuple[int, Any, Any], code: str) -> Any:
@@ -57,6 +79,11 @@ def arrow_table(columns: dict[str, pa.Array], compression: str | None = None) ->
 def msgpack_range(keys: list[str], values: list[str]) -> bytes:
     """Return a range as msgpack columns."""
     return msgspec.msgpack.encode({"keys": keys, "values": values})
+
+
+def operations(client_id: Any, *many: Any, first_incomplete: Any = 1, epoch: Any = 1) -> dict[str, Any]:
+    """Return the body of a request with these operations."""
+    return {"client_id": client_id, "epoch": epoch, "first_incomplete": first_incomplete, "operations": many}
 
 
 def put(sequence: int, key: str, value: Any, table: str = "rows", condition: Any = None) -> dict[str, Any]:
