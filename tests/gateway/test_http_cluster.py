@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from oncegate.gateway.http.metrics import METRICS, Metric, Sources
-from tests.gateway.http_contract import assert_problem, declare, put, send_range
-
-if TYPE_CHECKING:
-    from tests.conftest import Api
+from tests.conftest import Api
+from tests.gateway.http_contract import put, send_range
 
 
 async def test_health_is_answered_in_plain_text(api: Api) -> None:
@@ -18,9 +16,7 @@ async def test_health_is_answered_in_plain_text(api: Api) -> None:
         assert headers["Content-Type"].startswith("text/plain")
 
 
-async def test_cluster_of_one_describes_itself(api: Api) -> None:
-    await declare(api)
-    client_id = await api.session()
+async def test_cluster_of_one_describes_itself(api: Api, client_id: str) -> None:
     await api.operate(client_id, put(1, "a", 1))
     status, headers, state = await api.call("GET", "/v1/cluster")
     assert status == 200
@@ -34,10 +30,7 @@ async def test_cluster_of_one_describes_itself(api: Api) -> None:
     assert member["http"] == headers["Oncegate-Leader"]
 
 
-async def test_metrics_follow_the_state(api: Api) -> None:
-    await declare(api)
-    await declare(api, "events", "stream")
-    client_id = await api.session()
+async def test_metrics_follow_the_state(api: Api, client_id: str) -> None:
     await api.operate(client_id, put(1, "a", 1))
     await api.operate(client_id, put(1, "a", 1))
     await send_range(api, client_id, 2, ["a", "b"])
@@ -57,10 +50,8 @@ async def test_metrics_follow_the_state(api: Api) -> None:
 
 
 def test_metric_is_written_as_prometheus_reads_it() -> None:
-    of = cast(Sources, None)
-    labelled = Metric(
-        "lag", "gauge", "how far", lambda _: {('a"b', "c\\d\ne"): 1, ("x", "y"): 0.5}, ("flow", "consumer")
-    )
+    of, values = cast(Sources, None), {('a"b', "c\\d\ne"): 1, ("x", "y"): 0.5}
+    labelled = Metric("lag", "gauge", "how far", lambda _: values, ("flow", "consumer"))
     assert labelled.lines(of) == [
         "# HELP oncegate_lag how far",
         "# TYPE oncegate_lag gauge",
@@ -73,10 +64,3 @@ def test_metric_is_written_as_prometheus_reads_it() -> None:
     ]
     assert Metric("none", "gauge", "nothing", lambda _: None).lines(of) == []
     assert len({one.full_name for one in METRICS}) == len(METRICS)
-
-
-async def test_unknown_route_and_method_are_problems(api: Api) -> None:
-    for path in ("/", "/v1", "/v2/operations", "/v1/operations/", "/v1/tables/rows/rows/", "/v1/flows/f/batches"):
-        assert_problem(await api.call("GET", path), "NOT_FOUND")
-    for method, path in (("GET", "/v1/operations"), ("DELETE", "/v1/tables/rows"), ("PATCH", "/v1/cluster")):
-        assert_problem(await api.call(method, path), "METHOD_NOT_ALLOWED")

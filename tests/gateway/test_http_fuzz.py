@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from typing import Any
 
 import msgspec
+import pytest
 import yarl
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from oncegate.gateway.http.routes.rows import REFUSALS
 from oncegate.rifl.errors import REGISTRY
-from tests.gateway.http_contract import ARROW, JSON_LINES, MSGPACK, arrow_body, declare, put, range_headers
+from tests.conftest import Api
+from tests.gateway.http_contract import ARROW, JSON_LINES, MSGPACK, arrow_body, msgpack_range, put, range_headers
 
-if TYPE_CHECKING:
-    from tests.conftest import Api
-
-EXAMPLES = 300
 ANSWER_S = 5.0
 
 fuzzed = settings(
-    max_examples=EXAMPLES,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     derandomize=True,
@@ -89,11 +87,20 @@ def _damaged(body: bytes, changes: list[tuple[int, int]]) -> bytes:
     return bytes(data)
 
 
-async def _prepare(api: Api) -> None:
-    await declare(api)
-    await declare(api, "events", "stream")
-    assert await api.session() == CLIENT
+@pytest.fixture
+async def prepared(api: Api, client_id: str) -> AsyncIterator[Api]:
+    """A node with something to break; at the end it must be ready still."""
+    assert client_id == CLIENT
     await api.operate(CLIENT, put(1, "a", 1))
+    yield api
+    assert (await api.call("GET", "/readyz"))[0] == 200
+
+
+async def _drawn(count: int, **strategies: st.SearchStrategy[Any]) -> list[Any]:
+    """Draw that many examples; what is sent is sent afterwards, on the loop of the test."""
+    found: list[Any] = []
+    await asyncio.to_thread(settings(fuzzed, max_examples=count)(given(**strategies)(lambda **one: found.append(one))))
+    return found
 
 
 async def _send(api: Api, method: str, path: str | yarl.URL, **how: Any) -> None:
@@ -107,113 +114,67 @@ async def _send(api: Api, method: str, path: str | yarl.URL, **how: Any) -> None
             assert answer.content_type == "application/problem+json"
 
 
-async def _is_alive(api: Api) -> None:
-    assert (await api.call("GET", "/readyz"))[0] == 200
-
-
-async def test_no_body_makes_a_node_fail(api: Api) -> None:
-    await _prepare(api)
-
-    @fuzzed
-    @given(st.data())
-    def sent(data: st.DataObject) -> None:
-        path = data.draw(st.sampled_from(sorted(bodies)))
-        kind = data.draw(st.sampled_from(["application/json", MSGPACK]))
-        shape = data.draw(bodies[path])
-        body = _damaged(_encoded(shape, kind), data.draw(damage))
+async def test_no_body_makes_a_node_fail(prepared: Api) -> None:
+    sent = st.sampled_from(sorted(bodies)).flatmap(lambda path: st.tuples(st.just(path), bodies[path]))
+    kinds = st.sampled_from(["application/json", MSGPACK])
+    for number, one in enumerate(await _drawn(300, sent=sent, kind=kinds, changes=damage)):
+        path, shape = one["sent"]
         method = "PUT" if path in ("/v1/flows/rows", "/v1/tables/rows") else "POST"
-        headers = {"Content-Type": kind}
+        headers = {"Content-Type": one["kind"]}
         if "/rows/rows/" in path:
-            headers["Idempotency-Key"] = f'"{len(requests)}"'
-        requests.append((method, path, {"data": body, "headers": headers}))
-
-    requests: list[tuple[str, str, dict[str, Any]]] = []
-    await asyncio.to_thread(sent)
-    for method, path, how in requests:
-        await _send(api, method, path, **how)
-    await _is_alive(api)
+            headers["Idempotency-Key"] = f'"{number}"'
+        body = _damaged(_encoded(shape, one["kind"]), one["changes"])
+        await _send(prepared, method, path, data=body, headers=headers)
 
 
-async def test_no_range_makes_a_node_fail(api: Api) -> None:
-    await _prepare(api)
+async def test_no_range_makes_a_node_fail(prepared: Api) -> None:
     good = {
         ARROW: arrow_body(["a", "b"], ["1", '{"x":[2]}']),
-        MSGPACK: msgspec.msgpack.encode({"keys": ["a", "b"], "values": ["1", '"x"']}),
+        MSGPACK: msgpack_range(["a", "b"], ["1", '"x"']),
         JSON_LINES: b'{"key":"a","value":1}\n{"key":"b","value":{"x":2}}\n',
     }
-    requests: list[dict[str, Any]] = []
-
-    @settings(fuzzed, max_examples=400)
-    @given(
+    for one in await _drawn(
+        400,
         kind=st.sampled_from(sorted(good)),
         first=st.integers(1, 20).map(str) | st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=8),
         changes=damage,
         cut=st.none() | st.integers(0, 400),
         other=st.none() | st.binary(max_size=64),
-    )
-    def sent(kind: str, first: str, changes: list[tuple[int, int]], cut: int | None, other: bytes | None) -> None:
-        body = other if other is not None else _damaged(good[kind], changes)[:cut]
-        headers = {**range_headers(CLIENT, 1, kind), "Oncegate-First-Sequence": first}
-        requests.append({"data": body, "headers": headers})
-
-    await asyncio.to_thread(sent)
-    for how in requests:
-        await _send(api, "POST", "/v1/tables/events/ranges", **how)
-    await _is_alive(api)
-
-
-async def test_no_path_or_query_makes_a_node_fail(api: Api) -> None:
-    await _prepare(api)
-    piece = st.text(st.characters(min_codepoint=0, max_codepoint=0x2FF), max_size=6).map(lambda s: _quoted(s.encode()))
-    piece |= st.binary(max_size=4).map(_quoted) | st.sampled_from(["rows", "events", "1", CLIENT, "c", "f"])
-    template = st.sampled_from(
-        ["/v1/tables/{}", "/v1/tables/{}/rows/{}", "/v1/flows/{}/batches/{}", "/v1/sessions/{}", "/v1/requests/{}/{}",
-         "/v1/tables/{}/rows?limit={}&after={}", "/v1/tables/{}/rows/{}?consistency=stale&min_commit={}", "/v1/{}/{}"]
-    )  # fmt: skip
-    requests: list[str] = []
-
-    @settings(fuzzed, max_examples=300)
-    @given(template, st.tuples(piece, piece, piece))
-    def sent(template: str, pieces: tuple[str, str, str]) -> None:
-        requests.append(template.format(*pieces))
-
-    await asyncio.to_thread(sent)
-    for path in requests:
-        if "min_commit=" not in path or path.endswith(("=", "=0", "=1")) or not path[-1].isdigit():
-            await _send(api, "GET", yarl.URL(path, encoded=True))
-    await _is_alive(api)
+    ):
+        damaged = _damaged(good[one["kind"]], one["changes"])[: one["cut"]]
+        headers = {**range_headers(CLIENT, 1, one["kind"]), "Oncegate-First-Sequence": one["first"]}
+        body = damaged if one["other"] is None else one["other"]
+        await _send(prepared, "POST", "/v1/tables/events/ranges", data=body, headers=headers)
 
 
 def _quoted(data: bytes) -> str:
     return "".join(f"%{byte:02X}" for byte in data)
 
 
-async def test_no_header_of_plain_requests_or_events_makes_a_node_fail(api: Api) -> None:
-    await _prepare(api)
+async def test_no_path_or_query_makes_a_node_fail(prepared: Api) -> None:
+    piece = st.text(st.characters(min_codepoint=0, max_codepoint=0x2FF), max_size=6).map(lambda s: _quoted(s.encode()))
+    piece |= st.binary(max_size=4).map(_quoted) | st.sampled_from(["rows", "events", "1", CLIENT, "c", "f"])
+    templates = st.sampled_from(
+        ["/v1/tables/{}", "/v1/tables/{}/rows/{}", "/v1/flows/{}/batches/{}", "/v1/sessions/{}", "/v1/requests/{}/{}",
+         "/v1/tables/{}/rows?limit={}&after={}", "/v1/tables/{}/rows/{}?consistency=stale&min_commit={}", "/v1/{}/{}"]
+    )  # fmt: skip
+    for one in await _drawn(300, template=templates, pieces=st.tuples(piece, piece, piece)):
+        path = one["template"].format(*one["pieces"])
+        if "min_commit=" not in path or path.endswith(("=", "=0", "=1")) or not path[-1].isdigit():
+            await _send(prepared, "GET", yarl.URL(path, encoded=True))
+
+
+async def test_no_header_of_plain_requests_or_events_makes_a_node_fail(prepared: Api) -> None:
     text = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=12)
     value = text | text.map(lambda text: f'"{text}"') | st.sampled_from(['"a"', "*", '"1"', f"{CLIENT}/2", "1", "%ff"])
-    plain = st.dictionaries(
-        st.sampled_from(
-            ["Idempotency-Key", "Oncegate-Request", "Oncegate-First-Incomplete", "Oncegate-Epoch", "If-Match",
-             "If-None-Match", "traceparent"]
-        ),
-        value,
-        max_size=4,
-    )  # fmt: skip
-    event = st.dictionaries(
-        st.sampled_from(["ce-specversion", "ce-id", "ce-source", "ce-type", "ce-time", "ce-x", "Content-Type"]),
-        value | st.sampled_from(["1.0", "/s", "application/json", "application/cloudevents+json"]),
-        max_size=6,
-    )
-    requests: list[tuple[str, str, dict[str, Any]]] = []
-
-    @settings(fuzzed, max_examples=200)
-    @given(plain, event, st.sampled_from([b"1", b"{}", b'"x"', b"[]", b"\xff"]))
-    def sent(plain: dict[str, str], event: dict[str, str], body: bytes) -> None:
-        requests.append(("PUT", "/v1/tables/rows/rows/a", {"data": body, "headers": plain}))
-        requests.append(("POST", "/v1/tables/events/events", {"data": body, "headers": event}))
-
-    await asyncio.to_thread(sent)
-    for method, path, how in requests:
-        await _send(api, method, path, **how)
-    await _is_alive(api)
+    of_rows = ["Idempotency-Key", "Oncegate-Request", "Oncegate-First-Incomplete", "Oncegate-Epoch", "If-Match"]
+    of_events = ["ce-specversion", "ce-id", "ce-source", "ce-type", "ce-time", "ce-x", "Content-Type"]
+    meant = st.sampled_from(["1.0", "/s", "application/json", "application/cloudevents+json"])
+    for one in await _drawn(
+        200,
+        plain=st.dictionaries(st.sampled_from([*of_rows, "If-None-Match", "traceparent"]), value, max_size=4),
+        event=st.dictionaries(st.sampled_from(of_events), value | meant, max_size=6),
+        body=st.sampled_from([b"1", b"{}", b'"x"', b"[]", b"\xff"]),
+    ):
+        await _send(prepared, "PUT", "/v1/tables/rows/rows/a", data=one["body"], headers=one["plain"])
+        await _send(prepared, "POST", "/v1/tables/events/events", data=one["body"], headers=one["event"])
