@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 import signal
 import ssl
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,11 +22,10 @@ from oncegate.gateway.http.identity import Identity, Scope
 from oncegate.gateway.http.negotiation import IDENTITY, check_owner
 from oncegate.gateway.http.server import ROUTES, check_exposure, running, server_context
 from oncegate.gateway.local.cluster import LocalCluster
-from oncegate.gateway.local.ports import free_ports
 from oncegate.gateway.node.settings import Settings
 from oncegate.rifl.errors import Code, OncegateError
 from tests.conftest import Api
-from tests.gateway.http_contract import assert_problem, put
+from tests.gateway.http_contract import assert_problem, one_node, operations, put, serving
 
 READER, WRITER, ADMIN, OTHER = "t-reader", "t-writer", "t-admin", "t-other"
 
@@ -41,11 +42,13 @@ def entry(token: str, tenant: str, *scopes: str, **more: int) -> str:
     return "\n".join(lines) + "\n"
 
 
+BOB = "b" * 40
 ALL = (
     entry(READER, "ann", "read")
     + entry(WRITER, "ann", "read", "write")
     + entry(ADMIN, "ops", "read", "write", "flows", "admin")
     + entry(OTHER, "bob", "read", "write", operations_per_s=3)
+    + entry(BOB, "bob", "read", "write")
 )
 
 
@@ -70,66 +73,47 @@ def tokens_file(tmp_path: Path) -> Path:
     return written(tmp_path / "tokens.toml", ALL)
 
 
-def _settings(tmp_path: Path, **more: Any) -> Settings:
-    http_port, peer_port = free_ports(2)
-    return Settings(members=[f"n1=127.0.0.1:{http_port}:{peer_port}"], data_dir=tmp_path / "n1", **more)
+@pytest.fixture
+async def guarded(tmp_path: Path, tokens_file: Path) -> AsyncIterator[Api]:
+    """A node with tokens and the table ``rows``."""
+    async with serving(one_node(tmp_path, tokens_file=tokens_file)) as (api, _):
+        await as_(api, ADMIN, "PUT", "/v1/tables/rows", {"kind": "resident"})
+        yield api
 
 
-async def test_token_opens_what_its_scopes_say_and_nothing_else(tmp_path: Path, tokens_file: Path) -> None:
-    settings = _settings(tmp_path, tokens_file=tokens_file)
-    async with running(settings), aiohttp.ClientSession(base_url=settings.address.http) as http:
-        api = Api(http)
-        for route in ROUTES:
-            path = route.path.replace("{key:(?s:.+)}", "k").replace("{n}", "1").replace("{sequence}", "1")
-            path = path.replace("{client_id}", "0000000000000001")
-            for name in ("table", "flow", "name", "id"):
-                path = path.replace(f"{{{name}}}", "x")
-            if route.scope is None:
-                assert (await api.call(route.method, path))[0] == 200
-                continue
-            nobody = await api.call(route.method, path)
-            assert_problem(nobody, "UNAUTHENTICATED")
-            assert nobody[1]["WWW-Authenticate"] == "Bearer"
-            lacking = next(
-                (t for t, scopes in ((READER, {"read"}), (WRITER, {"read", "write"})) if route.scope not in scopes),
-                None,
-            )
-            if lacking is not None:
-                assert_problem(await as_(api, lacking, route.method, path), "FORBIDDEN")
-        for wrong in (
-            "",
-            "Bearer",
-            "Bearer ",
-            "Bearer x",
-            "Basic dDp0",
-            f"Bearer {READER}x",
-            "Bearer " + "x" * 4000,
-            READER,
-        ):
-            assert_problem(await api.call("GET", "/v1/cluster", headers={"Authorization": wrong}), "UNAUTHENTICATED")
-        assert (await as_(api, ADMIN, "PUT", "/v1/tables/rows", {"kind": "resident"}))[0] == 200
-        opened = await as_(api, WRITER, "POST", "/v1/sessions", {"nonce": "n"})
-        assert opened[0] == 201
-        operate = {
-            "client_id": opened[2]["client_id"],
-            "epoch": 1,
-            "first_incomplete": 1,
-            "operations": [put(1, "a", 1)],
-        }
-        assert (await as_(api, WRITER, "POST", "/v1/operations", operate))[0] == 200
-        assert (await as_(api, READER, "GET", "/v1/tables/rows/rows/a"))[2]["value"] == 1
+NO_TOKENS = ("", "Bearer", "Bearer ", "Bearer x", "Basic dDp0", f"Bearer {READER}x", "Bearer " + "x" * 4000, READER)
 
 
-async def test_token_with_a_rate_of_its_own_is_held_to_it_and_others_are_not(tmp_path: Path, tokens_file: Path) -> None:
-    settings = _settings(tmp_path, tokens_file=tokens_file)
-    async with running(settings), aiohttp.ClientSession(base_url=settings.address.http) as http:
-        api = Api(http)
-        answers = [await as_(api, OTHER, "GET", "/v1/cluster") for _ in range(30)]
-        refused = [answer for answer in answers if answer[0] == 429]
-        assert refused
-        assert_problem(refused[0], "QUOTA")
-        assert answers[0][1]["RateLimit-Policy"] == '"operations";q=3;w=1'
-        assert [(await as_(api, READER, "GET", "/v1/cluster"))[0] for _ in range(30)] == [200] * 30
+async def test_token_opens_what_its_scopes_say_and_nothing_else(guarded: Api) -> None:
+    for route in ROUTES:
+        path = route.path.replace("{key:(?s:.+)}", "k").replace("{client_id}", "0000000000000001")
+        path = re.sub(r"{(?:n|sequence)}", "1", path)
+        path = re.sub(r"{(?:table|flow|name|id)}", "x", path)
+        nobody = await guarded.call(route.method, path)
+        if route.scope is None:
+            assert nobody[0] == 200
+            continue
+        assert_problem(nobody, "UNAUTHENTICATED")
+        assert nobody[1]["WWW-Authenticate"] == "Bearer"
+        for token, scopes in ((READER, {"read"}), (WRITER, {"read", "write"})):
+            if route.scope not in scopes:
+                assert_problem(await as_(guarded, token, route.method, path), "FORBIDDEN")
+    for wrong in NO_TOKENS:
+        assert_problem(await guarded.call("GET", "/v1/cluster", headers={"Authorization": wrong}), "UNAUTHENTICATED")
+    status, _, opened = await as_(guarded, WRITER, "POST", "/v1/sessions", {"nonce": "n"})
+    assert status == 201
+    operate = operations(opened["client_id"], put(1, "a", 1))
+    assert (await as_(guarded, WRITER, "POST", "/v1/operations", operate))[0] == 200
+    assert (await as_(guarded, READER, "GET", "/v1/tables/rows/rows/a"))[2]["value"] == 1
+
+
+async def test_token_with_a_rate_of_its_own_is_held_to_it_and_others_are_not(guarded: Api) -> None:
+    answers = [await as_(guarded, OTHER, "GET", "/v1/cluster") for _ in range(30)]
+    refused = [answer for answer in answers if answer[0] == 429]
+    assert refused
+    assert_problem(refused[0], "QUOTA")
+    assert answers[0][1]["RateLimit-Policy"] == '"operations";q=3;w=1'
+    assert [(await as_(guarded, READER, "GET", "/v1/cluster"))[0] for _ in range(30)] == [200] * 30
 
 
 def test_changed_file_is_read_again_and_a_broken_one_leaves_the_tokens_as_they_were(
@@ -155,65 +139,53 @@ def test_changed_file_is_read_again_and_a_broken_one_leaves_the_tokens_as_they_w
         assert hashlib.sha256(token.encode()).hexdigest() not in said
 
 
-async def test_same_id_from_another_tenant_gets_no_result_and_runs_nothing(tmp_path: Path, tokens_file: Path) -> None:
+async def test_same_id_from_another_tenant_gets_no_result_and_runs_nothing(guarded: Api) -> None:
     """Case 3, over HTTP: neither the session, nor a result, nor its history is another tenant's."""
-    bob = "b" * 40
-    written(tokens_file, ALL + entry(bob, "bob", "read", "write"))
-    settings = _settings(tmp_path, tokens_file=tokens_file)
-    async with running(settings), aiohttp.ClientSession(base_url=settings.address.http) as http:
-        api = Api(http)
-        await as_(api, ADMIN, "PUT", "/v1/tables/rows", {"kind": "resident"})
-        client_id = (await as_(api, WRITER, "POST", "/v1/sessions", {"nonce": "n"}))[2]["client_id"]
-        ids = {"client_id": client_id, "epoch": 1, "first_incomplete": 1}
-        first = {**ids, "operations": [put(1, "a", "secret")]}
-        assert (await as_(api, WRITER, "POST", "/v1/operations", first))[0] == 200
-        place = {"Oncegate-Request": f"{client_id}/2", "Oncegate-Epoch": "1", "Oncegate-First-Incomplete": "1"}
-        for answer in (
-            await as_(api, bob, "POST", "/v1/operations", first),
-            await as_(api, bob, "POST", "/v1/operations", {**ids, "operations": [put(2, "b", 1)]}),
-            await as_(api, bob, "GET", f"/v1/requests/{client_id}/1"),
-            await as_(api, bob, "POST", f"/v1/requests/{client_id}/2/resolve"),
-            await as_(api, bob, "GET", f"/v1/sessions/{client_id}"),
-            await as_(api, bob, "POST", f"/v1/sessions/{client_id}/take-over", {"nonce": "mine"}),
-            await as_(api, bob, "DELETE", f"/v1/sessions/{client_id}?epoch=1"),
-            await as_(api, bob, "GET", f"/v1/explain?request={client_id}/1"),
-            await as_(api, bob, "PUT", "/v1/tables/rows/rows/b", 1, **place),
-        ):
-            assert_problem(answer, "FORBIDDEN")
-        assert (await as_(api, WRITER, "GET", f"/v1/requests/{client_id}/2"))[2]["state"] == "never_seen"
-        # The same nonce is another session to another tenant.
-        assert (await as_(api, bob, "POST", "/v1/sessions", {"nonce": "n"}))[2]["client_id"] != client_id
+    client_id = (await as_(guarded, WRITER, "POST", "/v1/sessions", {"nonce": "n"}))[2]["client_id"]
+    first, second = operations(client_id, put(1, "a", "secret")), operations(client_id, put(2, "b", 1))
+    assert (await as_(guarded, WRITER, "POST", "/v1/operations", first))[0] == 200
+    place = {"Oncegate-Request": f"{client_id}/2", "Oncegate-Epoch": "1", "Oncegate-First-Incomplete": "1"}
+    for answer in (
+        await as_(guarded, BOB, "POST", "/v1/operations", first),
+        await as_(guarded, BOB, "POST", "/v1/operations", second),
+        await as_(guarded, BOB, "GET", f"/v1/requests/{client_id}/1"),
+        await as_(guarded, BOB, "POST", f"/v1/requests/{client_id}/2/resolve"),
+        await as_(guarded, BOB, "GET", f"/v1/sessions/{client_id}"),
+        await as_(guarded, BOB, "POST", f"/v1/sessions/{client_id}/take-over", {"nonce": "mine"}),
+        await as_(guarded, BOB, "DELETE", f"/v1/sessions/{client_id}?epoch=1"),
+        await as_(guarded, BOB, "GET", f"/v1/explain?request={client_id}/1"),
+        await as_(guarded, BOB, "PUT", "/v1/tables/rows/rows/b", 1, **place),
+    ):
+        assert_problem(answer, "FORBIDDEN")
+    assert (await as_(guarded, WRITER, "GET", f"/v1/requests/{client_id}/2"))[2]["state"] == "never_seen"
+    # The same nonce is another session to another tenant.
+    assert (await as_(guarded, BOB, "POST", "/v1/sessions", {"nonce": "n"}))[2]["client_id"] != client_id
 
 
-async def test_owner_has_its_requests_explained_and_nobody_else_has(tmp_path: Path, tokens_file: Path) -> None:
+async def test_owner_has_its_requests_explained_and_nobody_else_has(guarded: Api) -> None:
     """Of requests in a session, under an idempotency key, and of a session that is gone."""
-    settings = _settings(tmp_path, tokens_file=tokens_file)
-    async with running(settings), aiohttp.ClientSession(base_url=settings.address.http) as http:
-        api = Api(http)
-        await as_(api, ADMIN, "PUT", "/v1/tables/rows", {"kind": "resident"})
-        row = "/v1/tables/rows/rows/a"
-        session = (await as_(api, WRITER, "POST", "/v1/sessions", {"nonce": "n"}))[2]["client_id"]
-        place = {"Oncegate-Request": f"{session}/1", "Oncegate-Epoch": "1", "Oncegate-First-Incomplete": "1"}
-        await as_(api, WRITER, "PUT", row, 1, **place)
-        _, headers, _ = await as_(api, WRITER, "PUT", row, 2, **{"Idempotency-Key": '"order-7"'})
-        keyed = headers["Oncegate-Request"]
+    row = "/v1/tables/rows/rows/a"
+    session = (await as_(guarded, WRITER, "POST", "/v1/sessions", {"nonce": "n"}))[2]["client_id"]
+    place = {"Oncegate-Request": f"{session}/1", "Oncegate-Epoch": "1", "Oncegate-First-Incomplete": "1"}
+    await as_(guarded, WRITER, "PUT", row, 1, **place)
+    _, headers, _ = await as_(guarded, WRITER, "PUT", row, 2, **{"Idempotency-Key": '"order-7"'})
+    keyed = headers["Oncegate-Request"]
 
-        async def asked(token: str, request: str) -> tuple[str, list[str]]:
-            status, _, found = await as_(api, token, "GET", f"/v1/explain?request={request}")
-            assert status == 200, found
-            return found["state"]["state"], [event["detail"] for event in found.get("events", []) if "index" in event]
+    async def asked(token: str, request: str) -> tuple[str, list[str]]:
+        status, _, found = await as_(guarded, token, "GET", f"/v1/explain?request={request}")
+        assert status == 200, found
+        return found["state"]["state"], [event["detail"] for event in found.get("events", []) if "index" in event]
 
-        for request in (f"{session}/1", keyed):
-            assert await asked(WRITER, request) == ("applied", ["put rows/a: executed"])
-            # A key's number belongs to its tenant; the same tenant's other tokens may ask.
-            assert await asked(READER, request) == ("applied", ["put rows/a: executed"])
-        assert_problem(await as_(api, OTHER, "GET", f"/v1/explain?request={session}/1"), "FORBIDDEN")
-        assert (await as_(api, WRITER, "DELETE", f"/v1/sessions/{session}?epoch=1"))[0] == 204
-        assert await asked(WRITER, f"{session}/1") == ("expired", ["put rows/a: executed"])
-        bob_s = await as_(api, OTHER, "GET", f"/v1/explain?request={keyed}")
-        assert (bob_s[2]["state"]["state"], bob_s[2].get("events", [])) == ("never_seen", [])
-        gone = await as_(api, OTHER, "GET", f"/v1/explain?request={session}/1")
-        assert (gone[2]["state"]["state"], gone[2].get("events", [])) == ("expired", [])
+    for request in (f"{session}/1", keyed):
+        assert await asked(WRITER, request) == ("applied", ["put rows/a: executed"])
+        # A key's number belongs to its tenant; the same tenant's other tokens may ask.
+        assert await asked(READER, request) == ("applied", ["put rows/a: executed"])
+    assert_problem(await as_(guarded, BOB, "GET", f"/v1/explain?request={session}/1"), "FORBIDDEN")
+    assert (await as_(guarded, WRITER, "DELETE", f"/v1/sessions/{session}?epoch=1"))[0] == 204
+    assert await asked(WRITER, f"{session}/1") == ("expired", ["put rows/a: executed"])
+    for request, state in ((keyed, "never_seen"), (f"{session}/1", "expired")):
+        found = (await as_(guarded, BOB, "GET", f"/v1/explain?request={request}"))[2]
+        assert (found["state"]["state"], found.get("events", [])) == (state, [])
 
 
 def test_session_of_another_tenant_is_refused_and_nothing_said_about_it() -> None:
@@ -283,7 +255,7 @@ def test_address_that_others_reach_needs_tls_and_tokens_or_an_explicit_word(
 
 async def test_node_with_a_certificate_speaks_tls_and_nothing_else(tmp_path: Path, authority: trustme.CA) -> None:
     certificate, key = _certificate(authority, tmp_path)
-    settings = _settings(tmp_path, tls_certificate=certificate, tls_key=key)
+    settings = one_node(tmp_path, tls_certificate=certificate, tls_key=key)
     trusting = ssl.create_default_context()
     authority.configure_trust(trusting)
     address = settings.http_of(settings.address)

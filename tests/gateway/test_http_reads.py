@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from math import inf
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+import pytest
 import yarl
 
 from oncegate.consensus.replica.replica import Replica
 from oncegate.gateway.node import reads
-from tests.gateway.http_contract import assert_problem, batch_lines, declare, put, sealed, send_range
-
-if TYPE_CHECKING:
-    import pytest
-
-    from tests.conftest import Api
+from tests.conftest import Api
+from tests.gateway.http_contract import assert_problem, batch_lines, put, sealed, send_range
 
 
 async def test_table_of_each_kind_is_declared_once_and_described(api: Api) -> None:
@@ -28,21 +24,14 @@ async def test_table_of_each_kind_is_declared_once_and_described(api: Api) -> No
         assert (await api.call("GET", f"/v1/tables/{kind}"))[2] == made
     assert_problem(await api.call("PUT", "/v1/tables/stream", {"kind": "resident"}), "CONFLICT")
     assert_problem(await api.call("GET", "/v1/tables/nowhere"), "NOT_FOUND")
-    for bad in (
-        {},
-        {"kind": "other"},
-        {"kind": "resident", "quota_bytes": 1},
-        {"kind": "resident", "quota_bytes": 2**60},
-    ):
+    for bad in ({}, {"kind": "other"}, *({"kind": "resident", "quota_bytes": size} for size in (1, 2**60))):
         assert_problem(await api.call("PUT", "/v1/tables/new", bad), "BAD_REQUEST")
     for name in ("Upper", ".hidden", "a" * 65, "a%20b", "a%00b", "%2E%2E%2Fetc"):
         url = yarl.URL(f"/v1/tables/{name}", encoded=True)
         assert_problem(await api.call("PUT", url, {"kind": "resident"}), "BAD_REQUEST")  # type: ignore[arg-type]
 
 
-async def test_row_is_answered_with_version_and_etag(api: Api) -> None:
-    await declare(api)
-    client_id = await api.session()
+async def test_row_is_answered_with_version_and_etag(api: Api, client_id: str) -> None:
     await api.operate(client_id, put(1, "a", {"x": 1}), put(2, "b", 2))
     for level in ("linearizable", "session", "stale"):
         status, headers, row = await api.call("GET", f"/v1/tables/rows/rows/a?consistency={level}")
@@ -54,9 +43,9 @@ async def test_row_is_answered_with_version_and_etag(api: Api) -> None:
     assert_problem(await api.call("GET", "/v1/tables/none/rows/a"), "NOT_FOUND")
 
 
-async def test_stale_read_says_how_old_its_answer_may_be(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    await declare(api)
-    client_id = await api.session()
+async def test_stale_read_says_how_old_its_answer_may_be(
+    api: Api, client_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await api.operate(client_id, put(1, "a", 1))
     row, page = "/v1/tables/rows/rows/a", "/v1/tables/rows/rows"
     monkeypatch.setattr(Replica, "age_s", lambda replica: 1.2341)
@@ -70,9 +59,7 @@ async def test_stale_read_says_how_old_its_answer_may_be(api: Api, monkeypatch: 
     assert "Oncegate-Age-Ms" not in (await api.call("GET", f"{row}?consistency=stale"))[1]
 
 
-async def test_unchanged_row_is_not_sent_again(api: Api) -> None:
-    await declare(api)
-    client_id = await api.session()
+async def test_unchanged_row_is_not_sent_again(api: Api, client_id: str) -> None:
     await api.operate(client_id, put(1, "a", 1))
     path = "/v1/tables/rows/rows/a"
     for held in ('"1"', '"7", "1"', 'W/"1"', "*"):
@@ -86,10 +73,7 @@ async def test_unchanged_row_is_not_sent_again(api: Api) -> None:
     assert (status, headers["ETag"]) == (200, '"2"'), "the same value written again is another version"
 
 
-async def test_key_of_any_text_is_written_and_read_back(api: Api) -> None:
-    await declare(api)
-    await declare(api, "events", "stream")
-    client_id = await api.session()
+async def test_key_of_any_text_is_written_and_read_back(api: Api, client_id: str) -> None:
     keys = ["a/b", "a%2Fb", "a b+c", "?x=1#y", "\u00fc\U0001f600", "..", "\n\t", "'\"\\", "k" * 512, "\u00e9" * 256]
     for at, key in enumerate(keys):
         for table, sequence in (("rows", 2 * at + 1), ("events", 2 * at + 2)):
@@ -99,9 +83,9 @@ async def test_key_of_any_text_is_written_and_read_back(api: Api) -> None:
             assert (status, row.get("key"), row.get("value")) == (200, key, key)
 
 
-async def test_session_read_waits_for_the_commit_it_was_told(api: Api) -> None:
-    await declare(api)
-    client_id = await api.session()
+async def test_session_read_waits_for_the_commit_it_was_told(
+    api: Api, client_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await api.operate(client_id, put(1, "a", 1))
     path = "/v1/tables/rows/rows/a?consistency=session&min_commit="
     assert (await api.call("GET", f"{path}1"))[2]["value"] == 1
@@ -112,34 +96,23 @@ async def test_session_read_waits_for_the_commit_it_was_told(api: Api) -> None:
     assert not waiting[1].done(), "a read was answered from a state that is too old for it"
     await api.operate(client_id, put(3, "a", 3))
     assert (await waiting[1])[2]["value"] == 3
-
-
-async def test_read_of_a_commit_that_never_comes_ends_with_not_ready(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    await declare(api)
     monkeypatch.setattr(reads, "READ_TIMEOUT_S", 0.05)
-    answer = await api.call("GET", f"/v1/tables/rows/rows/a?consistency=session&min_commit={2**53 - 1}")
-    assert_problem(answer, "NOT_READY")
+    assert_problem(await api.call("GET", f"{path}{2**53 - 1}"), "NOT_READY")
 
 
-async def test_pages_hold_every_row_once_in_key_order(api: Api) -> None:
-    await declare(api)
-    client_id = await api.session()
+async def test_pages_hold_every_row_once_in_key_order(api: Api, client_id: str) -> None:
     keys = sorted([f"a{i:02}" for i in range(12)] + ["b", "\u00fc", "aa/1"])
     await api.operate(client_id, *(put(i, key, i) for i, key in enumerate(keys, 1)))
     for limit in (1, 3, 4, 5, 15, 16, 10_000):
-        read: list[str] = []
-        after, pages = "", 0
-        while True:
-            query = {"limit": str(limit), "after": after}
-            _, _, page = await api.call("GET", "/v1/tables/rows/rows", params=query)
-            read += [row["key"] for row in page["rows"]]
-            pages += 1
-            if page["next"] is None:
-                break
-            assert len(page["rows"]) == limit
+        pages: list[list[str]] = []
+        after: str | None = ""
+        while after is not None:
+            _, _, page = await api.call("GET", f"/v1/tables/rows/rows?limit={limit}&after={quote(after)}")
+            pages.append([row["key"] for row in page["rows"]])
             after = page["next"]
-        assert read == keys
-        assert pages == -(-len(keys) // limit), "the last page did not say that it is the last"
+        assert [key for page in pages for key in page] == keys
+        assert {len(page) for page in pages[:-1]} <= {limit}
+        assert len(pages) == -(-len(keys) // limit), "the last page did not say that it is the last"
     _, _, page = await api.call("GET", "/v1/tables/rows/rows?prefix=a1")
     assert [row["key"] for row in page["rows"]] == ["a10", "a11"]
     assert page["rows"][0] == {"key": "a10", "value": page["rows"][0]["value"], "version": 11, "commit": 15}
@@ -147,9 +120,7 @@ async def test_pages_hold_every_row_once_in_key_order(api: Api) -> None:
     assert (page["rows"], page["next"]) == ([], None)
 
 
-async def test_page_of_large_rows_is_cut_by_size(api: Api) -> None:
-    await declare(api)
-    client_id = await api.session()
+async def test_page_of_large_rows_is_cut_by_size(api: Api, client_id: str) -> None:
     for number in range(1, 26):
         await api.operate(client_id, put(number, f"k{number:02}", "x" * 250_000), first_incomplete=number)
     _, _, page = await api.call("GET", "/v1/tables/rows/rows?limit=100")
@@ -160,9 +131,7 @@ async def test_page_of_large_rows_is_cut_by_size(api: Api) -> None:
     assert rest["next"] is None
 
 
-async def test_impossible_queries_are_refused(api: Api) -> None:
-    await declare(api)
-    await declare(api, "events", "stream")
+async def test_impossible_queries_are_refused(api: Api, client_id: str) -> None:
     for query in ("limit=0", "limit=-1", "limit=x", "limit=1e3", "limit=", f"limit={10**30}", "consistency=eventual"):
         assert_problem(await api.call("GET", f"/v1/tables/rows/rows?{query}"), "BAD_REQUEST")
     for query in ("consistency=", "min_commit=-1", "min_commit=x", f"min_commit={2**53}", "min_commit=%00"):
@@ -172,9 +141,7 @@ async def test_impossible_queries_are_refused(api: Api) -> None:
     assert_problem(await api.call("GET", f"/v1/tables/rows/rows/{'k' * 513}"), "PAYLOAD_TOO_LARGE")
 
 
-async def test_stream_row_is_read_before_and_after_its_batch_is_sealed(api: Api) -> None:
-    await declare(api, "events", "stream")
-    client_id = await api.session()
+async def test_stream_row_is_read_before_and_after_its_batch_is_sealed(api: Api, client_id: str) -> None:
     await send_range(api, client_id, 1, ["a", "b", "a"])
     await api.operate(client_id, put(4, "c", 4, table="events"))
     await api.operate(client_id, {"sequence": 5, "op": "delete", "table": "events", "key": "b"})
@@ -194,10 +161,7 @@ async def test_stream_row_is_read_before_and_after_its_batch_is_sealed(api: Api)
     assert (await api.call("GET", "/v1/tables/events/rows/a"))[2]["value"] == "new"
 
 
-async def test_no_read_of_a_stream_row_misses_it_while_batches_are_sealed(api: Api) -> None:
-    await declare(api)
-    await declare(api, "events", "stream")
-    client_id = await api.session()
+async def test_no_read_of_a_stream_row_misses_it_while_batches_are_sealed(api: Api, client_id: str) -> None:
     await api.operate(client_id, put(1, "row", 0, table="events"))
     written = 0
 

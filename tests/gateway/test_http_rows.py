@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from oncegate.gateway.http.routes import rows
-from tests.gateway.http_contract import MSGPACK, assert_problem, declare
-
-if TYPE_CHECKING:
-    from tests.conftest import Api
+from tests.conftest import Api
+from tests.gateway.http_contract import MSGPACK, assert_problem
 
 ROW = "/v1/tables/rows/rows"
 
@@ -37,8 +35,7 @@ def assert_refusal(answer: tuple[int, Any, Any], status: int, code: str) -> Any:
     return body
 
 
-async def test_key_applies_once_and_a_replay_is_the_same_bytes(api: Api) -> None:
-    await declare(api)
+async def test_key_applies_once_and_a_replay_is_the_same_bytes(api: Api, client_id: str) -> None:
     bodies, seen = [], []
     for _ in range(3):
         async with api._http.post(f"{ROW}/n/increment", json={"by": 5}, headers=key("a-1")) as answer:
@@ -57,8 +54,7 @@ async def test_key_applies_once_and_a_replay_is_the_same_bytes(api: Api) -> None
     assert (await api.call("POST", f"/v1/requests/{request_id}/resolve"))[2] == state
 
 
-async def test_key_reused_for_another_method_path_or_body_is_refused(api: Api) -> None:
-    await declare(api)
+async def test_key_reused_for_another_method_path_or_body_is_refused(api: Api, client_id: str) -> None:
     await api.call("PUT", f"{ROW}/a", {"x": 1, "y": 2}, headers=key("k"))
     spelled = b'{"y" : 2, "x": 1}'
     assert (await api.call("PUT", f"{ROW}/a", data=spelled, headers=key("k")))[1]["Idempotent-Replayed"] == "true"
@@ -75,9 +71,7 @@ async def test_key_reused_for_another_method_path_or_body_is_refused(api: Api) -
     assert (row["value"], headers["Oncegate-Commit"]) == ({"x": 1, "y": 2}, "1")
 
 
-async def test_place_in_a_session_works_like_an_operation(api: Api) -> None:
-    await declare(api)
-    client_id = await api.session()
+async def test_place_in_a_session_works_like_an_operation(api: Api, client_id: str) -> None:
     status, headers, body = await api.call("PUT", f"{ROW}/a", 1, headers=place(client_id, 1))
     assert (status, body) == (200, {"request": f"{client_id}/1", "commit": 1, "version": 1})
     assert int(headers["Oncegate-Memory-Ms"]) <= 60_000
@@ -96,16 +90,13 @@ async def test_place_in_a_session_works_like_an_operation(api: Api) -> None:
     assert (await api.call("PUT", f"{ROW}/a", 1, headers=newer))[0] == 200
 
 
-async def test_sealed_place_is_refused_and_says_that_it_was_not_applied(api: Api) -> None:
-    await declare(api)
-    client_id = await api.session()
+async def test_sealed_place_is_refused_and_says_that_it_was_not_applied(api: Api, client_id: str) -> None:
     await api.call("POST", f"/v1/requests/{client_id}/1/resolve")
     status, _, body = await api.call("PUT", f"{ROW}/a", 1, headers=place(client_id, 1))
     assert (status, body["code"], body["outcome"]) == (410, "STALE", "not_applied")
 
 
-async def test_preconditions_are_tested_in_the_transition_and_their_refusals_replay(api: Api) -> None:
-    await declare(api)
+async def test_preconditions_are_tested_in_the_transition_and_their_refusals_replay(api: Api, client_id: str) -> None:
     created = await api.call("PUT", f"{ROW}/a", "one", headers=key("1", If_None_Match="*"))
     etag = created[1]["ETag"]
     refused = assert_refusal(
@@ -125,8 +116,7 @@ async def test_preconditions_are_tested_in_the_transition_and_their_refusals_rep
     assert (await api.call("GET", f"{ROW}/a"))[0] == 404
 
 
-async def test_increment_and_append_answer_and_refuse(api: Api) -> None:
-    await declare(api)
+async def test_increment_and_append_answer_and_refuse(api: Api, client_id: str) -> None:
     assert (await api.call("POST", f"{ROW}/n/increment", headers=key("1")))[2]["value"] == 1
     assert (await api.call("POST", f"{ROW}/n/increment", {"by": -3}, headers=key("2")))[2]["value"] == -2
     for number in range(3):
@@ -138,16 +128,14 @@ async def test_increment_and_append_answer_and_refuse(api: Api) -> None:
     assert_refusal(await api.call("POST", f"{ROW}/n/append", {"item": 1}, headers=key("4")), 409, "NOT_A_LIST")
 
 
-async def test_keys_of_any_text_and_msgpack_bodies_work(api: Api) -> None:
-    await declare(api)
+async def test_keys_of_any_text_and_msgpack_bodies_work(api: Api, client_id: str) -> None:
     packed = {**key("m"), "Content-Type": MSGPACK, "Accept": "application/json"}
     assert (await api.call("PUT", f"{ROW}/a/increment", data=b"\x2a", headers=packed))[0] == 200
     assert (await api.call("POST", f"{ROW}/a/increment/increment", headers=key("n")))[2]["value"] == 43
     assert (await api.call("GET", f"{ROW}/a/increment"))[2]["value"] == 43
 
 
-async def test_stream_tables_take_puts_and_deletes_under_a_key(api: Api) -> None:
-    await declare(api, "events", "stream")
+async def test_stream_tables_take_puts_and_deletes_under_a_key(api: Api, client_id: str) -> None:
     path = "/v1/tables/events/rows/e"
     assert (await api.call("PUT", path, {"x": 1}, headers=key("1")))[2]["commit"] == 1
     assert (await api.call("PUT", path, {"x": 1}, headers=key("1")))[1]["Idempotent-Replayed"] == "true"
@@ -157,9 +145,8 @@ async def test_stream_tables_take_puts_and_deletes_under_a_key(api: Api) -> None
     assert (await api.call("DELETE", path, headers=key("4")))[0] == 200
 
 
-async def test_same_key_at_the_same_time_runs_once(api: Api) -> None:
+async def test_same_key_at_the_same_time_runs_once(api: Api, client_id: str) -> None:
     """Case 4 for keys: each attempt gets the result or hears that the first is still running."""
-    await declare(api)
     calls = [api.call("POST", f"{ROW}/n/increment", headers=key("k")) for _ in range(10)]
     answers = await asyncio.gather(*calls)
     for status, _, body in answers:
@@ -168,8 +155,9 @@ async def test_same_key_at_the_same_time_runs_once(api: Api) -> None:
     assert (await api.call("GET", f"{ROW}/n"))[2]["value"] == 1
 
 
-async def test_key_whose_first_request_still_runs_is_in_progress(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    await declare(api)
+async def test_key_whose_first_request_still_runs_is_in_progress(
+    api: Api, client_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     busy = {"\0kbusy"}
     with monkeypatch.context() as patch:
         patch.setattr(rows, "tenant_of", lambda request: (request.app[rows.running].update(busy), "")[1])
@@ -179,50 +167,36 @@ async def test_key_whose_first_request_still_runs_is_in_progress(api: Api, monke
         assert (await api.call("PUT", f"{ROW}/a", 1, headers=key("free")))[0] == 200
 
 
-async def test_key_may_name_a_cluster_time_that_has_been_and_no_other(api: Api) -> None:
-    await declare(api)
+async def test_key_may_name_a_cluster_time_that_has_been_and_no_other(api: Api, client_id: str) -> None:
     now = (await api.call("GET", "/v1/cluster"))[2]["cluster_time_ms"]
     assert (await api.call("PUT", f"{ROW}/a", 1, headers=key(f"oncegate-{now}-x")))[0] == 200
     answer = await api.call("PUT", f"{ROW}/a", 1, headers=key(f"oncegate-{now + 10**9}-x"))
     assert_problem(answer, "BAD_REQUEST")
 
 
+PLACE = {"Oncegate-Request": "0000000000000001/1", "Oncegate-First-Incomplete": "1"}
+NO_KEYS = ("bare", '""', '"open', '"a" "b"', '"a", "b"', '"\u00e9"', '"a\\b"', f'"{"x" * 256}"', ":YQ==:")
 NOBODY: list[dict[str, str]] = [
     {},
-    {"Idempotency-Key": "bare"},
-    {"Idempotency-Key": '""'},
-    {"Idempotency-Key": '"open'},
-    {"Idempotency-Key": '"a" "b"'},
-    {"Idempotency-Key": '"a", "b"'},
-    {"Idempotency-Key": '"\u00e9"'},
-    {"Idempotency-Key": '"a\\b"'},
-    {"Idempotency-Key": f'"{"x" * 256}"'},
-    {"Idempotency-Key": ":YQ==:"},
-    {"Idempotency-Key": '"a"', "Oncegate-Request": "0000000000000001/1", "Oncegate-First-Incomplete": "1"},
+    *({"Idempotency-Key": text} for text in NO_KEYS),
+    {**key("a"), **PLACE},
     {"Oncegate-Request": "0000000000000001/1"},
-    {"Oncegate-Request": "0000000000000001", "Oncegate-First-Incomplete": "1"},
-    {"Oncegate-Request": "0000000000000001/0", "Oncegate-First-Incomplete": "1"},
-    {"Oncegate-Request": "0000000000000001/1", "Oncegate-First-Incomplete": "x"},
-    {"Oncegate-Request": "0000000000000001/1", "Oncegate-First-Incomplete": "1", "Oncegate-Epoch": "0"},
-    {"Idempotency-Key": '"a"', "If-Match": "1"},
-    {"Idempotency-Key": '"a"', "If-Match": 'W/"1"'},
-    {"Idempotency-Key": '"a"', "If-Match": '"1", "2"'},
-    {"Idempotency-Key": '"a"', "If-Match": '"0"'},
-    {"Idempotency-Key": '"a"', "If-None-Match": '"1"'},
-    {"Idempotency-Key": '"a"', "If-None-Match": "*", "If-Match": "*"},
+    *({**PLACE, "Oncegate-Request": request} for request in ("0000000000000001", "0000000000000001/0")),
+    {**PLACE, "Oncegate-First-Incomplete": "x"},
+    {**PLACE, "Oncegate-Epoch": "0"},
+    *({**key("a"), "If-Match": tag} for tag in ("1", 'W/"1"', '"1", "2"', '"0"')),
+    {**key("a"), "If-None-Match": '"1"'},
+    {**key("a"), "If-None-Match": "*", "If-Match": "*"},
 ]
 
 
-async def test_request_that_does_not_say_who_it_is_or_what_it_asks_is_refused(api: Api) -> None:
-    await declare(api)
-    await api.session()
+async def test_request_that_does_not_say_who_it_is_or_what_it_asks_is_refused(api: Api, client_id: str) -> None:
     for headers in NOBODY:
         assert_problem(await api.call("PUT", f"{ROW}/a", 1, headers=headers), "BAD_REQUEST")
     assert (await api.call("GET", f"{ROW}/a"))[0] == 404
 
 
-async def test_escaped_and_parametrised_keys_are_read_as_the_draft_has_them(api: Api) -> None:
-    await declare(api)
+async def test_escaped_and_parametrised_keys_are_read_as_the_draft_has_them(api: Api, client_id: str) -> None:
     await api.call("PUT", f"{ROW}/a", 1, headers={"Idempotency-Key": r'"a\"b\\"'})
     again = await api.call("PUT", f"{ROW}/a", 1, headers={"Idempotency-Key": r' "a\"b\\" ;x=1'})
     assert again[1]["Idempotent-Replayed"] == "true"
@@ -243,8 +217,7 @@ IMPOSSIBLE: list[tuple[str, str, bytes, str]] = [
 ]
 
 
-async def test_impossible_change_is_a_typed_problem_and_uses_no_key_up(api: Api) -> None:
-    await declare(api)
+async def test_impossible_change_is_a_typed_problem_and_uses_no_key_up(api: Api, client_id: str) -> None:
     for method, path, body, code in IMPOSSIBLE:
         assert_problem(await api.call(method, path, data=body, headers=key("k")), code)
     assert (await api.call("PUT", f"{ROW}/a", 1, headers=key("k")))[0] == 200
