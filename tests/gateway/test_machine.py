@@ -11,6 +11,7 @@ from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine import machine as machine_module
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.results import Operated
+from oncegate.gateway.machine.state import state_digest
 from oncegate.gateway.machine.tables import Remembered
 from oncegate.proof.mutants.forgotten import forgotten
 from oncegate.rifl import rule
@@ -18,10 +19,17 @@ from oncegate.rifl.errors import Code, InvariantViolation, OncegateError
 from oncegate.rifl.ids import ID_MAX
 from oncegate.rifl.range_rule import NewPart
 from oncegate.rifl.result_tracker import ResultTracker
-from oncegate.rifl.rule import EXECUTE, Replay, decide
+from oncegate.rifl.rule import EXECUTE, OpVerdict, Replay, decide
 from tests.gateway.logs import told
 
 QUOTA = 1 << 20
+
+
+def answer_of(verdict: OpVerdict) -> Any:
+    """Return the code of a refusal, else (commit, result, replayed)."""
+    _, code, record, replayed = told(verdict)
+    assert (code is None) != (record is None)
+    return code if record is None else (record.commit, record.result, replayed)
 
 
 class Log:
@@ -45,10 +53,9 @@ class Log:
 
     def one(self, op: c.Op, **how: int) -> Any:
         """Return the code of a refusal, else (commit, result, replayed)."""
-        [(sequence, code, record, replayed)] = map(told, self.ops(op, **how).verdicts)
-        assert sequence == op.sequence
-        assert (code is None) != (record is None)
-        return code if record is None else (record.commit, record.result, replayed)
+        [verdict] = self.ops(op, **how).verdicts
+        assert told(verdict)[0] == op.sequence
+        return answer_of(verdict)
 
     def value(self, key: str, table: str = "t") -> Any:
         row = self.machine.tables[table].rows.get(key)
@@ -78,27 +85,43 @@ def started(**how: Any) -> Log:
     return log
 
 
-def test_same_id_and_payload_replays_the_same_record_without_a_second_execution() -> None:
-    """Case 1, with an increment, where a second execution shows."""
-    log = started()
-    first = log.one(increment(1, 5))
-    assert first == (1, Remembered(None, 1, b"5"), False)
-    log.one(increment(2, 5))
-    assert log.one(increment(1, 5)) == (1, Remembered(None, 1, b"5"), True)
-    assert (log.value("n"), log.machine.commit, log.machine.replayed) == (10, 2, 1)
+History = list[tuple[int, int, str]]
+"""Increments by one: sequence number, first incomplete, and the answer: new, replay, or the code of a refusal."""
+HISTORIES: dict[str, History] = {
+    "1: duplicate, where a second execution shows": [(1, 1, "new"), (2, 1, "new"), (1, 1, "replay")],
+    "5 and 10: duplicate after its ack, or acknowledged in flight": [(1, 1, "new"), (2, 2, "new"), (1, 1, "STALE")],
+    "6: gap that is filled later": [(3, 1, "new"), (1, 1, "new"), (3, 1, "replay")],
+    "9: older first incomplete": [(1, 1, "new"), (2, 2, "new"), (3, 1, "new"), (1, 1, "STALE")],
+    "11: late copy of what was cancelled and acknowledged": [(2, 2, "new"), (1, 1, "STALE")],
+    "12: lost response, later ones succeed": [*((s, 1, "new") for s in range(1, 8)), (1, 1, "replay")],
+}
+
+
+@pytest.mark.parametrize("history", HISTORIES.values(), ids=HISTORIES)
+@pytest.mark.parametrize("together", [False, True], ids=["an entry each", "in one entry"])
+def test_each_operation_of_a_history_runs_once_and_is_answered_as_its_case_says(
+    history: History, together: bool
+) -> None:
+    log, commits = started(), dict[int, int]()
+    commands = [c.Operate(1, 1, fi, [increment(sequence)]) for sequence, fi, _ in history]
+    results = log.do(*commands) if together else [result for command in commands for result in log.do(command)]
+    for (sequence, _, answer), result in zip(history, results, strict=True):
+        commit = commits.setdefault(sequence, len(commits) + 1) if answer != "STALE" else 0
+        recorded = (commit, Remembered(None, commit, b"%d" % commit), answer == "replay")
+        assert answer_of(result.verdicts[0]) == (recorded if commit else Code.STALE)
+    assert log.value("n") == log.machine.commit == len(commits)
+    assert log.machine.replayed == [answer for _, _, answer in history].count("replay")
+    last_fi = max(fi for _, fi, _ in history)
+    assert log.machine.trackers[1].first_incomplete == last_fi
+    assert all(sequence >= last_fi for sequence in log.machine.trackers[1].records)
 
 
 def test_other_payload_under_the_same_id_changes_nothing() -> None:
     """Case 2: for each part of the payload."""
     log = started()
     log.one(put(1, "old"))
-    for other in (
-        put(1, "new"),
-        put(1, "old", "k2"),
-        put(1, "old", table="s"),
-        op(1, c.OpKind.DELETE),
-        increment(1, 1, "k"),
-    ):
+    others = (put(1, "new"), put(1, "old", "k2"), put(1, "old", table="s"), increment(1, 1, "k"))
+    for other in (*others, op(1, c.OpKind.DELETE)):
         assert log.one(other) is Code.PAYLOAD_MISMATCH
     assert (log.value("k"), log.machine.commit) == ("old", 1)
 
@@ -122,24 +145,6 @@ def test_both_attempts_in_one_entry_or_one_request_apply_once() -> None:
     assert log.value("n") == 6
 
 
-def test_duplicate_after_its_ack_is_stale() -> None:
-    """Case 5."""
-    log = started()
-    log.one(increment(1))
-    log.one(increment(2), fi=2)
-    assert log.one(increment(1)) is Code.STALE
-    assert log.value("n") == 2
-
-
-def test_gap_filled_later_runs_both_once() -> None:
-    """Case 6."""
-    log = started()
-    assert log.one(increment(3))[0] == 1
-    assert log.one(increment(1))[0] == 2
-    assert log.one(increment(3))[2]
-    assert log.value("n") == 2
-
-
 def test_window_is_full_until_acks_come() -> None:
     """Case 7."""
     log = started(window=2)
@@ -152,45 +157,10 @@ def test_absurd_first_incomplete_is_refused_and_changes_nothing(fi: int) -> None
     """Case 8."""
     log = started()
     log.one(put(1))
-    before = state_of(log.machine)
+    before = state_digest(log.machine)
     assert log.one(put(2), fi=fi) is Code.BAD_ACK
     assert log.one(put(2**64 - 1), fi=fi) is Code.BAD_ACK
-    assert state_of(log.machine) == before
-
-
-def test_older_first_incomplete_is_ignored() -> None:
-    """Case 9."""
-    log = started()
-    log.one(put(1))
-    log.one(put(2), fi=2)
-    assert log.one(put(3), fi=1) == (3, None, False)
-    assert log.machine.trackers[1].first_incomplete == 2
-
-
-def test_operation_acknowledged_in_flight_finishes_and_its_retry_is_stale() -> None:
-    """Case 10: its entry lies before the ack's in the log."""
-    log = started()
-    log.do(c.Operate(1, 1, 1, [increment(1)]), c.Operate(1, 1, 2, [increment(2)]))
-    assert 1 not in log.machine.trackers[1].records
-    assert log.one(increment(1)) is Code.STALE
-    assert log.value("n") == 2
-
-
-def test_late_copy_of_a_cancelled_and_acknowledged_operation_never_applies() -> None:
-    """Case 11."""
-    log = started()
-    log.one(increment(2), fi=2)
-    assert log.one(increment(1)) is Code.STALE
-    assert log.value("n") == 1
-
-
-def test_lost_response_is_replayed_while_later_ones_succeed() -> None:
-    """Case 12."""
-    log = started()
-    lost = log.one(increment(1))
-    for sequence in range(2, 8):
-        log.one(increment(sequence))
-    assert log.one(increment(1)) == (lost[0], lost[1], True)
+    assert state_digest(log.machine) == before
 
 
 def test_after_the_lease_new_is_refused_and_old_is_replayed() -> None:
@@ -231,7 +201,7 @@ def test_log_order_decides_between_renewal_and_reap(renewal_first: bool) -> None
             assert log.do(race[1], at=1_001) == [1]
             [late] = log.do(race[0])
             assert late.code is Code.SESSION_EXPIRED
-    assert state_of(logs[0].machine) == state_of(logs[1].machine)
+    assert state_digest(logs[0].machine) == state_digest(logs[1].machine)
 
 
 def test_reap_of_live_unknown_or_repeated_sessions_is_harmless() -> None:
@@ -345,9 +315,9 @@ def test_refusal_that_may_pass_is_not_recorded() -> None:
 def test_rejected_operations_renew_nothing_and_acknowledge_nothing() -> None:
     log = started()
     log.ops(put(1), put(2))
-    before = state_of(log.machine)
+    before = state_digest(log.machine)
     log.ops(put(3, table="no"), put(2, "other"), fi=2)
-    assert state_of(log.machine) == before
+    assert state_digest(log.machine) == before
 
 
 def test_session_over_its_bytes_is_refused_before_execution_until_it_acknowledges(
@@ -368,16 +338,9 @@ def test_mixed_request_applies_only_what_is_new_with_a_verdict_each() -> None:
     log = started()
     log.ops(increment(1), increment(2))
     mixed = log.ops(increment(1), increment(3), increment(2, 9), increment(4), increment(99), put(5, table="no"))
-    assert [told(v)[0] for v in mixed.verdicts] == [1, 3, 2, 4, 99, 5]
-    assert [told(v)[1] for v in mixed.verdicts] == [
-        None,
-        None,
-        Code.PAYLOAD_MISMATCH,
-        None,
-        Code.WINDOW_FULL,
-        Code.NOT_FOUND,
-    ]
-    assert [told(v)[3] for v in mixed.verdicts] == [True, False, False, False, False, False]
+    verdicts = [(sequence, code or replayed) for sequence, code, _, replayed in map(told, mixed.verdicts)]
+    assert verdicts[:3] == [(1, True), (3, False), (2, Code.PAYLOAD_MISMATCH)]
+    assert verdicts[3:] == [(4, False), (99, Code.WINDOW_FULL), (5, Code.NOT_FOUND)]
     assert (log.value("n"), log.machine.commit) == (4, 4)
 
 
@@ -482,23 +445,6 @@ def test_second_execution_stops_the_node_and_names_the_entry(
     monkeypatch.setattr(machine_module, "decide_range", lambda *how: [NewPart(1, 1)])
     with pytest.raises(InvariantViolation, match=r"log entry 3 .*operations 1 to 1"):
         log.do(command)
-
-
-def state_of(machine: Machine) -> list[Any]:
-    """All of the replicated state as plain data."""
-    flows = machine.flows
-    return [
-        machine.commit,
-        machine.time_ms,
-        machine.sessions.next_id,
-        sorted(msgspec.to_builtins(list(machine.sessions)), key=lambda s: s[0]),
-        [(client, tracker.dump()) for client, tracker in sorted(machine.trackers.items())],
-        [(n, t.kind, t.quota_bytes, t.bytes, list(t.rows.items())) for n, t in sorted(machine.tables.items())],
-        [
-            (name, f.declaration, f.segment.snapshot(), f.batches.snapshot(), f.consumers.snapshot(), f.retained_bytes)
-            for name, f in ((name, flows.get(name)) for name in flows.names())
-        ],
-    ]
 
 
 def test_remembered_read_and_append_are_replayed_as_they_were() -> None:

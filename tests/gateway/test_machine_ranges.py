@@ -26,12 +26,8 @@ QUOTA = 1 << 20
 
 def machine() -> Machine:
     made = Machine()
-    apply(
-        made,
-        c.DeclareTable("s", "stream", QUOTA),
-        c.DeclareTable("t", "resident", QUOTA),
-        c.OpenSession("a", 10_000, 8),
-    )
+    tables = c.DeclareTable("s", "stream", QUOTA), c.DeclareTable("t", "resident", QUOTA)
+    apply(made, *tables, c.OpenSession("a", 10_000, 8))
     return made
 
 
@@ -91,29 +87,18 @@ def test_range_cut_differently_at_the_retry_applies_only_what_is_new() -> None:
     apply(made, range_of(3, 6))
     assert parts(apply(made, range_of(1, 4))[0]) == [(1, 2, "EXECUTE", 5), (3, 4, "REPLAY", 1)]
     assert parts(apply(made, range_of(5, 9))[0]) == [(5, 6, "REPLAY", 3), (7, 9, "EXECUTE", 7)]
-    assert [(commit, sequence) for commit, _, _, sequence in items(made)] == [
-        *[(i + 1, s) for i, s in enumerate((3, 4, 5, 6, 1, 2, 7, 8, 9))],
-    ]
+    in_commit_order = enumerate((3, 4, 5, 6, 1, 2, 7, 8, 9), 1)
+    assert [(commit, sequence) for commit, _, _, sequence in items(made)] == list(in_commit_order)
 
 
 def test_range_over_single_operations_replays_them_and_they_replay_it() -> None:
     made = machine()
     apply(made, c.Operate(1, 1, 1, [single(2), single(4)]))
-    assert [p[2] for p in parts(apply(made, range_of(1, 5))[0])] == [
-        "EXECUTE",
-        "REPLAY",
-        "EXECUTE",
-        "REPLAY",
-        "EXECUTE",
-    ]
+    found = parts(apply(made, range_of(1, 5))[0])
+    assert [part[2] for part in found] == ["EXECUTE", "REPLAY", "EXECUTE", "REPLAY", "EXECUTE"]
     [operated] = apply(made, c.Operate(1, 1, 1, [single(s) for s in range(1, 6)]))
-    assert [(v.record.commit, isinstance(v, Replayed)) for v in operated.verdicts] == [
-        (3, True),
-        (1, True),
-        (4, True),
-        (2, True),
-        (5, True),
-    ]
+    assert all(isinstance(verdict, Replayed) for verdict in operated.verdicts)
+    assert [verdict.record.commit for verdict in operated.verdicts] == [3, 1, 4, 2, 5]
     assert made.commit == 5
 
 
@@ -182,12 +167,8 @@ def test_full_stream_table_refuses_before_execution() -> None:
 def test_full_stream_table_takes_writes_again_once_its_retention_is_over() -> None:
     """Nothing is written while it is full, so no later seal is there to look at the clock."""
     made = machine()
-    apply(
-        made,
-        c.DeclareTable("q", "stream", 100),
-        c.DeclareFlow(b'{"name":"brief","source":"q","retention_ms":1000}'),
-        c.OpenSession("b", 10**8, 8),
-    )
+    brief = c.DeclareFlow(b'{"name":"brief","source":"q","retention_ms":1000}')
+    apply(made, c.DeclareTable("q", "stream", 100), brief, c.OpenSession("b", 10**8, 8))
     day_ms = 24 * 3_600_000
     apply(made, range_of(1, 5, table="q", client=2))
     for flow in ("q", "brief"):
@@ -235,29 +216,20 @@ def test_older_instance_of_a_consumer_is_fenced_at_the_cursor() -> None:
     old, same, new = apply(made, *(c.Attach("s", "spark", nonce) for nonce in "aab"))
     assert old == same
     assert new[0] > old[0]
+    moves = ((1, old, False), (1, new, False), (1, new, False), (0, new, False), (0, new, True))
     fenced, moved, again, back, replayed = apply(
-        made,
-        c.MoveCursor("s", "spark", 1, old[0], replay=False),
-        c.MoveCursor("s", "spark", 1, new[0], replay=False),
-        c.MoveCursor("s", "spark", 1, new[0], replay=False),
-        c.MoveCursor("s", "spark", 0, new[0], replay=False),
-        c.MoveCursor("s", "spark", 0, new[0], replay=True),
+        made, *(c.MoveCursor("s", "spark", batch, fence, replay) for batch, (fence, _), replay in moves)
     )
     assert fenced.code is Code.FENCED
     assert (moved, again, back.code, replayed) == (1, 1, Code.BAD_REQUEST, 0)
 
 
-requests = st.lists(
-    st.one_of(
-        st.tuples(st.just("range"), st.integers(1, 14), st.integers(0, 4)),
-        st.tuples(st.just("single"), st.integers(1, 14), st.just(0)),
-    ),
-    max_size=20,
-)
+ranges = st.tuples(st.just("range"), st.integers(1, 14), st.integers(0, 4))
+singles = st.tuples(st.just("single"), st.integers(1, 14), st.just(0))
 
 
 @settings(max_examples=100, deadline=None)
-@given(requests)
+@given(st.lists(ranges | singles, max_size=20))
 def test_any_mixture_of_ranges_and_singles_applies_each_operation_once(sent: list[tuple[str, int, int]]) -> None:
     """Case 40 against a dictionary: sequence number to commit, in order of first arrival."""
     made = Machine()
