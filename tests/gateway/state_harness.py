@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 
 from oncegate.consensus.errors import StorageError
 from oncegate.consensus.ports import SavedPoint
+from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.state import MachineState, durable, state_digest
 from oncegate.gateway.machine.state.directory import StateDirectory
@@ -27,12 +30,18 @@ def point(index: int) -> SavedPoint:
     return SavedPoint(index, 1 + index // 100, b"configuration %d" % index)
 
 
-class Member:
-    """A log and a state that follows it."""
+def puts(table: str, first: int, count: int, *, value: bytes = b"1", trace: str = "") -> c.Operate:
+    """Return that many puts of session 1, each under its own key."""
+    kind = int(c.OpKind.PUT)
+    ops = [c.Op(n, kind, table, f"k{n}", n, value) for n in range(first, first + count)]
+    return c.Operate(1, 1, first, ops, traceparent=trace)
 
-    def __init__(self, path: Path, log: RandomLog, **options: Any) -> None:
+
+class Fed:
+    """A state that entries are applied to."""
+
+    def __init__(self, path: Path, **options: Any) -> None:
         self.path = path
-        self.log = log
         self.state = MachineState(path, **options)
         self.at = 0 if self.state.saved is None else self.state.saved.index
 
@@ -40,15 +49,9 @@ class Member:
     def machine(self) -> Machine:
         return self.state.machine
 
-    def apply_to(self, index: int) -> None:
-        while self.at < index:
-            self.at += 1
-            self.machine.apply(self.at, 1, self.log.at(self.at))
-            self.machine.take_sealed()
-            self.machine.flows.take_dropped()
-
-    def apply(self, count: int) -> None:
-        self.apply_to(self.at + count)
+    def do(self, *commands: c.Command, at_ms: int = 0) -> list[Any]:
+        self.at += 1
+        return self.machine.apply(self.at, 1, c.encode_entry(at_ms, list(commands)))
 
     def begin_save(self) -> None:
         self.state.begin_save(point(self.at))
@@ -61,12 +64,38 @@ class Member:
         assert self.state.wait_saved(20), self.state.broken
         assert self.state.broken is None
 
+    def close(self) -> None:
+        self.state.close()
+
+    def reopened(self) -> Fed:
+        """Close it and open it again: what was saved last must be what it was."""
+        expected = state_digest(self.machine)
+        self.close()
+        again = Fed(self.path)
+        assert state_digest(again.machine) == expected
+        return again
+
+
+class Member(Fed):
+    """A state that follows a log."""
+
+    def __init__(self, path: Path, log: RandomLog, **options: Any) -> None:
+        super().__init__(path, **options)
+        self.log = log
+
+    def apply_to(self, index: int) -> None:
+        while self.at < index:
+            self.at += 1
+            self.machine.apply(self.at, 1, self.log.at(self.at))
+            self.machine.take_sealed()
+            self.machine.flows.take_dropped()
+
+    def apply(self, count: int) -> None:
+        self.apply_to(self.at + count)
+
     def wrong(self) -> str | None:
         """Say what does not equal a machine that applied the whole log in memory; None is good."""
         return None if state_digest(self.machine) == digest_at(self.log, self.at) else f"state at {self.at} differs"
-
-    def close(self) -> None:
-        self.state.close()
 
 
 def digest_at(log: RandomLog, index: int) -> str:
@@ -90,6 +119,19 @@ def wrong_after_crash(image: Path, log: RandomLog, last: int) -> str | None:
         return member.wrong()
     finally:
         member.close()
+
+
+def save_until_killed(seed: int, path: Path, last: int, says: Connection) -> None:
+    """Apply a log up to ``last`` and save it all the time; say each index that a new process must find again."""
+    member, rng = Member(path, RandomLog(seed)), random.Random(seed)
+    says.send(member.at)
+    while member.at < last:
+        member.apply(rng.randint(1, 30))
+        if not member.state.saving:
+            if member.state.saved is not None:
+                says.send(member.state.saved.index)
+            member.begin_save()
+    member.wait_saved()
 
 
 def ship(source: MachineState, target: MachineState) -> SnapshotStoreSink:

@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
 
-import aiohttp
 import pytest
 
 from oncegate.consensus.ports import Role, RoleChange
 from oncegate.gateway.answers import answer
 from oncegate.gateway.http.server import running
-from oncegate.gateway.local.ports import free_ports
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.node import proposer
+from oncegate.gateway.node.node import Node
 from oncegate.gateway.node.settings import Settings
 from oncegate.rifl import lease
 from oncegate.rifl.errors import Code, OncegateError, Outcome
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from oncegate.gateway.node.node import Node
+from tests.gateway.http_contract import assert_problem, one_node, serving
 
 
 @pytest.fixture
-async def node(tmp_path: Path) -> AsyncIterator[Node]:
+async def node(files: Settings) -> AsyncIterator[Node]:
     """A node that leads, with the table ``rows`` and session 1."""
-    http_port, peer_port = free_ports(2)
-    settings = Settings(members=[f"n1=127.0.0.1:{http_port}:{peer_port}"], data_dir=tmp_path / "n1")
-    async with running(settings) as started:
+    async with running(files) as started:
         await started.submit(c.DeclareTable("rows", "resident", 2**30), 64)
         await started.submit(c.OpenSession("n", 60_000, 512), 64)
         yield started
@@ -81,7 +75,6 @@ async def test_large_command_takes_no_small_one_over_the_bound(node: Node) -> No
 async def test_answer_that_cannot_be_made_leaves_nobody_else_waiting(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-
     def broken(command: c.Command, *rest: Any) -> Any:
         if isinstance(command, c.Operate) and command.ops[0].sequence == 1:
             raise TypeError("a bug")
@@ -127,19 +120,10 @@ async def test_node_that_follows_forgets_sessions_that_are_gone(node: Node) -> N
 
 async def test_setting_bounds_the_sessions_and_live_ones_go_on(tmp_path: Path) -> None:
     """Case 34, over HTTP: the bound travels in the entry, so that every replica refuses the same one."""
-    http_port, peer_port = free_ports(2)
-    members = [f"n1=127.0.0.1:{http_port}:{peer_port}"]
-    settings = Settings(members=members, data_dir=tmp_path / "n1", sessions_max=2)
-    base = f"http://127.0.0.1:{http_port}"
-    async with running(settings) as node, aiohttp.ClientSession(base_url=base) as http:
-        statuses = []
-        for nonce in ("a", "b", "c", "a"):
-            async with http.post("/v1/sessions", json={"nonce": nonce}) as answer:
-                statuses.append(answer.status)
-                refused = await answer.json()
-                if answer.status == 429:
-                    assert (refused["code"], refused["outcome"], refused["retryable"]) == ("QUOTA", "not_applied", True)
-        assert statuses == [201, 201, 429, 200]
+    async with serving(one_node(tmp_path, sessions_max=2)) as (api, node):
+        answers = [await api.call("POST", "/v1/sessions", {"nonce": nonce}) for nonce in "abca"]
+        assert [status for status, _, _ in answers] == [201, 201, 429, 200]
+        assert_problem(answers[2], "QUOTA")
         await node.submit(c.DeclareTable("rows", "resident", 2**30), 64)
         (answered,) = await _settle(node.submit(_put(1, 1, b"1"), 64))
         assert answered.body.results[0].status == "applied"
@@ -148,26 +132,32 @@ async def test_setting_bounds_the_sessions_and_live_ones_go_on(tmp_path: Path) -
 async def test_leader_that_has_not_caught_up_decides_nothing_about_duplicates(node: Node) -> None:
     """Case 24: until the first entry of its term is applied it does not know what its predecessor has done."""
     (first,) = await _settle(node.submit(_put(1, 1, b"1"), 64))
-    term = node.replica.status().term
-    node._role(RoleChange(role=Role.LEADER, leader_id="n1", term=term, ready=False))
+    _becomes(node, Role.LEADER, ready=False)
     (refused,) = await _settle(node.submit(_put(1, 1, b"1"), 64))
     assert isinstance(refused, OncegateError)
     assert (refused.code, refused.outcome, refused.retryable) == (Code.NOT_READY, Outcome.NOT_APPLIED, True)
-    node._role(RoleChange(role=Role.LEADER, leader_id="n1", term=term, ready=True))
+    _becomes(node, Role.LEADER, ready=True)
     (again,) = await _settle(node.submit(_put(1, 1, b"1"), 64))
     assert again.body.results[0].replayed
     assert again.body.results[0].commit == first.body.results[0].commit
 
 
-async def test_follower_wakes_up_for_housework_once_a_second_and_a_new_leader_at_once(node: Node) -> None:
-    loop = asyncio.get_running_loop()
-    term = node.replica.status().term
-    node._role(RoleChange(role=Role.FOLLOWER, leader_id="n2", term=term, ready=False))
-    node._housekeep()
+def _wakes_in_s(node: Node) -> float:
     assert node._timer is not None
-    assert node._timer.when() - loop.time() > 0.9
-    node._role(RoleChange(role=Role.LEADER, leader_id="n1", term=term, ready=True))
-    assert node._timer.when() - loop.time() < 0.1
+    return node._timer.when() - asyncio.get_running_loop().time()
+
+
+def _becomes(node: Node, role: Role, *, ready: bool) -> None:
+    leader_id = "n1" if role is Role.LEADER else "n2"
+    node._role(RoleChange(role=role, leader_id=leader_id, term=node.replica.status().term, ready=ready))
+
+
+async def test_follower_wakes_up_for_housework_once_a_second_and_a_new_leader_at_once(node: Node) -> None:
+    _becomes(node, Role.FOLLOWER, ready=False)
+    node._housekeep()
+    assert _wakes_in_s(node) > 0.9
+    _becomes(node, Role.LEADER, ready=True)
+    assert _wakes_in_s(node) < 0.1
 
 
 async def test_follower_that_has_more_sessions_to_forget_than_one_look_takes_goes_on_at_once(
@@ -175,13 +165,12 @@ async def test_follower_that_has_more_sessions_to_forget_than_one_look_takes_goe
 ) -> None:
     monkeypatch.setattr(lease, "LOOKS_MAX", 1)
     monkeypatch.setattr(lease, "GONE_KEPT", 0)
-    loop, sessions = asyncio.get_running_loop(), node.machine.sessions
+    sessions = node.machine.sessions
     for nonce in ("a", "b"):
         session, _ = sessions.open(nonce, 60_000, 64, 0)
         sessions.close(session.client_id)
-    node._role(RoleChange(role=Role.FOLLOWER, leader_id="n2", term=node.replica.status().term, ready=False))
+    _becomes(node, Role.FOLLOWER, ready=False)
     node._housekeep()
-    assert node._timer is not None
-    assert node._timer.when() - loop.time() < 0.1
+    assert _wakes_in_s(node) < 0.1
     node._housekeep()
-    assert node._timer.when() - loop.time() > 0.9
+    assert _wakes_in_s(node) > 0.9

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -36,15 +36,20 @@ def leader(tmp_path: Path) -> Iterator[Member]:
     member.close()
 
 
-def test_installed_snapshot_equals_its_source_and_goes_on(leader: Member, tmp_path: Path) -> None:
+def follower_of(leader: Member, tmp_path: Path, *, applied: int, save: bool = False) -> Member:
     follower = Member(tmp_path / "follower", leader.log)
-    follower.apply(30)
-    follower.save()
+    follower.apply(applied)
+    if save:
+        follower.save()
+    return follower
+
+
+def test_installed_snapshot_equals_its_source_and_goes_on(leader: Member, tmp_path: Path) -> None:
+    follower = follower_of(leader, tmp_path, applied=30, save=True)
     follower.apply(10)
     machine = follower.machine
     leader.apply(20)
-    sink = ship(leader.state, follower.state)
-    sink.install()
+    ship(leader.state, follower.state).install()
     follower.at = 120
     assert follower.machine is machine
     assert follower.state.saved == point(120)
@@ -82,8 +87,7 @@ def test_install_while_a_save_is_written_abandons_it(
     leader: Member, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with held(monkeypatch) as gate:
-        follower = Member(tmp_path / "follower", leader.log)
-        follower.apply(30)
+        follower = follower_of(leader, tmp_path, applied=30)
         sink = ship(leader.state, follower.state)
         follower.begin_save()
         sink.install()
@@ -99,9 +103,7 @@ def test_install_while_a_save_is_written_abandons_it(
 
 
 def test_crash_between_finish_and_install_keeps_the_old_state(leader: Member, tmp_path: Path) -> None:
-    follower = Member(tmp_path / "follower", leader.log)
-    follower.apply(30)
-    follower.save()
+    follower = follower_of(leader, tmp_path, applied=30, save=True)
     sink = ship(leader.state, follower.state)
     copy_files(tmp_path / "follower", tmp_path / "before")
     sink.install()
@@ -116,8 +118,7 @@ def test_crash_between_finish_and_install_keeps_the_old_state(leader: Member, tm
 
 
 def test_older_snapshot_never_replaces_a_newer_state(leader: Member, tmp_path: Path) -> None:
-    follower = Member(tmp_path / "follower", leader.log)
-    follower.apply(30)
+    follower = follower_of(leader, tmp_path, applied=30)
     sink = ship(leader.state, follower.state)
     follower.apply(100)
     follower.save()
@@ -138,8 +139,7 @@ def test_nothing_saved_means_no_snapshot(tmp_path: Path) -> None:
 @pytest.mark.parametrize("what", ["flip", "short", "other point", "order", "twice", "path"])
 def test_snapshot_that_is_not_whole_is_refused_and_leaves_nothing(leader: Member, tmp_path: Path, what: str) -> None:
     source = leader.state.open_snapshot()
-    follower = Member(tmp_path / "follower", leader.log)
-    follower.apply(20)
+    follower = follower_of(leader, tmp_path, applied=20)
     files = source.manifest.files
     largest = max(range(len(files)), key=lambda number: files[number].size)
     manifest = source.manifest
@@ -199,47 +199,36 @@ def refused(image: Path, expected: str) -> bool:
     return found != expected
 
 
-def files_of(path: Path) -> list[Path]:
-    return sorted(file for file in path.rglob("*") if file.is_file() and file.stat().st_size)
+def kinds_refused(leader: Member, original: Path, damages: Callable[[bytes], Iterable[bytes | None]]) -> set[str]:
+    """Damage each file in each way (None: it is gone); return the kinds of files for which that was refused."""
+    expected, image, kinds = digest_at(leader.log, leader.at), original.with_name("image"), set()
+    leader.close()
+    shutil.copytree(leader.path, original)
+    for file in sorted(file for file in original.rglob("*") if file.is_file() and file.stat().st_size):
+        for data in damages(file.read_bytes()):
+            shutil.copytree(original, image)
+            damaged = image / file.relative_to(original)
+            if data is None:
+                damaged.unlink()
+            else:
+                damaged.write_bytes(data)
+            if refused(image, expected):
+                kinds.add(file.suffix or file.name.split("-")[0])
+    return kinds
+
+
+def flipped(data: bytes) -> Iterator[bytes]:
+    size = len(data)
+    for at in sorted({0, 3, size // 3, size // 2, size - 5, size - 1} & set(range(size))):
+        yield data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :]
 
 
 def test_flipped_byte_in_any_file_is_refused_or_changes_nothing(leader: Member, tmp_path: Path) -> None:
-    expected = digest_at(leader.log, 120)
-    original = tmp_path / "original"
-    leader.close()
-    shutil.copytree(tmp_path / "leader", original)
-    kinds: set[str] = set()
-    for file in files_of(original):
-        size = file.stat().st_size
-        for offset in sorted({0, 3, size // 3, size // 2, size - 5, size - 1} & set(range(size))):
-            image = tmp_path / "image"
-            shutil.copytree(original, image)
-            damaged = image / file.relative_to(original)
-            data = bytearray(damaged.read_bytes())
-            data[offset] ^= 0x10
-            damaged.write_bytes(data)
-            if refused(image, expected):
-                kinds.add(file.suffix or file.name.split("-")[0])
-    assert kinds >= {"CURRENT", "MANIFEST", ".sst"}
+    assert kinds_refused(leader, tmp_path / "original", flipped) >= {"CURRENT", "MANIFEST", ".sst"}
 
 
 def test_missing_or_truncated_file_is_refused_or_changes_nothing(leader: Member, tmp_path: Path) -> None:
-    expected = digest_at(leader.log, 120)
-    original = tmp_path / "original"
-    leader.close()
-    shutil.copytree(tmp_path / "leader", original)
-    kinds: set[str] = set()
-    for file in files_of(original):
-        for size in (None, 0, file.stat().st_size // 2, file.stat().st_size - 1):
-            image = tmp_path / "image"
-            shutil.copytree(original, image)
-            damaged = image / file.relative_to(original)
-            if size is None:
-                damaged.unlink()
-            else:
-                damaged.write_bytes(damaged.read_bytes()[:size])
-            if refused(image, expected):
-                kinds.add(file.suffix or file.name.split("-")[0])
+    kinds = kinds_refused(leader, tmp_path / "original", lambda data: (None, b"", data[: len(data) // 2], data[:-1]))
     assert kinds >= {"CURRENT", "MANIFEST", ".sst"}
 
 
@@ -338,15 +327,13 @@ def test_saved_state_that_contradicts_itself_is_corrupt_and_names_its_place(
     sessions: list[SessionRecord], next_client_id: int, table_bytes: int, next_key: int, reason: str
 ) -> None:
     """Its checksums are right: only what the bookkeeping promises of itself tells that it must not be served."""
-    meta = Meta(
-        point(1), 5, 5, next_client_id, 0, 2, 0, [TableMeta("t", "resident", 1, table_bytes, 0)], 1, next_key, -1
-    )
+    tables = [TableMeta("t", "resident", 1, table_bytes, 0)]
+    meta = Meta(point(1), 5, 5, next_client_id, 0, 2, 0, tables, 1, next_key, -1)
     kept = ResultTracker(window=8)
     kept.record(1, 1, 1)
     if reason == "above 0":
         kept.highest = SequenceNumber(0)
-    cells = {META_KEY: encode_meta(meta)} | {
-        session_key(session.client_id): encode_session(session, kept) for session in sessions
-    }
+    cells = {session_key(session.client_id): encode_session(session, kept) for session in sessions}
+    cells[META_KEY] = encode_meta(meta)
     with pytest.raises(StateCorrupt, match=rf"/state/store-1 is corrupt: .*{reason}"):
         restore(cast("RocksStore", Cells(Path("/state/store-1"), cells)))

@@ -5,27 +5,24 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pyarrow as pa
 import pytest
 
 from oncegate.flows.segment import read_table
-from oncegate.gateway.http.server import running
-from oncegate.gateway.local.ports import free_ports
 from oncegate.gateway.local.waiting import until
 from oncegate.gateway.machine.flow_state import Flow
 from oncegate.gateway.node import reads, stream_store
 from oncegate.gateway.node.node import Node
-from oncegate.gateway.node.settings import Settings
 from oncegate.rifl.errors import OncegateError
 from oncegate.stores.store import open_store
 from oncegate.stores.stream_rows import ROWS_CONSUMER, STREAM_ROWS, rows_of
 from oncegate.stores.tables import WRITE_TS
 from tests.conftest import Api
-from tests.gateway.http_contract import assert_problem, declare, put
+from tests.gateway.http_contract import assert_problem, declare, one_node, put, serving
 
 TABLE = "clicks"
 OWN_FLOW = {"consumers": [ROWS_CONSUMER], "retention_ms": 0, "max_items": 2, "linger_ms": 3_600_000}
@@ -63,6 +60,11 @@ class Delivering:
             store.create([STREAM_ROWS])
             store.write(STREAM_ROWS, rows)
 
+    def store_batch(self, payload: bytes) -> None:
+        for items in read_table(payload).to_batches():
+            for rows in rows_of(items, TABLE, 100):
+                self.store(rows)
+
     async def deliver(self) -> None:
         """Bring all sealed batches into the store; return when they are dropped here."""
         consumer = f"/v1/flows/{TABLE}/consumers/{ROWS_CONSUMER}"
@@ -70,9 +72,7 @@ class Delivering:
         last = self.flow.batches.last
         for number in range(attached["cursor"] + 1, last + 1):
             payload, _ = await self.node.reads.batch(TABLE, number)
-            for items in read_table(payload).to_batches():
-                for rows in rows_of(items, TABLE, 100):
-                    await asyncio.to_thread(self.store, rows)
+            await asyncio.to_thread(self.store_batch, payload)
         moved = await self.api.call("POST", f"{consumer}/cursor", {"batch": last, "fence": attached["fence"]})
         assert moved[0] == 200
         await until(lambda: self.flow.batches.first > last, 20, f"batch {last} is dropped")
@@ -94,17 +94,14 @@ class Delivering:
 async def delivering(tmp_path: Path) -> AsyncIterator[Delivering]:
     """A node with a store, and a table that is delivered there."""
     url = f"sqlite://{tmp_path / 'store'}"
-    async for started in _started(tmp_path, url):
-        await declare(started.api, TABLE, "stream", flow=OWN_FLOW)
+    async with _started(tmp_path, url, stream_store=url) as started:
         yield started
 
 
+@asynccontextmanager
 async def _started(tmp_path: Path, url: str, **settings: Any) -> AsyncIterator[Delivering]:
-    http_port, peer_port = free_ports(2)
-    members = [f"n1=127.0.0.1:{http_port}:{peer_port}"]
-    chosen = Settings(members=members, data_dir=tmp_path / "n1", **{"stream_store": url, **settings})
-    async with running(chosen) as node, aiohttp.ClientSession(base_url=f"http://127.0.0.1:{http_port}") as http:
-        api = Api(http)
+    async with serving(one_node(tmp_path, **settings)) as (api, node):
+        await declare(api, TABLE, "stream", flow=OWN_FLOW)
         yield Delivering(api, node, url, await api.session())
 
 
@@ -141,9 +138,7 @@ async def test_what_was_delivered_twice_or_late_does_not_bring_older_rows_back(d
     payload, _ = await delivering.node.reads.batch(TABLE, 1)
     await delivering.write(("a", 2), ("b", None))
     await delivering.deliver()
-    for items in read_table(payload).to_batches():
-        for rows in rows_of(items, TABLE, 100):
-            delivering.store(rows)
+    delivering.store_batch(payload)
     assert [await delivering.value(key) for key in "ab"] == [2, None]
 
 
@@ -184,8 +179,7 @@ async def test_store_that_does_not_answer_is_a_refusal_to_try_again_and_no_absen
 
 
 async def test_node_without_the_store_refuses_rather_than_to_say_that_a_row_is_absent(tmp_path: Path) -> None:
-    async for one in _started(tmp_path, f"sqlite://{tmp_path / 'store'}", stream_store=None):
-        await declare(one.api, TABLE, "stream", flow=OWN_FLOW)
+    async with _started(tmp_path, f"sqlite://{tmp_path / 'store'}") as one:
         await one.write(("a", 1), ("b", 1))
         await one.deliver()
         assert_problem(await one.read("a"), "NOT_READY")
