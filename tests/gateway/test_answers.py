@@ -26,12 +26,9 @@ def asked(machine: Machine, command: c.Command, at: int = 0) -> Any:
 
 def machine() -> Machine:
     made = Machine()
-    for command in (
-        c.DeclareTable("t", "resident", 1 << 20),
-        c.DeclareTable("s", "stream", 1 << 20),
-        c.OpenSession("n", 1_000, 8),
-    ):
-        asked(made, command)
+    for table, kind in (("t", "resident"), ("s", "stream")):
+        asked(made, c.DeclareTable(table, kind, 1 << 20))
+    asked(made, c.OpenSession("n", 1_000, 8))
     return made
 
 
@@ -60,26 +57,14 @@ def test_each_verdict_has_the_fields_of_the_contract() -> None:
         put(1, fingerprint=9),
         put(1),
     )
-    assert applied == {"sequence": 1, "status": "applied", "commit": 1, "version": 1, "replayed": False}
+    done = {"status": "applied", "replayed": False}
+    assert applied == {**done, "sequence": 1, "commit": 1, "version": 1}
     assert replayed == applied | {"replayed": True}
-    assert refused == {
-        "sequence": 2,
-        "status": "refused",
-        "code": "CONDITION_FAILED",
-        "commit": 2,
-        "version": 1,
-        "value": 1,
-        "replayed": False,
-    }
-    assert counted == {"sequence": 3, "status": "applied", "commit": 3, "version": 3, "value": 41, "replayed": False}
-    assert unknown == {
-        "sequence": 4,
-        "status": "rejected",
-        "code": "NOT_FOUND",
-        "outcome": "not_applied",
-        "retryable": False,
-        "detail": "no such table",
-    }
+    failed = {**done, "status": "refused", "code": "CONDITION_FAILED"}
+    assert refused == {**failed, "sequence": 2, "commit": 2, "version": 1, "value": 1}
+    assert counted == {**done, "sequence": 3, "commit": 3, "version": 3, "value": 41}
+    no_table = {"code": "NOT_FOUND", "outcome": "not_applied", "retryable": False, "detail": "no such table"}
+    assert unknown == {"sequence": 4, "status": "rejected", **no_table}
     assert (mismatch["code"], mismatch["outcome"]) == ("PAYLOAD_MISMATCH", "not_applied")
 
 
@@ -103,32 +88,28 @@ def test_every_rejection_says_outcome_and_retryable() -> None:
         assert said.detail
 
 
-def test_open_says_whether_the_session_is_new() -> None:
-    made = Machine()
-    first, again = (asked(made, c.OpenSession("n", 1_000, 8)) for _ in range(2))
-    assert (first.created, again.created) == (True, False)
-    assert first.body == again.body == wire.SessionOpened("0000000000000001", 1, 1_000, 8)
-
-
-def test_session_answers() -> None:
+def test_commands_of_sessions_and_flows_have_their_answers() -> None:
     made = machine()
-    assert asked(made, c.RenewSession(1, 1), at=400).body == wire.SessionRenewed(1_000)
+    opened = wire.SessionOpened("0000000000000001", 1, 1_000, 8)
+    again = asked(made, c.OpenSession("n", 1_000, 8))
+    assert (again.created, again.body) == (False, opened)
+    assert asked(made, c.OpenSession("new", 1_000, 8)).created
+    flow = asked(made, c.DeclareFlow(b'{"name":"f","source":"t","consumers":["spark"]}')).body
+    assert (flow.flow, flow.source, flow.first_batch, flow.last_batch) == ("f", "t", 1, 0)
     operate(made, put(3), at=400)
-    assert asked(made, c.TakeOver(1, "m"), at=400).body == wire.SessionTaken(2, 1, 3)
+    asked(made, c.Seal("f", 1), at=400)
+    commands: list[tuple[c.Command, Any]] = [
+        (c.RenewSession(1, 1), wire.SessionRenewed(1_000)),
+        (c.TakeOver(1, "m"), wire.SessionTaken(2, 1, 3)),
+        (c.CloseSession(1, 2), wire.SessionClosed()),
+        (c.Attach("f", "spark", "x"), wire.ConsumerAttached(1, 0)),
+        (c.MoveCursor("f", "spark", 1, 1, replay=False), wire.CursorMoved(1)),
+    ]
+    for command, body in commands:
+        assert asked(made, command, at=400).body == body
     with pytest.raises(OncegateError) as caught:
         asked(made, c.RenewSession(1, 1))
-    assert caught.value.code is Code.FENCED
-    assert asked(made, c.CloseSession(1, 2)).body == wire.SessionClosed()
-
-
-def test_flow_answers() -> None:
-    made = machine()
-    state = asked(made, c.DeclareFlow(b'{"name":"f","source":"t","consumers":["spark"]}')).body
-    assert (state.flow, state.source, state.first_batch, state.last_batch) == ("f", "t", 1, 0)
-    operate(made, put(1))
-    asked(made, c.Seal("f", 1))
-    assert asked(made, c.Attach("f", "spark", "x")).body == wire.ConsumerAttached(1, 0)
-    assert asked(made, c.MoveCursor("f", "spark", 1, 1, replay=False)).body == wire.CursorMoved(1)
+    assert caught.value.code is Code.SESSION_EXPIRED
 
 
 def test_request_state_tells_applied_never_seen_acknowledged_and_expired() -> None:
@@ -154,9 +135,5 @@ def test_range_answer_is_split_where_verdicts_differ() -> None:
         {"first": 2, "last": 3, "status": "applied", "commit": 2, "replayed": False},
     ]
     refused = asked(made, c.Range(1, 2, 1, "s", 4, prints, b"")).body.results[0]
-    assert (refused.status, refused.code, refused.outcome, refused.retryable) == (
-        "rejected",
-        "FENCED",
-        "unknown",
-        False,
-    )
+    fenced = (refused.status, refused.code, refused.outcome, refused.retryable)
+    assert fenced == ("rejected", "FENCED", "unknown", False)

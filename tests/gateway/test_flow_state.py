@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oncegate.flows.flow import FlowDeclaration
-from oncegate.gateway.answers import flow_state
 from oncegate.gateway.machine.flow_state import FlowTable, declaration_of
-from oncegate.gateway.machine.machine import Machine
 from oncegate.rifl.errors import Code, OncegateError
 
 TABLES = ("t", "u", "v")
@@ -43,26 +41,6 @@ def test_write_goes_to_every_flow_of_its_table_and_to_no_other() -> None:
     assert (table.is_tapped("t"), table.is_tapped("v")) == (True, False)
 
 
-def test_batch_is_cut_where_it_is_full_and_numbered_from_one() -> None:
-    table = declared(flow(max_items=2))
-    append(table, 1, 2, 3, 4, 5)
-    assert [(b.number, b.first_commit, b.last_commit) for b in table.take_sealed()] == [(1, 1, 2), (2, 3, 4)]
-    assert table.take_sealed() == []
-    assert table.get("f").segment.items == 1
-
-
-def test_range_is_cut_at_the_same_items_as_single_writes() -> None:
-    singles, ranged = declared(flow(max_items=3)), declared(flow(max_items=3))
-    append(singles, *range(1, 9))
-    append(ranged, 1)
-    ranged.append_range("t", 2, 7, 0, 1, 2, b"body", 0)
-    cuts = [
-        [(b.number, b.items, b.first_commit, b.last_commit) for b in made.take_sealed()] for made in (singles, ranged)
-    ]
-    assert cuts[0] == cuts[1] == [(1, 3, 1, 3), (2, 3, 4, 6)]
-    assert singles.get("f").segment.items == ranged.get("f").segment.items == 2
-
-
 def test_seal_of_another_number_or_of_nothing_changes_nothing() -> None:
     table = declared(flow())
     assert table.seal("f", 1, 0) == 0
@@ -72,15 +50,6 @@ def test_seal_of_another_number_or_of_nothing_changes_nothing() -> None:
     append(table, 2)
     assert table.seal("f", 1, 0) == 1, "a late copy of the first seal"
     assert table.get("f").segment.items == 1
-
-
-def test_seal_is_due_when_the_oldest_item_is_old_enough() -> None:
-    table = declared(flow(linger_ms=100))
-    assert table.due(10_000) == []
-    append(table, 1, now_ms=1_000)
-    append(table, 2, now_ms=1_090)
-    assert table.due(1_099) == []
-    assert table.due(1_100) == [("f", 1)]
 
 
 def test_declaration_is_idempotent_and_refuses_conflicts_cycles_and_unknown_tables() -> None:
@@ -128,24 +97,6 @@ def test_retention_waits_for_time_and_for_required_consumers_and_gives_the_quota
     assert table.take_dropped() == [("f", 1)]
     assert table.get("f").retained_bytes == size // 2
     assert refusal(table.move, "f", "spark", 0, fence, replay=True, now_ms=120) is not None
-
-
-def test_what_nobody_consumed_fills_the_quota() -> None:
-    table = declared(flow(max_items=1, retention_ms=0, consumers=("spark",)))
-    for commit in range(1, 50):
-        append(table, commit, now_ms=commit * 1_000)
-    assert table.is_full("t", 1_000, 0)
-    assert table.take_dropped() == []
-
-
-def test_description_counts_sealed_and_open_items() -> None:
-    table = declared(flow(max_items=2, consumers=("spark",)))
-    append(table, 1, 2, 3)
-    machine = Machine()
-    machine.flows, machine.time_ms = table, 10
-    state = flow_state(machine, "f")
-    assert (state.first_batch, state.last_batch, state.items, state.open_items, state.watermark) == (1, 1, 2, 1, 0)
-    assert (state.consumers["spark"].lag_batches, state.consumers["spark"].lag_items) == (1, 2)
 
 
 @pytest.mark.parametrize(
