@@ -60,7 +60,6 @@ def test_defaults_are_one_node_on_loopback() -> None:
     settings = Settings.load(None)
     assert settings.address == MemberAddress("n1", "127.0.0.1", 7400, 7401)
     assert replica_config(settings).peers == {}
-    assert settings.body_bytes_max == 8 * 2**20
 
 
 def test_flag_wins_over_environment_and_that_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,18 +75,14 @@ def test_flag_wins_over_environment_and_that_over_the_file(tmp_path: Path, monke
 def test_members_come_from_the_environment_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONCEGATE_MEMBERS", '["a=h:1:2", "b=h:3:4"]')
     monkeypatch.setenv("ONCEGATE_NODE", "b")
-    assert Settings.load(None).address == MemberAddress("b", "h", 3, 4)
+    address = Settings.load(None).address
+    assert address == MemberAddress("b", "h", 3, 4) == MemberAddress.parse(str(address))
 
 
 @pytest.mark.parametrize("text", ["", "n1", "n1=h:1", "n1=h:x:2", "n1=h:0:2", "n1=h:1:65536", "N1=h:1:2", "n1=h h:1:2"])
 def test_member_of_another_form_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"n1|id=host"):
         Settings.load(None, members=[text])
-
-
-def test_written_member_reads_back() -> None:
-    member = MemberAddress("n1", "host", 1, 65_535)
-    assert MemberAddress.parse(str(member)) == member
 
 
 def test_contradicting_settings_are_refused(tmp_path: Path) -> None:
@@ -103,20 +98,13 @@ def test_contradicting_settings_are_refused(tmp_path: Path) -> None:
         replica_config(Settings.load(None, secret_file=secret))
     with pytest.raises(OSError, match="missing"):
         replica_config(Settings.load(None, secret_file=tmp_path / "missing"))
-    for flags in ({"log_level": "LOUD"}, {"body_bytes_max": 5}, {"body_bytes_max": 2**40}):
-        with pytest.raises(ValueError, match=next(iter(flags))):
-            Settings.load(None, **flags)
 
 
-def test_file_that_is_missing_broken_or_names_an_unknown_setting_is_refused(tmp_path: Path) -> None:
+def test_file_that_is_missing_or_broken_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not a file"):
         Settings.load(tmp_path / "missing.toml")
     file = tmp_path / "oncegate.toml"
-    for text, reason in (
-        ("node = ", "not TOML"),
-        ('nodee = "n1"', "nodee"),
-        ("body_bytes_max = 'x'", "body_bytes_max"),
-    ):
+    for text, reason in (("node = ", "not TOML"), ("body_bytes_max = 'x'", "body_bytes_max")):
         file.write_text(text)
         with pytest.raises(ValueError, match=reason):
             Settings.load(file)
@@ -155,23 +143,16 @@ def test_setting_is_taken_from_its_variable_and_from_its_key(
     assert vars(Settings.load(None)) == {**DEFAULTS, name: value}
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("body_bytes_max", 1023),
-        ("body_bytes_max", 8 * MIB + 1),
-        ("body_bytes_max", True),
-        ("body_bytes_max", "1e6"),
-        ("live_check_share", "nan"),
-        ("live_check_share", 1.01),
-        ("live_check_seed", 2**63),
-        ("join", "perhaps"),
-        ("members", "no json"),
-        ("members", [1]),
-        ("node", 7),
-        ("stream_store", "mysql://x"),
-    ],
-)
+WRONG = [
+    *(("body_bytes_max", value) for value in (1023, 8 * MIB + 1, 2**40, True, "1e6")),
+    *(("live_check_share", value) for value in ("nan", 1.01)),
+    *(("members", value) for value in ("no json", [1])),
+    *(("live_check_seed", 2**63), ("join", "perhaps"), ("node", 7), ("stream_store", "mysql://x")),
+    ("log_level", "LOUD"),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG)
 def test_value_of_another_type_or_beyond_its_bounds_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"^{name}: "):
         Settings.load(None, **{name: value})
@@ -204,9 +185,8 @@ def test_variables_of_other_commands_and_of_container_platforms_are_no_misspelle
 
 def test_sample_file_names_every_setting_with_its_default(tmp_path: Path) -> None:
     sample = (Path(__file__).parents[2] / "deploy" / "oncegate.toml").read_text()
-    lines = [
-        line.removeprefix("# ") for line in sample.splitlines() if line.removeprefix("# ").split(" = ")[0] in SETTINGS
-    ]
+    lines = [line.removeprefix("# ") for line in sample.splitlines()]
+    lines = [line for line in lines if line.split(" = ")[0] in SETTINGS]
     assert list(tomllib.loads("\n".join(lines))) == list(SETTINGS)
     file = tmp_path / "oncegate.toml"
     file.write_text("\n".join(line for line in lines if not line.endswith(' = ""')))

@@ -11,7 +11,7 @@ import gc
 import json
 import struct
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import google_crc32c
@@ -31,16 +31,21 @@ from oncegate.gateway.http import range_bodies, request_bodies
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.node import administration, segment_fetch
 from oncegate.rifl.errors import OncegateError
-from tests.gateway.http_contract import JSON_LINES, arrow_body, msgpack_range, put
+from tests.gateway.http_contract import JSON_LINES, arrow_body, msgpack_range, operations, put
 
 FACTOR = 200
 """Bytes of memory that one byte of input may cost: the densest is msgpack's one byte for an object of Python."""
 FIXED_BYTES = 2 * 2**20
 """Beside it: the buffers of a frame reader and of Arrow."""
 KEPT_BYTES = 1 * 2**20
-EXAMPLES = 150
+generated = settings(
+    settings(max_examples=150, derandomize=True, database=None, phases=[Phase.generate]),
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+encoded = msgspec.msgpack.encode
 
-REQUEST = {"client_id": "0000000000000001", "epoch": 1, "first_incomplete": 1, "operations": [put(1, "a", {"x": [1]})]}
+REQUEST = operations("0000000000000001", put(1, "a", {"x": [1]}))
 APPEND = messages.Append(3, 7, 2, 7, [(b"entry", 8, 3)])
 HEADER = segment.SegmentHeader(1, 0, 4096, 5)
 RECORD = segment.encode_record(1, segment.KIND_ENTRY, 1, 1, 0, 0, b"payload")
@@ -86,27 +91,15 @@ CALLS = (msgspec.DecodeError, UnicodeDecodeError)
 Decoder = tuple[Callable[[bytes], Any], bytes, tuple[type[Exception], ...]]
 DECODERS: dict[str, Decoder] = {
     "operations as JSON": (_operations(wire.JSON), json.dumps(REQUEST).encode(), (OncegateError,)),
-    "operations as msgpack": (_operations(wire.MSGPACK), msgspec.msgpack.encode(REQUEST), (OncegateError,)),
+    "operations as msgpack": (_operations(wire.MSGPACK), encoded(REQUEST), (OncegateError,)),
     "range as Arrow": (_range(wire.ARROW), arrow_body(["a", "b"], ["1", '{"x":1}']), (OncegateError,)),
     "range as msgpack": (_range(wire.MSGPACK), msgpack_range(["a", "b"], ["1", '"x"']), (OncegateError,)),
     "range as JSON lines": (_range(JSON_LINES), b'{"key":"a","value":1}\n{"key":"b","value":[2]}', (OncegateError,)),
-    "range of the log": (
-        lambda data: range_body.decode(data, 0, 1),
-        range_body.encode(["k"], [b"1"]),
-        (FlowError,),
-    ),
+    "range of the log": (lambda data: range_body.decode(data, 0, 1), range_body.encode(["k"], [b"1"]), (FlowError,)),
     "entry of the log": (c.decode_entry, c.encode_entry(5, [OPERATE]), CALLS),
     "forwarded commands": (c.decode_commands, c.encode_commands([OPERATE]), CALLS),
-    "operator's request": (
-        administration._decode_request,
-        msgspec.msgpack.encode(administration.MoveLeader("n2")),
-        CALLS,
-    ),
-    "request for a piece": (
-        segment_fetch._request.decode,
-        msgspec.msgpack.encode(segment_fetch.PieceRequest("f", 1, 0)),
-        CALLS,
-    ),
+    "operator's request": (administration._decode_request, encoded(administration.MoveLeader("n2")), CALLS),
+    "request for a piece": (segment_fetch._request.decode, encoded(segment_fetch.PieceRequest("f", 1, 0)), CALLS),
     "frames of a peer": (_frames, b"".join(encode_frame(APPEND)), (ProtocolError,)),
     "message of a peer": (_framed, encode_frame(APPEND)[1], (ProtocolError,)),
     "first message of a stranger": (_framed, encode_frame(HELLO)[1], (ProtocolError,)),
@@ -116,16 +109,9 @@ DECODERS: dict[str, Decoder] = {
 
 
 # Lengths that claim more than came: arrays, maps, strings, nesting, and nesting in text.
-CLAIMS = [
-    *(head + b"\xff" * 4 for head in (b"\xdd", b"\xdf", b"\xdb", b"\xc6", b"\xc9")),
-    b"\x91" * 5_000,
-    b"\xdc\xff\xff" * 2_000,
-    b"[" * 5_000,
-    b'{"a":' * 5_000,
-    b"9" * 5_000,
-    b"\xff\xff\xff\xff\xff\xff\xff\x7f" * 8,
-    b"",
-]
+CLAIMS = [head + b"\xff" * 4 for head in (b"\xdd", b"\xdf", b"\xdb", b"\xc6", b"\xc9")]
+CLAIMS += [b"\x91" * 5_000, b"\xdc\xff\xff" * 2_000, b"[" * 5_000, b'{"a":' * 5_000, b"9" * 5_000]
+CLAIMS += [b"\xff\xff\xff\xff\xff\xff\xff\x7f" * 8, b""]
 
 
 def inputs(good: bytes) -> st.SearchStrategy[bytes]:
@@ -144,20 +130,12 @@ def _changed(data: bytearray, changes: list[tuple[int, int]]) -> bytearray:
     return data
 
 
-@contextlib.contextmanager
-def _traced() -> Iterator[None]:
-    gc.collect()
-    tracemalloc.start()
-    try:
-        yield
-    finally:
-        tracemalloc.stop()
-
-
 def _violations(decode: Callable[[bytes], Any], refusals: tuple[type[Exception], ...], tried: list[bytes]) -> list[str]:
     """Say which inputs broke the promise, and whether memory grew over all of them."""
     found = []
-    with _traced():
+    gc.collect()
+    tracemalloc.start()
+    try:
         for data in tried[:20]:  # caches fill
             with contextlib.suppress(Exception):
                 decode(data)
@@ -179,6 +157,8 @@ def _violations(decode: Callable[[bytes], Any], refusals: tuple[type[Exception],
         kept = tracemalloc.get_traced_memory()[0] - before
         if kept > KEPT_BYTES:
             found.append(f"{kept} bytes are kept")
+    finally:
+        tracemalloc.stop()
     return found
 
 
@@ -188,14 +168,7 @@ def test_bytes_from_outside_are_decoded_or_refused_and_cost_no_more_than_they_ar
     decode(good)
     tried: list[bytes] = []
 
-    @settings(
-        max_examples=EXAMPLES,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
+    @generated
     @given(inputs(good))
     def collect(data: bytes) -> None:
         tried.append(data)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from hypothesis import given, settings
@@ -27,25 +27,24 @@ from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.results import AppliedPart, Operated, Ranged
 from oncegate.rifl.key_table import KEYS_CLIENT, NO_TIME
 from oncegate.rifl.range_rule import RefusedPart, ReplayPart
+from tests.conftest import Api
 from tests.faults.test_any_node import each_node
 from tests.gateway.http_contract import assert_problem, declare, put, send_range
 from tests.gateway.logs import told
 from tests.gateway.test_machine_ranges import machine, range_of, single
 
-if TYPE_CHECKING:
-    from oncegate.gateway.machine.machine import Machine
-    from tests.conftest import Api
+Saying = tuple[int, int, str, int]
+"""Entry, sequence number, what was said, commit number."""
 
 
 class Told:
     """A machine whose every attempt is kept, with the verdict that its caller got."""
 
     def __init__(self) -> None:
-        self.machine: Machine = machine()
+        self.machine = machine()
         self.verdicts = VerdictLog(entries_max=64)
         self.entries: list[bytes] = []
-        self.said: list[tuple[int, int, str, int]] = []
-        self.keyed: list[tuple[int, int, str, int]] = []
+        self.said: dict[int, list[Saying]] = {1: [], KEYS_CLIENT: []}
 
     def apply(self, *commands: c.Command) -> None:
         entry = c.encode_entry(0, list(commands))
@@ -56,12 +55,11 @@ class Told:
         self.verdicts.applied(index, commit, results)
         for command, result in zip(commands, results, strict=True):
             # Session 9 does not exist: what it sends takes no commit number, and is not found under another's ids.
-            if isinstance(command, c.Keyed):
-                self.keyed += [(index, sequence, what, told) for sequence, what, told in _verdicts(result)]
-            elif isinstance(command, c.Operate | c.Range) and command.client_id == 1:
-                self.said += [(index, sequence, what, told) for sequence, what, told in _verdicts(result)]
+            client_id = KEYS_CLIENT if isinstance(command, c.Keyed) else getattr(command, "client_id", 0)
+            if client_id in self.said:
+                self.said[client_id] += [(index, *verdict) for verdict in _verdicts(result)]
 
-    def explained(self, sequence: int, client_id: int = 1) -> list[tuple[int, int, str, int]]:
+    def explained(self, sequence: int, client_id: int = 1) -> list[Saying]:
         search = Search(OfRequest(client_id, sequence), self.verdicts)
         found = [m for index, entry in enumerate(self.entries, 1) for m in search.entry(entry, index, 1)]
         return [(m.entry, m.sequence, m.did.what, m.did.commit) for m in found if isinstance(m, Mention)]
@@ -85,42 +83,48 @@ def _verdicts(result: Any) -> Any:
                 yield sequence, what, 0 if isinstance(part, RefusedPart) else part.commit + sequence - part.first
 
 
-def conditional(sequence: int) -> c.Op:
-    op = c.Op(sequence, int(c.OpKind.PUT), "t", "one", 0, b"1", 0, int(c.Test.ABSENT))
-    return c.Op(*(getattr(op, name) for name in op.__struct_fields__[:4]), c.fingerprint(op), b"1", 0, op.test)
-
-
-def under_key(name: str, other: bool) -> c.Op:
-    """The one operation that comes under this name, or another one, which is refused."""
-    op = c.Op(0, int(c.OpKind.PUT), "t", f"key {name}", 0, b"2" if other else b"1")
+def put_op(sequence: int, key: str, value: bytes = b"1", test: int = 0) -> c.Op:
+    op = c.Op(sequence, int(c.OpKind.PUT), "t", key, 0, value, 0, test)
     return msgspec.structs.replace(op, fingerprint=c.fingerprint(op))
 
 
+def conditional(sequence: int) -> c.Op:
+    return put_op(sequence, "one", test=int(c.Test.ABSENT))
+
+
+def under_key(name: str, other: bool) -> c.KeyedOp:
+    """The one operation that comes under this name, or another one, which is refused."""
+    return c.KeyedOp(name, NO_TIME, put_op(0, f"key {name}", b"2" if other else b"1"))
+
+
+def many(one: st.SearchStrategy[Any], most: int = 4) -> st.SearchStrategy[list[Any]]:
+    return st.lists(one, min_size=1, max_size=most)
+
+
+def operates(ops: st.SearchStrategy[list[c.Op]]) -> st.SearchStrategy[c.Command]:
+    return ops.map(lambda ops: c.Operate(1, 1, 1, ops))
+
+
 attempt = st.one_of(
-    st.integers(1, 6).map(lambda s: c.Operate(1, 1, 1, [single(s, table="t")])),
-    st.lists(st.integers(1, 6), min_size=1, max_size=4).map(
-        lambda ss: c.Operate(1, 1, 1, [conditional(s) for s in ss])
-    ),
-    st.lists(st.integers(1, 12), min_size=1, max_size=4).map(lambda ss: c.Operate(1, 1, 1, [single(s) for s in ss])),
-    st.tuples(st.integers(1, 6), st.integers(0, 4)).map(lambda at: range_of(at[0], at[0] + at[1])),
+    operates(st.integers(1, 6).map(lambda s: [single(s, table="t")])),
+    operates(many(st.integers(1, 6).map(conditional))),
+    operates(many(st.integers(1, 12).map(single))),
+    st.builds(lambda first, more: range_of(first, first + more), st.integers(1, 6), st.integers(0, 4)),
     st.integers(1, 6).map(lambda s: range_of(s, s + 2, changed=s + 1)),
     st.just(c.Operate(9, 1, 1, [single(1)])),
-    st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), min_size=1, max_size=3).map(
-        lambda uses: c.Keyed(60_000, [c.KeyedOp(name, NO_TIME, under_key(name, other)) for name, other in uses])
-    ),
+    many(st.builds(under_key, st.sampled_from("abc"), st.booleans()), 3).map(lambda uses: c.Keyed(60_000, uses)),
 )
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.lists(attempt, min_size=1, max_size=4), min_size=1, max_size=5))
+@given(many(many(attempt), 5))
 def test_each_attempt_in_the_log_is_told_as_its_caller_was(entries: list[list[c.Command]]) -> None:
     told = Told()
     for commands in entries:
         told.apply(*commands)
-    for sequence in range(1, 17):
-        assert told.explained(sequence) == [one for one in told.said if one[1] == sequence]
-    for number in range(1, 5):
-        assert told.explained(number, KEYS_CLIENT) == [one for one in told.keyed if one[1] == number]
+    for client_id, said in told.said.items():
+        for sequence in range(1, 17):
+            assert told.explained(sequence, client_id) == [one for one in said if one[1] == sequence]
 
 
 def test_an_entry_applied_before_this_process_began_has_no_verdict() -> None:
@@ -176,12 +180,12 @@ def _told(found: dict[str, Any], what: str) -> list[tuple[int, str]]:
     return [(event.get("commit", 0), event["detail"]) for event in found["events"] if event["what"] == what]
 
 
-async def test_duplicates_and_refusals_of_a_key_are_told_in_order(api: Api) -> None:
-    await declare(api)
-    session = await api.session()
-    await api.operate(session, put(1, "a", "x"))
-    await api.operate(session, put(1, "a", "x"), put(2, "a", "y", condition={"absent": True}))
-    await api.operate(session, put(2, "a", "z"))
+async def test_duplicates_and_refusals_of_a_key_are_told_in_order(api: Api, client_id: str) -> None:
+    await api.operate(client_id, put(1, "a", "x"))
+    await api.operate(client_id, put(1, "a", "x"), put(2, "a", "y", condition={"absent": True}))
+    await api.operate(client_id, put(2, "a", "z"))
+    unseen = await _explain(api, request=f"{client_id}/9")
+    assert (unseen["state"]["state"], unseen.get("events", [])) == ("never_seen", [])
     found = await _explain(api, table="rows", key="a")
     assert found["version"] == 1
     assert _told(found, "log") == [
@@ -193,19 +197,17 @@ async def test_duplicates_and_refusals_of_a_key_are_told_in_order(api: Api) -> N
     assert len(_told(found, "attempt")) == 3
     times = [event["at_ms"] for event in found["events"]]
     assert None not in times
-    of_request = await _explain(api, request=f"{session}/2")
+    of_request = await _explain(api, request=f"{client_id}/2")
     assert of_request["state"]["state"] == "applied"
     assert [commit for commit, _ in _told(of_request, "log")] == [2, 0]
 
 
-async def test_plain_http_changes_are_told_with_their_attempts(api: Api) -> None:
-    await declare(api)
-    session = await api.session()
+async def test_plain_http_changes_are_told_with_their_attempts(api: Api, client_id: str) -> None:
     row = "/v1/tables/rows/rows/a"
     name = {"Idempotency-Key": '"order-7"'}
     _, headers, _ = await api.call("PUT", row, 1, headers=name)
     await api.call("PUT", row, 1, headers=name)
-    place = {"Oncegate-Request": f"{session}/1", "Oncegate-Epoch": "1", "Oncegate-First-Incomplete": "1"}
+    place = {"Oncegate-Request": f"{client_id}/1", "Oncegate-Epoch": "1", "Oncegate-First-Incomplete": "1"}
     status, _, _ = await api.call("PUT", row, 2, headers=place)
     assert status == 200
     found = await _explain(api, table="rows", key="a")
@@ -218,17 +220,15 @@ async def test_plain_http_changes_are_told_with_their_attempts(api: Api) -> None
     assert [event["request"] for event in found["events"] if event["what"] == "attempt"] == [
         under_its_name,
         under_its_name,
-        f"{session}/1",
+        f"{client_id}/1",
     ]
     of_request = await _explain(api, request=under_its_name)
     assert [commit for commit, _ in _told(of_request, "log")] == [1, 1]
 
 
-async def test_batch_and_delivery_of_a_write_are_told(api: Api) -> None:
-    await declare(api, "events", "stream")
+async def test_batch_and_delivery_of_a_write_are_told(api: Api, client_id: str) -> None:
     await api.call("PUT", "/v1/flows/mine", {"source": "events", "max_items": 2})
-    session = await api.session()
-    await send_range(api, session, 1, ["a", "b", "c"])
+    await send_range(api, client_id, 1, ["a", "b", "c"])
     found = await _explain(api, table="events", key="b")
     batches = [(e["flow"], e.get("batch"), e["detail"]) for e in found["events"] if e["what"] == "batch"]
     assert ("mine", 1, "sealed with 2 items, commits 1..2") in batches
@@ -241,7 +241,7 @@ async def test_batch_and_delivery_of_a_write_are_told(api: Api) -> None:
     [event] = [event for event in done["events"] if event["what"] == "delivery"]
     assert (event["detail"], event["consumer"]) == ("finished", "job")
     assert event["index"] > 0
-    open_one = await _explain(api, request=f"{session}/3")
+    open_one = await _explain(api, request=f"{client_id}/3")
     assert "waits in the open segment" in [detail for _, detail in _told(open_one, "batch")]
 
 
@@ -249,13 +249,6 @@ async def test_bad_questions_are_refused(api: Api) -> None:
     for query in ({}, {"table": "t"}, {"request": "1/2"}, {"request": "0" * 16 + "/1", "key": "a"}):
         assert_problem(await api.call("GET", "/v1/explain", params=query), "BAD_REQUEST")
     assert_problem(await api.call("GET", "/v1/explain", params={"table": "none", "key": "a"}), "NOT_FOUND")
-
-
-async def test_request_that_was_never_seen_has_no_history(api: Api) -> None:
-    session = await api.session()
-    found = await _explain(api, request=f"{session}/1")
-    assert found["state"]["state"] == "never_seen"
-    assert found.get("events", []) == []
 
 
 async def test_attempts_at_several_nodes_are_told_with_their_nodes(cluster: LocalCluster) -> None:
@@ -275,13 +268,7 @@ async def test_attempts_at_several_nodes_are_told_with_their_nodes(cluster: Loca
                 "put rows/a: executed",
                 *["put rows/a: duplicate suppressed"] * len(others),
             ]
-    printed = await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, "-m", "oncegate", "explain", "rows/a", "--endpoint", cluster.endpoints[1]],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={"COLUMNS": "200", "PATH": ""},
-    )
-    assert printed.returncode == 0, printed.stderr
-    assert printed.stdout.count("duplicate suppressed") == 2
+    command = [sys.executable, "-m", "oncegate", "explain", "rows/a", "--endpoint", cluster.endpoints[1]]
+    environment = {"COLUMNS": "200", "PATH": ""}
+    printed = await asyncio.to_thread(subprocess.check_output, command, text=True, env=environment)
+    assert printed.count("duplicate suppressed") == 2

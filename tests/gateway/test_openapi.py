@@ -5,18 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
 import requests
 import schemathesis
-from hypothesis import HealthCheck, Phase, given, seed, settings
-from schemathesis.specs.openapi.checks import (
-    content_type_conformance,
-    response_schema_conformance,
-    status_code_conformance,
-)
+from hypothesis import given, seed, settings
+from schemathesis.specs.openapi import checks
 
 from oncegate.gateway.http import routes
 from oncegate.gateway.http.openapi import document
@@ -24,12 +20,9 @@ from oncegate.gateway.http.routing import Route
 from oncegate.gateway.http.server import ROUTES
 from oncegate.gateway.local.cluster import LocalCluster
 from oncegate.rifl.errors import REGISTRY, Code
-from tests.gateway.http_contract import ARROW, JSON_LINES, MSGPACK
-
-if TYPE_CHECKING:
-    from tests.conftest import Api
-
-EXAMPLES = 14
+from tests.conftest import Api
+from tests.gateway.http_contract import ARROW, JSON_LINES, MSGPACK, operations, put
+from tests.gateway.test_decoders import generated
 
 
 def no_bug(context: Any, response: Any, case: Any) -> None:
@@ -38,7 +31,12 @@ def no_bug(context: Any, response: Any, case: Any) -> None:
 
 
 CLIENT = "0000000000000001"
-CHECKS = [no_bug, status_code_conformance, content_type_conformance, response_schema_conformance]
+CHECKS = [
+    no_bug,
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_schema_conformance,
+]
 UNTRIED = {
     ("GET", "/v1/flows/{flow}/watch"): "does not end",
     ("GET", "/openapi.json"): "schemathesis leaves out where it read",
@@ -66,8 +64,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         for table, kind in (("rows", "resident"), ("events", "stream")):
             assert requests.put(f"{base}/v1/tables/{table}", json={"kind": kind}, timeout=10).ok
         assert requests.post(f"{base}/v1/sessions", json={"nonce": "n", "lease_ms": 600_000}, timeout=10).ok
-        put = {"sequence": 1, "op": "put", "table": "rows", "key": "a", "value": 1}
-        body = {"client_id": CLIENT, "epoch": 1, "first_incomplete": 1, "operations": [put]}
+        body = operations(CLIENT, put(1, "a", 1))
         assert requests.post(f"{base}/v1/operations", json=body, timeout=10).ok
         yield started
 
@@ -117,10 +114,8 @@ async def test_what_is_served_is_what_the_router_knows(api: Api) -> None:
 def _fuzzed(schema: Any) -> Iterator[tuple[str, Any]]:
     for found in schema.get_all_operations():
         operation = found.ok()
-        name = operation.method.upper(), operation.path
-        if name in UNTRIED or operation.method == "head":
-            continue
-        yield f"{operation.method} {operation.path}", operation
+        if (operation.method.upper(), operation.path) not in UNTRIED and operation.method != "head":
+            yield f"{operation.method} {operation.path}", operation
 
 
 def test_nothing_is_answered_that_is_not_described(node: LocalCluster) -> None:
@@ -132,13 +127,7 @@ def test_nothing_is_answered_that_is_not_described(node: LocalCluster) -> None:
             turn = 0
 
             @seed(1)
-            @settings(
-                max_examples=EXAMPLES,
-                deadline=None,
-                database=None,
-                phases=[Phase.generate],
-                suppress_health_check=list(HealthCheck),
-            )
+            @settings(generated, max_examples=14, derandomize=False)
             @given(case=operation.as_strategy())
             def answered(case: Any) -> None:
                 nonlocal turn

@@ -11,6 +11,7 @@ import pytest
 
 from oncegate.consensus.errors import PeerUnavailable
 from oncegate.flows import segment
+from oncegate.flows.chunks import SealedBatch
 from oncegate.flows.publisher import Publisher
 from oncegate.flows.segment_store import HEADER_BYTES, SegmentStore
 from oncegate.gateway.local.waiting import until
@@ -32,17 +33,18 @@ class Side:
         self.publisher = Publisher(self.store, on_failure=lambda *_: None, retry_ms=1)
         self.publisher.start()
 
-    def write(self, *, publish: bool) -> None:
+    def write(self, *, publish: bool) -> list[SealedBatch]:
         entries: list[list[c.Command]] = [[c.DeclareTable("s", "stream", 1 << 20), c.OpenSession("n", 60_000, 64)]]
         for number in range(1, BATCHES + 1):
             ops = [c.Op(number * 10 + n, int(c.OpKind.PUT), "s", f"k{n}", n, b'"%d"' % number) for n in range(8)]
             entries.append([c.Operate(1, 1, number * 10, ops), c.Seal("s", number)])
         for index, commands in enumerate(entries, 1):
             self.machine.apply(index, 1, c.encode_entry(index, commands))
-        for batch in self.machine.take_sealed():
-            if publish:
-                self.publisher.submit(batch)
+        sealed = self.machine.take_sealed()
+        for batch in sealed if publish else []:
+            self.publisher.submit(batch)
         assert self.publisher.wait_idle(10)
+        return sealed
 
 
 class Network:
@@ -62,11 +64,6 @@ class Network:
 
 
 @pytest.fixture
-async def network() -> Network:
-    return Network()
-
-
-@pytest.fixture
 async def full(tmp_path: Path) -> AsyncIterator[Side]:
     side = Side(tmp_path / "full")
     side.write(publish=True)
@@ -75,7 +72,24 @@ async def full(tmp_path: Path) -> AsyncIterator[Side]:
 
 
 @pytest.fixture
-async def bare(tmp_path: Path, network: Network) -> AsyncIterator[tuple[Side, SegmentFetcher]]:
+async def network(full: Side) -> Network:
+    """Calls reach the node that has everything."""
+    made = Network()
+    made.peers["full"] = full
+    return made
+
+
+async def assert_refused(fetcher: SegmentFetcher, number: int, code: Code) -> None:
+    with pytest.raises(OncegateError) as refused:
+        await fetcher.ensure("s", number)
+    assert refused.value.code is code
+
+
+Bare = tuple[Side, SegmentFetcher]
+
+
+@pytest.fixture
+async def bare(tmp_path: Path, network: Network) -> AsyncIterator[Bare]:
     """A node that knows of all batches and has no file."""
     side = Side(tmp_path / "bare")
     side.write(publish=False)
@@ -87,48 +101,35 @@ async def bare(tmp_path: Path, network: Network) -> AsyncIterator[tuple[Side, Se
     network.peers["empty"].publisher.close()
 
 
-async def test_reader_gets_a_batch_this_node_never_wrote(
-    network: Network, full: Side, bare: tuple[Side, SegmentFetcher]
-) -> None:
+async def test_reader_gets_a_batch_this_node_never_wrote(network: Network, full: Side, bare: Bare) -> None:
     side, fetcher = bare
-    network.peers["full"] = full
     await asyncio.gather(*(fetcher.ensure("s", 3) for _ in range(20)))
     assert side.store.get("s", 3) == full.store.get("s", 3)
     assert side.store.checksum("s", 3) == full.store.checksum("s", 3)
     assert fetcher.fetched == 1, "twenty readers, one fetch"
 
 
-async def test_scan_fetches_all_that_is_missing(
-    network: Network, full: Side, bare: tuple[Side, SegmentFetcher]
-) -> None:
+async def test_scan_fetches_all_that_is_missing(network: Network, full: Side, bare: Bare) -> None:
     side, fetcher = bare
     side.store.put("s", 2, full.store.get("s", 2))
-    network.peers["full"] = full
     fetcher.scan()
     everything = list(range(1, BATCHES + 1))
     await until(lambda: side.store.list("s") == everything and not fetcher.missing, 20, "every batch is here")
     assert fetcher.fetched == BATCHES - 1
 
 
-async def test_batch_that_nobody_has_holds_up_no_other(
-    network: Network, full: Side, bare: tuple[Side, SegmentFetcher]
-) -> None:
+async def test_batch_that_nobody_has_holds_up_no_other(network: Network, full: Side, bare: Bare) -> None:
     side, fetcher = bare
     full.store.drop("s", BATCHES)  # the newest, which is asked for first
-    network.peers["full"] = full
     fetcher.scan()
-    await until(
-        lambda: side.store.list("s") == list(range(1, BATCHES)) and fetcher.missing == 1,
-        20,
-        "all batches but the newest are here",
-    )
+    others = list(range(1, BATCHES))
+    await until(lambda: side.store.list("s") == others and fetcher.missing == 1, 20, "all but the newest are here")
 
 
 async def test_large_batch_comes_in_pieces(
-    network: Network, full: Side, bare: tuple[Side, SegmentFetcher], monkeypatch: pytest.MonkeyPatch
+    network: Network, full: Side, bare: Bare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     side, fetcher = bare
-    network.peers["full"] = full
     monkeypatch.setattr(segment_fetch, "PIECE_BYTES_MAX", 100)
     await fetcher.ensure("s", 1)
     payload = full.store.get("s", 1)
@@ -140,9 +141,10 @@ async def test_large_batch_comes_in_pieces(
 async def test_batch_still_waiting_for_the_disk_is_served_too(tmp_path: Path, network: Network, bare: Any) -> None:
     side, fetcher = bare
     waiting = Side(tmp_path / "waiting")
+    sealed = waiting.write(publish=False)
     waiting.publisher.close()
     waiting.publisher = Publisher(waiting.store, on_failure=lambda *_: None)
-    for batch in _sealed():
+    for batch in sealed:
         waiting.publisher.submit(batch)
     network.peers["full"] = waiting
     await fetcher.ensure("s", 4)
@@ -150,28 +152,9 @@ async def test_batch_still_waiting_for_the_disk_is_served_too(tmp_path: Path, ne
     assert side.store.has("s", 4)
 
 
-def _sealed() -> list[Any]:
-    class Kept:
-        def __init__(self) -> None:
-            self.machine = Machine()
-            self.publisher = self
-
-        def wait_idle(self, timeout_s: float) -> bool:
-            return True
-
-        def submit(self, batch: Any) -> None:
-            batches.append(batch)
-
-    batches: list[Any] = []
-    Side.write(Kept(), publish=True)  # type: ignore[arg-type]
-    return batches
-
-
-async def test_damaged_piece_is_not_stored_and_another_peer_is_asked(
-    network: Network, full: Side, bare: tuple[Side, SegmentFetcher]
-) -> None:
+async def test_damaged_piece_is_not_stored_and_another_peer_is_asked(network: Network, full: Side, bare: Bare) -> None:
     side, fetcher = bare
-    network.peers["full"] = network.peers["gone"] = full
+    network.peers["gone"] = full
     spoiled = iter(range(1))
 
     def spoil(reply: bytes) -> bytes:
@@ -189,10 +172,9 @@ async def test_damaged_piece_is_not_stored_and_another_peer_is_asked(
 
 
 async def test_batch_with_another_value_that_can_be_read_is_refused_by_its_checksum(
-    network: Network, full: Side, bare: tuple[Side, SegmentFetcher], monkeypatch: pytest.MonkeyPatch
+    network: Network, full: Side, bare: Bare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     side, fetcher = bare
-    network.peers["full"] = full
     read = []
 
     def spoil(reply: bytes) -> bytes:
@@ -204,34 +186,30 @@ async def test_batch_with_another_value_that_can_be_read_is_refused_by_its_check
 
     network.spoil = spoil
     monkeypatch.setattr(segment_fetch, "ENSURE_TIMEOUT_S", 0.2)
-    with pytest.raises(OncegateError) as refused:
-        await fetcher.ensure("s", 5)
+    await assert_refused(fetcher, 5, Code.NOT_FOUND)
     assert read[0] == ['"6"', *['"5"'] * 7], "nothing but the checksum tells"
-    assert refused.value.code is Code.NOT_FOUND
     assert not side.store.has("s", 5)
 
 
 async def test_damaged_file_of_a_peer_is_not_spread(
-    network: Network, full: Side, bare: tuple[Side, SegmentFetcher], monkeypatch: pytest.MonkeyPatch
+    network: Network, full: Side, bare: Bare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     side, fetcher = bare
     path = full.store.path("s", 1)
     data = bytearray(path.read_bytes())
     data[HEADER_BYTES + 20] ^= 1
     path.write_bytes(data)
-    network.peers["full"] = full
     monkeypatch.setattr(segment_fetch, "ENSURE_TIMEOUT_S", 0.5)
-    with pytest.raises(OncegateError) as refused:
-        await fetcher.ensure("s", 1)
-    assert refused.value.code is Code.NOT_FOUND
+    await assert_refused(fetcher, 1, Code.NOT_FOUND)
     assert not side.store.has("s", 1)
 
 
 async def test_batch_dropped_meanwhile_is_said_to_be_dropped(
-    network: Network, bare: tuple[Side, SegmentFetcher], monkeypatch: pytest.MonkeyPatch
+    network: Network, bare: Bare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     side, fetcher = bare
     monkeypatch.setattr(segment_fetch, "ENSURE_TIMEOUT_S", 20)
+    del network.peers["full"]
     waiting = asyncio.create_task(fetcher.ensure("s", 2))
     while not network.calls:
         await asyncio.sleep(0)
