@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from oncegate import Client, Session, Tuning
 from oncegate.testing import FakeGateway
 
 
@@ -45,3 +46,16 @@ async def trio() -> AsyncIterator[FakeGateway]:
         gateway.declare("rows")
         gateway.declare("events", "stream")
         yield gateway
+
+
+@pytest.fixture
+async def client(fake: FakeGateway) -> AsyncIterator[Client]:
+    """A client of ``fake`` that waits a few milliseconds between attempts."""
+    async with Client(fake.endpoints, tuning=Tuning(backoff_first_s=0.001, backoff_cap_s=0.01)) as connected:
+        yield connected
+
+
+@pytest.fixture
+async def session(client: Client) -> AsyncIterator[Session]:
+    async with client.session() as opened:
+        yield opened

@@ -30,6 +30,7 @@ from oncegate.gateway.http import request_bodies
 from oncegate.rifl.errors import OncegateError
 from oncegate.rifl.ids import format_client_id
 from oncegate.testing import FakeGateway
+from tests.client.answers import OPERATIONS, arrived, fails, intercept, lose_answers, settle
 
 
 @pytest.fixture
@@ -67,30 +68,35 @@ async def killed(fake: FakeGateway, path: Path, **options: Any) -> AsyncIterator
     fake.nodes[0].requests.clear()
 
 
-async def arrived(fake: FakeGateway, path: str, count: int = 1) -> None:
-    while fake.nodes[0].requests[path] < count:
-        await asyncio.sleep(0)
+async def never_arrived(fake: FakeGateway, path: Path, *writes: tuple[Any, ...]) -> Session:
+    """Leave an outbox with these writes, sent to a node that never took them."""
+    async with killed(fake, path) as before:
+        fake.nodes[0].freeze()
+        for write in writes:
+            before.submit(*write)
+        await arrived(fake.nodes[0])
+    return before
 
 
-async def settle() -> None:
-    for _ in range(20):
-        await asyncio.sleep(0)
-
-
-async def lost_answer(request: web.Request) -> None:
-    """Keep an answer back for as long as the test runs."""
-    if request.path == "/v1/operations":
-        await asyncio.Event().wait()
+async def applied_without_an_answer(fake: FakeGateway, path: Path) -> Session:
+    """Leave an outbox with one write that was applied, whose answer its process did not live to see."""
+    async with killed(fake, path) as before:
+        fake.nodes[0].after = lose_answers
+        before.submit("increment", "rows", "n", by=3)
+        await arrived(fake.nodes[0])
+        await settle()
+        fake.nodes[0].after = None
+    assert [write.sequence for write in fake.executed] == [1]
+    return before
 
 
 async def test_write_is_on_disk_before_it_travels(fake: FakeGateway, path: Path) -> None:
     seen: list[list[tuple[int, str, bool]]] = []
 
-    async def look(request: web.Request) -> None:
-        if request.path == "/v1/operations":
-            seen.append(held(path))
+    async def look(_: web.Request) -> None:
+        seen.append(held(path))
 
-    fake.nodes[0].before = look  # type: ignore[assignment]
+    intercept(fake.nodes[0], OPERATIONS, look)
     async with Client(fake.endpoints) as client, client.session(outbox=path) as session:
         await session.increment("rows", "a")
         await session.increment("rows", "b")
@@ -101,9 +107,9 @@ async def test_write_is_on_disk_before_it_travels(fake: FakeGateway, path: Path)
 async def test_restart_resends_the_same_id_and_payload_and_gets_the_first_result(fake: FakeGateway, path: Path) -> None:
     async with killed(fake, path) as before:
         await before.increment("rows", "n", 5)
-        fake.nodes[0].after = lost_answer
+        fake.nodes[0].after = lose_answers
         write = asyncio.ensure_future(before.increment("rows", "n", 3))
-        await arrived(fake, "POST /v1/operations", 2)
+        await arrived(fake.nodes[0], count=2)
         await settle()
         fake.nodes[0].after = None
     assert write.done()
@@ -124,7 +130,7 @@ async def test_restart_sends_what_never_arrived(fake: FakeGateway, path: Path) -
         fake.nodes[0].freeze()
         for n in range(40):
             before.submit("increment", "rows", f"k{n % 3}", position=n)
-        await arrived(fake, "POST /v1/operations")
+        await arrived(fake.nodes[0])
     async with Client(fake.endpoints) as client, client.session(outbox=path) as session:
         assert len(session.recovered) == 40
         assert session.position == 39
@@ -135,13 +141,13 @@ async def test_request_acknowledges_no_write_whose_entry_is_still_on_disk(fake: 
     answered, written = asyncio.Event(), threading.Event()
 
     async def hold(request: web.Request) -> None:
-        if request.path == "/v1/operations" and not answered.is_set():
+        if request.path == OPERATIONS and not answered.is_set():
             await answered.wait()
 
     fake.nodes[0].before = hold
     async with Client(fake.endpoints) as client, client.session(outbox=path) as session:
         first = session.submit("put", "rows", "a", 1)
-        await arrived(fake, "POST /v1/operations")
+        await arrived(fake.nodes[0])
         life = session._life
         assert life.outbox is not None
         file, write = life.outbox._file, life.outbox._file.write
@@ -171,7 +177,7 @@ async def test_position_is_kept_with_the_write_it_came_with(fake: FakeGateway, p
         await before.put("rows", "a", 1, position=17)
         fake.nodes[0].freeze()
         before.submit("put", "rows", "a", 2, position=18)
-        await arrived(fake, "POST /v1/operations", 2)
+        await arrived(fake.nodes[0], count=2)
         before.submit("put", "rows", "b", 2, position=19)  # would pass the one in front of it without an outbox
         await settle()
     async with Client(fake.endpoints) as client, client.session(outbox=path) as session:
@@ -190,20 +196,12 @@ async def test_forgotten_twin_is_fenced(fake: FakeGateway, path: Path, tmp_path:
         shutil.copy(path, copy)
         async with client.session(outbox=copy) as session:
             assert session.client_id == twin.client_id
-            with pytest.raises(OperationFailed) as fenced:
+            with fails(Code.FENCED, Outcome.NOT_APPLIED):
                 await twin.increment("rows", "n")
-            assert (fenced.value.code, fenced.value.outcome) == (Code.FENCED, Outcome.NOT_APPLIED)
             assert twin.lost.is_set()
             assert [failure.code for failure in lost] == [Code.FENCED]
             assert (await session.increment("rows", "n")).value == 2
         await twin.close()
-
-
-async def test_second_process_with_the_same_file_is_refused(fake: FakeGateway, path: Path) -> None:
-    async with Client(fake.endpoints) as client, client.session(outbox=path):
-        with pytest.raises(OperationFailed) as refused:
-            await client.session(outbox=path).__aenter__()
-        assert (refused.value.code, refused.value.outcome) == (Code.CONFLICT, Outcome.NOT_APPLIED)
 
 
 async def test_expired_session_reports_its_entries_and_never_sends_them_again(fake: FakeGateway, path: Path) -> None:
@@ -211,7 +209,7 @@ async def test_expired_session_reports_its_entries_and_never_sends_them_again(fa
         await before.put("rows", "a", 1)
         fake.nodes[0].freeze()
         before.submit("increment", "rows", "n")
-        await arrived(fake, "POST /v1/operations", 2)
+        await arrived(fake.nodes[0], count=2)
         fake.expire(before.client_id)
     fake.executed.clear()
     reported: list[OutboxEntry] = []
@@ -234,25 +232,16 @@ async def test_expired_session_reports_its_entries_and_never_sends_them_again(fa
 
 
 async def test_expired_session_whose_record_is_still_there_gives_its_result(fake: FakeGateway, path: Path) -> None:
-    async with killed(fake, path) as before:
-        fake.nodes[0].after = lost_answer
-        before.submit("increment", "rows", "n", by=7)
-        await arrived(fake, "POST /v1/operations")
-        await settle()
-        fake.nodes[0].after = None
+    before = await applied_without_an_answer(fake, path)
     fake.time_ms += 60_001  # the lease is over, and no leader has reaped the session yet
     async with Client(fake.endpoints) as client, client.session(outbox=path) as session:
-        assert [recovered.result.value for recovered in session.recovered if recovered.result] == [7]
+        assert [recovered.result.value for recovered in session.recovered if recovered.result] == [3]
         assert session.client_id != before.client_id
     assert len(fake.executed) == 1
 
 
 async def test_acknowledged_entry_is_dropped_and_a_doubted_one_is_reported(fake: FakeGateway, path: Path) -> None:
-    async with killed(fake, path) as before:
-        fake.nodes[0].freeze()
-        for key in "ab":
-            before.submit("put", "rows", key, 1)
-        await arrived(fake, "POST /v1/operations")
+    before = await never_arrived(fake, path, ("put", "rows", "a", 1), ("put", "rows", "b", 1))
     file = OutboxFile(path)
     file.write(doubted=[2])
     file.close()
@@ -281,25 +270,10 @@ async def test_deadline_means_unknown_and_a_restart_still_delivers(fake: FakeGat
 
 async def test_refused_write_leaves_the_outbox_before_its_caller_is_told(fake: FakeGateway, path: Path) -> None:
     async with Client(fake.endpoints) as client, client.session(outbox=path) as session:
-        with pytest.raises(OperationFailed) as refused:
+        with fails(Code.NOT_FOUND, Outcome.NOT_APPLIED):
             await session.put("nowhere", "k", 1)
-        assert (refused.value.code, refused.value.outcome) == (Code.NOT_FOUND, Outcome.NOT_APPLIED)
         assert held(path) == []
         assert (await session.put("rows", "k", 1)).applied
-
-
-async def test_resent_write_that_is_refused_for_good_is_sealed_and_reported_as_not_applied(
-    fake: FakeGateway, path: Path
-) -> None:
-    async with killed(fake, path) as before:
-        fake.nodes[0].freeze()
-        before.submit("put", "nowhere", "k", 1)
-        await arrived(fake, "POST /v1/operations")
-    async with Client(fake.endpoints) as client, client.session(outbox=path) as session:
-        (recovered,) = session.recovered
-        assert recovered.failure is not None
-        assert (recovered.failure.code, recovered.failure.outcome) == (Code.NOT_FOUND, Outcome.NOT_APPLIED)
-    assert held(path) == []
 
 
 def forbid(fake: FakeGateway, *ends: str) -> None:
@@ -311,15 +285,15 @@ def forbid(fake: FakeGateway, *ends: str) -> None:
     fake.nodes[0].before = refuse
 
 
-async def applied_without_an_answer(fake: FakeGateway, path: Path) -> None:
-    """Leave an outbox with one write that was applied, whose answer its process did not live to see."""
-    async with killed(fake, path) as before:
-        fake.nodes[0].after = lost_answer
-        before.submit("increment", "rows", "n", by=3)
-        await arrived(fake, "POST /v1/operations")
-        await settle()
-        fake.nodes[0].after = None
-    assert [write.sequence for write in fake.executed] == [1]
+async def test_resent_write_that_is_refused_for_good_is_sealed_and_reported_as_not_applied(
+    fake: FakeGateway, path: Path
+) -> None:
+    await never_arrived(fake, path, ("put", "nowhere", "k", 1))
+    async with Client(fake.endpoints) as client, client.session(outbox=path) as session:
+        (recovered,) = session.recovered
+        assert recovered.failure is not None
+        assert (recovered.failure.code, recovered.failure.outcome) == (Code.NOT_FOUND, Outcome.NOT_APPLIED)
+    assert held(path) == []
 
 
 async def test_applied_write_whose_resend_is_refused_for_good_is_recovered_with_its_result(
@@ -348,10 +322,7 @@ async def test_write_whose_resend_is_refused_for_good_stays_in_doubt_until_someb
 
 
 async def test_session_without_an_answer_can_be_entered_again(fake: FakeGateway, path: Path) -> None:
-    async with killed(fake, path) as before:
-        fake.nodes[0].freeze()
-        before.submit("increment", "rows", "n")
-        await arrived(fake, "POST /v1/operations")
+    await never_arrived(fake, path, ("increment", "rows", "n"))
     async with Client(fake.endpoints, timeout_s=0.1) as client:
         fake.nodes[0].freeze()
         with pytest.raises((DeadlineExceeded, OutcomeUnknown)):
@@ -373,37 +344,6 @@ async def test_crash_during_the_open_does_not_open_a_second_session(fake: FakeGa
         client.session(outbox=path) as session,
     ):
         assert session.client_id == opened.client_id
-
-
-async def test_full_outbox_refuses_writes_that_have_not_travelled(
-    fake: FakeGateway, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("oncegate.gateway.client.durable_outbox.BYTES_MAX", 200)
-    async with Client(fake.endpoints) as client, client.session(outbox=path) as session:
-        with pytest.raises(OperationFailed) as full:
-            await session.put("rows", "k", "x" * 300)
-        assert (full.value.code, full.value.outcome) == (Code.QUOTA, Outcome.NOT_APPLIED)
-        assert (await session.put("rows", "k", 1)).applied
-
-
-async def test_outbox_that_cannot_be_written_ends_the_session(
-    fake: FakeGateway, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import sqlite3
-
-    def fail(self: OutboxFile, *args: object, **how: object) -> None:
-        raise sqlite3.OperationalError("disk I/O error")
-
-    async with Client(fake.endpoints) as client, client.session(outbox=path) as session:
-        await session.put("rows", "a", 1)
-        monkeypatch.setattr(OutboxFile, "write", fail)
-        with pytest.raises(OutcomeUnknown):
-            await session.put("rows", "b", 1)
-        with pytest.raises(OperationFailed) as over:
-            await session.put("rows", "c", 1)
-        assert over.value.outcome is Outcome.NOT_APPLIED
-        assert session.lost.is_set()
-    assert [write.key for write in fake.executed] == ["a"]
 
 
 async def test_position_needs_an_outbox(fake: FakeGateway) -> None:

@@ -11,6 +11,7 @@ from aiohttp import web
 from oncegate import Client, OperationFailed, Outcome, Tuning, WriteResult
 from oncegate.rifl.errors import Code, OncegateError
 from oncegate.testing import FakeGateway, FakeNode
+from tests.client.answers import cut
 
 TUNING = Tuning(
     attempt_timeout_s=0.05, backoff_first_s=0.001, backoff_cap_s=0.01, pipeline_min=4, batch_operations_max=16
@@ -29,8 +30,7 @@ def misbehave(node: FakeNode, dice: random.Random) -> None:
             return
         cast = dice.random()
         if cast < 0.2:
-            assert request.transport is not None
-            request.transport.close()
+            cut(request)
         elif cast < 0.25:
             await asyncio.sleep(0.1)  # longer than an attempt: a late answer
 

@@ -10,7 +10,8 @@ from aiohttp import web
 from oncegate import Client, Tuning
 from oncegate.gateway.client.routing import REST_REFUSED_S
 from oncegate.rifl.errors import Code, OncegateError
-from oncegate.testing import FakeGateway
+from oncegate.testing import FakeGateway, FakeNode
+from tests.client.answers import cut
 
 QUICK = Tuning(attempt_timeout_s=0.2, backoff_first_s=0.001, backoff_cap_s=0.01)
 
@@ -47,42 +48,36 @@ async def test_refused_connection_moves_on_to_the_next_node(trio: FakeGateway) -
     assert [write.key for write in trio.executed] == ["a", "b"]
 
 
+def refuse(node: FakeNode, code: Code, retry_after_ms: int | None = None) -> None:
+    """Let a node refuse whatever it is asked; where it is not ready it names no leader either."""
+
+    async def refused(_: web.Request) -> web.StreamResponse | None:
+        if code is Code.NOT_READY:
+            node._gateway.lead(None)
+        return node.problem(OncegateError(code, retry_after_ms=retry_after_ms))
+
+    node.before = refused
+
+
 async def test_node_without_a_leader_is_left_for_the_next(trio: FakeGateway) -> None:
-    first = trio.nodes[0]
-
-    async def not_ready(request: web.Request) -> web.StreamResponse | None:
-        trio.leader = None
-        return first.problem(OncegateError(Code.NOT_READY, retry_after_ms=60_000))
-
-    first.before = not_ready
+    refuse(trio.nodes[0], Code.NOT_READY, retry_after_ms=60_000)
     async with Client(trio.endpoints) as client, client.session() as session:
         assert (await session.put("rows", "a", 1)).applied
     assert trio.nodes[1].requests["POST /v1/operations"] == 1
 
 
 async def test_client_without_retries_left_leaves_a_node_that_refuses_for_the_next(trio: FakeGateway) -> None:
-    first = trio.nodes[0]
-
-    async def not_ready(request: web.Request) -> web.StreamResponse | None:
-        trio.leader = None
-        return first.problem(OncegateError(Code.NOT_READY))
-
     tuning = Tuning(retry_budget=0, backoff_cap_s=2 * REST_REFUSED_S)
     async with Client(trio.endpoints, tuning=tuning) as client, client.session() as session:
         await session.put("rows", "a", 1)
-        first.before = not_ready
+        refuse(trio.nodes[0], Code.NOT_READY)
         assert (await session.put("rows", "b", 1)).applied
-    assert first.requests["POST /v1/operations"] == 2, "it was asked again before the others"
+    assert trio.nodes[0].requests["POST /v1/operations"] == 2, "it was asked again before the others"
 
 
 async def test_not_leader_is_followed_to_the_leader(trio: FakeGateway) -> None:
-    first = trio.nodes[0]
     trio.leader = trio.nodes[2]
-
-    async def not_leader(request: web.Request) -> web.StreamResponse | None:
-        return first.problem(OncegateError(Code.NOT_LEADER))
-
-    first.before = not_leader
+    refuse(trio.nodes[0], Code.NOT_LEADER)
     async with Client(trio.endpoints) as client, client.session() as session:
         assert (await session.put("rows", "a", 1)).applied
     assert trio.nodes[2].requests["POST /v1/sessions"] == 1
@@ -119,16 +114,14 @@ async def test_cluster_that_comes_back_before_the_deadline_gets_every_write_once
 
 
 async def test_opening_a_session_is_retried_as_the_same_session(trio: FakeGateway) -> None:
-    lost = 0
+    lost = []
 
-    async def cut(request: web.Request) -> None:
-        nonlocal lost
+    async def lose_the_first(request: web.Request) -> None:
         if request.path == "/v1/sessions" and not lost:
-            lost += 1
-            assert request.transport is not None
-            request.transport.close()
+            lost.append(request)
+            cut(request)
 
-    trio.nodes[0].after = cut
+    trio.nodes[0].after = lose_the_first
     async with Client(trio.endpoints, tuning=QUICK) as client, client.session() as session:
-        assert lost == 1
+        assert len(lost) == 1
         assert [known.client_id for known in trio.machine.sessions] == [session.client_id]

@@ -1,4 +1,5 @@
-"""The file of the durable outbox: what was written is read back, and anything else is refused by name."""
+"""The file of the durable outbox: what was written is read back, anything else is refused by name, and a session that
+cannot write to it sends nothing."""
 
 from __future__ import annotations
 
@@ -12,10 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oncegate.gateway.client.failures import OperationFailed
+from oncegate import Client, Outcome, OutcomeUnknown
 from oncegate.gateway.client.outbox_file import Head, NewEntry, OutboxDamaged, OutboxFile
 from oncegate.gateway.wire import Operation
 from oncegate.rifl.errors import Code
+from oncegate.testing import FakeGateway
+from tests.client.answers import fails
 
 OWNER = 1234
 
@@ -146,16 +149,47 @@ def test_file_that_is_none_is_refused(tmp_path: Path) -> None:
 
 def test_reader_needs_no_lock_and_writer_has_it_alone(tmp_path: Path) -> None:
     path = tmp_path / "o"
-    with pytest.raises(OperationFailed) as missing:
+    with fails(Code.NOT_FOUND):
         OutboxFile(path, read_only=True)
-    assert missing.value.code is Code.NOT_FOUND
     made(path)
     owner = OutboxFile(path)
-    with pytest.raises(OperationFailed) as held:
+    with fails(Code.CONFLICT):
         OutboxFile(path)
-    assert held.value.code is Code.CONFLICT
     reader = OutboxFile(path, read_only=True)
     assert len(reader) == 20
     reader.close()
     owner.close()
     assert len(read(path)) == 20
+
+
+async def test_second_process_with_the_same_file_is_refused(fake: FakeGateway, tmp_path: Path) -> None:
+    async with Client(fake.endpoints) as client, client.session(outbox=tmp_path / "o"):
+        with fails(Code.CONFLICT, Outcome.NOT_APPLIED):
+            await client.session(outbox=tmp_path / "o").__aenter__()
+
+
+async def test_full_outbox_refuses_writes_that_have_not_travelled(
+    fake: FakeGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("oncegate.gateway.client.durable_outbox.BYTES_MAX", 200)
+    async with Client(fake.endpoints) as client, client.session(outbox=tmp_path / "o") as session:
+        with fails(Code.QUOTA, Outcome.NOT_APPLIED):
+            await session.put("rows", "k", "x" * 300)
+        assert (await session.put("rows", "k", 1)).applied
+
+
+async def test_outbox_that_cannot_be_written_ends_the_session(
+    fake: FakeGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: OutboxFile, *args: object, **how: object) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    async with Client(fake.endpoints) as client, client.session(outbox=tmp_path / "o") as session:
+        await session.put("rows", "a", 1)
+        monkeypatch.setattr(OutboxFile, "write", fail)
+        with pytest.raises(OutcomeUnknown):
+            await session.put("rows", "b", 1)
+        with fails(outcome=Outcome.NOT_APPLIED):
+            await session.put("rows", "c", 1)
+        assert session.lost.is_set()
+    assert [write.key for write in fake.executed] == ["a"]

@@ -8,8 +8,9 @@ from importlib.metadata import entry_points
 
 import pytest
 
-from oncegate import Client, Code, OncegateError, OperationFailed, sync
+from oncegate import Client, Code, OncegateError, sync
 from oncegate.testing import FakeCluster
+from tests.client.answers import fails
 
 
 def test_lease_ends_when_the_test_says_so(oncegate_cluster: FakeCluster) -> None:
@@ -19,9 +20,8 @@ def test_lease_ends_when_the_test_says_so(oncegate_cluster: FakeCluster) -> None
         oncegate_cluster.advance(60.0)
         session.put("rows", "k", 2)  # renews
         oncegate_cluster.advance(60.001)
-        with pytest.raises(OperationFailed) as expired:
+        with fails(Code.SESSION_EXPIRED):
             session.put("rows", "k", 3)
-        assert expired.value.code is Code.SESSION_EXPIRED
     assert oncegate_cluster.value("rows", "k") == 2
     with pytest.raises(OncegateError):
         oncegate_cluster.value("rows", "none")

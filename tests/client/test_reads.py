@@ -5,28 +5,21 @@ from __future__ import annotations
 import pytest
 from aiohttp import web
 
-from oncegate import Client, Code, MalformedAnswer, OperationFailed, Tuning
+from oncegate import Client, Code, MalformedAnswer, Session, Tuning
 from oncegate.testing import FakeGateway
+from tests.client.answers import fails
 
 
-async def test_get_returns_the_row_or_none(fake: FakeGateway) -> None:
-    async with Client(fake.endpoints) as client, client.session() as session:
-        await session.put("rows", "a/b c%", [1, None])
-        row = await client.get("rows", "a/b c%")
-        assert row is not None
-        assert (row.key, row.value, row.version, row.commit) == ("a/b c%", [1, None], 1, 1)
-        assert await client.get("rows", "absent") is None
-        assert await session.get("rows", "..") is None
+async def test_get_returns_the_row_or_none(client: Client, session: Session) -> None:
+    await session.put("rows", "a/b c%", [1, None])
+    row = await client.get("rows", "a/b c%")
+    assert row is not None
+    assert (row.key, row.value, row.version, row.commit) == ("a/b c%", [1, None], 1, 1)
+    assert await client.get("rows", "absent") is None
+    assert await session.get("rows", "..") is None
 
 
-async def test_get_from_an_unknown_table_is_an_error(fake: FakeGateway) -> None:
-    async with Client(fake.endpoints) as client:
-        with pytest.raises(OperationFailed) as refused:
-            await client.get("nowhere", "k")
-        assert refused.value.code is Code.NOT_FOUND
-
-
-async def test_session_read_asks_for_what_the_session_has_seen(fake: FakeGateway) -> None:
+async def test_session_read_asks_for_what_it_has_seen(fake: FakeGateway, client: Client, session: Session) -> None:
     queries: list[dict[str, str]] = []
 
     async def note(request: web.Request) -> web.StreamResponse | None:
@@ -35,13 +28,12 @@ async def test_session_read_asks_for_what_the_session_has_seen(fake: FakeGateway
         return None
 
     fake.nodes[0].before = note
-    async with Client(fake.endpoints) as client, client.session() as session:
-        await session.put("rows", "a", 1)
-        await session.put("rows", "a", 2)
-        await session.get("rows", "a")
-        await session.get("rows", "a", consistency="stale")
-        await client.get("rows", "a", consistency="session", min_commit=1)
-        await client.get("rows", "a")
+    await session.put("rows", "a", 1)
+    await session.put("rows", "a", 2)
+    await session.get("rows", "a")
+    await session.get("rows", "a", consistency="stale")
+    await client.get("rows", "a", consistency="session", min_commit=1)
+    await client.get("rows", "a")
     assert queries == [
         {"consistency": "session", "min_commit": "2"},
         {"consistency": "stale"},
@@ -50,11 +42,10 @@ async def test_session_read_asks_for_what_the_session_has_seen(fake: FakeGateway
     ]
 
 
-async def test_stale_row_says_how_old_it_may_be(fake: FakeGateway) -> None:
-    async with Client(fake.endpoints) as client, client.session() as session:
-        await session.put("rows", "k", 1)
-        stale = await client.get("rows", "k", consistency="stale")
-        strict = await client.get("rows", "k")
+async def test_stale_row_says_how_old_it_may_be(client: Client, session: Session) -> None:
+    await session.put("rows", "k", 1)
+    stale = await client.get("rows", "k", consistency="stale")
+    strict = await client.get("rows", "k")
     assert stale is not None
     assert strict is not None
     assert (stale.age_ms, strict.age_ms) == (0, None)
@@ -86,33 +77,25 @@ async def test_reads_that_any_node_can_answer_are_spread(trio: FakeGateway) -> N
     assert [node.requests["GET /v1/tables/rows/rows/k"] for node in trio.nodes] == [2, 2, 2]
 
 
-async def test_scan_reads_on_after_a_page(fake: FakeGateway) -> None:
-    async with Client(fake.endpoints) as client, client.session() as session:
-        await session.put_many("rows", {f"k{n}": n for n in range(5)})
-        page = await client.scan("rows", prefix="k", limit=3)
-        assert [row.key for row in page.rows] == ["k0", "k1", "k2"]
-        page = await client.scan("rows", prefix="k", after=page.next)
-        assert [row.key for row in page.rows] == ["k3", "k4"]
-        assert page.next is None
+async def test_scan_reads_on_after_a_page(client: Client, session: Session) -> None:
+    await session.put_many("rows", {f"k{n}": n for n in range(5)})
+    page = await client.scan("rows", prefix="k", limit=3)
+    assert [row.key for row in page.rows] == ["k0", "k1", "k2"]
+    page = await client.scan("rows", prefix="k", after=page.next)
+    assert [row.key for row in page.rows] == ["k3", "k4"]
+    assert page.next is None
 
 
-async def test_declarations_are_idempotent_and_conflicts_typed(fake: FakeGateway) -> None:
-    async with Client(fake.endpoints) as client:
-        assert (await client.declare_table("tweets", kind="stream")).kind == "stream"
-        assert (await client.declare_table("tweets", kind="stream")).kind == "stream"
-        with pytest.raises(OperationFailed) as conflict:
-            await client.declare_table("tweets", kind="resident")
-        assert conflict.value.code is Code.CONFLICT
-        assert (await client.declare_flow("fanout", source="tweets")).source == "tweets"
-        assert (await client.flow("fanout")).flow == "fanout"
-        cluster = await client.cluster()
-        assert cluster.leader == "n0"
-        assert cluster.members[0].http == fake.nodes[0].endpoint
-
-
-async def test_never_seen_request_is_told_as_such(fake: FakeGateway) -> None:
-    async with Client(fake.endpoints) as client, client.session() as session:
-        assert (await client.request(session.client_id, 77)).state == "never_seen"
+async def test_declarations_are_idempotent_and_conflicts_typed(fake: FakeGateway, client: Client) -> None:
+    assert (await client.declare_table("tweets", kind="stream")).kind == "stream"
+    assert (await client.declare_table("tweets", kind="stream")).kind == "stream"
+    with fails(Code.CONFLICT):
+        await client.declare_table("tweets", kind="resident")
+    assert (await client.declare_flow("fanout", source="tweets")).source == "tweets"
+    assert (await client.flow("fanout")).flow == "fanout"
+    cluster = await client.cluster()
+    assert cluster.leader == "n0"
+    assert cluster.members[0].http == fake.nodes[0].endpoint
 
 
 async def test_malformed_read_answer_is_a_typed_error(fake: FakeGateway) -> None:

@@ -8,21 +8,9 @@ import pickle
 import pytest
 from aiohttp import web
 
-from oncegate import Client, Code, OperationFailed, OutcomeUnknown, Session
+from oncegate import Client, Code, OutcomeUnknown, Session
 from oncegate.testing import FakeGateway
-
-
-async def lose_answers(request: web.Request) -> None:
-    """Apply operations and never answer."""
-    if request.path == "/v1/operations":
-        await asyncio.Event().wait()
-
-
-async def hold_operations(request: web.Request) -> web.StreamResponse | None:
-    """Keep operations on their way until the client has given up."""
-    if request.path == "/v1/operations":
-        await asyncio.Event().wait()
-    return None
+from tests.client.answers import fails, keep_back, lose_answers
 
 
 async def doubt(session: Session) -> OutcomeUnknown:
@@ -78,7 +66,7 @@ async def test_write_that_never_arrived_is_sealed_and_its_late_copy_refused(fake
 
 async def test_resolved_numbers_are_acknowledged_by_the_next_write(fake: FakeGateway) -> None:
     async with Client(fake.endpoints) as client, client.session(window=4) as session:
-        fake.nodes[0].before = hold_operations
+        fake.nodes[0].before = keep_back
         doubts = [await doubt(session) for _ in range(3)]
         fake.nodes[0].before = None
         for unknown in doubts:
@@ -88,43 +76,31 @@ async def test_resolved_numbers_are_acknowledged_by_the_next_write(fake: FakeGat
         assert fake.machine.trackers[session.client_id].first_incomplete == 5
 
 
-async def test_outcome_that_is_forgotten_stays_unknown(fake: FakeGateway) -> None:
-    async with Client(fake.endpoints) as client:
-        async with client.session() as session:
-            fake.nodes[0].before = hold_operations
-            unknown = await doubt(session)
-            fake.nodes[0].before = None
-        with pytest.raises(OutcomeUnknown) as forgotten:
-            await unknown.resolve()
-        assert forgotten.value.code is Code.SESSION_EXPIRED
-        assert forgotten.value.request_id == unknown.request_id
-
-
-async def test_outcome_that_its_owner_acknowledged_stays_unknown_to_others(fake: FakeGateway) -> None:
-    async with Client(fake.endpoints) as client, client.session() as session:
-        first = await session.put("rows", "a", 1)
-        await session.put("rows", "b", 1)
-        with pytest.raises(OutcomeUnknown) as acknowledged:
-            await client.resolve(first.request_id)
-        assert (acknowledged.value.code, acknowledged.value.request_id) == (Code.STALE, first.request_id)
-
-
-async def test_doubt_from_another_process_is_resolved_by_its_id(fake: FakeGateway) -> None:
-    async with Client(fake.endpoints) as client, client.session() as session:
-        fake.nodes[0].before = hold_operations
-        unknown = pickle.loads(pickle.dumps(await doubt(session)))
+async def test_outcome_that_is_forgotten_stays_unknown(fake: FakeGateway, client: Client) -> None:
+    async with client.session() as session:
+        fake.nodes[0].before = keep_back
+        unknown = await doubt(session)
         fake.nodes[0].before = None
-        with pytest.raises(OperationFailed) as unbound:
-            await unknown.resolve()
-        assert unbound.value.code is Code.BAD_REQUEST
-        assert (await client.resolve(unknown.request_id)).state == "sealed"
+    with pytest.raises(OutcomeUnknown) as forgotten:
+        await unknown.resolve()
+    assert forgotten.value.code is Code.SESSION_EXPIRED
+    assert forgotten.value.request_id == unknown.request_id
+
+
+async def test_doubt_of_another_process_is_resolved_by_id(fake: FakeGateway, client: Client, session: Session) -> None:
+    fake.nodes[0].before = keep_back
+    unknown = pickle.loads(pickle.dumps(await doubt(session)))
+    fake.nodes[0].before = None
+    with fails(Code.BAD_REQUEST):
+        await unknown.resolve()
+    assert (await client.resolve(unknown.request_id)).state == "sealed"
 
 
 async def test_doubt_is_sealed_although_the_window_the_server_sees_is_full(fake: FakeGateway) -> None:
     async with Client(fake.endpoints) as client, client.session(window=4) as session:
         for n in range(4):
             await session.put("rows", f"k{n}", n)  # numbers 1 to 4; the server has seen 3 acknowledged
-        fake.nodes[0].before = hold_operations
+        fake.nodes[0].before = keep_back
         doubts = [await doubt(session) for _ in range(4)]
         fake.nodes[0].before = None
         assert {(await unknown.resolve()).state for unknown in doubts} == {"sealed"}

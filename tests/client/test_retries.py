@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import pickle
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -18,102 +19,81 @@ from oncegate import (
     OperationFailed,
     OutcomeUnknown,
     PartialFailure,
+    Session,
     Tuning,
 )
 from oncegate.gateway import wire
 from oncegate.gateway.client.sync_crossing import crossed
 from oncegate.rifl.errors import REGISTRY, OncegateError, Outcome
 from oncegate.testing import FakeGateway, FakeNode
+from tests.client.answers import OPERATIONS, cut, fails, intercept, packed, rejected, results
 
 QUICK = Tuning(attempt_timeout_s=0.15, backoff_first_s=0.001, backoff_cap_s=0.01)
 
 
-def lose_answers(node: FakeNode, count: int, path: str) -> None:
-    """Cut the connection after the next ``count`` requests to ``path`` have been applied."""
-    left = count
-
-    async def cut(request: web.Request) -> None:
-        nonlocal left
-        if left and request.path == path:
-            left -= 1
-            assert request.transport is not None
-            request.transport.close()
-
-    node.after = cut
-
-
-def answer_with(node: FakeNode, path: str, *answers: web.Response | OncegateError) -> None:
-    """Answer the next requests to ``path`` with these, unapplied."""
+def answer_with(node: FakeNode, *answers: web.Response | OncegateError) -> None:
+    """Answer the next operations with these, unapplied."""
     waiting = list(answers)
 
     async def answer(request: web.Request) -> web.StreamResponse | None:
-        if request.path != path or not waiting:
-            return None
-        given = waiting.pop(0)
+        given = waiting.pop(0) if waiting else None
         return node.problem(given) if isinstance(given, OncegateError) else given
 
-    node.before = answer
+    intercept(node, OPERATIONS, answer)
 
 
-async def test_lost_answer_is_replayed_and_the_write_is_applied_once(fake: FakeGateway) -> None:
-    lose_answers(fake.nodes[0], 2, "/v1/operations")
-    async with Client(fake.endpoints, tuning=QUICK) as client, client.session() as session:
-        result = await session.increment("rows", "n", by=7)
+async def test_lost_answer_is_replayed_and_the_write_is_applied_once(fake: FakeGateway, session: Session) -> None:
+    fake.nodes[0].lose_answers(2)
+    result = await session.increment("rows", "n", by=7)
     assert result.replayed
     assert result.value == 7
     assert [write.sequence for write in fake.executed] == [1]
 
 
-async def test_every_attempt_carries_the_same_id_and_bytes(fake: FakeGateway) -> None:
+async def test_every_attempt_carries_the_same_id_and_bytes(fake: FakeGateway, session: Session) -> None:
     bodies: list[bytes] = []
     node = fake.nodes[0]
 
     async def refuse_twice(request: web.Request) -> web.StreamResponse | None:
-        if request.path != "/v1/operations":
-            return None
         bodies.append(await request.read())
         return None if len(bodies) > 2 else node.problem(OncegateError(Code.OVERLOADED, retry_after_ms=1))
 
-    node.before = refuse_twice
-    async with Client(fake.endpoints, tuning=QUICK) as client, client.session() as session:
-        await session.put("rows", "k", 1)
+    intercept(node, OPERATIONS, refuse_twice)
+    await session.put("rows", "k", 1)
     assert len(bodies) == 3
     assert len(set(bodies)) == 1
 
 
-async def test_writes_rejected_for_now_are_sent_again_alone(fake: FakeGateway) -> None:
+async def test_writes_rejected_for_now_are_sent_again_alone(fake: FakeGateway, session: Session) -> None:
     node = fake.nodes[0]
     seen: list[list[int]] = []
 
     async def reject_every_second(request: web.Request) -> web.StreamResponse | None:
-        if request.path != "/v1/operations":
-            return None
-        body = await request.read()
-        sequences = [op.sequence for op in msgspec.msgpack.decode(body, type=wire.OperationsRequest).operations]
-        seen.append(sequences)
+        seen.append(await sequences(request))
         if len(seen) > 1:
             return None
         whole = msgspec.msgpack.decode((await node.serve(request)).body, type=wire.OperationsResponse)  # type: ignore[attr-defined]
-        for verdict in whole.results[1::2]:
-            assert verdict.commit is not msgspec.UNSET
-        results = [
-            wire.OperationResult(verdict.sequence, "rejected", code="OVERLOADED", outcome="not_applied", retryable=True)
-            if at % 2
-            else verdict
-            for at, verdict in enumerate(whole.results)
-        ]
-        body = msgspec.msgpack.encode(wire.OperationsResponse(results, 1))
-        return web.Response(body=body, content_type=wire.MSGPACK)
+        assert all(verdict.commit is not msgspec.UNSET for verdict in whole.results)
+        return results(
+            *(
+                rejected(verdict.sequence, "OVERLOADED", later=True) if at % 2 else verdict
+                for at, verdict in enumerate(whole.results)
+            )
+        )
 
-    node.before = reject_every_second
-    async with Client(fake.endpoints, tuning=QUICK) as client, client.session() as session:
-        results = await asyncio.gather(*(session.put("rows", f"k{n}", n) for n in range(6)))
+    intercept(node, OPERATIONS, reject_every_second)
+    written = await asyncio.gather(*(session.put("rows", f"k{n}", n) for n in range(6)))
     assert seen == [[1, 2, 3, 4, 5, 6], [2, 4, 6]]
-    assert [result.sequence for result in results] == [1, 2, 3, 4, 5, 6]
+    assert [result.sequence for result in written] == [1, 2, 3, 4, 5, 6]
+
+
+async def sequences(request: web.Request) -> list[int]:
+    body = msgspec.msgpack.decode(await request.read(), type=wire.OperationsRequest)
+    return [operation.sequence for operation in body.operations]
 
 
 async def test_unknown_outcome_at_the_deadline_carries_the_id_and_can_be_asked_for(fake: FakeGateway) -> None:
-    lose_answers(fake.nodes[0], 1_000_000, "/v1/operations")
+    fake.nodes[0].lose_answers(1_000_000)
     async with Client(fake.endpoints, tuning=QUICK) as client, client.session() as session:
         with pytest.raises(OutcomeUnknown) as unknown:
             await session.put("rows", "k", 1, timeout_s=0.2)
@@ -130,126 +110,102 @@ async def test_unknown_outcome_at_the_deadline_carries_the_id_and_can_be_asked_f
     assert len(fake.executed) == 1
 
 
-async def test_deadline_without_any_accepted_attempt_says_not_applied(fake: FakeGateway) -> None:
-    async with Client(fake.endpoints, tuning=QUICK) as client, client.session() as session:
-        await session.put("rows", "warm", 1)
-        answer_with(fake.nodes[0], "/v1/operations", *[OncegateError(Code.NO_LEADER)] * 10_000)
-        with pytest.raises(DeadlineExceeded) as late:
-            await session.put("rows", "k", 1, timeout_s=0.1)
-        assert late.value.outcome is Outcome.NOT_APPLIED
-        fake.nodes[0].before = None
-        assert (await session.put("rows", "k", 2)).sequence == 2, "the number of the write that never was is reused"
+async def test_deadline_without_any_accepted_attempt_says_not_applied(fake: FakeGateway, session: Session) -> None:
+    await session.put("rows", "warm", 1)
+    answer_with(fake.nodes[0], *[OncegateError(Code.NO_LEADER)] * 10_000)
+    with fails(outcome=Outcome.NOT_APPLIED, kind=DeadlineExceeded):
+        await session.put("rows", "k", 1, timeout_s=0.1)
+    fake.nodes[0].before = None
+    assert (await session.put("rows", "k", 2)).sequence == 2, "the number of the write that never was is reused"
 
 
-async def test_deadline_while_an_attempt_is_under_way_says_unknown(fake: FakeGateway) -> None:
-    async with Client(fake.endpoints) as client, client.session() as session:
-        fake.nodes[0].freeze()
-        with pytest.raises(OutcomeUnknown):
-            await session.put("rows", "k", 1, timeout_s=0.05)
-        fake.nodes[0].thaw()
+async def test_deadline_while_an_attempt_is_under_way_says_unknown(fake: FakeGateway, session: Session) -> None:
+    fake.nodes[0].freeze()
+    with pytest.raises(OutcomeUnknown):
+        await session.put("rows", "k", 1, timeout_s=0.05)
+    fake.nodes[0].thaw()
 
 
-async def test_short_deadline_of_one_write_leaves_its_companions_alone(fake: FakeGateway) -> None:
-    async with Client(fake.endpoints) as client, client.session() as session:
-        fake.nodes[0].freeze()
-        patient = session.submit("put", "rows", "a", 1)
-        hasty = session.submit("put", "rows", "b", 2, timeout_s=0.05)
-        with pytest.raises(OutcomeUnknown):
-            await hasty
-        assert not patient.done()
-        fake.nodes[0].thaw()
-        assert (await patient).applied
+async def test_short_deadline_of_one_write_leaves_its_companions_alone(fake: FakeGateway, session: Session) -> None:
+    fake.nodes[0].freeze()
+    patient = session.submit("put", "rows", "a", 1)
+    hasty = session.submit("put", "rows", "b", 2, timeout_s=0.05)
+    with pytest.raises(OutcomeUnknown):
+        await hasty
+    assert not patient.done()
+    fake.nodes[0].thaw()
+    assert (await patient).applied
 
 
 async def test_unknown_outcomes_do_not_block_the_window(fake: FakeGateway) -> None:
     async with Client(fake.endpoints, tuning=QUICK) as client, client.session(window=4) as session:
         await session.put("rows", "k", 0)
-        lose_answers(fake.nodes[0], 1_000_000, "/v1/operations")
+        fake.nodes[0].lose_answers(1_000_000)
         for _ in range(3):
             with pytest.raises(OutcomeUnknown):
                 await session.put("rows", "k", 1, timeout_s=0.05)
-        fake.nodes[0].after = None
+        fake.nodes[0].lose_answers(0)
         for number in range(20):
             assert (await session.put("rows", f"k{number}", 1)).applied
 
 
-async def test_answers_outside_the_contract_end_in_a_typed_error(fake: FakeGateway) -> None:
-    garbage = web.Response(body=b"\xff\xff not msgpack", content_type=wire.MSGPACK)
+@pytest.mark.parametrize(
+    "given",
+    [
+        pytest.param(
+            lambda: web.Response(body=b"\xff\xff", content_type=wire.MSGPACK), id="bytes that are no MessagePack"
+        ),
+        pytest.param(
+            lambda: results(wire.OperationResult(99, "applied", commit=1, version=1)),
+            id="the verdict of another operation",
+        ),
+    ],
+)
+async def test_answers_outside_the_contract_end_in_a_typed_error(
+    fake: FakeGateway, session: Session, given: Callable[[], web.Response]
+) -> None:
+    async def answer(_: web.Request) -> web.StreamResponse | None:
+        return given()
 
-    async def answer(request: web.Request) -> web.StreamResponse | None:
-        if request.path != "/v1/operations":
-            return None
-        return web.Response(body=garbage.body, content_type=wire.MSGPACK)
-
-    fake.nodes[0].before = answer
-    async with Client(fake.endpoints, tuning=QUICK) as client, client.session() as session:
-        with pytest.raises(MalformedAnswer) as malformed:
-            await session.put("rows", "k", 1)
-        assert malformed.value.outcome is Outcome.UNKNOWN
-        assert malformed.value.request_id is not None
-
-
-async def test_verdicts_of_other_operations_are_not_taken_for_ours(fake: FakeGateway) -> None:
-    async def answer(request: web.Request) -> web.StreamResponse | None:
-        if request.path != "/v1/operations":
-            return None
-        body = wire.OperationsResponse([wire.OperationResult(99, "applied", commit=1, version=1)], 1)
-        return web.Response(body=msgspec.msgpack.encode(body), content_type=wire.MSGPACK)
-
-    fake.nodes[0].before = answer
-    async with Client(fake.endpoints, tuning=QUICK) as client, client.session() as session:
-        with pytest.raises(MalformedAnswer):
-            await session.put("rows", "k", 1)
+    intercept(fake.nodes[0], OPERATIONS, answer)
+    with pytest.raises(MalformedAnswer) as malformed:
+        await session.put("rows", "k", 1)
+    assert malformed.value.outcome is Outcome.UNKNOWN
+    assert malformed.value.request_id is not None
 
 
-async def test_unknown_fields_and_codes_of_a_newer_server_are_understood(fake: FakeGateway) -> None:
-    answers = [
-        {"sequence": 1, "status": "applied", "commit": 5, "version": 5, "replayed": False, "shard": 3},
-        {
-            "sequence": 2,
-            "status": "rejected",
-            "code": "MOON_PHASE",
-            "outcome": "not_applied",
-            "retryable": False,
-            "detail": "waning",
-        },
-    ]
+async def test_unknown_fields_and_codes_of_a_newer_server_are_understood(fake: FakeGateway, session: Session) -> None:
+    async def answer(_: web.Request) -> web.StreamResponse | None:
+        sure = {"outcome": "not_applied", "retryable": False}
+        applied = {"sequence": 1, "status": "applied", "commit": 5, "version": 5, "replayed": False, "shard": 3}
+        refused = {"sequence": 2, "status": "rejected", "code": "MOON_PHASE", **sure, "detail": "waning"}
+        return packed({"results": [applied, refused], "memory_ms": 9, "more": {}})
 
-    async def answer(request: web.Request) -> web.StreamResponse | None:
-        if request.path != "/v1/operations":
-            return None
-        body = msgspec.msgpack.encode({"results": answers, "memory_ms": 9, "more": {}})
-        return web.Response(body=body, content_type=wire.MSGPACK)
-
-    fake.nodes[0].before = answer
-    async with Client(fake.endpoints) as client, client.session() as session:
-        first = session.submit("put", "rows", "a", 1)
-        second = session.submit("put", "rows", "b", 1)
-        assert (await first).commit == 5
-        with pytest.raises(OncegateError, match="MOON_PHASE") as refused:
-            await second
-        assert refused.value.outcome is Outcome.NOT_APPLIED
+    intercept(fake.nodes[0], OPERATIONS, answer)
+    first = session.submit("put", "rows", "a", 1)
+    second = session.submit("put", "rows", "b", 1)
+    assert (await first).commit == 5
+    with pytest.raises(OncegateError, match="MOON_PHASE") as refused:
+        await second
+    assert refused.value.outcome is Outcome.NOT_APPLIED
 
 
-async def test_gateway_errors_of_a_proxy_are_retried(fake: FakeGateway) -> None:
+async def test_gateway_errors_of_a_proxy_are_retried(fake: FakeGateway, session: Session) -> None:
     pages = [web.Response(status=status, text="<html>") for status in (502, 503, 504)]
-    answer_with(fake.nodes[0], "/v1/operations", *pages)
-    async with Client(fake.endpoints, tuning=QUICK) as client, client.session() as session:
-        assert (await session.put("rows", "k", 1)).applied
+    answer_with(fake.nodes[0], *pages)
+    assert (await session.put("rows", "k", 1)).applied
     assert len(fake.executed) == 1
 
 
-async def test_rejection_after_an_attempt_in_doubt_says_unknown(fake: FakeGateway) -> None:
+async def test_rejection_after_an_attempt_in_doubt_says_unknown(fake: FakeGateway, session: Session) -> None:
     node = fake.nodes[0]
-    lose_answers(node, 1, "/v1/operations")
-    async with Client(fake.endpoints, tuning=QUICK) as client, client.session() as session:
-        future = session.submit("put", "rows", "k", 1)
-        while not fake.executed:
-            await asyncio.sleep(0)
-        answer_with(node, "/v1/operations", OncegateError(Code.FORBIDDEN))
-        with pytest.raises(OncegateError) as refused:
-            await future
-        assert (refused.value.code, refused.value.outcome) == (Code.FORBIDDEN, Outcome.UNKNOWN)
+    node.lose_answers(1)
+    future = session.submit("put", "rows", "k", 1)
+    while not fake.executed:
+        await asyncio.sleep(0)
+    answer_with(node, OncegateError(Code.FORBIDDEN))
+    with fails(Code.FORBIDDEN, Outcome.UNKNOWN, kind=OncegateError):
+        await future
 
 
 @pytest.mark.parametrize("code", Code)
@@ -275,10 +231,9 @@ async def test_session_that_expires_behind_an_attempt_in_doubt_leaves_an_outcome
     async with Client(fake.endpoints, tuning=QUICK) as client, client.session() as session:
 
         async def lose(request: web.Request) -> None:
-            if request.path == "/v1/operations" and fake.machine.sessions.get(session.client_id) is not None:
+            if request.path == OPERATIONS and fake.machine.sessions.get(session.client_id) is not None:
                 fake.expire(session.client_id)
-                assert request.transport is not None
-                request.transport.close()
+                cut(request)
 
         fake.nodes[0].before = lose
         with pytest.raises(OutcomeUnknown) as doubt:
@@ -287,14 +242,9 @@ async def test_session_that_expires_behind_an_attempt_in_doubt_leaves_an_outcome
         assert doubt.value.resolver is not None
 
 
-def said(sequence: int, code: str, outcome: str, *, later: bool) -> wire.OperationResult:
-    """The verdict of a node that does not apply an operation, for now or for good."""
-    return wire.OperationResult(sequence, "rejected", code=code, outcome=outcome, retryable=later)
-
-
-IN_DOUBT = said(2, "TIMEOUT", "unknown", later=True)
-LATER = said(2, "OVERLOADED", "not_applied", later=True)
-NEVER = said(2, "FORBIDDEN", "not_applied", later=False)
+IN_DOUBT = rejected(2, "TIMEOUT", "unknown", later=True)
+LATER = rejected(2, "OVERLOADED", later=True)
+NEVER = rejected(2, "FORBIDDEN")
 
 
 @pytest.mark.parametrize(
@@ -316,85 +266,67 @@ async def test_doubt_about_an_attempt_outlives_a_sure_verdict_on_its_retry(
     answers, sent = iter(told), []
 
     async def answer(request: web.Request) -> web.StreamResponse | None:
-        if request.path != "/v1/operations":
-            return None
-        decoded = msgspec.msgpack.decode(await request.read(), type=wire.OperationsRequest)
-        sent.append([operation.sequence for operation in decoded.operations])
+        sent.append(await sequences(request))
         verdict = next(answers)
         if verdict is None:
-            assert request.transport is not None
-            request.transport.close()
+            cut(request)
             return None
-        body = wire.OperationsResponse([first, verdict] if len(sent[-1]) == 2 else [verdict], 1)
-        return web.Response(body=msgspec.msgpack.encode(body), content_type=wire.MSGPACK)
+        return results(first, verdict) if len(sent[-1]) == 2 else results(verdict)
 
-    fake.nodes[0].before = answer
+    intercept(fake.nodes[0], OPERATIONS, answer)
     async with Client(fake.endpoints, tuning=QUICK) as client, client.session() as session:
         applied, refused = session.submit("put", "rows", "a", 1), session.submit("put", "rows", "b", 1)
         assert (await applied).applied
-        with pytest.raises(OncegateError) as refusal:
+        with fails(Code.FORBIDDEN, outcome, kind=OncegateError):
             await refused
-        assert (refusal.value.code, refusal.value.outcome) == (Code.FORBIDDEN, outcome)
     assert (sent[0], sent[-1], len(sent)) == ([1, 2], [2], len(told))
 
 
-async def test_number_refused_for_its_ack_is_not_used_for_another_write(fake: FakeGateway) -> None:
+async def test_number_refused_for_its_ack_is_not_used_for_another_write(fake: FakeGateway, session: Session) -> None:
     """BAD_ACK does not say whether the number was applied: another write under it could be a PAYLOAD_MISMATCH."""
 
     async def refuse_the_ack(request: web.Request) -> web.StreamResponse | None:
-        if request.path != "/v1/operations":
-            return None
         body = await request.read()
         fake.serve(request, body)
         [sent] = msgspec.msgpack.decode(body, type=wire.OperationsRequest).operations
-        verdict = wire.OperationResult(
-            sent.sequence, "rejected", code="BAD_ACK", outcome=REGISTRY[Code.BAD_ACK].outcome
-        )
-        body = msgspec.msgpack.encode(wire.OperationsResponse([verdict], 1))
-        return web.Response(body=body, content_type=wire.MSGPACK)
+        return results(rejected(sent.sequence, "BAD_ACK", REGISTRY[Code.BAD_ACK].outcome))
 
-    async with Client(fake.endpoints, tuning=QUICK) as client, client.session() as session:
-        fake.nodes[0].before = refuse_the_ack
-        with pytest.raises(OncegateError) as refused:
-            await session.put("rows", "a", 1)
-        fake.nodes[0].before = None
-        assert refused.value.outcome is Outcome.UNKNOWN
-        assert (await session.put("rows", "b", 2)).sequence == 2
+    intercept(fake.nodes[0], OPERATIONS, refuse_the_ack)
+    with pytest.raises(OncegateError) as refused:
+        await session.put("rows", "a", 1)
+    fake.nodes[0].before = None
+    assert refused.value.outcome is Outcome.UNKNOWN
+    assert (await session.put("rows", "b", 2)).sequence == 2
 
 
-async def test_doubt_stays_with_the_writes_when_their_batch_is_cut(fake: FakeGateway) -> None:
+async def test_doubt_stays_with_the_writes_when_their_batch_is_cut(fake: FakeGateway, session: Session) -> None:
     node = fake.nodes[0]
     asked = 0
 
     async def lose_then_refuse(request: web.Request) -> web.StreamResponse | None:
         nonlocal asked
-        if request.path != "/v1/operations":
-            return None
         asked += 1
         if asked == 1:
-            assert request.transport is not None
-            request.transport.close()
+            cut(request)
             return None
         return node.problem(OncegateError(Code.BAD_REQUEST if asked == 2 else Code.NO_LEADER, retry_after_ms=1))
 
-    node.before = lose_then_refuse
-    async with Client(fake.endpoints, tuning=QUICK) as client, client.session() as session:
-        writes = [session.submit("put", "rows", key, 1, timeout_s=0.2) for key in "ab"]
-        told = await asyncio.gather(*writes, return_exceptions=True)
-        assert [type(failure) for failure in told] == [OutcomeUnknown, OutcomeUnknown]
-        assert asked > 3
+    intercept(node, OPERATIONS, lose_then_refuse)
+    writes = [session.submit("put", "rows", key, 1, timeout_s=0.2) for key in "ab"]
+    told = await asyncio.gather(*writes, return_exceptions=True)
+    assert [type(failure) for failure in told] == [OutcomeUnknown, OutcomeUnknown]
+    assert asked > 3
 
 
-async def test_write_that_expires_between_attempts_is_taken_out_of_its_batch(fake: FakeGateway) -> None:
+async def test_write_that_expires_between_attempts_leaves_its_batch(fake: FakeGateway, session: Session) -> None:
     node = fake.nodes[0]
-    answer_with(node, "/v1/operations", *[OncegateError(Code.OVERLOADED, retry_after_ms=1)] * 10_000)
-    async with Client(fake.endpoints, tuning=QUICK) as client, client.session() as session:
-        patient = session.submit("put", "rows", "a", 1)
-        hasty = session.submit("put", "rows", "b", 1, timeout_s=0.05)
-        with pytest.raises(OncegateError) as late:
-            await hasty
-        node.before = None
-        await patient
+    answer_with(node, *[OncegateError(Code.OVERLOADED, retry_after_ms=1)] * 10_000)
+    patient = session.submit("put", "rows", "a", 1)
+    hasty = session.submit("put", "rows", "b", 1, timeout_s=0.05)
+    with pytest.raises(OncegateError) as late:
+        await hasty
+    node.before = None
+    await patient
     # In doubt only if the deadline fell into an attempt; told "not applied", it must not have been.
     if late.value.outcome is Outcome.NOT_APPLIED:
         assert [write.key for write in fake.executed] == ["a"]

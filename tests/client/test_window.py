@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
+from aiohttp import web
 
-from oncegate import Client, Code, DeadlineExceeded, OperationFailed, Outcome, Tuning
+from oncegate import Client, Code, DeadlineExceeded, OperationFailed, Outcome, Session, Tuning
+from oncegate.gateway import wire
 from oncegate.testing import FakeGateway
-
-
-async def settle() -> None:
-    """Let everything that is ready run."""
-    for _ in range(20):
-        await asyncio.sleep(0)
-
-
-async def arrived(fake: FakeGateway, path: str, count: int = 1) -> None:
-    while fake.nodes[0].requests[path] < count:
-        await asyncio.sleep(0)
+from tests.client.answers import OPERATIONS, arrived, fails, intercept, rejected, results, settle
 
 
 async def test_write_beyond_the_window_waits_for_a_place(fake: FakeGateway) -> None:
@@ -36,9 +29,8 @@ async def test_write_beyond_the_window_fails_fast_on_request(fake: FakeGateway) 
     async with Client(fake.endpoints) as client, client.session(window=2, full="fail") as session:
         fake.nodes[0].freeze()
         writes = [session.submit("put", "rows", f"k{n}", n) for n in range(2)]
-        with pytest.raises(OperationFailed) as full:
+        with fails(Code.WINDOW_FULL, Outcome.NOT_APPLIED):
             await session.put("rows", "k", 1)
-        assert (full.value.code, full.value.outcome) == (Code.WINDOW_FULL, Outcome.NOT_APPLIED)
         with pytest.raises(OperationFailed):
             session.submit("put", "rows", "k", 1)
         fake.nodes[0].thaw()
@@ -50,9 +42,8 @@ async def test_waiting_for_a_place_ends_at_the_deadline(fake: FakeGateway) -> No
     async with Client(fake.endpoints) as client, client.session(window=1) as session:
         fake.nodes[0].freeze()
         first = session.submit("put", "rows", "a", 1)
-        with pytest.raises(DeadlineExceeded) as late:
+        with fails(Code.WINDOW_FULL, Outcome.NOT_APPLIED, kind=DeadlineExceeded):
             await session.put("rows", "b", 1, timeout_s=0.05)
-        assert (late.value.code, late.value.outcome) == (Code.WINDOW_FULL, Outcome.NOT_APPLIED)
         fake.nodes[0].thaw()
         await first
         assert (await session.put("rows", "c", 1)).applied
@@ -87,17 +78,16 @@ async def test_write_cancelled_before_it_travels_is_never_sent_and_takes_no_numb
     assert [write.key for write in fake.executed] == ["a", "c"]
 
 
-async def test_write_cancelled_under_way_keeps_its_number(fake: FakeGateway) -> None:
-    async with Client(fake.endpoints) as client, client.session() as session:
-        fake.nodes[0].freeze()
-        write = asyncio.create_task(session.put("rows", "a", 1))
-        await arrived(fake, "POST /v1/operations")
-        write.cancel()
-        await settle()
-        assert session.outstanding == 1
-        fake.nodes[0].thaw()
-        assert (await session.put("rows", "b", 1)).sequence == 2
-        assert session.outstanding == 0
+async def test_write_cancelled_under_way_keeps_its_number(fake: FakeGateway, session: Session) -> None:
+    fake.nodes[0].freeze()
+    write = asyncio.create_task(session.put("rows", "a", 1))
+    await arrived(fake.nodes[0])
+    write.cancel()
+    await settle()
+    assert session.outstanding == 1
+    fake.nodes[0].thaw()
+    assert (await session.put("rows", "b", 1)).sequence == 2
+    assert session.outstanding == 0
     assert [(write.key, write.sequence) for write in fake.executed] == [("a", 1), ("b", 2)]
 
 
@@ -117,9 +107,9 @@ async def test_row_under_way_holds_back_later_writes_on_it_but_not_others(fake: 
     async with Client(fake.endpoints, tuning=tuning) as client, client.session() as session:
         fake.nodes[0].freeze()
         session.submit("put", "rows", "a", 1)
-        await arrived(fake, "POST /v1/operations")
+        await arrived(fake.nodes[0])
         other = session.submit("put", "rows", "b", 1)
-        await arrived(fake, "POST /v1/operations", 2)
+        await arrived(fake.nodes[0], count=2)
         same = session.submit("put", "rows", "a", 2)
         await settle()
         assert fake.nodes[0].requests["POST /v1/operations"] == 2
@@ -128,32 +118,19 @@ async def test_row_under_way_holds_back_later_writes_on_it_but_not_others(fake: 
     assert await fake.value("rows", "a") == 2
 
 
-async def test_writes_on_other_rows_pass_one_that_the_cluster_keeps_rejecting(fake: FakeGateway) -> None:
-    import msgspec
-    from aiohttp import web
-
-    from oncegate.gateway import wire
-
+async def test_writes_on_other_rows_pass_one_that_stays_rejected(fake: FakeGateway, session: Session) -> None:
     async def reject_the_full_table(request: web.Request) -> web.StreamResponse | None:
-        if request.path != "/v1/operations":
-            return None
         sent = msgspec.msgpack.decode(await request.read(), type=wire.OperationsRequest)
         if all(operation.key != "full" for operation in sent.operations):
             return None
-        verdicts = [
-            wire.OperationResult(op.sequence, "rejected", code="QUOTA", outcome="not_applied", retryable=True)
-            for op in sent.operations
-        ]
-        body = msgspec.msgpack.encode(wire.OperationsResponse(verdicts, 1000))
-        return web.Response(body=body, content_type=wire.MSGPACK)
+        return results(*(rejected(operation.sequence, "QUOTA", later=True) for operation in sent.operations))
 
-    fake.nodes[0].before = reject_the_full_table
-    async with Client(fake.endpoints) as client, client.session() as session:
-        stuck = session.submit("put", "rows", "full", 1)
-        await arrived(fake, "POST /v1/operations")
-        behind = session.submit("put", "rows", "full", 2)
-        assert (await session.put("rows", "a", 1)).applied
-        assert not stuck.done()
-        fake.nodes[0].before = None
-        await asyncio.gather(stuck, behind)
+    intercept(fake.nodes[0], OPERATIONS, reject_the_full_table)
+    stuck = session.submit("put", "rows", "full", 1)
+    await arrived(fake.nodes[0])
+    behind = session.submit("put", "rows", "full", 2)
+    assert (await session.put("rows", "a", 1)).applied
+    assert not stuck.done()
+    fake.nodes[0].before = None
+    await asyncio.gather(stuck, behind)
     assert await fake.value("rows", "full") == 2
