@@ -15,10 +15,10 @@ from oncegate.consensus.configuration import RaftMember
 from oncegate.consensus.errors import ConsensusError
 from oncegate.consensus.messages import decode
 from oncegate.gateway.machine.commands import OpKind
+from oncegate.proof.sim.gateway.caller import Ended
 from oncegate.proof.sim.gateway.node import GatewayNode
 from oncegate.proof.sim.gateway.processes import Process, read
 from oncegate.proof.sim.gateway.session import Session
-from oncegate.proof.sim.gateway.verdicts import Ended
 from oncegate.proof.sim.gateway.workload import Habits, op, text
 from oncegate.proof.sim.gateway.world import GatewayWorld
 
@@ -98,7 +98,7 @@ class PinnedSession(Session):
 
     at = None
 
-    def _nodes(self):
+    def nodes(self):
         return [self.at]
 
 

@@ -10,8 +10,8 @@ from typing import ClassVar
 import msgspec
 
 from oncegate.gateway.machine import commands as c
+from oncegate.proof.sim.gateway.caller import KeyedCaller
 from oncegate.proof.sim.gateway.flow import FlowExactness
-from oncegate.proof.sim.gateway.keyed import KeyedCaller
 from oncegate.proof.sim.gateway.stream import StreamRows
 from oncegate.proof.sim.gateway.workload import Habits, Workload, op, text
 
