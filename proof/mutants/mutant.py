@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from oncegate.proof.sim.gateway.node import GatewayNode
-from oncegate.proof.sim.gateway.plan import gateway_plan
-from oncegate.proof.sim.gateway.run import run_plan
+from oncegate.proof.sim.gateway.run import gateway_plan, run_plan
 from oncegate.proof.sim.gateway.scripts import Script
 from oncegate.proof.sim.gateway.stage import ScriptedNode
 

@@ -11,9 +11,8 @@ import pytest
 from oncegate.proof.mutants.catalogue import MUTANTS
 from oncegate.proof.sim.engine.shrink import shrink
 from oncegate.proof.sim.gateway.__main__ import main
-from oncegate.proof.sim.gateway.many import plan_of
-from oncegate.proof.sim.gateway.run import run_plan
-from oncegate.proof.sim.gateway.workloads import WORKLOADS
+from oncegate.proof.sim.gateway.run import plan_of, run_plan
+from oncegate.proof.sim.gateway.world import WORKLOADS
 
 SEEDS = 100
 BLOCK = 10

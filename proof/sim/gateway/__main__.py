@@ -12,12 +12,12 @@ import os
 import shlex
 import sys
 from collections import Counter, defaultdict
+from functools import partial
 
 from oncegate.proof.lincheck import line_of
 from oncegate.proof.sim.engine.command import add_part, is_part, length_words, only_words, part_of, run_seeds, shrunk
-from oncegate.proof.sim.gateway.many import Job, plan_of
-from oncegate.proof.sim.gateway.run import run_plan
-from oncegate.proof.sim.gateway.workloads import WORKLOADS
+from oncegate.proof.sim.gateway.run import plan_of, run_plan, run_seed
+from oncegate.proof.sim.gateway.world import WORKLOADS
 
 
 def _arguments(argv):
@@ -58,7 +58,7 @@ def _many(options):
         kinds.update(faults)
         done[workload] += 1
 
-    total, failed = run_seeds(Job(options.workload), options, first="--from", take=take)
+    total, failed = run_seeds(partial(run_seed, options.workload), options, first="--from", take=take)
     print(f"{total} seeds from {options.start}")
     for workload, counts in totals.items():
         print(f"{workload}: {done[workload]} seeds, " + ", ".join(f"{counts[name]} {name}" for name in sorted(counts)))

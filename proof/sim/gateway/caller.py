@@ -56,7 +56,7 @@ class Caller:
 
 
 class Pending:
-    """An operation, or a range, without a verdict."""
+    """An operation, or a range, without a verdict; ``written`` of a kind says the id of one of its numbers."""
 
     def __init__(self, caller, deadline, done):
         self.caller, self.world, self.deadline, self.done = caller, caller.world, deadline, done
@@ -81,10 +81,6 @@ class Pending:
     def failed(self, error):
         """An attempt ended without a verdict."""
         self.doubt |= error.outcome is not Outcome.NOT_APPLIED
-
-    def written(self, number):
-        """The written id of a number."""
-        raise NotImplementedError
 
     def heard(self, number, said):
         known = self.said.setdefault(number, said)

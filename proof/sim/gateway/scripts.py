@@ -12,8 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from oncegate.consensus.messages import Ack, Append, PreVoteReply
-from oncegate.proof.sim.gateway.plan import COMMAND_BYTES_MAX, SAVES, GatewayPlan
-from oncegate.proof.sim.gateway.run import run_plan
+from oncegate.proof.sim.gateway.run import COMMAND_BYTES_MAX, SAVES, GatewayPlan, run_plan
 from oncegate.proof.sim.gateway.stage import ScriptedNode, ScriptedWorld
 
 SETTINGS = {
@@ -184,7 +183,7 @@ def read_before_the_first_commit(stage):
     stage.stall("n3", "n2", _is(Ack))
     stage.wait(0.1)
     stage.flow("n2", "n3")
-    stage.until(lambda: reading.ended)
+    stage.until(lambda: reading)
 
 
 @script("two majorities", nodes=4, joiners=("n5",))

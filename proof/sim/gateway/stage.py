@@ -19,7 +19,7 @@ from oncegate.proof.sim.gateway.caller import Ended
 from oncegate.proof.sim.gateway.node import GatewayNode
 from oncegate.proof.sim.gateway.processes import Process, read
 from oncegate.proof.sim.gateway.session import Session
-from oncegate.proof.sim.gateway.workload import Habits, op, text
+from oncegate.proof.sim.gateway.workloads import Habits, op, text
 from oncegate.proof.sim.gateway.world import GatewayWorld
 
 TIMER_HELD_S = 1.0
@@ -309,13 +309,13 @@ class Stage:
     def read(self, key, at):
         """Read at a node, linearizable, and wait for the answer or the refusal; nothing is said of which it was."""
         reading = self.begin_read(key, at)
-        self.until(lambda: reading.ended)
+        self.until(lambda: reading)
 
     def begin_read(self, key, at):
-        """Begin to read."""
-        world, reading = self.world, _Reading()
-        read(world, world.history.new_process(), world.workload.read_f, key, at, reading.end)
-        return reading
+        """Begin to read; return a list that is empty until the read has ended."""
+        world, ended = self.world, []
+        read(world, world.history.new_process(), world.workload.read_f, key, at, lambda ok, value: ended.append(ok))
+        return ended
 
     def add_member(self, name, at):
         """Ask a leader to add a machine of the plan's joiners, which is started."""
@@ -346,10 +346,3 @@ class Stage:
     def _step(self, *what):
         self.world.note("step", *what)
         self.world.counts["steps of scripts"] += 1
-
-
-class _Reading:
-    ended = False
-
-    def end(self, ok, value):
-        self.ended = True

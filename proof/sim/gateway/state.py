@@ -14,7 +14,6 @@ import msgspec
 
 from oncegate.consensus.ports import SavedPoint
 from oncegate.gateway.machine.machine import Machine
-from oncegate.gateway.machine.state.digest import state_digest
 from oncegate.gateway.machine.state.frozen import freeze
 from oncegate.gateway.machine.state.restore import restore
 from oncegate.proof.sim.engine.durable_machine import DurableMachine
@@ -128,8 +127,3 @@ class ReplayedState:
 
     def applied(self):
         pass
-
-
-def digest_of(machine):
-    """The hash of everything replicated."""
-    return state_digest(machine)

@@ -21,14 +21,17 @@ from oncegate.proof.sim.engine.checkers import (
 )
 from oncegate.proof.sim.engine.observe import Logs
 from oncegate.proof.sim.engine.world import LIVENESS_S, World
-from oncegate.proof.sim.gateway.history import History
+from oncegate.proof.sim.gateway import workloads as w
+from oncegate.proof.sim.gateway.flows import FlowExactness, StreamRows
 from oncegate.proof.sim.gateway.node import GatewayNode
-from oncegate.proof.sim.gateway.processes import Owner, read
-from oncegate.proof.sim.gateway.wire import Wire
-from oncegate.proof.sim.gateway.workloads import WORKLOADS
-from oncegate.rifl.errors import Code
+from oncegate.proof.sim.gateway.processes import History, Owner, read
+from oncegate.rifl.errors import Code, OncegateError
 
 FINDINGS_MAX = 20
+
+_ON_ROWS = (w.Register, w.Counter, w.Dedup, w.AppendList, w.Bank, w.HandOver, w.Resolve, w.Lease, w.Keys)
+WORKLOADS = {workload.name: workload for workload in (*_ON_ROWS, FlowExactness, StreamRows)}
+"""By name; seeds take turns in this order."""
 
 
 class GatewayWorld(World):
@@ -188,3 +191,45 @@ class _SetUp:
 
     def stop(self):
         """Nothing is left to be stopped."""
+
+
+class Wire:
+    """All clients' connections. A request that was sent once arrives once at most."""
+
+    def __init__(self, world, rng):
+        self.world, self._rng = world, rng
+        self.lost_share = rng.choice((0.0, 0.02, 0.1))
+        self.late_share = rng.choice((0.0, 0.05, 0.2))
+
+    def send(self, name, command, answered):
+        """Send a command; ``answered`` gets an Answer or an OncegateError, or is never called."""
+        self._send(name, lambda node, reply: node.handle(node.serve, command, reply), answered)
+
+    def read(self, name, table, key, answered):
+        """Ask for a row, linearizable."""
+        self._send(name, lambda node, reply: node.handle(node.serve_read, table, key, reply), answered)
+
+    def _send(self, name, deliver, answered):
+        self.world.counts["requests"] += 1
+        if not self._lost():
+            self.world.scheduler.after(self._delay_s(), self._arrive, name, deliver, answered)
+
+    def _lost(self):
+        return not self.world.quiet and self._rng.random() < self.lost_share
+
+    def _delay_s(self):
+        rng = self._rng
+        if not self.world.quiet and rng.random() < self.late_share:
+            return rng.choice((0.05, 0.3, 1.0)) * rng.random()
+        return self.world.plan.latency_s * (0.5 + rng.random())
+
+    def _arrive(self, name, deliver, answered):
+        node = self.world.nodes[name]
+        if node.alive:
+            deliver(node, lambda answer: self._back(answered, answer))
+        elif self._rng.random() < 0.5:
+            self._back(answered, OncegateError(Code.NOT_READY, "connection refused"))
+
+    def _back(self, answered, answer):
+        if not self._lost():
+            self.world.scheduler.after(self._delay_s(), answered, answer)
