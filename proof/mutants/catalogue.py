@@ -14,15 +14,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from oncegate.proof.mutants import liars
-from oncegate.proof.mutants.replication import REPLICATION
-from oncegate.proof.mutants.scripted import SCRIPTED
-from oncegate.proof.mutants.sessions import SESSIONS
+from oncegate.proof.mutants import liars, replication, sessions  # noqa: F401 - they enter their bugs
+from oncegate.proof.mutants.mutant import MUTANTS
 from oncegate.proof.sim.engine.plan import make_plan
 from oncegate.proof.sim.engine.planted import PLANTED
 from oncegate.proof.sim.engine.run import run_plan
-
-MUTANTS = {mutant.name: mutant for mutant in (*SESSIONS, *REPLICATION, *SCRIPTED)}
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from oncegate.proof.check.nemesis import FaultPlan, plan_of
 from oncegate.proof.check.plan import RunPlan
 from oncegate.proof.check.runner import run
 
+JSON = {"Content-Type": "application/json"}
 HOP = frozenset({"host", "content-length", "transfer-encoding", "connection", "content-encoding", "oncegate-leader"})
 
 
@@ -131,12 +132,21 @@ class Strangers:
 
     async def execute(self, forward: Forward, operation: dict[str, Any]) -> dict[str, Any]:
         nonce = {"nonce": f"stranger-{id(self)}-{next(self._numbers)}"}
-        kind = {"Content-Type": "application/json"}
-        opened = (await forward(Sent("POST", "/v1/sessions", kind, json.dumps(nonce).encode()))).json()
+        opened = (await forward(Sent("POST", "/v1/sessions", JSON, json.dumps(nonce).encode()))).json()
         operation = {**operation, "sequence": 1}
         body = {"client_id": opened["client_id"], "epoch": 1, "first_incomplete": 1, "operations": [operation]}
-        answer = await forward(Sent("POST", "/v1/operations", kind, json.dumps(body).encode()))
+        answer = await forward(Sent("POST", "/v1/operations", JSON, json.dumps(body).encode()))
         return dict(answer.json()["results"][0])
+
+    async def answer(self, forward: Forward, sent: Sent) -> Got:
+        """Execute the operations of a request; its numbers are in the answer."""
+        operations = sent.json()["operations"]
+        return operated([{**await self.execute(forward, one), "sequence": one["sequence"]} for one in operations])
+
+
+def operated(results: list[dict[str, Any]]) -> Got:
+    """The answer to operations."""
+    return Got(200, JSON, b"").with_json({"results": results, "memory_ms": 60_000})
 
 
 def honest() -> Bug:
@@ -165,14 +175,7 @@ def forgets_request_ids() -> Bug:
     strangers = Strangers()
 
     async def handle(forward: Forward, sent: Sent) -> Got:
-        if not sent.operations:
-            return await forward(sent)
-        operations = sent.json()["operations"]
-        results = [{**await strangers.execute(forward, one), "sequence": one["sequence"]} for one in operations]
-        got = await forward(Sent("GET", "/livez", {}, b""))
-        return got._replace(headers={"Content-Type": "application/json"}).with_json(
-            {"results": results, "memory_ms": 60_000}
-        )
+        return await strangers.answer(forward, sent) if sent.operations else await forward(sent)
 
     return handle
 
@@ -187,11 +190,8 @@ def acknowledges_what_it_drops() -> Bug:
             last[0] = max(last[0], *(result.get("commit", 0) for result in got.json()["results"]))
         if not drops:
             return got
-        results = [
-            {"sequence": one["sequence"], "status": "applied", "commit": last[0], "version": last[0], "replayed": False}
-            for one in sent.json()["operations"]
-        ]
-        return Got(200, {"Content-Type": "application/json"}, b"").with_json({"results": results, "memory_ms": 60_000})
+        applied = {"status": "applied", "commit": last[0], "version": last[0], "replayed": False}
+        return operated([{"sequence": one["sequence"], **applied} for one in sent.json()["operations"]])
 
     return handle
 
@@ -228,7 +228,7 @@ def says_sealed_without_asking() -> Bug:
 
     async def handle(forward: Forward, sent: Sent) -> Got:
         if sent.path.endswith("/resolve") and next(number) % 3 == 0:
-            return Got(200, {"Content-Type": "application/json"}, b"").with_json({"state": "sealed"})
+            return Got(200, JSON, b"").with_json({"state": "sealed"})
         return await forward(sent)
 
     return handle
@@ -258,11 +258,10 @@ def executes_for_sessions_that_have_ended() -> Bug:
         got = await forward(sent)
         if not sent.operations or b"SESSION_EXPIRED" not in got.body:
             return got
-        operations = sent.json()["operations"]
-        results = [{**await strangers.execute(forward, one), "sequence": one["sequence"]} for one in operations]
+        answer = await strangers.answer(forward, sent)
         # The first refusal is passed on: the client knows of the end, and then learns that it was none.
         if sent.json()["client_id"] in told:
-            return got.with_json({"results": results, "memory_ms": 60_000})
+            return got._replace(status=200, body=answer.body)
         told.add(sent.json()["client_id"])
         return got
 

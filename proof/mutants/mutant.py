@@ -1,7 +1,7 @@
 """What a planted bug is, how it is put in place for a while, and the search for a run that shows it.
 
 Read next: :mod:`oncegate.proof.mutants.sessions`, :mod:`oncegate.proof.mutants.replication`,
-:mod:`oncegate.proof.mutants.scripted`, :mod:`oncegate.proof.mutants.__main__`.
+:mod:`oncegate.proof.mutants.__main__`.
 """
 
 from __future__ import annotations
@@ -87,6 +87,29 @@ class Mutant:
             if outcome.failed:
                 return Caught(self, seed, runs, outcome)
         return None
+
+
+MUTANTS = {}
+"""By name; the modules named above enter theirs."""
+
+
+def enter(mutant):
+    MUTANTS[mutant.name] = mutant
+
+
+def plants(name, workload, *places, also=(), **options):
+    """Enter the function as a bug: it takes the place of each (owner, attribute), its docstring says what that breaks.
+
+    Further patches are in ``also``; the rest is of :class:`Mutant`.
+    """
+
+    def planted(replacement):
+        patches = tuple((owner, attribute, replacement) for owner, attribute in places)
+        breaks = replacement.__doc__.rstrip(".")
+        enter(Mutant(name, breaks[0].lower() + breaks[1:], workload, (*patches, *also), **options))
+        return replacement
+
+    return planted
 
 
 class Caught(NamedTuple):

@@ -8,14 +8,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import pytest
 
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine import machine as machine_module
 from oncegate.gateway.machine.machine import Machine
-from oncegate.proof.mutants.forgotten import forgotten
+from oncegate.proof.mutants.forgotten import DropsTooEarly, executes
 from oncegate.rifl import rule
 from oncegate.rifl.completion import CompletionRecord
 from oncegate.rifl.ids import ClientId, Epoch
@@ -23,7 +24,8 @@ from oncegate.rifl.resolve_rule import Fate, ResolveVerdict
 from oncegate.rifl.result_tracker import ResultTracker
 from oncegate.rifl.rule import Refusal, Replay, Standing, Verdict, decide, standing
 from oncegate.rifl.session import SessionRecord, SessionTable
-from tests.model.protocol import CLIENT, LEASE_MS, Bounds, Model, search
+from tests.model.machines import CLIENT, LEASE_MS
+from tests.model.protocol import Bounds, Model, search
 
 ENTRIES = int(os.environ.get("ONCEGATE_MODEL_ENTRIES", "4"))
 
@@ -48,27 +50,6 @@ def test_every_promise_holds_in_every_reachable_state(bounds: Bounds) -> None:
     assert found.trace is None, "\n".join(found.trace or [])
     assert found.states > 10_000, "the bounds let too little happen"
     assert found.depth >= 14
-
-
-def forgets(tracker: ResultTracker, sequence: int, *how: Any) -> Verdict:
-    """Executes without looking at the records."""
-    verdict = decide(tracker, sequence, *how)
-    return forgotten(tracker, sequence) if isinstance(verdict, Replay) else verdict
-
-
-def knows_nothing_stale(tracker: ResultTracker, sequence: int, *how: Any) -> Verdict:
-    """Takes a sequence number below first incomplete for a new one."""
-    verdict = decide(tracker, sequence, *how)
-    return forgotten(tracker, sequence) if verdict is Refusal.STALE else verdict
-
-
-class DropsTooEarly(ResultTracker):
-    """Takes first incomplete for an inclusive ack."""
-
-    def acknowledge(self, first_incomplete: int) -> None:
-        super().acknowledge(first_incomplete)
-        if self._records is not None:
-            self._records.pop(first_incomplete, None)
 
 
 def answers_anew(tracker: ResultTracker, *how: Any) -> Verdict:
@@ -120,104 +101,50 @@ class Refuses(Machine):
         return done
 
 
-PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], dict[str, Any]], str]] = []
+class Planted(NamedTuple):
+    """A rule that is broken, by patches (owner, attribute, replacement) or in the model, and what is complained of."""
+
+    bug: str
+    complaint: str
+    patches: tuple[tuple[Any, str, Any], ...] = ()
+    model: Callable[[Bounds], Model] = Model
 
 
-def _planted(promise: str) -> Callable[[Callable[[pytest.MonkeyPatch], dict[str, Any]]], None]:
-    return lambda plant: PLANTED.append((plant, promise))
+EXECUTED_LATE = "executed after the lease had ended"
+PLANTED = (
+    Planted("records are not looked at", "executed twice", ((rule, "decide", executes(Replay)),)),
+    Planted("stale is new", "after it had been acknowledged", ((rule, "decide", executes(Refusal.STALE)),)),
+    Planted("ack is inclusive", "executed twice", ((c, "ResultTracker", DropsTooEarly),)),
+    Planted("replay is made anew", "has changed", ((rule, "decide", answers_anew),)),
+    Planted("older epoch is served", "was served although", ((machine_module, "standing", no_fence),)),
+    Planted("lease is not looked at", EXECUTED_LATE, ((machine_module, "standing", no_lease),)),
+    Planted("reaping is not checked again", "reaped while its lease lives", ((SessionTable, "reap", reaps_blindly),)),
+    Planted("reaped session is new", EXECUTED_LATE, model=partial(Model, make=Revives)),
+    Planted("take-over forgets", "its result is lost", model=partial(Model, make=Refuses)),
+    Planted("seal is not remembered", "after it had been sealed", ((ResultTracker, "seal", lambda *_: None),)),
+    Planted(
+        "resolve seals what is recorded",
+        "was sealed as never executed, but it was executed",
+        ((machine_module, "resolve", lambda *_: ResolveVerdict(Fate.SEALED)),),
+    ),
+    Planted("answer comes before the commit", "was told before", model=partial(Model, answers_early=True)),
+)
 
 
-@_planted("executed twice")
-def records_are_not_looked_at(patch: pytest.MonkeyPatch) -> dict[str, Any]:
-    patch.setattr(rule, "decide", forgets)
-    return {}
-
-
-@_planted("executed after it had been acknowledged")
-def stale_is_new(patch: pytest.MonkeyPatch) -> dict[str, Any]:
-    patch.setattr(rule, "decide", knows_nothing_stale)
-    return {}
-
-
-@_planted("executed twice")
-def ack_is_inclusive(patch: pytest.MonkeyPatch) -> dict[str, Any]:
-    patch.setattr(c, "ResultTracker", DropsTooEarly)
-    return {}
-
-
-@_planted("has changed")
-def replay_is_made_anew(patch: pytest.MonkeyPatch) -> dict[str, Any]:
-    patch.setattr(rule, "decide", answers_anew)
-    return {}
-
-
-@_planted("was served although")
-def older_epoch_is_served(patch: pytest.MonkeyPatch) -> dict[str, Any]:
-    patch.setattr(machine_module, "standing", no_fence)
-    return {}
-
-
-@_planted("executed after the lease had ended")
-def lease_is_not_looked_at(patch: pytest.MonkeyPatch) -> dict[str, Any]:
-    patch.setattr(machine_module, "standing", no_lease)
-    return {}
-
-
-@_planted("reaped while its lease lives")
-def reaping_is_not_checked_again(patch: pytest.MonkeyPatch) -> dict[str, Any]:
-    patch.setattr(SessionTable, "reap", reaps_blindly)
-    return {}
-
-
-@_planted("executed after the lease had ended")
-def reaped_session_is_new(patch: pytest.MonkeyPatch) -> dict[str, Any]:
-    return {"make": Revives}
-
-
-@_planted("its result is lost")
-def take_over_forgets(patch: pytest.MonkeyPatch) -> dict[str, Any]:
-    return {"make": Refuses}
-
-
-@_planted("after it had been sealed")
-def seal_is_not_remembered(patch: pytest.MonkeyPatch) -> dict[str, Any]:
-    patch.setattr(ResultTracker, "seal", lambda self, sequence: None)
-    return {}
-
-
-@_planted("was sealed as never executed, but it was executed")
-def resolve_seals_what_is_recorded(patch: pytest.MonkeyPatch) -> dict[str, Any]:
-    patch.setattr(machine_module, "resolve", lambda tracker, sequence, first_incomplete: ResolveVerdict(Fate.SEALED))
-    return {}
-
-
-@_planted("was told before")
-def answer_comes_before_the_commit(patch: pytest.MonkeyPatch) -> dict[str, Any]:
-    return {"answers_early": True}
-
-
-@pytest.mark.parametrize(("plant", "promise"), PLANTED, ids=[plant.__name__ for plant, _ in PLANTED])
-def test_broken_rule_is_found_with_a_shortest_way_to_it(
-    plant: Callable[[pytest.MonkeyPatch], dict[str, Any]], promise: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = search(Model(Bounds(), **plant(monkeypatch)))
+@pytest.mark.parametrize("planted", PLANTED, ids=[planted.bug for planted in PLANTED])
+def test_broken_rule_is_found_with_a_shortest_way_to_it(planted: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
+    for patch in planted.patches:
+        monkeypatch.setattr(*patch)
+    found = search(planted.model(Bounds()))
     assert found.trace is not None, f"{found.states} states and no complaint"
     show(f"{found.states:,} states", *found.trace)
-    assert promise in found.trace[-1]
+    assert planted.complaint in found.trace[-1]
     assert len(found.trace) <= 12
 
 
 def test_way_to_a_broken_promise_is_a_shortest_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Open, commit, hear, the same operation twice, two commits: nothing of it can be left out."""
-    monkeypatch.setattr(rule, "decide", forgets)
+    monkeypatch.setattr(rule, "decide", executes(Replay))
     trace = search(Model(Bounds())).trace
     assert trace is not None
-    assert [step.split()[0] for step in trace] == [
-        "deliver",
-        "commit",
-        "first",
-        "deliver",
-        "deliver",
-        "commit",
-        "commit",
-    ]
+    assert " ".join(step.split()[0] for step in trace) == "deliver commit first deliver deliver commit commit"
