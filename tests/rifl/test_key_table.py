@@ -7,9 +7,9 @@ from typing import ClassVar
 from unittest import mock
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from oncegate.rifl import key_table
 from oncegate.rifl.completion import CompletionRecord
@@ -17,6 +17,7 @@ from oncegate.rifl.errors import InvariantViolation
 from oncegate.rifl.key_table import NO_TIME, KeyRecord, KeyTable
 from oncegate.rifl.resolve_rule import Fate
 from oncegate.rifl.rule import EXECUTE, Execute, Refusal
+from tests.rifl.apply_rule import assert_caught
 
 MAX = 6
 
@@ -166,19 +167,7 @@ class MixesTenants(KeyTable):
 
 @pytest.mark.parametrize("planted", [ForgetsItsAge, MixesTenants])
 def test_planted_bug_is_caught_by_the_model(planted: type[KeyTable]) -> None:
-    mutant = type("Mutant", (Keys,), {"table_type": planted})
-    fixed = settings(
-        max_examples=2_000,
-        stateful_step_count=40,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        phases=[Phase.generate],
-        report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
-    )
-    with pytest.raises(AssertionError):
-        run_state_machine_as_test(mutant, settings=fixed)
+    assert_caught(Keys, 2_000, table_type=planted)
 
 
 def _filled(count: int, lifetime_ms: int = 10) -> KeyTable:

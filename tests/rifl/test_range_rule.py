@@ -6,7 +6,7 @@ import pytest
 
 from oncegate.rifl.completion import RangeRecord
 from oncegate.rifl.ids import RANGE_LENGTH_MAX
-from oncegate.rifl.range_rule import NewPart, RefusedPart, ReplayPart, decide_range
+from oncegate.rifl.range_rule import NewPart, RefusedPart, decide_range
 from oncegate.rifl.result_tracker import RECORD_BYTES_MAX, ResultTracker
 from oncegate.rifl.rule import Refusal, Standing
 from oncegate.rifl.rule import decide as decide_one
@@ -133,12 +133,3 @@ def test_range_over_the_sessions_bytes_is_refused_and_its_ack_helps() -> None:
     assert decide(tracker, 11, 12)[0][2] == "QUOTA"
     assert decide(tracker, 1, 12) == [(1, 10, "REPLAY", 1), (11, 12, "QUOTA", 0)]
     assert decide(tracker, 11, 12, 11) == [(11, 12, "EXECUTE", 0)], "this ack makes room, so it must get through"
-
-
-def test_ten_thousand_operations_cost_one_record() -> None:
-    tracker = ResultTracker(window=8)
-    body = prints(1, RANGE_LENGTH_MAX)
-    assert decide_range(tracker, 1, body, 1, LIVE) == [NewPart(1, RANGE_LENGTH_MAX)]
-    tracker.record_range(RangeRecord(1, RANGE_LENGTH_MAX, 1, body))
-    assert len(tracker.ranges) + len(tracker.records) == 1
-    assert decide_range(tracker, 1, body, 1, LIVE) == [ReplayPart(1, RANGE_LENGTH_MAX, 1)]

@@ -1,4 +1,5 @@
-"""The client half against a dumb model: every number in one of four sets, first incomplete by search."""
+"""The client half against a dumb model: every number in one of four sets, first incomplete by search; and after a
+restart."""
 
 from __future__ import annotations
 
@@ -127,15 +128,6 @@ TrackerAgainstModel.TestCase.settings = settings(max_examples=150, stateful_step
 test_tracker_agrees_with_model = TrackerAgainstModel.TestCase
 
 
-def test_first_incomplete_passes_over_a_gap_once_it_is_filled() -> None:
-    tracker = RequestTracker(window=8)
-    assert list(tracker.take_singles(3)) == [1, 2, 3]
-    tracker.complete([2, 3])
-    assert tracker.first_incomplete == 1
-    tracker.complete([1])
-    assert tracker.first_incomplete == 4
-
-
 def test_range_counts_as_one_place_and_its_length_is_bounded() -> None:
     tracker = RequestTracker(window=2)
     assert tracker.take_range(RANGE_LENGTH_MAX) == 1
@@ -218,3 +210,42 @@ def test_cost_of_many_completions_is_linear() -> None:
         tracker.complete(numbers[:1])
     assert tracker.first_incomplete == 409_601
     assert tracker.incomplete == 0
+
+
+def test_resumed_tracker_acknowledges_nothing_that_is_missing_and_reuses_no_number() -> None:
+    tracker = RequestTracker.resumed(window=8, highest=10, held=[7, 12])
+    assert tracker.first_incomplete == 7
+    assert tracker.incomplete == 2
+    assert tracker.room_for_singles == 2  # 7 to 12 take six places, as the server counts them
+    assert list(tracker.take_singles(2)) == [13, 14]
+    tracker.complete([7])
+    assert tracker.first_incomplete == 12
+    tracker.complete([12, 13, 14])
+    assert tracker.first_incomplete == 15
+
+
+def test_resumed_tracker_without_open_numbers_begins_behind_the_highest() -> None:
+    tracker = RequestTracker.resumed(window=8, highest=10, held=[])
+    assert tracker.first_incomplete == 11
+    assert list(tracker.take_singles(8)) == list(range(11, 19))
+
+
+def test_settled_doubt_is_acknowledged_and_an_open_number_is_not() -> None:
+    tracker = RequestTracker(window=8)
+    tracker.take_singles(3)
+    tracker.abandon([1])
+    assert not tracker.settle(2)
+    assert not tracker.settle(9)
+    assert tracker.settle(1)
+    assert not tracker.settle(1)
+    assert tracker.first_incomplete == 2
+
+
+def test_resumed_tracker_acknowledges_no_more_than_the_server_accepts() -> None:
+    tracker = RequestTracker.resumed(window=16, highest=41, held=[61])
+    assert tracker.first_incomplete == 41 + 16
+    assert list(tracker.take_singles(2)) == [57, 62]
+    tracker.complete([57])
+    assert tracker.first_incomplete == 61 <= 57 + 16
+    tracker.complete([61])
+    assert tracker.first_incomplete == 62

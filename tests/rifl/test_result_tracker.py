@@ -11,7 +11,7 @@ from oncegate.rifl.completion import CompletionRecord, RangeRecord
 from oncegate.rifl.errors import REGISTRY, Code, InvariantViolation, Outcome
 from oncegate.rifl.ids import ID_MAX
 from oncegate.rifl.result_tracker import RECORD_BYTES_MAX, ResultTracker
-from oncegate.rifl.rule import EXECUTE, Refusal, Replay, Standing, decide, decide_without_session, standing
+from oncegate.rifl.rule import EXECUTE, Refusal, Replay, Standing, decide, standing
 from oncegate.rifl.session import SessionRecord, SessionTable
 from tests.rifl.told import name_of
 
@@ -74,14 +74,6 @@ def test_row_of_the_apply_rule(sequence: int, fi: int, fingerprint: int, stand: 
     assert name_of(decided) == verdict
     assert not isinstance(decided, Replay) or decided.record.commit == 100 + sequence
     assert tracker.dump() == before, "to decide changes nothing"
-
-
-@pytest.mark.parametrize(
-    ("sequence", "fi", "verdict"),
-    [(5, 6, Refusal.BAD_ACK), (5, 5, Refusal.SESSION_EXPIRED), (1, 1, Refusal.SESSION_EXPIRED)],
-)
-def test_without_a_session_nothing_is_new(sequence: int, fi: int, verdict: Refusal) -> None:
-    assert decide_without_session(sequence, fi) is verdict
 
 
 def test_each_refusal_has_the_code_of_its_name_and_a_seal_is_certain() -> None:
@@ -172,37 +164,6 @@ def test_saved_tracker_that_contradicts_itself_is_not_taken(
         ResultTracker.restore(8, 3, highest, kept, parts)
 
 
-def test_lost_response_is_replayed_while_later_numbers_succeed() -> None:
-    tracker = ResultTracker(window=8)
-    assert run(tracker, 1, 1, 11) == "EXECUTE"
-    assert all(run(tracker, sequence, 1) == "EXECUTE" for sequence in range(2, 9))
-    assert decide(tracker, 1, 1, 1, LIVE) == Replay(tracker.find(1))
-    assert run(tracker, 1, 1) == "REPLAY"
-
-
-def test_window_opens_again_with_acks() -> None:
-    tracker = ResultTracker(window=4)
-    assert [run(tracker, s, 1) for s in (1, 2, 3, 4, 5)] == ["EXECUTE"] * 4 + ["WINDOW_FULL"]
-    assert run(tracker, 5, 2) == "EXECUTE"
-    assert sorted(tracker.records) == [2, 3, 4, 5]
-
-
-def test_out_of_order_numbers_inside_the_window_run_once_each() -> None:
-    tracker = ResultTracker(window=8)
-    order = [4, 1, 8, 3, 2, 7, 5, 6]
-    assert [run(tracker, s, 1) for s in order] == ["EXECUTE"] * 8
-    assert [run(tracker, s, 1) for s in order] == ["REPLAY"] * 8
-
-
-def test_first_incomplete_never_moves_back() -> None:
-    tracker = ResultTracker(window=8)
-    run(tracker, 1, 1)
-    run(tracker, 2, 2)
-    assert run(tracker, 3, 1) == "EXECUTE"
-    assert tracker.first_incomplete == 2
-    assert run(tracker, 1, 1) == "STALE"
-
-
 def test_ack_of_what_was_never_seen_refuses_its_late_copy() -> None:
     """Case 11: cancelled, acknowledged, then a late copy arrives."""
     tracker = ResultTracker(window=8)
@@ -256,14 +217,6 @@ def test_session_over_its_bytes_gets_out_by_acknowledging() -> None:
     tracker.record(1, 1, 1, Bytes(RECORD_BYTES_MAX + 1))
     assert run(tracker, 2, 2) == "EXECUTE"
     assert tracker.bytes == 0
-
-
-def test_records_stay_bounded_however_sequence_numbers_are_chosen() -> None:
-    tracker = ResultTracker(window=8)
-    for start in (1, 2, 3, 5, 8, 13, 4, 6, 7, 21, 34):
-        for sequence in range(start * 3, 0, -1):
-            run(tracker, sequence, 1)
-    assert len(tracker.records) == 8
 
 
 def test_ack_costs_what_it_drops_not_what_it_skips() -> None:

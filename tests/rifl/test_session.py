@@ -63,11 +63,6 @@ def test_take_over_fences_the_older_epoch() -> None:
     assert table.live(client, 2, 10).ends_ms == 1_010
 
 
-def test_take_over_retried_is_the_same_take_over() -> None:
-    table, client = opened()
-    assert table.take_over(client, "new", 0).epoch == table.take_over(client, "new", 0).epoch == 2
-
-
 def test_late_copy_of_an_older_take_over_does_not_fence_the_newer_owner() -> None:
     table, client = opened()
     table.take_over(client, "second", 0)
