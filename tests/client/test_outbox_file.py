@@ -55,8 +55,7 @@ steps = st.lists(
 @settings(max_examples=25, deadline=None)
 @given(steps)
 def test_file_reads_back_as_a_dictionary_of_what_was_written(
-    tmp_path_factory: pytest.TempPathFactory,
-    steps: list[tuple[list[tuple[int, int]], list[int], list[int]]],
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[list[tuple[int, int]], list[int], list[int]]]
 ) -> None:
     path = tmp_path_factory.mktemp("outbox") / "o"
     model: dict[int, tuple[object, bool]] = {}

@@ -155,11 +155,7 @@ async def test_expired_session_refuses_all_further_writes_without_asking(fake: F
 
 
 async def test_same_nonce_opens_the_same_session(fake: FakeGateway) -> None:
-    async with (
-        Client(fake.endpoints) as client,
-        client.session(nonce="n") as one,
-        client.session(nonce="n") as other,
-    ):
+    async with Client(fake.endpoints) as client, client.session(nonce="n") as one, client.session(nonce="n") as other:
         assert one.client_id == other.client_id
 
 

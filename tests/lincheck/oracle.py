@@ -12,10 +12,7 @@ from oncegate.proof.lincheck import ILLEGAL, Model, Operation
 
 
 def brute_force(
-    operations: Sequence[Operation],
-    model: Model,
-    *,
-    precedes: Callable[[Operation, Operation], bool] | None = None,
+    operations: Sequence[Operation], model: Model, *, precedes: Callable[[Operation, Operation], bool] | None = None
 ) -> bool:
     """Tell whether any order of all known and any of the unknown operations is good. At most about eight of them."""
     before = precedes or (lambda a, b: a.returned is not None and a.returned < b.invoked)

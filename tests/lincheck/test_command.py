@@ -134,8 +134,7 @@ def test_documentation_names_every_model(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"),
-    [("x = 1", "no class"), ("class Model: pass", "no name"), ("Model = 5", "no class")],
+    ("text", "reason"), [("x = 1", "no class"), ("class Model: pass", "no name"), ("Model = 5", "no class")]
 )
 def test_file_that_holds_no_model_is_refused(tmp_path: Path, text: str, reason: str) -> None:
     (tmp_path / "own.py").write_text(text)

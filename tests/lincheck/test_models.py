@@ -64,11 +64,7 @@ GOOD: dict[str, list[list[Operation]]] = {
     "lease": [
         lease(FIRST, ("acquire", "b", NO, 2, 3), ("acquire", "b", {"token": 2}, 12, 13)),
         lease(FIRST, ("renew", "a", (1, None), 4, 5), ("acquire", "b", NO, 12, 13)),
-        lease(
-            FIRST,
-            ("release", "a", (1, None), 2, 3),
-            ("acquire", "b", {"token": 2}, 4, 5),
-        ),
+        lease(FIRST, ("release", "a", (1, None), 2, 3), ("acquire", "b", {"token": 2}, 4, 5)),
         lease(FIRST, ("renew", "a", (1, NO), 14, 15)),
     ],
     "row": [
@@ -130,24 +126,14 @@ BAD: dict[str, list[list[Operation]]] = {
     "mutex": [
         one_by_one(("acquire", "a", None), ("acquire", "b", None)),
         one_by_one(("acquire", "a", None), ("release", "b", None)),
-        one_by_one(
-            ("acquire", "a", NO),
-        ),
+        one_by_one(("acquire", "a", NO)),
     ],
     "lease": [
         lease(FIRST, ("acquire", "b", {"token": 2}, 2, 3)),
-        lease(
-            FIRST,
-            ("renew", "a", (1, None), 4, 5),
-            ("acquire", "b", {"token": 2}, 12, 13),
-        ),
+        lease(FIRST, ("renew", "a", (1, None), 4, 5), ("acquire", "b", {"token": 2}, 12, 13)),
         lease(("acquire", "a", {"token": 2}, 0, 1), ("acquire", "a", {"token": 1}, 2, 3)),
         lease(FIRST, ("renew", "a", (1, NO), 2, 3)),
-        lease(
-            FIRST,
-            ("acquire", "b", {"token": 2}, 20, 21),
-            ("renew", "a", (1, None), 22, 23),
-        ),
+        lease(FIRST, ("acquire", "b", {"token": 2}, 20, 21), ("renew", "a", (1, None), 22, 23)),
     ],
     "row": [
         one_by_one(("put", {"value": 1}, {"version": 3}), ("put", {"value": 2}, {"version": 2})),

@@ -58,11 +58,7 @@ def adds_two(*holders):
 
 
 GOOD_AND_BAD = [
-    (
-        ElectionSafety,
-        [("leads", "a", 1), ("leads", "a", 1), ("leads", "b", 2)],
-        [("leads", "a", 1), ("leads", "b", 1)],
-    ),
+    (ElectionSafety, [("leads", "a", 1), ("leads", "a", 1), ("leads", "b", 2)], [("leads", "a", 1), ("leads", "b", 1)]),
     (
         OneVoteATerm,
         [("votes", "a", "a", 1), ("ticked", "a", 1, 1), ("started", "a", [], 1), ("votes", "a", "b", 2)],

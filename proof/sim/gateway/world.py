@@ -39,13 +39,7 @@ class GatewayWorld(World):
 
     def __init__(self, plan, *, node_type=GatewayNode, trace=None, watches=False):
         logs = Logs(plan.names)
-        checkers = [
-            logs,
-            LinearizableReads(),
-            ConfigurationsAgree(),
-            Liveness(LIVENESS_S),
-            EverybodyIsAnswered(),
-        ]
+        checkers = [logs, LinearizableReads(), ConfigurationsAgree(), Liveness(LIVENESS_S), EverybodyIsAnswered()]
         if watches:
             checkers += [kind(logs) for kind in (CommitDurability, LeaderCompleteness, LogMatching, FlushedIsKept)]
             checkers += [ElectionSafety(), OneVoteATerm()]
