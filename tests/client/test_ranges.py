@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import msgspec
 import pytest
@@ -110,39 +111,37 @@ async def test_lost_answer_of_a_range_is_replayed(fake: FakeGateway, session: Se
     assert len(fake.executed) == 50
 
 
-def applied(first: int, last: int, commit: int, *, replayed: bool = False) -> dict[str, object]:
+def applied(first: int, last: int, commit: int, *, replayed: bool = False) -> dict[str, Any]:
     """A part that a node has applied."""
     return {"first": first, "last": last, "status": "applied", "commit": commit, "replayed": replayed}
 
 
-def refused(
-    first: int, last: int, code: str, outcome: str = "not_applied", *, later: bool = False
-) -> dict[str, object]:
+def refused(first: int, last: int, code: str, outcome: str = "not_applied", *, later: bool = False) -> dict[str, Any]:
     """A part that a node refuses, for now or for good."""
     return {"first": first, "last": last, "status": "rejected", "code": code, "outcome": outcome, "retryable": later}
 
 
-def answer_once(fake: FakeGateway, *parts: dict[str, object]) -> list[tuple[int, int]]:
-    """Answer the first range with ``parts``; return where first number and length of each range are noted."""
+def answer_ranges(fake: FakeGateway, *answers: list[dict[str, Any]]) -> list[tuple[int, int]]:
+    """Answer the first ranges with these parts; return where first number and length of each range are noted."""
     sent: list[tuple[int, int]] = []
 
     async def answer(request: web.Request) -> web.StreamResponse | None:
         body = msgspec.msgpack.decode(await request.read(), type=wire.RangeBody)
         sent.append((int(request.headers[wire.H_FIRST_SEQUENCE]), len(body.keys)))
-        return results(*parts) if len(sent) == 1 else None
+        return results(*answers[len(sent) - 1]) if len(sent) <= len(answers) else None
 
     intercept(fake.nodes[0], RANGES, answer)
     return sent
 
 
 async def test_parts_rejected_for_now_travel_again_and_results_fall_into_place(fake: FakeGateway) -> None:
-    sent = answer_once(
-        fake,
+    parts = [
         applied(1, 10, 900),
         refused(11, 20, "OVERLOADED", later=True),
         applied(21, 25, 920, replayed=True),
         refused(26, 30, "OVERLOADED", later=True),
-    )
+    ]
+    sent = answer_ranges(fake, parts)
     async with Client(fake.endpoints, tuning=QUICK) as client, client.session() as session:
         await client.table("events")
         written = await asyncio.gather(*(session.put("events", f"k{n}", n) for n in range(1, 31)))
@@ -155,7 +154,7 @@ async def test_parts_rejected_for_now_travel_again_and_results_fall_into_place(f
 
 
 async def test_rows_rejected_for_good_are_a_partial_failure(fake: FakeGateway, session: Session) -> None:
-    answer_once(fake, applied(1, 4, 1), refused(5, 6, "PAYLOAD_MISMATCH"))
+    answer_ranges(fake, [applied(1, 4, 1), refused(5, 6, "PAYLOAD_MISMATCH")])
     with pytest.raises(PartialFailure) as partial:
         await session.put_many("events", {f"k{n}": n for n in range(6)})
     failure = partial.value
@@ -166,19 +165,13 @@ async def test_rows_rejected_for_good_are_a_partial_failure(fake: FakeGateway, s
 
 
 async def test_doubt_about_a_range_stays_with_each_part_that_travels_again(fake: FakeGateway) -> None:
-    parts = [refused(1, 2, "TIMEOUT", "unknown", later=True), applied(3, 4, 1)]
-    sent = answer_once(fake, *parts, refused(5, 6, "TIMEOUT", "unknown", later=True))
-    first_answer = fake.nodes[0].before
-    assert first_answer is not None
-
-    async def then_never(request: web.Request) -> web.StreamResponse | None:
-        answer = await first_answer(request)
-        if answer is None and request.path == RANGES:
-            first, count = sent[-1]
-            return results(refused(first, first + count - 1, "FORBIDDEN"))
-        return answer
-
-    fake.nodes[0].before = then_never
+    doubt, never = {"code": "TIMEOUT", "outcome": "unknown", "later": True}, {"code": "FORBIDDEN"}
+    answers = [
+        [refused(1, 2, **doubt), applied(3, 4, 1), refused(5, 6, **doubt)],
+        [refused(1, 2, **never)],
+        [refused(5, 6, **never)],
+    ]
+    sent = answer_ranges(fake, *answers)
     tuning = msgspec.structs.replace(QUICK, range_min=6)
     async with Client(fake.endpoints, tuning=tuning) as client, client.session() as session:
         await client.table("events")  # from here on, puts on it make ranges
@@ -190,7 +183,7 @@ async def test_doubt_about_a_range_stays_with_each_part_that_travels_again(fake:
 
 
 async def test_rows_in_doubt_make_a_partial_failure_an_outcome_unknown(fake: FakeGateway, session: Session) -> None:
-    answer_once(fake, applied(1, 4, 1), refused(5, 6, "INTERNAL", "unknown"))
+    answer_ranges(fake, [applied(1, 4, 1), refused(5, 6, "INTERNAL", "unknown")])
     with pytest.raises(OutcomeUnknown) as doubt:
         await session.put_many("events", {f"k{n}": n for n in range(6)})
     assert isinstance(doubt.value, PartialFailure)
@@ -199,31 +192,22 @@ async def test_rows_in_doubt_make_a_partial_failure_an_outcome_unknown(fake: Fak
 
 
 async def test_parts_that_do_not_cover_the_range_are_malformed(fake: FakeGateway, session: Session) -> None:
-    async def answer(_: web.Request) -> web.StreamResponse | None:
-        return results(applied(1, 9, 1))
-
-    intercept(fake.nodes[0], RANGES, answer)
+    answer_ranges(fake, *[[applied(1, 9, 1)]] * 100)
     with fails(outcome=Outcome.UNKNOWN):
         await session.put_many("events", {f"k{n}": n for n in range(10)})
 
 
-async def test_range_whose_deadline_passes_fails_once_and_the_session_goes_on(fake: FakeGateway) -> None:
-    async with Client(fake.endpoints, tuning=QUICK) as client, client.session() as session:
-        await client.table("events")
+@pytest.mark.parametrize(
+    ("table", "window"), [("events", 512), ("rows", 16)], ids=["one range", "operations, some of them sent"]
+)
+async def test_put_many_whose_deadline_passes_says_unknown_and_takes_no_place(
+    fake: FakeGateway, table: str, window: int
+) -> None:
+    async with Client(fake.endpoints, tuning=QUICK) as client, client.session(window=window) as session:
+        await client.table(table)
         fake.nodes[0].freeze()
         with fails(outcome=Outcome.UNKNOWN):
-            await session.put_many("events", {f"k{n}": n for n in range(100)}, timeout_s=0.1)
-        fake.nodes[0].thaw()
-        assert (await session.put("rows", "a", 1)).applied
-        await session.drain()
-
-
-async def test_put_many_whose_deadline_passes_half_way_says_unknown_and_takes_no_place(fake: FakeGateway) -> None:
-    async with Client(fake.endpoints, tuning=QUICK) as client, client.session(window=16) as session:
-        await client.table("rows")
-        fake.nodes[0].freeze()
-        with fails(outcome=Outcome.UNKNOWN):
-            await session.put_many("rows", {f"k{n}": n for n in range(100)}, timeout_s=0.1)
+            await session.put_many(table, {f"k{n}": n for n in range(100)}, timeout_s=0.1)
         fake.nodes[0].thaw()
         await session.drain()
         assert session.outstanding == 0

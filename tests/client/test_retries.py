@@ -42,14 +42,6 @@ def answer_with(node: FakeNode, *answers: web.Response | OncegateError) -> None:
     intercept(node, OPERATIONS, answer)
 
 
-async def test_lost_answer_is_replayed_and_the_write_is_applied_once(fake: FakeGateway, session: Session) -> None:
-    fake.nodes[0].lose_answers(2)
-    result = await session.increment("rows", "n", by=7)
-    assert result.replayed
-    assert result.value == 7
-    assert [write.sequence for write in fake.executed] == [1]
-
-
 async def test_every_attempt_carries_the_same_id_and_bytes(fake: FakeGateway, session: Session) -> None:
     bodies: list[bytes] = []
     node = fake.nodes[0]
@@ -117,13 +109,6 @@ async def test_deadline_without_any_accepted_attempt_says_not_applied(fake: Fake
         await session.put("rows", "k", 1, timeout_s=0.1)
     fake.nodes[0].before = None
     assert (await session.put("rows", "k", 2)).sequence == 2, "the number of the write that never was is reused"
-
-
-async def test_deadline_while_an_attempt_is_under_way_says_unknown(fake: FakeGateway, session: Session) -> None:
-    fake.nodes[0].freeze()
-    with pytest.raises(OutcomeUnknown):
-        await session.put("rows", "k", 1, timeout_s=0.05)
-    fake.nodes[0].thaw()
 
 
 async def test_short_deadline_of_one_write_leaves_its_companions_alone(fake: FakeGateway, session: Session) -> None:

@@ -30,17 +30,6 @@ async def test_remembered_read_of_an_absent_row_has_version_0_and_no_value(sessi
     assert (read.applied, read.value, read.version) == (True, None, 0)
 
 
-async def test_submit_starts_all_three_operations_without_waiting(session: Session) -> None:
-    futures = [
-        session.submit("put", "rows", "a", 1),
-        session.submit("increment", "rows", "a", by=2),
-        session.submit("delete", "rows", "b"),
-    ]
-    results = await asyncio.gather(*futures)
-    assert [result.sequence for result in results] == [1, 2, 3]
-    assert results[1].value == 3
-
-
 async def test_two_conditions_are_refused_before_anything_is_sent(session: Session) -> None:
     with fails(Code.BAD_REQUEST):
         await session.put("rows", "k", 1, if_absent=True, if_version=3)
@@ -78,16 +67,6 @@ async def test_unknown_table_fails_that_write_only_and_its_number_is_used_again(
     assert not isinstance(good, BaseException)
     assert good.applied
     assert (await session.put("rows", "k", 2)).sequence == 2
-
-
-async def test_thousands_of_refusals_do_not_end_the_session(fake: FakeGateway) -> None:
-    async with Client(fake.endpoints) as client, client.session(window=16) as session:
-        for _ in range(20):
-            refusals = await asyncio.gather(
-                *(session.put("nowhere", f"k{n}", 1) for n in range(16)), return_exceptions=True
-            )
-            assert {getattr(refusal, "code", None) for refusal in refusals} == {Code.NOT_FOUND}
-        assert (await session.put("rows", "k", 1)).applied
 
 
 async def test_one_bad_write_does_not_spoil_those_that_travel_with_it(fake: FakeGateway, session: Session) -> None:

@@ -1,4 +1,4 @@
-"""The apply rule row by row, and what a tracker remembers, for how long and at which bound."""
+"""What a tracker remembers, for how long and at which bound."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Bytes(NamedTuple):
     size: int
 
 
-def tracker_at_row_8() -> ResultTracker:
+def tracker_with_gaps() -> ResultTracker:
     """Window 8, first incomplete 5; 5, 7 and the range 9..11 are recorded, 6 and 8 are not; fingerprint = sequence."""
     tracker = ResultTracker(window=8)
     for sequence in (1, 2, 3, 4, 5, 7):
@@ -33,47 +33,6 @@ def tracker_at_row_8() -> ResultTracker:
     tracker.record_range(RangeRecord(9, 11, 109, prints))
     tracker.acknowledge(5)
     return tracker
-
-
-TABLE = [
-    # row, sequence, first incomplete, fingerprint, standing, verdict
-    ("1: first incomplete above the sequence number", 6, 7, 6, LIVE, "BAD_ACK"),
-    ("1: first incomplete beyond highest + window", 20, 20, 20, LIVE, "BAD_ACK"),
-    ("1: first incomplete near 2^64", 2**64 - 1, 2**64 - 1, 6, LIVE, "BAD_ACK"),
-    ("1 before 3", 6, 7, 6, FENCED, "BAD_ACK"),
-    ("1: highest + window is still allowed", 19, 19, 19, LIVE, "EXECUTE"),
-    ("3: fenced, though recorded", 5, 5, 5, FENCED, "FENCED"),
-    ("3: fenced, new", 6, 5, 6, FENCED, "FENCED"),
-    ("3 before 4", 4, 4, 4, FENCED, "FENCED"),
-    ("4: acknowledged before", 4, 4, 4, LIVE, "STALE"),
-    ("4 before 7", 4, 1, 4, ENDED, "STALE"),
-    ("5: recorded alone", 5, 5, 5, LIVE, "REPLAY"),
-    ("5: recorded in a range", 10, 5, 10, LIVE, "REPLAY"),
-    ("5 before 7: a record outlives the lease", 5, 5, 5, ENDED, "REPLAY"),
-    ("5: an old first incomplete is no fault", 5, 1, 5, LIVE, "REPLAY"),
-    ("6: another payload, alone", 5, 5, 6, LIVE, "PAYLOAD_MISMATCH"),
-    ("6: another payload, in a range", 10, 5, 11, LIVE, "PAYLOAD_MISMATCH"),
-    ("6 before 7", 5, 5, 6, ENDED, "PAYLOAD_MISMATCH"),
-    ("7: new, but the lease ended", 6, 5, 6, ENDED, "SESSION_EXPIRED"),
-    ("7 before 8", 30, 5, 30, ENDED, "SESSION_EXPIRED"),
-    ("8: 5..14 are 8 places: 5 6 7 8 9-11 12 13 14", 15, 5, 15, LIVE, "WINDOW_FULL"),
-    ("8: an ack in the request itself opens the window", 15, 6, 15, LIVE, "EXECUTE"),
-    ("9: a gap", 6, 5, 6, LIVE, "EXECUTE"),
-    ("9: a gap below a range", 8, 5, 8, LIVE, "EXECUTE"),
-    ("9: the last place; the range counts once", 14, 5, 14, LIVE, "EXECUTE"),
-]
-
-
-@pytest.mark.parametrize(
-    ("sequence", "fi", "fingerprint", "stand", "verdict"), [t[1:] for t in TABLE], ids=[t[0] for t in TABLE]
-)
-def test_row_of_the_apply_rule(sequence: int, fi: int, fingerprint: int, stand: Standing, verdict: str) -> None:
-    tracker = tracker_at_row_8()
-    before = tracker.dump()
-    decided = decide(tracker, sequence, fi, fingerprint, stand)
-    assert name_of(decided) == verdict
-    assert not isinstance(decided, Replay) or decided.record.commit == 100 + sequence
-    assert tracker.dump() == before, "to decide changes nothing"
 
 
 def test_each_refusal_has_the_code_of_its_name_and_a_seal_is_certain() -> None:
@@ -125,7 +84,7 @@ def test_second_record_of_an_operation_raises_and_changes_nothing() -> None:
         lambda tracker: tracker.record_range(RangeRecord(12, 12, 0, bytes(8))),
     ]
     for break_it in forbidden:
-        tracker = tracker_at_row_8()
+        tracker = tracker_with_gaps()
         before = tracker.dump()
         with pytest.raises(InvariantViolation):
             break_it(tracker)
@@ -139,9 +98,9 @@ def test_operation_in_a_gap_may_be_recorded_alone_sealed_or_in_a_range() -> None
         lambda tracker: tracker.record_range(RangeRecord(6, 6, 200, bytes(8))),
         lambda tracker: tracker.record_range(RangeRecord(12, 13, 200, bytes(16))),
     ):
-        tracker = tracker_at_row_8()
+        tracker = tracker_with_gaps()
         record_it(tracker)
-        assert tracker.dump() != tracker_at_row_8().dump()
+        assert tracker.dump() != tracker_with_gaps().dump()
 
 
 @pytest.mark.parametrize(
@@ -173,7 +132,7 @@ def test_ack_of_what_was_never_seen_refuses_its_late_copy() -> None:
 
 
 def test_absurd_ack_changes_nothing_even_if_it_gets_through() -> None:
-    tracker = tracker_at_row_8()
+    tracker = tracker_with_gaps()
     before = tracker.dump()
     for absurd in (20, ID_MAX, 2**64):
         tracker.acknowledge(absurd)
@@ -181,7 +140,7 @@ def test_absurd_ack_changes_nothing_even_if_it_gets_through() -> None:
 
 
 def test_ack_through_a_range_keeps_the_rest_with_its_commits_and_fingerprints() -> None:
-    tracker = tracker_at_row_8()
+    tracker = tracker_with_gaps()
     tracker.acknowledge(10)
     assert tracker.ranges == [RangeRecord(10, 11, 110, (10).to_bytes(8, "big") + (11).to_bytes(8, "big"))]
     assert not tracker.records
