@@ -57,6 +57,7 @@ def adds_two(*holders):
     return [*first, *(("installed", name, 3, voters("a", "b", "c", "d", "e")) for name in holders)]
 
 
+_INSTALLED = [*writes("a", (2, 1), (3, 1)), ("installed", "a", 4), *writes("a", (4, 2)), ("stopped", "a")]
 GOOD_AND_BAD = [
     (ElectionSafety, [("leads", "a", 1), ("leads", "a", 1), ("leads", "b", 2)], [("leads", "a", 1), ("leads", "b", 1)]),
     (
@@ -93,20 +94,8 @@ GOOD_AND_BAD = [
     ),
     (
         FlushedIsKept,
-        [
-            *writes("a", (2, 1), (3, 1)),
-            ("installed", "a", 4),
-            *writes("a", (4, 2)),
-            ("stopped", "a"),
-            ("started", "a", [(b"", 4, 2)], 2, 3),
-        ],
-        [
-            *writes("a", (2, 1), (3, 1)),
-            ("installed", "a", 4),
-            *writes("a", (4, 2)),
-            ("stopped", "a"),
-            ("started", "a", [], 2, 3),
-        ],
+        [*_INSTALLED, ("started", "a", [(b"", 4, 2)], 2, 3)],
+        [*_INSTALLED, ("started", "a", [], 2, 3)],
     ),
     (
         SnapshotEqualsReplay,

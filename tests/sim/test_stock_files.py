@@ -18,19 +18,19 @@ from oncegate.consensus.log.wal import Journal
 from oncegate.proof.sim.engine.fake_disk import InlineWorker
 
 
-def stock_journal(path, count=50):
-    """The library's journal file with entries 1 to ``count``, closed."""
+def stock_journal(path):
+    """The library's journal file with entries 1 to 50, closed."""
     journal = FileJournal(str(path))
-    for index in range(1, count + 1):
+    for index in range(1, 51):
         journal.add(b"\0command %d" % index, index, 1)
     journal._destroy()
 
 
-def our_journal(path, count=50):
+def our_journal(path):
     """Our journal with the same entries, each a flush of its own, closed."""
     path.mkdir()
     journal = Journal(DirectoryStorage(path), InlineWorker(), segment_bytes=1 << 14, memory_bytes_max=1 << 12)
-    for index in range(1, count + 1):
+    for index in range(1, 51):
         journal.append(b"\0command %d" % index, index, 1)
         journal.flush()
     journal.close()

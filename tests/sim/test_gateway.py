@@ -1,10 +1,6 @@
 """The simulated cluster with clients: a seed repeats exactly, and enough happens in a run."""
 
-import os
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -13,6 +9,7 @@ from oncegate.proof.sim.engine.shrink import shrink
 from oncegate.proof.sim.gateway.__main__ import main
 from oncegate.proof.sim.gateway.run import plan_of, run_plan
 from oncegate.proof.sim.gateway.world import WORKLOADS
+from tests.sim.test_world import printed_elsewhere
 
 SEEDS = 100
 BLOCK = 10
@@ -41,17 +38,8 @@ def test_a_range_that_was_cut_does_not_wait_for_ever_for_room():
 def test_a_seed_repeats_exactly_in_any_process():
     here = [run_plan(plan_of(seed)).trace_hash for seed in range(len(WORKLOADS))]
     assert here == [run_plan(plan_of(seed)).trace_hash for seed in range(len(WORKLOADS))]
-    root = Path(__file__).parents[2]
     for hash_seed in ("0", "77"):
-        printed = subprocess.run(
-            [sys.executable, "-m", "oncegate.proof.sim.gateway", "--seed", "1"],
-            cwd=root,
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        assert f"trace {here[1]}" in printed
+        assert f"trace {here[1]}" in printed_elsewhere("oncegate.proof.sim.gateway", 1, hash_seed)
 
 
 def test_the_runner_counts_over_processes(capsys):
