@@ -11,39 +11,55 @@ from oncegate.consensus.log.identity import open_identity
 from oncegate.consensus.log.library_log import LibraryLog
 from oncegate.consensus.messages import Ack, Append, PreVoteReply, PreVoteRequest, VoteReply, VoteRequest
 from oncegate.proof.sim.engine.fake_disk import FakeDisk, InlineWorker
-from tests.consensus.simulation import History, RecordingMachine
+from tests.consensus.cluster import ListMachine
+
+
+def config_of(peers=("n2", "n3"), **settings):
+    """Settings of node n1 of the cluster c, with small bounds."""
+    return ReplicaConfig(
+        node_id="n1",
+        cluster_id="c",
+        listen=("127.0.0.1", 1),
+        peers=dict.fromkeys(peers, ("127.0.0.1", 1)),
+        data_dir=Path("unused"),
+        **{"command_bytes_max": 1000, "journal_segment_bytes": 10_000, "log_memory_bytes_max": 2000, **settings},
+    )
+
+
+def open_log(disk, config):
+    """The log that is on a disk of node n1."""
+    _, ballot = open_identity(disk, cluster_id="c", node_id="n1")
+    return LibraryLog(
+        disk,
+        InlineWorker(),
+        ballot,
+        segment_bytes=config.journal_segment_bytes,
+        memory_bytes_max=config.log_memory_bytes_max,
+    )
 
 
 class OneEngine:
-    """Node n1 of a cluster of three; the connections to n2 and n3 are up."""
+    """Node n1 of a cluster of three, or of others; the connections to its peers are up."""
 
-    def __init__(self, peers=("n2", "n3"), **settings):
+    def __init__(self, peers=("n2", "n3"), *, disk=None, machine=None, **settings):
         self.now = 100.0
         self.peers = peers
+        self.disk = disk or FakeDisk()
+        self.machine = machine or ListMachine()
         self.sent = []
         self.results = []
         self.failures = []
-        self.roles = []
-        disk = FakeDisk()
-        config = ReplicaConfig(
-            node_id="n1",
-            cluster_id="c",
-            listen=("127.0.0.1", 1),
-            peers=dict.fromkeys(peers, ("127.0.0.1", 1)),
-            data_dir=Path("unused"),
-            **{"command_bytes_max": 4096, "journal_segment_bytes": 1 << 16, **settings},
-        )
-        _, ballot = open_identity(disk, cluster_id="c", node_id="n1")
+        config = config_of(peers, **settings)
         self.engine = Engine(
             config,
-            RecordingMachine(History()),
-            LibraryLog(disk, InlineWorker(), ballot, segment_bytes=1 << 16, memory_bytes_max=1 << 14),
+            self.machine,
+            open_log(self.disk, config),
             clock=lambda: self.now,
             rng=random.Random(1),
             send=lambda peer_id, message: self.sent.append((self.now, peer_id, message)),
             on_result=lambda token, result: self.results.append((token, result)),
             on_failure=lambda token, error: self.failures.append((token, error)),
-            on_role=self.roles.append,
+            on_role=lambda change: None,
         )
         for peer in peers:
             self.engine.peer_up(peer, 1)

@@ -4,30 +4,20 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from oncegate.consensus.config import ReplicaConfig
 from oncegate.consensus.core.election import Election, PreVoteStanding
 from oncegate.consensus.messages import Ack, Append, PreVoteReply, PreVoteRequest
-from tests.consensus.one_engine import OneEngine
-from tests.consensus.simulation import Simulation
+from tests.consensus.one_engine import OneEngine, config_of
 
-CONFIG = ReplicaConfig(
-    node_id="n1",
-    cluster_id="c",
-    listen=("127.0.0.1", 0),
-    peers={"n2": ("127.0.0.1", 1), "n3": ("127.0.0.1", 2)},
-    data_dir=Path("unused"),
-)
 FOLLOWING = PreVoteStanding(term=5, last_index=10, last_term=4, leads=False, leader_reachable=True)
 REQUEST = PreVoteRequest(6, 1, 10, 4)
 
 
 @pytest.fixture
 def election():
-    election = Election(CONFIG, random.Random(1), 0.0)
+    election = Election(config_of(), random.Random(1), 0.0)
     election.set_voters(frozenset(("n1", "n2", "n3")), 0.0)
     return election
 
@@ -130,42 +120,3 @@ def test_a_pre_vote_that_is_refused_puts_nothing_off(election):
     election.deadline = 9.0
     assert not election.would_vote("n2", PreVoteRequest(6, 1, 9, 4), replace(FOLLOWING, leader_reachable=False), 9.0)
     assert election.deadline == 9.0
-
-
-def test_a_node_that_rejoins_deposes_nobody():
-    sim = Simulation(3, faults=False)
-    sim.run_until(sim.leader)
-    leader = sim.leader()
-    sim.settle_and_check()
-    term = leader.engine.term
-    late = next(name for name in sim.nodes if name != leader.name)
-    sim.cut = {late}
-    end = sim.now + 30
-    sim.run_until(lambda: sim.now > end)
-    sim.settle_and_check()
-    assert sim.leader() is leader
-    assert leader.engine.term == term
-    assert sim.nodes[late].engine.term == term
-
-
-def test_a_leader_without_a_quorum_steps_down_within_one_election_time_out():
-    sim = Simulation(4, faults=False)
-    sim.run_until(sim.leader)
-    leader = sim.leader()
-    sim.settle_and_check()
-    sim.cut = {leader.name}
-    started = sim.now
-    sim.run_until(lambda: leader.engine.role.value != "leader")
-    assert sim.now - started <= 1.2 + 0.15
-
-
-def test_a_killed_leader_is_replaced_in_well_under_a_third_of_a_second():
-    for seed in range(10):
-        sim = Simulation(seed, faults=False)
-        sim.run_until(sim.leader)
-        sim.settle_and_check()
-        killed = sim.leader()
-        started = sim.now
-        sim.kill(killed)
-        sim.run_until(lambda sim=sim: sim.leader() is not None)
-        assert sim.now - started < 0.6, seed

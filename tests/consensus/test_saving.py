@@ -2,123 +2,60 @@
 
 from __future__ import annotations
 
-import random
-from dataclasses import replace
-from pathlib import Path
-
 import msgspec
 import pytest
 
-from oncegate.consensus.config import ReplicaConfig
 from oncegate.consensus.configuration import Configuration, RaftMember, decode, encode
-from oncegate.consensus.core.engine import Engine
 from oncegate.consensus.errors import StateMissing, StorageError
 from oncegate.consensus.log.identity import open_identity
-from oncegate.consensus.log.library_log import LibraryLog
 from oncegate.consensus.log.sealed_file import write_sealed
 from oncegate.consensus.log.segment import segment_name
 from oncegate.consensus.messages import Append
 from oncegate.consensus.ports import DurableState, SavedPoint
 from oncegate.consensus.snapshot.saving import save_bytes
 from oncegate.proof.sim.engine.durable_machine import _MAGIC, STATE_FILE, DurableMachine, State
-from oncegate.proof.sim.engine.fake_disk import FakeDisk, InlineWorker
-from tests.consensus.simulation import RecordingMachine
+from oncegate.proof.sim.engine.fake_disk import FakeDisk
+from tests.consensus.cluster import ListMachine
+from tests.consensus.one_engine import OneEngine, config_of, open_log
 
 INSTALLED = encode(Configuration({"n1": RaftMember("127.0.0.1", 1)}))
-CONFIG = ReplicaConfig(
-    node_id="n1",
-    cluster_id="c",
-    listen=("127.0.0.1", 7001),
-    peers={},
-    data_dir=Path("unused"),
-    command_bytes_max=1000,
-    journal_segment_bytes=10_000,
-    log_kept_bytes=0,
-    log_memory_bytes_max=2000,
-)
 
 
-class Node:
-    """A cluster of one on a fake disk."""
+class Node(OneEngine):
+    """A cluster of one, which leads."""
 
-    def __init__(self, disk, *, machine=None, config=CONFIG, **settings):
-        self.now = 0.0
-        _, ballot = open_identity(disk, cluster_id="c", node_id="n1")
-        log = LibraryLog(
-            disk, InlineWorker(), ballot, segment_bytes=config.journal_segment_bytes, memory_bytes_max=2000
-        )
-        self.machine = machine or DurableMachine(disk, **settings)
-        self.results, self.failures = [], []
-        self.engine = Engine(
-            config,
-            self.machine,
-            log,
-            clock=lambda: self.now,
-            rng=random.Random(1),
-            send=lambda peer, message: None,
-            on_result=lambda token, result: self.results.append(result),
-            on_failure=lambda token, error: self.failures.append(error),
-            on_role=lambda change: None,
-        )
+    def __init__(self, disk=None, *, machine=None, every=20, lazy=False, **settings):
+        disk = disk or FakeDisk()
+        machine = machine or DurableMachine(disk, every=every, lazy=lazy)
+        super().__init__((), disk=disk, machine=machine, **{"log_kept_bytes": 0, **settings})
         while not self.engine.ready:
-            self.tick()
-
-    def tick(self):
-        self.now += 0.01
-        self.engine.tick()
+            self.tick(self.now + 0.01)
 
     def propose(self, count, size=200):
         for _ in range(count):
             self.engine.propose(b"%06d" % self.engine.log.last_index + bytes(size), None)
-            self.tick()
-
-
-class Joiner:
-    """A node that joins a cluster, and hears its leader."""
-
-    def __init__(self):
-        disk = FakeDisk()
-        config = replace(CONFIG, joining=True, peers={"n0": ("127.0.0.1", 7000)})
-        _, ballot = open_identity(disk, cluster_id="c", node_id="n1")
-        log = LibraryLog(
-            disk, InlineWorker(), ballot, segment_bytes=config.journal_segment_bytes, memory_bytes_max=2000
-        )
-        self.machine = DurableMachine(disk, every=5)
-        self.now = 0.0
-        self.engine = Engine(
-            config,
-            self.machine,
-            log,
-            clock=lambda: self.now,
-            rng=random.Random(1),
-            send=lambda peer, message: None,
-            on_result=lambda token, result: None,
-            on_failure=lambda token, error: None,
-            on_role=lambda change: None,
-        )
-        self.engine.peer_up("n0", 1)
-
-    def hears(self, *commands):
-        """An append of the leader whose entries are committed."""
-        last = self.engine.log.last_index
-        entries = [(command, last + number, 1) for number, command in enumerate(commands, 1)]
-        term = self.engine.log.term_at(last)
-        self.engine.receive("n0", 1, Append(1, last, term, last + len(entries), entries))
-        self.now += 0.01
-        self.engine.tick()
+            self.tick(self.now + 0.01)
 
 
 def test_a_node_that_joins_saves_no_state_before_its_log_says_who_is_a_member():
-    node = Joiner()
+    disk = FakeDisk()
+    machine = DurableMachine(disk, every=5)
+    node = OneEngine(("n0",), disk=disk, machine=machine, joining=True)
+
+    def hears(*commands):
+        last = node.engine.log.last_index
+        entries = [(command, last + number, 1) for number, command in enumerate(commands, 1)]
+        node.receives("n0", Append(1, last, node.engine.log.term_at(last), last + len(entries), entries))
+
     for number in range(10):
-        node.hears(b"command %d" % number)
+        hears(b"command %d" % number)
     assert node.engine.applied_index == 11
-    assert node.machine.saved is None
-    assert node.machine.save_wanted
+    assert machine.saved is None
+    assert machine.save_wanted
     named = Configuration({"n0": RaftMember("127.0.0.1", 7000), "n1": RaftMember("127.0.0.1", 7001, voter=False)})
-    node.hears(encode(named))
-    assert node.machine.saved.index == node.engine.applied_index == 12
-    assert decode(node.machine.saved.configuration) == named
+    hears(encode(named))
+    assert machine.saved.index == node.engine.applied_index == 12
+    assert decode(machine.saved.configuration) == named
 
 
 def test_the_test_machine_is_a_durable_state():
@@ -152,7 +89,7 @@ def test_the_log_stays_bounded_under_load_and_across_restarts():
     for _ in range(3):
         node = Node(disk)
         node.propose(400)
-        assert node.engine.log.bytes_used < 5 * CONFIG.journal_segment_bytes
+        assert node.engine.log.bytes_used < 5 * 10_000
         assert sum(name.endswith(".segment") for name in disk.names()) <= 6
         assert len(node.engine.log._positions) < 150
         disk.kill()
@@ -177,7 +114,7 @@ def test_nothing_is_compacted_before_the_save_is_durable():
 
 
 def test_a_log_that_outgrows_its_bound_is_saved_unasked():
-    node = Node(FakeDisk(), config=replace(CONFIG, save_log_bytes_max=5000), every=1 << 30)
+    node = Node(save_log_bytes_max=5000, every=1 << 30)
     node.propose(200)
     assert node.engine.log.base.index > 0
     assert node.engine.log.bytes_after(node.machine.saved.index) < 5000 + 2 * 1000
@@ -192,11 +129,7 @@ def test_members_save_at_different_times_and_none_later_than_its_bound():
 
 
 def test_a_machine_that_is_not_durable_keeps_the_whole_log():
-    class History:
-        def applied(self, index, command):
-            pass
-
-    node = Node(FakeDisk(), machine=RecordingMachine(History()), config=replace(CONFIG, save_log_bytes_max=1000))
+    node = Node(machine=ListMachine(), save_log_bytes_max=1000)
     node.propose(200)
     assert node.engine.log.base.index == 0
 
@@ -216,7 +149,7 @@ def test_a_log_without_its_beginning_refuses_to_start_without_a_state():
     with pytest.raises(StateMissing, match="fake:/base"):
         Node(disk)
     with pytest.raises(StateMissing):
-        Node(disk, machine=RecordingMachine(None))
+        Node(disk, machine=ListMachine())
 
 
 def test_a_state_older_than_the_base_refuses_to_start():
@@ -244,11 +177,10 @@ def test_a_state_ahead_of_the_log_was_installed_before_a_crash_and_the_log_follo
 
 
 def test_a_state_of_another_term_than_the_uncommitted_log_replaces_the_log():
-    disk, node = compacted_disk()
-    log = node.engine.log
+    disk, _ = compacted_disk()
     _, ballot = open_identity(disk, cluster_id="c", node_id="n1")
     ballot.save(3, None)
-    log = LibraryLog(disk, InlineWorker(), ballot, segment_bytes=10_000, memory_bytes_max=2000)
+    log = open_log(disk, config_of(()))
     first = log.last_index + 1
     for index in range(first, first + 10):
         log.append(b"never committed", index, 2)

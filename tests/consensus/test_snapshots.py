@@ -6,16 +6,12 @@ import contextlib
 import itertools
 import random
 from concurrent.futures import Future
-from dataclasses import replace
 
 import pytest
 
 from oncegate.consensus.configuration import Configuration, RaftMember, encode
-from oncegate.consensus.core.engine import Engine
 from oncegate.consensus.core.snapshots import Snapshots
-from oncegate.consensus.errors import SafetyViolation, StorageError
-from oncegate.consensus.log.identity import open_identity
-from oncegate.consensus.log.library_log import LibraryLog
+from oncegate.consensus.errors import SafetyViolation
 from oncegate.consensus.messages import (
     Append,
     PreVoteRequest,
@@ -30,150 +26,28 @@ from oncegate.consensus.snapshot.snapshot_leader import SnapshotSender
 from oncegate.consensus.snapshot.snapshot_receive import Receiving, is_sound
 from oncegate.consensus.snapshot.snapshot_send import WINDOW_CHUNKS, Outgoing, chunk_crc
 from oncegate.consensus.snapshot.throttle import TokenBucket
-from oncegate.proof.sim.engine.durable_machine import DurableMachine, Sink
+from oncegate.proof.sim.engine.durable_machine import DurableMachine
 from oncegate.proof.sim.engine.fake_disk import FakeDisk, InlineWorker, Killed
-from tests.consensus.durable_simulation import DurableSimulation
-from tests.consensus.test_saving import CONFIG
+from tests.consensus.one_engine import OneEngine, config_of, open_log
 
 CONFIGURATION = encode(Configuration({"n1": RaftMember("127.0.0.1", 1), "n2": RaftMember("127.0.0.1", 2)}))
 
 
-def long_run(seed, *, engine_type=None, rounds=4, steps=250, simulation=DurableSimulation):
-    """Faults all the time; again and again a follower is left so far behind that the log does not reach it."""
-    options = {} if engine_type is None else {"engine_type": engine_type}
-    sim = simulation(seed, **options)
-    for _ in range(rounds):
-        sim.leave_behind(20)
-        for _ in range(steps):
-            sim.step()
-    sim.settle_and_check()
-    return sim
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_promises_hold_while_followers_need_snapshots_under_every_fault(seed):
-    sim = long_run(seed)
-    assert sim.installs >= 2
-    assert max(sim.bases) > 100
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_a_follower_left_behind_gets_the_state_and_goes_on(seed):
-    sim = DurableSimulation(seed, faults=False)
-    late = sim.leave_behind(10)
-    sim.run_until(lambda: late.machine.installs == 1)
-    sim.settle_and_check()
-    assert late.machine.installs == 1
-    assert late.engine.log.base.index > 10
-
-
-# -- planted bugs: each is seen by the simulation ------------------------------------------------------
-
-
-def caught(simulation=DurableSimulation, *, seeds=12):
-    """How many seeds notice the bug."""
-    count = 0
-    for seed in range(seeds):
-        try:
-            long_run(seed, rounds=3, simulation=simulation)
-        except (AssertionError, SafetyViolation, StorageError):
-            count += 1
-    return count
-
-
-def test_moving_the_commit_index_at_the_first_chunk_is_caught(monkeypatch):
-    original = Snapshots.chunk
-
-    def chunk(self, peer_id, epoch, chunk, now):
-        original(self, peer_id, epoch, chunk, now)
-        if self._receiving._offer is not None:
-            # B2: over whatever the follower has behind its commit index.
-            point = self._receiving._offer.manifest.point
-            self._raft.installed(min(point.index, self._log.last_index))
-
-    monkeypatch.setattr(Snapshots, "chunk", chunk)
-    assert caught(TailsThatConflict) >= 3
-
-
-class TailsThatConflict(DurableSimulation):
-    """The follower that is left behind led before, and keeps commands that nobody else has."""
-
-    def leave_behind(self, entries):
-        self.run_until(lambda: self.leader() is not None)
-        late = self.leader()
-
-        def forgotten():
-            self.cut = {late.name}
-            now = self.leader()
-            others = [node for node in self.nodes.values() if node is not late and node.engine is not None]
-            return now in others and now.engine.log.base.index > entries + (
-                late.engine.log.last_index if late.engine else 0
-            )
-
-        self.run_until(forgotten)
-        self.cut = set()
-        return late
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_a_deposed_leader_with_commands_of_its_own_gets_the_state(seed):
-    sim = long_run(seed, simulation=TailsThatConflict)
-    assert sim.installs >= 2
-
-
-def test_an_installation_that_leaves_the_log_as_it_was_is_caught(monkeypatch):
-    monkeypatch.setattr(LibraryLog, "reset_to", lambda self, point: None)
-    assert caught(seeds=3) >= 2
-
-
-def test_compaction_before_the_save_is_durable_is_caught(monkeypatch):
-    saved = property(lambda self: self.writing.point if self.writing else self.point)
-    monkeypatch.setattr(DurableMachine, "saved", saved)
-    assert caught() >= 3
-
-
-def test_an_installation_that_is_acknowledged_and_did_not_happen_is_caught(monkeypatch):
-    monkeypatch.setattr(Sink, "install", lambda self: None)
-    assert caught() >= 6
-
-
-# -- one follower, message by message ------------------------------------------------------------------
-
-
-class Follower:
-    """The engine of ``n1``, to which a leader ``n2`` speaks; the snapshot is that of another machine."""
+class Follower(OneEngine):
+    """A follower to which a leader ``n2`` speaks; the snapshot is that of another machine."""
 
     def __init__(self, point_index=50):
-        self.disk, self.now, self.said = FakeDisk(), 0.0, []
-        _, ballot = open_identity(self.disk, cluster_id="c", node_id="n1")
-        config = replace(CONFIG, peers={"n2": ("127.0.0.1", 1), "n3": ("127.0.0.1", 2)})
-        log = LibraryLog(self.disk, InlineWorker(), ballot, segment_bytes=10_000, memory_bytes_max=2000)
-        self.machine = DurableMachine(self.disk, every=1 << 30)
-        self.engine = Engine(
-            config,
-            self.machine,
-            log,
-            clock=lambda: self.now,
-            rng=random.Random(1),
-            send=lambda peer, message: self.said.append((peer, message)),
-            on_result=lambda token, result: None,
-            on_failure=lambda token, error: None,
-            on_role=lambda change: None,
-        )
-        self.engine.peer_up("n2", 1)
-        self.engine.peer_up("n3", 2)
+        disk = FakeDisk()
+        super().__init__(disk=disk, machine=DurableMachine(disk, every=1 << 30), log_kept_bytes=0)
         leader = DurableMachine(FakeDisk())
         for index in range(2, point_index + 1):
             leader.apply(index, 1, b"command %d" % index)
         leader.begin_save(SavedPoint(point_index, 1, CONFIGURATION))
         self.source = leader.open_snapshot()
-        self.point = self.source.manifest.point
 
     def hear(self, *messages, peer="n2"):
-        for message in messages:
-            self.engine.receive(peer, 1 if peer == "n2" else 2, message)
         self.now += 0.01
-        self.engine.tick()
+        self.receives(peer, *messages)
 
     def offer(self, term=1, transfer=1, **options):
         self.hear(SnapshotOffer(term, transfer, self.source.manifest), **options)
@@ -190,7 +64,7 @@ class Follower:
 
     @property
     def answers(self):
-        return [message for _, message in self.said if isinstance(message, SnapshotAnswer)]
+        return [message for _, _, message in self.sent if isinstance(message, SnapshotAnswer)]
 
 
 def test_the_commit_index_moves_at_the_installation_and_not_before():
@@ -269,7 +143,7 @@ def test_a_receiving_follower_that_hears_the_leader_starts_no_election():
         follower.now += 0.3
         follower.hear(first)
     assert follower.engine.role is Role.FOLLOWER
-    assert not [message for _, message in follower.said if isinstance(message, PreVoteRequest)]
+    assert not follower.said(PreVoteRequest)
 
 
 @pytest.mark.parametrize("crash_at", range(1, 40))
@@ -292,8 +166,7 @@ def test_a_crash_anywhere_in_an_installation_leaves_the_old_state_or_the_new(cra
     follower.disk.on_call = lambda call, name: None
     told = [one for one in follower.answers if one.verdict is SnapshotVerdict.INSTALLED]
     follower.disk.kill()
-    _, ballot = open_identity(follower.disk, cluster_id="c", node_id="n1")
-    log = LibraryLog(follower.disk, InlineWorker(), ballot, segment_bytes=10_000, memory_bytes_max=2000)
+    log = open_log(follower.disk, config_of())
     machine = DurableMachine(follower.disk)
     applied_index = begin_at_saved(machine, log)
     if machine.saved is None:
@@ -553,7 +426,7 @@ class Sender:
     def __init__(self):
         self.state, self.said, self.now = SourceState(), [], 0.0
         self.sender = SnapshotSender(
-            CONFIG,
+            config_of((), log_kept_bytes=0),
             self.state,
             InlineWorker(),
             lambda: None,

@@ -26,8 +26,8 @@ TARGETS: Final[dict[str, tuple[str, ...]]] = {
     "flows/cursor.py": ("tests/flows/test_cursor.py",),
     "gateway/machine/tables.py": ("tests/gateway/test_tables.py",),
     "gateway/machine/machine.py": ("tests/gateway/test_machine.py", "tests/gateway/test_machine_ranges.py"),
-    "consensus/core/election.py": ("tests/consensus/test_election.py",),
-    "consensus/core/progress.py": ("tests/consensus/test_catch_up.py", "tests/consensus/test_repairs.py"),
+    "consensus/core/election.py": ("tests/consensus/test_election.py", "tests/consensus/test_staged_cluster.py"),
+    "consensus/core/progress.py": ("tests/consensus/test_leading.py", "tests/consensus/test_repairs.py"),
     "consensus/core/replication.py": ("tests/consensus/test_repairs.py", "tests/consensus/test_replica.py"),
 }
 """File -> tests, in the order in which they are run: the quickest first."""

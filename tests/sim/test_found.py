@@ -1,21 +1,15 @@
 """What the simulator has found, each kept as the shortest history that shows it."""
 
-import random
-from pathlib import Path
-
 import pytest
 
-from oncegate.consensus.config import ReplicaConfig
-from oncegate.consensus.core.engine import Engine
 from oncegate.consensus.core.progress import Progress
 from oncegate.consensus.log.identity import open_identity
-from oncegate.consensus.log.library_log import LibraryLog
 from oncegate.consensus.log.wal import Journal
-from oncegate.consensus.messages import Append, PreVoteReply, PreVoteRequest
+from oncegate.consensus.messages import PreVoteReply, PreVoteRequest
 from oncegate.proof.sim.engine.fake_disk import FakeDisk, InlineWorker, Killed
 from oncegate.proof.sim.engine.plan import make_plan
 from oncegate.proof.sim.engine.run import run_plan
-from tests.consensus.simulation import RecordingMachine
+from tests.consensus.one_engine import OneEngine
 
 
 def test_a_refusal_that_only_tells_the_term_moves_no_next_index():
@@ -79,33 +73,7 @@ def test_a_voter_that_missed_an_addition_votes_for_the_added_member(led):
 
     A node with a leader answers no stranger, who may be one that was removed.
     """
-    disk, sent = FakeDisk(), []
-    config = ReplicaConfig(
-        node_id="n1",
-        cluster_id="c",
-        listen=("127.0.0.1", 7001),
-        peers={"n2": ("127.0.0.1", 7002), "n3": ("127.0.0.1", 7003)},
-        data_dir=Path("unused"),
-    )
-    _, ballot = open_identity(disk, cluster_id="c", node_id="n1")
-    log = LibraryLog(disk, InlineWorker(), ballot, segment_bytes=1 << 16, memory_bytes_max=1 << 14)
-    engine = Engine(
-        config,
-        RecordingMachine(None),
-        log,
-        clock=lambda: 0.0,
-        rng=random.Random(1),
-        send=lambda peer_id, message: sent.append((peer_id, message)),
-        on_result=lambda token, result: None,
-        on_failure=lambda token, error: None,
-        on_role=lambda change: None,
-    )
-    if led:
-        engine.peer_up("n2", 1)
-        engine.receive("n2", 1, Append(1, 0, 0, 0, []))
-        engine.tick()
-    engine.peer_up("n4", 1)
-    engine.receive("n4", 1, PreVoteRequest(2, 1, 5, 1))
-    engine.tick()
-    answers = [message.granted for peer_id, message in sent if peer_id == "n4" and isinstance(message, PreVoteReply)]
-    assert answers == ([] if led else [True])
+    one = OneEngine().follow("n2", term=1) if led else OneEngine()
+    one.engine.peer_up("n4", 1)
+    one.receives("n4", PreVoteRequest(2, 1, 5, 1))
+    assert [reply.granted for _, reply in one.said(PreVoteReply, "n4")] == ([] if led else [True])

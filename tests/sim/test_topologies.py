@@ -7,7 +7,6 @@ from itertools import combinations, permutations
 
 import pytest
 
-import oncegate.proof.sim.engine.scripts  # noqa: F401 - enters its faults
 from oncegate.proof.sim.engine.engine_node import EngineNode
 from oncegate.proof.sim.engine.faults import topology
 from oncegate.proof.sim.engine.plan import Fault, make_plan

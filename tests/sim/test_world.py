@@ -80,11 +80,12 @@ def test_a_planted_bug_is_caught(name):
 
 
 def test_the_same_plans_pass_without_the_bug():
-    for bug in PLANTED.values():
-        if bug.kinds is not None:
-            for seed in range(3):
-                outcome = run_plan(make_plan(seed, kinds=bug.kinds, **bug.fixed))
-                assert not outcome.failed, f"{outcome.checker}: {outcome.text}"
+    # Several bugs are shown by the same plans.
+    drawn = {repr((bug.kinds, bug.fixed)): bug for bug in PLANTED.values() if bug.kinds is not None}
+    for bug in drawn.values():
+        for seed in range(3):
+            outcome = run_plan(make_plan(seed, kinds=bug.kinds, **bug.fixed))
+            assert not outcome.failed, f"{outcome.checker}: {outcome.text}"
 
 
 def test_a_failing_plan_shrinks_and_still_fails_the_same_way():

@@ -52,6 +52,8 @@ class Administered(SimNode):
         membership = engine.membership
         if engine.role is not Role.FOLLOWER and self.name not in membership.voters:
             raise Violation("members", f"{self.name} is {engine.role.value} and does not vote")
+        if engine.role is not Role.LEADER and engine._saving is not None and engine._saving.needed_from is not None:
+            raise Violation("saving", f"{self.name} keeps its log for followers that it does not lead")
         index, known = membership.current_index, (membership.version, membership.current_index)
         if known != self._configured and index <= engine.commit_index and membership.current.members:
             self._configured = known
@@ -75,20 +77,28 @@ class Administered(SimNode):
         engine, world = self.engine, self.world
         if engine.role is not Role.LEADER:
             return
-        token = ("admin", "added" if what == "add" else "removed", next(self._tokens))
+        known = engine.membership.current
+        name = world.next_joiner(which) if what == "add" else world.may_remove(known, which)
+        if name == self.name:
+            self._transfer(None, 1.0)
+        elif name is not None:
+            self._ask("added" if what == "add" else "removed", name)
+
+    def add_member(self, name):
+        """Ask for a member more."""
+        self.handle(self._ask, "added", name)
+
+    def remove_member(self, name):
+        """Ask for a member less."""
+        self.handle(self._ask, "removed", name)
+
+    def _ask(self, what, name):
+        engine, world = self.engine, self.world
+        token = ("admin", what, (next(self._tokens), name))
         try:
-            if what == "add":
-                name = world.next_joiner(which)
-                if name is None:
-                    return
+            if what == "added":
                 engine.add_member(name, RaftMember("127.0.0.1", 1), token)
             else:
-                name = world.may_remove(engine.membership.current, which)
-                if name == self.name:
-                    self._transfer(None, 1.0)
-                    return
-                if name is None:
-                    return
                 engine.remove_member(name, token)
         except ConsensusError:
             world.counts["changes refused"] += 1
@@ -97,6 +107,13 @@ class Administered(SimNode):
         self._changes.add(token)
         world.scheduler.after(3.0, self.handle, self._give_up, token, self.life)
         self.wake(0.0)
+
+    def _changed(self, what, name, index):
+        """An administrator is told that a change is done: it is in force here, and committed."""
+        membership = self.engine.membership
+        in_force = name in membership.voters if what == "added" else name not in membership.current.members
+        if not in_force or self.engine.commit_index < max(index, membership.current_index):
+            raise Violation("members", f"{self.name} says that {name} is {what}, which is not committed")
 
     def _give_up(self, token, life):
         if life == self.life and token in self._changes:

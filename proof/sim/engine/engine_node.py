@@ -283,10 +283,12 @@ class EngineNode(Administered):
                 if self.engine.is_connected(peer, epoch):
                     self._send(peer, ReadReply(number, result))
                 self.engine.show_commit(peer)
-            case ("admin", what, _):
+            case ("admin", what, which):
                 self._changes.discard(token)
                 self.world.answers.answered(self.name, token)
                 self.world.counts[what] += 1
+                if isinstance(which, tuple):
+                    self._changed(what, which[1], result)
             case (number, command, done):
                 self.world.answers.answered(self.name, number)
                 self.world.acknowledged(command, result)

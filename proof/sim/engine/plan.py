@@ -10,7 +10,9 @@ import random
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import oncegate.proof.sim.engine.scripts  # noqa: F401 - enters its faults
 from oncegate.consensus.config import ReplicaConfig
+from oncegate.proof.sim.engine.faults import DEFAULT_MIX, REGISTRY
 
 COMMAND_BYTES_MAX = 512
 
@@ -88,14 +90,14 @@ def make_plan(
     kinds=None,
     seconds: float | None = None,
     gap_s: float | None = None,
+    durable: bool = False,
     **fixed,
 ) -> Plan:
     """Draw a plan.
 
-    ``kinds`` maps kinds of faults to weights, ``gap_s`` lies between two on average, ``fixed`` overrides fields.
+    ``kinds`` maps kinds of faults to weights, ``gap_s`` lies between two on average, ``durable`` asks for a state on
+    disk, which half of the plans have otherwise, ``fixed`` overrides fields.
     """
-    from oncegate.proof.sim.engine.faults import DEFAULT_MIX, REGISTRY
-
     rng = random.Random(f"{seed}/plan")
     count = nodes or rng.choice((3, 3, 3, 5))
     if nodes:
@@ -131,7 +133,7 @@ def make_plan(
         flush_s=rng.choice((0.0002, 0.001, 0.004)),
     )
     mix = dict(DEFAULT_MIX if kinds is None else kinds)
-    plan = _with_state(random.Random(f"{seed}/state"), plan)
+    plan = _with_state(random.Random(f"{seed}/state"), plan, durable=durable)
     if "members" in mix:
         joiners = random.Random(f"{seed}/joiners").choice((0, 1, 2, 2))
         plan = replace(plan, joiners=tuple(f"n{count + 1 + number}" for number in range(joiners)))
@@ -149,9 +151,9 @@ def make_plan(
     return replace(plan, faults=tuple(faults))
 
 
-def _with_state(rng: random.Random, plan: Plan) -> Plan:
+def _with_state(rng: random.Random, plan: Plan, *, durable: bool) -> Plan:
     """Half of the plans have a state on disk, and a log that is short enough to leave followers behind it."""
-    if rng.random() < 0.5:
+    if rng.random() < 0.5 and not durable:
         return plan
     settings = {
         **plan.settings,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pysyncobj.syncobj
@@ -16,6 +17,7 @@ import oncegate.consensus.log.wal
 from oncegate.proof.sim.engine.engine_node import EngineNode
 from oncegate.proof.sim.engine.observe import Violation
 from oncegate.proof.sim.engine.plan import Plan
+from oncegate.proof.sim.engine.stage import Stage
 from oncegate.proof.sim.engine.world import World
 
 REPLACED = (
@@ -42,28 +44,49 @@ class Outcome:
         return self.checker is not None
 
 
-def run_plan(plan: Plan, *, node_type=EngineNode, checkers=None, trace=None) -> Outcome:
-    """Run one plan to its end or to the first violation; an error of the code under test counts as one."""
+@contextmanager
+def undisturbed():
+    """Nothing is logged meanwhile, and what the nodes of a world replace by seeded ones is put back at the end."""
     level = logging.root.manager.disable
     # A run logs what its nodes would log, thousands of times.
     logging.disable(logging.CRITICAL)
-    world = World(plan, node_type=node_type, checkers=checkers, trace=trace)
-    # What the nodes of a world replace by seeded ones, in modules that know nothing of it.
     replaced = [(module, name, getattr(module, name)) for module, name in REPLACED]
     try:
-        counts = world.run()
-    except Violation as violation:
-        return Outcome(
-            plan, world.counts, world.trace_hash, violation.checker, violation.text, round(world.scheduler.now, 3)
-        )
-    except Exception as error:  # noqa: BLE001 - whatever the code under test raises is a finding
-        text = where_raised(error)
-        return Outcome(plan, world.counts, world.trace_hash, "crash", text, round(world.scheduler.now, 3))
+        yield
     finally:
         logging.disable(level)
         for module, name, original in replaced:
             setattr(module, name, original)
-    return Outcome(plan, counts, world.trace_hash)
+
+
+def run_plan(plan: Plan, *, node_type=EngineNode, checkers=None, trace=None) -> Outcome:
+    """Run one plan to its end or to the first violation; an error of the code under test counts as one."""
+    world = World(plan, node_type=node_type, checkers=checkers, trace=trace)
+    failure = ()
+    with undisturbed():
+        try:
+            world.run()
+        except Violation as violation:
+            failure = (violation.checker, violation.text, round(world.now, 3))
+        except Exception as error:  # noqa: BLE001 - whatever the code under test raises is a finding
+            failure = ("crash", where_raised(error), round(world.now, 3))
+    return Outcome(plan, world.counts, world.trace_hash, *failure)
+
+
+@contextmanager
+def staged(plan: Plan, *, node_type=EngineNode):
+    """Give the :class:`Stage` of a plan's world, and let the world settle behind the block.
+
+    Raises:
+        Violation: a checker has found something, on the stage or at the end.
+    """
+    with undisturbed():
+        world = World(plan, node_type=node_type)
+        world.begin()
+        stage = Stage(world)
+        yield stage
+        stage.end()
+        world.settle()
 
 
 def where_raised(error: Exception) -> str:

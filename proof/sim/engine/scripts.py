@@ -77,6 +77,60 @@ class LeaderCutOff(LeaderAlone):
     compacts = False
 
 
+@register("script: left behind", 0)
+class LeftBehind:
+    """A node, often the leader, is cut off until the others have forgotten what it needs: it gets a snapshot."""
+
+    @staticmethod
+    def draw(rng, names):
+        return LEADER if rng.random() < 0.5 else rng.choice(names), rng.uniform(2.0, 4.0)
+
+    @staticmethod
+    def apply(world, target, seconds_max):
+        node = world.node(target)
+        if node is None:
+            return
+        others = [name for name in world.nodes if name != node.name]
+        pairs = [(node.name, other) for other in others] + [(other, node.name) for other in others]
+        world.network.block(pairs)
+        for other in others:
+            world.network.cut(node.name, other)
+        until = world.now + seconds_max
+
+        def watch():
+            leader = world.node(LEADER)
+            forgotten = leader not in (None, node) and leader.engine.log.base.index > world.last_index(node.name)
+            if forgotten or world.now > until:
+                world.counts["left behind"] += forgotten
+                world.network.unblock(pairs)
+            else:
+                world.scheduler.after(0.02, watch)
+
+        watch()
+
+
+@register("script: removals in a minority", 0)
+class RemovalsInMinority:
+    """A leader that is cut off with one follower is asked to remove all others, before it notices."""
+
+    @staticmethod
+    def draw(rng, names):
+        return (rng.random(),)
+
+    @staticmethod
+    def apply(world, which):
+        leader = world.node(LEADER)
+        if leader is None:
+            return
+        others = [name for name in world.nodes if name != leader.name]
+        follower = others.pop(int(which * len(others)))
+        pairs = [pair for a in (leader.name, follower) for b in others for pair in ((a, b), (b, a))]
+        world.network.block(pairs)
+        world.scheduler.after(5.0, world.network.unblock, pairs)
+        for number, other in enumerate(others, 1):
+            world.scheduler.after(0.05 * number, leader.remove_member, other)
+
+
 @register("script: acks held back", 0)
 class AcksHeldBack:
     """A leader reaches one follower only, whose answers stall; another leads, hands leadership back, and they arrive.

@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import oncegate.proof.sim.engine.scripts  # noqa: F401 - enters its faults
 from oncegate.proof.sim.engine.checkers import CommitDurability, FlushedIsKept, all_checkers
 from oncegate.proof.sim.engine.plan import Plan, make_plan
 from oncegate.proof.sim.engine.run import Outcome, run_plan

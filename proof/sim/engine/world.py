@@ -74,8 +74,12 @@ class World:
 
     # -- running ----------------------------------------------------------------------------------------
 
-    def run(self):
-        """Run to the end; raises :class:`~oncegate.proof.sim.engine.observe.Violation`, or returns what was done."""
+    @property
+    def now(self):
+        return self.scheduler.now
+
+    def begin(self):
+        """Start nodes, links and clients; from then on all that happens is a matter of time."""
         scheduler, plan = self.scheduler, self.plan
         for node in self.nodes.values():
             node.flush_s = plan.flush_s
@@ -88,9 +92,14 @@ class World:
         for fault in plan.faults:
             if fault.at < plan.seconds:
                 scheduler.at(fault.at, self._strike, fault)
+
+    def run(self):
+        """Run to the end; raises :class:`~oncegate.proof.sim.engine.observe.Violation`, or returns what was done."""
+        scheduler, plan = self.scheduler, self.plan
+        self.begin()
         scheduler.run(plan.seconds)
         if plan.settles:
-            self._settle()
+            self.settle()
         else:
             scheduler.run(plan.seconds + 2.5)
         self.counts["steps"] += scheduler.steps
@@ -104,7 +113,7 @@ class World:
         """Of all that was delivered, applied and answered, in order and with its time."""
         return self._hash.hexdigest()
 
-    def _settle(self):
+    def settle(self):
         """Every fault ends by itself; then the cluster has to make progress and agree."""
         scheduler = self.scheduler
         self._end_faults()
@@ -178,6 +187,10 @@ class World:
             return self.nodes[target]
         leaders = [node for node in self.nodes.values() if node.alive and node.leads]
         return max(leaders, key=lambda node: node.term, default=None)
+
+    def last_index(self, name):
+        """The end of a node's log, as it was seen to write it."""
+        return len(self._logs.terms.get(name, ()))
 
     def killed_inside_call(self, node):
         """The kill that was planned for a system call of this node has come."""

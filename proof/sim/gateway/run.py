@@ -6,7 +6,6 @@ Read next: :mod:`oncegate.proof.sim.engine.plan`, :mod:`oncegate.proof.sim.gatew
 
 from __future__ import annotations
 
-import logging
 import random
 from collections import Counter
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from oncegate.proof.lincheck import MODELS, Limits, check, operations
 from oncegate.proof.sim.engine.faults import DEFAULT_MIX
 from oncegate.proof.sim.engine.observe import Violation
 from oncegate.proof.sim.engine.plan import Plan, make_plan
-from oncegate.proof.sim.engine.run import REPLACED, where_raised
+from oncegate.proof.sim.engine.run import undisturbed, where_raised
 from oncegate.proof.sim.gateway.node import GatewayNode
 from oncegate.proof.sim.gateway.world import WORKLOADS, GatewayWorld
 
@@ -96,25 +95,19 @@ def run_plan(plan, *, node_type=GatewayNode, trace=None, watches=False, world_ty
     With ``watches`` the rules of Raft are checked as well, which :mod:`oncegate.proof.sim.engine` does for the same
     engine.
     """
-    level = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    replaced = [(module, name, getattr(module, name)) for module, name in REPLACED]
     world = world_type(plan, node_type=node_type, trace=trace, watches=watches)
     stopped_by = []
-    try:
-        world.run()
-    except Violation as violation:
-        stopped_by = [(violation.checker, violation.text)]
-    except Exception as error:  # noqa: BLE001 - whatever the code under test raises is a finding
-        stopped_by = [("crash", where_raised(error))]
-    finally:
-        logging.disable(level)
-        for module, name, original in replaced:
-            setattr(module, name, original)
-        findings = judge(world, finished=not stopped_by) + stopped_by
-        for node in world.nodes.values():
-            node.alive = False
-            node.forget()
+    with undisturbed():
+        try:
+            world.run()
+        except Violation as violation:
+            stopped_by = [(violation.checker, violation.text)]
+        except Exception as error:  # noqa: BLE001 - whatever the code under test raises is a finding
+            stopped_by = [("crash", where_raised(error))]
+    findings = judge(world, finished=not stopped_by) + stopped_by
+    for node in world.nodes.values():
+        node.alive = False
+        node.forget()
     return Outcome(plan, world.counts, world.trace_hash, findings, round(world.now, 3), world.history.events)
 
 

@@ -36,7 +36,7 @@ class Script:
 
     Attributes:
         name: unique.
-        play: does it, on a :class:`oncegate.proof.sim.gateway.stage.Stage`.
+        play: does it, on a :class:`oncegate.proof.sim.gateway.stage.GatewayStage`.
         nodes: members at the beginning, n1 and so on.
         joiners: machines that are no members at first.
         settings: of the nodes, other than those above.

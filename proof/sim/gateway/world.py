@@ -67,10 +67,6 @@ class GatewayWorld(World):
         return [Owner(self, self.stream(f"client {number}")) for number in range(count)]
 
     @property
-    def now(self):
-        return self.scheduler.now
-
-    @property
     def serving(self):
         """Names of the nodes that clients know: all members, alive or not."""
         members = self.members()
@@ -109,7 +105,7 @@ class GatewayWorld(World):
 
     # -- the end ----------------------------------------------------------------------------------------
 
-    def _settle(self):
+    def settle(self):
         self._end_faults()
         self.stopped = True
         self._wait("an operation has no verdict", lambda: all(owner.idle for owner in self._owners))
