@@ -129,6 +129,11 @@ class Cluster:
     async def leader(self, *, among=None):
         return await until(lambda: self.leader_now(among=among), what="a ready leader")
 
+    async def by_role(self):
+        """Names: the leader's first, once it is ready, then the others' in order."""
+        leader = await self.leader()
+        return (leader, *sorted(name for name in self.names if name != leader))
+
     def cut(self, name):
         """Drop everything that ``name`` hears and says; its sockets stay open."""
         replica = self.replicas[name]

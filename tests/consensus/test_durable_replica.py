@@ -49,8 +49,7 @@ async def propose(replica, count, size=1000):
 
 async def test_a_follower_that_was_away_for_long_is_brought_back_by_a_snapshot(tmp_path):
     async with durable(tmp_path) as cluster:
-        name = await cluster.leader()
-        late = next(other for other in cluster.names if other != name)
+        name, late, _ = await cluster.by_role()
         behind = cluster.replicas[late].status().last_index
         await cluster.stop(late)
         leader = cluster.replicas[name]
@@ -81,8 +80,7 @@ async def test_a_node_restarts_from_its_state_and_its_directory_stays_small(tmp_
 
 async def test_a_transfer_goes_on_after_the_connection_was_lost(tmp_path):
     async with durable(tmp_path, snapshot_bytes_per_s=400 * KIB) as cluster:
-        name = await cluster.leader()
-        late = next(other for other in cluster.names if other != name)
+        name, late, _ = await cluster.by_role()
         await cluster.stop(late)
         leader = cluster.replicas[name]
         await propose(leader, 800)
