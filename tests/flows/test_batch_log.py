@@ -1,15 +1,18 @@
-"""What is known of sealed batches, compared with a list of them."""
+"""What is known of sealed batches, compared with a list of them, and which of them may be dropped."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from oncegate.flows.batch_log import BatchLog, BatchLogState, BatchMeta
+from oncegate.flows.cursor import Consumers
 from oncegate.flows.errors import BadRequestError, NotFoundError, RetentionExceededError
+from oncegate.flows.flow import FlowDeclaration
+from oncegate.flows.retention import droppable_through
 
 
 class BatchLogMachine(RuleBasedStateMachine):
@@ -88,3 +91,35 @@ def test_batch_that_does_not_follow_is_refused(first_commit: int, last_commit: i
     with pytest.raises(ValueError, match="does not follow"):
         log.append(first_commit, last_commit, items, 10, sealed_ms)
     assert log.last == 1
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(0, 20), max_size=8),
+    st.dictionaries(st.sampled_from("ab"), st.integers(0, 8)),
+    st.sets(st.sampled_from("abc")),
+    st.integers(0, 30),
+    st.integers(0, 200),
+    st.integers(0, 8),
+)
+def test_batch_goes_only_when_consumers_and_time_have_passed_it(
+    steps_ms: list[int], cursors: dict[str, int], required: set[str], retention_ms: int, now_ms: int, dropped: int
+) -> None:
+    """Consumers are required or not, and required ones may never have come."""
+    flow = FlowDeclaration(name="f", source="a", retention_ms=retention_ms, consumers=tuple(sorted(required)))
+    log, consumers, sealed = BatchLog(), Consumers(flow.consumers), []
+    for number, step_ms in enumerate(steps_ms):
+        sealed.append((sealed[-1] if sealed else 0) + step_ms)
+        log.append(number + 1, number + 1, 1, 1, sealed[-1])
+    for name, cursor in cursors.items():
+        fence = consumers.attach(name, "n", log).fence
+        consumers.move(name, min(cursor, log.last), fence, log)
+    log.drop_through(min(dropped, log.last))
+    through = droppable_through(flow, log, consumers, now_ms)
+    for number in range(log.first, log.last + 1):
+        awaited = [cursors.get(name, 0) for name in required or cursors]
+        passed = bool(awaited) and min(awaited) >= number
+        over = sealed[number - 1] + retention_ms <= now_ms
+        assert (number <= through) == (passed and over)
+    log.drop_through(through)
+    assert droppable_through(flow, log, consumers, now_ms) == log.first - 1

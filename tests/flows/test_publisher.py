@@ -216,14 +216,3 @@ def test_bug_in_a_store_ends_the_worker_visibly_and_nobody_waits_for_it() -> Non
         publisher.submit(batch(1))
         assert not publisher.wait_idle(TIMEOUT_S)
         assert publisher.get("f", 1) == payload(batch(1))
-
-
-def test_restarted_node_finds_the_same_bytes_on_disk(tmp_path: Path) -> None:
-    for _ in range(2):
-        with running(SegmentStore(tmp_path)) as (publisher, heard):
-            for number in (1, 2):
-                publisher.submit(batch(number))
-            assert publisher.wait_idle(TIMEOUT_S)
-            assert heard.failed == []
-            assert publisher.pending() == ()
-    assert SegmentStore(tmp_path).get("f", 2) == payload(batch(2))

@@ -1,10 +1,11 @@
-"""Batches as bytes: the same everywhere, and readable."""
+"""Batches and the bodies of ranges as bytes: the same everywhere, and readable."""
 
 from __future__ import annotations
 
 import json
 from itertools import groupby
 from typing import NamedTuple
+from unittest import mock
 
 import pyarrow as pa
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from oncegate.flows import range_body, segment
 from oncegate.flows.chunks import SealedChunk
+from oncegate.flows.errors import BadRequestError
 from oncegate.flows.open_segment import OpenSegment
 from oncegate.flows.schema import batch_schema
 
@@ -25,11 +27,12 @@ class Item(NamedTuple):
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 OTHER = TRACE.replace("b7ad", "aaaa")
+KEYS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
 ITEMS = st.lists(
     st.builds(
         Item,
-        st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6),
-        st.none() | st.integers().map(lambda n: b"%d" % n) | st.just(b'{"a": "\xc3\xa9"}'),
+        KEYS,
+        st.none() | st.integers().map(lambda n: b"%d" % n) | st.sampled_from([b'{"a": "\xc3\xa9"}', b"null"]),
         st.sampled_from(["", "", TRACE, OTHER]),
     ),
     min_size=1,
@@ -37,24 +40,29 @@ ITEMS = st.lists(
 )
 
 
+def stream(schema: pa.Schema, *batches: list[pa.Array]) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        for batch in batches:
+            writer.write_batch(pa.record_batch(batch, schema=schema))
+    return sink.getvalue().to_pybytes()
+
+
 def noisy_body(items: list[Item], before: int, after: int, batches: int) -> bytes:
     """A body whose rows lie among others, in several record batches, with data under its nulls."""
     rows = [Item("before", b"0")] * before + items + [Item("after", None)] * after
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, range_body.BODY_SCHEMA) as writer:
-        step = -(-len(rows) // batches)
-        for start in range(0, len(rows), step):
-            part = rows[start : start + step]
-            values = pa.array([b"junk" if row.value is None else row.value for row in part], pa.string())
-            bits = sum((row.value is not None) << place for place, row in enumerate(part))
-            # Ones beyond the last row, which no reader looks at.
-            bits |= -1 << len(part)
-            size = len(part) // 8 + 1
-            validity = (bits & ((1 << 8 * size) - 1)).to_bytes(size, "little")
-            values = pa.Array.from_buffers(pa.string(), len(part), [pa.py_buffer(validity), *values.buffers()[1:]])
-            keys = pa.array([row.key for row in part], pa.string())
-            writer.write_batch(pa.record_batch([keys, values], schema=range_body.BODY_SCHEMA))
-    return sink.getvalue().to_pybytes()
+    step, written = -(-len(rows) // batches), []
+    for start in range(0, len(rows), step):
+        part = rows[start : start + step]
+        values = pa.array([b"junk" if row.value is None else row.value for row in part], pa.string())
+        bits = sum((row.value is not None) << place for place, row in enumerate(part))
+        # Ones beyond the last row, which no reader looks at.
+        bits |= -1 << len(part)
+        size = len(part) // 8 + 1
+        validity = (bits & ((1 << 8 * size) - 1)).to_bytes(size, "little")
+        values = pa.Array.from_buffers(pa.string(), len(part), [pa.py_buffer(validity), *values.buffers()[1:]])
+        written.append([pa.array([row.key for row in part], pa.string()), values])
+    return stream(range_body.BODY_SCHEMA, *written)
 
 
 def append_one(part: OpenSegment, number: int, item: Item) -> None:
@@ -93,24 +101,17 @@ def as_drawn(items: list[Item], data: st.DataObject) -> tuple[SealedChunk, ...]:
     return part.freeze(1).chunks
 
 
+@pytest.mark.parametrize("record_batch", [segment.ROWS_PER_RECORD_BATCH, 8])
 @given(ITEMS, st.data())
-@settings(max_examples=300, deadline=None)
-def test_batch_bytes_do_not_depend_on_how_items_arrived(items: list[Item], data: st.DataObject) -> None:
-    one = segment.build(as_singles(items), "f", "t", 3)
-    other = segment.build(as_drawn(items, data), "f", "t", 3)
+@settings(max_examples=200, deadline=None)
+def test_batch_bytes_do_not_depend_on_how_items_arrived(
+    record_batch: int, items: list[Item], data: st.DataObject
+) -> None:
+    with mock.patch.object(segment, "ROWS_PER_RECORD_BATCH", record_batch):
+        one = segment.build(as_singles(items), "f", "t", 3)
+        other = segment.build(as_drawn(items, data), "f", "t", 3)
     assert one == other
     assert segment.checksum(one) == segment.checksum(other)
-
-
-@given(ITEMS, st.data())
-@settings(max_examples=100, deadline=None)
-def test_batch_bytes_do_not_depend_on_arrival_across_record_batches(items: list[Item], data: st.DataObject) -> None:
-    original = segment.ROWS_PER_RECORD_BATCH
-    segment.ROWS_PER_RECORD_BATCH = 8  # type: ignore[misc]
-    try:
-        assert segment.build(as_singles(items), "f", "t", 3) == segment.build(as_drawn(items, data), "f", "t", 3)
-    finally:
-        segment.ROWS_PER_RECORD_BATCH = original  # type: ignore[misc]
 
 
 @given(ITEMS, st.data())
@@ -184,6 +185,44 @@ def test_json_line_stays_one_line_when_the_value_has_line_breaks() -> None:
     assert json.loads(line)["value"] == {"x": "y\nz"}
 
 
-def test_null_value_and_delete_are_told_apart_in_json() -> None:
-    lines = segment.to_json_lines(segment.build(as_singles([Item("a", b"null"), Item("b", None)]), "f", "t", 1))
-    assert [json.loads(line).get("deleted", False) for line in lines] == [False, True]
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(KEYS, st.sampled_from([None, b"1", b' {"a": [true]} ', b'"x"'])), min_size=1, max_size=20),
+    st.data(),
+)
+def test_rows_come_back_from_any_slice(rows: list[tuple[str, bytes | None]], data: st.DataObject) -> None:
+    body = range_body.encode([key for key, _ in rows], [value for _, value in rows])
+    start = data.draw(st.integers(0, len(rows) - 1))
+    stop = data.draw(st.integers(start + 1, len(rows)))
+    keys, values = range_body.decode(body, start, stop - start)
+    texts = [None if value is None else value.decode() for _, value in rows[start:stop]]
+    assert (keys.to_pylist(), values.to_pylist()) == ([key for key, _ in rows[start:stop]], texts)
+
+
+def test_other_columns_and_other_types_are_refused() -> None:
+    text = pa.array(["x"], pa.string())
+    for body in (
+        stream(pa.schema([("key", pa.string())]), [text]),
+        stream(pa.schema([("value", pa.string()), ("key", pa.string())]), [text, text]),
+        stream(pa.schema([("key", pa.string()), ("value", pa.int64())]), [text, pa.array([1])]),
+    ):
+        with pytest.raises(BadRequestError):
+            range_body.decode(body, 0, 1)
+
+
+def test_rows_beyond_the_body_are_refused() -> None:
+    with pytest.raises(BadRequestError):
+        range_body.decode(range_body.encode(["k"], [b"1"]), 1, 1)
+
+
+def test_several_record_batches_count_as_one_range() -> None:
+    one, two = ([pa.array(["k", "l"]), pa.array(["1", "2"])], [pa.array(["m"]), pa.array([None], pa.string())])
+    body = stream(range_body.BODY_SCHEMA, one, two)
+    assert range_body.decode(body, 1, 2)[0].to_pylist() == ["l", "m"]
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=200))
+def test_noise_is_refused(noise: bytes) -> None:
+    with pytest.raises(BadRequestError):
+        range_body.decode(noise, 0, 1)

@@ -147,25 +147,3 @@ def test_file_aside_from_a_crash_is_removed_at_the_start(store: SegmentStore) ->
     aside.write_bytes(PAYLOAD[:10])
     assert SegmentStore(store.directory).list("f") == [1]
     assert not aside.exists()
-
-
-def test_file_and_directory_are_flushed_before_put_returns(
-    store: SegmentStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    events: list[str] = []
-    fsync, rename = os.fsync, os.rename
-
-    def watched_fsync(descriptor: int) -> None:
-        events.append("directory" if os.path.isdir(f"/proc/self/fd/{descriptor}") else "file")
-        fsync(descriptor)
-
-    def watched_rename(source: Path, target: Path) -> None:
-        events.append("rename")
-        rename(source, target)
-
-    monkeypatch.setattr(segment_store.os, "fsync", watched_fsync)
-    monkeypatch.setattr(segment_store.os, "rename", watched_rename)
-    store.put("f", 1, PAYLOAD)
-    made, written = events[:-3], events[-3:]
-    assert set(made) == {"directory"}, "the flow's own directory is flushed in its parents"
-    assert written == ["file", "rename", "directory"]
