@@ -17,7 +17,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from oncegate import Client, Code, OncegateError, OperationFailed, OutcomeUnknown, RequestId, Session
+from oncegate import Client, Code, OncegateError, OperationFailed, Outcome, OutcomeUnknown, RequestId, Session
 from oncegate.gateway import wire
 from oncegate.gateway.http.server import running
 from oncegate.gateway.local.ports import free_ports
@@ -164,7 +164,6 @@ async def test_writes_conditions_and_reads(client: Client) -> None:
         many = await session.put_many("events", [(f"e{n}", n) for n in range(30)])
         assert [part.last - part.first for part in many.parts] == [29]
         row = await client.get("rows", "n")
-    assert row is not None
     assert (row.key, row.value) == ("n", -3)
     page = await client.scan("rows", limit=1)
     assert ([found.key for found in page.rows], page.next) == (["n"], None)
@@ -179,7 +178,6 @@ async def test_replays_mismatches_and_fences(client: Client) -> None:
         assert await operate(client, session.client_id, 1, other) == ["PAYLOAD_MISMATCH"]
         told = await client.request(session.client_id, 1)
         assert told.state == "applied"
-        assert told.result is not None
         assert (told.result.value, told.result.replayed) == (2, True)
         assert (await client.request(session.client_id, 7)).state == "never_seen"
     with fails(Code.SESSION_EXPIRED):
@@ -187,29 +185,30 @@ async def test_replays_mismatches_and_fences(client: Client) -> None:
     assert (await client.request(session.client_id, 1)).state == "expired"
 
 
-async def test_outbox_takes_over_and_fences(client: Client, tmp_path: Path) -> None:
-    path = tmp_path / "o"
-    twin = await client.session(outbox=path).__aenter__()
+async def test_forgotten_twin_of_an_outbox_is_fenced(client: Client, tmp_path: Path) -> None:
+    path, lost = tmp_path / "o", list[OperationFailed]()
+    twin = await client.session(outbox=path, on_lost=lost.append).__aenter__()
     await twin.increment("rows", "n")
     (tmp_path / "copy").write_bytes(path.read_bytes())
     async with client.session(outbox=tmp_path / "copy") as session:
         assert (session.client_id, session.epoch) == (twin.client_id, 2)
-        with fails(Code.FENCED):
+        with fails(Code.FENCED, Outcome.NOT_APPLIED):
             await twin.increment("rows", "n")
+        assert twin.lost.is_set()
+        assert [failure.code for failure in lost] == [Code.FENCED]
         assert (await session.increment("rows", "n")).value == 2
     await twin.close()
 
 
-async def _append(client: Client) -> None:
+async def test_appends_are_in_order(client: Client) -> None:
     async with client.session() as session:
         await session.append("rows", "l", 1)
         await session.submit("append", "rows", "l", {"two": 2})
     row = await client.get("rows", "l")
-    assert row is not None
     assert row.value == [1, {"two": 2}]
 
 
-async def _remembered_read(client: Client) -> None:
+async def test_remembered_read_keeps_its_answer_when_the_row_has_changed(client: Client) -> None:
     async with client.session() as session:
         written = await session.put("rows", "k", "old")
         read = wire.Operation(2, "get", "rows", "k")
@@ -223,12 +222,11 @@ async def _remembered_read(client: Client) -> None:
         assert (kept.value, kept.version, absent.value, absent.version) == ("new", 3, None, 0)
 
 
-async def _resolve(client: Client) -> None:
+async def test_resolve_tells_the_result_or_seals_the_number(client: Client) -> None:
     async with client.session() as session:
         raised = wire.Operation(1, "increment", "rows", "n", by=2)
         await operate(client, session.client_id, 1, raised)
         applied = await client.resolve(RequestId(session.client_id, SequenceNumber(1)))
-        assert applied.result is not None
         assert applied.result.value == 2
         for _ in range(2):
             sealed = await client.resolve(RequestId(session.client_id, SequenceNumber(2)))
@@ -237,15 +235,9 @@ async def _resolve(client: Client) -> None:
         (verdict,) = await operate(client, session.client_id, 1, late)
         assert isinstance(verdict, str)
         row = await client.get("rows", "n")
-        assert row is not None
         assert row.value == 2
         with pytest.raises(OncegateError):
             await client.resolve(RequestId(session.client_id, SequenceNumber(0)))
-
-
-@pytest.mark.parametrize("promise", [_append, _remembered_read, _resolve])
-async def test_appends_remembered_reads_and_seals(client: Client, promise: Any) -> None:
-    await promise(client)
 
 
 async def test_rows_over_plain_http(client: Client) -> None:

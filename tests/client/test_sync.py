@@ -38,7 +38,6 @@ def test_writes_and_reads_as_in_the_asynchronous_sdk(fake: FakeGateway) -> None:
             assert session.get("rows", "a") is None
             assert session.outstanding == 0
         row = client.get("rows", "n")
-        assert row is not None
         assert row.value == 2
         assert [found.key for found in client.scan("rows").rows] == ["l", "n"]
         assert client.cluster().node == "n0"

@@ -102,7 +102,6 @@ def test_json_is_the_whole_result(files: dict[str, Path]) -> None:
 
 
 def test_own_model_of_the_documentation_has_ten_lines_and_works(tmp_path: Path) -> None:
-    assert OWN is not None
     model = tmp_path / "max.py"
     model.write_text(OWN.group(1))
     lines = [line for line in OWN.group(1).split("class ")[1].splitlines() if line.strip()]
@@ -120,7 +119,6 @@ def test_own_model_of_the_documentation_has_ten_lines_and_works(tmp_path: Path) 
 
 
 def test_history_and_python_of_the_documentation_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert HISTORY is not None
     assert PYTHON is not None
     (tmp_path / "history.jsonl").write_text(HISTORY.group(1))
     assert run(tmp_path / "history.jsonl", "--model", "register")[0] == 0

@@ -128,7 +128,6 @@ class ApplyRule(RuleBasedStateMachine):
         known = self.model.sessions.get(client)
         try:
             self.server.sessions.live(client, self._epoch(client), self.model.now).renew(self.model.now)
-            assert known is not None
             assert known.ends_ms >= self.model.now, "an ended lease is not revived"
             self._renewed(known)
         except OncegateError:
@@ -143,7 +142,6 @@ class ApplyRule(RuleBasedStateMachine):
         try:
             session = self.server.sessions.take_over(client, nonce, self.model.now)
             again = self.server.sessions.take_over(client, nonce, self.model.now)
-            assert known is not None
             assert known.ends_ms >= self.model.now
             known.epoch += 1
             self.nonces[client] = nonce
