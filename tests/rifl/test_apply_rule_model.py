@@ -26,6 +26,14 @@ from tests.rifl.apply_rule import UNIT, Known, Model, RangeRule, Rule, Server, a
 first_incompletes = st.one_of(
     st.integers(-2, 4), st.just("highest"), st.just("next"), st.sampled_from([2**53 - 1, 2**64 - 1])
 )
+clients = st.integers(0, 9)
+REQUEST: dict[str, Any] = {
+    "pick": clients,
+    "back": st.sampled_from([0, 0, 0, 0, 0, 0, 1]),
+    "fi": first_incompletes,
+    "changed": st.sampled_from([False, False, False, False, True]),
+}
+"""Whose request it is, of which epoch, its ack, and whether it comes with another payload than before."""
 
 
 class ApplyRule(RuleBasedStateMachine):
@@ -61,7 +69,7 @@ class ApplyRule(RuleBasedStateMachine):
         self.nonces[client] = nonce
         self.model.sessions[client] = Known(1, lease_ms, self.model.now + lease_ms, window)
 
-    @rule(pick=st.integers(0, 9))
+    @rule(pick=clients)
     def open_is_retried(self, pick: int) -> None:
         client = self._pick(pick)
         known = self.model.sessions.get(client)
@@ -69,13 +77,7 @@ class ApplyRule(RuleBasedStateMachine):
             assert self.server.open(self.nonces[client], 1_000, 1, self.model.now) == client
             self._renewed(known)
 
-    @rule(
-        pick=st.integers(0, 9),
-        back=st.sampled_from([0, 0, 0, 0, 0, 0, 1]),
-        fi=first_incompletes,
-        offsets=st.lists(st.integers(-2, 14), min_size=1, max_size=4),
-        changed=st.sampled_from([False, False, False, False, True]),
-    )
+    @rule(**REQUEST, offsets=st.lists(st.integers(-2, 14), min_size=1, max_size=4))
     def operate(self, pick: int, back: int, fi: int | str, offsets: list[int], changed: bool) -> None:
         client = self._pick(pick)
         base = self._base(client)
@@ -83,26 +85,14 @@ class ApplyRule(RuleBasedStateMachine):
         ops = [(s, payload_of(s, changed=changed and s % 2 == 0)) for s in sequences]
         self._send(client, self._epoch(client) - back, self._first_incomplete(client, fi), ops, ranged=False)
 
-    @rule(
-        pick=st.integers(0, 9),
-        back=st.sampled_from([0, 0, 0, 0, 0, 0, 1]),
-        fi=first_incompletes,
-        offset=st.integers(-3, 4 * UNIT),
-        length=st.integers(1, UNIT),
-        changed=st.sampled_from([False, False, False, False, True]),
-    )
+    @rule(**REQUEST, offset=st.integers(-3, 4 * UNIT), length=st.integers(1, UNIT))
     def send_range(self, pick: int, back: int, fi: int | str, offset: int, length: int, changed: bool) -> None:
         client = self._pick(pick)
         first = max(1, self._base(client) + offset)
         ops = [(s, payload_of(s, changed=changed and s % 3 == 0)) for s in range(first, first + length)]
         self._send(client, self._epoch(client) - back, self._first_incomplete(client, fi), ops, ranged=True)
 
-    @rule(
-        pick=st.integers(0, 9),
-        back=st.sampled_from([None, None, 0, 0, 1]),
-        fi=first_incompletes,
-        offset=st.integers(-2, 14),
-    )
+    @rule(pick=clients, back=st.sampled_from([None, None, 0, 0, 1]), fi=first_incompletes, offset=st.integers(-2, 14))
     def resolve(self, pick: int, back: int | None, fi: int | str, offset: int) -> None:
         client = self._pick(pick)
         if client not in self.model.sessions:
@@ -122,35 +112,37 @@ class ApplyRule(RuleBasedStateMachine):
             client, epoch, fi, ops, ranged = self.sent[-1 if again else pick % len(self.sent)]
             self._send(client, epoch, fi, ops, ranged=ranged)
 
-    @rule(pick=st.integers(0, 9))
+    @rule(pick=clients)
     def renew(self, pick: int) -> None:
         client = self._pick(pick)
-        known = self.model.sessions.get(client)
+        known = self._live(client)
         try:
             self.server.sessions.live(client, self._epoch(client), self.model.now).renew(self.model.now)
-            assert known.ends_ms >= self.model.now, "an ended lease is not revived"
-            self._renewed(known)
         except OncegateError:
-            assert known is None or known.ends_ms < self.model.now
+            assert known is None
+            return
+        assert known is not None, "an ended lease is not revived"
+        self._renewed(known)
 
-    @rule(pick=st.integers(0, 9))
+    @rule(pick=clients)
     def take_over(self, pick: int) -> None:
         client = self._pick(pick)
-        known = self.model.sessions.get(client)
+        known = self._live(client)
         self.owners += 1
         nonce = f"owner-{self.owners}"
         try:
             session = self.server.sessions.take_over(client, nonce, self.model.now)
             again = self.server.sessions.take_over(client, nonce, self.model.now)
-            assert known.ends_ms >= self.model.now
-            known.epoch += 1
-            self.nonces[client] = nonce
-            assert session.epoch == again.epoch == known.epoch
-            self._renewed(known)
         except OncegateError:
-            assert known is None or known.ends_ms < self.model.now
+            assert known is None
+            return
+        assert known is not None
+        known.epoch += 1
+        self.nonces[client] = nonce
+        assert session.epoch == again.epoch == known.epoch
+        self._renewed(known)
 
-    @rule(pick=st.integers(0, 9))
+    @rule(pick=clients)
     def close(self, pick: int) -> None:
         if len(self.nonces) > 2:
             client = self._pick(pick)
@@ -191,6 +183,10 @@ class ApplyRule(RuleBasedStateMachine):
     def _pick(self, pick: int) -> int:
         clients = sorted(self.nonces)
         return 99 if pick == 9 else clients[-1 - pick % len(clients)]
+
+    def _live(self, client: int) -> Known | None:
+        known = self.model.sessions.get(client)
+        return known if known is not None and known.ends_ms >= self.model.now else None
 
     def _base(self, client: int) -> int:
         known = self.model.sessions.get(client)

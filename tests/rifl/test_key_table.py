@@ -83,8 +83,10 @@ class Keys(RuleBasedStateMachine):
         known = verdict if isinstance(verdict, KeyRecord) else None
         before = self.used.get((tenant, key))
         if (tenant, key) in self.present:
+            assert before is not None
             if before.fingerprint == fingerprint:
                 assert verdict is known
+                assert known is not None
                 assert (known.number, known.record.commit) == (before.number, before.commit)
             else:
                 assert verdict is Refusal.PAYLOAD_MISMATCH
