@@ -8,6 +8,7 @@ What is not real: sockets, threads, the files of batches and RocksDB. The engine
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 from oncegate.consensus.messages import decode, encode
 from oncegate.consensus.net.calls import Calls
@@ -173,15 +174,6 @@ class SimGateway(Node):
         self.reads.replaced()
 
 
-class Replaying:
-    """The node as a machine without a state on disk."""
-
-    saving = False
-
-    def __init__(self, gateway):
-        self.apply = gateway.apply
-
-
 class GatewayNode(EngineNode):
     """A member of the simulated cluster that serves clients."""
 
@@ -203,7 +195,10 @@ class GatewayNode(EngineNode):
 
     def new_machine(self):
         self.gateway = self.gateway_type(self)
-        return Replaying(self.gateway) if self.world.plan.save_every is None else self.gateway
+        if self.world.plan.save_every is not None:
+            return self.gateway
+        # The node as a machine without a state on disk.
+        return SimpleNamespace(saving=False, apply=self.gateway.apply)
 
     def forget(self):
         if self.loop is not None:

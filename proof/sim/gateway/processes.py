@@ -17,7 +17,7 @@ class Owner:
     def __init__(self, world, rng):
         self.world, self.rng = world, rng
         self.session = None
-        self.lanes = [Process(world, self, rng) for _ in range(rng.choice(world.workload.habits.lanes))]
+        self.lanes = [Process(world, self.usable, rng) for _ in range(rng.choice(world.workload.habits.lanes))]
 
     def next(self):
         """Begin."""
@@ -49,7 +49,7 @@ class Owner:
         before, zombie = self.session, self.rng.random() < 0.6
         self.session = before.succeed(zombie=zombie)
         if zombie:
-            Process(self.world, _Zombie(before), self.rng).go_on()
+            Process(self.world, lambda: before if before.state == "zombie" else None, self.rng).go_on()
         self.session.begin(self._opened)
         self.world.scheduler.after(self.rng.uniform(*self.world.workload.habits.hand_over_s), self._hand_over)
 
@@ -62,21 +62,11 @@ class Owner:
         return self.session if self.session.state == "open" else None
 
 
-class _Zombie:
-    """The owner of a session that has another owner by now."""
-
-    def __init__(self, session):
-        self._session = session
-
-    def usable(self):
-        return self._session if self._session.state == "zombie" else None
-
-
 class Process:
-    """One operation at a time."""
+    """One operation at a time, in the session that ``usable`` returns, if there is one."""
 
-    def __init__(self, world, owner, rng):
-        self.world, self.owner, self.rng = world, owner, rng
+    def __init__(self, world, usable, rng):
+        self.world, self._usable, self.rng = world, usable, rng
         self.process = world.history.new_process()
         self.idle = True
         self._waiting = False
@@ -117,7 +107,7 @@ class Process:
                 lambda ok, value: self._was_read(key, ok, value),
             )
             return
-        session = self.owner.usable()
+        session = self._usable()
         if session is None:
             self._soon(0.05 + 0.05 * rng.random())
             return
