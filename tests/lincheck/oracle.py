@@ -38,47 +38,37 @@ MS = 1_000_000
 
 
 def _ask(name: str, random: random.Random, values: Sequence[int]) -> tuple[str, Any]:
+    """Draw an operation and its argument."""
     value = random.choice(values)
+    read = ("read", None)
     match name:
         case "register":
-            return random.choice((("write", value), ("read", None), ("read", None)))
+            calls: Sequence[tuple[str, Any]] = (("write", value), read, read)
         case "cas-register":
-            return random.choice((("write", value), ("read", None), ("cas", [random.choice((None, *values)), value])))
+            calls = (("write", value), read, ("cas", [random.choice((None, *values)), value]))
         case "counter":
-            return random.choice((("increment", value), ("increment", None), ("read", None)))
+            calls = (("increment", value), ("increment", None), read)
         case "list":
-            return random.choice((("append", value), ("read", None), ("read", None)))
+            calls = (("append", value), read, read)
         case "set":
-            return random.choice(
-                (("add", value), ("remove", value), ("read", None), ("read", None), ("read", None), ("read", None))
-            )
+            calls = (("add", value), ("remove", value), read, read, read, read)
         case "queue":
-            return random.choice((("enqueue", value), ("dequeue", None)))
+            calls = (("enqueue", value), ("dequeue", None))
         case "mutex":
-            return random.choice((("acquire", "ann"), ("acquire", "bob"), ("release", "ann"), ("release", "bob")))
+            calls = (("acquire", "ann"), ("acquire", "bob"), ("release", "ann"), ("release", "bob"))
         case "lease":
             owner = random.choice(("ann", "bob"))
             f = random.choice(("acquire", "acquire", "renew", "release"))
-            return f, {"owner": owner, "ms": random.choice((2, 5, 30))} | (
-                {} if f == "acquire" else {"token": random.choice((1, 1, 2, 3))}
-            )
+            asked = {"owner": owner, "ms": random.choice((2, 5, 30))}
+            return f, asked if f == "acquire" else asked | {"token": random.choice((1, 1, 2, 3))}
         case _:
-            condition = random.choice(
-                (None, None, None, {"absent": True}, {"version": random.randrange(0, 40, 4)}, {"value": value})
-            )
-            f, argument = random.choice(
-                (
-                    ("put", {"value": value}),
-                    ("put", {"value": value}),
-                    ("insert", {"value": value}),
-                    ("delete", {}),
-                    ("increment", {"by": value}),
-                    ("append", {"item": value}),
-                    ("get", {}),
-                    ("get", {}),
-                )
-            )
+            conditions = ({"absent": True}, {"version": random.randrange(0, 40, 4)}, {"value": value})
+            condition = random.choice((None, None, None, *conditions))
+            put, insert, get = ("put", {"value": value}), ("insert", {"value": value}), ("get", {})
+            changes = (("delete", {}), ("increment", {"by": value}), ("append", {"item": value}))
+            f, argument = random.choice((put, put, insert, *changes, get, get))
             return f, argument if condition is None or f in ("get", "insert") else {**argument, "if": condition}
+    return random.choice(calls)
 
 
 class Object:

@@ -53,32 +53,27 @@ def _split_at_quiet_moments(ops: Sequence[Operation], name: str) -> str:
     return "valid"
 
 
-def _replaced(**changes: Any) -> Callable[[Operation], Operation]:
-    return lambda op: msgspec.structs.replace(op, **changes)
+def _changed(when: Callable[[Operation], bool], **changes: Any) -> Check:
+    return _each(lambda op: msgspec.structs.replace(op, **changes) if when(op) else op)
+
+
+def _has(status: str) -> Callable[[Operation], bool]:
+    return lambda op: op.status == status
 
 
 CHECKS: dict[str, tuple[str, Check]] = {
-    "real time is ignored": ("register", _each(lambda op: _replaced(invoked=0)(op))),
-    "operations never have to end": (
-        "counter",
-        _each(lambda op: _replaced(returned=1 << 60)(op) if op.status == "ok" else op),
-    ),
+    "real time is ignored": ("register", _changed(lambda op: True, invoked=0)),
+    "operations never have to end": ("counter", _changed(_has("ok"), returned=1 << 60)),
     "unknown operations are dropped": ("register", _each(lambda op: None if op.status == "unknown" else op)),
     "unknown operations have certainly happened": (
         "counter",
-        _each(lambda op: _replaced(status="ok", returned=1 << 60)(op) if op.status == "unknown" else op),
+        _changed(_has("unknown"), status="ok", returned=1 << 60),
     ),
-    "unknown operations happen before anything else": (
-        "register",
-        _each(lambda op: _replaced(invoked=0)(op) if op.status == "unknown" else op),
-    ),
-    "failed operations may have happened": (
-        "list",
-        _each(lambda op: _replaced(status="unknown")(op) if op.status == "failed" else op),
-    ),
+    "unknown operations happen before anything else": ("register", _changed(_has("unknown"), invoked=0)),
+    "failed operations may have happened": ("list", _changed(_has("failed"), status="unknown")),
     "a result that is not there is taken for none": (
         "cas-register",
-        _each(lambda op: _replaced(result=None)(op) if op.f == "cas" and op.status == "ok" else op),
+        _changed(lambda op: op.f == "cas" and op.status == "ok", result=None),
     ),
     "a quiet moment has one state": ("register", _split_at_quiet_moments),
 }
