@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -66,6 +66,17 @@ class Findings:
         """Note that something could not be looked at: the verdict is unknown unless something was violated."""
         self._undecided = self._undecided or reason
 
+    def with_final_reads(
+        self, found: Sequence[Operation], chosen: Callable[[Operation], bool], read: str = "read"
+    ) -> Iterator[tuple[Any, list[Operation], list[Operation]]]:
+        """Yield each key of the chosen operations with these and its answered reads after healing."""
+        reads = by_key(found, lambda op: op.f == read and op.status == "ok" and is_final(op))
+        for key, ops in by_key(found, chosen).items():
+            self.saw(key, len(ops))
+            if key not in reads:
+                self.undecided(f"{key} has no final read")
+            yield key, ops, reads.get(key, [])
+
     def result(self) -> Result:
         """Return the verdict: valid if nothing was violated and everything was looked at."""
         reason = f"{self._more} more violations are not listed" if self._more else self._undecided
@@ -104,11 +115,6 @@ def acknowledged(operation: Operation) -> bool:
     return operation.status == "ok" and not refused(operation)
 
 
-def final_reads(found: Sequence[Operation], read: str) -> dict[Any, list[Operation]]:
-    """Return the answered reads after healing, by key."""
-    return by_key(found, lambda op: op.f == read and op.status == "ok" and is_final(op))
-
-
 def no_lost_write(
     found: Sequence[Operation],
     fs: Sequence[str],
@@ -122,17 +128,12 @@ def no_lost_write(
         stored: which value an operation stores; no two store equal ones.
     """
     findings = Findings(LOST)
-    writes = by_key(found, lambda operation: operation.f in fs)
-    reads = final_reads(found, "read")
-    for key, ops in writes.items():
-        findings.saw(key, len(ops))
+    for _, ops, reads in findings.with_final_reads(found, lambda op: op.f in fs):
         # The acknowledged write that was invoked last: a final read may not be surely older than it.
         newest = max(filter(acknowledged, ops), key=lambda op: op.invoked, default=None)
         by_value = {repr(stored(op)): op for op in ops}
-        for seen in reads.get(key, ()):
+        for seen in reads:
             _judge(findings, seen, by_value.get(repr(seen.result)), newest)
-        if key not in reads:
-            findings.undecided(f"{key} has no final read")
     return findings.result()
 
 
@@ -162,43 +163,35 @@ def no_lost_version(found: Sequence[Operation], fs: Sequence[str]) -> Result:
     The results of the operations ``fs``, which write a row, carry ``version``; that of a ``get`` is 0 without a row.
     """
     findings = Findings(LOST)
-    reads = final_reads(found, "get")
     doubtful = by_key(found, lambda op: op.f == "delete" and op.status == "unknown")
     owners: dict[int, Operation] = {}
-    for key, ops in by_key(found, lambda op: op.f in fs and acknowledged(op)).items():
-        findings.saw(key, len(ops))
+    for key, ops, reads in findings.with_final_reads(found, lambda op: op.f in fs and acknowledged(op), "get"):
         for op in ops:
             version = op.result["version"]
             if version in owners:
                 findings.violated(key, f"two writes have the version {version}", [owners[version], op])
             owners[version] = op
         newest = max(ops, key=lambda op: op.result["version"])
-        for seen in reads.get(key, ()):
+        for seen in reads:
             version = seen.result["version"]
             # A row that is absent has no version to compare: the newest write, or one in doubt, can have removed it.
             removed = not version and (newest.f == "delete" or key in doubtful)
             if version < newest.result["version"] and not removed:
                 words = f"{key} ends at version {version} at {seen.node}, before the acknowledged"
                 findings.violated(key, f"{words} {newest.result['version']}", [newest, seen])
-        if key not in reads:
-            findings.undecided(f"{key} has no final read")
     return findings.result()
 
 
 def no_lost_item(found: Sequence[Operation]) -> Result:
     """Check that every acknowledged item is in every final read of its list."""
     findings = Findings(LOST)
-    reads = final_reads(found, "read")
-    for key, ops in by_key(found, lambda op: op.f == "append").items():
-        findings.saw(key, len(ops))
-        for seen in reads.get(key, ()):
+    for key, ops, reads in findings.with_final_reads(found, lambda op: op.f == "append"):
+        for seen in reads:
             there = set(seen.result or ())
             for op in ops:
                 if acknowledged(op) and op.argument not in there:
                     words = f"{op.argument!r} was acknowledged and is not in {key} at {seen.node} in the end"
                     findings.violated(key, words, [op, seen])
-        if key not in reads:
-            findings.undecided(f"{key} has no final read")
     return findings.result()
 
 

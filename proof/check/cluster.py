@@ -36,36 +36,21 @@ _ENDED_BY_US: Final = (0, -signal.SIGKILL, -signal.SIGTERM)
 class CheckCluster(LocalCluster):
     """A local cluster in which everything can go wrong; closing it ends all of its processes.
 
-    Args:
-        directory: data of node ``n`` is below ``directory/n``, its log at ``directory/n.log``.
-        nodes: how many.
-        flags: further flags of ``oncegate serve``.
-        equipment: what the planned faults need.
-        seed: of jitter, resets and lost sectors.
-        disk_bytes: size of a node's own file system, with :attr:`Equipment.DISK`; bodies are small then, too.
-        environment: further environment variables of the nodes.
+    Data of node ``n`` is below ``directory/n``, its log is ``directory/n.log``. The planned faults need ``equipment``;
+    ``seed`` is that of jitter and resets. With :attr:`Equipment.DISK` bodies are small, as the disks are.
 
     Raises:
         Unavailable: this machine does not allow the equipment (:func:`~oncegate.proof.check.equipment.missing`).
     """
 
     def __init__(
-        self,
-        directory: Path,
-        nodes: int = 3,
-        *,
-        flags: tuple[str, ...] = (),
-        equipment: Collection[Equipment] = (),
-        seed: int = 0,
-        disk_bytes: int = DISK_BYTES,
-        environment: dict[str, str] | None = None,
+        self, directory: Path, nodes: int = 3, *, equipment: Collection[Equipment] = (), seed: int = 0
     ) -> None:
         directory = directory.resolve()  # as /proc names the files of a node
-        super().__init__(directory, nodes, flags=flags, environment=environment)
+        super().__init__(directory, nodes)
         directory.mkdir(parents=True, exist_ok=True)
         self.lock = threading.RLock()
         self.equipment = frozenset(equipment)
-        self.seed = seed
         self.first_ids: Final = tuple(self.ids)
         """The members that are there before and after all faults."""
         self.damaged: dict[str, str] = {}
@@ -80,7 +65,6 @@ class CheckCluster(LocalCluster):
         self.disks: dict[str, SmallDisk] = {}
         self.clocks: dict[str, WallClock] = {}
         self.flushes: dict[str, FlushControl] = {}
-        self._disk_bytes = disk_bytes
         self.links = Links({member.node_id: member.peer for member in self.members}, seed=seed)
         try:
             for node_id in self.ids:
@@ -91,7 +75,7 @@ class CheckCluster(LocalCluster):
 
     def _equip(self, node_id: str) -> None:
         if Equipment.DISK in self.equipment:
-            self.disks[node_id] = SmallDisk(self.directory / node_id, self._disk_bytes)
+            self.disks[node_id] = SmallDisk(self.directory / node_id, DISK_BYTES)
         if Equipment.CLOCK in self.equipment:
             self.clocks[node_id] = WallClock(self.directory, node_id)
         if Equipment.FLUSHES in self.equipment:

@@ -45,11 +45,7 @@ def lacking(*, cassandra: bool) -> str:
 class StreamRowsJob:
     """The job behind a stream table, as a session of processes: the driver, its JVM and its Python workers.
 
-    Args:
-        directory: for its checkpoint; its log is ``spark.log`` beside it.
-        endpoints: base URLs of the nodes, asked for at each start.
-        table: the stream table.
-        store: URL.
+    ``directory`` is for its checkpoint; its log is ``spark.log`` beside it. Each start asks ``endpoints``.
     """
 
     name = "spark"
@@ -88,11 +84,7 @@ class StreamRowsJob:
             self._process = spawn(self.command(), self.log)
 
     def kill(self) -> None:
-        """Kill -9 everything of it, and wait until all of it is gone.
-
-        Raises:
-            TimeoutError: something of it stays.
-        """
+        """Kill -9 everything of it, and wait until all of it is gone; raises TimeoutError if something stays."""
         with self._lock:
             process = self._process
             if process is None:
@@ -133,11 +125,7 @@ class CassandraProcess:
         return self._cluster.url(KEYSPACE)
 
     def start(self) -> None:
-        """Start it and wait until it answers; without effect while it runs.
-
-        Raises:
-            CheckError: it does not.
-        """
+        """Start it and wait until it answers; without effect while it runs. Raises CheckError."""
         with _as_check_error():
             self._cluster.up()
 

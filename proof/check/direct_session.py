@@ -64,8 +64,7 @@ def _no_reply(code: str, *, doubt: bool = True) -> AttemptReply:
 class Nodes:
     """Talks to the nodes of a cluster by their ids; use as an async context manager.
 
-    Args:
-        endpoints: returns the addresses by node id; asked at each call, since members come and go.
+    Each call asks ``endpoints`` for the addresses by node id, since members come and go.
     """
 
     def __init__(self, endpoints: Callable[[], Mapping[str, str]]) -> None:
@@ -100,13 +99,7 @@ class Nodes:
     ) -> AttemptReply:
         """Make one attempt at one node; never raises for what a node does.
 
-        Args:
-            node: its id.
-            method: HTTP method.
-            path: percent-encoded, with its query.
-            body: sent as JSON unless None.
-            headers: further ones.
-            timeout_s: for the whole attempt.
+        ``path`` is percent-encoded, with its query; ``body`` is sent as JSON unless None.
         """
         endpoint = self.endpoints().get(node)
         if endpoint is None:
@@ -189,20 +182,15 @@ class DirectSession:
     """One session, used by one worker; see :func:`open_session`.
 
     Attributes:
-        client_id: as written.
-        epoch: with which it sends.
         pending: sequence numbers that are not acknowledged.
         over: whether it was fenced or has expired.
     """
 
     def __init__(self, nodes: Nodes, random: Random, client_id: str, epoch: int, first: int = 1) -> None:
-        self.nodes = nodes
-        self.client_id = client_id
-        self.epoch = epoch
+        self.nodes, self.client_id, self.epoch = nodes, client_id, epoch
         self.pending: set[int] = set()
         self.over = False
-        self._random = random
-        self._next = first
+        self._random, self._next = random, first
 
     def take(self) -> int:
         """Return a new sequence number, not acknowledged until :meth:`acknowledge`."""
@@ -235,10 +223,7 @@ class DirectSession:
     async def perform(self, sequence: int, operation: Mapping[str, Any], *, doubt: bool = False) -> RequestVerdict:
         """Send a request to one node after another until it has a verdict or :data:`OPERATION_S` is over.
 
-        Args:
-            sequence: from :meth:`take`.
-            operation: without its sequence number; the same in every attempt.
-            doubt: whether an earlier attempt may have been applied.
+        ``operation`` is the same in every attempt; ``doubt``: whether an earlier attempt may have been applied.
         """
         ends = time.monotonic() + OPERATION_S
         while True:

@@ -88,11 +88,10 @@ def check_keys(operations: Iterable[Operation], model: str, limits: Limits, jobs
         limits: for all keys together; its clock is not used in the workers.
         jobs: processes at a time, at least 1.
 
-    Returns:
-        As :func:`oncegate.proof.lincheck.check.check`; a key whose worker was killed or took too long is unknown.
+    Returns and raises as :func:`oncegate.proof.lincheck.check.check`; a key whose worker was killed or took too long is
+    unknown.
 
     Raises:
-        ModelError: there is no such model, or an operation is none of it.
         WorkerFailed: a worker raised.
     """
     loaded = load_model(model)
@@ -194,9 +193,7 @@ class _ParallelRun:
         ours, theirs = self.context.Pipe(duplex=False)
         share = self.share
         process = self.context.Process(
-            target=_work,
-            args=(theirs, share.model, share.seconds, share.bytes_max, list(tasks)),
-            daemon=True,
+            target=_work, args=(theirs, share.model, share.seconds, share.bytes_max, list(tasks)), daemon=True
         )
         process.start()
         theirs.close()

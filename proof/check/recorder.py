@@ -23,19 +23,10 @@ LANES: Final = 2 * PROCESSES_MAX
 
 
 class HistoryRecorder:
-    """Writes a history.
-
-    Args:
-        write: takes each event, in the order of their times.
-        clock: nanoseconds, monotonic; read once for the beginning.
-        events_max: operations are begun as long as fewer events were written.
-    """
+    """Passes each event to ``write``, in the order of their times; ``clock``: nanoseconds, monotonic."""
 
     def __init__(
-        self,
-        write: Callable[[Event], None],
-        clock: Callable[[], int] = time.monotonic_ns,
-        events_max: int = EVENTS_MAX,
+        self, write: Callable[[Event], None], clock: Callable[[], int] = time.monotonic_ns, events_max: int = EVENTS_MAX
     ) -> None:
         self._write = write
         self._clock = clock
@@ -63,15 +54,7 @@ class HistoryRecorder:
         node: str | None = None,
         request: str | None = None,
     ) -> OpenOperation:
-        """Record an invocation; call before the first byte leaves.
-
-        Args:
-            process: the worker, 0..LANES-1; it has no other operation under way.
-            f: what is done.
-            key: on which object.
-            value: the argument.
-            node: which node is asked first.
-            request: ``client_id/sequence``.
+        """Record an invocation by a worker, 0..LANES-1; call before the first byte leaves.
 
         Raises:
             ValueError: the worker's operation before has not been completed.

@@ -66,16 +66,9 @@ def check_cluster(plan: RunPlan, faults: FaultPlan, directory: Path) -> CheckClu
 def run(
     plan: RunPlan, runs: Path, faults: FaultPlan | None = None, make_cluster: MakeCluster = check_cluster
 ) -> tuple[RunFolder, RunVerdict]:
-    """Make one run and judge it.
+    """Make one run and judge it; returns its folder below ``runs``, and the verdict.
 
-    Args:
-        plan: what is run.
-        runs: where its folder goes.
-        faults: which faults; by default those of the plan's seed.
-        make_cluster: what it runs against.
-
-    Returns:
-        The folder, with everything in it, and the verdict.
+    ``faults`` are by default those of the plan's seed.
 
     Raises:
         OncegateError: BAD_REQUEST, the plan names what does not exist: nothing was started.
@@ -92,26 +85,21 @@ def run(
 
 
 def lacking(plan: RunPlan) -> str:
-    """Return why this machine cannot run a plan's workload; empty: it can.
-
-    Raises:
-        OncegateError: BAD_REQUEST, there is no such workload.
-    """
+    """Return why this machine cannot run a plan's workload; empty: it can. Raises OncegateError (BAD_REQUEST)."""
     return workload_of(plan.workload).lacks(plan)
 
 
 def faults_of(plan: RunPlan) -> tuple[FaultPlan, dict[str, str]]:
     """Return the faults that a plan's names and seed make on this machine, and which it does not allow, and why.
 
-    Raises:
-        OncegateError: BAD_REQUEST, there is no such fault or workload.
+    Raises OncegateError (BAD_REQUEST) for a fault or workload that does not exist.
     """
     processes = workload_of(plan.workload).processes(plan)
     try:
         names, left_out = available(names_of(plan.faults, processes), processes=processes)
     except ValueError as unknown:
         raise OncegateError(Code.BAD_REQUEST, str(unknown)) from unknown
-    return plan_of(plan.seed, names, plan.seconds, plan.nodes), dict(left_out)
+    return plan_of(plan.seed, names, plan.seconds, plan.nodes), left_out
 
 
 def info_of(plan: RunPlan, settings: Mapping[str, Any]) -> RunInfo:
@@ -304,11 +292,7 @@ def alone(runs: Path) -> Iterator[None]:
 
 
 def end_left_over(runs: Path) -> int:
-    """Kill every process of this user whose command line names a directory of a run in ``runs``.
-
-    Returns:
-        How many were killed.
-    """
+    """Kill every process of this user whose command line names a directory of a run in ``runs``; returns how many."""
     mark = f"{runs.resolve()}{os.sep}".encode()
     killed = 0
     for place in Path("/proc").glob("[0-9]*"):

@@ -129,8 +129,7 @@ class SoakState(msgspec.Struct):
 def begun(runs: Path, template: RunPlan, workloads: Sequence[str], seeds: int, *, resume: bool) -> SoakState:
     """Return the state to go on from: the saved one if ``resume`` and there is one, otherwise a new one.
 
-    Raises:
-        OncegateError: BAD_REQUEST, the saved soak has other parameters, or its file is damaged.
+    Raises OncegateError (BAD_REQUEST) if the saved soak has other parameters, or its file is damaged.
     """
     fresh = SoakState(template, list(workloads), seeds)
     path = runs / FILE
@@ -163,7 +162,7 @@ def soak(
         workload: which; None: all in turn.
         runs: where folders and state are.
         seeds: how many runs; by default each workload once.
-        keep: keep the folders of valid runs too. The newest run's stays in any case.
+        keep: keep the folders of valid runs too, not only the newest run's.
         resume: go on where a soak of the same parameters was stopped.
         say: takes lines of progress.
 

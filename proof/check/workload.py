@@ -61,20 +61,10 @@ def refusal(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class World:
-    """One run as its workload sees it.
-
-    Args:
-        plan: what is run.
-        nodes: connections to the nodes.
-        recorder: takes the history.
-        directory: scratch space of the run, removed unless the run is kept.
-    """
+    """One run as its workload sees it; ``directory`` is scratch space, removed when the run ends."""
 
     def __init__(self, plan: RunPlan, nodes: Nodes, recorder: HistoryRecorder, directory: Path) -> None:
-        self.plan = plan
-        self.nodes = nodes
-        self.recorder = recorder
-        self.directory = directory
+        self.plan, self.nodes, self.recorder, self.directory = plan, nodes, recorder, directory
 
     def random(self, purpose: object) -> Random:
         """Return the dice of one purpose; they fall the same way in every run of the seed."""
@@ -87,8 +77,7 @@ class World:
     async def insist(self, method: str, path: str, body: Any = None, *, node: str | None = None) -> AttemptReply:
         """Ask a healthy cluster until it answers 200 or 404; for idempotent calls before and after the run.
 
-        Raises:
-            NotRecovered: no answer within :data:`FINAL_S`.
+        Raises NotRecovered without an answer within :data:`FINAL_S`.
         """
         turns = itertools.cycle([node] if node else self.nodes.ids)
         last = ""
@@ -111,10 +100,8 @@ class World:
         state: Callable[[], object] | None = None,
         every_s: float = 0.05,
     ) -> T:
-        """Return the first true value of ``condition()``, as :func:`oncegate.gateway.local.waiting.until` does.
-
-        Raises:
-            NotRecovered: not in time.
+        """Return the first true value of ``condition()`` (:func:`~oncegate.gateway.local.waiting.until`); raises
+        NotRecovered when time is up.
         """
         try:
             return await until(condition, timeout_s, what, state=state, every_s=every_s)
@@ -126,11 +113,7 @@ class World:
         self.recorder.begin(PROCESSES_MAX, f, key, node=node).ok(result)
 
     async def final_reads(self, table: str, keys: Sequence[str], *, f: str = "read", seen: Seen = value_of) -> None:
-        """Read every key at every node of the healed cluster, recorded under a number of their own.
-
-        Raises:
-            NotRecovered: a node does not answer.
-        """
+        """Read every key at every node of the healed cluster, recorded under one number; raises NotRecovered."""
         for key, node in itertools.product(keys, self.nodes.ids):
             recorded = self.recorder.begin(PROCESSES_MAX, f, key, node=node)
             try:
@@ -222,8 +205,7 @@ class Worker:
     async def read(self, table: str, key: str, *, f: str = "read", seen: Seen = value_of, query: str = "") -> Any:
         """Read a row at one node, linearizable unless ``query`` says otherwise, and record it.
 
-        Returns:
-            The row, or None if it is absent or there was no answer.
+        Returns the row, or None if it is absent or there was no answer.
         """
         node = self.node()
         recorded = self.begin(f, key, node=node)
@@ -295,11 +277,7 @@ class Workload(ABC):
         return await worker.read(self.table, key, f=self.f, seen=self.seen, query=query)
 
     async def finish(self, world: World) -> None:
-        """Read what is there in the end; the cluster is healed.
-
-        Raises:
-            NotRecovered: it does not answer.
-        """
+        """Read what is there in the end, when the cluster is healed; raises NotRecovered."""
         await world.final_reads(self.table, self.keys, f=self.f, seen=self.seen)
 
     @abstractmethod
@@ -319,8 +297,5 @@ class Workload(ABC):
     def equip(self, cluster: CheckCluster, plan: RunPlan) -> None:  # noqa: B027
         """Add flags to the nodes and register processes, before any node starts; blocks while one of them starts.
 
-        What is registered is killed with the cluster. Its files are below the cluster's directory.
-
-        Raises:
-            CheckError: a process did not start.
+        They are killed with the cluster, and their files are below its directory. Raises CheckError.
         """

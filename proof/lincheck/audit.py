@@ -21,9 +21,7 @@ _SUMS_MAX: Final = 1_000_000
 
 
 def audit(
-    operations: Iterable[Operation],
-    log: Iterable[str] | None = None,
-    final: Mapping[Any, Any] | None = None,
+    operations: Iterable[Operation], log: Iterable[str] | None = None, final: Mapping[Any, Any] | None = None
 ) -> Result:
     """Count effects.
 

@@ -52,12 +52,7 @@ class Times:
         return result
 
 
-def values(
-    operations: Sequence[Operation],
-    makes: Any,
-    sees: Any,
-    initial: Hashable,
-) -> list[Operation]:
+def values(operations: Sequence[Operation], makes: Any, sees: Any, initial: Hashable) -> list[Operation]:
     """Narrow the times of an object that holds one value.
 
     Args:

@@ -84,9 +84,7 @@ def register_order(operations: Sequence[Operation]) -> list[Operation] | None:
     return found
 
 
-def _by_value(
-    operations: Sequence[Operation],
-) -> tuple[dict[Hashable, Operation], dict[Hashable, list[Operation]]]:
+def _by_value(operations: Sequence[Operation]) -> tuple[dict[Hashable, Operation], dict[Hashable, list[Operation]]]:
     """Return the write and the answered reads of each value."""
     writes = {freeze(op.argument): op for op in operations if op.f == "write"}
     reads: dict[Hashable, list[Operation]] = {}

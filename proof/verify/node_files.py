@@ -206,7 +206,7 @@ class Replay:
         self.built[batch.flow, batch.number] = Built(len(payload), google_crc32c.value(payload), index)
 
     def _difference(self, index: int, expected: object, found: object) -> Difference:
-        return self.node.differs("raft", f"entry {index}", expected, found)
+        return Difference(self.node.node, self.node.path / "raft", f"entry {index}", expected, found)
 
 
 def _new_commits(results: Iterable[object]) -> Iterator[int]:

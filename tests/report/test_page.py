@@ -20,8 +20,7 @@ from oncegate.proof.check.report import write_report
 from oncegate.proof.check.report.page import ends, inert
 from oncegate.proof.check.report.payload import FAILURES_MAX, payload
 from oncegate.proof.check.report.plots import series
-from oncegate.proof.check.report.sample import lanes, sampled
-from oncegate.proof.check.report.texts import TEXT_CHARS_MAX, key_name, shortened, spelled
+from oncegate.proof.check.report.shown import TEXT_CHARS_MAX, key_name, lanes, sampled, shortened, spelled
 from oncegate.proof.lincheck import Event, Failure, Operation, Result, operations
 from tests.report import example_runs
 

@@ -9,7 +9,7 @@ from oncegate.proof.check.folder import FaultNote
 from oncegate.proof.check.nemesis import machines, members, network, processes
 from oncegate.proof.check.nemesis.fault import FAULTS, Action, Fault, FaultChoice, PlanView, fault
 from oncegate.proof.check.nemesis.nemesis import Nemesis
-from oncegate.proof.check.nemesis.plan import FaultPlan, LeftOut, available, names_of, plan_of
+from oncegate.proof.check.nemesis.plan import FaultPlan, available, names_of, plan_of
 
 __all__ = [
     "FAULTS",
@@ -18,7 +18,6 @@ __all__ = [
     "FaultChoice",
     "FaultNote",
     "FaultPlan",
-    "LeftOut",
     "Nemesis",
     "PlanView",
     "available",

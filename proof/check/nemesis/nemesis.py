@@ -13,6 +13,7 @@ import time
 import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from oncegate.gateway.local.blocking_http import RequestRefused, Unreachable
@@ -34,25 +35,22 @@ _FAILURES: Final = (CheckError, OSError, RuntimeError, RequestRefused, Unreachab
 T = TypeVar("T")
 
 
+@dataclass
 class _Underway:
     """A fault between its injection and its healing."""
 
-    def __init__(self, fault: Fault, start: int) -> None:
-        self.fault = fault
-        self.start = start
-        self.details: list[str] = []
-        self.noted = False
+    fault: Fault
+    start: int
+    details: list[str] = field(default_factory=list)
+    noted: bool = False
 
 
 class Nemesis:
-    """One run of one plan.
+    """One run of one plan, on a cluster with the plan's equipment.
 
     Args:
-        cluster: with the equipment of the plan.
-        plan: what to do when.
         note: called once for each fault when it is over, on the event loop.
-        clock: nanoseconds since the run began, the history's clock; by default it begins with the first call of
-            :meth:`run`.
+        clock: nanoseconds since the run began, the history's clock; by default since now.
     """
 
     def __init__(
@@ -64,7 +62,8 @@ class Nemesis:
         clock: Callable[[], int] | None = None,
     ) -> None:
         self._cluster, self._plan, self._note = cluster, plan, note
-        self._clock = clock
+        began = time.monotonic_ns()
+        self._now = clock or (lambda: time.monotonic_ns() - began)
         self._pool = ThreadPoolExecutor(_THREADS, "nemesis")
         self._underway: list[_Underway] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -78,9 +77,6 @@ class Nemesis:
         default the plan's end. May be cancelled; :meth:`heal` ends what was under way.
         """
         began = time.monotonic()
-        if self._clock is None:
-            began_ns = time.monotonic_ns()
-            self._clock = lambda: time.monotonic_ns() - began_ns
         latest = began + self._plan.seconds if until is None else until
         self._tasks = [
             asyncio.create_task(self._carry_out(action, began, latest), name=f"{action.fault} at {action.start:g} s")
@@ -119,16 +115,12 @@ class Nemesis:
             return
         self._knobs[fault.excludes] = fault.name
         try:
-            await self._span(one, began + action.end, latest)
+            await self._step(one, lambda: self._inject(fault))
+            await asyncio.sleep(max(0.0, min(began + action.end, latest) - time.monotonic()))
+            await self._step(one, lambda: fault.heal(self._cluster))
+            self._over(one)
         finally:
             self._knobs.pop(fault.excludes, None)
-
-    async def _span(self, one: _Underway, end: float, latest: float) -> None:
-        fault = one.fault
-        await self._step(one, lambda: self._inject(fault))
-        await asyncio.sleep(max(0.0, min(end, latest) - time.monotonic()))
-        await self._step(one, lambda: fault.heal(self._cluster))
-        self._over(one)
 
     def _inject(self, fault: Fault) -> str:
         fault.settle(self._cluster)
@@ -159,9 +151,6 @@ class Nemesis:
         one.noted = True
         detail = "; ".join(one.details)
         self._note(FaultNote(one.start, self._now(), one.fault.name, list(one.fault.targets), detail))
-
-    def _now(self) -> int:
-        return 0 if self._clock is None else self._clock()
 
 
 def make_whole(cluster: CheckCluster, timeout_s: float) -> None:

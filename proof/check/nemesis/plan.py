@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random as random_module
 from collections.abc import Collection, Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -40,14 +40,6 @@ class FaultPlan(msgspec.Struct, frozen=True):
         """What the cluster needs to have for it."""
         return frozenset(need for action in self.actions for need in FAULTS[action.fault].needs)
 
-    @property
-    def counts(self) -> dict[str, int]:
-        """How often each fault is there."""
-        found: dict[str, int] = {}
-        for action in self.actions:
-            found[action.fault] = found.get(action.fault, 0) + 1
-        return found
-
     def without(self, indexes: Collection[int]) -> FaultPlan:
         """The same plan, less these actions; all others keep their times and targets."""
         kept = tuple(action for index, action in enumerate(self.actions) if index not in indexes)
@@ -59,11 +51,7 @@ class FaultPlan(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_json(cls, data: bytes) -> FaultPlan:
-        """Read a plan.
-
-        Raises:
-            ValueError: it is not one, or names a fault that there is not.
-        """
+        """Read a plan; raises ValueError if it is none, or names a fault that does not exist."""
         plan = msgspec.json.decode(data, type=cls)
         for action in plan.actions:
             if action.fault not in FAULTS:
@@ -93,32 +81,23 @@ def names_of(words: str | Iterable[str], processes: Collection[str] = ()) -> lis
     return sorted(found)
 
 
-class LeftOut(NamedTuple):
-    """A fault that cannot be here, and why."""
-
-    fault: str
-    reason: str
-
-
 def available(
     names: Iterable[str], *, processes: Collection[str] = (), lacks: dict[Equipment, str] | None = None
-) -> tuple[list[str], list[LeftOut]]:
-    """Part faults into those that this machine and this workload allow, and those that they do not.
+) -> tuple[list[str], dict[str, str]]:
+    """Part faults into those that this machine and this workload allow, and those that they do not, with the reason.
 
-    Args:
-        names: of faults.
-        processes: names of what the workload will register beside the nodes.
-        lacks: what the machine lacks; by default it is tried (:func:`oncegate.proof.check.equipment.missing`).
+    ``processes`` are those that the workload will register; by default :func:`missing` says what the machine lacks.
     """
     lacking = dict(missing()) if lacks is None else lacks
-    possible, left_out = [], []
+    possible: list[str] = []
+    left_out: dict[str, str] = {}
     for name in names:
         kind = FAULTS[name]
         reasons = [lacking[need] for need in sorted(kind.needs) if need in lacking]
         if kind.process and kind.process not in processes:
             reasons.append(f"the workload has no {kind.process}")
         if reasons:
-            left_out.append(LeftOut(name, "; ".join(reasons)))
+            left_out[name] = "; ".join(reasons)
         else:
             possible.append(name)
     return possible, left_out
@@ -131,7 +110,7 @@ def plan_of(seed: int, names: Sequence[str], seconds: float, nodes: int | Sequen
         seed: any integer.
         names: faults and groups (:func:`names_of`).
         seconds: how long the run lasts; all faults have ended by then.
-        nodes: ids of the members, or how many (``n1`` to ``n<nodes>``).
+        nodes: ids of the members, or how many (``n1``, ``n2`` and so on).
     """
     members = tuple(f"n{i + 1}" for i in range(nodes)) if isinstance(nodes, int) else tuple(nodes)
     chosen = names_of(names)

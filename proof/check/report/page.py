@@ -23,7 +23,7 @@ from oncegate.proof.check.errors import FileMalformed
 from oncegate.proof.check.folder import FaultNote, RunFolder, RunInfo, RunVerdict, replace_file
 from oncegate.proof.check.report.payload import FAULTS_MAX, OPERATIONS_MAX, end_of, payload
 from oncegate.proof.check.report.plots import alone, latency_plot, rate_plot, series
-from oncegate.proof.check.report.texts import TEXT_CHARS_MAX, shortened, spelled
+from oncegate.proof.check.report.shown import TEXT_CHARS_MAX, shortened, spelled
 from oncegate.proof.lincheck import Event, HistoryError, Operation, Result, operations
 
 _SCRIPTS: Final = ("data.js", "view.js", "draw.js", "overview.js", "panels.js", "input.js", "main.js")

@@ -10,13 +10,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from oncegate.proof.check.folder import FaultNote, RunVerdict
-from oncegate.proof.check.report.sample import OPERATIONS_MAX, Lanes, lanes, sampled
-from oncegate.proof.check.report.texts import (
+from oncegate.proof.check.report.shown import (
+    OPERATIONS_MAX,
     PROOF_CHARS_MAX,
     TEXT_CHARS_MAX,
+    Lanes,
     argument_of,
     key_name,
+    lanes,
     result_of,
+    sampled,
     shortened,
 )
 from oncegate.proof.lincheck.history import Operation
@@ -27,6 +30,10 @@ FAILURES_MAX: Final = 100
 FAULTS_MAX: Final = 2_000
 WORDS_MAX: Final = 100
 STATES_MAX: Final = 20
+_COLUMNS: Final = (
+    *("invoked", "length", "index", "process", "lane", "key", "status"),
+    *("f", "argument", "result", "node", "request", "error"),
+)
 _STATUS: Final = {"ok": 0, "unknown": 1, "failed": 2}
 
 __all__ = ["FAILURES_MAX", "FAULTS_MAX", "OPERATIONS_MAX", "payload"]
@@ -57,15 +64,15 @@ def payload(
     *,
     operations_max: int = OPERATIONS_MAX,
 ) -> dict[str, Any]:
-    """Return what the page carries; ``json``-ready.
+    """Return what the page carries, ready for JSON.
 
     Args:
         operations: of the whole run.
         verdict: of the run.
         faults: by their start.
-        ended: by index of an operation without an answer: when it was given up (ns), and the code it was given up with.
+        ended: by index of an operation without an answer, when it was given up (ns), and the code.
         nodes: ids, in the order shown.
-        operations_max: bound of operations; see :func:`oncegate.proof.check.report.sample.sampled`.
+        operations_max: bound of operations; see :func:`oncegate.proof.check.report.shown.sampled`.
     """
     failures = [failure for check in verdict.checks for failure in check.failures][:FAILURES_MAX]
     sample = sampled(operations, failures, operations_max)
@@ -133,22 +140,7 @@ def _columns(
     lane: Mapping[int, int],
 ) -> dict[str, list[int]]:
     node_number: dict[str | None, int] = {node: number for number, node in enumerate(nodes)}
-    names = (
-        "invoked",
-        "length",
-        "index",
-        "process",
-        "lane",
-        "key",
-        "status",
-        "f",
-        "argument",
-        "result",
-        "node",
-        "request",
-        "error",
-    )
-    columns: dict[str, list[int]] = {name: [] for name in names}
+    columns: dict[str, list[int]] = {name: [] for name in _COLUMNS}
     before, index = 0, 0
     for operation in shown:
         most = PROOF_CHARS_MAX if operation.index in proof else TEXT_CHARS_MAX
@@ -172,7 +164,7 @@ def _columns(
             texts.number(request),
             texts.number(None if error is None else shortened(error, TEXT_CHARS_MAX)),
         )
-        for name, value in zip(names, values, strict=True):
+        for name, value in zip(_COLUMNS, values, strict=True):
             columns[name].append(value)
         before, index = operation.invoked, operation.index
     return columns

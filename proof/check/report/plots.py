@@ -16,7 +16,7 @@ import numpy as np
 from oncegate.proof.check.folder import FaultNote
 from oncegate.proof.check.report.charts import Axis, Floats, Line, drawn, spelled, text, ticks, value_axis
 from oncegate.proof.check.report.payload import end_of
-from oncegate.proof.check.report.texts import shortened
+from oncegate.proof.check.report.shown import shortened
 from oncegate.proof.lincheck.history import Operation
 
 WIDTH: Final = 720

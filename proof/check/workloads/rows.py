@@ -15,8 +15,6 @@ from oncegate.proof.check.checks import (
     LOST,
     Findings,
     acknowledged,
-    by_key,
-    final_reads,
     linearizable,
     no_lost_version,
     no_lost_write,
@@ -251,18 +249,12 @@ class CounterWorkload(Workload):
 def _sums(found: Sequence[Operation]) -> Result:
     """Check the final sum: what was acknowledged, and of the unknown increments any."""
     findings = Findings(LOST)
-    reads = final_reads(found, "read")
-    for key, ops in by_key(found, lambda op: op.f == "increment").items():
-        findings.saw(key, len(ops))
+    for key, ops, reads in findings.with_final_reads(found, lambda op: op.f == "increment"):
         sure = sum(op.argument for op in ops if acknowledged(op))
         doubts = [op.argument for op in ops if op.status == "unknown"]
         low, high = sure + sum(by for by in doubts if by < 0), sure + sum(by for by in doubts if by > 0)
-        for seen in reads.get(key, ()):
+        for seen in reads:
             if not low <= seen.result <= high:
-                words = (
-                    f"{key} is {seen.result} at {seen.node} in the end, outside {low}..{high} of what was acknowledged"
-                )
-                findings.violated(key, words, [seen])
-        if key not in reads:
-            findings.undecided(f"{key} has no final read")
+                words = f"{key} is {seen.result} at {seen.node} in the end, outside {low}..{high}"
+                findings.violated(key, f"{words} of what was acknowledged", [seen])
     return findings.result()

@@ -1,19 +1,29 @@
-"""Which operations a page carries: all, or up to a bound those of the failing keys and a sample of the others.
+"""What a page shows of operations: which of them, in which lanes, and their values as short texts.
 
-Owns: the choice, and the lanes. Pure.
+Owns: the choice (all, or up to a bound those of the failing keys and a sample of the others), the lanes, how arguments,
+results and keys are written for people, and how long they may be. Pure. Nothing is escaped here: the code that puts a
+text into markup does that.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from oncegate.proof.check.report.texts import key_name
-from oncegate.proof.lincheck.history import Operation
-from oncegate.proof.lincheck.verdict import Failure
+import msgspec
+
+from oncegate.proof.lincheck import Failure, Operation
 
 OPERATIONS_MAX: Final = 100_000
 """Operations of one page."""
+TEXT_CHARS_MAX: Final = 120
+"""Characters of an argument or a result; the middle of a longer one is left out."""
+PROOF_CHARS_MAX: Final = 2_000
+"""… where the operation is part of a proof."""
+
+_UNFIT: Final = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+_LOOKS: Final = frozenset({"read", "get", "dequeue", "acquire"})
 
 
 class Sample(NamedTuple):
@@ -123,3 +133,72 @@ def lanes(operations: Sequence[Operation], given_up: Mapping[int, int]) -> Lanes
         for lane in order
     ]
     return Lanes({process: rank[lane] for process, lane in of.items()}, names)
+
+
+def spelled(value: Any, most: int = TEXT_CHARS_MAX) -> str:
+    """Return the value as JSON, at most ``most`` characters."""
+    try:
+        text = msgspec.json.encode(value).decode(errors="replace")
+    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError):
+        text = repr(value)
+    return shortened(text, most)
+
+
+def shortened(text: str, most: int) -> str:
+    """Return the text with its middle left out if it is longer than ``most`` characters.
+
+    Characters that no page can hold, or that turn the order of what follows, become a replacement character.
+    """
+    if not text.isprintable():
+        text = _UNFIT.sub("\ufffd", text)
+    if len(text) <= most:
+        return text
+    half = (most - 1) // 2
+    return f"{text[:half]}…{text[len(text) - half :]}"
+
+
+def key_name(key: Any) -> str:
+    """Return a name that differs between different keys: a text as it is, unless it reads like another JSON value."""
+    if key is None:
+        return "the only object"
+    if isinstance(key, str):
+        try:
+            msgspec.json.decode(key)
+        except msgspec.DecodeError:
+            return shortened(key, TEXT_CHARS_MAX)
+    return spelled(key)
+
+
+def argument_of(operation: Operation, most: int = TEXT_CHARS_MAX) -> str:
+    """Return the argument, empty if there is none."""
+    argument = operation.argument
+    if argument is None:
+        return ""
+    if operation.f == "cas" and isinstance(argument, list) and len(argument) == 2:
+        return shortened(f"{spelled(argument[0])} to {spelled(argument[1])}", most)
+    if isinstance(argument, dict):
+        return _conditional(argument, most)
+    return spelled(argument, most)
+
+
+def result_of(operation: Operation, most: int = TEXT_CHARS_MAX) -> str:
+    """Return the result, empty if it says nothing."""
+    result = operation.result
+    if operation.status != "ok":
+        return ""
+    if result is None:
+        return "null" if operation.f in _LOOKS else ""
+    if isinstance(result, dict) and result.get("refused") is True:
+        return shortened("refused" + (f", it was {spelled(result['value'])}" if "value" in result else ""), most)
+    return spelled(result, most)
+
+
+def _conditional(argument: dict[str, Any], most: int) -> str:
+    """Return a row's argument: what is written, then under which condition."""
+    rest = {name: value for name, value in argument.items() if name != "if"}
+    only = next(iter(rest.values())) if len(rest) == 1 else None
+    text = "" if not rest else spelled(only if len(rest) == 1 else rest, most)
+    condition = argument.get("if")
+    if condition:
+        text += " if absent" if condition == {"absent": True} else f" if {spelled(condition, most)}"
+    return shortened(text.strip(), most)
