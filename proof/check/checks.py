@@ -17,11 +17,10 @@ import msgspec
 from oncegate.proof.check.plan import PROCESSES_MAX
 from oncegate.proof.check.recorder import LANES
 from oncegate.proof.lincheck import MODELS, Failure, Limits, Operation, Result, check, history
+from oncegate.proof.lincheck.verdict import Failures
 
 CHECK_S: Final = 60.0
 STATES_MAX: Final = 5_000_000
-FAILURES_MAX: Final = 20
-"""Violations that are listed one by one; the others are counted."""
 LOST: Final = "no acknowledged write lost"
 """Name of the check that every workload has: what it finds are acknowledged writes that are gone."""
 EXACTLY_ONCE: Final = "each acknowledged item once, each unknown at most once, each refused never"
@@ -44,8 +43,7 @@ class Findings:
         self.name = name
         self.looked_at = 0
         self.keys: set[Any] = set()
-        self._failures: list[Failure] = []
-        self._more = 0
+        self._failures = Failures()
         self._undecided = ""
 
     def saw(self, key: Any, count: int = 1) -> None:
@@ -55,12 +53,8 @@ class Findings:
 
     def violated(self, key: Any, words: str, involved: Sequence[Operation] = ()) -> None:
         """Note a violation in words, with the operations that show it."""
-        if len(self._failures) >= FAILURES_MAX:
-            self._more += 1
-            return
         indexes = [operation.index for operation in involved]
-        failure = Failure(key=key, prefix=[], stuck=indexes, window=indexes, states=[], words=[words])
-        self._failures.append(failure)
+        self._failures.add(Failure(key=key, stuck=indexes, window=indexes, words=[words]))
 
     def undecided(self, reason: str) -> None:
         """Note that something could not be looked at: the verdict is unknown unless something was violated."""
@@ -79,15 +73,15 @@ class Findings:
 
     def result(self) -> Result:
         """Return the verdict: valid if nothing was violated and everything was looked at."""
-        reason = f"{self._more} more violations are not listed" if self._more else self._undecided
+        failures = self._failures.listed
+        more = self._failures.count - len(failures)
         return Result(
             name=self.name,
-            verdict="invalid" if self._failures else "unknown" if self._undecided else "valid",
+            verdict="invalid" if failures else "unknown" if self._undecided else "valid",
             operations=self.looked_at,
             keys=len(self.keys),
-            failures=self._failures,
-            reason=reason,
-            states_visited=0,
+            failures=failures,
+            reason=f"{more} more violations are not listed" if more else self._undecided,
         )
 
 
@@ -196,7 +190,7 @@ def no_lost_item(found: Sequence[Operation]) -> Result:
 
 
 def exactly_once(found: Sequence[Operation]) -> Result:
-    """Check every read of a list: no item twice, none that was refused, none that nobody sent."""
+    """Check every read of a list: no item twice, none that was refused, none that was never sent."""
     findings = Findings(EXACTLY_ONCE)
     sent = by_key(found, lambda op: op.f == "append")
     for key, reads in by_key(found, lambda op: op.f == "read" and op.status == "ok").items():

@@ -39,8 +39,7 @@ class CheckCluster(LocalCluster):
     Data of node ``n`` is below ``directory/n``, its log is ``directory/n.log``. The planned faults need ``equipment``;
     ``seed`` is that of jitter and resets. With :attr:`Equipment.DISK` bodies are small, as the disks are.
 
-    Raises:
-        Unavailable: this machine does not allow the equipment (:func:`~oncegate.proof.check.equipment.missing`).
+    Raises Unavailable if this machine does not allow the equipment (:func:`~oncegate.proof.check.equipment.missing`).
     """
 
     def __init__(

@@ -223,7 +223,7 @@ KINDS: Final = ("identity", "ballot", "known-peers", "reserve", "journal-*.segme
 ALL: Final = [
     *_sealed("identity"),
     *_sealed("ballot"),
-    # Without this file a node knows nobody and trusts whom it meets first, as a new node does.
+    # Without this file a node knows no peer and trusts those it meets first, as a new node does.
     *_sealed("known-peers", deleted="starts"),
     # Bytes that only keep room: nothing is lost with them.
     Damage("reserve: deleted", lambda d: _remove(d / "reserve"), "starts"),

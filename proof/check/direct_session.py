@@ -242,7 +242,7 @@ class DirectSession:
 
 
 async def open_session(nodes: Nodes, random: Random, *, lease_ms: int, open_s: float) -> DirectSession | None:
-    """Open a session, the same nonce at one node after another; None if nobody answers within ``open_s``."""
+    """Open a session, the same nonce at one node after another; None if no node answers within ``open_s``."""
     body = {"nonce": f"{random.getrandbits(128):032x}", "lease_ms": lease_ms}
     ends = time.monotonic() + open_s
     while time.monotonic() < ends:

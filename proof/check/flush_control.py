@@ -1,7 +1,7 @@
-"""Flushes in our hands: how long one takes, and what a power loss takes back.
+"""Control of flushes: how long one takes, and what a power loss takes back.
 
 Two sides. A library preloaded into the node's process (``flush_shim.c``, compiled here) stands before every file call
-of libc, whoever makes it: Python, RocksDB, SQLite. It notes what a write replaces, which names are made, replaced or
+of libc: those of Python, RocksDB and SQLite. It notes what a write replaces, which names are made, replaced or
 removed, and strikes out what a flush has made safe. Outside, :class:`FlushControl` sets the delay of flushes and, after
 a kill -9, leaves of what was not flushed what a disk without power leaves:
 
@@ -65,8 +65,7 @@ class _Name(NamedTuple):
 def shim_library(directory: Path) -> Path:
     """Return the preloaded library, compiled into ``directory`` unless it is there.
 
-    Raises:
-        Unavailable: there is no C compiler, or it fails.
+    Raises Unavailable if there is no C compiler, or it fails.
     """
     library = directory / "flush_shim.so"
     if library.exists():
@@ -85,15 +84,14 @@ def shim_library(directory: Path) -> Path:
 
 
 class FlushControl:
-    """The hand of one process's flushes.
+    """Controls one process's flushes.
 
     Args:
         control: a file to be made; notes are kept beside it, the compiled library in its directory.
         root: what can be lost: this directory and all below, absolute and without symbolic links.
         seen_as: ``root`` as this process sees it, if not under the same path. Its parent exists.
 
-    Raises:
-        Unavailable: the library cannot be compiled here.
+    Raises Unavailable if the library cannot be compiled here.
     """
 
     def __init__(self, control: Path, root: Path, *, seen_as: Path | None = None) -> None:
@@ -108,7 +106,7 @@ class FlushControl:
             self._delay = mmap.mmap(file.fileno(), _DELAY.size)
 
     def prefix(self, *preloaded: str) -> Sequence[str]:
-        """What a command begins with so that its flushes are in our hands; ``preloaded`` are other libraries."""
+        """Return the words before a command whose flushes are to be controlled; ``preloaded`` are other libraries."""
         return (
             "env",
             f"LD_PRELOAD={':'.join([str(self._library), *preloaded])}",

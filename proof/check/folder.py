@@ -150,8 +150,7 @@ class RunFolder:
     def create(cls, root: Path, info: RunInfo, *, now: datetime | None = None) -> RunFolder:
         """Make the folder of a new run below ``root``, write ``run.json`` and point ``latest`` at it.
 
-        Raises:
-            FolderTaken: a hundred runs of that name exist already.
+        Raises FolderTaken if a hundred runs of that name exist already.
         """
         at = (now or datetime.now(UTC)).astimezone(UTC)
         parts = [_named(part) for part in (info.workload, info.faults or "none")]

@@ -23,9 +23,9 @@ from typing import Final
 import msgspec
 
 from oncegate.proof.lincheck import MODELS, Limits, Model, ModelError, Operation, Result, check
-from oncegate.proof.lincheck.check import FAILURES_MAX, not_decided, split, states_of_try
+from oncegate.proof.lincheck.check import not_decided, split, states_of_try
 from oncegate.proof.lincheck.search import checked
-from oncegate.proof.lincheck.verdict import worst
+from oncegate.proof.lincheck.verdict import FAILURES_MAX, worst
 
 GRACE_S: Final = 10.0
 """How long after its time a worker may take to start, explain a failure and answer; then it is killed."""
@@ -53,8 +53,7 @@ def load_model(spec: str) -> Model:
 
     The file is run, as any script that its user names.
 
-    Raises:
-        ModelError: there is no such model, file or class, or it is no model.
+    Raises ModelError if there is no such model, file or class, or it is no model.
     """
     if spec in MODELS:
         return MODELS[spec]
@@ -91,8 +90,7 @@ def check_keys(operations: Iterable[Operation], model: str, limits: Limits, jobs
     Returns and raises as :func:`oncegate.proof.lincheck.check.check`; a key whose worker was killed or took too long is
     unknown.
 
-    Raises:
-        WorkerFailed: a worker raised.
+    Raises WorkerFailed if a worker raised.
     """
     loaded = load_model(model)
     parts = [part for _, part in split(checked(loaded, operations), loaded)]

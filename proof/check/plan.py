@@ -39,8 +39,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
         processes: how many work at once, 1..PROCESSES_MAX.
         store: one of :data:`STORES`: what a workload with a store runs.
 
-    Raises:
-        OncegateError: BAD_REQUEST; one is out of bounds.
+    Raises OncegateError (BAD_REQUEST) if one is out of bounds.
     """
 
     workload: str
@@ -88,8 +87,7 @@ def runs_of(template: RunPlan, workloads: Sequence[str], seeds: int) -> Iterator
         workloads: at least one.
         seeds: how many runs of each together, 1..SEEDS_MAX.
 
-    Raises:
-        OncegateError: BAD_REQUEST.
+    Raises OncegateError (BAD_REQUEST) if a bound is exceeded or no workload is named.
     """
     _within("seeds", seeds, 1, SEEDS_MAX)
     if not workloads:

@@ -56,8 +56,7 @@ class HistoryRecorder:
     ) -> OpenOperation:
         """Record an invocation by a worker, 0..LANES-1; call before the first byte leaves.
 
-        Raises:
-            ValueError: the worker's operation before has not been completed.
+        Raises ValueError if the worker's operation before has not been completed.
         """
         if process in self._busy or not 0 <= process < LANES:
             raise ValueError(f"process {process} has an operation under way, or is none")
@@ -98,11 +97,11 @@ class OpenOperation:
         self._end("fail", node, error=error)
 
     def info(self, error: str, node: str | None = None) -> None:
-        """Record that nobody knows."""
+        """Record that the outcome is unknown."""
         self._end("info", node, error=error)
 
     def no_result(self, error: str, node: str | None = None, *, failed: bool) -> None:
-        """Record that there is no result: it has ``failed`` for certain, or nobody knows."""
+        """Record that there is no result: it has ``failed`` for certain, or its outcome is unknown."""
         self._end("fail" if failed else "info", node, error=error)
 
     def _end(self, kind: EventType, node: str | None, *, value: Any = None, error: str | None = None) -> None:

@@ -279,8 +279,7 @@ def _commit() -> str:
 def alone(runs: Path) -> Iterator[None]:
     """Keep ``runs`` for this process; the lock goes with the process, however it ends.
 
-    Raises:
-        OncegateError: CONFLICT, another process runs there now.
+    Raises OncegateError (CONFLICT) if another process runs there now.
     """
     with (runs / ".lock").open("ab") as file:
         try:

@@ -4,7 +4,7 @@ Owns: what is tried in which order, the bound of tries, and what counts as faili
 Both ways rest on :func:`oncegate.proof.lincheck.explain.fewer`.
 
 Only what is sound is left out of a history: a prefix of a correct history is correct, so is one key of it, and so is
-one without some of its reads or refused operations. Leaving out a write is not: its readers would accuse nobody.
+one without some of its reads or refused operations. Without a write, reads of its value would fail for that alone.
 """
 
 from __future__ import annotations

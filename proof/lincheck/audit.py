@@ -11,10 +11,9 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from oncegate.proof.lincheck.history import Event, Operation, freeze, refused, thaw
-from oncegate.proof.lincheck.sentences import told, what
-from oncegate.proof.lincheck.verdict import Failure, Result, Verdict
+from oncegate.proof.lincheck.sentences import shown, what
+from oncegate.proof.lincheck.verdict import FAILURES_MAX, Failure, Failures, Result, Verdict
 
-FAILURES_MAX: Final = 20
 _READS: Final = frozenset({"read", "get"})
 _SUMS_MAX: Final = 1_000_000
 """Different sums of unknown increments that are looked at; over it the verdict is unknown."""
@@ -51,19 +50,19 @@ def audit(
                 _number(thaw(key), asked, value, count)
             else:
                 _items(thaw(key), asked, value if isinstance(value, list) else [], count)
-    verdict: Verdict = "invalid" if count.anomalies else "unknown" if count.reason else "valid"
+    verdict: Verdict = "invalid" if count.count else "unknown" if count.reason else "valid"
     return Result(
         name="exactly once",
         verdict=verdict,
         operations=len(listed),
         keys=len({freeze(op.key) for op in listed}),
-        failures=count.failures,
-        reason=count.reason or (f"{count.anomalies} anomalies" if count.anomalies > FAILURES_MAX else ""),
+        failures=count.listed,
+        reason=count.reason or (f"{count.count} anomalies" if count.count > FAILURES_MAX else ""),
     )
 
 
 def same_answers(events: Iterable[Event]) -> Result:
-    """Check that all acknowledged attempts of one request were told the same."""
+    """Check that all acknowledged attempts of one request got the same answer."""
     asked: dict[int, str | None] = {}
     first: dict[str, Event] = {}
     count = _Count()
@@ -78,24 +77,16 @@ def same_answers(events: Iterable[Event]) -> Result:
         number += 1
         before = first.setdefault(request, event)
         if freeze(before.value) != freeze(event.value):
-            text = f"request {request} was told {told(before.value)} and then {told(event.value)}"
+            text = f"request {request} was told {shown(before.value)} and then {shown(event.value)}"
             count.add(Failure(key=event.key, words=[text]))
-    return Result("same answers", "invalid" if count.anomalies else "valid", number, len(first), count.failures)
+    return Result("same answers", "invalid" if count.count else "valid", number, len(first), count.listed)
 
 
-class _Count:
-    def __init__(self) -> None:
-        self.failures: list[Failure] = []
-        self.anomalies = 0
-        self.reason = ""
-
-    def add(self, failure: Failure) -> None:
-        self.anomalies += 1
-        if len(self.failures) < FAILURES_MAX:
-            self.failures.append(failure)
+class _Count(Failures):
+    reason = ""
 
     def compare(self, key: Any, name: str, asked: Sequence[Operation], times: int) -> None:
-        """Compare how often an effect is there with what its operations were told."""
+        """Compare how often an effect is there with the answers to its operations."""
         known = sum(op.status == "ok" and not refused(op) for op in asked)
         most = known + sum(op.status == "unknown" for op in asked)
         if known <= times <= most:
@@ -138,9 +129,9 @@ def _items(key: Any, operations: Sequence[Operation], value: Sequence[Any], coun
         if op.f in ("append", "add", "enqueue"):
             asked.setdefault(freeze(_item(op)), []).append(op)
     for item, ops in asked.items():
-        count.compare(key, f"item {told(thaw(item))} of {told(key)}", ops, there.pop(item, 0))
+        count.compare(key, f"item {shown(thaw(item))} of {shown(key)}", ops, there.pop(item, 0))
     for item, times in there.items():
-        count.compare(key, f"item {told(thaw(item))} of {told(key)}", [], times)
+        count.compare(key, f"item {shown(thaw(item))} of {shown(key)}", [], times)
 
 
 def _number(key: Any, operations: Sequence[Operation], value: Any, count: _Count) -> None:
@@ -157,12 +148,12 @@ def _number(key: Any, operations: Sequence[Operation], value: Any, count: _Count
     elif fits and rest and len(unknown) > 1:
         sums = _sums(unknown)
         if sums is None:
-            count.reason = f"the unknown increments of {told(key)} make over {_SUMS_MAX} sums"
+            count.reason = f"the unknown increments of {shown(key)} make over {_SUMS_MAX} sums"
             return
         fits = rest in sums
     if not fits:
         text = (
-            f"{told(key)} is {total}; acknowledged increments make {known}, unknown ones between {low} and {high} more"
+            f"{shown(key)} is {total}; acknowledged increments make {known}, unknown ones between {low} and {high} more"
         )
         count.add(Failure(key=key, window=[op.index for op in adds if op.status == "unknown"], words=[text]))
 

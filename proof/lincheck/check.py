@@ -21,15 +21,13 @@ from oncegate.proof.lincheck.history import Operation, freeze
 from oncegate.proof.lincheck.models import CasRegister, Counter, Lease, Model, Mutex, Register
 from oncegate.proof.lincheck.row import RowModel
 from oncegate.proof.lincheck.search import SearchOutcome, checked, decide
-from oncegate.proof.lincheck.verdict import Failure, Limits, Result, worst
+from oncegate.proof.lincheck.verdict import FAILURES_MAX, Failure, Limits, Result, worst
 
 MODELS: Final[dict[str, Model]] = {
     model.name: model
     for model in (Register(), CasRegister(), Counter(), AppendList(), GrowSet(), Queue(), Mutex(), Lease(), RowModel())
 }
 """Models by their names."""
-FAILURES_MAX: Final = 20
-"""Keys of which failures are told."""
 PROOFS_S_MAX: Final = 5.0
 """How long the proofs in words may take, of all invalid keys together."""
 _FIRST_TRY: Final = 1_000
@@ -58,8 +56,7 @@ def check(operations: Iterable[Operation], model: Model, limits: Limits = Limits
     Returns:
         ``unknown`` with its reason when a limit came first; other keys may have failed nevertheless.
 
-    Raises:
-        ModelError: an operation is none of the model's.
+    Raises ModelError if an operation is none of the model's.
     """
     kept = checked(model, operations)
     parts = sorted(split(kept, model), key=lambda part: len(part[1]))
@@ -76,8 +73,7 @@ def over_keys(
 ) -> Result:
     """Judge each key by itself, with its share of what is left of the limits, and add the verdicts up.
 
-    The first try looks at every key, so that each key with a plain mistake is told; the tries after it end at the first
-    invalid key.
+    The first try looks at every key, so that each plain mistake is found; later tries end at the first invalid key.
 
     Args:
         level: what is asked of a history, in a word.

@@ -41,8 +41,7 @@ _LOGGED: Final = re.compile(r"\bjepsen\.util(?: +-)?\s+(\S+)\s+:(invoke|ok|fail|
 def read_edn(text: str) -> Iterator[Any]:
     """Read all values of a text.
 
-    Raises:
-        HistoryError: with the line at which the text is none of EDN, too deep or too long.
+    Raises HistoryError: with the line at which the text is none of EDN, too deep or too long.
     """
     if len(text) > BYTES_MAX:
         raise HistoryError(1, f"longer than {BYTES_MAX} characters")
@@ -126,8 +125,7 @@ def jepsen_events(text: str, *, keyed: bool = False) -> Iterator[Event]:
         text: of ``history.edn``.
         keyed: values are ``[key value]``, as Jepsen's independent workloads write them.
 
-    Raises:
-        HistoryError: not EDN, or not operations of Jepsen; its line is then the number of the operation.
+    Raises HistoryError: not EDN, or not operations of Jepsen; its line is then the number of the operation.
     """
     number = 0
     for value in read_edn(text):
@@ -149,8 +147,7 @@ def jepsen_log(lines: Iterable[str], *, keyed: bool = False) -> Iterator[Event]:
         lines: of ``jepsen.log``.
         keyed: values are ``[key value]``.
 
-    Raises:
-        HistoryError: with its number, a line of ``jepsen.util`` that is none of its operations.
+    Raises HistoryError: with its number, a line of ``jepsen.util`` that is none of its operations.
     """
     for number, line in enumerate(lines, 1):
         if number > EVENTS_MAX:

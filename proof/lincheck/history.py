@@ -97,11 +97,7 @@ _encoder: Final = msgspec.json.Encoder()
 
 
 def parse_line(line: bytes, number: int = 1) -> Event:
-    """Read one event.
-
-    Raises:
-        HistoryError: not an event as above, with ``number`` as its line.
-    """
+    """Read one event; raises HistoryError: not an event as above, with ``number`` as its line."""
     if len(line) > LINE_BYTES_MAX:
         raise HistoryError(number, f"longer than {LINE_BYTES_MAX} bytes")
     try:
@@ -123,11 +119,7 @@ def line_of(event: Event) -> bytes:
 
 
 def read_events(lines: Iterable[bytes]) -> Iterator[Event]:
-    """Read events from lines.
-
-    Raises:
-        HistoryError: a line is not an event, or there are more than ``EVENTS_MAX``.
-    """
+    """Read events from lines; raises HistoryError if a line is not an event, or there are more than ``EVENTS_MAX``."""
     for number, line in enumerate(lines, 1):
         if number > EVENTS_MAX:
             raise HistoryError(number, f"more than {EVENTS_MAX} events")

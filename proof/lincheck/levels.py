@@ -22,11 +22,10 @@ from oncegate.proof.lincheck.history import Operation, freeze, refused
 from oncegate.proof.lincheck.models import ILLEGAL, Model, changes_nothing, describe, prepared
 from oncegate.proof.lincheck.search import SearchOutcome, checked, decide
 from oncegate.proof.lincheck.sentences import no_proof, seconds, what, when
-from oncegate.proof.lincheck.verdict import Failure, Limits, Result
+from oncegate.proof.lincheck.verdict import Failure, Failures, Limits, Result
 
 _PLACE_BYTES: Final = 400
 _WINDOW_MAX: Final = 8
-FAILURES_MAX: Final = 20
 _READS: Final = frozenset({"read", "get"})
 _Top = tuple[int, Operation]
 
@@ -164,7 +163,7 @@ def _order(chain: Any) -> list[Operation]:
 
 
 def version_of(op: Operation) -> int | None:
-    """Return the version that an operation made or saw; None if it was told none."""
+    """Return the version that an operation made or saw; None if its answer has none."""
     if op.status != "ok":
         return None
     if isinstance(op.result, dict):
@@ -182,7 +181,7 @@ def sessions(operations: Iterable[Operation], session: Callable[[Operation], Has
     """Check the four session guarantees, key by key.
 
     Returns:
-        ``unknown`` if no operation was told a version.
+        ``unknown`` if no answer has a version.
     """
     return _Sweep("session guarantees").run(operations, session, 0)
 
@@ -195,7 +194,7 @@ def stale_reads(operations: Iterable[Operation], bound_ns: int = 0) -> Result:
         bound_ns: a read may miss what was acknowledged at most so many nanoseconds before it began.
 
     Returns:
-        ``unknown`` if no operation was told a version.
+        ``unknown`` if no answer has a version.
     """
     return _Sweep(f"reads at most {seconds(bound_ns)} old", stale=True).run(operations, lambda _: None, bound_ns)
 
@@ -204,8 +203,7 @@ class _Sweep:
     def __init__(self, name: str, *, stale: bool = False) -> None:
         self.name = name
         self.stale = stale
-        self.failures: list[Failure] = []
-        self.anomalies = 0
+        self.failures = Failures()
 
     def run(self, operations: Iterable[Operation], session: Callable[[Operation], Hashable], bound_ns: int) -> Result:
         groups: dict[tuple[Hashable, Hashable], list[Operation]] = {}
@@ -222,10 +220,10 @@ class _Sweep:
             self._group([op for op in group if version_of(op) or not gone], bound_ns)
         return Result(
             self.name,
-            "invalid" if self.anomalies else "valid" if groups or not total else "unknown",
+            "invalid" if self.failures.count else "valid" if groups or not total else "unknown",
             total,
             len({key for key, _ in groups}),
-            self.failures,
+            self.failures.listed,
             "" if groups or not total else "no operation was told a version",
         )
 
@@ -257,14 +255,12 @@ class _Sweep:
                     self._fail(op, top[1], after_read if _reads(op) else after_write)
 
     def _fail(self, op: Operation, before: Operation, name: str) -> None:
-        self.anomalies += 1
-        if len(self.failures) < FAILURES_MAX:
-            words = [
-                f"{name}: {what(before)}{when(before)}",
-                f"then {what(op)}{when(op)}",
-                f"version {version_of(op)} is older than {version_of(before)}",
-            ]
-            self.failures.append(Failure(key=op.key, window=[before.index, op.index], words=words))
+        words = [
+            f"{name}: {what(before)}{when(before)}",
+            f"then {what(op)}{when(op)}",
+            f"version {version_of(op)} is older than {version_of(before)}",
+        ]
+        self.failures.add(Failure(key=op.key, window=[before.index, op.index], words=words))
 
 
 def _reads(op: Operation) -> bool:

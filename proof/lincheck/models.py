@@ -178,8 +178,8 @@ class CasRegister(Register):
         old, new = op.argument
         holds = freeze(old) == state
         if refused(op):
-            told = "value" not in op.result or freeze(op.result["value"]) == state
-            return state if told and not holds else ILLEGAL
+            fits = "value" not in op.result or freeze(op.result["value"]) == state
+            return state if fits and not holds else ILLEGAL
         if not holds:
             return state if op.status == "unknown" else ILLEGAL
         return freeze(new)
@@ -204,8 +204,8 @@ class Counter(_KnownOperations):
             if refused(op):
                 return state  # type: ignore[no-any-return]
             after = state + (1 if op.argument is None else op.argument)
-            told = op.status == "ok" and op.result is not None
-            return ILLEGAL if told and freeze(op.result) != after else after
+            answered = op.status == "ok" and op.result is not None
+            return ILLEGAL if answered and freeze(op.result) != after else after
         return state if op.status == "unknown" or freeze(op.result) == state else ILLEGAL
 
     def quick(self, operations: Sequence[Operation]) -> list[Operation] | None:

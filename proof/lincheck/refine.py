@@ -1,9 +1,9 @@
 """What the results of a history tell about its times, before any search.
 
-Owns: narrower times. Where a value has one possible writer, who saw it came after the writer, who did not see it came
-before; so each must have taken effect earlier or later than its own call tells. An unknown operation whose effect was
-seen has happened, by the time it was seen; one whose effect nobody saw is left out. Every rule keeps exactly the good
-orders, but for unknown operations that nobody needs.
+Owns: narrower times. Where a value has one possible writer, operations that saw it came after the writer, and those
+that did not see it came before; so each must have taken effect earlier or later than its own call says. An unknown
+operation whose effect was seen has happened by then; one whose effect no operation saw is left out. Every rule keeps
+exactly the good orders, but for unknown operations that none needs.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The model of a table row with versions.
 
 Owns: ``put``, ``insert``, ``delete``, ``increment``, ``append`` and ``get`` as docs/API.md tells them. A version is the
-commit number of a write: unique, growing. It dictates the order of all operations that were told one, which makes a
+commit number of a write: unique, growing. It dictates the order of all operations that have one, which makes a
 check nearly linear. The state is (commit, exact, value): the last write had this commit number, or, where it was not
-told, a higher one.
+known, a higher one.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class RowModel(_KnownOperations):
         return RowModel(dict(zip(order, [0, *order], strict=False)), frozenset(written))
 
     def refine(self, operations: Sequence[Operation]) -> list[Operation]:
-        """Leave out unknown puts of values that nobody can have seen."""
-        told: set[Hashable] = set()
+        """Leave out unknown puts of values that no operation can have seen."""
+        seen: set[Hashable] = set()
         versions: set[int] = set()
         conditions: set[int] = set()
         for op in operations:
@@ -77,7 +77,7 @@ class RowModel(_KnownOperations):
             if op.f in ("increment", "append"):
                 return list(operations)
             if "value" in condition:
-                told.add(freeze(condition["value"]))
+                seen.add(freeze(condition["value"]))
             if "version" in condition:
                 conditions.add(condition["version"])
             if op.status == "ok":
@@ -88,13 +88,13 @@ class RowModel(_KnownOperations):
                 if self.read_only(op) and result["version"]:
                     if "value" not in result:
                         return list(operations)
-                    told.add(freeze(result["value"]))
+                    seen.add(freeze(result["value"]))
         if not conditions <= versions | {0}:
             return list(operations)
         return [
             op
             for op in operations
-            if op.f not in ("put", "insert") or op.status == "ok" or freeze((op.argument or {}).get("value")) in told
+            if op.f not in ("put", "insert") or op.status == "ok" or freeze((op.argument or {}).get("value")) in seen
         ]
 
     def step(self, state: State, op: Operation) -> Hashable | _Illegal:

@@ -319,8 +319,7 @@ def _who(model: Model, op: Operation) -> Hashable:
 def checked(model: Model, operations: Iterable[Operation]) -> list[Operation]:
     """Return what a search needs of a history: no failed operations, and only those that the model knows.
 
-    Raises:
-        ModelError: an operation is none of the model's.
+    Raises ModelError if an operation is none of the model's.
     """
     kept = [op for op in operations if op.status != "failed"]
     for op in kept:

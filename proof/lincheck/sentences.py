@@ -1,7 +1,7 @@
 """Operations and proofs in words.
 
 Owns: how an operation reads ("process 3 read 7"), and the sentences of a proof. Times are seconds since the run
-began; a history without times is told by its order alone.
+began; a history without times is described by its order alone.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def seconds(time: int) -> str:
     return f"{time / 1e9:.6f}".rstrip("0").rstrip(".") + " s"
 
 
-def told(value: Any) -> str:
+def shown(value: Any) -> str:
     """Write a value as JSON, shortened."""
     if isinstance(value, list) and len(value) > _ITEMS_MAX:
-        ends = ", ".join(map(told, value[:2])), ", ".join(map(told, value[-2:]))
+        ends = ", ".join(map(shown, value[:2])), ", ".join(map(shown, value[-2:]))
         return f"[{ends[0]}, …, {ends[1]}] ({len(value)} items)"
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= _TEXT_MAX else text[: _TEXT_MAX - 1] + "…"
@@ -52,19 +52,19 @@ def what(op: Operation) -> str:
     """Say what an operation did: ``process 3 read 7``."""
     who = f"process {op.process}"
     if isinstance(op.result, dict) and op.result.get("refused"):
-        return f"{who} was refused {op.f} {told(op.argument)} with {told(op.result)}"
+        return f"{who} was refused {op.f} {shown(op.argument)} with {shown(op.result)}"
     if op.f == "get" and isinstance(op.result, dict):
-        found = f"got {told(op.result['value'])}" if "value" in op.result else "found no row"
+        found = f"got {shown(op.result['value'])}" if "value" in op.result else "found no row"
         return f"{who} {found} at version {op.result['version']}" if op.result.get("version") else f"{who} {found}"
     past = _PAST.get(op.f, f"did {op.f}")
     if op.f == "cas" and isinstance(op.argument, (list, tuple)) and len(op.argument) == 2:
-        return f"{who} swapped {told(op.argument[0])} for {told(op.argument[1])}"
+        return f"{who} swapped {shown(op.argument[0])} for {shown(op.argument[1])}"
     if op.f in ("read", "dequeue") or (op.f == "get" and op.argument in (None, {})):
-        return f"{who} {past} {told(op.result)}"
+        return f"{who} {past} {shown(op.result)}"
     if op.f in ("acquire", "release", "delete") and op.argument in (None, {}) and op.result is None:
         return f"{who} {past}"
-    answer = "" if op.result is None else f" and was told {told(op.result)}"
-    return f"{who} {past} {told(1 if op.f == 'increment' and op.argument is None else op.argument)}{answer}"
+    answer = "" if op.result is None else f" and was told {shown(op.result)}"
+    return f"{who} {past} {shown(1 if op.f == 'increment' and op.argument is None else op.argument)}{answer}"
 
 
 def when(op: Operation) -> str:
@@ -89,9 +89,9 @@ def proof(
     lines = [what(op) + when(op) for op in window]
     lines.extend(_before(earlier, later) for earlier, later in _orders(window))
     if starts:
-        shown = " or ".join(describe(model, state) for state in starts[:4]) + (" or others" if len(starts) > 4 else "")
+        states = [*(describe(model, state) for state in starts[:4]), *(["others"] if len(starts) > 4 else [])]
         at = f"at {seconds(moment)}" if window[0].timed else f"before {what(window[0])}"
-        lines.append(f"{at}, when nothing else was running, the state can only have been {shown}")
+        lines.append(f"{at}, when nothing else was running, the state can only have been {' or '.join(states)}")
     reasons = getattr(model, "reasons", None)
     lines.extend(reasons(window, operations) if reasons is not None else _makers(window, operations))
     lines.extend(line for earlier, later in _orders(window) for line in _lost(earlier, later))
@@ -123,10 +123,10 @@ def _makers(window: Sequence[Operation], operations: Sequence[Operation]) -> lis
         for value in _missing(op, operations):
             made = [other for other in operations if value in map(freeze, _gives(other))]
             if not made:
-                lines.append(f"no operation ever gave {told(thaw(value))}")
+                lines.append(f"no operation ever gave {shown(thaw(value))}")
             elif not any(other.index not in inside and other.invoked <= (op.returned or 0) for other in made):
                 by = f"by {seconds(op.returned or 0)}" if op.timed else f"before {what(op)}"
-                text = f"no other operation that gives {told(thaw(value))} had begun {by}"
+                text = f"no other operation that gives {shown(thaw(value))} had begun {by}"
                 if text not in lines:
                     lines.append(text)
     return lines
@@ -142,7 +142,7 @@ def _lost(earlier: Operation, later: Operation) -> list[str]:
         had = earlier.result if isinstance(earlier.result, list) else _gives(earlier)
         lacks = [item for item in had if freeze(item) not in found]
         if lacks:
-            return [f"the later read lacks {told(lacks[0])}"]
+            return [f"the later read lacks {shown(lacks[0])}"]
     return []
 
 
@@ -152,7 +152,7 @@ def _version(op: Operation) -> int:
 
 
 def _missing(op: Operation, operations: Sequence[Operation]) -> list[Hashable]:
-    """Return the value that an operation saw; of a list, the first item that nobody made."""
+    """Return the value that an operation saw; of a list, the first item that no operation made."""
     if op.status != "ok" or op.f not in ("read", "get", "dequeue") or op.result is None:
         return []
     if op.f == "get":

@@ -170,7 +170,7 @@ def list_clash(operations: Sequence[Operation]) -> list[Operation] | None:
 
 
 def _nowhere(reads: Sequence[_Read], longest: _Read, appends: dict[Hashable, Operation]) -> list[Operation] | None:
-    """Find an item that nobody appended, that is there twice, or that was read before it was appended."""
+    """Find an item that was never appended, that is there twice, or that was read before it was appended."""
     # For each place of the longest read, the append up to there that began last.
     latest: list[Operation] = []
     found: set[Hashable] = set()

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
 Verdict = Literal["valid", "invalid", "unknown"]
+FAILURES_MAX: Final = 20
+"""Failures that a result lists."""
 
 
 class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -28,6 +30,20 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
     """States in which the object can have been when the window begins."""
     words: list[str] = msgspec.field(default_factory=list)
     """The proof, a sentence an item."""
+
+
+class Failures:
+    """Collects failures: the first ``FAILURES_MAX`` are listed, the others only counted."""
+
+    def __init__(self) -> None:
+        self.listed: list[Failure] = []
+        self.count = 0
+
+    def add(self, failure: Failure) -> None:
+        """Take one more."""
+        self.count += 1
+        if len(self.listed) < FAILURES_MAX:
+            self.listed.append(failure)
 
 
 class Result(msgspec.Struct, frozen=True, omit_defaults=True):

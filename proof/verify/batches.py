@@ -5,7 +5,7 @@ stores. Read next: :mod:`oncegate.flows.segment_store`, :mod:`oncegate.proof.ver
 
 A file must be there if its batch is retained and the node cannot make it again: it was sealed up to the saved state,
 which waits for the files before it counts, or the node was stopped in order. A node whose log lacks its beginning may
-have got its state as a snapshot and may not have fetched its batches yet: that is told, not held against it.
+have got its state as a snapshot and may not have fetched its batches yet: that is a note, not a difference.
 """
 
 from __future__ import annotations

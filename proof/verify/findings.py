@@ -73,7 +73,7 @@ class Report(msgspec.Struct):
         index: log index at which the states were compared.
         entries, rows, records, items, store_rows: how many were looked at.
         difference: the first one.
-        undecided: what could not be told, and why.
+        undecided: what could not be decided, and why.
         notes: what is not as usual and not wrong.
     """
 

@@ -44,13 +44,13 @@ class StateCheck:
 
     def check(self) -> None:
         """Raise Difference for the first contradiction."""
-        for told in self._records():
-            commit = told.record.commit
+        for known in self._records():
+            commit = known.record.commit
             self._report.records += 1
             if commit > self._machine.commit:
-                raise self._difference(f"record of {told.request}", f"a commit up to {self._machine.commit}", commit)
-            if (other := self._by_commit.setdefault(commit, told)) is not told:
-                raise self._difference(f"commit {commit}", f"one record, {other.request}'s", f"{told.request}'s too")
+                raise self._difference(f"record of {known.request}", f"a commit up to {self._machine.commit}", commit)
+            if (other := self._by_commit.setdefault(commit, known)) is not known:
+                raise self._difference(f"commit {commit}", f"one record, {other.request}'s", f"{known.request}'s too")
         versions = array("q")
         for table in self._machine.tables.values():
             if table.kind == "resident":
@@ -77,25 +77,25 @@ class StateCheck:
             if not 1 <= row.version <= self._machine.commit:
                 expected = f"a version in 1..{self._machine.commit}"
                 raise self._difference(f"row {table.name}/{key}", expected, row.version)
-            told = self._by_commit.get(row.version)
-            if told is not None:
-                self._check_row(f"row {table.name}/{key}, commit {row.version}", row, told)
+            known = self._by_commit.get(row.version)
+            if known is not None:
+                self._check_row(f"row {table.name}/{key}, commit {row.version}", row, known)
         self._report.rows += count
         if count != len(table.rows):
             raise self._difference(f"table {table.name}", f"{len(table.rows)} rows", count)
         if size != table.bytes:
             raise self._difference(f"table {table.name}", f"{table.bytes} bytes", size)
 
-    def _check_row(self, what: str, row: StoredRow, told: _Record) -> None:
-        result = told.record.result
+    def _check_row(self, what: str, row: StoredRow, known: _Record) -> None:
+        result = known.record.result
         if not isinstance(result, Remembered):
             return
         if result.refusal is not None:
-            raise self._difference(what, f"no row, {told.request} was refused with {result.refusal}", row.value)
+            raise self._difference(what, f"no row, {known.request} was refused with {result.refusal}", row.value)
         if result.version != row.version:
-            raise self._difference(what, f"no row, {told.request} was a read", row.value)
+            raise self._difference(what, f"no row, {known.request} was a read", row.value)
         if result.value != row.value:
-            raise self._difference(what, f"{result.value!r}, the result of {told.request}", row.value)
+            raise self._difference(what, f"{result.value!r}, the result of {known.request}", row.value)
 
     def _check_unique(self, versions: array[int]) -> None:
         ordered = np.sort(np.frombuffer(versions, np.int64)) if versions else np.empty(0, np.int64)

@@ -64,7 +64,7 @@ class PlanView(msgspec.Struct, frozen=True):
 
 
 Whom = Callable[[Random, PlanView], tuple[str, ...] | None]
-"""Chooses targets; None: there is nobody for this fault now."""
+"""Chooses targets; None: no node can be one now."""
 
 
 def any_node(random: Random, view: PlanView) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """Faults of one node's machine: its clock, its disk, its power, and the bits of its files.
 
-A power loss and a torn tail lose only what nobody was promised, so all nodes may suffer them at once. After a flipped
+A power loss and a torn tail lose only what was not acknowledged, so all nodes may suffer them at once. After a flipped
 bit a node has to refuse to start and name the file, or to serve the truth; a node that refuses is removed and joins
 anew, as an operator does it (docs/operations.md).
 """

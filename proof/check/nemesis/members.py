@@ -35,8 +35,7 @@ def voters(cluster: CheckCluster, among: Sequence[str] | None = None) -> dict[st
 def remove_member(cluster: CheckCluster, node_id: str, timeout_s: float = CHANGE_S) -> None:
     """Take a node out of the configuration, end its process and empty its directory; done twice, done once.
 
-    Raises:
-        TimeoutError: it is a member still.
+    Raises TimeoutError if it is a member still.
     """
     with cluster.lock:
         cluster.absent.add(node_id)
@@ -55,8 +54,7 @@ def remove_member(cluster: CheckCluster, node_id: str, timeout_s: float = CHANGE
 def join_member(cluster: CheckCluster, node_id: str, timeout_s: float = CHANGE_S) -> None:
     """Start a node that is no member on an empty directory, add it, and wait until it votes; done twice, done once.
 
-    Raises:
-        TimeoutError: it does not vote yet.
+    Raises TimeoutError if it does not vote yet.
     """
     new = cluster.begin_joining(node_id)
 
@@ -93,8 +91,7 @@ def settle_damage(cluster: CheckCluster, node_id: str, timeout_s: float) -> str:
 
     A node that ended without naming the damaged file is noted in :attr:`CheckCluster.crashes`.
 
-    Raises:
-        TimeoutError: neither, or it could not be replaced in time.
+    Raises TimeoutError if it does neither, or cannot be replaced in time.
     """
     spoiled = cluster.damaged.get(node_id)
     if spoiled is None:

@@ -142,7 +142,7 @@ class Nemesis:
         except asyncio.CancelledError:
             await asyncio.wait([future])
             if not future.cancelled():
-                future.exception()  # looked at: nobody else will
+                future.exception()  # retrieved, so that asyncio does not warn
             raise
 
     def _over(self, one: _Underway) -> None:
@@ -156,8 +156,7 @@ class Nemesis:
 def make_whole(cluster: CheckCluster, timeout_s: float) -> None:
     """Undo every fault there may be, and wait until the cluster is as it was.
 
-    Raises:
-        NotHealed: it is not within ``timeout_s``, or a node ended by itself while the faults were there.
+    Raises NotHealed if it is not within ``timeout_s``, or a node ended by itself while the faults were there.
     """
     cluster.links.heal()
     cluster.thaw(*cluster.ids)
@@ -242,8 +241,7 @@ def _wrong(cluster: CheckCluster) -> dict[str, str]:
 def clock_off_s(cluster: CheckCluster, node_id: str) -> float:
     """How far the wall clock that a node sees is off ours, by the date of its answers: to a second.
 
-    Raises:
-        OSError: it does not answer.
+    Raises OSError if it does not answer.
     """
     with urllib.request.urlopen(f"{cluster.endpoint(node_id)}/livez", timeout=5) as answer:  # noqa: S310
         date = answer.headers["Date"]

@@ -99,7 +99,7 @@ class _Shape(_Partition):
 
 @fault
 class PartitionRing(_Shape):
-    """Each node is heard only by the next one in a ring: nobody can be answered by whom it spoke to."""
+    """Each node is heard only by the next one in a ring: no node hears the one that it can reach."""
 
     name = "partition_ring"
     weight = 0.5
@@ -147,7 +147,7 @@ class Topology(_Shape):
 
 @fault
 class PartitionStar(Topology):
-    """One node reaches all; the others reach only it: nobody else can win an election, and all ask for votes."""
+    """One node reaches all; the others reach only it: no other can win an election, and all ask for votes."""
 
     name = "partition_star"
 

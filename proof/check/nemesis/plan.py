@@ -64,8 +64,7 @@ def names_of(words: str | Iterable[str], processes: Collection[str] = ()) -> lis
 
     Those that need a process which is not among the workload's ``processes`` come only by their own name or group.
 
-    Raises:
-        ValueError: a word is neither a fault nor a group.
+    Raises ValueError if a word is neither a fault nor a group.
     """
     found: set[str] = set()
     for word in words.split("+") if isinstance(words, str) else words:

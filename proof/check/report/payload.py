@@ -110,7 +110,7 @@ def payload(
 
 
 def end_of(operation: Operation, ended: Mapping[int, tuple[int, str | None]]) -> int:
-    """Return when the operation was over for its process, ns; its invocation if nobody noted an end."""
+    """Return when the operation was over for its process, ns; its invocation if no end was noted."""
     if operation.returned is not None:
         return operation.returned
     return max(operation.invoked, ended.get(operation.index, (operation.invoked, None))[0])
@@ -145,7 +145,7 @@ def _columns(
     for operation in shown:
         most = PROOF_CHARS_MAX if operation.index in proof else TEXT_CHARS_MAX
         end = end_of(operation, ended)
-        # Nobody gave it up: the run ended before.
+        # The run ended before it was given up.
         end = last if operation.index not in ended and operation.returned is None else end
         error = ended.get(operation.index, (0, None))[1]
         request = shortened(operation.request, TEXT_CHARS_MAX) if operation.request else None

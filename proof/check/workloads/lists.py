@@ -2,8 +2,7 @@
 
 Owns: what workloads on lists share, plain appends, and duplicates: one request id sent to several nodes at the same
 time, and again later, also after leaders have changed. All attempts of a request are one operation of the history.
-What each of them was told is kept beside it, as an event ``answers``: one result for all, and at most one that was not
-a replay.
+Their answers are kept beside it, as an event ``answers``: one result for all, and at most one that was not a replay.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class Lists(Workload):
         return f"l{2 * (self._items // (2 * ITEMS_A_LIST)) + random.randrange(2)}"
 
     def next(self, random: Random) -> tuple[str, int]:
-        """Return a list and an item that nobody has sent yet."""
+        """Return a list and a new item."""
         self._items += 1
         key = self.current(random)
         self._used[key] = None
@@ -193,7 +192,7 @@ async def at_once(one: Held, random: Random) -> list[RequestVerdict]:
 
 
 def agreement(found: Sequence[Operation]) -> Result:
-    """Check what all attempts of each request were told."""
+    """Check the answers to all attempts of each request."""
     findings = Findings("all attempts of a request are told one result, and at most one of them executed it")
     results: dict[Any, str] = {}
     executed: dict[Any, int] = {}

@@ -160,7 +160,7 @@ class Rows(Workload):
 class Bank(Workload):
     """Reads a bank's row, moves money between accounts, and writes it back under a condition on the version.
 
-    Money is neither made nor lost if no transfer is applied twice, lost, or applied to a state that nobody had seen.
+    Money is neither made nor lost if no transfer is applied twice, lost, or applied to a state that no worker had seen.
     The version in each condition makes the transfers one chain: each applied one names the one before it.
     """
 

@@ -1,7 +1,6 @@
 """Races of a session's life: two owners take it from each other, its lease ends, its requests are resolved.
 
-The log decides each race. Whatever it decides, lists show that every request is executed at most once, and what each
-party was told agrees with it.
+The log decides each race. Lists show that every request is executed at most once, and all answers agree with the log.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ RACE_S: Final = 0.02
 """Attempts and resolves begin within it: about as long as an entry takes through the log."""
 
 Fate = tuple[str, str, Any, str]
-"""Who was told (attempt or resolve), what (applied, sealed, failed, unknown), the commit number, by which node."""
+"""What was answered (attempt or resolve), the answer (applied, sealed, failed, unknown), commit number, node."""
 
 
 async def _send(worker: Worker, one: Held, **noted: int) -> RequestVerdict:
@@ -149,7 +148,7 @@ class HandOver(Lists):
 
 
 def fencing(history: Sequence[Event]) -> Result:
-    """Check the epochs of what was executed: in time against take-overs that were told, and in commit order."""
+    """Check the epochs of what was executed: in time against answered take-overs, and in commit order."""
     findings = Findings("an owner that was taken over from executes nothing any more")
     taken: dict[str, list[tuple[int, int]]] = {}
     invoked: dict[int, int] = {}
@@ -201,7 +200,7 @@ class LeaseRaces(Lists):
         else:
             verdict, _ = await asyncio.gather(_send(worker, one), renewal)
         if session.over:
-            # The point of this workload: what the session has outstanding comes late, after it was told of its end.
+            # The point of this workload: what the session has outstanding comes after the answer that it has ended.
             for late in [*held, one]:
                 await _send(worker, late)
             held.clear()
@@ -213,7 +212,7 @@ class LeaseRaces(Lists):
 
 
 def ended(history: Sequence[Event]) -> Result:
-    """Check attempt by attempt: after a session's end was told nothing of it is executed; one commit a request."""
+    """Check that a session executes nothing after an answer that it has ended, and a request has one commit number."""
     findings = Findings("a session that was told of its end executes nothing any more")
     invoked: dict[int, int] = {}
     over: dict[str, int] = {}
@@ -237,10 +236,10 @@ def ended(history: Sequence[Event]) -> Result:
 
 
 class ResolveRaces(Lists):
-    """Appends that are resolved, by anybody at any node, while attempts of them are still under way.
+    """Appends that are resolved, at any node, while attempts of them are still under way.
 
-    What the log decides is told to all: applied with one result, or sealed and then never executed. What each was told
-    is kept as an event ``fates``; a sealed request counts as refused in the history.
+    All get one answer: applied with one result, or sealed and then never executed. The answers are kept as an event
+    ``fates``; a sealed request counts as refused in the history.
     """
 
     name = "resolve"
@@ -279,7 +278,7 @@ class ResolveRaces(Lists):
 
 
 async def race(one: Held, random: Random) -> list[Fate]:
-    """Let one or two attempts and one or two resolves of a request meet; return what each was told."""
+    """Let one or two attempts and one or two resolves of a request meet; return the answers."""
     session, nodes = one.session, one.session.nodes.ids
     attempts = [random.uniform(0, RACE_S) for _ in range(random.choice((1, 1, 2)))]
     resolves = [random.uniform(0, RACE_S) for _ in range(random.choice((1, 1, 2)))]
@@ -301,14 +300,14 @@ async def race(one: Held, random: Random) -> list[Fate]:
 
 
 def attempted(verdict: RequestVerdict) -> Fate:
-    """Return what an attempt was told."""
+    """Return the answer to an attempt."""
     if verdict.answered:
         return ("attempt", "applied", verdict.result.get("commit"), verdict.node)
     return ("attempt", "sealed" if verdict.code == Code.STALE else verdict.kind, None, verdict.node)
 
 
 def resolved(reply: AttemptReply, node: str) -> Fate:
-    """Return what a resolve was told. One that was refused says nothing about the operation."""
+    """Return the answer to a resolve; a refused resolve says nothing about the operation."""
     state = reply.body.get("state") if reply.done and isinstance(reply.body, dict) else None
     if state == "applied":
         return ("resolve", "applied", (reply.body.get("result") or {}).get("commit"), node)
@@ -317,7 +316,7 @@ def resolved(reply: AttemptReply, node: str) -> Fate:
 
 
 def one_fate(found: Sequence[Operation]) -> Result:
-    """Check that every request has one fate, whoever asked, when and where."""
+    """Check that every request has one fate in all answers."""
     findings = Findings("a request is applied with one result or sealed, whoever asks")
     known: dict[Any, tuple[str, Any]] = {}
     for op in (op for op in found if op.f == "fates"):
