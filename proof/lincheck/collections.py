@@ -17,20 +17,18 @@ from oncegate.proof.lincheck.models import ILLEGAL, _Illegal, _KnownOperations
 _AT_END: Final = (refine.NEVER, refine.NEVER)
 
 
-def _list_complaint(op: Operation) -> str:
-    if op.status == "ok" and not isinstance(op.result, (list, tuple)):
-        return f"{op.f} returns a list"
-    return ""
+class _ReadAsList(_KnownOperations):
+    def complain(self, op: Operation) -> str:
+        if op.f == "read" and op.status == "ok" and not isinstance(op.result, (list, tuple)):
+            return f"{op.f} returns a list"
+        return super().complain(op)
 
 
-class AppendList(_KnownOperations):
+class AppendList(_ReadAsList):
     """A list: ``append`` an item, ``read`` all of it."""
 
     name = "list"
     writes = frozenset({"append"})
-
-    def complain(self, op: Operation) -> str:
-        return super().complain(op) or (_list_complaint(op) if op.f == "read" else "")
 
     def initial(self) -> Hashable:
         return ()
@@ -83,14 +81,11 @@ class _PreparedList(AppendList):
         return text if state <= len(self.longest) else f"{text} and more"
 
 
-class GrowSet(_KnownOperations):
+class GrowSet(_ReadAsList):
     """A set: ``add`` and ``remove`` an element, ``read`` all of them as a list in any order."""
 
     name = "set"
     writes = frozenset({"add", "remove"})
-
-    def complain(self, op: Operation) -> str:
-        return super().complain(op) or (_list_complaint(op) if op.f == "read" else "")
 
     def initial(self) -> Hashable:
         return frozenset()

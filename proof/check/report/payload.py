@@ -14,7 +14,6 @@ from oncegate.proof.check.report.shown import (
     OPERATIONS_MAX,
     PROOF_CHARS_MAX,
     TEXT_CHARS_MAX,
-    Lanes,
     argument_of,
     key_name,
     lanes,
@@ -82,7 +81,10 @@ def payload(
     begin = min([0, *(operation.invoked for operation in shown)])
     keys = _Keys(operations, verdict.checks)
     named = [*nodes, *sorted({operation.node for operation in operations if operation.node} - set(nodes))]
-    used = _lanes(operations, ended)
+    unknown = (operation for operation in operations if operation.status == "unknown" and operation.index in ended)
+    used = lanes(operations, {operation.process: ended[operation.index][0] for operation in unknown})
+    # The operations whose texts are worth their length.
+    proof = {index for failure in failures for index in [*failure.stuck, *failure.window, *failure.prefix[-20:]]}
     texts = _Texts()
     rows = {operation.index: row for row, operation in enumerate(shown)}
     return {
@@ -90,7 +92,7 @@ def payload(
         "from": begin,
         "to": last,
         "nodes": [shortened(node, TEXT_CHARS_MAX) for node in named],
-        "operations": _columns(shown, _proof(failures), ended, texts, keys, named, last, used.of),
+        "operations": _columns(shown, proof, ended, texts, keys, named, last, used.of),
         "lanes": used.names,
         "keys": keys.shown(),
         "texts": texts.all,
@@ -114,19 +116,6 @@ def end_of(operation: Operation, ended: Mapping[int, tuple[int, str | None]]) ->
     if operation.returned is not None:
         return operation.returned
     return max(operation.invoked, ended.get(operation.index, (operation.invoked, None))[0])
-
-
-def _lanes(operations: Sequence[Operation], ended: Mapping[int, tuple[int, str | None]]) -> Lanes:
-    given_up: dict[int, int] = {}
-    for operation in operations:
-        if operation.status == "unknown" and operation.index in ended:
-            given_up[operation.process] = ended[operation.index][0]
-    return lanes(operations, given_up)
-
-
-def _proof(failures: Sequence[Failure]) -> set[int]:
-    """Return the operations whose texts are worth their length."""
-    return {index for failure in failures for index in [*failure.stuck, *failure.window, *failure.prefix[-20:]]}
 
 
 def _columns(
