@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import msgspec
 
@@ -117,15 +116,8 @@ class RandomLog:
             return c.MoveCursor(rng.choice(("s", "f")), rng.choice("xyz"), rng.randint(0, 9), 1, rng.random() < 0.2)
         if kind == 12:
             client = rng.randint(1, 8)
-            return rng.choice(
-                (
-                    c.RenewSession(client, 1),
-                    c.TakeOver(client, rng.choice(("n1", "m"))),
-                    c.CloseSession(client, 1),
-                    c.Resolve(client, self.next.get(client, 1) + rng.randint(-3, 3) or 1),
-                    c.Resolve(client, self.next.get(client, 1) + rng.randint(-3, 3) or 1),
-                )
-            )
+            of_one = [c.RenewSession(client, 1), c.TakeOver(client, rng.choice(("n1", "m"))), c.CloseSession(client, 1)]
+            return rng.choice(of_one + [c.Resolve(client, self.next[client] + rng.randint(-3, 3) or 1) for _ in "ab"])
         return rng.choice(
             (
                 c.OpenSession(f"n{rng.randint(1, 30)}", 5_000, 16),
@@ -135,8 +127,3 @@ class RandomLog:
                 c.DeclareFlow(b'{"name":"g","source":"u","max_items":3}'),
             )
         )
-
-
-def lines(log: RandomLog, first: int, last: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (index, entry) of a part of a log."""
-    return ((index, log.at(index)) for index in range(first, last + 1))

@@ -17,6 +17,7 @@ import aiohttp
 import pytest
 
 from oncegate.gateway.local.cluster import LocalCluster
+from tests.gateway.http_contract import operations, put
 
 CONNECTIONS_MAX = 48
 FLAGS = (
@@ -49,12 +50,7 @@ class Witness:
     async def once(self) -> None:
         number = self.served + 1
         operation = {"sequence": number, "op": "increment", "table": "rows", "key": self._client_id, "by": 1}
-        body = {
-            "client_id": self._client_id,
-            "epoch": 1,
-            "first_incomplete": number,
-            "operations": [operation],
-        }
+        body = operations(self._client_id, operation, first_incomplete=number)
         async with self._http.post("/v1/operations", json=body) as answer:
             found = await answer.json()
             assert answer.status == 200, found
@@ -86,11 +82,6 @@ async def witness(node: LocalCluster) -> AsyncIterator[Witness]:
         yield good
 
 
-async def _connect(node: LocalCluster) -> Stream:
-    member = node.members[0]
-    return await asyncio.open_connection(member.host, member.http_port)
-
-
 async def _answer(stream: Stream, *, expected: bytes = b"") -> tuple[int, dict[str, object]]:
     """Read a whole answer, in whose head ``expected`` stands: status and problem."""
     async with asyncio.timeout(WAIT_S):
@@ -111,13 +102,20 @@ async def _ended(stream: Stream) -> None:
 
 
 @asynccontextmanager
-async def _many(node: LocalCluster, count: int) -> AsyncIterator[list[Stream]]:
-    streams = [await _connect(node) for _ in range(count)]
+async def _many(node: LocalCluster, count: int, sent: bytes = b"") -> AsyncIterator[list[Stream]]:
+    """Open that many connections and send the same on each."""
+    member = node.members[0]
+    streams = [await asyncio.open_connection(member.host, member.http_port) for _ in range(count)]
     try:
+        for _, writer in streams:
+            writer.write(sent)
         yield streams
     finally:
         for _, writer in streams:
             writer.transport.abort()
+
+
+_POST = b"POST /v1/operations HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
 
 
 async def _drip(streams: list[Stream], piece: Callable[[int], bytes]) -> None:
@@ -132,9 +130,7 @@ async def _drip(streams: list[Stream], piece: Callable[[int], bytes]) -> None:
 
 
 async def test_headers_that_never_end_are_ended(node: LocalCluster) -> None:
-    async with witness(node) as good, _many(node, 8) as slow:
-        for _, writer in slow:
-            writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n")
+    async with witness(node) as good, _many(node, 8, b"GET /livez HTTP/1.1\r\nHost: x\r\n") as slow:
         # One byte at a time of one header line: within every limit but time.
         drip = asyncio.create_task(_drip(slow, lambda turn: b"a" if turn > 1 else b"X: "))
         await good.served_beside()
@@ -143,9 +139,8 @@ async def test_headers_that_never_end_are_ended(node: LocalCluster) -> None:
 
 
 async def test_endless_headers_are_refused_while_they_arrive(node: LocalCluster) -> None:
-    async with witness(node) as good, _many(node, 4) as endless:
-        for _, writer in endless:
-            writer.write(b"GET /livez HTTP/1.1\r\n" + b"".join(b"X-%d: y\r\n" % i for i in range(5000)))
+    headers = b"".join(b"X-%d: y\r\n" % i for i in range(5000))
+    async with witness(node) as good, _many(node, 4, b"GET /livez HTTP/1.1\r\n" + headers) as endless:
         for stream in endless:
             status, problem = await _answer(stream)
             assert (status, problem["code"]) == (400, "BAD_REQUEST")
@@ -153,9 +148,7 @@ async def test_endless_headers_are_refused_while_they_arrive(node: LocalCluster)
 
 
 async def test_bodies_that_trickle_are_refused_and_hold_up_nobody(node: LocalCluster) -> None:
-    async with witness(node) as good, _many(node, 16) as slow:
-        for _, writer in slow:
-            writer.write(b"POST /v1/operations HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
+    async with witness(node) as good, _many(node, 16, _POST % 1_000_000) as slow:
         drip = asyncio.create_task(_drip(slow, lambda _: b" "))
         await good.served_beside()
         for stream in slow:
@@ -165,10 +158,8 @@ async def test_bodies_that_trickle_are_refused_and_hold_up_nobody(node: LocalClu
 
 
 async def test_large_bodies_that_stall_make_room_for_large_bodies_that_do_not(node: LocalCluster) -> None:
-    async with witness(node) as good, _many(node, 4) as stalled:
-        for _, writer in stalled:
-            writer.write(b"POST /v1/operations HTTP/1.1\r\nHost: x\r\nContent-Length: 4000000\r\n\r\n")
-            writer.write(b" " * 3_000_000)  # 12 MB of 8 MiB: some must give way
+    half_sent = _POST % 4_000_000 + b" " * 3_000_000  # 12 MB of 8 MiB: some must give way
+    async with witness(node) as good, _many(node, 4, half_sent) as stalled:
         codes = set()
         for stream in stalled:
             status, problem = await _answer(stream)
@@ -192,9 +183,9 @@ async def test_connections_that_are_all_at_work_leave_a_typed_refusal_for_the_ne
     async with witness(node) as good:
         await good.declare("events", "stream")
         async with AsyncExitStack() as stack:
+            watch = b"GET /v1/flows/events/watch HTTP/1.1\r\nHost: x\r\n\r\n"
             for _ in range(CONNECTIONS_MAX):
-                ((reader, writer),) = await stack.enter_async_context(_many(node, 1))
-                writer.write(b"GET /v1/flows/events/watch HTTP/1.1\r\nHost: x\r\n\r\n")
+                ((reader, _),) = await stack.enter_async_context(_many(node, 1, watch))
                 async with asyncio.timeout(WAIT_S):
                     assert (await reader.readline()).startswith(b"HTTP/1.1 200")
             (refused,) = await stack.enter_async_context(_many(node, 1))
@@ -209,11 +200,7 @@ async def test_client_that_reads_no_answer_is_cut_off(node: LocalCluster) -> Non
     async with witness(node) as good, aiohttp.ClientSession(base_url=node.endpoints[0]) as http:
         async with http.post("/v1/sessions", json={"nonce": "large"}) as opened:
             client_id = (await opened.json())["client_id"]
-        operations = [
-            {"sequence": i, "op": "put", "table": "rows", "key": f"large-{i:02}", "value": "x" * 200_000}
-            for i in range(1, 16)
-        ]
-        body = {"client_id": client_id, "epoch": 1, "first_incomplete": 1, "operations": operations}
+        body = operations(client_id, *(put(i, f"large-{i:02}", "x" * 200_000) for i in range(1, 16)))
         async with http.post("/v1/operations", data=io.BytesIO(json.dumps(body).encode())) as answer:
             assert answer.status == 200
         async with _many(node, 3) as deaf:
@@ -245,12 +232,10 @@ async def test_pipelined_flood_on_one_connection_holds_up_nobody(node: LocalClus
 
 
 async def test_idle_connection_is_closed(node: LocalCluster) -> None:
-    stream = await _connect(node)
-    stream[1].write(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
-    async with asyncio.timeout(WAIT_S):
-        assert (await stream[0].readline()).startswith(b"HTTP/1.1 200")
-    await _ended(stream)
-    stream[1].close()
+    async with _many(node, 1, b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n") as (stream,):
+        async with asyncio.timeout(WAIT_S):
+            assert (await stream[0].readline()).startswith(b"HTTP/1.1 200")
+        await _ended(stream)
 
 
 def test_node_outlived_all_of_it(node: LocalCluster) -> None:

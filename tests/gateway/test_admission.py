@@ -65,6 +65,13 @@ def whole(data: bytes) -> Body:
     return Body(data, b"")
 
 
+async def refused(budget: BodyBudget, body: Body | asyncio.Task[bytes]) -> tuple[Code, Outcome]:
+    with pytest.raises(OncegateError) as caught:
+        await (body if isinstance(body, asyncio.Task) else budget.receive(body))
+    assert budget.bytes == 0
+    return caught.value.code, caught.value.outcome
+
+
 async def test_oldest_unfinished_body_gives_way_and_newer_ones_arrive() -> None:
     budget = BodyBudget(1000, 1500, 60_000)
     stalled = Body(b"x" * 900)
@@ -73,28 +80,15 @@ async def test_oldest_unfinished_body_gives_way_and_newer_ones_arrive() -> None:
     assert budget.bytes == 900
     for _ in range(5):
         assert await budget.receive(whole(b"y" * 900)) == b"y" * 900
-    with pytest.raises(OncegateError) as refused:
-        await slow
-    assert refused.value.code is Code.OVERLOADED
-    assert budget.bytes == 0
+    assert (await refused(budget, slow))[0] is Code.OVERLOADED
 
 
-async def test_body_that_gives_way_to_itself_is_refused() -> None:
-    budget = BodyBudget(10_000, 1000, 60_000)
-    with pytest.raises(OncegateError) as refused:
-        await budget.receive(Body(*[b"x" * 400] * 5, b""))
-    assert refused.value.code is Code.OVERLOADED
-    assert budget.bytes == 0
-
-
-async def test_body_over_its_limit_or_too_slow_is_refused_and_leaves_nothing_behind() -> None:
+async def test_body_that_is_too_large_or_too_slow_is_refused_and_leaves_nothing_behind() -> None:
+    alone_too_much = Body(*[b"x" * 400] * 5, b"")
+    assert (await refused(BodyBudget(10_000, 1000, 60_000), alone_too_much))[0] is Code.OVERLOADED
     budget = BodyBudget(1000, 10_000, 60_000)
-    with pytest.raises(OncegateError) as refused:
-        await budget.receive(whole(b"x" * 1001))
-    assert refused.value.code is Code.PAYLOAD_TOO_LARGE
-    with pytest.raises(OncegateError) as refused:
-        await BodyBudget(1000, 10_000, 1).receive(Body(b"x"))
-    assert (refused.value.code, refused.value.outcome) == (Code.TIMEOUT, Outcome.NOT_APPLIED)
+    assert (await refused(budget, whole(b"x" * 1001)))[0] is Code.PAYLOAD_TOO_LARGE
+    assert await refused(BodyBudget(1000, 10_000, 1), Body(b"x")) == (Code.TIMEOUT, Outcome.NOT_APPLIED)
     left = Body(b"x")
     gone = asyncio.create_task(budget.receive(left))
     await left.stalled.wait()
@@ -106,14 +100,9 @@ async def test_body_over_its_limit_or_too_slow_is_refused_and_leaves_nothing_beh
 
 
 class Wire(asyncio.Transport):
-    """The other end of a connection."""
+    """The other end of a connection, which takes everything and says nothing."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.sent = b""
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.sent += bytes(data)
+    def write(self, data: bytes | bytearray | memoryview) -> None: ...
 
     def get_write_buffer_size(self) -> int:
         return 0
@@ -121,11 +110,9 @@ class Wire(asyncio.Transport):
     def is_closing(self) -> bool:
         return False
 
-    def abort(self) -> None:
-        pass
+    def abort(self) -> None: ...
 
-    def close(self) -> None:
-        pass
+    def close(self) -> None: ...
 
 
 async def test_connections_that_come_in_one_turn_displace_each_other_and_not_a_client_between_two_requests() -> None:

@@ -13,18 +13,9 @@ from oncegate.gateway.machine import commands as c
 
 numbers = st.integers(0, 2**53 - 1)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
-ops = st.builds(
-    c.Op,
-    numbers,
-    st.sampled_from([1, 2, 3, 4, 5]),
-    texts,
-    texts,
-    st.integers(0, 2**64 - 1),
-    st.none() | st.binary(max_size=9),
-    st.integers(-(2**63), 2**63 - 1),
-    st.sampled_from([0, 1, 2, 3]),
-    st.none() | numbers | st.binary(max_size=9),
-)
+kinds, tests, fingerprints = st.integers(1, 5), st.integers(0, 3), st.integers(0, 2**64 - 1)
+values, bys = st.none() | st.binary(max_size=9), st.integers(-(2**63), 2**63 - 1)
+ops = st.builds(c.Op, numbers, kinds, texts, texts, fingerprints, values, bys, tests, values | numbers)
 
 
 def of(command: type) -> st.SearchStrategy[Any]:
@@ -54,7 +45,6 @@ def test_entry_is_read_back_as_written(sent: list[c.Command], time_ms: int) -> N
 
 def test_every_command_has_its_own_tag() -> None:
     tags = [command.__struct_config__.tag for command in get_args(c.Command)]
-    assert len(set(tags)) == len(tags)
     assert sorted(tags) == sorted(
         ["o", "r", "k", "kf", "so", "sr", "st", "sv", "sc", "sx", "td", "fd", "fs", "ca", "cm"]
     )
@@ -73,17 +63,16 @@ def test_entry_has_the_bytes_that_logs_on_disk_have() -> None:
     sample: dict[str, Any] = {"int": 7, "SequenceNumber": 8, "str": "x", "bytes": b"b", "bool": True, "list[int]": [9]}
     op = c.Op(1, 2, "t", "k", 2**63, b"v", -1, 3, b"o")
     sample |= {"list[Op]": [op], "list[KeyedOp]": [c.KeyedOp("k", -1, op)]}
-    sent = [
-        command(**{name: sample[kind] for name, kind in command.__annotations__.items()})
-        for command in get_args(c.Command)
-    ]
+    fields = {command: command.__annotations__.items() for command in get_args(c.Command)}
+    sent = [command(**{name: sample[kind] for name, kind in of_it}) for command, of_it in fields.items()]
     assert c.encode_entry(5, sent).hex() == RECORDED
     assert c.decode_entry(bytes.fromhex(RECORDED)).commands == sent
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"\xc1", b"\x90", b"\x93\x02\x00\x90", b"\x93\x01\x00\x91\x91\xa1?", b"\x93\x01\x00\x90\x00"]
-)
+NO_ENTRIES = [b"", b"\xc1", b"\x90", b"\x93\x02\x00\x90", b"\x93\x01\x00\x91\x91\xa1?", b"\x93\x01\x00\x90\x00"]
+
+
+@pytest.mark.parametrize("data", NO_ENTRIES)
 def test_what_is_not_an_entry_of_this_version_is_refused(data: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         c.decode_entry(data)
@@ -105,9 +94,5 @@ def test_fingerprint_leaves_out_the_sequence_number_only(op: c.Op, sequence: int
 
 def test_fingerprints_do_not_change_between_releases() -> None:
     """They are in the logs: another hash would make each retry across an upgrade a PAYLOAD_MISMATCH."""
-    assert c.fingerprint_put("t", "k", b"1") == PINNED_PUT
-    assert c.fingerprint(c.Op(1, 3, "t", "k", 0, by=5)) == PINNED_INCREMENT
-
-
-PINNED_PUT = 0x30C717B914A954A3
-PINNED_INCREMENT = 0x6CFB88D1B3609AB1
+    assert c.fingerprint_put("t", "k", b"1") == 0x30C717B914A954A3
+    assert c.fingerprint(c.Op(1, 3, "t", "k", 0, by=5)) == 0x6CFB88D1B3609AB1

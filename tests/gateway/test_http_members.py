@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-import subprocess
-import sys
 import threading
 import urllib.request
+from contextlib import contextmanager
 
 import pytest
+from typer.testing import CliRunner
 
-from oncegate.gateway.local.blocking_http import RequestRefused, send_json
+from oncegate.gateway.cli.main import app
+from oncegate.gateway.local.blocking_http import send_json
 from oncegate.gateway.local.cluster import LocalCluster
+from tests.gateway.http_contract import JSON_LINES, assert_problem, operations, range_headers
 
 
 class Counting:
@@ -38,7 +41,7 @@ class Counting:
         while not self._stop.is_set():
             sequence = self.done + 1
             op = {"sequence": sequence, "op": "increment", "table": "counters", "key": "k", "by": 1}
-            body = {"client_id": self.client, "epoch": 1, "first_incomplete": sequence, "operations": [op]}
+            body = operations(self.client, op, first_incomplete=sequence)
             try:
                 answer = send_json("POST", f"{self.endpoints[turn % len(self.endpoints)]}/v1/operations", body, 5)
             except Exception:  # noqa: BLE001 - whatever it was, the same request is sent again, elsewhere
@@ -53,11 +56,6 @@ def value_of(endpoint):
         return json.loads(answer.read())["value"]
 
 
-def oncegate(*arguments):
-    command = [sys.executable, "-m", "oncegate", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
-
-
 def progressed(counting, by=20):
     start, waited = counting.done, threading.Event()
     while counting.done < start + by:
@@ -65,137 +63,123 @@ def progressed(counting, by=20):
     return True
 
 
-@pytest.mark.timeout(180)
-def test_nodes_join_and_leave_under_load_and_each_increment_counts_once(tmp_path):
-    with LocalCluster(tmp_path) as cluster:
+@contextmanager
+def counted(directory, **options):
+    """A cluster that counts; at the end each increment counts once, wherever it is read."""
+    with LocalCluster(directory, **options) as cluster:
         cluster.start()
         cluster.wait_ready()
         with Counting(cluster) as counting:
             assert progressed(counting)
-            new = cluster.expand("n4")
-            cluster.start("n4")
-            added = oncegate("member", "add", str(new), "--endpoint", cluster.endpoint("n2"))
-            assert added.returncode == 0, added.stderr
-            assert f"--join --node n4 --cluster oncegate --member n1={cluster.members[0].host}" in added.stdout
-            cluster.wait_ready("n4")
-            assert {m["id"] for m in cluster.state("n4")["members"]} == {"n1", "n2", "n3", "n4"}
-            assert progressed(counting)
-
-            # A leader is removed: it hands over first.
-            leader = cluster.leader()
-            removed = oncegate("member", "remove", leader, "--endpoint", cluster.endpoint("n4"))
-            assert removed.returncode == 0, removed.stderr
-            assert progressed(counting)
-            cluster.kill(leader)
-            rest = [node_id for node_id in cluster.ids if node_id != leader]
-            counting.endpoints = [cluster.endpoint(node_id) for node_id in rest]
-            state = cluster.state("n4")
-            assert {m["id"] for m in state["members"]} == set(rest)
-            assert state["leader"] in rest
-
-            for _ in range(2):  # the second time it leads already
-                moved = oncegate("leader", "move", "--to", "n4", "--endpoint", cluster.endpoint(rest[0]))
-                assert moved.returncode == 0, moved.stderr
-            assert cluster.state("n4")["role"] == "leader"
-            assert progressed(counting)
-        assert value_of(cluster.endpoint("n4")) == counting.done
+            yield cluster, counting
+        for endpoint in counting.endpoints:
+            assert value_of(endpoint) == counting.done
         cluster.stop()
+
+
+def done(*arguments):
+    """Run a command that must succeed; return what it prints."""
+    ran = CliRunner().invoke(app, arguments)
+    assert ran.exit_code == 0, ran.stderr
+    return ran.stdout
+
+
+@pytest.mark.timeout(180)
+def test_nodes_join_and_leave_under_load_and_each_increment_counts_once(tmp_path):
+    with counted(tmp_path) as (cluster, counting):
+        new = cluster.expand("n4")
+        cluster.start("n4")
+        added = done("member", "add", str(new), "--endpoint", cluster.endpoint("n2"))
+        assert f"--join --node n4 --cluster oncegate --member n1={cluster.members[0].host}" in added
+        cluster.wait_ready("n4")
+        assert {m["id"] for m in cluster.state("n4")["members"]} == {"n1", "n2", "n3", "n4"}
+        assert progressed(counting)
+
+        # A leader is removed: it hands over first.
+        leader = cluster.leader()
+        done("member", "remove", leader, "--endpoint", cluster.endpoint("n4"))
+        assert progressed(counting)
+        cluster.kill(leader)
+        rest = [node_id for node_id in cluster.ids if node_id != leader]
+        counting.endpoints = [cluster.endpoint(node_id) for node_id in rest]
+        state = cluster.state("n4")
+        assert {m["id"] for m in state["members"]} == set(rest)
+        assert state["leader"] in rest
+
+        for _ in range(2):  # the second time it leads already
+            done("leader", "move", "--to", "n4", "--endpoint", cluster.endpoint(rest[0]))
+        assert cluster.state("n4")["role"] == "leader"
+        assert progressed(counting)
 
 
 @pytest.mark.timeout(120)
 def test_a_dead_node_is_replaced_under_its_own_id_and_its_old_directory_is_refused(tmp_path):
-    with LocalCluster(tmp_path) as cluster:
-        cluster.start()
-        cluster.wait_ready()
-        with Counting(cluster) as counting:
-            assert progressed(counting)
-            dead = next(node_id for node_id in ("n1", "n2", "n3") if node_id != cluster.leader())
-            cluster.kill(dead)
-            (tmp_path / dead).rename(tmp_path / "old")
-            left = [node_id for node_id in ("n1", "n2", "n3") if node_id != dead]
-            counting.endpoints = [cluster.endpoint(node_id) for node_id in left]
-            member = next(m for m in cluster.members if m.node_id == dead)
-            removed = oncegate("member", "remove", dead, "--endpoint", cluster.endpoint(left[0]))
-            assert removed.returncode == 0, removed.stderr
-            cluster.flags = ("--join",)
-            cluster.start(dead)
-            added = oncegate("member", "add", str(member), "--endpoint", cluster.endpoint(left[0]))
-            assert added.returncode == 0, added.stderr
-            cluster.flags = ()
-            cluster.wait_ready(dead)
-            assert progressed(counting)
-            cluster.kill(dead)
-            (tmp_path / dead).rename(tmp_path / "new")
-            (tmp_path / "old").rename(tmp_path / dead)
-            cluster.start(dead)
-            refused = threading.Event()
-            while "wiped" not in cluster.log_tail(dead) and "refuse" not in cluster.log_tail(dead):
-                assert not refused.wait(0.02)
-            assert progressed(counting)
-        assert value_of(cluster.endpoint(left[0])) == counting.done
+    with counted(tmp_path) as (cluster, counting):
+        dead = next(node_id for node_id in ("n1", "n2", "n3") if node_id != cluster.leader())
+        cluster.kill(dead)
+        (tmp_path / dead).rename(tmp_path / "old")
+        left = [node_id for node_id in ("n1", "n2", "n3") if node_id != dead]
+        counting.endpoints = [cluster.endpoint(node_id) for node_id in left]
+        member = next(m for m in cluster.members if m.node_id == dead)
+        done("member", "remove", dead, "--endpoint", cluster.endpoint(left[0]))
+        cluster.flags = ("--join",)
+        cluster.start(dead)
+        done("member", "add", str(member), "--endpoint", cluster.endpoint(left[0]))
+        cluster.flags = ()
+        cluster.wait_ready(dead)
+        assert progressed(counting)
+        cluster.kill(dead)
+        (tmp_path / dead).rename(tmp_path / "new")
+        (tmp_path / "old").rename(tmp_path / dead)
+        cluster.start(dead)
+        refused = threading.Event()
+        while "wiped" not in cluster.log_tail(dead) and "refuse" not in cluster.log_tail(dead):
+            assert not refused.wait(0.02)
+        assert progressed(counting)
 
 
-@pytest.mark.timeout(60)
-def test_what_cannot_be_is_refused_with_its_reason(tmp_path):
-    with LocalCluster(tmp_path, 1) as cluster:
-        cluster.start()
-        cluster.wait_ready()
-        endpoint = cluster.endpoints[0]
-        with pytest.raises(RequestRefused, match="CONFLICT"):
-            send_json("DELETE", f"{endpoint}/v1/cluster/members/n1", None, 10)
-        with pytest.raises(RequestRefused, match="BAD_REQUEST"):
-            send_json(
-                "POST", f"{endpoint}/v1/cluster/members", {"id": "N 4", "host": "x", "http_port": 1, "peer_port": 2}, 10
-            )
-        with pytest.raises(RequestRefused, match="BAD_REQUEST"):
-            send_json(
-                "POST",
-                f"{endpoint}/v1/cluster/members",
-                {"id": "n4", "host": "192.0.2.1", "http_port": 1, "peer_port": 2},
-                10,
-            )
-        with pytest.raises(RequestRefused, match="CONFLICT"):
-            send_json("POST", f"{endpoint}/v1/cluster/leader", {"to": "n9"}, 10)
-        assert oncegate("leader", "move", "--to", "n9", "--endpoint", endpoint).returncode == 1
-        assert oncegate("member", "remove", "n1", "--endpoint", "http://127.0.0.1:1").returncode == 3
+async def test_what_cannot_be_is_refused_with_its_reason(api):
+    member = {"id": "n4", "host": "192.0.2.1", "http_port": 1, "peer_port": 2}
+    for method, path, body, code in (
+        ("DELETE", "members/n1", None, "CONFLICT"),
+        ("POST", "members", {**member, "id": "N 4"}, "BAD_REQUEST"),
+        ("POST", "members", member, "BAD_REQUEST"),
+        ("POST", "leader", {"to": "n9"}, "CONFLICT"),
+    ):
+        assert_problem(await api.call(method, f"/v1/cluster/{path}", body), code)
+    here = str(api._http._base_url)
+    for arguments, code in (
+        (("leader", "move", "--to", "n9", "--endpoint", here), 1),
+        (("member", "remove", "n1", "--endpoint", "http://127.0.0.1:1"), 3),
+    ):
+        assert (await asyncio.to_thread(CliRunner().invoke, app, arguments)).exit_code == code
 
 
 @pytest.mark.timeout(180)
 def test_a_node_that_joins_behind_a_compacted_log_gets_state_and_batches(tmp_path):
     """Rows, sessions and batches of before: the new node alone can answer for all of it."""
-    with LocalCluster(tmp_path, environment={"ONCEGATE_LOG_KEPT_BYTES": "0"}) as cluster:
-        cluster.start()
-        cluster.wait_ready()
+    with counted(tmp_path, environment={"ONCEGATE_LOG_KEPT_BYTES": "0"}) as (cluster, counting):
         endpoint = cluster.endpoints[0]
-        with Counting(cluster) as counting:
-            send_json("PUT", f"{endpoint}/v1/tables/events", {"kind": "stream"}, 10)
-            writer = send_json("POST", f"{endpoint}/v1/sessions", {"nonce": "wide"}, 10)["client_id"]
-            value = "v" * 20_000
-            sequence = 1
-            while cluster.state("n1")["saved_index"] == 0 or _log_begins(cluster) < 2:
-                body = "\n".join(json.dumps({"key": f"k{sequence + n}", "value": value}) for n in range(200)).encode()
-                headers = {
-                    "Content-Type": "application/x-ndjson",
-                    "Oncegate-Client": writer,
-                    "Oncegate-Epoch": "1",
-                    "Oncegate-First-Sequence": str(sequence),
-                    "Oncegate-First-Incomplete": str(sequence),
-                }
-                request = urllib.request.Request(f"{endpoint}/v1/tables/events/ranges", body, headers)
-                with urllib.request.urlopen(request, timeout=20) as answer:
-                    assert json.loads(answer.read())["results"][0]["status"] == "applied"
-                sequence += 200
-            send_json("POST", f"{endpoint}/v1/flows/events/consumers/c/attach", {"nonce": "reader"}, 10)
-            new = cluster.expand("n4")
-            cluster.start("n4")
-            added = oncegate("member", "add", str(new), "--endpoint", endpoint)
-            assert added.returncode == 0, added.stderr
-            assert progressed(counting)
+        send_json("PUT", f"{endpoint}/v1/tables/events", {"kind": "stream"}, 10)
+        writer = send_json("POST", f"{endpoint}/v1/sessions", {"nonce": "wide"}, 10)["client_id"]
+        value = "v" * 20_000
+        sequence = 1
+        while cluster.state("n1")["saved_index"] == 0 or _log_begins(cluster) < 2:
+            body = "\n".join(json.dumps({"key": f"k{sequence + n}", "value": value}) for n in range(200)).encode()
+            headers = range_headers(writer, sequence, JSON_LINES, first_incomplete=sequence)
+            request = urllib.request.Request(f"{endpoint}/v1/tables/events/ranges", body, headers)
+            with urllib.request.urlopen(request, timeout=20) as answer:
+                assert json.loads(answer.read())["results"][0]["status"] == "applied"
+            sequence += 200
+        send_json("POST", f"{endpoint}/v1/flows/events/consumers/c/attach", {"nonce": "reader"}, 10)
+        new = cluster.expand("n4")
+        cluster.start("n4")
+        done("member", "add", str(new), "--endpoint", endpoint)
+        assert progressed(counting)
         assert "a snapshot up to entry" in (tmp_path / "n4.log").read_text()
-        n4 = cluster.endpoint("n4")
-        assert value_of(n4) == counting.done
+        counting.endpoints = [cluster.endpoint("n4")]
         checksums = []
-        for node in (n4, cluster.endpoint("n2")):
+        for node in (cluster.endpoint("n4"), cluster.endpoint("n2")):
             with urllib.request.urlopen(f"{node}/v1/flows/events/batches/1", timeout=20) as answer:
                 checksums.append((answer.headers["ETag"], len(answer.read())))
         assert checksums[0] == checksums[1]
