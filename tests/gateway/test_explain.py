@@ -211,19 +211,12 @@ async def test_plain_http_changes_are_told_with_their_attempts(api: Api, client_
     status, _, _ = await api.call("PUT", row, 2, headers=place)
     assert status == 200
     found = await _explain(api, table="rows", key="a")
-    assert _told(found, "log") == [
-        (1, "put rows/a: executed"),
-        (1, "put rows/a: duplicate suppressed"),
-        (2, "put rows/a: executed"),
-    ]
-    under_its_name = headers["Oncegate-Request"]
-    assert [event["request"] for event in found["events"] if event["what"] == "attempt"] == [
-        under_its_name,
-        under_its_name,
-        f"{client_id}/1",
-    ]
-    of_request = await _explain(api, request=under_its_name)
-    assert [commit for commit, _ in _told(of_request, "log")] == [1, 1]
+    told = ((1, "executed"), (1, "duplicate suppressed"), (2, "executed"))
+    assert _told(found, "log") == [(commit, f"put rows/a: {what}") for commit, what in told]
+    keyed = headers["Oncegate-Request"]
+    attempts = [event["request"] for event in found["events"] if event["what"] == "attempt"]
+    assert attempts == [keyed, keyed, f"{client_id}/1"]
+    assert [commit for commit, _ in _told(await _explain(api, request=keyed), "log")] == [1, 1]
 
 
 async def test_batch_and_delivery_of_a_write_are_told(api: Api, client_id: str) -> None:

@@ -6,12 +6,10 @@ import asyncio
 import re
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:
-    from tests.conftest import Api
+from tests.conftest import Api
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
 SECTIONS = ("With curl alone", "One row a request", "CloudEvents")

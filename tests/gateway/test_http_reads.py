@@ -12,7 +12,7 @@ import yarl
 from oncegate.consensus.replica.replica import Replica
 from oncegate.gateway.node import reads
 from tests.conftest import Api
-from tests.gateway.http_contract import assert_problem, batch_lines, put, sealed, send_range
+from tests.gateway.http_contract import assert_problem, batch_lines, put, sealed
 
 
 async def test_table_of_each_kind_is_declared_once_and_described(api: Api) -> None:
@@ -139,26 +139,6 @@ async def test_impossible_queries_are_refused(api: Api, client_id: str) -> None:
     assert_problem(await api.call("GET", "/v1/tables/events/rows"), "BAD_REQUEST")
     assert_problem(await api.call("GET", "/v1/tables/rows/rows/%00"), "BAD_REQUEST")
     assert_problem(await api.call("GET", f"/v1/tables/rows/rows/{'k' * 513}"), "PAYLOAD_TOO_LARGE")
-
-
-async def test_stream_row_is_read_before_and_after_its_batch_is_sealed(api: Api, client_id: str) -> None:
-    await send_range(api, client_id, 1, ["a", "b", "a"])
-    await api.operate(client_id, put(4, "c", 4, table="events"))
-    await api.operate(client_id, {"sequence": 5, "op": "delete", "table": "events", "key": "b"})
-
-    async def check() -> None:
-        _, headers, row = await api.call("GET", "/v1/tables/events/rows/a")
-        assert (row["value"], row["version"], headers["ETag"]) == ({"n": 3}, 3, '"3"')
-        assert (await api.call("GET", "/v1/tables/events/rows/c"))[2]["version"] == 4
-        assert_problem(await api.call("GET", "/v1/tables/events/rows/b"), "NOT_FOUND")
-
-    await check()
-    await sealed(api, "events")
-    await check()
-    await api.operate(client_id, put(6, "a", "new", table="events"))
-    assert (await api.call("GET", "/v1/tables/events/rows/a"))[2]["value"] == "new"
-    await sealed(api, "events", 2)
-    assert (await api.call("GET", "/v1/tables/events/rows/a"))[2]["value"] == "new"
 
 
 async def test_no_read_of_a_stream_row_misses_it_while_batches_are_sealed(api: Api, client_id: str) -> None:

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import pytest
 
 from oncegate.gateway.http.routes import flows
-from oncegate.gateway.node import proposer
 from oncegate.gateway.node.settings import SETTINGS
 from oncegate.rifl.errors import REGISTRY
 from tests.conftest import Api
@@ -152,24 +151,7 @@ async def test_rate_and_requests_of_a_tenant_are_refused_before_anything_is_read
         await applied(1, client_id)
 
 
-async def test_last_place_for_a_session_is_refused_to_the_next_and_not_to_a_retry(tmp_path: Path) -> None:
-    async with prepared(tmp_path, sessions_max=1) as (api, client_id):
-        before = (await api.call("GET", "/v1/cluster"))[2]["log_index"]
-        assert_problem(await api.call("POST", "/v1/sessions", {"nonce": "another"}), "QUOTA")
-        assert (await api.call("GET", "/v1/cluster"))[2]["log_index"] == before
-        assert await api.session() == client_id
-        assert (await api.operate(client_id, put(1, "k", 1)))[0]["status"] == "applied"
-
-
-async def test_what_waits_for_the_log_is_bounded_as_the_table_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with prepared(tmp_path) as (api, client_id):
-        for name in ("INFLIGHT_COMMANDS_MAX", "INFLIGHT_BYTES_MAX"):
-            with monkeypatch.context() as patched:
-                patched.setattr(proposer, name, 0)
-                assert_problem(await _operations(api, client_id, put(1, "k", 1)), "OVERLOADED")
-        with monkeypatch.context() as patched:
-            patched.setattr(flows, "WATCHERS_MAX", 0)
-            assert_problem(await api.call("GET", "/v1/flows/events/watch"), "OVERLOADED")
-        assert (await api.operate(client_id, put(1, "k", 1)))[0]["status"] == "applied"
+async def test_watchers_are_bounded_as_the_table_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with prepared(tmp_path) as (api, _):
+        monkeypatch.setattr(flows, "WATCHERS_MAX", 0)
+        assert_problem(await api.call("GET", "/v1/flows/events/watch"), "OVERLOADED")

@@ -43,7 +43,7 @@ class Side:
         sealed = self.machine.take_sealed()
         for batch in sealed if publish else []:
             self.publisher.submit(batch)
-        assert self.publisher.wait_idle(10)
+        assert self.publisher.wait_idle(30)
         return sealed
 
 
