@@ -76,9 +76,14 @@ def arrow_table(columns: dict[str, pa.Array], compression: str | None = None) ->
     return body
 
 
-def msgpack_range(keys: list[str], values: list[str]) -> bytes:
+def msgpack_range(keys: list[Any], values: list[Any]) -> bytes:
     """Return a range as msgpack columns."""
     return msgspec.msgpack.encode({"keys": keys, "values": values})
+
+
+def json_lines(keys: list[str], values: list[str]) -> bytes:
+    """Return a range as lines of JSON."""
+    return b"\n".join(f'{{"key":{json.dumps(k)},"value":{v}}}'.encode() for k, v in zip(keys, values, strict=True))
 
 
 def operations(client_id: Any, *many: Any, first_incomplete: Any = 1, epoch: Any = 1) -> dict[str, Any]:
@@ -108,14 +113,8 @@ async def send_range(
 ) -> list[Any]:
     """Send a range of ``{"n": sequence}`` to the table ``events`` and return its results."""
     values = [f'{{"n":{first + i}}}' for i in range(len(keys))]
-    if kind == ARROW:
-        body = arrow_body(keys, values)
-    elif kind == MSGPACK:
-        body = msgpack_range(keys, values)
-    else:
-        body = b"".join(
-            b'{"key":"%s","value":%s}\n' % (k.encode(), v.encode()) for k, v in zip(keys, values, strict=False)
-        )
+    encode = {ARROW: arrow_body, MSGPACK: msgpack_range, JSON_LINES: json_lines}
+    body = encode[kind](keys, values)
     headers = {**range_headers(client_id, first, kind, first_incomplete), "Accept": "application/json"}
     status, answered, done = await api.call("POST", "/v1/tables/events/ranges", data=body, headers=headers)
     assert status == 200, done

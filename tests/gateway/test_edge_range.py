@@ -18,12 +18,15 @@ from oncegate.gateway.http import range_bodies, request_bodies
 from oncegate.gateway.machine import commands as c
 from oncegate.rifl.errors import Code, OncegateError
 from oncegate.rifl.ids import ID_MAX, RANGE_LENGTH_MAX
+from tests.gateway.http_contract import arrow_body, arrow_table, json_lines, msgpack_range, operations, put
 
-SCHEMA = pa.schema([("key", pa.string()), ("value", pa.string())])
+TEXT = pa.string()
+SCHEMA = pa.schema([("key", TEXT), ("value", TEXT)])
 KEYS = ["k1", "kk2", "\N{SNOWMAN}"]
 VALUES = ["1", '{"a":[true,null]}', '"x"']
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=6)
+objects = st.dictionaries(texts, st.integers(-9, 9) | texts, max_size=3)
 
 
 def translate(body: bytes, content_type: str, first: int = 1, table: str = "s") -> c.Range:
@@ -36,34 +39,27 @@ def refusal(body: bytes, content_type: str, first: int = 1) -> Code:
     return caught.value.code
 
 
-def arrow(keys: Any = None, values: Any = None, *, schema: pa.Schema = SCHEMA, compression: str | None = None) -> bytes:
-    columns = [pa.array(KEYS) if keys is None else keys, pa.array(VALUES) if values is None else values]
-    return stream([pa.record_batch(columns, schema=schema)], schema, compression)
+def arrow(keys: Any = KEYS, values: Any = VALUES) -> bytes:
+    """Return two columns, of text or of what the given arrays hold."""
+    columns = {"key": keys, "value": values}
+    return arrow_table({name: c if isinstance(c, pa.Array) else pa.array(c, TEXT) for name, c in columns.items()})
 
 
-def stream(batches: list[pa.RecordBatch], schema: pa.Schema = SCHEMA, compression: str | None = None) -> bytes:
+def stream(batches: list[pa.RecordBatch], schema: pa.Schema) -> bytes:
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+    with pa.ipc.new_stream(sink, schema) as writer:
         for batch in batches:
             writer.write_batch(batch)
     whole: bytes = sink.getvalue().to_pybytes()
     return whole
 
 
-def packed(keys: list[Any], values: list[Any]) -> bytes:
-    return msgspec.msgpack.encode({"keys": keys, "values": values})
-
-
-def lines(keys: list[str], values: list[str]) -> bytes:
-    return b"\n".join(f'{{"key":{json.dumps(k)},"value":{v}}}'.encode() for k, v in zip(keys, values, strict=True))
-
-
 def refusals(keys: list[str], values: list[str]) -> list[Code]:
     """Refuse the same rows as Arrow, msgpack and JSON lines."""
     bodies = {
-        wire.ARROW: arrow(pa.array(keys), pa.array(values)),
-        wire.MSGPACK: packed(keys, values),
-        wire.JSON: lines(keys, values),
+        wire.ARROW: arrow(keys, values),
+        wire.MSGPACK: msgpack_range(keys, values),
+        wire.JSON: json_lines(keys, values),
     }
     return [refusal(body, kind) for kind, body in bodies.items()]
 
@@ -74,35 +70,27 @@ def rows(command: c.Range) -> list[tuple[str, str]]:
 
 
 def test_three_bodies_give_one_canonical_command() -> None:
+    one_by_one = [pa.record_batch([[k], [v]], schema=SCHEMA) for k, v in zip(KEYS, VALUES, strict=True)]
     commands = [
         translate(arrow(), wire.ARROW),
-        translate(packed(KEYS, VALUES), wire.MSGPACK),
-        translate(lines(KEYS, VALUES), wire.JSON),
-        translate(
-            stream([pa.record_batch([[k], [v]], schema=SCHEMA) for k, v in zip(KEYS, VALUES, strict=True)]), wire.ARROW
-        ),
+        translate(msgpack_range(KEYS, VALUES), wire.MSGPACK),
+        translate(json_lines(KEYS, VALUES), wire.JSON),
+        translate(stream(one_by_one, SCHEMA), wire.ARROW),
     ]
     assert all(command == commands[0] for command in commands)
     assert rows(commands[0]) == list(zip(KEYS, VALUES, strict=True))
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    st.lists(st.tuples(texts, st.dictionaries(texts, st.integers(-9, 9) | texts, max_size=3)), min_size=1, max_size=6)
-)
+@given(st.lists(st.tuples(texts, objects), min_size=1, max_size=6))
 def test_put_has_the_same_fingerprint_alone_and_in_a_range(puts: list[tuple[str, dict[str, Any]]]) -> None:
-    operations = [
-        {"sequence": at, "op": "put", "table": "s", "key": key, "value": value}
-        for at, (key, value) in enumerate(puts, 1)
-    ]
-    request = {"client_id": "0000000000000001", "epoch": 1, "first_incomplete": 1, "operations": operations}
-    alone = request_bodies.operations(
-        request_bodies.decode(json.dumps(request).encode(), wire.JSON, wire.OperationsRequest)
-    ).ops
-    ranged = translate(lines([k for k, _ in puts], [json.dumps(v) for _, v in puts]), wire.JSON)
+    request = operations("0000000000000001", *(put(at, key, value, "s") for at, (key, value) in enumerate(puts, 1)))
+    body = json.dumps(request).encode()
+    alone = request_bodies.operations(request_bodies.decode(body, wire.JSON, wire.OperationsRequest)).ops
+    ranged = translate(json_lines([k for k, _ in puts], [json.dumps(v) for _, v in puts]), wire.JSON)
     assert ranged.fingerprints == b"".join(op.fingerprint.to_bytes(8, "big") for op in alone)
     assert [value.encode() for _, value in rows(ranged)] == [op.value for op in alone]
-    again = translate(packed([k for k, _ in puts], [v for _, v in rows(ranged)]), wire.MSGPACK)
+    again = translate(msgpack_range([k for k, _ in puts], [v for _, v in rows(ranged)]), wire.MSGPACK)
     assert again == ranged
 
 
@@ -110,7 +98,7 @@ def test_put_has_the_same_fingerprint_alone_and_in_a_range(puts: list[tuple[str,
 def test_text_of_a_range_is_kept_and_fingerprinted_as_sent(content_type: str) -> None:
     """docs/decisions/0002: a retry sends the same text; canonical text hashes like a single put."""
     spelled = '{ "b" : 1,\n "a":"\\u00e9" }'
-    body = arrow(pa.array(["k"]), pa.array([spelled])) if content_type == wire.ARROW else packed(["k"], [spelled])
+    body = arrow(["k"], [spelled]) if content_type == wire.ARROW else msgpack_range(["k"], [spelled])
     ranged = translate(body, content_type)
     assert rows(ranged) == [("k", spelled)]
     assert ranged.fingerprints == c.fingerprint_put("s", "k", spelled.encode()).to_bytes(8, "big")
@@ -142,24 +130,28 @@ def test_value_over_its_bound_and_too_many_rows_are_refused() -> None:
     many = RANGE_LENGTH_MAX + 1
     assert refusals(["k"], ['"' + "x" * c.VALUE_BYTES_MAX + '"']) == [TOO_LARGE] * 3
     assert refusals(["k"] * many, ["1"] * many) == [TOO_LARGE] * 3
-    assert len(translate(packed(["k"] * (many - 1), ["1"] * (many - 1)), wire.MSGPACK).fingerprints) == 8 * (many - 1)
+    assert len(translate(msgpack_range(["k"] * (many - 1), ["1"] * (many - 1)), wire.MSGPACK).fingerprints) == 8 * (
+        many - 1
+    )
 
 
 def test_two_values_that_are_json_only_together_are_refused() -> None:
-    assert refusal(packed(["k", "l"], ["1,[2", "3]"]), wire.MSGPACK) is Code.BAD_REQUEST
+    assert refusal(msgpack_range(["k", "l"], ["1,[2", "3]"]), wire.MSGPACK) is Code.BAD_REQUEST
     assert refusal(arrow(pa.array(["k", "l"]), pa.array(["1,[2", "3]"])), wire.ARROW) is Code.BAD_REQUEST
 
 
 def test_range_that_ends_beyond_the_last_number_is_refused() -> None:
-    assert refusal(lines(KEYS, VALUES), wire.JSON, first=ID_MAX - 1) is Code.BAD_REQUEST
-    assert translate(lines(KEYS, VALUES), wire.JSON, first=ID_MAX - 2).first == ID_MAX - 2
+    assert refusal(json_lines(KEYS, VALUES), wire.JSON, first=ID_MAX - 1) is Code.BAD_REQUEST
+    assert translate(json_lines(KEYS, VALUES), wire.JSON, first=ID_MAX - 2).first == ID_MAX - 2
 
 
 NO_COLUMNS = [
-    packed([], []), packed(["k"], []), packed([], ["1"]), packed([1], ["1"]), packed(["k"], [1]), packed(["k"], [None]),
-    packed([b"k"], ["1"]), msgspec.msgpack.encode({"keys": ["k"]}), msgspec.msgpack.encode(["k", "1"]),
-    b"\x82\xa4keys\x91\xa1\xff\xa6values\x91\xa11", b"",
-]  # fmt: skip
+    *(msgpack_range(keys, ["1"]) for keys in ([], [1], [b"k"], ["k", "l"])),
+    *(msgpack_range(["k"], values) for values in ([], [1], [None])),
+    msgpack_range([], []),
+    *(msgspec.msgpack.encode(shape) for shape in ({"keys": ["k"]}, ["k", "1"])),
+    *(b"\x82\xa4keys\x91\xa1\xff\xa6values\x91\xa11", b""),
+]
 NO_LINES = [
     b"", b"\n\n", b"{}", b"[]", b'{"key":"k"}', b'{"value":1}', b'{"key":1,"value":1}', b'{"key":"k","value":1}{',
     b"\xff", b'{"key":"\\ud800","value":1}', b'{"key":"k","value":1}\n{"key":"k","value":}',
@@ -176,53 +168,35 @@ def test_broken_lines_are_refused(body: bytes) -> None:
     assert refusal(body, wire.JSON) is Code.BAD_REQUEST
 
 
-def fields(*named: tuple[str, Any]) -> pa.Schema:
-    return pa.schema([pa.field(name, kind) for name, kind in named])
+def both(kind: Any, key: Any, value: Any) -> bytes:
+    return arrow(pa.array([key], kind), pa.array([value], kind))
 
 
-def of_type(kind: Any, key: Any, value: Any) -> bytes:
-    return arrow(pa.array([key], kind), pa.array([value], kind), schema=fields(("key", kind), ("value", kind)))
-
-
-def repeated(times: int, value: str) -> bytes:
-    """Name one value many times in a byte each."""
-    dictionary = pa.DictionaryArray.from_arrays(pa.array([0] * times, pa.int8()), pa.array([value]))
-    schema = fields(("key", pa.string()), ("value", dictionary.type))
-    return arrow(pa.array(["k"] * times), dictionary, schema=schema)
-
-
-TEXT = pa.string()
-TWICE = fields(("key", TEXT), ("key", TEXT), ("value", TEXT))
-MORE = fields(("key", TEXT), ("value", TEXT), ("more", TEXT))
+LONG = '"' + "a" * 1_000 + '"'
+REPEATED = pa.DictionaryArray.from_arrays(pa.array([0] * 100, pa.int8()), pa.array([LONG]))
+TWICE = pa.schema([("key", TEXT), ("key", TEXT), ("value", TEXT)])
 NO_UTF8 = pa.Array.from_buffers(TEXT, 1, [None, pa.py_buffer(struct.pack("<ii", 0, 1)), pa.py_buffer(b"\xff")])
+ONE = pa.array(["1"])
 NO_STREAMS = {
-    "no batch": stream([]),
-    "null key": arrow(pa.array([None], TEXT), pa.array(["1"])),
-    "null value": arrow(pa.array(["k"]), pa.array([None], TEXT)),
-    "integers": of_type(pa.int64(), 1, 1),
-    "floats": of_type(pa.float64(), 1.5, 1.5),
-    "booleans": of_type(pa.bool_(), True, True),
-    "lists": of_type(pa.list_(TEXT), ["k"], ["1"]),
-    "nothing but nulls": of_type(pa.null(), None, None),
-    "dictionaries": of_type(pa.dictionary(pa.int8(), TEXT), "k", "1"),
-    "one value many times": repeated(100, '"' + "a" * 1_000 + '"'),
-    "views, which may name one value many times": arrow(
-        pa.array(["k"] * 100),
-        pa.array(['"' + "a" * 1_000 + '"'] * 100, pa.string_view()),
-        schema=fields(("key", TEXT), ("value", pa.string_view())),
-    ),
-    "runs of one value": arrow(
-        pa.array(["k"]),
-        pa.RunEndEncodedArray.from_arrays(pa.array([1], pa.int32()), pa.array(["1"])),
-        schema=fields(("key", TEXT), ("value", pa.run_end_encoded(pa.int32(), TEXT))),
-    ),
-    "one column": stream([pa.record_batch([["k"]], names=["key"])], fields(("key", TEXT))),
-    "more columns": stream([pa.record_batch([["k"], ["1"], ["2"]], schema=MORE)], MORE),
-    "other columns": arrow(pa.array(["1"]), pa.array(["k"]), schema=fields(("value", TEXT), ("other", TEXT))),
+    "no batch": stream([], SCHEMA),
+    "null key": arrow([None], ["1"]),
+    "null value": arrow(["k"], [None]),
+    "integers": both(pa.int64(), 1, 1),
+    "floats": both(pa.float64(), 1.5, 1.5),
+    "booleans": both(pa.bool_(), True, True),
+    "lists": both(pa.list_(TEXT), ["k"], ["1"]),
+    "nothing but nulls": both(pa.null(), None, None),
+    "dictionaries": both(pa.dictionary(pa.int8(), TEXT), "k", "1"),
+    "one value many times": arrow(["k"] * 100, REPEATED),
+    "views, which may name one value many times": arrow(["k"] * 100, pa.array([LONG] * 100, pa.string_view())),
+    "runs of one value": arrow(["k"], pa.RunEndEncodedArray.from_arrays(pa.array([1], pa.int32()), ONE)),
+    "one column": arrow_table({"key": ONE}),
+    "more columns": arrow_table({"key": ONE, "value": ONE, "more": ONE}),
+    "other columns": arrow_table({"value": ONE, "other": ONE}),
     "a column twice": stream([pa.record_batch([["k"], ["1"], ["2"]], schema=TWICE)], TWICE),
     "name that is not UTF-8": arrow().replace(b"key\0", b"k\xffy\0", 1),
-    "key that is not UTF-8": arrow(NO_UTF8, pa.array(["1"])),
-    "value that is not UTF-8": arrow(pa.array(["k"]), NO_UTF8),
+    "key that is not UTF-8": arrow(NO_UTF8, ["1"]),
+    "value that is not UTF-8": arrow(["k"], NO_UTF8),
     "file format": b"ARROW1\0\0" + arrow(),
     "metadata that claims 2 GiB": struct.pack("<ii", -1, 2**31 - 1) + arrow()[8:],
     "metadata of negative length": struct.pack("<ii", -1, -(2**31)) + arrow()[8:],
@@ -238,17 +212,17 @@ def test_other_arrow_streams_are_refused(body: bytes) -> None:
 
 @pytest.mark.parametrize("offsets", [(0, 2**31 - 1), (5, 1), (-5, 1), (0, -1)])
 def test_offsets_outside_the_buffer_are_refused(offsets: tuple[int, int]) -> None:
-    honest = arrow(pa.array(["k"]), pa.array(["1"]))
+    honest = arrow(["k"], ["1"])
     with_lie = honest.replace(struct.pack("<ii", 0, 1), struct.pack("<ii", *offsets), 1)
     assert with_lie != honest
     assert refusal(with_lie, wire.ARROW) is Code.BAD_REQUEST
 
 
 @pytest.mark.parametrize("codec", ["lz4", "zstd"])
-def test_compressed_buffers_are_refused_before_they_are_unpacked(codec: str) -> None:
+def test_compressed_buffers_are_refused_before_they_are_unmsgpack_range(codec: str) -> None:
     """A kilobyte may unpack to gigabytes: with a bound on the body alone the edge would be a decompression bomb."""
     value = '"' + "a" * 100_000 + '"'
-    body = arrow(pa.array(["k"] * 20), pa.array([value] * 20), compression=codec)
+    body = arrow_body(["k"] * 20, [value] * 20, compression=codec)
     assert len(body) < 20_000
     before = pa.total_allocated_bytes()
     assert refusal(body, wire.ARROW) is Code.BAD_REQUEST

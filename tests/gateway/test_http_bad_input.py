@@ -39,7 +39,7 @@ from tests.gateway.test_edge import (
     WRONG_OF_AN_OPERATION,
     operation,
 )
-from tests.gateway.test_edge_range import NO_COLUMNS, NO_LINES, NO_STREAMS, NO_VALUES, packed
+from tests.gateway.test_edge_range import NO_COLUMNS, NO_LINES, NO_STREAMS, NO_VALUES
 
 BODY_BYTES_MAX = 8 * 2**20
 RANGES = "/v1/tables/events/ranges"
@@ -116,7 +116,7 @@ async def test_msgpack_value_that_json_has_not_is_refused(api: Api, unchanged: s
 async def test_range_that_is_no_range_is_refused(api: Api, unchanged: str) -> None:
     no_ranges = {
         ARROW: [*NO_STREAMS.values(), *(arrow_body(["a"], [text]) for text in NO_VALUES), arrow_body([], [])],
-        MSGPACK: [*NO_COLUMNS, *(packed(["a"], [text]) for text in NO_VALUES)],
+        MSGPACK: [*NO_COLUMNS, *(msgpack_range(["a"], [text]) for text in NO_VALUES)],
         JSON_LINES: NO_LINES,
     }
     too_large = [

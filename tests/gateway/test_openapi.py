@@ -1,11 +1,11 @@
-"""``/openapi.json`` is complete and true: each route is in it, and nothing is answered that it does not say."""
+"""What a node says of itself: health, state and metrics; ``/openapi.json``, which is complete and true."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -15,13 +15,14 @@ from hypothesis import given, seed, settings
 from schemathesis.specs.openapi import checks
 
 from oncegate.gateway.http import routes
+from oncegate.gateway.http.metrics import METRICS, Metric, Sources
 from oncegate.gateway.http.openapi import document
 from oncegate.gateway.http.routing import Route
 from oncegate.gateway.http.server import ROUTES
 from oncegate.gateway.local.cluster import LocalCluster
 from oncegate.rifl.errors import REGISTRY, Code
 from tests.conftest import Api
-from tests.gateway.http_contract import ARROW, JSON_LINES, MSGPACK, operations, put
+from tests.gateway.http_contract import ARROW, JSON_LINES, MSGPACK, operations, put, send_range
 from tests.gateway.test_decoders import generated
 
 
@@ -144,3 +145,60 @@ def test_nothing_is_answered_that_is_not_described(node: LocalCluster) -> None:
         f"{route.method.lower()} {shown(route)}" for route in ROUTES if (route.method, shown(route)) not in UNTRIED
     )
     assert requests.get(f"{base}/readyz", timeout=10).ok
+
+
+async def test_health_is_answered_in_plain_text(api: Api) -> None:
+    for path in ("/livez", "/readyz"):
+        status, headers, body = await api.call("GET", path)
+        assert (status, body) == (200, b"ok\n")
+        assert headers["Content-Type"].startswith("text/plain")
+
+
+async def test_cluster_of_one_describes_itself(api: Api, client_id: str) -> None:
+    await api.operate(client_id, put(1, "a", 1))
+    status, headers, state = await api.call("GET", "/v1/cluster")
+    assert status == 200
+    assert (state["node"], state["role"], state["leader"]) == ("n1", "leader", "n1")
+    assert state["term"] >= 1
+    assert state["log_index"] == state["commit_index"] == state["applied_index"]
+    assert (state["lag"], state["commit"]) == (0, 1)
+    assert state["version"]
+    (member,) = state["members"]
+    assert member["id"] == "n1"
+    assert member["http"] == headers["Oncegate-Leader"]
+
+
+async def test_metrics_follow_the_state(api: Api, client_id: str) -> None:
+    await api.operate(client_id, put(1, "a", 1))
+    await api.operate(client_id, put(1, "a", 1))
+    await send_range(api, client_id, 2, ["a", "b"])
+    status, headers, body = await api.call("GET", "/metrics")
+    assert status == 200
+    assert headers["Content-Type"].startswith("text/plain")
+    values = dict(line.rsplit(" ", 1) for line in body.decode().splitlines() if not line.startswith("#"))
+    assert float(values["oncegate_commit"]) == 3
+    assert float(values["oncegate_replayed_total"]) == 1
+    assert float(values["oncegate_sessions"]) == 1
+    assert float(values["oncegate_leads"]) == 1
+    assert float(values["oncegate_inflight_commands"]) == float(values["oncegate_inflight_bytes"]) == 0
+    assert float(values['oncegate_table_bytes{table="rows"}']) > 0
+    assert 'oncegate_flow_last_batch{flow="events"}' in values
+    declared = [one.full_name for one in METRICS if not one.name.startswith("stream_store")]
+    assert [line.split()[2] for line in body.decode().splitlines() if line.startswith("# TYPE ")] == declared
+
+
+def test_metric_is_written_as_prometheus_reads_it() -> None:
+    of, values = cast(Sources, None), {('a"b', "c\\d\ne"): 1, ("x", "y"): 0.5}
+    labelled = Metric("lag", "gauge", "how far", lambda _: values, ("flow", "consumer"))
+    assert labelled.lines(of) == [
+        "# HELP oncegate_lag how far",
+        "# TYPE oncegate_lag gauge",
+        r'oncegate_lag{flow="a\"b",consumer="c\\d\ne"} 1.0',
+        'oncegate_lag{flow="x",consumer="y"} 0.5',
+    ]
+    assert Metric("n", "counter", "how many", lambda _: 2).lines(of)[1:] == [
+        "# TYPE oncegate_n_total counter",
+        "oncegate_n_total 2.0",
+    ]
+    assert Metric("none", "gauge", "nothing", lambda _: None).lines(of) == []
+    assert len({one.full_name for one in METRICS}) == len(METRICS)
