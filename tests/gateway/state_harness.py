@@ -6,7 +6,7 @@ import random
 import shutil
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.state import MachineState, durable, state_digest
 from oncegate.gateway.machine.state.directory import StateDirectory
-from oncegate.gateway.machine.state.snapshot import SnapshotStoreSink
+from oncegate.gateway.machine.state.snapshot import SnapshotStoreSink, StoreSnapshot
 from oncegate.gateway.machine.state.store import RocksStore
 from tests.gateway.logs import RandomLog
 
@@ -134,18 +134,20 @@ def save_until_killed(seed: int, path: Path, last: int, says: Connection) -> Non
     member.wait_saved()
 
 
-def ship(source: MachineState, target: MachineState) -> SnapshotStoreSink:
-    """Copy a snapshot piece by piece; the sink is finished, not installed."""
-    snapshot = source.open_snapshot()
-    try:
-        sink = target.open_sink(snapshot.manifest)
-        for number, file in enumerate(snapshot.manifest.files):
-            for offset in range(0, file.size, PIECE_BYTES):
-                sink.write(number, offset, snapshot.read(number, offset, min(PIECE_BYTES, file.size - offset)))
-        sink.finish()
-    finally:
-        snapshot.close()
+def received(source: StoreSnapshot, target: MachineState) -> SnapshotStoreSink:
+    """Copy an open snapshot piece by piece; the sink is finished, not installed."""
+    sink = target.open_sink(source.manifest)
+    for number, file in enumerate(source.manifest.files):
+        for offset in range(0, file.size, PIECE_BYTES):
+            sink.write(number, offset, source.read(number, offset, min(PIECE_BYTES, file.size - offset)))
+    sink.finish()
     return sink
+
+
+def ship(source: MachineState, target: MachineState) -> SnapshotStoreSink:
+    """Open a snapshot and copy it; the sink is finished, not installed."""
+    with closing(source.open_snapshot()) as snapshot:
+        return received(snapshot, target)
 
 
 def copy_files(source: Path, target: Path) -> None:

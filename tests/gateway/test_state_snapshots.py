@@ -22,7 +22,7 @@ from oncegate.rifl.ids import SequenceNumber
 from oncegate.rifl.result_tracker import ResultTracker
 from oncegate.rifl.session import SessionRecord
 from tests.gateway.logs import RandomLog
-from tests.gateway.state_harness import Member, copy_files, digest_at, held, point, ship, wrong_after_crash
+from tests.gateway.state_harness import Member, copy_files, digest_at, held, point, received, ship, wrong_after_crash
 
 
 @pytest.fixture
@@ -70,12 +70,7 @@ def test_snapshot_is_of_its_moment_whatever_is_saved_later(leader: Member, tmp_p
         leader.apply(10)
         leader.save()
     follower = MachineState(tmp_path / "follower")
-    sink = follower.open_sink(source.manifest)
-    for number, file in enumerate(source.manifest.files):
-        if file.size:
-            sink.write(number, 0, source.read(number, 0, file.size))
-    sink.finish()
-    sink.install()
+    received(source, follower).install()
     assert state_digest(follower.machine) == digest_at(leader.log, 120)
     source.close()
     source.close()
