@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from oncegate.gateway import wire
-from oncegate.gateway.answers import ANSWERS, answer, rejected, relayed_body, request_state
+from oncegate.gateway.answers import ANSWERS, answer, rejected, relayed_body
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.machine import Machine
 from oncegate.rifl.errors import REGISTRY, Code, OncegateError
@@ -110,19 +110,6 @@ def test_commands_of_sessions_and_flows_have_their_answers() -> None:
     with pytest.raises(OncegateError) as caught:
         asked(made, c.RenewSession(1, 1))
     assert caught.value.code is Code.SESSION_EXPIRED
-
-
-def test_request_state_tells_applied_never_seen_acknowledged_and_expired() -> None:
-    made = machine()
-    operate(made, put(1), put(2))
-    asked(made, c.Operate(1, 1, 2, [put(3)]))
-    states = {sequence: request_state(made, 1, sequence) for sequence in (1, 2, 4)}
-    assert [states[s].state for s in (1, 2, 4)] == ["acknowledged", "applied", "never_seen"]
-    assert states[2].result is not None
-    assert (states[2].result.commit, states[2].result.replayed) == (2, True)
-    assert request_state(made, 2, 1).state == "never_seen"
-    asked(made, c.Reap([1]), at=60_000)
-    assert request_state(made, 1, 2).state == "expired"
 
 
 def test_range_answer_is_split_where_verdicts_differ() -> None:

@@ -29,15 +29,9 @@ READER, WRITER, ADMIN, OTHER = "t-reader", "t-writer", "t-admin", "t-other"
 
 
 def entry(token: str, tenant: str, *scopes: str, **more: int) -> str:
-    lines = [
-        "[[token]]",
-        f'name = "{token}"',
-        f'sha256 = "{hashlib.sha256(token.encode()).hexdigest()}"',
-        f'tenant = "{tenant}"',
-        f"scopes = {list(scopes)!r}",
-        *(f"{name} = {value}" for name, value in more.items()),
-    ]
-    return "\n".join(lines) + "\n"
+    digest = hashlib.sha256(token.encode()).hexdigest()
+    fields: dict[str, Any] = {"name": token, "sha256": digest, "tenant": tenant, "scopes": list(scopes), **more}
+    return "[[token]]\n" + "".join(f"{name} = {value!r}\n" for name, value in fields.items())
 
 
 BOB = "b" * 40

@@ -127,30 +127,21 @@ def test_each_attempt_in_the_log_is_told_as_its_caller_was(entries: list[list[c.
             assert told.explained(sequence, client_id) == [one for one in said if one[1] == sequence]
 
 
-def test_an_entry_applied_before_this_process_began_has_no_verdict() -> None:
-    told = Told()
-    told.apply(c.Operate(1, 1, 1, [single(1)]))
-    told.verdicts = VerdictLog(entries_max=64)
-    assert told.explained(1) == [(1, 1, UNKNOWN, 0)]
-
-
-def test_verdicts_of_old_entries_make_room_for_new_ones() -> None:
+def test_entry_applied_before_this_process_or_long_ago_has_no_verdict_and_does_not_pass_for_executed() -> None:
     told = Told()
     for sequence in range(1, 8):
         told.apply(c.Operate(1, 1, 1, [single(sequence)]))
-    small = VerdictLog(entries_max=4)
+    told.verdicts = VerdictLog(entries_max=64)
+    assert told.explained(1) == [(1, 1, UNKNOWN, 0)]
+    told.verdicts = VerdictLog(entries_max=4)
     for index in range(1, 8):
-        small.applied(index, index - 1, [])
-    told.verdicts = small
+        told.verdicts.applied(index, index - 1, [])
     assert [told.explained(sequence)[0][2] for sequence in (3, 4, 7)] == [UNKNOWN, EXECUTED, EXECUTED]
-
-
-def test_entry_whose_verdicts_made_room_does_not_pass_for_executed() -> None:
-    told = Told()
-    told.verdicts = VerdictLog(spoken_max=2)
+    repeated = Told()
+    repeated.verdicts = VerdictLog(spoken_max=2)
     for _ in range(4):
-        told.apply(c.Operate(1, 1, 1, [single(1)]))
-    assert [what for _, _, what, _ in told.explained(1)] == [EXECUTED, UNKNOWN, DUPLICATE, DUPLICATE]
+        repeated.apply(c.Operate(1, 1, 1, [single(1)]))
+    assert [what for _, _, what, _ in repeated.explained(1)] == [EXECUTED, UNKNOWN, DUPLICATE, DUPLICATE]
 
 
 def test_key_inside_a_range_is_found_with_its_own_commit_number() -> None:

@@ -223,10 +223,3 @@ def test_numbers_above_a_seal_are_known_to_the_next_owner() -> None:
     resolved(log, 5, client=2)
     [taken] = log.do(c.TakeOver(2, "c"))
     assert taken.highest == 5
-
-
-def test_sealed_state_is_reported_without_a_result() -> None:
-    log = started()
-    resolved(log, 3)
-    state = request_state(log.machine, 1, 3)
-    assert (state.state, state.result) == ("sealed", None)

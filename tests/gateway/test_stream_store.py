@@ -44,14 +44,10 @@ class Delivering:
 
     async def write(self, *rows: tuple[str, Any]) -> list[Any]:
         """Put rows, None deletes one."""
-        first = self.sequence + 1
-        operations = []
+        first, operations = self.sequence + 1, []
         for self.sequence, (key, value) in enumerate(rows, first):
-            operation = put(self.sequence, key, value, TABLE)
-            if value is None:
-                del operation["value"]
-                operation["op"] = "delete"
-            operations.append(operation)
+            gone = {"sequence": self.sequence, "op": "delete", "table": TABLE, "key": key}
+            operations.append(gone if value is None else put(self.sequence, key, value, TABLE))
         return await self.api.operate(self.client_id, *operations, first_incomplete=first)
 
     def store(self, rows: pa.RecordBatch) -> None:
