@@ -93,17 +93,15 @@ class Explainer:
             mentions, moves, log_from, cut = await self._search(wanted)
         finally:
             self._busy = False
-        requests = frozenset(
-            RequestId(one.client_id, one.sequence)  # type: ignore[arg-type]
-            for one in mentions
-            if one.sequence
-        )
+        requests = frozenset(one.request_id for one in mentions if one.sequence)
         if isinstance(wanted, OfRequest) and wanted.client_id in self._machine.trackers:
             # Also attempts that never reached the log; only the log tells the owner of other ids.
             requests |= {RequestId(wanted.client_id, wanted.sequence)}  # type: ignore[arg-type]
         question = _asked(requests)
         replies, silent = await self._ask(question)
-        timeline = Timeline(_offset_ms(replies.values()))
+        # Unix time less cluster time, as a node that leads tells it.
+        leading = (reply.unix_ms - reply.cluster_ms for reply in replies.values() if reply.cluster_ms >= 0)
+        timeline = Timeline(next(leading, None))
         for node_id, reply in replies.items():
             timeline.add_attempts(node_id, reply.attempts, requests)
         timeline.add_mentions(mentions)
@@ -124,13 +122,10 @@ class Explainer:
         return _encode(self._reply(_question.decode(payload)))
 
     def _reply(self, question: Question) -> ExplainReply:
-        found = [
-            attempt
-            for client_id, sequences in question.requests.items()
-            for attempt in self.attempts.of(client_id, frozenset(sequences))
-        ]
-        leads = self._leads()
-        cluster_ms = self._clock.stamp_ms(time.monotonic()) if leads else -1
+        found: list[Attempt] = []
+        for client_id, sequences in question.requests.items():
+            found += self.attempts.of(client_id, frozenset(sequences))
+        cluster_ms = self._clock.stamp_ms(time.monotonic()) if self._leads() else -1
         return ExplainReply(found, int(time.time() * 1000), cluster_ms)
 
     async def _ask(self, question: Question) -> tuple[dict[str, ExplainReply], list[str]]:
@@ -173,10 +168,3 @@ def _asked(requests: Iterable[RequestId]) -> Question:
     for client_id, sequence in sorted(requests, reverse=True)[:SEQUENCES_MAX]:
         asked.setdefault(client_id, []).append(sequence)
     return Question(asked)
-
-
-def _offset_ms(replies: Iterable[ExplainReply]) -> int | None:
-    for reply in replies:
-        if reply.cluster_ms >= 0:
-            return reply.unix_ms - reply.cluster_ms
-    return None

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -86,13 +85,9 @@ class AttemptLog:
 
     def of(self, client_id: int, sequences: frozenset[int]) -> list[Attempt]:
         """Return the attempts that carried one of these operations, oldest first, the newest ``FOUND_MAX``."""
-        found: deque[Attempt] = deque(self._matching(client_id, sequences), FOUND_MAX)
-        return list(found)
-
-    def _matching(self, client_id: int, sequences: frozenset[int]) -> Iterator[Attempt]:
-        for attempt in self._attempts:
-            if attempt.client_id == client_id and any(attempt.first <= one <= attempt.last for one in sequences):
-                yield attempt
+        ours = (attempt for attempt in self._attempts if attempt.client_id == client_id)
+        found = [one for one in ours if any(one.first <= sequence <= one.last for sequence in sequences)]
+        return found[-FOUND_MAX:]
 
 
 class Did(NamedTuple):

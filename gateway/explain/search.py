@@ -14,6 +14,7 @@ import msgspec
 from oncegate.gateway.explain.memory import Did, VerdictLog
 from oncegate.gateway.machine import commands as c
 from oncegate.rifl.completion import FINGERPRINT_BYTES
+from oncegate.rifl.ids import ClientId, RequestId, SequenceNumber
 from oncegate.rifl.key_table import KEYS_CLIENT
 
 _KINDS = {kind.value: kind.name.lower() for kind in c.OpKind}
@@ -54,6 +55,11 @@ class Mention(NamedTuple):
     table: str
     key: str
     did: Did
+
+    @property
+    def request_id(self) -> RequestId:
+        """The id of the operation."""
+        return RequestId(ClientId(self.client_id), SequenceNumber(self.sequence))
 
 
 class Moved(NamedTuple):

@@ -83,7 +83,7 @@ class Timeline:
                 TimelineEvent(
                     what="log",
                     at_ms=self._unix_ms(one.time_ms),
-                    request=str(RequestId(one.client_id, one.sequence)) if one.sequence else "",  # type: ignore[arg-type]
+                    request=str(one.request_id) if one.sequence else "",
                     index=one.entry,
                     term=one.term,
                     commit=one.did.commit,
