@@ -21,14 +21,9 @@ NEVER: Final = float("inf")
 
 
 class Sweep:
-    """Looks at deadlines when the earliest of them passes.
+    """Looks at deadlines when the earliest of them passes: at ``at``; only deadlines before that need :meth:`arm`.
 
-    Args:
-        loop: its timer and clock.
-        expire: given the time, fails what is late and returns the next deadline, or :data:`NEVER`.
-
-    Attributes:
-        at: when it looks next; only deadlines before that need :meth:`arm`.
+    ``expire``, given the time, fails what is late and returns the next deadline, or :data:`NEVER`.
     """
 
     __slots__ = ("_expire", "_loop", "_timer", "at")
@@ -88,32 +83,21 @@ class Places:
         """Whether a further write has to wait for a place."""
         return self.outstanding >= self.window or bool(self.waiting)
 
-    async def take(self, deadline: float, *, wait: bool) -> None:
-        """Take a place for one more write; without ``wait``, only one that is free now.
+    async def take(self, deadline: float, *, wait: bool = True) -> None:
+        """Take a place for one more write; first come, first served. Without ``wait``, only one that is free now.
 
         Raises:
-            OperationFailed: WINDOW_FULL: none is free, and ``wait`` is False; nothing was taken.
-            DeadlineExceeded: as :meth:`wait`.
-        """
-        if self.outstanding < self.window and not self.waiting:
-            self.outstanding += 1
-        elif not wait and self.over is None:
-            raise window_full()
-        else:
-            await self.wait(deadline)
-
-    async def wait(self, deadline: float) -> None:
-        """Wait until one more write may be outstanding and take that place; first come, first served.
-
-        Raises:
-            DeadlineExceeded: none came free; nothing was sent.
-            OperationFailed: why the session takes no further writes.
+            OperationFailed: WINDOW_FULL: none is free, and ``wait`` is False; or why the session takes no further
+                writes. Nothing was taken.
+            DeadlineExceeded: none came free.
         """
         if self.over is not None:
             raise not_applied(self.over)
         if not self.crowded:
             self.outstanding += 1
             return
+        if not wait:
+            raise window_full()
         place: asyncio.Future[None] = self._loop.create_future()
         self.waiting.append((place, deadline))
         self._arm(deadline)

@@ -76,13 +76,9 @@ class SettledProfile(msgspec.Struct, frozen=True):
 def settle(
     given: Profile, name: str | None = None, environment: Mapping[str, str] | None = None, file: Path | None = None
 ) -> SettledProfile:
-    """Put the sources together.
+    """Put the sources together: what the caller has given, the environment, and the profile of that name in the file.
 
-    Args:
-        given: what the caller passed.
-        name: which profile; by default as the module says.
-        environment: of the process, by default.
-        file: the profiles; by default as the module says.
+    What is not given is found as the module says.
 
     Raises:
         OperationFailed: BAD_REQUEST for a profile that does not exist, or an invalid file or value.
@@ -92,20 +88,13 @@ def settle(
         return SettledProfile(
             given.endpoints, given.token, given.token_file, given.ca_file, given.timeout_s or TIMEOUT_S_DEFAULT
         )
-    if file is None:
-        named = environment.get("ONCEGATE_PROFILES")
-        file = Path(named).expanduser() if named else Path("~/.config/oncegate/profiles.toml").expanduser()
+    file = file or Path(environment.get("ONCEGATE_PROFILES") or "~/.config/oncegate/profiles.toml").expanduser()
     sources = (given, _from_environment(environment), _from_file(file, name or environment.get("ONCEGATE_PROFILE")))
-    token: str | None = None
-    token_file: str | None = None
-    for source in sources:
-        if source.token is not None or source.token_file is not None:
-            token, token_file = source.token, source.token_file
-            break
+    secret = next((one for one in sources if one.token is not None or one.token_file is not None), given)
     return SettledProfile(
         _first([source.endpoints for source in sources]) or [ENDPOINT_DEFAULT],
-        token,
-        token_file,
+        secret.token,
+        secret.token_file,
         _first([source.ca_file for source in sources]),
         _first([source.timeout_s for source in sources]) or TIMEOUT_S_DEFAULT,
     )

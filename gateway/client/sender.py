@@ -20,13 +20,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oncegate.gateway.client.batch import Batch, OperationsBatch, Pending, PendingRows
 from oncegate.gateway.client.batch_call import BatchCall, OperationsCall, RangeCall, ended
-from oncegate.gateway.client.courier import Courier, at_deadline
+from oncegate.gateway.client.courier import at_deadline
 from oncegate.gateway.client.durable_outbox import DurableOutbox
 from oncegate.gateway.client.failures import OperationFailed, Resolver
 from oncegate.gateway.client.places import Places, Sweep
 from oncegate.gateway.client.routing import AttemptFailed
 from oncegate.gateway.client.send_queue import SendQueue
-from oncegate.gateway.client.tracing import Tracing
 from oncegate.gateway.client.verdicts import (
     SESSION_OVER,
     Numbers,
@@ -43,6 +42,7 @@ from oncegate.rifl.ids import ClientId, Epoch, format_client_id
 from oncegate.rifl.request_tracker import RequestTracker
 
 if TYPE_CHECKING:
+    from oncegate.gateway.client.connection import Connection
     from oncegate.gateway.client.session_life import LeaseClock
 
 AnyCall = OperationsCall | RangeCall
@@ -58,16 +58,13 @@ class Sender:
     """Sends the writes of one session.
 
     Args:
-        client_id, epoch: the session's.
-        window: places; also the bound on outstanding writes.
-        courier: makes the calls.
+        client_id, epoch, window: the session's.
+        connection: makes the calls, and says what each carries.
         lease: extended by every answer.
-        headers: of every request, such as the token.
         resolver: settles doubts about its writes.
         ended: called with the reason when the session takes no further writes.
         outbox: keeps writes on disk before they travel, or None.
         tracker: gives out the numbers; a new one by default.
-        tracing: makes spans of its requests, or None.
 
     Attributes:
         places: each write that is enqueued has one; it is freed when the write ends.
@@ -79,14 +76,12 @@ class Sender:
         client_id: ClientId,
         epoch: Epoch,
         window: int,
-        courier: Courier,
+        connection: Connection,
         lease: LeaseClock,
-        headers: Mapping[str, str],
         resolver: Resolver,
         ended: Callable[[OperationFailed], None],
         outbox: DurableOutbox | None = None,
         tracker: RequestTracker | None = None,
-        tracing: Tracing | None = None,
     ) -> None:
         self.client_id = client_id
         self.client_id_text = format_client_id(client_id)
@@ -96,12 +91,12 @@ class Sender:
         self.keeps = outbox is not None
         self.lease = lease
         self.highest_commit = 0
-        self.headers: Mapping[str, str] = {**headers, "Content-Type": MSGPACK, "Accept": MSGPACK}
-        self._courier = courier
-        self._tuning = courier.tuning
+        self.headers: Mapping[str, str] = {**connection.headers, "Content-Type": MSGPACK, "Accept": MSGPACK}
+        self._courier = connection.courier
+        self._tuning = connection.tuning
         self._loop = asyncio.get_running_loop()
         self._ended = ended
-        self._tracing = tracing
+        self._tracing = connection.tracing
         self._outbox = outbox
         self._queue = SendQueue(self.tracker, self._tuning, in_order=self.keeps)
         self._waiting = self._queue.waiting
@@ -118,11 +113,6 @@ class Sender:
     def first_incomplete(self) -> int:
         """First incomplete for a request that leaves now; with an outbox, only entries settled on disk count."""
         return self.tracker.first_incomplete if self._outbox is None else self._outbox.first_incomplete
-
-    @property
-    def over(self) -> OperationFailed | None:
-        """Why the session takes no further write, or None."""
-        return self.places.over
 
     def enqueue(self, pending: Pending | PendingRows) -> None:
         """Take a write that has a place, and send it in this turn of the loop if possible."""
@@ -147,13 +137,11 @@ class Sender:
         Raises:
             OperationFailed: as :meth:`Places.take`; ``wait`` applies to the first write only.
         """
-        await self.places.take(deadline, wait=wait)
-        self.enqueue(pendings[0])
-        pendings.popleft()
         while pendings:
-            await self.places.wait(deadline)
+            await self.places.take(deadline, wait=wait)
             self.enqueue(pendings[0])
             pendings.popleft()
+            wait = True
 
     async def abort(self, reason: OperationFailed) -> None:
         """Fail all pending writes and end all requests; returns when none of the sender's tasks runs any more."""
@@ -169,9 +157,9 @@ class Sender:
         if self.places.over is None:
             self.places.over = reason
             self._ended(reason)
-        refused = self._queue.refuse(reason)
+        unsent = self._queue.refuse(reason)
         self.places.refuse_waiting(reason)
-        self.places.free(refused)
+        self.places.free(unsent)
 
     # Requests
 
@@ -239,7 +227,7 @@ class Sender:
         finally:
             for call in calls:  # the session was aborted, or this is a bug; either way callers must not wait for ever
                 self._travelling.remove(call)
-                reason = self.over or OperationFailed(Code.INTERNAL, "the sender failed; see the log")
+                reason = self.places.over or OperationFailed(Code.INTERNAL, "the sender failed; see the log")
                 failure = doubtful(reason) if call.doubtful else not_applied(reason)
                 for part in (call.batch, *call.later):
                     self._fail(part, failure)
@@ -315,8 +303,7 @@ class Sender:
         fate = fate_of(failure)
         if isinstance(batch, OperationsBatch):
             for pending in batch.pendings:
-                sequence = pending.operation.sequence
-                numbers.file(sequence, fate)
+                numbers.file(pending.operation.sequence, fate)
                 fail_write(pending, failure, self.client_id, self.resolver)
             self.account(numbers, len(batch))
             return

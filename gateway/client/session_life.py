@@ -188,14 +188,12 @@ class SessionLife:
             parse_client_id(opened.client_id),
             Epoch(opened.epoch),
             opened.window,
-            connection.courier,
+            connection,
             lease,
-            connection.headers,
             self.settle,
             self._ended,
             outbox,
             tracker,
-            connection.tracing,
         )
         self._keeper = asyncio.create_task(keep_lease(lease, self._renew, self._loop.time, asyncio.sleep))
         connection.adopt(self)
@@ -250,7 +248,7 @@ class SessionLife:
         finally:
             keeper.cancel()
             await asyncio.gather(keeper, return_exceptions=True)
-            before = self.sender.over
+            before = self.sender.places.over
             try:
                 await self.sender.abort(closed)
             finally:
