@@ -14,9 +14,9 @@ import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from types import TracebackType
+from typing import Final, Self
 
-from oncegate.gateway.local.closing import Closing
 from oncegate.gateway.local.waiting import wait_for
 
 STOP_S: Final = 15.0
@@ -29,6 +29,24 @@ def spawn(command: list[str], log: Path, environment: Mapping[str, str] | None =
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, start_new_session=True
         )
+
+
+class Closing(abc.ABC):
+    """A context manager that is itself the resource; leaving it closes it, whatever happened inside."""
+
+    __slots__ = ()
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Release everything. Idempotent."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 class ProcessCluster(Closing):

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
-from oncegate.gateway.local.closing import Closing
+from oncegate.gateway.local.processes import Closing
 from oncegate.proof.check.errors import Unavailable
 from oncegate.proof.check.flush_control import shim_library
 

@@ -30,7 +30,7 @@ from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
-from oncegate.gateway.local.closing import Closing
+from oncegate.gateway.local.processes import Closing
 from oncegate.proof.check.errors import FileFull, FileMalformed, FileMissing, FolderTaken
 from oncegate.proof.lincheck.history import Event, HistoryError, line_of, parse_line
 from oncegate.proof.lincheck.verdict import Result

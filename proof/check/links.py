@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, TypeVar
 
-from oncegate.gateway.local.closing import Closing
+from oncegate.gateway.local.processes import Closing
 from oncegate.proof.check.proxy import Address, ProxiedConnection, Proxy, Way
 
 How = Literal["hold", "lose"]
