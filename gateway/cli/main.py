@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _MODULES: Final = {
     "serve": "serve",
-    "dev": "dev",
+    "dev": "serve",
     "status": "cluster",
     "explain": "cluster",
     "token": "serve",

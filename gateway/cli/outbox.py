@@ -33,11 +33,8 @@ def list_entries(file: File, output: Format = Output.TABLE) -> None:
         opened = _open(file)
     except OncegateError as fault:
         raise _exit(fault) from None
-    try:
-        rows = [_described(entry) for entry in opened.loaded]
-        position = opened.head.position
-    finally:
-        opened.close()
+    opened.close()
+    rows, position = [_described(entry) for entry in opened.loaded], opened.head.position
     if output is Output.JSON:
         typer.echo(json.dumps({"position": position, "entries": rows}, indent=1))
         return
@@ -66,11 +63,11 @@ def drain(
     try:
         recovered = asyncio.run(_drain(file, endpoint, timeout_s, unknown if forget_unknown else None))
     except OutboxUnresolved as fault:
-        _show([_ended(entry) for entry in fault.entries], output)
+        _show([_described(entry, outcome="unknown") for entry in fault.entries], output)
         raise failed(f"{fault.detail}; take note of them, then --forget-unknown", 1) from None
     except OncegateError as fault:
         raise _exit(fault) from None
-    _show([*(_outcome(one) for one in recovered), *(_ended(entry) for entry in unknown)], output)
+    _show([*(_outcome(one) for one in recovered), *(_described(entry, outcome="unknown") for entry in unknown)], output)
 
 
 async def _drain(file: Path, endpoint: str, timeout_s: float, unknown: list[OutboxEntry] | None) -> list[Recovered]:
@@ -84,17 +81,16 @@ async def _drain(file: Path, endpoint: str, timeout_s: float, unknown: list[Outb
 def _open(file: Path) -> OutboxFile:
     from oncegate.gateway.client.outbox_file import OutboxFile
 
-    if not file.exists():
-        return OutboxFile(file, read_only=True)
-    try:
-        return OutboxFile(file)  # a commit that a crash cut off is undone first
-    except OncegateError as fault:
-        if fault.code is not Code.CONFLICT:
-            raise
-        return OutboxFile(file, read_only=True)
+    if file.exists():
+        try:
+            return OutboxFile(file)  # a commit that a crash cut off is undone first
+        except OncegateError as fault:
+            if fault.code is not Code.CONFLICT:
+                raise
+    return OutboxFile(file, read_only=True)
 
 
-def _described(entry: OutboxEntry) -> dict[str, Any]:
+def _described(entry: OutboxEntry, **more: Any) -> dict[str, Any]:
     return {
         "request": str(entry.request_id),
         "op": entry.op,
@@ -102,20 +98,17 @@ def _described(entry: OutboxEntry) -> dict[str, Any]:
         "key": entry.key,
         "told_unknown": entry.doubted,
         "taken": datetime.fromtimestamp(entry.taken_ms / 1000, UTC).isoformat(timespec="milliseconds"),
+        **more,
     }
 
 
 def _outcome(one: Recovered) -> dict[str, Any]:
-    described = _described(one.entry)
-    if one.result is None:
+    result = one.result
+    if result is None:
         code = one.failure.code if one.failure is not None else Code.INTERNAL
-        return {**described, "outcome": "not_applied", "code": str(code)}
-    kept = {"commit": one.result.commit, "replayed": one.result.replayed}
-    return {**described, "outcome": "applied" if one.result.applied else "refused", **kept}
-
-
-def _ended(entry: OutboxEntry) -> dict[str, Any]:
-    return {**_described(entry), "outcome": "unknown"}
+        return _described(one.entry, outcome="not_applied", code=str(code))
+    outcome = "applied" if result.applied else "refused"
+    return _described(one.entry, outcome=outcome, commit=result.commit, replayed=result.replayed)
 
 
 def _show(rows: list[dict[str, Any]], output: Output) -> None:
