@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from oncegate.gateway.explain.memory import ANSWERED, EXECUTED, GIVEN_UP, Attempt
 from oncegate.gateway.explain.search import Mention, Moved
@@ -21,7 +22,7 @@ EVENTS_MAX: Final = 1_000
 _NO_REFUSAL: Final = (ANSWERED, GIVEN_UP)
 
 
-class TimelineEvent(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class TimelineEvent(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One line: ``what`` is ``attempt``, ``log``, ``batch`` or ``delivery``; ``at_ms`` None where nobody knows when."""
 
     what: str
@@ -37,7 +38,7 @@ class TimelineEvent(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
     detail: str = ""
 
 
-class Explained(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class Explained(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """The answer. ``log_from`` is the first index searched; ``silent`` are members that did not answer."""
 
     table: str = ""
@@ -71,7 +72,7 @@ class Timeline:
                 request=", ".join(carried[:4]) + (" …" if len(carried) > 4 else ""),
                 detail=how if count == 1 else f"one of {count:,}, {how}",
             )
-            self._add(one.came_ms, 0, event)
+            self._events.append((one.came_ms, 0, event))
 
     def add_mentions(self, mentions: Iterable[Mention]) -> None:
         """Add the operations found in the log."""
@@ -132,27 +133,26 @@ class Timeline:
         )
         self._add_cluster(meta.sealed_ms, one.entry, sealed)
         for consumer in flow.consumers.all():
-            about = {"what": "delivery", "flow": name, "batch": number, "consumer": consumer.name}
+            delivery = TimelineEvent(
+                what="delivery", flow=name, batch=number, consumer=consumer.name, detail="finished"
+            )
             move = next((m for m in passed.get((name, consumer.name), ()) if m.batch >= number), None)
             if consumer.cursor < number:
-                waiting = TimelineEvent(**about, detail=f"not yet: the cursor is at {consumer.cursor}")  # type: ignore[arg-type]
-                self._add(_LATER, number, waiting)
+                waiting = replace(delivery, detail=f"not yet: the cursor is at {consumer.cursor}")
+                self._events.append((_LATER, number, waiting))
             elif move is None:
-                done = TimelineEvent(**about, detail="finished, before the log that is kept begins")  # type: ignore[arg-type]
+                done = replace(delivery, detail="finished, before the log that is kept begins")
                 self._add_cluster(meta.sealed_ms, one.entry + 1, done)
             else:
                 when = self._unix_ms(move.time_ms)
-                event = TimelineEvent(**about, at_ms=when, index=move.entry, term=move.term, detail="finished")  # type: ignore[arg-type]
+                event = replace(delivery, at_ms=when, index=move.entry, term=move.term)
                 self._add_cluster(move.time_ms, move.entry, event)
 
     def _unix_ms(self, cluster_ms: int) -> int | None:
         return None if self._offset_ms is None else cluster_ms + self._offset_ms
 
     def _add_cluster(self, cluster_ms: int, index: int, event: TimelineEvent) -> None:
-        self._add(cluster_ms + (self._offset_ms or 0), index, event)
-
-    def _add(self, order_ms: int, index: int, event: TimelineEvent) -> None:
-        self._events.append((order_ms, index, event))
+        self._events.append((cluster_ms + (self._offset_ms or 0), index, event))
 
 
 _LATER: Final = 1 << 62
