@@ -19,14 +19,8 @@ from oncegate.flows.errors import BadRequestError, NotFoundError, RetentionExcee
 
 
 class BatchMeta(NamedTuple):
-    """One sealed batch.
-
-    Attributes:
-        number: from 1.
-        first_commit, last_commit: its items' commit numbers, inclusive.
-        items: how many.
-        size_bytes: as the open segment counted them.
-        sealed_ms: cluster time of the seal.
+    """One sealed batch, numbered from 1; commits inclusive, the size as the open segment counted it, cluster time of
+    the seal.
     """
 
     number: int
@@ -110,10 +104,7 @@ class BatchLog:
     def get(self, number: int) -> BatchMeta:
         """Return a retained batch.
 
-        Raises:
-            RetentionExceededError: it was dropped.
-            NotFoundError: it is not sealed yet.
-            BadRequestError: ``number`` < 1.
+        Raises RetentionExceededError if it was dropped, NotFoundError if it is not sealed yet, BadRequestError below 1.
         """
         row = self._row(number)
         before = self._items_through[row - 1] if row else self._items_dropped

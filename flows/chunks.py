@@ -127,15 +127,9 @@ SealedChunk: TypeAlias = SinglesChunk | RangeChunk
 
 
 class SealedBatch(msgspec.Struct, frozen=True, gc=False):
-    """A numbered batch whose items will never change, not yet a file.
+    """A numbered batch of the table's items in commit order, which will never change; not yet a file.
 
-    Attributes:
-        flow: name of the flow.
-        table: its source table.
-        number: batch number, from 1.
-        items: number of items, at least 1.
-        size_bytes: size as the open segment counted it; roughly its size in memory.
-        chunks: the items in commit order.
+    ``size_bytes``: as the open segment counted it; roughly its size in memory.
     """
 
     flow: str

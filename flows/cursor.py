@@ -44,12 +44,8 @@ class Attachment(NamedTuple):
 
 
 class Lag(NamedTuple):
-    """How far a consumer is behind.
-
-    Attributes:
-        batches: sealed batches above its cursor.
-        items: items in them that are still retained.
-        ms: cluster time since the oldest of them was sealed, 0 if there is none.
+    """How far a consumer is behind: sealed batches above its cursor, their retained items, and the cluster time since
+    the oldest of them was sealed, 0 if there is none.
     """
 
     batches: int
@@ -80,9 +76,8 @@ class ConsumerState(msgspec.Struct):
 class Consumers:
     """All consumers of a flow, in order of first mention.
 
-    Args:
-        required: names that retention waits for, from the flow's declaration; they exist from the start with
-            cursor 0, so that nothing is dropped before they attach for the first time.
+    Those that its declaration requires exist from the start with cursor 0, so that nothing is dropped before they
+    attach for the first time.
     """
 
     __slots__ = ("_by_name",)

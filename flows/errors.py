@@ -59,12 +59,7 @@ class RetentionExceededError(FlowError):
 
 
 class SegmentCorrupt(FlowError):
-    """A segment file is not what was written; the node does not serve from it.
-
-    Attributes:
-        path: the file.
-        reason: the check that failed.
-    """
+    """A segment file is not what was written, by the check named in ``reason``; the node does not serve from it."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
@@ -73,13 +68,7 @@ class SegmentCorrupt(FlowError):
 
 
 class SegmentConflict(FlowError):
-    """The batch is already on disk with other bytes: two histories use one number.
-
-    Attributes:
-        path: the file that was kept.
-        stored: checksum of the file.
-        offered: checksum of the payload that was refused.
-    """
+    """The batch is already on disk with other bytes, which are kept: two histories use one number."""
 
     def __init__(self, path: Path, stored: str, offered: str) -> None:
         super().__init__(f"{path}: holds {stored}, refused {offered}")

@@ -93,10 +93,7 @@ class FlowGraph:
         self._by_source: dict[str, tuple[FlowDeclaration, ...]] = {}
 
     def declare(self, flow: FlowDeclaration) -> bool:
-        """Add a flow. Idempotent.
-
-        Returns:
-            True if it is new, False if the same declaration was there.
+        """Add a flow; return False if the same declaration was there. Idempotent.
 
         Raises:
             ConflictError: the name is declared differently.

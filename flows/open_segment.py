@@ -31,14 +31,7 @@ ITEM_OVERHEAD_BYTES: Final = 40
 
 
 class OpenSegmentState(msgspec.Struct, frozen=True):
-    """Snapshot of an open segment.
-
-    Attributes:
-        flow, table: names of the flow and of its source table.
-        last_commit: of the newest item ever appended, 0 if none.
-        size_bytes: of the items below.
-        chunks: the items.
-    """
+    """Snapshot of an open segment; ``last_commit`` is of the newest item ever appended, 0 if none."""
 
     flow: str
     table: str

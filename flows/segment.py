@@ -82,12 +82,6 @@ def build(chunks: Sequence[SealedChunk], flow: str, table: str, number: int) -> 
 
     Deterministic: equal items give equal bytes, however they were chunked.
 
-    Args:
-        chunks: the items, at least one, in commit order.
-        flow: name of the flow.
-        table: its source table.
-        number: batch number, from 1.
-
     Raises:
         ValueError: no chunks, or a key or value that is not UTF-8.
         BadRequestError: a range body is not one.

@@ -65,11 +65,8 @@ class ConsumerLease:
 class FlowClient:
     """Talks to any of several equal endpoints; keeps to one as long as it answers.
 
-    Args:
-        endpoints: base URLs, `http://host:port` or `https://…`; at least one.
-        flow: name of the flow.
-        retry: how long each call goes on trying; all calls are idempotent.
-        timeout_s: for one answer of one endpoint.
+    ``retry`` says how long each call goes on trying, all calls are idempotent; ``timeout_s`` is for one answer of one
+    endpoint.
     """
 
     def __init__(self, endpoints: Sequence[str], flow: str, *, retry: Retry, timeout_s: float = 10.0) -> None:
@@ -91,9 +88,8 @@ class FlowClient:
     def batch(self, number: int) -> pa.RecordBatch:
         """Return the items of a sealed batch, columns of `PLAIN_SCHEMA`; checked to be whole and the one asked for.
 
-        Raises:
-            SinkError: RETENTION_EXCEEDED, BATCH_CHANGED (a reread in this process differs), BAD_BATCH,
-                FLOW_UNREACHABLE, FLOW_REFUSED.
+        Raises RETENTION_EXCEEDED, BATCH_CHANGED (a reread in this process differs), BAD_BATCH, FLOW_UNREACHABLE,
+        FLOW_REFUSED.
         """
         return self._call("GET", f"/batches/{number}", None, lambda answer: self._checked_batch(answer, number))
 

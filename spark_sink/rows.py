@@ -137,15 +137,10 @@ class Contacts:
 
 
 def decode(items: pa.RecordBatch, flow: str) -> tuple[Posts, pa.RecordBatch]:
-    """Split items into posts and dead letters: each item ends in exactly one of the two.
+    """Split items into posts and dead letters, rows of `DEAD_LETTERS`: each item ends in exactly one of the two.
 
-    Args:
-        items: columns of `oncegate.flows.schema.PLAIN_SCHEMA` and `batch`, int64.
-        flow: where the items come from; recorded in the dead letters.
-
-    Returns:
-        The posts, and rows of `DEAD_LETTERS`. An item without a value (a deletion) is a dead letter: a timeline is
-        a record of posts, and nothing tells which rows a deletion would mean.
+    Items have the columns of `oncegate.flows.schema.PLAIN_SCHEMA` and `batch`, int64. An item without a value (a
+    deletion) is a dead letter: a timeline is a record of posts, and nothing tells which rows a deletion would mean.
     """
     messages: list[Message] = []
     good: list[int] = []

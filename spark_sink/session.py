@@ -38,15 +38,11 @@ _LOCAL_SETTINGS: Final = {
 
 
 def build(name: str, *, cores: int = 2, archive: bool = True) -> SparkSession:
-    """Return the session of this process.
+    """Return the session of this process; without ``archive`` no class-data archive is used or made in the user's
+    cache.
 
     Under spark-submit the submitted settings hold and only those of queries are added. Otherwise it runs in this
     process, on ``cores`` threads, a failed task being tried 4 times in all.
-
-    Args:
-        name: of the application.
-        cores: threads for tasks, 1 or more.
-        archive: whether to use, and at a first run to make, the class-data archive in the user's cache.
     """
     builder = SparkSession.builder.appName(name)
     settings = dict(_QUERY_SETTINGS)

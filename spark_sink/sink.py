@@ -21,14 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import pyarrow as pa
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    DataSourceStreamWriter,
-    DataSourceWriter,
-    WriterCommitMessage,
-)
+from pyspark.sql import datasource as spark
 from pyspark.sql.types import StructType
 
 from oncegate.spark_sink.errors import SinkError
@@ -47,7 +40,7 @@ class Derivation(Protocol):
 
 
 @dataclass
-class TaskDone(WriterCommitMessage):
+class TaskDone(spark.WriterCommitMessage):
     """What one task wrote: how much of which table, and which batches it saw (0 = none)."""
 
     items: int = 0
@@ -58,18 +51,18 @@ class TaskDone(WriterCommitMessage):
     write_s: float = 0.0
 
 
-class StoreSink(DataSource):
+class StoreSink(spark.DataSource):
     """A sink of items into a store; subclasses name it and say what is derived. Options in `SinkOptions`."""
 
     @abstractmethod
     def derivation(self) -> Derivation:
         """Return the derivation of rows from items; it is pickled and sent to the tasks."""
 
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+    def writer(self, schema: StructType, overwrite: bool) -> spark.DataSourceWriter:
         """Return the writer of a replay: rows are written, no cursor moves."""
         return StoreWriter(SinkOptions.parse(self.options), self.derivation())
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+    def streamWriter(self, schema: StructType, overwrite: bool) -> spark.DataSourceStreamWriter:  # noqa: N802
         """Return the writer of a micro-batch."""
         return StoreStreamWriter(SinkOptions.parse(self.options), self.derivation())
 
@@ -81,19 +74,19 @@ class _Writing:
         self._options = options
         self._derivation = derivation
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> spark.WriterCommitMessage:
         """See `write_items`."""
         return write_items(iterator, self._options, self._derivation)
 
 
-class StoreWriter(_Writing, DataSourceArrowWriter):
+class StoreWriter(_Writing, spark.DataSourceArrowWriter):
     """Writes a range of batches once; see `StoreSink.writer`."""
 
 
-class StoreStreamWriter(_Writing, DataSourceStreamArrowWriter):
+class StoreStreamWriter(_Writing, spark.DataSourceStreamArrowWriter):
     """Writes one micro-batch; see `StoreSink.streamWriter`."""
 
-    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+    def commit(self, messages: Sequence[spark.WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Move the cursor to the last batch of the micro-batch and append a progress line; may be called again.
 
         Raises:
@@ -108,7 +101,7 @@ class StoreStreamWriter(_Writing, DataSourceStreamArrowWriter):
         if self._options.progress is not None:
             _append(self._options.progress, {**_progress(done, batchId, last), **_lag(flow)})
 
-    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+    def abort(self, messages: Sequence[spark.WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Leave what was written: the same rows come again."""
 
 

@@ -55,11 +55,9 @@ REGISTRY: Final[dict[StoreCode, StoreTraits]] = {
 class StoreError(Exception):
     """A typed refusal.
 
-    Attributes:
-        code: which refusal.
-        detail: one sentence for a person; never a payload or a secret.
-        outcome: `not_applied`, or `unknown`: the effect may or may not have taken place.
-        retryable: whether the same action may succeed when it is repeated unchanged.
+    ``detail`` is one sentence for a person, never a payload or a secret; ``outcome`` is `not_applied`, or `unknown`:
+    the effect may or may not have taken place; ``retryable``: the same action may succeed when it is repeated
+    unchanged.
     """
 
     def __init__(self, code: StoreCode, detail: str) -> None:

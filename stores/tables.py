@@ -147,9 +147,8 @@ class StoreTable:
 def checked(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Return ``rows`` with the columns of ``schema`` in its order.
 
-    Raises:
-        StoreError: BAD_ROWS, when a column is missing or has another type, a value is null that may not be, or a
-            timestamp is not positive.
+    Raises BAD_ROWS when a column is missing or has another type, a value is null that may not be, or a timestamp is not
+    positive.
     """
     try:
         chosen = rows.select(schema.names)

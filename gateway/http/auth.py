@@ -56,9 +56,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 class Tokens:
     """The tokens of a file, read again when it changes.
 
-    Raises:
-        ValueError: the file is not one of tokens; the text names the place, never a hash.
-        OSError: it cannot be read.
+    Raises OSError if it cannot be read, ValueError if it is not one of tokens: the text names the place, never a hash.
     """
 
     def __init__(self, path: Path) -> None:

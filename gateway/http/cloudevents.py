@@ -58,13 +58,7 @@ def is_batch(content_type: str) -> bool:
 
 
 def read(table: str, content_type: str, headers: Iterable[tuple[str, str]], body: bytes) -> list[CloudEvent]:
-    """Translate a request in any mode.
-
-    Args:
-        table: a valid name.
-        content_type: media type without parameters, in lower case.
-        headers: all of them, names in any case.
-        body: as received.
+    """Translate a request in any mode; ``content_type`` is without parameters, in lower case.
 
     Raises:
         OncegateError: BAD_REQUEST, UNSUPPORTED_MEDIA_TYPE for a format other than JSON, PAYLOAD_TOO_LARGE.

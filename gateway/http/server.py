@@ -19,15 +19,8 @@ from typing import Final
 from aiohttp import web
 
 from oncegate.consensus.config import is_loopback
+from oncegate.gateway.http.admission import connections
 from oncegate.gateway.http.admission.bodies import BodyBudget
-from oncegate.gateway.http.admission.connections import (
-    CONNECTIONS,
-    ConnectionCounts,
-    GuardedSite,
-    Patience,
-    connections_allowed,
-    raise_descriptor_limit,
-)
 from oncegate.gateway.http.admission.gate import Desk, gate
 from oncegate.gateway.http.auth import Tokens
 from oncegate.gateway.http.negotiation import BODIES, NODE, problem
@@ -72,7 +65,7 @@ def application(node: Node, tokens: Tokens | None = None, *, routes: tuple[Route
     )
     app = web.Application(client_max_size=settings.body_bytes_max, middlewares=[gate(desk)])
     app[NODE] = node
-    app[CONNECTIONS] = ConnectionCounts()
+    app[connections.CONNECTIONS] = connections.ConnectionCounts()
     app[BODIES] = BodyBudget(settings.body_bytes_max, settings.receiving_bytes_max, settings.body_ms_max)
     for route in routes:
         for method in ("GET", "HEAD") if route.method == "GET" and route.head else (route.method,):
@@ -96,8 +89,8 @@ async def running(settings: Settings, make_node: MakeNode = Node) -> AsyncIterat
     node = make_node(settings)
     app = application(node, tokens)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S)
-    patience = Patience(
-        connections_allowed(settings.connections_max),
+    patience = connections.Patience(
+        connections.connections_allowed(settings.connections_max),
         settings.headers_ms_max,
         settings.idle_ms_max,
         settings.unsent_ms_max,
@@ -107,7 +100,9 @@ async def running(settings: Settings, make_node: MakeNode = Node) -> AsyncIterat
         await node.start()
         await runner.setup()
         address = settings.address
-        await GuardedSite(runner, address.host, address.http_port, patience, app[CONNECTIONS], tls=context).start()
+        await connections.GuardedSite(
+            runner, address.host, address.http_port, patience, app[connections.CONNECTIONS], tls=context
+        ).start()
         log.info("node %s serves %s, data in %s", settings.node, settings.http_of(address), settings.data_dir)
         with _reloading(settings, tokens, context):
             yield node
@@ -152,7 +147,7 @@ def _reloading(settings: Settings, tokens: Tokens | None, context: ssl.SSLContex
 
 async def serve(settings: Settings, make_node: MakeNode = Node) -> None:
     """Run a node until SIGTERM or SIGINT."""
-    raise_descriptor_limit(settings.connections_max)
+    connections.raise_descriptor_limit(settings.connections_max)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -169,9 +164,8 @@ async def serve(settings: Settings, make_node: MakeNode = Node) -> None:
 def server_context(settings: Settings) -> ssl.SSLContext | None:
     """Return the TLS context of the settings, None without certificate.
 
-    Raises:
-        ValueError: certificate and key do not belong together, or a file holds neither.
-        OSError: a file cannot be read.
+    Raises ValueError if certificate and key do not belong together or a file holds neither, OSError if one cannot be
+    read.
     """
     if settings.tls_certificate is None or settings.tls_key is None:
         return None

@@ -73,9 +73,8 @@ class Administration:
         A leader that removes itself, or loses the lead meanwhile, answers NOT_LEADER; the request goes on to its
         successor. Each request names the wanted state, so carrying it out twice changes nothing more.
 
-        Raises:
-            OncegateError: CONFLICT when another change is under way, NO_LEADER, TIMEOUT with outcome unknown, or the
-                reason why it is impossible.
+        Raises CONFLICT when another change is under way, NO_LEADER, TIMEOUT with outcome unknown, or why it is
+        impossible.
         """
         refusal = OncegateError(Code.NO_LEADER, retry_after_ms=100)
         for _ in range(_HOPS_MAX):

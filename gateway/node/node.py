@@ -137,8 +137,7 @@ class Node:
         """Apply a committed entry (:class:`oncegate.consensus.ports.StateMachine`) and publish the batches that it
         sealed.
 
-        Raises:
-            StorageError: the state on disk is damaged; this node must not go on.
+        Raises StorageError if the state on disk is damaged; this node must not go on.
         """
         if self.state.broken is not None:
             raise self.state.broken
@@ -295,9 +294,7 @@ class Node:
 def replica_config(settings: Settings) -> ReplicaConfig:
     """Return the consensus configuration that the settings give.
 
-    Raises:
-        ValueError: they contradict each other, or the secret is too short.
-        OSError: the file with the secret cannot be read.
+    Raises ValueError if they contradict each other or the secret is too short, OSError if its file cannot be read.
     """
     return ReplicaConfig(
         node_id=settings.node,

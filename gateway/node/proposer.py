@@ -120,17 +120,10 @@ class Proposer:
         self.entries = 0
 
     def submit(self, command: c.Command, size: int) -> asyncio.Future[Answer]:
-        """Order a command; it leaves with everything else that waits at the end of this loop iteration.
+        """Order a command of roughly ``size`` bytes; it leaves with everything else that waits at the end of this loop
+        iteration.
 
-        Args:
-            command: canonical, from the edge.
-            size: its bytes, roughly.
-
-        Returns:
-            A future of the answer; it fails with OncegateError and never hangs.
-
-        Raises:
-            OncegateError: OVERLOADED; nothing was proposed.
+        The future of its answer fails with OncegateError and never hangs. Raises OVERLOADED; then nothing was proposed.
         """
         if self.inflight_commands >= INFLIGHT_COMMANDS_MAX or self.inflight_bytes + size > INFLIGHT_BYTES_MAX:
             raise OncegateError(Code.OVERLOADED, "too many commands wait for the log", retry_after_ms=50)

@@ -76,11 +76,9 @@ class Reads:
         return self._columns
 
     async def reach(self, consistency: str, min_commit: int) -> None:
-        """Wait until the local state may answer a read.
+        """Wait until the local state may answer a read that is ``linearizable``, ``session`` or ``stale``.
 
-        Args:
-            consistency: ``linearizable``, ``session`` or ``stale``.
-            min_commit: commit number that the answer must reflect, for ``session``; 0 for none.
+        ``min_commit``: commit number that the answer must reflect, 0 for none.
 
         Raises:
             OncegateError: BAD_REQUEST, or NO_LEADER, NOT_READY or TIMEOUT when the point is not reached in time.

@@ -76,14 +76,9 @@ async def serve_piece(publisher: Publisher, payload: bytes) -> bytes:
 
 
 class SegmentFetcher:
-    """Fetches missing batches. Event loop's thread.
+    """Fetches missing batches from ``others``, the other members of now. Event loop's thread.
 
-    Args:
-        peers: the calls to other nodes.
-        others: ids of the other members, now.
-        machine: knows which batches are retained.
-        store: where they are kept.
-        publisher: has the batches that this node sealed itself and has not written yet.
+    ``publisher`` has the batches that this node sealed itself and has not written to ``store`` yet.
 
     Bounds: ``CONCURRENT_MAX`` batches in memory at once; one fetch a batch, whoever waits for it.
     """
@@ -117,9 +112,8 @@ class SegmentFetcher:
     async def ensure(self, flow: str, number: int) -> None:
         """Return when the batch is here.
 
-        Raises:
-            OncegateError: NOT_FOUND when no member gave it in ``ENSURE_TIMEOUT_S``; RETENTION_EXCEEDED when it was
-                dropped meanwhile.
+        Raises NOT_FOUND when no member gave it in ``ENSURE_TIMEOUT_S``, RETENTION_EXCEEDED when it was dropped
+        meanwhile.
         """
         try:
             async with asyncio.timeout(ENSURE_TIMEOUT_S):

@@ -30,9 +30,7 @@ from oncegate.stores.tables import StoreTable
 class TimelineFanOut:
     """Derives timeline rows and dead letters.
 
-    Args:
-        flow: where the items come from.
-        contacts: file of contacts, readable by every executor, or shipped by `--files` under its own name.
+    The file of contacts is readable by every executor, or shipped by `--files` under its own name.
     """
 
     flow: str

@@ -21,22 +21,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from cassandra import protocol
 from cassandra.cqltypes import BytesType, LongType, VarcharType
-from cassandra.protocol import (
-    BatchMessage,
-    ProtocolHandler,
-    ResultMessage,
-    write_byte,
-    write_consistency_level,
-    write_short,
-)
 from cassandra.query import BatchStatement, BatchType
 
 Bytes = npt.NDArray[np.uint8]
 
 _NOT_SET: Final = -2
 _ARROW_TYPE: Final = {LongType: pa.int64(), VarcharType: pa.string(), BytesType: pa.binary()}
-_RowsMessage: Final[Any] = ProtocolHandler.message_types_by_opcode[ResultMessage.opcode]
+_RowsMessage: Final[Any] = protocol.ProtocolHandler.message_types_by_opcode[protocol.ResultMessage.opcode]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +67,7 @@ def encode(prepared_id: bytes, columns: Sequence[pa.Array]) -> EncodedRows:
 
 
 class EncodedBatch(BatchStatement):  # type: ignore[misc]
-    """An unlogged batch of statements that are encoded already.
-
-    Args:
-        data: the statements.
-        count: how many.
-        keyspace: of their table.
-        routing_key: of the partition that all of them belong to.
-    """
+    """An unlogged batch of ``count`` statements of one partition that are encoded already."""
 
     def __init__(self, data: memoryview, count: int, keyspace: str, routing_key: bytes) -> None:
         super().__init__(BatchType.UNLOGGED)
@@ -91,13 +77,13 @@ class EncodedBatch(BatchStatement):  # type: ignore[misc]
         self.is_idempotent = True
 
 
-class EncodedBatchProtocol(ProtocolHandler):  # type: ignore[misc]
+class EncodedBatchProtocol(protocol.ProtocolHandler):  # type: ignore[misc]
     """The driver's protocol handler, which also knows how to send an `EncodedBatch`."""
 
     @classmethod
     def encode_message(cls, msg: Any, *args: Any, **kwargs: Any) -> bytes:
         """Return the frame of a message."""
-        if isinstance(msg, BatchMessage) and isinstance(msg.queries, _Statements):
+        if isinstance(msg, protocol.BatchMessage) and isinstance(msg.queries, _Statements):
             encoded = _EncodedBatchMessage(msg.batch_type, msg.queries, msg.consistency_level)
             encoded.tracing, encoded.custom_payload = msg.tracing, msg.custom_payload
             msg = encoded
@@ -114,14 +100,14 @@ class _Statements:
         return self.count
 
 
-class _EncodedBatchMessage(BatchMessage):  # type: ignore[misc]
+class _EncodedBatchMessage(protocol.BatchMessage):  # type: ignore[misc]
     def send_body(self, f: Any, protocol_version: int) -> None:
-        write_byte(f, self.batch_type.value)
-        write_short(f, self.queries.count)
+        protocol.write_byte(f, self.batch_type.value)
+        protocol.write_short(f, self.queries.count)
         f.write(self.queries.data)
-        write_consistency_level(f, self.consistency_level)
+        protocol.write_consistency_level(f, self.consistency_level)
         # No flags: every statement brings its own timestamp.
-        write_byte(f, 0)
+        protocol.write_byte(f, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,12 +159,12 @@ class _PageMessage(_RowsMessage):  # type: ignore[misc]
         self.parsed_rows = [pa.RecordBatch.from_arrays(arrays, names=names)]
 
 
-class PageProtocol(ProtocolHandler):  # type: ignore[misc]
+class PageProtocol(protocol.ProtocolHandler):  # type: ignore[misc]
     """A protocol handler whose results are pages: a `pyarrow.RecordBatch` in place of rows."""
 
     message_types_by_opcode: Final = {
-        **ProtocolHandler.message_types_by_opcode,
-        ResultMessage.opcode: _PageMessage,
+        **protocol.ProtocolHandler.message_types_by_opcode,
+        protocol.ResultMessage.opcode: _PageMessage,
     }
 
 

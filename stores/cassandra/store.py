@@ -21,15 +21,9 @@ from urllib.parse import SplitResult
 
 import numpy as np
 import pyarrow as pa
-from cassandra import ConsistencyLevel, CoordinationFailure, OperationTimedOut, Timeout, Unavailable
+from cassandra import ConsistencyLevel, CoordinationFailure, OperationTimedOut, Timeout, Unavailable, policies
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable, Session
 from cassandra.connection import ConnectionException
-from cassandra.policies import (
-    ConstantReconnectionPolicy,
-    DCAwareRoundRobinPolicy,
-    FallthroughRetryPolicy,
-    TokenAwarePolicy,
-)
 from cassandra.protocol import IsBootstrappingErrorMessage, OverloadedErrorMessage, ServerError
 from cassandra.query import PreparedStatement, tuple_factory
 
@@ -265,10 +259,10 @@ class CassandraStore(Store):
 
     def _connected(self) -> Cluster:
         profile = ExecutionProfile(
-            load_balancing_policy=TokenAwarePolicy(DCAwareRoundRobinPolicy()),
+            load_balancing_policy=policies.TokenAwarePolicy(policies.DCAwareRoundRobinPolicy()),
             consistency_level=ConsistencyLevel.LOCAL_QUORUM,
             # The driver must not retry: this module alone decides whether to try again.
-            retry_policy=FallthroughRetryPolicy(),
+            retry_policy=policies.FallthroughRetryPolicy(),
             request_timeout=_REQUEST_TIMEOUT_S,
             row_factory=tuple_factory,
         )
@@ -276,7 +270,7 @@ class CassandraStore(Store):
             self._hosts,
             self._port,
             execution_profiles={EXEC_PROFILE_DEFAULT: profile},
-            reconnection_policy=ConstantReconnectionPolicy(0.5, max_attempts=None),
+            reconnection_policy=policies.ConstantReconnectionPolicy(0.5, max_attempts=None),
             # Version 5 verifies checksums of frames in Python, which costs more than it is worth within one network.
             protocol_version=_PROTOCOL_VERSION,
         )

@@ -37,15 +37,9 @@ class NodeStatus:
 
 
 class DevCluster:
-    """The cluster in a directory.
+    """The cluster in a directory, which holds data, logs and `config.json`; ``config`` None: the one kept there.
 
-    Args:
-        home: created if missing; holds data, logs and `config.json`.
-        config: None for the one kept in ``home``.
-
-    Raises:
-        StoreError: BAD_OPTION, when ``home`` holds a cluster of another number of nodes, or none and no config is
-            given.
+    Raises BAD_OPTION when the directory holds a cluster of another number of nodes, or none and no config is given.
     """
 
     def __init__(self, home: Path, config: Config | None = None) -> None:
@@ -143,12 +137,7 @@ class DevCluster:
 
 @contextmanager
 def running(config: Config | None = None, home: Path | None = None) -> Iterator[DevCluster]:
-    """Yield a cluster that is up, and remove it at the end.
-
-    Args:
-        config: by default one node on free ports.
-        home: by default a temporary directory.
-    """
+    """Yield a cluster that is up, by default one node on free ports in a temporary directory; remove it at the end."""
     with ExitStack() as stack:
         if home is None:
             home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="oncegate-cassandra-")))

@@ -49,15 +49,9 @@ _META: Final = "store.json"
 
 
 class SqliteStore(Store):
-    """A `Store` in a directory.
+    """A `Store` in a directory; ``shards``, the number of files, is only used when the directory is new.
 
-    Args:
-        directory: created if missing.
-        shards: number of files; only used when the directory is new.
-        retry_s: how long one write is retried while files are locked or fail.
-
-    Raises:
-        StoreError: BAD_OPTION, STORE_UNAVAILABLE (the directory cannot be made or read).
+    Raises BAD_OPTION, or STORE_UNAVAILABLE when the directory cannot be made or read.
     """
 
     def __init__(self, directory: Path, *, shards: int = _SHARDS_DEFAULT, retry_s: float = _RETRY_S_DEFAULT) -> None:

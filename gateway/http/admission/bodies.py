@@ -29,12 +29,9 @@ class _Receiver:
 
 
 class BodyBudget:
-    """Receives bodies.
+    """Receives bodies, each of at most ``body_bytes_max`` and in ``body_ms_max`` once its headers have arrived.
 
-    Args:
-        body_bytes_max: of one body.
-        receiving_bytes_max: of all bodies that are not whole yet; at least ``body_bytes_max``.
-        body_ms_max: how long a body may take once its headers have arrived.
+    ``receiving_bytes_max``, at least ``body_bytes_max``, bounds all bodies together that are not whole yet.
     """
 
     def __init__(self, body_bytes_max: int, receiving_bytes_max: int, body_ms_max: int) -> None:
