@@ -152,19 +152,14 @@ class Consumers:
         """Return copies of all consumers' states."""
         return tuple(msgspec.structs.replace(consumer) for consumer in self._by_name.values())
 
-    def required_watermark(self) -> int | None:
-        """Return the smallest cursor of the required consumers, None if none is required."""
-        return min((c.cursor for c in self._by_name.values() if c.required), default=None)
-
     def watermark(self) -> int:
         """Return the delivery watermark: batches up to it are delivered.
 
         The smallest cursor of the required consumers; of all consumers if none is required; 0 without consumers.
         """
-        required = self.required_watermark()
-        if required is not None:
-            return required
-        return min((consumer.cursor for consumer in self._by_name.values()), default=0)
+        consumers = self._by_name.values()
+        counting = [consumer for consumer in consumers if consumer.required] or consumers
+        return min((consumer.cursor for consumer in counting), default=0)
 
     def lag(self, name: str, batches: BatchLog, now_ms: int) -> Lag:
         """Return how far a consumer is behind the newest sealed batch at cluster time ``now_ms``.

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from oncegate.flows.errors import BadRequestError, ConflictError, NotFoundError, QuotaError
+from oncegate.flows.errors import BadRequestError, ConflictError, QuotaError
 
 NAME_PATTERN: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 """Names of flows and consumers. The first character keeps file names off ``.``, ``..`` and hidden files."""
@@ -133,30 +133,3 @@ class FlowGraph:
                     came_from[flow.target] = table
                     todo.append(flow.target)
         return None
-
-    def get(self, name: str) -> FlowDeclaration:
-        """Return a declared flow; raises NotFoundError: it is not declared."""
-        flow = self._flows.get(name)
-        if flow is None:
-            raise NotFoundError(f"no flow {name}")
-        return flow
-
-    def of_source(self, table: str) -> tuple[FlowDeclaration, ...]:
-        """Return the flows that derive from ``table``, in order of declaration."""
-        return self._by_source.get(table, ())
-
-    def all(self) -> tuple[FlowDeclaration, ...]:
-        """Return all flows in order of declaration."""
-        return tuple(self._flows.values())
-
-    def snapshot(self) -> tuple[FlowDeclaration, ...]:
-        """Return the state as plain data; :meth:`restore` makes an equal graph of it."""
-        return self.all()
-
-    @classmethod
-    def restore(cls, state: tuple[FlowDeclaration, ...]) -> FlowGraph:
-        """Return the graph that gave ``state``."""
-        graph = cls()
-        for flow in state:
-            graph.declare(flow)
-        return graph

@@ -140,11 +140,6 @@ class Publisher:
         """Whether the worker runs. False after :meth:`close`, and after a bug has ended it."""
         return self._worker.is_alive() and not self._ended
 
-    def pending(self) -> tuple[SealedBatch, ...]:
-        """Return the batches that are not durable yet, in order; to be submitted again after a restore."""
-        with self._changed:
-            return tuple(pending.batch for pending in self._pending.values())
-
     def get(self, flow: str, number: int) -> bytes:
         """Return a batch's payload, from memory while its file is not durable. Blocking.
 
@@ -172,12 +167,6 @@ class Publisher:
             pending = self._pending.get((flow, number))
         return self._store.checksum(flow, number) if pending is None else checksum(pending.payload())
 
-    def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until all that was submitted is durable. Returns False after ``timeout_s`` or when the worker ended."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._queue or self._ended, timeout_s)
-            return not self._queue
-
     def mark(self) -> int:
         """Return a mark of what has been submitted by now, for :meth:`wait_done`."""
         return self._submitted
@@ -185,7 +174,7 @@ class Publisher:
     def wait_done(self, mark: int, timeout_s: float) -> bool:
         """Wait until everything submitted before ``mark`` is durable; False after ``timeout_s`` or if the worker ended.
 
-        Unlike :meth:`wait_idle` this ends although new batches keep coming.
+        It ends although new batches keep coming.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._finished >= mark or self._ended, timeout_s)

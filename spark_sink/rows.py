@@ -1,8 +1,7 @@
 """Derives rows from items. Pure: every key and every write timestamp follows from the item alone.
 
-Owns: the tables of the fan-out job, what a message is, and the fan-out of a post to its sender's contacts: once
-vectorised, once as a plain loop that tests compare it with. Imports no clock, randomness or I/O. Read next:
-`contacts`, `sink`.
+Owns: the tables of the fan-out job, what a message is, and the fan-out of a post to its sender's contacts. Imports no
+clock, randomness or I/O. Read next: `contacts`, `sink`.
 
 Timeline rows are keyed ((user, bucket), commit descending, ordinal). `bucket` = commit >> 20 bounds a partition to
 2^20 rows. `ordinal` counts the rows which one item puts into one partition, from 0; a contact follows once, so here
@@ -12,9 +11,9 @@ commit number.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 import numpy as np
@@ -201,25 +200,6 @@ def pieces(posts: Posts, contacts: Contacts, rows_max: int) -> Iterator[Posts]:
         end = max(int(np.searchsorted(ends, before + rows_max, side="right")), begin + 1)
         yield posts.slice(begin, end)
         begin = end
-
-
-def fan_out_reference(
-    posts: Collection[tuple[str, int, int, int, str | None]], contacts: Mapping[int, Collection[int]]
-) -> list[dict[str, Any]]:
-    """Return what `fan_out` returns, by the plainest loop; posts are (key, commit, sender, sent_at, traceparent)."""
-    rows: list[dict[str, Any]] = []
-    for key, commit, sender, sent_at, traceparent in posts:
-        for user in set(contacts.get(sender, ())):
-            row: dict[str, Any] = {
-                "user": user,
-                "bucket": commit // 2**BUCKET_BITS,
-                "commit": commit,
-                "ordinal": 0,
-            }
-            row |= {"message": key, "sender": sender, "sent_at": sent_at, "traceparent": traceparent}
-            rows.append({**row, WRITE_TS: commit})
-    rows.sort(key=lambda row: (row["user"], row["bucket"], -row["commit"], row["ordinal"]))
-    return rows
 
 
 def _dead_letters(items: pa.RecordBatch, errors: list[str], flow: str) -> pa.RecordBatch:

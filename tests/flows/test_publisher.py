@@ -97,7 +97,7 @@ def test_batches_are_published_in_order_by_one_thread_that_is_not_the_callers() 
     with running(disk) as (publisher, _):
         for number in range(1, 30):
             publisher.submit(batch(number))
-        assert publisher.wait_idle(TIMEOUT_S)
+        assert publisher.wait_done(publisher.mark(), TIMEOUT_S)
         assert [number for _, number in disk.written] == list(range(1, 30))
         assert disk.batches["f", 1] == payload(batch(1))
     assert disk.threads == {"segment-writer"}
@@ -108,10 +108,10 @@ def test_failed_write_is_reported_tried_again_and_overtaken_by_nothing() -> None
     with running(disk) as (publisher, heard):
         publisher.submit(batch(1))
         publisher.submit(batch(2))
-        assert publisher.wait_idle(TIMEOUT_S)
+        assert publisher.wait_done(publisher.mark(), TIMEOUT_S)
         assert [(flow, number) for flow, number, _ in heard.failed] == [("f", 1), ("f", 1)]
         assert [number for _, number in disk.written] == [1, 2]
-        assert publisher.pending() == ()
+        assert publisher.pending_bytes == 0
 
 
 def test_batch_is_read_from_memory_until_it_is_durable() -> None:
@@ -121,11 +121,11 @@ def test_batch_is_read_from_memory_until_it_is_durable() -> None:
         publisher.submit(batch(1))
         assert publisher.get("f", 1) == payload(batch(1))
         assert publisher.checksum("f", 1) == segment.checksum(payload(batch(1)))
-        assert publisher.pending() == (batch(1),)
+        assert publisher.pending_bytes == batch(1).size_bytes
         assert disk.written == []
         disk.gate.set()
-        assert publisher.wait_idle(TIMEOUT_S)
-        assert publisher.pending() == ()
+        assert publisher.wait_done(publisher.mark(), TIMEOUT_S)
+        assert publisher.pending_bytes == 0
         assert publisher.get("f", 1) == payload(batch(1))
         assert publisher.checksum("f", 1) == segment.checksum(payload(batch(1)))
         with pytest.raises(NotFoundError):
@@ -139,7 +139,7 @@ def test_chunks_stay_readable_while_the_disk_fails_for_good() -> None:
         assert heard.failure.wait(TIMEOUT_S)
         assert publisher.get("f", 1) == payload(batch(1))
         publisher.close(TIMEOUT_S)
-        assert publisher.pending() == (batch(1),)
+        assert publisher.pending_bytes == batch(1).size_bytes
 
 
 def test_backlog_raises_the_signal_and_its_end_lowers_it() -> None:
@@ -153,7 +153,7 @@ def test_backlog_raises_the_signal_and_its_end_lowers_it() -> None:
         assert publisher.overloaded
         assert publisher.pending_bytes == sum(batch(number).size_bytes for number in (1, 2, 3))
         disk.gate.set()
-        assert publisher.wait_idle(TIMEOUT_S)
+        assert publisher.wait_done(publisher.mark(), TIMEOUT_S)
         assert not publisher.overloaded
         assert publisher.pending_bytes == 0
 
@@ -165,9 +165,9 @@ def test_same_batch_submitted_twice_is_one() -> None:
         publisher.submit(batch(1))
         publisher.submit(batch(1))
         disk.gate.set()
-        assert publisher.wait_idle(TIMEOUT_S)
+        assert publisher.wait_done(publisher.mark(), TIMEOUT_S)
         publisher.submit(batch(1))
-        assert publisher.wait_idle(TIMEOUT_S)
+        assert publisher.wait_done(publisher.mark(), TIMEOUT_S)
         assert [number for _, number in disk.written] == [1, 1]
         assert publisher.pending_bytes == 0
 
@@ -180,7 +180,7 @@ def test_drop_comes_after_the_writes_before_it() -> None:
             publisher.submit(batch(number))
         publisher.drop_through("f", 2)
         disk.gate.set()
-        assert publisher.wait_idle(TIMEOUT_S)
+        assert publisher.wait_done(publisher.mark(), TIMEOUT_S)
     assert list(disk.batches) == [("f", 3)]
 
 
@@ -214,5 +214,5 @@ def test_bug_in_a_store_ends_the_worker_visibly_and_nobody_waits_for_it() -> Non
     disk = FakeDisk(ZeroDivisionError())
     with running(disk) as (publisher, _):
         publisher.submit(batch(1))
-        assert not publisher.wait_idle(TIMEOUT_S)
+        assert not publisher.wait_done(publisher.mark(), TIMEOUT_S)
         assert publisher.get("f", 1) == payload(batch(1))

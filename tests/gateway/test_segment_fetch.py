@@ -43,7 +43,7 @@ class Side:
         sealed = self.machine.take_sealed()
         for batch in sealed if publish else []:
             self.publisher.submit(batch)
-        assert self.publisher.wait_idle(30)
+        assert self.publisher.wait_done(self.publisher.mark(), 60)  # the first batch loads numpy and pyarrow
         return sealed
 
 

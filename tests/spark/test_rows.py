@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from oncegate.flows.schema import PLAIN_SCHEMA
 from oncegate.spark_sink import contacts, rows
 from oncegate.spark_sink.source import BATCH_FIELD
 from oncegate.stores.errors import StoreCode, StoreError
+from tests.spark.recount import expected
 
 ids = st.one_of(st.integers(0, 6), st.sampled_from([2**40, 2**63 - 1]))
 edges = st.lists(st.tuples(ids, ids), max_size=40)
@@ -60,17 +62,17 @@ def test_fan_out_equals_the_plain_loop(
     found: list[tuple[int, int]], by_commit: dict[int, tuple[str, int, int, str | None]], rows_max: int
 ) -> None:
     posts = [(key, commit, *rest) for commit, (key, *rest) in sorted(by_commit.items())]
-    followers: dict[int, list[int]] = {}
-    for sender, follower in found:
-        followers.setdefault(sender, []).append(follower)
     fanned = rows.fan_out(as_posts(posts), as_contacts(found))
-    assert fanned.to_pylist() == rows.fan_out_reference(posts, followers)
+    items = [(commit, key, json.dumps({"sender": who, "sent_at": at})) for key, commit, who, at, _ in posts]
+    plain = sorted(expected(items, found), key=lambda row: (row[0], row[1], -row[2], row[3]))
+    assert list(zip(*fanned.drop_columns(["traceparent"]).to_pydict().values(), strict=True)) == plain
+    assert fanned.column("traceparent").to_pylist() == [by_commit[row[2]][3] for row in plain]
     assert fanned.schema == rows.TIMELINE.schema
     cut = [
         rows.fan_out(piece, as_contacts(found)) for piece in rows.pieces(as_posts(posts), as_contacts(found), rows_max)
     ]
     assert sorted(map(str, fanned.to_pylist())) == sorted(str(row) for piece in cut for row in piece.to_pylist())
-    single = {len(set(followers.get(sender, []))) for _, _, sender, *_ in posts}
+    single = set(Counter(sender for sender, _ in set(found)).values())
     assert all(piece.num_rows <= rows_max or piece.num_rows in single for piece in cut)
 
 
