@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oncegate.consensus.config import ReplicaConfig
 from oncegate.consensus.configuration import Configuration
-from oncegate.consensus.ports import Role, RoleChange, SavedPoint
+from oncegate.consensus.ports import Role, RoleChange, SavedPoint, SnapshotManifest, SnapshotSink, SnapshotSource
 from oncegate.consensus.replica.replica import Replica
 from oncegate.flows.publisher import Publisher
 from oncegate.flows.segment_store import SegmentStore
@@ -66,9 +66,6 @@ class Node:
             cache_bytes=settings.state_cache_bytes,
             on_installed=self._installed,
         )
-        self.begin_save = self.state.begin_save
-        self.open_snapshot = self.state.open_snapshot
-        self.open_sink = self.state.open_sink
         self.machine: Machine = self.state.machine
         # Consensus takes longer silences for sleep (:meth:`oncegate.consensus.core.engine.Engine.tick`): a leader that
         # wakes still leads.
@@ -157,7 +154,7 @@ class Node:
 
     @property
     def saved(self) -> SavedPoint | None:
-        """The newest durable point (:class:`oncegate.consensus.ports.DurableState`, as the two that follow)."""
+        """The newest durable point (:class:`oncegate.consensus.ports.DurableState`, as what follows)."""
         return self.state.saved
 
     @property
@@ -169,6 +166,18 @@ class Node:
     def saving(self) -> bool:
         """A save is under way."""
         return self.state.saving
+
+    def begin_save(self, point: SavedPoint) -> None:
+        """Start to make the present state durable as ``point``."""
+        self.state.begin_save(point)
+
+    def open_snapshot(self) -> SnapshotSource:
+        """Copy the newest saved state; worker thread."""
+        return self.state.open_snapshot()
+
+    def open_sink(self, manifest: SnapshotManifest) -> SnapshotSink:
+        """Begin to receive a snapshot; worker thread."""
+        return self.state.open_sink(manifest)
 
     def _installed(self) -> None:
         """A snapshot has replaced the machine's state: wake all waiting reads and fetch the missing batches."""

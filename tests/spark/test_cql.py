@@ -13,7 +13,6 @@ from cassandra.query import BatchType
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oncegate.stores.cassandra import decoding as cql_decoding
 from oncegate.stores.cassandra import encoding as cql_encoding
 
 ints = st.integers(-(2**63), 2**63 - 1)
@@ -66,7 +65,7 @@ def test_rows_of_equal_length_are_read_as_columns_and_others_are_left_alone(rows
         for row in rows
     ]
     body = struct.pack(">i", len(rows)) + b"".join(b"".join(row) for row in cells)
-    read = cql_decoding.equal_rows(body, KINDS)
+    read = cql_encoding.equal_rows(body, KINDS)
     equal = len({tuple(cell[:4] for cell in row) for row in cells}) == 1
     assert (read is not None) == equal
     if read is not None:
@@ -74,9 +73,9 @@ def test_rows_of_equal_length_are_read_as_columns_and_others_are_left_alone(rows
 
 
 def test_no_rows_and_nulls_are_told_apart() -> None:
-    nothing = cql_decoding.equal_rows(struct.pack(">i", 0), KINDS)
+    nothing = cql_encoding.equal_rows(struct.pack(">i", 0), KINDS)
     assert nothing is not None
     assert [len(column) for column in nothing] == [0, 0, 0, 0]
-    null = cql_decoding.equal_rows(struct.pack(">i", 2) + struct.pack(">i", -1) * 8, KINDS)
+    null = cql_encoding.equal_rows(struct.pack(">i", 2) + struct.pack(">i", -1) * 8, KINDS)
     assert null is not None
     assert [column.to_pylist() for column in null] == [[None, None]] * 4
