@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from oncegate.proof.mutants.catalogue import MUTANTS
-from oncegate.proof.sim.engine.shrink import shrink
+from oncegate.proof.sim.engine.command import shrink
 from oncegate.proof.sim.gateway.__main__ import main
 from oncegate.proof.sim.gateway.run import plan_of, run_plan
 from oncegate.proof.sim.gateway.world import WORKLOADS

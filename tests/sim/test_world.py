@@ -13,11 +13,11 @@ import pytest
 
 from oncegate.proof.sim.engine.__main__ import main
 from oncegate.proof.sim.engine.clock import NodeClock, Scheduler
+from oncegate.proof.sim.engine.command import shrink
 from oncegate.proof.sim.engine.faults import DEFAULT_MIX
 from oncegate.proof.sim.engine.plan import make_plan
 from oncegate.proof.sim.engine.planted import PLANTED
 from oncegate.proof.sim.engine.run import run_plan
-from oncegate.proof.sim.engine.shrink import shrink
 
 SEEDS = 120
 BLOCK = 20

@@ -14,8 +14,8 @@ import sys
 from collections import Counter
 
 from oncegate.proof.sim.engine.command import add_part, is_part, length_words, only_words, run_seeds, shrunk
-from oncegate.proof.sim.engine.many import Job, chosen_plan, run_chosen, whole_plan
 from oncegate.proof.sim.engine.planted import PLANTED
+from oncegate.proof.sim.engine.run import Job, chosen_plan, run_chosen, whole_plan
 
 
 def _arguments(argv):

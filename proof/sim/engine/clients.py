@@ -22,12 +22,11 @@ class Read:
 class Client:
     """One client of the cluster."""
 
+    _stopped = False
+
     def __init__(self, world, number, rng):
         self.world, self.number, self.rng = world, number, rng
-        self._count = 0
-        self._round = 0
-        self._open = 0
-        self._stopped = False
+        self._count = self._round = self._open = 0
 
     def stop(self):
         """Ask for nothing more."""
@@ -80,16 +79,11 @@ class Client:
         self.world.scheduler.after(self.world.plan.think_s * (0.5 + self.rng.random()), self.next)
 
 
-class Reader:
+class Reader(Client):
     """Reads all the time, at whoever says that it leads and is the least likely to."""
 
     def __init__(self, world, rng):
-        self.world, self.rng = world, rng
-        self._stopped = False
-
-    def stop(self):
-        """Ask for nothing more."""
-        self._stopped = True
+        super().__init__(world, 0, rng)
 
     def next(self):
         """Look for a victim."""

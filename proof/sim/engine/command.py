@@ -10,7 +10,7 @@ import multiprocessing
 import signal
 import time
 
-from oncegate.proof.sim.engine.shrink import shrink
+from oncegate.proof.lincheck.explain import fewer
 
 
 def add_part(parser):
@@ -54,6 +54,36 @@ def shrunk(outcome, run):
     for fault in small.plan.faults:
         print(f"  {fault.at:9.6f} s  {fault.kind} {fault.args}")
     return small
+
+
+def shrink(outcome, run, *, runs_max=120):
+    """Return the smallest failing outcome found, and how many runs it took.
+
+    Fewer faults (delta debugging), then a shorter run. Removing a fault changes what comes after it, so a smaller plan
+    may fail for another cause: the checker's name must stay the same.
+    """
+    left = runs_max
+
+    def fails(numbers, seconds):
+        nonlocal left, best
+        if left <= 0:
+            return False
+        left -= 1
+        tried = run(plan.only(set(numbers), seconds))
+        if tried.checker == outcome.checker:
+            best = tried
+            return True
+        return False
+
+    plan, best = outcome.plan, outcome
+    seconds = plan.seconds
+    if outcome.at < seconds and fails([fault.number for fault in plan.faults], round(outcome.at + 0.002, 3)):
+        seconds = round(outcome.at + 0.002, 3)
+    numbers = [fault.number for fault in plan.faults if fault.at < seconds]
+    numbers = fewer(numbers, lambda part: fails(part, seconds), lambda: left > 0)
+    while best.at < seconds - 0.01 and fails(numbers, round(best.at + 0.002, 3)):
+        seconds = best.plan.seconds
+    return best, runs_max - left
 
 
 def run_seeds(job, options, *, first, take):

@@ -87,15 +87,13 @@ class DurableMachine:
 
     state_type = State
 
-    def __init__(self, storage, *, every=20, lazy=False, on_applied=None, on_loaded=None):
+    def __init__(self, storage, *, every=20, lazy=False, on_loaded=None):
         self.storage, self.every, self.lazy = storage, every, lazy
-        self.on_applied = on_applied or (lambda index, command: None)
         self.on_loaded = on_loaded or (lambda state: None)
         self.log = []
-        self.point = None
-        self.writing = None
+        self.point = self.writing = None
+        self.since = 0
         self.installs = 0
-        self.fail_open = None
         if STATE_FILE in storage.names():
             state = msgspec.msgpack.decode(read_sealed(storage, STATE_FILE, _MAGIC), type=self.state_type)
             self.load(state)
@@ -106,11 +104,8 @@ class DurableMachine:
         self.point = state.point
         self.since = 0
 
-    since = 0
-
     def apply(self, index, term, command):
         assert not self.log or index > self.log[-1][0], "applied again"
-        self.on_applied(index, command)
         self.log.append((index, command))
         self.since += 1
         return index
@@ -150,8 +145,6 @@ class DurableMachine:
         write_sealed(self.storage, STATE_FILE, _MAGIC, msgspec.msgpack.encode(state))
 
     def open_snapshot(self):
-        if self.fail_open is not None:
-            raise self.fail_open
         payload = read_sealed(self.storage, STATE_FILE, _MAGIC)
         point = msgspec.msgpack.decode(payload, type=self.state_type).point
         return Source(google_crc32c.value(payload).to_bytes(4, "big") + payload, point)

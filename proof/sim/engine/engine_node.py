@@ -2,7 +2,7 @@
 
 Stands where :class:`oncegate.consensus.replica.replica.Replica` stands: it feeds the engine, ticks it, and forwards
 reads of a follower to the leader. Read next: :mod:`oncegate.proof.sim.engine.node`,
-:mod:`oncegate.proof.sim.engine.saved_machine`.
+:mod:`oncegate.proof.sim.engine.observed`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ from oncegate.consensus.ports import Role
 from oncegate.consensus.replica.follower_reads import FollowerReads
 from oncegate.proof.sim.engine.administered import Administered
 from oncegate.proof.sim.engine.observe import Violation
-from oncegate.proof.sim.engine.observed import Machine, ObservedLog
-from oncegate.proof.sim.engine.saved_machine import SavedMachine
+from oncegate.proof.sim.engine.observed import Machine, ObservedLog, SavedMachine
 
 
 class SeededSecrets:
@@ -167,24 +166,15 @@ class EngineNode(Administered):
 
     # -- network ----------------------------------------------------------------------------------------
 
-    def connected(self, peer, epoch):
-        self.handle(self._connected, peer, epoch)
-
     def _connected(self, peer, epoch):
         self.engine.peer_up(peer, epoch)
         self.reads.ask_again(peer)
         self.wake(0.0001)
 
-    def disconnected(self, peer):
-        self.handle(self._disconnected, peer)
-
     def _disconnected(self, peer):
         self.engine.peer_down(peer)
         self.reads.lost(NotLeader(None), unless_leader=self.engine.leader_id)
         self.wake(0.0001)
-
-    def arrived(self, peer, epoch, message):
-        self.handle(self._received, peer, epoch, message)
 
     def _received(self, peer, epoch, body):
         engine = self.engine
@@ -232,10 +222,6 @@ class EngineNode(Administered):
     def commands(self):
         return self.machine.commands
 
-    def propose(self, command, done):
-        """A client's command; ``done`` gets the index it was applied at, or None."""
-        self.handle(self._propose, command, done)
-
     def _propose(self, command, done):
         token = (next(self._tokens), command, done)
         try:
@@ -245,10 +231,6 @@ class EngineNode(Administered):
             return
         self.world.answers.proposed(self.name, token[0])
         self.wake(0.0002)
-
-    def read(self, read):
-        """A client's read, of this node's state."""
-        self.handle(self._read, read)
 
     def _read(self, read):
         try:
@@ -276,38 +258,33 @@ class EngineNode(Administered):
         self.wake(0.0)
 
     def _result(self, token, result):
+        self._ended(token, result)
+
+    def _failure(self, token, error):
+        self._ended(token, None)
+
+    def _ended(self, token, result):
+        """Somebody gets what he waited for, or None for a refusal."""
+        world = self.world
         match token:
             case ("read", read):
                 self._read_point(read, result)
             case ("peer", peer, epoch, number):
                 if self.engine.is_connected(peer, epoch):
                     self._send(peer, ReadReply(number, result))
-                self.engine.show_commit(peer)
+                if result is not None:
+                    self.engine.show_commit(peer)
             case ("admin", what, which):
                 self._changes.discard(token)
-                self.world.answers.answered(self.name, token)
-                self.world.counts[what] += 1
-                if isinstance(which, tuple):
+                world.answers.answered(self.name, token)
+                world.counts[what if result is not None else f"{what} in vain"] += 1
+                if result is not None and what != "transfers":
                     self._changed(what, which[1], result)
             case (number, command, done):
-                self.world.answers.answered(self.name, number)
-                self.world.acknowledged(command, result)
+                world.answers.answered(self.name, number)
+                if result is not None:
+                    world.acknowledged(command, result)
                 done(result)
-
-    def _failure(self, token, error):
-        match token:
-            case ("read", read):
-                self.world.read_failed(read)
-            case ("peer", peer, epoch, number):
-                if self.engine.is_connected(peer, epoch):
-                    self._send(peer, ReadReply(number, None))
-            case ("admin", what, _):
-                self._changes.discard(token)
-                self.world.answers.answered(self.name, token)
-                self.world.counts[f"{what} in vain"] += 1
-            case (number, _, done):
-                self.world.answers.answered(self.name, number)
-                done(None)
 
     def _role(self, change):
         if change.role is Role.LEADER and change.ready:

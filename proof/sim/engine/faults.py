@@ -57,18 +57,31 @@ def topology(shape, order):
     raise ValueError(shape)
 
 
+class AtNode:
+    """A fault of one node, often the leader: ``details`` draws what else there is to say, ``strike`` does it."""
+
+    @classmethod
+    def draw(cls, rng, names):
+        return _target(rng, names), *cls.details(rng, names)
+
+    @classmethod
+    def apply(cls, world, target, *details):
+        node = world.node(target)
+        if node is not None:
+            cls.strike(world, node, *details)
+
+
 @register("kill", 6)
-class Kill:
+class Kill(AtNode):
     """A process dies, or its machine loses power, now or inside its n-th system call from now."""
 
     @staticmethod
-    def draw(rng, names):
-        return _target(rng, names), rng.random() < 0.6, rng.choice((0, 0, 1, 2, 3, 5, 9)), _down_s(rng)
+    def details(rng, names):
+        return rng.random() < 0.6, rng.choice((0, 0, 1, 2, 3, 5, 9)), _down_s(rng)
 
     @staticmethod
-    def apply(world, target, power, after_calls, down_s):
-        node = world.node(target)
-        if node is None or not node.alive:
+    def strike(world, node, power, after_calls, down_s):
+        if not node.alive:
             return
         if after_calls:
             node.calls_left, node.kill_as = after_calls, (power, down_s)
@@ -94,33 +107,30 @@ class KillSeveral:
 
 
 @register("power loss", 3)
-class PowerLoss:
+class PowerLoss(AtNode):
     """All machines lose power at once, while the target is inside its n-th system call from now."""
 
     @staticmethod
-    def draw(rng, names):
-        return _target(rng, names), rng.choice((1, 2, 3, 5, 9)), tuple(_down_s(rng) for _ in names)
+    def details(rng, names):
+        return rng.choice((1, 2, 3, 5, 9)), tuple(_down_s(rng) for _ in names)
 
     @staticmethod
-    def apply(world, target, after_calls, downs_s):
-        node = world.node(target)
-        if node is not None and node.alive:
+    def strike(world, node, after_calls, downs_s):
+        if node.alive:
             node.calls_left, node.kill_as = after_calls, downs_s
 
 
 @register("stop", 1)
-class Stop:
+class Stop(AtNode):
     """An orderly stop and start."""
 
     @staticmethod
-    def draw(rng, names):
-        return _target(rng, names), _down_s(rng)
+    def details(rng, names):
+        return (_down_s(rng),)
 
     @staticmethod
-    def apply(world, target, down_s):
-        node = world.node(target)
-        if node is not None:
-            node.stop(down_s)
+    def strike(world, node, down_s):
+        node.stop(down_s)
 
 
 @register("partition", 5)
@@ -214,64 +224,58 @@ class SlowLink:
 
 
 @register("slow disk", 2)
-class SlowDisk:
+class SlowDisk(AtNode):
     """Flushes take longer."""
 
     @staticmethod
-    def draw(rng, names):
-        return _target(rng, names), rng.choice((0.01, 0.05, 0.4)), rng.uniform(0.1, 1.5)
+    def details(rng, names):
+        return rng.choice((0.01, 0.05, 0.4)), rng.uniform(0.1, 1.5)
 
     @staticmethod
-    def apply(world, target, flush_s, seconds):
-        node = world.node(target)
-        if node is not None:
-            node.flush_s = flush_s
-            world.scheduler.after(seconds, setattr, node, "flush_s", world.plan.flush_s)
+    def strike(world, node, flush_s, seconds):
+        node.flush_s = flush_s
+        world.scheduler.after(seconds, setattr, node, "flush_s", world.plan.flush_s)
 
 
 @register("flush error", 1)
-class FlushError:
+class FlushError(AtNode):
     """The next flush fails; what is on the disk then is anybody's guess, and the process must end."""
 
     @staticmethod
-    def draw(rng, names):
-        return (_target(rng, names),)
+    def details(rng, names):
+        return ()
 
     @staticmethod
-    def apply(world, target):
-        node = world.node(target)
-        if node is not None and node.alive:
+    def strike(world, node):
+        if node.alive:
             node.disk.fail_syncs = 1
 
 
 @register("freeze", 3)
-class Freeze:
+class Freeze(AtNode):
     """A process does not run for a while; its clock goes on, or stands still with it."""
 
     @staticmethod
-    def draw(rng, names):
-        return _target(rng, names), rng.choice((0.05, 0.4, 2.0)) * (0.5 + rng.random()), rng.random() < 0.4
+    def details(rng, names):
+        return rng.choice((0.05, 0.4, 2.0)) * (0.5 + rng.random()), rng.random() < 0.4
 
     @staticmethod
-    def apply(world, target, seconds, clock_stops):
-        node = world.node(target)
-        if node is not None:
-            world.counts["freezes"] += 1
-            node.freeze(seconds, clock_stops=clock_stops)
+    def strike(world, node, seconds, clock_stops):
+        world.counts["freezes"] += 1
+        node.freeze(seconds, clock_stops=clock_stops)
 
 
 @register("clock", 2)
-class Clock:
+class Clock(AtNode):
     """A monotonic clock jumps forward, and goes at another rate from then on."""
 
     @staticmethod
-    def draw(rng, names):
-        return _target(rng, names), rng.choice((0.0, 0.3, 5.0, 86400.0)), rng.choice((0.8, 0.98, 1.02, 1.25))
+    def details(rng, names):
+        return rng.choice((0.0, 0.3, 5.0, 86400.0)), rng.choice((0.8, 0.98, 1.02, 1.25))
 
     @staticmethod
-    def apply(world, target, jump_s, rate):
-        node = world.node(target)
-        if node is not None and node.alive and not node.frozen:
+    def strike(world, node, jump_s, rate):
+        if node.alive and not node.frozen:
             world.counts["clock jumps"] += 1
             node.clock.jump(jump_s)
             node.clock.set_rate(rate)
@@ -295,12 +299,15 @@ class Flip:
             rng.randrange(8),
         )
 
-    @staticmethod
-    def apply(world, name, power, which, where, bit):
+    @classmethod
+    def apply(cls, world, name, power, which, where, bit):
         node = world.nodes[name]
-        if not node.alive or node.busy or not world.may_lose(name):
-            return
-        node.die(power=power, down_s=0.3)
+        if node.alive and not node.busy and world.may_lose(name):
+            node.die(power=power, down_s=0.3)
+            cls.flip(world, node, which, where, bit)
+
+    @staticmethod
+    def flip(world, node, which, where, bit):
         names = [known for known in node.disk.names() if which in ("any", known.partition("-")[0])]
         if not names:
             return
@@ -308,29 +315,21 @@ class Flip:
         data = node.disk.bytes_of(file)
         # As often in what is used as in the zeros behind it.
         size = len(data) if bit % 2 else max(1, len(data.rstrip(b"\0")))
-        offset = int(where * size)
-        if not data:
-            return
-        world.damage(name)
-        node.disk.flip(file, offset, bit)
+        if data:
+            world.damage(node.name)
+            node.disk.flip(file, int(where * size), bit)
 
 
 @register("flip last batch", 2)
-class FlipLastBatch:
+class FlipLastBatch(Flip):
     """A bit changes in the batch that was flushed last, which no later record proves to have been flushed."""
 
-    draw = Flip.draw
-
     @staticmethod
-    def apply(world, name, power, which, where, bit):
-        node = world.nodes[name]
-        if not node.alive or node.busy or not world.may_lose(name):
-            return
-        node.die(power=power, down_s=0.3)
+    def flip(world, node, which, where, bit):
         last = node.disk.last_batch()
         if last is not None:
             file, start, end = last
-            world.damage(name)
+            world.damage(node.name)
             world.counts["flips in the last batch"] += 1
             node.disk.flip(file, start + int(where * (end - start)), bit)
 
@@ -366,17 +365,15 @@ class Members:
 
 
 @register("full disk", 2)
-class FullDisk:
+class FullDisk(AtNode):
     """Somebody else takes all the space for a while, but for what the node has set aside."""
 
     @staticmethod
-    def draw(rng, names):
-        return _target(rng, names), rng.uniform(0.2, 2.0)
+    def details(rng, names):
+        return (rng.uniform(0.2, 2.0),)
 
     @staticmethod
-    def apply(world, target, seconds):
-        node = world.node(target)
-        if node is not None:
-            world.counts["full disks"] += 1
-            node.disk.fill(RESERVE_FILE, RESERVE_BYTES)
-            world.scheduler.after(seconds, setattr, node.disk, "capacity", None)
+    def strike(world, node, seconds):
+        world.counts["full disks"] += 1
+        node.disk.fill(RESERVE_FILE, RESERVE_BYTES)
+        world.scheduler.after(seconds, setattr, node.disk, "capacity", None)

@@ -11,7 +11,7 @@ import math
 from collections import deque
 
 from oncegate.proof.sim.engine.clock import NodeClock
-from oncegate.proof.sim.engine.disk import SimDisk
+from oncegate.proof.sim.engine.fake_disk import SimDisk
 
 
 class NodeKilledError(BaseException):
@@ -19,9 +19,7 @@ class NodeKilledError(BaseException):
 
 
 class SimNode:
-    """A member; ``boot``, ``tick``, ``shut_down`` and the inputs are the subclass's."""
-
-    reads_stale_connections = False
+    """A member; ``boot``, ``run_tick``, ``shut_down`` and what becomes of inputs are the subclass's."""
 
     def __init__(self, world, name, rng):
         self.world, self.name, self.rng = world, name, rng
@@ -154,6 +152,23 @@ class SimNode:
             self._backlog.append((call, args))
         else:
             call(*args)
+
+    def connected(self, peer, epoch):
+        self.handle(self._connected, peer, epoch)
+
+    def disconnected(self, peer):
+        self.handle(self._disconnected, peer)
+
+    def arrived(self, peer, epoch, message):
+        self.handle(self._received, peer, epoch, message)
+
+    def propose(self, command, done):
+        """A client's command; ``done`` gets the index it was applied at, or None."""
+        self.handle(self._propose, command, done)
+
+    def read(self, read):
+        """A client's read, of this node's state."""
+        self.handle(self._read, read)
 
     def wake(self, delay):
         """See to it that a tick runs within ``delay``."""

@@ -1,14 +1,16 @@
 """The journal and the state of a simulated node, with somebody watching what they do.
 
 Tells :mod:`oncegate.proof.sim.engine.observe` what was appended, cut off, flushed, compacted and applied. Read next:
-:mod:`oncegate.proof.sim.engine.engine_node`, :mod:`oncegate.proof.sim.engine.saved_machine`.
+:mod:`oncegate.proof.sim.engine.engine_node`, :mod:`oncegate.proof.sim.engine.durable_machine`.
 """
 
 from __future__ import annotations
 
 import zlib
 
+from oncegate.consensus.configuration import decode
 from oncegate.consensus.log.library_log import LibraryLog
+from oncegate.proof.sim.engine.durable_machine import DurableMachine
 from oncegate.proof.sim.engine.fake_disk import InlineWorker
 
 
@@ -66,3 +68,34 @@ class Machine:
         if not index & 15:
             self._see.state(self._name, index, self.digest)
         return index
+
+
+class SavedMachine(DurableMachine):
+    """The same on disk: saved by a job that runs a while later, copied to who is too far behind."""
+
+    def __init__(self, node):
+        self._node, self._see = node, node.world.see
+        self._opened = False
+        super().__init__(node.disk, every=node.world.plan.save_every, lazy=True, on_loaded=self._loaded)
+        self._opened = True
+
+    @property
+    def commands(self):
+        return dict(self.log)
+
+    def apply(self, index, term, command):
+        self._see.applied(self._node.name, index, term, command)
+        return super().apply(index, term, command)
+
+    def begin_save(self, point):
+        super().begin_save(point)
+        self._node.world.counts["saves"] += 1
+        self._node.save_soon()
+
+    def _loaded(self, state):
+        see, name = self._see, self._node.name
+        self._node.world.counts["snapshots installed" if self._opened else "states loaded"] += 1
+        see.loaded(name, state.point.index, state.entries)
+        # One that joined saves states of before it was added under no configuration at all.
+        if decode(state.point.configuration).members:
+            see.configured(name, state.point.index, state.point.configuration)

@@ -65,6 +65,20 @@ def _plant(name: str, wrong: str, *patches, **options) -> None:
     PLANTED[name] = Planted(wrong, patches, **options)
 
 
+def _planted(name: str, wrong: str, *place, **options):
+    """Plant what follows: an engine, a journal, or what stands at a place, given as owner and attribute."""
+
+    def enter(bug):
+        if place:
+            _plant(name, wrong, (*place, bug), **options)
+        else:
+            _plant(name, wrong, **{"engine_type" if issubclass(bug, Engine) else "log_type": bug}, **options)
+        return bug
+
+    return enter
+
+
+@_planted("ack-before-flush", "acknowledgements and votes leave before the flush")
 class _AcksBeforeFlush(Engine):
     def _flush_and_release(self):
         held, self._held = self._held, []
@@ -73,9 +87,7 @@ class _AcksBeforeFlush(Engine):
         self.log.flush()
 
 
-_plant("ack-before-flush", "acknowledgements and votes leave before the flush", engine_type=_AcksBeforeFlush)
-
-
+@_planted("no-sync", "the journal is written and never flushed")
 class _NeverSyncs(ObservedLog):
     def flush(self):
         segment = self._segments[-1] if self._segments else None
@@ -97,9 +109,7 @@ class _Unsynced:
         return getattr(self._file, name)
 
 
-_plant("no-sync", "the journal is written and never flushed", log_type=_NeverSyncs)
-
-
+@_planted("leader-counts-unflushed", "a leader counts itself for entries it has not flushed")
 class _FlushesLater(Engine):
     _flushed_at = 0.0
 
@@ -110,14 +120,9 @@ class _FlushesLater(Engine):
         super()._flush_and_release()
 
 
-_plant("leader-counts-unflushed", "a leader counts itself for entries it has not flushed", engine_type=_FlushesLater)
-
-
+@_planted("vote-not-saved", "term and vote are kept in memory only", Ballot, "save")
 def _keeps_in_memory(ballot, term, voted_for):
     ballot._term, ballot._voted_for = term, voted_for
-
-
-_plant("vote-not-saved", "term and vote are kept in memory only", (Ballot, "save", _keeps_in_memory))
 
 
 _plant(
@@ -139,6 +144,9 @@ _plant(
 )
 
 
+@_planted(
+    "b1-no-follower-filter", "an append removes a matching suffix", oncegate.consensus.core.following, "admit_append"
+)
 def _unfiltered(append, log):
     """B1: the library removes whatever is behind the append, matching or not."""
     admitted = admit_append(append, log)
@@ -150,13 +158,15 @@ def _unfiltered(append, log):
     )
 
 
-_plant(
-    "b1-no-follower-filter",
-    "an append removes a matching suffix",
-    (oncegate.consensus.core.following, "admit_append", _unfiltered),
+@_planted(
+    "acks-whole-log",
+    "a follower acknowledges its whole log where only a part is known to match",
+    oncegate.consensus.core.following,
+    "admit_append",
+    kinds={**_LINKS, "topology": 6},
+    fixed={"nodes": 5},
+    seeds=200,
 )
-
-
 def _acks_whole_log(append, log):
     admitted = admit_append(append, log)
     if not admitted.success:
@@ -165,16 +175,13 @@ def _acks_whole_log(append, log):
     return Admitted(admitted.append, True, end)
 
 
-_plant(
-    "acks-whole-log",
-    "a follower acknowledges its whole log where only a part is known to match",
-    (oncegate.consensus.core.following, "admit_append", _acks_whole_log),
-    kinds={**_LINKS, "topology": 6},
-    fixed={"nodes": 5},
-    seeds=200,
+@_planted(
+    "commit-uncapped",
+    "a follower takes the leader's commit index for entries that are not known to match",
+    oncegate.consensus.core.following,
+    "admit_append",
+    kinds=_LINKS,
 )
-
-
 def _uncapped(append, log):
     admitted = admit_append(append, log)
     shown = admitted.append
@@ -185,12 +192,6 @@ def _uncapped(append, log):
     )
 
 
-_plant(
-    "commit-uncapped",
-    "a follower takes the leader's commit index for entries that are not known to match",
-    (oncegate.consensus.core.following, "admit_append", _uncapped),
-    kinds=_LINKS,
-)
 _plant(
     "b3-ack-of-any-term",
     "an acknowledgement counts in a later term than its own",
@@ -217,22 +218,18 @@ _plant(
 )
 
 
+@_planted("votes-twice", "a vote does not ask whether one was given already", Raft, "receive_vote_request")
 def _votes_twice(raft, peer_id, request):
     raft._SyncObj__votedForNodeId = None
     _receive_vote_request(raft, peer_id, request)
 
 
-_plant("votes-twice", "a vote does not ask whether one was given already", (Raft, "receive_vote_request", _votes_twice))
-
-
+@_planted("reads-without-round", "a leader answers reads without asking anybody", LeaderReads, "_start")
 def _reads_at_once(reads, now):
     reads.rounds.start(reads._raft.commit_index(), now)
     for peer_id in reads._peers.voters:
         reads.rounds.confirm(peer_id, reads.rounds._number)
     reads._finish()
-
-
-_plant("reads-without-round", "a leader answers reads without asking anybody", (LeaderReads, "_start", _reads_at_once))
 
 
 _plant(
@@ -243,35 +240,28 @@ _plant(
 )
 
 
+@_planted(
+    "confirms-any-term",
+    "a probe is confirmed by a node that knows a later term",
+    kinds={"freeze": 4, "slow link": 2, "partition": 4},
+    seeds=300,
+)
 class _ConfirmsAnyTerm(Engine):
     def receive_probe(self, peer_id, probe):
         self._send(peer_id, ReadProbeAck(probe.term, probe.number))
 
 
-_plant(
-    "confirms-any-term",
-    "a probe is confirmed by a node that knows a later term",
-    engine_type=_ConfirmsAnyTerm,
-    kinds={"freeze": 4, "slow link": 2, "partition": 4},
-    seeds=300,
-)
-
-
+@_planted("applies-uncommitted", "flushed entries are applied before they are committed")
 class _AppliesUncommitted(Engine):
     def tick(self):
         more = super().tick()
         return more | self._applier.apply_to(self.log.flushed_index, self._leading.proposals.applied)
 
 
-_plant("applies-uncommitted", "flushed entries are applied before they are committed", engine_type=_AppliesUncommitted)
-
-
+@_planted("vote-counted-twice", "one vote is counted twice", Voting, "voted_for_us")
 def _counts_twice(voting, peer_id, reply):
     for _ in range(2):
         voting._raft.receive_vote(peer_id, reply)
-
-
-_plant("vote-counted-twice", "one vote is counted twice", (Voting, "voted_for_us", _counts_twice))
 
 
 _plant(
@@ -284,27 +274,20 @@ _plant(
 _acknowledged = Leading.acknowledged
 
 
+@_planted("ignores-refusals", "a refused append is never followed by an earlier one", Leading, "acknowledged")
 def _ignores_refusals(leading, peer_id, ack, now):
     if ack.success:
         _acknowledged(leading, peer_id, ack, now)
 
 
-_plant(
-    "ignores-refusals",
-    "a refused append is never followed by an earlier one",
-    (Leading, "acknowledged", _ignores_refusals),
-)
-
-
-def _applies_saved_again(machine, log):
-    return begin_at_saved(machine, log) - 2
-
-
-_plant(
+@_planted(
     "applies-saved-again",
     "entries that the saved state reflects are applied to it again",
-    (oncegate.consensus.core.engine, "begin_at_saved", _applies_saved_again),
+    oncegate.consensus.core.engine,
+    "begin_at_saved",
 )
+def _applies_saved_again(machine, log):
+    return begin_at_saved(machine, log) - 2
 
 
 _plant(
@@ -317,41 +300,26 @@ _plant(
 )
 
 
+@_planted("transfer-not-answered", "a leader that has handed leadership over tells nobody", Transfers, "leader_seen")
 def _ends_silently(transfers, leader_id):
     transfers._tokens, transfers.target, transfers.deadline = [], None, float("inf")
-
-
-_plant(
-    "transfer-not-answered",
-    "a leader that has handed leadership over tells nobody",
-    (Transfers, "leader_seen", _ends_silently),
-)
 
 
 _MEMBERS = {"kinds": {"members": 6, "partition": 6, "kill": 2}, "fixed": {"joiners": ("n4", "n5"), "seconds": 8.0}}
 
 
+@_planted("counts-learners", "whoever has the entries counts", **_MEMBERS)
 class _CountsLearners(Engine):
     def _configuration_in_force(self):
         self._membership.voters = frozenset(self._membership.current.members)
         super()._configuration_in_force()
 
 
-_plant("counts-learners", "whoever has the entries counts", engine_type=_CountsLearners, **_MEMBERS)
-
-
+@_planted("campaigns-when-removed", "a node that is no voter asks for votes all the same", **_MEMBERS)
 class _CampaignsWhenRemoved(Engine):
     def _configuration_in_force(self):
         super()._configuration_in_force()
         self._election.set_voters(self._membership.voters | {self.config.node_id}, self._now)
-
-
-_plant(
-    "campaigns-when-removed",
-    "a node that is no voter asks for votes all the same",
-    engine_type=_CampaignsWhenRemoved,
-    **_MEMBERS,
-)
 
 
 class _Late(Membership):
@@ -367,6 +335,9 @@ class _Late(Membership):
         self._indexes = frozenset(index for index, _ in self._later)
 
 
+@_planted(
+    "members-when-committed", "some nodes go by a configuration only once they know it to be committed", **_MEMBERS
+)
 class _FollowsChangesWhenCommitted(Engine):
     def __init__(self, config, machine, log, **settings):
         if config.node_id != "n1":
@@ -381,13 +352,6 @@ class _FollowsChangesWhenCommitted(Engine):
             self._configuration_in_force()
         return more
 
-
-_plant(
-    "members-when-committed",
-    "some nodes go by a configuration only once they know it to be committed",
-    engine_type=_FollowsChangesWhenCommitted,
-    **_MEMBERS,
-)
 
 _want = Reconfiguration._want
 _plant(
@@ -412,6 +376,13 @@ _LEFT_BEHIND = {
 _chunk = Snapshots.chunk
 
 
+@_planted(
+    "commits-at-the-first-chunk",
+    "the commit index moves when a snapshot begins to come",
+    Snapshots,
+    "chunk",
+    **_LEFT_BEHIND,
+)
 def _commits_at_the_first_chunk(snapshots, peer_id, epoch, chunk, now):
     """B2: over whatever the follower has behind its commit index."""
     _chunk(snapshots, peer_id, epoch, chunk, now)
@@ -420,12 +391,6 @@ def _commits_at_the_first_chunk(snapshots, peer_id, epoch, chunk, now):
         snapshots._raft.installed(min(point.index, snapshots._log.last_index))
 
 
-_plant(
-    "commits-at-the-first-chunk",
-    "the commit index moves when a snapshot begins to come",
-    (Snapshots, "chunk", _commits_at_the_first_chunk),
-    **_LEFT_BEHIND,
-)
 _plant(
     "log-kept-at-installation",
     "an installation leaves the log as it was",

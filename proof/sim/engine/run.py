@@ -1,6 +1,6 @@
 """Running seeds: one, many, in parallel; what failed and how to see it again.
 
-Read next: :mod:`oncegate.proof.sim.engine.shrink`, :mod:`oncegate.proof.sim.engine.__main__`.
+Read next: :mod:`oncegate.proof.sim.engine.command`, :mod:`oncegate.proof.sim.engine.__main__`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ import pysyncobj.syncobj
 
 import oncegate.consensus.log.identity
 import oncegate.consensus.log.wal
+from oncegate.proof.sim.engine.command import part_of
 from oncegate.proof.sim.engine.engine_node import EngineNode
+from oncegate.proof.sim.engine.faults import DEFAULT_MIX
 from oncegate.proof.sim.engine.observe import Violation
-from oncegate.proof.sim.engine.plan import Plan
+from oncegate.proof.sim.engine.plan import Plan, make_plan
+from oncegate.proof.sim.engine.planted import PLANTED
 from oncegate.proof.sim.engine.stage import Stage
 from oncegate.proof.sim.engine.world import World
 
@@ -95,3 +98,36 @@ def where_raised(error: Exception) -> str:
     while where.tb_next is not None:
         where = where.tb_next
     return f"{type(error).__name__}: {error} ({where.tb_frame.f_code.co_name}:{where.tb_lineno})"
+
+
+# -- what the options of the command mean ----------------------------------------------------------------------
+
+
+def whole_plan(seed, options):
+    kinds = None
+    if options.faults is not None:
+        kinds = {kind: DEFAULT_MIX.get(kind, 3) for kind in options.faults.split(",") if kind}
+    elif options.also:
+        kinds = {**DEFAULT_MIX, **dict.fromkeys(options.also.split(","), 3)}
+    return make_plan(seed, nodes=options.nodes, kinds=kinds)
+
+
+def chosen_plan(seed, options):
+    return part_of(whole_plan(seed, options), options)
+
+
+def run_chosen(plan, options, trace=None) -> Outcome:
+    if options.planted:
+        with PLANTED[options.planted].plant() as node_type:
+            return run_plan(plan, node_type=node_type, trace=trace)
+    return run_plan(plan, node_type=EngineNode, trace=trace)
+
+
+class Job:
+    def __init__(self, options):
+        self.options = options
+
+    def __call__(self, seed):
+        outcome = run_chosen(chosen_plan(seed, self.options), self.options)
+        # What travels between processes is small: a plan is made again from its seed.
+        return seed, outcome.counts, outcome.failed

@@ -213,24 +213,15 @@ class StockNode(SimNode):
 
     # -- network ----------------------------------------------------------------------------------------
 
-    def connected(self, peer, epoch):
-        self.handle(self._connected, peer, epoch)
-
     def _connected(self, peer, epoch):
         self._enter()
         self._epochs[peer] = epoch
         self._wire.set_connected(self._members[peer], True)
 
-    def disconnected(self, peer):
-        self.handle(self._disconnected, peer)
-
     def _disconnected(self, peer):
         self._enter()
         self._epochs.pop(peer, None)
         self._wire.set_connected(self._members[peer], False)
-
-    def arrived(self, peer, epoch, message):
-        self.handle(self._received, peer, epoch, message)
 
     def library_sends(self, peer, message):
         """Let a message out; its term goes with it where a repair needs that."""
@@ -322,10 +313,6 @@ class StockNode(SimNode):
     def commands(self):
         return self.sync.commands
 
-    def propose(self, command, done):
-        """A client's command."""
-        self.handle(self._propose, command, done)
-
     def _propose(self, command, done):
         self._enter()
 
@@ -338,11 +325,8 @@ class StockNode(SimNode):
 
         self.sync.write(command, callback=answered)
 
-    def read(self, read):
-        """A client's read: of whoever says that it leads, as the library's documentation has it, or by a round."""
-        self.handle(self._read, read)
-
     def _read(self, read):
+        """Read at whoever says that it leads, as the library's documentation has it, or by a round."""
         self._enter()
         if not self.leads:
             self.world.read_failed(read)
