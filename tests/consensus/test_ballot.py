@@ -46,18 +46,10 @@ def test_a_vote_survives_a_kill_at_any_system_call_whole_or_not_at_all():
         disk = FakeDisk()
         _, ballot = opened(disk)
         ballot.save(1, "n1")
-        calls = 0
-
-        def crash(call, name, crash_at=crash_at):
-            nonlocal calls
-            calls += 1
-            if calls > crash_at:
-                raise OSError("power loss")
-
-        disk.on_call = crash
+        disk.fail_from(crash_at + 1, OSError("power loss"))
         with pytest.raises(OSError, match="power loss"):
             ballot.save(2, "n3")
-        disk.on_call = lambda call, name: None
+        disk.work_again()
         disk.kill()
         found = Ballot.load(disk)
         assert (found.term, found.voted_for) == (1, "n1")
@@ -123,18 +115,10 @@ def test_a_ballot_older_than_the_journal_is_refused():
 def test_a_crash_while_the_directory_is_stamped_is_repaired_by_the_next_start():
     for crash_at in range(13):
         disk = FakeDisk()
-        calls = 0
-
-        def crash(call, name, crash_at=crash_at):
-            nonlocal calls
-            calls += 1
-            if calls > crash_at:
-                raise OSError("power loss")
-
-        disk.on_call = crash
+        disk.fail_from(crash_at + 1, OSError("power loss"))
         with contextlib.suppress(OSError):
             opened(disk)
-        disk.on_call = lambda call, name: None
+        disk.work_again()
         disk.kill()
         identity, ballot = opened(disk)
         assert (identity.node_id, ballot.term) == ("n1", 0)

@@ -1,21 +1,17 @@
-"""Which data directory a member may come with, and who is told why not."""
+"""Which data directory a member may come with."""
 
 from __future__ import annotations
 
 import shutil
 
-import msgspec
 import pytest
 
-from oncegate.consensus.errors import Corrupt, ProtocolError
+from oncegate.consensus.errors import Corrupt
 from oncegate.consensus.log.identity import BOOTS_KEPT, begin_incarnation, open_identity
 from oncegate.consensus.log.storage import DirectoryStorage
-from oncegate.consensus.messages import Hello, PeerRefused
-from oncegate.consensus.net.handshake import Acceptor, Credentials, Dialler, PeerRefusedError, Stamp
+from oncegate.consensus.net.handshake import Stamp
 from oncegate.consensus.net.known_peers import KNOWN_PEERS_FILE, KnownPeers
 from oncegate.proof.sim.engine.fake_disk import FakeDisk
-
-SECRET = b"a secret of the cluster"
 
 
 class Directory:
@@ -140,70 +136,8 @@ def test_a_changed_bit_anywhere_in_the_file_is_refused(directory):
 def test_a_disk_that_cannot_remember_costs_no_connection(directory):
     disk = FakeDisk()
     peers = KnownPeers(disk)
-
-    def full(call, name):
-        raise OSError("no space left")
-
-    disk.on_call = full
+    disk.fail_from(1, OSError("no space left"))
     stamp = directory.opened()
     peers.remember("n2", 0, stamp, {"n2"})
     assert peers.judge("n2", 0, stamp) is None
     assert peers.judge("n2", 0, Stamp("another", 1, (1,))) == "wiped"
-
-
-# -- in the handshake ----------------------------------------------------------------------------------------
-
-
-def credentials(node_id, *, judge=None):
-    return Credentials(
-        cluster_id="c",
-        node_id=node_id,
-        stamp=Stamp(f"uuid of {node_id}", 1, (7,)),
-        secret=SECRET,
-        peer_ids={"n1", "n2"},
-        judge=judge or (lambda peer_id, stamp: None),
-    )
-
-
-def refuse(peer_id, stamp):
-    return "wiped"
-
-
-def test_an_acceptor_says_why_it_refuses_a_caller_that_has_proved_itself():
-    dialler, acceptor = Dialler(credentials("n2"), "n1"), Acceptor(credentials("n1", judge=refuse))
-    challenge, _ = acceptor.receive(dialler.opening())
-    proof, _ = dialler.receive(challenge)
-    refused, established = acceptor.receive(proof)
-    assert (refused, established) == (PeerRefused("wiped"), None)
-    with pytest.raises(PeerRefusedError, match="remove the member"):
-        dialler.receive(refused)
-
-
-def test_a_dialler_says_why_it_refuses_and_proves_nothing():
-    dialler, acceptor = Dialler(credentials("n2", judge=refuse), "n1"), Acceptor(credentials("n1"))
-    challenge, _ = acceptor.receive(dialler.opening())
-    refused, established = dialler.receive(challenge)
-    assert (refused, established) == (PeerRefused("wiped"), None)
-    with pytest.raises(PeerRefusedError):
-        acceptor.receive(refused)
-
-
-def test_a_caller_that_is_no_member_is_told_so_only_once_it_has_proved_the_secret():
-    stranger, acceptor = Dialler(credentials("n9"), "n1"), Acceptor(credentials("n1"))
-    challenge, _ = acceptor.receive(stranger.opening())
-    proof, _ = stranger.receive(challenge)
-    assert acceptor.receive(proof) == (PeerRefused("unknown"), None)
-
-
-@pytest.mark.parametrize(
-    "changed", [Stamp("forged", 1, (7,)), Stamp("uuid of n2", 9, (7,)), Stamp("uuid of n2", 1, (8,))]
-)
-def test_what_a_caller_says_of_its_directory_cannot_be_changed_on_the_way(changed):
-    dialler, acceptor = Dialler(credentials("n2"), "n1"), Acceptor(credentials("n1"))
-    said = Hello(*msgspec.structs.astuple(dialler.opening()))
-    hello = msgspec.structs.replace(
-        said, node_uuid=changed.node_uuid, incarnation=changed.incarnation, boots=list(changed.boots)
-    )
-    challenge, _ = acceptor.receive(hello)
-    with pytest.raises(ProtocolError, match="secret"):
-        dialler.receive(challenge)

@@ -63,6 +63,12 @@ class StockNode:
         self.node.doTick(0)
         self.deliver({"type": "response_vote", "term": self.term})
         assert self.node._isLeader()
+        return self
+
+    def acknowledged(self, next_index):
+        """A peer says that it has what is before an entry."""
+        self.deliver({"type": "next_node_idx", "next_node_idx": next_index, "reset": False, "success": True})
+        self.node.doTick(0)
 
     @property
     def log(self):
@@ -101,29 +107,22 @@ def follower():
     return stock
 
 
-def test_b1_stock_follower_forgets_acknowledged_entries_on_a_repeated_append(follower):
-    follower.append(Append(1, 1, 0, 1, entries(2, 3)))
+@pytest.fixture(params=["a repeated append", "an old heartbeat"])
+def old_append(request):
+    """What a leader may send after the follower has acknowledged more; it proves entries up to 3."""
+    return Append(1, 1, 0, 6, entries(2, 3)) if request.param == "a repeated append" else Append(1, 3, 1, 6, [])
+
+
+def test_b1_stock_follower_forgets_acknowledged_entries_on_a_repeated_append(follower, old_append):
+    follower.append(old_append)
     assert follower.last_index == 3
 
 
-def test_b1_filtered_follower_keeps_them(follower):
-    repeated = admit_append(Append(1, 1, 0, 1, entries(2, 3)), follower)
-    follower.append(repeated.append)
-    assert follower.last_index == 6
-    assert (repeated.success, repeated.index) == (True, 3)
-
-
-def test_b1_stock_follower_forgets_acknowledged_entries_on_an_old_heartbeat(follower):
-    follower.append(Append(1, 3, 1, 1, []))
-    assert follower.last_index == 3
-
-
-def test_b1_filtered_follower_acknowledges_only_what_the_heartbeat_proves(follower):
-    heartbeat = admit_append(Append(1, 3, 1, 6, []), follower)
-    follower.append(heartbeat.append)
-    assert follower.last_index == 6
-    assert heartbeat.index == 3
-    assert follower.commit_index == 3
+def test_b1_filtered_follower_keeps_them(follower, old_append):
+    admitted = admit_append(old_append, follower)
+    follower.append(admitted.append)
+    assert (admitted.success, admitted.index) == (True, 3), "no more than it proves is acknowledged"
+    assert (follower.last_index, follower.commit_index) == (6, 3)
 
 
 def test_b1_the_new_part_of_an_overlapping_append_is_added(follower):
@@ -147,8 +146,7 @@ def test_b1_the_commit_index_is_capped_at_the_last_match(follower):
 
 
 def test_b1_stock_leader_sends_entries_in_flight_again_after_an_ack():
-    stock = StockNode()
-    stock.lead()
+    stock = StockNode().lead()
     node, peer = stock.node, stock.peers[0]
     for _ in range(5):
         node._SyncObj__raftLog.add(b"\0command", stock.last_index + 1, stock.term)
@@ -169,29 +167,23 @@ def test_b1_next_index_is_never_moved_back_by_an_ack():
     assert (progress.next_index, progress.match_index) == (8, 3)
 
 
+CHUNK = {"type": "append_entries", "term": 2, "commit_index": 6, "serialized": (b"part", True, False)}
+
+
 def test_b2_stock_follower_commits_its_unmatched_tail_on_a_snapshot_chunk(follower):
-    chunk = {"type": "append_entries", "term": 2, "commit_index": 6, "serialized": (b"part", True, False)}
-    follower.deliver(chunk)
+    follower.deliver(CHUNK)
     assert follower.commit_index == 6
 
 
 def test_b2_a_capped_snapshot_chunk_commits_nothing(follower):
-    chunk = {"type": "append_entries", "term": 2, "commit_index": 6, "serialized": (b"part", True, False)}
-    follower.deliver(cap_snapshot_chunk(chunk, follower.commit_index))
+    follower.deliver(cap_snapshot_chunk(CHUNK, follower.commit_index))
     assert follower.commit_index == 1
 
 
-def leader_of_three():
-    stock = StockNode()
-    stock.lead()
-    return stock
-
-
 def test_b3_stock_leader_commits_by_an_ack_of_an_earlier_term():
-    stock = leader_of_three()
+    stock = StockNode().lead()
     # Sent by a follower in answer to an earlier leader's entry at the same index; it says nothing of terms.
-    stock.deliver({"type": "next_node_idx", "next_node_idx": 3, "reset": False, "success": True})
-    stock.node.doTick(0)
+    stock.acknowledged(3)
     assert stock.commit_index == 2
 
 
@@ -209,8 +201,7 @@ def test_b5_stock_leader_accepts_two_uncommitted_additions():
     stock = StockNode(dynamicMembershipChange=True)
     stock.wire.addNode = lambda node: None
     stock.lead()
-    stock.deliver({"type": "next_node_idx", "next_node_idx": 3, "reset": False, "success": True})
-    stock.node.doTick(0)
+    stock.acknowledged(3)
     refused = []
     for name in ("new1", "new2"):
         stock.node.addNodeToCluster(Node(name), callback=lambda result, error: refused.append(error))

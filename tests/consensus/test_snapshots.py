@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import random
 from concurrent.futures import Future
 
@@ -154,16 +153,10 @@ def test_a_crash_anywhere_in_an_installation_leaves_the_old_state_or_the_new(cra
     *chunks, last = follower.chunks()
     for chunk in chunks:
         follower.hear(chunk)
-    calls = itertools.count(1)
-
-    def crash(call, name):
-        if next(calls) == crash_at:
-            raise Killed
-
-    follower.disk.on_call = crash
+    follower.disk.fail_from(crash_at, Killed())
     with contextlib.suppress(Killed):
         follower.hear(last)
-    follower.disk.on_call = lambda call, name: None
+    follower.disk.work_again()
     told = [one for one in follower.answers if one.verdict is SnapshotVerdict.INSTALLED]
     follower.disk.kill()
     log = open_log(follower.disk, config_of())

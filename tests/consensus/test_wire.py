@@ -7,13 +7,14 @@ import contextlib
 import random
 import struct
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oncegate.consensus.errors import ProtocolError
-from oncegate.consensus.messages import Ack, Append, CallRequest, Hello, Proof, Welcome
-from oncegate.consensus.net.handshake import Acceptor, Credentials, Dialler, Stamp
+from oncegate.consensus.messages import Ack, Append, CallRequest, Hello, PeerRefused, Proof, Welcome
+from oncegate.consensus.net.handshake import Acceptor, Credentials, Dialler, PeerRefusedError, Stamp
 from oncegate.consensus.net.wire import FrameReader
 from oncegate.consensus.net.wire import encode_frame as encode_parts
 from tests.consensus.cluster import Cluster, until
@@ -87,9 +88,14 @@ def test_garbage_never_becomes_a_message(data):
         assert feed(FrameReader(4096), data) == []
 
 
-def credentials(node_id="n2", *, cluster_id="test", secret=SECRET, peers=("n1", "n2", "n3")):
+def credentials(node_id="n2", *, cluster_id="test", secret=SECRET, judge=lambda peer_id, stamp: None):
     return Credentials(
-        cluster_id=cluster_id, node_id=node_id, stamp=Stamp("u", 1, (7,)), secret=secret, peer_ids=set(peers)
+        cluster_id=cluster_id,
+        node_id=node_id,
+        stamp=Stamp("u", 1, (7,)),
+        secret=secret,
+        peer_ids={"n1", "n2", "n3"},
+        judge=judge,
     )
 
 
@@ -150,6 +156,54 @@ def test_a_replayed_handshake_is_refused():
 def test_nothing_but_a_hello_is_taken_first(message):
     with pytest.raises(ProtocolError):
         Acceptor(credentials("n1")).receive(message)
+
+
+# -- whoever has proved himself is told why he is refused ------------------------------------------------------
+
+
+def refuse(peer_id, stamp):
+    return "wiped"
+
+
+def test_an_acceptor_says_why_it_refuses_a_caller_that_has_proved_itself():
+    dialler, acceptor = Dialler(credentials("n2"), "n1"), Acceptor(credentials("n1", judge=refuse))
+    challenge, _ = acceptor.receive(dialler.opening())
+    proof, _ = dialler.receive(challenge)
+    refused, established = acceptor.receive(proof)
+    assert (refused, established) == (PeerRefused("wiped"), None)
+    with pytest.raises(PeerRefusedError, match="remove the member"):
+        dialler.receive(refused)
+
+
+def test_a_dialler_says_why_it_refuses_and_proves_nothing():
+    dialler, acceptor = Dialler(credentials("n2", judge=refuse), "n1"), Acceptor(credentials("n1"))
+    challenge, _ = acceptor.receive(dialler.opening())
+    refused, established = dialler.receive(challenge)
+    assert (refused, established) == (PeerRefused("wiped"), None)
+    with pytest.raises(PeerRefusedError):
+        acceptor.receive(refused)
+
+
+def test_a_caller_that_is_no_member_is_told_so_only_once_it_has_proved_the_secret():
+    stranger, acceptor = Dialler(credentials("n9"), "n1"), Acceptor(credentials("n1"))
+    challenge, _ = acceptor.receive(stranger.opening())
+    proof, _ = stranger.receive(challenge)
+    assert acceptor.receive(proof) == (PeerRefused("unknown"), None)
+
+
+@pytest.mark.parametrize("changed", [Stamp("forged", 1, (7,)), Stamp("u", 9, (7,)), Stamp("u", 1, (8,))])
+def test_what_a_caller_says_of_its_directory_cannot_be_changed_on_the_way(changed):
+    dialler, acceptor = Dialler(credentials("n2"), "n1"), Acceptor(credentials("n1"))
+    said = Hello(*msgspec.structs.astuple(dialler.opening()))
+    hello = msgspec.structs.replace(
+        said, node_uuid=changed.node_uuid, incarnation=changed.incarnation, boots=list(changed.boots)
+    )
+    challenge, _ = acceptor.receive(hello)
+    with pytest.raises(ProtocolError, match="secret"):
+        dialler.receive(challenge)
+
+
+# -- a listening node ------------------------------------------------------------------------------------------
 
 
 async def closed_by_peer(reader):

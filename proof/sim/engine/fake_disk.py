@@ -10,6 +10,7 @@ import random
 import struct
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from itertools import count
 
 from oncegate.consensus.errors import DirectoryLocked
 from oncegate.consensus.log.segment import RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, SEGMENT_SUFFIX, scan
@@ -90,6 +91,20 @@ class FakeDisk:
     def called(self, call: str, name: str) -> None:
         self.on_call(call, name)
         self.trace.append((call, name))
+
+    def fail_from(self, number: int, error: BaseException, *, part: str = "") -> None:
+        """System calls fail from the ``number``-th on (1 is the next), of those on files with ``part`` in the name."""
+        calls = count(1)
+
+        def fail(call: str, name: str) -> None:
+            if part in name and next(calls) >= number:
+                raise error
+
+        self.on_call = fail
+
+    def work_again(self) -> None:
+        """System calls succeed."""
+        self.on_call = lambda call, name: None
 
     @property
     def used(self) -> int:
