@@ -55,21 +55,6 @@ def test_a_vote_survives_a_kill_at_any_system_call_whole_or_not_at_all():
         assert (found.term, found.voted_for) == (1, "n1")
 
 
-def test_a_saved_vote_is_found_after_a_kill():
-    disk = FakeDisk()
-    Ballot.create(disk).save(3, None)
-    disk.kill()
-    assert (Ballot.load(disk).term, Ballot.load(disk).voted_for) == (3, None)
-
-
-def test_a_ballot_of_zero_bytes_is_refused():
-    disk = FakeDisk()
-    opened(disk)
-    del disk.bytes_of(BALLOT_FILE)[:]
-    with pytest.raises(Corrupt, match="ballot"):
-        opened(disk)
-
-
 @pytest.mark.parametrize("name", [BALLOT_FILE, IDENTITY_FILE])
 def test_a_flip_or_cut_at_any_byte_is_refused(name):
     disk = FakeDisk()

@@ -51,12 +51,18 @@ def entries_of(journal):
     return found
 
 
-def compacted(*, upto=40):
-    """Sixty entries of 148 bytes, six a segment, compacted."""
+def filled(count, *, commit=0):
+    """A journal of so many flushed entries, of which some are committed."""
     disk = FakeDisk()
     journal = open_journal(disk)
-    fill(journal, 60)
-    journal.commit_index = 50
+    fill(journal, count)
+    journal.commit_index = commit
+    return disk, journal
+
+
+def compacted(*, upto=40):
+    """Sixty entries of 148 bytes, six a segment, compacted."""
+    disk, journal = filled(60, commit=50)
     compact(journal, upto)
     return disk, journal
 
@@ -71,25 +77,8 @@ def test_whole_segments_up_to_the_saved_point_are_removed_and_the_rest_is_kept()
     assert segment_name(7) in disk.names()
 
 
-def test_a_compacted_journal_opens_with_its_base_and_goes_on():
-    disk, journal = compacted()
-    expected = entries_of(journal)
-    disk.kill()
-    for _ in range(3):
-        journal = open_journal(disk)
-        assert journal.base == SavedPoint(36, 1, configuration_at(36))
-        assert entries_of(journal)[: len(expected)] == expected
-        fill(journal, 9, term=2)
-        expected = entries_of(journal)
-        disk.kill()
-    assert open_journal(disk).last_index == 87
-
-
 def test_a_tail_of_the_log_is_kept_behind_the_saved_point():
-    disk = FakeDisk()
-    journal = open_journal(disk)
-    fill(journal, 60)
-    journal.commit_index = 60
+    _, journal = filled(60, commit=60)
     compact(journal, 60, kept_bytes=3 * SEGMENT)
     assert journal.bytes_after(journal.base.index) + SEGMENT >= 3 * SEGMENT
     assert journal.bytes_used >= 3 * SEGMENT
@@ -97,10 +86,7 @@ def test_a_tail_of_the_log_is_kept_behind_the_saved_point():
 
 
 def test_everything_may_be_removed_but_the_segment_in_use():
-    disk = FakeDisk()
-    journal = open_journal(disk)
-    fill(journal, 6)
-    journal.commit_index = 6
+    disk, journal = filled(6, commit=6)
     fill(journal, 1, term=3)
     journal.commit_index = 7
     compact(journal, 7)
@@ -110,18 +96,13 @@ def test_everything_may_be_removed_but_the_segment_in_use():
 
 
 def test_what_is_not_committed_is_never_removed():
-    journal = open_journal(FakeDisk())
-    fill(journal, 20)
-    journal.commit_index = 10
+    _, journal = filled(20, commit=10)
     with pytest.raises(SafetyViolation):
         compact(journal, 11)
 
 
 def test_replaced_entries_before_and_behind_the_base_are_told_apart():
-    disk = FakeDisk()
-    journal = open_journal(disk)
-    fill(journal, 30)
-    journal.commit_index = 12
+    disk, journal = filled(30, commit=12)
     journal.truncate_from(14)
     fill(journal, 30, term=2)
     journal.commit_index = 40
@@ -241,10 +222,7 @@ def test_segments_left_behind_by_a_crash_are_removed_at_the_next_start(stop_at):
     class CrashError(BaseException):
         pass
 
-    disk = FakeDisk()
-    journal = open_journal(disk)
-    fill(journal, 60)
-    journal.commit_index = 60
+    disk, journal = filled(60, commit=60)
     expected = entries_of(journal)
     published = False
 
@@ -267,10 +245,7 @@ def test_segments_left_behind_by_a_crash_are_removed_at_the_next_start(stop_at):
 
 
 def test_a_reset_survives_a_kill_and_keeps_nothing_of_the_old_log():
-    disk = FakeDisk()
-    journal = open_journal(disk)
-    fill(journal, 20)
-    journal.commit_index = 10
+    disk, journal = filled(20, commit=10)
     point = SavedPoint(500, 7, INSTALLED)
     journal.reset_to(point)
     assert (journal.first_index, journal.last_index, journal.last_term, journal.commit_index) == (501, 500, 7, 500)
@@ -286,8 +261,7 @@ def test_a_reset_survives_a_kill_and_keeps_nothing_of_the_old_log():
 
 
 def test_a_reset_keeps_the_suffix_when_the_log_holds_the_entry():
-    journal = open_journal(FakeDisk())
-    fill(journal, 20)
+    _, journal = filled(20)
     before = entries_of(journal)
     journal.reset_to(SavedPoint(15, 1, INSTALLED))
     assert entries_of(journal) == before
@@ -295,9 +269,7 @@ def test_a_reset_keeps_the_suffix_when_the_log_holds_the_entry():
 
 
 def test_a_reset_below_the_commit_index_to_another_term_is_refused():
-    journal = open_journal(FakeDisk())
-    fill(journal, 20)
-    journal.commit_index = 18
+    _, journal = filled(20, commit=18)
     with pytest.raises(SafetyViolation):
         journal.reset_to(SavedPoint(15, 2, INSTALLED))
 
@@ -352,10 +324,7 @@ def test_a_compacted_journal_on_a_real_disk_gives_its_space_back(tmp_path):
 
 
 def test_a_first_segment_without_a_flushed_record_is_taken_up_exactly():
-    disk = FakeDisk()
-    journal = open_journal(disk)
-    fill(journal, 12)
-    journal.commit_index = 12
+    disk, journal = filled(12, commit=12)
     journal.append(bytes(100), 13, 1)
     compact(journal, 12)
     assert len(journal._segments) == 1

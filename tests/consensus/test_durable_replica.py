@@ -116,18 +116,3 @@ async def test_a_directory_whose_state_is_gone_is_refused_and_given_back(tmp_pat
                 await cluster.start("only")
         (tmp_path / "hidden").rename(tmp_path / "only-state" / STATE_FILE)
         await cluster.start("only")
-
-
-async def test_a_node_that_joins_behind_the_logs_beginning_gets_the_state_and_the_members(tmp_path):
-    async with durable(tmp_path) as cluster:
-        name = await cluster.leader()
-        leader = cluster.replicas[name]
-        await propose(leader, 600)
-        await until(lambda: leader._engine.log.base.index > 100)
-        await cluster.join("n4")
-        await leader.add_member("n4", cluster.member("n4"), timeout_s=20)
-        await propose(leader, 40)
-        await cluster.replicas["n4"].wait_applied(leader.status().last_index, timeout_s=20)
-        assert cluster.machines["n4"].installs == 1
-        assert cluster.machines["n4"].log == cluster.machines[name].log
-        assert set(cluster.replicas["n4"].configuration.members) == {"n1", "n2", "n3", "n4"}

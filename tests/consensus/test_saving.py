@@ -11,7 +11,7 @@ from oncegate.consensus.log.identity import open_identity
 from oncegate.consensus.log.sealed_file import write_sealed
 from oncegate.consensus.log.segment import segment_name
 from oncegate.consensus.messages import Append
-from oncegate.consensus.ports import DurableState, SavedPoint
+from oncegate.consensus.ports import SavedPoint
 from oncegate.consensus.snapshot.saving import save_bytes
 from oncegate.proof.sim.engine.durable_machine import _MAGIC, STATE_FILE, DurableMachine, State
 from oncegate.proof.sim.engine.fake_disk import FakeDisk
@@ -56,10 +56,6 @@ def test_a_node_that_joins_saves_no_state_before_its_log_says_who_is_a_member():
     hears(encode(named))
     assert machine.saved.index == node.engine.applied_index == 12
     assert decode(machine.saved.configuration) == named
-
-
-def test_the_test_machine_is_a_durable_state():
-    assert isinstance(DurableMachine(FakeDisk()), DurableState)
 
 
 def test_a_restart_applies_only_what_came_after_the_saved_point():

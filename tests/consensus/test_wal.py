@@ -39,6 +39,13 @@ def fill(journal, batches, *, size=20, term=1):
     return entries_of(journal)
 
 
+def filled(batches, **bounds):
+    """A disk, its journal of so many flushed batches, and their entries."""
+    disk = FakeDisk()
+    journal = open_journal(disk, **bounds)
+    return disk, journal, fill(journal, batches)
+
+
 def failing(call, name_part):
     """A fault of the disk: every such system call from now on."""
 
@@ -114,9 +121,7 @@ def test_any_part_of_an_unflushed_batch_may_survive_a_kill(seed):
 
 
 def test_a_shorter_batch_after_a_torn_one_never_resurrects_old_bytes():
-    disk = FakeDisk()
-    journal = open_journal(disk, segment_bytes=1 << 14)
-    fill(journal, [2])
+    disk, journal, _ = filled([2], segment_bytes=1 << 14)
     for index in (3, 4, 5):
         journal.append(bytes([index]) * 1000, index, 1)
     offset = journal._batch_start
@@ -240,9 +245,7 @@ def test_a_batch_of_which_any_sectors_are_missing_is_torn_not_damaged():
 @pytest.mark.parametrize("seed", range(20))
 def test_a_wipe_of_a_torn_batch_that_is_cut_itself_leaves_a_torn_batch(seed):
     rng = random.Random(seed)
-    disk = FakeDisk()
-    journal = open_journal(disk, segment_bytes=8 * SECTOR_BYTES)
-    expected = fill(journal, [1])
+    disk, journal, expected = filled([1], segment_bytes=8 * SECTOR_BYTES)
     for index in (2, 3, 4):
         journal.append(bytes([index]) * 900, index, 1)
     journal.flush()
@@ -265,9 +268,7 @@ def test_a_wipe_of_a_torn_batch_that_is_cut_itself_leaves_a_torn_batch(seed):
 
 def test_a_flip_in_a_payload_with_a_zero_sector_may_be_taken_for_a_torn_write():
     """The limit of the rule: the sector that is zero by right looks as if it had never been written."""
-    disk = FakeDisk()
-    journal = open_journal(disk, segment_bytes=8 * SECTOR_BYTES)
-    fill(journal, [1])
+    disk, journal, _ = filled([1], segment_bytes=8 * SECTOR_BYTES)
     start = journal._end
     journal.append(b"\1" + bytes(2 * SECTOR_BYTES), 2, 1)
     journal.flush()
@@ -340,9 +341,7 @@ def test_a_missing_segment_is_refused():
 
 
 def test_truncated_entries_stay_gone_and_their_replacements_stay():
-    disk = FakeDisk()
-    journal = open_journal(disk)
-    fill(journal, [3, 3])
+    disk, journal, _ = filled([3, 3])
     journal.commit_index = 2
     journal.truncate_from(4)
     journal.append(b"new four", 4, 2)
@@ -363,9 +362,7 @@ def test_a_committed_entry_is_never_truncated():
 
 
 def test_the_commit_index_of_the_last_record_is_known_after_a_kill():
-    disk = FakeDisk()
-    journal = open_journal(disk)
-    fill(journal, [3])
+    disk, journal, _ = filled([3])
     journal.commit_index = 2
     fill(journal, [1])
     disk.kill()
@@ -418,9 +415,7 @@ def test_an_entry_that_changed_on_disk_is_not_read_back():
 
 @pytest.mark.parametrize("batches", [[1], [2, 3], [9, 9, 9]], ids=["first-batch", "same-segment", "later-segment"])
 def test_a_batch_whose_flush_failed_is_gone_or_durable_after_a_restart_never_in_the_page_cache_only(batches):
-    disk = FakeDisk()
-    journal = open_journal(disk)
-    flushed = fill(journal, batches)
+    disk, journal, flushed = filled(batches)
     disk.on_call = failing("sync", "segment")
     with pytest.raises(FlushFailed) as failed:
         fill(journal, [3])
@@ -435,18 +430,14 @@ def test_a_batch_whose_flush_failed_is_gone_or_durable_after_a_restart_never_in_
 
 
 def test_a_journal_whose_disk_still_refuses_the_last_batch_does_not_open():
-    disk = FakeDisk()
-    journal = open_journal(disk)
-    fill(journal, [2])
+    disk, _, _ = filled([2])
     disk.on_call = failing("sync", "segment")
     with pytest.raises(OSError, match="input/output"):
         open_journal(disk)
 
 
 def test_a_segment_whose_name_a_killed_process_left_in_the_page_cache_survives_a_later_power_loss():
-    disk = FakeDisk()
-    journal = open_journal(disk)
-    fill(journal, [2])
+    disk, journal, _ = filled([2])
     disk.on_call = failing("sync_directory", "")
     with contextlib.suppress(OSError):
         fill(journal, [3] * 8, size=100)

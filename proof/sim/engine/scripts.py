@@ -45,6 +45,15 @@ class PowerGoes:
                 node.die(power=True, down_s=down_s)
 
 
+def _cut_off(world, side):
+    """Block what goes between these nodes and the others; returns the names of those, and the links."""
+    others = [name for name in world.nodes if name not in side]
+    out = [(a, b) for a in side for b in others]
+    pairs = out + [(b, a) for a, b in out]
+    world.network.block(pairs)
+    return others, pairs
+
+
 @register("script: leader alone", 0)
 class LeaderAlone:
     """The leader is cut off, with or without compaction of the others meanwhile; connections break and come back."""
@@ -60,9 +69,7 @@ class LeaderAlone:
         node = world.node(LEADER)
         if node is None:
             return
-        others = [name for name in world.nodes if name != node.name]
-        pairs = [(node.name, other) for other in others] + [(other, node.name) for other in others]
-        world.network.block(pairs)
+        others, pairs = _cut_off(world, [node.name])
         world.scheduler.after(seconds, world.network.unblock, pairs)
         for other in others:
             world.scheduler.after(min(seconds, 0.2), world.network.cut, node.name, other)
@@ -90,9 +97,7 @@ class LeftBehind:
         node = world.node(target)
         if node is None:
             return
-        others = [name for name in world.nodes if name != node.name]
-        pairs = [(node.name, other) for other in others] + [(other, node.name) for other in others]
-        world.network.block(pairs)
+        others, pairs = _cut_off(world, [node.name])
         for other in others:
             world.network.cut(node.name, other)
         until = world.now + seconds_max
@@ -122,10 +127,8 @@ class RemovalsInMinority:
         leader = world.node(LEADER)
         if leader is None:
             return
-        others = [name for name in world.nodes if name != leader.name]
-        follower = others.pop(int(which * len(others)))
-        pairs = [pair for a in (leader.name, follower) for b in others for pair in ((a, b), (b, a))]
-        world.network.block(pairs)
+        followers = [name for name in world.nodes if name != leader.name]
+        others, pairs = _cut_off(world, [leader.name, followers[int(which * len(followers))]])
         world.scheduler.after(5.0, world.network.unblock, pairs)
         for number, other in enumerate(others, 1):
             world.scheduler.after(0.05 * number, leader.remove_member, other)
