@@ -11,15 +11,9 @@ from oncegate.proof.sim.engine.engine_node import EngineNode
 from oncegate.proof.sim.engine.faults import topology
 from oncegate.proof.sim.engine.plan import Fault, make_plan
 from oncegate.proof.sim.engine.run import run_plan
+from oncegate.proof.sim.engine.stage import DEFAULT_TIMES
 
 SEEDS = 10
-DEFAULT_TIMES = {
-    "heartbeat_ms": 100,
-    "election_ms_min": 600,
-    "election_ms_max": 1200,
-    "fast_election_ms_min": 20,
-    "fast_election_ms_max": 80,
-}
 
 
 def all_topologies(voters):
