@@ -2,7 +2,8 @@
  *
  * Notes are below $ONCEGATE_FLUSHES.unflushed/, of files below $ONCEGATE_FLUSHES_ROOT and of that directory itself:
  *   <inode>    records of the writes to one file since its last flush, each {kind, offset, length, size before} and,
- *              unless kind is 'Z' (zeros) or 'G' (it only grew), the bytes that stood there; removed by its flush
+ *              unless kind is 'Z' (zeros) or 'G' (it only grew), the bytes that stood there; removed by its flush, and
+ *              called <inode>.<pid>-<number> while the flush runs
  *   names      names made, replaced or removed, each "KIND INODE INODE2 PATH\0PATH2\0"; "S OFFSET" is a directory's
  *              flush: its names noted before OFFSET are safe
  * A file that loses its last name is kept in $ONCEGATE_FLUSHES_ROOT.unlinked/<inode> until the directory is flushed.
@@ -11,6 +12,7 @@
  */
 #define _GNU_SOURCE
 #undef _FILE_OFFSET_BITS
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -35,11 +37,13 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static const volatile uint32_t *delay_us;
 static char notes[PATH_MAX - 64], root[PATH_MAX - 64], above[PATH_MAX - 64];
 static size_t root_length;
-static int names_fd = -1, flushes;
+static int names_fd = -1, flushes, inherited;
 static struct grave *graves;
 
 #define REAL(name) ((__typeof__(&name))real(#name))
 static void *real(const char *name) { return dlsym(RTLD_NEXT, name); }
+
+static int inherit(ino_t inode, int strike);
 
 __attribute__((constructor)) static void begin(void) {
     const char *control = getenv("ONCEGATE_FLUSHES"), *place = getenv("ONCEGATE_FLUSHES_ROOT");
@@ -59,6 +63,7 @@ __attribute__((constructor)) static void begin(void) {
     if (slash) *slash = 0;
     root_length = strlen(root);
     names_fd = syscall(SYS_openat, AT_FDCWD, path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    inherited = inherit(0, 0);
 }
 
 /* -- which file -- */
@@ -358,6 +363,24 @@ int link(const char *old, const char *new) { return linkat(AT_FDCWD, old, AT_FDC
 
 /* -- flushes -- */
 
+/* Remove what processes before this one have noted of a file (0: of any) and were killed in its flush; tell whether
+ * there was something. Only the names of notes of flushes have a point. */
+static int inherit(ino_t inode, int strike) {
+    char path[PATH_MAX], start[32];
+    int found = 0, length = snprintf(start, sizeof start, "%lu.", (unsigned long)inode);
+    DIR *directory = opendir(notes);
+    for (struct dirent *one; directory && (one = readdir(directory));) {
+        char *point = strchr(one->d_name, '.');
+        if (!point || point == one->d_name || !point[1] || atoi(point + 1) == getpid()) continue;
+        if (inode && strncmp(one->d_name, start, length)) continue;
+        found = 1;
+        snprintf(path, sizeof path, "%s/%s", notes, one->d_name);
+        if (strike) syscall(SYS_unlinkat, AT_FDCWD, path, 0);
+    }
+    if (directory) closedir(directory);
+    return found;
+}
+
 static int flush(int fd, int (*call)(int)) {
     char path[PATH_MAX] = "", pending[PATH_MAX], flushed[PATH_MAX], grave[PATH_MAX];
     struct stat found;
@@ -375,6 +398,7 @@ static int flush(int fd, int (*call)(int)) {
     int done = call(fd), reason = errno;
     if (!done) {
         if (moved) syscall(SYS_unlinkat, AT_FDCWD, flushed, 0);
+        if (inherited) inherit(found.st_ino, 1);
         if (S_ISDIR(found.st_mode)) {
             pthread_mutex_lock(&lock);
             note_name('S', noted, 0, path, "");

@@ -147,6 +147,20 @@ def test_what_a_killed_process_left_in_the_page_cache_is_lost_in_the_life_of_the
     assert content(root) == {"file": b"0" * 4 * SECTOR}
 
 
+def test_flush_saves_also_what_a_process_before_wrote_that_was_killed_in_its_flush(
+    control: FlushControl, root: Path, run: Run
+) -> None:
+    control.slow(10.0)
+    run(
+        "import threading\n" + OPEN + "os.pwrite(fd, b'1' * 512, 0); os.pwrite(fd, b'2' * 512, 1024)\n"
+        "threading.Timer(0.2, os.kill, (os.getpid(), 9)).start(); os.fsync(fd)"
+    )
+    control.slow(0.0)
+    run(OPEN + "os.pwrite(fd, b'3' * 512, 512); os.fdatasync(fd); os.pwrite(fd, b'4' * 512, 0)")
+    lose(control)
+    assert content(root) == {"file": b"1" * SECTOR + b"3" * SECTOR + b"2" * SECTOR + b"0" * SECTOR}
+
+
 def test_sectors_are_kept_or_lost_whole(control: FlushControl, root: Path, run: Run) -> None:
     run(OPEN + "os.pwrite(fd, b'1' * 2048, 0); os.pwrite(fd, b'2' * 512, 512)")
     outcomes = set()
