@@ -169,7 +169,7 @@ class RawClient:
                 self.history.acknowledged.append(Acknowledged(sent_at, now, index, ids.start, len(ids)))
                 if on_time:
                     self._progress_at = now
-            case Refused(_, code, outcome, _):
+            case Refused(_, code, outcome):
                 self.history.refusals[code] += len(ids)
                 if outcome == "not_applied":
                     self.history.refused.append(ids)

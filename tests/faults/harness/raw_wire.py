@@ -50,12 +50,11 @@ class Done(_Frame, frozen=True, tag=11):
 
 
 class Refused(_Frame, frozen=True, tag=12):
-    """The error of consensus, and who leads as far as this node knows."""
+    """The error of consensus."""
 
     number: int
     code: str
     outcome: str
-    leader_id: str | None
 
 
 class Said(_Frame, frozen=True, tag=13):
@@ -85,11 +84,6 @@ class Frames(asyncio.Protocol):
         self._on_frame, self._on_lost = on_frame, on_lost
         self._buffer = bytearray()
         self._transport: asyncio.Transport | None = None
-
-    @property
-    def is_open(self) -> bool:
-        """Frames can be sent."""
-        return self._transport is not None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)

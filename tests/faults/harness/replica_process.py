@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from oncegate.consensus import ConsensusError, Replica, ReplicaConfig
-from oncegate.consensus.errors import NotLeader
 from tests.faults.harness.raw_wire import (
     ID,
     Ask,
@@ -126,7 +125,7 @@ class ReplicaProcess:
         try:
             future = self.replica.propose(encode(request.commands))
         except ConsensusError as error:
-            client.send(self._refusal(request.number, error))
+            client.send(Refused(request.number, error.code, error.outcome))
             return
 
         def finished(done: asyncio.Future[object]) -> None:
@@ -135,7 +134,7 @@ class ReplicaProcess:
                 index = done.result()
                 client.send(Done(request.number, index if isinstance(index, int) else 0))
             elif isinstance(error, ConsensusError):
-                client.send(self._refusal(request.number, error))
+                client.send(Refused(request.number, error.code, error.outcome))
             else:
                 raise error
 
@@ -146,13 +145,9 @@ class ReplicaProcess:
             index = await self.replica.read_index(timeout_s=READ_S)
             await self.replica.wait_applied(index, timeout_s=READ_S)
         except ConsensusError as error:
-            client.send(self._refusal(request.number, error))
+            client.send(Refused(request.number, error.code, error.outcome))
         else:
             client.send(Done(request.number, index))
-
-    def _refusal(self, number: int, error: ConsensusError) -> Refused:
-        leader = error.leader_id if isinstance(error, NotLeader) else None
-        return Refused(number, error.code, error.outcome, leader)
 
     async def _asked(self, client: Frames, request: Ask) -> None:
         client.send(Said(request.number, await self.asks[request.what](request.argument)))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator
+from typing import Final
 
 from oncegate import Client, OncegateError, Session
 from oncegate.gateway.local.waiting import until
@@ -16,7 +18,11 @@ WORKERS = 24
 class Ledger:
     """What the SDK acknowledged: key to commit number, and how often each counter was raised."""
 
+    _numbers = itertools.count(1)
+
     def __init__(self) -> None:
+        self.name: Final = f"load{next(self._numbers)}"
+        """Of its stream table and flow, and before its keys: several loads may come one after the other."""
         self.rows: dict[str, int] = {}
         self.counted: dict[str, int] = {}
         self.streamed: dict[str, int] = {}
@@ -28,14 +34,14 @@ async def write(session: Session, ledger: Ledger, worker: int, stop: asyncio.Eve
     number = 0
     while not stop.is_set():
         number += 1
-        key = f"w{worker}-{number}"
-        counter = f"c{worker}"
+        key = f"{ledger.name}-w{worker}-{number}"
+        counter = f"{ledger.name}-c{worker}"
         try:
             ledger.rows[key] = (await session.put("rows", key, {"n": number})).commit
             result = await session.increment("rows", counter)
             ledger.counted[counter] = ledger.counted.get(counter, 0) + 1
             assert result.value == ledger.counted[counter], "an increment was applied twice or lost"
-            many = await session.put_many("events", [(f"{key}-{i}", {"i": i}) for i in range(20)])
+            many = await session.put_many(ledger.name, [(f"{key}-{i}", {"i": i}) for i in range(20)])
             ledger.streamed.update({f"{key}-{i}": many.commit + i for i in range(20)})
         except OncegateError:
             ledger.unknown += 1
@@ -53,7 +59,7 @@ async def writing(client: Client, ledger: Ledger) -> AsyncIterator[Session]:
     """Declare the tables and keep :data:`WORKERS` writers busy inside the block."""
     stop = asyncio.Event()
     await client.declare_table("rows", kind="resident")
-    await client.declare_table("events", kind="stream")
+    await client.declare_table(ledger.name, kind="stream")
     async with client.session() as session:
         writers = [asyncio.create_task(write(session, ledger, number, stop)) for number in range(WORKERS)]
         try:
@@ -83,7 +89,7 @@ async def check_rows(client: Client, ledger: Ledger) -> None:
 async def check_flows(endpoints: list[str], ledger: Ledger) -> None:
     """Every node's flow has every item once, in its place."""
     for endpoint in endpoints:
-        items = await asyncio.to_thread(read_flow, endpoint, "events")
+        items = await asyncio.to_thread(read_flow, endpoint, ledger.name)
         assert len({commit for _, commit in items}) == len(items)
         assert dict(items) == ledger.streamed
         assert len(items) == len(ledger.streamed), "an item is in the flow twice"
