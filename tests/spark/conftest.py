@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,9 +43,13 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return cluster.url(f"t{uuid.uuid4().hex[:20]}")
 
 
+_flows = itertools.count(1)
+
+
 @pytest.fixture
 def flow() -> FakeFlow:
-    return FakeFlow()
+    """A flow of another name each time: Spark's workers outlive a test and remember what each batch was."""
+    return FakeFlow(f"flow{next(_flows)}")
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The development Cassandra: its lock file, the user's mirror, and what survives a kill."""
+"""The development Cassandra: its lock file, the user's mirror, and its settings."""
 
 from __future__ import annotations
 
@@ -8,14 +8,9 @@ from pathlib import Path
 import pytest
 
 import oncegate.stores.devcassandra
-from oncegate.spark_sink.rows import TIMELINE
-from oncegate.stores import open_store
-from oncegate.stores.devcassandra import Config, DevCluster, jars
+from oncegate.stores.devcassandra import Config, jars
 from oncegate.stores.devcassandra.__main__ import main
 from oncegate.stores.errors import StoreCode, StoreError
-from tests.spark.recount import Row, stored
-
-ROWS: set[Row] = {(user, 0, commit, 0, f"m{commit}", 1, 2, commit) for user in range(50) for commit in range(1, 21)}
 
 
 @pytest.fixture
@@ -64,27 +59,3 @@ def test_wrong_configurations_are_refused(tmp_path: Path) -> None:
             Config(**wrong)
         assert refused.value.code is StoreCode.BAD_OPTION
     assert main(["--home", str(tmp_path / "none"), "status"]) == 2
-
-
-@pytest.mark.cassandra
-def test_acknowledged_rows_survive_a_kill_of_the_only_node(
-    cassandra: DevCluster, capsys: pytest.CaptureFixture[str]
-) -> None:
-    import pyarrow as pa
-
-    url = cassandra.url("durable")
-    columns = [pa.array(column) for column in zip(*sorted(ROWS), strict=True)]
-    columns.insert(-1, pa.nulls(len(ROWS), pa.string()))
-    with open_store(url) as store:
-        store.create([TIMELINE])
-        store.write(TIMELINE, pa.RecordBatch.from_arrays(columns, schema=TIMELINE.schema))
-        assert "commitlog_sync=group" in store.durability()
-    home = ["--home", str(cassandra.home)]
-    assert main([*home, "status"]) == 0
-    assert main([*home, "kill", "1"]) == 0
-    assert main([*home, "status"]) == 3
-    assert "does not answer" in capsys.readouterr().out
-    # Through the API, whose process it becomes: the fixture stops it at the end.
-    cassandra.start(1)
-    with open_store(url) as store:
-        assert stored(store) == ROWS

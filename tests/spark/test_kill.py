@@ -32,7 +32,7 @@ def test_killed_in_the_middle_of_a_batch_and_restarted_the_tables_are_exact(
     items = messages(SENDERS, MESSAGES)
     flow.seal_all(items, PER_BATCH)
     contacts = write_contacts(tmp_path / "contacts.csv", EDGES)
-    command = [sys.executable, "-m", "oncegate.spark_sink.jobs.timeline", "--endpoints", node.url, "--flow", "timeline"]
+    command = [sys.executable, "-m", "oncegate.spark_sink.jobs.timeline", "--endpoints", node.url, "--flow", flow.name]
     command += ["--consumer", "fan-out", "--store", store_url, "--contacts", contacts]
     command += ["--checkpoint", str(tmp_path / "checkpoint"), "--progress", str(tmp_path / "progress.jsonl")]
     command += ["--batches-per-trigger", str(BATCHES_PER_TRIGGER), "--rows-per-write", "500"]

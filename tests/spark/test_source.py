@@ -26,7 +26,7 @@ def seal(flow: FakeFlow, batches: int, per_batch: int = 10) -> None:
 
 
 def options(*nodes: FakeNode, **more: object) -> dict[str, str]:
-    fixed = {"endpoints": ",".join(node.url for node in nodes), "flow": "timeline", "timeout_s": "5"}
+    fixed = {"endpoints": ",".join(node.url for node in nodes), "flow": nodes[0].flow.name, "timeout_s": "5"}
     return fixed | {name: str(value) for name, value in more.items()}
 
 
@@ -47,30 +47,27 @@ def commits(spark: SparkSession, path: Path) -> list[int]:
     return [row["commit"] for row in spark.read.parquet(str(path / "out")).orderBy("commit").collect()]
 
 
-def test_batch_read_yields_every_item_with_its_batch(spark: SparkSession, flow: FakeFlow, node: FakeNode) -> None:
-    flow.seal([(5, "a", '{"x": 1}'), (6, "b", None)])
-    flow.seal([(9, "c", '"ü"')])
+def test_batch_read_yields_every_item_with_its_batch_and_trace_context(
+    spark: SparkSession, flow: FakeFlow, node: FakeNode
+) -> None:
+    flow.seal([(5, "a", '{"x": 1}'), (6, "b", None), (7, "c", "3")], ["00-t", None, "00-t"])
+    flow.seal([(9, "d", '"ü"')])
     found = read(spark, node).orderBy("commit").collect()
-    assert [(row["commit"], row["key"], row["value"], row["batch"]) for row in found] == [
-        (5, "a", '{"x": 1}', 1),
-        (6, "b", None, 1),
-        (9, "c", '"ü"', 2),
+    assert [(row["commit"], row["key"], row["value"], row["batch"], row["traceparent"]) for row in found] == [
+        (5, "a", '{"x": 1}', 1, "00-t"),
+        (6, "b", None, 1, None),
+        (7, "c", "3", 1, "00-t"),
+        (9, "d", '"ü"', 2, None),
     ]
     assert found[0].asDict()["client_id"] == 7
-
-
-def test_trace_context_of_an_item_is_a_plain_string_column(spark: SparkSession, flow: FakeFlow, node: FakeNode) -> None:
-    flow.seal([(5, "a", "1"), (6, "b", "2"), (7, "c", "3")], ["00-t", None, "00-t"])
-    flow.seal([(9, "d", "4")])
-    found = read(spark, node).orderBy("commit").select("key", "traceparent").collect()
-    assert [tuple(row) for row in found] == [("a", "00-t"), ("b", None), ("c", "00-t"), ("d", None)]
 
 
 def test_batch_read_of_a_range_is_repeatable(spark: SparkSession, flow: FakeFlow, node: FakeNode) -> None:
     seal(flow, 6)
     replay = read(spark, node, starting_batch=2, ending_batch=4)
-    assert sorted(row["commit"] for row in replay.collect()) == list(range(11, 41))
-    assert replay.collect() == replay.collect()
+    first = replay.collect()
+    assert sorted(row["commit"] for row in first) == list(range(11, 41))
+    assert replay.collect() == first
 
 
 def test_empty_flow_reads_as_nothing(spark: SparkSession, node: FakeNode, tmp_path: Path) -> None:

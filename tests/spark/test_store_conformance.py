@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from cassandra import OperationTimedOut
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from oncegate.stores import WRITE_TS, Clustering, Column, ColumnType, Store, StoreTable, open_store
+from oncegate.stores.cassandra.store import CassandraStore
+from oncegate.stores.devcassandra import DevCluster
 from oncegate.stores.errors import StoreCode, StoreError
 
 NOTES = StoreTable(
@@ -229,6 +232,32 @@ def test_two_stores_at_one_place_see_the_same(store_url: str, store: Store) -> N
 
 def test_durability_is_stated(store: Store) -> None:
     assert "survives" in store.durability()
+
+
+@pytest.mark.cassandra
+def test_write_that_timed_out_after_it_was_done_converges_on_one_row_and_beats_nothing_newer(
+    cassandra: DevCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case 38: between the time-out and the retry somebody even writes the row again, with a newer timestamp."""
+    url = cassandra.url("timeouts")
+    with open_store(url) as store, open_store(url) as other:
+        assert isinstance(store, CassandraStore)
+        store.create([NOTES])
+        send, sent = store._send, []
+
+        def silent_once(batches: Sequence[Any]) -> tuple[list[Any], Exception | None]:
+            left, error = send(batches)
+            assert error is None
+            sent.append(len(batches))
+            if len(sent) == 1:
+                other.write(NOTES, rows(row(2, 20, text="newer")))
+                return list(batches), OperationTimedOut()
+            return left, error
+
+        monkeypatch.setattr(store, "_send", silent_once)
+        store.write(NOTES, rows(row(1, 10, text="once"), row(2, 10, text="older")))
+        assert len(sent) == 2, "it was retried"
+        assert all_rows(store) == [row(2, 20, text="newer"), row(1, 10, text="once")]
 
 
 _example = count()
