@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -67,93 +66,51 @@ def simulated(
     returns an old value, at ``lost`` a write does nothing.
     """
     random = Random(seed)
-    state: dict[str, Any] = {f"k{number}": None for number in range(1, keys + 1)}
-    old: dict[str, list[tuple[int, Any]]] = {key: [(0, None)] for key in state}
+    free = [(random.randrange(2 * MS), process) for process in range(processes)]
+    planned: list[tuple[int, int, int, float, dict[str, Any]]] = []
+    for number in range(1, count + 1):
+        invoked, process = heapq.heappop(free)
+        fate = random.random()
+        point = invoked + int(random.uniform(0.3, 3.0) * MS * (12 if fate > 0.97 else 1))
+        back = invoked + 25 * MS if fate < 0.008 else point + int(random.uniform(0.2, 2.5) * MS)
+        common = {
+            "process": process,
+            "f": random.choices(["read", "write", "cas"], [5, 3, 2])[0],
+            "key": f"k{random.randint(1, keys)}",
+            "node": random.choice(NODES),
+            "request": f"c{process}/{number}",
+        }
+        planned.append((point, invoked, back, fate, common))
+        # After an unknown outcome a process goes on under a new number.
+        again = processes + number if fate < 0.008 else process
+        heapq.heappush(free, (back + int(random.uniform(0.1, 1.5) * MS), again))
+    state: dict[str, list[tuple[int, Any]]] = {}
     events: list[Event] = []
-    queue: list[tuple[int, int, Callable[[int], None]]] = []
-    begun = fresh = 0
-    written_values = 0
-
-    def later(at: int, act: Callable[[int], None]) -> None:
-        nonlocal fresh
-        fresh += 1
-        heapq.heappush(queue, (at, fresh, act))
-
-    next_process = processes
-    flaw = stale or lost
-
-    def ready(process: int) -> Callable[[int], None]:
-        def invoke(now: int) -> None:
-            nonlocal begun, written_values, next_process
-            if begun >= count:
-                return
-            begun += 1
-            key, node = random.choice(list(state)), random.choice(NODES)
-            f = random.choices(["read", "write", "cas"], [5, 3, 2])[0]
-            argument: Any = None
-            if f == "write":
-                written_values += 1
-                argument = written_values
-            elif f == "cas":
-                written_values += 1
-                argument = [state[key] if random.random() < 0.7 else 0, written_values]
-            request = f"c{process}/{begun}"
-            common = {"process": process, "f": f, "key": key, "node": node, "request": request}
-            events.append(Event(type="invoke", value=argument, time=now, **common))
-            fate = random.random()
-            slow = 12 if fate > 0.97 else 1
-            point = now + int(random.uniform(0.3, 3.0) * MS * slow)
-            back = point + int(random.uniform(0.2, 2.5) * MS)
-            again = process
-            if fate < 0.008:
-                again, next_process = next_process, next_process + 1
-                if random.random() < 0.5:
-                    later(point, lambda at: applied(f, key, argument, at) and None)
-                back = now + 25 * MS
-                later(back, lambda at: events.append(Event(type="info", time=at, error="TIMEOUT", **common)))
-            elif fate < 0.018:
-                later(back, lambda at: events.append(Event(type="fail", time=at, error="NO_LEADER", **common)))
-            else:
-
-                def take(at: int) -> None:
-                    result = flawed(f, key, now, at) if key == flaw and begun > count / 2 else None
-                    if result is None:
-                        result = (applied(f, key, argument, at),)
-                    later(back, lambda end: events.append(Event(type="ok", value=result[0], time=end, **common)))
-
-                later(point, take)
-            later(back + int(random.uniform(0.1, 1.5) * MS), ready(again))
-
-        return invoke
-
-    def applied(f: str, key: str, argument: Any, at: int) -> Any:
-        if f == "read":
-            return state[key]
-        if f == "cas" and state[key] != argument[0]:
-            return {"refused": True, "value": state[key]}
-        state[key] = argument if f == "write" else argument[1]
-        old[key].append((at, state[key]))
-        del old[key][:-50]
-        return None
-
-    def flawed(f: str, key: str, invoked: int, at: int) -> tuple[Any] | None:
-        nonlocal flaw
-        if stale and f == "read":
-            long_gone = [value for (_, value), (until, _) in pairwise(old[key]) if until < invoked - 20 * MS]
-            if long_gone and long_gone[-1] != state[key]:
-                flaw = None
-                return (long_gone[-1],)
-        if lost and f == "write":
-            flaw = None
-            return (None,)
-        return None
-
-    for process in range(processes):
-        later(random.randrange(2 * MS), ready(process))
-    while queue:
-        at, _, act = heapq.heappop(queue)
-        act(at)
-    return events
+    for value, (point, invoked, back, fate, common) in enumerate(sorted(planned, key=lambda one: one[0]), 1):
+        held = state.setdefault(common["key"], [(0, None)])
+        f, late = common["f"], value > count / 2
+        expected = held[-1][1] if random.random() < 0.7 else 0
+        argument: Any = {"read": None, "write": value, "cas": [expected, value]}[f]
+        result: Any = held[-1][1] if f == "read" else None
+        applied = not 0.008 <= fate < 0.018 and (fate >= 0.008 or random.random() < 0.5)
+        if f == "cas" and expected != held[-1][1]:
+            result, applied = {"refused": True, "value": held[-1][1]}, False
+        if fate >= 0.018 and late and f == "read" and common["key"] == stale:
+            long_gone = [old for (_, old), (until, _) in pairwise(held) if until < invoked - 20 * MS]
+            if long_gone and long_gone[-1] != result:
+                result, stale = long_gone[-1], None
+        if fate >= 0.018 and late and f == "write" and common["key"] == lost:
+            applied, lost = False, None
+        if applied and f != "read":
+            held.append((point, value))
+        events.append(Event(type="invoke", value=argument, time=invoked, **common))
+        if fate < 0.008:
+            events.append(Event(type="info", time=back, error="TIMEOUT", **common))
+        elif fate < 0.018:
+            events.append(Event(type="fail", time=back, error="NO_LEADER", **common))
+        else:
+            events.append(Event(type="ok", value=result, time=back, **common))
+    return sorted(events, key=lambda event: event.time)
 
 
 def written(
