@@ -11,10 +11,10 @@ from contextlib import AsyncExitStack
 import aiohttp
 import pytest
 import pytest_asyncio
+from oncegate.proof.check.nemesis.healing import make_whole
 
 from oncegate.proof.check.cluster import CheckCluster
 from oncegate.proof.check.equipment import Equipment, missing
-from oncegate.proof.check.nemesis.healing import make_whole
 from tests.conftest import Api
 from tests.faults.harness.scene import Scene, running
 

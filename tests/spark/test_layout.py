@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from oncegate.spark_sink.rows import DEAD_LETTERS, TIMELINE
 from oncegate.stores import layout
 from oncegate.stores.cassandra import encoding as cql_encoding
-from oncegate.stores.cassandra import encoding as cql_encoding
 from oncegate.stores.tables import WRITE_TS, Clustering, Column, ColumnType, StoreTable
 
 TABLE = StoreTable(
