@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -68,3 +69,13 @@ async def api(tmp_path: Path) -> AsyncIterator[Api]:
     settings = Settings(members=[f"n1=127.0.0.1:{http_port}:{peer_port}"], data_dir=tmp_path / "n1")
     async with running(settings), aiohttp.ClientSession(base_url=f"http://127.0.0.1:{http_port}") as http:
         yield Api(http)
+
+
+@asynccontextmanager
+async def each_node(cluster: LocalCluster) -> AsyncIterator[dict[str, Api]]:
+    """Talk to every node by its id, on connections of its own."""
+    async with AsyncExitStack() as stack:
+        yield {
+            node_id: Api(await stack.enter_async_context(aiohttp.ClientSession(base_url=cluster.endpoint(node_id))))
+            for node_id in cluster.ids
+        }

@@ -6,16 +6,14 @@ import os
 import random
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
 
-import aiohttp
 import pytest
 import pytest_asyncio
-from oncegate.proof.check.nemesis.healing import make_whole
 
 from oncegate.proof.check.cluster import CheckCluster
 from oncegate.proof.check.equipment import Equipment, missing
-from tests.conftest import Api
+from oncegate.proof.check.nemesis.nemesis import make_whole
+from tests.conftest import Api, each_node
 from tests.faults.harness.scene import Scene, running
 
 WHOLE_S = 60.0
@@ -60,11 +58,8 @@ def gateways(gateways_of_module: CheckCluster) -> Iterator[CheckCluster]:
 @pytest.fixture
 async def nodes(gateways: CheckCluster) -> AsyncIterator[dict[str, Api]]:
     """Each gateway by its id, on connections of its own."""
-    async with AsyncExitStack() as stack:
-        yield {
-            node: Api(await stack.enter_async_context(aiohttp.ClientSession(base_url=gateways.endpoint(node))))
-            for node in gateways.ids
-        }
+    async with each_node(gateways) as found:
+        yield found
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -27,8 +27,7 @@ from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.results import AppliedPart, Operated, Ranged
 from oncegate.rifl.key_table import KEYS_CLIENT, NO_TIME
 from oncegate.rifl.range_rule import RefusedPart, ReplayPart
-from tests.conftest import Api
-from tests.faults.test_any_node import each_node
+from tests.conftest import Api, each_node
 from tests.gateway.http_contract import assert_problem, declare, put, send_range
 from tests.gateway.logs import told
 from tests.gateway.test_machine_ranges import machine, range_of, single
