@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from enum import Enum
 from typing import Any
 
 import msgspec
@@ -48,8 +49,13 @@ def refusal(body: bytes, content_type: str = wire.JSON) -> Code:
     return caught.value.code
 
 
-ABSENT = object()
-"""Stands for a field that is not there."""
+class Absent(Enum):
+    """Stands for a field that is not there."""
+
+    ABSENT = "absent"
+
+
+ABSENT = Absent.ABSENT
 
 
 def operation(**changed: Any) -> dict[str, Any]:
