@@ -39,13 +39,13 @@ __all__ = [
     "TableInfo",
     "Tuning",
     "WriteResult",
-    "middleware",
     "sync",
-    "testing",
 ]
+# Not for ``import *``: these need their extras.
+_WITH_EXTRAS = ("middleware", "testing")
 
 if TYPE_CHECKING:
-    from oncegate import middleware, sync, testing
+    from oncegate import middleware, sync, testing  # noqa: F401 - names of the package, though not of import *
     from oncegate.gateway.client import (
         Client,
         ClusterInfo,
@@ -81,14 +81,18 @@ else:
 
     def __getattr__(name: str) -> object:
         """Import a public name on its first use (PEP 562)."""
-        if name not in __all__:
+        if name not in __all__ and name not in _WITH_EXTRAS:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module
 
-        if name in ("middleware", "sync", "testing"):
-            return import_module(f"{__name__}.{name}")
+        if name in ("sync", *_WITH_EXTRAS):
+            try:
+                return import_module(f"{__name__}.{name}")
+            except ModuleNotFoundError as missing:
+                # An AttributeError, so that hasattr() and help() work without the extra.
+                raise AttributeError(f"module {__name__!r} has no attribute {name!r}: {missing}") from missing
         found = globals()[name] = getattr(import_module("oncegate.gateway.client"), name)
         return found
 
     def __dir__() -> list[str]:
-        return [*__all__, "__doc__", "__name__", "__path__"]
+        return [*__all__, *_WITH_EXTRAS, "__doc__", "__name__", "__path__"]

@@ -1,6 +1,6 @@
 """Nodes in the test's own process, and faults on request; the pytest fixture ``oncegate_cluster`` is a FakeCluster.
 
-Needs ``oncegate[testing]``; without it importing raises :class:`oncegate.OperationFailed`.
+Needs ``oncegate[testing]``; without it importing raises ModuleNotFoundError, which names the extra.
 """
 
 from oncegate.gateway.testing import Applied, FakeCluster, FakeGateway, FakeNode

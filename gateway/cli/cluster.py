@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 import typer
 
 from oncegate.gateway.cli.output import Format, Output, failed, show
-from oncegate.gateway.local.blocking_http import RequestRefused, Unreachable, get_json, send_json
+from oncegate.gateway.local.blocking_http import TIMEOUT_S, RequestRefused, Unreachable, get_json, send_json
 
 Endpoint = Annotated[str, typer.Option(envvar="ONCEGATE_ENDPOINT", help="HTTP address of any node")]
 ENDPOINT_DEFAULT: Final = "http://127.0.0.1:7400"
@@ -43,9 +43,7 @@ def _ask(method: str, url: str, body: dict[str, Any] | None, timeout_s: float) -
 
 def status(endpoint: Endpoint = ENDPOINT_DEFAULT, output: Format = Output.TABLE) -> None:
     """Show the cluster as each of its nodes sees it."""
-    first = _state(endpoint)
-    if first is None:
-        raise _unreachable(endpoint)
+    first = _ask("GET", f"{endpoint}/v1/cluster", None, TIMEOUT_S)
     states = {m["id"]: first if m["id"] == first["node"] else _state(m["http"]) for m in first["members"]}
     if output is Output.JSON:
         typer.echo(json.dumps(states, indent=1))
@@ -75,9 +73,7 @@ def add(
         address = MemberAddress.parse(new)
     except ValueError as fault:
         raise failed(fault, 2) from None
-    cluster = _state(endpoint)
-    if cluster is None:
-        raise _unreachable(endpoint)
+    cluster = _ask("GET", f"{endpoint}/v1/cluster", None, TIMEOUT_S)
     flags = " ".join(f"--member {m['id']}={_address(m)}" for m in cluster["members"] if m["id"] != address.node_id)
     typer.echo("Start the new node, with an empty data directory, where it is to run:", err=True)
     typer.echo(

@@ -175,7 +175,8 @@ def _show(console: Console, cluster: LocalCluster) -> None:
     from rich.table import Table
 
     leader = cluster.leader()
-    table = Table("node", "http", "pid", "role", "log")
+    table = Table("node", "http", "pid", "role")
+    table.add_column("log", overflow="fold")
     for node_id in cluster.ids:
         role = "leader" if node_id == leader else "follower"
         log = str(cluster.directory / f"{node_id}.log")

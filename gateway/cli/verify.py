@@ -37,9 +37,13 @@ def verify(
     wanted: checks.StoreWanted | None = None
     if store is not None:
         flow, slash, name = (consumer or "").partition("/")
-        if not (flow and slash and name) or (contacts is None and name != ROWS_CONSUMER):
+        if not (flow and slash and name):
+            raise failed("--store needs --consumer FLOW/CONSUMER", MISUSE)
+        if contacts is None and name != ROWS_CONSUMER:
             raise failed(
-                f"--store needs --consumer FLOW/CONSUMER, and --contacts FILE unless that is {ROWS_CONSUMER}", MISUSE
+                f"a store is compared with what the library's jobs write: of consumer {ROWS_CONSUMER}, or timelines, "
+                "with --contacts FILE",
+                MISUSE,
             )
         if not store.startswith(("sqlite:///", "cassandra://")):
             raise failed("a store URL starts with sqlite:/// or cassandra://", MISUSE)

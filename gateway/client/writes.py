@@ -6,6 +6,7 @@ Owns: how a write call becomes a :class:`oncegate.gateway.client.batch.Pending`.
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
@@ -28,8 +29,35 @@ _encode_text: Final = msgspec.json.Encoder(order="deterministic").encode
 
 
 def encoded_text(value: Any) -> str:
-    """Return a value as canonical JSON, the form the server hashes: one fingerprint, alone or in a range."""
-    return _encode_text(value).decode()
+    """Return a value as canonical JSON, the form the server hashes: one fingerprint, alone or in a range.
+
+    Raises:
+        OperationFailed: BAD_REQUEST for a number that JSON has no word for; msgspec would write ``null``.
+    """
+    text = _encode_text(value).decode()
+    if "null" in text:
+        try:
+            json.dumps(msgspec.to_builtins(value), allow_nan=False)
+        except ValueError as refused:
+            raise OperationFailed(Code.BAD_REQUEST, f"JSON cannot say this value: {refused}") from refused
+    return text
+
+
+def _check_text(*texts: Any) -> None:
+    """Refuse what could not be encoded when it travels, together with writes of others: BAD_REQUEST."""
+    for text in texts:
+        if not isinstance(text, str):
+            raise OperationFailed(Code.BAD_REQUEST, f"a table and a key are text, not {type(text).__name__}")
+        if not text.isascii():
+            try:
+                text.encode()
+            except UnicodeEncodeError as refused:
+                raise OperationFailed(Code.BAD_REQUEST, f"UTF-8 cannot say {text!a}") from refused
+
+
+def _check_number(number: Any, what: str) -> None:
+    if not isinstance(number, int) or not -(2**63) <= number < 2**63:
+        raise OperationFailed(Code.BAD_REQUEST, f"{what} is a whole number of 64 bits")
 
 
 class Writes:
@@ -72,6 +100,7 @@ class Writes:
     ) -> Pending:
         """Prepare a put; arguments as :meth:`oncegate.gateway.client.Session.put`."""
         text: str | None = None
+        _check_text(table, key)
         operation = Operation(0, "put", table, key, msgspec.Raw(_encode(value)))
         if if_absent or if_version is not None or if_value is not UNSET:
             operation.if_ = _condition(if_version, if_value, if_absent=if_absent)
@@ -96,11 +125,13 @@ class Writes:
         item: Any = UNSET,
     ) -> Pending:
         """Prepare a delete, an increment, an append, or a read whose result is remembered, which has no condition."""
+        _check_text(table, key)
         operation = Operation(0, name, table, key)
         if name != "get":
             operation.if_ = _condition(if_version, if_value)
         match name:
             case "increment":
+                _check_number(by, "by")
                 operation.by = by
             case "append":
                 operation.item = msgspec.Raw(_encode(item))
@@ -120,6 +151,7 @@ class Writes:
         rows_max: int,
     ) -> list[Pending | PendingRows]:
         """Prepare the rows of a ``put_many``: ranges of ``rows_max`` on a stream table, else one write a row."""
+        _check_text(table, *(key for key, _ in pairs))
         if kind == "resident" or self._keeps:
             promise = RowPromise(collector)
             puts = [Operation(0, "put", table, key, msgspec.Raw(_encode(value))) for key, value in pairs]
@@ -157,6 +189,7 @@ def _condition(if_version: int | None, if_value: Any, *, if_absent: bool = False
     if if_absent:
         return {"absent": True}
     if if_version is not None:
+        _check_number(if_version, "if_version")
         return {"version": if_version}
     if if_value is not UNSET:
         return {"value": msgspec.Raw(_encode(if_value))}

@@ -72,7 +72,7 @@ class Reads:
         when the first flow is declared, so that the first range or look-up finds them loaded.
         """
         if self._columns is None:
-            self._columns = asyncio.ensure_future(asyncio.to_thread(_load_columns))
+            self._columns = asyncio.ensure_future(asyncio.to_thread(load_columns))
         return self._columns
 
     async def reach(self, consistency: str, min_commit: int) -> None:
@@ -230,7 +230,7 @@ class Reads:
         return payload, checksum
 
 
-def _load_columns() -> None:
+def load_columns() -> None:
     """Import the libraries, and index one item: some of their parts load themselves when they are first used."""
     from oncegate.flows import range_body
 

@@ -73,12 +73,12 @@ class Setting(NamedTuple):
         return str(self.default)
 
     def checked(self, value: Any) -> Any:
-        """Return a value of the right type within the bounds; text is read as a variable's is.
+        """Return a value of the right type within the bounds; text is read as a variable's is, and none as no value.
 
         Raises:
             ValueError: the value is not allowed; the message begins with the setting's name.
         """
-        if value is None and self.default is None:
+        if self.default is None and value in (None, ""):
             return None
         try:
             if isinstance(value, str):

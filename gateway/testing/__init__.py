@@ -1,17 +1,14 @@
 """A gateway in the test's own process, for tests of applications: the real state machine behind the real routes.
 
 What is missing is consensus and the disk: an entry is applied as soon as it is submitted, by one machine that all nodes
-share. Faults are asked for explicitly. Needs ``oncegate[testing]``; without it importing raises OperationFailed.
+share. Faults are asked for explicitly. Needs ``oncegate[testing]``; without it importing raises ModuleNotFoundError.
 """
-
-from oncegate.gateway.client.failures import OperationFailed
-from oncegate.rifl.errors import Code, Outcome
 
 try:
     from oncegate.gateway.testing.nodes import FakeCluster, FakeGateway, FakeNode
     from oncegate.gateway.testing.state import Applied
 except ModuleNotFoundError as missing:
     detail = f'the fixture runs a node\'s state machine and lacks {missing.name}: pip install "oncegate[testing]"'
-    raise OperationFailed(Code.BAD_REQUEST, detail, outcome=Outcome.NOT_APPLIED) from missing
+    raise ModuleNotFoundError(detail, name=missing.name) from missing
 
 __all__ = ["Applied", "FakeCluster", "FakeGateway", "FakeNode"]

@@ -26,6 +26,7 @@ from oncegate.gateway.http.routing import Handler
 from oncegate.gateway.http.server import ROUTES, application
 from oncegate.gateway.machine.tables import TableKind
 from oncegate.gateway.node.node import Node
+from oncegate.gateway.node.reads import load_columns
 from oncegate.gateway.node.settings import MemberAddress, Settings
 from oncegate.gateway.testing.state import Applied, SharedState
 from oncegate.rifl.errors import OncegateError
@@ -183,6 +184,8 @@ class FakeGateway(SharedState):
         return [node.endpoint for node in self.nodes]
 
     async def __aenter__(self) -> Self:
+        # Else the first range would load them, on the caller's loop, and might be sent twice meanwhile.
+        await asyncio.to_thread(_load_columns)
         for node in self.nodes:
             await node.start()
         return self
@@ -274,3 +277,10 @@ class FakeCluster:
             what()
 
         self._thread.run(done())
+
+
+def _load_columns() -> None:
+    import pyarrow as pa
+
+    load_columns()
+    pa.array(["a"]).to_pylist()

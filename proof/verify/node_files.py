@@ -111,7 +111,7 @@ class NodeFiles:
         Raises:
             Difference, Undecided: as above.
         """
-        state = self.path / "state"
+        state, pointer = self.path / "state", None
         try:
             pointer = None if self._state is None else read_pointer(state, self._state)
             if pointer is None or not pointer.index:

@@ -137,6 +137,8 @@ def run(spark: SparkSession, settings: JobSettings, stopping: threading.Event) -
                     query.stop()
             return 0
         except (StoreError, PySparkException, Py4JError) as error:
+            if stopping.is_set():  # the signal reached Spark's processes as well
+                return 0
             code = error.code if isinstance(error, StoreError) else code_in(str(error))
             if code is not None and not REGISTRY[code].retryable:
                 _log.error("%s", SinkError(code, _cause(error, code)))

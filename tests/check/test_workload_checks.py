@@ -132,6 +132,11 @@ BAD: list[tuple[str, Book, str]] = [
     ),
     (
         "resolve",
+        Book().did("fates", "a/1", None, [["attempt", "applied", 3, "n1"], ["attempt", "applied", 4, "n2"]]),
+        "a request is applied with one result or sealed",
+    ),
+    (
+        "resolve",
         Book().did("append", "l0", 1, end="fail", error="sealed", request="a/1").read("l0", [1]),
         "each acknowledged item once",
     ),

@@ -122,6 +122,15 @@ async def test_restart_resends_the_same_id_and_payload_and_gets_the_first_result
     assert held(path) == []
 
 
+async def test_restart_with_nothing_to_send_reads_what_the_earlier_process_wrote(fake: FakeGateway, path: Path) -> None:
+    async with killed(fake, path) as before:
+        await before.increment("rows", "n", 5)
+        await before._life.outbox.flush()
+    async with Client(fake.endpoints) as client, client.session(outbox=path) as session:
+        assert (session.client_id, session.recovered) == (before.client_id, [])
+        assert session.highest_commit >= 1
+
+
 async def test_restart_sends_what_never_arrived(fake: FakeGateway, path: Path) -> None:
     async with killed(fake, path) as before:
         fake.nodes[0].freeze()

@@ -51,11 +51,19 @@ def test_a_command_of_the_server_says_what_to_install() -> None:
 
 
 @pytest.mark.parametrize("without", [WITHOUT, "import sys; sys.modules['aiohttp'] = None\n"], ids=["server", "aiohttp"])
-def test_the_fixture_without_its_extra_is_a_typed_error(without: str) -> None:
+def test_the_fixture_without_its_extra_is_a_missing_module_that_names_it_and_the_rest_can_be_looked_at(
+    without: str,
+) -> None:
     done = python(f"{without}import oncegate.testing")
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("oncegate.gateway.client.failures.OperationFailed: BAD_REQUEST")
+    assert done.stderr.splitlines()[-1].startswith("ModuleNotFoundError")
     assert 'pip install "oncegate[testing]"' in done.stderr
+    looked_at = python(
+        f"{without}import inspect, oncegate\nassert not hasattr(oncegate, 'testing')\ninspect.getmembers(oncegate)"
+    )
+    if "aiohttp" not in without:  # the names of the SDK itself need it
+        assert looked_at.returncode == 0, looked_at.stderr
+        assert python(f"{without}from oncegate import *").returncode == 0
 
 
 def test_the_command_without_its_extra_says_what_to_install() -> None:
@@ -97,7 +105,7 @@ def test_a_wheel_with_the_client_extra_serves_a_project_whose_packages_have_our_
     assert "no node answers" in run(oncegate, "explain", "rows/k", "--endpoint", "http://127.0.0.1:1", code=3)
     assert "0 entries" in run(oncegate, "outbox", "ls", _outbox(tmp_path / "outbox"))
     assert "oncegate[server]" in run(oncegate, "serve", code=2)
-    assert run(python, "-c", "from oncegate import Client, middleware, sync") == ""
+    assert run(python, "-c", "from oncegate import *; from oncegate import Client, middleware, sync; help(Client)")
     assert "1 passed" in run(python, "-m", "pytest", "-q", "test_theirs.py")
     assert "oncegate[testing]" in run(python, "-c", "import oncegate.testing", code=1)
 

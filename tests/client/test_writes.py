@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from collections.abc import Awaitable, Callable
 
 import msgspec
 import pytest
@@ -10,8 +12,20 @@ from aiohttp import web
 
 from oncegate import Client, Code, DeadlineExceeded, OncegateError, OperationFailed, Outcome, RequestId, Session, Tuning
 from oncegate.gateway import wire
+from oncegate.gateway.client.places import NEVER, Places
 from oncegate.testing import FakeGateway
 from tests.client.answers import OPERATIONS, arrived, fails, intercept, rejected, results, settle
+
+
+async def test_caller_cancelled_in_the_turn_in_which_it_got_a_place_gives_it_back() -> None:
+    places = Places(asyncio.get_running_loop(), 1, lambda at: None)
+    await places.take(NEVER)
+    waiter = asyncio.create_task(places.take(NEVER))
+    await asyncio.sleep(0)
+    places.free(1)
+    waiter.cancel()
+    await asyncio.gather(waiter, return_exceptions=True)
+    assert places.outstanding == 0
 
 
 async def test_put_returns_commit_version_and_request_id(fake: FakeGateway, session: Session) -> None:
@@ -41,6 +55,32 @@ async def test_value_that_cannot_be_encoded_fails_alone_and_takes_no_place(sessi
         await session.put("rows", "k", object())
     assert session.outstanding == 0
     assert (await session.put("rows", "k", 1)).sequence == 1
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        lambda session: session.put("rows", "\ud800", 1),
+        lambda session: session.put("\ud800", "k", 1),
+        lambda session: session.put("rows", b"k", 1),
+        lambda session: session.put("rows", "k", 1, if_version=2**70),
+        lambda session: session.delete("rows", "\ud800"),
+        lambda session: session.get_remembered("rows", object()),
+        lambda session: session.increment("rows", "k", by=2**64),
+        lambda session: session.increment("rows", "k", by=object()),
+        lambda session: session.put_many("rows", [("a", 1), ("\ud800", 2)]),
+        lambda session: session.put_many("events", [("a", 1), ("b", {"n": [math.nan]})]),
+    ],
+    ids=["key", "table", "key of bytes", "version", "delete", "get", "sum", "no number", "rows", "not a number"],
+)
+async def test_argument_that_cannot_travel_is_refused_and_the_writes_of_others_go_on(
+    session: Session, bad: Callable[[Session], Awaitable[object]]
+) -> None:
+    others = [asyncio.ensure_future(session.put("rows", f"k{number}", None)) for number in range(3)]
+    with fails(Code.BAD_REQUEST):
+        await bad(session)
+    assert [(await other).applied for other in others] == [True] * 3
+    assert (await session.put("rows", "after", 1)).applied
 
 
 async def test_value_is_encoded_at_the_call(fake: FakeGateway, session: Session) -> None:

@@ -34,6 +34,7 @@ def test_refusal_to_move_back_names_the_replay() -> None:
     consumers.move("c", 1, fence, log)
     with pytest.raises(BadRequestError, match="replay"):
         consumers.move("c", 0, fence, log)
+    assert (consumers.move("c", 0, fence, log, replay=True), consumers.get("c").replays) == (0, 1)
 
 
 def test_bad_names_and_nonces_and_one_consumer_too_many_are_refused() -> None:

@@ -260,11 +260,13 @@ async def test_sighup_puts_new_tokens_in_force_in_a_running_process(tmp_path: Pa
             api = Api(http)
             assert (await as_(api, READER, "GET", "/v1/cluster"))[0] == 200
             assert_problem(await as_(api, "t-new", "GET", "/v1/cluster"), "UNAUTHENTICATED")
-            written(tokens_file, entry("t-new", "ann", "read"))
+            assert (await as_(api, OTHER, "GET", "/v1/cluster"))[1]["RateLimit-Policy"] == '"operations";q=3;w=1'
+            written(tokens_file, entry("t-new", "ann", "read") + entry(OTHER, "bob", "read", operations_per_s=7))
             os.kill(cluster.pid("n1"), signal.SIGHUP)
             while (await as_(api, "t-new", "GET", "/v1/cluster"))[0] != 200:
                 pass
             assert_problem(await as_(api, READER, "GET", "/v1/cluster"), "UNAUTHENTICATED")
+            assert (await as_(api, OTHER, "GET", "/v1/cluster"))[1]["RateLimit-Policy"] == '"operations";q=7;w=1'
         log = cluster.log_tail("n1", 1000)
         assert READER not in log
         assert "t-new" not in log

@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from oncegate.gateway.cli.main import app
-from oncegate.gateway.local.blocking_http import get, get_json, send_json
+from oncegate.gateway.local.blocking_http import RequestRefused, get, get_json, send_json
 from oncegate.gateway.local.ports import free_ports
 from oncegate.gateway.local.waiting import wait_for
 from tests.gateway.http_contract import operations, put
@@ -195,6 +195,16 @@ def test_status_of_nobody_exits_3_with_one_line() -> None:
         result = CliRunner().invoke(app, ["status", "--endpoint", endpoint])
         assert (result.exit_code, result.stdout) == (3, "")
         assert result.stderr == f"oncegate: no node answers at {endpoint}\n"
+
+
+def test_status_refused_for_want_of_a_token_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> Any:
+        raise RequestRefused("UNAUTHENTICATED: send a known token")
+
+    monkeypatch.setattr("oncegate.gateway.cli.cluster.send_json", refused)
+    for line in (["status"], ["member", "add", "n4=127.0.0.1:1:2"]):
+        result = CliRunner().invoke(app, line)
+        assert (result.exit_code, result.stderr) == (1, "oncegate: UNAUTHENTICATED: send a known token\n")
 
 
 def _children(pid: int) -> list[int]:

@@ -130,6 +130,7 @@ async def test_batch_not_sealed_is_not_found_and_batch_dropped_is_gone(api: Api,
     state = (await api.call("GET", "/v1/flows/f"))[2]
     assert (state["first_batch"], state["watermark"]) == (3, 2)
     assert_problem(await api.call("GET", "/v1/flows/f/batches/2"), "RETENTION_EXCEEDED")
+    assert await _events(api, 1, "/v1/flows/f/watch?after=0") == [(3, 3)], "told a batch that was dropped"
     assert (await api.call("GET", "/v1/flows/f/batches/3"))[0] == 200
     back = {"batch": 0, "fence": attached["fence"], "replay": True}
     assert_problem(await api.call("POST", f"{consumer}/cursor", back), "RETENTION_EXCEEDED")

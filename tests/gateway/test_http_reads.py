@@ -9,6 +9,7 @@ from urllib.parse import quote
 import pytest
 import yarl
 
+from oncegate.consensus.errors import NoLeader
 from oncegate.consensus.replica.replica import Replica
 from oncegate.gateway.node import reads
 from tests.conftest import Api
@@ -57,6 +58,17 @@ async def test_stale_read_says_how_old_its_answer_may_be(
     assert (held[0], held[1]["Oncegate-Age-Ms"]) == (304, "1235")
     monkeypatch.setattr(Replica, "age_s", lambda replica: inf)
     assert "Oncegate-Age-Ms" not in (await api.call("GET", f"{row}?consistency=stale"))[1]
+
+
+async def test_what_became_of_a_session_or_a_request_is_never_told_from_a_state_that_may_be_old(
+    api: Api, client_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lost(replica: Replica, timeout_s: float) -> int:
+        raise NoLeader("the leader was lost")
+
+    monkeypatch.setattr(Replica, "read_index", lost)
+    for path in (f"/v1/sessions/{client_id}", f"/v1/requests/{client_id}/1"):
+        assert_problem(await api.call("GET", path), "NO_LEADER")
 
 
 async def test_unchanged_row_is_not_sent_again(api: Api, client_id: str) -> None:

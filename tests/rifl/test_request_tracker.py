@@ -241,6 +241,15 @@ def test_settled_doubt_is_acknowledged_and_an_open_number_is_not() -> None:
     assert tracker.first_incomplete == 2
 
 
+def test_settled_number_is_known_to_the_server_and_lets_room_be_made_above_it() -> None:
+    tracker = RequestTracker(window=2)
+    tracker.abandon(tracker.take_singles(2))
+    tracker.settle(1)
+    tracker.abandon(tracker.take_singles(1))
+    tracker.make_room()
+    assert (tracker.first_incomplete, tracker.room_for_singles) == (3, 1)
+
+
 def test_resumed_tracker_acknowledges_no_more_than_the_server_accepts() -> None:
     tracker = RequestTracker.resumed(window=16, highest=41, held=[61])
     assert tracker.first_incomplete == 41 + 16

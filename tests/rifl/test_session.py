@@ -45,6 +45,8 @@ def test_take_over_fences_the_older_epoch() -> None:
     assert table.take_over(client, "new", 10).epoch == 2
     assert refusal(table.live, client, 1, 10) is Code.FENCED
     assert table.live(client, 2, 10).ends_ms == 1_010
+    assert table.take_over(client, "new", 500).epoch == 2
+    assert table.live(client, 2, 500).ends_ms == 1_500, "a retry is a sign of life too"
 
 
 def test_late_copy_of_an_older_take_over_does_not_fence_the_newer_owner() -> None:
@@ -62,6 +64,14 @@ def test_late_copy_of_an_open_after_a_take_over_opens_no_second_session() -> Non
     with suppress(OncegateError):
         assert table.open("n", 1_000, 8, 0)[0].client_id == client
     assert len(table) == 1
+
+
+def test_closed_session_frees_the_nonces_of_all_its_owners() -> None:
+    table, client = opened()
+    table.take_over(client, "new", 0)
+    table.close(client)
+    for nonce in ("n", "new"):
+        assert not table.open(nonce, 1_000, 8, 0)[1]
 
 
 def test_take_over_with_the_nonce_of_another_session_is_refused() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -42,17 +45,13 @@ def found(report: Report) -> tuple[str, str, str]:
     return report.difference.node, Path(report.difference.place).name, report.difference.what
 
 
-def two_puts(commands: dict[int, bytes]) -> tuple[int, int]:
-    """Return the indexes of the two entries that put ``v04`` and ``v05``."""
-    return tuple(next(at for at, data in commands.items() if value in data) for value in (b'"v04"', b'"v05"'))  # type: ignore[return-value]
-
-
 def exchanged(commands: dict[int, bytes]) -> dict[int, bytes]:
-    """Exchange two entries."""
-    if not any(b'"v04"' in data for data in commands.values()):
-        return {}
-    one, other = two_puts(commands)
-    return {one: commands[other], other: commands[one]}
+    """Exchange the first two puts whose entries are as long; one that a seal shares is longer."""
+    puts = [at for at, data in commands.items() if re.search(rb'"v\d\d"', data)]
+    for one, other in pairwise(puts):
+        if len(commands[one]) == len(commands[other]):
+            return {one: commands[other], other: commands[one]}
+    return {}
 
 
 # --- what is as it should be -------------------------------------------------------------------------------------
@@ -201,6 +200,14 @@ def test_flipped_bit_in_the_log_is_named(nodes: list[Path]) -> None:
     file = min((nodes[1] / "raft").glob("journal-*.segment"))
     flipped(file, file.read_bytes().index(b'"v04"'))
     assert found(verify(nodes))[:2] == ("n2", file.name)
+
+
+@pytest.mark.parametrize("damage", [lambda file: flipped(file, 5), lambda file: file.unlink()], ids=["flipped", "gone"])
+def test_damaged_or_missing_pointer_to_the_state_is_named(nodes: list[Path], damage: Callable[[Path], object]) -> None:
+    damage(nodes[1] / "state" / "CURRENT")
+    node, file, what = found(verify(nodes))
+    assert (node, what) == ("n2", "the saved state")
+    assert file in ("CURRENT", "state")
 
 
 def test_exchanged_entries_are_named_by_the_other_logs(nodes: list[Path]) -> None:

@@ -32,7 +32,6 @@ from oncegate.rifl.errors import Code, OncegateError
 WATCHERS_MAX: Final = 1_000
 KEEP_ALIVE_S: Final = 10.0
 _watchers: Final = web.AppKey("watchers", set[Any])
-_CONSISTENCY: Final = LEVEL[:1]
 _AFTER: Final = Parameter("after", {"type": "integer", "minimum": 0}, "batches above this one; default: new ones")
 _LAST_EVENT: Final = Parameter("Last-Event-ID", {"type": "integer", "minimum": 0}, "as after, and wins", "header")
 _BATCH: Final = Raw((wire.ARROW, JSON_LINES), "the batch's items, an Arrow IPC stream or JSON lines")
@@ -74,7 +73,7 @@ async def declare(request: web.Request) -> web.StreamResponse:
     return await submitted(request, c.DeclareFlow(text), len(text))
 
 
-@ROUTES.add("GET", _FLOW, Scope.READ, {200: wire.FlowState}, parameters=_CONSISTENCY, errors=_READ)
+@ROUTES.add("GET", _FLOW, Scope.READ, {200: wire.FlowState}, parameters=LEVEL, errors=_READ)
 async def describe(request: web.Request) -> web.StreamResponse:
     """``GET /v1/flows/{flow}``."""
     name = path_name(request, "flow")
@@ -83,7 +82,7 @@ async def describe(request: web.Request) -> web.StreamResponse:
     return local(request, flow_state(node.machine, name))
 
 
-@ROUTES.add("GET", "/v1/flows", Scope.READ, {200: wire.FlowList}, parameters=_CONSISTENCY, errors=READ)
+@ROUTES.add("GET", "/v1/flows", Scope.READ, {200: wire.FlowList}, parameters=LEVEL, errors=READ)
 async def list_all(request: web.Request) -> web.StreamResponse:
     """``GET /v1/flows``."""
     node = request.app[NODE]
