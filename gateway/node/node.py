@@ -28,7 +28,7 @@ from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.state import MachineState
 from oncegate.gateway.node.administration import ADMINISTER, Administration, address_of
 from oncegate.gateway.node.proposer import ENTRY_BYTES_MAX, PROPOSE, Leadership, Proposer
-from oncegate.gateway.node.reads import Reads
+from oncegate.gateway.node.reads import Reads, load_columns
 from oncegate.gateway.node.segment_fetch import FETCH, SegmentFetcher, serve_piece
 from oncegate.gateway.node.settings import MemberAddress, Settings
 from oncegate.rifl.errors import Code, OncegateError
@@ -52,6 +52,7 @@ class Node:
         self, settings: Settings, replica: ReplicaConfig | None = None, *, entry_bytes_max: int = ENTRY_BYTES_MAX
     ) -> None:
         """Open the node's state; ``replica`` replaces the consensus configuration that the settings give."""
+        load_columns()
         self.settings = settings
         self._members: dict[str, MemberAddress] = settings.addresses
         self._configuration: Configuration | None = None
@@ -107,8 +108,6 @@ class Node:
 
     async def start(self) -> None:
         """Open the data directory, replay the log, join the cluster."""
-        if self.machine.flows.names():
-            await asyncio.shield(self.reads.columns())
         self.publisher.start()
         await self.replica.start()
         self.fetcher.scan()
@@ -257,8 +256,6 @@ class Node:
 
     def _housekeep(self) -> None:
         """Propose what time makes due: seals, reaping, forgetting keys. Only the leader proposes."""
-        if self.machine.flows.names():
-            self.reads.columns()
         sessions = self.machine.sessions
         if self.leadership.leads:
             now_ms = self.clock.stamp_ms(time.monotonic())

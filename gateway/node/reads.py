@@ -63,17 +63,6 @@ class Reads:
         self._commit_waiters: list[tuple[int, int, asyncio.Future[None]]] = []
         self._waiter_number = 0
         self._seal_waiters: dict[str, asyncio.Event] = {}
-        self._columns: asyncio.Future[None] | None = None
-
-    def columns(self) -> asyncio.Future[None]:
-        """Begin to load numpy and pyarrow, and return when they are there; wait for it behind ``asyncio.shield``.
-
-        Only streams need them, and on the event loop their import would keep heartbeats waiting. The node calls this
-        when the first flow is declared, so that the first range or look-up finds them loaded.
-        """
-        if self._columns is None:
-            self._columns = asyncio.ensure_future(asyncio.to_thread(load_columns))
-        return self._columns
 
     async def reach(self, consistency: str, min_commit: int) -> None:
         """Wait until the local state may answer a read that is ``linearizable``, ``session`` or ``stale``.
@@ -159,7 +148,6 @@ class Reads:
         ``INDEX_BYTES_MAX``. The store is asked last: a batch is dropped only when its rows are there, so what is
         neither above nor in it was never written.
         """
-        await asyncio.shield(self.columns())
         flow = self._machine.flows.of_table(table)[0]
         name = flow.declaration.name
         lookup = self._open.get(name)
@@ -231,7 +219,11 @@ class Reads:
 
 
 def load_columns() -> None:
-    """Import the libraries, and index one item: some of their parts load themselves when they are first used."""
+    """Import numpy and pyarrow, and index one item: some of their parts load themselves when they are first used.
+
+    A node does it before anything else. numpy changes the environment while it is imported; in a thread, that ends the
+    process if another thread reads a variable at the same moment (``getenv`` in libc).
+    """
     from oncegate.flows import range_body
 
     KeyIndex.of_chunk(RangeChunk(1, 1, 0, 0, 1, range_body.encode(["key"], [b"0"]), 0)).find("key")

@@ -184,8 +184,8 @@ class FakeGateway(SharedState):
         return [node.endpoint for node in self.nodes]
 
     async def __aenter__(self) -> Self:
-        # Else the first range would load them, on the caller's loop, and might be sent twice meanwhile.
-        await asyncio.to_thread(_load_columns)
+        # Else the first range would load them, and might be sent twice meanwhile; not in a thread, see load_columns.
+        _load_columns()
         for node in self.nodes:
             await node.start()
         return self

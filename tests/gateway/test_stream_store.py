@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -40,22 +39,6 @@ async def test_row_is_looked_up_in_the_state_that_a_snapshot_brought(tmp_path: P
         flow.segment.append_one(2, "k", b"2", 0, 1, 2)
         node.reads.replaced()
         assert (await node.reads.row(TABLE, "k")).value == b"2"
-
-
-async def test_reader_that_leaves_while_columns_are_loaded_leaves_them_to_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loading, load = threading.Event(), threading.Event()
-    monkeypatch.setattr(reads, "load_columns", lambda: (loading.set(), load.wait(20)))
-    async with serving(one_node(tmp_path)) as (api, node):
-        await declare(api, TABLE, "stream")
-        first = asyncio.create_task(node.reads.row(TABLE, "k"))
-        await asyncio.to_thread(loading.wait, 20)
-        await asyncio.sleep(0)
-        first.cancel()
-        await asyncio.gather(first, return_exceptions=True)
-        load.set()
-        assert_problem(await api.call("GET", f"/v1/tables/{TABLE}/rows/k"), "NOT_FOUND")
 
 
 class Delivering:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Final
 
 import msgspec
@@ -82,7 +81,6 @@ async def put_range(request: web.Request) -> web.StreamResponse:
     node = request.app[NODE]
     check_owner(request, node.machine, client_id)
     sent = await raw_body(request)
-    await asyncio.shield(node.reads.columns())
     from oncegate.gateway.http.range_bodies import range_command
 
     command = range_command(table, client_id, epoch, first_incomplete, first, sent, request.content_type)

@@ -119,8 +119,6 @@ class SimReads(Reads):
     def __init__(self, node, gateway):
         super().__init__(gateway.replica, gateway.machine, gateway.publisher, None, node.world.stored)
         self._rng = node.world.stream(f"{node.name} reads")
-        self._columns = node.loop.create_future()
-        self._columns.set_result(None)  # loaded: a simulated node has no threads
 
     async def _anyhow(self, flow, number, look):
         await asyncio.sleep(0.005 * self._rng.random())
