@@ -1,8 +1,8 @@
 """The pieces a batch is made of before it becomes a file.
 
-Owns: the immutable forms of a run of single writes and of a range, of the sealed batch that holds them, and the
-checksum that identifies its payload. They are plain msgspec data, so they travel in snapshots. Must not know Arrow.
-Read next: :mod:`oncegate.flows.open_segment` (makes them), :mod:`oncegate.flows.segment` (turns them into a file).
+Owns: the immutable forms of a run of single writes and of a range, and of the sealed batch that holds them. They
+are plain msgspec data, so they travel in snapshots. Must not know Arrow. Read next: :mod:`oncegate.flows.open_segment`
+(makes them), :mod:`oncegate.flows.segment` (turns them into a file).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from array import array
 from collections.abc import Sequence
 from typing import TypeAlias
 
-import google_crc32c
 import msgspec
 
 
@@ -148,13 +147,3 @@ class SealedBatch(msgspec.Struct, frozen=True, gc=False):
     def last_commit(self) -> int:
         """Commit number of the last item."""
         return self.chunks[-1].last_commit
-
-
-def checksum(payload: bytes) -> str:
-    """Return the payload's CRC32C as ``crc32c-%08x``: the batch's ETag, the same on every node."""
-    return format_checksum(google_crc32c.value(payload))
-
-
-def format_checksum(crc: int) -> str:
-    """Return the written form of a CRC32C."""
-    return f"crc32c-{crc:08x}"

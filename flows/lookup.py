@@ -11,15 +11,16 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from oncegate.flows.chunks import SealedChunk
 from oncegate.flows.open_segment import OpenSegment
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-    import pyarrow as pa
+from oncegate.flows.segment import columns, read_table
 
 
 class FoundWrite(NamedTuple):
@@ -39,9 +40,6 @@ class KeyIndex:
     __slots__ = ("_commits", "_data", "_offsets", "_order", "_values", "size_bytes")
 
     def __init__(self, keys: pa.Array, values: pa.Array, commits: npt.NDArray[np.int64]) -> None:
-        import numpy as np
-        import pyarrow.compute as pc
-
         _, offsets, data = keys.buffers()
         # Memory views give plain ints: half the cost of numpy's scalars in a search that is all indexing.
         self._offsets = np.frombuffer(offsets, np.int32, len(keys) + 1, keys.offset * 4).data
@@ -55,10 +53,6 @@ class KeyIndex:
     @classmethod
     def of_payload(cls, payload: bytes) -> KeyIndex:
         """Index a sealed batch (:func:`oncegate.flows.segment.build`)."""
-        import pyarrow as pa
-
-        from oncegate.flows.segment import read_table
-
         table = read_table(payload).combine_chunks()
         keys, values, commits = (pa.concat_arrays(table.column(name).chunks) for name in ("key", "value", "commit"))
         return cls(keys, values, commits.to_numpy())
@@ -70,8 +64,6 @@ class KeyIndex:
         Raises:
             BadRequestError: the body of a range is not one.
         """
-        from oncegate.flows.segment import columns
-
         parts = columns(chunk)
         return cls(parts.keys, parts.values, parts.commits)
 

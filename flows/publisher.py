@@ -16,7 +16,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
-from oncegate.flows.chunks import SealedBatch, checksum
+import pyarrow as pa
+
+from oncegate.flows import segment
+from oncegate.flows.chunks import SealedBatch
 from oncegate.flows.errors import FlowError
 
 PENDING_BATCHES_MAX: Final = 256
@@ -59,8 +62,6 @@ class _Pending:
         self._payload: bytes | None = None
 
     def payload(self) -> bytes:
-        from oncegate.flows import segment
-
         with self._lock:
             if self._payload is None:
                 batch = self.batch
@@ -159,13 +160,13 @@ class Publisher:
         if pending is None:
             return self._store.piece(flow, number, offset, size_bytes)
         payload = pending.payload()
-        return len(payload), checksum(payload), payload[offset : offset + size_bytes]
+        return len(payload), segment.checksum(payload), payload[offset : offset + size_bytes]
 
     def checksum(self, flow: str, number: int) -> str:
         """Return a batch's checksum; as :meth:`get`, but reads only the header of a file."""
         with self._changed:
             pending = self._pending.get((flow, number))
-        return self._store.checksum(flow, number) if pending is None else checksum(pending.payload())
+        return self._store.checksum(flow, number) if pending is None else segment.checksum(pending.payload())
 
     def mark(self) -> int:
         """Return a mark of what has been submitted by now, for :meth:`wait_done`."""
@@ -206,12 +207,10 @@ class Publisher:
 
     def _done(self, job: SealedBatch | _Drop) -> bool:
         """Try one job until it succeeds; False if the publisher was closed first."""
-        from pyarrow import ArrowException
-
         while True:
             try:
                 self._attempt(job)
-            except (OSError, ValueError, MemoryError, FlowError, ArrowException) as error:
+            except (OSError, ValueError, MemoryError, FlowError, pa.ArrowException) as error:
                 self._on_failure(job.flow, job.number, error)
             else:
                 break

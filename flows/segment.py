@@ -1,8 +1,7 @@
 """The payload of a batch: an Arrow IPC stream that depends on the items alone.
 
-Owns: turning chunks into bytes, and bytes into JSON lines. Must not know files (:mod:`oncegate.flows.segment_store`)
-or when a batch is cut. A node without streams never loads this module, nor numpy and pyarrow: what a node imports at
-its start imports it inside the functions that need it (:meth:`oncegate.gateway.node.reads.Reads.columns`).
+Owns: turning chunks into bytes, bytes into JSON lines, and the checksum that identifies them. Must not know files
+(:mod:`oncegate.flows.segment_store`) or when a batch is cut.
 
 Every node builds the payload by itself, from chunks that lie differently in memory: a node that restarted, or
 received a range in two parts, has other slices. So nothing of Arrow's memory layout may reach the bytes: each
@@ -16,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
+import google_crc32c
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +24,6 @@ import pyarrow.compute as pc
 
 from oncegate.flows import range_body
 from oncegate.flows.chunks import SealedChunk, SinglesChunk
-from oncegate.flows.chunks import checksum as checksum
-from oncegate.flows.chunks import format_checksum as format_checksum
 from oncegate.flows.schema import batch_schema
 
 ROWS_PER_RECORD_BATCH: Final = 16_384
@@ -178,6 +176,16 @@ def _validity(valid: npt.NDArray[np.bool_]) -> tuple[pa.Buffer | None, int]:
     """Return the validity bitmap, None if nothing is null, and the number of nulls."""
     null_count = len(valid) - int(np.count_nonzero(valid))
     return pa.py_buffer(np.packbits(valid, bitorder="little")) if null_count else None, null_count
+
+
+def checksum(payload: bytes) -> str:
+    """Return the payload's CRC32C as ``crc32c-%08x``: the batch's ETag, the same on every node."""
+    return format_checksum(google_crc32c.value(payload))
+
+
+def format_checksum(crc: int) -> str:
+    """Return the written form of a CRC32C."""
+    return f"crc32c-{crc:08x}"
 
 
 def read_table(payload: bytes) -> pa.Table:

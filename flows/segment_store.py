@@ -33,10 +33,10 @@ from typing import BinaryIO, Final, NamedTuple
 
 import google_crc32c
 
-from oncegate.flows.chunks import format_checksum
 from oncegate.flows.directories import flush_directory, make_directory
 from oncegate.flows.errors import BadRequestError, NotFoundError, SegmentConflict, SegmentCorrupt
 from oncegate.flows.flow import check_name
+from oncegate.flows.segment import format_checksum
 
 MAGIC: Final = b"OGSEGMNT"
 VERSION: Final = 1

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from oncegate.gateway.explain.memory import Did, VerdictLog
 from oncegate.gateway.machine import commands as c
@@ -128,9 +130,6 @@ class Search:
                 yield wanted.sequence, ""
             return
         if wanted.table == command.table and self._mark in command.body:
-            import pyarrow as pa
-            import pyarrow.compute as pc
-
             with pa.ipc.open_stream(command.body) as stream:
                 keys = stream.read_all().column("key").combine_chunks()
             for row in pc.indices_nonzero(pc.equal(keys, pa.scalar(wanted.key, keys.type))).to_pylist():

@@ -40,6 +40,15 @@ class _Line(msgspec.Struct):
 _lines = msgspec.json.Decoder(_Line)
 
 
+def warm_up() -> None:
+    """Load what pyarrow loads on first use (a second of work), so that the first range does not pay for it.
+
+    Like the imports above, before other threads run: numpy changes the environment while it is imported, and a thread
+    that is in ``getenv`` of libc meanwhile ends the process.
+    """
+    range_command("warm-up", 1, 1, 1, 1, b'{"key":"k","value":0}', wire.JSON)
+
+
 def range_command(
     table: str, client_id: int, epoch: int, first_incomplete: int, first: int, body: bytes, content_type: str
 ) -> c.Range:

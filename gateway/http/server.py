@@ -19,6 +19,7 @@ from typing import Final
 from aiohttp import web
 
 from oncegate.consensus.config import is_loopback
+from oncegate.gateway.http import range_bodies
 from oncegate.gateway.http.admission import connections
 from oncegate.gateway.http.admission.bodies import BodyBudget
 from oncegate.gateway.http.admission.gate import Desk, gate
@@ -86,6 +87,7 @@ async def running(settings: Settings, make_node: MakeNode = Node) -> AsyncIterat
     check_exposure(settings)
     tokens = None if settings.tokens_file is None else Tokens(settings.tokens_file)
     context = server_context(settings)
+    range_bodies.warm_up()
     node = make_node(settings)
     app = application(node, tokens)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S)

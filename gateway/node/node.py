@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from oncegate.consensus.config import ReplicaConfig
 from oncegate.consensus.configuration import Configuration
@@ -28,13 +28,11 @@ from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.state import MachineState
 from oncegate.gateway.node.administration import ADMINISTER, Administration, address_of
 from oncegate.gateway.node.proposer import ENTRY_BYTES_MAX, PROPOSE, Leadership, Proposer
-from oncegate.gateway.node.reads import Reads, load_columns
+from oncegate.gateway.node.reads import Reads
 from oncegate.gateway.node.segment_fetch import FETCH, SegmentFetcher, serve_piece
 from oncegate.gateway.node.settings import MemberAddress, Settings
+from oncegate.gateway.node.stream_store import StreamStore
 from oncegate.rifl.errors import Code, OncegateError
-
-if TYPE_CHECKING:
-    from oncegate.gateway.node.stream_store import StreamStore
 
 HOUSEKEEPING_MS: Final = 25
 FOLLOWER_HOUSEKEEPING_MS: Final = 1000
@@ -52,7 +50,6 @@ class Node:
         self, settings: Settings, replica: ReplicaConfig | None = None, *, entry_bytes_max: int = ENTRY_BYTES_MAX
     ) -> None:
         """Open the node's state; ``replica`` replaces the consensus configuration that the settings give."""
-        load_columns()
         self.settings = settings
         self._members: dict[str, MemberAddress] = settings.addresses
         self._configuration: Configuration | None = None
@@ -82,11 +79,7 @@ class Node:
             self.replica, self.machine, self.clock, self.leadership, entry_bytes_max=entry_bytes_max
         )
         self.fetcher = SegmentFetcher(self.replica, self._others, self.machine, self.store, self.publisher)
-        self.stream_store: StreamStore | None = None
-        if settings.stream_store is not None:
-            from oncegate.gateway.node.stream_store import StreamStore
-
-            self.stream_store = StreamStore(settings.stream_store)
+        self.stream_store = None if settings.stream_store is None else StreamStore(settings.stream_store)
         self.reads = Reads(self.replica, self.machine, self.publisher, self.fetcher.ensure, self.stream_store)
         self.explainer = Explainer(
             self.replica, self.machine, self.clock, settings.node, lambda: self.leadership.leads, self._others

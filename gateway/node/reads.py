@@ -11,21 +11,19 @@ import heapq
 from collections.abc import Awaitable, Callable
 from functools import partial
 from math import ceil, inf
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from oncegate.consensus.errors import ConsensusError
 from oncegate.consensus.replica.replica import Replica
-from oncegate.flows.chunks import RangeChunk
 from oncegate.flows.errors import FlowError, NotFoundError
 from oncegate.flows.flow import FlowDeclaration
 from oncegate.flows.lookup import FoundWrite, IndexCache, KeyIndex, OpenLookup
 from oncegate.flows.publisher import Publisher
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.node.proposer import translated
+from oncegate.gateway.node.stream_store import StreamStore
 from oncegate.rifl.errors import Code, OncegateError
-
-if TYPE_CHECKING:
-    from oncegate.gateway.node.stream_store import StreamStore
+from oncegate.stores.stream_rows import ROWS_CONSUMER
 
 READ_TIMEOUT_S: Final = 5.0
 INDEX_BYTES_MAX: Final = 128 * 2**20
@@ -173,8 +171,6 @@ class Reads:
         return FoundRow(found.commit, found.value)
 
     async def _delivered_row(self, flow: FlowDeclaration, table: str, key: str) -> FoundWrite | None:
-        from oncegate.stores.stream_rows import ROWS_CONSUMER
-
         if ROWS_CONSUMER not in flow.consumers:
             return None  # nobody keeps rows longer than their batches
         if self._stored is None:
@@ -216,14 +212,3 @@ class Reads:
             self._machine.flows.batch(flow, number)  # dropped meanwhile: say so rather than "not found"
             raise translated(fault) from None
         return payload, checksum
-
-
-def load_columns() -> None:
-    """Import numpy and pyarrow, and index one item: some of their parts load themselves when they are first used.
-
-    A node does it before anything else. numpy changes the environment while it is imported; in a thread, that ends the
-    process if another thread reads a variable at the same moment (``getenv`` in libc).
-    """
-    from oncegate.flows import range_body
-
-    KeyIndex.of_chunk(RangeChunk(1, 1, 0, 0, 1, range_body.encode(["key"], [b"0"]), 0)).find("key")

@@ -20,7 +20,7 @@ import msgspec
 
 from oncegate.consensus.errors import ConsensusError
 from oncegate.consensus.ports import Caller
-from oncegate.flows.chunks import checksum
+from oncegate.flows import segment
 from oncegate.flows.errors import FlowError, NotFoundError
 from oncegate.flows.publisher import Publisher
 from oncegate.flows.segment_store import SegmentStore
@@ -67,12 +67,12 @@ async def serve_piece(publisher: Publisher, payload: bytes) -> bytes:
     """Answer a peer's call; raises ``msgspec.DecodeError`` if it is malformed."""
     asked = _request.decode(payload)
     try:
-        length, named, data = await asyncio.to_thread(
+        length, checksum, data = await asyncio.to_thread(
             publisher.piece, asked.flow, asked.number, asked.offset, PIECE_BYTES_MAX
         )
     except FlowError:
         return _encode(PieceReply(-1, "", b""))
-    return _encode(PieceReply(length, named, data))
+    return _encode(PieceReply(length, checksum, data))
 
 
 class SegmentFetcher:
@@ -210,29 +210,27 @@ class SegmentFetcher:
 
     async def _payload(self, peer: str, flow: str, number: int) -> bytes | None:
         parts = bytearray()
-        named = ""
+        checksum = ""
         while True:
             request = FETCH + _encode(PieceRequest(flow, number, len(parts)))
             reply = _reply.decode(await self._peers.call(peer, request, timeout_s=CALL_TIMEOUT_S))
             if reply.length_bytes < 0:
                 return None
-            if reply.length_bytes > BATCH_BYTES_MAX or (parts and reply.checksum != named):
+            if reply.length_bytes > BATCH_BYTES_MAX or (parts and reply.checksum != checksum):
                 raise NotFoundError(f"{peer} has no batch {number} of {flow} that can be")
-            named = reply.checksum
+            checksum = reply.checksum
             parts += reply.data
             if len(parts) >= reply.length_bytes:
                 break
             if not reply.data:
                 raise NotFoundError(f"{peer} sent nothing of batch {number} of {flow}")
         payload = bytes(parts)
-        if await asyncio.to_thread(checksum, payload) != named:
+        if await asyncio.to_thread(segment.checksum, payload) != checksum:
             raise NotFoundError(f"{peer} sent a batch {number} of {flow} that does not match its checksum")
         return payload
 
     def _keep(self, flow: str, number: int, payload: bytes, items: int) -> None:
-        from oncegate.flows.segment import read_table
-
-        found = read_table(payload).num_rows
+        found = segment.read_table(payload).num_rows
         if found != items:
             raise NotFoundError(f"a batch {number} of {flow} with {found} items came, not {items}")
         self._store.put(flow, number, payload)

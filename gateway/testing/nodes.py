@@ -20,13 +20,13 @@ from aiohttp import web
 
 from oncegate.gateway import wire
 from oncegate.gateway.client.sync_crossing import LoopThread
+from oncegate.gateway.http import range_bodies
 from oncegate.gateway.http.negotiation import bare_problem, local
 from oncegate.gateway.http.routes.cluster import ClusterState, Member
 from oncegate.gateway.http.routing import Handler
 from oncegate.gateway.http.server import ROUTES, application
 from oncegate.gateway.machine.tables import TableKind
 from oncegate.gateway.node.node import Node
-from oncegate.gateway.node.reads import load_columns
 from oncegate.gateway.node.settings import MemberAddress, Settings
 from oncegate.gateway.testing.state import Applied, SharedState
 from oncegate.rifl.errors import OncegateError
@@ -184,8 +184,7 @@ class FakeGateway(SharedState):
         return [node.endpoint for node in self.nodes]
 
     async def __aenter__(self) -> Self:
-        # Else the first range would load them, and might be sent twice meanwhile; not in a thread, see load_columns.
-        _load_columns()
+        range_bodies.warm_up()
         for node in self.nodes:
             await node.start()
         return self
@@ -277,10 +276,3 @@ class FakeCluster:
             what()
 
         self._thread.run(done())
-
-
-def _load_columns() -> None:
-    import pyarrow as pa
-
-    load_columns()
-    pa.array(["a"]).to_pylist()

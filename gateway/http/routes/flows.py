@@ -10,6 +10,7 @@ from aiohttp import web
 
 from oncegate.flows.errors import FlowError
 from oncegate.flows.flow import FlowDeclaration
+from oncegate.flows.segment import to_json_lines
 from oncegate.gateway import wire
 from oncegate.gateway.answers import flow_state
 from oncegate.gateway.http import request_bodies
@@ -113,16 +114,9 @@ async def batch(request: web.Request) -> web.StreamResponse:
         return web.Response(status=304, headers=headers)
     accept = request.headers.get("Accept", "")
     if JSON_LINES in accept or wire.JSON in accept:
-        return web.Response(
-            body=await asyncio.to_thread(_json_lines, payload), headers=headers, content_type=JSON_LINES
-        )
+        lines = await asyncio.to_thread(lambda: b"".join(to_json_lines(payload)))
+        return web.Response(body=lines, headers=headers, content_type=JSON_LINES)
     return web.Response(body=payload, headers=headers, content_type=wire.ARROW)
-
-
-def _json_lines(payload: bytes) -> bytes:
-    from oncegate.flows.segment import to_json_lines
-
-    return b"".join(to_json_lines(payload))
 
 
 @ROUTES.add(

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from oncegate.gateway import wire
 from oncegate.gateway.answers import request_state
-from oncegate.gateway.http import request_bodies, request_headers
+from oncegate.gateway.http import range_bodies, request_bodies, request_headers
 from oncegate.gateway.http.admission.gate import charge
 from oncegate.gateway.http.identity import Scope
 from oncegate.gateway.http.negotiation import (
@@ -81,9 +81,7 @@ async def put_range(request: web.Request) -> web.StreamResponse:
     node = request.app[NODE]
     check_owner(request, node.machine, client_id)
     sent = await raw_body(request)
-    from oncegate.gateway.http.range_bodies import range_command
-
-    command = range_command(table, client_id, epoch, first_incomplete, first, sent, request.content_type)
+    command = range_bodies.range_command(table, client_id, epoch, first_incomplete, first, sent, request.content_type)
     trace = request_headers.traceparent(headers_of(request))
     command = msgspec.structs.replace(command, tenant=tenant_of(request), traceparent=trace)
     charge(request, len(command.fingerprints) // FINGERPRINT_BYTES)
