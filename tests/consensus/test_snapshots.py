@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from concurrent.futures import Future
+from types import SimpleNamespace
 
 import pytest
 
@@ -481,3 +482,33 @@ def test_a_token_bucket_keeps_the_rate_over_any_interval(seed):
             total += size
             assert total <= 1000 * (at - taken[start][0]) + 200 + 500
     assert sum(size for _, size in taken) > 0.9 * 1000 * now
+
+
+def test_the_log_waits_for_a_follower_that_moves_behind_its_snapshot_and_not_for_one_that_does_not():
+    at = {"n2": 50}
+    replication = SimpleNamespace(
+        heard=lambda peer, now: None,
+        snapshot_over=lambda peer, index: None,
+        match_index=lambda peer: at[peer],
+        wanting_snapshot=lambda: [],
+    )
+    state = SimpleNamespace(saved=SavedPoint(100, 1, CONFIGURATION), open_snapshot=None)
+    log, saving = SimpleNamespace(bytes_used=0, base=SimpleNamespace(index=1)), SimpleNamespace(needed_from=None)
+    raft, parts = SimpleNamespace(term=lambda: 1), (None, saving, state, InlineWorker(), lambda: None)
+    config = config_of(snapshot_idle_s=30.0)
+    snapshots = Snapshots(config, log, raft, replication, *parts, random.Random(1), lambda peer, message: None)
+
+    def needed(now):
+        snapshots.lead(["n2"], now)
+        return saving.needed_from
+
+    snapshots.answered("n2", SnapshotAnswer(1, 1, 1, SnapshotVerdict.HAVE, index=50), 0.0)
+    assert [needed(0.1), needed(29.0)] == [51, 51]
+    at["n2"] = 60
+    assert [needed(29.5), needed(59.0)] == [61, 61]
+    assert needed(59.6) is None, "idle: it gets a newer snapshot"
+    snapshots.answered("n2", SnapshotAnswer(1, 1, 1, SnapshotVerdict.HAVE, index=60), 60.0)
+    log.bytes_used = config.journal_bytes_max // 2 + 1
+    assert needed(60.1) is None, "room for commands goes first"
+    log.bytes_used, at["n2"] = 0, 100
+    assert [needed(60.2), needed(60.3)] == [None, None], "the log begins behind it anyway"

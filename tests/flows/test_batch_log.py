@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from oncegate.flows.batch_log import BatchLog, BatchLogState, BatchMeta
+from oncegate.flows.chunks import int64s_from_bytes
 from oncegate.flows.cursor import Consumers
 from oncegate.flows.errors import BadRequestError, NotFoundError, RetentionExceededError
 from oncegate.flows.flow import FlowDeclaration
@@ -43,6 +44,14 @@ class BatchLogMachine(RuleBasedStateMachine):
         data = msgspec.msgpack.encode(self.log.snapshot())
         self.log = BatchLog.restore(msgspec.msgpack.decode(data, type=BatchLogState))
         assert msgspec.msgpack.encode(self.log.snapshot()) == data
+
+    @invariant()
+    def what_is_saved_after_a_batch_is_the_rest_of_its_columns_and_nothing_else(self) -> None:
+        for after in range(len(self.model) + 2):
+            state = self.log.snapshot(after)
+            rest = [(batch.last_commit, batch.sealed_ms) for batch in self.model[max(after, self.dropped) :]]
+            columns = (int64s_from_bytes(state.last_commits), int64s_from_bytes(state.sealed_ms))
+            assert list(zip(*columns, strict=True)) == rest
 
     @invariant()
     def retained_batches_are_those_of_the_model(self) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from oncegate.gateway.cli import cluster
 from oncegate.gateway.cli.main import app
 from oncegate.gateway.local.blocking_http import RequestRefused, get, get_json, send_json
 from oncegate.gateway.local.ports import free_ports
@@ -139,6 +140,7 @@ def _loaded_by(*command_lines: str) -> set[str]:
     """Run commands in one new process and return the modules that are loaded at its end."""
     script = """
 import sys
+from oncegate.gateway.cli import cluster
 from oncegate.gateway.cli.main import app
 for line in sys.argv[1:]:
     try:
@@ -188,6 +190,30 @@ main()
 def test_version_is_that_of_the_package() -> None:
     shown = CliRunner().invoke(app, ["--version"])
     assert (shown.exit_code, shown.stdout) == (0, f"oncegate {version('oncegate')}\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "query"),
+    [
+        ("000000000000000a/9", "request=000000000000000a%2F9"),
+        ("000000000000000a/9 --key", "table=000000000000000a&key=9"),
+        ("rows/k", "table=rows&key=k"),
+        ("a/9", "table=a&key=9"),
+        ("rows/000000000000000a/9", "table=rows&key=000000000000000a%2F9"),
+    ],
+)
+def test_explain_reads_two_numbers_as_a_request_unless_told_that_they_are_a_key(
+    monkeypatch: pytest.MonkeyPatch, line: str, query: str
+) -> None:
+    asked: list[str] = []
+
+    def answer(method: str, endpoint: str, path: str, body: Any, timeout_s: float) -> dict[str, Any]:
+        asked.append(f"{method} {path}")
+        return {}
+
+    monkeypatch.setattr(cluster, "_ask", answer)
+    assert CliRunner().invoke(app, ["explain", *line.split(), "--output", "json"]).exit_code == 0
+    assert asked == [f"GET /v1/explain?{query}"]
 
 
 def test_status_of_nobody_exits_3_with_one_line() -> None:
