@@ -490,7 +490,7 @@ def test_the_log_waits_for_a_follower_that_moves_behind_its_snapshot_and_not_for
         heard=lambda peer, now: None,
         snapshot_over=lambda peer, index: None,
         match_index=lambda peer: at[peer],
-        wanting_snapshot=lambda: [],
+        wanting_snapshot=list,
     )
     state = SimpleNamespace(saved=SavedPoint(100, 1, CONFIGURATION), open_snapshot=None)
     log, saving = SimpleNamespace(bytes_used=0, base=SimpleNamespace(index=1)), SimpleNamespace(needed_from=None)

@@ -140,7 +140,8 @@ async def test_rate_and_requests_of_a_tenant_are_refused_before_anything_is_read
                 while (await _operations(api, session, put(sequence, "k", 1)))[0] != 200:
                     await asyncio.sleep(0.01)
 
-        async with asyncio.timeout(30):  # until the bucket is full again: an operation that cost two would never leave 99
+        # Until the bucket is full again: an operation that cost two would never leave 99.
+        async with asyncio.timeout(30):
             while (await _operations(api, "0" * 15 + "9", put(1, "k", 1)))[1]["RateLimit"] != '"operations";r=99;t=1':
                 await asyncio.sleep(0.05)
         answer = await api.call("POST", "/v1/operations", data=b" " * 524_289)
