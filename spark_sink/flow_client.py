@@ -47,11 +47,15 @@ class ConsumerPosition:
 
 @dataclass(frozen=True, slots=True)
 class FlowState:
-    """A flow: sealed batches ``first_batch`` .. ``last_batch`` are retained; ``last_batch`` 0 = none."""
+    """A flow: sealed batches ``first_batch`` .. ``last_batch`` are retained; ``last_batch`` 0 = none.
+
+    ``cluster_identity`` tells which cluster numbered them.
+    """
 
     first_batch: int
     last_batch: int
     consumers: Mapping[str, ConsumerPosition]
+    cluster_identity: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +237,8 @@ def _flow_state(answer: _Answer) -> FlowState:
             )
             for name, state in found.get("consumers", {}).items()
         }
-        return FlowState(int(found["first_batch"]), int(found["last_batch"]), consumers)
+        identity = str(found.get("cluster_identity", ""))
+        return FlowState(int(found["first_batch"]), int(found["last_batch"]), consumers, identity)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise SinkError(StoreCode.FLOW_REFUSED, f"{answer.endpoint}: the flow is described without {error}") from error
 

@@ -36,6 +36,7 @@ class FakeFlow:
     def __init__(self, name: str = "timeline", table: str = "messages") -> None:
         self.name = name
         self.table = table
+        self.cluster_identity = "c0ffee"
         self.lock = threading.Lock()
         self.first_batch = 1
         self.batches: dict[int, bytes] = {}
@@ -88,6 +89,7 @@ class FakeFlow:
             last = self.last_batch
             return {
                 "flow": self.name,
+                "cluster_identity": self.cluster_identity,
                 "source": self.table,
                 "first_batch": self.first_batch,
                 "last_batch": last,
