@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from oncegate.spark_sink.archived_flow import ArchivedFlow
 from oncegate.spark_sink.errors import SinkError
 from oncegate.spark_sink.flow_client import FlowClient
 from oncegate.stores.errors import StoreCode
@@ -29,11 +30,13 @@ class FlowOptions:
 
     | option | meaning |
     |---|---|
-    | `endpoints` | base URLs of gateway nodes, separated by commas |
+    | `endpoints` | base URLs of gateway nodes, separated by commas; none are needed to read an archive alone |
     | `flow` | name of the flow |
     | `consumer` | named consumer whose cursor moves; without it none does |
     | `fence` | fence of an attachment made by the caller, who then also moves the cursor |
     | `timeout_s` | how long one call is retried over the endpoints, default 60 |
+    | `archive` | URL of the flow's archive: batches that the gateway has dropped are read there |
+    | `cluster` | identity of the cluster whose archive it is; default: that of the endpoints |
     """
 
     endpoints: tuple[str, ...]
@@ -41,21 +44,33 @@ class FlowOptions:
     consumer: str | None
     fence: int | None
     timeout_s: int
+    archive: str = ""
+    cluster: str = ""
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> FlowOptions:
         """Return the checked options; raises BAD_OPTION."""
-        endpoints = tuple(part.strip() for part in _required(options, "endpoints").split(",") if part.strip())
+        archive, cluster = options.get("archive") or "", options.get("cluster") or ""
+        alone = bool(archive and cluster)
+        named = options.get("endpoints") or "" if alone else _required(options, "endpoints")
+        endpoints = tuple(part.strip() for part in named.split(",") if part.strip())
         fence = _number(options, "fence", None, 0, 2**63 - 1)
         timeout_s = _number(options, "timeout_s", TIMEOUT_S_DEFAULT, 0, _COUNT_MAX)
-        parsed = cls(endpoints, _required(options, "flow"), options.get("consumer") or None, fence, timeout_s or 0)
+        flow, consumer = _required(options, "flow"), options.get("consumer") or None
+        parsed = cls(endpoints, flow, consumer, fence, timeout_s or 0, archive, cluster)
         if fence is not None and parsed.consumer is None:
             raise SinkError(StoreCode.BAD_OPTION, "fence without consumer")
+        if parsed.consumer is not None and not endpoints:
+            raise SinkError(StoreCode.BAD_OPTION, "a consumer needs endpoints: an archive alone has no cursors")
         return parsed
 
-    def client(self, timeout_s: int | None = None) -> FlowClient:
+    def client(self, timeout_s: int | None = None) -> FlowClient | ArchivedFlow:
         """Return a client of the flow; it connects when it is first used, and retries for ``timeout_s`` seconds."""
-        return FlowClient(self.endpoints, self.flow, retry=Retry(self.timeout_s if timeout_s is None else timeout_s))
+        retry = Retry(self.timeout_s if timeout_s is None else timeout_s)
+        live = FlowClient(self.endpoints, self.flow, retry=retry) if self.endpoints else None
+        if self.archive or live is None:
+            return ArchivedFlow(live, self.archive, self.flow, self.cluster)
+        return live
 
 
 @dataclass(frozen=True, slots=True)

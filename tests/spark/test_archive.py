@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from oncegate.spark_sink.jobs import archive as job
 from oncegate.spark_sink.jobs.archive import ArchiveSettings, Gathered
+from oncegate.spark_sink.options import SourceOptions
+from oncegate.spark_sink.source import FlowReader
 from oncegate.stores.archive import FlowArchive
 from oncegate.stores.errors import StoreCode, StoreError
 from tests.spark.fake_gateway import FakeNode
@@ -157,6 +159,62 @@ def test_archiver_that_was_overtaken_ends(node: FakeNode, tmp_path: Path) -> Non
     node.flow.seal_all(ITEMS[:20], 10)
     node.before_batch = lambda number: node.flow.attach("archive", "another")
     assert job.run(settings(node, tmp_path), threading.Event()) == 3
+
+
+def source(node: FakeNode, directory: Path, **how: str) -> SourceOptions:
+    told = {"endpoints": node.url, "flow": node.flow.name, "archive": f"file://{directory}", "timeout_s": "0"}
+    return SourceOptions.parse({**told, **how})
+
+
+def read(options: SourceOptions) -> list[int]:
+    reader = FlowReader(options)
+    shares = reader.partitions()
+    return [commit for share in shares for batch in reader.read(share) for commit in batch.column("commit").to_pylist()]
+
+
+@pytest.mark.parametrize("dropped_before", [1, 2, 9, 15, 21])
+def test_source_goes_from_the_archive_to_the_gateway_without_gap_or_overlap(
+    node: FakeNode, tmp_path: Path, dropped_before: int
+) -> None:
+    node.flow.seal_all(ITEMS[:70], 5)
+    assert job.run(settings(node, tmp_path), threading.Event()) == 0
+    node.flow.seal_all(ITEMS[70:], 5)
+    everything = [commit for commit, _, _ in ITEMS]
+    node.flow.drop_before(min(dropped_before, 15))
+    assert read(source(node, tmp_path)) == everything
+    # Dropped while they are read, after the driver has planned.
+    reader = FlowReader(source(node, tmp_path, partitions_max="3"))
+    shares = reader.partitions()
+    assert job.run(settings(node, tmp_path), threading.Event()) == 0
+    node.flow.drop_before(max(dropped_before, 15))
+    found = [
+        commit for share in shares for batch in reader.read(share) for commit in batch.column("commit").to_pylist()
+    ]
+    assert found == everything
+
+
+def test_archive_is_read_without_a_gateway(node: FakeNode, tmp_path: Path) -> None:
+    node.flow.seal_all(ITEMS, 10)
+    assert job.run(settings(node, tmp_path), threading.Event()) == 0
+    alone = source(node, tmp_path, endpoints="", cluster=node.flow.cluster_identity)
+    before = len(node.requests)
+    assert read(alone) == [commit for commit, _, _ in ITEMS]
+    assert read(source(node, tmp_path, endpoints="", cluster="c0ffee", starting_batch="4", ending_batch="5")) == [
+        *range(31, 51)
+    ]
+    assert len(node.requests) == before
+    refused = {"endpoints": "", "cluster": "c0ffee", "consumer": "c"}
+    assert code_of(lambda: source(node, tmp_path, **refused)) is StoreCode.BAD_OPTION
+    assert code_of(lambda: source(node, tmp_path, endpoints="")) is StoreCode.BAD_OPTION
+
+
+def test_batch_that_neither_has_is_refused(node: FakeNode, tmp_path: Path) -> None:
+    node.flow.seal_all(ITEMS[:20], 5)
+    assert job.run(settings(node, tmp_path), threading.Event()) == 0
+    node.flow.seal_all(ITEMS[20:], 5)
+    node.flow.drop_before(7)
+    assert code_of(lambda: read(source(node, tmp_path, starting_batch="1"))) is StoreCode.RETENTION_EXCEEDED
+    assert read(source(node, tmp_path)) == [commit for commit, _, _ in ITEMS[30:]], "the earliest that is whole"
 
 
 @pytest.mark.parametrize("url", ["nowhere", "file://", "ftp://x/y"])
