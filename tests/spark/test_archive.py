@@ -34,6 +34,164 @@ def archived(node: FakeNode, directory: Path) -> FlowArchive:
 
 
 def items(archive: FlowArchive) -> list[tuple[int, str, str | None]]:
+    found = []
+    for number in range(archive.first_batch, archive.last_batch + 1):
+        batch = archive.batch(number)
+        found += zip(*(batch.column(name).to_pylist() for name in ("commit", "key", "value")), strict=True)
+    return found
+
+
+def read_or_refused(node: FakeNode, directory: Path) -> object:
+    try:
+        return items(archived(node, directory))
+    except StoreError as refused:
+        return refused
+
+
+def code_of(call: object, *arguments: object) -> StoreCode:
+    with pytest.raises(StoreError) as refused:
+        call(*arguments)  # type: ignore[operator]
+    return refused.value.code
+
+
+def test_archive_gives_every_batch_back_after_the_flow_has_dropped_it(node: FakeNode, tmp_path: Path) -> None:
+    node.flow.seal_all(ITEMS, 7)
+    assert job.run(settings(node, tmp_path), threading.Event()) == 0
+    assert node.flow.consumers["archive"].cursor == 15
+    node.flow.drop_before(16)
+    archive = archived(node, tmp_path)
+    assert (archive.first_batch, archive.last_batch) == (1, 15)
+    assert items(archive) == ITEMS
+    assert len(list(archive.entries())) > 2, "several files"
+    assert job.verify(settings(node, tmp_path)) == 15
+
+
+def test_archiver_goes_on_where_the_manifest_ends(node: FakeNode, tmp_path: Path) -> None:
+    node.flow.seal_all(ITEMS[:50], 5)
+    assert job.run(settings(node, tmp_path), threading.Event()) == 0
+    node.flow.seal_all(ITEMS[50:], 5)
+    before = len(node.requests)
+    assert job.run(settings(node, tmp_path), threading.Event()) == 0
+    read = [path for method, path in node.requests[before:] if "/batches/" in path]
+    assert [int(path.rsplit("/", 1)[1]) for path in read] == list(range(11, 21))
+    assert items(archived(node, tmp_path)) == ITEMS
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("at", range(1, 7))
+def test_archive_is_whole_after_a_kill_between_any_two_steps(
+    node: FakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    node.flow.seal_all(ITEMS, 10)
+    steps = 0
+
+    def step(real: object) -> object:
+        def killed(*arguments: object) -> object:
+            nonlocal steps
+            steps += 1
+            if steps == at:
+                raise Killed
+            return real(*arguments)  # type: ignore[operator]
+
+        return killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FlowArchive, "_put", step(FlowArchive._put))
+        patched.setattr(job.FlowClient, "move_cursor", step(job.FlowClient.move_cursor))
+        with pytest.raises(Killed):
+            job.follow(settings(node, tmp_path, file_bytes=2_000), threading.Event())
+    cursor = node.flow.consumers["archive"].cursor
+    assert cursor <= archived(node, tmp_path).last_batch, "the cursor never goes ahead of the manifest"
+    node.flow.drop_before(cursor + 1)
+    # Other borders than before: the files overlap.
+    assert job.run(settings(node, tmp_path, file_bytes=1_300), threading.Event()) == 0
+    assert items(archived(node, tmp_path)) == ITEMS
+    assert job.verify(settings(node, tmp_path)) == 10
+
+
+@pytest.mark.parametrize("where", ["data", "manifest"])
+def test_damage_at_any_place_is_found_and_names_its_batches(node: FakeNode, tmp_path: Path, where: str) -> None:
+    node.flow.seal_all(ITEMS[:20], 10)
+    assert job.run(settings(node, tmp_path, file_bytes=10**9), threading.Event()) == 0
+    (file,) = (tmp_path / "c0ffee" / node.flow.name / where).iterdir()
+    whole = file.read_bytes()
+    # Some bytes of an entry say nothing of the items, as those of a time; none of them changes what is read.
+    refused = 0
+    for at in range(0, len(whole), 7):
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ 0x20]) + whole[at + 1 :])
+        outcome = read_or_refused(node, tmp_path)
+        if isinstance(outcome, StoreError):
+            assert outcome.code in (StoreCode.BAD_BATCH, StoreCode.STORE_MISMATCH)
+            assert file.stem in str(outcome)
+            refused += 1
+        else:
+            assert outcome == ITEMS[:20]
+    assert refused == len(range(0, len(whole), 7)) if where == "data" else refused > 20
+    file.unlink()
+    if where == "data":
+        assert code_of(items, archived(node, tmp_path)) is StoreCode.BAD_BATCH
+
+
+def test_hole_between_archive_and_flow_is_refused(node: FakeNode, tmp_path: Path) -> None:
+    node.flow.seal_all(ITEMS[:20], 10)
+    assert job.run(settings(node, tmp_path), threading.Event()) == 0
+    node.flow.seal_all(ITEMS[20:50], 10)
+    node.flow.drop_before(4)
+    assert job.run(settings(node, tmp_path), threading.Event()) == 4
+    assert archived(node, tmp_path).last_batch == 2
+    node.flow.batches.clear()
+    node.flow.seal(ITEMS[:1])
+    node.flow.first_batch = 1
+    assert job.run(settings(node, tmp_path), threading.Event()) == 5, "an archive ahead of its flow"
+
+
+def test_another_cluster_writes_beside_and_never_into_it(node: FakeNode, tmp_path: Path) -> None:
+    node.flow.seal_all(ITEMS[:20], 10)
+    assert job.run(settings(node, tmp_path), threading.Event()) == 0
+    node.flow.cluster_identity = "decaf"
+    assert archived(node, tmp_path).last_batch == 0
+    assert job.run(settings(node, tmp_path), threading.Event()) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c0ffee", "decaf"]
+
+
+def test_archiver_that_was_overtaken_ends(node: FakeNode, tmp_path: Path) -> None:
+    node.flow.seal_all(ITEMS[:20], 10)
+    node.before_batch = lambda number: node.flow.attach("archive", "another")
+    assert job.run(settings(node, tmp_path), threading.Event()) == 3
+
+
+def source(node: FakeNode, directory: Path, **how: str) -> SourceOptions:
+    told = {"endpoints": node.url, "flow": node.flow.name, "archive": f"file://{directory}", "timeout_s": "0"}
+    return SourceOptions.parse({**told, **how})
+
+
+def read(options: SourceOptions) -> list[int]:
+    reader = FlowReader(options)
+    return commits(reader, reader.partitions())
+
+
+def commits(reader: FlowReader, shares: Sequence[InputPartition]) -> list[int]:
+    return [commit for share in shares for batch in reader.read(share) for commit in batch.column("commit").to_pylist()]
+
+
+@pytest.mark.parametrize("dropped_before", [1, 2, 9, 15, 21])
+def test_source_goes_from_the_archive_to_the_gateway_without_gap_or_overlap(
+    node: FakeNode, tmp_path: Path, dropped_before: int
+) -> None:
+    node.flow.seal_all(ITEMS[:70], 5)
+    assert job.run(settings(node, tmp_path), threading.Event()) == 0
+    node.flow.seal_all(ITEMS[70:], 5)
+    everything = [commit for commit, _, _ in ITEMS]
+    node.flow.drop_before(min(dropped_before, 15))
+    assert read(source(node, tmp_path)) == everything
+    # Dropped while they are read, after the driver has planned.
+    reader = FlowReader(source(node, tmp_path, partitions_max="3"))
+    shares = reader.partitions()
+    assert job.run(settings(node, tmp_path), threading.Event()) == 0
+    node.flow.drop_before(max(dropped_before, 15))
     assert commits(reader, shares) == everything
 
 
