@@ -128,7 +128,7 @@ class Stage:
         stop = [f"kill {pids}", f"rm -r {self.directory}"]
         if self._cassandra is not None:
             home = self._cassandra.home
-            stop.insert(1, f"{sys.executable} -m oncegate.stores.devcassandra --home {home} down")
+            stop.insert(1, f"{sys.executable} -m oncegate cassandra --home {home} down")
         return [*lines, f"{'; '.join(stop)}   # stops everything and removes its files"]
 
 

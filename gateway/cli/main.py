@@ -34,8 +34,12 @@ _MODULES: Final = {
     "leader": "cluster",
     "outbox": "outbox",
     "check": "check",
+    "cassandra": "cassandra",
 }
 """The commands, by the modules that define them."""
+_OWN_PARSER: Final = frozenset({"cassandra"})
+"""Commands that read their arguments themselves, ``--help`` too."""
+_AS_GIVEN: Final = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
 
 def command_line(*names: str) -> typer.Typer:
@@ -49,7 +53,8 @@ def command_line(*names: str) -> typer.Typer:
         if isinstance(found, typer.Typer):
             made.add_typer(found, name=name)
         else:
-            made.command(name, cls=VerdictCommand if name == "verify" else None)(found)
+            settings = _AS_GIVEN if name in _OWN_PARSER else None
+            made.command(name, cls=VerdictCommand if name == "verify" else None, context_settings=settings)(found)
     return made
 
 

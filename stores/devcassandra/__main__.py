@@ -1,4 +1,4 @@
-"""`python -m oncegate.stores.devcassandra`: a development Cassandra from the command line.
+"""`oncegate cassandra`: a development Cassandra from the command line.
 
 Exit status: 0 done, 1 the cluster failed, 2 wrong usage, 3 (status) not every node answers.
 """
@@ -33,8 +33,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     match options.command:
         case "fetch":
+            _announce()
             _say(str(jars.fetch()))
         case "up":
+            _announce()
             begin = time.monotonic()
             cluster = DevCluster(options.home, _config(options))
             cluster.up()
@@ -52,6 +54,14 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _announce() -> None:
+    if not jars.fetched():
+        sys.stderr.write(
+            f"fetching the {len(jars.locked())} jars of Cassandra {jars.VERSION} from "
+            f"{jars.mirror() or 'Maven Central'} to {jars.library()}, once; each is checked by its SHA-256\n"
+        )
+
+
 def _config(options: argparse.Namespace) -> Config:
     """The configuration kept in the directory, with what the flags say."""
     try:
@@ -63,7 +73,7 @@ def _config(options: argparse.Namespace) -> Config:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="oncegate.stores.devcassandra", description="A Cassandra for development.")
+    parser = argparse.ArgumentParser(prog="oncegate cassandra", description="A Cassandra for development.")
     parser.add_argument("--home", type=Path, default=default_home(), help="directory of the cluster: %(default)s")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("fetch", help="fetch the jars and check them")

@@ -75,26 +75,36 @@ def java() -> tuple[str, int]:
     return program, major
 
 
+def library() -> Path:
+    """Return the directory of all jars; it may not exist yet."""
+    return cache_directory() / f"cassandra-{VERSION}"
+
+
+def fetched() -> bool:
+    """Whether all jars are there, and have been checked."""
+    return (library() / ".verified").exists()
+
+
 def fetch() -> Path:
     """Return the directory of all jars, fetched if they are not there yet; several processes may call at once.
 
     Raises:
         StoreError: CLUSTER_FAILED, when a jar cannot be had or has another hash.
     """
-    library = cache_directory() / f"cassandra-{VERSION}"
-    if (library / ".verified").exists():
-        return library
+    directory = library()
+    if fetched():
+        return directory
     cache_directory().mkdir(parents=True, exist_ok=True)
     with (cache_directory() / f".cassandra-{VERSION}.lock").open("w") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
-        if not (library / ".verified").exists():
+        if not fetched():
             with tempfile.TemporaryDirectory(dir=cache_directory(), prefix=".fetch-") as work:
                 _retrieve(Path(work), wanted := locked())
                 _check(Path(work, "jars"), wanted)
-                shutil.rmtree(library, ignore_errors=True)
-                Path(work, "jars").rename(library)
-            (library / ".verified").touch()
-    return library
+                shutil.rmtree(directory, ignore_errors=True)
+                Path(work, "jars").rename(directory)
+            (directory / ".verified").touch()
+    return directory
 
 
 def locked() -> list[Jar]:

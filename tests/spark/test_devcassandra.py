@@ -6,8 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import oncegate.stores.devcassandra
+from oncegate.gateway.cli.main import command_line
 from oncegate.stores.devcassandra import Config, jars
 from oncegate.stores.devcassandra.__main__ import main
 from oncegate.stores.errors import StoreCode, StoreError
@@ -59,3 +61,34 @@ def test_wrong_configurations_are_refused(tmp_path: Path) -> None:
             Config(**wrong)
         assert refused.value.code is StoreCode.BAD_OPTION
     assert main(["--home", str(tmp_path / "none"), "status"]) == 2
+
+
+def test_up_says_what_it_downloads_and_where_to_before_it_does(
+    settings: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(settings.parent / "cache"))
+    said: list[str] = []
+
+    def fetch() -> Path:
+        said.append(capsys.readouterr().err)
+        raise StoreError(StoreCode.CLUSTER_FAILED, "no network")
+
+    monkeypatch.setattr(jars, "fetch", fetch)
+    assert main(["fetch"]) == 1
+    assert "93 jars" in said[0]
+    assert f"{settings.parent}/cache/oncegate/cassandra-{jars.VERSION}" in said[0]
+    jars.library().mkdir(parents=True)
+    (jars.library() / ".verified").touch()
+    capsys.readouterr()
+    assert main(["fetch"]) == 1
+    assert said[1] == "", "nothing is downloaded a second time"
+
+
+def test_command_line_hands_its_arguments_on(tmp_path: Path) -> None:
+    run = CliRunner().invoke
+    refused = run(command_line("cassandra"), ["cassandra", "--home", str(tmp_path / "none"), "status"])
+    assert refused.exit_code == 2
+    assert "BAD_OPTION" in refused.output
+    helped = run(command_line("cassandra"), ["cassandra", "up", "--help"])
+    assert helped.exit_code == 0
+    assert "--nodes" in helped.output
