@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
+from itertools import accumulate
 from typing import NamedTuple
 
 import msgspec
@@ -47,10 +48,12 @@ class BatchLog:
     """The retained batches of one flow, ``first .. last``; empty when ``first > last``.
 
     Attributes:
-        first: smallest retained batch number; that of the next batch when none is retained.
+        first: smallest retained batch number; that of the next batch when none is retained. A new log begins with it:
+            above 1 where a flow of the same name has used the numbers below.
     """
 
     __slots__ = (
+        "_bytes_through",
         "_first_commits",
         "_items_dropped",
         "_items_through",
@@ -60,14 +63,16 @@ class BatchLog:
         "first",
     )
 
-    def __init__(self) -> None:
-        self.first = 1
+    def __init__(self, first: int = 1) -> None:
+        self.first = first
         self._items_dropped = 0
         self._first_commits = array("q")
         self._last_commits = array("q")
         # Items from batch 1 up to and including each batch: a lag is one subtraction, not a sum.
         self._items_through = array("q")
         self._sizes_bytes = array("q")
+        # Sizes summed up, from anywhere: only differences are asked for. Not saved.
+        self._bytes_through = array("q")
         self._sealed_ms = array("q")
 
     def __len__(self) -> int:
@@ -75,13 +80,18 @@ class BatchLog:
 
     @property
     def last(self) -> int:
-        """The newest batch number, 0 if none was ever sealed."""
+        """The newest batch number; that before the log's first, 0 for most, if none was ever sealed."""
         return self.first + len(self._sealed_ms) - 1
 
     @property
     def items_total(self) -> int:
         """Items of all batches ever sealed."""
         return self._items_through[-1] if self._items_through else self._items_dropped
+
+    @property
+    def has_dropped(self) -> bool:
+        """Whether any batch was ever dropped."""
+        return self._items_dropped > 0
 
     def append(self, first_commit: int, last_commit: int, items: int, size_bytes: int, sealed_ms: int) -> int:
         """Record the seal of the next batch and return its number; the arguments are those of :class:`BatchMeta`.
@@ -98,6 +108,7 @@ class BatchLog:
         self._last_commits.append(last_commit)
         self._items_through.append(items_through)
         self._sizes_bytes.append(size_bytes)
+        self._bytes_through.append((self._bytes_through[-1] if self._bytes_through else 0) + size_bytes)
         self._sealed_ms.append(sealed_ms)
         return self.last
 
@@ -143,6 +154,25 @@ class BatchLog:
             return 0
         return self.items_total - (self._items_through[row] if row >= 0 else self._items_dropped)
 
+    def bytes_after(self, number: int) -> int:
+        """Return the bytes of retained batches above ``number``."""
+        row = number - self.first
+        if row >= len(self):
+            return 0
+        through = self._bytes_through
+        return through[-1] - (through[row] if row >= 0 else through[0] - self._sizes_bytes[0])
+
+    def before_time(self, time_ms: int) -> int:
+        """Return the cursor from which on all items applied at cluster time ``time_ms`` or later are read.
+
+        Raises:
+            RetentionExceededError: some of them may be in a batch that was dropped.
+        """
+        cursor = self.last_sealed_by(time_ms - 1)
+        if cursor < self.first and self.has_dropped:
+            raise RetentionExceededError(f"batches of that time may have been dropped; the oldest is {self.first}")
+        return cursor
+
     def sealed_ms_after(self, number: int) -> int | None:
         """Return the cluster time at which the oldest retained batch above ``number`` was sealed, if there is one."""
         row = max(0, number + 1 - self.first)
@@ -164,7 +194,7 @@ class BatchLog:
         count = len(dropped)
         if count:
             self._items_dropped = self._items_through[count - 1]
-            for column in self._columns():
+            for column in (*self._columns(), self._bytes_through):
                 del column[:count]
             self.first += count
         return dropped
@@ -181,12 +211,12 @@ class BatchLog:
     @classmethod
     def restore(cls, state: BatchLogState) -> BatchLog:
         """Return the log that gave ``state``."""
-        log = cls()
-        log.first = state.first
+        log = cls(state.first)
         log._items_dropped = state.items_dropped
         log._first_commits = int64s_from_bytes(state.first_commits)
         log._last_commits = int64s_from_bytes(state.last_commits)
         log._items_through = int64s_from_bytes(state.items_through)
         log._sizes_bytes = int64s_from_bytes(state.sizes_bytes)
+        log._bytes_through = array("q", accumulate(log._sizes_bytes))
         log._sealed_ms = int64s_from_bytes(state.sealed_ms)
         return log

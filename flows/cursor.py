@@ -1,13 +1,13 @@
 """Named consumers of one flow: their cursors, and which instance may move them.
 
-Owns: fences, cursors, replays, the watermark. Part of the replicated state, pure, deterministic. Must not know
+Owns: fences, cursors, replays, the watermark, and who leaves. Part of the replicated state, pure, deterministic. Must not know
 items or files. Read next: :mod:`oncegate.flows.retention`.
 
 The rule of a move, first match wins; ``first .. last`` are the retained batches:
 
 | # | condition | outcome |
 |---|---|---|
-| 1 | no such consumer | NOT_FOUND |
+| 1 | no such consumer | NOT_FOUND; FENCED if it may be one that was removed |
 | 2 | fence older than the newest one | FENCED |
 | 3 | fence never given out, batch < 0 or batch > last | BAD_REQUEST |
 | 4 | batch = cursor | nothing changes |
@@ -17,6 +17,9 @@ The rule of a move, first match wins; ``first .. last`` are the retained batches
 | 8 | otherwise | cursor = batch |
 
 A consumer that retention has overtaken can go on: it moves its cursor to ``first - 1`` or later.
+
+Fences are never given out twice in a flow, whatever is removed and made again under its name: a job of the consumer
+that was removed cannot move the one that is there now.
 """
 
 from __future__ import annotations
@@ -63,6 +66,9 @@ class ConsumerState(msgspec.Struct):
         fence: the newest fence, 0 = never attached.
         replays: how often its cursor was moved back.
         nonces: (nonce, fence) of the newest attaches, oldest first.
+        begun: the cursor it was made with.
+        alive_ms: cluster time at which it was made, attached or moved last; 0 if an earlier version of oncegate made it.
+        expired: it has never moved, and retention waits for it no longer; until it attaches or moves.
     """
 
     name: str
@@ -71,52 +77,153 @@ class ConsumerState(msgspec.Struct):
     fence: int = 0
     replays: int = 0
     nonces: tuple[tuple[str, int], ...] = ()
+    begun: int = 0
+    alive_ms: int = 0
+    expired: bool = False
+
+    @property
+    def attached(self) -> bool:
+        """Whether an instance has ever attached."""
+        return bool(self.nonces)
+
+    @property
+    def moved(self) -> bool:
+        """Whether its cursor has ever moved."""
+        return self.cursor != self.begun or self.replays > 0
 
 
 class Consumers:
     """All consumers of a flow, in order of first mention.
 
-    Those that its declaration requires exist from the start with cursor 0, so that nothing is dropped before they
-    attach for the first time.
+    Those that its declaration requires exist from the start, so that nothing is dropped before they attach for the
+    first time.
+
+    Args:
+        required: those that the declaration names.
+        cursor: where they begin.
+        fences: every fence up to this one may be known to somebody.
+        now_ms: cluster time.
+
+    Attributes:
+        fences: as above; a consumer that is made now has this fence, which nobody has got.
     """
 
-    __slots__ = ("_by_name",)
+    __slots__ = ("_by_name", "fences")
 
-    def __init__(self, required: tuple[str, ...] = ()) -> None:
-        self._by_name = {name: ConsumerState(name, required=True) for name in required}
+    def __init__(self, required: tuple[str, ...] = (), *, cursor: int = 0, fences: int = 0, now_ms: int = 0) -> None:
+        self.fences = fences
+        self._by_name: dict[str, ConsumerState] = {}
+        for name in required:
+            self._make(name, cursor, now_ms, required=True)
 
-    def attach(self, name: str, nonce: str, batches: BatchLog) -> Attachment:
+    def _make(self, name: str, cursor: int, now_ms: int, *, required: bool) -> ConsumerState:
+        made = ConsumerState(name, required, cursor, self.fences, begun=cursor, alive_ms=now_ms)
+        self._by_name[name] = made
+        return made
+
+    def attach(
+        self, name: str, nonce: str, batches: BatchLog, now_ms: int = 0, *, cursor: int | None = None
+    ) -> Attachment:
         """Become the one instance of a consumer; a new one begins at the oldest retained batch.
 
         The same nonce gives the same fence: each start of an instance takes a new one. An older nonce, sent again after
         a newer one, gets its own older fence back and fences nobody.
 
+        Args:
+            name: of the consumer.
+            nonce: of the start of an instance.
+            batches: of the flow.
+            now_ms: cluster time.
+            cursor: where it is to stand from now on; None: where it stands. Back is a replay, as with :meth:`move`.
+
         Raises:
-            BadRequestError: the name or nonce is not valid.
+            BadRequestError: the name or nonce is not valid, or ``cursor`` is above the newest batch.
             QuotaError: CONSUMERS_MAX consumers exist.
+            RetentionExceededError: the batch after ``cursor`` was dropped.
         """
         check_name("consumer", name)
         if not 1 <= len(nonce) <= NONCE_LENGTH_MAX:
             raise BadRequestError(f"a nonce has 1..{NONCE_LENGTH_MAX} characters")
         consumer = self._by_name.get(name)
+        for known, fence in () if consumer is None else consumer.nonces:
+            if known == nonce and consumer is not None:
+                return Attachment(fence, consumer.cursor)
+        if cursor is not None:
+            _check_cursor(cursor, batches)
         if consumer is None:
             if len(self._by_name) >= CONSUMERS_MAX:
                 raise QuotaError(f"the flow has {CONSUMERS_MAX} consumers")
-            consumer = ConsumerState(name, required=False, cursor=batches.first - 1)
-            self._by_name[name] = consumer
-        for known, fence in consumer.nonces:
-            if known == nonce:
-                return Attachment(fence, consumer.cursor)
+            begin = batches.first - 1 if cursor is None else cursor
+            consumer = self._make(name, begin, now_ms, required=False)
+        if cursor is not None:
+            consumer.replays += cursor < consumer.cursor
+            consumer.cursor = cursor
+        consumer.alive_ms, consumer.expired = now_ms, False
         consumer.fence += 1
         consumer.nonces = (*consumer.nonces[-NONCES_MAX + 1 :], (nonce, consumer.fence))
         return Attachment(consumer.fence, consumer.cursor)
 
-    def move(self, name: str, batch: int, fence: int, batches: BatchLog, *, replay: bool = False) -> int:
+    def remove(self, name: str) -> None:
+        """Forget a consumer; whoever holds one of its fences is FENCED from now on.
+
+        Raises:
+            NotFoundError: no such consumer.
+        """
+        self.fences = max(self.fences, self._get(name).fence + 1)
+        del self._by_name[name]
+
+    def require(self, names: tuple[str, ...], batches: BatchLog, now_ms: int) -> None:
+        """Make ``names`` the required ones.
+
+        New ones begin at the oldest retained batch. One that is not required any more stays as a consumer that nobody
+        waits for, unless it has never attached: then there was nobody, and it is removed.
+
+        Raises:
+            QuotaError: there would be more than CONSUMERS_MAX; nothing changed.
+        """
+        left = [one for one in self._by_name.values() if one.required and one.name not in names]
+        gone = {one.name for one in left if not one.attached}
+        if len(self._by_name.keys() - gone | set(names)) > CONSUMERS_MAX:
+            raise QuotaError(f"a flow has {CONSUMERS_MAX} consumers at most")
+        for one in left:
+            one.required = False
+            if one.name in gone:
+                self.remove(one.name)
+        for name in names:
+            if name in self._by_name:
+                self._by_name[name].required = True
+            else:
+                self._make(name, batches.first - 1, now_ms, required=True)
+
+    def overdue(self, expiry_ms: int, since_ms: int, now_ms: int) -> list[str]:
+        """Return the required consumers that have never moved and gave no sign of life for ``expiry_ms``.
+
+        The time counts from ``since_ms`` at the earliest, which is cluster time as ``now_ms``. 0 expires nobody.
+        """
+        return [
+            one.name
+            for one in self._by_name.values()
+            if expiry_ms
+            and one.required
+            and not one.expired
+            and not one.moved
+            and now_ms - max(one.alive_ms, since_ms) >= expiry_ms
+        ]
+
+    def expire(self, name: str) -> None:
+        """Let retention no longer wait for a consumer, until it attaches or moves."""
+        self._get(name).expired = True
+
+    def move(
+        self, name: str, batch: int, fence: int, batches: BatchLog, *, replay: bool = False, now_ms: int = 0
+    ) -> int:
         """Set a cursor by the rule at the top of this module, and return it. Idempotent.
 
         Raises:
             NotFoundError, FencedError, BadRequestError, RetentionExceededError: by the rule; nothing changed.
         """
+        if name not in self._by_name and 0 < fence < self.fences:
+            raise FencedError(f"consumer {name} was removed")
         consumer = self._get(name)
         if fence < consumer.fence:
             raise FencedError(f"fence {fence} of {name} is older than {consumer.fence}")
@@ -132,6 +239,7 @@ class Consumers:
                     raise BadRequestError(f"cursor of {name} is {consumer.cursor}; back needs replay")
                 consumer.replays += 1
             consumer.cursor = batch
+        consumer.alive_ms, consumer.expired = now_ms, False
         return batch
 
     def _get(self, name: str) -> ConsumerState:
@@ -156,10 +264,23 @@ class Consumers:
         """Return the delivery watermark: batches up to it are delivered.
 
         The smallest cursor of the required consumers; of all consumers if none is required; 0 without consumers.
+        Those that have expired do not count.
         """
-        consumers = self._by_name.values()
-        counting = [consumer for consumer in consumers if consumer.required] or consumers
-        return min((consumer.cursor for consumer in counting), default=0)
+        return min((consumer.cursor for consumer in self._counting()), default=0)
+
+    def slowest(self) -> tuple[ConsumerState, ...]:
+        """Return copies of the consumers that stand at the watermark."""
+        counting = self._counting()
+        mark = self.watermark()
+        return tuple(msgspec.structs.replace(consumer) for consumer in counting if consumer.cursor == mark)
+
+    def counting(self) -> tuple[ConsumerState, ...]:
+        """Return copies of the consumers that retention waits for."""
+        return tuple(msgspec.structs.replace(consumer) for consumer in self._counting())
+
+    def _counting(self) -> list[ConsumerState]:
+        waited = [consumer for consumer in self._by_name.values() if not consumer.expired]
+        return [consumer for consumer in waited if consumer.required] or waited
 
     def lag(self, name: str, batches: BatchLog, now_ms: int) -> Lag:
         """Return how far a consumer is behind the newest sealed batch at cluster time ``now_ms``.
@@ -180,8 +301,15 @@ class Consumers:
         return self.all()
 
     @classmethod
-    def restore(cls, state: tuple[ConsumerState, ...]) -> Consumers:
-        """Return the consumers that gave ``state``."""
-        consumers = cls()
+    def restore(cls, state: tuple[ConsumerState, ...], fences: int = 0) -> Consumers:
+        """Return the consumers that gave ``state`` and had these :attr:`fences`."""
+        consumers = cls(fences=fences)
         consumers._by_name = {consumer.name: msgspec.structs.replace(consumer) for consumer in state}
         return consumers
+
+
+def _check_cursor(cursor: int, batches: BatchLog) -> None:
+    if cursor > batches.last:
+        raise BadRequestError(f"batch {cursor} is not sealed; the newest is {batches.last}")
+    if cursor + 1 < batches.first:
+        raise RetentionExceededError(f"batch {cursor + 1} was dropped; the oldest is {batches.first}")

@@ -24,6 +24,8 @@ LINGER_MS_MAX: Final = 3_600_000
 RETENTION_MS_MAX: Final = 366 * 24 * 3_600_000
 CONSUMERS_MAX: Final = 64
 FLOWS_MAX: Final = 1024
+ROWS_CONSUMER: Final = "rows"
+"""Consumer that brings a stream table's own flow into the store: batches above its cursor are retained."""
 
 
 def check_name(kind: str, name: str) -> None:
@@ -49,6 +51,8 @@ class FlowDeclaration(msgspec.Struct, frozen=True, kw_only=True):
         linger_ms: age of its first item at which a batch is cut, 0..LINGER_MS_MAX, in cluster time.
         retention_ms: for how long a sealed batch is kept at least, 0..RETENTION_MS_MAX, in cluster time.
         consumers: the required ones: no batch is dropped before each of them has passed it.
+        consumer_expiry_ms: for how long, in cluster time, retention waits for a required consumer that has never moved;
+            0..RETENTION_MS_MAX, 0 = for ever.
     """
 
     name: str
@@ -59,6 +63,7 @@ class FlowDeclaration(msgspec.Struct, frozen=True, kw_only=True):
     linger_ms: int = 500
     retention_ms: int = 24 * 3_600_000
     consumers: tuple[str, ...] = ()
+    consumer_expiry_ms: int = 0
 
     def __post_init__(self) -> None:
         check_name("flow", self.name)
@@ -68,6 +73,7 @@ class FlowDeclaration(msgspec.Struct, frozen=True, kw_only=True):
         _check_bound("max_bytes", self.max_bytes, 1, BYTES_MAX)
         _check_bound("linger_ms", self.linger_ms, 0, LINGER_MS_MAX)
         _check_bound("retention_ms", self.retention_ms, 0, RETENTION_MS_MAX)
+        _check_bound("consumer_expiry_ms", self.consumer_expiry_ms, 0, RETENTION_MS_MAX)
         _check_bound("the number of consumers", len(self.consumers), 0, CONSUMERS_MAX)
         for consumer in self.consumers:
             check_name("consumer", consumer)
@@ -83,7 +89,7 @@ def _check_bound(what: str, number: int, low: int, high: int) -> None:
 class FlowGraph:
     """All declared flows: tables are the nodes, flows with a target the edges, and there is no cycle.
 
-    Deterministic: everything follows from the order of :meth:`declare` calls.
+    Deterministic: everything follows from the order of calls.
     """
 
     __slots__ = ("_by_source", "_flows")
@@ -103,7 +109,7 @@ class FlowGraph:
         known = self._flows.get(flow.name)
         if known is not None:
             if known != flow:
-                raise ConflictError(f"flow {flow.name} is declared differently")
+                raise ConflictError(f"flow {flow.name} is declared differently: alter it, or declare it as it is")
             return False
         if len(self._flows) >= FLOWS_MAX:
             raise QuotaError(f"{FLOWS_MAX} flows are declared")
@@ -113,6 +119,17 @@ class FlowGraph:
         self._flows[flow.name] = flow
         self._by_source[flow.source] = (*self._by_source.get(flow.source, ()), flow)
         return True
+
+    def replace(self, flow: FlowDeclaration) -> None:
+        """Put a declaration in the place of the one of that name; both have the same source and target."""
+        before = self._flows[flow.name]
+        self._flows[flow.name] = flow
+        self._by_source[flow.source] = tuple(flow if one is before else one for one in self._by_source[flow.source])
+
+    def remove(self, name: str) -> None:
+        """Forget a declared flow."""
+        gone = self._flows.pop(name)
+        self._by_source[gone.source] = tuple(one for one in self._by_source[gone.source] if one is not gone)
 
     def _path(self, start: str | None, goal: str) -> list[str] | None:
         """Return the tables from ``start`` to ``goal`` along existing flows, or None."""

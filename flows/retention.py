@@ -1,19 +1,24 @@
-"""Which batches may be dropped. Pure.
+"""Which batches may be dropped, and who keeps the others. Pure.
 
 A batch goes once the consumers have passed it **and** its retention time is over, in cluster time since its seal
 (SEMANTICS, *Flows*). Where a flow names required consumers, those count; else all that have ever attached; a flow
-that nobody has read yet drops nothing, since its writes are acknowledged and delivered nowhere. Both conditions hold
-for a prefix of the batches, so the answer is one number.
+that nobody has read yet drops nothing, since its writes are acknowledged and delivered nowhere. A consumer that has
+expired does not count. Both conditions hold for a prefix of the batches, so the answer is one number.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from oncegate.flows.batch_log import BatchLog
     from oncegate.flows.cursor import Consumers
     from oncegate.flows.flow import FlowDeclaration
+
+TIME: Final = "(time)"
+"""Stands for the retention time among holders; no consumer can have this name."""
+NAMED_MAX: Final = 3
+"""Consumers that a sentence names."""
 
 
 def droppable_through(flow: FlowDeclaration, batches: BatchLog, consumers: Consumers, now_ms: int) -> int:
@@ -21,3 +26,30 @@ def droppable_through(flow: FlowDeclaration, batches: BatchLog, consumers: Consu
     passed = consumers.watermark()
     over = batches.last_sealed_by(now_ms - flow.retention_ms)
     return max(batches.first - 1, min(passed, over))
+
+
+def held_bytes(flow: FlowDeclaration, batches: BatchLog, consumers: Consumers, now_ms: int) -> dict[str, int]:
+    """Return the bytes of the sealed batches that each holder keeps: a consumer that retention waits for, :data:`TIME`.
+
+    Holders overlap: a batch goes when the last of them lets it go.
+    """
+    held = {one.name: batches.bytes_after(one.cursor) for one in consumers.counting()}
+    return {**held, TIME: batches.bytes_after(batches.last_sealed_by(now_ms - flow.retention_ms))}
+
+
+def why_held(flow: FlowDeclaration, batches: BatchLog, consumers: Consumers, now_ms: int) -> str:
+    """Say in words what keeps the oldest batch, with names; empty if no batch is kept."""
+    if not len(batches):
+        return ""
+    what = f"batch {batches.first} of flow {flow.name}"
+    if consumers.watermark() >= batches.first:
+        return f"{what} is kept until its retention_ms is over"
+    slowest = consumers.slowest()
+    if not slowest:
+        return f"{what} waits for a consumer: none has attached"
+    named = [
+        f"{one.name} ({f'cursor {one.cursor}' if one.attached else 'which has never attached'})"
+        for one in slowest[:NAMED_MAX]
+    ]
+    more = f" and {len(slowest) - NAMED_MAX} more" if len(slowest) > NAMED_MAX else ""
+    return f"{what} waits for consumer {', '.join(named)}{more}"

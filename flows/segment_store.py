@@ -23,6 +23,7 @@ A file is written under another name, flushed, renamed, and its directory flushe
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import threading
@@ -35,7 +36,7 @@ import google_crc32c
 
 from oncegate.flows.directories import flush_directory, make_directory
 from oncegate.flows.errors import BadRequestError, NotFoundError, SegmentConflict, SegmentCorrupt
-from oncegate.flows.flow import check_name
+from oncegate.flows.flow import NAME_PATTERN, check_name
 from oncegate.flows.segment import format_checksum
 
 MAGIC: Final = b"OGSEGMNT"
@@ -195,12 +196,19 @@ class SegmentStore:
         directory = self.path(flow, 1).parent
         return sorted(int(path.stem) for path in directory.glob(f"*{_SUFFIX}"))
 
+    def flows(self) -> list[str]:
+        """Return the names of the flows that have a directory on this node, in order."""
+        return sorted(one.name for one in self.directory.iterdir() if NAME_PATTERN.fullmatch(one.name))
+
     def drop(self, flow: str, number: int) -> None:
         """Remove a batch's file. Idempotent; not flushed, since a file that comes back is only dropped again."""
         self.path(flow, number).unlink(missing_ok=True)
 
     def drop_through(self, flow: str, number: int) -> None:
-        """Remove all batches of a flow up to and including ``number``. Idempotent."""
+        """Remove all batches of a flow up to and including ``number``, and its directory if it is empty. Idempotent."""
         for present in self.list(flow):
             if present <= number:
                 self.drop(flow, present)
+        # Not while a batch is on its way into it. Where files are left, or nothing was, it stays as it is.
+        with self._writing, contextlib.suppress(OSError):
+            self.path(flow, 1).parent.rmdir()
