@@ -156,10 +156,9 @@ class BatchLog:
 
     def bytes_after(self, number: int) -> int:
         """Return the bytes of retained batches above ``number``."""
-        row = number - self.first
-        if row >= len(self):
+        row, through = number - self.first, self._bytes_through
+        if not through or row >= len(through):
             return 0
-        through = self._bytes_through
         return through[-1] - (through[row] if row >= 0 else through[0] - self._sizes_bytes[0])
 
     def before_time(self, time_ms: int) -> int:

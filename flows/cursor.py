@@ -1,7 +1,7 @@
 """Named consumers of one flow: their cursors, and which instance may move them.
 
-Owns: fences, cursors, replays, the watermark, and who leaves. Part of the replicated state, pure, deterministic. Must not know
-items or files. Read next: :mod:`oncegate.flows.retention`.
+Owns: fences, cursors, replays, the watermark, and who leaves. Part of the replicated state,
+pure, deterministic. Must not know items or files. Read next: :mod:`oncegate.flows.retention`.
 
 The rule of a move, first match wins; ``first .. last`` are the retained batches:
 
@@ -67,7 +67,7 @@ class ConsumerState(msgspec.Struct):
         replays: how often its cursor was moved back.
         nonces: (nonce, fence) of the newest attaches, oldest first.
         begun: the cursor it was made with.
-        alive_ms: cluster time at which it was made, attached or moved last; 0 if an earlier version of oncegate made it.
+        alive_ms: cluster time at which it was made, attached or moved last; 0 if an earlier build made it.
         expired: it has never moved, and retention waits for it no longer; until it attaches or moves.
     """
 

@@ -191,14 +191,14 @@ class SegmentStore:
         """Tell whether the batch's file is there, whole or damaged."""
         return self.path(flow, number).exists()
 
+    def flows(self) -> list[str]:
+        """Return the names of the flows that have a directory on this node, in order."""
+        return sorted(one.name for one in self.directory.iterdir() if NAME_PATTERN.fullmatch(one.name))
+
     def list(self, flow: str) -> list[int]:
         """Return the numbers of a flow's batches on this node, ascending."""
         directory = self.path(flow, 1).parent
         return sorted(int(path.stem) for path in directory.glob(f"*{_SUFFIX}"))
-
-    def flows(self) -> list[str]:
-        """Return the names of the flows that have a directory on this node, in order."""
-        return sorted(one.name for one in self.directory.iterdir() if NAME_PATTERN.fullmatch(one.name))
 
     def drop(self, flow: str, number: int) -> None:
         """Remove a batch's file. Idempotent; not flushed, since a file that comes back is only dropped again."""

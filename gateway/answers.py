@@ -11,13 +11,16 @@ from typing import Any, Final, NamedTuple, assert_never
 
 import msgspec
 
+from oncegate.flows import retention
+from oncegate.flows.cursor import ConsumerState
 from oncegate.gateway import wire
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.flow_state import Flow
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.results import AppliedPart, Operated, PartVerdict, Ranged, Resolved, SessionAnswer
 from oncegate.gateway.machine.tables import Remembered, Table
 from oncegate.rifl.completion import CompletionRecord
-from oncegate.rifl.errors import REGISTRY, OncegateError
+from oncegate.rifl.errors import REGISTRY, Code, OncegateError
 from oncegate.rifl.ids import format_client_id
 from oncegate.rifl.key_table import KEYS_CLIENT
 from oncegate.rifl.range_rule import RefusedPart, ReplayPart
@@ -53,7 +56,15 @@ class Shape(NamedTuple):
 
 
 def _operations(command: c.Operate | c.Keyed, result: Operated, machine: Machine) -> wire.OperationsResponse:
-    return wire.OperationsResponse([_operation(v, command, machine) for v in result.verdicts], result.memory_ms)
+    ops = [one.op for one in command.ops] if isinstance(command, c.Keyed) else command.ops
+    found = [_operation(verdict, command, machine) for verdict in result.verdicts]
+    details: dict[str, str] = {}
+    for op, one in zip(ops, found, strict=True):
+        if one.code == Code.QUOTA.value:
+            if op.table not in details:
+                details[op.table] = quota_detail(machine, op.table, op)
+            one.detail = details[op.table] or one.detail
+    return wire.OperationsResponse(found, result.memory_ms)
 
 
 def _range(command: c.Range, result: Ranged, machine: Machine) -> wire.RangeResponse:
@@ -86,6 +97,11 @@ ANSWERS: Final[dict[type, Shape]] = {
     c.Seal: _UNREAD,
     c.Attach: Shape(wire.ConsumerAttached, lambda _, fence_and_cursor, __: wire.ConsumerAttached(*fence_and_cursor)),
     c.MoveCursor: Shape(wire.CursorMoved, lambda _, cursor, __: wire.CursorMoved(cursor)),
+    c.AlterFlow: Shape(wire.FlowState, lambda _, flow, machine: flow_state(machine, flow)),
+    c.DeleteFlow: Shape(wire.FlowDeleted, lambda command, last, _: wire.FlowDeleted(command.flow, last)),
+    c.StartConsumer: Shape(wire.ConsumerAttached, lambda _, attached, __: wire.ConsumerAttached(*attached)),
+    c.RemoveConsumer: Shape(wire.FlowState, lambda _, flow, machine: flow_state(machine, flow)),
+    c.ExpireConsumers: _UNREAD,
 }
 """The answer to each member of :data:`oncegate.gateway.machine.commands.Command`."""
 
@@ -120,6 +136,24 @@ def _operation(
             return rejected(sequence, refusal)
         case _:
             assert_never(verdict)
+
+
+def quota_detail(machine: Machine, name: str, op: c.Op | None = None) -> str:
+    """Say which table is full, and of a stream table also who holds it; empty if it is not the table that is full.
+
+    A resident table may have room for less than ``op`` needs.
+    """
+    table = machine.tables.get(name)
+    if table is None:
+        return ""
+    if table.kind == "stream":
+        hold = machine.flows.hold(name, machine.time_ms)
+        if hold is None or hold.bytes <= table.quota_bytes:
+            return ""
+        return f"table {name}: {hold.bytes} bytes of a quota of {table.quota_bytes}; {hold.why or 'none is sealed'}"
+    if op is None or table.check(op) is not Code.QUOTA:
+        return ""
+    return f"table {name}: {table.bytes} bytes of a quota of {table.quota_bytes}"
 
 
 def _recorded(sequence: int, record: CompletionRecord, *, replayed: bool) -> wire.OperationResult:
@@ -166,6 +200,8 @@ def _of_range(refusal: Refusal, command: c.Range, machine: Machine) -> str:
             return f"{command.table} is a resident table, a range is for stream tables: send its rows to /v1/operations"
         case Refusal.FENCED:
             return machine.fenced_by(command.client_id, command.epoch)
+        case Refusal.QUOTA:
+            return quota_detail(machine, command.table)
         case _:
             return ""
 
@@ -175,24 +211,46 @@ def table_state(table: Table) -> wire.TableState:
     return wire.TableState(table.name, table.kind, table.quota_bytes, len(table.rows))
 
 
-def flow_state(machine: Machine, flow: str) -> wire.FlowState:
-    """Describe a flow; raises NOT_FOUND."""
+def flow_state(machine: Machine, flow: str, now_ms: int | None = None) -> wire.FlowState:
+    """Describe a flow at cluster time ``now_ms``, by default that of the newest entry; raises NOT_FOUND."""
     found = machine.flows.get(flow)
-    declaration, batches = found.declaration, found.batches
-    consumers: dict[str, wire.ConsumerState] = {}
-    for consumer in found.consumers.all():
-        lag = found.consumers.lag(consumer.name, batches, machine.time_ms)
-        consumers[consumer.name] = wire.ConsumerState(consumer.cursor, consumer.fence, lag.batches, lag.items, lag.ms)
+    now_ms = machine.time_ms if now_ms is None else now_ms
+    declaration, batches, consumers = found.declaration, found.batches, found.consumers
     return wire.FlowState(
         flow=flow,
         source=declaration.source,
+        target=declaration.target,
+        version=found.version,
         first_batch=batches.first,
         last_batch=batches.last,
         items=batches.items_total,
         open_items=found.segment.items,
-        watermark=found.consumers.watermark(),
+        watermark=consumers.watermark(),
+        retained_bytes=found.retained_bytes,
+        held=retention.why_held(declaration, batches, consumers, now_ms),
         retention_ms=declaration.retention_ms,
-        consumers=consumers,
+        consumer_expiry_ms=declaration.consumer_expiry_ms,
+        max_items=declaration.max_items,
+        max_bytes=declaration.max_bytes,
+        linger_ms=declaration.linger_ms,
+        consumers={one.name: _consumer_state(one, found, now_ms) for one in consumers.all()},
+    )
+
+
+def _consumer_state(one: ConsumerState, flow: Flow, now_ms: int) -> wire.ConsumerState:
+    lag = flow.consumers.lag(one.name, flow.batches, now_ms)
+    return wire.ConsumerState(
+        one.cursor,
+        one.fence,
+        lag.batches,
+        lag.items,
+        lag.ms,
+        required=one.required,
+        attached=one.attached,
+        expired=one.expired,
+        replays=one.replays,
+        lag_bytes=flow.batches.bytes_after(one.cursor),
+        idle_ms=max(0, now_ms - one.alive_ms),
     )
 
 

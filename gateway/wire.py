@@ -174,6 +174,13 @@ class OwnFlow(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     max_items: int | msgspec.UnsetType = msgspec.UNSET
     max_bytes: int | msgspec.UnsetType = msgspec.UNSET
     linger_ms: int | msgspec.UnsetType = msgspec.UNSET
+    consumer_expiry_ms: int | msgspec.UnsetType = msgspec.UNSET
+
+
+class AlterFlow(OwnFlow, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """Body of ``PATCH /v1/flows/{flow}``: the version that the caller has seen, and what changes."""
+
+    version: int
 
 
 class DeclareTable(msgspec.Struct):
@@ -228,32 +235,62 @@ class RequestState(msgspec.Struct, omit_defaults=True):
     traceparent: str | msgspec.UnsetType = msgspec.UNSET
 
 
+Trend = Literal["ok", "falling_behind", "stalled", "unknown"]
+
+
 class ConsumerState(msgspec.Struct):
-    """One consumer of a flow and how far it is behind."""
+    """One consumer of a flow and how far it is behind.
+
+    ``expired``: it has never moved, and retention waits for it no longer. ``idle_ms``: cluster time since it was made,
+    attached or moved last. ``trend``: as the node that answers judges it from what it has seen itself.
+    """
 
     cursor: int
     fence: int
     lag_batches: int
     lag_items: int
     lag_ms: int
+    required: bool
+    attached: bool
+    expired: bool
+    replays: int
+    lag_bytes: int
+    idle_ms: int
+    trend: Trend = "unknown"
 
 
 class FlowState(msgspec.Struct):
     """Answer of ``PUT`` and ``GET /v1/flows/{flow}``.
 
     Batches ``first_batch``..``last_batch`` are retained (``last_batch`` 0: none was sealed yet). ``items`` counts the
-    items of all sealed batches ever, ``open_items`` those not sealed yet.
+    items of all sealed batches ever, ``open_items`` those not sealed yet. ``version`` rises with every change of the
+    flow; ``held`` says what keeps its oldest batch, empty if it has none.
     """
 
     flow: str
     source: str
+    target: str | None
+    version: int
     first_batch: int
     last_batch: int
     items: int
     open_items: int
     watermark: int
+    retained_bytes: int
+    held: str
     retention_ms: int
+    consumer_expiry_ms: int
+    max_items: int
+    max_bytes: int
+    linger_ms: int
     consumers: dict[str, ConsumerState]
+
+
+class FlowDeleted(msgspec.Struct):
+    """Answer of ``DELETE /v1/flows/{flow}``; a flow of this name begins above ``last_batch``."""
+
+    flow: str
+    last_batch: int
 
 
 class FlowList(msgspec.Struct):
@@ -273,6 +310,20 @@ class ConsumerAttached(msgspec.Struct):
 
     fence: int
     cursor: int
+
+
+class StartConsumer(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """Body of ``POST /v1/flows/{flow}/consumers/{name}/start``: where it begins, in one of four ways.
+
+    ``start``: the oldest retained batch, what is sealed from now on, or where its cursor stands; ``batch``: with this
+    one; ``time_ms``, ``ago_ms``: with what was applied since a cluster time, or in so many milliseconds before now.
+    """
+
+    nonce: str
+    start: Literal["beginning", "now", "cursor"] | None = None
+    batch: int | None = None
+    time_ms: int | None = None
+    ago_ms: int | None = None
 
 
 class MoveCursor(msgspec.Struct):

@@ -15,10 +15,8 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from oncegate.flows.flow import ROWS_CONSUMER as ROWS_CONSUMER
 from oncegate.stores.tables import WRITE_TS, Column, ColumnType, StoreTable
-
-ROWS_CONSUMER: Final = "rows"
-"""Name of the consumer that brings a stream table's own flow into the store: batches above its cursor are retained."""
 
 STREAM_ROWS: Final = StoreTable(
     name="stream_rows",

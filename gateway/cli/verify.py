@@ -26,8 +26,8 @@ def verify(
 ) -> None:
     """Compare log, state, batches and store of stopped nodes; read only. Names the first difference."""
     # This import takes a second, which other commands need not wait for.
+    from oncegate.flows.flow import ROWS_CONSUMER
     from oncegate.proof import verify as checks
-    from oncegate.stores.stream_rows import ROWS_CONSUMER
 
     missing = [str(path) for path in directories if not path.is_dir()]
     if missing:

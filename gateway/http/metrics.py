@@ -7,16 +7,15 @@ nothing on the hot path: the numbers are state that exists anyway.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 
 from oncegate.consensus.counters import Counters
 from oncegate.consensus.ports import ReplicaStatus, Role
-from oncegate.gateway.answers import flow_state
 from oncegate.gateway.http.admission.bodies import BodyBudget
 from oncegate.gateway.http.admission.connections import ConnectionCounts
 from oncegate.gateway.live_check.checker import LiveChecker
 from oncegate.gateway.node.node import Node
-from oncegate.gateway.wire import FlowState
+from oncegate.gateway.wire import FlowState, Trend
 
 if TYPE_CHECKING:
     from oncegate.gateway.node.stream_store import StreamStore
@@ -43,7 +42,7 @@ class Sources(NamedTuple):
         """Return an attribute of every other member, by its id."""
         return {(id_,): getattr(peer, attribute) for id_, peer in self.status.peers.items()}
 
-    def per_consumer(self, attribute: str) -> dict[tuple[str, ...], float]:
+    def per_consumer(self, attribute: str) -> dict[tuple[str, ...], Any]:
         """Return an attribute of every consumer, by flow and consumer."""
         return {
             (name, consumer): getattr(state, attribute)
@@ -226,6 +225,31 @@ METRICS: Final = (
         "flow",
         "consumer",
     ),
+    gauge(
+        "flow_lag_trend",
+        "1 for the verdict on how a consumer keeps up, as this node has seen it",
+        lambda of: {
+            (*names, trend): trend == verdict
+            for names, verdict in of.per_consumer("trend").items()
+            for trend in get_args(Trend)
+        },
+        "flow",
+        "consumer",
+        "trend",
+    ),
+    gauge(
+        "flow_retained_bytes",
+        "bytes of sealed batches that are retained",
+        lambda of: {(name,): flow.retained_bytes for name, flow in of.flows.items()},
+        "flow",
+    ),
+    gauge(
+        "flow_held_bytes",
+        "bytes that a consumer still waits for or, as `(time)`, the retention time keeps; holders overlap",
+        lambda of: of.node.consumers.held_bytes(),
+        "flow",
+        "holder",
+    ),
 )
 """Every metric, in the order of the exposition."""
 
@@ -233,7 +257,7 @@ METRICS: Final = (
 def exposition(node: Node, connections: ConnectionCounts, bodies: BodyBudget) -> tuple[bytes, str]:
     """Return the metrics of a node and their content type."""
     machine = node.machine
-    flows = {name: flow_state(machine, name) for name in machine.flows.names()}
+    flows = {name: node.consumers.state(name) for name in machine.flows.names()}
     of = Sources(node, node.replica.status(), connections, bodies, flows)
     text = "".join(f"{line}\n" for metric in METRICS for line in metric.lines(of))
     return text.encode(), CONTENT_TYPE

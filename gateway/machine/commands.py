@@ -5,7 +5,8 @@ what it carries, what it means, what it does. Pure. An entry holds everything th
 
 A new command is a class here, named in :data:`Control`, and a row of :data:`oncegate.gateway.answers.ANSWERS`. Its
 ``apply`` runs inside the state machine, so it must be deterministic; it refuses with an OncegateError and has changed
-nothing then. The three writes have none: :mod:`oncegate.gateway.machine.machine` is about them.
+nothing then. Those of flows are in :mod:`oncegate.gateway.machine.flow_commands`. The three writes have none:
+:mod:`oncegate.gateway.machine.machine` is about them.
 
 Layout, version 1 (msgpack; a command is an array whose first element is its tag)::
 
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import xxhash
 
-from oncegate.gateway.machine.flow_state import declaration_of
+from oncegate.gateway.machine import flow_commands as f
 from oncegate.gateway.machine.results import Resolved, SessionAnswer
 from oncegate.rifl.ids import ClusterTimeMs, Fingerprint, SequenceNumber
 from oncegate.rifl.result_tracker import ResultTracker
@@ -270,54 +271,15 @@ class DeclareTable(msgspec.Struct, frozen=True, array_like=True, tag="td"):
         return machine.declare_table(self)
 
 
-class DeclareFlow(msgspec.Struct, frozen=True, array_like=True, tag="fd"):
-    """Declare a flow; ``declaration`` is the JSON of ``oncegate.flows.flow.FlowDeclaration``."""
-
-    declaration: bytes
-
-    def apply(self, machine: Machine) -> str:
-        """Return the flow's name."""
-        return machine.flows.declare(declaration_of(self.declaration), machine.tables, machine.time_ms)
-
-
-class Seal(msgspec.Struct, frozen=True, array_like=True, tag="fs"):
-    """Close the open segment of a flow as batch ``number``, if that is still the next one."""
-
-    flow: str
-    number: int
-
-    def apply(self, machine: Machine) -> int:
-        """Return the number of the newest batch."""
-        return machine.flows.seal(self.flow, self.number, machine.time_ms)
-
-
-class Attach(msgspec.Struct, frozen=True, array_like=True, tag="ca"):
-    """Attach an instance of a consumer; fences the older instances."""
-
-    flow: str
-    consumer: str
-    nonce: str
-
-    def apply(self, machine: Machine) -> tuple[int, int]:
-        """Return (fence, cursor)."""
-        return machine.flows.attach(self.flow, self.consumer, self.nonce)
-
-
-class MoveCursor(msgspec.Struct, frozen=True, array_like=True, tag="cm"):
-    """Say that a consumer has finished everything up to ``batch``."""
-
-    flow: str
-    consumer: str
-    batch: int
-    fence: int
-    replay: bool
-
-    def apply(self, machine: Machine) -> int:
-        """Return the cursor."""
-        return machine.flows.move(
-            self.flow, self.consumer, self.batch, self.fence, replay=self.replay, now_ms=machine.time_ms
-        )
-
+AlterFlow = f.AlterFlow
+Attach = f.Attach
+DeclareFlow = f.DeclareFlow
+DeleteFlow = f.DeleteFlow
+ExpireConsumers = f.ExpireConsumers
+MoveCursor = f.MoveCursor
+RemoveConsumer = f.RemoveConsumer
+Seal = f.Seal
+StartConsumer = f.StartConsumer
 
 Control = (
     ForgetKeys
@@ -332,6 +294,11 @@ Control = (
     | Seal
     | Attach
     | MoveCursor
+    | AlterFlow
+    | DeleteFlow
+    | StartConsumer
+    | RemoveConsumer
+    | ExpireConsumers
 )
 """Commands that do what their own ``apply`` says."""
 Command = Operate | Range | Keyed | Control

@@ -2,12 +2,14 @@
 
 Owns: the join of the pieces of :mod:`oncegate.flows` for all declared flows. Pure and deterministic; part of the
 replicated state. Files are written elsewhere (:class:`oncegate.flows.publisher.Publisher`); the batches to write are
-handed over by :meth:`FlowTable.take_sealed`.
+handed over by :meth:`FlowTable.take_sealed`. What alters or removes a flow that is there:
+:mod:`oncegate.gateway.machine.flow_changes`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
+from typing import NamedTuple
 
 import msgspec
 
@@ -18,6 +20,7 @@ from oncegate.flows.cursor import Consumers
 from oncegate.flows.errors import FlowError
 from oncegate.flows.flow import FlowDeclaration, FlowGraph
 from oncegate.flows.open_segment import OpenSegment
+from oncegate.flows.retired import RetiredNames, Used
 from oncegate.rifl.errors import Code, OncegateError
 
 Sealed = SealedBatch
@@ -26,13 +29,18 @@ Sealed = SealedBatch
 class Flow:
     """One flow as every replica holds it."""
 
-    __slots__ = ("batches", "consumers", "declaration", "moves", "retained_bytes", "segment")
+    __slots__ = ("altered_ms", "batches", "consumers", "declaration", "moves", "retained_bytes", "segment", "version")
 
-    def __init__(self, declaration: FlowDeclaration) -> None:
+    def __init__(self, declaration: FlowDeclaration, used: Used = Used(), now_ms: int = 0) -> None:  # noqa: B008 - frozen
         self.declaration = declaration
+        self.version = used.versions + 1
+        """Rises with every change of the declaration, and when a consumer is removed or expires; a deleted flow's are
+        not given out again."""
+        self.altered_ms = now_ms
+        """Cluster time at which the declaration got its present form; 0 if an earlier version of oncegate made it."""
         self.segment = OpenSegment(declaration.name, declaration.source)
-        self.batches = BatchLog()
-        self.consumers = Consumers(declaration.consumers)
+        self.batches = BatchLog(used.batches + 1)
+        self.consumers = Consumers(declaration.consumers, cursor=used.batches, fences=used.fences, now_ms=now_ms)
         self.retained_bytes = 0
         """Bytes of sealed batches that retention still holds; with the open segment, what a table's quota bounds."""
         self.moves = 0
@@ -44,11 +52,21 @@ class Flow:
         return self.segment.last_commit, self.batches.last, self.batches.first, self.moves
 
 
+class Hold(NamedTuple):
+    """A flow that fills its table: its bytes, and in words what keeps the oldest of them."""
+
+    flow: str
+    bytes: int
+    why: str
+
+
 class FlowTable:
     """All flows. It raises errors of :mod:`oncegate.flows` as OncegateError."""
 
     def __init__(self) -> None:
         self._graph = FlowGraph()
+        self.retired = RetiredNames()
+        """What the names of deleted flows have used."""
         self._flows: dict[str, Flow] = {}
         self._taps: dict[str, tuple[Flow, ...]] = {}
         self.is_tapped = self._taps.__contains__
@@ -63,9 +81,9 @@ class FlowTable:
         try:
             new = self._graph.declare(declaration)
         except FlowError as fault:
-            raise _typed(fault) from None
+            raise typed(fault) from None
         if new:
-            flow = Flow(declaration)
+            flow = Flow(declaration, self.retired.declared(declaration.name), now_ms)
             self._flows[declaration.name] = flow
             self._taps[declaration.source] = (*self._taps.get(declaration.source, ()), flow)
         return declaration.name
@@ -76,6 +94,33 @@ class FlowTable:
         self._graph.declare(declaration)
         self._flows[declaration.name] = flow
         self._taps[declaration.source] = (*self._taps.get(declaration.source, ()), flow)
+
+    def replace(self, flow: Flow, declaration: FlowDeclaration, now_ms: int) -> None:
+        """Give a flow another declaration with the same name, source and target."""
+        self._graph.replace(declaration)
+        flow.declaration = declaration
+        flow.altered_ms = now_ms
+        # Ranges are cut by the room that is left in the open segment: it has to have some.
+        if batcher.is_full(declaration, flow.segment.items, flow.segment.size_bytes):
+            self._cut(flow, now_ms)
+
+    def remove(self, flow: Flow) -> None:
+        """Forget a flow with its batches, open items and consumers; its name begins above what it has used."""
+        name, source = flow.declaration.name, flow.declaration.source
+        self._graph.remove(name)
+        del self._flows[name]
+        self._taps[source] = tuple(one for one in self._taps[source] if one is not flow)
+        if not self._taps[source]:
+            del self._taps[source]
+        fences = max((flow.consumers.fences, *(one.fence + 1 for one in flow.consumers.all())))
+        self.retired.retire(name, Used(flow.batches.last, fences, flow.version + 1))
+        # A batch that was sealed just now is about to be written, and then to be removed.
+        self._dropped.append((name, flow.batches.last))
+
+    @property
+    def changed(self) -> bool:
+        """Whether any flow was ever altered or deleted, or lost a consumer: once it is so, it stays so."""
+        return bool(self.retired.names()) or any(flow.version > 1 for flow in self._flows.values())
 
     def all(self) -> Iterable[Flow]:
         """Return all flows, in order of declaration."""
@@ -89,8 +134,13 @@ class FlowTable:
         """Return a flow; raises NOT_FOUND."""
         flow = self._flows.get(name)
         if flow is None:
-            raise OncegateError(Code.NOT_FOUND, f"no flow {name}")
+            deleted = "" if self.retired.find(name) is None else ": it was deleted"
+            raise OncegateError(Code.NOT_FOUND, f"no flow {name}{deleted}")
         return flow
+
+    def find(self, name: str) -> Flow | None:
+        """Return a flow, None if there is none of that name."""
+        return self._flows.get(name)
 
     def of_table(self, table: str) -> tuple[Flow, ...]:
         """Return the flows whose source is ``table``."""
@@ -101,10 +151,19 @@ class FlowTable:
         for flow in self._taps.get(table, ()):
             if flow.retained_bytes + flow.segment.size_bytes > quota_bytes:
                 # While a table is full no batch is cut, so nothing else would notice that retention is over.
-                self._retain(flow, now_ms)
+                self.retain(flow, now_ms)
                 if flow.retained_bytes + flow.segment.size_bytes > quota_bytes:
                     return True
         return False
+
+    def hold(self, table: str, now_ms: int) -> Hold | None:
+        """Return the flow of ``table`` that holds the most bytes, as :meth:`is_full` counts them; changes nothing."""
+        flows = self._taps.get(table, ())
+        if not flows:
+            return None
+        flow = max(flows, key=lambda one: one.retained_bytes + one.segment.size_bytes)
+        why = retention.why_held(flow.declaration, flow.batches, flow.consumers, now_ms)
+        return Hold(flow.declaration.name, flow.retained_bytes + flow.segment.size_bytes, why)
 
     def append_one(
         self,
@@ -172,14 +231,16 @@ class FlowTable:
             self._cut(flow, now_ms)
         return flow.batches.last
 
-    def attach(self, name: str, consumer: str, nonce: str) -> tuple[int, int]:
-        """Attach an instance of a consumer. Returns (fence, cursor)."""
+    def attach(
+        self, name: str, consumer: str, nonce: str, now_ms: int = 0, *, cursor: int | None = None
+    ) -> tuple[int, int]:
+        """Attach an instance of a consumer, at ``cursor`` if it is given. Returns (fence, cursor)."""
         flow = self.get(name)
         flow.moves += 1
         try:
-            attachment = flow.consumers.attach(consumer, nonce, flow.batches)
+            attachment = flow.consumers.attach(consumer, nonce, flow.batches, now_ms, cursor=cursor)
         except FlowError as fault:
-            raise _typed(fault) from None
+            raise typed(fault) from None
         return attachment.fence, attachment.cursor
 
     def move(self, name: str, consumer: str, batch: int, fence: int, *, replay: bool, now_ms: int) -> int:
@@ -187,10 +248,10 @@ class FlowTable:
         flow = self.get(name)
         flow.moves += 1
         try:
-            cursor = flow.consumers.move(consumer, batch, fence, flow.batches, replay=replay)
+            cursor = flow.consumers.move(consumer, batch, fence, flow.batches, replay=replay, now_ms=now_ms)
         except FlowError as fault:
-            raise _typed(fault) from None
-        self._retain(flow, now_ms)
+            raise typed(fault) from None
+        self.retain(flow, now_ms)
         return cursor
 
     def batch(self, name: str, number: int) -> BatchMeta:
@@ -198,7 +259,7 @@ class FlowTable:
         try:
             return self.get(name).batches.get(number)
         except FlowError as fault:
-            raise _typed(fault) from None
+            raise typed(fault) from None
 
     def take_sealed(self) -> list[Sealed]:
         """Hand over the batches sealed since the last call."""
@@ -216,9 +277,10 @@ class FlowTable:
         batches.append(sealed.first_commit, flow.segment.last_commit, sealed.items, sealed.size_bytes, now_ms)
         flow.retained_bytes += sealed.size_bytes
         self._sealed.append(sealed)
-        self._retain(flow, now_ms)
+        self.retain(flow, now_ms)
 
-    def _retain(self, flow: Flow, now_ms: int) -> None:
+    def retain(self, flow: Flow, now_ms: int) -> None:
+        """Drop what retention no longer holds."""
         through = retention.droppable_through(flow.declaration, flow.batches, flow.consumers, now_ms)
         if through >= flow.batches.first:
             for number in range(flow.batches.first, through + 1):
@@ -235,5 +297,6 @@ def declaration_of(text: bytes) -> FlowDeclaration:
         raise OncegateError(Code.BAD_REQUEST, str(fault)) from None
 
 
-def _typed(fault: FlowError) -> OncegateError:
+def typed(fault: FlowError) -> OncegateError:
+    """Return a refusal of :mod:`oncegate.flows` as the cluster's."""
     return OncegateError(Code(fault.code), str(fault))

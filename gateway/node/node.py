@@ -27,6 +27,7 @@ from oncegate.gateway.machine.cluster_clock import ClusterClock
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.state import MachineState
 from oncegate.gateway.node.administration import ADMINISTER, Administration, address_of
+from oncegate.gateway.node.consumer_watch import ConsumerWatch
 from oncegate.gateway.node.proposer import ENTRY_BYTES_MAX, PROPOSE, Leadership, Proposer
 from oncegate.gateway.node.reads import Reads
 from oncegate.gateway.node.segment_fetch import FETCH, SegmentFetcher, serve_piece
@@ -39,6 +40,7 @@ FOLLOWER_HOUSEKEEPING_MS: Final = 1000
 """A follower only forgets who is gone. Each wake-up waits for its turn on a machine that others keep busy."""
 _REAPING: Final = ""
 _FORGETTING: Final = "\0keys"
+_EXPIRING: Final = "\0consumers"
 """Names among the housework that no flow has."""
 log = logging.getLogger(__name__)
 
@@ -84,6 +86,7 @@ class Node:
         self.explainer = Explainer(
             self.replica, self.machine, self.clock, settings.node, lambda: self.leadership.leads, self._others
         )
+        self.consumers = ConsumerWatch(self.machine, self._now_ms)
         self.live_check: LiveChecker | None = None
         """Checks what this node answers; None where nothing is sampled."""
         if settings.live_check_share > 0:
@@ -258,11 +261,17 @@ class Node:
                 self._propose_quietly(_REAPING, c.Reap(expired))
             if self.machine.keys.due(now_ms):
                 self._propose_quietly(_FORGETTING, c.ForgetKeys())
-        else:
+        if (expiring := self.consumers.look(leads=self.leadership.leads)) is not None:
+            self._propose_quietly(_EXPIRING, c.ExpireConsumers(expiring))
+        if not self.leadership.leads:
             sessions.expired(self.machine.time_ms, limit=c.REAP_MAX)  # drops sessions that are gone, on followers too
         # One look is bounded: at a slow pace sessions would be opened and closed faster than a follower forgets them.
         hurry = self.leadership.leads or sessions.is_behind(self.machine.time_ms)
         self._housekeep_in(HOUSEKEEPING_MS if hurry else FOLLOWER_HOUSEKEEPING_MS)
+
+    def _now_ms(self) -> int:
+        """Return cluster time now at the leader, elsewhere that of the newest entry."""
+        return self.clock.stamp_ms(time.monotonic()) if self.leadership.leads else self.machine.time_ms
 
     def _housekeep_in(self, pause_ms: int) -> None:
         if self._timer is not None:

@@ -16,14 +16,13 @@ from typing import Final, NamedTuple, TypeVar
 from oncegate.consensus.errors import ConsensusError
 from oncegate.consensus.replica.replica import Replica
 from oncegate.flows.errors import FlowError, NotFoundError
-from oncegate.flows.flow import FlowDeclaration
+from oncegate.flows.flow import ROWS_CONSUMER, FlowDeclaration
 from oncegate.flows.lookup import FoundWrite, IndexCache, KeyIndex, OpenLookup
 from oncegate.flows.publisher import Publisher
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.node.proposer import translated
 from oncegate.gateway.node.stream_store import StreamStore
 from oncegate.rifl.errors import Code, OncegateError
-from oncegate.stores.stream_rows import ROWS_CONSUMER
 
 READ_TIMEOUT_S: Final = 5.0
 INDEX_BYTES_MAX: Final = 128 * 2**20

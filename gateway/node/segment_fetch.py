@@ -141,8 +141,15 @@ class SegmentFetcher:
 
     async def _scan(self) -> None:
         self._missing = set()
-        for name in self._machine.flows.names():
-            batches = self._machine.flows.get(name).batches
+        flows = self._machine.flows
+        for name in {*await asyncio.to_thread(self._store.flows), *flows.retired.names()}:
+            # Deleted while this node was away. A flow that the log has still to declare begins above these numbers.
+            if flows.find(name) is None and (used := flows.retired.used(name).batches):
+                self._publisher.drop_through(name, used)
+        for name in flows.names():
+            if (found := flows.find(name)) is None:  # deleted while this looked at the others
+                continue
+            batches = found.batches
             first, last = batches.first, batches.last
             # Batches that were dropped while this node was away are not fetched, and their files are removed.
             self._publisher.drop_through(name, first - 1)

@@ -26,6 +26,7 @@ from oncegate.gateway.http.routes.cluster import ClusterState, Member
 from oncegate.gateway.http.routing import Handler
 from oncegate.gateway.http.server import ROUTES, application
 from oncegate.gateway.machine.tables import TableKind
+from oncegate.gateway.node.consumer_watch import ConsumerWatch
 from oncegate.gateway.node.node import Node
 from oncegate.gateway.node.settings import MemberAddress, Settings
 from oncegate.gateway.testing.state import Applied, SharedState
@@ -49,6 +50,7 @@ class _Served:
         self.machine = gateway.machine
         self.reads = gateway.reads
         self.submit = self.attempt = gateway.submit
+        self.consumers = ConsumerWatch(gateway.machine, lambda: gateway.time_ms)
         self._gateway = gateway
 
     @property

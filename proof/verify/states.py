@@ -157,6 +157,7 @@ def _unequal(left: Machine, right: Machine) -> Iterator[Unequal]:
     yield from _keyed(
         "idempotency key", ((used.number, used) for used in left.keys), ((used.number, used) for used in right.keys)
     )
+    yield from _same("deleted flows", left.flows.retired.snapshot(), right.flows.retired.snapshot())
     yield from _same("flows", left.flows.names(), right.flows.names())
     for one, other in zip(left.flows.all(), right.flows.all(), strict=True):
         yield from _flows(one, other)
@@ -178,6 +179,9 @@ def _sessions(machine: Machine) -> Iterator[tuple[int, Any]]:
 def _flows(left: Flow, right: Flow) -> Iterator[Unequal]:
     name = left.declaration.name
     yield from _same(f"flow {name}, declaration", left.declaration, right.declaration)
+    for what in ("version", "altered_ms"):
+        yield from _same(f"flow {name}, {what}", getattr(left, what), getattr(right, what))
+    yield from _same(f"flow {name}, fences", left.consumers.fences, right.consumers.fences)
     yield from _same(f"flow {name}, consumers", left.consumers.snapshot(), right.consumers.snapshot())
     yield from _same(f"flow {name}, first batch", left.batches.first, right.batches.first)
     yield from _same(f"flow {name}, newest batch", left.batches.last, right.batches.last)

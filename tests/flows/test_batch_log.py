@@ -62,10 +62,19 @@ class BatchLogMachine(RuleBasedStateMachine):
         for number in range(len(self.model) + 2):
             after = [b for b in kept if b.number > number]
             assert log.items_after(number) == sum(b.items for b in after)
+            assert log.bytes_after(number) == sum(b.size_bytes for b in after)
             assert log.sealed_ms_after(number) == (after[0].sealed_ms if after else None)
         for time_ms in {b.sealed_ms + d for b in kept for d in (-1, 0, 1)}:
             by = [b.number for b in kept if b.sealed_ms <= time_ms]
             assert log.last_sealed_by(time_ms) == (by[-1] if by else self.dropped)
+            # Items applied at a time or later are in batches sealed at that time or later.
+            late = [b.number for b in self.model if b.sealed_ms >= time_ms]
+            begins = late[0] if late else len(self.model) + 1
+            if begins > self.dropped + 1 or not self.dropped:
+                assert log.before_time(time_ms) == begins - 1
+            else:
+                with pytest.raises(RetentionExceededError):
+                    log.before_time(time_ms)
         for commit in range(1, self.model[-1].last_commit + 3 if self.model else 3):
             spans = [b.number for b in kept if b.first_commit <= commit <= b.last_commit]
             assert log.of_commit(commit) == (spans[0] if spans else None)
@@ -73,6 +82,17 @@ class BatchLogMachine(RuleBasedStateMachine):
 
 TestBatchLogEqualsAListOfBatches = BatchLogMachine.TestCase
 TestBatchLogEqualsAListOfBatches.settings = settings(deadline=None, max_examples=40, stateful_step_count=25)
+
+
+def test_log_that_begins_above_one_never_uses_the_numbers_below() -> None:
+    log = BatchLog(51)
+    assert (log.first, log.last, len(log), log.has_dropped) == (51, 50, 0, False)
+    assert log.append(1, 5, 5, 10, 100) == 51
+    again = BatchLog.restore(log.snapshot())
+    assert (again.first, again.last, again.bytes_after(50), again.bytes_after(0)) == (51, 51, 10, 10)
+    assert again.before_time(100) == 50
+    with pytest.raises(RetentionExceededError):
+        again.get(50)
 
 
 def test_batch_that_is_dropped_unsealed_or_impossible_has_its_own_refusal() -> None:

@@ -9,6 +9,7 @@ import msgspec
 from oncegate.gateway import wire
 from oncegate.gateway.http import range_bodies, request_bodies
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.flow_commands import Start
 from oncegate.gateway.machine.machine import Machine
 from oncegate.rifl.completion import CompletionRecord
 from oncegate.rifl.errors import Code
@@ -29,6 +30,9 @@ START: list[c.Command] = [
     c.DeclareFlow(b'{"name":"f","source":"t","max_items":40,"consumers":["x"],"retention_ms":500}'),
     *(c.OpenSession(f"n{number}", 5_000, 16) for number in range(1, 5)),
 ]
+
+
+_STARTS: tuple[Start, ...] = ("beginning", "now", "cursor", "batch", "time", "ago")
 
 
 class RandomLog:
@@ -125,5 +129,25 @@ class RandomLog:
                 c.Reap(list(range(1, 9))),
                 c.DeclareTable(rng.choice(("v", "w")), "resident", 9_000),
                 c.DeclareFlow(b'{"name":"g","source":"u","max_items":3}'),
+                self._change_of_a_flow(),
+                self._change_of_a_flow(),
+                self._change_of_a_flow(),
+            )
+        )
+
+    def _change_of_a_flow(self) -> c.Command:
+        """Return a change of a flow or consumer; some are of the version of now."""
+        rng = self.rng
+        version = rng.randint(1, 6)
+        return rng.choice(
+            (
+                c.DeclareFlow(b'{"name":"h","source":"t","max_items":5,"consumers":["x"],"consumer_expiry_ms":900}'),
+                c.DeclareFlow(b'{"name":"h","source":"t","max_items":5,"consumers":["x"],"consumer_expiry_ms":900}'),
+                c.AlterFlow("f", version, b'{"consumers":["%s"],"max_items":%d}' % (rng.choice((b"x", b"y")), 40)),
+                c.AlterFlow("h", version, b'{"retention_ms":%d}' % rng.choice((0, 500))),
+                c.DeleteFlow(rng.choice("gh"), version, True),
+                c.StartConsumer(rng.choice("fh"), rng.choice("xyz"), rng.choice("cd"), rng.choice(_STARTS), 3),
+                c.RemoveConsumer(rng.choice("fh"), rng.choice("xyz"), version),
+                c.ExpireConsumers("h"),
             )
         )

@@ -36,14 +36,24 @@ async def _write(api: Api, client_id: str, first: int, last: int) -> None:
 
 async def test_flow_is_declared_described_and_listed(api: Api, client_id: str) -> None:
     made = await _flow(api, consumers=["spark"], retention_ms=1000)
-    counts = {"first_batch": 1, "last_batch": 0, "items": 0, "open_items": 0, "watermark": 0, "retention_ms": 1000}
-    spark = {"cursor": 0, "fence": 0, "lag_batches": 0, "lag_items": 0, "lag_ms": 0}
-    assert made == {"flow": "f", "source": "rows", **counts, "consumers": {"spark": spark}}
-    assert await _flow(api, consumers=["spark"], retention_ms=1000) == made
-    assert (await api.call("GET", "/v1/flows/f"))[2] == made
+    counts = {"first_batch": 1, "last_batch": 0, "items": 0, "open_items": 0, "watermark": 0, "retained_bytes": 0}
+    bounds = {"retention_ms": 1000, "consumer_expiry_ms": 0, "max_items": 2, "max_bytes": 2**23, "linger_ms": 3_600_000}
+    zero = dict.fromkeys(
+        ("cursor", "fence", "lag_batches", "lag_items", "lag_ms", "replays", "lag_bytes", "idle_ms"), 0
+    )
+    spark = {**zero, "required": True, "attached": False, "expired": False, "trend": "unknown"}
+    about = {"flow": "f", "source": "rows", "target": None, "version": 1, "held": ""}
+    assert made == {**about, **counts, **bounds, "consumers": {"spark": spark}}
+    again = await _flow(api, consumers=["spark"], retention_ms=1000)
+    again["consumers"]["spark"]["idle_ms"] = 0  # cluster time went on
+    assert again == made
+    spark["trend"] = "ok"
+    described = (await api.call("GET", "/v1/flows/f"))[2]
+    described["consumers"]["spark"]["idle_ms"] = 0
+    assert described == {**made, "consumers": {"spark": spark}}
     _, _, listed = await api.call("GET", "/v1/flows")
     assert [flow["flow"] for flow in listed["flows"]] == ["events", "f"], "a stream table has a flow of its own name"
-    assert listed["flows"][1] == made
+    assert listed["flows"][1]["consumers"]["spark"]["trend"] == "ok"
     await _write(api, client_id, 1, 5)
     _, _, state = await api.call("GET", "/v1/flows/f")
     assert (state["first_batch"], state["last_batch"], state["items"], state["open_items"]) == (1, 2, 4, 1)

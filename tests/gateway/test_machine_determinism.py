@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from oncegate.gateway import wire
 from oncegate.gateway.http import range_bodies, request_bodies
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.flow_commands import Start
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.results import Operated, Ranged
 from oncegate.gateway.machine.state import state_digest
@@ -86,6 +87,14 @@ declarations = st.sampled_from(
     ]
 )  # fmt: skip
 consumers = st.sampled_from(["spark", "other", "nobody", "..", ""])
+versions = st.sampled_from([1, 1, 2, 3, ID_MAX])
+changes = st.sampled_from(
+    [
+        b'{"consumers":["spark"]}', b'{"consumers":[]}', b'{"consumers":["rows"],"retention_ms":0}', b'{"max_items":1}',
+        b'{"consumer_expiry_ms":700}', b'{"source":"t"}', b'{"max_items":0}', b"{}", b"[]", b"", b"\xff", b"[" * 3_000,
+    ]
+)  # fmt: skip
+starts: st.SearchStrategy[Start] = st.sampled_from(["beginning", "now", "cursor", "batch", "time", "ago"])
 controls = st.one_of(
     st.builds(c.OpenSession, nonces, st.sampled_from([1_000, 5_000]), st.sampled_from([1, 4, 4_096]), tenants),
     st.builds(c.RenewSession, clients, st.integers(1, 3), tenants),
@@ -98,6 +107,11 @@ controls = st.one_of(
     st.builds(c.DeclareFlow, declarations),
     st.builds(c.Seal, flows, st.sampled_from([1, 2, 3, ID_MAX])),
     st.builds(c.Attach, flows, consumers, nonces | st.just("") | st.just("x" * 300)),
+    st.builds(c.AlterFlow, flows, versions, changes),
+    st.builds(c.DeleteFlow, flows, versions, st.booleans()),
+    st.builds(c.StartConsumer, flows, consumers | st.just("rows"), nonces, starts, st.sampled_from([0, 1, 3, ID_MAX])),
+    st.builds(c.RemoveConsumer, flows, consumers | st.just("rows"), versions),
+    st.builds(c.ExpireConsumers, flows),
     st.builds(c.MoveCursor, flows, consumers, st.sampled_from([0, 1, 2, ID_MAX]), st.integers(1, 3), st.booleans()),
 )
 commands = st.one_of(operates(), operates(), ranges(), keyed(), controls)
@@ -188,7 +202,7 @@ def test_whole_log_sent_again_executes_nothing_twice(log: list[tuple[int, list[c
 DIGEST = """
 from oncegate.gateway.machine.state import state_digest
 from tests.gateway.logs import RandomLog
-machine = RandomLog(7).applied(300)
+machine = RandomLog(7).applied(450)
 assert machine.commit > 300
 print(state_digest(machine), machine.take_sealed(), machine.flows.take_dropped())
 """

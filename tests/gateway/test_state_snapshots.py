@@ -268,7 +268,8 @@ def test_state_of_another_format_is_refused_by_name(
     leader: Member, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(layout, "FORMAT", layout.FORMAT + 1)
+        for name in ("FORMAT", "FORMAT_OF_UNCHANGED_FLOWS"):
+            patch.setattr(layout, name, 77)
         leader.save()
     leader.close()
     with pytest.raises(StateVersionUnknown, match=str(tmp_path / "leader")):

@@ -1,4 +1,4 @@
-"""``/v1/flows``: declare, describe, read batches, watch, and move consumers."""
+"""``/v1/flows``: declare, describe, alter, delete, read batches, watch, and place, move and remove consumers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from oncegate.flows.errors import FlowError
 from oncegate.flows.flow import FlowDeclaration
 from oncegate.flows.segment import to_json_lines
 from oncegate.gateway import wire
-from oncegate.gateway.answers import flow_state
 from oncegate.gateway.http import request_bodies
 from oncegate.gateway.http.identity import Scope
 from oncegate.gateway.http.negotiation import NODE, body, is_current, local, number, path_name, reach, submitted
@@ -28,6 +27,7 @@ from oncegate.gateway.http.routing import (
     Routes,
 )
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.flow_commands import Start
 from oncegate.rifl.errors import Code, OncegateError
 
 WATCHERS_MAX: Final = 1_000
@@ -41,6 +41,11 @@ _FLOW: Final = "/v1/flows/{flow}"
 _CONSUMER: Final = _FLOW + "/consumers/{name}"
 _READ: Final = (Code.NOT_FOUND, *READ)
 _MOVED: Final = (Code.FENCED, *PROPOSED)
+_CHANGED: Final = (Code.CONFLICT, *PROPOSED)
+_VERSION: Final = Parameter(
+    "version", {"type": "integer", "minimum": 1}, "the flow's version that the caller has seen", required=True
+)
+_FORCE: Final = Parameter("force", {"type": "boolean", "default": False}, "although consumers have attached")
 ROUTES: Final = Routes("flows")
 
 
@@ -74,13 +79,38 @@ async def declare(request: web.Request) -> web.StreamResponse:
     return await submitted(request, c.DeclareFlow(text), len(text))
 
 
+@ROUTES.add("PATCH", _FLOW, Scope.FLOWS, {200: wire.FlowState}, body=wire.AlterFlow, errors=_CHANGED)
+async def alter(request: web.Request) -> web.StreamResponse:
+    """``PATCH /v1/flows/{flow}``: change retention, required consumers and bounds, of the version that was seen."""
+    name = path_name(request, "flow")
+    sent = await body(request, wire.AlterFlow)
+    version = request_bodies.check_number(sent.version, "version")
+    fields = msgspec.to_builtins(sent)
+    del fields["version"]
+    declaration_text({"name": name, "source": name, **fields})
+    text = msgspec.json.encode(fields)
+    return await submitted(request, c.AlterFlow(name, version, text), len(text))
+
+
+@ROUTES.add("DELETE", _FLOW, Scope.FLOWS, {200: wire.FlowDeleted}, parameters=(_VERSION, _FORCE), errors=_CHANGED)
+async def delete(request: web.Request) -> web.StreamResponse:
+    """``DELETE /v1/flows/{flow}``: with its batches; not the own flow of a stream table."""
+    force = request.query.get("force", "false")
+    if force not in ("true", "false"):
+        raise request_bodies.bad("force is true or false")
+    return await submitted(request, c.DeleteFlow(path_name(request, "flow"), _version(request), force == "true"), 128)
+
+
+def _version(request: web.Request) -> int:
+    return number(request.query.get("version", ""), "version")
+
+
 @ROUTES.add("GET", _FLOW, Scope.READ, {200: wire.FlowState}, parameters=LEVEL, errors=_READ)
 async def describe(request: web.Request) -> web.StreamResponse:
     """``GET /v1/flows/{flow}``."""
     name = path_name(request, "flow")
-    node = request.app[NODE]
     await reach(request)
-    return local(request, flow_state(node.machine, name))
+    return local(request, request.app[NODE].consumers.state(name))
 
 
 @ROUTES.add("GET", "/v1/flows", Scope.READ, {200: wire.FlowList}, parameters=LEVEL, errors=READ)
@@ -88,7 +118,7 @@ async def list_all(request: web.Request) -> web.StreamResponse:
     """``GET /v1/flows``."""
     node = request.app[NODE]
     await reach(request)
-    return local(request, wire.FlowList([flow_state(node.machine, name) for name in node.machine.flows.names()]))
+    return local(request, wire.FlowList([node.consumers.state(name) for name in node.machine.flows.names()]))
 
 
 @ROUTES.add(
@@ -133,7 +163,8 @@ async def watch(request: web.Request) -> web.StreamResponse:
     if len(watchers) >= WATCHERS_MAX:
         raise OncegateError(Code.OVERLOADED, "too many watchers", retry_after_ms=1000)
     await node.reads.reach("stale", 0)
-    batches = node.machine.flows.get(name).batches
+    flows = node.machine.flows
+    batches = flows.get(name).batches
     last_event = request.headers.get("Last-Event-ID", request.query.get("after"))
     told = batches.last if last_event is None else number(last_event, "after", least=0)
     response = web.StreamResponse(
@@ -147,7 +178,9 @@ async def watch(request: web.Request) -> web.StreamResponse:
     task = asyncio.current_task()
     watchers.add(task)
     try:
-        while True:
+        # Found anew each time: a snapshot replaces all flows. It ends with the flow.
+        while (flow := node.machine.flows.find(name)) is not None:
+            batches = flow.batches
             while told < batches.last:
                 told = max(told + 1, batches.first)
                 data = msgspec.json.encode(wire.Sealed(told)).decode()
@@ -158,6 +191,7 @@ async def watch(request: web.Request) -> web.StreamResponse:
                     await node.reads.next_seal(name)
             except TimeoutError:
                 await response.write(b": alive\n\n")
+        return response
     except ConnectionResetError:
         return response
     finally:
@@ -172,6 +206,41 @@ async def attach(request: web.Request) -> web.StreamResponse:
     flow, consumer = path_name(request, "flow"), path_name(request, "name")
     nonce = request_bodies.check_nonce((await body(request, wire.AttachConsumer)).nonce)
     return await submitted(request, c.Attach(flow, consumer, nonce), 192)
+
+
+@ROUTES.add(
+    "POST",
+    _CONSUMER + "/start",
+    Scope.FLOWS,
+    {200: wire.ConsumerAttached},
+    body=wire.StartConsumer,
+    errors=(Code.RETENTION_EXCEEDED, *_CHANGED),
+)
+async def start(request: web.Request) -> web.StreamResponse:
+    """``POST /v1/flows/{flow}/consumers/{name}/start``: place the cursor, and fence whoever has attached before."""
+    flow, consumer = path_name(request, "flow"), path_name(request, "name")
+    sent = await body(request, wire.StartConsumer)
+    nonce = request_bodies.check_nonce(sent.nonce)
+    return await submitted(request, c.StartConsumer(flow, consumer, nonce, *_start(sent)), 192)
+
+
+def _start(sent: wire.StartConsumer) -> tuple[Start, int]:
+    """Return where a consumer starts, and the number that belongs to it; raises BAD_REQUEST."""
+    numbers: dict[Start, int | None] = {"batch": sent.batch, "time": sent.time_ms, "ago": sent.ago_ms}
+    given = [(where, n) for where, n in numbers.items() if n is not None]
+    if sent.start is not None:
+        given.append((sent.start, 0))
+    if len(given) != 1:
+        raise request_bodies.bad("give one of start, batch, time_ms and ago_ms")
+    where, n = given[0]
+    return where, n if n == 0 and where != "batch" else request_bodies.check_number(n, where)
+
+
+@ROUTES.add("DELETE", _CONSUMER, Scope.FLOWS, {200: wire.FlowState}, parameters=(_VERSION,), errors=_CHANGED)
+async def remove(request: web.Request) -> web.StreamResponse:
+    """``DELETE /v1/flows/{flow}/consumers/{name}``: forget it, required or not, and fence its job."""
+    flow, consumer = path_name(request, "flow"), path_name(request, "name")
+    return await submitted(request, c.RemoveConsumer(flow, consumer, _version(request)), 192)
 
 
 @ROUTES.add(

@@ -35,8 +35,10 @@ def state_digest(machine: Machine) -> str:
     add("keys", keys.first, keys.next, keys.forgotten_ms, keys.bytes)
     for used in keys:
         add("key", used)
+    add("retired", machine.flows.retired.snapshot())
     for flow in machine.flows.all():
         add("flow", flow.declaration, flow.retained_bytes, flow.consumers.snapshot(), flow.batches.snapshot())
+        add("versions", flow.version, flow.altered_ms, flow.consumers.fences)
         segment = flow.segment
         add("open", segment.last_commit, segment.size_bytes, segment.items)
         for chunk in segment.closed_chunks:

@@ -21,7 +21,7 @@ from oncegate.consensus.errors import NotReady, SafetyViolation, StorageError
 from oncegate.consensus.ports import SavedPoint, SnapshotManifest
 from oncegate.gateway.machine.state.directory import StateDirectory
 from oncegate.gateway.machine.state.errors import StateCorrupt
-from oncegate.gateway.machine.state.flow_images import FlowMark
+from oncegate.gateway.machine.state.flow_images import FlowMarks
 from oncegate.gateway.machine.state.frozen import Frozen, Retired, freeze
 from oncegate.gateway.machine.state.pacer import Pacer
 from oncegate.gateway.machine.state.restore import Restored, restore
@@ -138,7 +138,7 @@ class MachineState:
         self.stats = SaveStats()
         self._broken: StorageError | None = None
         self._saved = restored.point
-        self._marks: list[FlowMark] = restored.marks
+        self._marks: FlowMarks = restored.marks
         self._tally: DirtyTally = restored.tally
         self._sink: SnapshotStoreSink | None = None
         self._disk = threading.Lock()

@@ -1,17 +1,18 @@
 """What one save writes of the flows: only the changes since the save before.
 
-Owns: which batches and which pieces of the open segment are on disk already. Nothing is copied at a freeze: sealed
-chunks are immutable, the run that grows is shared up to its present length
+Owns: the numbers of the flows' cells, and which batches and which pieces of the open segment are on disk already.
+Nothing is copied at a freeze: sealed chunks are immutable, the run that grows is shared up to its present length
 (:class:`oncegate.flows.open_segment.RunView`), and the worker encodes it piece by piece.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Final, NamedTuple
 
-from oncegate.flows.batch_log import BatchLogState
+from oncegate.flows.batch_log import BatchLog, BatchLogState
 from oncegate.flows.chunks import RangeChunk, SealedChunk, SinglesChunk, cut_traceparents, int64s_from_bytes
 from oncegate.flows.open_segment import RunView
 from oncegate.gateway.machine.flow_state import Flow
@@ -36,6 +37,7 @@ _INT64_BYTES: Final = 8
 class FlowMark:
     """How far a flow is saved."""
 
+    flow: Flow
     stamp: tuple[int, int, int, int] | None = None
     first: int = 1
     last: int = 0
@@ -72,7 +74,8 @@ class FrozenFlow(NamedTuple):
     """What one save writes of one flow; immutable."""
 
     flow: int
-    head: bytes
+    head: bytes | None
+    """None: the flow was deleted."""
     dropped: range
     batches: BatchLogState
     first_batch: int
@@ -110,6 +113,42 @@ class FrozenFlow(NamedTuple):
             yield from piece.cells(self.flow)
 
 
+_NO_BATCHES: Final = BatchLog().snapshot()
+
+
+class FlowMarks:
+    """How far each flow is saved, by the number that its cells have.
+
+    The number of a deleted flow is free for another one once a save has removed its cells: the one that begins after
+    the save in which they are removed.
+    """
+
+    def __init__(self) -> None:
+        self.numbered: dict[int, FlowMark] = {}
+
+    def freeze(self, flows: Iterable[Flow]) -> tuple[list[FrozenFlow], list[int]]:
+        """Return what changed, in order of numbers, and the numbers of all flows, in theirs; moves the marks."""
+        numbers = {id(mark.flow): number for number, mark in self.numbered.items()}
+        alive = [(flow, numbers.pop(id(flow), None)) for flow in flows]
+        frozen: list[FrozenFlow] = []
+        for number in numbers.values():
+            mark = self.numbered[number]
+            frozen.append(
+                FrozenFlow(number, None, range(mark.first, mark.last + 1), _NO_BATCHES, mark.last + 1, mark.cells, [])
+            )
+        free = (number for number in count() if number not in self.numbered)
+        order: list[int] = []
+        for flow, known in alive:
+            number = next(free) if known is None else known
+            mark = self.numbered.setdefault(number, FlowMark(flow))
+            order.append(number)
+            if (changed := freeze_flow(number, flow, mark)) is not None:
+                frozen.append(changed)
+        for number in numbers.values():
+            del self.numbered[number]
+        return sorted(frozen, key=lambda one: one.flow), order
+
+
 def freeze_flow(number: int, flow: Flow, mark: FlowMark) -> FrozenFlow | None:
     """Return what changed since ``mark``, and move it; None if nothing changed."""
     if flow.stamp == mark.stamp:
@@ -134,6 +173,9 @@ def freeze_flow(number: int, flow: Flow, mark: FlowMark) -> FrozenFlow | None:
         segment.last_commit,
         segment.size_bytes,
         sum(mark.cells.values()),
+        flow.version,
+        flow.altered_ms,
+        flow.consumers.fences,
     )
     return FrozenFlow(number, encode_head(head), dropped, log, max(batches.first, saved_last + 1), gone, pieces)
 

@@ -11,11 +11,14 @@ from dataclasses import dataclass
 
 from oncegate.consensus.ports import SavedPoint
 from oncegate.gateway.machine.machine import Machine
-from oncegate.gateway.machine.state.flow_images import FlowMark, FrozenFlow, freeze_flow
+from oncegate.gateway.machine.state.flow_images import FlowMarks, FrozenFlow
 from oncegate.gateway.machine.state.layout import (
+    FLOWS_KEY,
     META_KEY,
+    FlowIndex,
     Meta,
     TableMeta,
+    encode_flow_index,
     encode_meta,
     encode_used_key,
     session_key,
@@ -40,6 +43,8 @@ class Frozen:
     rows: list[FrozenRows]
     sessions: SessionImages
     keys: Changes
+    flow_index: bytes | None
+    """None: the flows are numbered in order of declaration."""
 
     def cells(self) -> Iterator[tuple[bytes, bytes | None]]:
         """Yield all cells in key order, None for a deletion."""
@@ -58,6 +63,8 @@ class Frozen:
             yield used_key_key(number), None
         for used in self.keys.new:
             yield used_key_key(used.number), encode_used_key(used)
+        if self.flow_index is not None:
+            yield FLOWS_KEY, self.flow_index
 
 
 def meta_of(machine: Machine, point: SavedPoint) -> Meta:
@@ -77,7 +84,7 @@ def meta_of(machine: Machine, point: SavedPoint) -> Meta:
     )
 
 
-def freeze(machine: Machine, point: SavedPoint, marks: list[FlowMark]) -> tuple[Frozen, list[Retired]]:
+def freeze(machine: Machine, point: SavedPoint, marks: FlowMarks) -> tuple[Frozen, list[Retired]]:
     """Freeze a machine between two entries; the freeze before must be durable.
 
     Returns:
@@ -92,12 +99,7 @@ def freeze(machine: Machine, point: SavedPoint, marks: list[FlowMark]) -> tuple[
         if isinstance(table.rows, StoredRows) and (part := table.rows.freeze()) is not None:
             rows.append(part[0])
             retired.append(part[1])
-    flows: list[FrozenFlow] = []
-    for number, flow in enumerate(machine.flows.all()):
-        if number == len(marks):
-            marks.append(FlowMark())
-        changed = freeze_flow(number, flow, marks[number])
-        if changed is not None:
-            flows.append(changed)
-    meta = encode_meta(meta_of(machine, point))
-    return Frozen(point, meta, flows, rows, sessions, machine.keys.take_changes()), retired
+    flows, numbers = marks.freeze(machine.flows.all())
+    index = encode_flow_index(FlowIndex(numbers, machine.flows.retired.snapshot())) if machine.flows.changed else None
+    meta = encode_meta(meta_of(machine, point), has_index=index is not None)
+    return Frozen(point, meta, flows, rows, sessions, machine.keys.take_changes(), index), retired

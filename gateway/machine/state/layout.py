@@ -11,9 +11,12 @@ Owns: the layout below, pure. All integers in keys are big-endian, so that cells
 | ``04`` table (u16) row key (UTF-8) | row version (u64), then the row's JSON text |
 | ``05`` client id (u64) | :class:`SessionImage` |
 | ``06`` number (u64) | :class:`StoredKey` |
+| ``07`` | :class:`FlowIndex`, in format 4 |
 
-Tables and flows are numbered from 0 in the order of their declaration; neither is ever removed. Values are
-msgpack arrays unless said otherwise. Checksums are the store's (one for each block).
+Tables are numbered from 0 in the order of their declaration; none is ever removed. So are flows in format 3. Format 4
+is written from the first change of a flow that was there on (:attr:`FlowIndex`): a build that knows format 3 alone
+would read it wrongly, and refuses it. Values are msgpack arrays unless said otherwise. Checksums are the store's (one
+for each block).
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from oncegate.consensus.ports import SavedPoint
 from oncegate.flows.chunks import RangeChunk, SinglesChunk
 from oncegate.flows.cursor import ConsumerState
 from oncegate.flows.flow import FlowDeclaration
+from oncegate.flows.retired import RetiredState
 from oncegate.gateway.machine.state.errors import StateCorrupt, StateVersionUnknown
 from oncegate.gateway.machine.tables import Remembered, StoredRow, TableKind
 from oncegate.rifl.completion import CompletionRecord, RangeRecord
@@ -36,7 +40,8 @@ from oncegate.rifl.key_table import KeyRecord
 from oncegate.rifl.result_tracker import ResultTracker
 from oncegate.rifl.session import SessionRecord
 
-FORMAT: Final = 3
+FORMAT: Final = 4
+FORMAT_OF_UNCHANGED_FLOWS: Final = 3
 META_KEY: Final = b"\x00"
 HEADS: Final = b"\x01"
 BATCHES: Final = b"\x02"
@@ -44,6 +49,7 @@ PIECES: Final = b"\x03"
 ROWS: Final = b"\x04"
 SESSIONS: Final = b"\x05"
 KEYS: Final = b"\x06"
+FLOWS_KEY: Final = b"\x07"
 BODY_PART_BYTES: Final = 1 << 20
 """A range's body is stored in parts of this size: copying one takes a fraction of a millisecond."""
 
@@ -83,7 +89,10 @@ class Meta(msgspec.Struct, array_like=True, frozen=True):
 
 
 class FlowHead(msgspec.Struct, array_like=True, frozen=True):
-    """A flow without its batches and open items; ``pieces`` counts the cells of the open segment."""
+    """A flow without its batches and open items; ``pieces`` counts the cells of the open segment.
+
+    The last three fields came with format 4 and have their defaults in a flow that was never changed since.
+    """
 
     declaration: FlowDeclaration
     consumers: tuple[ConsumerState, ...]
@@ -94,6 +103,16 @@ class FlowHead(msgspec.Struct, array_like=True, frozen=True):
     last_commit: int
     size_bytes: int
     pieces: int
+    version: int = 1
+    altered_ms: int = 0
+    fences: int = 0
+
+
+class FlowIndex(msgspec.Struct, array_like=True, frozen=True):
+    """The numbers of the flows' cells, in order of declaration, and what names of deleted flows have used."""
+
+    numbers: list[int]
+    retired: RetiredState
 
 
 class RangeHead(msgspec.Struct, array_like=True, frozen=True, tag="range"):
@@ -151,25 +170,38 @@ class StoredKey(msgspec.Struct, array_like=True, frozen=True, gc=False):
 _encode = msgspec.msgpack.Encoder().encode
 _meta = msgspec.msgpack.Decoder(Meta)
 _head = msgspec.msgpack.Decoder(FlowHead)
+_flow_index = msgspec.msgpack.Decoder(FlowIndex)
 _piece = msgspec.msgpack.Decoder(Piece)
 _session = msgspec.msgpack.Decoder(SessionImage)
 _key = msgspec.msgpack.Decoder(StoredKey)
 T = TypeVar("T")
 
 
-def encode_meta(meta: Meta) -> bytes:
-    """Return the value of :data:`META_KEY`."""
-    return _U32.pack(FORMAT) + _encode(meta)
+def encode_meta(meta: Meta, *, has_index: bool = False) -> bytes:
+    """Return the value of :data:`META_KEY`; ``has_index``: there is a :class:`FlowIndex`."""
+    return _U32.pack(FORMAT if has_index else FORMAT_OF_UNCHANGED_FLOWS) + _encode(meta)
 
 
-def decode_meta(path: Path, value: bytes) -> Meta:
-    """Read the value of :data:`META_KEY`; raises StateVersionUnknown, StateCorrupt."""
+def decode_meta(path: Path, value: bytes) -> tuple[int, Meta]:
+    """Read the value of :data:`META_KEY` and its format version; raises StateVersionUnknown, StateCorrupt."""
     if len(value) < _U32.size:
         raise StateCorrupt(path, "its first cell is cut short")
     (version,) = _U32.unpack_from(value)
-    if version != FORMAT:
+    if version not in (FORMAT_OF_UNCHANGED_FLOWS, FORMAT):
         raise StateVersionUnknown(path, version, FORMAT)
-    return _decoded(path, _meta, value[_U32.size :])
+    return version, _decoded(path, _meta, value[_U32.size :])
+
+
+def encode_flow_index(index: FlowIndex) -> bytes:
+    """Return the value of :data:`FLOWS_KEY`."""
+    return _encode(index)
+
+
+def decode_flow_index(path: Path, value: bytes | None) -> FlowIndex:
+    """Read the value of :data:`FLOWS_KEY`; raises StateCorrupt, also if there is none."""
+    if value is None:
+        raise StateCorrupt(path, "the numbers of the flows are missing")
+    return _decoded(path, _flow_index, value)
 
 
 def head_key(flow: int) -> bytes:

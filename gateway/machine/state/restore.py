@@ -17,12 +17,15 @@ from oncegate.flows.chunks import RangeChunk, SealedChunk, SinglesChunk, int64s_
 from oncegate.flows.cursor import Consumers
 from oncegate.flows.errors import FlowError
 from oncegate.flows.open_segment import OpenSegment, OpenSegmentState
+from oncegate.flows.retired import RetiredNames
 from oncegate.gateway.machine.flow_state import Flow
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.state.errors import StateCorrupt
-from oncegate.gateway.machine.state.flow_images import PIECE_ITEMS, FlowMark
+from oncegate.gateway.machine.state.flow_images import PIECE_ITEMS, FlowMark, FlowMarks
 from oncegate.gateway.machine.state.layout import (
     BATCH_COLUMNS,
+    FLOWS_KEY,
+    FORMAT,
     KEYS,
     META_KEY,
     SESSIONS,
@@ -30,6 +33,7 @@ from oncegate.gateway.machine.state.layout import (
     Run,
     batch_key,
     batches_prefix,
+    decode_flow_index,
     decode_head,
     decode_meta,
     decode_piece,
@@ -55,7 +59,7 @@ class Restored(NamedTuple):
 
     machine: Machine
     point: SavedPoint | None
-    marks: list[FlowMark]
+    marks: FlowMarks
     tally: DirtyTally
 
 
@@ -82,8 +86,8 @@ def _restored(store: RocksStore, rest: Callable[[], None]) -> Restored:
     machine = Machine(lambda number: StoredRows(number, store, tally))
     value = store.value(META_KEY)
     if value is None:
-        return Restored(machine, None, [], tally)
-    meta = decode_meta(store.path, value)
+        return Restored(machine, None, FlowMarks(), tally)
+    version, meta = decode_meta(store.path, value)
     machine.commit = meta.commit
     machine.time_ms = meta.time_ms
     machine.replayed = meta.replayed
@@ -91,11 +95,15 @@ def _restored(store: RocksStore, rest: Callable[[], None]) -> Restored:
         table = Table(about.name, about.kind, about.quota_bytes, StoredRows(number, store, tally, about.rows))
         table.put_back(about.bytes)
         machine.tables[about.name] = table
-    marks: list[FlowMark] = []
-    for number in range(meta.flows):
-        flow, mark = _flow(store, number)
-        machine.flows.put_back(flow)
-        marks.append(mark)
+    marks, numbers = FlowMarks(), list(range(meta.flows))
+    if version == FORMAT:
+        index = decode_flow_index(store.path, store.value(FLOWS_KEY))
+        numbers, machine.flows.retired = index.numbers, RetiredNames(index.retired)
+    if len(numbers) != meta.flows:
+        raise StateCorrupt(store.path, f"{len(numbers)} of {meta.flows} flows are numbered")
+    for number in numbers:
+        mark = marks.numbered[number] = _flow(store, number)
+        machine.flows.put_back(mark.flow)
     for _, image in store.scan(SESSIONS):
         rest()
         session, tracker = decode_session(store.path, image)
@@ -126,24 +134,25 @@ def verify(store: RocksStore, rest: Callable[[], None] = _no_rest) -> int:
 
 
 def _all(store: RocksStore) -> Iterator[bytes]:
-    for first in range(KEYS[0] + 1):
+    for first in range(FLOWS_KEY[0] + 1):
         for key, _ in store.scan(bytes([first])):
             yield key
 
 
-def _flow(store: RocksStore, number: int) -> tuple[Flow, FlowMark]:
+def _flow(store: RocksStore, number: int) -> FlowMark:
     value = store.value(head_key(number))
     if value is None:
         raise StateCorrupt(store.path, f"flow {number} is missing")
     head = decode_head(store.path, value)
     flow = Flow(head.declaration)
-    flow.consumers = Consumers.restore(head.consumers)
+    flow.version, flow.altered_ms = head.version, head.altered_ms
+    flow.consumers = Consumers.restore(head.consumers, head.fences)
     flow.retained_bytes = head.retained_bytes
     flow.batches = BatchLog.restore(_batches(store, number, head))
-    mark = FlowMark(None, head.first, head.last)
+    mark = FlowMark(flow, None, head.first, head.last)
     flow.segment = OpenSegment.restore(_segment(store, number, head, mark))
     mark.stamp = flow.stamp
-    return flow, mark
+    return mark
 
 
 def _batches(store: RocksStore, number: int, head: FlowHead) -> BatchLogState:

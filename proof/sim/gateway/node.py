@@ -18,6 +18,7 @@ from oncegate.consensus.replica.replica import Replica
 from oncegate.flows.errors import NotFoundError
 from oncegate.flows.segment import build
 from oncegate.gateway.machine.cluster_clock import ClusterClock
+from oncegate.gateway.node.consumer_watch import ConsumerWatch
 from oncegate.gateway.node.node import Node
 from oncegate.gateway.node.proposer import Leadership, Proposer
 from oncegate.gateway.node.reads import Reads
@@ -153,6 +154,7 @@ class SimGateway(Node):
         self.replica = SimReplica(node, self)
         self.proposer = Proposer(self.replica, self.machine, self.clock, self.leadership)
         self.reads = SimReads(node, self)
+        self.consumers = ConsumerWatch(self.machine, self._now_ms)
         self._timer = None
         self._stopping = False
         self._housework = {}
