@@ -28,9 +28,10 @@ def _state(endpoint: str) -> dict[str, Any] | None:
     return get_json(f"{endpoint}/v1/cluster")
 
 
-def _ask(
+def ask(
     method: str, endpoint: str, path: str, body: dict[str, Any] | None = None, timeout_s: float = TIMEOUT_S
 ) -> dict[str, Any]:
+    """Ask a node; a refusal ends the command with 1, no answer with 3."""
     try:
         return send_json(method, endpoint + path, body, timeout_s)
     except RequestRefused as refusal:
@@ -41,7 +42,7 @@ def _ask(
 
 def status(endpoint: Endpoint = ENDPOINT_DEFAULT, output: Format = Output.TABLE) -> None:
     """Show the cluster as each of its nodes sees it."""
-    first = _ask("GET", endpoint, "/v1/cluster")
+    first = ask("GET", endpoint, "/v1/cluster")
     states = {m["id"]: first if m["id"] == first["node"] else _state(m["http"]) for m in first["members"]}
     if output is Output.JSON:
         typer.echo(json.dumps(states, indent=1))
@@ -71,7 +72,7 @@ def add(
         address = MemberAddress.parse(new)
     except ValueError as fault:
         raise failed(fault, 2) from None
-    cluster = _ask("GET", endpoint, "/v1/cluster")
+    cluster = ask("GET", endpoint, "/v1/cluster")
     flags = " ".join(f"--member {m['id']}={_address(m)}" for m in cluster["members"] if m["id"] != address.node_id)
     typer.echo("Start the new node, with an empty data directory, where it is to run:", err=True)
     typer.echo(
@@ -80,7 +81,7 @@ def add(
     ports = {"http_port": address.http_port, "peer_port": address.peer_port}
     body = {"id": address.node_id, "host": address.host, **ports}
     typer.echo("Waiting until it has caught up and votes ...", err=True)
-    _ask("POST", endpoint, "/v1/cluster/members", body, _ADD_S)
+    ask("POST", endpoint, "/v1/cluster/members", body, _ADD_S)
     typer.echo(f"{address.node_id} is a member and votes", err=True)
 
 
@@ -89,7 +90,7 @@ def remove(
     node_id: Annotated[str, typer.Argument(help="id of the node")], endpoint: Endpoint = ENDPOINT_DEFAULT
 ) -> None:
     """Remove a node, also a dead one or the leader. Its data directory is of no use to the cluster afterwards."""
-    _ask("DELETE", endpoint, f"/v1/cluster/members/{node_id}", None, _CHANGE_S)
+    ask("DELETE", endpoint, f"/v1/cluster/members/{node_id}", None, _CHANGE_S)
     typer.echo(f"{node_id} is no member any more", err=True)
 
 
@@ -99,7 +100,7 @@ def move(
     endpoint: Endpoint = ENDPOINT_DEFAULT,
 ) -> None:
     """Hand leadership over, before maintenance for instance; writes wait for milliseconds."""
-    _ask("POST", endpoint, "/v1/cluster/leader", {} if to is None else {"to": to}, _CHANGE_S)
+    ask("POST", endpoint, "/v1/cluster/leader", {} if to is None else {"to": to}, _CHANGE_S)
     cluster = _state(endpoint)
     if cluster is not None:
         typer.echo(f"{cluster['leader']} leads", err=True)
@@ -125,7 +126,7 @@ def explain(
     if not slash or not name:
         raise failed("give TABLE/KEY or CLIENT_ID/SEQUENCE", 2)
     query = {"request": what} if _REQUEST.fullmatch(what) and not key else {"table": table, "key": name}
-    found = _ask("GET", endpoint, f"/v1/explain?{urlencode(query)}", None, _SEARCH_S)
+    found = ask("GET", endpoint, f"/v1/explain?{urlencode(query)}", None, _SEARCH_S)
     if output is Output.JSON:
         typer.echo(json.dumps(found, indent=1))
         return

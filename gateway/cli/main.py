@@ -32,6 +32,8 @@ _MODULES: Final = {
     "verify": "verify",
     "member": "cluster",
     "leader": "cluster",
+    "flow": "flows",
+    "consumer": "flows",
     "outbox": "outbox",
     "check": "check",
     "cassandra": "cassandra",

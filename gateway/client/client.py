@@ -10,18 +10,39 @@ import ssl
 from collections.abc import Callable, Sequence
 from os import PathLike, fspath
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
+from uuid import uuid4
+
+import msgspec
 
 from oncegate.gateway.client.connection import Connection
 from oncegate.gateway.client.failures import OperationFailed
-from oncegate.gateway.client.paths import CLUSTER, flow_path, table_path
+from oncegate.gateway.client.paths import CLUSTER, FLOWS, consumer_path, flow_path, table_path
 from oncegate.gateway.client.profiles import Profile, settle
 from oncegate.gateway.client.recovery import OnUnknown
-from oncegate.gateway.client.results import ClusterInfo, FlowInfo, Json, Page, RequestState, Resolution, Row, TableInfo
+from oncegate.gateway.client.results import (
+    ClusterInfo,
+    Consumer,
+    FlowInfo,
+    Json,
+    Page,
+    RequestState,
+    Resolution,
+    Row,
+    TableInfo,
+)
 from oncegate.gateway.client.session import Session
 from oncegate.gateway.client.settings import Consistency, Full, SessionOptions, TableKind, Tuning
 from oncegate.gateway.client.tracing import tracing as make_tracing
 from oncegate.rifl.ids import LEASE_MS_DEFAULT, WINDOW_DEFAULT, RequestId, parse_request_id
+
+
+class _Flows(msgspec.Struct):
+    flows: list[FlowInfo]
+
+
+class _Deleted(msgspec.Struct):
+    last_batch: int
 
 
 class Client:
@@ -231,3 +252,93 @@ class Client:
     async def flow(self, name: str, *, timeout_s: float | None = None) -> FlowInfo:
         """Describe a flow: its batches and its consumers with their lag."""
         return await self._connection.ask(flow_path(name), FlowInfo, timeout_s=timeout_s)
+
+    async def flows(self, *, timeout_s: float | None = None) -> list[FlowInfo]:
+        """Describe all flows, in order of declaration."""
+        return (await self._connection.ask(FLOWS, _Flows, timeout_s=timeout_s)).flows
+
+    async def alter_flow(
+        self, /, name: str, *, version: int | None = None, timeout_s: float | None = None, **changes: Json
+    ) -> FlowInfo:
+        """Change a flow's ``retention_ms``, ``consumers``, ``consumer_expiry_ms``, ``max_items``, ``max_bytes`` or
+        ``linger_ms``.
+
+        A consumer that is not required any more and has never attached is removed; what nobody waits for is dropped.
+
+        Args:
+            name: of the flow.
+            version: that the caller has seen; by default that of now, asked for first.
+            timeout_s: total time.
+            changes: the fields that change.
+
+        Raises:
+            OperationFailed: CONFLICT if the flow has another version by now, BAD_REQUEST for what cannot change.
+        """
+        body = {"version": await self._version(name, version, timeout_s), **changes}
+        return await self._connection.send("PATCH", flow_path(name), FlowInfo, body, timeout_s)
+
+    async def delete_flow(
+        self, name: str, *, version: int | None = None, force: bool = False, timeout_s: float | None = None
+    ) -> int:
+        """Delete a flow with its batches; returns the number of its last batch, above which the name begins again.
+
+        Args:
+            name: of the flow; not the own flow of a stream table, which keeps its rows.
+            version: as with :meth:`alter_flow`.
+            force: although consumers have attached.
+            timeout_s: total time.
+
+        Raises:
+            OperationFailed: CONFLICT for another version, or if consumers have attached.
+        """
+        seen = await self._version(name, version, timeout_s)
+        path = f"{flow_path(name)}?version={seen}{'&force=true' if force else ''}"
+        return (await self._connection.send("DELETE", path, _Deleted, None, timeout_s)).last_batch
+
+    async def start_consumer(
+        self,
+        flow: str,
+        consumer: str,
+        *,
+        start: Literal["beginning", "now", "cursor"] | None = None,
+        batch: int | None = None,
+        time_ms: int | None = None,
+        ago_ms: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Consumer:
+        """Place a consumer's cursor and fence every instance that has attached; exactly one of the four says where.
+
+        Args:
+            flow: its name.
+            consumer: its name; made if it is not there, unless it is to start at its cursor.
+            start: the oldest batch that is retained, what is sealed from now on, or where its cursor stands, which
+                only fences.
+            batch: the batch to read next.
+            time_ms: a cluster time: what was applied then or later is read.
+            ago_ms: the same, counted back from now.
+            timeout_s: total time.
+
+        Returns:
+            Its new fence, and its cursor.
+
+        Raises:
+            OperationFailed: RETENTION_EXCEEDED if what is asked for may have been dropped; BAD_REQUEST, NOT_FOUND.
+        """
+        asked = {"start": start, "batch": batch, "time_ms": time_ms, "ago_ms": ago_ms}
+        body = {"nonce": uuid4().hex, **{name: value for name, value in asked.items() if value is not None}}
+        return await self._connection.send("POST", f"{consumer_path(flow, consumer)}/start", Consumer, body, timeout_s)
+
+    async def remove_consumer(
+        self, flow: str, consumer: str, *, version: int | None = None, timeout_s: float | None = None
+    ) -> FlowInfo:
+        """Remove a consumer, required or not, and fence its job; ``version`` as with :meth:`alter_flow`.
+
+        Raises:
+            OperationFailed: NOT_FOUND; CONFLICT for another version.
+        """
+        seen = await self._version(flow, version, timeout_s)
+        path = f"{consumer_path(flow, consumer)}?version={seen}"
+        return await self._connection.send("DELETE", path, FlowInfo, None, timeout_s)
+
+    async def _version(self, flow: str, version: int | None, timeout_s: float | None) -> int:
+        return (await self.flow(flow, timeout_s=timeout_s)).version if version is None else version

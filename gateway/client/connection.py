@@ -201,7 +201,14 @@ class Connection:
 
     async def declare(self, path: str, shape: type[T], body: Mapping[str, object], timeout_s: float | None) -> T:
         """Put a declaration; the answer describes what is declared."""
-        return await self.perform(JsonCall("PUT", path, shape, self.headers, self.deadline(timeout_s), body=dict(body)))
+        return await self.send("PUT", path, shape, body, timeout_s)
+
+    async def send(
+        self, method: str, path: str, shape: type[T], body: Mapping[str, object] | None, timeout_s: float | None
+    ) -> T:
+        """Send a request that may be sent again; the answer is a document of type ``shape``."""
+        sent = None if body is None else dict(body)
+        return await self.perform(JsonCall(method, path, shape, self.headers, self.deadline(timeout_s), body=sent))
 
     async def look(
         self, table: str, key: str, consistency: Consistency, min_commit: int, timeout_s: float | None

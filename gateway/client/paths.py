@@ -11,6 +11,7 @@ from urllib.parse import quote
 OPERATIONS: Final = "/v1/operations"
 SESSIONS: Final = "/v1/sessions"
 CLUSTER: Final = "/v1/cluster"
+FLOWS: Final = "/v1/flows"
 
 
 def segment(text: str) -> str:
@@ -41,7 +42,12 @@ def row_path(table: str, key: str) -> str:
 
 def flow_path(flow: str) -> str:
     """Return the path of a flow."""
-    return f"/v1/flows/{segment(flow)}"
+    return f"{FLOWS}/{segment(flow)}"
+
+
+def consumer_path(flow: str, consumer: str) -> str:
+    """Return the path of a flow's consumer."""
+    return f"{flow_path(flow)}/consumers/{segment(consumer)}"
 
 
 def request_path(client_id: str, sequence: int) -> str:

@@ -116,29 +116,50 @@ class TableInfo(msgspec.Struct, frozen=True):
 
 
 class Consumer(msgspec.Struct, frozen=True):
-    """A flow's consumer: its cursor and its lag."""
+    """A flow's consumer: its cursor and its lag.
+
+    ``expired``: it is required and has never moved, and retention waits for it no longer. ``idle_ms``: cluster time
+    since it was made, attached or moved last. ``trend``: how the node that answered has seen it keep up: ``ok``,
+    ``falling_behind``, ``stalled``, or ``unknown`` while it has not seen enough.
+    """
 
     cursor: int = 0
     fence: int = 0
     lag_batches: int = 0
     lag_items: int = 0
     lag_ms: int = 0
+    required: bool = False
+    attached: bool = False
+    expired: bool = False
+    replays: int = 0
+    lag_bytes: int = 0
+    idle_ms: int = 0
+    trend: str = "unknown"
 
 
 class FlowInfo(msgspec.Struct, frozen=True):
     """A flow: batches ``first_batch``..``last_batch`` can be read, none was sealed if ``last_batch`` is 0.
 
-    ``items`` counts those of all sealed batches ever, ``open_items`` those not sealed yet.
+    ``items`` counts those of all sealed batches ever, ``open_items`` those not sealed yet. ``version`` rises with every
+    change; ``held`` says what keeps the oldest batch.
     """
 
     flow: str
     source: str
+    target: str | None = None
+    version: int = 1
     first_batch: int = 0
     last_batch: int = 0
     items: int = 0
     open_items: int = 0
     watermark: int = 0
+    retained_bytes: int = 0
+    held: str = ""
     retention_ms: int = 0
+    consumer_expiry_ms: int = 0
+    max_items: int = 0
+    max_bytes: int = 0
+    linger_ms: int = 0
     consumers: dict[str, Consumer] = {}
 
 

@@ -157,6 +157,11 @@ class Client:
     table = _without_await(asynchronous.Client.table)
     declare_flow = _without_await(asynchronous.Client.declare_flow)
     flow = _without_await(asynchronous.Client.flow)
+    flows = _without_await(asynchronous.Client.flows)
+    alter_flow = _without_await(asynchronous.Client.alter_flow)
+    delete_flow = _without_await(asynchronous.Client.delete_flow)
+    start_consumer = _without_await(asynchronous.Client.start_consumer)
+    remove_consumer = _without_await(asynchronous.Client.remove_consumer)
 
 
 class Session:
