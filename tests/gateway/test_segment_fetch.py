@@ -13,6 +13,7 @@ from oncegate.consensus.errors import PeerUnavailable
 from oncegate.flows import segment
 from oncegate.flows.chunks import SealedBatch
 from oncegate.flows.publisher import Publisher
+from oncegate.flows.retired import Used
 from oncegate.flows.segment_store import HEADER_BYTES, SegmentStore
 from oncegate.gateway.local.waiting import until
 from oncegate.gateway.machine import commands as c
@@ -116,6 +117,22 @@ async def test_scan_fetches_all_that_is_missing(network: Network, full: Side, ba
     everything = list(range(1, BATCHES + 1))
     await until(lambda: side.store.list("s") == everything and not fetcher.missing, 20, "every batch is here")
     assert fetcher.fetched == BATCHES - 1
+
+
+async def test_scan_removes_what_deleted_flows_left_and_nothing_that_the_log_may_still_declare(
+    network: Network, full: Side, bare: Bare
+) -> None:
+    """A node that got its state as a snapshot never saw the deletion; one that replays its log sees flows later."""
+    side, fetcher = bare
+    payload = full.store.get("s", 1)
+    for flow, number in (("old", 1), ("old", 3), ("old", 4), ("later", 1)):
+        side.store.put(flow, number, payload)
+    side.machine.flows.retired.retire("old", Used(3, 0, 2))
+    fetcher.scan()
+    await until(lambda: side.store.list("old") == [4], 20, "what the deleted flow had is gone")
+    everything = list(range(1, BATCHES + 1))
+    await until(lambda: side.store.list("s") == everything, 20, "the flow that is there is whole")
+    assert side.store.list("later") == [1]
 
 
 async def test_batch_that_nobody_has_holds_up_no_other(network: Network, full: Side, bare: Bare) -> None:
