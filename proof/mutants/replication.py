@@ -44,9 +44,9 @@ async def _waits_for_nothing(replica, index, *, timeout_s):
 
 
 @plants("cursor-not-fenced", "flow", (Consumers, "move"))
-def _moves_anyhow(consumers, name, batch, fence, batches, *, replay=False):
+def _moves_anyhow(consumers, name, batch, fence, batches, *, replay=False, now_ms=0):
     """An instance that was replaced moves the cursor."""
-    return _move(consumers, name, batch, consumers.get(name).fence, batches, replay=replay)
+    return _move(consumers, name, batch, consumers.get(name).fence, batches, replay=replay, now_ms=now_ms)
 
 
 @plants("item-twice-at-the-border", "flow", (OpenSegment, "append_range"))

@@ -18,7 +18,7 @@ from oncegate import middleware, sync
 from oncegate.testing import FakeGateway
 
 CLIENT = {"cluster", "declare_flow", "declare_table", "flow", "get", "highest_commit", "request", "resolve", "scan"}
-CLIENT |= {"session", "table", "timeout_s"}
+CLIENT |= {"session", "table", "timeout_s", "flows", "alter_flow", "delete_flow", "start_consumer", "remove_consumer"}
 SESSION = {"append", "client_id", "close", "delete", "drain", "epoch", "get", "get_remembered", "highest_commit"}
 SESSION |= {"increment", "insert", "lost", "memory_ms_left", "outstanding", "position", "put", "put_many", "recovered"}
 SESSION |= {"resolve", "submit"}

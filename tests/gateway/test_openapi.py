@@ -104,7 +104,8 @@ async def test_what_is_served_is_what_the_router_knows(api: Api) -> None:
     for path, item in described["paths"].items():
         for part, value in KNOWN.items():
             path = path.replace(f"{{{part}}}", str(value))
-        status, headers, _ = await api.call("PATCH", path.replace("{id}", "n9"))
+        unserved = "POST" if "patch" in item else "PATCH"
+        status, headers, _ = await api.call(unserved, path.replace("{id}", "n9"))
         assert status == 405
         allowed = set(headers["Allow"].lower().split(","))
         # A key may end like the name of what is done to a row, so that such a path is that of a row too.
