@@ -20,6 +20,7 @@ from oncegate.flows.publisher import Publisher
 from oncegate.gateway import wire
 from oncegate.gateway.answers import Answer, answer
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.flow_changes import overdue_consumers
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.tables import QUOTA_BYTES_DEFAULT, TableKind
 from oncegate.gateway.node.reads import Reads
@@ -102,7 +103,9 @@ class SharedState:
         return msgspec.json.decode((await self.reads.row(table, key)).value)
 
     def advance(self, seconds: float) -> None:
-        """Move cluster time on, and do what is due then: end leases, seal batches, forget idempotency keys."""
+        """Move cluster time on, and do what is due then: end leases, seal batches, forget idempotency keys, expire
+        consumers.
+        """
         self.time_ms += round(seconds * 1000)
         while due := self._due():
             for command in due:
@@ -123,6 +126,9 @@ class SharedState:
             due.append(c.Reap(expired))
         if machine.keys.due(self.time_ms):
             due.append(c.ForgetKeys())
+        for flow in machine.flows.all():
+            if overdue_consumers(machine, flow, self.time_ms):
+                due.append(c.ExpireConsumers(flow.declaration.name))
         return due
 
     def _note(self, command: c.Command, body: Any) -> None:

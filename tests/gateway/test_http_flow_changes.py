@@ -25,6 +25,7 @@ from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.node import consumer_watch
 from oncegate.gateway.node.consumer_watch import ConsumerWatch
 from oncegate.gateway.node.settings import Settings
+from oncegate.testing import FakeGateway
 from tests.conftest import Api
 from tests.gateway.http_contract import assert_problem, batch_lines, declare, put, serving
 from tests.gateway.test_flow_changes import Cluster
@@ -186,6 +187,16 @@ async def test_command_line_shows_who_holds_a_flow_and_lets_it_go(api: Api, clie
     await run("flow alter events", 2)
     await run("flow alter events --retention soon", 2)
     await run("consumer start events c --from yesterday", 2)
+
+
+async def test_the_fixture_expires_consumers_as_a_node_does() -> None:
+    async with FakeGateway() as fake, Client(fake.endpoints) as client:
+        await client.declare_table("rows")
+        await client.declare_flow("f", source="rows", consumers=["typo"], consumer_expiry_ms=1_000)
+        fake.advance(0.9)
+        assert not (await client.flow("f")).consumers["typo"].expired
+        fake.advance(0.2)
+        assert (await client.flow("f")).consumers["typo"].expired
 
 
 def test_places_and_durations_are_read_as_people_write_them() -> None:
