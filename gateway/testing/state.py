@@ -126,9 +126,8 @@ class SharedState:
             due.append(c.Reap(expired))
         if machine.keys.due(self.time_ms):
             due.append(c.ForgetKeys())
-        for flow in machine.flows.all():
-            if overdue_consumers(machine, flow, self.time_ms):
-                due.append(c.ExpireConsumers(flow.declaration.name))
+        overdue = [flow for flow in machine.flows.all() if overdue_consumers(machine, flow, self.time_ms)]
+        due += [c.ExpireConsumers(flow.declaration.name) for flow in overdue]
         return due
 
     def _note(self, command: c.Command, body: Any) -> None:
