@@ -6,6 +6,8 @@ gateway's names. Must not know Spark, HTTP or a database. Read next: `retry`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -50,6 +52,7 @@ REGISTRY: Final[dict[StoreCode, StoreTraits]] = {
     StoreCode.RETENTION_EXCEEDED: StoreTraits("not_applied", False, "A batch is no longer retained"),
 }
 """Every code with its traits."""
+_SHOWN_MAX: Final = 3
 
 
 class StoreError(Exception):
@@ -70,3 +73,28 @@ class StoreError(Exception):
 
     def __str__(self) -> str:
         return f"[{self.code}] {REGISTRY[self.code].title}: {self.detail}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Rejected:
+    """A row that a store does not take for its own content: its place in the batch given, and why, without a value."""
+
+    index: int
+    reason: str
+
+
+class BadRows(StoreError):
+    """BAD_ROWS of single rows: the store does not take ``rejected``, and has durably written all other rows.
+
+    The text names the first few; ``rejected`` has all of them, in the order of their places.
+    """
+
+    def __init__(self, rejected: Iterable[Rejected]) -> None:
+        self.rejected = tuple(sorted(rejected))
+        shown = [f"row {one.index}: {one.reason}" for one in self.rejected[:_SHOWN_MAX]]
+        more = [f"{len(self.rejected) - _SHOWN_MAX} more"] if len(self.rejected) > _SHOWN_MAX else []
+        super().__init__(StoreCode.BAD_ROWS, "; ".join(shown + more))
+
+    def __reduce__(self) -> tuple[type[BadRows], tuple[tuple[Rejected, ...]]]:
+        """Pickle by what it was made of: errors of a task cross processes."""
+        return BadRows, (self.rejected,)

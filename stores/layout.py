@@ -28,13 +28,19 @@ def sort_by_key(table: StoreTable, rows: pa.RecordBatch) -> pa.RecordBatch:
 
     Both stores want this: SQLite inserts into neighbouring pages, Cassandra gets rows of one partition together.
     """
+    order = key_order(table, rows)
+    return rows if order is None else rows.take(pa.array(order))
+
+
+def key_order(table: StoreTable, rows: pa.RecordBatch) -> Int64s | None:
+    """Return the positions of the rows in the order of `sort_by_key`; None: they are in order."""
     descending = {column.name for column in table.clustering if column.descending}
     codes = [_ordered_codes(rows.column(name)) for name in table.key]
     # ~x reverses the order of signed integers and, unlike -x, cannot overflow.
     codes = [~code if name in descending else code for name, code in zip(table.key, codes, strict=True)]
     if _is_sorted(codes):
-        return rows
-    return rows.take(pa.array(np.lexsort(codes[::-1])))
+        return None
+    return np.lexsort(codes[::-1])
 
 
 def partition_borders(table: StoreTable, rows: pa.RecordBatch) -> list[int]:

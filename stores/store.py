@@ -42,7 +42,10 @@ class Store(Protocol):
         """Upsert rows of `table.schema`. When it returns, all are durable (see `durability`); idempotent.
 
         Raises:
-            StoreError: BAD_ROWS; STORE_UNAVAILABLE, when the deadline passed: some rows may be written.
+            BadRows: the store does not take some rows for their own content (`limits`, or what a server refuses
+                beyond); all others are durable. The same rows are refused when they are written again.
+            StoreError: BAD_ROWS, when the batch as a whole does not fit, and nothing is written; STORE_UNAVAILABLE,
+                when the deadline passed: some rows may be written.
         """
         ...
 

@@ -67,14 +67,21 @@ def encode(prepared_id: bytes, columns: Sequence[pa.Array]) -> EncodedRows:
 
 
 class EncodedBatch(BatchStatement):  # type: ignore[misc]
-    """An unlogged batch of ``count`` statements of one partition that are encoded already."""
+    """An unlogged batch of the encoded statements ``first`` .. ``end`` - 1, all of one partition."""
 
-    def __init__(self, data: memoryview, count: int, keyspace: str, routing_key: bytes) -> None:
+    def __init__(self, rows: EncodedRows, first: int, end: int, keyspace: str, routing_key: bytes) -> None:
         super().__init__(BatchType.UNLOGGED)
-        self._statements_and_parameters = _Statements(data, count)
+        self._rows, self.first, self.count = rows, first, end - first
+        self._statements_and_parameters = _Statements(rows.data[rows.offsets[first] : rows.offsets[end]], self.count)
         # With both the driver sends the batch to a replica.
         self.keyspace, self.routing_key = keyspace, routing_key
         self.is_idempotent = True
+
+    def halves(self) -> list[EncodedBatch]:
+        """Return two batches of its statements, at least two, to the same replicas."""
+        middle, end = self.first + self.count // 2, self.first + self.count
+        where = self.keyspace, self.routing_key
+        return [EncodedBatch(self._rows, first, last, *where) for first, last in ((self.first, middle), (middle, end))]
 
 
 class EncodedBatchProtocol(protocol.ProtocolHandler):  # type: ignore[misc]

@@ -12,7 +12,6 @@ batches.
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -27,13 +26,14 @@ from cassandra.connection import ConnectionException
 from cassandra.protocol import IsBootstrappingErrorMessage, OverloadedErrorMessage, ServerError
 from cassandra.query import PreparedStatement, tuple_factory
 
-from oncegate.stores import layout
+from oncegate.stores import layout, limits
 from oncegate.stores.cassandra import statements as cql_statements
 from oncegate.stores.cassandra.encoding import EncodedBatch, EncodedBatchProtocol, PageProtocol, encode
-from oncegate.stores.errors import StoreCode, StoreError
+from oncegate.stores.cassandra.sending import Sending
+from oncegate.stores.errors import Rejected, StoreCode, StoreError
 from oncegate.stores.retry import Retry
 from oncegate.stores.store import Store, Value
-from oncegate.stores.tables import WRITE_TS, StoreTable, checked
+from oncegate.stores.tables import WRITE_TS, StoreTable
 
 _PORT_DEFAULT: Final = 9042
 _OPTIONS: Final = {"replication": 0, "in_flight": 32, "batch_bytes": 0, "retry_s": 120}
@@ -110,13 +110,15 @@ class CassandraStore(Store):
 
     def write(self, table: StoreTable, rows: pa.RecordBatch) -> None:
         """Upsert rows; see `Store.write`."""
-        ordered = layout.sort_by_key(table, checked(rows, table.schema))
-        self._send_all(table, ordered, cql_statements.insert(self._keyspace, table), table.schema.names)
+        sifted = limits.sift(table, rows, table.schema)
+        insert = cql_statements.insert(self._keyspace, table)
+        sifted.raise_rejected(self._send_all(table, sifted.rows, insert, table.schema.names))
 
     def delete(self, table: StoreTable, keys: pa.RecordBatch) -> None:
         """Delete rows; see `Store.delete`."""
-        ordered = layout.sort_by_key(table, checked(keys, table.key_schema))
-        self._send_all(table, ordered, cql_statements.delete(self._keyspace, table), [WRITE_TS, *table.key])
+        sifted = limits.sift(table, keys, table.key_schema)
+        delete = cql_statements.delete(self._keyspace, table)
+        sifted.raise_rejected(self._send_all(table, sifted.rows, delete, [WRITE_TS, *table.key]))
 
     def get(self, table: StoreTable, key: Mapping[str, Value]) -> dict[str, Value] | None:
         """Return one live row; see `Store.get`."""
@@ -164,25 +166,26 @@ class CassandraStore(Store):
         if cluster is not None:
             cluster.shutdown()
 
-    def _send_all(self, table: StoreTable, rows: pa.RecordBatch, statement: str, bound: Sequence[str]) -> None:
+    def _send_all(
+        self, table: StoreTable, rows: pa.RecordBatch, statement: str, bound: Sequence[str]
+    ) -> list[Rejected]:
+        """Send all rows until the server has taken or refused each; return those that it refuses."""
         if rows.num_rows == 0:
-            return
-        prepared = self._prepare(statement)
-        encoded = encode(prepared.query_id, [rows.column(name) for name in bound])
-        waiting = list(self._batches(table, rows, encoded.offsets))
-        keys = _routing_keys(table, rows, [first for first, _ in waiting])
-        batches = [
-            EncodedBatch(encoded.data[encoded.offsets[first] : encoded.offsets[end]], end - first, self._keyspace, key)
-            for (first, end), key in zip(waiting, keys, strict=True)
-        ]
-
-        def send() -> None:
-            nonlocal batches
-            batches, error = self._send(batches)
-            if error is not None:
-                raise error
-
-        self._retrying(send)
+            return []
+        order = layout.key_order(table, rows)
+        ordered = rows if order is None else rows.take(pa.array(order))
+        encoded = encode(self._prepare(statement).query_id, [ordered.column(name) for name in bound])
+        spans = list(self._batches(table, ordered, encoded.offsets))
+        keys = _routing_keys(table, ordered, [first for first, _ in spans])
+        sending = Sending(
+            [EncodedBatch(encoded, *span, self._keyspace, key) for span, key in zip(spans, keys, strict=True)],
+            self._in_flight,
+        )
+        self._retrying(lambda: sending.run(self._writer()))
+        if sending.refused:
+            # A server that lacks the table refuses every row: that says nothing about the rows.
+            self._check(table)
+        return [one if order is None else Rejected(int(order[one.index]), one.reason) for one in sending.refused]
 
     def _batches(self, table: StoreTable, rows: pa.RecordBatch, offsets: layout.Int64s) -> Iterator[tuple[int, int]]:
         """Cut the rows into batches of one partition, below the bound in bytes unless it is a single row."""
@@ -196,31 +199,11 @@ class CassandraStore(Store):
                 yield first, last
                 first = last
 
-    def _send(self, batches: Sequence[EncodedBatch]) -> tuple[list[EncodedBatch], Exception | None]:
-        """Send each once; return those that failed, and the first error."""
-        session, places = self._writer(), threading.Semaphore(self._in_flight)
-        failed: list[EncodedBatch] = []
-        errors: list[Exception] = []
-
-        def on_error(error: Exception, batch: EncodedBatch) -> None:
-            failed.append(batch)
-            errors.append(error)
-            places.release()
-
-        for at, batch in enumerate(batches):
-            places.acquire()
-            if errors:
-                # Do not send the rest after a failure: a dead server would cost a timeout for each batch.
-                places.release()
-                failed.extend(batches[at:])
-                break
-            session.execute_async(batch).add_callbacks(lambda _: places.release(), on_error, errback_args=(batch,))
-        for _ in range(self._in_flight):
-            places.acquire()
-        return failed, errors[0] if errors else None
-
     def _create_one(self, table: StoreTable) -> None:
         self._query(cql_statements.create(self._keyspace, table))
+        self._check(table)
+
+    def _check(self, table: StoreTable) -> None:
         found = sorted(tuple(row) for row in self._query(cql_statements.DESCRIBED, [self._keyspace, table.name]))
         if found != cql_statements.shape(table):
             raise StoreError(StoreCode.STORE_MISMATCH, f"keyspace {self._keyspace} holds another table {table.name}")

@@ -23,13 +23,13 @@ import numpy as np
 import pyarrow as pa
 
 from oncegate.flows.directories import flush_directory, make_directory
-from oncegate.stores import layout
+from oncegate.stores import layout, limits
 from oncegate.stores.errors import StoreCode, StoreError
 from oncegate.stores.retry import Retry
 from oncegate.stores.sqlite import scan as sqlite_scan
 from oncegate.stores.sqlite import statements as sqlite_statements
 from oncegate.stores.store import Store, Value
-from oncegate.stores.tables import WRITE_TS, StoreTable, checked
+from oncegate.stores.tables import WRITE_TS, StoreTable
 
 T = TypeVar("T")
 
@@ -78,14 +78,18 @@ class SqliteStore(Store):
 
     def write(self, table: StoreTable, rows: pa.RecordBatch) -> None:
         """Upsert rows; see `Store.write`."""
-        fit = checked(rows, table.schema)
+        sifted = limits.sift(table, rows, table.schema)
+        fit = sifted.rows
         # Binding None costs several times what other values do: it is looked up among the adapters each time.
         absent = [name for name, column in zip(fit.schema.names, fit.columns, strict=True) if _is_null(column)]
         self._run(table, sqlite_statements.upsert(table, absent), fit.drop_columns(absent) if absent else fit)
+        sifted.raise_rejected()
 
     def delete(self, table: StoreTable, keys: pa.RecordBatch) -> None:
         """Delete rows; see `Store.delete`."""
-        self._run(table, sqlite_statements.delete(table), checked(keys, table.key_schema))
+        sifted = limits.sift(table, keys, table.key_schema)
+        self._run(table, sqlite_statements.delete(table), sifted.rows)
+        sifted.raise_rejected()
 
     def get(self, table: StoreTable, key: Mapping[str, Value]) -> dict[str, Value] | None:
         """Return one live row; see `Store.get`."""

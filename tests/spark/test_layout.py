@@ -108,8 +108,7 @@ def test_encoded_batch_is_what_the_driver_would_send(rows: list[Any], query: byt
     # A slice, to see that offsets inside a larger array are respected.
     encoded = cql_encoding.encode(query, [column[first:] for column in columns(rows)])
     end = data.draw(st.integers(1, len(rows) - first))
-    piece = encoded.data[encoded.offsets[0] : encoded.offsets[end]]
-    batch = cql_encoding.EncodedBatch(piece, end, "k", b"r")
+    batch = cql_encoding.EncodedBatch(encoded, 0, end, "k", b"r")
     sent = BatchMessage(BatchType.UNLOGGED, batch._statements_and_parameters, CONSISTENCY)
     sent.tracing = False
     frame = cql_encoding.EncodedBatchProtocol.encode_message(sent, 5, 4, None, allow_beta_protocol_version=False)

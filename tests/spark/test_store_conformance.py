@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Iterator, Sequence
 from itertools import count
@@ -10,13 +11,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from cassandra import OperationTimedOut
+from cassandra.cluster import Cluster, Session
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from oncegate.stores import WRITE_TS, Clustering, Column, ColumnType, Store, StoreTable, open_store
-from oncegate.stores.cassandra.store import CassandraStore
+from oncegate.stores import WRITE_TS, Clustering, Column, ColumnType, Store, StoreTable, limits, open_store
+from oncegate.stores.cassandra import sending
 from oncegate.stores.devcassandra import DevCluster
-from oncegate.stores.errors import StoreCode, StoreError
+from oncegate.stores.errors import BadRows, Rejected, StoreCode, StoreError
+from oncegate.stores.limits import KEY_BYTES_MAX, ROW_BYTES_MAX
 
 NOTES = StoreTable(
     name="notes",
@@ -166,6 +169,67 @@ def test_rows_that_do_not_fit_are_refused(store: Store) -> None:
     assert store.count(NOTES) == 0
 
 
+ONE = StoreTable("one", (Column("key", ColumnType.TEXT), Column("raw", ColumnType.BLOB)), ("key",))
+
+
+def test_rows_over_the_limits_are_named_and_all_others_are_written(store: Store) -> None:
+    store.create([ONE])
+    longest, long, large = "k" * KEY_BYTES_MAX, "k" * (KEY_BYTES_MAX + 1), b"x" * (ROW_BYTES_MAX + 1)
+    cells = [("", b""), (longest, b""), ("a", b""), (long, b""), ("b", large), ("c", large[:-2]), ("d", None)]
+    loose = pa.schema([field.with_nullable(True) for field in ONE.schema])
+    for _ in range(2):
+        given = [{"key": key, "raw": raw, WRITE_TS: 1 + (key == "a")} for key, raw in cells]
+        given.append({"key": "e", "raw": b"", WRITE_TS: 0})
+        with pytest.raises(BadRows) as refused:
+            store.write(ONE, pa.RecordBatch.from_pylist(given, schema=loose))
+        assert [one.index for one in refused.value.rejected] == [0, 3, 4, 6, 7]
+        assert refused.value.code is StoreCode.BAD_ROWS
+        assert len(str(refused.value)) < 500
+        assert store.count(ONE) == 3
+    with pytest.raises(BadRows) as refused:
+        store.delete(ONE, pa.RecordBatch.from_pylist([{"key": key, WRITE_TS: 3} for key, _ in cells], ONE.key_schema))
+    assert [one.index for one in refused.value.rejected] == [0, 3]
+    assert store.count(ONE) == 0
+
+
+def test_limit_of_keys_is_of_the_serialised_partition_and_of_all_clustering_columns(store: Store) -> None:
+    pair = StoreTable(
+        "pair",
+        (*(Column(name, ColumnType.TEXT) for name in "abcd"), Column("n", ColumnType.INT64)),
+        ("a", "b"),
+        (Clustering("c"), Clustering("d")),
+    )
+    store.create([pair])
+    # Two lengths and two ends, of three bytes together, frame two values.
+    cells = [
+        ("", "", "", ""),
+        ("a" * (KEY_BYTES_MAX - 7), "b", "", ""),
+        ("a" * (KEY_BYTES_MAX - 6), "b", "", ""),
+        ("a", "b", "c" * (KEY_BYTES_MAX - 1), "d"),
+        ("a", "b", "c" * KEY_BYTES_MAX, "d"),
+    ]
+    given = [dict(zip("abcd", cell, strict=True)) | {"n": 1, WRITE_TS: 1} for cell in cells]
+    with pytest.raises(BadRows) as refused:
+        store.write(pair, pa.RecordBatch.from_pylist(given, schema=pair.schema))
+    assert [one.index for one in refused.value.rejected] == [2, 4]
+    assert store.count(pair) == 3
+
+
+def test_text_that_is_none_is_refused_and_the_rest_is_written(store: Store) -> None:
+    broken = pa.array([b"a", b"\xff", b"b"], pa.binary()).view(pa.string())
+    batch = rows(row(1, 1), row(2, 1), row(3, 1)).set_column(4, NOTES.schema.field("text"), broken)
+    with pytest.raises(BadRows) as refused:
+        store.write(NOTES, batch)
+    assert refused.value.rejected == (Rejected(1, "text is not UTF-8"),)
+    assert [found["text"] for found in all_rows(store)] == ["b", "a"]
+
+
+def test_refused_rows_survive_pickling() -> None:
+    error = BadRows([Rejected(index, "the key is empty") for index in range(1_000)])
+    assert pickle.loads(pickle.dumps(error)).rejected == error.rejected
+    assert "997 more" in str(error)
+
+
 def post(commit: int, owner: str, trace: str | None, raw: bytes | None) -> dict[str, Any]:
     return {"owner": owner, "commit": commit, "trace": trace, "raw": raw, "text": "t", WRITE_TS: commit}
 
@@ -240,24 +304,53 @@ def test_write_that_timed_out_after_it_was_done_converges_on_one_row_and_beats_n
 ) -> None:
     """Case 38: between the time-out and the retry somebody even writes the row again, with a newer timestamp."""
     url = cassandra.url("timeouts")
-    with open_store(url) as store, open_store(url) as other:
-        assert isinstance(store, CassandraStore)
+    with open_store(url) as store:
         store.create([NOTES])
-        send, sent = store._send, []
+        send, sent = sending.send_once, []
 
-        def silent_once(batches: Sequence[Any]) -> tuple[list[Any], Exception | None]:
-            left, error = send(batches)
-            assert error is None
+        def silent_once(session: Session, batches: Sequence[Any], in_flight: int) -> tuple[list[Any], list[Any]]:
+            unsent, failures = send(session, batches, in_flight)
+            assert not unsent
+            assert not failures
             sent.append(len(batches))
             if len(sent) == 1:
-                other.write(NOTES, rows(row(2, 20, text="newer")))
-                return list(batches), OperationTimedOut()
-            return left, error
+                with open_store(url) as other:
+                    other.write(NOTES, rows(row(2, 20, text="newer")))
+                return [], [(batch, OperationTimedOut()) for batch in batches]
+            return unsent, failures
 
-        monkeypatch.setattr(store, "_send", silent_once)
+        monkeypatch.setattr(sending, "send_once", silent_once)
         store.write(NOTES, rows(row(1, 10, text="once"), row(2, 10, text="older")))
-        assert len(sent) == 2, "it was retried"
+        assert len(sent) == 3, "ours, the other's, and ours again, in halves"
         assert all_rows(store) == [row(2, 20, text="newer"), row(1, 10, text="once")]
+
+
+@pytest.mark.cassandra
+def test_row_that_only_the_server_refuses_is_found_by_halving(
+    cassandra: DevCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "ROW_BYTES_MAX", 2**30)
+    with open_store(cassandra.url("halving")) as store:
+        store.create([NOTES, ONE])
+        given = [row(place, 1, owner="ann", raw=b"r" * 100) for place in range(50, 0, -1)]
+        given[17]["raw"] = b"x" * 9 * 2**20
+        with pytest.raises(BadRows) as refused:
+            store.write(NOTES, rows(*given))
+        assert [one.index for one in refused.value.rejected] == [17]
+        assert "oversized" in refused.value.rejected[0].reason
+        assert "ann" not in str(refused.value)
+        assert store.count(NOTES) == 49
+
+
+@pytest.mark.cassandra
+def test_table_that_went_away_makes_no_row_a_bad_one(cassandra: DevCluster) -> None:
+    with open_store(cassandra.url("gone")) as store, Cluster(["127.0.0.1"], cassandra.config.native_port) as other:
+        store.create([NOTES])
+        store.write(NOTES, rows(row(1, 1)))
+        other.connect().execute("DROP TABLE gone.notes")
+        with pytest.raises(StoreError) as refused:
+            store.write(NOTES, rows(row(1, 1), row(2, 1)))
+        assert refused.value.code is StoreCode.STORE_MISMATCH
 
 
 _example = count()
