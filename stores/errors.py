@@ -20,6 +20,7 @@ class StoreCode(StrEnum):
     BAD_ROWS = "BAD_ROWS"
     CLUSTER_FAILED = "CLUSTER_FAILED"
     STORE_MISMATCH = "STORE_MISMATCH"
+    STORE_REFUSED = "STORE_REFUSED"
     STORE_UNAVAILABLE = "STORE_UNAVAILABLE"
     BAD_BATCH = "BAD_BATCH"
     BATCH_CHANGED = "BATCH_CHANGED"
@@ -42,7 +43,12 @@ REGISTRY: Final[dict[StoreCode, StoreTraits]] = {
     StoreCode.BAD_TABLE: StoreTraits("not_applied", False, "A table declaration is malformed"),
     StoreCode.BAD_ROWS: StoreTraits("not_applied", False, "Rows do not fit the table"),
     StoreCode.CLUSTER_FAILED: StoreTraits("not_applied", False, "The development cluster did not do as told"),
-    StoreCode.STORE_MISMATCH: StoreTraits("not_applied", False, "The store holds something else under this name"),
+    StoreCode.STORE_MISMATCH: StoreTraits(
+        "not_applied", False, "The store holds something else under this name, or nothing"
+    ),
+    StoreCode.STORE_REFUSED: StoreTraits(
+        "not_applied", False, "The store refused the user, the connection or the request"
+    ),
     StoreCode.STORE_UNAVAILABLE: StoreTraits("unknown", True, "The store did not answer in time"),
     StoreCode.BAD_BATCH: StoreTraits("not_applied", True, "A batch is damaged or is not the one asked for"),
     StoreCode.BATCH_CHANGED: StoreTraits("not_applied", False, "A reread batch differs from the first read"),

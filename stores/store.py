@@ -89,17 +89,26 @@ class Store(Protocol):
 def open_store(url: str) -> Store:
     """Return the store that ``url`` names.
 
-    | form | options |
+    | form | options, as a query string |
     |---|---|
     | `sqlite:///absolute/directory` | `shards` (1..64, fixed when first created), `retry_s` |
-    | `cassandra://host[:port][,host…]/keyspace` | `replication`, `in_flight`, `batch_bytes`, `retry_s` |
+    | `cassandra://host[:port][,host…]/keyspace` | `stores.cassandra.options.CassandraOptions`, docs/cassandra.md |
 
-    Options come as a query string; `retry_s` bounds how long one write is retried while the store does not answer.
-    Nothing is connected yet for Cassandra; an SQLite directory is created.
+    `retry_s` bounds how long one call is retried while the store does not answer. Nothing is connected yet for
+    Cassandra. A URL never holds a secret: one with a password is refused.
 
     Raises:
-        StoreError: BAD_OPTION, when the URL is none of these.
+        StoreError: BAD_OPTION, when the URL is none of these; it names the option.
     """
+    # Import a store's library only when that store is used.
+    if url.startswith("cassandra://"):
+        from oncegate.stores.cassandra.store import CassandraStore
+
+        return CassandraStore.from_url(url)
+    if not url.startswith("sqlite://"):
+        raise StoreError(StoreCode.BAD_OPTION, "a store URL starts with sqlite:// or cassandra://")
+    from oncegate.stores.sqlite.store import SqliteStore
+
     parts = urlsplit(url)
     try:
         options = {
@@ -107,16 +116,7 @@ def open_store(url: str) -> Store:
         }
     except ValueError as error:
         raise StoreError(StoreCode.BAD_OPTION, "options of a store URL are name=integer pairs") from error
-    # Import a store's library only when that store is used.
-    if parts.scheme == "sqlite":
-        from oncegate.stores.sqlite.store import SqliteStore
-
-        return SqliteStore.from_url(parts, options)
-    if parts.scheme == "cassandra":
-        from oncegate.stores.cassandra.store import CassandraStore
-
-        return CassandraStore.from_url(parts, options)
-    raise StoreError(StoreCode.BAD_OPTION, "a store URL starts with sqlite:// or cassandra://")
+    return SqliteStore.from_url(parts, options)
 
 
 _shared: dict[tuple[int, str], Store] = {}

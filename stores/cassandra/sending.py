@@ -1,7 +1,7 @@
 """Batches of one write on their way to the server: how many at once, what is halved, and which rows it refuses.
 
 Owns: the batches that the server has not acknowledged. Must not know tables or connections, nor how long to try.
-Read next: :mod:`oncegate.stores.cassandra.encoding`.
+Read next: :mod:`oncegate.stores.cassandra.failures`.
 
 The server takes or refuses a batch as a whole, and an error names no row. A batch that it refuses, or that may be too
 much for it at once, therefore goes again in halves, down to a single row: that row is the one it does not take, and the
@@ -10,21 +10,14 @@ others are written.
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Sequence
-from typing import Final
 
-from cassandra import CoordinationFailure, InvalidRequest, OperationTimedOut, Timeout
 from cassandra.cluster import Session
 
 from oncegate.stores.cassandra.encoding import EncodedBatch
+from oncegate.stores.cassandra.failures import fewer_may_do, reason, refuses_content
 from oncegate.stores.errors import Rejected
-
-_HALVED: Final = (CoordinationFailure, InvalidRequest, OperationTimedOut, Timeout)
-"""Errors that fewer rows at once may avoid; after the others the batch goes again as it was."""
-_ABOUT_THE_SERVER: Final = re.compile(r"disk.usage", re.IGNORECASE)
-"""Refusals of a request that come from the server's state, not from the request."""
 
 Failure = tuple[EncodedBatch, Exception]
 
@@ -47,9 +40,9 @@ class Sending:
             self.waiting, failures = send_once(session, self.waiting, self._in_flight)
             for batch, error in failures:
                 if batch.count == 1 and refuses_content(error):
-                    self.refused.append(Rejected(batch.first, _reason(error)))
+                    self.refused.append(Rejected(batch.first, reason(error)))
                 else:
-                    self.waiting += batch.halves() if batch.count > 1 and isinstance(error, _HALVED) else [batch]
+                    self.waiting += batch.halves() if batch.count > 1 and fewer_may_do(error) else [batch]
             stopped = [error for _, error in failures if not refuses_content(error)]
             if stopped:
                 raise stopped[0]
@@ -81,14 +74,3 @@ def send_once(
     for _ in range(in_flight):
         places.acquire()
     return unsent, failures
-
-
-def refuses_content(error: Exception) -> bool:
-    """Whether the server refused a request for what it holds."""
-    return isinstance(error, InvalidRequest) and not _ABOUT_THE_SERVER.search(str(error))
-
-
-def _reason(error: Exception) -> str:
-    """What the server said, bounded, without the key that it may name."""
-    found = re.search(r'message="(.{1,120}?)( for keyspace|"|$)', str(error))
-    return f"the server: {found[1] if found else type(error).__name__}"

@@ -7,18 +7,20 @@ bound. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Final
 
-from oncegate.stores.tables import WRITE_TS, ColumnType, StoreTable
+from oncegate.stores.tables import WRITE_TS, Column, ColumnType, StoreTable
 
 _CQL_TYPE: Final = {ColumnType.INT64: "bigint", ColumnType.TEXT: "text", ColumnType.BLOB: "blob"}
 
 
-def create_keyspace(keyspace: str, data_centre: str, replication: int) -> str:
-    """Return the statement that creates the keyspace if it is missing."""
+def create_keyspace(keyspace: str, copies: Mapping[str, int]) -> str:
+    """Return the statement that creates the keyspace if it is missing, with so many copies in each data centre."""
+    centres = "".join(f", '{centre}': {count}" for centre, count in copies.items())
     return (
         f'CREATE KEYSPACE IF NOT EXISTS "{keyspace}" WITH replication = '
-        f"{{'class': 'NetworkTopologyStrategy', '{data_centre}': {replication}}}"
+        f"{{'class': 'NetworkTopologyStrategy'{centres}}}"
     )
 
 
@@ -33,22 +35,28 @@ def create(keyspace: str, table: StoreTable) -> str:
     return f"CREATE TABLE IF NOT EXISTS {_name(keyspace, table)} ({columns}, {key}){ordered}"
 
 
+def add_columns(keyspace: str, table: StoreTable, columns: Iterable[Column]) -> str:
+    """Return the statement that adds those of the columns that the table lacks."""
+    added = ", ".join(f'"{column.name}" {_CQL_TYPE[column.type]}' for column in columns)
+    return f"ALTER TABLE {_name(keyspace, table)} ADD IF NOT EXISTS {added}"
+
+
 def shape(table: StoreTable) -> list[tuple[str, str, str, str]]:
-    """Return what `DESCRIBED` yields for the table, sorted: name, type, kind and order of each column."""
+    """Return what `DESCRIBED` yields for the table: name, type, kind and order of each column."""
     order = {column.name: "desc" if column.descending else "asc" for column in table.clustering}
     rows = []
     for column in table.columns:
         kind = "partition_key" if column.name in table.partition_key else "regular"
         kind = "clustering" if column.name in order else kind
         rows.append((column.name, _CQL_TYPE[column.type], kind, order.get(column.name, "none")))
-    return sorted(rows)
+    return rows
 
 
+KEYSPACE: Final = "SELECT keyspace_name FROM system_schema.keyspaces WHERE keyspace_name = %s"
 DESCRIBED: Final = (
     "SELECT column_name, type, kind, clustering_order FROM system_schema.columns "
     "WHERE keyspace_name = %s AND table_name = %s"
 )
-SETTING: Final = "SELECT value FROM system_views.settings WHERE name = %s"
 
 
 def insert(keyspace: str, table: StoreTable) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -351,6 +352,45 @@ def test_table_that_went_away_makes_no_row_a_bad_one(cassandra: DevCluster) -> N
         with pytest.raises(StoreError) as refused:
             store.write(NOTES, rows(row(1, 1), row(2, 1)))
         assert refused.value.code is StoreCode.STORE_MISMATCH
+
+
+@pytest.mark.cassandra
+def test_only_create_makes_a_keyspace_and_all_else_names_the_command(cassandra: DevCluster) -> None:
+    url, key = cassandra.url("misspelt"), {"owner": "ann", "shelf": 1, "place": 1}
+    with open_store(url) as store:
+        for use in (
+            lambda: store.get(NOTES, key),
+            lambda: store.count(NOTES),
+            lambda: list(store.scan(NOTES)),
+            lambda: store.write(NOTES, rows(row(1, 1))),
+            lambda: store.delete(NOTES, keys((1, 1))),
+        ):
+            with pytest.raises(StoreError, match="oncegate store init") as refused:
+                use()
+            assert refused.value.code is StoreCode.STORE_MISMATCH
+        with Cluster(["127.0.0.1"], cassandra.config.native_port) as other:
+            other.connect()
+            assert "misspelt" not in other.metadata.keyspaces
+        store.create([NOTES])
+        assert store.get(NOTES, key) is None
+        with pytest.raises(StoreError, match="oncegate store init"):
+            store.get(POSTS, {"owner": "ann", "commit": 1})
+
+
+@pytest.mark.cassandra
+def test_nullable_column_of_a_newer_declaration_is_added_while_the_older_one_writes(cassandra: DevCluster) -> None:
+    newer = replace(POSTS, columns=(*POSTS.columns, Column("extra", ColumnType.TEXT, nullable=True)))
+    with open_store(cassandra.url("widened")) as old, open_store(cassandra.url("widened")) as new:
+        old.create([POSTS])
+        old.write(POSTS, pa.RecordBatch.from_pylist([post(1, "ann", "a", None)], schema=POSTS.schema))
+        new.create([newer])
+        rows = [post(2, "ann", "b", None) | {"extra": "x"}]
+        new.write(newer, pa.RecordBatch.from_pylist(rows, schema=newer.schema))
+        old.write(POSTS, pa.RecordBatch.from_pylist([post(3, "ann", "c", None)], schema=POSTS.schema))
+        old.create([POSTS])
+        found = [row for part in new.scan(newer) for row in part.to_pylist()]
+        assert sorted((row["commit"], row["extra"]) for row in found) == [(1, None), (2, "x"), (3, None)]
+        assert old.count(POSTS) == 3
 
 
 _example = count()
