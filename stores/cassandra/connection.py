@@ -7,6 +7,7 @@ not know tables, and never changes a schema by itself. Read next: :mod:`oncegate
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
@@ -32,6 +33,16 @@ _PAGE_ROWS: Final = 20_000
 _PROTOCOL_VERSION: Final = 4
 _RECONNECT_S: Final = (0.5, 10.0)
 _SETTING: Final = "SELECT value FROM system_views.settings WHERE name = %s"
+
+
+class _BatchesAsMeant(logging.Filter):
+    """Drops the warning that the driver logs for each batch over several partitions: `placement` means them."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "Unlogged batch covering" not in record.getMessage()
+
+
+logging.getLogger("cassandra.protocol").addFilter(_BatchesAsMeant())
 
 
 class Connection:

@@ -67,7 +67,7 @@ def encode(prepared_id: bytes, columns: Sequence[pa.Array]) -> EncodedRows:
 
 
 class EncodedBatch(BatchStatement):  # type: ignore[misc]
-    """An unlogged batch of the encoded statements ``first`` .. ``end`` - 1, all of one partition."""
+    """An unlogged batch of the encoded statements ``first`` .. ``end`` - 1, all of the same replicas."""
 
     def __init__(self, rows: EncodedRows, first: int, end: int, keyspace: str, routing_key: bytes) -> None:
         super().__init__(BatchType.UNLOGGED)

@@ -45,6 +45,8 @@ class Sending:
                     self.waiting += batch.halves() if batch.count > 1 and fewer_may_do(error) else [batch]
             stopped = [error for _, error in failures if not refuses_content(error)]
             if stopped:
+                # It may have been too much at once: the next attempt is more careful.
+                self._in_flight = max(1, self._in_flight // 2)
                 raise stopped[0]
 
 

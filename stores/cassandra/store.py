@@ -1,10 +1,10 @@
-"""The store of the product: Cassandra through cassandra-driver, explicit timestamps, batches of one partition.
+"""The store of the product: Cassandra through cassandra-driver, explicit timestamps, batches of one set of replicas.
 
-Owns: reads, and the cut of rows into batches. Must not know Spark or flows. Read next:
-:mod:`oncegate.stores.cassandra.connection`, :mod:`oncegate.stores.cassandra.sending`,
+Owns: reads and writes of rows. Must not know Spark or flows. Read next:
+:mod:`oncegate.stores.cassandra.connection`, :mod:`oncegate.stores.cassandra.placement`,
 :mod:`oncegate.stores.cassandra.schema`.
 
-Rows of one partition travel together in unlogged batches below the server's own warning threshold: many times as
+Rows of the same replicas travel together in unlogged batches below the server's own warning threshold: many times as
 fast as single statements. The outcome of a write that timed out is unknown. The store sends it again, which timestamps
 make harmless. The server forgets deletions after its `gc_grace_seconds` (10 days by default): do not replay older
 batches.
@@ -15,19 +15,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from typing import Any, Final, Self, TypeVar
 
-import numpy as np
 import pyarrow as pa
 from cassandra import ConsistencyLevel
 
-from oncegate.stores import layout, limits
+from oncegate.stores import limits
 from oncegate.stores.cassandra import schema
 from oncegate.stores.cassandra import statements as cql_statements
 from oncegate.stores.cassandra.connection import READ, SCAN, Connection
 from oncegate.stores.cassandra.encoding import EncodedBatch, encode
 from oncegate.stores.cassandra.options import CassandraOptions
+from oncegate.stores.cassandra.placement import Ring, place
 from oncegate.stores.cassandra.sending import Sending
 from oncegate.stores.errors import Rejected
 from oncegate.stores.store import Store, Value
@@ -124,32 +123,20 @@ class CassandraStore(Store):
         """Send all rows until the server has taken or refused each; return those that it refuses."""
         if rows.num_rows == 0:
             return []
-        order = layout.key_order(table, rows)
-        ordered = rows if order is None else rows.take(pa.array(order))
-        encoded = encode(self._connection.prepare(statement).query_id, [ordered.column(name) for name in bound])
-        spans = list(self._batches(table, ordered, encoded.offsets))
-        keys = _routing_keys(table, ordered, [first for first, _ in spans])
-        sending = Sending(
-            [EncodedBatch(encoded, *span, self._keyspace, key) for span, key in zip(spans, keys, strict=True)],
-            self._options.in_flight,
-        )
-        self._connection.retrying(lambda: sending.run(self._connection.writer()))
+        connection = self._connection
+        prepared = connection.prepare(statement)
+        placed = place(table, rows, Ring.of(connection.metadata(), self._keyspace))
+        encoded = encode(prepared.query_id, [placed.rows.column(name) for name in bound])
+        batches = [
+            EncodedBatch(encoded, first, end, self._keyspace, key)
+            for first, end, key in placed.spans(encoded.offsets, self._batch_bytes or self._server_bound())
+        ]
+        sending = Sending(batches, self._options.in_flight)
+        connection.retrying(lambda: sending.run(connection.writer()))
         if sending.refused:
             # A server that lacks the table refuses every row: that says nothing about the rows.
-            schema.check(self._connection, self._keyspace, table)
-        return [one if order is None else Rejected(int(order[one.index]), one.reason) for one in sending.refused]
-
-    def _batches(self, table: StoreTable, rows: pa.RecordBatch, offsets: layout.Int64s) -> Iterator[tuple[int, int]]:
-        """Cut the rows into batches of one partition, below the bound in bytes unless it is a single row."""
-        bound = self._batch_bytes or self._server_bound()
-        borders = layout.partition_borders(table, rows)
-        for begin, end in pairwise(borders):
-            first = begin
-            while first < end:
-                fits = int(np.searchsorted(offsets, offsets[first] + bound, side="right")) - 1
-                last = min(max(fits, first + 1), end)
-                yield first, last
-                first = last
+            schema.check(connection, self._keyspace, table)
+        return [Rejected(int(placed.positions[one.index]), one.reason) for one in sending.refused]
 
     def _query(self, query: str, values: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:
         return self._connection.query(query, values)
@@ -160,29 +147,6 @@ class CassandraStore(Store):
         bound = int(found[1]) * scale[found[2]] if found else _BATCH_BYTES_FALLBACK
         self._batch_bytes = min(bound, _BATCH_BYTES_MAX)
         return self._batch_bytes
-
-
-def _routing_keys(table: StoreTable, rows: pa.RecordBatch, at: Sequence[int]) -> list[bytes]:
-    """The serialised partition key of the rows at these positions: where the driver sends them."""
-    chosen = rows.take(pa.array(at, pa.int64()))
-    parts = []
-    for name in table.partition_key:
-        values = chosen.column(name).to_pylist()
-        parts.append([_serialised(value) for value in values])
-    if len(parts) == 1:
-        return parts[0]
-    framed = [[len(value).to_bytes(2, "big") + value + b"\0" for value in column] for column in parts]
-    return [b"".join(cells) for cells in zip(*framed, strict=True)]
-
-
-def _serialised(value: Value) -> bytes:
-    match value:
-        case int():
-            return value.to_bytes(8, "big", signed=True)
-        case str():
-            return value.encode()
-        case _:
-            return value
 
 
 def _token_ranges() -> list[tuple[int, int]]:

@@ -344,6 +344,29 @@ def test_row_that_only_the_server_refuses_is_found_by_halving(
 
 
 @pytest.mark.cassandra
+def test_rows_of_many_partitions_travel_together_and_the_server_warns_of_none(
+    cassandra: DevCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    send, counts = sending.send_once, []
+
+    def counted(session: Session, batches: Sequence[Any], in_flight: int) -> Any:
+        counts.extend(batch.count for batch in batches)
+        return send(session, batches, in_flight)
+
+    monkeypatch.setattr(sending, "send_once", counted)
+    with open_store(cassandra.url("together")) as store:
+        store.create([NOTES])
+        many = [row(1, 1, owner=f"user {place}", raw=b"r" * (place % 500)) for place in range(2_000)]
+        store.write(NOTES, rows(*many))
+        assert store.count(NOTES) == 2_000
+        assert len(counts) < 50
+        store.delete(NOTES, rows(*many).select(NOTES.key_schema.names))
+        assert store.count(NOTES) == 0
+        assert sum(counts) == 4_000
+    assert "Server warning" not in caplog.text
+
+
+@pytest.mark.cassandra
 def test_table_that_went_away_makes_no_row_a_bad_one(cassandra: DevCluster) -> None:
     with open_store(cassandra.url("gone")) as store, Cluster(["127.0.0.1"], cassandra.config.native_port) as other:
         store.create([NOTES])
