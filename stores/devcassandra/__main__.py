@@ -17,7 +17,17 @@ from oncegate.stores.devcassandra.cluster import DevCluster, default_home
 from oncegate.stores.devcassandra.node import Config
 from oncegate.stores.errors import StoreCode, StoreError
 
-_SET_BY_FLAG = ("nodes", "native_port", "storage_port", "jmx_port", "heap", "commitlog_sync")
+_SET_BY_FLAG = (
+    "nodes",
+    "native_port",
+    "storage_port",
+    "jmx_port",
+    "heap",
+    "commitlog_sync",
+    "login",
+    "tls_key",
+    "tls_authority",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -84,6 +94,11 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--jmx-port", type=int, help="default 7199")
     up.add_argument("--heap", help="of each node, default 768m")
     up.add_argument("--commitlog-sync", choices=("batch", "group", "periodic"), help="default group")
+    up.add_argument(
+        "--login", action="store_true", default=None, help="ask for user and password: cassandra, cassandra"
+    )
+    up.add_argument("--tls-key", help="PEM file of the nodes' key and certificate: encrypt, and ask clients for theirs")
+    up.add_argument("--tls-authority", help="PEM file of the authority of both")
     for name, about in (("status", "say which nodes answer"), ("down", "stop all"), ("wipe", "kill all, remove data")):
         commands.add_parser(name, help=about)
     for name in ("start", "stop", "kill"):

@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -126,7 +126,7 @@ class DevCluster:
     def _settled(self) -> bool:
         schemas = set()
         for node in self.nodes:
-            with Probe(node.host, self.config.native_port) as probe:
+            with Probe(node.host, self.config) as probe:
                 peers = probe.rows("SELECT schema_version FROM system.peers_v2")
                 own = probe.rows("SELECT schema_version FROM system.local")
             if len(peers) != len(self.nodes) - 1:
@@ -161,7 +161,7 @@ def free_ports(config: Config) -> Config:
                 other.bind((f"127.0.0.{number}", port))
             ports.append(port)
     native, storage, jmx = ports
-    return Config(**{**asdict(config), "native_port": native, "storage_port": storage, "jmx_port": jmx})
+    return replace(config, native_port=native, storage_port=storage, jmx_port=jmx)
 
 
 def default_home() -> Path:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import ssl
 import struct
 import subprocess
 import time
@@ -30,12 +31,25 @@ _SYNC_YAML: Final[dict[Sync, str]] = {
     "group": "commitlog_sync: group\ncommitlog_sync_group_window: 10ms",
     "periodic": "commitlog_sync: periodic\ncommitlog_sync_period: 10000ms",
 }
+_OPEN_YAML: Final = "authenticator: AllowAllAuthenticator\nauthorizer: AllowAllAuthorizer"
+_LOGIN_YAML: Final = "authenticator: PasswordAuthenticator\nauthorizer: CassandraAuthorizer"
+_TLS_YAML: Final = """
+client_encryption_options:
+  enabled: true
+  optional: false
+  require_client_auth: true
+  ssl_context_factory:
+    class_name: org.apache.cassandra.security.PEMBasedSslContextFactory
+  keystore: $key
+  truststore: $authority"""
+SUPERUSER: Final = "cassandra"
+"""Name and password of the first role of a cluster that asks for a log-in."""
 _POLL_S: Final = 0.05
 _PORT_WAIT_S: Final = 10.0
 _JAVA_WITHOUT_SECURITY_MANAGER: Final = 18
 _VERSION: Final = 4
-_STARTUP, _QUERY = 1, 7
-_READY, _RESULT = 2, 8
+_STARTUP, _QUERY, _AUTH_RESPONSE = 1, 7, 15
+_READY, _AUTHENTICATE, _RESULT, _AUTH_SUCCESS = 2, 3, 8, 16
 _ROWS: Final = 2
 _GLOBAL_TABLE: Final = 1
 _CONSISTENCY_ONE: Final = 1
@@ -52,6 +66,10 @@ class Config:
         heap: of each JVM, as in `-Xmx`.
         commitlog_sync: `batch` and `group` flush before they acknowledge; `periodic`, Cassandra's own default, loses
             up to 10 s of acknowledged rows when a single node is killed.
+        login: ask clients for user and password, and check their permissions; the first role is `SUPERUSER`, and must
+            keep its password: the cluster itself asks with it.
+        tls_key: PEM file of the nodes' private key (PKCS #8) and certificate chain; "": no encryption.
+        tls_authority: PEM file of the authority that signed it and the clients' certificates, which are then required.
     """
 
     nodes: int = 1
@@ -60,6 +78,9 @@ class Config:
     jmx_port: int = 7199
     heap: str = "768m"
     commitlog_sync: Sync = "group"
+    login: bool = False
+    tls_key: str = ""
+    tls_authority: str = ""
 
     def __post_init__(self) -> None:
         ports = (self.native_port, self.storage_port, self.jmx_port)
@@ -67,6 +88,17 @@ class Config:
             raise StoreError(
                 StoreCode.BAD_OPTION, "1 to 3 nodes, distinct ports, commitlog_sync batch, group or periodic"
             )
+        if bool(self.tls_key) != bool(self.tls_authority):
+            raise StoreError(StoreCode.BAD_OPTION, "tls_key and tls_authority are given together")
+
+    def ssl_context(self) -> ssl.SSLContext | None:
+        """Return what a node's own client is encrypted with: it presents the node's certificate."""
+        if not self.tls_key:
+            return None
+        context = ssl.create_default_context(cafile=self.tls_authority)
+        context.check_hostname = False
+        context.load_cert_chain(self.tls_key)
+        return context
 
 
 class CassandraNode:
@@ -135,7 +167,7 @@ class CassandraNode:
     def version(self) -> str | None:
         """Return Cassandra's version if the node answers now."""
         try:
-            with Probe(self.host, self._config.native_port) as probe:
+            with Probe(self.host, self._config) as probe:
                 value = probe.rows("SELECT release_version FROM system.local")[0][0]
         except (OSError, IndexError):
             return None
@@ -200,9 +232,16 @@ class CassandraNode:
             native_port=self._config.native_port,
             seeds=",".join(f"127.0.0.{number}" for number in range(1, nodes + 1)),
             commitlog_sync=_SYNC_YAML[self._config.commitlog_sync],
+            security=self._security(),
         )
         (self.directory / "conf" / "cassandra.yaml").write_text(text)
         (self.directory / "conf" / "logback.xml").write_text(_data("logback.xml"))
+
+    def _security(self) -> str:
+        text = _LOGIN_YAML if self._config.login else _OPEN_YAML
+        if self._config.tls_key:
+            text += Template(_TLS_YAML).substitute(key=self._config.tls_key, authority=self._config.tls_authority)
+        return text
 
     def _command(self, library: Path) -> list[str]:
         program, major = jars.java()
@@ -260,11 +299,16 @@ def _gone(pid: int) -> bool:
 class Probe:
     """A connection to one node; raises OSError: the node does not answer, or not as expected."""
 
-    def __init__(self, host: str, port: int, timeout_s: float = 5.0) -> None:
-        self._socket = socket.create_connection((host, port), timeout=timeout_s)
+    def __init__(self, host: str, config: Config, timeout_s: float = 5.0) -> None:
+        self._socket = socket.create_connection((host, config.native_port), timeout=timeout_s)
         try:
+            if (context := config.ssl_context()) is not None:
+                self._socket = context.wrap_socket(self._socket)
             kind, _ = self._exchange(_STARTUP, struct.pack(">H", 1) + _string("CQL_VERSION") + _string("3.0.0"))
-            if kind != _READY:
+            if kind == _AUTHENTICATE:
+                login = f"\0{SUPERUSER}\0{SUPERUSER}".encode()
+                kind, _ = self._exchange(_AUTH_RESPONSE, struct.pack(">i", len(login)) + login)
+            if kind not in (_READY, _AUTH_SUCCESS):
                 raise OSError("the node is not ready")
         except OSError:
             self._socket.close()
