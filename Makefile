@@ -67,6 +67,7 @@ bench: .venv/.ready ## figures of this machine, printed with their calibrations
 	$(BIN)/python -m bench.lincheck
 	$(BIN)/python -m bench.fanout --store sqlite
 	$(BIN)/python -m bench.fanout --store cassandra
+	$(BIN)/python -m bench.stream_rows
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist oncegate-data

@@ -11,22 +11,16 @@ from typing import Final
 from cassandra import (
     AuthenticationFailed,
     CoordinationFailure,
+    DriverException,
     InvalidRequest,
     OperationTimedOut,
-    RequestValidationException,
     Timeout,
-    Unauthorized,
     Unavailable,
+    UnresolvableContactPoints,
 )
 from cassandra.cluster import NoHostAvailable
 from cassandra.connection import ConnectionException
-from cassandra.protocol import (
-    ErrorMessage,
-    IsBootstrappingErrorMessage,
-    OverloadedErrorMessage,
-    ServerError,
-    SyntaxException,
-)
+from cassandra.protocol import ErrorMessage, IsBootstrappingErrorMessage, OverloadedErrorMessage, ServerError
 
 from oncegate.stores.errors import StoreCode, StoreError
 
@@ -40,8 +34,9 @@ _TRANSIENT: Final = (
     ServerError,
     Timeout,
     Unavailable,
+    UnresolvableContactPoints,
 )
-FAILURES: Final = (*_TRANSIENT, AuthenticationFailed, RequestValidationException, SyntaxException, ErrorMessage)
+FAILURES: Final = (*_TRANSIENT, DriverException, ErrorMessage)
 """All that the driver raises of a server's answer, or of none."""
 _FEWER_MAY_DO: Final = (CoordinationFailure, InvalidRequest, OperationTimedOut, Timeout)
 _MISSING: Final = re.compile(r"(keyspace|table) \S+ does not exist|unconfigured table", re.IGNORECASE)
@@ -82,7 +77,7 @@ def translated(error: Exception, place: str) -> StoreError:
         return StoreError(
             StoreCode.STORE_MISMATCH, f"{place} lacks the keyspace or the table: `oncegate store init` creates them"
         )
-    if isinstance(error, InvalidRequest) and not isinstance(error, Unauthorized):
+    if isinstance(error, InvalidRequest):
         return StoreError(StoreCode.STORE_MISMATCH, text)
     if isinstance(error, NoHostAvailable):
         return StoreError(
