@@ -70,10 +70,11 @@ class Placed:
     """Rows in the order in which they are sent, the place of each in the batch given, and where partitions begin.
 
     ``borders`` has one entry more than there are partitions: the number of rows; ``keys`` and ``groups`` have one for
-    each partition.
+    each partition. ``cells`` is the number of values of a row outside its key.
     """
 
     rows: pa.RecordBatch
+    cells: int
     positions: Int64s
     borders: Int64s
     keys: list[bytes]
@@ -85,8 +86,7 @@ class Placed:
         ``encoded`` are the offsets of the encoded rows. A batch has at most ``bound`` bytes, encoded and as the server
         counts them, unless it is a single row; one set of replicas; at most `PARTITIONS_MAX` partitions.
         """
-        values = self.rows.num_columns
-        weights = encoded + np.arange(len(encoded)) * (_ROW_BYTES + _CELL_BYTES * values)
+        weights = encoded + np.arange(len(encoded)) * (_ROW_BYTES + _CELL_BYTES * self.cells)
         at_border = weights[self.borders]
         changes = np.flatnonzero(np.diff(self.groups)) + 1
         ends = np.append(changes, len(self.groups))[np.searchsorted(changes, np.arange(len(self.groups)), side="right")]
@@ -115,17 +115,19 @@ def place(table: StoreTable, rows: pa.RecordBatch, ring: Ring | None) -> Placed:
     positions = np.arange(rows.num_rows) if order is None else order
     borders = np.array(layout.partition_borders(table, ordered), np.int64)
     keys = _routing_keys(table, ordered, borders[:-1])
+    cells = sum(column.name in rows.schema.names for column in table.values)
     if ring is None:
-        return Placed(ordered, positions, borders, keys, np.arange(len(keys)))
+        return Placed(ordered, cells, positions, borders, keys, np.arange(len(keys)))
     groups = ring.groups_of(keys)
     if np.all(groups[1:] >= groups[:-1]):
-        return Placed(ordered, positions, borders, keys, groups)
+        return Placed(ordered, cells, positions, borders, keys, groups)
     turn = np.argsort(groups, kind="stable")
     runs = [np.arange(first, end) for first, end in pairwise(borders.tolist())]
     moved = np.concatenate([runs[at] for at in turn.tolist()])
     ends = np.cumsum(np.diff(borders)[turn])
     return Placed(
         ordered.take(pa.array(moved)),
+        cells,
         positions[moved],
         np.concatenate([[0], ends]),
         [keys[at] for at in turn.tolist()],

@@ -354,15 +354,16 @@ def test_rows_of_many_partitions_travel_together_and_the_server_warns_of_none(
         return send(session, batches, in_flight)
 
     monkeypatch.setattr(sending, "send_once", counted)
-    with open_store(cassandra.url("together")) as store:
+    # The bound is the very threshold above which the server warns.
+    with open_store(f"{cassandra.url('together')}?batch_bytes={64 * 1024}") as store:
         store.create([NOTES])
-        many = [row(1, 1, owner=f"user {place}", raw=b"r" * (place % 500)) for place in range(2_000)]
+        many = [row(at % 10, 1, owner=f"user {at // 10}", raw=b"r" * (at % 150)) for at in range(8_000)]
         store.write(NOTES, rows(*many))
-        assert store.count(NOTES) == 2_000
+        assert store.count(NOTES) == 8_000
         assert len(counts) < 50
         store.delete(NOTES, rows(*many).select(NOTES.key_schema.names))
         assert store.count(NOTES) == 0
-        assert sum(counts) == 4_000
+        assert sum(counts) == 16_000
     assert "Server warning" not in caplog.text
 
 
