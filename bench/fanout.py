@@ -27,8 +27,9 @@ from bench import fanout_raw
 from bench.calibrate import bare_posts, fdatasync_4k
 from bench.figures import Latency, header, save
 from oncegate.spark_sink import session
+from oncegate.spark_sink.dead_letters import DEAD_LETTERS
 from oncegate.spark_sink.jobs import job, timeline
-from oncegate.spark_sink.rows import TABLES, TIMELINE
+from oncegate.spark_sink.rows import TIMELINE
 from oncegate.stores import open_store
 from oncegate.stores.devcassandra import Config, running
 from oncegate.stores.devcassandra.cluster import free_ports
@@ -133,7 +134,7 @@ def bench_cassandra(node: FakeNode, directory: Path, options: argparse.Namespace
 def created(url: str) -> str:
     """Create the tables, and return the URL."""
     with open_store(url) as store:
-        store.create(TABLES)
+        store.create((TIMELINE, DEAD_LETTERS))
     return url
 
 

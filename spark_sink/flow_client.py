@@ -115,6 +115,14 @@ class FlowClient:
         path = f"/consumers/{quote(consumer, safe='')}/cursor"
         return self._call("POST", path, {"batch": batch, "fence": fence}, lambda answer: int(_json(answer)["cursor"]))
 
+    def remove_consumer(self, consumer: str) -> None:
+        """Forget a consumer and its cursor, so that retention does not wait for it.
+
+        Raises:
+            SinkError: FLOW_UNREACHABLE, FLOW_REFUSED.
+        """
+        self._call("DELETE", f"/consumers/{quote(consumer, safe='')}", None, _json)
+
     def _call(self, method: str, path: str, body: object, read: Callable[[_Answer], T]) -> T:
         """Make one call: try each endpoint in turn, again and again until the deadline."""
         payload = None if body is None else json.dumps(body).encode()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from oncegate.spark_sink.archived_flow import ArchivedFlow
+from oncegate.spark_sink.derivation import ROWS_MAX_DEFAULT
 from oncegate.spark_sink.errors import SinkError
 from oncegate.spark_sink.flow_client import FlowClient
 from oncegate.stores.errors import StoreCode
@@ -19,7 +20,7 @@ from oncegate.stores.retry import Retry
 Start = int | Literal["earliest", "latest", "cursor"]
 
 BATCHES_PER_TRIGGER_DEFAULT: Final = 16
-ROWS_PER_WRITE_DEFAULT: Final = 400_000
+ROWS_PER_WRITE_DEFAULT: Final = ROWS_MAX_DEFAULT
 TIMEOUT_S_DEFAULT: Final = 60
 _COUNT_MAX: Final = 1_000_000
 
@@ -80,13 +81,13 @@ class SourceOptions:
     | option | meaning |
     |---|---|
     | `starting_batch` | first batch: a number, `earliest`, `latest`, `cursor`; see below |
-    | `ending_batch` | last batch of a batch read; default: the newest when it starts |
+    | `ending_batch` | last batch that is read; default: of a batch read the newest when it starts, of a stream none |
     | `batches_per_trigger` | admission limit of a stream, default 16 |
     | `partitions_max` | how many tasks share a micro-batch, default: cores of the driver |
-    | `delivered` | batches up to this number have been delivered and are not read again, default 0: none |
+    | `delivered` | the consumer's cursor when it was attached, if the caller attached it: not read again |
 
     `latest` reads only what is sealed from now on, `cursor` what comes after the consumer's cursor. The default is
-    `cursor` with a consumer, else `earliest`. A checkpoint overrules them all.
+    `cursor` with a consumer, else `earliest`. A checkpoint overrules them all, and must fit the consumer's cursor.
     """
 
     flow: FlowOptions
@@ -94,7 +95,7 @@ class SourceOptions:
     ending_batch: int | None
     batches_per_trigger: int
     partitions_max: int
-    delivered: int
+    delivered: int | None
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
@@ -115,7 +116,7 @@ class SourceOptions:
             _number(options, "ending_batch", None, 1, 2**53),
             _number(options, "batches_per_trigger", BATCHES_PER_TRIGGER_DEFAULT, 1, _COUNT_MAX) or 1,
             _number(options, "partitions_max", os.cpu_count() or 1, 1, _COUNT_MAX) or 1,
-            _number(options, "delivered", 0, 0, 2**53) or 0,
+            _number(options, "delivered", None, 0, 2**53),
         )
 
 
@@ -128,12 +129,16 @@ class SinkOptions:
     | `store` | URL of the store (`stores.store.open_store`) |
     | `progress` | file to which a JSON line is appended for each micro-batch |
     | `rows_per_write` | upper bound of the rows made and written at once, default 400,000 |
+    | `job` | name under which dead letters are kept, default: the consumer |
+    | `stamp` | write timestamp of a replay that revises (`replay`), default 0: each row has its own |
     """
 
     flow: FlowOptions
     store: str
     progress: str | None
     rows_per_write: int
+    job: str
+    stamp: int
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkOptions:
@@ -142,7 +147,9 @@ class SinkOptions:
         if flow.consumer is not None and flow.fence is None:
             raise SinkError(StoreCode.BAD_OPTION, "a sink that moves a cursor needs the fence of its attachment")
         rows = _number(options, "rows_per_write", ROWS_PER_WRITE_DEFAULT, 1, 10 * _COUNT_MAX)
-        return cls(flow, _required(options, "store"), options.get("progress") or None, rows or 1)
+        job = options.get("job") or flow.consumer or ""
+        stamp = _number(options, "stamp", 0, 0, 2**53) or 0
+        return cls(flow, _required(options, "store"), options.get("progress") or None, rows or 1, job, stamp)
 
 
 def _required(options: Mapping[str, str], name: str) -> str:

@@ -1,6 +1,6 @@
 """Derives rows from items. Pure: every key and every write timestamp follows from the item alone.
 
-Owns: the tables of the fan-out job, what a message is, and the fan-out of a post to its sender's contacts. Imports no
+Owns: the table of the fan-out job, what a message is, and the fan-out of a post to its sender's contacts. Imports no
 clock, randomness or I/O. Read next: `contacts`, `sink`.
 
 Timeline rows are keyed ((user, bucket), commit descending, ordinal). `bucket` = commit >> 20 bounds a partition to
@@ -46,27 +46,6 @@ TIMELINE: Final = StoreTable(
 
 `traceparent` is the trace context of the request that applied the post, null if it had none.
 """
-
-DEAD_LETTERS: Final = StoreTable(
-    name="dead_letters",
-    columns=(
-        Column("flow", ColumnType.TEXT),
-        Column("batch", ColumnType.INT64),
-        Column("commit", ColumnType.INT64),
-        Column("item_key", ColumnType.TEXT),
-        Column("raw", ColumnType.BLOB),
-        Column("error", ColumnType.TEXT),
-        Column("client_id", ColumnType.INT64),
-        Column("sequence", ColumnType.INT64),
-        Column("time_ms", ColumnType.INT64),
-        Column("traceparent", ColumnType.TEXT, nullable=True),
-    ),
-    partition_key=("flow", "batch"),
-    clustering=(Clustering("commit"),),
-)
-"""Items that no row could be made of: the value's bytes as they came, why, and where they came from."""
-
-TABLES: Final = (TIMELINE, DEAD_LETTERS)
 
 _Id = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
@@ -135,24 +114,24 @@ class Contacts:
         return self.offsets[at], np.where(known, self.offsets[at + 1] - self.offsets[at], 0)
 
 
-def decode(items: pa.RecordBatch, flow: str) -> tuple[Posts, pa.RecordBatch]:
-    """Split items into posts and dead letters, rows of `DEAD_LETTERS`: each item ends in exactly one of the two.
+def decode(items: pa.RecordBatch) -> tuple[Posts, dict[int, str]]:
+    """Split items into posts and errors by commit number: each item ends in exactly one of the two.
 
-    Items have the columns of `oncegate.flows.schema.PLAIN_SCHEMA` and `batch`, int64. An item without a value (a
-    deletion) is a dead letter: a timeline is a record of posts, and nothing tells which rows a deletion would mean.
+    Items have the columns of `oncegate.flows.schema.PLAIN_SCHEMA`. An item without a value (a deletion) is an error: a
+    timeline is a record of posts, and nothing tells which rows a deletion would mean.
     """
     messages: list[Message] = []
     good: list[int] = []
-    bad: list[int] = []
-    errors: list[str] = []
+    errors: dict[int, str] = {}
+    commits = np.asarray(items.column("commit"))
     for at, raw in enumerate(items.column("value").cast(pa.binary()).to_pylist()):
         try:
             messages.append(_decode_message(raw if raw is not None else b""))
             good.append(at)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            bad.append(at)
-            errors.append("deleted: no value" if raw is None else str(error)[:_ERROR_CHARACTERS_MAX])
-    kept = items if not bad else items.take(pa.array(good, pa.int64()))
+            text = "deleted: no value" if raw is None else str(error)[:_ERROR_CHARACTERS_MAX]
+            errors[int(commits[at])] = text
+    kept = items if not errors else items.take(pa.array(good, pa.int64()))
     posts = Posts(
         key=kept.column("key"),
         commit=np.asarray(kept.column("commit")),
@@ -160,7 +139,7 @@ def decode(items: pa.RecordBatch, flow: str) -> tuple[Posts, pa.RecordBatch]:
         sent_at=np.array([message.sent_at for message in messages], dtype=np.int64),
         traceparent=kept.column("traceparent"),
     )
-    return posts, _dead_letters(items.take(pa.array(bad, pa.int64())), errors, flow)
+    return posts, errors
 
 
 def fan_out(posts: Posts, contacts: Contacts) -> pa.RecordBatch:
@@ -200,22 +179,3 @@ def pieces(posts: Posts, contacts: Contacts, rows_max: int) -> Iterator[Posts]:
         end = max(int(np.searchsorted(ends, before + rows_max, side="right")), begin + 1)
         yield posts.slice(begin, end)
         begin = end
-
-
-def _dead_letters(items: pa.RecordBatch, errors: list[str], flow: str) -> pa.RecordBatch:
-    commit = items.column("commit")
-    raw = items.column("value").cast(pa.binary()).fill_null(b"")
-    columns = {
-        "flow": pa.array([flow] * len(errors), pa.string()),
-        "batch": items.column("batch"),
-        "commit": commit,
-        "item_key": items.column("key"),
-        "raw": raw,
-        "error": pa.array(errors, pa.string()),
-        "client_id": items.column("client_id"),
-        "sequence": items.column("sequence"),
-        "time_ms": items.column("time_ms"),
-        "traceparent": items.column("traceparent"),
-        WRITE_TS: commit,
-    }
-    return pa.RecordBatch.from_arrays(list(columns.values()), schema=DEAD_LETTERS.schema)

@@ -41,20 +41,25 @@ def build(name: str, *, cores: int = 2, archive: bool = True) -> SparkSession:
     """Return the session of this process; without ``archive`` no class-data archive is used or made in the user's
     cache.
 
-    Under spark-submit the submitted settings hold and only those of queries are added. Otherwise it runs in this
-    process, on ``cores`` threads, a failed task being tried 4 times in all.
+    Under spark-submit, and on a server of Spark Connect (`SPARK_REMOTE`), their settings hold and only those of queries
+    are added. Otherwise it runs in this process, on ``cores`` threads, a failed task being tried 4 times in all.
     """
     builder = SparkSession.builder.appName(name)
     settings = dict(_QUERY_SETTINGS)
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+    if not is_submitted():
         builder = builder.master(f"local[{cores},{_TASK_ATTEMPTS_MAX}]")
-        settings |= _LOCAL_SETTINGS
+        settings |= _LOCAL_SETTINGS | {"spark.default.parallelism": str(cores)}
         # Workers must run the driver's Python; a setting of the session would come too late.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         settings["spark.driver.extraJavaOptions"] = " ".join(_jvm_options(archive=archive))
     for key, value in settings.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+def is_submitted() -> bool:
+    """Tell whether Spark's own processes belong to somebody else: to spark-submit, or to a server of Spark Connect."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ or "SPARK_REMOTE" in os.environ
 
 
 def _jvm_options(*, archive: bool) -> list[str]:

@@ -1,7 +1,7 @@
 """The streaming sink: derives rows from items inside the writing task, writes them, then moves the cursor.
 
 Owns: the order write → cursor → progress line, and what a micro-batch reports. Must not know which rows are derived:
-that is a `Derivation`. Read next: `jobs.timeline`, `stores.store`.
+that is a `Derivation`. Read next: `applying`, `flow_batches`, `jobs.timeline`, `stores.store`.
 
 Items cross Spark, rows never do: a post becomes sixty rows only where they are written, as Arrow columns. A task
 that fails, or a micro-batch that runs again, writes the same rows with the same timestamps again, which changes
@@ -17,38 +17,25 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import datasource as spark
 from pyspark.sql.types import StructType
 
+from oncegate.spark_sink.applying import Applier, Done
+from oncegate.spark_sink.derivation import Derivation
 from oncegate.spark_sink.errors import SinkError
+from oncegate.spark_sink.flow_batches import whole_batches
 from oncegate.spark_sink.options import FlowOptions, SinkOptions
 from oncegate.stores.errors import StoreCode, StoreError
 from oncegate.stores.store import drop_process_store, process_store
-from oncegate.stores.tables import StoreTable
-
-
-class Derivation(Protocol):
-    """Derives rows from items. Deterministic: keys and write timestamps follow from the items alone."""
-
-    def rows(self, items: pa.RecordBatch, rows_max: int) -> Iterator[tuple[StoreTable, pa.RecordBatch]]:
-        """Yield rows for tables of the store, at most ``rows_max`` at once where items allow."""
-        ...
 
 
 @dataclass
-class TaskDone(spark.WriterCommitMessage):
-    """What one task wrote: how much of which table, and which batches it saw (0 = none)."""
-
-    items: int = 0
-    first_batch: int = 0
-    last_batch: int = 0
-    rows: Counter[str] = field(default_factory=Counter)
-    derive_s: float = 0.0
-    write_s: float = 0.0
+class TaskDone(Done, spark.WriterCommitMessage):
+    """What one task wrote."""
 
 
 class StoreSink(spark.DataSource):
@@ -106,26 +93,20 @@ class StoreStreamWriter(_Writing, spark.DataSourceStreamArrowWriter):
 
 
 def write_items(iterator: Iterator[pa.RecordBatch], options: SinkOptions, derivation: Derivation) -> TaskDone:
-    """Derive and write the rows of one task's items; when it returns they are durable; idempotent.
+    """Derive and write the rows of one task's items, one call of ``derivation`` a flow batch; idempotent.
+
+    When it returns, all rows are durable.
 
     Raises:
-        StoreError: STORE_UNAVAILABLE, when the store did not answer until its deadline: Spark runs the task again.
+        StoreError: STORE_UNAVAILABLE, when the store did not answer until its deadline: Spark runs the task again;
+            BATCH_INCOMPLETE, when the task was not given whole flow batches.
     """
     done = TaskDone()
+    applier = Applier(derivation, options.job, options.stamp)
     store = process_store(options.store)
-    mark = time.perf_counter()
     try:
-        for items in iterator:
-            batches = items.column("batch")
-            if len(batches):
-                done.first_batch = min(done.first_batch or 2**63, batches[0].as_py())
-                done.last_batch = max(done.last_batch, batches[-1].as_py())
-            done.items += items.num_rows
-            for table, rows in derivation.rows(items, options.rows_per_write):
-                mark = _spend(done, "derive_s", mark)
-                store.write(table, rows)
-                done.rows[table.name] += rows.num_rows
-                mark = _spend(done, "write_s", mark)
+        for batch in whole_batches(iterator, options.flow.flow, options.rows_per_write):
+            applier.apply(batch, store, done)
     except StoreError as error:
         if error.code == StoreCode.STORE_UNAVAILABLE:
             drop_process_store(options.store)
@@ -133,10 +114,20 @@ def write_items(iterator: Iterator[pa.RecordBatch], options: SinkOptions, deriva
     return done
 
 
-def _spend(done: TaskDone, counter: str, since: float) -> float:
-    now = time.perf_counter()
-    setattr(done, counter, getattr(done, counter) + now - since)
-    return now
+def sink_of(derivation: Derivation, name: str) -> type[StoreSink]:
+    """Return a sink that writes what ``derivation`` yields, under the name of a format; Spark pickles it by value."""
+
+    class DerivationSink(StoreSink):
+        """`format(name)`: options of `SinkOptions`."""
+
+        @classmethod
+        def name(cls) -> str:
+            return name
+
+        def derivation(self) -> Derivation:
+            return derivation
+
+    return DerivationSink
 
 
 def _progress(done: Sequence[TaskDone], micro_batch: int, last: int) -> dict[str, Any]:

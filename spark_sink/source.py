@@ -3,10 +3,14 @@
 Owns: which batches a micro-batch gets, and how tasks share them. Must not know stores. Read next: `flow_client`,
 `sink`.
 
-The offset `{"batch": n}` says that batches up to n are read. Batches never change, so a micro-batch that runs again
-after a crash gets identical items; a batch that is gone is an error (RETENTION_EXCEEDED), never a gap. Spark calls
-`commit` one micro-batch late, and never for the last one of an AvailableNow run: a job that wants its cursor exact
-attaches by itself, hands the fence to source and sink, and lets the sink move it.
+The offset `{"batch": n, "flow": name, "cluster": identity}` says that batches up to n are read; older checkpoints have
+the number alone. Batches never change, so a micro-batch that runs again after a crash gets identical items; a batch that is gone is an error
+(RETENTION_EXCEEDED), never a gap.
+
+A source that attached its consumer by itself moves the cursor. Spark calls `commit` one micro-batch late, and never for
+the last one. But it asks for the `latestOffset` after ``start`` only when the micro-batch up to ``start`` is done and
+noted in the checkpoint (`MicroBatchExecution.constructNextBatch`), also when nothing new comes: so the cursor moves
+there, and reaches the end.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
@@ -24,18 +28,17 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from oncegate.flows.schema import PLAIN_SCHEMA
 from oncegate.spark_sink.errors import SinkError
+from oncegate.spark_sink.flow_batches import BATCH_FIELD, COUNT_FIELD, numbered
 from oncegate.spark_sink.flow_client import ConsumerLease, FlowState
 from oncegate.spark_sink.options import SourceOptions
 from oncegate.stores.errors import StoreCode
 
-BATCH_FIELD: Final[pa.Field] = pa.field("batch", pa.int64(), nullable=False)
-
-Offset = dict[str, int]
+Offset = dict[str, Any]
 
 
 def item_schema() -> StructType:
-    """Return the columns of the source: those of a batch, and `batch`, the number of the batch."""
-    fields = [*PLAIN_SCHEMA, BATCH_FIELD]
+    """Return the columns of the source: those of a batch, its number `batch`, and `batch_items`, how many it has."""
+    fields = [*PLAIN_SCHEMA, BATCH_FIELD, COUNT_FIELD]
     types = {pa.int64(): LongType(), pa.string(): StringType()}
     return StructType([StructField(field.name, types[field.type], field.nullable) for field in fields])
 
@@ -99,13 +102,18 @@ class FlowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._target: int | None = None
         self._attachment: ConsumerLease | None = None
+        self._moved = 0
+        self._is_new = False
+        self._is_placed = False
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
-        """Return where a query without a checkpoint begins."""
+        """Return where a query without a finished micro-batch begins."""
         self._attach()
+        self._is_new = True
+        state = self._state()
         if self._options.start == "cursor" and self._attachment is not None:
-            return {"batch": self._attachment.cursor}
-        return {"batch": first_offset(self._options, self._state())}
+            return self._offset(self._attachment.cursor, state)
+        return self._offset(first_offset(self._options, state), state)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """Return the admission limit, in batches."""
@@ -115,24 +123,32 @@ class FlowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the last batch of the next micro-batch; ``start`` itself when nothing new is sealed.
 
         Raises:
-            SinkError: RETENTION_EXCEEDED, when the next batch is gone.
+            SinkError: RETENTION_EXCEEDED, when the next batch is gone; CURSOR_MISMATCH, when ``start`` does not fit the
+                consumer's cursor; FENCED, when another query has attached the consumer since.
         """
         self._attach()
         state = self._state()
+        self._place(start, state, planned=False)
+        before = start["batch"]
+        self._move(before)
         # A node that lags may answer with an older batch: never go back.
-        last = max(state.last_batch if self._target is None else self._target, start["batch"])
-        check_retained(max(start["batch"], self._options.delivered), last, state)
+        last = max(state.last_batch if self._target is None else self._target, before)
+        if self._options.ending_batch is not None:
+            last = max(min(last, self._options.ending_batch), before)
+        check_retained(max(before, self._options.delivered or 0), last, state)
         match limit:
             case ReadMaxFiles(batches):
-                return {"batch": min(last, start["batch"] + batches)}
+                last = min(last, before + batches)
             case ReadAllAvailable():
-                return {"batch": last}
+                pass
             case _:
-                return {"batch": min(last, start["batch"] + self._options.batches_per_trigger)}
+                last = min(last, before + self._options.batches_per_trigger)
+        return self._offset(last, state)
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802 - Spark's name
         """Return the newest sealed batch, for Spark's own progress reports."""
-        return {"batch": self._state().last_batch}
+        state = self._state()
+        return self._offset(state.last_batch, state)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Fix the newest batch of now as the end of the query."""
@@ -143,8 +159,14 @@ class FlowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         A micro-batch that was cut off after its cursor moved comes again, when its batches may have been dropped:
         what has been `delivered` is left out.
+
+        Raises:
+            SinkError: CURSOR_MISMATCH, as `latestOffset`.
         """
-        before = min(max(start["batch"], self._options.delivered), end["batch"])
+        self._attach()
+        if not self._is_placed:
+            self._place(start, self._state(), planned=True)
+        before = min(max(start["batch"], self._options.delivered or 0), end["batch"])
         return share(before, end["batch"], self._options.partitions_max)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -157,12 +179,13 @@ class FlowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises:
             SinkError: FENCED, when another query has attached the consumer since.
         """
-        if self._attachment is not None and self._options.flow.consumer is not None:
-            client = self._options.flow.client()
-            client.move_cursor(self._options.flow.consumer, end["batch"], self._attachment.fence)
+        self._move(end["batch"])
 
     def stop(self) -> None:
         """Nothing to release: connections belong to the process."""
+
+    def _offset(self, batch: int, state: FlowState) -> Offset:
+        return {"batch": batch, "flow": self._options.flow.flow, "cluster": state.cluster_identity}
 
     def _state(self) -> FlowState:
         return self._options.flow.client().state()
@@ -171,6 +194,50 @@ class FlowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         flow = self._options.flow
         if flow.consumer is not None and flow.fence is None and self._attachment is None:
             self._attachment = flow.client().attach(flow.consumer, secrets.token_hex(16))
+            self._moved = self._attachment.cursor
+
+    def _move(self, batch: int) -> None:
+        if self._attachment is not None and self._options.flow.consumer is not None and batch > self._moved:
+            client = self._options.flow.client()
+            self._moved = client.move_cursor(self._options.flow.consumer, batch, self._attachment.fence)
+
+    def _place(self, start: Offset, state: FlowState, *, planned: bool) -> None:
+        """Check once that the first offset of this run fits flow and cursor; ``planned``: its micro-batch was cut off.
+
+        A sink of ours moves the cursor before Spark notes that a micro-batch is done, so the checkpoint never is ahead
+        of it. This source moves it after: it may be behind by the micro-batch that was the last one of a crash.
+        """
+        if self._is_placed:
+            return
+        self._is_placed = True
+        batch, flow = start["batch"], self._options.flow
+        if start.get("flow", flow.flow) != flow.flow:
+            raise _mismatch(f"the checkpoint is of flow {start['flow']}, not {flow.flow}: use another checkpoint")
+        if start.get("cluster", state.cluster_identity) != state.cluster_identity:
+            raise _mismatch(f"the checkpoint is of cluster {start['cluster']}, not {state.cluster_identity}")
+        cursor, slack = self._options.delivered, 0
+        if self._attachment is not None:
+            cursor, slack = self._attachment.cursor, self._options.batches_per_trigger
+        if cursor is None:
+            if batch > state.last_batch:
+                raise _mismatch(f"the checkpoint stands at batch {batch}, which {flow.flow} of this cluster never had")
+        elif self._is_new:
+            # One that was planned moved the cursor over itself before it was cut off.
+            if batch < cursor and not planned:
+                raise _mismatch(
+                    f"batch {batch + 1} is wanted, and {flow.consumer} has finished {cursor}: read a range again with "
+                    "--replay, or start a new consumer"
+                )
+        elif batch > cursor + slack:
+            raise _mismatch(
+                f"the checkpoint stands at batch {batch}, the cursor of {flow.consumer} at {cursor}: if the cursor was "
+                "moved back to read a range again, move it forward and use --replay; if the checkpoint is of another "
+                "flow or cluster, use another one"
+            )
+
+
+def _mismatch(why: str) -> SinkError:
+    return SinkError(StoreCode.CURSOR_MISMATCH, why)
 
 
 def first_offset(options: SourceOptions, state: FlowState) -> int:
@@ -218,6 +285,4 @@ def read_share(options: SourceOptions, partition: Any) -> Iterator[pa.RecordBatc
     if isinstance(partition, BatchRange):
         client = options.flow.client()
         for number in range(partition.first, partition.last + 1):
-            items = client.batch(number)
-            numbers = pa.array([number], pa.int64()).take(pa.array([0] * items.num_rows))
-            yield items.append_column(BATCH_FIELD, numbers)
+            yield numbered(client.batch(number), number)

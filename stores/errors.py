@@ -24,6 +24,8 @@ class StoreCode(StrEnum):
     STORE_UNAVAILABLE = "STORE_UNAVAILABLE"
     BAD_BATCH = "BAD_BATCH"
     BATCH_CHANGED = "BATCH_CHANGED"
+    BATCH_INCOMPLETE = "BATCH_INCOMPLETE"
+    CURSOR_MISMATCH = "CURSOR_MISMATCH"
     FENCED = "FENCED"
     FLOW_REFUSED = "FLOW_REFUSED"
     FLOW_UNREACHABLE = "FLOW_UNREACHABLE"
@@ -52,6 +54,8 @@ REGISTRY: Final[dict[StoreCode, StoreTraits]] = {
     StoreCode.STORE_UNAVAILABLE: StoreTraits("unknown", True, "The store did not answer in time"),
     StoreCode.BAD_BATCH: StoreTraits("not_applied", True, "A batch is damaged or is not the one asked for"),
     StoreCode.BATCH_CHANGED: StoreTraits("not_applied", False, "A reread batch differs from the first read"),
+    StoreCode.BATCH_INCOMPLETE: StoreTraits("not_applied", False, "A flow batch reached the sink in pieces"),
+    StoreCode.CURSOR_MISMATCH: StoreTraits("not_applied", False, "Checkpoint, cursor and range do not go together"),
     StoreCode.FENCED: StoreTraits("unknown", False, "A newer instance of the consumer has taken over"),
     StoreCode.FLOW_REFUSED: StoreTraits("not_applied", False, "The gateway refused the request"),
     StoreCode.FLOW_UNREACHABLE: StoreTraits("unknown", True, "No endpoint answered in time"),

@@ -25,7 +25,8 @@ from examples.demo.recount import Check, check_dataset, check_flow, check_timeli
 from examples.demo.stage import Stage
 from examples.demo.verdict import check_nodes, check_run
 from oncegate import Client
-from oncegate.spark_sink.rows import DEAD_LETTERS, TIMELINE
+from oncegate.spark_sink.dead_letters import DEAD_LETTERS
+from oncegate.spark_sink.rows import TIMELINE
 from oncegate.stores.store import open_store
 
 KILLS = len(AT_SHARES)

@@ -25,6 +25,8 @@ from oncegate.flows.flow import FlowDeclaration
 from oncegate.proof.verify.findings import Difference, Report, Undecided
 from oncegate.proof.verify.node_files import NodeFiles, Replay
 from oncegate.spark_sink import contacts, rows
+from oncegate.spark_sink.dead_letters import DEAD_LETTERS, letters
+from oncegate.spark_sink.derivation import FlowBatch
 from oncegate.stores import layout
 from oncegate.stores.errors import StoreError
 from oncegate.stores.sqlite import statements as sqlite_statements
@@ -73,7 +75,7 @@ def check_store(wanted: StoreWanted, replays: list[Replay], report: Report) -> N
             look = _reader(wanted.url, stack)
             for number in range(flow.batches.first, cursor + 1):
                 payload = _payload(nodes, wanted.flow, number)
-                for table, expected in _derived(payload, flow.declaration, number, known_contacts):
+                for table, expected in _derived(payload, flow.declaration, number, wanted.consumer, known_contacts):
                     _check_rows(wanted, look, table, expected, number, report)
     except (StoreError, OSError, sqlite3.Error) as fault:
         raise Undecided(f"the store {wanted.url} cannot be read: {fault}") from None
@@ -87,18 +89,17 @@ def _payload(nodes: list[NodeFiles], flow: str, number: int) -> bytes:
 
 
 def _derived(
-    payload: bytes, flow: FlowDeclaration, number: int, known: rows.Contacts | None
+    payload: bytes, flow: FlowDeclaration, number: int, consumer: str, known: rows.Contacts | None
 ) -> Iterator[tuple[StoreTable, pa.RecordBatch]]:
     for items in segment.read_table(payload).to_batches():
         if known is None:
             for piece in rows_of(items, flow.source, _ROWS_AT_ONCE):
                 yield STREAM_ROWS, piece
             continue
-        numbered = items.append_column("batch", pa.array([number] * items.num_rows, pa.int64()))
-        posts, dead_letters = rows.decode(numbered, flow.name)
+        posts, errors = rows.decode(items)
         for piece in rows.pieces(posts, known, _ROWS_AT_ONCE):
             yield rows.TIMELINE, rows.fan_out(piece, known)
-        yield rows.DEAD_LETTERS, dead_letters
+        yield DEAD_LETTERS, letters(FlowBatch(flow.name, number, items), consumer, errors)
 
 
 def _check_rows(

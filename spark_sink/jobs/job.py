@@ -1,41 +1,41 @@
 """The common part of all jobs that follow a flow: command line, query, and restarts after a failure.
 
-Owns: the options that all jobs take, attaching the consumer, the trigger, restarts and exit statuses. Must not know
-which rows are derived, HTTP or a database. Read next: `timeline`, `stream_rows`.
+Owns: the options that all jobs take, the trigger, restarts and exit statuses. Must not know which rows are derived,
+HTTP or a database. Read next: `replay`, `timeline`, `stream_rows`, `oncegate.spark_sink.consumer`.
 
 A job stops at SIGTERM or SIGINT after asking the query to; a restart with the same checkpoint goes on where it was.
-While the store or the gateway does not answer, tasks retry, then Spark retries tasks, then the query is started
-again: the lag grows, nothing is lost.
+Whatever else ends the query, it is started again, after a wait of 0.1 s that doubles up to 10 s: the lag grows, nothing
+is lost. When the JVM itself is gone, the process starts itself anew under its own process id. Only a refusal that no
+repetition cures ends a job.
 
-Exit status: 0 done or stopped, 1 an error without a code kept coming back, 2 bad options, 3 fenced by another
-instance, 4 a batch is no longer retained, 5 another refusal.
+Exit status: 0 done or stopped, 1 the JVM is gone and is not this process's to start (spark-submit), 2 bad options,
+3 fenced by another instance, 4 a batch is no longer retained, 5 another refusal.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
-import secrets
+import os
 import signal
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as sql
 from pyspark.sql.streaming.query import StreamingQuery
 
 from oncegate.spark_sink import session
+from oncegate.spark_sink.consumer import FlowConsumer
+from oncegate.spark_sink.dead_letters import DEAD_LETTERS
+from oncegate.spark_sink.derivation import Derivation
 from oncegate.spark_sink.errors import SinkError, code_in
-from oncegate.spark_sink.options import (
-    BATCHES_PER_TRIGGER_DEFAULT,
-    ROWS_PER_WRITE_DEFAULT,
-    TIMEOUT_S_DEFAULT,
-    FlowOptions,
-)
-from oncegate.spark_sink.sink import StoreSink
+from oncegate.spark_sink.jobs import replay as replays
+from oncegate.spark_sink.options import BATCHES_PER_TRIGGER_DEFAULT, ROWS_PER_WRITE_DEFAULT, TIMEOUT_S_DEFAULT
+from oncegate.spark_sink.sink import StoreSink, sink_of
 from oncegate.spark_sink.source import OncegateSource
 from oncegate.stores.errors import REGISTRY, StoreCode, StoreError
 from oncegate.stores.store import open_store
@@ -43,28 +43,31 @@ from oncegate.stores.tables import StoreTable
 
 _log = logging.getLogger(__name__)
 
+SESSION_LOST: Final = 1
 _STATUS: Final = {StoreCode.BAD_OPTION: 2, StoreCode.FENCED: 3, StoreCode.RETENTION_EXCEEDED: 4}
-_UNKNOWN_FAILURES_MAX: Final = 5
+_REFUSED: Final = 5
+_RESTART_WAIT_S_MIN: Final = 0.1
 _RESTART_WAIT_S_MAX: Final = 10.0
 _POLL_S: Final = 1
+_ROWS_OF_ANY_SIZE: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSettings:
-    """The settings of a job; see the command line's help. Each job subclasses it.
+    """The settings of a job; see the command line's help. Jobs with options of their own subclass it.
 
     Attributes:
-        tables: what the sink writes to; created where missing.
+        tables: what the sink writes to beside dead letters; created where missing.
+        sink: the format that derives and writes.
     """
 
-    tables: ClassVar[tuple[StoreTable, ...]]
-
+    tables: tuple[StoreTable, ...]
+    sink: type[StoreSink]
     endpoints: str
     flow: str
     consumer: str
     store: str
     checkpoint: str
-    sink: type[StoreSink]
     starting_batch: str = ""
     available_now: bool = True
     interval_ms: int = 200
@@ -73,84 +76,115 @@ class JobSettings:
     timeout_s: int = TIMEOUT_S_DEFAULT
     progress: str = ""
     cores: int = 2
+    replay: str = ""
+    from_batch: int = 0
+    to_batch: int = 0
+    keep_timestamps: bool = False
+    dry_run: bool = False
 
     def sink_options(self) -> Mapping[str, str]:
         """Return the sink's options beyond those of every sink; raises BAD_OPTION; called before the job begins."""
         return {}
 
 
-def start(spark: SparkSession, settings: JobSettings) -> StreamingQuery:
+def start(spark: SparkSession, settings: JobSettings) -> StreamingQuery | None:
     """Create missing tables, attach the consumer, and start the query; each start takes over the cursor.
+
+    Returns:
+        The query; None for a replay that has nothing left to read.
 
     Raises:
         SinkError: the store or the gateway did not answer, or refused.
     """
-    told = settings.sink_options()
+    told = {**settings.sink_options(), "job": settings.consumer}
+    checkpoint, ending = settings.checkpoint, ""
     with open_store(settings.store) as store:
-        store.create(settings.tables)
+        store.create((*settings.tables, DEAD_LETTERS))
         _log.info("store: %s", store.durability())
+        if settings.replay:
+            replay, found = replays.begin(settings, store)
+            if found is None:
+                return None
+            consumer, ending = found, str(replay.last_batch)
+            checkpoint = f"{settings.checkpoint.rstrip('/')}-replay-{replay.name}"
+            told["stamp"] = str(replay.stamp)
+        else:
+            consumer = FlowConsumer.attach(
+                settings.endpoints, settings.flow, settings.consumer, timeout_s=settings.timeout_s
+            )
     spark.dataSource.register(OncegateSource)
     spark.dataSource.register(settings.sink)
-    flow = {
-        "endpoints": settings.endpoints,
-        "flow": settings.flow,
-        "consumer": settings.consumer,
-        "timeout_s": str(settings.timeout_s),
-    }
-    attachment = FlowOptions.parse(flow).client().attach(settings.consumer, secrets.token_hex(16))
-    flow["fence"] = str(attachment.fence)
     items = (
         spark.readStream.format(OncegateSource.name())
-        .options(**flow)
-        .option("starting_batch", settings.starting_batch or attachment.cursor + 1)
-        # A given start means that the rows are wanted again, perhaps in another store.
-        .option("delivered", 0 if settings.starting_batch else attachment.cursor)
+        .options(**consumer.options(), ending_batch=ending)
+        .option("starting_batch", settings.starting_batch or consumer.cursor + 1)
         .option("batches_per_trigger", settings.batches_per_trigger)
-        .option("partitions_max", spark.sparkContext.defaultParallelism)
+        .option("partitions_max", _parallel_tasks(spark))
         .load()
     )
     writer = (
         items.writeStream.format(settings.sink.name())
-        .options(**flow, **told, store=settings.store, progress=settings.progress)
+        .options(**consumer.options(), **told, store=settings.store, progress=settings.progress)
         .option("rows_per_write", settings.rows_per_write)
-        .option("checkpointLocation", settings.checkpoint)
+        .option("checkpointLocation", checkpoint)
     )
-    if settings.available_now:
+    if settings.available_now or settings.replay:
         return writer.trigger(availableNow=True).start()
     return writer.trigger(processingTime=f"{settings.interval_ms} milliseconds").start()
 
 
 def run(spark: SparkSession, settings: JobSettings, stopping: threading.Event) -> int:
-    """Run until everything available is delivered, or ``stopping`` is set; start again after a passing failure.
+    """Run until everything available is delivered, or ``stopping`` is set; start again after any failure that passes.
 
     Returns:
-        The exit status.
+        The exit status; `SESSION_LOST` when ``spark`` answers no more.
     """
-    wait_s, unknown = 0.1, 0
+    wait_s = _RESTART_WAIT_S_MIN
     while not stopping.is_set():
         try:
             query = start(spark, settings)
-            while not query.awaitTermination(_POLL_S):
+            while query is not None and not query.awaitTermination(_POLL_S):
                 if query.lastProgress is not None:
-                    wait_s, unknown = 0.1, 0
+                    wait_s = _RESTART_WAIT_S_MIN
                 if stopping.is_set():
                     query.stop()
+            if settings.replay and not stopping.is_set():
+                replays.end(settings)
             return 0
-        except (StoreError, PySparkException, Py4JError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it was, the next attempt finds out whether it has passed
             if stopping.is_set():  # the signal reached Spark's processes as well
                 return 0
             code = error.code if isinstance(error, StoreError) else code_in(str(error))
             if code is not None and not REGISTRY[code].retryable:
                 _log.error("%s", SinkError(code, _cause(error, code)))
-                return _STATUS.get(code, 5)
-            unknown += code is None
-            if unknown > _UNKNOWN_FAILURES_MAX:
-                _log.exception("the query keeps failing")
-                return 1
-            _log.warning("the query ended and starts again in %.1f s: %s", wait_s, _cause(error, code))
+                return _STATUS.get(code, _REFUSED)
+            if not _answers(spark):
+                _log.warning("the Spark session is gone: %s", _cause(error, code))
+                return SESSION_LOST
+            # An error without a code is nobody's plan: its whole text is worth having.
+            _log.warning(
+                "the query ended and starts again in %.1f s: %s", wait_s, _cause(error, code), exc_info=code is None
+            )
         stopping.wait(wait_s)
         wait_s = min(wait_s * 2, _RESTART_WAIT_S_MAX)
     return 0
+
+
+def _answers(spark: SparkSession) -> bool:
+    try:
+        spark.conf.get("spark.app.name")
+    except Exception:  # noqa: BLE001 - a session of Spark Connect and one of a JVM fail in many ways
+        return False
+    return True
+
+
+def _parallel_tasks(spark: SparkSession) -> int:
+    """How many tasks run at once. Spark Connect has no context to ask: a plan of many rows has as many partitions."""
+    told = spark.conf.get("spark.default.parallelism", "")
+    if told:
+        return int(told)
+    last = spark.range(_ROWS_OF_ANY_SIZE).select(sql.max(sql.spark_partition_id())).first()
+    return 1 if last is None else int(last[0]) + 1
 
 
 def _cause(error: Exception, code: StoreCode | None) -> str:
@@ -167,7 +201,7 @@ def parser(name: str, description: str) -> argparse.ArgumentParser:
     add("--endpoints", required=True, help="base URLs of gateway nodes, separated by commas")
     add("--store", required=True, help="sqlite:///absolute/directory or cassandra://host:port/keyspace")
     add("--checkpoint", required=True, help="directory of the query's own state; one job, one checkpoint")
-    add("--starting-batch", default="", help="number, earliest or latest; default: after the cursor")
+    add("--starting-batch", default="", help="where a new consumer begins: number, earliest or latest")
     add("--trigger", choices=("available-now", "processing-time"), default="available-now")
     add("--interval-ms", type=int, default=200, help="of the trigger processing-time")
     add("--batches-per-trigger", type=int, default=BATCHES_PER_TRIGGER_DEFAULT)
@@ -175,6 +209,11 @@ def parser(name: str, description: str) -> argparse.ArgumentParser:
     add("--timeout-s", type=int, default=TIMEOUT_S_DEFAULT, help="how long one call to the gateway is retried")
     add("--progress", default="", help="file to which a JSON line is appended for each micro-batch")
     add("--cores", type=int, default=2, help="threads for tasks; not under spark-submit")
+    add("--replay", default="", metavar="NAME", help="read a range again, beside the job, and revise its rows")
+    add("--from-batch", type=int, default=0, help="first batch of the replay")
+    add("--to-batch", type=int, default=0, help="last batch of the replay")
+    add("--keep-timestamps", action="store_true", help="the replay restores lost rows of an unchanged job")
+    add("--dry-run", action="store_true", help="print what the replay would read and write")
     return built
 
 
@@ -189,11 +228,43 @@ def main(name: str, settings: JobSettings) -> int:
     """Run a job as a process of its own; returns the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("py4j").setLevel(logging.WARNING)
+    if settings.dry_run:
+        return _previewed(settings)
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
     spark = session.build(f"oncegate {name}", cores=settings.cores)
+    status = SESSION_LOST
     try:
-        return run(spark, settings, stopping)
+        status = run(spark, settings, stopping)
     finally:
-        spark.stop()
+        if status != SESSION_LOST:
+            spark.stop()
+    if status == SESSION_LOST and not session.is_submitted():
+        stopping.wait(_RESTART_WAIT_S_MAX)
+        if not stopping.is_set():
+            # A JVM that died leaves threads and sockets of its client behind: only a new process image is rid of them.
+            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - the same program again
+        return 0
+    return status
+
+
+def _previewed(settings: JobSettings) -> int:
+    try:
+        sys.stdout.write("".join(f"{line}\n" for line in replays.preview(settings)))
+    except StoreError as error:
+        _log.error("%s", error)
+        return _STATUS.get(error.code, _REFUSED)
+    return 0
+
+
+def run_derivation(
+    derivation: Derivation, tables: Sequence[StoreTable], arguments: Sequence[str] | None, name: str
+) -> int:
+    """Run ``derivation`` as a job of its own, with the options of every job; returns the exit status."""
+    options = parser(name, f"The job {name}: exit statuses and options as in docs/spark.md.")
+    options.prog = name
+    options.add_argument("--flow", required=True)
+    options.add_argument("--consumer", required=True, help="named consumer whose cursor this job moves")
+    found = parsed(options, arguments)
+    return main(name, JobSettings(tables=tuple(tables), sink=sink_of(derivation, f"oncegate-{name}"), **found))

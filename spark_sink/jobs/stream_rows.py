@@ -12,13 +12,11 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
-import pyarrow as pa
-
+from oncegate.spark_sink.derivation import Change, Derivation, FlowBatch, Upsert
 from oncegate.spark_sink.jobs import job
 from oncegate.spark_sink.options import FlowOptions
-from oncegate.spark_sink.sink import Derivation, StoreSink
+from oncegate.spark_sink.sink import StoreSink
 from oncegate.stores.stream_rows import ROWS_CONSUMER, STREAM_ROWS, rows_of
 from oncegate.stores.tables import StoreTable
 
@@ -29,10 +27,10 @@ class StreamRows:
 
     source: str
 
-    def rows(self, items: pa.RecordBatch, rows_max: int) -> Iterator[tuple[StoreTable, pa.RecordBatch]]:
+    def __call__(self, batch: FlowBatch) -> Iterator[Change]:
         """Yield the newest row of each key, in pieces."""
-        for piece in rows_of(items, self.source, rows_max):
-            yield STREAM_ROWS, piece
+        for piece in rows_of(batch.items, self.source, batch.rows_max):
+            yield Upsert(STREAM_ROWS, piece)
 
 
 class StreamRowsSink(StoreSink):
@@ -52,7 +50,7 @@ class StreamRowsSink(StoreSink):
 class StreamRowsSettings(job.JobSettings):
     """The settings of the job; see the command line's help. ``flow`` is the table's name."""
 
-    tables: ClassVar[tuple[StoreTable, ...]] = (STREAM_ROWS,)
+    tables: tuple[StoreTable, ...] = (STREAM_ROWS,)
 
     consumer: str = ROWS_CONSUMER
     sink: type[StoreSink] = StreamRowsSink

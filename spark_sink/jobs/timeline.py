@@ -12,38 +12,34 @@ import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
-import pyarrow as pa
 from pyspark.files import SparkFiles
 
 from oncegate.spark_sink import contacts, rows
+from oncegate.spark_sink.derivation import Change, Derivation, FlowBatch, Reject, Upsert
 from oncegate.spark_sink.errors import SinkError
 from oncegate.spark_sink.jobs import job
-from oncegate.spark_sink.options import FlowOptions
-from oncegate.spark_sink.sink import Derivation, StoreSink
+from oncegate.spark_sink.sink import StoreSink
 from oncegate.stores.errors import StoreCode
 from oncegate.stores.tables import StoreTable
 
 
 @dataclass(frozen=True)
 class TimelineFanOut:
-    """Derives timeline rows and dead letters.
+    """Derives timeline rows; what is no message is rejected.
 
     The file of contacts is readable by every executor, or shipped by `--files` under its own name.
     """
 
-    flow: str
     contacts: str
 
-    def rows(self, items: pa.RecordBatch, rows_max: int) -> Iterator[tuple[StoreTable, pa.RecordBatch]]:
-        """Yield the timeline rows of the items, in pieces, and the dead letters."""
+    def __call__(self, batch: FlowBatch) -> Iterator[Change]:
+        """Yield the timeline rows of the items, in pieces."""
         known = contacts.load(self._contacts_file())
-        posts, dead_letters = rows.decode(items, self.flow)
-        for piece in rows.pieces(posts, known, rows_max):
-            yield rows.TIMELINE, rows.fan_out(piece, known)
-        if dead_letters.num_rows:
-            yield rows.DEAD_LETTERS, dead_letters
+        posts, errors = rows.decode(batch.items)
+        yield from (Reject(commit, error) for commit, error in errors.items())
+        for piece in rows.pieces(posts, known, batch.rows_max):
+            yield Upsert(rows.TIMELINE, rows.fan_out(piece, known))
 
     def _contacts_file(self) -> Path:
         path = Path(self.contacts)
@@ -62,14 +58,14 @@ class TimelineSink(StoreSink):
         """Return the fan-out."""
         if not self.options.get("contacts"):
             raise SinkError(StoreCode.BAD_OPTION, "option contacts is missing")
-        return TimelineFanOut(FlowOptions.parse(self.options).flow, self.options["contacts"])
+        return TimelineFanOut(self.options["contacts"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineSettings(job.JobSettings):
     """The settings of the job; see the command line's help."""
 
-    tables: ClassVar[tuple[StoreTable, ...]] = rows.TABLES
+    tables: tuple[StoreTable, ...] = (rows.TIMELINE,)
 
     contacts: str
     sink: type[StoreSink] = TimelineSink

@@ -84,6 +84,10 @@ class FakeFlow:
             self.moves.append((name, batch, fence))
             return consumer.cursor
 
+    def remove(self, name: str) -> None:
+        with self.lock:
+            self.consumers.pop(name, None)
+
     def describe(self) -> dict[str, Any]:
         with self.lock:
             last = self.last_batch
@@ -135,6 +139,9 @@ class FakeNode:
             def do_POST(self) -> None:
                 node.serve(self, json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
 
+            def do_DELETE(self) -> None:
+                node.serve(self, None)
+
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002
                 pass
 
@@ -181,6 +188,9 @@ class FakeNode:
                 payload = self.damage(flow.batches[number])
                 etag = f'"crc32c-{google_crc32c.value(flow.batches[number]):08x}"'
                 return 200, {"Content-Type": "application/vnd.apache.arrow.stream", "ETag": etag}, payload
+            case ["consumers", name] if body is None:
+                flow.remove(name)
+                return 200, {"Content-Type": "application/json"}, json.dumps(flow.describe()).encode()
             case ["consumers", name, "attach"] if body is not None:
                 consumer = flow.attach(name, body["nonce"])
                 answer = {"fence": consumer.fence, "cursor": consumer.cursor}

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from oncegate.spark_sink.derivation import Change, Derivation, FlowBatch, Upsert
 from oncegate.spark_sink.jobs.timeline import TimelineSink
-from oncegate.spark_sink.sink import Derivation, StoreSink
+from oncegate.spark_sink.sink import StoreSink
 from oncegate.stores import WRITE_TS, Column, ColumnType, StoreTable
 
 LATEST = StoreTable(
@@ -22,9 +23,9 @@ LATEST = StoreTable(
 
 
 class LatestValue:
-    def rows(self, items: pa.RecordBatch, rows_max: int) -> Iterator[tuple[StoreTable, pa.RecordBatch]]:
-        columns = [items.column("key"), items.column("value"), items.column("commit")]
-        yield LATEST, pa.RecordBatch.from_arrays(columns, schema=LATEST.schema)
+    def __call__(self, batch: FlowBatch) -> Iterator[Change]:
+        columns = [batch.items.column(name) for name in ("key", "value", "commit")]
+        yield Upsert(LATEST, pa.RecordBatch.from_arrays(columns, schema=LATEST.schema))
 
 
 @dataclass
@@ -33,11 +34,13 @@ class ClockTimestamps:
 
     correct: Derivation
 
-    def rows(self, items: pa.RecordBatch, rows_max: int) -> Iterator[tuple[StoreTable, pa.RecordBatch]]:
-        for table, rows in self.correct.rows(items, rows_max):
+    def __call__(self, batch: FlowBatch) -> Iterator[Change]:
+        for change in self.correct(batch):
+            assert isinstance(change, Upsert)
+            rows = change.rows
             now = pa.array(np.full(rows.num_rows, time.time_ns() // 1000))
             columns = [now if name == WRITE_TS else rows.column(name) for name in rows.schema.names]
-            yield table, pa.RecordBatch.from_arrays(columns, schema=rows.schema)
+            yield Upsert(change.table, pa.RecordBatch.from_arrays(columns, schema=rows.schema))
 
 
 class LatestValueSink(StoreSink):

@@ -14,7 +14,8 @@ from cassandra.query import BatchType
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oncegate.spark_sink.rows import DEAD_LETTERS, TIMELINE
+from oncegate.spark_sink.dead_letters import DEAD_LETTERS
+from oncegate.spark_sink.rows import TIMELINE
 from oncegate.stores import layout
 from oncegate.stores.cassandra import encoding as cql_encoding
 from oncegate.stores.tables import WRITE_TS, Clustering, Column, ColumnType, StoreTable

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from oncegate.flows.schema import PLAIN_SCHEMA
 from oncegate.spark_sink import contacts, rows
-from oncegate.spark_sink.source import BATCH_FIELD
+from oncegate.spark_sink.dead_letters import letters
+from oncegate.spark_sink.derivation import FlowBatch
 from oncegate.stores.errors import StoreCode, StoreError
 from tests.spark.recount import expected
 
@@ -28,7 +29,7 @@ TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 traces = st.sampled_from([None, TRACE, TRACE.replace("b7ad", "aaaa")])
 
 
-def items(*values: str | None, batch: int = 3, traceparents: list[str | None] | None = None) -> pa.RecordBatch:
+def items(*values: str | None, traceparents: list[str | None] | None = None) -> pa.RecordBatch:
     count = len(values)
     columns = [
         pa.array(range(11, 11 + count), pa.int64()),
@@ -38,9 +39,8 @@ def items(*values: str | None, batch: int = 3, traceparents: list[str | None] | 
         pa.array([-7] * count, pa.int64()),
         pa.array(range(1, 1 + count), pa.int64()),
         pa.array(traceparents or [None] * count, pa.string()),
-        pa.array([batch] * count, pa.int64()),
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*PLAIN_SCHEMA, BATCH_FIELD]))
+    return pa.RecordBatch.from_arrays(columns, schema=PLAIN_SCHEMA)
 
 
 def as_contacts(found: list[tuple[int, int]]) -> rows.Contacts:
@@ -102,23 +102,27 @@ def test_each_item_becomes_a_post_or_a_dead_letter() -> None:
         '{"x": ' + "[" * 100_000,
         None,
     ]
-    posts, dead = rows.decode(items(good, *bad, good), "timeline")
+    found = items(good, *bad, good)
+    posts, errors = rows.decode(found)
+    dead = letters(FlowBatch("timeline", 3, found), "fan-out", errors)
     assert posts.commit.tolist() == [11, 12 + len(bad)]
     assert posts.key.to_pylist() == ["k0", f"k{len(bad) + 1}"]
-    letters = dead.to_pylist()
-    assert [letter["raw"] for letter in letters] == [(text or "").encode() for text in bad]
-    assert [letter["commit"] for letter in letters] == list(range(12, 12 + len(bad)))
-    assert all(letter["error"] and len(letter["error"]) <= 500 for letter in letters)
-    first = {name: letters[0][name] for name in ("flow", "batch", "item_key", "client_id", "sequence", "time_ms")}
-    assert first == {"flow": "timeline", "batch": 3, "item_key": "k1", "client_id": -7, "sequence": 2, "time_ms": 101}
-    assert letters[-1]["error"] == "deleted: no value"
-    assert letters[0]["write_ts"] == 12
+    held = dead.to_pylist()
+    assert [letter["raw"] for letter in held] == [(text or "").encode() for text in bad]
+    assert [letter["commit"] for letter in held] == list(range(12, 12 + len(bad)))
+    assert all(letter["error"] and len(letter["error"]) <= 500 for letter in held)
+    first = {name: held[0][name] for name in ("job", "flow", "batch", "item_key", "client_id", "sequence", "time_ms")}
+    origin = {"item_key": "k1", "client_id": -7, "sequence": 2, "time_ms": 101}
+    assert first == {"job": "fan-out", "flow": "timeline", "batch": 3} | origin
+    assert held[-1]["error"] == "deleted: no value"
+    assert held[0]["write_ts"] == 12
 
 
 def test_a_trace_context_reaches_the_rows_of_its_item_and_no_others() -> None:
     good = json.dumps({"sender": 1, "receiver": 2, "sent_at": 3})
     found = items(good, good, "bad", "bad", traceparents=[TRACE, None, None, TRACE])
-    posts, dead = rows.decode(found, "timeline")
+    posts, errors = rows.decode(found)
+    dead = letters(FlowBatch("timeline", 3, found), "fan-out", errors)
     fanned = rows.fan_out(posts, as_contacts([(1, 4), (1, 5)])).to_pylist()
     assert {(row["user"], row["message"], row["traceparent"]) for row in fanned} == {
         (4, "k0", TRACE),
@@ -130,8 +134,8 @@ def test_a_trace_context_reaches_the_rows_of_its_item_and_no_others() -> None:
 
 
 def test_decode_of_nothing_is_nothing() -> None:
-    posts, dead = rows.decode(items(), "f")
-    assert rows.fan_out(posts, as_contacts([(1, 2)])).num_rows == dead.num_rows == 0
+    posts, errors = rows.decode(items())
+    assert rows.fan_out(posts, as_contacts([(1, 2)])).num_rows == len(errors) == 0
 
 
 def test_a_message_log_read_as_contacts_gives_the_known_counts() -> None:

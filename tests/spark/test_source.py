@@ -92,15 +92,14 @@ def test_restart_goes_on_at_the_checkpoint(spark: SparkSession, flow: FakeFlow, 
     assert commits(spark, tmp_path) == [*range(1, 21), 500]
 
 
-def test_a_named_consumer_starts_at_its_cursor_and_lags_one_step_by_itself(
+def test_a_named_consumer_starts_at_its_cursor_and_reaches_the_end_by_itself(
     spark: SparkSession, flow: FakeFlow, node: FakeNode, tmp_path: Path
 ) -> None:
     seal(flow, 4)
     flow.move("c", 1, flow.attach("c", "before").fence)
     stream(spark, tmp_path, node, consumer="c", batches_per_trigger=1)
     assert commits(spark, tmp_path) == list(range(11, 41))
-    # Spark never commits the last micro-batch of AvailableNow: why the sink moves the cursor of our jobs.
-    assert flow.consumers["c"].cursor == 3
+    assert flow.consumers["c"].cursor == 4
 
 
 def test_endpoints_fail_over_in_driver_and_executors(
@@ -155,16 +154,20 @@ def test_a_second_query_of_the_same_consumer_fences_the_first(flow: FakeFlow, no
 def test_admission_follows_the_limit_and_never_goes_back(flow: FakeFlow, node: FakeNode) -> None:
     seal(flow, 9)
     reader = FlowStreamReader(SourceOptions.parse(options(node, batches_per_trigger=4)))
-    assert reader.initialOffset() == {"batch": 0}
-    assert reader.latestOffset({"batch": 0}, reader.getDefaultReadLimit()) == {"batch": 4}
-    assert reader.latestOffset({"batch": 0}, ReadMaxFiles(2)) == {"batch": 2}
-    assert reader.latestOffset({"batch": 3}, ReadAllAvailable()) == {"batch": 9}
+
+    def at(batch: int) -> dict[str, Any]:
+        return {"batch": batch, "flow": flow.name, "cluster": flow.cluster_identity}
+
+    assert reader.initialOffset() == at(0)
+    assert reader.latestOffset(at(0), reader.getDefaultReadLimit()) == at(4)
+    assert reader.latestOffset(at(0), ReadMaxFiles(2)) == at(2)
+    assert reader.latestOffset(at(3), ReadAllAvailable()) == at(9)
     # A node that lags behind what was read already.
-    assert reader.latestOffset({"batch": 12}, ReadMaxFiles(2)) == {"batch": 12}
+    assert reader.latestOffset(at(12), ReadMaxFiles(2)) == at(12)
     reader.prepareForTriggerAvailableNow()
     flow.seal([(1000, "late", "{}")])
-    assert reader.latestOffset({"batch": 8}, ReadMaxFiles(5)) == {"batch": 9}
-    assert reader.reportLatestOffset() == {"batch": 10}
+    assert reader.latestOffset(at(8), ReadMaxFiles(5)) == at(9)
+    assert reader.reportLatestOffset() == at(10)
 
 
 @pytest.mark.parametrize(("start", "offset"), [("earliest", 2), ("latest", 9), ("5", 4)])
@@ -172,7 +175,7 @@ def test_named_starts(flow: FakeFlow, node: FakeNode, start: str, offset: int) -
     seal(flow, 9)
     flow.drop_before(3)
     reader = FlowStreamReader(SourceOptions.parse(options(node, starting_batch=start)))
-    assert reader.initialOffset() == {"batch": offset}
+    assert reader.initialOffset() == {"batch": offset, "flow": flow.name, "cluster": flow.cluster_identity}
 
 
 @pytest.mark.parametrize("batches", range(10))

@@ -16,7 +16,6 @@ from pyspark.sql import SparkSession
 
 from oncegate.flows.schema import PLAIN_SCHEMA
 from oncegate.spark_sink.jobs import job, stream_rows
-from oncegate.spark_sink.source import BATCH_FIELD
 from oncegate.stores import open_store
 from oncegate.stores.stream_rows import ROWS_CONSUMER, STREAM_ROWS, rows_of
 from tests.spark.fake_gateway import FakeFlow, FakeNode, Item
@@ -35,9 +34,8 @@ def batch(items: list[Item]) -> pa.RecordBatch:
         pa.array(values, pa.string()),
         *(pa.array([7] * len(items), pa.int64()) for _ in range(3)),
         pa.nulls(len(items), pa.string()),
-        pa.array([1] * len(items), pa.int64()),
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*PLAIN_SCHEMA, BATCH_FIELD]))
+    return pa.RecordBatch.from_arrays(columns, schema=PLAIN_SCHEMA)
 
 
 def newest(items: list[Item]) -> dict[str, tuple[int, str]]:

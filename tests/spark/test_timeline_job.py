@@ -15,9 +15,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from oncegate.gateway.local.waiting import wait_for
+from oncegate.spark_sink.dead_letters import DEAD_LETTERS
 from oncegate.spark_sink.jobs import job as jobs
 from oncegate.spark_sink.jobs import timeline
-from oncegate.spark_sink.rows import DEAD_LETTERS, TIMELINE
+from oncegate.spark_sink.rows import TIMELINE
 from oncegate.spark_sink.sink import StoreSink
 from oncegate.stores import Store, StoreTable, open_store
 from oncegate.stores.devcassandra import DevCluster

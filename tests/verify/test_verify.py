@@ -31,6 +31,8 @@ from oncegate.proof.verify.findings import Difference
 from oncegate.proof.verify.node_files import Replay
 from oncegate.rifl import rule
 from oncegate.spark_sink import contacts, rows
+from oncegate.spark_sink.dead_letters import DEAD_LETTERS, letters
+from oncegate.spark_sink.derivation import FlowBatch
 from oncegate.stores.store import open_store
 from oncegate.stores.stream_rows import ROWS_CONSUMER, STREAM_ROWS, rows_of
 from tests.conftest import Api
@@ -258,13 +260,12 @@ def store(nodes: list[Path], tmp_path: Path) -> StoreWanted:
     url = f"sqlite://{tmp_path}/store"
     files = SegmentStore(nodes[0] / "segments")
     with open_store(url) as opened:
-        opened.create((*rows.TABLES, STREAM_ROWS))
+        opened.create((rows.TIMELINE, DEAD_LETTERS, STREAM_ROWS))
         for number in files.list("events"):
             items = segment.read_table(files.get("events", number)).to_batches()[0]
-            numbered = items.append_column("batch", pa.array([number] * items.num_rows, pa.int64()))
-            posts, dead_letters = rows.decode(numbered, "events")
+            posts, errors = rows.decode(items)
             opened.write(rows.TIMELINE, rows.fan_out(posts, contacts.load(known)))
-            opened.write(rows.DEAD_LETTERS, dead_letters)
+            opened.write(DEAD_LETTERS, letters(FlowBatch("events", number, items), "job", errors))
             for piece in rows_of(items, "events", 100):
                 opened.write(STREAM_ROWS, piece)
     return StoreWanted(url, "events", "job", known)
@@ -289,7 +290,7 @@ def _rows(store: StoreWanted) -> StoreWanted:
         ("DELETE FROM timeline WHERE user = 3", "timeline"),
         ("UPDATE timeline SET dead = 1 WHERE user = 2", "timeline"),
         ("UPDATE timeline SET sent_at = 4 WHERE user = 2", "timeline"),
-        ("UPDATE dead_letters SET write_ts = write_ts - 1", "dead_letters"),
+        ("UPDATE job_dead_letters SET write_ts = write_ts - 1", "job_dead_letters"),
         ("DELETE FROM stream_rows WHERE key = 'm1'", "stream_rows"),
         ("UPDATE stream_rows SET value = '1' WHERE key = 'p1'", "stream_rows"),
         ("UPDATE stream_rows SET source = 'other'", "stream_rows"),

@@ -1,0 +1,128 @@
+"""One flow batch into a store: derive, write, and make dead letters of what cannot be written. Needs no Spark.
+
+Owns: which item a refused row is laid at, and the other timestamps of a replay. The Spark sink, a dry run and a unit
+test all come through here. Must not know Spark or HTTP. Read next: `derivation`, `dead_letters`, `replay`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from oncegate.spark_sink.dead_letters import DEAD_LETTERS, letters
+from oncegate.spark_sink.derivation import Delete, Derivation, FlowBatch, Reject, Upsert, changes_of
+from oncegate.spark_sink.errors import SinkError
+from oncegate.stores.errors import BadRows, StoreCode
+from oncegate.stores.store import Store
+from oncegate.stores.tables import WRITE_TS, StoreTable
+
+
+@dataclass
+class Done:
+    """What was done so far: numbers of items, of written rows by table, and seconds spent.
+
+    Attributes:
+        first_batch, last_batch: smallest and largest number of a batch, 0 = none.
+        rows: rows written and deleted, by table; dead letters among them.
+    """
+
+    items: int = 0
+    first_batch: int = 0
+    last_batch: int = 0
+    rows: Counter[str] = field(default_factory=Counter)
+    derive_s: float = 0.0
+    write_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Applier:
+    """Applies the changes of batches to a store; idempotent.
+
+    Args:
+        derivation: see `oncegate.spark_sink.derivation`.
+        job: name under which dead letters are kept.
+        stamp: write timestamp of every row instead of its own, for a replay that revises (`replay`); 0 = none.
+    """
+
+    derivation: Derivation
+    job: str = ""
+    stamp: int = 0
+
+    def apply(self, batch: FlowBatch, store: Store, done: Done) -> None:
+        """Write what the batch derives to, and count it in ``done``; when it returns, all of it is durable.
+
+        Raises:
+            StoreError: STORE_UNAVAILABLE, when the store did not answer until its deadline; BAD_ROWS, when rows do not
+                fit their table as a whole.
+        """
+        mark = time.perf_counter()
+        errors: dict[int, str] = {}
+        for change in changes_of(self.derivation, batch):
+            if isinstance(change, Reject):
+                errors.setdefault(change.commit, change.error)
+                continue
+            now = time.perf_counter()
+            done.derive_s += now - mark
+            errors = self._written(change, batch, store) | errors
+            done.rows[change.table.name] += change.rows.num_rows
+            mark = time.perf_counter()
+            done.write_s += mark - now
+        done.derive_s += time.perf_counter() - mark
+        if errors:
+            dead = letters(batch, self.job, errors)
+            if dead.num_rows != len(errors):
+                raise SinkError(StoreCode.BAD_ROWS, f"batch {batch.number} has no item of a rejected commit number")
+            self._written(Upsert(DEAD_LETTERS, dead), batch, store)
+            done.rows[DEAD_LETTERS.name] += dead.num_rows
+        done.items += batch.items.num_rows
+        done.first_batch = min(done.first_batch or batch.number, batch.number)
+        done.last_batch = max(done.last_batch, batch.number)
+
+    def _written(self, change: Upsert | Delete, batch: FlowBatch, store: Store) -> dict[int, str]:
+        """Write, and return the errors of rows that the store refused, by the commit of the item they derive from."""
+        table, rows = change.table, change.rows
+        if self.stamp:
+            rows = _stamped(table, rows, batch, self.stamp)
+        try:
+            if isinstance(change, Upsert):
+                store.write(table, rows)
+            else:
+                store.delete(table, rows)
+        except BadRows as refused:
+            if table is DEAD_LETTERS:
+                raise
+            commits = change.rows.column(WRITE_TS)
+            return {commits[one.index].as_py(): f"{table.name}: {one.reason}" for one in refused.rejected}
+        return {}
+
+
+def _stamped(table: StoreTable, rows: pa.RecordBatch, batch: FlowBatch, stamp: int) -> pa.RecordBatch:
+    commits = batch.items.column("commit")
+    first, last = {"batch": (batch.number,) * 2, "commit": (commits[0].as_py(), commits[-1].as_py())}[owner(table)]
+    owners = np.asarray(rows.column(owner(table)))
+    if len(owners) and not first <= owners.min() <= owners.max() <= last:
+        raise SinkError(StoreCode.BAD_ROWS, f"{table.name}: a row of batch {batch.number} has another {owner(table)}")
+    at = rows.schema.get_field_index(WRITE_TS)
+    return rows.set_column(at, table.schema.field(WRITE_TS), pa.array(np.full(rows.num_rows, stamp)))
+
+
+def owner(table: StoreTable) -> str:
+    """Return the key column that says which batch or item alone writes a row: `batch` or `commit`.
+
+    Raises:
+        SinkError: BAD_TABLE, when there is none: rows are overwritten by later items, so that what an earlier batch
+            made of them cannot be revised.
+    """
+    for name in ("batch", "commit"):
+        if name in table.key:
+            return name
+    raise SinkError(
+        StoreCode.BAD_TABLE,
+        f"{table.name} has neither batch nor commit in its key: give the new version of the job a table and a "
+        "consumer of its own and let it read from the earliest batch, or replay the unchanged job with "
+        "--keep-timestamps",
+    )
