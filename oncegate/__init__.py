@@ -1,7 +1,8 @@
 """oncegate: writes that are applied exactly once. The public names, and nothing else.
 
 Start at :class:`Client`; without ``await`` at :mod:`oncegate.sync`. Tests: :mod:`oncegate.testing`; idempotency keys
-for a web service: :mod:`oncegate.middleware`. Errors are below :class:`OncegateError`; each says its ``outcome``.
+for a web service: :mod:`oncegate.middleware`; Spark jobs: :mod:`oncegate.spark`. Errors are below
+:class:`OncegateError`; each says its ``outcome``.
 
 Importing this costs nothing: a name is imported from the package that owns it when it is first used. Whatever else lies
 below ``oncegate`` is internal and may change without notice.
@@ -42,10 +43,10 @@ __all__ = [
     "sync",
 ]
 # Not for ``import *``: these need their extras.
-_WITH_EXTRAS = ("middleware", "testing")
+_WITH_EXTRAS = ("middleware", "spark", "testing")
 
 if TYPE_CHECKING:
-    from oncegate import middleware, sync, testing  # noqa: F401 - names of the package, though not of import *
+    from oncegate import middleware, spark, sync, testing  # noqa: F401 - names of the package, though not of import *
     from oncegate.gateway.client import (
         Client,
         ClusterInfo,

@@ -4,8 +4,8 @@ Owns: which batches a micro-batch gets, and how tasks share them. Must not know 
 `sink`.
 
 The offset `{"batch": n, "flow": name, "cluster": identity}` says that batches up to n are read; older checkpoints have
-the number alone. Batches never change, so a micro-batch that runs again after a crash gets identical items; a batch that is gone is an error
-(RETENTION_EXCEEDED), never a gap.
+the number alone. Batches never change, so a micro-batch that runs again after a crash gets identical items; a batch
+that is gone is an error (RETENTION_EXCEEDED), never a gap.
 
 A source that attached its consumer by itself moves the cursor. Spark calls `commit` one micro-batch late, and never for
 the last one. But it asks for the `latestOffset` after ``start`` only when the micro-batch up to ``start`` is done and
@@ -213,7 +213,7 @@ class FlowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         batch, flow = start["batch"], self._options.flow
         if start.get("flow", flow.flow) != flow.flow:
             raise _mismatch(f"the checkpoint is of flow {start['flow']}, not {flow.flow}: use another checkpoint")
-        if start.get("cluster", state.cluster_identity) != state.cluster_identity:
+        if state.cluster_identity and (start.get("cluster") or state.cluster_identity) != state.cluster_identity:
             raise _mismatch(f"the checkpoint is of cluster {start['cluster']}, not {state.cluster_identity}")
         cursor, slack = self._options.delivered, 0
         if self._attachment is not None:

@@ -1,0 +1,1 @@
+"""Jobs of docs/spark.md, each a program of its own."""
