@@ -49,13 +49,15 @@ class ConsumerPosition:
 class FlowState:
     """A flow: sealed batches ``first_batch`` .. ``last_batch`` are retained; ``last_batch`` 0 = none.
 
-    ``cluster_identity`` tells which cluster numbered them.
+    ``cluster_identity`` tells which cluster numbered them; ``version`` rises with every change of the flow, 0 where the
+    gateway is of an earlier version.
     """
 
     first_batch: int
     last_batch: int
     consumers: Mapping[str, ConsumerPosition]
     cluster_identity: str = ""
+    version: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +121,10 @@ class FlowClient:
         """Forget a consumer and its cursor, so that retention does not wait for it.
 
         Raises:
-            SinkError: FLOW_UNREACHABLE, FLOW_REFUSED.
+            SinkError: FLOW_UNREACHABLE; FLOW_REFUSED, also where the flow was changed meanwhile.
         """
-        self._call("DELETE", f"/consumers/{quote(consumer, safe='')}", None, _json)
+        version = self.state().version
+        self._call("DELETE", f"/consumers/{quote(consumer, safe='')}?version={version}", None, _json)
 
     def _call(self, method: str, path: str, body: object, read: Callable[[_Answer], T]) -> T:
         """Make one call: try each endpoint in turn, again and again until the deadline."""
@@ -246,7 +249,8 @@ def _flow_state(answer: _Answer) -> FlowState:
             for name, state in found.get("consumers", {}).items()
         }
         identity = str(found.get("cluster_identity", ""))
-        return FlowState(int(found["first_batch"]), int(found["last_batch"]), consumers, identity)
+        first, last = int(found["first_batch"]), int(found["last_batch"])
+        return FlowState(first, last, consumers, identity, int(found.get("version", 0)))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise SinkError(StoreCode.FLOW_REFUSED, f"{answer.endpoint}: the flow is described without {error}") from error
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -101,16 +100,21 @@ def end(settings: JobSettings) -> None:
         if replay is None:
             return
         client = _client(settings)
+        position = client.state().consumers.get(replay.consumer)
         if not replay.done:
-            position = client.state().consumers.get(replay.consumer)
             if position is None or position.cursor < replay.last_batch:
                 raise SinkError(StoreCode.CURSOR_MISMATCH, f"{replay.consumer} has not read up to {replay.last_batch}")
             removed = sweep(store, (*settings.tables, DEAD_LETTERS), replay) if replay.stamp else 0
             record(store, replace(replay, done=1))
             _log.info("replay %s: %d rows removed that are no longer made", replay.name, removed)
         _log.info("replay %s: batches %d..%d done", replay.name, replay.first_batch, replay.last_batch)
-        with suppress(SinkError):  # an older gateway removes no consumers: it stays where it is
+        if position is None:
+            return
+        try:
             client.remove_consumer(replay.consumer)
+        except SinkError as refused:
+            # Nothing is wrong with the rows. Another start of this replay, which does nothing else, tries it again.
+            _log.warning("consumer %s stays, and retention may wait for it: %s", replay.consumer, refused)
 
 
 def preview(settings: JobSettings) -> list[str]:

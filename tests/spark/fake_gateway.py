@@ -95,6 +95,7 @@ class FakeFlow:
                 "flow": self.name,
                 "cluster_identity": self.cluster_identity,
                 "source": self.table,
+                "version": 3,
                 "first_batch": self.first_batch,
                 "last_batch": last,
                 "items": sum(self.items.values()),
@@ -176,6 +177,7 @@ class FakeNode:
             return problem(503, "NOT_READY", retryable=True)
         if path == base:
             return 200, {"Content-Type": "application/json"}, json.dumps(flow.describe()).encode()
+        path, _, query = path.partition("?")
         parts = path.removeprefix(base).split("/")[1:]
         match parts:
             case ["batches", text]:
@@ -188,7 +190,7 @@ class FakeNode:
                 payload = self.damage(flow.batches[number])
                 etag = f'"crc32c-{google_crc32c.value(flow.batches[number]):08x}"'
                 return 200, {"Content-Type": "application/vnd.apache.arrow.stream", "ETag": etag}, payload
-            case ["consumers", name] if body is None:
+            case ["consumers", name] if query == "version=3":
                 flow.remove(name)
                 return 200, {"Content-Type": "application/json"}, json.dumps(flow.describe()).encode()
             case ["consumers", name, "attach"] if body is not None:

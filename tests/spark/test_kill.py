@@ -73,6 +73,38 @@ def test_killed_in_the_middle_of_a_batch_and_restarted_the_tables_are_exact(
         assert stored(store) == expected(items, EDGES)
 
 
+def test_a_job_whose_jvm_is_killed_starts_itself_anew_and_the_tables_are_exact(
+    flow: FakeFlow, node: FakeNode, tmp_path: Path
+) -> None:
+    """Nobody else restarts it: it keeps its process id."""
+    items, store_url = messages(SENDERS, 300), f"sqlite://{tmp_path}/store"
+    flow.seal_all(items, PER_BATCH)
+    contacts = write_contacts(tmp_path / "contacts.csv", EDGES)
+    command = [sys.executable, "-m", "oncegate.spark_sink.jobs.timeline", "--endpoints", node.url, "--flow", flow.name]
+    command += ["--consumer", "fan-out", "--store", store_url, "--contacts", contacts]
+    command += ["--checkpoint", str(tmp_path / "checkpoint"), "--batches-per-trigger", "2"]
+    held, release = threading.Event(), threading.Event()
+
+    def hold(number: int) -> None:
+        if number == 3:
+            held.set()
+            release.wait(300)
+
+    node.before_batch = hold
+    with log(tmp_path, 1) as out:
+        process = started(command, out)
+        assert held.wait(300)
+        for pid in session_members(process.pid):
+            if b"java" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]:
+                os.kill(pid, signal.SIGKILL)
+        release.set()
+        assert process.wait(500) == 0
+    assert "session is gone" in (tmp_path / "job-1.log").read_text()
+    assert flow.consumers["fan-out"].cursor == flow.last_batch == 6
+    with open_store(store_url) as store:
+        assert stored(store) == expected(items, EDGES)
+
+
 def log(directory: Path, number: int) -> IO[bytes]:
     return (directory / f"job-{number}.log").open("wb")
 
