@@ -49,7 +49,7 @@ async def _everything(api: Api, client_id: str) -> dict[str, Any]:
             body.pop("lease_ms_left", None)
             for flow in body.get("flows", []):
                 for consumer in flow["consumers"].values():
-                    consumer.pop("lag_ms")
+                    del consumer["lag_ms"], consumer["idle_ms"]  # cluster time goes on
         found[path] = (body, headers.get("ETag"), headers["Oncegate-Commit"])
     return found
 
