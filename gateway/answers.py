@@ -86,6 +86,7 @@ ANSWERS: Final[dict[type, Shape]] = {
     c.Range: Shape(wire.RangeResponse, _range),
     c.Keyed: Shape(wire.OperationsResponse, _operations),
     c.ForgetKeys: _UNREAD,
+    c.Identify: _UNREAD,
     c.OpenSession: Shape(wire.SessionOpened, _opened),
     c.RenewSession: Shape(wire.SessionRenewed, lambda _, session, __: wire.SessionRenewed(session.memory_ms)),
     c.TakeOver: Shape(wire.SessionTaken, _taken),
@@ -234,6 +235,7 @@ def flow_state(machine: Machine, flow: str, now_ms: int | None = None) -> wire.F
         max_bytes=declaration.max_bytes,
         linger_ms=declaration.linger_ms,
         consumers={one.name: _consumer_state(one, found, now_ms) for one in consumers.all()},
+        cluster_identity=machine.identity,
     )
 
 

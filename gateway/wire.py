@@ -264,7 +264,8 @@ class FlowState(msgspec.Struct):
 
     Batches ``first_batch``..``last_batch`` are retained (``last_batch`` 0: none was sealed yet). ``items`` counts the
     items of all sealed batches ever, ``open_items`` those not sealed yet. ``version`` rises with every change of the
-    flow; ``held`` says what keeps its oldest batch, empty if it has none.
+    flow; ``held`` says what keeps its oldest batch, empty if it has none. ``cluster_identity`` is that of
+    ``GET /v1/cluster``: commit numbers of two identities are of two logs.
     """
 
     flow: str
@@ -284,6 +285,7 @@ class FlowState(msgspec.Struct):
     max_bytes: int
     linger_ms: int
     consumers: dict[str, ConsumerState]
+    cluster_identity: str = ""
 
 
 class FlowDeleted(msgspec.Struct):

@@ -145,6 +145,16 @@ class ForgetKeys(msgspec.Struct, frozen=True, array_like=True, tag="kf"):
         return machine.keys.forget(machine.time_ms, FORGET_MAX)
 
 
+class Identify(msgspec.Struct, frozen=True, array_like=True, tag="ci"):
+    """Give the cluster its identity, once: 32 hexadecimal digits, drawn by the leader; a second one changes nothing."""
+
+    identity: str
+
+    def apply(self, machine: Machine) -> None:
+        """Keep the first."""
+        machine.identity = machine.identity or self.identity
+
+
 class OpenSession(msgspec.Struct, frozen=True, array_like=True, tag="so"):
     """Open a session, or find the one this nonce opened; refused with QUOTA when as many are live as the bounds say."""
 
@@ -299,6 +309,7 @@ Control = (
     | StartConsumer
     | RemoveConsumer
     | ExpireConsumers
+    | Identify
 )
 """Commands that do what their own ``apply`` says."""
 Command = Operate | Range | Keyed | Control

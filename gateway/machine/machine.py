@@ -47,6 +47,11 @@ class Machine:
         self.keys = KeyTable()
         self.tables: dict[str, Table] = {}
         self.flows = FlowTable()
+        self.identity = ""
+        """Which cluster this is: 32 hexadecimal digits, made once at random; empty until a leader has ordered it.
+
+        The configured name is the same after a rebuild of the cluster, this is not: a store knows by it whose it is.
+        """
         self.replayed = 0
         """Operations that were answered from their completion record."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from typing import Any, Final
 
@@ -41,6 +42,7 @@ FOLLOWER_HOUSEKEEPING_MS: Final = 1000
 _REAPING: Final = ""
 _FORGETTING: Final = "\0keys"
 _EXPIRING: Final = "\0consumers"
+_IDENTIFYING: Final = "\0identity"
 """Names among the housework that no flow has."""
 log = logging.getLogger(__name__)
 
@@ -246,7 +248,7 @@ class Node:
         leads = change.role is Role.LEADER and change.ready
         if leads and not self.leadership.leads:
             self.clock.lead_from(self.machine.time_ms, time.monotonic())
-            self._housekeep_in(HOUSEKEEPING_MS)
+            self._housekeep_in(0)
         self.leadership.leads = leads
         self.leadership.leader_id = change.leader_id
 
@@ -255,6 +257,8 @@ class Node:
         sessions = self.machine.sessions
         if self.leadership.leads:
             now_ms = self.clock.stamp_ms(time.monotonic())
+            if not self.machine.identity:
+                self._propose_quietly(_IDENTIFYING, c.Identify(self._new_identity()))
             for flow, number in self.machine.flows.due(now_ms):
                 self._propose_quietly(flow, c.Seal(flow, number))
             if not self._is_under_way(_REAPING) and (expired := sessions.expired(now_ms, limit=c.REAP_MAX)):
@@ -289,6 +293,9 @@ class Node:
             return
         self._housework[what] = future
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    def _new_identity(self) -> str:
+        return secrets.token_hex(16)
 
     def _is_under_way(self, what: str) -> bool:
         before = self._housework.get(what)

@@ -159,7 +159,10 @@ class FakeNode:
             members.append(Member(node.node_id, node.endpoint, "", role, 0))
         leader = None if gateway.leader is None else gateway.leader.node_id
         role = members[self.index].role
-        state = ClusterState(self.node_id, role, leader, 1, 0, 0, 0, gateway.commit, gateway.time_ms, 0, "0", members)
+        identity = gateway.machine.identity
+        state = ClusterState(
+            self.node_id, role, leader, 1, 0, 0, 0, gateway.commit, gateway.time_ms, 0, "0", members, identity=identity
+        )
         return local(request, state)
 
 

@@ -7,6 +7,7 @@ decides is the machine's. Must not know HTTP: that is :mod:`oncegate.gateway.tes
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import MutableSequence
 from typing import Any, NoReturn, cast
 
@@ -60,6 +61,7 @@ class SharedState:
         self._entries = 0
         self._batches = _Batches()
         self.reads = Reads(cast(Replica, _Log()), self.machine, cast(Publisher, self._batches), _no_peer)
+        self.apply(c.Identify(secrets.token_hex(16)))
 
     @property
     def commit(self) -> int:

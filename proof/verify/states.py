@@ -145,7 +145,7 @@ def first_unequal(left: Machine, right: Machine) -> Unequal | None:
 
 
 def _unequal(left: Machine, right: Machine) -> Iterator[Unequal]:
-    for name in ("commit", "time_ms", "replayed"):
+    for name in ("commit", "time_ms", "replayed", "identity"):
         yield from _same(name, getattr(left, name), getattr(right, name))
     yield from _same("next client id", left.sessions.next_id, right.sessions.next_id)
     yield from _same("tables", list(left.tables), list(right.tables))

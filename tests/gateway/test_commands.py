@@ -47,7 +47,7 @@ def test_entry_is_read_back_as_written(sent: list[c.Command], time_ms: int) -> N
 
 def test_every_command_has_its_own_tag() -> None:
     tags = [command.__struct_config__.tag for command in get_args(c.Command)]
-    expected = "o r k kf so sr st sv sc sx td fd fs ca cm fa fx cb cr ce"
+    expected = "o r k kf so sr st sv sc sx td fd fs ca cm fa fx cb cr ce ci"
     assert sorted(tags) == sorted(expected.split())
 
 
@@ -59,17 +59,18 @@ RECORDED = (
 )
 
 
-CHANGES_OF_FLOWS = (
-    "9301059594a26661a17807c4016294a26678a17807c396a26362a178a178a178a361676f0794a26372a178a1780792a26365a178"
+RECORDED_LATER = (
+    "9301059694a26661a17807c4016294a26678a17807c396a26362a178a178a178a361676f0794a26372a178a1780792a26365"
+    "a17892a26369a178"
 )
-"""The commands that came later: those that change flows and consumers which are there."""
-LATER = (c.AlterFlow, c.DeleteFlow, c.StartConsumer, c.RemoveConsumer, c.ExpireConsumers)
+"""The commands that came later: those that change flows and consumers which are there, and the cluster's identity."""
+LATER = (c.AlterFlow, c.DeleteFlow, c.StartConsumer, c.RemoveConsumer, c.ExpireConsumers, c.Identify)
 
 
 @pytest.mark.parametrize("later", [False, True])
 def test_entry_has_the_bytes_that_logs_on_disk_have(later: bool) -> None:
     """Recorded once, of every command with every field set: a log of an earlier build is read for ever."""
-    recorded = CHANGES_OF_FLOWS if later else RECORDED
+    recorded = RECORDED_LATER if later else RECORDED
     sample: dict[str, Any] = {"int": 7, "SequenceNumber": 8, "str": "x", "bytes": b"b", "bool": True, "list[int]": [9]}
     sample["Start"] = "ago"
     op = c.Op(1, 2, "t", "k", 2**63, b"v", -1, 3, b"o")

@@ -42,7 +42,9 @@ async def test_flow_is_declared_described_and_listed(api: Api, client_id: str) -
         ("cursor", "fence", "lag_batches", "lag_items", "lag_ms", "replays", "lag_bytes", "idle_ms"), 0
     )
     spark = {**zero, "required": True, "attached": False, "expired": False, "trend": "unknown"}
+    _, _, cluster = await api.call("GET", "/v1/cluster")
     about = {"flow": "f", "source": "rows", "target": None, "version": 1, "held": ""}
+    about["cluster_identity"] = cluster["identity"]
     assert made == {**about, **counts, **bounds, "consumers": {"spark": spark}}
     again = await _flow(api, consumers=["spark"], retention_ms=1000)
     again["consumers"]["spark"]["idle_ms"] = 0  # cluster time went on

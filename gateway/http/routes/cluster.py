@@ -65,6 +65,7 @@ class ClusterState(msgspec.Struct):
     version: str
     members: list[Member]
     cluster: str = ""
+    identity: str = ""
     saved_index: int = 0
     change_pending: bool = False
 
@@ -123,6 +124,7 @@ async def cluster(request: web.Request) -> web.StreamResponse:
         version=_VERSION,
         members=members,
         cluster=node.settings.cluster,
+        identity=node.machine.identity,
         saved_index=0 if node.state.saved is None else node.state.saved.index,
         change_pending=status.change_pending,
     )

@@ -23,7 +23,7 @@ def state_digest(machine: Machine) -> str:
     def add(what: str, *values: Any) -> None:
         digest.update(_encode((what, values)))
 
-    add("meta", machine.commit, machine.time_ms, machine.replayed, machine.sessions.next_id)
+    add("meta", machine.commit, machine.time_ms, machine.replayed, machine.sessions.next_id, machine.identity)
     for table in machine.tables.values():
         add("table", table.name, table.kind, table.quota_bytes, table.bytes, len(table.rows))
         for key, row in table.rows.items():

@@ -81,6 +81,7 @@ def meta_of(machine: Machine, point: SavedPoint) -> Meta:
         machine.keys.first,
         machine.keys.next,
         machine.keys.forgotten_ms,
+        machine.identity,
     )
 
 
@@ -100,6 +101,8 @@ def freeze(machine: Machine, point: SavedPoint, marks: FlowMarks) -> tuple[Froze
             rows.append(part[0])
             retired.append(part[1])
     flows, numbers = marks.freeze(machine.flows.all())
-    index = encode_flow_index(FlowIndex(numbers, machine.flows.retired.snapshot())) if machine.flows.changed else None
+    index = None
+    if machine.flows.changed or machine.identity:
+        index = encode_flow_index(FlowIndex(numbers, machine.flows.retired.snapshot()))
     meta = encode_meta(meta_of(machine, point), has_index=index is not None)
     return Frozen(point, meta, flows, rows, sessions, machine.keys.take_changes(), index), retired

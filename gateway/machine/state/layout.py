@@ -14,9 +14,9 @@ Owns: the layout below, pure. All integers in keys are big-endian, so that cells
 | ``07`` | :class:`FlowIndex`, in format 4 |
 
 Tables are numbered from 0 in the order of their declaration; none is ever removed. So are flows in format 3. Format 4
-is written from the first change of a flow that was there on (:attr:`FlowIndex`): a build that knows format 3 alone
-would read it wrongly, and refuses it. Values are msgpack arrays unless said otherwise. Checksums are the store's (one
-for each block).
+is written once the cluster has an identity, and from the first change of a flow that was there on (:attr:`FlowIndex`):
+a build that knows format 3 alone would read it wrongly, and refuses it. Values are msgpack arrays unless said
+otherwise. Checksums are the store's (one for each block).
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ class Meta(msgspec.Struct, array_like=True, frozen=True):
     first_key: SequenceNumber
     next_key: SequenceNumber
     forgotten_ms: ClusterTimeMs
+    identity: str = ""
 
 
 class FlowHead(msgspec.Struct, array_like=True, frozen=True):

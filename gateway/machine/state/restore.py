@@ -91,6 +91,7 @@ def _restored(store: RocksStore, rest: Callable[[], None]) -> Restored:
     machine.commit = meta.commit
     machine.time_ms = meta.time_ms
     machine.replayed = meta.replayed
+    machine.identity = meta.identity
     for number, about in enumerate(meta.tables):
         table = Table(about.name, about.kind, about.quota_bytes, StoredRows(number, store, tally, about.rows))
         table.put_back(about.bytes)

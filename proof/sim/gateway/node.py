@@ -168,6 +168,9 @@ class SimGateway(Node):
             sim.world.state_at(sim.name, index, self.machine)
         return results
 
+    def _new_identity(self):
+        return f"{self._sim.world.stream(f'{self._sim.name} identity').getrandbits(128):032x}"
+
     def work(self):
         """Write what was frozen for a save."""
         self.state.work()
