@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -17,8 +18,19 @@ from oncegate.spark_sink.dead_letters import DEAD_LETTERS, letters
 from oncegate.spark_sink.derivation import Delete, Derivation, FlowBatch, Reject, Upsert, changes_of
 from oncegate.spark_sink.errors import SinkError
 from oncegate.stores.errors import BadRows, StoreCode
-from oncegate.stores.store import Store
 from oncegate.stores.tables import WRITE_TS, StoreTable
+
+
+class RowWriter(Protocol):
+    """The part of a store that a job writes through: `write` and `delete` of `oncegate.stores.store.Store`."""
+
+    def write(self, table: StoreTable, rows: pa.RecordBatch) -> None:
+        """See `Store.write`."""
+        ...
+
+    def delete(self, table: StoreTable, keys: pa.RecordBatch) -> None:
+        """See `Store.delete`."""
+        ...
 
 
 @dataclass
@@ -52,7 +64,7 @@ class Applier:
     job: str = ""
     stamp: int = 0
 
-    def apply(self, batch: FlowBatch, store: Store, done: Done) -> None:
+    def apply(self, batch: FlowBatch, store: RowWriter, done: Done) -> None:
         """Write what the batch derives to, and count it in ``done``; when it returns, all of it is durable.
 
         Raises:
@@ -82,7 +94,7 @@ class Applier:
         done.first_batch = min(done.first_batch or batch.number, batch.number)
         done.last_batch = max(done.last_batch, batch.number)
 
-    def _written(self, change: Upsert | Delete, batch: FlowBatch, store: Store) -> dict[int, str]:
+    def _written(self, change: Upsert | Delete, batch: FlowBatch, store: RowWriter) -> dict[int, str]:
         """Write, and return the errors of rows that the store refused, by the commit of the item they derive from."""
         table, rows = change.table, change.rows
         if self.stamp:

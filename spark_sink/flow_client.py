@@ -37,20 +37,24 @@ _local = threading.local()
 
 @dataclass(frozen=True, slots=True)
 class ConsumerPosition:
-    """A consumer's cursor and lag; the lag counts what is sealed and not finished yet."""
+    """A consumer's cursor and lag; the lag counts what is sealed and not finished yet.
+
+    ``attached``: an instance ever was; else somebody set the cursor, and nothing was delivered.
+    """
 
     cursor: int
     lag_batches: int
     lag_items: int
     lag_ms: int
+    attached: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class FlowState:
     """A flow: sealed batches ``first_batch`` .. ``last_batch`` are retained; ``last_batch`` 0 = none.
 
-    ``cluster_identity`` tells which cluster numbered them; ``version`` rises with every change of the flow, 0 where the
-    gateway is of an earlier version.
+    ``cluster_identity`` says to which log its commit numbers belong: a store must hold the rows of the same.
+    ``version`` rises with every change of the flow, 0 where the gateway is of an earlier version.
     """
 
     first_batch: int
@@ -88,7 +92,7 @@ class FlowClient:
         self._preferred = os.getpid() % len(self._endpoints)
 
     def state(self) -> FlowState:
-        """Return the flow's batches and consumers; raises FLOW_UNREACHABLE, FLOW_REFUSED."""
+        """Return the flow's batches and consumers, and whose they are; raises FLOW_UNREACHABLE, FLOW_REFUSED."""
         return self._call("GET", "", None, _flow_state)
 
     def batch(self, number: int) -> pa.RecordBatch:
@@ -244,15 +248,21 @@ def _flow_state(answer: _Answer) -> FlowState:
     try:
         consumers = {
             name: ConsumerPosition(
-                *(int(state[field] or 0) for field in ("cursor", "lag_batches", "lag_items", "lag_ms"))
+                int(state["cursor"]),
+                int(state["lag_batches"]),
+                int(state["lag_items"]),
+                int(state["lag_ms"] or 0),
+                bool(state.get("attached", True)),
             )
             for name, state in found.get("consumers", {}).items()
         }
-        identity = str(found.get("cluster_identity", ""))
         first, last = int(found["first_batch"]), int(found["last_batch"])
-        return FlowState(first, last, consumers, identity, int(found.get("version", 0)))
+        described = FlowState(first, last, consumers, str(found["cluster_identity"]), int(found.get("version", 0)))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise SinkError(StoreCode.FLOW_REFUSED, f"{answer.endpoint}: the flow is described without {error}") from error
+    if not described.cluster_identity:  # its first leader is about to give it one
+        raise SinkError(StoreCode.FLOW_UNREACHABLE, f"{answer.endpoint}: the cluster has no identity yet")
+    return described
 
 
 def _attachment(answer: _Answer) -> ConsumerLease:

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from oncegate.spark_sink.archived_flow import ArchivedFlow
 from oncegate.spark_sink.derivation import ROWS_MAX_DEFAULT
 from oncegate.spark_sink.errors import SinkError
 from oncegate.spark_sink.flow_client import FlowClient
+from oncegate.stores.claimed import claimed_store
 from oncegate.stores.errors import StoreCode
 from oncegate.stores.retry import Retry
+from oncegate.stores.write_times import EPOCH_MAX
 
 Start = int | Literal["earliest", "latest", "cursor"]
 
@@ -37,7 +39,7 @@ class FlowOptions:
     | `fence` | fence of an attachment made by the caller, who then also moves the cursor |
     | `timeout_s` | how long one call is retried over the endpoints, default 60 |
     | `archive` | URL of the flow's archive: batches that the gateway has dropped are read there |
-    | `cluster` | identity of the cluster whose archive it is; default: that of the endpoints |
+    | `cluster` | identity of the cluster whose archive and store these are; default: that of the endpoints |
     """
 
     endpoints: tuple[str, ...]
@@ -131,6 +133,7 @@ class SinkOptions:
     | `rows_per_write` | upper bound of the rows made and written at once, default 400,000 |
     | `job` | name under which dead letters are kept, default: the consumer |
     | `stamp` | write timestamp of a replay that revises (`replay`), default 0: each row has its own |
+    | `epoch` | the one to write in; default: that of the store's claim, which must be the cluster's |
     """
 
     flow: FlowOptions
@@ -139,6 +142,7 @@ class SinkOptions:
     rows_per_write: int
     job: str
     stamp: int
+    epoch: int
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkOptions:
@@ -149,7 +153,20 @@ class SinkOptions:
         rows = _number(options, "rows_per_write", ROWS_PER_WRITE_DEFAULT, 1, 10 * _COUNT_MAX)
         job = options.get("job") or flow.consumer or ""
         stamp = _number(options, "stamp", 0, 0, 2**53) or 0
-        return cls(flow, _required(options, "store"), options.get("progress") or None, rows or 1, job, stamp)
+        epoch = _number(options, "epoch", 0, 0, EPOCH_MAX) or 0
+        return cls(flow, _required(options, "store"), options.get("progress") or None, rows or 1, job, stamp, epoch)
+
+    def of_present_epoch(self) -> SinkOptions:
+        """Return them with identity and epoch looked up, at the gateway and in the store, where they are not given.
+
+        Raises:
+            StoreError: STORE_MISMATCH, and as `FlowClient.state`.
+        """
+        if self.flow.cluster and self.epoch:
+            return self
+        identity = self.flow.cluster or self.flow.client().state().cluster_identity
+        with claimed_store(self.store, identity, epoch=self.epoch) as store:
+            return replace(self, flow=replace(self.flow, cluster=identity), epoch=store.claim().epoch)
 
 
 def _required(options: Mapping[str, str], name: str) -> str:

@@ -23,8 +23,8 @@ import pyarrow.compute as pc
 
 from oncegate.spark_sink.applying import owner
 from oncegate.spark_sink.errors import SinkError
+from oncegate.stores.claimed import ClaimedStore
 from oncegate.stores.errors import StoreCode
-from oncegate.stores.store import Store
 from oncegate.stores.tables import WRITE_TS, Clustering, Column, ColumnType, StoreTable
 
 _NUMBERS: Final = ("first_batch", "last_batch", "first_commit", "last_commit", "stamp", "done")
@@ -65,7 +65,7 @@ class Replay:
         return f"{self.job}.replay.{self.name}"
 
 
-def recorded(store: Store, job: str, name: str) -> Replay | None:
+def recorded(store: ClaimedStore, job: str, name: str) -> Replay | None:
     """Return the replay of this name, or None."""
     row = store.get(REPLAYS, {"job": job, "name": name})
     return None if row is None else Replay(**{column: value for column, value in row.items() if column != WRITE_TS})  # type: ignore[arg-type]
@@ -82,19 +82,19 @@ def check_same(known: Replay, flow: str, first_batch: int, last_batch: int, *, r
         )
 
 
-def next_stamp(store: Store, last_commit: int) -> int:
+def next_stamp(store: ClaimedStore, last_commit: int) -> int:
     """Return a timestamp above all commits up to ``last_commit`` and all stamps of recorded replays."""
     stamps = [pc.max(rows.column("stamp")).as_py() or 0 for rows in store.scan(REPLAYS)]
     return 1 + max([last_commit, *stamps])
 
 
-def record(store: Store, replay: Replay) -> None:
+def record(store: ClaimedStore, replay: Replay) -> None:
     """Write the record; durable when it returns."""
     row = {name: getattr(replay, name) for name in REPLAYS.schema.names if name != WRITE_TS}
     store.write(REPLAYS, pa.RecordBatch.from_pylist([{**row, WRITE_TS: _WRITE_TS}], schema=REPLAYS.schema))
 
 
-def sweep(store: Store, tables: Iterable[StoreTable], replay: Replay) -> int:
+def sweep(store: ClaimedStore, tables: Iterable[StoreTable], replay: Replay) -> int:
     """Delete the rows of the range that the replay has not written, and return their number; idempotent.
 
     Reads whole tables. A table belongs to one job; where it has columns `flow` or `job`, others may share it.
@@ -115,7 +115,8 @@ def _stale(table: StoreTable, rows: pa.RecordBatch, replay: Replay) -> Any:
     of_batch = owner(table) == "batch"
     low, high = (replay.first_batch, replay.last_batch) if of_batch else (replay.first_commit, replay.last_commit)
     owners, stamps = np.asarray(rows.column(owner(table))), np.asarray(rows.column(WRITE_TS))
-    stale = (low <= owners) & (owners <= high) & (stamps < replay.stamp)
+    # Timestamp 0: a row of another cluster's log in an adopted store, whose numbers say nothing here.
+    stale = (low <= owners) & (owners <= high) & (stamps > 0) & (stamps < replay.stamp)
     for name in {"flow", "job"} & set(table.key):
         stale &= np.asarray(pc.equal(rows.column(name), getattr(replay, name)))
     return stale

@@ -29,8 +29,8 @@ from oncegate.spark_sink.derivation import Derivation
 from oncegate.spark_sink.errors import SinkError
 from oncegate.spark_sink.flow_batches import whole_batches
 from oncegate.spark_sink.options import FlowOptions, SinkOptions
+from oncegate.stores.claimed import drop_process_store, process_store
 from oncegate.stores.errors import StoreCode, StoreError
-from oncegate.stores.store import drop_process_store, process_store
 
 
 @dataclass
@@ -47,11 +47,11 @@ class StoreSink(spark.DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> spark.DataSourceWriter:
         """Return the writer of a replay: rows are written, no cursor moves."""
-        return StoreWriter(SinkOptions.parse(self.options), self.derivation())
+        return StoreWriter(SinkOptions.parse(self.options).of_present_epoch(), self.derivation())
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> spark.DataSourceStreamWriter:  # noqa: N802
         """Return the writer of a micro-batch."""
-        return StoreStreamWriter(SinkOptions.parse(self.options), self.derivation())
+        return StoreStreamWriter(SinkOptions.parse(self.options).of_present_epoch(), self.derivation())
 
 
 class _Writing:
@@ -99,11 +99,12 @@ def write_items(iterator: Iterator[pa.RecordBatch], options: SinkOptions, deriva
 
     Raises:
         StoreError: STORE_UNAVAILABLE, when the store did not answer until its deadline: Spark runs the task again;
-            BATCH_INCOMPLETE, when the task was not given whole flow batches.
+            BATCH_INCOMPLETE, when the task was not given whole flow batches; STORE_MISMATCH, when the store is, or
+            has become, another cluster's.
     """
     done = TaskDone()
     applier = Applier(derivation, options.job, options.stamp)
-    store = process_store(options.store)
+    store = process_store(options.store, options.flow.cluster, options.epoch)
     try:
         for batch in whole_batches(iterator, options.flow.flow, options.rows_per_write):
             applier.apply(batch, store, done)

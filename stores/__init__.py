@@ -1,6 +1,17 @@
 """Keyed-row stores behind one interface: SQLite, the embedded default, and Cassandra."""
 
+from oncegate.stores.claimed import ClaimedStore, claimed_store
 from oncegate.stores.store import Store, open_store
 from oncegate.stores.tables import WRITE_TS, Clustering, Column, ColumnType, StoreTable
 
-__all__ = ["WRITE_TS", "Clustering", "Column", "ColumnType", "Store", "StoreTable", "open_store"]
+__all__ = [
+    "WRITE_TS",
+    "ClaimedStore",
+    "Clustering",
+    "Column",
+    "ColumnType",
+    "Store",
+    "StoreTable",
+    "claimed_store",
+    "open_store",
+]

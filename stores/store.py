@@ -12,7 +12,6 @@ to every other.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Protocol, Self
@@ -69,6 +68,29 @@ class Store(Protocol):
         """Return the number of live rows."""
         ...
 
+    def tables(self) -> list[str]:
+        """Return the names of all tables there are; none where there is no store. Creates nothing."""
+        ...
+
+    def replace(self, table: StoreTable, before: Mapping[str, Value] | None, row: Mapping[str, Value]) -> bool:
+        """Write a row if its values are those of ``before`` (None: if it is absent), in one atomic step.
+
+        Not for rows that `write` writes: the two do not see each other's timestamps. After False, and after an error,
+        look: an earlier attempt of this very call may have written the row.
+
+        Raises:
+            StoreError: STORE_UNAVAILABLE.
+        """
+        ...
+
+    def clear(self, tables: Iterable[str]) -> None:
+        """Delete all rows of the tables with these names, whatever their timestamps; idempotent.
+
+        Raises:
+            StoreError: STORE_UNAVAILABLE, when the deadline passed: some rows may be left.
+        """
+        ...
+
     def durability(self) -> str:
         """Return one line that says what an acknowledged write survives in this store."""
         ...
@@ -95,7 +117,9 @@ def open_store(url: str) -> Store:
     | `cassandra://host[:port][,host…]/keyspace` | `stores.cassandra.options.CassandraOptions`, docs/cassandra.md |
 
     `retry_s` bounds how long one call is retried while the store does not answer. Nothing is connected yet for
-    Cassandra. A URL never holds a secret: one with a password is refused.
+    Cassandra, nothing is created for SQLite. A URL never holds a secret: one with a password is refused. The store's
+    timestamps are those that it compares: whoever writes or reads rows of a flow opens it by
+    `oncegate.stores.claimed.claimed_store`.
 
     Raises:
         StoreError: BAD_OPTION, when the URL is none of these; it names the option.
@@ -117,21 +141,3 @@ def open_store(url: str) -> Store:
     except ValueError as error:
         raise StoreError(StoreCode.BAD_OPTION, "options of a store URL are name=integer pairs") from error
     return SqliteStore.from_url(parts, options)
-
-
-_shared: dict[tuple[int, str], Store] = {}
-
-
-def process_store(url: str) -> Store:
-    """Return this process's store at ``url``, opened at the first call; a fork gets its own."""
-    place = (os.getpid(), url)
-    if place not in _shared:
-        _shared[place] = open_store(url)
-    return _shared[place]
-
-
-def drop_process_store(url: str) -> None:
-    """Close and forget this process's store at ``url``: the next call of `process_store` opens a new one."""
-    store = _shared.pop((os.getpid(), url), None)
-    if store is not None:
-        store.close()

@@ -27,7 +27,7 @@ from examples.demo.verdict import check_nodes, check_run
 from oncegate import Client
 from oncegate.spark_sink.dead_letters import DEAD_LETTERS
 from oncegate.spark_sink.rows import TIMELINE
-from oncegate.stores.store import open_store
+from oncegate.stores.claimed import claimed_store
 
 KILLS = len(AT_SHARES)
 _SHOW_EVERY_S = 0.1
@@ -87,7 +87,7 @@ def recount(stage: Stage, messages: Messages, recording: Recording, found: ReadB
         checks += check_dataset(messages, len(expected))
         checks += check_flow(messages, recording.commits, found.items)
         checks.append(check_nodes(found.etags))
-        with open_store(stage.store_url) as store:
+        with claimed_store(stage.store_url) as store:
             checks += check_timeline(messages, recording.commits, expected, store.scan(TIMELINE))
             dead = store.count(DEAD_LETTERS)
         checks.append(Check("Messages that Spark could not read", "0", f"{dead:,}", dead == 0))

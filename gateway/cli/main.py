@@ -37,6 +37,7 @@ _MODULES: Final = {
     "outbox": "outbox",
     "check": "check",
     "cassandra": "cassandra",
+    "store": "store",
 }
 """The commands, by the modules that define them."""
 _OWN_PARSER: Final = frozenset({"cassandra"})

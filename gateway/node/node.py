@@ -83,7 +83,9 @@ class Node:
             self.replica, self.machine, self.clock, self.leadership, entry_bytes_max=entry_bytes_max
         )
         self.fetcher = SegmentFetcher(self.replica, self._others, self.machine, self.store, self.publisher)
-        self.stream_store = None if settings.stream_store is None else StreamStore(settings.stream_store)
+        self.stream_store = None
+        if settings.stream_store is not None:
+            self.stream_store = StreamStore(settings.stream_store, lambda: self.machine.identity)
         self.reads = Reads(self.replica, self.machine, self.publisher, self.fetcher.ensure, self.stream_store)
         self.explainer = Explainer(
             self.replica, self.machine, self.clock, settings.node, lambda: self.leadership.leads, self._others

@@ -2,7 +2,7 @@
 
 Owns: the threads that read, how many reads may wait, and for how long. Must not know when the store is asked
 (:mod:`oncegate.gateway.node.reads`) or who writes it (:mod:`oncegate.spark_sink.jobs.stream_rows`). Changes nothing in
-the store.
+the store. Rows that this cluster adopted from another log are not answered: the gateway tells what its own log says.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ import asyncio
 import contextlib
 import logging
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 from urllib.parse import parse_qs, urlsplit
 
 from oncegate.flows.lookup import FoundWrite
 from oncegate.rifl.errors import Code, OncegateError
-from oncegate.stores.store import Store, open_store
-from oncegate.stores.stream_rows import STREAM_ROWS
+from oncegate.stores.claimed import ClaimedStore, claimed_store
+from oncegate.stores.errors import StoreCode, StoreError
+from oncegate.stores.stream_rows import ROWS_CONSUMER, STREAM_ROWS
 from oncegate.stores.tables import WRITE_TS
 
 THREADS: Final = 2
@@ -31,9 +33,13 @@ log = logging.getLogger(__name__)
 
 
 class StreamStore:
-    """Looks rows up in the store at ``url``, in threads of its own. Every method belongs to one event loop."""
+    """Looks rows up in the store at ``url``, in threads of its own. Every method belongs to one event loop.
 
-    def __init__(self, url: str) -> None:
+    ``identity`` returns the cluster's, or an empty text while it has none.
+    """
+
+    def __init__(self, url: str, identity: Callable[[], str]) -> None:
+        self._identity = identity
         if "retry_s" not in parse_qs(urlsplit(url).query):
             url = f"{url}{'&' if urlsplit(url).query else '?'}retry_s={RETRY_S}"
         self._readers = [_Reader(url) for _ in range(THREADS)]
@@ -46,21 +52,25 @@ class StreamStore:
         """Return the newest delivered write of a row; value None = deleted; None = never delivered.
 
         Raises:
-            OncegateError: OVERLOADED, when ``WAITING_MAX`` reads wait; NOT_READY, when the store does not answer.
+            OncegateError: OVERLOADED, when ``WAITING_MAX`` reads wait; NOT_READY, when the store does not answer, or
+                holds the rows of another cluster, or not this table's.
         """
+        identity = self._identity()
+        if not identity:
+            raise OncegateError(Code.NOT_READY, "the cluster has no identity yet", retry_after_ms=50)
         reader = min(self._readers, key=lambda one: one.waiting)
         if reader.waiting >= WAITING_MAX // THREADS:
             raise OncegateError(Code.OVERLOADED, "too many reads wait for the store", retry_after_ms=50)
-        reading = asyncio.wrap_future(reader.submit(table, key))
+        reading = asyncio.wrap_future(reader.submit(identity, table, key))
         reading.add_done_callback(self._done)
         try:
             # Shielded: a read whose caller has gone keeps its place until its thread has ended it.
             return await asyncio.wait_for(asyncio.shield(reading), TIMEOUT_S)
         except Exception as fault:  # noqa: BLE001 - whatever a driver raises, the caller may try again
-            log.warning("the store of delivered rows does not answer: %s", str(fault) or type(fault).__name__)
-            raise OncegateError(
-                Code.NOT_READY, "the store of delivered rows does not answer", retry_after_ms=500
-            ) from None
+            foreign = isinstance(fault, StoreError) and fault.code is StoreCode.STORE_MISMATCH
+            what = "is not this cluster's" if foreign else "does not answer"
+            log.warning("the store of delivered rows %s: %s", what, str(fault) or type(fault).__name__)
+            raise OncegateError(Code.NOT_READY, f"the store of delivered rows {what}", retry_after_ms=500) from None
 
     async def close(self) -> None:
         """Wait for the reads under way and close the connections."""
@@ -79,7 +89,9 @@ class _Reader:
     def __init__(self, url: str) -> None:
         self._url = url
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="stream-store")
-        self._store: Store | None = None
+        self._store: ClaimedStore | None = None
+        self._delivered: set[str] = set()
+        """Tables whose rows are known to go into the open store."""
         self._waiting = 0
         self._lock = threading.Lock()
 
@@ -88,12 +100,12 @@ class _Reader:
         """Reads that have not ended."""
         return self._waiting
 
-    def submit(self, table: str, key: str) -> Future[FoundWrite | None]:
+    def submit(self, identity: str, table: str, key: str) -> Future[FoundWrite | None]:
         """Begin to look a row up."""
         with self._lock:
             self._waiting += 1
         try:
-            reading = self._thread.submit(self._find, table, key)
+            reading = self._thread.submit(self._find, identity, table, key)
         except RuntimeError:  # closed: the node ends
             self._ended(None)
             raise OncegateError(Code.NOT_READY, "the node is stopping") from None
@@ -112,16 +124,28 @@ class _Reader:
 
     def _drop(self) -> None:
         store, self._store = self._store, None
+        self._delivered.clear()
         if store is not None:
             store.close()
 
-    def _find(self, table: str, key: str) -> FoundWrite | None:
+    def _find(self, identity: str, table: str, key: str) -> FoundWrite | None:
         if self._store is None:
-            self._store = open_store(self._url)
+            self._store = claimed_store(self._url, identity)
         try:
             row = self._store.get(STREAM_ROWS, {"source": table, "key": key})
         except Exception:
             # Its connections may have failed: the next read opens new ones.
             self._drop()
             raise
-        return None if row is None else FoundWrite(int(row[WRITE_TS]), str(row["value"]).encode() or None)
+        if row is not None and row[WRITE_TS]:
+            return FoundWrite(int(row[WRITE_TS]), str(row["value"]).encode() or None)
+        self._check_delivered(self._store, table)
+        return None
+
+    def _check_delivered(self, store: ClaimedStore, table: str) -> None:
+        """Refuse to call a row absent that may have gone into another store, or into this one before it was wiped."""
+        if table in self._delivered:
+            return
+        if not store.began(table, ROWS_CONSUMER):
+            raise StoreError(StoreCode.STORE_MISMATCH, f"no job has brought the rows of {table} into it")
+        self._delivered.add(table)

@@ -1,11 +1,12 @@
 """The store against the batches: every row that delivered items make is there, newer or equal.
 
 Owns: which items count (those of batches up to a consumer's cursor), and what a row in the store must be. Reads only:
-SQLite files are opened so, and of Cassandra only ``get`` is asked. Read next: :mod:`oncegate.spark_sink.rows`,
-:mod:`oncegate.stores.store`.
+SQLite files are opened so, and of Cassandra only ``get`` and ``tables`` are asked. Read next:
+:mod:`oncegate.spark_sink.rows`, :mod:`oncegate.stores.claimed`.
 
-A row that was derived with a write timestamp *t* must be in the store with a timestamp of *t* or more: with *t*, it has
-the same values; with more, a newer item has replaced it.
+The store must be this cluster's: rows that it adopted from another log count for nothing. A row that was derived with a
+write timestamp *t* must be in the store with a timestamp of *t* or more: with *t*, it has the same values; with more, a
+newer item has replaced it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, cast
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -28,9 +29,10 @@ from oncegate.spark_sink import contacts, rows
 from oncegate.spark_sink.dead_letters import DEAD_LETTERS, letters
 from oncegate.spark_sink.derivation import FlowBatch
 from oncegate.stores import layout
+from oncegate.stores.claimed import ClaimedStore, place_of
 from oncegate.stores.errors import StoreError
 from oncegate.stores.sqlite import statements as sqlite_statements
-from oncegate.stores.store import open_store
+from oncegate.stores.store import Store, open_store
 from oncegate.stores.stream_rows import STREAM_ROWS, rows_of
 from oncegate.stores.tables import WRITE_TS, StoreTable
 
@@ -69,10 +71,13 @@ def check_store(wanted: StoreWanted, replays: list[Replay], report: Report) -> N
             f"batches below {flow.batches.first} of {wanted.flow} are dropped: their rows are not checked"
         )
     nodes = [replay.node for replay in replays]
+    if not newest.machine.identity:
+        raise Undecided("the cluster has no identity yet, so no store can say that it is its: start it once")
     try:
         known_contacts = None if wanted.contacts is None else contacts.load(wanted.contacts)
         with ExitStack() as stack:
-            look = _reader(wanted.url, stack)
+            raw = cast(Store, _reader(wanted.url, stack))
+            look = ClaimedStore(raw, place_of(wanted.url), newest.machine.identity).get
             for number in range(flow.batches.first, cursor + 1):
                 payload = _payload(nodes, wanted.flow, number)
                 for table, expected in _derived(payload, flow.declaration, number, wanted.consumer, known_contacts):
@@ -118,30 +123,45 @@ def _text(row: Mapping[str, Any]) -> str:
     return msgspec.json.encode(row).decode()
 
 
-def _reader(url: str, stack: ExitStack) -> Look:
-    parts = urlsplit(url)
-    if parts.scheme != "sqlite":
-        return stack.enter_context(open_store(url)).get
-    directory = Path(unquote(parts.path))
-    try:
-        shards = int(msgspec.json.decode((directory / "store.json").read_bytes())["shards"])
-    except (OSError, KeyError, ValueError, msgspec.DecodeError) as fault:
-        raise Undecided(f"{directory} holds no store: {fault}") from None
-    connections = []
-    for shard in range(shards):
-        file = directory / f"shard-{shard:02d}.sqlite"
-        connection = sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True) if file.exists() else None
-        if connection is not None:
-            stack.callback(connection.close)
-        connections.append(connection)
+class _Reader(Protocol):
+    """What a `ClaimedStore` asks of a store that is only read."""
 
-    def look(table: StoreTable, key: Mapping[str, Any]) -> dict[str, Any] | None:
+    def tables(self) -> list[str]: ...
+    def get(self, table: StoreTable, key: Mapping[str, Any]) -> dict[str, Any] | None: ...
+
+
+class _SqliteFiles:
+    """The files of an embedded store, opened to be read only."""
+
+    def __init__(self, directory: Path, stack: ExitStack) -> None:
+        try:
+            self._shards = int(msgspec.json.decode((directory / "store.json").read_bytes())["shards"])
+        except (OSError, KeyError, ValueError, msgspec.DecodeError) as fault:
+            raise Undecided(f"{directory} holds no store: {fault}") from None
+        self._connections: list[sqlite3.Connection | None] = []
+        for shard in range(self._shards):
+            file = directory / f"shard-{shard:02d}.sqlite"
+            connection = sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True) if file.exists() else None
+            if connection is not None:
+                stack.callback(connection.close)
+            self._connections.append(connection)
+
+    def tables(self) -> list[str]:
+        there = [connection for connection in self._connections if connection is not None]
+        return sorted({name for one in there for (name,) in one.execute(sqlite_statements.TABLES)})
+
+    def get(self, table: StoreTable, key: Mapping[str, Any]) -> dict[str, Any] | None:
         one = pa.RecordBatch.from_pylist([{**key, WRITE_TS: 1}], schema=table.key_schema)
-        connection = connections[int(layout.shard_of(table, one, shards)[0])]
+        connection = self._connections[int(layout.shard_of(table, one, self._shards)[0])]
         if connection is None:
             return None
         query = sqlite_statements.select_one(table)
         found = connection.execute(query, [key[name] for name in table.key]).fetchone()
         return None if found is None else dict(zip(table.schema.names, found, strict=True))
 
-    return look
+
+def _reader(url: str, stack: ExitStack) -> _Reader:
+    parts = urlsplit(url)
+    if parts.scheme == "sqlite":
+        return _SqliteFiles(Path(unquote(parts.path)), stack)
+    return stack.enter_context(open_store(url))

@@ -33,12 +33,14 @@ from oncegate.spark_sink.consumer import FlowConsumer
 from oncegate.spark_sink.dead_letters import DEAD_LETTERS
 from oncegate.spark_sink.derivation import Derivation
 from oncegate.spark_sink.errors import SinkError, code_in
+from oncegate.spark_sink.flow_client import FlowClient
 from oncegate.spark_sink.jobs import replay as replays
 from oncegate.spark_sink.options import BATCHES_PER_TRIGGER_DEFAULT, ROWS_PER_WRITE_DEFAULT, TIMEOUT_S_DEFAULT
 from oncegate.spark_sink.sink import StoreSink, sink_of
 from oncegate.spark_sink.source import OncegateSource
+from oncegate.stores.claimed import ClaimedStore, claimed_store, place_of
 from oncegate.stores.errors import REGISTRY, StoreCode, StoreError
-from oncegate.stores.store import open_store
+from oncegate.stores.retry import Retry
 from oncegate.stores.tables import StoreTable
 
 _log = logging.getLogger(__name__)
@@ -98,9 +100,14 @@ def start(spark: SparkSession, settings: JobSettings) -> StreamingQuery | None:
     """
     told = {**settings.sink_options(), "job": settings.consumer}
     checkpoint, ending = settings.checkpoint, ""
-    with open_store(settings.store) as store:
+    state = FlowClient(settings.endpoints.split(","), settings.flow, retry=Retry(settings.timeout_s)).state()
+    with claimed_store(settings.store, state.cluster_identity) as store:
+        if not settings.replay:
+            position = state.consumers.get(settings.consumer)
+            _check_delivered(store, position.cursor if position is not None and position.attached else 0, settings)
         store.create((*settings.tables, DEAD_LETTERS))
-        _log.info("store: %s", store.durability())
+        epoch = store.claim().epoch
+        _log.info("store: %s, epoch %d", store.durability(), epoch)
         if settings.replay:
             replay, found = replays.begin(settings, store)
             if found is None:
@@ -109,6 +116,7 @@ def start(spark: SparkSession, settings: JobSettings) -> StreamingQuery | None:
             checkpoint = f"{settings.checkpoint.rstrip('/')}-replay-{replay.name}"
             told["stamp"] = str(replay.stamp)
         else:
+            store.begin(settings.flow, settings.consumer)
             consumer = FlowConsumer.attach(
                 settings.endpoints, settings.flow, settings.consumer, timeout_s=settings.timeout_s
             )
@@ -125,12 +133,26 @@ def start(spark: SparkSession, settings: JobSettings) -> StreamingQuery | None:
     writer = (
         items.writeStream.format(settings.sink.name())
         .options(**consumer.options(), **told, store=settings.store, progress=settings.progress)
-        .option("rows_per_write", settings.rows_per_write)
+        .options(cluster=state.cluster_identity, epoch=epoch, rows_per_write=settings.rows_per_write)
         .option("checkpointLocation", checkpoint)
     )
     if settings.available_now or settings.replay:
         return writer.trigger(availableNow=True).start()
     return writer.trigger(processingTime=f"{settings.interval_ms} milliseconds").start()
+
+
+def _check_delivered(store: ClaimedStore, cursor: int, settings: JobSettings) -> None:
+    """Refuse to go on behind a cursor that was reached in another store: the rows before it would be missing here."""
+    flow, consumer, begin = settings.flow, settings.consumer, settings.starting_batch
+    left_out = begin == "latest" or (begin.isdecimal() and int(begin) > cursor)
+    if cursor and not left_out and not (store.tables() and store.began(flow, consumer)):
+        raise SinkError(
+            StoreCode.STORE_MISMATCH,
+            f"{place_of(settings.store)} does not hold what {consumer} has finished of {flow}, batches up to {cursor}: "
+            "they went into another store, or into this one before it was wiped or taken over. Name that store; or "
+            f"begin anew here, with another checkpoint: `oncegate consumer remove {flow} {consumer}`; or leave them "
+            f"out with --starting-batch {cursor + 1}",
+        )
 
 
 def run(spark: SparkSession, settings: JobSettings, stopping: threading.Event) -> int:

@@ -20,9 +20,9 @@ from oncegate.spark_sink.derivation import FlowBatch, Reject, changes_of
 from oncegate.spark_sink.errors import SinkError
 from oncegate.spark_sink.flow_client import FlowClient
 from oncegate.spark_sink.replay import REPLAYS, Replay, check_same, next_stamp, record, recorded, sweep
+from oncegate.stores.claimed import ClaimedStore, claimed_store
 from oncegate.stores.errors import StoreCode
 from oncegate.stores.retry import Retry
-from oncegate.stores.store import Store, open_store
 
 if TYPE_CHECKING:
     from oncegate.spark_sink.jobs.job import JobSettings
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def planned(settings: JobSettings, store: Store) -> Replay:
+def planned(settings: JobSettings, store: ClaimedStore) -> Replay:
     """Return the replay as recorded, or as it would be; changes nothing.
 
     Raises:
@@ -63,7 +63,7 @@ def planned(settings: JobSettings, store: Store) -> Replay:
     return Replay(settings.consumer, settings.replay, settings.flow, first, last, first_commit, last_commit, stamp)
 
 
-def begin(settings: JobSettings, store: Store) -> tuple[Replay, FlowConsumer | None]:
+def begin(settings: JobSettings, store: ClaimedStore) -> tuple[Replay, FlowConsumer | None]:
     """Record the replay and attach its consumer, before the first row is read; no consumer if it is done.
 
     Raises:
@@ -95,7 +95,8 @@ def end(settings: JobSettings) -> None:
     Raises:
         StoreError: the store did not answer; CURSOR_MISMATCH, when batches are missing.
     """
-    with open_store(settings.store) as store:
+    client = _client(settings)
+    with claimed_store(settings.store, client.state().cluster_identity) as store:
         replay = recorded(store, settings.consumer, settings.replay)
         if replay is None:
             return
@@ -123,12 +124,12 @@ def preview(settings: JobSettings) -> list[str]:
     Raises:
         StoreError: as `planned`, and as the derivation.
     """
-    with open_store(settings.store) as store:
+    client = _client(settings)
+    with claimed_store(settings.store, client.state().cluster_identity) as store:
         store.create([REPLAYS])
         replay = planned(settings, store)
     options = {"endpoints": settings.endpoints, "flow": settings.flow, "store": settings.store}
     derivation = settings.sink({**options, **settings.sink_options()}).derivation()
-    client = _client(settings)
     items, rows = 0, Counter[str]()
     for number in range(replay.first_batch, replay.last_batch + 1):
         batch = FlowBatch(settings.flow, number, client.batch(number), settings.rows_per_write)

@@ -57,6 +57,7 @@ DESCRIBED: Final = (
     "SELECT column_name, type, kind, clustering_order FROM system_schema.columns "
     "WHERE keyspace_name = %s AND table_name = %s"
 )
+TABLES: Final = "SELECT table_name FROM system_schema.tables WHERE keyspace_name = %s"
 
 
 def insert(keyspace: str, table: StoreTable) -> str:
@@ -69,6 +70,24 @@ def insert(keyspace: str, table: StoreTable) -> str:
 def delete(keyspace: str, table: StoreTable) -> str:
     """Return the deletion of a row; bound are the timestamp, then the key columns in key order."""
     return f"DELETE FROM {_name(keyspace, table)} USING TIMESTAMP ? WHERE {_where(table.key)}"  # noqa: S608 - checked names
+
+
+def replace(keyspace: str, table: StoreTable, *, absent: bool) -> tuple[str, list[str]]:
+    """Return the conditional write, and the columns in bind order; the values it must find follow unless ``absent``."""
+    values = [column.name for column in table.values]
+    names = [*values, *table.key]
+    if absent:
+        marks = ", ".join(["%s"] * len(names))
+        columns = ", ".join(f'"{name}"' for name in names)
+        return f"INSERT INTO {_name(keyspace, table)} ({columns}) VALUES ({marks}) IF NOT EXISTS", names  # noqa: S608 - checked
+    change = ", ".join(f'"{name}" = %s' for name in values)
+    where, held = (" AND ".join(f'"{name}" = %s' for name in part) for part in (table.key, values))
+    return f"UPDATE {_name(keyspace, table)} SET {change} WHERE {where} IF {held}", names  # noqa: S608 - checked names
+
+
+def clear(keyspace: str, name: str) -> str:
+    """Return the statement that deletes all rows of a table of the keyspace."""
+    return f'TRUNCATE "{keyspace}"."{name}"'
 
 
 def select_one(keyspace: str, table: StoreTable) -> str:

@@ -100,6 +100,21 @@ class CassandraStore(Store):
 
         return sum(self._by_range(read))
 
+    def tables(self) -> list[str]:
+        """See `Store.tables`."""
+        return sorted(str(name) for (name,) in self._query(cql_statements.TABLES, [self._keyspace]))
+
+    def replace(self, table: StoreTable, before: Mapping[str, Value] | None, row: Mapping[str, Value]) -> bool:
+        """See `Store.replace`: a lightweight transaction."""
+        statement, names = cql_statements.replace(self._keyspace, table, absent=before is None)
+        values = [row[name] for name in names] + ([] if before is None else [before[c.name] for c in table.values])
+        return bool(self._query(statement, values)[0][0])
+
+    def clear(self, tables: Iterable[str]) -> None:
+        """See `Store.clear`: a truncation, for which all nodes must be up."""
+        for name in tables:
+            self._query(cql_statements.clear(self._keyspace, name))
+
     def durability(self) -> str:
         """See `Store.durability`."""
         version = self._query("SELECT release_version FROM system.local")[0][0]

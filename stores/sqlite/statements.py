@@ -16,6 +16,9 @@ from oncegate.stores.tables import WRITE_TS, Column, ColumnType, StoreTable
 _SQL_TYPE: Final = {ColumnType.INT64: "INTEGER", ColumnType.TEXT: "TEXT", ColumnType.BLOB: "BLOB"}
 
 
+TABLES: Final = "SELECT name FROM sqlite_master WHERE type = 'table'"
+
+
 def create(table: StoreTable) -> str:
     """Return the statement that creates the table; its text also identifies the declaration."""
     key = set(table.key)
@@ -56,6 +59,18 @@ def delete(table: StoreTable) -> str:
     change = f"DO UPDATE SET {nulls}, {WRITE_TS} = excluded.{WRITE_TS}, dead = 1"
     not_older = f'excluded.{WRITE_TS} >= "{table.name}".{WRITE_TS}'
     return f"{insert} ON CONFLICT ({_key(table)}) {change} WHERE {not_older}"
+
+
+def replace(table: StoreTable) -> str:
+    """Return the statement that writes a row whatever is there; parameters are the declared columns in order."""
+    names = ", ".join(f'"{column.name}"' for column in table.columns)
+    marks = ", ".join("?" * len(table.columns))
+    return f'INSERT OR REPLACE INTO "{table.name}" ({names}, {WRITE_TS}, dead) VALUES ({marks}, 1, 0)'  # noqa: S608 - checked names
+
+
+def clear(name: str) -> str:
+    """Return the statement that deletes all rows of a table of the store, tombstones included."""
+    return f'DELETE FROM "{name}"'  # noqa: S608 - a name that the file itself gave
 
 
 def select(table: StoreTable) -> str:

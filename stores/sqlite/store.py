@@ -13,7 +13,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, Self, TypeVar
@@ -49,9 +49,9 @@ _META: Final = "store.json"
 
 
 class SqliteStore(Store):
-    """A `Store` in a directory; ``shards``, the number of files, is only used when the directory is new.
+    """A `Store` in a directory, which `create` makes; ``shards``, the number of files, is only used then.
 
-    Raises BAD_OPTION, or STORE_UNAVAILABLE when the directory cannot be made or read.
+    Raises BAD_OPTION. Without a store in the directory all but `create` and `tables` raise STORE_MISMATCH.
     """
 
     def __init__(self, directory: Path, *, shards: int = _SHARDS_DEFAULT, retry_s: float = _RETRY_S_DEFAULT) -> None:
@@ -60,7 +60,8 @@ class SqliteStore(Store):
         self._directory = directory
         self._retry = Retry(retry_s)
         self._open: dict[int, sqlite3.Connection] = {}
-        self._shards = self._retrying(partial(_settled_shards, directory, shards))
+        self._shards_wanted = shards
+        self._settled = 0
 
     @classmethod
     def from_url(cls, parts: SplitResult, options: Mapping[str, int]) -> Self:
@@ -72,6 +73,7 @@ class SqliteStore(Store):
 
     def create(self, tables: Iterable[StoreTable]) -> None:
         """Create missing tables in every shard; see `Store.create`."""
+        self._settled = self._retrying(partial(_settle_shards, self._directory, self._shards_wanted))
         for table in tables:
             for shard in range(self._shards):
                 self._retrying(partial(self._create_one, shard, table))
@@ -94,8 +96,7 @@ class SqliteStore(Store):
     def get(self, table: StoreTable, key: Mapping[str, Value]) -> dict[str, Value] | None:
         """Return one live row; see `Store.get`."""
         query, values = sqlite_statements.select_one(table), table.key_values(key)
-        one = pa.RecordBatch.from_pylist([{**key, WRITE_TS: 1}], schema=table.key_schema)
-        shard = int(layout.shard_of(table, one, self._shards)[0])
+        shard = self._shard_of(table, key)
         row = self._retrying(lambda: self._connection(shard).execute(query, values).fetchone())
         return None if row is None else dict(zip(table.schema.names, row, strict=True))
 
@@ -106,6 +107,24 @@ class SqliteStore(Store):
     def count(self, table: StoreTable) -> int:
         """Return the number of live rows; see `Store.count`."""
         return sum(self._retrying(partial(self._count_one, shard, table)) for shard in range(self._shards))
+
+    def tables(self) -> list[str]:
+        """See `Store.tables`."""
+        if not (self._directory / _META).exists():
+            return []
+        there = [shard for shard in range(self._shards) if self._path(shard).exists()]
+        return sorted({name for shard in there for name in self._retrying(partial(self._tables_one, shard))})
+
+    def replace(self, table: StoreTable, before: Mapping[str, Value] | None, row: Mapping[str, Value]) -> bool:
+        """See `Store.replace`."""
+        shard = self._shard_of(table, row)
+        return self._retrying(partial(self._replace_one, shard, table, before, row))
+
+    def clear(self, tables: Iterable[str]) -> None:
+        """See `Store.clear`."""
+        for name in tables:
+            for shard in range(self._shards):
+                self._retrying(partial(self._clear_one, shard, name))
 
     def durability(self) -> str:
         """See `Store.durability`."""
@@ -141,12 +160,47 @@ class SqliteStore(Store):
             raise
         return True
 
+    @property
+    def _shards(self) -> int:
+        if not self._settled:
+            self._settled = self._retrying(partial(_shards_of, self._directory))
+        return self._settled
+
+    def _shard_of(self, table: StoreTable, row: Mapping[str, Value]) -> int:
+        one = pa.RecordBatch.from_pylist([{**row, WRITE_TS: 1}], schema=table.key_schema)
+        return int(layout.shard_of(table, one, self._shards)[0])
+
     def _write_one(self, shard: int, statement: str, rows: pa.RecordBatch, *, wait_ms: int = _BUSY_WAIT_MS) -> None:
+        with self._transaction(shard, wait_ms) as connection:
+            connection.executemany(statement, zip(*map(_values, rows.columns), strict=True))
+
+    def _replace_one(
+        self, shard: int, table: StoreTable, before: Mapping[str, Value] | None, row: Mapping[str, Value]
+    ) -> bool:
+        columns = [column.name for column in table.columns]
+        with self._transaction(shard) as connection:
+            key = [row[name] for name in table.key]
+            found = connection.execute(sqlite_statements.select_one(table), key).fetchone()
+            if (found and found[:-1]) != (before and tuple(before[name] for name in columns)):
+                return False
+            connection.execute(sqlite_statements.replace(table), [row[name] for name in columns])
+        return True
+
+    def _tables_one(self, shard: int) -> list[str]:
+        return [name for (name,) in self._connection(shard).execute(sqlite_statements.TABLES)]
+
+    def _clear_one(self, shard: int, name: str) -> None:
+        with self._transaction(shard) as connection:
+            if name in self._tables_one(shard):
+                connection.execute(sqlite_statements.clear(name))
+
+    @contextmanager
+    def _transaction(self, shard: int, wait_ms: int = _BUSY_WAIT_MS) -> Iterator[sqlite3.Connection]:
         connection = self._connection(shard)
         connection.execute(f"PRAGMA busy_timeout = {wait_ms}")
         connection.execute("BEGIN IMMEDIATE")
         try:
-            connection.executemany(statement, zip(*map(_values, rows.columns), strict=True))
+            yield connection
             connection.execute("COMMIT")
         except BaseException:
             with suppress(sqlite3.Error):
@@ -154,17 +208,13 @@ class SqliteStore(Store):
             raise
 
     def _create_one(self, shard: int, table: StoreTable) -> None:
-        connection, wanted = self._connection(shard), sqlite_statements.create(table)
-        connection.execute(f"PRAGMA busy_timeout = {_BUSY_WAIT_MS}")
-        connection.execute("BEGIN IMMEDIATE")
-        try:
+        wanted = sqlite_statements.create(table)
+        with self._transaction(shard) as connection:
             found = connection.execute("SELECT sql FROM sqlite_master WHERE name = ?", [table.name]).fetchone()
             if found is None:
                 connection.execute(wanted)
             elif found[0] != wanted:
                 raise StoreError(StoreCode.STORE_MISMATCH, f"{self._path(shard)} holds another table {table.name}")
-        finally:
-            connection.execute("COMMIT")
 
     def _count_one(self, shard: int, table: StoreTable) -> int:
         return int(self._connection(shard).execute(sqlite_statements.count(table)).fetchone()[0])
@@ -198,7 +248,7 @@ class SqliteStore(Store):
             raise
 
 
-def _settled_shards(directory: Path, wanted: int) -> int:
+def _settle_shards(directory: Path, wanted: int) -> int:
     """The number of shards of the store in the directory; the first process writes it, once."""
     make_directory(directory)
     meta = directory / _META
@@ -214,7 +264,15 @@ def _settled_shards(directory: Path, wanted: int) -> int:
         draft.unlink()
     # The number of shards decides where rows are: it must be durable before the first row.
     flush_directory(directory)
-    found = json.loads(meta.read_text())
+    return _shards_of(directory)
+
+
+def _shards_of(directory: Path) -> int:
+    meta = directory / _META
+    try:
+        found = json.loads(meta.read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        raise StoreError(StoreCode.STORE_MISMATCH, f"{directory} holds no store") from None
     if found.get("version") != 1:
         raise StoreError(StoreCode.STORE_MISMATCH, f"{meta} is of an unknown version")
     return int(found["shards"])

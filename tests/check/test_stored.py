@@ -24,7 +24,7 @@ from oncegate.proof.check.workloads.stream import HANDED_OVER, JOB, StoredReads
 from oncegate.proof.lincheck import operations
 from oncegate.rifl.errors import OncegateError
 from oncegate.spark_sink.flow_client import FlowClient, close_connections
-from oncegate.stores import open_store
+from oncegate.stores import claimed_store
 from oncegate.stores.errors import StoreError
 from oncegate.stores.retry import Retry
 from oncegate.stores.stream_rows import ROWS_CONSUMER, STREAM_ROWS, rows_of
@@ -89,8 +89,9 @@ class ByHand(StreamRowsJob):
 
     def _follow(self) -> None:
         flow = FlowClient(self._endpoints(), self._table, retry=Retry(5))
-        with open_store(self._store) as store:
+        with claimed_store(self._store, flow.state().cluster_identity) as store:
             store.create([STREAM_ROWS])
+            store.begin(self._table, ROWS_CONSUMER)
             attached = flow.attach(ROWS_CONSUMER, "by hand")
             number = attached.cursor + 1
             while not self._stop.wait(LOOK_S):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,9 @@ from oncegate.gateway.machine.flow_state import Flow
 from oncegate.gateway.node import reads, stream_store
 from oncegate.gateway.node.node import Node
 from oncegate.rifl.errors import OncegateError
+from oncegate.stores.claimed import claimed_store
+from oncegate.stores.claims import Claim, adopt, wipe
+from oncegate.stores.errors import StoreError
 from oncegate.stores.store import open_store
 from oncegate.stores.stream_rows import ROWS_CONSUMER, STREAM_ROWS, rows_of
 from oncegate.stores.tables import WRITE_TS
@@ -65,8 +68,9 @@ class Delivering:
 
     def store(self, rows: pa.RecordBatch) -> None:
         """Write to the store as the job does."""
-        with open_store(self.url) as store:
+        with claimed_store(self.url, self.node.machine.identity) as store:
             store.create([STREAM_ROWS])
+            store.begin(TABLE, ROWS_CONSUMER)
             store.write(STREAM_ROWS, rows)
 
     def store_batch(self, payload: bytes) -> None:
@@ -197,8 +201,54 @@ async def test_node_without_the_store_refuses_rather_than_to_say_that_a_row_is_a
         assert await one.value("c") == 1
 
 
+@pytest.mark.parametrize("take_over", [adopt, wipe])
+async def test_rebuilt_cluster_over_a_kept_store_is_refused_then_answers_what_it_wrote_and_nothing_else(
+    tmp_path: Path, take_over: Callable[..., Claim]
+) -> None:
+    url = f"sqlite://{tmp_path / 'store'}"
+    async with _started(tmp_path / "old", url, stream_store=url) as old:
+        await old.write(("a", 1), ("a", 2), ("a", "OLD"), ("foreign", 1))
+        await old.deliver()
+        assert await old.value("a") == "OLD"
+    async with _started(tmp_path / "new", url, stream_store=url) as new:
+        await new.write(("a", "NEW"), ("b", 1))
+        with pytest.raises(StoreError, match="STORE_MISMATCH"):
+            await new.deliver()
+        assert await new.value("a") == "NEW", "what is retained needs no store"
+        with open_store(url) as store:
+            take_over(store, "here", new.node.machine.identity)
+        await new.deliver()
+        assert [await new.value(key) for key in ("a", "b", "foreign", "never")] == ["NEW", 1, None, None]
+        with open_store(url) as store:
+            adopt(store, "here", "f" * 32)
+        assert await new.value("a") == "NEW", "a row of its own log"
+        for key in ("foreign", "never"):
+            assert "is not this cluster's" in assert_problem(await new.read(key), "NOT_READY")["detail"]
+
+
+async def test_node_with_another_store_than_the_job_refuses_rather_than_to_say_that_a_row_is_absent(
+    tmp_path: Path,
+) -> None:
+    url = f"sqlite://{tmp_path / 'store'}"
+    async with _started(tmp_path, url, stream_store=f"sqlite://{tmp_path / 'misspelt'}") as one:
+        await one.write(("a", 1), ("b", 1))
+        await one.deliver()
+        assert_problem(await one.read("a"), "NOT_READY")
+        assert not (tmp_path / "misspelt").exists(), "reading creates nothing"
+        with claimed_store(f"sqlite://{tmp_path / 'misspelt'}", one.node.machine.identity) as other:
+            other.create([STREAM_ROWS])
+        assert_problem(await one.read("a"), "NOT_READY")
+
+
+async def test_node_that_leads_no_cluster_yet_asks_no_store() -> None:
+    unnamed = stream_store.StreamStore("sqlite:///nowhere", lambda: "")
+    with pytest.raises(OncegateError, match="no identity"):
+        await unnamed.find("t", "k")
+    await unnamed.close()
+
+
 async def test_closed_store_is_not_ready() -> None:
-    closed = stream_store.StreamStore("sqlite:///nowhere")
+    closed = stream_store.StreamStore("sqlite:///nowhere", lambda: "a" * 32)
     await closed.close()
     with pytest.raises(OncegateError, match="stopping"):
         await closed.find("t", "k")
@@ -210,7 +260,9 @@ async def test_flow_of_a_stream_table_is_declared_with_it(api: Api) -> None:
     assert (made["retention_ms"], list(made["consumers"])) == (0, [ROWS_CONSUMER])
     await declare(api, TABLE, "stream", flow=OWN_FLOW)
     await declare(api, TABLE, "stream")  # says nothing about the flow, and leaves it as it is
-    assert (await api.call("GET", f"/v1/flows/{TABLE}"))[2] == made
+    again = (await api.call("GET", f"/v1/flows/{TABLE}"))[2]
+    again["consumers"][ROWS_CONSUMER]["idle_ms"] = made["consumers"][ROWS_CONSUMER]["idle_ms"]  # cluster time goes on
+    assert again == made
 
     async def refused(code: str, table: str, **options: Any) -> None:
         assert_problem(await api.call("PUT", f"/v1/tables/{table}", options), code)

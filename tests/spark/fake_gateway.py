@@ -19,6 +19,8 @@ import pyarrow as pa
 
 from oncegate.flows.schema import batch_schema
 
+CLUSTER = "c0ffee"
+"""Identity of the cluster that every fake node belongs to."""
 Item = tuple[int, str, str | None]
 """Commit number, key, value."""
 
@@ -36,7 +38,7 @@ class FakeFlow:
     def __init__(self, name: str = "timeline", table: str = "messages") -> None:
         self.name = name
         self.table = table
-        self.cluster_identity = "c0ffee"
+        self.cluster_identity = CLUSTER
         self.lock = threading.Lock()
         self.first_batch = 1
         self.batches: dict[int, bytes] = {}

@@ -1,4 +1,7 @@
-"""Sinks of the tests: one that overwrites rows, and the planted bug, a write timestamp taken from the clock."""
+"""Sinks of the tests: one that overwrites rows, and the planted bug, a write timestamp taken from the clock.
+
+The clock counts milliseconds: one in microseconds is refused, for it is no commit number.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ class ClockTimestamps:
         for change in self.correct(batch):
             assert isinstance(change, Upsert)
             rows = change.rows
-            now = pa.array(np.full(rows.num_rows, time.time_ns() // 1000))
+            now = pa.array(np.full(rows.num_rows, time.time_ns() // 1_000_000))
             columns = [now if name == WRITE_TS else rows.column(name) for name in rows.schema.names]
             yield Upsert(change.table, pa.RecordBatch.from_arrays(columns, schema=rows.schema))
 

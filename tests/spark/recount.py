@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from oncegate.spark_sink.rows import TIMELINE
-from oncegate.stores import Store
+from oncegate.stores import ClaimedStore
 from tests.spark.fake_gateway import Item
 
 Row = tuple[int, int, int, int, str, int, int, int]
@@ -39,7 +39,7 @@ def expected(items: Iterable[Item], edges: Iterable[tuple[int, int]]) -> set[Row
     return rows
 
 
-def stored(store: Store) -> set[Row]:
+def stored(store: ClaimedStore) -> set[Row]:
     """Return the rows of the timeline, without their trace contexts; a repeated row would be noticed by the number."""
     rows: list[Row] = []
     for batch in store.scan(TIMELINE):

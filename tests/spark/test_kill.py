@@ -16,7 +16,7 @@ import pytest
 
 from oncegate.gateway.local.waiting import wait_for
 from oncegate.spark_sink.rows import TIMELINE
-from oncegate.stores import Store, open_store
+from oncegate.stores import ClaimedStore, claimed_store
 from tests.spark.fake_gateway import FakeFlow, FakeNode
 from tests.spark.recount import expected, messages, stored, write_contacts
 
@@ -47,7 +47,7 @@ def test_killed_in_the_middle_of_a_batch_and_restarted_the_tables_are_exact(
 
     node.before_batch = hold
     first_done = BATCHES_PER_TRIGGER * PER_BATCH * 40
-    with open_store(store_url) as store, log(tmp_path, 1) as out:
+    with claimed_store(store_url) as store, log(tmp_path, 1) as out:
         process = started(command, out)
         assert held.wait(180)
         await_true(process, lambda: rows_so_far(store) > first_done)
@@ -69,7 +69,7 @@ def test_killed_in_the_middle_of_a_batch_and_restarted_the_tables_are_exact(
     # The micro-batch that was cut off was read again: at least once, exactly once in the tables.
     reads = [path for _, path in node.requests if path.endswith(f"/batches/{2 * BATCHES_PER_TRIGGER}")]
     assert len(reads) >= 2
-    with open_store(store_url) as store:
+    with claimed_store(store_url) as store:
         assert stored(store) == expected(items, EDGES)
 
 
@@ -101,7 +101,7 @@ def test_a_job_whose_jvm_is_killed_starts_itself_anew_and_the_tables_are_exact(
         assert process.wait(500) == 0
     assert "session is gone" in (tmp_path / "job-1.log").read_text()
     assert flow.consumers["fan-out"].cursor == flow.last_batch == 6
-    with open_store(store_url) as store:
+    with claimed_store(store_url) as store:
         assert stored(store) == expected(items, EDGES)
 
 
@@ -139,7 +139,7 @@ def session_members(session: int) -> list[int]:
     return members
 
 
-def rows_so_far(store: Store) -> int:
+def rows_so_far(store: ClaimedStore) -> int:
     return store.count(TIMELINE)
 
 

@@ -20,9 +20,9 @@ from oncegate.spark_sink.jobs import job
 from oncegate.spark_sink.jobs import replay as replays
 from oncegate.spark_sink.replay import REPLAYS, recorded
 from oncegate.spark_sink.sink import sink_of
-from oncegate.stores import Clustering, Column, ColumnType, StoreTable, open_store
+from oncegate.stores import Clustering, Column, ColumnType, StoreTable, claimed_store
 from oncegate.stores.errors import StoreCode, StoreError
-from tests.spark.fake_gateway import FakeFlow, FakeNode
+from tests.spark.fake_gateway import CLUSTER, FakeFlow, FakeNode
 from tests.spark.recount import messages
 
 COUNTS = StoreTable(
@@ -84,7 +84,7 @@ def settings(tmp_path: Path, node: FakeNode, derivation: Derivation, **more: Any
 def applied(live: job.JobSettings, derivation: Derivation, first: int, last: int, *, stamp: int = 0) -> None:
     """What tasks of Spark would do with these batches."""
     flow = FlowConsumer.attach(live.endpoints, live.flow, "reader").flow
-    with open_store(live.store) as store:
+    with claimed_store(live.store, CLUSTER) as store:
         store.create((*live.tables, DEAD_LETTERS))
         for number in range(first, last + 1):
             batch = FlowBatch(live.flow, number, flow.client().batch(number))
@@ -93,7 +93,7 @@ def applied(live: job.JobSettings, derivation: Derivation, first: int, last: int
 
 def replayed(wanted: job.JobSettings, derivation: Derivation, *, stop_after: int = 10**9) -> None:
     """A replay as the job runs it, without Spark; ``stop_after``: batches until it is cut off."""
-    with open_store(wanted.store) as store:
+    with claimed_store(wanted.store, CLUSTER) as store:
         replay, consumer = replays.begin(wanted, store)
     if consumer is None:
         return replays.end(wanted)
@@ -105,7 +105,7 @@ def replayed(wanted: job.JobSettings, derivation: Derivation, *, stop_after: int
 
 def held(live: job.JobSettings, table: StoreTable) -> set[tuple[Any, ...]]:
     """Rows without their timestamps."""
-    with open_store(live.store) as store:
+    with claimed_store(live.store, CLUSTER) as store:
         return {tuple(row.values())[:-1] for rows in store.scan(table) for row in rows.to_pylist()}
 
 
@@ -184,11 +184,11 @@ def test_a_name_stands_for_one_range(flow: FakeFlow, node: FakeNode, tmp_path: P
     live = settings(tmp_path, node, first_version)
     wanted = replace(live, replay="v2", from_batch=2, to_batch=5)
     replayed(wanted, second_version, stop_after=1)
-    with open_store(live.store) as store:
+    with claimed_store(live.store, CLUSTER) as store:
         for other in ({"to_batch": 6}, {"from_batch": 1}, {"keep_timestamps": True}):
             assert code_of(replays.begin, replace(wanted, **other), store) is StoreCode.CURSOR_MISMATCH
     # Another store knows nothing of it, but the consumer has read some of it already.
-    with open_store(f"sqlite://{tmp_path}/other") as store:
+    with claimed_store(f"sqlite://{tmp_path}/other", CLUSTER) as store:
         assert code_of(replays.begin, wanted, store) is StoreCode.CURSOR_MISMATCH
 
 
@@ -198,7 +198,7 @@ def test_what_is_no_range_of_the_flow_is_refused_before_anything_is_attached(
     flow.seal_all(messages(3, 60), 10)
     flow.drop_before(2)
     live = settings(tmp_path, node, first_version, replay="x")
-    with open_store(live.store) as store:
+    with claimed_store(live.store, CLUSTER) as store:
         for first, last, code in (
             (1, 4, StoreCode.RETENTION_EXCEEDED),
             (3, 7, StoreCode.BAD_OPTION),
@@ -219,7 +219,7 @@ def test_rows_that_later_items_overwrite_are_restored_but_never_revised(
 
     flow.seal_all(messages(3, 60), 10)
     live = settings(tmp_path, node, latest, tables=(LATEST,), replay="r", from_batch=2, to_batch=3)
-    with open_store(live.store) as store:
+    with claimed_store(live.store, CLUSTER) as store:
         assert code_of(replays.begin, live, store) is StoreCode.BAD_TABLE
     applied(live, latest, 4, 6)
     before = held(live, LATEST)
@@ -264,7 +264,7 @@ def test_a_replay_runs_through_spark_beside_the_checkpoint_of_its_job(
     expected = fresh(tmp_path, live, (first_version, 1, 1), (second_version, 2, 5), (first_version, 6, 7))
     for table in (COUNTS, SEEN, DEAD_LETTERS):
         assert held(live, table) == held(expected, table)
-    with open_store(live.store) as store:
+    with claimed_store(live.store, CLUSTER) as store:
         replay = recorded(store, "counting", "v2")
     assert replay is not None
     assert (replay.done, replay.stamp) == (1, 51)

@@ -295,6 +295,17 @@ def test_two_stores_at_one_place_see_the_same(store_url: str, store: Store) -> N
         assert all_rows(other) == all_rows(store) == [row(2, 1), row(1, 1)]
 
 
+def test_cleared_table_has_forgotten_rows_and_deletions_and_its_tables_are_still_there(store: Store) -> None:
+    store.write(NOTES, rows(row(1, 10)))
+    store.delete(NOTES, keys((2, 10)))
+    store.clear(["notes"])
+    store.clear([])
+    assert (all_rows(store), store.count(NOTES)) == ([], 0)
+    store.write(NOTES, rows(row(1, 1), row(2, 1)))
+    assert all_rows(store) == [row(2, 1), row(1, 1)]
+    assert store.tables() == ["notes", "posts"]
+
+
 def test_durability_is_stated(store: Store) -> None:
     assert "survives" in store.durability()
 

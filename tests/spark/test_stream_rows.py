@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from oncegate.flows.schema import PLAIN_SCHEMA
 from oncegate.spark_sink.jobs import job, stream_rows
-from oncegate.stores import open_store
+from oncegate.stores import claimed_store
 from oncegate.stores.stream_rows import ROWS_CONSUMER, STREAM_ROWS, rows_of
 from tests.spark.fake_gateway import FakeFlow, FakeNode, Item
 
@@ -89,7 +89,7 @@ def writes(count: int, *, first: int = 1) -> list[Item]:
 
 
 def held(store_url: str, source: str) -> dict[str, tuple[int, str]]:
-    with open_store(store_url) as store:
+    with claimed_store(store_url) as store:
         rows = [row for batch in store.scan(STREAM_ROWS) for row in batch.to_pylist()]
     found = [row for row in rows if row["source"] == source]
     assert len({row["key"] for row in found}) == len(found)

@@ -20,7 +20,7 @@ from oncegate.spark_sink.jobs import job as jobs
 from oncegate.spark_sink.jobs import timeline
 from oncegate.spark_sink.rows import TIMELINE
 from oncegate.spark_sink.sink import StoreSink
-from oncegate.stores import Store, StoreTable, open_store
+from oncegate.stores import ClaimedStore, StoreTable, claimed_store
 from oncegate.stores.devcassandra import DevCluster
 from oncegate.stores.devcassandra.__main__ import main as devcassandra
 from oncegate.stores.errors import StoreError
@@ -63,18 +63,18 @@ def test_every_post_reaches_every_contact_once_and_nothing_else(
     assert [line["last_batch"] for line in lines] == [4, 8, 12, 16, 17]
     assert [line["lag_batches"] for line in lines] == [13, 9, 5, 1, 0]
     assert sum(line["items"] for line in lines) == 500
-    with open_store(store_url) as store:
+    with claimed_store(store_url) as store:
         assert stored(store) == expected(items, EDGES)
         assert store.count(TIMELINE) == sum(line["rows"] for line in lines)
         assert store.count(DEAD_LETTERS) == 0
     # A replay from the start under a new checkpoint writes the same rows over themselves.
     again = job(tmp_path, node, store_url, checkpoint=str(tmp_path / "second"), consumer="replay")
     assert run(spark, again) == 0
-    with open_store(store_url) as store:
+    with claimed_store(store_url) as store:
         assert stored(store) == expected(items, EDGES)
 
 
-def all_rows(store: Store, table: StoreTable) -> list[dict[str, Any]]:
+def all_rows(store: ClaimedStore, table: StoreTable) -> list[dict[str, Any]]:
     return [row for batch in store.scan(table) for row in batch.to_pylist()]
 
 
@@ -91,7 +91,7 @@ def test_poison_goes_to_the_dead_letters_and_every_derived_row_has_the_trace_con
         given = [traces[commit] for commit in range(at + 1, at + 6)]
         flow.seal(items[at : at + 5], given if any(given) else ())
     assert run(spark, job(tmp_path, node, store_url)) == 0
-    with open_store(store_url) as store:
+    with claimed_store(store_url) as store:
         assert stored(store) == expected([item for item in items if item[0] not in (5, 11, 20)], EDGES)
         assert {(row["commit"], row["traceparent"]) for row in all_rows(store, TIMELINE)} <= traces.items()
         letters = {row["commit"]: row for row in all_rows(store, DEAD_LETTERS)}
@@ -191,7 +191,7 @@ def test_a_locked_store_is_waited_for_and_nothing_is_lost(
     assert interrupted(spark, flow, node, settings, caplog, lambda: locked(tmp_path / "store")) == 0
     assert "STORE_UNAVAILABLE" in caplog.text
     assert flow.consumers["fan-out"].cursor == 10
-    with open_store(url) as store:
+    with claimed_store(url) as store:
         assert stored(store) == expected(messages(6, 300), EDGES)
 
 
@@ -225,14 +225,14 @@ def test_a_killed_cassandra_is_waited_for_and_nothing_is_lost(
     assert interrupted(spark, flow, node, settings, caplog, killed) == 0
     assert "does not answer" in capsys.readouterr().out
     assert flow.consumers["fan-out"].cursor == 10
-    with open_store(url) as store:
+    with claimed_store(url) as store:
         assert "commitlog_sync=group" in store.durability()
         assert stored(store) == expected(messages(6, 300), EDGES)
 
 
 def replayed(spark: SparkSession, node: FakeNode, store_url: str, sink: type[StoreSink], table: StoreTable) -> Any:
     """Write batches 1 and 2, then batch 1 again, through a sink; return the row that both wrote."""
-    with open_store(store_url) as store:
+    with claimed_store(store_url, node.flow.cluster_identity) as store:
         store.create([table])
     for first, last in ((1, 1), (2, 2), (1, 1)):
         source = {
@@ -244,7 +244,7 @@ def replayed(spark: SparkSession, node: FakeNode, store_url: str, sink: type[Sto
         items = spark.read.format("oncegate").options(**source).load()
         target = {"endpoints": node.url, "flow": node.flow.name, "store": store_url}
         items.write.format(sink.name()).options(**target).mode("append").save()
-    with open_store(store_url) as store:
+    with claimed_store(store_url) as store:
         return store.get(table, {"item_key": "k"})
 
 
@@ -271,7 +271,7 @@ def test_planted_bug_a_timestamp_from_the_clock_is_caught_by_the_recount(
     flow.seal_all(items, 10)
     url = f"sqlite://{tmp_path}/store"
     assert run(spark, job(tmp_path, node, url, sink=ClockTimelineSink)) == 0
-    with open_store(url) as store:
+    with claimed_store(url) as store:
         found = stored(store)
     assert found != expected(items, EDGES)
     assert {row[:-1] for row in found} == {row[:-1] for row in expected(items, EDGES)}

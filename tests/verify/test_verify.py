@@ -28,11 +28,13 @@ from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.tables import StoredRow
 from oncegate.proof.verify import Report, StoreWanted, verify
 from oncegate.proof.verify.findings import Difference
-from oncegate.proof.verify.node_files import Replay
+from oncegate.proof.verify.node_files import NodeFiles, Replay
 from oncegate.rifl import rule
 from oncegate.spark_sink import contacts, rows
 from oncegate.spark_sink.dead_letters import DEAD_LETTERS, letters
 from oncegate.spark_sink.derivation import FlowBatch
+from oncegate.stores.claimed import claimed_store
+from oncegate.stores.claims import adopt
 from oncegate.stores.store import open_store
 from oncegate.stores.stream_rows import ROWS_CONSUMER, STREAM_ROWS, rows_of
 from tests.conftest import Api
@@ -259,7 +261,7 @@ def store(nodes: list[Path], tmp_path: Path) -> StoreWanted:
     known.write_text("sender,follower\n1,2\n1,3\n")
     url = f"sqlite://{tmp_path}/store"
     files = SegmentStore(nodes[0] / "segments")
-    with open_store(url) as opened:
+    with claimed_store(url, _identity(nodes[0])) as opened:
         opened.create((rows.TIMELINE, DEAD_LETTERS, STREAM_ROWS))
         for number in files.list("events"):
             items = segment.read_table(files.get("events", number)).to_batches()[0]
@@ -269,6 +271,11 @@ def store(nodes: list[Path], tmp_path: Path) -> StoreWanted:
             for piece in rows_of(items, "events", 100):
                 opened.write(STREAM_ROWS, piece)
     return StoreWanted(url, "events", "job", known)
+
+
+def _identity(node: Path) -> str:
+    with NodeFiles(node) as files:
+        return files.saved().machine.identity
 
 
 def test_store_with_all_delivered_items_verifies(nodes: list[Path], store: StoreWanted) -> None:
@@ -314,6 +321,22 @@ def test_store_that_is_not_there_or_not_asked_rightly_is_undecided(
     assert not (tmp_path / "elsewhere").exists()
     assert verify(nodes, store._replace(consumer="nobody")).verdict == "unknown"
     assert verify(nodes, store._replace(flow="nothing")).verdict == "unknown"
+
+
+def test_store_of_another_cluster_or_of_nobody_is_undecided_and_its_adopted_rows_count_for_nothing(
+    nodes: list[Path], store: StoreWanted, tmp_path: Path
+) -> None:
+    with open_store(store.url) as opened:
+        adopt(opened, "here", "b" * 32)
+        (reason,) = verify(nodes, store).undecided
+        assert "holds rows of cluster bbbb" in reason
+        adopt(opened, "here", _identity(nodes[0]))
+        report = verify(nodes, store)
+        assert (report.verdict, report.undecided) == ("different", [])
+    with open_store(f"sqlite://{tmp_path}/earlier") as opened:
+        opened.create([STREAM_ROWS])
+    (reason,) = verify(nodes, store._replace(url=f"sqlite://{tmp_path}/earlier")).undecided
+    assert "oncegate store adopt" in reason
 
 
 # --- the command -------------------------------------------------------------------------------------------------

@@ -1,0 +1,156 @@
+"""``oncegate store``: create a store of derived rows, show whose it is, take it over with its rows or without them.
+
+The only commands that create keyspaces and tables by themselves, and that change whose a store is. Exit codes: 0 done,
+1 the store is somebody else's or nobody's, 2 misuse, 3 the cluster or the store does not answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from oncegate.gateway.cli.cluster import ENDPOINT_DEFAULT, Endpoint, ask
+from oncegate.gateway.cli.output import Format, Output, failed, show
+
+if TYPE_CHECKING:
+    from oncegate.stores.claims import Claim
+    from oncegate.stores.tables import StoreTable
+
+store = typer.Typer(help="Stores of derived rows: create, status, adopt, wipe.", no_args_is_help=True)
+Url = Annotated[str, typer.Argument(help="sqlite:///absolute/directory or cassandra://host:port/keyspace")]
+_OWN_TABLES: Final = ["oncegate.stores.stream_rows:STREAM_ROWS", "oncegate.spark_sink.rows:TABLES"]
+
+
+@store.command()
+def init(
+    url: Url,
+    endpoint: Endpoint = ENDPOINT_DEFAULT,
+    tables: Annotated[
+        list[str], typer.Option("--tables", help="module:NAME of tables to create; again for more")
+    ] = _OWN_TABLES,
+) -> None:
+    """Create what is missing of a store and its tables, and claim an empty one for the cluster; idempotent."""
+    from oncegate.stores.claimed import claimed_store
+
+    declared = [table for place in tables for table in _declared(place)]
+    identity, name = _cluster(endpoint)
+    with _told(), claimed_store(url, identity, cluster_name=name) as opened:
+        opened.create(declared)
+        _tell(opened.claim())
+
+
+@store.command()
+def status(
+    url: Url,
+    endpoint: Annotated[
+        str | None, typer.Option(help="HTTP address of a node: whether the store is this cluster's")
+    ] = None,
+    output: Format = Output.TABLE,
+) -> None:
+    """Show who holds a store, its epoch and its tables."""
+    from oncegate.stores.claimed import claimed_store, place_of
+    from oncegate.stores.write_times import timestamp
+
+    identity = "" if endpoint is None else _cluster(endpoint)[0]
+    with _told(), claimed_store(url, identity) as opened:
+        claim = opened.claim()
+        found: dict[str, Any] = {
+            "store": place_of(url),
+            "cluster": claim.cluster,
+            "cluster_name": claim.cluster_name,
+            "epoch": claim.epoch,
+            "floor": claim.floor,
+            "timestamps_from": timestamp(claim.epoch, 0),
+            "tables": opened.tables(),
+            "durability": opened.durability(),
+        }
+    if output is Output.JSON:
+        typer.echo(json.dumps(found, indent=1))
+        return
+    shown = {**found, "tables": ", ".join(found["tables"])}
+    show(("what", "value"), ((name, str(value)) for name, value in shown.items()))
+
+
+@store.command()
+def adopt(
+    url: Url,
+    endpoint: Endpoint = ENDPOINT_DEFAULT,
+    epoch: Annotated[int, typer.Option(min=0, help="the new epoch is at least this one [the next]")] = 0,
+) -> None:
+    """Make a store the cluster's and keep its rows: they lose to whatever the cluster writes from now on.
+
+    Stop the jobs that write there first, those of the other cluster too.
+    """
+    from oncegate.stores import claims
+    from oncegate.stores.claimed import place_of
+    from oncegate.stores.store import open_store
+
+    identity, name = _cluster(endpoint)
+    with _told(), open_store(url) as opened:
+        _tell(claims.adopt(opened, place_of(url), identity, name, epoch=epoch))
+
+
+@store.command()
+def wipe(
+    url: Url,
+    endpoint: Endpoint = ENDPOINT_DEFAULT,
+    yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
+) -> None:
+    """Make a store the cluster's and delete all rows of all its tables. What is to be there again must be replayed."""
+    from oncegate.stores import claims
+    from oncegate.stores.claimed import place_of
+    from oncegate.stores.store import open_store
+
+    identity, name = _cluster(endpoint)
+    with _told(), open_store(url) as opened:
+        place = place_of(url)
+        before = claims.read_claim(opened, place)
+        tables = ", ".join(table for table in opened.tables() if table != claims.STORE_META.name)
+        typer.echo(f"{place}, of cluster {before.cluster} {before.cluster_name}: {tables or 'no tables'}", err=True)
+        if not yes:
+            typer.confirm("Delete all rows of these tables?", abort=True, err=True)
+        _tell(claims.wipe(opened, place, identity, name))
+
+
+def _cluster(endpoint: str) -> tuple[str, str]:
+    """Return identity and configured name of the cluster."""
+    found = ask("GET", endpoint, "/v1/cluster")
+    identity = found.get("identity")
+    if not identity:
+        raise failed("the cluster has no identity yet: its first leader, of this version, gives it one", 1)
+    return str(identity), str(found.get("cluster", ""))
+
+
+def _declared(place: str) -> list[StoreTable]:
+    """Return the tables that ``module:NAME`` holds, one or several."""
+    from oncegate.stores.tables import StoreTable
+
+    module, _, name = place.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as fault:
+        raise failed(f"--tables {place}: {fault}", 2) from None
+    tables = [found] if isinstance(found, StoreTable) else list(found)
+    if not all(isinstance(table, StoreTable) for table in tables):
+        raise failed(f"--tables {place}: no StoreTable, and no sequence of them", 2)
+    return tables
+
+
+def _tell(claim: Claim) -> None:
+    typer.echo(f"cluster {claim.cluster} holds the store, epoch {claim.epoch}")
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    from oncegate.stores.errors import StoreCode, StoreError
+
+    try:
+        yield
+    except StoreError as refusal:
+        codes = {StoreCode.BAD_OPTION: 2, StoreCode.BAD_TABLE: 2, StoreCode.STORE_UNAVAILABLE: 3}
+        raise failed(refusal.detail, codes.get(refusal.code, 1)) from None
