@@ -34,7 +34,7 @@ from oncegate.stores.stream_rows import STREAM_ROWS
 
 VALUE = "x" * 100
 ROUNDS = 3
-WAYS = ((1, 64), (1, 256), (20, 64), (100, 32), (200, 32))
+WAYS = ((1, 256), (20, 64), (20, 128), (50, 128), (100, 32))
 """Rows a batch, and batches in flight, of the driver by hand."""
 
 

@@ -105,7 +105,7 @@ class CassandraOptions:
             ca_file=tls_files["ca_file"],
             cert_file=tls_files["cert_file"],
             key_file=tls_files["key_file"],
-            in_flight=given.integer("in_flight", 32, least=1, most=4096),
+            in_flight=given.integer("in_flight", 128, least=1, most=4096),
             batch_bytes=given.integer("batch_bytes", 0, least=0, most=16 * 2**20),
             retry_s=given.integer("retry_s", 120, least=0, most=86_400),
             request_timeout_s=given.integer("request_timeout_s", 15, least=1, most=3600),

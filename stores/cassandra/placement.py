@@ -28,8 +28,10 @@ from oncegate.stores.tables import StoreTable
 
 Int64s = npt.NDArray[np.int64]
 
-PARTITIONS_MAX: Final = 100
-"""Partitions of a batch: each is a write of its own for the server, and all must end within one time-out."""
+PARTITIONS_MAX: Final = 32
+"""Partitions of a batch. Each is a write of its own for the server, one after the other at the node that has them, and
+with a wait for the flush where it flushes first: many batches at once do more than large ones.
+"""
 _CELL_BYTES: Final = 16
 _ROW_BYTES: Final = 24
 """What the server counts for each cell and each row beside their values (times, time to live, liveness)."""
