@@ -205,7 +205,8 @@ def _parallel_tasks(spark: SparkSession) -> int:
     told = spark.conf.get("spark.default.parallelism", "")
     if told:
         return int(told)
-    last = spark.range(_ROWS_OF_ANY_SIZE).select(sql.max(sql.spark_partition_id())).first()
+    partitions = spark.range(_ROWS_OF_ANY_SIZE).select(sql.spark_partition_id().alias("at"))
+    last = partitions.agg(sql.max("at")).first()
     return 1 if last is None else int(last[0]) + 1
 
 
