@@ -10,6 +10,7 @@ from oncegate.spark_sink.errors import SinkError, code_in
 from oncegate.spark_sink.flow_client import ConsumerLease, ConsumerPosition, FlowClient
 from oncegate.stores.errors import StoreCode
 from oncegate.stores.retry import Retry
+from oncegate.testing import FakeCluster
 from tests.spark.fake_gateway import FakeFlow, FakeNode, encode, serving
 
 ITEMS = [(4, "a", '"x"'), (9, "b", None)]
@@ -193,3 +194,16 @@ def test_code_survives_being_turned_into_text() -> None:
     text = f"Traceback …\n{first}\n…\n{last}\n at org.apache"
     assert code_in(text) is StoreCode.FENCED
     assert code_in("java.lang.Error") is None
+
+
+def test_a_consumer_of_a_real_gateway_is_attached_moved_and_removed(oncegate_cluster: FakeCluster) -> None:
+    oncegate_cluster.declare("posts", "stream")
+    client = FlowClient(oncegate_cluster.endpoints, "posts", retry=Retry(5))
+    lease = client.attach("c", "nonce")
+    assert client.move_cursor("c", 0, lease.fence) == lease.cursor == 0
+    assert set(client.state().consumers) == {"c"}
+    client.remove_consumer("c")
+    assert not client.state().consumers
+    with pytest.raises(SinkError) as fenced:
+        client.move_cursor("c", 0, lease.fence)
+    assert fenced.value.code is StoreCode.FENCED
