@@ -230,3 +230,13 @@ def test_rows_that_the_store_refuses_make_dead_letters_of_their_items_and_the_ba
         (104, "p3", "posts: author is too long"),
     ]
     assert (letters[0]["raw"], letters[0]["flow"], letters[0]["batch"]) == (b'{"author": "eve"}', "flow", 1)
+
+
+def test_a_row_beyond_what_any_store_takes_is_a_dead_letter_of_its_item(store: Store) -> None:
+    """Cassandra's limit of a key, which SQLite keeps too."""
+    batch = FlowBatch.of(("p", {"author": "ann"}), ("q" * 70_000, {"author": "bob"}), ("r", {"author": "eve"}))
+    applied(store, post_of, batch)
+    assert sorted(row["post"] for row in rows(store, POSTS)) == ["p", "r"]
+    (letter,) = rows(store, DEAD_LETTERS)
+    assert (letter["commit"], letter["raw"]) == (2, b'{"author": "bob"}')
+    assert letter["error"].startswith("posts: ")
