@@ -249,8 +249,8 @@ def _flow_state(answer: _Answer) -> FlowState:
         consumers = {
             name: ConsumerPosition(
                 int(state["cursor"]),
-                int(state["lag_batches"]),
-                int(state["lag_items"]),
+                int(state["lag_batches"] or 0),
+                int(state["lag_items"] or 0),
                 int(state["lag_ms"] or 0),
                 bool(state.get("attached", True)),
             )

@@ -17,7 +17,7 @@ from oncegate.spark_sink.flow_client import FlowClient
 from oncegate.stores.claimed import claimed_store
 from oncegate.stores.errors import StoreCode
 from oncegate.stores.retry import Retry
-from oncegate.stores.write_times import EPOCH_MAX
+from oncegate.stores.write_times import COMMIT_MAX, EPOCH_MAX
 
 Start = int | Literal["earliest", "latest", "cursor"]
 
@@ -152,7 +152,7 @@ class SinkOptions:
             raise SinkError(StoreCode.BAD_OPTION, "a sink that moves a cursor needs the fence of its attachment")
         rows = _number(options, "rows_per_write", ROWS_PER_WRITE_DEFAULT, 1, 10 * _COUNT_MAX)
         job = options.get("job") or flow.consumer or ""
-        stamp = _number(options, "stamp", 0, 0, 2**53) or 0
+        stamp = _number(options, "stamp", 0, 0, COMMIT_MAX) or 0
         epoch = _number(options, "epoch", 0, 0, EPOCH_MAX) or 0
         return cls(flow, _required(options, "store"), options.get("progress") or None, rows or 1, job, stamp, epoch)
 

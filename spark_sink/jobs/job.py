@@ -9,7 +9,7 @@ is lost. When the JVM itself is gone, the process starts itself anew under its o
 repetition cures ends a job.
 
 Exit status: 0 done or stopped, 1 the JVM is gone and is not this process's to start (spark-submit), 2 bad options,
-3 fenced by another instance, 4 a batch is no longer retained, 5 another refusal.
+3 fenced by another instance, 4 a batch is no longer retained, 5 another refusal, 6 --reconcile found a difference.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from oncegate.spark_sink.dead_letters import DEAD_LETTERS
 from oncegate.spark_sink.derivation import Derivation
 from oncegate.spark_sink.errors import SinkError, code_in
 from oncegate.spark_sink.flow_client import FlowClient
+from oncegate.spark_sink.jobs import reconcile as comparison
 from oncegate.spark_sink.jobs import replay as replays
 from oncegate.spark_sink.options import BATCHES_PER_TRIGGER_DEFAULT, ROWS_PER_WRITE_DEFAULT, TIMEOUT_S_DEFAULT
 from oncegate.spark_sink.sink import StoreSink, sink_of
@@ -48,6 +49,7 @@ _log = logging.getLogger(__name__)
 SESSION_LOST: Final = 1
 _STATUS: Final = {StoreCode.BAD_OPTION: 2, StoreCode.FENCED: 3, StoreCode.RETENTION_EXCEEDED: 4}
 _REFUSED: Final = 5
+_DIFFERS: Final = 6
 _RESTART_WAIT_S_MIN: Final = 0.1
 _RESTART_WAIT_S_MAX: Final = 10.0
 _POLL_S: Final = 1
@@ -83,6 +85,12 @@ class JobSettings:
     to_batch: int = 0
     keep_timestamps: bool = False
     dry_run: bool = False
+    reconcile: bool = False
+    archive: str = ""
+
+    def own_rows(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return for each table that the job shares with others the column values that mark its own rows."""
+        return {}
 
     def sink_options(self) -> Mapping[str, str]:
         """Return the sink's options beyond those of every sink; raises BAD_OPTION; called before the job begins."""
@@ -237,6 +245,8 @@ def parser(name: str, description: str) -> argparse.ArgumentParser:
     add("--to-batch", type=int, default=0, help="last batch of the replay")
     add("--keep-timestamps", action="store_true", help="the replay restores lost rows of an unchanged job")
     add("--dry-run", action="store_true", help="print what the replay would read and write")
+    add("--reconcile", action="store_true", help="compare the store with a range of batches, all by default")
+    add("--archive", default="", help="URL of the flow's archive: --reconcile reads dropped batches there")
     return built
 
 
@@ -251,8 +261,8 @@ def main(name: str, settings: JobSettings) -> int:
     """Run a job as a process of its own; returns the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("py4j").setLevel(logging.WARNING)
-    if settings.dry_run:
-        return _previewed(settings)
+    if settings.reconcile or settings.dry_run:
+        return _told(settings)
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
@@ -272,13 +282,16 @@ def main(name: str, settings: JobSettings) -> int:
     return status
 
 
-def _previewed(settings: JobSettings) -> int:
+def _told(settings: JobSettings) -> int:
+    """Print the comparison, or the preview of a replay; returns the exit status."""
     try:
-        sys.stdout.write("".join(f"{line}\n" for line in replays.preview(settings)))
+        found = comparison.reconciled(settings) if settings.reconcile else None
+        told = replays.preview(settings) if found is None else comparison.lines(found)
+        sys.stdout.write("".join(f"{line}\n" for line in told))
     except StoreError as error:
         _log.error("%s", error)
         return _STATUS.get(error.code, _REFUSED)
-    return 0
+    return 0 if found is None or found.equal else _DIFFERS
 
 
 def run_derivation(

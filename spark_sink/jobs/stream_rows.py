@@ -10,8 +10,9 @@ consumer that the table's flow requires (`ROWS_CONSUMER`): a batch is dropped on
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from oncegate.spark_sink.derivation import Change, Derivation, FlowBatch, Upsert
 from oncegate.spark_sink.jobs import job
@@ -54,6 +55,10 @@ class StreamRowsSettings(job.JobSettings):
 
     consumer: str = ROWS_CONSUMER
     sink: type[StoreSink] = StreamRowsSink
+
+    def own_rows(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return what marks the rows of this stream table."""
+        return {STREAM_ROWS.name: {"source": self.flow}}
 
 
 def parse(arguments: Sequence[str] | None = None) -> StreamRowsSettings:
