@@ -100,7 +100,8 @@ class Writes:
     ) -> Pending:
         """Prepare a put; arguments as :meth:`oncegate.gateway.client.Session.put`."""
         text: str | None = None
-        _check_text(table, key)
+        if not (table.__class__ is str is key.__class__ and table.isascii() and key.isascii()):
+            _check_text(table, key)  # called for the rare case only: this is the hot path
         operation = Operation(0, "put", table, key, msgspec.Raw(_encode(value)))
         if if_absent or if_version is not None or if_value is not UNSET:
             operation.if_ = _condition(if_version, if_value, if_absent=if_absent)

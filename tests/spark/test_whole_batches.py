@@ -13,9 +13,9 @@ from pyspark.sql import DataFrame, SparkSession
 from oncegate.spark_sink.derivation import Change, FlowBatch
 from oncegate.spark_sink.errors import code_in
 from oncegate.spark_sink.sink import sink_of
-from oncegate.stores import Clustering, Column, ColumnType, StoreTable, open_store
+from oncegate.stores import Clustering, Column, ColumnType, StoreTable, claimed_store
 from oncegate.stores.errors import StoreCode
-from tests.spark.fake_gateway import FakeFlow, FakeNode
+from tests.spark.fake_gateway import CLUSTER, FakeFlow, FakeNode
 from tests.spark.recount import messages
 
 pytestmark = pytest.mark.spark
@@ -42,7 +42,7 @@ def write(
     before = spark.conf.get(setting)
     spark.conf.set(setting, "7")
     url = f"sqlite://{tmp_path}/store"
-    with open_store(url) as store:
+    with claimed_store(url, CLUSTER) as store:
         store.create([COUNTS])
     sink = sink_of(count, "counts")
     spark.dataSource.register(sink)
@@ -52,7 +52,7 @@ def write(
         items = spark.read.format("oncegate").options(**options, partitions_max=2).load()
         transformed(items).write.format(sink.name()).options(**options, store=url).mode("append").save()
         found: Counter[int] = Counter()
-        with open_store(url) as store:
+        with claimed_store(url, CLUSTER) as store:
             for rows in store.scan(COUNTS):
                 for row in rows.to_pylist():
                     found[row["sender"]] += row["posts"]
