@@ -11,11 +11,12 @@ from oncegate.spark_sink.consumer import FlowConsumer
 from oncegate.spark_sink.dead_letters import DEAD_LETTERS
 from oncegate.spark_sink.derivation import Change, Delete, Derivation, FlowBatch, Item, Reject, Upsert
 from oncegate.spark_sink.partials import summed
-from oncegate.stores import Clustering, Column, ColumnType, Store, StoreTable, open_store
+from oncegate.stores import ClaimedStore, Clustering, Column, ColumnType, Store, StoreTable, claimed_store, open_store
 
 __all__ = [
     "DEAD_LETTERS",
     "Change",
+    "ClaimedStore",
     "Clustering",
     "Column",
     "ColumnType",
@@ -29,13 +30,16 @@ __all__ = [
     "StoreTable",
     "Upsert",
     "apply",
+    "claimed_store",
     "main",
     "open_store",
     "summed",
 ]
 
 
-def apply(derivation: Derivation, store: Store, tables: Sequence[StoreTable], *batches: FlowBatch) -> Done:
+def apply(
+    derivation: Derivation, store: Store | ClaimedStore, tables: Sequence[StoreTable], *batches: FlowBatch
+) -> Done:
     """Write what ``derivation`` makes of these batches, as a job would; idempotent. Needs no Spark.
 
     Args:
