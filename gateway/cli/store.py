@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 store = typer.Typer(help="Stores of derived rows: create, status, adopt, wipe.", no_args_is_help=True)
 Url = Annotated[str, typer.Argument(help="sqlite:///absolute/directory or cassandra://host:port/keyspace")]
-_OWN_TABLES: Final = ["oncegate.stores.stream_rows:STREAM_ROWS", "oncegate.spark_sink.rows:TABLES"]
+_OWN_TABLES: Final = ["oncegate.stores.stream_rows:STREAM_ROWS", "oncegate.spark_sink.rows:TIMELINE"]
+_OF_EVERY_JOB: Final = ["oncegate.spark_sink.dead_letters:DEAD_LETTERS", "oncegate.spark_sink.replay:REPLAYS"]
 
 
 @store.command()
@@ -37,7 +38,7 @@ def init(
     """Create what is missing of a store and its tables, and claim an empty one for the cluster; idempotent."""
     from oncegate.stores.claimed import claimed_store
 
-    declared = [table for place in tables for table in _declared(place)]
+    declared = [table for place in (*tables, *_OF_EVERY_JOB) for table in _declared(place)]
     identity, name = _cluster(endpoint)
     with _told(), claimed_store(url, identity, cluster_name=name) as opened:
         opened.create(declared)

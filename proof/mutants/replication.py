@@ -162,4 +162,4 @@ _of_engine("saved-applied-again", "applies-saved-again", kinds=_POWER, fixed={"s
 _of_engine("reads-before-no-op", "reads-before-no-op", "", script=SCRIPTS["read before the first commit"])
 _OUTCOME = (LeadershipLost, "outcome", "not_applied")
 _WORDS = "an operation that may still commit is reported as not applied"
-enter(Mutant("unknown-called-not-applied", _WORDS, "counter", (_OUTCOME,), kinds=_LINKS, runs=40, start=8))
+enter(Mutant("unknown-called-not-applied", _WORDS, "counter", (_OUTCOME,), kinds=_LINKS, runs=40, start=90))

@@ -211,7 +211,7 @@ def test_explain_reads_two_numbers_as_a_request_unless_told_that_they_are_a_key(
         asked.append(f"{method} {path}")
         return {}
 
-    monkeypatch.setattr(cluster, "_ask", answer)
+    monkeypatch.setattr(cluster, "ask", answer)
     assert CliRunner().invoke(app, ["explain", *line.split(), "--output", "json"]).exit_code == 0
     assert asked == [f"GET /v1/explain?{query}"]
 

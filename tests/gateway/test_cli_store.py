@@ -49,7 +49,7 @@ def test_store_is_created_shown_adopted_and_wiped(clusters: tuple[FakeCluster, F
     for _ in range(2):
         assert f"cluster {first.gateway.machine.identity} holds the store, epoch 1" in oncegate("init", url, *at_first)
     found = json.loads(oncegate("status", url, "-o", "json", *at_first))
-    assert found["tables"] == ["dead_letters", "stream_rows", "timeline"]
+    assert found["tables"] == ["job_dead_letters", "job_replays", "stream_rows", "timeline"]
     assert (found["cluster"], found["epoch"], found["floor"]) == (first.gateway.machine.identity, 1, 1)
     assert found["timestamps_from"] == timestamp(1, 0)
     with claimed_store(url, first.gateway.machine.identity) as store:
@@ -68,7 +68,7 @@ def test_store_is_created_shown_adopted_and_wiped(clusters: tuple[FakeCluster, F
     assert held(url) == {"a": ("NEW", 1), "foreign": ("OLD", 0)}
 
     asked = oncegate("wipe", url, *at_second, status=1, answer="n\n")
-    assert "dead_letters, stream_rows, timeline" in asked
+    assert "job_dead_letters, job_replays, stream_rows, timeline" in asked
     assert len(held(url)) == 2
     assert "epoch 3" in oncegate("wipe", url, *at_second, answer="y\n")
     assert held(url) == {}
@@ -97,4 +97,5 @@ def test_what_is_asked_for_wrongly_says_so(clusters: tuple[FakeCluster, FakeClus
         assert place in oncegate("init", url, "--tables", place, *at, status=2)
     assert not (tmp_path / "store").exists()
     oncegate("init", url, "--tables", "oncegate.stores.stream_rows:STREAM_ROWS", *at)
-    assert json.loads(oncegate("status", url, "-o", "json"))["tables"] == ["stream_rows"]
+    tables = json.loads(oncegate("status", url, "-o", "json"))["tables"]
+    assert tables == ["job_dead_letters", "job_replays", "stream_rows"]
