@@ -19,7 +19,7 @@ demo: .venv/.ready ## the main job end to end; STORE=cassandra for real Cassandr
 
 test: .venv/.ready lint browser ## everything that must be green
 	$(BIN)/python -m pytest -m "$(QUICK)" -n auto --dist loadfile $(ARGS)
-	$(BIN)/python -m pytest -m "not ($(QUICK))" -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -m "not ($(QUICK))" -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: .venv/.ready
 	$(BIN)/ruff check .

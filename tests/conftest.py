@@ -16,6 +16,11 @@ from oncegate.gateway.local.ports import free_ports
 from oncegate.gateway.node.settings import Settings
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests of Spark first: they take longest, and a long file that begins last has the machine to itself."""
+    items.sort(key=lambda item: item.get_closest_marker("spark") is None)
+
+
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
     """Three real node processes, ready."""
