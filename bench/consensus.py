@@ -5,7 +5,7 @@ outstanding 200-byte commands, and 64 of 100 operations each; the load runs insi
 would, and commands that wait at a tick share an entry. Interruptions: the leader is killed, frozen, cut off or asked to
 hand over; the client is a process of its own and finds the next leader by itself. State: whole gateway nodes. Every
 answer is flushed on a majority. Not by default:
-``etcd``, three etcd processes under puts beside ours; needs Go.
+``etcd``, three etcd processes under puts beside ours; needs Go. Its puts come over gRPC, ours have no client.
 """
 
 from __future__ import annotations

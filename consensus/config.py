@@ -21,6 +21,12 @@ COMMAND_BYTES_MIN = 2
 
 RECORD_OVERHEAD_BYTES_MAX = 4 * KIB
 
+SECRET_BYTES_MIN = 16
+SECRETS_MAX = 2
+EVERY_ADDRESS = "::"
+"""A host to listen at that stands for all addresses, of IPv4 too. Python's servers take it for IPv6 alone, and None for
+both."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsConfig:
@@ -36,7 +42,7 @@ class ReplicaConfig:
     """Settings of one node.
 
     The defaults survive a node that is off the processor for 200 to 300 ms on a busy two-core machine.
-    Without ``secret`` and without ``tls`` every address must be a loopback address.
+    Without ``tls`` every address must be a loopback address, unless there is a secret and ``insecure_peers``.
     """
 
     node_id: str
@@ -52,8 +58,12 @@ class ReplicaConfig:
     receives."""
     advertise: tuple[str, int] | None = None
     """Where the others reach this node, if that is not ``listen``."""
-    secret: bytes | None = None
+    secrets: tuple[bytes, ...] = field(default=(), repr=False)
+    """Shared by all nodes, at least 16 bytes each. All are accepted, the first is used; two while it is replaced."""
     tls: TlsConfig | None = None
+    insecure_peers: bool = False
+    """Other machines are peers without TLS: frames are proved by the secret, and everybody on the way reads them. With
+    ``tls`` both are spoken, TLS where the peer does, so that a cluster can begin with TLS node by node."""
 
     heartbeat_ms: int = 100
     election_ms_min: int = 600
@@ -102,6 +112,11 @@ class ReplicaConfig:
         return min(self.append_bytes_max, self.journal_segment_bytes // 4)
 
     @property
+    def clear_too(self) -> bool:
+        """Peers without TLS are met although this node has it."""
+        return self.tls is not None and self.insecure_peers and bool(self.secrets)
+
+    @property
     def reserve_bytes(self) -> int:
         """``log_reserve_bytes`` within its bound."""
         largest_bytes = max(self.command_bytes_max, self.append_bytes)
@@ -130,8 +145,7 @@ class ReplicaConfig:
             self.check_host(host)
         if self.joining and not self.peers:
             raise ValueError("a node that joins needs the addresses of the members")
-        if self.secret is not None and len(self.secret) < 16:
-            raise ValueError("a secret has at least 16 bytes")
+        self.check_secrets(self.secrets)
 
     @property
     def initial_configuration(self) -> Configuration:
@@ -145,9 +159,22 @@ class ReplicaConfig:
         )
 
     def check_host(self, host: str) -> None:
-        """Raise ValueError when peers at ``host`` could not be told from strangers."""
-        if self.secret is None and self.tls is None and not is_loopback(host):
-            raise ValueError(f"{host} is not a loopback address: a secret or TLS is required")
+        """Raise ValueError when what is said with peers at ``host`` could be read or changed by strangers."""
+        if self.tls is not None or is_loopback(host):
+            return
+        if not self.insecure_peers:
+            raise ValueError(f"{host} is not a loopback address: peers need TLS, or a secret and insecure_peers")
+        if not self.secrets:
+            raise ValueError(f"{host} is not a loopback address: insecure_peers needs a secret")
+
+    def check_secrets(self, secrets: tuple[bytes, ...]) -> None:
+        """Raise ValueError when a node cannot go on with these in place of its own."""
+        if any(len(secret) < SECRET_BYTES_MIN for secret in secrets):
+            raise ValueError(f"a secret has at least {SECRET_BYTES_MIN} bytes")
+        if len(secrets) > SECRETS_MAX:
+            raise ValueError(f"at most {SECRETS_MAX} secrets are accepted")
+        if bool(secrets) != bool(self.secrets):
+            raise ValueError("a node that runs neither begins nor ceases to have a secret")
 
 
 def is_loopback(host: str) -> bool:

@@ -1,11 +1,13 @@
-"""What one engine has done since it started, for metrics; plain numbers that only rise.
+"""What one engine has done since it started, for metrics; numbers that only rise.
 
 Read next: :mod:`oncegate.consensus.core.engine`, :class:`oncegate.consensus.ports.ReplicaStatus`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from oncegate.consensus.histogram import Histogram
 
 
 @dataclass(slots=True)
@@ -25,3 +27,5 @@ class Counters:
     transfers_failed: int = 0
     configurations_seen: int = 0
     """Times another configuration came into force, truncations included."""
+    replication: Histogram = field(default_factory=Histogram)
+    """At a leader: from when an append left to the acknowledgement of a voter that brought news of the commit index."""

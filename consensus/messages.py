@@ -14,8 +14,10 @@ import msgspec
 
 from oncegate.consensus.ports import SnapshotManifest
 
-PROTOCOL_VERSION = 1
-
+PROTOCOL_VERSION_MIN = 1
+PROTOCOL_VERSION_MAX = 2
+"""What this node speaks. 1: frames carry a checksum. 2: frames carry a MAC where there is a secret and no TLS
+(:mod:`oncegate.consensus.net.sealing`), and the handshake proves what each side said of its versions."""
 
 Refusal: TypeAlias = Literal["unknown", "wiped", "cloned"]
 """Not in the refusing node's configuration; another data directory than it remembers; not the latest copy of it."""
@@ -47,6 +49,8 @@ class Ack(_Message, frozen=True, tag=2):
     """Of the append that is answered, so that a late refusal is told from a current one."""
     full: bool = False
     """The disk has no room for the entries: none was taken, ``index`` is what matched before them."""
+    wanted_from: int = 0
+    """The state here is damaged: a snapshot is wanted that stands at this entry or a later one. 0: none is."""
 
 
 class VoteRequest(_Message, frozen=True, tag=3):
@@ -181,6 +185,7 @@ class Hello(_Message, frozen=True, tag=20):
     """First frame of the dialling side."""
 
     version: int
+    """The lowest that it speaks; a node that knows version 1 only wants exactly that."""
     cluster_id: str
     node_id: str
     node_uuid: str
@@ -188,6 +193,8 @@ class Hello(_Message, frozen=True, tag=20):
     nonce: bytes
     incarnation: int
     boots: list[int]
+    version_max: int = 1
+    """The highest that it speaks; a node that knows version 1 only neither sends nor reads it."""
 
 
 class Challenge(_Message, frozen=True, tag=21):
@@ -201,6 +208,7 @@ class Challenge(_Message, frozen=True, tag=21):
     mac: bytes
     incarnation: int
     boots: list[int]
+    version_max: int = 1
 
 
 class Proof(_Message, frozen=True, tag=22):

@@ -14,6 +14,7 @@ import msgspec
 
 from oncegate.consensus.configuration import Configuration
 from oncegate.consensus.counters import Counters
+from oncegate.consensus.histogram import Histogram
 
 
 class Role(enum.Enum):
@@ -112,7 +113,9 @@ class DurableState(StateMachine, Protocol):
 
     @property
     def saved(self) -> SavedPoint | None:
-        """The newest durable point, None before the first. After construction: what the disk holds. Never goes back."""
+        """The newest durable point, None before the first. After construction: what the disk holds. Goes back only when
+        a snapshot replaces a damaged state.
+        """
 
     @property
     def save_wanted(self) -> bool:
@@ -121,6 +124,16 @@ class DurableState(StateMachine, Protocol):
     @property
     def saving(self) -> bool:
         """A save has begun and :attr:`saved` has not reached it yet."""
+
+    @property
+    def damaged(self) -> bool:
+        """What is saved, or in memory, cannot be trusted: nothing is applied, saved or cut off the log until a snapshot
+        was installed. The log itself is sound: the node keeps on flushing entries and voting.
+        """
+
+    @property
+    def wants_state(self) -> bool:
+        """A damaged state asks the leader for a snapshot, which may be older than what was applied here."""
 
     def begin_save(self, point: SavedPoint) -> None:
         """Start to make the present state durable as ``point``, whose index is the last one applied.
@@ -191,6 +204,10 @@ class ReplicaStatus:
     counters: Counters
     """A copy."""
     journal_bytes: int
+    disk_full: bool
+    """There is no room for the next segment of the journal; what is left in the present one is all there is."""
     flushes: int
+    flush_times: Histogram
+    """The journal's own, which goes on counting."""
     flush_p50_ms: float
     flush_p99_ms: float

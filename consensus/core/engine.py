@@ -152,6 +152,7 @@ class Engine(Generic[Token]):
     def peer_up(self, peer_id: str, epoch: int) -> None:
         """A connection to a peer is established; it replaces an earlier one."""
         self._peers.epochs[peer_id] = epoch
+        self._attention = True
         self._report.settled = False
         self._raft.set_connected(peer_id, connected=True)
         self._leading.replication.reconnected(peer_id)
@@ -303,6 +304,11 @@ class Engine(Generic[Token]):
         return self._leading.ready
 
     @property
+    def damaged(self) -> bool:
+        """See :attr:`oncegate.consensus.ports.DurableState.damaged`."""
+        return self._applier.damaged
+
+    @property
     def lone(self) -> bool:
         """This node is the only voter, and needs nobody."""
         return not self._peers.voters and self._election.may_campaign
@@ -411,10 +417,10 @@ class Engine(Generic[Token]):
         if not peers.voters and raft.leads():
             leading.advance_commit()
             # Learners are told in time.
-            more |= self.applied_index < self.commit_index and bool(peers.epochs)
+            more |= self.applied_index < self.commit_index and bool(peers.epochs) and not self.damaged
         more |= self._applier.apply_to(raft.commit_index(), leading.proposals.applied)
         self._freshness.applied(self._applier.applied_index)
-        if self._saving is not None:
+        if self._saving is not None and not self._applier.damaged:
             self._saving.applied(self._applier.applied_index)
         self.log.maintain(now)
         if self._attention:

@@ -91,7 +91,9 @@ class Following:
             admitted = without_entries(admitted, self._log)
         self._raft.receive_append(peer_id, admitted.append, success=admitted.success)
         self._on_configuration()
-        self._hold(peer_id, Ack(append.term, epoch, admitted.success, admitted.index, append.prev_index, full))
+        wanted_from = 0 if self._snapshots is None else self._snapshots.wanted_from
+        ack = Ack(append.term, epoch, admitted.success, admitted.index, append.prev_index, full, wanted_from)
+        self._hold(peer_id, ack)
 
     def snapshot(self, peer_id: str, epoch: int, message: SnapshotOffer | SnapshotChunk, now: float) -> None:
         """Take part of a snapshot.

@@ -14,11 +14,11 @@ from collections import deque
 class Freshness:
     """What one node knows of its own age."""
 
-    __slots__ = ("_commit_index", "_current_at", "_heard_at", "_sleeps")
+    __slots__ = ("_applied_index", "_commit_index", "_current_at", "_heard_at", "_sleeps")
 
     def __init__(self, sleeps_max: int) -> None:
         """Nobody has been heard yet; ``sleeps_max``: how often a leader may sleep before it steps down unconfirmed."""
-        self._commit_index = 0
+        self._commit_index = self._applied_index = 0
         self._current_at = self._heard_at = float("-inf")
         self._sleeps: deque[tuple[float, float]] = deque(maxlen=sleeps_max)
         """The latest ends of sleeps, and how long each was."""
@@ -33,6 +33,9 @@ class Freshness:
 
     def applied(self, index: int) -> None:
         """Everything up to ``index`` is applied; call once a tick."""
+        if index < self._applied_index:
+            self._current_at = float("-inf")  # a snapshot that is older has replaced a damaged state
+        self._applied_index = index
         if index >= self._commit_index:
             self._current_at = self._heard_at
 

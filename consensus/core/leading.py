@@ -101,12 +101,14 @@ class Leading(Generic[Token]):
         if not self._raft.leads():
             return False
         no_op = self._raft.no_op_index()
-        return no_op is not None and self._applier.applied_index >= no_op
+        return not self._applier.damaged and no_op is not None and self._applier.applied_index >= no_op
 
     @property
     def busy(self) -> bool:
         """A change of members or a transfer is under way: :meth:`manage` has something to do."""
-        return self.transfers.target is not None or self.changes.busy or bool(self.replication.leaving)
+        return (
+            self.transfers.target is not None or self.changes.busy(self._peers.epochs) or bool(self.replication.leaving)
+        )
 
     # -- what is asked ---------------------------------------------------------------------------------
 
@@ -199,10 +201,11 @@ class Leading(Generic[Token]):
                 self._counters.transfers_failed += 1
             elif self._raft.leads():
                 matched = self.replication.match_index(transfers.target)
-                applied = self._applier.applied_index
+                # Who cannot apply any more has no results to wait for: their outcome is unknown here.
+                applied = self._log.last_index if self._applier.damaged else self._applier.applied_index
                 if transfers.tell(applied_index=applied, matched_index=matched, last_index=self._log.last_index):
                     self._send(transfers.target, TimeoutNow(self._raft.term()))
-        if self._raft.leads() and self.changes.busy:
+        if self._raft.leads() and self.changes.busy(self._peers.epochs):
             commit_index = self._raft.commit_index()
             self.changes.settle(commit_index)
             if transfers.target is None:

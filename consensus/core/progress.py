@@ -35,6 +35,7 @@ class Progress:
     __slots__ = (
         "_in_flight",
         "ack_at",
+        "acked_sent_at",
         "commit_sent",
         "in_flight_bytes",
         "match_index",
@@ -43,6 +44,7 @@ class Progress:
         "probe_sent",
         "sent_at",
         "state",
+        "wanted_from",
     )
 
     def __init__(self, next_index: int, now: float) -> None:
@@ -58,7 +60,11 @@ class Progress:
         self.sent_at = float("-inf")
         self.ack_at = now
         """Start of the term at first, so that a new leader has one time-out to hear from a quorum."""
-        self._in_flight: deque[tuple[int, int]] = deque()
+        self.wanted_from = 0
+        """Its state is damaged: it wants a snapshot at this entry or a later one, while entries go on as before."""
+        self.acked_sent_at: float | None = None
+        """When the newest append that the latest match covers had left; None: it covers none that was in flight."""
+        self._in_flight: deque[tuple[int, int, float]] = deque()
 
     def reconnected(self) -> None:
         """What was in flight may be lost: find the place again; a snapshot goes on where it was."""
@@ -88,7 +94,7 @@ class Progress:
             return
         if size_bytes:
             self.next_index = last_index + 1
-            self._in_flight.append((last_index, size_bytes))
+            self._in_flight.append((last_index, size_bytes, now))
             self.in_flight_bytes += size_bytes
 
     def matched(self, index: int) -> bool:
@@ -97,8 +103,10 @@ class Progress:
         # Forward only: when the answer to entry 5 comes, 6 to 9 are in flight, and must not be sent again.
         self.next_index = next_index_after_ack(self.next_index, index)
         in_flight = self._in_flight
+        self.acked_sent_at = None
         while in_flight and in_flight[0][0] <= index:
-            self.in_flight_bytes -= in_flight.popleft()[1]
+            _, size_bytes, self.acked_sent_at = in_flight.popleft()
+            self.in_flight_bytes -= size_bytes
         if index <= self.match_index:
             return False
         self.match_index = index

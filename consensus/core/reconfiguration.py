@@ -9,7 +9,7 @@ Read next: :mod:`oncegate.consensus.log.membership`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
@@ -51,10 +51,9 @@ class Reconfiguration(Generic[Token]):
         self._waiters: list[_Waiter[Token]] = []
         self._caught_up_since: dict[str, float] = {}
 
-    @property
-    def busy(self) -> bool:
-        """Somebody waits, or a learner is to be promoted."""
-        return bool(self._waiters) or bool(self._membership.learners)
+    def busy(self, connected: Collection[str]) -> bool:
+        """Somebody waits, or a learner is to be promoted; one that is not there costs nothing, however long."""
+        return bool(self._waiters) or any(learner in connected for learner in self._membership.learners)
 
     def pending(self, commit_index: int) -> bool:
         """A change is wanted or not committed yet."""

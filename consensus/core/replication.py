@@ -140,6 +140,7 @@ class Replication:
         if progress is None:
             return False
         progress.ack_at = now
+        progress.wanted_from = ack.wanted_from
         if not ack.success:
             progress.refused(ack.prev_index, ack.index)
             return False
@@ -152,6 +153,8 @@ class Replication:
             # The library hears only what may move the commit index. A learner's match counts from its promotion on: see
             # Raft.set_voters.
             return False
+        if progress.acked_sent_at is not None:
+            self.counters.replication.observe(now - progress.acked_sent_at)
         self._raft.receive_match(peer_id, ack.index)
         return True
 
@@ -181,14 +184,24 @@ class Replication:
         progress = self._progress.get(peer_id)
         return progress.match_index if progress else 0
 
-    def wanting_snapshot(self) -> list[str]:
-        """Followers whose next entry is gone from the log."""
-        return [peer_id for peer_id, progress in self._progress.items() if progress.state is _SNAPSHOT]
+    def wanting_snapshot(self, saved_index: int) -> list[str]:
+        """Followers whose next entry is gone from the log, and those with a damaged state that this one would mend."""
+        return [
+            peer_id
+            for peer_id, progress in self._progress.items()
+            if progress.state is _SNAPSHOT or 0 < progress.wanted_from <= saved_index
+        ]
+
+    @property
+    def wanted_from(self) -> int:
+        """The least entry at which a snapshot would mend every damaged state; 0 if none is."""
+        return max((progress.wanted_from for progress in self._progress.values()), default=0)
 
     def snapshot_over(self, peer_id: str, index: int) -> None:
         """A follower has the state up to ``index``."""
         progress = self._progress.get(peer_id)
         if progress is not None:
+            progress.wanted_from = 0
             progress.snapshot_over(min(index, self._log.last_index))
 
     def excuse(self, slept_s: float) -> None:

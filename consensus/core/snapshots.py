@@ -20,7 +20,7 @@ from oncegate.consensus.log.library_log import LibraryLog
 from oncegate.consensus.log.segment import RECORD_HEADER_BYTES
 from oncegate.consensus.messages import Message, SnapshotAnswer, SnapshotChunk, SnapshotOffer, SnapshotVerdict
 from oncegate.consensus.ports import DurableState, SavedPoint
-from oncegate.consensus.snapshot.saving import Saving
+from oncegate.consensus.snapshot.saving import FIRST_APPLIED, Saving
 from oncegate.consensus.snapshot.snapshot_leader import SnapshotSender
 from oncegate.consensus.snapshot.snapshot_receive import Receiving, is_sound
 from oncegate.consensus.snapshot.snapshot_send import Position
@@ -70,6 +70,7 @@ class Snapshots:
         """It no longer does: its log waits for nobody."""
         self._following.clear()
         self._saving.needed_from = None
+        self._saving.wanted_from = 0
 
     def reconnected(self, peer_id: str) -> None:
         """What was in flight to this peer may be lost."""
@@ -86,10 +87,12 @@ class Snapshots:
 
     def lead(self, connected: Collection[str], now: float) -> None:
         """Send what is due, and see to it that the log waits for those who will go on behind a snapshot."""
-        wanting = self._replication.wanting_snapshot()
+        saved = self._state.saved
+        wanted_from = self._saving.wanted_from = self._replication.wanted_from
+        wanting = self._replication.wanting_snapshot(0 if saved is None else saved.index)
         if not wanting and not self._following and self._sender.idle:
             return
-        self._sender.advance(wanting, connected, self._raft.term(), self._log.base.index, now)
+        self._sender.advance(wanting, connected, self._raft.term(), max(self._log.base.index, wanted_from), now)
         self._hold_log(now)
 
     def deadline(self, now: float) -> float:
@@ -116,6 +119,11 @@ class Snapshots:
         self._saving.needed_from = min(held) + 1 if held else None
 
     # -- as a follower ---------------------------------------------------------------------------------
+
+    @property
+    def wanted_from(self) -> int:
+        """See :class:`oncegate.consensus.messages.Ack`: the log here must go on behind the snapshot."""
+        return max(self._log.base.index, FIRST_APPLIED) if self._state.wants_state else 0
 
     def offered(self, peer_id: str, epoch: int, offer: SnapshotOffer, now: float) -> None:
         """The leader of this term offers a snapshot."""
@@ -153,7 +161,8 @@ class Snapshots:
             return
         self._receiving.install()
         self._log.reset_to(point)
-        self._raft.installed(point.index)
+        # Behind a damaged state the log was committed further: it is applied again from the snapshot on.
+        self._raft.installed(max(point.index, self._raft.commit_index()))
         self._applier.applied_index = point.index
         logger.info("a snapshot up to entry %d of term %d was installed", point.index, point.term)
         answer(SnapshotVerdict.INSTALLED, Position(0, 0))
@@ -164,6 +173,8 @@ class Snapshots:
         self._receiving.stop()
 
     def _is_old(self, point: SavedPoint) -> bool:
+        if self._state.wants_state:
+            return point.index < self._log.base.index
         return point.index <= self._raft.commit_index()
 
     def _answer_to(

@@ -17,7 +17,7 @@ import msgspec
 
 from oncegate.consensus.errors import Corrupt, IdentityMismatch
 from oncegate.consensus.log.ballot import BALLOT_FILE, Ballot
-from oncegate.consensus.log.reserve import write_small
+from oncegate.consensus.log.reserve import recover_reserve, write_small
 from oncegate.consensus.log.sealed_file import TEMPORARY_SUFFIX, read_sealed_struct, write_sealed
 from oncegate.consensus.log.segment import SEGMENT_SUFFIX
 from oncegate.consensus.log.storage import Storage
@@ -65,6 +65,7 @@ def open_identity(
     # A process that was killed may have left names (a ballot, a segment) that only the page cache holds: what is
     # read from here on is acted upon, so it must not be forgotten by a power loss.
     storage.sync_directory()
+    recover_reserve(storage)
     for name in storage.names():
         if name.endswith(TEMPORARY_SUFFIX):
             storage.remove(name)

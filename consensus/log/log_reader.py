@@ -46,8 +46,16 @@ class ReadOnlyFile:
         """Refuse."""
         raise OSError(errno.EROFS, "opened for reading only", str(self._path))
 
+    def truncate(self, size: int) -> None:
+        """Refuse."""
+        raise OSError(errno.EROFS, "opened for reading only", str(self._path))
+
     def sync(self) -> None:
         """Nothing was written."""
+
+    def write_blocks(self, blocks: memoryview, offset: int) -> None:
+        """Refuse."""
+        raise OSError(errno.EROFS, "opened for reading only", str(self._path))
 
     def close(self) -> None:
         """Release the file."""
@@ -81,6 +89,10 @@ class ReadOnlyDirectory(DirectoryStorage):
         raise OSError(errno.EROFS, "opened for reading only", self.label(name))
 
     def rename(self, source: str, target: str) -> None:
+        """Refuse."""
+        raise OSError(errno.EROFS, "opened for reading only", self.label(source))
+
+    def link(self, source: str, target: str) -> None:
         """Refuse."""
         raise OSError(errno.EROFS, "opened for reading only", self.label(source))
 

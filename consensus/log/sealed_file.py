@@ -30,12 +30,17 @@ def write_sealed(storage: Storage, name: str, magic: bytes, payload: bytes) -> N
     temporary = name + TEMPORARY_SUFFIX
     file = storage.create(temporary)
     try:
-        file.write([_HEADER.pack(magic, len(payload), google_crc32c.value(payload)), payload], 0)
+        file.write([encode_sealed(magic, payload)], 0)
         file.sync()
     finally:
         file.close()
     storage.rename(temporary, name)
     storage.sync_directory()
+
+
+def encode_sealed(magic: bytes, payload: bytes) -> bytes:
+    """Return the whole of such a file."""
+    return _HEADER.pack(magic, len(payload), google_crc32c.value(payload)) + payload
 
 
 def read_sealed(storage: Storage, name: str, magic: bytes) -> bytes:

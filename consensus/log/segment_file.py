@@ -2,12 +2,14 @@
 
 A segment is written with zeros and flushed before it gets its name, so that flushing a batch writes no metadata and
 never finds the disk full. While the next one cannot be made, the journal has the room that is left in the current one.
+It is written past the page cache, as batches are (:mod:`oncegate.consensus.log.block_writer`).
 Read next: :mod:`oncegate.consensus.log.wal`.
 """
 
 from __future__ import annotations
 
 import logging
+import mmap
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,13 +19,15 @@ from oncegate.consensus.errors import SafetyViolation
 from oncegate.consensus.log.reserve import NO_SPACE_ERRNOS, renew_reserve
 from oncegate.consensus.log.sealed_file import TEMPORARY_SUFFIX
 from oncegate.consensus.log.segment import SEGMENT_HEADER_BYTES, SegmentHeader, encode_header, segment_name
-from oncegate.consensus.log.storage import File, Storage
+from oncegate.consensus.log.storage import BLOCK_BYTES, File, Storage
 from oncegate.consensus.worker import Worker
 
 logger = logging.getLogger(__name__)
 
 RETRY_S: Final = 1.0
-_PREWRITE_BYTES = 1024 * 1024
+_PREWRITE_BYTES: Final = 1024 * 1024
+_ZEROS: Final = memoryview(mmap.mmap(-1, _PREWRITE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ))
+"""Takes no memory: every page of it is the kernel's page of zeros."""
 
 
 @dataclass(slots=True)
@@ -48,10 +52,13 @@ def make_segment(storage: Storage, header: SegmentHeader) -> Segment:
     temporary = name + TEMPORARY_SUFFIX
     try:
         file = storage.create(temporary, header.size)
-        zeros = bytes(_PREWRITE_BYTES)
         for offset in range(0, header.size, _PREWRITE_BYTES):
             # In pieces, each flushed: the batches of the segment in use queue behind one piece at most.
-            file.write([zeros[: min(_PREWRITE_BYTES, header.size - offset)]], offset)
+            piece = min(_PREWRITE_BYTES, header.size - offset)
+            if piece % BLOCK_BYTES:
+                file.write([bytes(piece)], offset)
+            else:
+                file.write_blocks(_ZEROS[:piece], offset)
             file.sync()
         file.write([encode_header(header)], 0)
         file.sync()

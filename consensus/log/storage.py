@@ -8,16 +8,21 @@ Read next: :mod:`oncegate.consensus.log.sealed_file`, :mod:`oncegate.consensus.l
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from oncegate.consensus.errors import DirectoryLocked, StorageError
 
+BLOCK_BYTES: Final = 4096
+"""What file systems read and write at least, and most disks too; a multiple of a sector."""
 _IOV_MAX = 1000
 """Linux takes 1024 buffers a call."""
+_NOT_DIRECT: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOENT, errno.EACCES})
+"""The file system has no way past the page cache, or wants larger blocks for it."""
 
 
 class File(Protocol):
@@ -35,8 +40,17 @@ class File(Protocol):
         If the process is killed meanwhile, whole sectors are written or not, as if power had been lost.
         """
 
+    def truncate(self, size: int) -> None:
+        """Cut the file to ``size`` bytes; durable only after :meth:`sync`."""
+
     def sync(self) -> None:
         """Make what was written durable, with the metadata needed to read it back."""
+
+    def write_blocks(self, blocks: memoryview, offset: int) -> None:
+        """Write as :meth:`write` does, but past the page cache where the file system can.
+
+        ``blocks`` begins at a page of memory; its length and ``offset`` are multiples of :data:`BLOCK_BYTES`.
+        """
 
     def close(self) -> None:
         """Release the file; does not flush."""
@@ -66,6 +80,9 @@ class Storage(Protocol):
     def rename(self, source: str, target: str) -> None:
         """Give ``source`` the name ``target``, replacing what had it."""
 
+    def link(self, source: str, target: str) -> None:
+        """Give the file ``source`` a second name, which nothing has; raises ``OSError`` where there are no links."""
+
     def remove(self, name: str) -> None:
         """Unlink a file."""
 
@@ -74,10 +91,11 @@ class Storage(Protocol):
 
 
 class _OsFile:
-    __slots__ = ("_fd",)
+    __slots__ = ("_direct_fd", "_fd", "_path")
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
+        self._direct_fd = -1
 
     def size(self) -> int:
         return os.fstat(self._fd).st_size
@@ -104,10 +122,32 @@ class _OsFile:
             while done < expected:
                 done += os.pwrite(self._fd, rest[done:], offset + done)
 
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._fd, size)
+
     def sync(self) -> None:
         os.fdatasync(self._fd)
 
+    def write_blocks(self, blocks: memoryview, offset: int) -> None:
+        done = 0
+        while done < len(blocks):
+            try:
+                if self._direct_fd < 0:
+                    # Not by its name: a segment gets that once it is whole.
+                    self._direct_fd = os.open(f"/proc/self/fd/{self._fd}", os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
+                done += os.pwrite(self._direct_fd, blocks[done:], offset + done)
+            except OSError as error:
+                if error.errno not in _NOT_DIRECT or self._direct_fd == self._fd:
+                    raise
+                self._close_direct()
+                self._direct_fd = self._fd
+
+    def _close_direct(self) -> None:
+        if self._direct_fd not in (-1, self._fd):
+            os.close(self._direct_fd)
+
     def close(self) -> None:
+        self._close_direct()
         os.close(self._fd)
 
 
@@ -161,12 +201,14 @@ class DirectoryStorage:
 
     def open(self, name: str) -> File:
         """Open an existing file."""
-        return _OsFile(os.open(self._path / name, os.O_RDWR | os.O_CLOEXEC))
+        path = self._path / name
+        return _OsFile(os.open(path, os.O_RDWR | os.O_CLOEXEC))
 
     def create(self, name: str, size: int = 0) -> File:
         """Create or empty a file; room is allocated now, so that a full disk shows here and not at a flush."""
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        fd = os.open(self._path / name, flags, 0o600)
+        path = self._path / name
+        fd = os.open(path, flags, 0o600)
         try:
             if size:
                 os.posix_fallocate(fd, 0, size)
@@ -178,6 +220,10 @@ class DirectoryStorage:
     def rename(self, source: str, target: str) -> None:
         """Rename, replacing."""
         os.rename(self._path / source, self._path / target)
+
+    def link(self, source: str, target: str) -> None:
+        """Link."""
+        os.link(self._path / source, self._path / target)
 
     def remove(self, name: str) -> None:
         """Unlink."""

@@ -19,6 +19,8 @@ from collections import deque
 from collections.abc import Callable
 
 from oncegate.consensus.errors import Corrupt, FlushFailed, SafetyViolation
+from oncegate.consensus.histogram import Histogram
+from oncegate.consensus.log.block_writer import BlockWriter
 from oncegate.consensus.log.entries import Entry
 from oncegate.consensus.log.log_base import BASE_FILE, FIRST_START, LogStart, publish_and_remove
 from oncegate.consensus.log.reserve import NO_SPACE_ERRNOS
@@ -60,7 +62,9 @@ class Journal(ReplayedEntries):
         self._segment_bytes = segment_bytes
         self.flushed_index = 0
         self.flushes = 0
+        self.flush_times = Histogram()
         self._batch: list[bytes] = []
+        self._writer = BlockWriter()
         self._flush_seconds: deque[float] = deque(maxlen=_FLUSHES_REMEMBERED)
         self._segments: list[Segment] = []
         self._bases: list[int] = []
@@ -174,11 +178,14 @@ class Journal(ReplayedEntries):
         started = time.perf_counter()
         segment = self._segments[-1]
         try:
-            segment.file.write(self._batch, self._batch_start - segment.header.base)
+            offset, size_bytes = self._batch_start - segment.header.base, self._end - self._batch_start
+            self._writer.write(segment.file, self._batch, offset, size_bytes, segment.header.size)
             segment.file.sync()
         except OSError as error:
             raise FlushFailed(self._storage.label(segment_name(segment.header.sequence)), error) from error
-        self._flush_seconds.append(time.perf_counter() - started)
+        lasted_s = time.perf_counter() - started
+        self._flush_seconds.append(lasted_s)
+        self.flush_times.observe(lasted_s)
         self.flushes += 1
         self._batch.clear()
         self._batch_start = self._prior_end = self._end

@@ -1,10 +1,17 @@
-"""Who is at the other end: identity, cluster, shared secret; pure, no sockets.
+"""Who is at the other end: identity, cluster, shared secret, protocol version; pure, no sockets.
 
 Dialler: Hello -> <- Challenge, Proof -> <- Welcome. Both sides prove the secret by an HMAC-SHA256 over both fresh
 nonces, so a recorded hello is worth nothing. Without a secret the MACs are empty, which the configuration
 allows on loopback or under mutual TLS only. Both sides derive the same connection epoch from the nonces.
 A peer that has proved itself and is not wanted is told so: Refused, in place of Proof or Welcome.
-Read next: :mod:`oncegate.consensus.net.known_peers`, :mod:`oncegate.consensus.net.transport`.
+
+Of several secrets the acceptor proves its first, and the connection goes on with that one. So a secret is replaced
+while nodes run: all accept the new one, then all send it, then nobody accepts the old one.
+
+Versions: the connection speaks the highest that both do. From version 2 on the proofs cover what both said of their
+versions, and there are keys for the frames. A node that knows version 1 only says nothing of versions that a proof
+covers; so that nobody on the way makes a newer node look like one, a newer one ends its nonce, which all proofs cover,
+in ``_MARK``. Read next: :mod:`oncegate.consensus.net.known_peers`, :mod:`oncegate.consensus.net.transport`.
 """
 
 from __future__ import annotations
@@ -13,14 +20,15 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Callable, Container
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 import msgspec
 
 from oncegate.consensus.errors import ProtocolError
 from oncegate.consensus.messages import (
-    PROTOCOL_VERSION,
+    PROTOCOL_VERSION_MAX,
+    PROTOCOL_VERSION_MIN,
     Challenge,
     Handshake,
     Hello,
@@ -32,6 +40,9 @@ from oncegate.consensus.messages import (
 
 HANDSHAKE_FRAME_BYTES_MAX = 2048
 _NONCE_BYTES = 16
+_MARK: Final = b"\0og2"
+"""How the nonce ends of a node that knows more than version 1; the other twelve bytes are random."""
+_MARKED_FROM: Final = 2
 
 REFUSALS: Final[dict[Refusal, str]] = {
     "unknown": "it is no member of the configuration: it was removed, or is still to be added",
@@ -64,11 +75,19 @@ class Credentials:
     cluster_id: str
     node_id: str
     stamp: Stamp
-    secret: bytes | None
+    secrets: tuple[bytes, ...] = field(repr=False)
+    """Those that are accepted; the first is the one that this node proves as acceptor."""
     peer_ids: Container[str]
     """Whom to talk with; may change."""
     judge: Callable[[str, Stamp], Refusal | None] = lambda peer_id, stamp: None
     """Whether this is the data directory that is known under the peer's id."""
+
+
+class FrameKeys(NamedTuple):
+    """The keys of the frames' MACs, one a direction."""
+
+    sending: bytes
+    receiving: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,31 +97,61 @@ class Established:
     peer_id: str
     epoch: int
     stamp: Stamp
+    version: int
+    secret: bytes | None = field(repr=False)
+    """The one that was proved."""
+    keys: FrameKeys | None = field(repr=False)
+    """None without a secret, or with a peer of version 1."""
 
 
-def _mac(secret: bytes | None, side: str, cluster_id: str, hello: Hello, nonce: bytes, acceptor: Stamp) -> bytes:
-    if secret is None:
-        return b""
-    stamps = (_stamp(hello), acceptor)
-    said = msgspec.msgpack.encode((side, cluster_id, hello.node_id, hello.target_id, hello.nonce, nonce, stamps))
-    return hmac.digest(secret, said, "sha256")
+def _nonce() -> bytes:
+    return secrets.token_bytes(_NONCE_BYTES - len(_MARK)) + _MARK
+
+
+def _version(hello: Hello, challenge: Challenge) -> int:
+    return min(hello.version_max, challenge.version_max)
+
+
+def _mac(secret: bytes, side: str, hello: Hello, challenge: Challenge) -> bytes:
+    stamps = (_stamp(hello), _stamp(challenge))
+    said: list[object] = [side, hello.cluster_id, hello.node_id, hello.target_id, hello.nonce, challenge.nonce, stamps]
+    if _version(hello, challenge) >= _MARKED_FROM:
+        said += [hello.version, hello.version_max, challenge.version, challenge.version_max]
+    return hmac.digest(secret, msgspec.msgpack.encode(said), "sha256")
+
+
+def _proof(secret: bytes | None, side: str, hello: Hello, challenge: Challenge) -> bytes:
+    return b"" if secret is None else _mac(secret, side, hello, challenge)
+
+
+def _keys(secret: bytes | None, hello: Hello, challenge: Challenge) -> tuple[bytes, bytes] | None:
+    """Return the keys of the dialler's frames and of the acceptor's."""
+    if secret is None or _version(hello, challenge) < _MARKED_FROM:
+        return None
+    return _mac(secret, "frames dial", hello, challenge), _mac(secret, "frames accept", hello, challenge)
 
 
 def _stamp(said: Hello | Challenge) -> Stamp:
     return Stamp(said.node_uuid, said.incarnation, tuple(said.boots))
 
 
-def _epoch(hello: Hello, nonce: bytes) -> int:
-    return int.from_bytes(hashlib.sha256(hello.nonce + nonce).digest()[:7], "little")
+def _epoch(hello: Hello, challenge: Challenge) -> int:
+    return int.from_bytes(hashlib.sha256(hello.nonce + challenge.nonce).digest()[:7], "little")
 
 
-def _check(credentials: Credentials, version: int, cluster_id: str, nonce: bytes) -> None:
-    if version != PROTOCOL_VERSION:
-        raise ProtocolError(f"protocol version {version}, not {PROTOCOL_VERSION}")
-    if cluster_id != credentials.cluster_id:
+def _check(credentials: Credentials, said: Hello | Challenge) -> None:
+    version = min(said.version_max, PROTOCOL_VERSION_MAX)
+    if version < max(said.version, PROTOCOL_VERSION_MIN):
+        raise ProtocolError(
+            f"the peer speaks protocol versions {said.version} to {said.version_max}, "
+            f"this node {PROTOCOL_VERSION_MIN} to {PROTOCOL_VERSION_MAX}"
+        )
+    if said.cluster_id != credentials.cluster_id:
         raise ProtocolError("the peer belongs to another cluster")
-    if len(nonce) != _NONCE_BYTES:
+    if len(said.nonce) != _NONCE_BYTES:
         raise ProtocolError("a nonce has 16 bytes")
+    if version < _MARKED_FROM and said.nonce.endswith(_MARK):
+        raise ProtocolError("what the peer said of its versions was changed on the way")
 
 
 def _refusal(credentials: Credentials, peer_id: str, stamp: Stamp) -> Refusal | None:
@@ -119,14 +168,15 @@ class Dialler:
         self._target_id = target_id
         self._established: Established | None = None
         self._hello = Hello(
-            PROTOCOL_VERSION,
+            PROTOCOL_VERSION_MIN,
             credentials.cluster_id,
             credentials.node_id,
             credentials.stamp.node_uuid,
             target_id,
-            secrets.token_bytes(_NONCE_BYTES),
+            _nonce(),
             credentials.stamp.incarnation,
             list(credentials.stamp.boots),
+            PROTOCOL_VERSION_MAX,
         )
 
     @property
@@ -140,23 +190,34 @@ class Dialler:
 
     def receive(self, message: object) -> tuple[Handshake | None, Established | None]:
         """Take one message; returns what to answer, and the result once there is one; raises ProtocolError."""
-        mine = self._credentials
+        mine, hello = self._credentials, self._hello
         match message:
-            case Challenge(version, cluster_id, node_id, _, nonce, mac) as challenge if self._established is None:
-                _check(mine, version, cluster_id, nonce)
-                stamp = _stamp(challenge)
-                if node_id != self._target_id:
-                    raise ProtocolError(f"the peer is {node_id}, not {self._target_id}")
-                if not hmac.compare_digest(mac, _mac(mine.secret, "accept", cluster_id, self._hello, nonce, stamp)):
+            case Challenge() as challenge if self._established is None:
+                _check(mine, challenge)
+                if challenge.node_id != self._target_id:
+                    raise ProtocolError(f"the peer is {challenge.node_id!r}, not {self._target_id}")
+                for secret in mine.secrets or (None,):
+                    if hmac.compare_digest(challenge.mac, _proof(secret, "accept", hello, challenge)):
+                        break
+                else:
                     raise ProtocolError("the peer does not know the secret")
-                refusal = _refusal(mine, node_id, stamp)
+                stamp = _stamp(challenge)
+                refusal = _refusal(mine, self._target_id, stamp)
                 if refusal is not None:
                     return PeerRefused(refusal), None
-                self._established = Established(node_id, _epoch(self._hello, nonce), stamp)
-                return Proof(_mac(mine.secret, "dial", cluster_id, self._hello, nonce, stamp)), None
+                keys = _keys(secret, hello, challenge)
+                self._established = Established(
+                    self._target_id,
+                    _epoch(hello, challenge),
+                    stamp,
+                    _version(hello, challenge),
+                    secret,
+                    None if keys is None else FrameKeys(sending=keys[0], receiving=keys[1]),
+                )
+                return Proof(_proof(secret, "dial", hello, challenge)), None
             case Welcome() if self._established is not None:
                 return None, self._established
-            case PeerRefused(reason):
+            case PeerRefused(reason) if self._established is not None:  # in place of a welcome: it knows the secret
                 raise PeerRefusedError(reason)
             case _:
                 raise ProtocolError("unexpected message in the handshake")
@@ -167,46 +228,55 @@ class Acceptor:
 
     def __init__(self, credentials: Credentials) -> None:
         self._credentials = credentials
-        self._hello: Hello | None = None
-        self._nonce = secrets.token_bytes(_NONCE_BYTES)
+        self._secret = credentials.secrets[0] if credentials.secrets else None
+        self._heard: tuple[Hello, Challenge] | None = None
 
     @property
     def peer_id(self) -> str:
         """Who the caller says it is."""
-        return self._hello.node_id if self._hello is not None else ""
+        return self._heard[0].node_id if self._heard is not None else ""
 
     def receive(self, message: object) -> tuple[Handshake | None, Established | None]:
         """Take one message; returns what to answer, and the result once there is one; raises ProtocolError."""
         mine = self._credentials
         match message:
-            case Hello() as hello if self._hello is None:
-                _check(mine, hello.version, hello.cluster_id, hello.nonce)
+            case Hello() as hello if self._heard is None:
+                _check(mine, hello)
                 if hello.target_id != mine.node_id:
-                    raise ProtocolError(f"the peer wants {hello.target_id}")
-                self._hello = hello
+                    raise ProtocolError(f"the peer wants {hello.target_id!r}")
                 stamp = mine.stamp
-                mac = _mac(mine.secret, "accept", mine.cluster_id, hello, self._nonce, stamp)
-                answer = Challenge(
-                    PROTOCOL_VERSION,
+                challenge = Challenge(
+                    PROTOCOL_VERSION_MIN,
                     mine.cluster_id,
                     mine.node_id,
                     stamp.node_uuid,
-                    self._nonce,
-                    mac,
+                    _nonce(),
+                    b"",
                     stamp.incarnation,
                     list(stamp.boots),
+                    PROTOCOL_VERSION_MAX,
                 )
-                return answer, None
-            case Proof(mac) if self._hello is not None:
-                hello, stamp = self._hello, _stamp(self._hello)
-                expected = _mac(mine.secret, "dial", mine.cluster_id, hello, self._nonce, mine.stamp)
-                if not hmac.compare_digest(mac, expected):
+                self._heard = hello, challenge
+                mac = _proof(self._secret, "accept", hello, challenge)
+                return msgspec.structs.replace(challenge, mac=mac), None
+            case Proof(mac) if self._heard is not None:
+                hello, challenge = self._heard
+                if not hmac.compare_digest(mac, _proof(self._secret, "dial", hello, challenge)):
                     raise ProtocolError("the peer does not know the secret")
+                stamp = _stamp(hello)
                 refusal = _refusal(mine, hello.node_id, stamp)
                 if refusal is not None:
                     return PeerRefused(refusal), None
-                return Welcome(), Established(hello.node_id, _epoch(hello, self._nonce), stamp)
-            case PeerRefused(reason) if self._hello is not None:
+                keys = _keys(self._secret, hello, challenge)
+                return Welcome(), Established(
+                    hello.node_id,
+                    _epoch(hello, challenge),
+                    stamp,
+                    _version(hello, challenge),
+                    self._secret,
+                    None if keys is None else FrameKeys(sending=keys[1], receiving=keys[0]),
+                )
+            case PeerRefused(reason) if self._heard is not None:
                 raise PeerRefusedError(reason)
             case _:
                 raise ProtocolError("unexpected message in the handshake")

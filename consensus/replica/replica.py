@@ -22,7 +22,7 @@ from oncegate.consensus.errors import NoLeader, Stopped, Timeout
 from oncegate.consensus.log.entries import Entry
 from oncegate.consensus.log.storage import DirectoryStorage, Storage
 from oncegate.consensus.messages import Message
-from oncegate.consensus.net.calls import Calls
+from oncegate.consensus.net.calls import Answered, Calls, ServeAtOnce
 from oncegate.consensus.net.handshake import Stamp
 from oncegate.consensus.net.transport import PeerTransport
 from oncegate.consensus.ports import ReplicaStatus, RoleChange, StateMachine
@@ -56,6 +56,7 @@ class Replica:
         machine: StateMachine,
         *,
         on_call: Callable[[str, bytes], Awaitable[bytes]] | None = None,
+        at_once: ServeAtOnce | None = None,
         on_role: Callable[[RoleChange], None] | None = None,
         storage: Storage | None = None,
         halt: Callable[[str], NoReturn] = halt_process,
@@ -66,6 +67,7 @@ class Replica:
             config: checked settings.
             machine: gets every committed command, in order, once in this process's life.
             on_call: serves :meth:`call` of other nodes; gets the caller's node id and the payload.
+            at_once: asked before ``on_call``; serves calls that need no task.
             on_role: told of every change of role, leader, term or readiness, in order.
             storage: the directory; the real one at ``config.data_dir`` by default.
             halt: ends the process after a failed flush, a broken invariant or an exception in ``apply``.
@@ -73,6 +75,7 @@ class Replica:
         self._config = config
         self._machine = machine
         self._on_call = on_call
+        self._at_once = at_once
         self._on_role = on_role
         self._given_storage = storage
         self._storage: Storage | None = None
@@ -138,7 +141,7 @@ class Replica:
         self._ticker.start(self._engine)
         stamp = Stamp(identity.node_uuid, identity.incarnation, tuple(identity.boots))
         payload_bytes_max = self._config.frame_bytes_max - RECORD_OVERHEAD_BYTES_MAX
-        self._calls = Calls(self._send_call, self._on_call, payload_bytes_max)
+        self._calls = Calls(self._send_call, self._on_call, payload_bytes_max, self._at_once)
         self._inbound = Inbound(
             self._engine, self._calls, self._follower_reads, self._read_points, self._ticker, self._send
         )
@@ -150,7 +153,7 @@ class Replica:
             await self.stop()
             raise
         self._ticker.soon()
-        if self._engine is not None and self._engine.lone:
+        if self._engine is not None and self._engine.lone and not self._engine.damaged:
             await self._became_ready.wait()
 
     async def stop(self, *, drain: bool = False) -> None:
@@ -267,10 +270,22 @@ class Replica:
             Timeout: no answer in time; the outcome is unknown.
             Overloaded: the payload or the number of open calls is over its bound.
         """
-        self._running()
-        if self._calls is None:
-            raise Stopped("the replica is not running")
-        return await self._calls.call(node_id, payload, timeout_s)
+        return await self._running_calls().call(node_id, payload, timeout_s)
+
+    def ask(self, node_id: str, payload: bytes, *, timeout_s: float, answered: Answered) -> int:
+        """Do what :meth:`call` does without a task; returns a number for :meth:`give_up`.
+
+        ``answered`` gets the answer, or ``PeerUnavailable``, ``CallFailed`` or ``Timeout``: once, after this returns.
+
+        Raises:
+            PeerUnavailable, Overloaded, Stopped: nothing was sent.
+        """
+        return self._running_calls().ask(node_id, payload, timeout_s, answered)
+
+    def give_up(self, number: int) -> None:
+        """Nobody waits for what was asked under this number any more; an answer that comes is dropped."""
+        if self._calls is not None:
+            self._calls.give_up(number)
 
     async def add_member(self, node_id: str, member: RaftMember, *, timeout_s: float = 60.0) -> int:
         """Add a node, or change a member's address; at the leader only. Returns the index of the configuration.
@@ -284,7 +299,7 @@ class Replica:
             NotLeader, Transferring, NotReady, ChangePending, Overloaded: nothing was appended; try again.
             Timeout: the outcome is unknown. The learner stays, and still becomes a voter when it has caught up.
             LeadershipLost: leadership was lost; ask the next leader again.
-            ValueError: the address is not allowed without a secret or TLS.
+            ValueError: the address is not allowed without TLS; see :class:`~oncegate.consensus.config.ReplicaConfig`.
         """
         return await self._operations.add_member(node_id, member, timeout_s)
 
@@ -305,7 +320,8 @@ class Replica:
     async def transfer_leadership(self, to: str | None = None, *, timeout_s: float | None = None) -> str:
         """Hand leadership to the voter ``to``, by default the most up-to-date one; returns who leads.
 
-        Commands are refused meanwhile (``Transferring``, nothing appended); those appended end with their results.
+        Commands are refused meanwhile (``Transferring``, nothing appended); those appended end with their results, but
+        for a leader whose state is damaged: there their outcome is unknown.
         If the target has not taken over after ``timeout_s``, at most an election time-out, this node goes on leading.
 
         Raises:
@@ -314,6 +330,17 @@ class Replica:
             TransferFailed: nobody took over in time, or somebody else did.
         """
         return await self._operations.transfer(to, timeout_s)
+
+    def renew_credentials(self, secrets: tuple[bytes, ...]) -> None:
+        """Go on with these secrets, and with the certificates that their files hold now.
+
+        Connections stay, but those proved by a secret that is no longer accepted: they are closed, and dialled again.
+
+        Raises:
+            ValueError, OSError: a secret or a certificate is not usable; nothing has changed.
+        """
+        if self._transport is not None:
+            self._transport.renew(secrets)
 
     @property
     def configuration(self) -> Configuration:
@@ -332,6 +359,12 @@ class Replica:
         if self._engine is None:
             raise Stopped("the replica is not running")
         return self._engine
+
+    def _running_calls(self) -> Calls:
+        self._running()
+        if self._calls is None:
+            raise Stopped("the replica is not running")
+        return self._calls
 
     def _send(self, peer_id: str, message: Message) -> None:
         if self._transport is not None:

@@ -36,7 +36,9 @@ def status_of(engine: Engine[Any]) -> ReplicaStatus:
         appended_bytes=appended_bytes,
         counters=copy.copy(engine.counters),
         journal_bytes=engine.log.bytes_used,
+        disk_full=engine.log.disk_full,
         flushes=engine.log.flushes,
+        flush_times=engine.log.flush_times,
         flush_p50_ms=1000 * statistics.median_low(flushes) if flushes else 0.0,
         flush_p99_ms=1000 * flushes[len(flushes) * 99 // 100] if flushes else 0.0,
     )

@@ -25,12 +25,16 @@ def begin_at_saved(machine: StateMachine, log: LibraryLog) -> int:
 
     A state ahead of the log was installed from a snapshot just before a crash: the log restarts behind it.
 
+    A damaged state reflects nothing that counts: it waits at the log's beginning for a snapshot.
+
     Raises:
         StateMissing: entries between the state and the log are gone; the node must not lead with an older state.
         StorageError: the state contradicts the log, or is of a later term than the ballot knows.
     """
     saved = machine.saved if isinstance(machine, DurableState) else None
     base = log.base
+    if isinstance(machine, DurableState) and machine.damaged:
+        return max(base.index, FIRST_APPLIED)
     if saved is None:
         if base.index > 0:
             raise StateMissing(f"{log.base_file}: the log begins behind entry {base.index}, but no state is saved")
@@ -63,6 +67,8 @@ class Saving:
         self._log_bytes_max = 0
         self._saved_index = -1
         self._kept_bytes = max(config.journal_segment_bytes, min(config.log_kept_bytes, config.journal_bytes_max // 2))
+        self.wanted_from = 0
+        """A follower whose state is damaged waits for a snapshot at this entry or a later one."""
         self.needed_from: int | None = None
         """The log from this entry on is needed although it is saved: somebody is about to continue there."""
 
@@ -82,7 +88,12 @@ class Saving:
             self._saved_index = saved_index
             self._log_bytes_max = save_bytes(self._save_bytes, self._node_id, saved_index)
         due = log.bytes_after(saved_index) > self._log_bytes_max
-        if state.save_wanted or (due and log.bytes_after(saved_index) - log.bytes_after(index) > self._log_bytes_max):
+        asked = self.wanted_from > (0 if saved is None else saved.index)
+        if (
+            state.save_wanted
+            or asked
+            or (due and log.bytes_after(saved_index) - log.bytes_after(index) > self._log_bytes_max)
+        ):
             term = log.term_at(index)
             # A node that joins knows no configuration at first. It waits for one that was in force: or its state, which
             # goes before the log from then on, would say that there are no members.

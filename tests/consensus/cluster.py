@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 
 from oncegate.consensus import Replica, ReplicaConfig
 from oncegate.consensus.config import KIB, MIB
 from oncegate.consensus.configuration import RaftMember
 from oncegate.gateway.local import waiting
+from oncegate.gateway.local.ports import free_ports
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 async def until(condition, *, deadline_s=DEADLINE_S, what="the condition"):
@@ -20,11 +20,7 @@ async def until(condition, *, deadline_s=DEADLINE_S, what="the condition"):
 
 
 def free_addresses(count):
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    addresses = [one.getsockname() for one in sockets]
-    for one in sockets:
-        one.close()
-    return addresses
+    return [("127.0.0.1", port) for port in free_ports(count)]
 
 
 class ListMachine:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 
-from oncegate.consensus.messages import ReadReply, ReadRequest
+from oncegate.consensus.messages import CallReply, ReadReply, ReadRequest
 from oncegate.consensus.net.calls import Calls
 from oncegate.consensus.replica.follower_reads import FollowerReads
 from oncegate.consensus.replica.inbound import Inbound
@@ -23,6 +23,15 @@ class HeldCluster(Cluster):
     async def on_call(self, node_id, payload):
         await self.may_answer[payload].wait()
         return await super().on_call(node_id, payload)
+
+
+async def test_answer_of_another_peer_than_the_one_that_was_called_is_dropped():
+    calls = Calls(lambda node_id, message: True, None, 1000)
+    asked = asyncio.create_task(calls.call("n2", b"question", 20))
+    await asyncio.sleep(0)
+    calls.replied("n3", CallReply(1, b"forged", None))
+    calls.replied("n2", CallReply(1, b"answer", None))
+    assert await asked == b"answer"
 
 
 async def test_late_answer_to_a_process_that_is_gone_is_not_taken_for_the_answer_to_its_successor(tmp_path):

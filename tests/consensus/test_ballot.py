@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import mmap
+import os
 
 import pytest
 
@@ -44,6 +47,42 @@ def test_more_buffers_than_one_system_call_takes(disk):
     file.write([b"%04d" % number for number in range(2500)], 0)
     assert file.read(4, 4 * 2499) == b"2499"
     file.close()
+
+
+def test_blocks_and_bytes_of_one_file_are_read_as_they_were_written(disk):
+    file = disk.create("a", 3 * 4096)
+    file.write([b"bytes"], 4090)
+    file.sync()
+    assert file.read(10, 4088) == b"\0\0bytes\0\0\0"
+    with mmap.mmap(-1, 2 * 4096) as memory:
+        memory[:] = b"b" * 8192
+        view = memoryview(memory)
+        file.write_blocks(view[4096:], 4096)
+        view.release()
+    file.sync()
+    file.write([b"more"], 8190)
+    assert file.read(9, 4088) == b"\0\0bytes\0b"
+    assert file.read(8, 8188) == b"bbmore\0\0"
+    file.close()
+
+
+def test_a_file_system_without_a_way_past_the_page_cache_is_written_through_it(tmp_path, monkeypatch):
+    storage = DirectoryStorage(tmp_path)
+    file = storage.create("a", 4096)
+    real = os.open
+
+    def refusing(path, flags, *mode):
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "no", str(path))
+        return real(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", refusing)
+    file.write_blocks(memoryview(b"x" * 4096), 0)
+    file.write_blocks(memoryview(b"y" * 4096), 4096)
+    file.sync()
+    assert file.read(2, 4095) == b"xy"
+    file.close()
+    storage.close()
 
 
 def test_rename_replaces_and_remove_forgets(disk):

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import errno
+import random
+from itertools import count
 
 import pytest
 
 from oncegate.consensus.errors import Overloaded
 from oncegate.consensus.log.ballot import Ballot
-from oncegate.consensus.log.reserve import RESERVE_BYTES, RESERVE_FILE, renew_reserve
+from oncegate.consensus.log.reserve import RESERVE_BYTES, RESERVE_FILE, recover_reserve, renew_reserve
+from oncegate.consensus.log.storage import DirectoryStorage
 from oncegate.consensus.log.wal import Journal
 from oncegate.consensus.messages import Append
-from oncegate.proof.sim.engine.fake_disk import BLOCK, FakeDisk, InlineWorker
+from oncegate.proof.check.equipment import SmallDisk
+from oncegate.proof.check.errors import Unavailable
+from oncegate.proof.sim.engine.fake_disk import FakeDisk, InlineWorker, Killed
 from tests.consensus.test_saving import Node
 from tests.consensus.test_snapshots import Follower
 
@@ -103,18 +108,17 @@ def test_a_vote_is_written_on_a_full_disk_and_the_room_for_it_is_set_aside_again
     disk = FakeDisk()
     ballot = Ballot.create(disk)
     renew_reserve(disk)
-    fill(disk)
+    disk.fill()
     ballot.save(7, "n2")
-    assert RESERVE_FILE not in disk.names()
-    disk.capacity -= BLOCK
+    assert len(disk.bytes_of(RESERVE_FILE)) < RESERVE_BYTES
+    disk.fill()
     with pytest.raises(OSError, match="full"):
         renew_reserve(disk)
-    assert RESERVE_FILE not in disk.names()
     disk.kill()
     assert (Ballot.load(disk).term, Ballot.load(disk).voted_for) == (7, "n2")
     disk.capacity = None
     renew_reserve(disk)
-    assert RESERVE_FILE in disk.names()
+    assert len(disk.bytes_of(RESERVE_FILE)) == RESERVE_BYTES
 
 
 def test_a_follower_with_a_full_disk_acknowledges_what_matches_and_not_its_whole_log():
@@ -132,3 +136,85 @@ def test_a_follower_with_a_full_disk_acknowledges_what_matches_and_not_its_whole
     assert (ack.success, ack.index, ack.full) == (True, 5, True)
     assert follower.engine.log.last_index == tail
     assert follower.engine.commit_index == 5
+
+
+def test_a_node_votes_in_any_number_of_elections_while_others_take_every_byte_that_it_frees():
+    disk = FakeDisk()
+    ballot = Ballot.create(disk)
+    renew_reserve(disk)
+    disk.on_call = lambda call, name: disk.fill()
+    for term in range(1, 50):
+        ballot.save(term, f"n{term % 3}")
+        with pytest.raises(OSError, match="full"):
+            renew_reserve(disk)
+    disk.kill()
+    assert (Ballot.load(disk).term, Ballot.load(disk).voted_for) == (49, "n1")
+    ballot.save(50, "n1")
+    disk.work_again()
+    disk.capacity = None
+    renew_reserve(disk)
+    assert len(disk.bytes_of(RESERVE_FILE)) == RESERVE_BYTES
+
+
+def lose_power_at(disk, number):
+    """Others take every byte that is freed, and the ``number``-th system call from now on is the machine's last."""
+    calls = count(1)
+
+    def called(call, name):
+        disk.fill()
+        if next(calls) == number:
+            raise Killed
+
+    disk.on_call = called
+
+
+def test_power_loss_at_any_system_call_of_a_vote_on_a_full_disk_leaves_that_vote_or_the_one_before():
+    """For two votes in a row: the file that the first replaced is the room of the second."""
+    for crash_at in range(1, 60):
+        disk = FakeDisk()
+        ballot = Ballot.create(disk)
+        renew_reserve(disk)
+        ballot.save(1, "n1")
+        lose_power_at(disk, crash_at)
+        term = 1
+        try:
+            for term in (2, 3):
+                ballot.save(term, "n2")
+        except Killed:
+            disk.kill(random.Random(crash_at))
+            found = Ballot.load(disk)
+            assert found.term in {term - 1, term}
+            # And the next start has the room for another one.
+            disk.on_call = lambda call, name, disk=disk: disk.fill()
+            recover_reserve(disk)
+            found.save(9, "n3")
+            assert Ballot.load(disk).term == 9
+        else:
+            return
+    raise AssertionError("a vote takes more system calls than were tried")
+
+
+def test_a_node_on_a_real_full_disk_votes_again_and_again_and_sets_room_aside_when_there_is_some(tmp_path):
+    try:
+        small = SmallDisk(tmp_path / "disk", 2**20)
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+    with small:
+        disk = DirectoryStorage(small.path)
+        ballot = Ballot.create(disk)
+        renew_reserve(disk)
+        for term in range(1, 20):
+            small.fill()
+            ballot.save(term, f"n{term % 3}")
+            assert Ballot.load(disk).term == term
+        with pytest.raises(OSError, match="No space"):
+            renew_reserve(disk)
+        ballot.save(20, "n2")
+        assert (Ballot.load(disk).term, Ballot.load(disk).voted_for) == (20, "n2")
+        small.give_back()
+        renew_reserve(disk)
+        file = disk.open(RESERVE_FILE)
+        assert file.size() == RESERVE_BYTES
+        file.close()
+        assert sorted(disk.names()) == ["ballot", RESERVE_FILE]
+        disk.close()

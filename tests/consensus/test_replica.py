@@ -36,8 +36,8 @@ async def test_a_cluster_of_one_leads_when_start_returns_and_replays_its_log_aft
         for number in range(50):
             index, command = await replica.propose(b"command %d" % number)
             assert command == b"command %d" % number
-        assert await replica.read_index(timeout_s=1) >= index
-        await replica.wait_applied(index, timeout_s=1)
+        assert await replica.read_index(timeout_s=20) >= index
+        await replica.wait_applied(index, timeout_s=20)
         before = cluster.machines["only"].entries
         await cluster.stop("only")
         await cluster.start("only")
@@ -120,17 +120,17 @@ async def test_a_full_journal_refuses_and_goes_on_reading(tmp_path):
             await fill()
         assert refused.value.outcome == "not_applied"
         assert replica.status().journal_bytes <= 3 * MIB
-        assert await replica.read_index(timeout_s=1) == replica.status().commit_index
+        assert await replica.read_index(timeout_s=20) == replica.status().commit_index
 
 
 async def test_the_end_of_the_leader_starts_an_election_at_once(tmp_path):
-    async with running(tmp_path, election_ms_min=5000, election_ms_max=9000) as cluster:
+    async with running(tmp_path, election_ms_min=50_000, election_ms_max=90_000) as cluster:
         # Far longer than the fast start: only the closed connection can explain a quick election.
         name = await cluster.leader()
         started = time.monotonic()
         await cluster.stop(name)
         await cluster.leader()
-        assert time.monotonic() - started < 4.0
+        assert time.monotonic() - started < 40.0
 
 
 async def test_a_partitioned_leader_never_answers_a_linearizable_read(tmp_path):
@@ -165,7 +165,7 @@ async def test_a_read_without_a_leader_is_refused(tmp_path):
     cluster = await Cluster(tmp_path).start("n1")
     try:
         with pytest.raises(NoLeader):
-            await cluster.replicas["n1"].read_index(timeout_s=1)
+            await cluster.replicas["n1"].read_index(timeout_s=20)
         with pytest.raises(Timeout):
             await cluster.replicas["n1"].wait_applied(99, timeout_s=0.05)
     finally:
@@ -197,7 +197,7 @@ async def test_a_call_whose_peer_goes_away_is_unknown_and_to_an_absent_peer_not_
             await hanging
         assert broken.value.outcome == "unknown"
         with pytest.raises(PeerUnavailable) as absent:
-            await cluster.replicas["n1"].call("n2", b"hello", timeout_s=1)
+            await cluster.replicas["n1"].call("n2", b"hello", timeout_s=20)
         assert absent.value.outcome == "not_applied"
 
 
@@ -234,7 +234,7 @@ async def test_a_stopped_replica_refuses_everything(tmp_path):
     with pytest.raises(Stopped):
         replica.propose(b"command")
     with pytest.raises(Stopped):
-        await replica.read_index(timeout_s=1)
+        await replica.read_index(timeout_s=20)
 
 
 async def test_an_exception_in_apply_halts_the_node(tmp_path):
@@ -260,8 +260,11 @@ async def test_a_failed_flush_halts_the_node(tmp_path):
     file = replica._engine.log._segments[-1].file
 
     class Failing:
-        def write(self, buffers, offset):
-            file.write(buffers, offset)
+        def read(self, size, offset):
+            return file.read(size, offset)
+
+        def write_blocks(self, blocks, offset):
+            file.write_blocks(blocks, offset)
 
         def sync(self):
             raise OSError("input/output error")
@@ -281,13 +284,13 @@ async def test_a_failed_flush_halts_the_node(tmp_path):
 
 
 async def test_an_idle_leader_tells_its_followers_soon_what_is_committed(tmp_path):
-    async with running(tmp_path, heartbeat_ms=3000, election_ms_min=10_000, election_ms_max=20_000) as cluster:
+    async with running(tmp_path, heartbeat_ms=30_000, election_ms_min=100_000, election_ms_max=200_000) as cluster:
         leader = cluster.replicas[await cluster.leader()]
         index, _ = await leader.propose(b"the only command")
         started = time.monotonic()
         for replica in cluster.replicas.values():
-            await replica.wait_applied(index, timeout_s=10)
-        assert time.monotonic() - started < 2.0
+            await replica.wait_applied(index, timeout_s=40)
+        assert time.monotonic() - started < 20.0
 
 
 async def test_peers_over_mutual_tls_are_who_their_certificate_says(tmp_path):

@@ -10,15 +10,18 @@ from types import SimpleNamespace
 import pytest
 
 from oncegate.consensus.configuration import Configuration, RaftMember, encode
+from oncegate.consensus.core.freshness import Freshness
 from oncegate.consensus.core.snapshots import Snapshots
-from oncegate.consensus.errors import SafetyViolation
+from oncegate.consensus.errors import SafetyViolation, StorageError
 from oncegate.consensus.messages import (
+    Ack,
     Append,
     PreVoteRequest,
     SnapshotAnswer,
     SnapshotChunk,
     SnapshotOffer,
     SnapshotVerdict,
+    TimeoutNow,
 )
 from oncegate.consensus.ports import Role, SavedPoint, SnapshotFile, SnapshotManifest
 from oncegate.consensus.snapshot.saving import begin_at_saved
@@ -33,12 +36,33 @@ from tests.consensus.one_engine import OneEngine, config_of, open_log
 CONFIGURATION = encode(Configuration({"n1": RaftMember("127.0.0.1", 1), "n2": RaftMember("127.0.0.1", 2)}))
 
 
+class BlockLost(StorageError):
+    pass
+
+
+class FragileMachine(DurableMachine):
+    """Comes upon damage at the entry ``bad``; a snapshot makes it whole."""
+
+    bad = None
+
+    def apply(self, index, term, command):
+        if index == self.bad:
+            self.damaged = True
+            raise BlockLost("a block cannot be read")
+        return super().apply(index, term, command)
+
+    def store(self, state):
+        super().store(state)
+        self.damaged = self.wants_state = False
+        self.bad = None
+
+
 class Follower(OneEngine):
     """A follower to which a leader ``n2`` speaks; the snapshot is that of another machine."""
 
-    def __init__(self, point_index=50):
+    def __init__(self, point_index=50, machine=DurableMachine):
         disk = FakeDisk()
-        super().__init__(disk=disk, machine=DurableMachine(disk, every=1 << 30), log_kept_bytes=0)
+        super().__init__(disk=disk, machine=machine(disk, every=1 << 30), log_kept_bytes=0)
         leader = DurableMachine(FakeDisk())
         for index in range(2, point_index + 1):
             leader.apply(index, 1, b"command %d" % index)
@@ -107,6 +131,140 @@ def test_an_older_snapshot_over_a_newer_state_is_caught(monkeypatch):
     monkeypatch.setattr(Snapshots, "_is_old", lambda self, point: False)
     with pytest.raises((AssertionError, SafetyViolation)):
         test_a_snapshot_that_the_log_has_overtaken_is_not_installed()
+
+
+def test_damage_that_apply_meets_ends_applying_and_nothing_else():
+    follower = Follower(machine=FragileMachine)
+    follower.machine.bad = 40
+    follower.append(2, 60, commit=55)
+    engine = follower.engine
+    assert (engine.applied_index, engine.commit_index, engine.log.flushed_index) == (39, 55, 60)
+    follower.append(61, 70, commit=70)
+    assert (engine.applied_index, engine.commit_index, engine.log.flushed_index) == (39, 70, 70)
+    acks = [ack for _, ack in follower.said(Ack)]
+    assert (acks[-1].success, acks[-1].index) == (True, 70), "the log is sound: the node counts for majorities"
+    assert acks[-1].wanted_from == 0, "nobody has asked for a repair"
+    follower.offer()
+    assert follower.answers[-1].verdict is SnapshotVerdict.HAVE
+    assert not follower.machine.saving
+
+
+def test_an_error_of_apply_that_is_no_damage_goes_through(monkeypatch):
+    follower = Follower(machine=FragileMachine)
+    monkeypatch.setattr(FragileMachine, "damaged", property(lambda self: False, lambda self, value: None))
+    follower.machine.bad = 40
+    with pytest.raises(BlockLost):
+        follower.append(2, 60, commit=55)
+
+
+def test_a_damaged_state_is_replaced_by_an_older_one_and_the_log_is_applied_again():
+    follower = Follower(machine=FragileMachine)
+    follower.machine.bad = 58
+    follower.append(2, 60, commit=60)
+    engine = follower.engine
+    age_before = engine.age_s
+    follower.machine.wants_state = True
+    follower.append(61, 61, commit=61)
+    assert follower.said(Ack)[-1][1].wanted_from == 1
+    follower.offer()
+    for chunk in follower.chunks():
+        follower.hear(chunk)
+    assert follower.answers[-1].verdict is SnapshotVerdict.INSTALLED
+    assert follower.machine.installs == 1
+    assert (engine.commit_index, engine.applied_index, engine.log.last_index) == (61, 61, 61)
+    assert [entry[0] for entry in follower.machine.log] == list(range(2, 62)), "each entry once, none left out"
+    follower.append(62, 62, commit=62)
+    assert engine.applied_index == 62
+    assert follower.said(Ack)[-1][1].wanted_from == 0
+    assert engine.age_s < age_before + 1
+
+
+def test_a_state_that_was_replaced_by_an_older_one_has_no_age_until_it_has_caught_up():
+    freshness = Freshness(3)
+    freshness.heard(10, 7.0)
+    freshness.applied(10)
+    assert freshness.current_at(None) == 7.0
+    freshness.applied(4)
+    assert freshness.current_at(None) == float("-inf")
+    freshness.applied(10)
+    assert freshness.current_at(None) == 7.0
+
+
+def test_a_damaged_state_whose_log_was_cut_takes_no_snapshot_from_before_the_cut():
+    follower = Follower(machine=FragileMachine)
+    follower.append(2, 90, commit=90)
+    follower.machine.begin_save(SavedPoint(90, 1, CONFIGURATION))
+    engine = follower.engine
+    engine.log.reset_to(SavedPoint(95, 1, CONFIGURATION))
+    follower.machine.damaged = follower.machine.wants_state = True
+    follower.offer()
+    for chunk in follower.chunks():
+        follower.hear(chunk)
+    assert follower.machine.installs == 0
+
+
+def leader_with_a_damaged_follower(*, saved):
+    disk = FakeDisk()
+    leader = OneEngine(disk=disk, machine=DurableMachine(disk, every=1 << 30), log_kept_bytes=0).lead()
+    for number in range(5):
+        leader.engine.propose(b"command %d" % number, number)
+    leader.tick()
+    leader.acknowledge("n2", "n3")
+    if saved:
+        leader.machine.begin_save(SavedPoint(leader.engine.applied_index, leader.engine.term, CONFIGURATION))
+    return leader
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_leader_saves_if_it_must_and_sends_its_state_to_who_wants_one_besides_entries(saved):
+    leader = leader_with_a_damaged_follower(saved=saved)
+    engine = leader.engine
+    ack = Ack(engine.term, 1, True, engine.log.last_index, engine.log.last_index, False, 1)
+    leader.receives("n2", ack)
+    leader.tick(leader.now + 0.01)
+    leader.tick(leader.now + 0.01)
+    offered = leader.said(SnapshotOffer, "n2")
+    assert offered[0][1].manifest.point.index <= engine.applied_index
+    assert leader.machine.saved is not None
+    leader.said(Append)
+    engine.propose(b"one more", "more")
+    leader.tick()
+    assert [message.entries for _, message in leader.said(Append, "n2") if message.entries], "entries go on"
+    done = SnapshotAnswer(engine.term, 1, offered[0][1].transfer, SnapshotVerdict.INSTALLED, index=engine.commit_index)
+    leader.receives("n2", done)
+    leader.receives("n2", Ack(engine.term, 1, True, engine.log.last_index, engine.log.last_index))
+    leader.tick(leader.now + 60)
+    assert not leader.said(SnapshotOffer, "n2")
+
+
+def test_a_leader_whose_state_is_damaged_hands_over_without_applying_what_is_left():
+    disk = FakeDisk()
+    leader = OneEngine(disk=disk, machine=FragileMachine(disk, every=1 << 30)).lead()
+    engine = leader.engine
+    leader.machine.bad = engine.log.last_index + 1
+    engine.propose(b"command", "command")
+    leader.tick()
+    leader.acknowledge("n2", "n3")
+    assert engine.applied_index < engine.commit_index
+    assert not engine.ready
+    engine.transfer(None, "transfer", 1.0)
+    leader.tick()
+    assert leader.said(TimeoutNow, "n2")
+
+
+def test_a_node_that_starts_with_a_damaged_state_waits_at_the_beginning_of_its_log():
+    follower = Follower()
+    follower.append(2, 60, commit=60)
+    follower.machine.begin_save(SavedPoint(60, 1, CONFIGURATION))
+    follower.append(61, 61, commit=61)
+    follower.engine.log.close()
+    machine = FragileMachine(FakeDisk(), every=1 << 30)
+    machine.damaged = True
+    again = OneEngine(disk=follower.disk, machine=machine, log_kept_bytes=0)
+    again.receives("n2", Append(1, 61, 1, 61, []))
+    base = again.engine.log.base.index
+    assert (again.engine.applied_index, again.machine.log) == (max(base, 1), [])
+    assert again.engine.log.last_index == 61
 
 
 def test_a_deposed_leader_that_sends_a_snapshot_learns_the_term():
@@ -490,7 +648,8 @@ def test_the_log_waits_for_a_follower_that_moves_behind_its_snapshot_and_not_for
         heard=lambda peer, now: None,
         snapshot_over=lambda peer, index: None,
         match_index=lambda peer: at[peer],
-        wanting_snapshot=list,
+        wanting_snapshot=lambda saved_index: [],
+        wanted_from=0,
     )
     state = SimpleNamespace(saved=SavedPoint(100, 1, CONFIGURATION), open_snapshot=None)
     log, saving = SimpleNamespace(bytes_used=0, base=SimpleNamespace(index=1)), SimpleNamespace(needed_from=None)

@@ -8,8 +8,13 @@ import itertools
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from bench.journal import bytes_charged
 from oncegate.consensus.errors import Corrupt, FlushFailed, SafetyViolation
+from oncegate.consensus.log import block_writer
+from oncegate.consensus.log.block_writer import BlockWriter
 from oncegate.consensus.log.segment import RECORD_HEADER_BYTES, SECTOR_BYTES, SEGMENT_HEADER_BYTES, segment_name
 from oncegate.consensus.log.storage import DirectoryStorage
 from oncegate.consensus.log.wal import Journal
@@ -78,6 +83,77 @@ def test_one_flush_a_batch_and_none_for_an_empty_one():
     fill(journal, [1, 50, 3])
     journal.flush()
     assert disk.trace == [("write", segment_name(1)), ("sync", segment_name(1))] * 3
+
+
+def charged(journal, size):
+    """Bytes that the file system says one flush of a command of this size writes."""
+    before = bytes_charged()
+    fill(journal, [1], size=size)
+    return bytes_charged() - before
+
+
+def test_a_flush_is_charged_its_blocks_and_no_more_whatever_its_size(tmp_path):
+    disk = DirectoryStorage(tmp_path)
+    journal = open_journal(disk, segment_bytes=8 << 20)
+    sizes = [350, 30_000, 350, 2_500_000, *[9000] * 20, 250_000]
+    found = [charged(journal, size) for size in sizes]
+    expected = entries_of(journal)
+    journal.close()
+    if not any(found):
+        pytest.skip("this file system does not say what is written")
+    journal = open_journal(disk, segment_bytes=8 << 20)
+    sizes += [350] * 5
+    found += [charged(journal, 350) for _ in range(5)]
+    # A block begun before, one not filled.
+    assert [size for size, bytes_ in zip(sizes, found, strict=True) if bytes_ > size + 3 * 4096] == []
+    assert entries_of(journal)[: len(expected)] == expected
+    journal.close()
+    disk.close()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_small_and_large_batches_in_one_segment_come_back_after_a_failed_flush_and_a_kill(seed, monkeypatch):
+    # Written two blocks at a time: a batch meets each border within few entries.
+    monkeypatch.setattr(block_writer, "MEMORY_BYTES", 8192)
+    rng = random.Random(seed)
+    disk = FakeDisk()
+    journal = open_journal(disk, segment_bytes=1 << 16)
+    for _ in range(3):
+        for size in rng.choices((60, 700, 5000, 20_000), k=rng.randrange(1, 12)):
+            journal.append(rng.randbytes(size), journal.last_index + 1, 1)
+            journal.flush()
+        flushed = entries_of(journal)
+        journal.append(rng.randbytes(rng.choice((60, 5000))), journal.last_index + 1, 1)
+        disk.on_call = failing("sync", "segment")
+        with pytest.raises(FlushFailed):
+            journal.flush()
+        disk.work_again()
+        if rng.random() < 0.5:
+            disk.kill(rng)
+        else:
+            disk.close()
+        journal = open_journal(disk, segment_bytes=1 << 16)
+        assert entries_of(journal)[: len(flushed)] == flushed
+
+
+@given(sizes=st.lists(st.integers(1, 20_000), max_size=12), offset=st.integers(0, 9000), seed=st.integers(0, 9))
+def test_whole_blocks_leave_the_bytes_that_the_batches_alone_would(sizes, offset, seed):
+    rng, disk = random.Random(seed), FakeDisk()
+    file_bytes = 1 << 16
+    plain, blocks = disk.create("plain", file_bytes), disk.create("blocks", file_bytes)
+    for file in (plain, blocks):
+        file.write([b"x" * offset], 0)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(block_writer, "MEMORY_BYTES", 8192)
+        writer = BlockWriter()
+        for size in sizes:
+            if offset + size <= file_bytes:
+                data = rng.randbytes(size)
+                batch = [data[:7], data[7:]]
+                plain.write(batch, offset)
+                writer.write(blocks, batch, offset, size, file_bytes)
+                offset += size
+    assert disk.bytes_of("blocks") == disk.bytes_of("plain")
 
 
 def test_a_batch_is_flushed_before_the_next_segment_is_written():

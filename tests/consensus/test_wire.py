@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import random
 import struct
+import tracemalloc
 
 import msgspec
 import pytest
@@ -15,15 +16,11 @@ from hypothesis import strategies as st
 from oncegate.consensus.errors import ProtocolError
 from oncegate.consensus.messages import Ack, Append, CallRequest, Hello, PeerRefused, Proof, Welcome
 from oncegate.consensus.net.handshake import Acceptor, Credentials, Dialler, PeerRefusedError, Stamp
-from oncegate.consensus.net.wire import FrameReader
-from oncegate.consensus.net.wire import encode_frame as encode_parts
+from oncegate.consensus.net.sealing import Seal
+from oncegate.consensus.net.wire import FrameReader, encode_frame
 from tests.consensus.cluster import Cluster, until
 
 SECRET = b"a secret of the cluster"
-
-
-def encode_frame(message):
-    return b"".join(encode_parts(message))
 
 
 def feed(reader, data):
@@ -88,12 +85,12 @@ def test_garbage_never_becomes_a_message(data):
         assert feed(FrameReader(4096), data) == []
 
 
-def credentials(node_id="n2", *, cluster_id="test", secret=SECRET, judge=lambda peer_id, stamp: None):
+def credentials(node_id="n2", *, cluster_id="test", secrets=(SECRET,), judge=lambda peer_id, stamp: None):
     return Credentials(
         cluster_id=cluster_id,
         node_id=node_id,
         stamp=Stamp("u", 1, (7,)),
-        secret=secret,
+        secrets=secrets,
         peer_ids={"n1", "n2", "n3"},
         judge=judge,
     )
@@ -118,8 +115,8 @@ def test_both_sides_agree_on_who_and_on_the_epoch():
     "dialler",
     [
         credentials(cluster_id="other"),
-        credentials(secret=b"another secret, wrong"),
-        credentials(secret=None),
+        credentials(secrets=(b"another secret, wrong",)),
+        credentials(secrets=()),
         credentials("stranger"),
     ],
 )
@@ -130,13 +127,13 @@ def test_the_wrong_cluster_secret_or_member_is_refused(dialler):
 
 def test_a_dialler_refuses_an_acceptor_without_the_secret_before_proving_its_own():
     dialler = Dialler(credentials("n2"), "n1")
-    challenge, _ = Acceptor(credentials("n1", secret=b"not the right secret")).receive(dialler.opening())
+    challenge, _ = Acceptor(credentials("n1", secrets=(b"not the right secret",))).receive(dialler.opening())
     with pytest.raises(ProtocolError, match="secret"):
         dialler.receive(challenge)
 
 
 def test_a_hello_for_another_node_is_refused():
-    with pytest.raises(ProtocolError, match="wants n3"):
+    with pytest.raises(ProtocolError, match="wants 'n3'"):
         Acceptor(credentials("n1")).receive(Dialler(credentials("n2"), "n3").opening())
 
 
@@ -207,7 +204,7 @@ def test_what_a_caller_says_of_its_directory_cannot_be_changed_on_the_way(change
 
 
 async def closed_by_peer(reader):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         try:
             return await reader.read() is not None
         except ConnectionError:
@@ -223,12 +220,12 @@ async def test_a_listening_node_closes_on_garbage_and_stays_up(tmp_path):
         encode_frame(Append(99, 1, 0, 1, [(b"injected", 2, 99)])),
         encode_frame(CallRequest(1, b"payload")),
         encode_frame(Hello(1, "another", "n2", "u", "n1", bytes(16), 1, [7])),
-        encode_frame(Hello(2, "test", "n2", "u", "n1", bytes(16), 1, [7])),
+        encode_frame(Hello(3, "test", "n2", "u", "n1", bytes(16), 1, [7], 4)),
         encode_frame(hello) + encode_frame(Proof(bytes(32))),
         encode_frame(hello) + encode_frame(hello),
         b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
     ]
-    cluster = Cluster(tmp_path, secret=SECRET)
+    cluster = Cluster(tmp_path, secrets=(SECRET,))
     await cluster.start("n1")
     try:
         for attack in attacks:
@@ -247,8 +244,8 @@ async def test_a_listening_node_closes_on_garbage_and_stays_up(tmp_path):
 
 async def test_nodes_with_different_secrets_do_not_form_a_cluster(tmp_path):
     cluster = Cluster(tmp_path, ("n1", "n2"))
-    await cluster.start("n1", secret=SECRET)
-    await cluster.start("n2", secret=b"quite another secret")
+    await cluster.start("n1", secrets=(SECRET,))
+    await cluster.start("n2", secrets=(b"quite another secret",))
     try:
         transport = cluster.replicas["n1"]._transport
         seen = []
@@ -262,7 +259,7 @@ async def test_nodes_with_different_secrets_do_not_form_a_cluster(tmp_path):
 
 
 async def test_a_new_connection_replaces_the_old_one_and_its_messages(tmp_path):
-    cluster = Cluster(tmp_path, secret=SECRET)
+    cluster = Cluster(tmp_path, secrets=(SECRET,))
     await cluster.start("n1")
     received = []
     replica = cluster.replicas["n1"]
@@ -281,16 +278,32 @@ async def test_a_new_connection_replaces_the_old_one_and_its_messages(tmp_path):
                     if answer is not None:
                         writer.write(encode_frame(answer))
                     if established is not None:
-                        return reader, writer, established.epoch
+                        return reader, writer, established
 
-        old_reader, old_writer, old_epoch = await dial()
-        _, new_writer, new_epoch = await dial()
+        old_reader, old_writer, old = await dial()
+        _, new_writer, new = await dial()
         assert await closed_by_peer(old_reader)
-        old_writer.write(encode_frame(Ack(1, old_epoch, True, 1, 1)))
-        new_writer.write(encode_frame(Ack(1, new_epoch, True, 1, 1)))
+        for writer, made in ((old_writer, old), (new_writer, new)):
+            writer.write(encode_frame(Ack(1, made.epoch, True, 1, 1), Seal(made.keys.sending)))
         await until(lambda: received)
-        assert set(received) == {new_epoch}
+        assert set(received) == {new.epoch}
         old_writer.close()
         new_writer.close()
     finally:
         await cluster.stop()
+
+
+def test_a_sealed_frame_is_copied_once_and_its_message_keeps_nothing_of_the_buffer():
+    key, size = bytes(32), 1 << 20
+    sent = Append(1, 2, 3, 4, [(b"c" * size, 3, 1)])
+    reader = FrameReader(8 << 20)
+    reader.seal = Seal(key)
+    frame = encode_frame(sent, Seal(key))
+    reader._view = memoryview(bytearray(frame))
+    tracemalloc.start()
+    (got,) = reader.received(len(frame))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1.5 * size
+    reader._view[:] = bytes(len(frame))
+    assert got == sent
