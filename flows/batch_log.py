@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -32,8 +33,12 @@ class BatchMeta(NamedTuple):
     sealed_ms: int
 
 
-class BatchLogState(msgspec.Struct, frozen=True):
-    """Snapshot of a batch log. Columns are little-endian int64."""
+class _Clock(msgspec.Struct, frozen=True, kw_only=True):
+    event_dropped_ms: int = 0
+
+
+class BatchLogState(_Clock, frozen=True):
+    """Snapshot of a batch log. Columns are little-endian int64; that of event times may be shorter than the others."""
 
     first: int
     items_dropped: int
@@ -42,6 +47,7 @@ class BatchLogState(msgspec.Struct, frozen=True):
     items_through: bytes
     sizes_bytes: bytes
     sealed_ms: bytes
+    event_ms: bytes = b""
 
 
 class BatchLog:
@@ -50,16 +56,21 @@ class BatchLog:
     Attributes:
         first: smallest retained batch number; that of the next batch when none is retained. A new log begins with it:
             above 1 where a flow of the same name has used the numbers below.
+        clock_resets: how often the event times were forgotten, or seal times shifted, in this process; not part of the
+            replicated state.
     """
 
     __slots__ = (
         "_bytes_through",
+        "_event_dropped_ms",
+        "_event_ms",
         "_first_commits",
         "_items_dropped",
         "_items_through",
         "_last_commits",
         "_sealed_ms",
         "_sizes_bytes",
+        "clock_resets",
         "first",
     )
 
@@ -74,6 +85,10 @@ class BatchLog:
         # Sizes summed up, from anywhere: only differences are asked for. Not saved.
         self._bytes_through = array("q")
         self._sealed_ms = array("q")
+        # The clock at each batch, as far as it is known: shorter than the others.
+        self._event_ms = array("q")
+        self._event_dropped_ms = 0
+        self.clock_resets = 0
 
     def __len__(self) -> int:
         return len(self._sealed_ms)
@@ -161,6 +176,51 @@ class BatchLog:
             return 0
         return through[-1] - (through[row] if row >= 0 else through[0] - self._sizes_bytes[0])
 
+    def before_bytes(self, size_bytes: int) -> int:
+        """Return the newest batch after which at most ``size_bytes`` are retained, at least ``first - 1``."""
+        through = self._bytes_through
+        if not through or self.bytes_after(self.first - 1) <= size_bytes:
+            return self.first - 1
+        return self.first + bisect_left(through, through[-1] - size_bytes)
+
+    @property
+    def clocked_through(self) -> int:
+        """The newest batch of which the event time is known; ``first - 1`` if of none."""
+        return self.first + len(self._event_ms) - 1
+
+    def clock(self, first: int, newest_ms: Sequence[int]) -> None:
+        """Record the newest event times of the batches from ``first`` on; what is known already stays."""
+        for number, newest in enumerate(newest_ms, first):
+            if number == self.clocked_through + 1 and number <= self.last:
+                self._event_ms.append(max(newest, self.event_ms_at(number - 1)))
+
+    def event_ms_at(self, number: int) -> int:
+        """Return the clock at a batch: the newest event time of it and all before, as far as known; 0 if none."""
+        row = min(number, self.clocked_through) - self.first
+        return self._event_ms[row] if row >= 0 else max(0, self._event_dropped_ms)
+
+    def before_event(self, event_ms: int) -> int:
+        """Return the cursor from which on all items with this event time or a later one are read.
+
+        Raises:
+            RetentionExceededError: some of them may be in a batch that was dropped.
+        """
+        row = bisect_left(self._event_ms, event_ms)
+        if not row and self.has_dropped and not 0 <= self._event_dropped_ms < event_ms:
+            raise RetentionExceededError(f"items of that event time may have been dropped; the oldest is {self.first}")
+        return self.first - 1 + row
+
+    def reset_clock(self) -> None:
+        """Forget all event times; those of dropped batches will never be known."""
+        self._event_ms = array("q")
+        self._event_dropped_ms = -1 if self.has_dropped else 0
+        self.clock_resets += 1
+
+    def sleep(self, slept_ms: int) -> None:
+        """Let ``slept_ms`` of cluster time count for no batch: each is as old afterwards as it was before."""
+        self._sealed_ms = array("q", (sealed + slept_ms for sealed in self._sealed_ms))
+        self.clock_resets += 1
+
     def before_time(self, time_ms: int) -> int:
         """Return the cursor from which on all items applied at cluster time ``time_ms`` or later are read.
 
@@ -193,6 +253,8 @@ class BatchLog:
         count = len(dropped)
         if count:
             self._items_dropped = self._items_through[count - 1]
+            self._event_dropped_ms = self.event_ms_at(number)
+            del self._event_ms[:count]
             for column in (*self._columns(), self._bytes_through):
                 del column[:count]
             self.first += count
@@ -205,7 +267,8 @@ class BatchLog:
         """Return the replicated state as plain data; ``after``: without the columns of the batches up to this one."""
         start = min(max(0, after + 1 - self.first), len(self))
         columns = self._columns() if not start else tuple(column[start:] for column in self._columns())
-        return BatchLogState(self.first, self._items_dropped, *(int64s_to_bytes(column) for column in columns))
+        saved = [int64s_to_bytes(column) for column in (*columns, self._event_ms[start:])]
+        return BatchLogState(self.first, self._items_dropped, *saved, event_dropped_ms=self._event_dropped_ms)
 
     @classmethod
     def restore(cls, state: BatchLogState) -> BatchLog:
@@ -218,4 +281,6 @@ class BatchLog:
         log._sizes_bytes = int64s_from_bytes(state.sizes_bytes)
         log._bytes_through = array("q", accumulate(log._sizes_bytes))
         log._sealed_ms = int64s_from_bytes(state.sealed_ms)
+        log._event_ms = int64s_from_bytes(state.event_ms)
+        log._event_dropped_ms = state.event_dropped_ms
         return log

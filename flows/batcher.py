@@ -18,6 +18,14 @@ def is_full(flow: FlowDeclaration, items: int, size_bytes: int) -> bool:
     return items >= flow.max_items or size_bytes >= flow.max_bytes
 
 
+def has_room(flow: FlowDeclaration, items: int, count: int) -> bool:
+    """Tell whether a group of ``count`` items, which no batch may cut, goes into the open segment with its ``items``.
+
+    Otherwise the segment is sealed before. A group larger than ``flow.max_items`` is a batch by itself.
+    """
+    return not items or items + count <= flow.max_items
+
+
 def pieces(flow: FlowDeclaration, items: int, count: int) -> list[int]:
     """Split a range of ``count`` items, at least 1, so that no batch exceeds ``flow.max_items``.
 

@@ -30,6 +30,7 @@ import msgspec
 
 from oncegate.flows.errors import BadRequestError, FencedError, NotFoundError, QuotaError, RetentionExceededError
 from oncegate.flows.flow import CONSUMERS_MAX, check_name
+from oncegate.flows.parts import NO_PARTS, Parts
 
 if TYPE_CHECKING:
     from oncegate.flows.batch_log import BatchLog
@@ -56,6 +57,13 @@ class Lag(NamedTuple):
     ms: int
 
 
+class WrittenPart(NamedTuple):
+    """A part that was written before: the cursor now, and its first commit number, None if it is not remembered."""
+
+    cursor: int
+    commit: int | None
+
+
 class ConsumerState(msgspec.Struct):
     """One consumer, also as it stands in a snapshot.
 
@@ -69,6 +77,7 @@ class ConsumerState(msgspec.Struct):
         begun: the cursor it was made with.
         alive_ms: cluster time at which it was made, attached or moved last; 0 if an earlier build made it.
         expired: it has never moved, and retention waits for it no longer; until it attaches or moves.
+        parts: what it has written through the gateway of the newest batch of which it has written anything.
     """
 
     name: str
@@ -80,6 +89,7 @@ class ConsumerState(msgspec.Struct):
     begun: int = 0
     alive_ms: int = 0
     expired: bool = False
+    parts: Parts = NO_PARTS
 
     @property
     def attached(self) -> bool:
@@ -157,7 +167,7 @@ class Consumers:
             consumer = self._make(name, begin, now_ms, required=False)
         if cursor is not None:
             consumer.replays += cursor < consumer.cursor
-            consumer.cursor = cursor
+            consumer.cursor, consumer.parts = cursor, NO_PARTS
         consumer.alive_ms, consumer.expired = now_ms, False
         consumer.fence += 1
         consumer.nonces = (*consumer.nonces[-NONCES_MAX + 1 :], (nonce, consumer.fence))
@@ -171,6 +181,13 @@ class Consumers:
         """
         self.fences = max(self.fences, self._get(name).fence + 1)
         del self._by_name[name]
+
+    def fence_off(self, skipped: int, slept_ms: int) -> None:
+        """Fence whoever has attached, by fences ``skipped`` higher; ``slept_ms`` of cluster time count for nobody."""
+        self.fences += skipped
+        for one in self._by_name.values():
+            one.fence += skipped
+            one.alive_ms += slept_ms if one.alive_ms else 0
 
     def require(self, names: tuple[str, ...], batches: BatchLog, now_ms: int) -> None:
         """Make ``names`` the required ones.
@@ -222,13 +239,7 @@ class Consumers:
         Raises:
             NotFoundError, FencedError, BadRequestError, RetentionExceededError: by the rule; nothing changed.
         """
-        if name not in self._by_name and 0 < fence < self.fences:
-            raise FencedError(f"consumer {name} was removed")
-        consumer = self._get(name)
-        if fence < consumer.fence:
-            raise FencedError(f"fence {fence} of {name} is older than {consumer.fence}")
-        if fence > consumer.fence:
-            raise BadRequestError(f"fence {fence} of {name} was never given out")
+        consumer = self._fenced(name, fence)
         if not 0 <= batch <= batches.last:
             raise BadRequestError(f"batch {batch} is not in 0..{batches.last}")
         if batch != consumer.cursor:
@@ -238,9 +249,53 @@ class Consumers:
                 if not replay:
                     raise BadRequestError(f"cursor of {name} is {consumer.cursor}; back needs replay")
                 consumer.replays += 1
-            consumer.cursor = batch
+            consumer.cursor, consumer.parts = batch, NO_PARTS
         consumer.alive_ms, consumer.expired = now_ms, False
         return batch
+
+    def part(
+        self, name: str, batch: int, part: int, fence: int, fingerprint: int, batches: BatchLog, *, last: bool
+    ) -> WrittenPart | None:
+        """Judge a part by the rule of :mod:`oncegate.flows.parts`; changes nothing.
+
+        Returns:
+            What a part that was written before is answered with; None for a new one.
+
+        Raises:
+            NotFoundError, FencedError, BadRequestError, PayloadMismatchError, RetentionExceededError: by the rule.
+        """
+        consumer = self._fenced(name, fence)
+        if not 1 <= batch <= batches.last:
+            raise BadRequestError(f"batch {batch} is not in 1..{batches.last}")
+        commit = consumer.parts.known(batch, part, fingerprint)
+        if commit is not None or batch <= consumer.cursor:
+            return WrittenPart(consumer.cursor, commit)
+        if consumer.cursor + 1 < batches.first:
+            raise RetentionExceededError(f"batch {consumer.cursor + 1} was dropped; the oldest is {batches.first}")
+        if batch != consumer.cursor + 1:
+            raise BadRequestError(f"batch {batch} is not the next one: the cursor of {name} is {consumer.cursor}")
+        consumer.parts.check_next(batch, part, last=last)
+        return None
+
+    def wrote(self, name: str, batch: int, fingerprint: int, commit: int, now_ms: int, *, last: bool) -> int:
+        """Remember a part that :meth:`part` has called new, move the cursor with the last one, and return it."""
+        consumer = self._get(name)
+        consumer.parts = consumer.parts.having(batch, fingerprint, commit)
+        if last:
+            consumer.cursor = batch
+        consumer.alive_ms, consumer.expired = now_ms, False
+        return consumer.cursor
+
+    def _fenced(self, name: str, fence: int) -> ConsumerState:
+        """Return the consumer of whom ``fence`` is the newest; raises as :meth:`move`."""
+        if name not in self._by_name and 0 < fence < self.fences:
+            raise FencedError(f"consumer {name} was removed")
+        consumer = self._get(name)
+        if fence < consumer.fence:
+            raise FencedError(f"fence {fence} of {name} is older than {consumer.fence}")
+        if fence > consumer.fence:
+            raise BadRequestError(f"fence {fence} of {name} was never given out")
+        return consumer
 
     def _get(self, name: str) -> ConsumerState:
         consumer = self._by_name.get(name)

@@ -52,6 +52,12 @@ class FencedError(FlowError):
     code = "FENCED"
 
 
+class PayloadMismatchError(FlowError):
+    """A part of a batch was written with another content."""
+
+    code = "PAYLOAD_MISMATCH"
+
+
 class RetentionExceededError(FlowError):
     """The batch was dropped: a reader gets this error, never a silent gap."""
 

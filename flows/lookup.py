@@ -133,10 +133,10 @@ class OpenLookup:
     Holds across seals.
     """
 
-    __slots__ = ("_cache", "_positions", "_run_commit", "_segment", "_taken")
+    __slots__ = ("_cache", "_positions", "_run_commit", "_taken", "segment")
 
     def __init__(self, segment: OpenSegment, cache: IndexCache) -> None:
-        self._segment = segment
+        self.segment = segment
         self._cache = cache
         self._start_run(None)
 
@@ -147,7 +147,7 @@ class OpenLookup:
 
     def find(self, key: str) -> FoundWrite | None:
         """Return the last write of ``key`` in the open segment, None if there is none."""
-        segment = self._segment
+        segment = self.segment
         length = segment.run_length()
         # Its first commit number identifies a run: a seal or a range has ended the one before.
         first_commit = segment.run_item(0)[0] if length else None

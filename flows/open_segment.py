@@ -12,6 +12,7 @@ order of writes alone, so a snapshot is the same on every node.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -38,6 +39,14 @@ class OpenSegmentState(msgspec.Struct, frozen=True):
     last_commit: int
     size_bytes: int
     chunks: tuple[SealedChunk, ...]
+
+
+class GroupItem(NamedTuple):
+    """One write of a group that is delivered together; ``value`` is JSON text, None for a delete."""
+
+    commit: int
+    key: str
+    value: bytes | None
 
 
 class RunView(NamedTuple):
@@ -151,6 +160,15 @@ class OpenSegment:
         if untraced:
             traced.extend((None,) * untraced)
         traced.append(traceparent)
+
+    def append_group(
+        self, items: Sequence[GroupItem], time_ms: int, client_id: int, sequence: int, traceparent: str
+    ) -> None:
+        """Add the writes of one transaction, which are all of one request; a batch holds all of them or none."""
+        for commit, key, value in items:
+            OpenSegment.append_one(self, commit, key, value, time_ms, client_id, sequence)
+            if traceparent:
+                OpenSegment.trace_last(self, traceparent)
 
     def append_range(
         self,

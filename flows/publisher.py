@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final, NamedTuple, Protocol
 
 import pyarrow as pa
@@ -61,11 +62,11 @@ class _Pending:
         self._lock = threading.Lock()
         self._payload: bytes | None = None
 
-    def payload(self) -> bytes:
+    def payload(self, rest: Callable[[], None]) -> bytes:
         with self._lock:
             if self._payload is None:
                 batch = self.batch
-                self._payload = segment.build(batch.chunks, batch.flow, batch.table, batch.number)
+                self._payload = segment.build(batch.chunks, batch.flow, batch.table, batch.number, rest)
             return self._payload
 
 
@@ -78,6 +79,7 @@ class Publisher:
         pending_batches_max: from this many waiting batches on, :attr:`overloaded`.
         pending_bytes_max: from this many waiting bytes on, :attr:`overloaded`.
         retry_ms: pause after a failed attempt.
+        rest: called often by whoever builds a batch, who sleeps in it if others are to go on.
     """
 
     def __init__(
@@ -88,16 +90,21 @@ class Publisher:
         pending_batches_max: int = PENDING_BATCHES_MAX,
         pending_bytes_max: int = PENDING_BYTES_MAX,
         retry_ms: int = RETRY_MS,
+        rest: Callable[[], None] = lambda: None,
     ) -> None:
         self._store = store
         self._on_failure = on_failure
         self._batches_max = pending_batches_max
         self._bytes_max = pending_bytes_max
         self._retry_s = retry_ms / 1000
+        self._rest = rest
         self._changed = threading.Condition()
         self._queue: deque[SealedBatch | _Drop] = deque()
         self._pending: dict[tuple[str, int], _Pending] = {}
         self._pending_bytes = 0
+        self._keepers = 0
+        self._kept: dict[str, int] = {}
+        """Newest batch that is to be removed of each flow, once nobody keeps them."""
         self._submitted = 0
         self._finished = 0
         self._closing = False
@@ -126,6 +133,20 @@ class Publisher:
             self._submitted += 1
             self._changed.notify_all()
 
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """Remove no file while this lasts: for whoever takes the batches of a saved state. What is due goes after."""
+        with self._changed:
+            self._keepers += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._keepers -= 1
+                kept, self._kept = (self._kept, {}) if not self._keepers else ({}, self._kept)
+            for flow, number in kept.items():
+                self.drop_through(flow, number)
+
     @property
     def overloaded(self) -> bool:
         """Whether the disk has fallen behind so far that nothing new should be proposed."""
@@ -151,7 +172,7 @@ class Publisher:
         with self._changed:
             pending = self._pending.get((flow, number))
         # The batch may become a file between the two look-ups, never the reverse.
-        return self._store.get(flow, number) if pending is None else pending.payload()
+        return self._store.get(flow, number) if pending is None else pending.payload(self._rest)
 
     def piece(self, flow: str, number: int, offset: int, size_bytes: int) -> tuple[int, str, bytes]:
         """Return (length, checksum, part of the payload); as :meth:`get`, but reads no more than the part."""
@@ -159,14 +180,19 @@ class Publisher:
             pending = self._pending.get((flow, number))
         if pending is None:
             return self._store.piece(flow, number, offset, size_bytes)
-        payload = pending.payload()
+        payload = pending.payload(self._rest)
         return len(payload), segment.checksum(payload), payload[offset : offset + size_bytes]
 
     def checksum(self, flow: str, number: int) -> str:
         """Return a batch's checksum; as :meth:`get`, but reads only the header of a file."""
         with self._changed:
             pending = self._pending.get((flow, number))
-        return self._store.checksum(flow, number) if pending is None else segment.checksum(pending.payload())
+        return self._store.checksum(flow, number) if pending is None else segment.checksum(pending.payload(self._rest))
+
+    def has(self, flow: str, number: int) -> bool:
+        """Tell whether a batch waits here to be written; the store has those that are."""
+        with self._changed:
+            return (flow, number) in self._pending
 
     def mark(self) -> int:
         """Return a mark of what has been submitted by now, for :meth:`wait_done`."""
@@ -229,6 +255,10 @@ class Publisher:
     def _attempt(self, job: SealedBatch | _Drop) -> None:
         match job:
             case SealedBatch(flow=flow, number=number):
-                self._store.put(flow, number, self._pending[flow, number].payload())
+                self._store.put(flow, number, self._pending[flow, number].payload(self._rest))
             case _Drop(flow=flow, number=number):
+                with self._changed:
+                    if self._keepers:
+                        self._kept[flow] = max(number, self._kept.get(flow, 0))
+                        return
                 self._store.drop_through(flow, number)

@@ -1,9 +1,12 @@
 """Which batches may be dropped, and who keeps the others. Pure.
 
-A batch goes once the consumers have passed it **and** its retention time is over, in cluster time since its seal
-(SEMANTICS, *Flows*). Where a flow names required consumers, those count; else all that have ever attached; a flow
-that nobody has read yet drops nothing, since its writes are acknowledged and delivered nowhere. A consumer that has
-expired does not count. Both conditions hold for a prefix of the batches, so the answer is one number.
+A batch goes once the consumers have passed it **and** it need not be kept for those to come: its retention time is
+over, in cluster time since its seal, or the batches after it are as large as the flow's ``retention_bytes`` (SEMANTICS,
+*Flows*). Size never drops what a consumer has not passed: such batches stay, whatever they weigh.
+
+Where a flow names required consumers, those count; else all that have ever attached; a flow that nobody has read yet
+drops nothing, since its writes are acknowledged and delivered nowhere. A consumer that has expired does not count. All
+conditions hold for a prefix of the batches, so the answer is one number.
 """
 
 from __future__ import annotations
@@ -23,9 +26,17 @@ NAMED_MAX: Final = 3
 
 def droppable_through(flow: FlowDeclaration, batches: BatchLog, consumers: Consumers, now_ms: int) -> int:
     """Return the newest batch that may be dropped at cluster time ``now_ms``; ``batches.first - 1`` if none may."""
-    passed = consumers.watermark()
-    over = batches.last_sealed_by(now_ms - flow.retention_ms)
-    return max(batches.first - 1, min(passed, over))
+    through = min(consumers.watermark(), _over(flow, batches, now_ms))
+    if flow.event_time:
+        # Whether an event time was dropped has to be known for ever.
+        through = min(through, batches.clocked_through)
+    return max(batches.first - 1, through)
+
+
+def _over(flow: FlowDeclaration, batches: BatchLog, now_ms: int) -> int:
+    """Return the newest batch that need not be kept for its own sake."""
+    by_time = batches.last_sealed_by(now_ms - flow.retention_ms)
+    return max(by_time, batches.before_bytes(flow.retention_bytes)) if flow.retention_bytes else by_time
 
 
 def held_bytes(flow: FlowDeclaration, batches: BatchLog, consumers: Consumers, now_ms: int) -> dict[str, int]:
@@ -34,7 +45,7 @@ def held_bytes(flow: FlowDeclaration, batches: BatchLog, consumers: Consumers, n
     Holders overlap: a batch goes when the last of them lets it go.
     """
     held = {one.name: batches.bytes_after(one.cursor) for one in consumers.counting()}
-    return {**held, TIME: batches.bytes_after(batches.last_sealed_by(now_ms - flow.retention_ms))}
+    return {**held, TIME: batches.bytes_after(_over(flow, batches, now_ms))}
 
 
 def why_held(flow: FlowDeclaration, batches: BatchLog, consumers: Consumers, now_ms: int) -> str:
@@ -43,7 +54,10 @@ def why_held(flow: FlowDeclaration, batches: BatchLog, consumers: Consumers, now
         return ""
     what = f"batch {batches.first} of flow {flow.name}"
     if consumers.watermark() >= batches.first:
-        return f"{what} is kept until its retention_ms is over"
+        if flow.event_time and batches.clocked_through < batches.first:
+            return f"{what} is kept until its event times are read"
+        size = f", or {flow.retention_bytes} bytes follow it" if flow.retention_bytes else ""
+        return f"{what} is kept until its retention_ms is over{size}"
     slowest = consumers.slowest()
     if not slowest:
         return f"{what} waits for a consumer: none has attached"

@@ -8,8 +8,8 @@ Owns: names, order and types of the item columns and the metadata keys. Version 
 | key | string, not null | row key, 1..512 bytes of UTF-8 |
 | value | string, null = deleted | JSON text |
 | time_ms | int64, not null | cluster time at which the write was ordered |
-| client_id | int64, not null | session that wrote |
-| sequence | int64, not null | its sequence number; (client_id, sequence) is the request id |
+| client_id | int64, not null | session that wrote; 0: a cascade, which has none |
+| sequence | int64, not null | its sequence number; (client_id, sequence) is the request id; a cascade's commit number |
 | traceparent | dictionary of string (int32), null = none | trace context of the request that applied it (W3C) |
 
 The dictionary holds each trace context of the batch once: a request's operations, and a range's, share one.

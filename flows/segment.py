@@ -12,7 +12,7 @@ once, in the order in which items first have them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import google_crc32c
@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from oncegate.flows import range_body
+from oncegate.flows.bytes_text import is_bytes
 from oncegate.flows.chunks import SealedChunk, SinglesChunk
 from oncegate.flows.schema import batch_schema
 
@@ -74,11 +75,14 @@ def columns(chunk: SealedChunk) -> Columns:
     )
 
 
-def build(chunks: Sequence[SealedChunk], flow: str, table: str, number: int) -> bytes:
+def build(
+    chunks: Sequence[SealedChunk], flow: str, table: str, number: int, rest: Callable[[], None] = lambda: None
+) -> bytes:
     """Return the payload of a batch: Arrow IPC stream, :data:`oncegate.flows.schema.ITEM_SCHEMA`, identity in its
     metadata.
 
-    Deterministic: equal items give equal bytes, however they were chunked.
+    Deterministic: equal items give equal bytes, however they were chunked. ``rest`` is called between two parts of the
+    work, for a thread beside an event loop.
 
     Raises:
         ValueError: no chunks, or a key or value that is not UTF-8.
@@ -86,7 +90,10 @@ def build(chunks: Sequence[SealedChunk], flow: str, table: str, number: int) -> 
     """
     if not chunks:
         raise ValueError(f"batch {number} of {flow} has no items")
-    parts = [columns(chunk) for chunk in chunks]
+    parts = []
+    for chunk in chunks:
+        parts.append(columns(chunk))
+        rest()
     commits, times_ms, client_ids, sequences = (
         np.concatenate([part[column] for part in parts]) for column in (0, 3, 4, 5)
     )
@@ -108,6 +115,7 @@ def build(chunks: Sequence[SealedChunk], flow: str, table: str, number: int) -> 
                 traceparents.rows(start, stop),
             ]
             writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
+            rest()
     payload: bytes = sink.getvalue().to_pybytes()
     return payload
 
@@ -199,7 +207,7 @@ def to_json_lines(payload: bytes) -> Iterator[bytes]:
 
     Members: ``commit``, ``key``, ``value`` (embedded JSON, not a string of it), ``time_ms``, ``client_id`` (16 hex
     digits) and ``sequence``. A delete has ``value`` null and, since null is also a value, ``"deleted":true``. Where the
-    request had a trace context, ``traceparent`` follows.
+    request had a trace context, ``traceparent`` follows. Bytes are base64, with ``"encoding":"base64"``.
     """
     encode = msgspec.json.encode
     with pa.ipc.open_stream(payload) as reader:
@@ -209,9 +217,11 @@ def to_json_lines(payload: bytes) -> Iterator[bytes]:
             )
             values: list[bytes | None] = batch.column(2).cast(pa.binary()).to_pylist()
             for row, value in enumerate(values):
-                deleted = b""
+                more = b""
                 if value is None:
-                    value, deleted = b"null", b',"deleted":true'
+                    value, more = b"null", b',"deleted":true'
+                elif is_bytes(value):
+                    more = b',"encoding":"base64"'
                 elif b"\n" in value or b"\r" in value:
                     # Legal JSON white space, but it would end the line.
                     value = msgspec.json.format(value, indent=-1)
@@ -224,6 +234,6 @@ def to_json_lines(payload: bytes) -> Iterator[bytes]:
                     times_ms[row],
                     client_ids[row],
                     sequences[row],
-                    deleted,
+                    more,
                     trace,
                 )

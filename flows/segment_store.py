@@ -24,7 +24,6 @@ A file is written under another name, flushed, renamed, and its directory flushe
 from __future__ import annotations
 
 import contextlib
-import os
 import struct
 import threading
 from collections.abc import Iterator
@@ -34,7 +33,7 @@ from typing import BinaryIO, Final, NamedTuple
 
 import google_crc32c
 
-from oncegate.flows.directories import flush_directory, make_directory
+from oncegate.flows.directories import flush_directory, make_directory, replace_durably
 from oncegate.flows.errors import BadRequestError, NotFoundError, SegmentConflict, SegmentCorrupt
 from oncegate.flows.flow import NAME_PATTERN, check_name
 from oncegate.flows.segment import format_checksum
@@ -94,6 +93,8 @@ class SegmentStore:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._writing = threading.Lock()
+        self._made: set[str] = set()
+        """Flows whose directory is there and durable; looked at while writing."""
         make_directory(directory)
         for aside in directory.glob(f"*/*{_ASIDE}"):
             # A crash before the rename; the log still holds the items.
@@ -129,19 +130,15 @@ class SegmentStore:
                 # The crash may have come between rename and the directory's flush.
                 flush_directory(path.parent)
                 return format_checksum(crc)
-            make_directory(path.parent)
-            aside = path.with_suffix(_ASIDE)
+            header = encode_header(Header(flow, number, len(payload), crc))
+            if flow not in self._made:
+                make_directory(path.parent)
+                self._made.add(flow)
             try:
-                with open(aside, "wb") as file:
-                    file.write(encode_header(Header(flow, number, len(payload), crc)))
-                    file.write(payload)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.rename(aside, path)
+                replace_durably(path, path.with_suffix(_ASIDE), header, payload)
             except OSError:
-                aside.unlink(missing_ok=True)
+                self._made.discard(flow)
                 raise
-            flush_directory(path.parent)
         return format_checksum(crc)
 
     def get(self, flow: str, number: int) -> bytes:
@@ -212,3 +209,4 @@ class SegmentStore:
         # Not while a batch is on its way into it. Where files are left, or nothing was, it stays as it is.
         with self._writing, contextlib.suppress(OSError):
             self.path(flow, 1).parent.rmdir()
+            self._made.discard(flow)

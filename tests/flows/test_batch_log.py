@@ -22,6 +22,7 @@ class BatchLogMachine(RuleBasedStateMachine):
         self.log = BatchLog()
         self.model: list[BatchMeta] = []
         self.dropped = 0
+        self.events: list[int] = []
 
     @rule(gap=st.integers(0, 3), items=st.integers(1, 9), spread=st.integers(0, 9), later_ms=st.integers(0, 5))
     def seal(self, gap: int, items: int, spread: int, later_ms: int) -> None:
@@ -38,6 +39,18 @@ class BatchLogMachine(RuleBasedStateMachine):
         gone = self.log.drop_through(number)
         assert list(gone) == list(range(self.dropped + 1, number + 1))
         self.dropped = max(self.dropped, number)
+        self.events += [0] * (self.dropped - len(self.events))
+
+    @rule(newest=st.lists(st.integers(0, 50), max_size=4), back=st.integers(0, 2))
+    def clock(self, newest: list[int], back: int) -> None:
+        first = max(self.log.clocked_through + 1 - back, 1)
+        known = len(self.events)
+        self.log.clock(first, newest)
+        for number, event in enumerate(newest, first):
+            if known < number <= len(self.model) and number > self.dropped:
+                # What was dropped unread is never known.
+                self.events += [0] * (number - 1 - len(self.events))
+                self.events.append(event)
 
     @rule()
     def restart(self) -> None:
@@ -52,6 +65,24 @@ class BatchLogMachine(RuleBasedStateMachine):
             rest = [(batch.last_commit, batch.sealed_ms) for batch in self.model[max(after, self.dropped) :]]
             columns = (int64s_from_bytes(state.last_commits), int64s_from_bytes(state.sealed_ms))
             assert list(zip(*columns, strict=True)) == rest
+
+    @invariant()
+    def clock_at_a_batch_is_the_newest_event_time_until_then(self) -> None:
+        assert self.log.clocked_through == max(len(self.events), self.dropped)
+        for number in range(self.dropped, len(self.model) + 1):
+            assert self.log.event_ms_at(number) == max(self.events[:number], default=0)
+
+    @invariant()
+    def all_items_of_an_event_time_or_a_later_one_are_read_from_there(self) -> None:
+        for event in (1, 10, 30, 60):
+            dropped = [known for known in self.events[: self.dropped] if known >= event]
+            try:
+                cursor = self.log.before_event(event)
+            except RetentionExceededError:
+                assert dropped
+            else:
+                assert not dropped
+                assert all(known < event for known in self.events[self.dropped : cursor])
 
     @invariant()
     def retained_batches_are_those_of_the_model(self) -> None:
@@ -95,6 +126,16 @@ def test_log_that_begins_above_one_never_uses_the_numbers_below() -> None:
         again.get(50)
 
 
+@pytest.mark.parametrize(("size_bytes", "through"), [(50, 0), (49, 1), (40, 1), (39, 2), (10, 4), (9, 5), (0, 5)])
+def test_as_many_batches_are_kept_for_a_size_as_fit_into_it(size_bytes: int, through: int) -> None:
+    log = BatchLog()
+    for number in range(1, 6):
+        log.append(number, number, 1, 10, number)
+    assert log.before_bytes(size_bytes) == through
+    log.drop_through(2)
+    assert log.before_bytes(size_bytes) == max(through, 2)
+
+
 def test_batch_that_is_dropped_unsealed_or_impossible_has_its_own_refusal() -> None:
     log = BatchLog()
     log.append(1, 5, 5, 10, 100)
@@ -122,6 +163,16 @@ def test_batch_that_does_not_follow_is_refused(first_commit: int, last_commit: i
     assert log.last == 1
 
 
+def test_batches_after_the_one_named_weigh_no_more_than_the_bound() -> None:
+    log = BatchLog()
+    assert log.before_bytes(5) == 0
+    for number in range(1, 5):
+        log.append(number, number, 1, 10 * number, 0)
+    assert [log.before_bytes(size) for size in (0, 39, 40, 69, 70, 90, 99, 100, 200)] == [4, 4, 3, 3, 2, 1, 1, 0, 0]
+    log.drop_through(2)
+    assert [log.before_bytes(size) for size in (39, 40, 69, 70)] == [4, 3, 3, 2]
+
+
 @settings(deadline=None)
 @given(
     st.lists(st.integers(0, 20), max_size=8),
@@ -130,16 +181,26 @@ def test_batch_that_does_not_follow_is_refused(first_commit: int, last_commit: i
     st.integers(0, 30),
     st.integers(0, 200),
     st.integers(0, 8),
+    st.integers(0, 40),
 )
-def test_batch_goes_only_when_consumers_and_time_have_passed_it(
-    steps_ms: list[int], cursors: dict[str, int], required: set[str], retention_ms: int, now_ms: int, dropped: int
+def test_batch_goes_only_when_consumers_and_time_or_size_have_passed_it(
+    steps_ms: list[int],
+    cursors: dict[str, int],
+    required: set[str],
+    retention_ms: int,
+    now_ms: int,
+    dropped: int,
+    retention_bytes: int,
 ) -> None:
-    """Consumers are required or not, and required ones may never have come."""
-    flow = FlowDeclaration(name="f", source="a", retention_ms=retention_ms, consumers=tuple(sorted(required)))
+    """Consumers are required or not, and required ones may never have come; batch n has n bytes."""
+    names = tuple(sorted(required))
+    flow = FlowDeclaration(
+        name="f", source="a", retention_ms=retention_ms, retention_bytes=retention_bytes, consumers=names
+    )
     log, consumers, sealed = BatchLog(), Consumers(flow.consumers), []
     for number, step_ms in enumerate(steps_ms):
         sealed.append((sealed[-1] if sealed else 0) + step_ms)
-        log.append(number + 1, number + 1, 1, 1, sealed[-1])
+        log.append(number + 1, number + 1, 1, number + 1, sealed[-1])
     for name, cursor in cursors.items():
         fence = consumers.attach(name, "n", log).fence
         consumers.move(name, min(cursor, log.last), fence, log)
@@ -149,6 +210,8 @@ def test_batch_goes_only_when_consumers_and_time_have_passed_it(
         awaited = [cursors.get(name, 0) for name in required or cursors]
         passed = bool(awaited) and min(awaited) >= number
         over = sealed[number - 1] + retention_ms <= now_ms
-        assert (number <= through) == (passed and over)
+        follow = sum(range(number, log.last + 1))
+        heavy = bool(retention_bytes) and follow > retention_bytes
+        assert (number <= through) == (passed and (over or heavy))
     log.drop_through(through)
     assert droppable_through(flow, log, consumers, now_ms) == log.first - 1

@@ -103,6 +103,21 @@ def test_batches_are_published_in_order_by_one_thread_that_is_not_the_callers() 
     assert disk.threads == {"segment-writer"}
 
 
+def test_writer_rests_between_the_parts_of_a_batch() -> None:
+    disk = FakeDisk()
+    rests: list[str] = []
+    publisher = Publisher(
+        disk, on_failure=Heard().on_failure, rest=lambda: rests.append(threading.current_thread().name)
+    )
+    publisher.start()
+    publisher.submit(batch(1))
+    assert publisher.wait_done(publisher.mark(), TIMEOUT_S)
+    publisher.close(TIMEOUT_S)
+    assert disk.batches["f", 1] == payload(batch(1))
+    # Behind a run, behind a range, behind their one record batch.
+    assert rests == ["segment-writer"] * 3
+
+
 def test_failed_write_is_reported_tried_again_and_overtaken_by_nothing() -> None:
     disk = FakeDisk(OSError(28, "No space left on device"), OSError(5, "Input/output error"))
     with running(disk) as (publisher, heard):

@@ -133,7 +133,7 @@ def test_failed_write_leaves_nothing_behind(store: SegmentStore, monkeypatch: py
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(segment_store.os, call, fail)
+    monkeypatch.setattr(os, call, fail)
     with pytest.raises(OSError, match="No space"):
         store.put("f", 2, PAYLOAD)
     monkeypatch.undo()
@@ -147,3 +147,34 @@ def test_file_aside_from_a_crash_is_removed_at_the_start(store: SegmentStore) ->
     aside.write_bytes(PAYLOAD[:10])
     assert SegmentStore(store.directory).list("f") == [1]
     assert not aside.exists()
+
+
+def test_a_batch_costs_two_flushes_and_its_flows_first_the_directorys_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[str] = []
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        flushed.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        fsync(descriptor)
+
+    store = SegmentStore(tmp_path / "segments")
+    monkeypatch.setattr(os, "fsync", noted)
+
+    def flushes(number: int) -> list[str]:
+        flushed.clear()
+        store.put("f", number, b"payload")
+        return list(flushed)
+
+    first = [tmp_path.name, "segments", f"{1:016d}.aside", "f"]
+    assert flushes(1) == first
+    assert flushes(2) == [f"{2:016d}.aside", "f"]
+    # A directory that was removed, by this store or by somebody else, is made again.
+    store.drop_through("f", 2)
+    assert flushes(1) == first
+    store.drop("f", 1)
+    (tmp_path / "segments" / "f").rmdir()
+    with pytest.raises(OSError, match="No such file"):
+        store.put("f", 1, b"payload")
+    assert flushes(1) == first
