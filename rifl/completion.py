@@ -40,7 +40,8 @@ class CompletionRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class RangeRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Results of the operations ``first``..``last``, applied in order with adjacent commit numbers.
+    """Results of the operations ``first``..``last``, applied in order with adjacent commit numbers: a range's, or those
+    of a run of single operations (:meth:`oncegate.rifl.result_tracker.ResultTracker.record_run`).
 
     Costs one object whatever its length; ``fingerprints`` is one buffer of 8 bytes an operation, so that a
     retry that is cut differently can be compared part by part (SEMANTICS, *Ranges*).

@@ -65,6 +65,13 @@ class KeyRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return KEY_OVERHEAD_BYTES + len(self.tenant) + len(self.key) + (0 if result is None else int(result.size))
 
 
+class Held(msgspec.Struct, gc=False):
+    """What the remembered keys of one tenant take; follows from the keys, and is not saved."""
+
+    keys: int = 0
+    bytes: int = 0
+
+
 class Changes(NamedTuple):
     """What has changed since the last call; numbers from ``gone_first`` and below ``gone_end`` are forgotten."""
 
@@ -76,11 +83,22 @@ class Changes(NamedTuple):
 class KeyTable:
     """All remembered keys. A tenant's name holds no NUL, which separates it from the key in ``_by_name``."""
 
-    __slots__ = ("_by_name", "_by_number", "_saved_first", "_saved_next", "bytes", "first", "forgotten_ms", "next")
+    __slots__ = (
+        "_by_name",
+        "_by_number",
+        "_of_tenant",
+        "_saved_first",
+        "_saved_next",
+        "bytes",
+        "first",
+        "forgotten_ms",
+        "next",
+    )
 
     def __init__(self) -> None:
         self._by_name: dict[str, KeyRecord] = {}
         self._by_number: dict[int, KeyRecord] = {}
+        self._of_tenant: dict[str, Held] = {}
         self.first = SequenceNumber(1)
         """Number of the oldest remembered key."""
         self.next = SequenceNumber(1)
@@ -97,6 +115,24 @@ class KeyTable:
         """Yield the remembered keys in the order of their first use."""
         return iter(self._by_number.values())
 
+    def of_tenant(self, tenant: str) -> Held:
+        """Return what a tenant's remembered keys take, to be read only."""
+        return self._of_tenant.get(tenant) or Held()
+
+    def has(self, tenant: str, key: str) -> bool:
+        """Tell whether a key is remembered."""
+        return _name(tenant, key) in self._by_name
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no new key is taken, of whichever tenant."""
+        return len(self) >= KEYS_MAX or self.bytes >= KEYS_BYTES_MAX
+
+    def room_in_ms(self, now_ms: int) -> int:
+        """Return when the next key is forgotten, from cluster time ``now_ms`` on."""
+        oldest = self._by_number.get(self.first)
+        return 0 if oldest is None else max(0, oldest.ends_ms - now_ms)
+
     def decide(
         self, tenant: str, key: str, fingerprint: Fingerprint, named_ms: ClusterTimeMs, now_ms: ClusterTimeMs
     ) -> Execute | KeyRecord | Refusal:
@@ -112,14 +148,14 @@ class KeyTable:
         Returns:
             EXECUTE, the record to answer from, or the refusal.
         """
-        known = self._by_name.get(_name(tenant, key))
+        known = self._by_name.get(f"{tenant}\0{key}")  # the hot path spares a call
         if known is not None:
             return known if known.record.fingerprint == fingerprint else Refusal.PAYLOAD_MISMATCH
         if named_ms > now_ms:
             return Refusal.BAD_REQUEST
         if NO_TIME < named_ms <= self.forgotten_ms:
             return Refusal.SESSION_EXPIRED
-        if len(self) >= KEYS_MAX or self.bytes >= KEYS_BYTES_MAX:
+        if self.next - self.first >= KEYS_MAX or self.bytes >= KEYS_BYTES_MAX:  # is_full
             return Refusal.QUOTA
         return EXECUTE
 
@@ -129,24 +165,53 @@ class KeyTable:
 
     def add(self, record: KeyRecord) -> None:
         """Remember a key under its number, the next one."""
-        name, newest = _name(record.tenant, record.key), self._by_number.get(self.next - 1)
-        if record.number != self.next:
-            raise InvariantViolation(f"idempotency key {record.number} comes where {self.next} is the next")
+        number, tenant, commit = record.number, record.tenant, record.record.commit
+        name, newest = f"{tenant}\0{record.key}", self._by_number.get(self.next - 1)
+        if number != self.next:
+            raise InvariantViolation(f"idempotency key {number} comes where {self.next} is the next")
         if name in self._by_name:
-            raise InvariantViolation(f"idempotency key {record.number} is remembered already: it was executed twice")
-        commit = record.record.commit
-        least = (self.forgotten_ms, 0, 1) if newest is None else _order(newest, newest.record.commit + 1)
-        if any(now < before for now, before in zip(_order(record, commit), least, strict=True)):
-            raise InvariantViolation(f"idempotency key {record.number} is older than the one before it")
+            raise InvariantViolation(f"idempotency key {number} is remembered already: it was executed twice")
+        if newest is None:
+            is_older = record.used_ms < self.forgotten_ms or record.ends_ms < 0 or commit < 1
+        else:
+            is_older = (
+                record.used_ms < newest.used_ms or record.ends_ms < newest.ends_ms or commit <= newest.record.commit
+            )
+        if is_older:
+            raise InvariantViolation(f"idempotency key {number} is older than the one before it")
         self._by_name[name] = record
-        self._by_number[record.number] = record
-        self.next = SequenceNumber(record.number + 1)
-        self.bytes += record.size
+        self._by_number[number] = record
+        self.next = number + 1  # type: ignore[assignment]  # the hot path spares a call
+        size = record.size
+        self.bytes += size
+        held = self._of_tenant.get(tenant)
+        if held is None:
+            self._of_tenant[tenant] = Held(1, size)
+        else:
+            held.keys += 1
+            held.bytes += size
 
     def last_end_ms(self) -> ClusterTimeMs:
         """Return until when the newest key is remembered; 0 without one."""
         newest = self._by_number.get(self.next - 1)
-        return ClusterTimeMs(0) if newest is None else newest.ends_ms
+        return 0 if newest is None else newest.ends_ms  # type: ignore[return-value]  # the hot path spares a call
+
+    def fence(self, now_ms: ClusterTimeMs, slept_ms: int, skipped: int) -> None:
+        """Refuse every key that names a time up to ``now_ms`` and is not remembered: it may have been used elsewhere.
+
+        Those that are remembered stay for as long as they would have, ``slept_ms`` of cluster time left out, and count
+        as first used at ``now_ms``. Numbers go on ``skipped`` higher, theirs too: a number that was given elsewhere is
+        nobody's here.
+        """
+        kept = list(self)
+        self._by_name.clear()
+        self._by_number.clear()
+        self._of_tenant.clear()
+        self.bytes, self.forgotten_ms = 0, now_ms
+        self.first = self.next = SequenceNumber(self.next + skipped)
+        for one in kept:
+            ends_ms = ClusterTimeMs(one.ends_ms + slept_ms)
+            self.add(KeyRecord(self.next, one.tenant, one.key, now_ms, ends_ms, one.record))
 
     def due(self, now_ms: int) -> bool:
         """Tell whether a key's time is over."""
@@ -163,6 +228,11 @@ class KeyTable:
             del self._by_number[self.first]
             del self._by_name[_name(gone.tenant, gone.key)]
             self.bytes -= gone.size
+            held = self._of_tenant[gone.tenant]
+            held.keys -= 1
+            held.bytes -= gone.size
+            if not held.keys:
+                del self._of_tenant[gone.tenant]
             self.forgotten_ms = gone.used_ms
             self.first = SequenceNumber(self.first + 1)
             count += 1
@@ -175,7 +245,9 @@ class KeyTable:
         known = self._by_number.get(number)
         if known is None:
             return ResolveVerdict(Fate.EXPIRED)
-        return ResolveVerdict(Fate.APPLIED, known.record) if known.tenant == tenant else ResolveVerdict(Fate.NEVER_SEEN)
+        return (
+            ResolveVerdict(Fate.EXECUTED, known.record) if known.tenant == tenant else ResolveVerdict(Fate.NEVER_SEEN)
+        )
 
     def take_changes(self) -> Changes:
         """Return what has changed since the last call. Takes time in proportion to the number of new keys."""
@@ -205,7 +277,7 @@ class KeyTable:
         return [self.first, self.next, self.forgotten_ms, self.bytes, list(self)]
 
 
-class KeySlot(NamedTuple):
+class KeySlot(msgspec.Struct, frozen=True, gc=False):
     """Takes the completion record of one new key (:meth:`oncegate.rifl.result_tracker.ResultTracker.record` of a
     session).
     """
@@ -226,13 +298,11 @@ class KeySlot(NamedTuple):
     ) -> CompletionRecord:
         """Remember the applied request and return its record. A key never ends before an older one does."""
         record = CompletionRecord(fingerprint, commit, result, traceparent)
-        ends_ms = ClusterTimeMs(max(self.now_ms + self.lifetime_ms, self.keys.last_end_ms()))
+        ends_ms: ClusterTimeMs = self.now_ms + self.lifetime_ms  # type: ignore[assignment]
+        if ends_ms < (least_ms := self.keys.last_end_ms()):
+            ends_ms = least_ms
         self.keys.add(KeyRecord(sequence, self.tenant, self.key, self.now_ms, ends_ms, record))
         return record
-
-
-def _order(key: KeyRecord, commit: int) -> tuple[int, int, int]:
-    return key.used_ms, key.ends_ms, commit
 
 
 def _name(tenant: str, key: str) -> str:

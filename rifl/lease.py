@@ -93,6 +93,11 @@ class ExpiryQueue:
             self._free_gone(ends_ms, looks)
         return sorted(found)
 
+    @property
+    def next_ms(self) -> int | None:
+        """Cluster time after which a lease may have ended that has not ended yet; None if none is filed."""
+        return (self._order[0] + 1) * BUCKET_MS if self._order else None
+
     def is_behind(self, now_ms: int) -> bool:
         """Tell whether a call of :meth:`due` at ``now_ms`` has left work for another one."""
         order = self._order

@@ -10,7 +10,7 @@ states; first incomplete is the start of the oldest place that is not complete.
 |---|---|---|
 | open | ``take_singles``, ``take_range`` | by one of the three below |
 | complete | ``complete``: the result has been received | acknowledged as soon as nothing older is missing |
-| abandoned | ``abandon``: the caller knows that the outcome is unknown | acknowledged when the window needs its place |
+| abandoned | ``abandon``: nobody received its result, if it has one | acknowledged when the window needs its place |
 | free | ``release``: surely never applied | its number is given out again |
 
 An abandoned number stays unacknowledged as long as possible, so that its outcome can still be asked for; once
@@ -79,6 +79,10 @@ class RequestTracker:
     def first_incomplete(self) -> SequenceNumber:
         """Smallest number whose result has not been received: acknowledges everything below it."""
         return SequenceNumber(self._order[0] if self._order else self._next)
+
+    def has_given(self, sequence: int) -> bool:
+        """Whether the number is that of an operation, and not one that an operation may yet get."""
+        return 1 <= sequence < self._next and sequence not in self._free
 
     @property
     def incomplete(self) -> int:
@@ -156,11 +160,25 @@ class RequestTracker:
             self._highest = highest
         self._advance()
 
-    def abandon(self, firsts: Sequence[int]) -> None:
-        """Give up waiting for these places; they stay unacknowledged until :meth:`make_room` needs them."""
+    def abandon(self, firsts: Sequence[int], *, recorded: bool = False) -> None:
+        """Give up waiting for these places; they stay unacknowledged until :meth:`make_room` needs them.
+
+        Args:
+            firsts: which.
+            recorded: the server has recorded them, and nobody waits for what it answered.
+        """
         if not self._held.issuperset(firsts):
             raise ValueError("an abandoned number is not open")
         self._abandoned.update(firsts)
+        if recorded:
+            self._highest = max([self._highest, *(first + self._lengths.get(first, 1) - 1 for first in firsts)])
+
+    def reopen(self, first: int) -> bool:
+        """Wait for an abandoned place again; False, and nothing changes, for any other place."""
+        if first not in self._abandoned:
+            return False
+        self._abandoned.discard(first)
+        return True
 
     def settle(self, first: int) -> bool:
         """Note that the doubt about an abandoned place has ended; False, and nothing changes, for any other place."""
@@ -190,16 +208,17 @@ class RequestTracker:
             else:
                 heappush(self._free, first)
 
-    def make_room(self, *, told_full: bool = False) -> None:
+    def make_room(self, singles: int = 1, *, told_full: bool = False) -> None:
         """Acknowledge abandoned and free numbers at the bottom of a full window, oldest first.
 
         Stops one window above the highest number that the server has recorded: it would refuse to acknowledge more.
 
         Args:
+            singles: how many single numbers are to have room.
             told_full: the server has said WINDOW_FULL. A range that reached it in pieces takes one place a piece there,
                 but one place here: one number more is acknowledged, although there seems to be room.
         """
-        while self._order and (told_full or not self.room_for_range or not self.room_for_singles):
+        while self._order and (told_full or not self.room_for_range or self.room_for_singles < singles):
             first = self._order[0]
             free = bool(self._free) and self._free[0] == first
             if not free and first not in self._abandoned:

@@ -8,7 +8,7 @@ resolve and an attempt still in flight. First row that holds decides:
 | 1 | the request carries an ack that is impossible (as in the apply rule) | BAD_ACK |
 | 2 | the request carries an epoch that is not the session's | FENCED |
 | 3 | sequence number < first incomplete of the session | ``acknowledged`` |
-| 4 | a completion record exists, alone or in a range | ``applied`` with it, or ``sealed`` |
+| 4 | a completion record exists, alone or in a range | ``executed`` with it, or ``sealed`` |
 | 5 | no place in the window | WINDOW_FULL |
 | 6 | otherwise | the id is sealed in this transition: ``sealed`` |
 
@@ -28,9 +28,9 @@ from oncegate.rifl.result_tracker import ResultTracker
 
 
 class Fate(StrEnum):
-    """What is known of a request id; the names of API.md."""
+    """What is known of a request id; of what ran, its record tells whether it was applied or refused."""
 
-    APPLIED = "applied"
+    EXECUTED = "executed"
     SEALED = "sealed"
     NEVER_SEEN = "never_seen"
     ACKNOWLEDGED = "acknowledged"
@@ -38,7 +38,7 @@ class Fate(StrEnum):
 
 
 class ResolveVerdict(NamedTuple):
-    """Fate of a request id; with APPLIED also the record to answer from."""
+    """Fate of a request id; with EXECUTED also the record to answer from."""
 
     fate: Fate
     record: CompletionRecord | None = None
@@ -51,7 +51,7 @@ def look_up(tracker: ResultTracker, sequence: int) -> ResolveVerdict:
     record = tracker.find(sequence)
     if record is None:
         return ResolveVerdict(Fate.NEVER_SEEN)
-    return ResolveVerdict(Fate.SEALED) if record.sealed else ResolveVerdict(Fate.APPLIED, record)
+    return ResolveVerdict(Fate.SEALED) if record.sealed else ResolveVerdict(Fate.EXECUTED, record)
 
 
 def resolve(tracker: ResultTracker, sequence: SequenceNumber, first_incomplete: SequenceNumber) -> ResolveVerdict:

@@ -7,7 +7,7 @@ Invariants; whoever is about to break one gets an InvariantViolation, and nothin
 
 - a sequence number is recorded once, alone or in one range: a second record would hide a second execution;
 - what is recorded is at least first incomplete and 1, and at most ``highest``;
-- ranges are disjoint and in ascending order;
+- ranges are disjoint and in ascending order, and so are runs;
 - a commit number is at least 1; only a seal has none;
 - first incomplete never goes back, and is at most ``highest + window``.
 """
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -51,11 +52,30 @@ class ResultTracker(msgspec.Struct, gc=False):
     bytes: int = 0
     _records: dict[int, CompletionRecord] | None = None
     _ranges: list[RangeRecord] | None = None
+    _runs: list[RangeRecord] | None = None
 
     @property
     def records(self) -> Mapping[int, CompletionRecord]:
-        """Records of single operations by sequence number, to be read only."""
+        """Records of single operations by sequence number, to be read only; those of runs are made for each look."""
+        if self._runs is None:
+            return self.kept_singly
+        made = {number: _record_of(run, number) for run in self._runs for number in range(run.first, run.last + 1)}
+        return {**made, **self.kept_singly}
+
+    @property
+    def records_count(self) -> int:
+        """How many :attr:`records` there are."""
+        return len(self.kept_singly) + sum([run.last - run.first + 1 for run in self.runs])
+
+    @property
+    def kept_singly(self) -> Mapping[int, CompletionRecord]:
+        """Those of :attr:`records` that are in no run, to be read only."""
         return {} if self._records is None else self._records
+
+    @property
+    def runs(self) -> Sequence[RangeRecord]:
+        """The other ones: runs in ascending order, to be read only."""
+        return [] if self._runs is None else self._runs
 
     @property
     def ranges(self) -> Sequence[RangeRecord]:
@@ -128,17 +148,36 @@ class ResultTracker(msgspec.Struct, gc=False):
         if record.last > self.highest:
             self.highest = record.last
 
+    def record_run(self, record: RangeRecord) -> None:
+        """Remember single operations under adjacent numbers that were plainly applied, each as :meth:`record` would.
+
+        A run is a short form of as many records, not a range: each operation takes a place, and no bytes are counted.
+
+        Raises:
+            InvariantViolation: it is not above all that is recorded and acknowledged, its length is not that of its
+                fingerprints, or the commit number is none.
+        """
+        if len(record.fingerprints) != (record.last - record.first + 1) * FINGERPRINT_BYTES or not record.fingerprints:
+            raise InvariantViolation(f"run {record.first}..{record.last}: {len(record.fingerprints)} bytes of prints")
+        if record.first <= self.highest or record.first < self.first_incomplete or record.commit < 1:
+            raise InvariantViolation(f"run {record.first}..{record.last} is not above the highest, {self.highest}")
+        if self._runs is None:
+            self._runs = [record]
+        else:
+            self._runs.append(record)
+        self.highest = record.last
+
     def _require_new(self, first: SequenceNumber, last: SequenceNumber, commit: int = 1) -> None:
         """Raise InvariantViolation unless ``first``..``last`` may be recorded now."""
         if commit < 1:
             raise InvariantViolation(f"operation {first} was executed under commit number {commit}")
         if first < max(1, self.first_incomplete):
             raise InvariantViolation(f"operation {first} is recorded below first incomplete {self.first_incomplete}")
-        records, ranges = self.records, self.ranges
+        ranges = self.ranges
         at = bisect_right(ranges, last, key=_first) - 1
         if (
-            (first in records)
-            or (first < last and any(first <= sequence <= last for sequence in records))
+            self.find(first) is not None
+            or (first < last and any(first <= sequence <= last for sequence in self.records))
             or (at >= 0 and ranges[at].last >= first)
         ):
             raise InvariantViolation(f"a record of operations {first} to {last} exists: they were executed twice")
@@ -152,23 +191,17 @@ class ResultTracker(msgspec.Struct, gc=False):
             return
         if first_incomplete > self.highest:
             self.first_incomplete, self.bytes = first_incomplete, 0
-            self._records = self._ranges = None
+            self._records = self._ranges = self._runs = None
             return
         if self._records is not None:
             self._drop_records(self._records, first_incomplete)
         self.first_incomplete = first_incomplete
         if self._ranges is not None and self._ranges[0].first < first_incomplete:
-            kept: list[RangeRecord] = []
-            for part in self._ranges:
-                if part.last < first_incomplete:
-                    self.bytes -= len(part.fingerprints)
-                elif part.first < first_incomplete:
-                    rest = _cut(part, first_incomplete)
-                    self.bytes -= len(part.fingerprints) - len(rest.fingerprints)
-                    kept.append(rest)
-                else:
-                    kept.append(part)
-            self._ranges = kept or None
+            self.bytes -= _bytes(self._ranges)
+            self._ranges = _from(self._ranges, first_incomplete)
+            self.bytes += _bytes(self.ranges)
+        if self._runs is not None and self._runs[0].first < first_incomplete:
+            self._runs = _from(self._runs, first_incomplete)
 
     def _drop_records(self, records: dict[int, CompletionRecord], first_incomplete: int) -> None:
         gone: Iterable[int]
@@ -196,7 +229,7 @@ class ResultTracker(msgspec.Struct, gc=False):
             return False
         freed: int = sum(
             record.result.size
-            for sequence, record in self.records.items()
+            for sequence, record in self.kept_singly.items()
             if sequence < first_incomplete and record.result is not None
         )
         for part in self.ranges:
@@ -222,9 +255,31 @@ class ResultTracker(msgspec.Struct, gc=False):
         return sum(s >= base for s in self.records) + sum(r.last >= base for r in self.ranges)
 
     def find(self, sequence: int) -> CompletionRecord | None:
-        """Return the record of an operation, alone or in a range, or None."""
+        """Return the record of an operation, alone, in a run or in a range, or None."""
         record = None if self._records is None else self._records.get(sequence)
-        return self._of_range(sequence) if record is None and self._ranges is not None else record
+        if record is None and self._runs is not None:
+            record = _found(self._runs, sequence)
+        return _found(self._ranges, sequence) if record is None and self._ranges is not None else record
+
+    def open_requests(self, after: int, limit: int) -> list[tuple[int, int, CompletionRecord | RangeRecord | None]]:
+        """Return up to ``limit`` runs of sequence numbers above ``after`` that are not acknowledged, ascending.
+
+        A run has a first and a last number, and a record, a range's record, or None for numbers below ``highest`` that
+        were never seen.
+        """
+        marks: list[tuple[int, int, CompletionRecord | RangeRecord | None]] = [
+            *((sequence, sequence, record) for sequence, record in self.records.items()),
+            *((part.first, part.last, part) for part in self.ranges),
+        ]
+        marks.sort(key=itemgetter(0))
+        runs: list[tuple[int, int, CompletionRecord | RangeRecord | None]] = []
+        at = max(1, self.first_incomplete)
+        for first, last, record in marks:
+            if at < first:
+                runs.append((at, first - 1, None))
+            runs.append((first, last, record))
+            at = last + 1
+        return [run for run in runs if run[1] > after][:limit]
 
     def places(self, sequence: int, base: int, gap_unit: int = 1) -> int:
         """Count the places from ``base`` up to, not including, ``sequence``.
@@ -248,15 +303,6 @@ class ResultTracker(msgspec.Struct, gc=False):
             places += -((at - sequence) // gap_unit)
         return places
 
-    def _of_range(self, sequence: int) -> CompletionRecord | None:
-        ranges = self.ranges
-        at = bisect_right(ranges, sequence, key=_first) - 1
-        if at < 0 or ranges[at].last < sequence:
-            return None
-        part = ranges[at]
-        fingerprint = Fingerprint(int.from_bytes(part.slice(sequence, sequence), "big"))
-        return CompletionRecord(fingerprint, part.commit_of(sequence), None, part.traceparent)
-
     @classmethod
     def restore(
         cls,
@@ -265,22 +311,25 @@ class ResultTracker(msgspec.Struct, gc=False):
         highest: SequenceNumber,
         records: dict[int, CompletionRecord],
         ranges: list[RangeRecord],
+        runs: list[RangeRecord] | None = None,
     ) -> ResultTracker:
-        """Return the tracker that held these; ``ranges`` in ascending order. Takes over both containers.
+        """Return the tracker that held these; ``ranges`` and ``runs`` in ascending order. Takes over the containers.
 
         Raises:
             InvariantViolation: no tracker can have held these.
         """
-        end = max(1, first_incomplete)
-        for part in ranges:
-            if not end <= part.first <= part.last:
-                raise InvariantViolation(f"saved range {part.first}..{part.last} overlaps what is below {end}")
-            end = part.last + 1
+        runs = runs or []
+        for name, parts in (("range", ranges), ("run", runs)):
+            end = max(1, first_incomplete)
+            for part in parts:
+                if not end <= part.first <= part.last:
+                    raise InvariantViolation(f"saved {name} {part.first}..{part.last} overlaps what is below {end}")
+                end = part.last + 1
         if records and min(records) < first_incomplete:
             raise InvariantViolation(f"saved record {min(records)} is below first incomplete {first_incomplete}")
-        if max(end - 1 if ranges else 0, max(records, default=0)) > highest:
+        if max((0, *records, *[part.last for parts in (ranges, runs) for part in parts[-1:]])) > highest:
             raise InvariantViolation(f"a saved record is above {highest}, the highest number seen")
-        tracker = cls(shared_int(window), first_incomplete, highest, 0, records or None, ranges or None)
+        tracker = cls(shared_int(window), first_incomplete, highest, 0, records or None, ranges or None, runs or None)
         if records:
             tracker.bytes = sum(record.result.size for record in records.values() if record.result is not None)
         if ranges:
@@ -300,6 +349,25 @@ class ResultTracker(msgspec.Struct, gc=False):
 
 def _first(record: RangeRecord) -> SequenceNumber:
     return record.first
+
+
+def _bytes(ranges: Sequence[RangeRecord]) -> int:
+    return sum([len(part.fingerprints) for part in ranges])
+
+
+def _found(parts: Sequence[RangeRecord], sequence: int) -> CompletionRecord | None:
+    at = bisect_right(parts, sequence, key=_first) - 1
+    return None if at < 0 or parts[at].last < sequence else _record_of(parts[at], sequence)
+
+
+def _record_of(part: RangeRecord, sequence: int) -> CompletionRecord:
+    fingerprint = Fingerprint(int.from_bytes(part.slice(sequence, sequence), "big"))
+    return CompletionRecord(fingerprint, part.commit_of(sequence), None, part.traceparent)
+
+
+def _from(parts: list[RangeRecord], first: SequenceNumber) -> list[RangeRecord] | None:
+    """Return what is left from ``first`` on; None for nothing."""
+    return [part if part.first >= first else _cut(part, first) for part in parts if part.last >= first] or None
 
 
 def _cut(part: RangeRecord, first: SequenceNumber) -> RangeRecord:

@@ -8,9 +8,9 @@ session's records. :data:`RULE` lists conditions in order; **the first one that 
 
 - :func:`decide_by_table` walks :data:`RULE`. It is the definition, and too slow to serve.
 - :func:`decide` says the same of one operation, by hand. :func:`decide_each` says the same of a request's operations
-  and is as fast as two comparisons where all of them are new. :func:`oncegate.rifl.range_rule.decide_range` says it of
-  a range. ``tests/rifl/test_rule.py`` proves all three equal to the table, for every tracker, request and standing that
-  fit into small windows.
+  and is as fast as two comparisons where all of them are new; :func:`is_new_run` tells of many, at once, that they
+  are. :func:`oncegate.rifl.range_rule.decide_range` says it of a range. ``tests/rifl/test_rule.py`` proves all of them
+  equal to the table, for every tracker, request and standing that fit into small windows.
 - The table in docs/SEMANTICS.md is :func:`table_as_markdown`; ``make docs`` writes it there.
 
 To decide changes nothing. What follows from a verdict is the caller's, in one transition: after EXECUTE it applies
@@ -356,6 +356,24 @@ def decide_each(
     return verdicts, len(verdicts) - refused
 
 
+def is_new_run(
+    tracker: ResultTracker, first: SequenceNumber, count: int, first_incomplete: SequenceNumber, stand: Standing
+) -> bool:
+    """Tell whether ``count`` operations from ``first`` on are surely new, if each leaves a record without result.
+
+    Then what :func:`decide_each` would do with them one by one may be done at once. False says nothing.
+    """
+    known = tracker.first_incomplete
+    base = known if known > first_incomplete else first_incomplete
+    return (
+        stand is _LIVE
+        and base <= tracker.highest + 1
+        and tracker.highest < first
+        and first + count <= base + tracker.window
+        and tracker.bytes <= RECORD_BYTES_MAX
+    )
+
+
 def decide(
     tracker: ResultTracker,
     sequence: SequenceNumber,
@@ -402,7 +420,7 @@ def is_range_beyond_window(tracker: ResultTracker, first: int, first_incomplete:
         return True
     # Short ranges from high to low would each see one gap below and pass for ever; the lowest missing always may.
     return (
-        len(tracker.records) + len(tracker.ranges) >= tracker.window
+        tracker.records_count + len(tracker.ranges) >= tracker.window
         and tracker.held(base) >= tracker.window
         and tracker.has_gap(base, first)
     )

@@ -113,7 +113,7 @@ class Model:
             fate = ("acknowledged", 0)
         elif sequence in known.done:
             commit = known.done[sequence][1]
-            fate = ("applied", commit) if commit else ("sealed", 0)
+            fate = ("executed", commit) if commit else ("sealed", 0)
         elif sequence >= base + known.window and places(known.done, base, sequence, 1) >= known.window:
             return "WINDOW_FULL", 0
         else:

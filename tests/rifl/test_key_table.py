@@ -249,7 +249,7 @@ def test_bytes_are_bounded_before_execution(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_request_ids_of_keys_are_looked_up_by_their_own_tenant() -> None:
     keys = _filled(2)
-    assert keys.look_up(1) == (Fate.APPLIED, CompletionRecord(7, 1))
+    assert keys.look_up(1) == (Fate.EXECUTED, CompletionRecord(7, 1))
     assert keys.look_up(1, "bob").fate is Fate.NEVER_SEEN
     assert keys.look_up(3).fate is Fate.NEVER_SEEN
     keys.forget(12, 10)

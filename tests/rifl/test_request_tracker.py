@@ -258,3 +258,45 @@ def test_resumed_tracker_acknowledges_no_more_than_the_server_accepts() -> None:
     assert tracker.first_incomplete == 61 <= 57 + 16
     tracker.complete([61])
     assert tracker.first_incomplete == 62
+
+
+def test_recorded_number_that_nobody_received_is_acknowledged_only_for_room() -> None:
+    tracker = RequestTracker(window=4)
+    for _ in range(3):
+        tracker.take_singles(4)
+        tracker.abandon(range(tracker.first_incomplete, tracker.first_incomplete + 4), recorded=True)
+        first = tracker.first_incomplete
+        assert tracker.room_for_singles == 0
+        tracker.make_room(2)
+        assert (tracker.room_for_singles, tracker.first_incomplete) == (2, first + 2)
+        tracker.make_room(4)
+        assert tracker.room_for_singles == 4
+
+
+def test_range_that_nobody_received_counts_to_its_last_number() -> None:
+    tracker = RequestTracker(window=2)
+    first = tracker.take_range(10)
+    tracker.abandon([first], recorded=True)
+    tracker.take_range(10)
+    tracker.abandon([first + 10])
+    tracker.make_room(2)
+    assert tracker.first_incomplete == first + 10, "20 is more than a window above what is recorded"
+    assert not tracker.room_for_singles
+
+
+def test_abandoned_place_is_waited_for_again_and_no_other() -> None:
+    tracker = RequestTracker(window=4)
+    tracker.take_singles(2)
+    tracker.abandon([1])
+    assert [tracker.reopen(number) for number in (1, 1, 2, 3)] == [True, False, False, False]
+    tracker.make_room(4)
+    assert tracker.first_incomplete == 1, "an open place is not acknowledged"
+    tracker.complete([1, 2])
+    assert tracker.first_incomplete == 3
+
+
+def test_number_that_may_yet_be_given_out_is_not_that_of_an_operation() -> None:
+    tracker = RequestTracker(window=4)
+    tracker.take_singles(3)
+    tracker.release([2])
+    assert [tracker.has_given(number) for number in (0, 1, 2, 3, 4)] == [False, True, False, True, False]

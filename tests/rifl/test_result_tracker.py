@@ -121,6 +121,31 @@ def test_saved_tracker_that_contradicts_itself_is_not_taken(
     parts = [RangeRecord(first, last, first, bytes(8 * (last - first + 1))) for first, last in ranges]
     with pytest.raises(InvariantViolation):
         ResultTracker.restore(8, 3, highest, kept, parts)
+    if parts:
+        with pytest.raises(InvariantViolation):
+            ResultTracker.restore(8, 3, highest, {}, [], parts)  # as runs
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "commit", "prints"),
+    [(5, 6, 9, 2), (4, 4, 9, 1), (6, 7, 9, 1), (6, 5, 9, 0), (6, 7, 0, 2)],
+    ids=["over the highest", "below it", "too few fingerprints", "of nothing", "without a commit number"],
+)
+def test_run_that_is_not_surely_new_is_not_recorded(first: int, last: int, commit: int, prints: int) -> None:
+    tracker = ResultTracker(window=8)
+    tracker.record_run(RangeRecord(3, 5, 1, bytes(8 * 3)))
+    before = tracker.dump()
+    with pytest.raises(InvariantViolation):
+        tracker.record_run(RangeRecord(first, last, commit, bytes(8 * prints)))
+    assert tracker.dump() == before
+
+
+def test_range_over_a_number_of_a_run_is_not_recorded() -> None:
+    tracker = ResultTracker(window=16)
+    tracker.record_run(RangeRecord(3, 5, 1, bytes(8 * 3)))
+    for first, last in ((1, 3), (5, 6), (4, 4)):
+        with pytest.raises(InvariantViolation):
+            tracker.record_range(RangeRecord(first, last, 9, bytes(8 * (last - first + 1))))
 
 
 def test_ack_of_what_was_never_seen_refuses_its_late_copy() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from oncegate.rifl import result_tracker, rule
 from oncegate.rifl.completion import SEALED_COMMIT, CompletionRecord, RangeRecord
+from oncegate.rifl.errors import InvariantViolation
 from oncegate.rifl.range_rule import NewPart, RefusedPart, ReplayPart, decide_range, decide_range_without_session
 from oncegate.rifl.result_tracker import ResultTracker
 from oncegate.rifl.rule import (
@@ -30,6 +31,7 @@ from oncegate.rifl.rule import (
     decide_by_table,
     decide_each,
     decide_without_session,
+    is_new_run,
 )
 
 STANDINGS = (Standing.LIVE, Standing.ENDED, Standing.FENCED)
@@ -168,6 +170,98 @@ def test_without_a_session_or_in_another_tenants_the_table_needs_no_records() ->
         ranged = [decide_by_table(Case(s, ack, s, Standing.ABSENT, None)) for s in range(sequence, sequence + 3)]
         told = operations_of(decide_range_without_session(sequence, sequence + 2, ack))
         assert [refusal for _, refusal in told] == ranged
+
+
+def with_runs(numbers: int) -> Iterator[tuple[ResultTracker, ResultTracker]]:
+    """Every tracker in which some plain records stand in runs, each with the same one without a run."""
+    for window, first, kinds in product((1, 2, 3), (2, 3), product("-apqs", repeat=numbers)):
+        records: dict[int, CompletionRecord] = {}
+        runs: list[RangeRecord] = []
+        highest = first - 1
+        for sequence, kind, before in zip(range(2, 2 + numbers), kinds, ("-", *kinds), strict=False):
+            if (kind == "q" and before not in "pq") or (kind != "-" and sequence < first):
+                break
+            highest = highest if kind == "-" else sequence
+            if kind == "a":
+                records[sequence] = CompletionRecord(sequence, 10 + sequence, Bytes(9))
+            elif kind == "s":
+                records[sequence] = CompletionRecord(0, SEALED_COMMIT)
+            elif kind == "p":
+                runs.append(RangeRecord(sequence, sequence, 10 + sequence, sequence.to_bytes(8, "big")))
+            elif kind == "q":
+                run = runs.pop()
+                runs.append(
+                    RangeRecord(run.first, sequence, run.commit, run.fingerprints + sequence.to_bytes(8, "big"))
+                )
+        else:
+            if runs:
+                short = ResultTracker.restore(window, first, highest, dict(records), [], runs)
+                plain = {s: CompletionRecord(s, 10 + s) for run in runs for s in range(run.first, run.last + 1)}
+                yield short, ResultTracker.restore(window, first, highest, records | plain, [])
+
+
+def test_records_in_a_run_are_told_from_single_ones_by_nothing() -> None:
+    asked = range(1, 9)
+    for short, plain in with_runs(4):
+        assert (short.dump(), short.bytes, short.records_count) == (plain.dump(), plain.bytes, plain.records_count)
+        assert [short.find(s) for s in asked] == [plain.find(s) for s in asked]
+        assert short.open_requests(0, 99) == plain.open_requests(0, 99)
+        for sequence, ack in product(asked, (1, 3, 5)):
+            for stand, print_ in ((Standing.LIVE, sequence), (Standing.LIVE, OTHER), (Standing.ENDED, sequence)):
+                told = [decide(one, sequence, ack, print_, stand) for one in (short, plain)]
+                assert told[0] == told[1], (short, sequence, ack)
+            prints = b"".join(s.to_bytes(8, "big") for s in range(sequence, sequence + 3))
+            ranged = [decide_range(one, sequence, prints, ack, Standing.LIVE) for one in (short, plain)]
+            assert ranged[0] == ranged[1], (short, sequence, ack)
+
+
+def test_a_run_that_is_acknowledged_sealed_beside_or_recorded_twice_is_as_single_records_are() -> None:
+    def changed(tracker: ResultTracker, change: str, sequence: int) -> object:
+        try:
+            if change == "acknowledge":
+                tracker.acknowledge(sequence)
+            elif change == "seal":
+                tracker.seal(sequence)
+            else:
+                tracker.record(sequence, OTHER, 99)
+        except InvariantViolation as broken:
+            return str(broken)
+        return tracker.dump()
+
+    for change, sequence in product(("acknowledge", "seal", "record"), range(1, 8)):
+        for short, plain in with_runs(3):
+            assert changed(short, change, sequence) == changed(plain, change, sequence), (short, change, sequence)
+
+
+@pytest.mark.parametrize("stand", STANDINGS)
+def test_a_run_is_executed_at_once_only_where_the_table_executes_each_of_its_operations(stand: Standing) -> None:
+    at_once = 0
+    for first, count, ack in product(range(1, 8), (1, 2, 3), (1, 2, 4, 6)):
+        for fast, slow in zip(trackers(3), trackers(3), strict=True):
+            if not is_new_run(fast, first, count, ack, stand):
+                continue
+            at_once += 1
+            for sequence in range(first, first + count):
+                assert decide_by_table(Case(sequence, ack, sequence, stand, slow)) is EXECUTE, (slow, first, count, ack)
+                slow.record(sequence, sequence, 100 + sequence)
+            prints = b"".join(s.to_bytes(8, "big") for s in range(first, first + count))
+            fast.record_run(RangeRecord(first, first + count - 1, 100 + first, prints))
+            assert (fast.dump(), fast.bytes) == (slow.dump(), slow.bytes)
+    assert bool(at_once) == (stand is Standing.LIVE)
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_operations_above_all_that_is_known_and_inside_the_window_are_executed_at_once(plain: bool) -> None:
+    tracker = ResultTracker(window=4)
+    assert is_new_run(tracker, 1, 4, 1, Standing.LIVE)
+    assert not is_new_run(tracker, 1, 5, 1, Standing.LIVE)
+    if plain:
+        tracker.record(1, 1, 1)
+    else:
+        tracker.record_run(RangeRecord(1, 1, 1, bytes(8)))
+    assert is_new_run(tracker, 2, 3, 1, Standing.LIVE)
+    assert is_new_run(tracker, 2, 4, 2, Standing.LIVE)
+    assert not is_new_run(tracker, 1, 2, 1, Standing.LIVE)
 
 
 def test_every_condition_decides_some_case() -> None:

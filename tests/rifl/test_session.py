@@ -8,7 +8,9 @@ from functools import partial
 
 import pytest
 
+from oncegate.rifl import session as session_module
 from oncegate.rifl.errors import Code, InvariantViolation, OncegateError
+from oncegate.rifl.ids import ClusterTimeMs
 from oncegate.rifl.lease import GONE_KEPT
 from oncegate.rifl.session import SessionRecord, SessionTable
 
@@ -197,3 +199,20 @@ def test_session_that_would_hide_another_raises_and_changes_nothing(break_it: Ca
         break_it(table)
     assert (len(table), table.filed, table.next_id) == (1, 1, 2)
     assert (table.of_nonce("n"), table.of_nonce("new"), table.of_nonce("other")) == (1, 1, None)
+
+
+def test_list_shows_a_tenants_own_sessions_and_looks_at_a_bounded_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "LOOKS_MAX", 4)
+    table, now_ms = SessionTable(), ClusterTimeMs(0)
+    for n in range(20):
+        table.open(f"n{n}", 1_000, 8, now_ms, "a" if n % 5 == 0 else "b")
+    seen: list[int] = []
+    after: int | None = 0
+    pages = 0
+    while after is not None:
+        found, after = table.page("a", after, 3)
+        seen += [one.client_id for one in found]
+        pages += 1
+    assert seen == [1, 6, 11, 16]
+    assert pages == 5
+    assert table.page("a", 0, 1) == ([table.get(1)], None if len(table) == 1 else 4)
