@@ -3,7 +3,8 @@
 Owns: the encoding of an entry, the payload fingerprint, and of each command all that the state machine knows of it:
 what it carries, what it means, what it does. Pure. An entry holds everything that waited at one tick.
 
-A new command is a class here, named in :data:`Control`, and a row of :data:`oncegate.gateway.answers.ANSWERS`. Its
+A new command is a class here, named in :data:`Control`, a row of :data:`oncegate.gateway.answers.ANSWERS`, and one of
+:data:`oncegate.gateway.machine.levels.NEEDS`, so that no member meets it that does not know it. Its
 ``apply`` runs inside the state machine, so it must be deterministic; it refuses with an OncegateError and has changed
 nothing then. Those of flows are in :mod:`oncegate.gateway.machine.flow_commands`. The three writes have none:
 :mod:`oncegate.gateway.machine.machine` is about them.
@@ -15,6 +16,12 @@ Layout, version 1 (msgpack; a command is an array whose first element is its tag
                test, operand], ...], tenant, traceparent]
     range     ["r", client_id, epoch, first_incomplete, table, first, fingerprints, body, tenant,
                traceparent]
+    mixed     ["o3", as operate, with [write | transaction, ...] for the operations]; feature level 3
+    runs      ["o4", client_id, epoch, first_incomplete, [puts | singles, ...], tenant, traceparent]; feature level 4
+    puts      ["p", first sequence, table, fingerprints (8 bytes each, big-endian), [key, ...], [value, ...]]
+    singles   ["s", [operation of operate, ...]]
+    write     ["w", as an operation of operate, ttl_ms, bound, floor, ceiling]
+    transaction  ["t", sequence, fingerprint, [[table, key, test, operand], ...], [write, ...]]
 
 ``value`` and ``operand`` are JSON text in canonical form (sorted keys, no blanks), ``body`` an Arrow IPC stream with
 the columns ``key`` and ``value`` that only the edge and the segment writer ever decode.
@@ -22,14 +29,18 @@ the columns ``key`` and ``value`` that only the edge and the segment writer ever
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, Final
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final, TypeGuard
 
 import msgspec
 import xxhash
 
 from oncegate.gateway.machine import flow_commands as f
-from oncegate.gateway.machine.results import Resolved, SessionAnswer
+from oncegate.gateway.machine.results import Cascaded, Dropped, Ended, Endings, Resolved, SessionAnswer
+from oncegate.rifl.errors import Code, OncegateError
 from oncegate.rifl.ids import ClusterTimeMs, Fingerprint, SequenceNumber
 from oncegate.rifl.result_tracker import ResultTracker
 from oncegate.rifl.session import SESSIONS_MAX
@@ -44,14 +55,20 @@ KEY_BYTES_MAX: Final = 512
 VALUE_BYTES_MAX: Final = 256 * 1024
 OPERATIONS_MAX: Final = 4_096
 """Operations in one request."""
+TRANSACTION_MAX: Final = 128
+"""Writes of one transaction, and its conditions."""
 APPENDS_MAX: Final = 1_024
 """Appends among them: each may write a list of ``LIST_BYTES_MAX`` anew."""
 LIST_BYTES_MAX: Final = 64 * 1024
 """JSON text of a list that append may make."""
+PART_BYTES_MAX: Final = 1024 * 1024
+"""Keys and values of one part of a cascade in canonical form."""
 RESULT_BYTES_MAX: Final = 64 * 1024
 """JSON text of a row that ``get`` as an operation may remember."""
 REAP_MAX: Final = 1_000
 FORGET_MAX: Final = 1_000
+END_MAX: Final = 1_000
+TTL_MS_MAX: Final = 366 * 24 * 3_600_000
 
 
 class OpKind(IntEnum):
@@ -65,13 +82,20 @@ class OpKind(IntEnum):
 
 
 class Test(IntEnum):
-    """A condition on the row before the operation; PRESENT is ``If-Match: *``."""
+    """A condition on the row before the operation; PRESENT is ``If-Match: *``.
+
+    Those from AT_LEAST on are of transactions alone: the row holds an integer of at least, or at most, the operand; the
+    session whose client id the operand is has a live lease.
+    """
 
     NONE = 0
     ABSENT = 1
     VERSION = 2
     VALUE = 3
     PRESENT = 4
+    AT_LEAST = 5
+    AT_MOST = 6
+    SESSION_LIVE = 7
 
 
 class Op(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -88,6 +112,40 @@ class Op(msgspec.Struct, frozen=True, array_like=True, gc=False):
     operand: int | bytes | None = None
 
 
+class Write(Op, frozen=True, array_like=True, gc=False, tag="w"):
+    """An operation with what came at feature level 3; inside a transaction its own number and fingerprint are 0.
+
+    ``ttl_ms``: the row ends so much cluster time after it is written, 0 for never; ``bound``: it ends with the session
+    that writes it. ``floor``, ``ceiling``: an increment whose sum is below or above it is refused.
+    """
+
+    ttl_ms: int = 0
+    bound: bool = False
+    floor: int | None = None
+    ceiling: int | None = None
+
+
+class Condition(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What must hold before a transaction, of a row that it need not write; ``operand`` is that of ``test``.
+
+    Of SESSION_LIVE table and key are empty.
+    """
+
+    table: str
+    key: str
+    test: int
+    operand: int | bytes | None = None
+
+
+class Transaction(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="t"):
+    """Up to ``TRANSACTION_MAX`` conditions and as many writes, one operation: all hold and all happen, or none does."""
+
+    sequence: SequenceNumber
+    fingerprint: Fingerprint
+    conditions: list[Condition]
+    writes: list[Write]
+
+
 class Operate(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="o"):
     """Operations of one session, in the order of the request.
 
@@ -101,6 +159,61 @@ class Operate(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="o"):
     ops: list[Op]
     tenant: str = ""
     traceparent: str = ""
+
+
+class OperateMixed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="o3"):
+    """As :class:`Operate`, with operations that feature level 3 brought."""
+
+    client_id: int
+    epoch: int
+    first_incomplete: SequenceNumber
+    ops: list[Write | Transaction]
+    tenant: str = ""
+    traceparent: str = ""
+
+
+class Puts(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="p"):
+    """A run: puts without conditions on one table, under adjacent sequence numbers; columns of equal length."""
+
+    first: SequenceNumber
+    table: str
+    fingerprints: bytes
+    keys: list[str]
+    values: list[bytes]
+
+    @property
+    def ops(self) -> list[Op]:
+        """The same as single operations."""
+        prints = struct.unpack(f">{len(self.keys)}Q", self.fingerprints)
+        kind = OpKind.PUT.value
+        return [
+            Op(SequenceNumber(sequence), kind, self.table, key, Fingerprint(print_), value)
+            for sequence, (key, print_, value) in enumerate(
+                zip(self.keys, prints, self.values, strict=True), self.first
+            )
+        ]
+
+
+class Singles(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="s"):
+    """Operations between runs."""
+
+    ops: list[Op]
+
+
+class OperateRuns(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="o4"):
+    """As :class:`Operate`, with its runs of plain puts in columns."""
+
+    client_id: int
+    epoch: int
+    first_incomplete: SequenceNumber
+    parts: list[Puts | Singles]
+    tenant: str = ""
+    traceparent: str = ""
+
+    @property
+    def ops(self) -> list[Op]:
+        """All operations, one by one, in the order of the request."""
+        return [op for part in self.parts for op in part.ops]
 
 
 class Range(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="r"):
@@ -128,11 +241,28 @@ class KeyedOp(msgspec.Struct, frozen=True, array_like=True, gc=False):
     op: Op
 
 
-class Keyed(msgspec.Struct, frozen=True, array_like=True, tag="k"):
+class Keyed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="k"):
     """Operations of callers without a session, remembered for ``lifetime_ms``."""
 
     lifetime_ms: int
     ops: list[KeyedOp]
+    tenant: str = ""
+    traceparent: str = ""
+
+
+class KeyedMixedOp(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """As :class:`KeyedOp`, with an operation that feature level 3 brought."""
+
+    key: str
+    named_ms: ClusterTimeMs
+    op: Write | Transaction
+
+
+class KeyedMixed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="k3"):
+    """As :class:`Keyed`, with operations that feature level 3 brought."""
+
+    lifetime_ms: int
+    ops: list[KeyedMixedOp]
     tenant: str = ""
     traceparent: str = ""
 
@@ -145,6 +275,38 @@ class ForgetKeys(msgspec.Struct, frozen=True, array_like=True, tag="kf"):
         return machine.keys.forget(machine.time_ms, FORGET_MAX)
 
 
+class EndRows(msgspec.Struct, frozen=True, array_like=True, tag="re"):
+    """End rows whose time is over, ``END_MAX`` at most, keys by table; each is looked at again when this is applied."""
+
+    rows: dict[str, list[str]]
+
+    def apply(self, machine: Machine) -> Endings:
+        """Return the rows that ended."""
+        return Endings(machine.end_due(self.rows))
+
+
+class Cascade(msgspec.Struct, frozen=True, array_like=True, tag="cw"):
+    """Write a part of what a consumer derives from a batch, and, with the last part, move its cursor.
+
+    ``ops`` are puts, deletes and increments without conditions, whose sequence numbers mean nothing; ``fingerprint`` is
+    :func:`fingerprint_part` of them.
+    """
+
+    flow: str
+    consumer: str
+    batch: int
+    part: int
+    fence: int
+    last: bool
+    fingerprint: int
+    ops: list[Op]
+    traceparent: str = ""
+
+    def apply(self, machine: Machine) -> Cascaded:
+        """Return the part's commit numbers and the cursor."""
+        return machine.cascade(self)
+
+
 class Identify(msgspec.Struct, frozen=True, array_like=True, tag="ci"):
     """Give the cluster its identity, once: 32 hexadecimal digits, drawn by the leader; a second one changes nothing."""
 
@@ -153,6 +315,16 @@ class Identify(msgspec.Struct, frozen=True, array_like=True, tag="ci"):
     def apply(self, machine: Machine) -> None:
         """Keep the first."""
         machine.identity = machine.identity or self.identity
+
+
+class RaiseLevel(msgspec.Struct, frozen=True, array_like=True, tag="lv"):
+    """Raise the feature level (:mod:`oncegate.gateway.machine.levels`); a lower one than now changes nothing."""
+
+    level: int
+
+    def apply(self, machine: Machine) -> int:
+        """Return the level in force."""
+        return machine.raise_level(self.level)
 
 
 class OpenSession(msgspec.Struct, frozen=True, array_like=True, tag="so"):
@@ -233,35 +405,42 @@ class Resolve(msgspec.Struct, frozen=True, array_like=True, tag="sv"):
 
 
 class CloseSession(msgspec.Struct, frozen=True, array_like=True, tag="sc"):
-    """Drop the session and its records."""
+    """Drop the session, its records, and the rows that are bound to it."""
 
     client_id: int
     epoch: int
     tenant: str = ""
 
-    def apply(self, machine: Machine) -> None:
-        """Drop it."""
+    def apply(self, machine: Machine) -> Endings:
+        """Return the rows that ended; OVERLOADED while the entry has ended as many as it may."""
         machine.check_tenant(self.client_id, self.tenant)
         machine.touch_first(self.client_id)
         machine.sessions.live(self.client_id, self.epoch, machine.time_ms)
+        if not machine.may_end(self.client_id):
+            detail = "too many rows end with the sessions that are closed at this moment"
+            raise OncegateError(Code.OVERLOADED, detail, retry_after_ms=50)
         machine.sessions.close(self.client_id)
-        del machine.trackers[self.client_id]
+        return Endings(machine.session_gone(self.client_id), 1)
 
 
 class Reap(msgspec.Struct, frozen=True, array_like=True, tag="sx"):
-    """Drop sessions whose lease has ended; each is checked again when this is applied."""
+    """Drop sessions whose lease has ended; each is checked again when this is applied.
+
+    A session whose rows the entry has no room to end stays until the next one.
+    """
 
     client_ids: list[int]
 
-    def apply(self, machine: Machine) -> int:
-        """Return how many were dropped."""
+    def apply(self, machine: Machine) -> Endings:
+        """Return the rows that ended, and how many sessions were dropped."""
+        rows: list[Ended] = []
         gone = 0
         for client_id in self.client_ids:
             machine.touch_first(client_id)
-            if machine.sessions.reap(client_id, machine.time_ms):
-                del machine.trackers[client_id]
+            if machine.may_end(client_id) and machine.sessions.reap(client_id, machine.time_ms):
+                rows += machine.session_gone(client_id)
                 gone += 1
-        return gone
+        return Endings(rows, gone)
 
 
 class DeclareTable(msgspec.Struct, frozen=True, array_like=True, tag="td"):
@@ -281,9 +460,36 @@ class DeclareTable(msgspec.Struct, frozen=True, array_like=True, tag="td"):
         return machine.declare_table(self)
 
 
+class DeclareTable5(DeclareTable, frozen=True, array_like=True, tag="td5"):
+    """Declare a table whose own flow is not plain; another command for the reason of :class:`DeclareFlow5`."""
+
+
+class DropTable(msgspec.Struct, frozen=True, array_like=True, tag="tx"):
+    """Drop a table of this incarnation; ``force``: with its rows. Sent again it changes nothing."""
+
+    name: str
+    incarnation: int
+    force: bool
+
+    def apply(self, machine: Machine) -> Dropped:
+        """Return what is dropped."""
+        return machine.drop_table(self.name, self.incarnation, force=self.force)
+
+
+class SweepTables(msgspec.Struct, frozen=True, array_like=True, tag="ts"):
+    """Remove some rows of dropped tables."""
+
+    def apply(self, machine: Machine) -> int:
+        """Return how many."""
+        return machine.sweep_tables()
+
+
 AlterFlow = f.AlterFlow
+AlterFlow5 = f.AlterFlow5
 Attach = f.Attach
+ClockBatches = f.ClockBatches
 DeclareFlow = f.DeclareFlow
+DeclareFlow5 = f.DeclareFlow5
 DeleteFlow = f.DeleteFlow
 ExpireConsumers = f.ExpireConsumers
 MoveCursor = f.MoveCursor
@@ -310,9 +516,24 @@ Control = (
     | RemoveConsumer
     | ExpireConsumers
     | Identify
+    | Cascade
+    | ClockBatches
+    | DeclareTable5
+    | DeclareFlow5
+    | AlterFlow5
+    | RaiseLevel
+    | DropTable
+    | SweepTables
+    | EndRows
 )
 """Commands that do what their own ``apply`` says."""
-Command = Operate | Range | Keyed | Control
+OperateAny = Operate | OperateMixed | OperateRuns
+"""Commands of a session's operations."""
+AnyOperate = OperateAny | Keyed | KeyedMixed
+"""Commands of operations, each with a verdict of its own."""
+UNDER_KEYS: Final = (Keyed, KeyedMixed)
+"""Those under keys; to make the union anew costs more than to look into it."""
+Command = Operate | Range | Keyed | OperateMixed | KeyedMixed | OperateRuns | Control
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
@@ -339,7 +560,10 @@ def decode_entry(data: bytes) -> Entry:
     Raises:
         msgspec.DecodeError: not an entry of this version; the log is from a newer build or damaged.
     """
-    entry = _entry_decoder.decode(data)
+    try:
+        entry = _entry_decoder.decode(data)
+    except msgspec.ValidationError as fault:
+        raise msgspec.ValidationError(f"{fault}: a newer build ordered this; start the node with that build") from None
     if entry.version != VERSION:
         raise msgspec.ValidationError(f"entry version {entry.version} is not {VERSION}")
     return entry
@@ -357,16 +581,116 @@ def decode_commands(data: bytes) -> list[Command]:
 
 def fingerprint_put(table: str, key: str, value: bytes) -> Fingerprint:
     """Hash a plain put: the same alone, in a batch and in a range."""
-    payload = f"p\0{table}\0{key}\0".encode() + value
+    payload = put_prefix(table) + key.encode() + b"\0" + value
     return xxhash.xxh3_64_intdigest(payload)  # type: ignore[return-value]  # the hot path spares a call
+
+
+@lru_cache(maxsize=1024)
+def put_prefix(table: str) -> bytes:
+    """Return what the hashed payload of a plain put begins with; key, NUL and value follow."""
+    return f"p\0{table}\0".encode()
+
+
+def fingerprint_part(ops: list[Op], *, last: bool) -> int:
+    """Return the 64-bit hash of a cascade's part: of its operations' fingerprints, and whether it is the last one."""
+    prints = b"".join([op.fingerprint.to_bytes(8, "little") for op in ops])
+    return xxhash.xxh3_64_intdigest(prints + bytes([last]))
 
 
 def fingerprint(op: Op) -> Fingerprint:
     """Return the 64-bit hash of an operation's payload, its sequence number left out.
 
-    Keys cannot hold NUL (the edge refuses it), so the parts cannot be shifted against each other.
+    Keys cannot hold NUL (the edge refuses it), so the parts cannot be shifted against each other. A write that uses
+    nothing new has the fingerprint of the operation that it is.
     """
-    if op.kind == OpKind.PUT and op.test == Test.NONE and op.value is not None:
+    late = (op.ttl_ms, op.bound, op.floor, op.ceiling) if is_late(op) else ()
+    if op.kind == OpKind.PUT and op.test == Test.NONE and op.value is not None and not late:
         return fingerprint_put(op.table, op.key, op.value)
-    payload = _encoder.encode((op.kind, op.table, op.key, op.value, op.by, op.test, op.operand))
+    return fingerprint_fields(op.kind, op.table, op.key, op.value, op.by, op.test, op.operand, *late)
+
+
+def fingerprint_fields(*fields: object) -> Fingerprint:
+    """Hash the fields of an operation that is no plain put, from its kind on."""
+    return xxhash.xxh3_64_intdigest(_encoder.encode(fields))  # type: ignore[return-value]  # the hot path spares a call
+
+
+def fingerprint_transaction(conditions: list[Condition], writes: list[Write]) -> Fingerprint:
+    """Return the 64-bit hash of a transaction's payload: of its conditions and writes (:func:`in_transaction`)."""
+    payload = _encoder.encode(("t", conditions, writes))
     return Fingerprint(xxhash.xxh3_64_intdigest(payload))
+
+
+def is_late(op: Op | Transaction) -> TypeGuard[Write]:
+    """Tell whether an operation, not a transaction, uses what feature level 3 brought."""
+    return isinstance(op, Write) and bool(op.ttl_ms or op.bound or op.floor is not None or op.ceiling is not None)
+
+
+def in_transaction(op: Op) -> Write:
+    """Return an operation as a write of a transaction, whose number and fingerprint count: its own are 0."""
+    edges = (op.ttl_ms, op.bound, op.floor, op.ceiling) if isinstance(op, Write) else ()
+    none, unprinted = SequenceNumber(0), Fingerprint(0)
+    return Write(none, op.kind, op.table, op.key, unprinted, op.value, op.by, op.test, op.operand, *edges)
+
+
+def as_write(op: Op) -> Write:
+    """Return an operation as the same one of feature level 3."""
+    return op if isinstance(op, Write) else Write(*msgspec.structs.astuple(op))
+
+
+def operations_of(command: AnyOperate) -> Sequence[Op | Transaction]:
+    """Return the operations of a command, without keys."""
+    return [one.op for one in command.ops] if isinstance(command, UNDER_KEYS) else command.ops
+
+
+def writes_of(ops: Iterable[Op | Transaction]) -> Iterator[Op]:
+    """Yield the writes of operations, those of a transaction one by one."""
+    for op in ops:
+        if isinstance(op, Transaction):
+            yield from op.writes
+        else:
+            yield op
+
+
+def tables_of(ops: Iterable[Op | Transaction]) -> list[str]:
+    """Return the table of each write, and of each condition on a row."""
+    names: list[str] = []
+    for op in ops:
+        if isinstance(op, Transaction):
+            names += [write.table for write in op.writes]
+            names += [condition.table for condition in op.conditions if condition.table]
+        else:
+            names.append(op.table)
+    return names
+
+
+def all_early(ops: Sequence[Op | Transaction]) -> TypeGuard[list[Op]]:
+    """Tell whether operations use nothing that came with feature level 3."""
+    return set(map(type, ops)) <= _EARLY
+
+
+_EARLY: Final = {Op}
+
+
+def operate(
+    client_id: int,
+    epoch: int,
+    first_incomplete: SequenceNumber,
+    ops: Sequence[Op | Transaction],
+    tenant: str = "",
+    traceparent: str = "",
+) -> Operate | OperateMixed:
+    """Return the command of a session's operations: the earlier one if they use nothing that came later."""
+    if all_early(ops):
+        return Operate(client_id, epoch, first_incomplete, [*ops], tenant, traceparent)
+    mixed = [op if isinstance(op, Transaction) else as_write(op) for op in ops]
+    return OperateMixed(client_id, epoch, first_incomplete, mixed, tenant, traceparent)
+
+
+def keyed(
+    lifetime_ms: int, key: str, named_ms: ClusterTimeMs, op: Op | Transaction, tenant: str = "", traceparent: str = ""
+) -> Keyed | KeyedMixed:
+    """Return the command of one operation under a key: the earlier one if it uses nothing that came later."""
+    if type(op) is Op:
+        return Keyed(lifetime_ms, [KeyedOp(key, named_ms, op)], tenant, traceparent)
+    mixed = op if isinstance(op, Transaction) else as_write(op)
+    return KeyedMixed(lifetime_ms, [KeyedMixedOp(key, named_ms, mixed)], tenant, traceparent)

@@ -6,57 +6,66 @@ next: :mod:`oncegate.gateway.machine.tables`, :mod:`oncegate.gateway.machine.flo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
 
 from oncegate.flows.flow import FlowDeclaration
-from oncegate.gateway.machine.commands import DeclareTable
+from oncegate.gateway.machine.flow_changes import check_sheds_no_rows
 from oncegate.gateway.machine.flow_state import FlowTable, declaration_of
-from oncegate.gateway.machine.tables import TABLES_MAX, RowStore, Table, TableKind
+from oncegate.gateway.machine.tables import TABLES_EVER_MAX, TABLES_MAX, Table, TableKind
 from oncegate.rifl.errors import Code, OncegateError
 
+if TYPE_CHECKING:
+    from oncegate.gateway.machine.commands import DeclareTable
+    from oncegate.gateway.machine.machine import Machine
 
-def declare_table(
-    command: DeclareTable,
-    tables: dict[str, Table],
-    flows: FlowTable,
-    new_rows: Callable[[int], RowStore] | None,
-    now_ms: int,
-) -> Table:
+RETRY_AFTER_MS: Final = 100
+
+
+def declare_table(machine: Machine, command: DeclareTable) -> Table:
     """Add a table, or change its quota; an equal declaration changes nothing.
 
-    Args:
-        command: the declaration.
-        tables: all tables; the new one is added.
-        flows: all flows; that of a new stream table is added.
-        new_rows: makes the rows of the table with a number, from 0 in order of declaration; None: in memory.
-        now_ms: cluster time.
-
     Raises:
-        OncegateError: QUOTA at ``TABLES_MAX``; CONFLICT when it is declared with another kind or another flow, or a
-            flow has its name; as :meth:`oncegate.gateway.machine.flow_state.FlowTable.declare` says. Nothing has
-            changed then.
+        OncegateError: QUOTA at ``TABLES_MAX`` or ``TABLES_EVER_MAX``; OVERLOADED while the rows of a dropped table of
+            this name are being removed; CONFLICT when it is declared with another kind or another flow, or a flow has
+            its name; as :meth:`oncegate.gateway.machine.flow_state.FlowTable.declare` says. Nothing has changed then.
     """
-    table = tables.get(command.name)
+    name, flows = command.name, machine.flows
+    table = machine.tables.get(name)
     if table is None:
-        if len(tables) >= TABLES_MAX:
-            raise OncegateError(Code.QUOTA, f"{TABLES_MAX} tables are declared")
+        _check_room(machine, name)
         kind: TableKind = "stream" if command.kind == "stream" else "resident"
         if kind == "stream":
             # Reads of a stream table go through its flow, so it always has a flow of its own name.
-            _declare_own_flow(command, flows, now_ms)
-        rows = None if new_rows is None else new_rows(len(tables))
-        table = Table(command.name, kind, command.quota_bytes, rows)
-        tables[command.name] = table
+            _declare_own_flow(command, flows, machine.time_ms)
+        number = machine.tables_declared
+        dropped = number > len(machine.tables) + len(machine.closing)
+        rows = None if machine.new_rows is None else machine.new_rows(number)
+        since = machine.commit if dropped else 0
+        table = Table(name, kind, command.quota_bytes, rows, machine.changes, machine.ends, number=number, since=since)
+        machine.tables_declared += 1
+        machine.tables[name] = table
         return table
     if table.kind != command.kind:
         raise OncegateError(Code.CONFLICT, f"{command.name} is a {table.kind} table")
     if table.kind == "stream" and command.flow:
-        _declare_own_flow(command, flows, now_ms)
+        _declare_own_flow(command, flows, machine.time_ms)
     table.quota_bytes = command.quota_bytes
     return table
+
+
+def _check_room(machine: Machine, name: str) -> None:
+    closing = machine.closing.get(name)
+    if closing is not None:
+        detail = f"table {name} is being dropped: {len(closing.table.rows)} rows are left"
+        raise OncegateError(Code.OVERLOADED, detail, retry_after_ms=RETRY_AFTER_MS)
+    if len(machine.tables) + len(machine.closing) >= TABLES_MAX:
+        raise OncegateError(Code.QUOTA, f"{TABLES_MAX} tables are declared")
+    if machine.tables_declared >= TABLES_EVER_MAX:
+        raise OncegateError(Code.QUOTA, f"{TABLES_EVER_MAX} tables were declared: no number is left for another")
 
 
 def _declare_own_flow(command: DeclareTable, flows: FlowTable, now_ms: int) -> None:
     name = command.name
     flow = declaration_of(command.flow) if command.flow else FlowDeclaration(name=name, source=name)
+    check_sheds_no_rows(flow, None)
     flows.declare(flow, {name}, now_ms)

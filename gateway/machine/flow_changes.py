@@ -21,8 +21,14 @@ from oncegate.rifl.errors import Code, OncegateError
 if TYPE_CHECKING:
     from oncegate.gateway.machine.flow_commands import Start
     from oncegate.gateway.machine.machine import Machine
+    from oncegate.gateway.machine.tables import Table
 
-ALTERABLE: Final = frozenset(("consumers", "consumer_expiry_ms", "retention_ms", "max_items", "max_bytes", "linger_ms"))
+ALTERABLE: Final = frozenset(
+    (
+        *("consumers", "consumer_expiry_ms", "retention_ms", "retention_bytes", "event_time", "shed_lag_bytes"),
+        *("max_items", "max_bytes", "linger_ms"),
+    )
+)
 """Fields of a declaration that may change. Name, source and target are what the flow is."""
 
 
@@ -35,6 +41,7 @@ def alter(machine: Machine, name: str, version: int, changes: bytes) -> str:
     """
     flow = machine.flows.get(name)
     declaration = altered(flow.declaration, changes)
+    check_sheds_no_rows(declaration, machine.tables.get(name))
     if flow.version == version + 1 and declaration == flow.declaration:
         return name  # sent again
     _check_version(flow, version)
@@ -50,6 +57,8 @@ def alter(machine: Machine, name: str, version: int, changes: bytes) -> str:
         # It may have been there, not required, and have skipped batches: it brings all of them from now on.
         flow.consumers.remove(ROWS_CONSUMER)
         flow.consumers.require(declaration.consumers, flow.batches, machine.time_ms)
+    if declaration.event_time != flow.declaration.event_time:
+        flow.batches.reset_clock()
     machine.flows.replace(flow, declaration, machine.time_ms)
     _changed(machine, flow)
     return name
@@ -123,6 +132,10 @@ def _cursor(flow: Flow, where: Start, number: int, now_ms: int) -> int | None:
                 return batches.before_time(number)
             case "ago":
                 return batches.before_time(now_ms - number)
+            case "event":
+                if not flow.declaration.event_time:
+                    raise OncegateError(Code.BAD_REQUEST, f"flow {flow.declaration.name} declares no event_time")
+                return batches.before_event(number)
     except FlowError as fault:
         raise typed(fault) from None
 
@@ -184,6 +197,13 @@ def _keeps_rows(machine: Machine, flow: Flow) -> bool:
     """Whether it is the own flow of a stream table: nothing else has its table's name."""
     table = machine.tables.get(flow.declaration.name)
     return flow.declaration.name == flow.declaration.source and table is not None and table.kind == "stream"
+
+
+def check_sheds_no_rows(declaration: FlowDeclaration, table: Table | None) -> None:
+    """Refuse that the own flow of a stream table sheds: its items are the table's rows; raises BAD_REQUEST."""
+    own = declaration.name == declaration.source and (table is None or table.kind == "stream")
+    if own and declaration.shed_lag_bytes:
+        raise OncegateError(Code.BAD_REQUEST, f"flow {declaration.name} keeps the rows of its table: it cannot shed")
 
 
 def _check_rows(machine: Machine, flow: Flow, consumer: str, *, skips: bool = False) -> None:

@@ -17,9 +17,10 @@ from oncegate.gateway.machine.flow_state import declaration_of
 if TYPE_CHECKING:
     from oncegate.gateway.machine.machine import Machine
 
-Start = Literal["beginning", "now", "cursor", "batch", "time", "ago"]
+Start = Literal["beginning", "now", "cursor", "batch", "time", "ago", "event"]
 """Where a consumer starts: the oldest retained batch; what is sealed from now on; where its cursor stands; a batch's
-number; what was applied since a cluster time; what was applied in so many milliseconds before now."""
+number; what was applied since a cluster time; what was applied in so many milliseconds before now; where the flow's
+event-time clock reached a time."""
 
 
 class DeclareFlow(msgspec.Struct, frozen=True, array_like=True, tag="fd"):
@@ -32,6 +33,13 @@ class DeclareFlow(msgspec.Struct, frozen=True, array_like=True, tag="fd"):
         return machine.flows.declare(declaration_of(self.declaration), machine.tables, machine.time_ms)
 
 
+class DeclareFlow5(DeclareFlow, frozen=True, array_like=True, tag="fd5"):
+    """Declare a flow that is not :attr:`~oncegate.flows.flow.FlowDeclaration.plain`.
+
+    An earlier build ends at this, rather than to leave out what it does not know and make other batches.
+    """
+
+
 class Seal(msgspec.Struct, frozen=True, array_like=True, tag="fs"):
     """Close the open segment of a flow as batch ``number``, if that is still the next one."""
 
@@ -41,6 +49,19 @@ class Seal(msgspec.Struct, frozen=True, array_like=True, tag="fs"):
     def apply(self, machine: Machine) -> int:
         """Return the number of the newest batch."""
         return machine.flows.seal(self.flow, self.number, machine.time_ms)
+
+
+class ClockBatches(msgspec.Struct, frozen=True, array_like=True, tag="fc"):
+    """Record the newest event times of a flow's batches from ``first`` on, read from their member ``field``."""
+
+    flow: str
+    field: str
+    first: int
+    newest_ms: list[int]
+
+    def apply(self, machine: Machine) -> int:
+        """Return the newest batch of which the event time is known."""
+        return machine.flows.clock(self.flow, self.field, self.first, self.newest_ms, machine.time_ms)
 
 
 class Attach(msgspec.Struct, frozen=True, array_like=True, tag="ca"):
@@ -81,6 +102,10 @@ class AlterFlow(msgspec.Struct, frozen=True, array_like=True, tag="fa"):
     def apply(self, machine: Machine) -> str:
         """Return the flow's name."""
         return flow_changes.alter(machine, self.flow, self.version, self.changes)
+
+
+class AlterFlow5(AlterFlow, frozen=True, array_like=True, tag="fa5"):
+    """Change what a plain flow does not have; another command for the reason of :class:`DeclareFlow5`."""
 
 
 class DeleteFlow(msgspec.Struct, frozen=True, array_like=True, tag="fx"):

@@ -8,7 +8,7 @@ handed over by :meth:`FlowTable.take_sealed`. What alters or removes a flow that
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -16,11 +16,12 @@ import msgspec
 from oncegate.flows import batcher, retention
 from oncegate.flows.batch_log import BatchLog, BatchMeta
 from oncegate.flows.chunks import SealedBatch
-from oncegate.flows.cursor import Consumers
+from oncegate.flows.cursor import Consumers, WrittenPart
 from oncegate.flows.errors import FlowError
 from oncegate.flows.flow import FlowDeclaration, FlowGraph
-from oncegate.flows.open_segment import OpenSegment
+from oncegate.flows.open_segment import GroupItem
 from oncegate.flows.retired import RetiredNames, Used
+from oncegate.flows.shedding import SheddingSegment, level, segment_of
 from oncegate.rifl.errors import Code, OncegateError
 
 Sealed = SealedBatch
@@ -38,7 +39,7 @@ class Flow:
         not given out again."""
         self.altered_ms = now_ms
         """Cluster time at which the declaration got its present form; 0 if an earlier version of oncegate made it."""
-        self.segment = OpenSegment(declaration.name, declaration.source)
+        self.segment = segment_of(declaration)
         self.batches = BatchLog(used.batches + 1)
         self.consumers = Consumers(declaration.consumers, cursor=used.batches, fences=used.fences, now_ms=now_ms)
         self.retained_bytes = 0
@@ -47,9 +48,24 @@ class Flow:
         """Attaches and cursor moves in this process; not part of the replicated state."""
 
     @property
+    def shed_items(self) -> int:
+        """Items that were left out so far."""
+        return self.segment.shed_items if isinstance(self.segment, SheddingSegment) else 0
+
+    @property
+    def shed_level(self) -> int:
+        """How often the share of items that are kept is halved now."""
+        return self.segment.level if isinstance(self.segment, SheddingSegment) else 0
+
+    def adjust(self) -> None:
+        """Shed as much as the declaration says for what consumers have to read; after every change of either."""
+        if isinstance(self.segment, SheddingSegment):
+            self.segment.level = level(self.declaration, self.batches.bytes_after(self.consumers.watermark()))
+
+    @property
     def stamp(self) -> tuple[int, int, int, int]:
         """A value that differs after every change of the flow."""
-        return self.segment.last_commit, self.batches.last, self.batches.first, self.moves
+        return self.segment.last_commit, self.batches.last, self.batches.first, self.moves + self.shed_items
 
 
 class Hold(NamedTuple):
@@ -98,6 +114,8 @@ class FlowTable:
     def replace(self, flow: Flow, declaration: FlowDeclaration, now_ms: int) -> None:
         """Give a flow another declaration with the same name, source and target."""
         self._graph.replace(declaration)
+        if declaration.shed_lag_bytes != flow.declaration.shed_lag_bytes:
+            flow.segment = segment_of(declaration, flow.segment.snapshot(), flow.shed_items)
         flow.declaration = declaration
         flow.altered_ms = now_ms
         # Ranges are cut by the room that is left in the open segment: it has to have some.
@@ -121,6 +139,14 @@ class FlowTable:
     def changed(self) -> bool:
         """Whether any flow was ever altered or deleted, or lost a consumer: once it is so, it stays so."""
         return bool(self.retired.names()) or any(flow.version > 1 for flow in self._flows.values())
+
+    @property
+    def plain(self) -> bool:
+        """Whether a build that knows neither cascades nor retention by size nor clocks would read all of it rightly."""
+        return not any(
+            not flow.declaration.plain or flow.shed_items or any(one.parts.batch for one in flow.consumers.all())
+            for flow in self._flows.values()
+        )
 
     def all(self) -> Iterable[Flow]:
         """Return all flows, in order of declaration."""
@@ -147,7 +173,10 @@ class FlowTable:
         return self._taps.get(table, ())
 
     def is_full(self, table: str, quota_bytes: int, now_ms: int) -> bool:
-        """Tell whether a flow of ``table`` holds more undelivered or retained bytes than its quota."""
+        """Tell whether a flow of ``table`` holds more undelivered or retained bytes than its quota.
+
+        Drops what retention no longer holds, so only an entry may ask; others ask :meth:`looks_full`.
+        """
         for flow in self._taps.get(table, ()):
             if flow.retained_bytes + flow.segment.size_bytes > quota_bytes:
                 # While a table is full no batch is cut, so nothing else would notice that retention is over.
@@ -155,6 +184,19 @@ class FlowTable:
                 if flow.retained_bytes + flow.segment.size_bytes > quota_bytes:
                     return True
         return False
+
+    def looks_full(self, table: str, quota_bytes: int) -> bool:
+        """Tell the same, of all that is there; changes nothing."""
+        return any(flow.retained_bytes + flow.segment.size_bytes > quota_bytes for flow in self._taps.get(table, ()))
+
+    def undelivered(self, table: str, bytes_max: int, now_ms: int) -> Hold | None:
+        """Return a flow of ``table`` whose consumers have left more than ``bytes_max`` to read, or None."""
+        for flow in self._taps.get(table, ()):
+            left = flow.batches.bytes_after(flow.consumers.watermark()) + flow.segment.size_bytes
+            if left > bytes_max:
+                why = retention.why_held(flow.declaration, flow.batches, flow.consumers, now_ms)
+                return Hold(flow.declaration.name, left, why)
+        return None
 
     def hold(self, table: str, now_ms: int) -> Hold | None:
         """Return the flow of ``table`` that holds the most bytes, as :meth:`is_full` counts them; changes nothing."""
@@ -185,6 +227,23 @@ class FlowTable:
             if batcher.is_full(flow.declaration, segment.items, segment.size_bytes):
                 self._cut(flow, time_ms)
 
+    def append_group(
+        self,
+        table: str,
+        items: Sequence[GroupItem],
+        time_ms: int,
+        client_id: int,
+        sequence: int,
+        traceparent: str = "",
+    ) -> None:
+        """Add the writes of one transaction to every flow of their table; no batch ends between two of them."""
+        for flow in self._taps.get(table, ()):
+            if not batcher.has_room(flow.declaration, flow.segment.items, len(items)):
+                self._cut(flow, time_ms)
+            flow.segment.append_group(items, time_ms, client_id, sequence, traceparent)
+            if batcher.is_full(flow.declaration, flow.segment.items, flow.segment.size_bytes):
+                self._cut(flow, time_ms)
+
     def append_range(
         self,
         table: str,
@@ -200,6 +259,8 @@ class FlowTable:
         """Add a committed range to every flow of its table without looking into it."""
         for flow in self._taps.get(table, ()):
             segment = flow.segment
+            if isinstance(segment, SheddingSegment) and segment.leaves_out(first_commit, count):
+                continue
             done = 0
             for length in batcher.pieces(flow.declaration, segment.items, count):
                 segment.append_range(
@@ -231,6 +292,15 @@ class FlowTable:
             self._cut(flow, now_ms)
         return flow.batches.last
 
+    def clock(self, name: str, field: str, first: int, newest_ms: list[int], now_ms: int) -> int:
+        """Record event times, unless the flow's are of another member by now; returns the newest batch that has one."""
+        flow = self.get(name)
+        if field == flow.declaration.event_time:
+            flow.moves += 1
+            flow.batches.clock(first, newest_ms)
+            self.retain(flow, now_ms)
+        return flow.batches.clocked_through
+
     def attach(
         self, name: str, consumer: str, nonce: str, now_ms: int = 0, *, cursor: int | None = None
     ) -> tuple[int, int]:
@@ -241,6 +311,7 @@ class FlowTable:
             attachment = flow.consumers.attach(consumer, nonce, flow.batches, now_ms, cursor=cursor)
         except FlowError as fault:
             raise typed(fault) from None
+        flow.adjust()
         return attachment.fence, attachment.cursor
 
     def move(self, name: str, consumer: str, batch: int, fence: int, *, replay: bool, now_ms: int) -> int:
@@ -252,6 +323,27 @@ class FlowTable:
         except FlowError as fault:
             raise typed(fault) from None
         self.retain(flow, now_ms)
+        return cursor
+
+    def part(
+        self, name: str, consumer: str, batch: int, part: int, fence: int, fingerprint: int, *, last: bool
+    ) -> WrittenPart | None:
+        """Judge a part of a cascade (:mod:`oncegate.flows.parts`); None: it is new. Changes nothing."""
+        flow = self.get(name)
+        try:
+            return flow.consumers.part(consumer, batch, part, fence, fingerprint, flow.batches, last=last)
+        except FlowError as fault:
+            raise typed(fault) from None
+
+    def wrote(
+        self, name: str, consumer: str, batch: int, fingerprint: int, commit: int, now_ms: int, *, last: bool
+    ) -> int:
+        """Remember a new part; the last one moves the cursor, and retention follows. Returns the cursor."""
+        flow = self.get(name)
+        flow.moves += 1
+        cursor = flow.consumers.wrote(consumer, batch, fingerprint, commit, now_ms, last=last)
+        if last:
+            self.retain(flow, now_ms)
         return cursor
 
     def batch(self, name: str, number: int) -> BatchMeta:
@@ -287,6 +379,7 @@ class FlowTable:
                 flow.retained_bytes -= flow.batches.get(number).size_bytes
             flow.batches.drop_through(through)
             self._dropped.append((flow.declaration.name, through))
+        flow.adjust()
 
 
 def declaration_of(text: bytes) -> FlowDeclaration:

@@ -13,49 +13,78 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.tenant_share import NOBODY, share
 from oncegate.rifl.completion import CompletionRecord
-from oncegate.rifl.errors import InvariantViolation
-from oncegate.rifl.ids import SequenceNumber
-from oncegate.rifl.key_table import KEYS_CLIENT, KeyRecord
+from oncegate.rifl.errors import Code, InvariantViolation, OncegateError
+from oncegate.rifl.ids import ClusterTimeMs, SequenceNumber
+from oncegate.rifl.key_table import KEYS_BYTES_MAX, KEYS_CLIENT, KEYS_MAX, KeyRecord, KeySlot
 from oncegate.rifl.rule import Applied, OpVerdict, Refusal, Rejected, Replayed
 
 if TYPE_CHECKING:
     from oncegate.gateway.machine.machine import Machine
 
+FULL: Final = "as many keys are remembered as may be, of this tenant or of all: docs/limits.md"
 NO_NUMBER: Final = SequenceNumber(0)
 """Stands for the number of a key that was refused: it was mapped to none."""
 
 
-def apply_keyed(machine: Machine, command: c.Keyed) -> tuple[list[OpVerdict], int]:
+def check_share(machine: Machine, command: c.Keyed | c.KeyedMixed) -> None:
+    """Refuse new keys of a tenant that holds its share, before they are ordered.
+
+    Only where commands get their place in the log, by the state that is applied there: the log carries no such bound,
+    so that every member, of an earlier build too, decides its entries alike. What is under way meanwhile is not counted
+    yet. A request whose keys are all remembered is a replay and passes.
+
+    Raises:
+        OncegateError: QUOTA; nothing was proposed.
+    """
+    tenant, keys = command.tenant, machine.keys
+    if tenant == NOBODY:
+        return
+    held = keys.of_tenant(tenant)
+    if held.keys + len(command.ops) <= share(tenant, KEYS_MAX, len(keys), held.keys) and held.bytes < share(
+        tenant, KEYS_BYTES_MAX, keys.bytes, held.bytes
+    ):
+        return
+    if all(keys.has(tenant, item.key) for item in command.ops):
+        return
+    raise OncegateError(Code.QUOTA, FULL, retry_after_ms=max(1_000, keys.room_in_ms(machine.time_ms)))
+
+
+def apply_keyed(machine: Machine, command: c.Keyed | c.KeyedMixed) -> tuple[list[OpVerdict], int]:
     """Execute what is new, answer what is remembered.
 
     Returns:
         A verdict for each operation, with the number that its key was mapped to (``NO_NUMBER`` where it was refused),
         and how long, in milliseconds, all keys that were accepted are still remembered.
     """
-    keys, now = machine.keys, machine.time_ms
-    keys.forget(now, len(command.ops) + 1)  # forgets one more than can be added, so expired keys never pile up
+    keys, now, tenant = machine.keys, machine.time_ms, command.tenant
+    if keys.due(now):
+        keys.forget(now, len(command.ops) + 1)  # forgets one more than can be added, so expired keys never pile up
     verdicts: list[OpVerdict] = []
-    ends: list[int] = []
+    ends_ms: ClusterTimeMs | None = None
     for item in command.ops:
-        verdict = keys.decide(command.tenant, item.key, item.op.fingerprint, item.named_ms, now)
-        if isinstance(verdict, KeyRecord):
+        verdict = keys.decide(tenant, item.key, item.op.fingerprint, item.named_ms, now)
+        if type(verdict) is KeyRecord:
             machine.replayed += 1
-            ends.append(verdict.ends_ms)
+            ends_ms = verdict.ends_ms if ends_ms is None or verdict.ends_ms < ends_ms else ends_ms
             verdicts.append(Replayed(verdict.number, verdict.record))
-        elif isinstance(verdict, Refusal):
+        elif type(verdict) is Refusal:
             verdicts.append(Rejected(NO_NUMBER, verdict))
         else:
             number = keys.next
-            slot = keys.slot(command.tenant, item.key, now, command.lifetime_ms)
+            slot = KeySlot(keys, tenant, item.key, now, command.lifetime_ms)
             op = msgspec.structs.replace(item.op, sequence=number)
-            done = machine.execute(KEYS_CLIENT, slot, op, command.traceparent)
-            executed = isinstance(done, CompletionRecord)
-            if keys.next != number + executed:
+            if type(op) is c.Op:
+                done = machine.execute(KEYS_CLIENT, slot, op, command.traceparent)
+            else:
+                done = machine.execute_any(KEYS_CLIENT, slot, op, command.traceparent)
+            if keys.next != number + (type(done) is CompletionRecord):
                 raise InvariantViolation(f"idempotency key {number} was executed or remembered, not both")
-            if isinstance(done, CompletionRecord):
-                ends.append(keys.last_end_ms())
+            if type(done) is CompletionRecord:
+                if ends_ms is None:  # else one that is no later is known: ends ascend
+                    ends_ms = keys.last_end_ms()
                 verdicts.append(Applied(number, done))
             else:
                 verdicts.append(Rejected(NO_NUMBER, Refusal(done)))
-    return verdicts, max(0, min(ends) - now) if ends else 0
+    return verdicts, 0 if ends_ms is None or ends_ms < now else ends_ms - now

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -12,20 +13,20 @@ from oncegate.rifl.resolve_rule import ResolveVerdict
 from oncegate.rifl.rule import OpVerdict
 
 
-class Operated(NamedTuple):
-    """Result of ``Operate`` and ``Keyed``: a verdict per operation, in request order."""
-
-    verdicts: list[OpVerdict]
-    memory_ms: int
-    keyed: bool = False
-
-
 class AppliedPart(msgspec.Struct, frozen=True, gc=False):
     """Operations ``first``..``last`` were executed in this entry; ``commit`` is that of the first."""
 
     first: SequenceNumber
     last: SequenceNumber
     commit: CommitNumber
+
+
+class Operated(msgspec.Struct, frozen=True, gc=False):
+    """Result of ``Operate`` and ``Keyed``: a verdict per operation, or per run of them, in request order."""
+
+    verdicts: Sequence[OpVerdict | AppliedPart]
+    memory_ms: int
+    keyed: bool = False
 
 
 PartVerdict = AppliedPart | ReplayPart | RefusedPart
@@ -37,6 +38,41 @@ class Ranged(NamedTuple):
 
     parts: list[PartVerdict]
     memory_ms: int
+
+
+class Cascaded(NamedTuple):
+    """Result of ``Cascade``: the cursor, and the first commit number of the part's ``operations``.
+
+    ``commit`` is 0 where the part had no operation, or its batch was finished so long ago that nobody remembers.
+    """
+
+    cursor: int
+    commit: int
+    operations: int
+    replayed: bool
+
+
+class Ended(NamedTuple):
+    """A row that has ended: its time was over, or its session, ``owner``, has ended."""
+
+    table: str
+    key: str
+    commit: CommitNumber
+    owner: int
+
+
+class Endings(NamedTuple):
+    """Result of ``EndRows``, and of what ends sessions: the rows that ended, in order, and how many sessions."""
+
+    rows: list[Ended]
+    sessions: int = 0
+
+
+class Dropped(NamedTuple):
+    """Result of ``DropTable``."""
+
+    table: str
+    incarnation: int
 
 
 class Resolved(NamedTuple):

@@ -24,13 +24,18 @@ def state_digest(machine: Machine) -> str:
         digest.update(_encode((what, values)))
 
     add("meta", machine.commit, machine.time_ms, machine.replayed, machine.sessions.next_id, machine.identity)
-    for table in machine.tables.values():
-        add("table", table.name, table.kind, table.quota_bytes, table.bytes, len(table.rows))
+    add("level", machine.level)
+    add("origin", machine.origin)
+    add("tables", machine.tables_declared, [(name, closing.swept) for name, closing in machine.closing.items()])
+    for table in machine.every_table():
+        add("table", table.name, table.number, table.since, table.kind, table.quota_bytes, table.bytes, len(table.rows))
         for key, row in table.rows.items():
             add("row", key, row)
+        add("ending", table.ending)
     for session in sorted(machine.sessions, key=lambda session: session.client_id):
         tracker = machine.trackers[session.client_id]
         add("session", session, tracker.bytes, *tracker.dump())
+    add("ends", sorted(machine.ends.places()))
     keys = machine.keys
     add("keys", keys.first, keys.next, keys.forgotten_ms, keys.bytes)
     for used in keys:
@@ -39,6 +44,7 @@ def state_digest(machine: Machine) -> str:
     for flow in machine.flows.all():
         add("flow", flow.declaration, flow.retained_bytes, flow.consumers.snapshot(), flow.batches.snapshot())
         add("versions", flow.version, flow.altered_ms, flow.consumers.fences)
+        add("shed", flow.shed_level, flow.shed_items)
         segment = flow.segment
         add("open", segment.last_commit, segment.size_bytes, segment.items)
         for chunk in segment.closed_chunks:

@@ -19,12 +19,12 @@ from typing import Final, Protocol
 
 from oncegate.consensus.errors import NotReady, SafetyViolation, StorageError
 from oncegate.consensus.ports import SavedPoint, SnapshotManifest
-from oncegate.gateway.machine.state.directory import StateDirectory
 from oncegate.gateway.machine.state.errors import StateCorrupt
 from oncegate.gateway.machine.state.flow_images import FlowMarks
 from oncegate.gateway.machine.state.frozen import Frozen, Retired, freeze
+from oncegate.gateway.machine.state.opening import open_state
 from oncegate.gateway.machine.state.pacer import Pacer
-from oncegate.gateway.machine.state.restore import Restored, restore
+from oncegate.gateway.machine.state.restore import Restored
 from oncegate.gateway.machine.state.rows import DirtyTally
 from oncegate.gateway.machine.state.snapshot import SnapshotStoreSink, StoreSnapshot
 from oncegate.gateway.machine.state.store import CACHE_BYTES_DEFAULT, RocksStore, new_cache
@@ -92,10 +92,13 @@ class MachineState:
         fresh_bytes_max: when :attr:`overloaded` becomes true.
         retry_s: pause after a failed save.
         on_installed: called on the event loop's thread when a snapshot has replaced the machine's state.
+        on_damaged: called once, from any thread, when damage is found after the start.
+        stand_in: a damaged state is no error: an empty machine stands in for it, :attr:`damage` is set, and nothing may
+            be applied to it until a snapshot has been installed.
 
     Raises:
         DirectoryLocked: the directory is open in another process.
-        StateCorrupt: a file is not what was written; names it.
+        StateCorrupt: a file is not what was written; names it. Not with ``stand_in``.
         StateVersionUnknown: another build's format.
         StoreFailed, OSError: the disk cannot be read or is full.
     """
@@ -111,6 +114,8 @@ class MachineState:
         fresh_bytes_max: int = FRESH_BYTES_MAX,
         retry_s: float = RETRY_S,
         on_installed: Callable[[], None] = lambda: None,
+        on_damaged: Callable[[], None] = lambda: None,
+        stand_in: bool = False,
     ) -> None:
         self._on_installed = on_installed
         self._barrier = barrier
@@ -119,21 +124,9 @@ class MachineState:
         self._fresh_bytes_max = fresh_bytes_max
         self._retry_s = retry_s
         self._cache = new_cache(cache_bytes)
-        self._directory = StateDirectory(path)
-        try:
-            pointer = self._directory.pointer
-            self._store = RocksStore(self._directory.store, self._cache, create=not pointer.index)
-            try:
-                restored = restore(self._store)
-                index = 0 if restored.point is None else restored.point.index
-                if index < pointer.index:
-                    raise StateCorrupt(self._store.path, f"it has fallen back from index {pointer.index} to {index}")
-            except BaseException:
-                self._store.close()
-                raise
-        except BaseException:
-            self._directory.close()
-            raise
+        self._on_damaged = on_damaged
+        self._directory, self._store, restored = open_state(path, self._cache, stand_in=stand_in)
+        self._store.on_damage = self.found
         self.machine = restored.machine
         self.stats = SaveStats()
         self._broken: StorageError | None = None
@@ -145,7 +138,8 @@ class MachineState:
         """Held while the store that counts changes: an ingest, a copy, a switch to another one."""
         self._changed = threading.Condition()
         self._save: _Save | None = None
-        self._garbage: list[Retired | RocksStore] = []
+        self._garbage: list[Retired | RocksStore | Path] = []
+        self._asked = False
         self._closing = False
         self._pacer = Pacer()
         self._worker: threading.Thread | None = None
@@ -161,15 +155,75 @@ class MachineState:
         return self._save is not None
 
     @property
+    def damage(self) -> StateCorrupt | None:
+        """What was found to be damaged: this state must not be served, applied to or saved; a snapshot replaces it."""
+        return self._directory.damage
+
+    @property
+    def wants_state(self) -> bool:
+        """A fresh copy of a damaged state was asked for."""
+        return self._directory.wanted
+
+    def want_state(self) -> None:
+        """Ask for a fresh copy of a damaged state, also after a restart."""
+        if self.damage is not None:
+            self._mark(self.damage, wanted=True)
+
+    @property
     def broken(self) -> StorageError | None:
-        """Why this node must stop serving this state: damage that a read or a save has found."""
-        return self._store.damage or self._broken
+        """Why this node must stop serving this state: damage, or a save that cannot succeed."""
+        return self.damage or self._broken
+
+    @property
+    def store_path(self) -> Path:
+        """Directory of the store in use."""
+        return self._store.path
+
+    def found(self, damage: StateCorrupt) -> None:
+        """A read, a save or a scrub has come upon damage; any thread."""
+        with self._changed:
+            if self.damage is not None:
+                return
+            self._mark(damage, wanted=False)
+            self._changed.notify_all()
+        self._on_damaged()
+
+    def found_in_copy(self, damage: StateCorrupt, copy: Path, store_path: Path) -> None:
+        """A reader of ``copy``, made while the state was in ``store_path``, has come upon damage; any thread."""
+        if self.store_path == store_path:  # else a snapshot has replaced it meanwhile
+            self.found(StateCorrupt(store_path, damage.reason.replace(str(copy), str(store_path))))
+
+    def _mark(self, damage: StateCorrupt, *, wanted: bool) -> None:
+        try:
+            self._directory.mark_damaged(damage, wanted=wanted)
+        except OSError as fault:
+            log.error("a restart will not know that %s is damaged: %s", damage.file, fault)
 
     @property
     def save_wanted(self) -> bool:
         """Enough rows are new."""
         tally = self._tally
-        return tally.rows >= self._save_rows or tally.bytes >= self._save_bytes
+        return self._asked or tally.rows >= self._save_rows or tally.bytes >= self._save_bytes
+
+    def ask_to_save(self) -> None:
+        """Have the state saved soon, although few rows are new: :attr:`save_wanted` until a save begins."""
+        self._asked = True
+
+    def wait_saved_at(self, index: int, timeout_s: float) -> bool:
+        """Wait until entry ``index`` is in the saved state; False after ``timeout_s``. Any thread but the worker.
+
+        Raises:
+            StorageError: the state cannot be saved any more.
+        """
+
+        def reached() -> bool:
+            return self.broken is not None or (self._saved is not None and self._saved.index >= index)
+
+        with self._changed:
+            done = self._changed.wait_for(reached, timeout_s)
+        if self.broken is not None:
+            raise self.broken
+        return done
 
     @property
     def fresh_bytes(self) -> int:
@@ -199,6 +253,7 @@ class MachineState:
         frozen, retired = freeze(self.machine, point, self._marks)
         save = _Save(frozen, mark, self._tally.bytes, time.perf_counter())
         self._tally.rows = self._tally.bytes = 0
+        self._asked = False
         with self._changed:
             self._save = save
             self._garbage += retired
@@ -220,12 +275,12 @@ class MachineState:
         """Copy the newest saved state by hard links; worker thread. Give it back with ``close``.
 
         Raises:
-            NotReady: nothing has been saved.
+            NotReady: nothing has been saved, or it is damaged.
         """
         directory = self._directory.new_copy()
         with self._disk:
-            if self._saved is None:
-                raise NotReady("nothing has been saved")
+            if self._saved is None or self.damage is not None:
+                raise NotReady("nothing has been saved" if self.damage is None else str(self.damage))
             self._store.copy_to(directory)
             point = self._saved
         return StoreSnapshot(directory, point)
@@ -240,10 +295,14 @@ class MachineState:
     def _install(self, store: RocksStore, restored: Restored) -> None:
         point = restored.point
         with self._disk:
-            if point is None or (self._saved is not None and point.index < self._saved.index):
+            older = point is None or (self._saved is not None and point.index < self._saved.index)
+            if point is None or (older and self.damage is None):
                 raise SafetyViolation(f"a snapshot of {point} would replace {self._saved}")
-            self._directory.switch(store.path, point.index)
+            before = self._directory.pointer.store
             old_store, self._store = self._store, store
+            old_store.on_damage = lambda damage: None
+            self._directory.switch(store.path, point.index)
+            store.on_damage = self.found
             old_trackers = self.machine.trackers
             with self._changed:
                 if self._save is not None:
@@ -253,6 +312,9 @@ class MachineState:
                 self._marks, self._tally = restored.marks, restored.tally
                 self.machine.adopt(restored.machine)
                 self._garbage += (old_trackers, old_store)  # type: ignore[arg-type]
+                if before and before != old_store.path.name:
+                    # The damaged one, for which an empty one stood in.
+                    self._garbage.append(self._directory.path / before)
                 self._sink = None
                 self._wake()
         self._on_installed()
@@ -304,6 +366,8 @@ class MachineState:
                     return True
             except _AbandonedError:
                 return True
+            except StateCorrupt as damage:
+                self.found(damage)  # nothing is saved any more until a snapshot takes the place of it all
             except (OSError, MemoryError) as fault:
                 self.stats.failures += 1
                 log.error("index %d could not be saved, will be tried again: %s", save.frozen.point.index, fault)
@@ -312,7 +376,8 @@ class MachineState:
                 if save.abandoned and save.file is not None:
                     save.file.unlink(missing_ok=True)
             with self._changed:
-                if self._changed.wait_for(lambda: self._closing or save.abandoned, self._retry_s):
+                pause_s = None if self.damage is not None else self._retry_s
+                if self._changed.wait_for(lambda: self._closing or save.abandoned, pause_s):
                     return save.abandoned
 
     def _attempt(self, save: _Save) -> bool:
@@ -373,10 +438,12 @@ class MachineState:
             except OSError as fault:
                 log.error("the store was not opened again: %s", fault)
 
-    def _discard(self, garbage: Retired | RocksStore) -> None:
+    def _discard(self, garbage: Retired | RocksStore | Path) -> None:
         if isinstance(garbage, RocksStore):
             garbage.close()
-            shutil.rmtree(garbage.path, ignore_errors=True)
+            garbage = garbage.path
+        if isinstance(garbage, Path):
+            shutil.rmtree(garbage, ignore_errors=True)
             return
         while garbage:
             for _ in range(min(_DISCARDED_AT_ONCE, len(garbage))):

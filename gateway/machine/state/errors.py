@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Final
 
 from oncegate.consensus.errors import StorageError
+
+_TABLE_FILE: Final = re.compile(r"\b([0-9]+\.sst)\b", re.ASCII)
 
 
 class StateCorrupt(StorageError):
@@ -17,14 +21,23 @@ class StateCorrupt(StorageError):
         self.path = path
         self.reason = reason
 
+    @property
+    def file(self) -> Path:
+        """The file that is damaged; where the store did not say which, ``path``."""
+        named = _TABLE_FILE.search(self.reason)
+        return self.path if named is None else self.path / named.group(1)
+
 
 class StateVersionUnknown(StorageError):
-    """A build that knows another format wrote the state in the directory ``path``."""
+    """A build that knows another format, or a higher feature level, wrote the state in the directory ``path``."""
 
     code = "STATE_VERSION_UNKNOWN"
 
-    def __init__(self, path: Path, found: int, known: int) -> None:
-        super().__init__(f"the saved state in {path} has format {found}; this build reads {known}")
+    def __init__(self, path: Path, found: int, known: int, what: str = "format") -> None:
+        super().__init__(
+            f"the saved state in {path} has {what} {found}; this build reads up to {known}: "
+            "start the build that wrote it, or a newer one"
+        )
         self.path = path
         self.found = found
 

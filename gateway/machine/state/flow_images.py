@@ -19,6 +19,7 @@ from oncegate.gateway.machine.flow_state import Flow
 from oncegate.gateway.machine.state.layout import (
     BATCH_COLUMNS,
     BODY_PART_BYTES,
+    EVENT_COLUMN,
     FlowHead,
     batch_key,
     body_parts,
@@ -42,6 +43,9 @@ class FlowMark:
     first: int = 1
     last: int = 0
     """Retained batches that have a cell: ``first .. last``."""
+    clocked: int = 0
+    resets: int = 0
+    """Batches up to this one have their event time in the cell; as of so many resets of the clock."""
     chunk: int = 0
     piece: int = 0
     """What of the open segment comes next: chunks before ``chunk`` and its pieces before ``piece`` are saved."""
@@ -101,8 +105,10 @@ class FrozenFlow(NamedTuple):
                 self.batches.sealed_ms,
             )
         )
-        for number, values in enumerate(zip(*columns, strict=True), self.first_batch):
-            yield batch_key(self.flow, number), BATCH_COLUMNS.pack(*values)
+        events = int64s_from_bytes(self.batches.event_ms)
+        for row, values in enumerate(zip(*columns, strict=True)):
+            event = EVENT_COLUMN.pack(events[row]) if row < len(events) else b""
+            yield batch_key(self.flow, self.first_batch + row), BATCH_COLUMNS.pack(*values) + event
 
     def piece_cells(self) -> Iterator[tuple[bytes, bytes | None]]:
         """Yield the cells of the open segment, those of a segment sealed meanwhile as deletions, in key order."""
@@ -162,7 +168,13 @@ def freeze_flow(number: int, flow: Flow, mark: FlowMark) -> FrozenFlow | None:
     saved_last = mark.last
     dropped = range(mark.first, min(batches.first, saved_last + 1))
     mark.stamp, mark.first, mark.last = flow.stamp, batches.first, batches.last
-    log = batches.snapshot(saved_last)
+    cells_last = saved_last
+    if mark.resets != batches.clock_resets:
+        cells_last = 0
+    elif flow.declaration.event_time:
+        cells_last = min(saved_last, mark.clocked)
+    mark.clocked, mark.resets = batches.clocked_through, batches.clock_resets
+    log = batches.snapshot(cells_last)
     head = FlowHead(
         flow.declaration,
         flow.consumers.snapshot(),
@@ -176,8 +188,10 @@ def freeze_flow(number: int, flow: Flow, mark: FlowMark) -> FrozenFlow | None:
         flow.version,
         flow.altered_ms,
         flow.consumers.fences,
+        log.event_dropped_ms,
+        flow.shed_items,
     )
-    return FrozenFlow(number, encode_head(head), dropped, log, max(batches.first, saved_last + 1), gone, pieces)
+    return FrozenFlow(number, encode_head(head), dropped, log, max(batches.first, cells_last + 1), gone, pieces)
 
 
 def _pieces(flow: Flow, mark: FlowMark) -> list[Piece]:

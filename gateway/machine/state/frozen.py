@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 
 from oncegate.consensus.ports import SavedPoint
+from oncegate.gateway.machine import levels
 from oncegate.gateway.machine.machine import Machine
+from oncegate.gateway.machine.row_ends import Life
 from oncegate.gateway.machine.state.flow_images import FlowMarks, FrozenFlow
 from oncegate.gateway.machine.state.layout import (
     FLOWS_KEY,
@@ -18,15 +21,18 @@ from oncegate.gateway.machine.state.layout import (
     FlowIndex,
     Meta,
     TableMeta,
+    encode_end,
     encode_flow_index,
     encode_meta,
     encode_used_key,
+    end_key,
     session_key,
     used_key_key,
 )
+from oncegate.gateway.machine.state.order import sorted_in_runs
 from oncegate.gateway.machine.state.rows import FrozenRows, StoredRows
 from oncegate.gateway.machine.state.session_images import SessionImages
-from oncegate.gateway.machine.tables import StoredRow
+from oncegate.gateway.machine.tables import StoredRow, Table
 from oncegate.rifl.key_table import Changes
 
 Retired = dict[str, "StoredRow | None"]
@@ -45,6 +51,8 @@ class Frozen:
     keys: Changes
     flow_index: bytes | None
     """None: the flows are numbered in order of declaration."""
+    ends: list[tuple[int, dict[str, Life | None]]]
+    """What has changed of the rows that end by themselves, by number of the table."""
 
     def cells(self) -> Iterator[tuple[bytes, bytes | None]]:
         """Yield all cells in key order, None for a deletion."""
@@ -65,6 +73,10 @@ class Frozen:
             yield used_key_key(used.number), encode_used_key(used)
         if self.flow_index is not None:
             yield FLOWS_KEY, self.flow_index
+        for number, changes in self.ends:
+            for key in sorted_in_runs(changes):
+                life = changes[key]
+                yield end_key(number, key), None if life is None else encode_end(life)
 
 
 def meta_of(machine: Machine, point: SavedPoint) -> Meta:
@@ -77,12 +89,24 @@ def meta_of(machine: Machine, point: SavedPoint) -> Meta:
         machine.replayed,
         len(machine.sessions),
         len(machine.flows.names()),
-        [TableMeta(t.name, t.kind, t.quota_bytes, t.bytes, len(t.rows)) for t in machine.tables.values()],
+        [
+            *(_table(table, None) for table in machine.tables.values()),
+            *(_table(closing.table, closing.swept) for closing in machine.closing.values()),
+        ],
         machine.keys.first,
         machine.keys.next,
         machine.keys.forgotten_ms,
         machine.identity,
+        *machine.origin,
+        machine.level,
+        len(machine.ends),
+        machine.tables_declared,
     )
+
+
+def _table(table: Table, swept: str | None) -> TableMeta:
+    size = table.bytes, len(table.rows)
+    return TableMeta(table.name, table.kind, table.quota_bytes, *size, table.number, table.since, swept)
 
 
 def freeze(machine: Machine, point: SavedPoint, marks: FlowMarks) -> tuple[Frozen, list[Retired]]:
@@ -96,13 +120,20 @@ def freeze(machine: Machine, point: SavedPoint, marks: FlowMarks) -> tuple[Froze
     machine.before_change = sessions.before_change
     rows: list[FrozenRows] = []
     retired: list[Retired] = []
-    for table in machine.tables.values():
-        if isinstance(table.rows, StoredRows) and (part := table.rows.freeze()) is not None:
+    changed = machine.ends.take_changes()
+    parts = [(table.number, table.rows, changed.get(table.name, {})) for table in machine.every_table()]
+    parts += [(gone.number, gone.rows, gone.ends) for gone in machine.swept]
+    machine.swept = []
+    parts.sort(key=itemgetter(0))
+    for _, stored, _ in parts:
+        if isinstance(stored, StoredRows) and (part := stored.freeze()) is not None:
             rows.append(part[0])
             retired.append(part[1])
     flows, numbers = marks.freeze(machine.flows.all())
     index = None
-    if machine.flows.changed or machine.identity:
+    plain = machine.flows.plain
+    if machine.flows.changed or machine.identity or not plain or machine.level > levels.FIRST:
         index = encode_flow_index(FlowIndex(numbers, machine.flows.retired.snapshot()))
-    meta = encode_meta(meta_of(machine, point), has_index=index is not None)
-    return Frozen(point, meta, flows, rows, sessions, machine.keys.take_changes(), index), retired
+    meta = encode_meta(meta_of(machine, point), has_index=index is not None, plain=plain)
+    ends = [(number, lives) for number, _, lives in parts if lives]
+    return Frozen(point, meta, flows, rows, sessions, machine.keys.take_changes(), index, ends), retired

@@ -8,15 +8,23 @@ Owns: the layout below, pure. All integers in keys are big-endian, so that cells
 | ``01`` flow (u16) | :class:`FlowHead` |
 | ``02`` flow (u16) batch (u64) | five little-endian int64: first commit, last commit, items through, bytes, seal time |
 | ``03`` flow (u16) first commit (u64) part (u32) | a piece of the open segment (:class:`Piece`), or bytes of a body |
-| ``04`` table (u16) row key (UTF-8) | row version (u64), then the row's JSON text |
+| ``04`` table (u16) row key (UTF-8) | row version (u64), then the row's JSON text; of a row that ends by itself the
+highest bit of the version is set, and its end (u64, cluster time or 0) and owner (u64, client id or 0) come before the
+text |
 | ``05`` client id (u64) | :class:`SessionImage` |
 | ``06`` number (u64) | :class:`StoredKey` |
-| ``07`` | :class:`FlowIndex`, in format 4 |
+| ``07`` | :class:`FlowIndex`, from format 4 on |
+| ``08`` table (u16) row key (UTF-8) | end (u64) and owner (u64) of a row that ends by itself, from format 7 on |
 
-Tables are numbered from 0 in the order of their declaration; none is ever removed. So are flows in format 3. Format 4
+Tables are numbered from 0 in the order of their declaration, and no number is given out twice; before format 7 none is
+ever removed. So are flows in format 3. Format 4
 is written once the cluster has an identity, and from the first change of a flow that was there on (:attr:`FlowIndex`):
-a build that knows format 3 alone would read it wrongly, and refuses it. Values are msgpack arrays unless said
-otherwise. Checksums are the store's (one for each block).
+a build that knows format 3 alone would read it wrongly, and refuses it. Format 5 is written once a consumer has
+written parts of a cascade, or a flow has a retention by size, a clock or sheds, which a build before would forget; in
+it, a batch has a sixth int64 where the flow's event-time clock at it is known. Format 6 is written once the feature
+level was raised (:mod:`oncegate.gateway.machine.levels`): a build that knows no levels refuses it. Format 8 is written
+from feature level 4 on, where a session may have runs of records. Values are msgpack
+arrays unless said otherwise. Checksums are the store's (one for each block).
 """
 
 from __future__ import annotations
@@ -32,15 +40,24 @@ from oncegate.flows.chunks import RangeChunk, SinglesChunk
 from oncegate.flows.cursor import ConsumerState
 from oncegate.flows.flow import FlowDeclaration
 from oncegate.flows.retired import RetiredState
+from oncegate.gateway.machine import levels
+from oncegate.gateway.machine.row_ends import Life
 from oncegate.gateway.machine.state.errors import StateCorrupt, StateVersionUnknown
 from oncegate.gateway.machine.tables import Remembered, StoredRow, TableKind
+from oncegate.gateway.machine.transactions import Transacted
 from oncegate.rifl.completion import CompletionRecord, RangeRecord
 from oncegate.rifl.ids import ClusterTimeMs, CommitNumber, Fingerprint, SequenceNumber
 from oncegate.rifl.key_table import KeyRecord
 from oncegate.rifl.result_tracker import ResultTracker
 from oncegate.rifl.session import SessionRecord
 
-FORMAT: Final = 4
+FORMAT: Final = 8
+LEVEL_OF_FORMAT_8: Final = 4
+FORMAT_OF_LEVEL_3: Final = 7
+LEVEL_OF_FORMAT_7: Final = 3
+FORMAT_OF_LEVEL_2: Final = 6
+FORMAT_OF_FIRST_LEVEL: Final = 5
+FORMAT_OF_PLAIN_FLOWS: Final = 4
 FORMAT_OF_UNCHANGED_FLOWS: Final = 3
 META_KEY: Final = b"\x00"
 HEADS: Final = b"\x01"
@@ -50,6 +67,7 @@ ROWS: Final = b"\x04"
 SESSIONS: Final = b"\x05"
 KEYS: Final = b"\x06"
 FLOWS_KEY: Final = b"\x07"
+ENDS: Final = b"\x08"
 BODY_PART_BYTES: Final = 1 << 20
 """A range's body is stored in parts of this size: copying one takes a fraction of a millisecond."""
 
@@ -59,17 +77,29 @@ _U64: Final = struct.Struct(">Q")
 _PIECE: Final = struct.Struct(">HQI")
 _BATCH: Final = struct.Struct(">HQ")
 BATCH_COLUMNS: Final = struct.Struct("<5q")
+EVENT_COLUMN: Final = struct.Struct("<q")
 _VERSION_BYTES: Final = 8
+_ENDS: Final = 1 << 63
+"""Set in the version of a row that ends by itself."""
+_LIFE: Final = struct.Struct(">QQ")
+_TEXT_OF_ENDING: Final = _VERSION_BYTES + _LIFE.size
 
 
 class TableMeta(msgspec.Struct, array_like=True, frozen=True):
-    """A declared table and the exact size of what it holds."""
+    """A declared table and the exact size of what it holds.
+
+    From format 7 on: ``number``, before it the position in the list; ``since`` of
+    :class:`oncegate.gateway.machine.tables.Table`; of a dropped table ``swept``, the key up to which its rows are gone.
+    """
 
     name: str
     kind: TableKind
     quota_bytes: int
     bytes: int
     rows: int
+    number: int = -1
+    since: int = 0
+    swept: str | None = None
 
 
 class Meta(msgspec.Struct, array_like=True, frozen=True):
@@ -87,12 +117,20 @@ class Meta(msgspec.Struct, array_like=True, frozen=True):
     next_key: SequenceNumber
     forgotten_ms: ClusterTimeMs
     identity: str = ""
+    origin_identity: str = ""
+    origin_commit: int = 0
+    """Of :class:`oncegate.gateway.machine.machine.Origin`; builds that do not know these fields leave them out."""
+    level: int = levels.FIRST
+    ending_rows: int = 0
+    tables_declared: int = -1
+    """-1: as many as there are."""
 
 
 class FlowHead(msgspec.Struct, array_like=True, frozen=True):
     """A flow without its batches and open items; ``pieces`` counts the cells of the open segment.
 
-    The last three fields came with format 4 and have their defaults in a flow that was never changed since.
+    ``version`` to ``fences`` came with format 4, what follows with format 5; they have their defaults in a flow
+    that was never changed since.
     """
 
     declaration: FlowDeclaration
@@ -107,6 +145,8 @@ class FlowHead(msgspec.Struct, array_like=True, frozen=True):
     version: int = 1
     altered_ms: int = 0
     fences: int = 0
+    event_dropped_ms: int = 0
+    shed_items: int = 0
 
 
 class FlowIndex(msgspec.Struct, array_like=True, frozen=True):
@@ -138,23 +178,32 @@ class Run(msgspec.Struct, array_like=True, frozen=True, tag="run"):
 Piece = Run | RangeHead
 
 
+class StoredResult(Remembered, array_like=True, frozen=True, gc=False):
+    """A result as it is read back; ``count`` None: an operation's, else a transaction's."""
+
+    count: int | None = None
+    results: list[tuple[int, Remembered]] = msgspec.field(default_factory=list)
+    failed: str = ""
+
+
 class StoredRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A completion record as it is read back, with the type of its result."""
 
     fingerprint: Fingerprint
     commit: CommitNumber
-    result: Remembered | None = None
+    result: StoredResult | None = None
     traceparent: str = ""
 
 
 class SessionImage(msgspec.Struct, array_like=True, frozen=True):
-    """A session with its completion records."""
+    """A session with its completion records; ``runs``, from format 8 on, is there if there are some."""
 
     session: SessionRecord
     first_incomplete: SequenceNumber
     highest: SequenceNumber
     records: dict[int, StoredRecord]
     ranges: list[RangeRecord]
+    runs: list[RangeRecord] = []
 
 
 class StoredKey(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -178,9 +227,23 @@ _key = msgspec.msgpack.Decoder(StoredKey)
 T = TypeVar("T")
 
 
-def encode_meta(meta: Meta, *, has_index: bool = False) -> bytes:
-    """Return the value of :data:`META_KEY`; ``has_index``: there is a :class:`FlowIndex`."""
-    return _U32.pack(FORMAT if has_index else FORMAT_OF_UNCHANGED_FLOWS) + _encode(meta)
+def encode_meta(meta: Meta, *, has_index: bool = False, plain: bool = True) -> bytes:
+    """Return the value of :data:`META_KEY`.
+
+    ``has_index``: there is a :class:`FlowIndex`, always above the first feature level; not ``plain``: there is, and
+    flows have what came with format 5.
+    """
+    if meta.level >= LEVEL_OF_FORMAT_8:
+        version = FORMAT
+    elif meta.level >= LEVEL_OF_FORMAT_7:
+        version = FORMAT_OF_LEVEL_3
+    elif meta.level > levels.FIRST:
+        version = FORMAT_OF_LEVEL_2
+    elif not plain:
+        version = FORMAT_OF_FIRST_LEVEL
+    else:
+        version = FORMAT_OF_PLAIN_FLOWS if has_index else FORMAT_OF_UNCHANGED_FLOWS
+    return _U32.pack(version) + _encode(meta)
 
 
 def decode_meta(path: Path, value: bytes) -> tuple[int, Meta]:
@@ -188,9 +251,12 @@ def decode_meta(path: Path, value: bytes) -> tuple[int, Meta]:
     if len(value) < _U32.size:
         raise StateCorrupt(path, "its first cell is cut short")
     (version,) = _U32.unpack_from(value)
-    if version not in (FORMAT_OF_UNCHANGED_FLOWS, FORMAT):
+    if not FORMAT_OF_UNCHANGED_FLOWS <= version <= FORMAT:
         raise StateVersionUnknown(path, version, FORMAT)
-    return version, _decoded(path, _meta, value[_U32.size :])
+    meta = _decoded(path, _meta, value[_U32.size :])
+    if meta.level > levels.NEWEST:
+        raise StateVersionUnknown(path, meta.level, levels.NEWEST, "feature level")
+    return version, meta
 
 
 def encode_flow_index(index: FlowIndex) -> bytes:
@@ -276,13 +342,38 @@ def rows_prefix(table: int) -> bytes:
 
 def encode_row(row: StoredRow) -> bytes:
     """Return the value of a row."""
+    if row.life is not None:
+        return _U64.pack(row.version | _ENDS) + _LIFE.pack(*row.life) + row.value
     return row.version.to_bytes(_VERSION_BYTES, "big") + row.value
 
 
 def decode_row(value: bytes) -> StoredRow:
     """Read a row."""
     version = int.from_bytes(value[:_VERSION_BYTES], "big")
-    return StoredRow(version, value[_VERSION_BYTES:])  # type: ignore[arg-type]  # each row read would pay for the call
+    if version < _ENDS:
+        return StoredRow(version, value[_VERSION_BYTES:])  # type: ignore[arg-type]  # each row read would pay for it
+    life = Life(*_LIFE.unpack_from(value, _VERSION_BYTES))
+    return StoredRow(CommitNumber(version ^ _ENDS), value[_TEXT_OF_ENDING:], life)
+
+
+def end_key(table: int, key: str) -> bytes:
+    """Return the key under which a row's end is found."""
+    return ENDS + _U16.pack(table) + key.encode()
+
+
+def encode_end(life: Life) -> bytes:
+    """Return the value of a row's end."""
+    return _LIFE.pack(*life)
+
+
+def decode_end(path: Path, key: bytes, value: bytes) -> tuple[int, str, Life]:
+    """Read table number, key and end of a row; raises StateCorrupt."""
+    start = len(ENDS)
+    try:
+        (table,) = _U16.unpack_from(key, start)
+        return table, key[start + _U16.size :].decode(), Life(*_LIFE.unpack(value))
+    except (struct.error, UnicodeDecodeError) as fault:
+        raise StateCorrupt(path, f"the end of a row: {fault}") from None
 
 
 def session_key(client_id: int) -> bytes:
@@ -292,7 +383,8 @@ def session_key(client_id: int) -> bytes:
 
 def encode_session(session: SessionRecord, tracker: ResultTracker) -> bytes:
     """Return the value of a session with its records, in time proportional to their number."""
-    return _encode((session, tracker.first_incomplete, tracker.highest, tracker.records, tracker.ranges))
+    image = (session, tracker.first_incomplete, tracker.highest, tracker.kept_singly, tracker.ranges)
+    return _encode((*image, tracker.runs) if tracker.runs else image)
 
 
 def decode_session(path: Path, value: bytes) -> tuple[SessionRecord, ResultTracker]:
@@ -300,7 +392,8 @@ def decode_session(path: Path, value: bytes) -> tuple[SessionRecord, ResultTrack
     image = _decoded(path, _session, value)
     session = image.session
     records = {sequence: _record(stored) for sequence, stored in image.records.items()}
-    return session, ResultTracker.restore(session.window, image.first_incomplete, image.highest, records, image.ranges)
+    known = image.first_incomplete, image.highest, records, image.ranges, image.runs
+    return session, ResultTracker.restore(session.window, *known)
 
 
 def used_key_key(number: int) -> bytes:
@@ -320,7 +413,16 @@ def decode_used_key(path: Path, value: bytes) -> KeyRecord:
 
 
 def _record(stored: StoredRecord) -> CompletionRecord:
-    return CompletionRecord(stored.fingerprint, stored.commit, stored.result, stored.traceparent)
+    return CompletionRecord(stored.fingerprint, stored.commit, _result(stored.result), stored.traceparent)
+
+
+def _result(stored: StoredResult | None) -> Remembered | None:
+    if stored is None:
+        return None
+    known = stored.refusal, stored.version, stored.value
+    if stored.count is None:
+        return Remembered(*known)
+    return Transacted(*known, stored.count, stored.results, stored.failed)
 
 
 def _decoded(path: Path, decoder: msgspec.msgpack.Decoder[T], value: bytes) -> T:

@@ -8,7 +8,7 @@ refused.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import NamedTuple
 
 from oncegate.consensus.ports import SavedPoint
@@ -16,23 +16,29 @@ from oncegate.flows.batch_log import BatchLog, BatchLogState
 from oncegate.flows.chunks import RangeChunk, SealedChunk, SinglesChunk, int64s_to_bytes
 from oncegate.flows.cursor import Consumers
 from oncegate.flows.errors import FlowError
-from oncegate.flows.open_segment import OpenSegment, OpenSegmentState
+from oncegate.flows.open_segment import OpenSegmentState
 from oncegate.flows.retired import RetiredNames
+from oncegate.flows.shedding import segment_of
+from oncegate.gateway.machine.dropping import Closing
 from oncegate.gateway.machine.flow_state import Flow
-from oncegate.gateway.machine.machine import Machine
+from oncegate.gateway.machine.machine import Machine, Origin
 from oncegate.gateway.machine.state.errors import StateCorrupt
 from oncegate.gateway.machine.state.flow_images import PIECE_ITEMS, FlowMark, FlowMarks
 from oncegate.gateway.machine.state.layout import (
     BATCH_COLUMNS,
+    ENDS,
+    EVENT_COLUMN,
     FLOWS_KEY,
-    FORMAT,
+    FORMAT_OF_PLAIN_FLOWS,
     KEYS,
     META_KEY,
     SESSIONS,
     FlowHead,
+    Meta,
     Run,
     batch_key,
     batches_prefix,
+    decode_end,
     decode_flow_index,
     decode_head,
     decode_meta,
@@ -92,12 +98,29 @@ def _restored(store: RocksStore, rest: Callable[[], None]) -> Restored:
     machine.time_ms = meta.time_ms
     machine.replayed = meta.replayed
     machine.identity = meta.identity
-    for number, about in enumerate(meta.tables):
-        table = Table(about.name, about.kind, about.quota_bytes, StoredRows(number, store, tally, about.rows))
+    machine.origin = Origin(meta.origin_identity, meta.origin_commit)
+    machine.level = meta.level
+    for at, about in enumerate(meta.tables):
+        number = at if about.number < 0 else about.number
+        rows = StoredRows(number, store, tally, about.rows)
+        table = Table(
+            about.name,
+            about.kind,
+            about.quota_bytes,
+            rows,
+            machine.changes,
+            machine.ends,
+            number=number,
+            since=about.since,
+        )
         table.put_back(about.bytes)
-        machine.tables[about.name] = table
+        if about.swept is None:
+            machine.tables[about.name] = table
+        else:
+            machine.closing[about.name] = Closing(table, about.swept)
+    machine.tables_declared = len(meta.tables) if meta.tables_declared < 0 else meta.tables_declared
     marks, numbers = FlowMarks(), list(range(meta.flows))
-    if version == FORMAT:
+    if version >= FORMAT_OF_PLAIN_FLOWS:
         index = decode_flow_index(store.path, store.value(FLOWS_KEY))
         numbers, machine.flows.retired = index.numbers, RetiredNames(index.retired)
     if len(numbers) != meta.flows:
@@ -118,7 +141,23 @@ def _restored(store: RocksStore, rest: Callable[[], None]) -> Restored:
         rest()
         used.append(decode_used_key(store.path, image))
     machine.keys.restore(meta.first_key, meta.next_key, meta.forgotten_ms, used)
+    _put_back_ends(store, machine, meta, rest)
     return Restored(machine, meta.point, marks, tally)
+
+
+def _put_back_ends(store: RocksStore, machine: Machine, meta: Meta, rest: Callable[[], None]) -> None:
+    tables = {table.number: table for table in machine.every_table()}
+    for key, value in store.scan(ENDS):
+        rest()
+        number, row, life = decode_end(store.path, key, value)
+        if number not in tables:
+            raise StateCorrupt(store.path, f"a row ends in table {number}, which is not there")
+        tables[number].put_back_end(row, life)
+    if len(machine.ends) != meta.ending_rows:
+        raise StateCorrupt(store.path, f"{len(machine.ends)} of {meta.ending_rows} rows that end are there")
+    for owner in machine.ends.owners():
+        if machine.sessions.get(owner) is None:
+            raise StateCorrupt(store.path, f"rows are bound to session {owner}, which is not there")
 
 
 def verify(store: RocksStore, rest: Callable[[], None] = _no_rest) -> int:
@@ -127,17 +166,43 @@ def verify(store: RocksStore, rest: Callable[[], None] = _no_rest) -> int:
     Raises:
         StateCorrupt: a block is damaged; the reason names its file.
     """
-    cells = 0
-    for cells, _ in enumerate(_all(store), 1):
-        if not cells % 64:
+    count = 0
+    for count, _ in enumerate(all_cells(store), 1):
+        if not count % 64:
             rest()
-    return cells
+    return count
 
 
-def _all(store: RocksStore) -> Iterator[bytes]:
-    for first in range(FLOWS_KEY[0] + 1):
-        for key, _ in store.scan(bytes([first])):
-            yield key
+class Retained(NamedTuple):
+    """The batches of a flow that a state needs as files: ``first .. last``."""
+
+    flow: str
+    first: int
+    last: int
+
+
+def contents(store: RocksStore) -> tuple[Meta, list[Retained]]:
+    """Read what a saved state says of itself, and which batches belong to it; milliseconds. Raises as `restore`."""
+    value = store.value(META_KEY)
+    if value is None:
+        raise StateCorrupt(store.path, "nothing was saved in it")
+    version, meta = decode_meta(store.path, value)
+    numbers = list(range(meta.flows))
+    if version >= FORMAT_OF_PLAIN_FLOWS:
+        numbers = decode_flow_index(store.path, store.value(FLOWS_KEY)).numbers
+    retained = []
+    for number in numbers:
+        if (value := store.value(head_key(number))) is None:
+            raise StateCorrupt(store.path, f"flow {number} is missing")
+        head = decode_head(store.path, value)
+        retained.append(Retained(head.declaration.name, head.first, head.last))
+    return meta, retained
+
+
+def all_cells(store: RocksStore) -> Generator[tuple[bytes, bytes]]:
+    """Yield every cell; raises StateCorrupt as :func:`verify`."""
+    for first in range(ENDS[0] + 1):
+        yield from store.scan(bytes([first]))
 
 
 def _flow(store: RocksStore, number: int) -> FlowMark:
@@ -150,24 +215,31 @@ def _flow(store: RocksStore, number: int) -> FlowMark:
     flow.consumers = Consumers.restore(head.consumers, head.fences)
     flow.retained_bytes = head.retained_bytes
     flow.batches = BatchLog.restore(_batches(store, number, head))
-    mark = FlowMark(flow, None, head.first, head.last)
-    flow.segment = OpenSegment.restore(_segment(store, number, head, mark))
+    mark = FlowMark(flow, None, head.first, head.last, flow.batches.clocked_through)
+    flow.segment = segment_of(head.declaration, _segment(store, number, head, mark), head.shed_items)
+    flow.adjust()
     mark.stamp = flow.stamp
     return mark
 
 
 def _batches(store: RocksStore, number: int, head: FlowHead) -> BatchLogState:
     columns = [array("q") for _ in range(5)]
+    events = array("q")
     expected = head.first
     for key, value in store.scan(batches_prefix(number)):
-        if key != batch_key(number, expected) or len(value) != BATCH_COLUMNS.size:
+        row, event = value[: BATCH_COLUMNS.size], value[BATCH_COLUMNS.size :]
+        whole = len(row) == BATCH_COLUMNS.size and len(event) in (0, EVENT_COLUMN.size)
+        if key != batch_key(number, expected) or not whole:
             raise StateCorrupt(store.path, f"batch {expected} of {head.declaration.name} is missing")
-        for column, entry in zip(columns, BATCH_COLUMNS.unpack(value), strict=True):
+        for column, entry in zip(columns, BATCH_COLUMNS.unpack(row), strict=True):
             column.append(entry)
+        if event:
+            events.append(*EVENT_COLUMN.unpack(event))
         expected += 1
     if expected != head.last + 1:
         raise StateCorrupt(store.path, f"batch {expected} of {head.declaration.name} is missing")
-    return BatchLogState(head.first, head.items_dropped, *(int64s_to_bytes(column) for column in columns))
+    saved = [int64s_to_bytes(column) for column in (*columns, events)]
+    return BatchLogState(head.first, head.items_dropped, *saved, event_dropped_ms=head.event_dropped_ms)
 
 
 def _segment(store: RocksStore, number: int, head: FlowHead, mark: FlowMark) -> OpenSegmentState:

@@ -11,7 +11,7 @@ written last. A deleted row is None in both dicts, so that what lies below does 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import merge
 from itertools import islice
 from typing import Final, NamedTuple
@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from oncegate.gateway.machine.state.layout import decode_row, encode_row, rows_prefix
 from oncegate.gateway.machine.state.order import in_order
 from oncegate.gateway.machine.state.store import RocksStore
-from oncegate.gateway.machine.tables import StoredRow
+from oncegate.gateway.machine.tables import BYTES_MAX, StoredRow, not_above
 from oncegate.rifl.ids import CommitNumber
 
 FRESH_ROW_BYTES: Final = 300
@@ -133,6 +133,29 @@ class StoredRows:
         if before is None:
             self._count += 1
 
+    def put_run(self, keys: Sequence[str], rows: Sequence[StoredRow]) -> list[StoredRow | None]:
+        """Insert or replace one after the other, as :meth:`get` and :meth:`put` do."""
+        fresh, tally = self._fresh, self._tally
+        found: list[StoredRow | None] = []
+        for key, row in zip(keys, rows, strict=True):
+            before = fresh.get(key, _BELOW)
+            if before is _BELOW:
+                before = self.get(key)
+                if before is not None and before.version >= row.version:
+                    raise not_above(before, row)
+                self.put(key, row, before)
+            else:
+                if before is None:
+                    self._count += 1
+                    tally.bytes += len(row.value)
+                else:
+                    if before.version >= row.version:
+                        raise not_above(before, row)
+                    tally.bytes += len(row.value) - len(before.value)
+                fresh[key] = row
+            found.append(before)
+        return found
+
     def delete(self, key: str, before: StoredRow) -> None:
         """Remove ``before``."""
         fresh, tally = self._fresh, self._tally
@@ -150,37 +173,47 @@ class StoredRows:
     def _close_run(self) -> None:
         self._runs.append(sorted(islice(reversed(self._fresh), RUN_KEYS)))
 
-    def page(self, prefix: str, after: str, limit: int) -> list[tuple[str, StoredRow]]:
-        """Return up to ``limit`` rows with that prefix and a key greater than ``after``, in key order."""
+    def page(
+        self, low: str, high: str | None, limit: int, bytes_max: int = BYTES_MAX, *, reverse: bool = False
+    ) -> list[tuple[str, StoredRow]]:
+        """Return up to ``limit`` rows from ``low`` on, below ``high`` (None: all above), in key order or against it."""
         page: list[tuple[str, StoredRow]] = []
-        for key, row in self._merged(max(prefix, after)):
-            if not key.startswith(prefix) or len(page) == limit:
+        if high is not None and high <= low:
+            return page
+        size = 0
+        for key, row in self._merged(low, high, reverse=reverse):
+            if len(page) == limit or size > bytes_max:
                 break
-            if key > after or not after:
-                page.append((key, row))
+            page.append((key, row))
+            size += len(row.value)
         return page
 
     def items(self) -> Iterator[tuple[str, StoredRow]]:
         """All rows, in key order; not to be mixed with writes."""
-        return self._merged("")
+        return self._merged("", None, reverse=False)
 
-    def _merged(self, start: str) -> Iterator[tuple[str, StoredRow]]:
+    def _merged(self, low: str, high: str | None, *, reverse: bool) -> Iterator[tuple[str, StoredRow]]:
         last: str | None = None
+        older = -1 if reverse else 1  # of equal keys the newest layer comes first and hides the others
         for key, _, row in merge(
-            _from(0, self._fresh, self._runs, start),
-            _from(1, self._frozen, self._frozen_runs, start),
-            self._stored(start),
+            _within(0, self._fresh, self._runs, low, high, reverse=reverse),
+            _within(older, self._frozen, self._frozen_runs, low, high, reverse=reverse),
+            self._stored(2 * older, low, high, reverse=reverse),
+            reverse=reverse,
         ):
-            # Of equal keys the newest layer comes first and hides the others.
             if key != last:
                 last = key
                 if row is not None:
                     yield key, row
 
-    def _stored(self, start: str) -> Iterator[tuple[str, int, StoredRow | None]]:
-        skip = len(self._prefix)
-        for key, value in self._store.scan(self._prefix, start.encode()):
-            yield key[skip:].decode(), 2, decode_row(value)
+    def _stored(
+        self, layer: int, low: str, high: str | None, *, reverse: bool
+    ) -> Iterator[tuple[str, int, StoredRow | None]]:
+        prefix, skip = self._prefix, len(self._prefix)
+        end = None if high is None else high.encode()
+        scan = self._store.scan_back if reverse else self._store.scan
+        for key, value in scan(prefix, low.encode(), end):
+            yield key[skip:].decode(), layer, decode_row(value)
 
     def freeze(self) -> tuple[FrozenRows, dict[str, StoredRow | None]] | None:
         """Hand over the new rows and start an empty dict; None if there are none. O(1).
@@ -203,8 +236,21 @@ def _tail(rows: dict[str, StoredRow | None]) -> list[str]:
     return sorted(islice(reversed(rows), len(rows) & _RUN_MASK))
 
 
-def _from(
-    layer: int, rows: dict[str, StoredRow | None], runs: Iterable[list[str]], start: str
+def _within(
+    layer: int,
+    rows: dict[str, StoredRow | None],
+    runs: Iterable[list[str]],
+    low: str,
+    high: str | None,
+    *,
+    reverse: bool,
 ) -> Iterator[tuple[str, int, StoredRow | None]]:
-    parts = (islice(run, bisect_left(run, start), None) for run in (*runs, _tail(rows)))
-    return ((key, layer, rows[key]) for key in merge(*parts))
+    parts = [_slice(run, low, high, reverse=reverse) for run in (*runs, _tail(rows))]
+    return ((key, layer, rows[key]) for key in merge(*parts, reverse=reverse))
+
+
+def _slice(run: list[str], low: str, high: str | None, *, reverse: bool) -> Iterator[str]:
+    start, end = bisect_left(run, low), len(run) if high is None else bisect_left(run, high)
+    if reverse:
+        return (run[at] for at in range(end - 1, start - 1, -1))
+    return islice(run, start, end)

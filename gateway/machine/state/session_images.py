@@ -9,15 +9,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
-from itertools import islice
-from typing import Final
 
 from oncegate.gateway.machine.state.layout import encode_session
-from oncegate.gateway.machine.state.order import in_order
+from oncegate.gateway.machine.state.order import sorted_in_runs
 from oncegate.rifl.result_tracker import ResultTracker
 from oncegate.rifl.session import SessionTable
-
-_SORTED_AT_ONCE: Final = 4096
 
 
 class SessionImages:
@@ -55,11 +51,7 @@ class SessionImages:
 
     def ids(self) -> Iterator[int]:
         """Yield the ids of the sessions that changed, ascending."""
-        left = iter(self._ids)
-        slices: list[list[int]] = []
-        while part := sorted(islice(left, _SORTED_AT_ONCE)):
-            slices.append(part)
-        return in_order(slices)
+        return sorted_in_runs(self._ids)
 
     def release(self) -> None:
         """Everything has been written to a file: later changes concern this save no more."""

@@ -32,7 +32,7 @@ class StoreSnapshot:
     """An immutable copy of a store (:class:`oncegate.consensus.ports.SnapshotSource`)."""
 
     def __init__(self, directory: Path, point: SavedPoint) -> None:
-        self._directory = directory
+        self.directory = directory
         files = snapshot_files(directory)
         self.manifest = SnapshotManifest(point, [SnapshotFile(file.name, file.stat().st_size) for file in files])
         self._open: tuple[int, BinaryIO] | None = None
@@ -45,12 +45,12 @@ class StoreSnapshot:
         """
         if self._open is None or self._open[0] != file:
             self._leave()
-            self._open = file, (self._directory / self.manifest.files[file].name).open("rb")
+            self._open = file, (self.directory / self.manifest.files[file].name).open("rb")
         handle = self._open[1]
         handle.seek(offset)
         data = handle.read(size)
         if len(data) != size:
-            raise StateCorrupt(self._directory / self.manifest.files[file].name, f"it ends at {offset + len(data)}")
+            raise StateCorrupt(self.directory / self.manifest.files[file].name, f"it ends at {offset + len(data)}")
         return data
 
     def _leave(self) -> None:
@@ -61,7 +61,7 @@ class StoreSnapshot:
     def close(self) -> None:
         """Remove the copy; idempotent."""
         self._leave()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        shutil.rmtree(self.directory, ignore_errors=True)
 
 
 class SnapshotStoreSink:

@@ -10,8 +10,9 @@ the ingest flushes the new link, the directory and the manifest before it return
 from __future__ import annotations
 
 import contextlib
+import errno
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,11 +51,13 @@ _CONFIG_FILE: Final = "rocksdict-config.json"
 """Written by the binding at each open and not flushed; it holds nothing that :func:`options` does not say."""
 _DAMAGE: Final = ("Corruption", "Not implemented", "Invalid argument")
 """How errors begin that say: what is on disk is not what was written."""
+_UNREADABLE: Final = "Input/output error"
+"""What the disk answers to a read of a block that it has lost: damage as well."""
 _SIDE_FILES: Final = ("LOCK", "LOG", _CONFIG_FILE)
 
 
-def options(cache: Cache, *, create: bool) -> Options:
-    """Return the options of every store of this process; they share ``cache``."""
+def options(cache: Cache, *, create: bool, direct: bool = False) -> Options:
+    """Return the options of every store of this process; they share ``cache``. ``direct``: pass by the kernel's."""
     table = BlockBasedOptions()
     table.set_block_cache(cache)
     table.set_block_size(BLOCK_BYTES)
@@ -65,6 +68,7 @@ def options(cache: Cache, *, create: bool) -> Options:
     made = Options(raw_mode=True)
     made.set_block_based_table_factory(table)
     made.create_if_missing(create)
+    made.set_use_direct_reads(direct)
     made.set_compression_type(DBCompressionType.none())
     made.set_paranoid_checks(True)
     made.set_max_background_jobs(2)
@@ -92,13 +96,17 @@ class RocksStore:
     not take it, since the one worker that calls them is also the one that closes.
     """
 
-    def __init__(self, path: Path, cache: Cache, *, create: bool, read_only: bool = False) -> None:
+    def __init__(
+        self, path: Path, cache: Cache, *, create: bool, read_only: bool = False, direct: bool = False
+    ) -> None:
         self.path = path
-        self._options = options(cache, create=create)
+        self._options = options(cache, create=create, direct=direct)
         self._access = AccessType.read_only() if read_only else AccessType.read_write()
         self._handle = threading.RLock()
         self.damage: StateCorrupt | None = None
         """What a look-up or a scan found to be damaged."""
+        self.on_damage: Callable[[StateCorrupt], None] = lambda damage: None
+        """Called with it, in the thread that found it."""
         self._open()
 
     def _open(self) -> None:
@@ -109,8 +117,11 @@ class RocksStore:
         self._db = _called(self.path, Rdict, str(self.path), self._options, families, self._access)
 
     def _noted(self, fault: Exception) -> Exception:
+        if isinstance(fault, StoreFailed) and _UNREADABLE in str(fault):
+            fault = StateCorrupt(self.path, str(fault))
         if isinstance(fault, StateCorrupt):
             self.damage = fault
+            self.on_damage(fault)
         return fault
 
     def value(self, key: bytes) -> bytes | None:
@@ -131,28 +142,42 @@ class RocksStore:
             return [self.value(key) for key in keys]
         return found
 
-    def scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """Yield the cells whose key has ``prefix`` and is not below ``prefix + start``, in key order.
+    def scan(self, prefix: bytes, start: bytes = b"", end: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the cells from ``prefix + start`` on, below ``prefix + end`` or of all the prefix, in key order.
 
         The cells are those of the moment of the first step. Take them all, or close the scan, in the thread that began
         it and without waiting for another: nobody else reads meanwhile. Raises StateCorrupt, StoreFailed.
         """
+        yield from self._scanned(prefix, start, end, reverse=False)
+
+    def scan_back(self, prefix: bytes, start: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the cells of :meth:`scan` against key order."""
+        yield from self._scanned(prefix, start, end, reverse=True)
+
+    def _scanned(
+        self, prefix: bytes, start: bytes, end: bytes | None, *, reverse: bool
+    ) -> Iterator[tuple[bytes, bytes]]:
         reading = ReadOptions()
-        reading.set_iterate_upper_bound(_after(prefix))
+        reading.set_iterate_upper_bound(_after(prefix) if end is None else prefix + end)
         with self._handle:
             cursor = _called(self.path, self._db.iter, reading)
+            step = cursor.prev if reverse else cursor.next
             try:
-                cursor.seek(prefix + start)
-                while cursor.valid():
-                    yield cursor.key(), cursor.value()
-                    cursor.next()
+                if reverse:
+                    cursor.seek_to_last()
+                else:
+                    cursor.seek(prefix + start)
+                # No lower bound: the binding does not keep to one.
+                while cursor.valid() and (key := cursor.key()) >= prefix + start:
+                    yield key, cursor.value()
+                    step()
                 # An unreadable block ends a scan as the last cell does: only the status tells them apart.
                 cursor.status()
             except Exception as fault:  # noqa: BLE001 - as in _called
                 raise self._noted(_typed(self.path, fault)) from None
             finally:
                 # A cursor that lives on in a traceback would keep the store open, and locked, after close.
-                del cursor
+                del cursor, step
 
     def ingest(self, file: Path) -> None:
         """Add the cells of a finished file, replacing older ones; atomic, and durable on return. The file is moved."""
@@ -266,4 +291,7 @@ def _typed(path: Path, fault: Exception) -> Exception:
     reason = str(fault)
     if reason.startswith(_DAMAGE) or "No such file" in reason:
         return StateCorrupt(path, reason)
-    return StoreFailed(f"{path}: {reason}")
+    failed = StoreFailed(f"{path}: {reason}")
+    if "No space left" in reason:
+        failed.errno = errno.ENOSPC
+    return failed

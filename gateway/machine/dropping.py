@@ -1,0 +1,129 @@
+"""Dropping tables: what stands in the way, and the rows, which are removed a few in each log entry. Pure.
+
+Owns: what :class:`oncegate.gateway.machine.commands.DropTable` and ``SweepTables`` do. A table is dropped by the number
+of its incarnation, which its declaration got and no other will get. From then on it is not there for anybody. Its rows
+are removed by entries that the leader orders, so that none takes long; until the last is gone the name is not free. An
+incarnation's rows have their own place in the saved state and its flows' batches their own numbers, so nothing of it
+can be taken for what a later table of the same name holds. Part of the state machine: deterministic and total.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from oncegate.gateway.machine.results import Dropped
+from oncegate.gateway.machine.tables import RowStore, Table
+from oncegate.rifl.errors import Code, OncegateError
+
+if TYPE_CHECKING:
+    from oncegate.gateway.machine.machine import Machine
+    from oncegate.gateway.machine.row_ends import Life
+
+SWEEP_ROWS_MAX: Final = 300
+"""Rows that one entry removes."""
+SWEEP_BYTES_MAX: Final = 1 << 20
+"""Values of these rows; a single one may exceed it."""
+_SHOWN: Final = 3
+
+
+class Closing:
+    """A dropped table whose rows are being removed, which nobody is told; those up to the key ``swept`` are gone."""
+
+    __slots__ = ("swept", "table")
+
+    def __init__(self, table: Table, swept: str = "") -> None:
+        table.changes = []
+        self.table = table
+        self.swept = swept
+
+
+class Swept:
+    """The last deletions of a table that is gone; whoever saves the state writes them, once."""
+
+    __slots__ = ("ends", "number", "rows")
+
+    def __init__(self, number: int, rows: RowStore, ends: dict[str, Life | None]) -> None:
+        self.number = number
+        self.rows = rows
+        self.ends = ends
+
+
+def drop(machine: Machine, name: str, incarnation: int, *, force: bool) -> Dropped:
+    """Drop a table; one that was dropped before is answered as if it were now.
+
+    Raises:
+        OncegateError: NOT_FOUND; CONFLICT for another incarnation, for a flow on the table or to it, and, unless
+            ``force``, for rows, or for consumers of a stream table's own flow. Nothing has changed then.
+    """
+    table = machine.tables.get(name)
+    if table is None:
+        known = 1 <= incarnation <= machine.tables_declared
+        if known and all(one.incarnation != incarnation for one in machine.tables.values()):
+            return Dropped(name, incarnation)  # sent again
+        raise OncegateError(Code.NOT_FOUND, f"no table {name}")
+    if table.incarnation != incarnation:
+        detail = f"table {name} is incarnation {table.incarnation}, not {incarnation}: look again"
+        raise OncegateError(Code.CONFLICT, detail)
+    why = _blocked(machine, table, force=force)
+    if why:
+        raise OncegateError(Code.CONFLICT, f"table {name} {why}")
+    own = machine.flows.find(name) if table.kind == "stream" else None
+    if own is not None:
+        machine.flows.remove(own)
+    del machine.tables[name]
+    closing = machine.closing[name] = Closing(table)
+    if not len(table.rows):
+        _finish(machine, closing)
+    return Dropped(name, incarnation)
+
+
+def _blocked(machine: Machine, table: Table, *, force: bool) -> str:
+    """Say what stands in the way, empty if nothing does."""
+    name = table.name
+    own = machine.flows.find(name) if table.kind == "stream" else None
+    others = [
+        flow.declaration.name
+        for flow in machine.flows.all()
+        if flow is not own and (flow.declaration.source == name or name in flow.declaration.targets)
+    ]
+    if others:
+        return f"has flows, delete them first: {_shown(others)}"
+    if force:
+        return ""
+    if own is not None:
+        attached = [one.name for one in own.consumers.all() if one.attached or one.required]
+        if attached:
+            return f"has consumers: {_shown(attached)}; remove them, or force it"
+        if own.segment.items or own.batches.first <= own.batches.last:
+            return "has rows that its flow retains: force it, and they are gone"
+    if len(table.rows):
+        return f"has {len(table.rows)} rows: delete them, or force it"
+    return ""
+
+
+def _shown(names: list[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+
+
+def sweep(machine: Machine) -> int:
+    """Remove rows of the table that was dropped first; returns how many. They have no commit numbers."""
+    closing = next(iter(machine.closing.values()), None)
+    if closing is None:
+        return 0
+    table = closing.table
+    page = table.rows.page(f"{closing.swept}\0" if closing.swept else "", None, SWEEP_ROWS_MAX, SWEEP_BYTES_MAX)
+    for key, row in page:
+        table.change(key, row, None, machine.commit)
+        closing.swept = key
+    table.changes.clear()
+    if not len(table.rows):
+        _finish(machine, closing)
+    return len(page)
+
+
+def _finish(machine: Machine, closing: Closing) -> None:
+    table = closing.table
+    del machine.closing[table.name]
+    ends = machine.ends.take_changes_of(table.name)
+    if machine.new_rows is not None:
+        machine.swept.append(Swept(table.number, table.rows, ends))

@@ -1,0 +1,221 @@
+"""Transactions: several writes on several rows and tables under one request id, all or none (RIFL §6, for one shard).
+
+Owns: what refuses a transaction, its trial, and its effects. Pure, deterministic and total, as
+:mod:`oncegate.gateway.machine.machine` is, which calls it once the rule has said that the transaction is new.
+
+In this order, and nothing has changed before the last step:
+
+1. What a table would refuse is refused without a record: no such table, an operation that it does not take, no room
+   for all writes together.
+2. The conditions, those of the transaction and then those of its writes, are judged on the state before it.
+3. The trial makes each row as the writes so far leave it. A row that cannot be counted, or a sum beyond its floor or
+   ceiling, refuses.
+4. The effects: write *i* has the first commit number + *i*. The items of a flow reach it as one group.
+
+A refusal of step 2 or 3 is a business refusal: it has one commit number, and is recorded and replayed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from oncegate.flows.open_segment import GroupItem
+from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.ending import life_of
+from oncegate.gateway.machine.row_ends import NO_OWNER
+from oncegate.gateway.machine.tables import INTEGER_BYTES_MAX, Remembered, StoredRow, Table, holds, refused, row_after
+from oncegate.rifl.completion import CompletionRecord
+from oncegate.rifl.errors import Code, InvariantViolation
+from oncegate.rifl.ids import CommitNumber
+from oncegate.rifl.key_table import KeySlot
+
+if TYPE_CHECKING:
+    from oncegate.gateway.machine.machine import Machine
+    from oncegate.rifl.result_tracker import ResultTracker
+
+# Looking a member up in its enum costs a tenth of what applying an operation does.
+_DELETE: Final = c.OpKind.DELETE.value
+_INCREMENT: Final = c.OpKind.INCREMENT.value
+_GET: Final = c.OpKind.GET.value
+_SESSION_LIVE: Final = c.Test.SESSION_LIVE.value
+
+
+class Transacted(Remembered, frozen=True, array_like=True, gc=False):
+    """Result of a transaction. An applied one has ``count`` commit numbers from its record's on, one a write.
+
+    Attributes:
+        refusal, version, value: of a refused one why, and the row that refused it, as of an operation.
+        count: its writes; 0 if it was refused.
+        results: of writes that say more than ``applied``, with their position.
+        failed: what refused it, as ``conditions[0]`` or ``writes[0]``.
+    """
+
+    count: int = 0
+    results: list[tuple[int, Remembered]] = msgspec.field(default_factory=list)
+    failed: str = ""
+
+    @property
+    def size(self) -> int:
+        """Bytes it occupies, roughly."""
+        return 128 + len(self.value or b"") + sum([one.size for _, one in self.results])
+
+
+class TableRefusal(NamedTuple):
+    """Why a table does not take a transaction, before execution; ``where`` as :attr:`Transacted.failed`."""
+
+    code: Code
+    table: str
+    where: str
+
+
+Effect = tuple[CommitNumber, Table, c.Write, StoredRow | None, StoredRow | None]
+"""What a write does: its commit number, its table, and the row before and after; of a stream table both are None."""
+
+
+def execute(
+    machine: Machine, client_id: int, tracker: ResultTracker | KeySlot, transaction: c.Transaction, traceparent: str
+) -> CompletionRecord | Code:
+    """Run a new transaction: effects, record and flow items are one transition. A code: nothing has happened."""
+    stopped = table_that_refuses(machine, transaction, client_id, applying=True)
+    if stopped is not None:
+        return stopped.code
+    first = CommitNumber(machine.commit + 1)
+    effects: list[Effect] = []
+    failed = _failed_condition(machine, client_id, tracker, transaction)
+    done = _trial(machine, client_id, transaction, first, effects) if failed is None else failed
+    if isinstance(done, Code):
+        return done
+    machine.commit = CommitNumber(machine.commit + (done.count or 1))
+    if done.refusal is None:
+        _apply(machine, client_id, transaction.sequence, effects, traceparent)
+        machine.join_changes(first)
+    return tracker.record(transaction.sequence, transaction.fingerprint, first, done, traceparent)
+
+
+def table_that_refuses(
+    machine: Machine, transaction: c.Transaction, client_id: int = NO_OWNER, *, applying: bool = False
+) -> TableRefusal | None:
+    """Say which table would refuse a transaction before execution. What its writes replace counts as if it stayed.
+
+    Without the session ``client_id`` nothing is said of how many rows are bound to it. Changes nothing, unless it is
+    ``applying``: a full stream table then drops the batches whose time is over, which only the log may do.
+    """
+    tables, grown = machine.tables, dict[str, int]()
+    for at, condition in enumerate(transaction.conditions):
+        if condition.test != _SESSION_LIVE:
+            read = tables.get(condition.table)
+            if read is None or read.kind == "stream":
+                missing = Code.NOT_FOUND if read is None else Code.BAD_REQUEST
+                return TableRefusal(missing, condition.table, f"conditions[{at}]")
+    for at, op in enumerate(transaction.writes):
+        name = op.table
+        table = tables.get(name)
+        if table is None:
+            return TableRefusal(Code.NOT_FOUND, name, f"writes[{at}]")
+        life = life_of(op, client_id, machine.time_ms)
+        code = table.check(op) or (None if life is None else table.check_life(op, life, at))
+        if code is not None:
+            return TableRefusal(code, name, f"writes[{at}]")
+        if table.kind == "stream":
+            flows, quota = machine.flows, table.quota_bytes
+            if flows.is_full(name, quota, machine.time_ms) if applying else flows.looks_full(name, quota):
+                return TableRefusal(Code.QUOTA, name, f"writes[{at}]")
+        elif op.kind != _DELETE and op.kind != _GET:
+            size = len(op.key) + (INTEGER_BYTES_MAX if op.value is None else len(op.value))
+            before = grown.get(name)
+            if before is not None:
+                size += before
+                if table.bytes + size > table.quota_bytes:
+                    return TableRefusal(Code.QUOTA, name, f"writes[{at}]")
+            grown[name] = size
+    return None
+
+
+def _failed_condition(
+    machine: Machine, client_id: int, tracker: ResultTracker | KeySlot, transaction: c.Transaction
+) -> Transacted | None:
+    """Judge all conditions on the state before the transaction; None: they hold."""
+    for at, condition in enumerate(transaction.conditions):
+        row = None
+        if condition.test == _SESSION_LIVE:
+            held = _is_live(machine, client_id, tracker, condition.operand)
+        else:
+            row = machine.tables[condition.table].rows.get(condition.key)
+            held = holds(condition.test, condition.operand, row)
+        if not held:
+            return _stopped(refused("CONDITION_FAILED", row), f"conditions[{at}]")
+    for at, op in enumerate(transaction.writes):
+        if op.test:
+            row = machine.tables[op.table].rows.get(op.key)
+            if not holds(op.test, op.operand, row):
+                return _stopped(refused("CONDITION_FAILED", row), f"writes[{at}]")
+    return None
+
+
+def _is_live(machine: Machine, client_id: int, tracker: ResultTracker | KeySlot, asked: int | bytes | None) -> bool:
+    """Tell whether a session of the caller's tenant has a live lease; of another tenant's nothing is said."""
+    session = machine.sessions.get(asked) if isinstance(asked, int) else None
+    if session is None or session.ends_ms < machine.time_ms:
+        return False
+    if isinstance(tracker, KeySlot):
+        return session.tenant == tracker.tenant
+    own = machine.sessions.get(client_id)
+    return own is not None and session.tenant == own.tenant
+
+
+def _trial(
+    machine: Machine, client_id: int, transaction: c.Transaction, first: CommitNumber, effects: list[Effect]
+) -> Transacted | Code:
+    """Make each row as the writes so far leave it, in ``effects``; changes nothing.
+
+    Raises:
+        InvariantViolation: ``first`` does not follow a row's version.
+    """
+    tables, made = machine.tables, dict[tuple[str, str], StoredRow | None]()
+    results: list[tuple[int, Remembered]] = []
+    size = 0
+    for at, op in enumerate(transaction.writes):
+        table = tables[op.table]
+        commit: CommitNumber = first + at  # type: ignore[assignment]  # the hot path spares a call
+        if table.kind == "stream":
+            effects.append((commit, table, op, None, None))
+            continue
+        place = op.table, op.key
+        row = made[place] if place in made else table.rows.get(op.key)
+        if row is not None and row.version >= commit:
+            raise InvariantViolation(f"commit {commit} finds a row of {table.name} that {row.version} has written")
+        if op.kind == _GET:
+            read = Remembered(None, 0, None) if row is None else Remembered(None, row.version, row.value)
+            results.append((at, read))
+            size += read.size
+            if size > c.RESULT_BYTES_MAX:
+                return Code.PAYLOAD_TOO_LARGE
+            continue
+        after = row_after(op, row, commit, life_of(op, client_id, machine.time_ms))
+        if isinstance(after, Remembered):
+            return _stopped(after, f"writes[{at}]")
+        if op.kind == _INCREMENT and after is not None:
+            results.append((at, Remembered(None, commit, after.value)))
+        made[place] = after
+        effects.append((commit, table, op, row, after))
+    return Transacted(None, 0, None, len(transaction.writes), results)
+
+
+def _stopped(why: Remembered, failed: str) -> Transacted:
+    return Transacted(why.refusal, why.version, why.value, failed=failed)
+
+
+def _apply(machine: Machine, client_id: int, sequence: int, effects: list[Effect], traceparent: str) -> None:
+    flows, groups = machine.flows, dict[str, list[GroupItem]]()
+    for commit, table, op, before, after in effects:
+        if table.kind == "resident":
+            table.change(op.key, before, after, commit)
+            value = None if after is None else after.value
+        else:
+            value = op.value
+        if flows.is_tapped(op.table):
+            groups.setdefault(op.table, []).append(GroupItem(commit, op.key, value))
+    for name, items in groups.items() if groups else ():
+        flows.append_group(name, items, machine.time_ms, client_id, sequence, traceparent)
