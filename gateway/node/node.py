@@ -11,10 +11,13 @@ import asyncio
 import logging
 import secrets
 import time
+from collections.abc import Callable
+from itertools import chain
 from typing import Any, Final
 
 from oncegate.consensus.config import ReplicaConfig
 from oncegate.consensus.configuration import Configuration
+from oncegate.consensus.errors import ConsensusError
 from oncegate.consensus.ports import Role, RoleChange, SavedPoint, SnapshotManifest, SnapshotSink, SnapshotSource
 from oncegate.consensus.replica.replica import Replica
 from oncegate.flows.publisher import Publisher
@@ -27,22 +30,36 @@ from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.cluster_clock import ClusterClock
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.state import MachineState
+from oncegate.gateway.machine.state.pacer import Pacer
+from oncegate.gateway.machine.state.scrub import Scrubber
+from oncegate.gateway.node import levels
 from oncegate.gateway.node.administration import ADMINISTER, Administration, address_of
+from oncegate.gateway.node.change_history import ChangeHistory
 from oncegate.gateway.node.consumer_watch import ConsumerWatch
-from oncegate.gateway.node.proposer import ENTRY_BYTES_MAX, PROPOSE, Leadership, Proposer
+from oncegate.gateway.node.event_clocks import EventClocks
+from oncegate.gateway.node.forwarding import PROPOSE
+from oncegate.gateway.node.levels import LEVELS
+from oncegate.gateway.node.peer_credentials import PeerCredentials, peer_secrets, peer_tls
+from oncegate.gateway.node.proposer import ENTRY_BYTES_MAX, Leadership, Proposer
 from oncegate.gateway.node.reads import Reads
 from oncegate.gateway.node.segment_fetch import FETCH, SegmentFetcher, serve_piece
 from oncegate.gateway.node.settings import MemberAddress, Settings
 from oncegate.gateway.node.stream_store import StreamStore
+from oncegate.gateway.node.watching import Watching
 from oncegate.rifl.errors import Code, OncegateError
 
 HOUSEKEEPING_MS: Final = 25
 FOLLOWER_HOUSEKEEPING_MS: Final = 1000
 """A follower only forgets who is gone. Each wake-up waits for its turn on a machine that others keep busy."""
+_LEAVE_S: Final = 0.2
+"""How soon a node with a damaged state looks again whether it leads."""
 _REAPING: Final = ""
 _FORGETTING: Final = "\0keys"
 _EXPIRING: Final = "\0consumers"
+_ENDING: Final = "\0rows"
 _IDENTIFYING: Final = "\0identity"
+_SWEEPING: Final = "\0dropped"
+_RAISING: Final = "\0level"
 """Names among the housework that no flow has."""
 log = logging.getLogger(__name__)
 
@@ -60,27 +77,41 @@ class Node:
         self._loop = asyncio.get_running_loop()
         config = replica_config(settings) if replica is None else replica
         self.store = SegmentStore(settings.data_dir / "segments")
-        self.publisher = Publisher(self.store, on_failure=self._unpublished)
+        self.publisher = Publisher(self.store, on_failure=self._unpublished, rest=Pacer().rest)
         # Open it before making the replica, which asks it from which entry on to replay the log.
         self.state = MachineState(
             settings.data_dir / "state",
             barrier=self.publisher,
             cache_bytes=settings.state_cache_bytes,
             on_installed=self._installed,
+            on_damaged=self._damage_found,
+            stand_in=True,
         )
         self.machine: Machine = self.state.machine
+        history = ChangeHistory(settings.history_changes_max, settings.history_bytes_max, self.machine.commit)
+        self.watching = Watching(history, settings.watchers_max)
+        self.scrubber = Scrubber(self.state, settings.scrub_bytes_per_s)
         # Consensus takes longer silences for sleep (:meth:`oncegate.consensus.core.engine.Engine.tick`): a leader that
         # wakes still leads.
         self.clock = ClusterClock(silence_ms_max=2 * config.heartbeat_ms)
         self.leadership = Leadership(node_id=settings.node)
         try:
-            self.replica = Replica(config, self, on_call=self._serve_call, on_role=self._role)
+            self.replica = Replica(
+                config, self, on_call=self._serve_call, at_once=self._serve_at_once, on_role=self._role
+            )
         except BaseException:
             self.state.close()
             raise
-        self.administration = Administration(self.replica, self.leadership)
+        self.peer_credentials = PeerCredentials(settings, self.replica.renew_credentials)
+        self.administration = Administration(self.replica, self.leadership, self._repair)
+        self.founding = levels.Founding(self.replica, self.machine, self._others, self._propose_level)
         self.proposer = Proposer(
-            self.replica, self.machine, self.clock, self.leadership, entry_bytes_max=entry_bytes_max
+            self.replica,
+            self.machine,
+            self.clock,
+            self.leadership,
+            self.founding.is_under_way,
+            entry_bytes_max=entry_bytes_max,
         )
         self.fetcher = SegmentFetcher(self.replica, self._others, self.machine, self.store, self.publisher)
         self.stream_store = None
@@ -91,6 +122,7 @@ class Node:
             self.replica, self.machine, self.clock, settings.node, lambda: self.leadership.leads, self._others
         )
         self.consumers = ConsumerWatch(self.machine, self._now_ms)
+        self.event_clocks = EventClocks(self.machine, self.publisher, self._propose_quietly)
         self.live_check: LiveChecker | None = None
         """Checks what this node answers; None where nothing is sampled."""
         if settings.live_check_share > 0:
@@ -101,16 +133,23 @@ class Node:
                 settings.live_check_window_ms,
                 self.replica,
                 self._others,
+                self._since,
             )
         self._timer: asyncio.TimerHandle | None = None
+        self._leaving: asyncio.Task[None] | None = None
         self._stopping = False
         self._housework: dict[str, asyncio.Future[Answer]] = {}
 
     async def start(self) -> None:
         """Open the data directory, replay the log, join the cluster."""
         self.publisher.start()
+        self.founding.begin(self._loop.time())
         await self.replica.start()
+        self.peer_credentials.start()
         self.fetcher.scan()
+        self.scrubber.start()
+        if self.state.damage is not None:
+            self._fence()
         if self.live_check is not None:
             self.live_check.start()
         self._housekeep()
@@ -120,8 +159,14 @@ class Node:
         self._stopping = True
         if self._timer is not None:
             self._timer.cancel()
+        self.peer_credentials.close()
+        if self._leaving is not None:
+            self._leaving.cancel()
+        await asyncio.to_thread(self.scrubber.close)
         if self.live_check is not None:
             await self.live_check.close()
+        await self.founding.close()
+        await self.event_clocks.close()
         await self.fetcher.close()
         if self.stream_store is not None:
             await self.stream_store.close()
@@ -133,12 +178,12 @@ class Node:
         """Apply a committed entry (:class:`oncegate.consensus.ports.StateMachine`) and publish the batches that it
         sealed.
 
-        Raises StorageError if the state on disk is damaged; this node must not go on.
+        Raises StorageError if the state on disk is damaged, or cannot be saved any more: nothing is applied to it.
         """
         if self.state.broken is not None:
             raise self.state.broken
         machine = self.machine
-        commit = machine.commit
+        commit, tables = machine.commit, len(machine.tables)
         results = machine.apply(index, term, command)
         self.explainer.verdicts.applied(index, commit, results)
         for batch in machine.take_sealed():
@@ -149,6 +194,9 @@ class Node:
         for flow, number in machine.flows.take_dropped():
             self.publisher.drop_through(flow, number)
         self.reads.applied(machine.commit)
+        self.watching.applied(machine.changes, machine.commit)
+        if len(machine.tables) < tables:
+            self.watching.wake_all()  # those of a dropped table end
         return results
 
     @property
@@ -166,6 +214,16 @@ class Node:
         """A save is under way."""
         return self.state.saving
 
+    @property
+    def damaged(self) -> bool:
+        """The state must not be used."""
+        return self.state.damage is not None
+
+    @property
+    def wants_state(self) -> bool:
+        """A fresh copy of a damaged state was asked for."""
+        return self.state.wants_state
+
     def begin_save(self, point: SavedPoint) -> None:
         """Start to make the present state durable as ``point``."""
         self.state.begin_save(point)
@@ -180,7 +238,12 @@ class Node:
 
     def _installed(self) -> None:
         """A snapshot has replaced the machine's state: wake all waiting reads and fetch the missing batches."""
+        if self._leaving is not None:
+            self._leaving.cancel()
+            self._leaving = None
+            log.warning("node %s has a sound state again", self.settings.node)
         self.reads.replaced()
+        self.watching.replaced(self.machine.commit)
         self.fetcher.scan()
 
     def submit(self, command: c.Command, size: int) -> asyncio.Future[Answer]:
@@ -189,6 +252,7 @@ class Node:
         Raises:
             OncegateError: OVERLOADED, before anything is proposed.
         """
+        self.check_sound()
         if self.publisher.overloaded:
             raise OncegateError(Code.OVERLOADED, "sealed batches wait for the disk", retry_after_ms=200)
         if self.state.overloaded:
@@ -198,7 +262,7 @@ class Node:
             self.live_check.recorder.watch(command, future)
         return future
 
-    def attempt(self, command: c.Operate | c.Range | c.Keyed, size: int) -> asyncio.Future[Answer]:
+    def attempt(self, command: c.AnyOperate | c.Range, size: int) -> asyncio.Future[Answer]:
         """Order operations as :meth:`submit` does, and record the outcome for :mod:`oncegate.gateway.explain`."""
         came_s, ended = time.time(), self.explainer.attempts.ended
         try:
@@ -219,6 +283,65 @@ class Node:
             self._members = known or self.settings.addresses
         return self._members
 
+    @property
+    def damage(self) -> str:
+        """Which file of this node's state is damaged, and how; empty for a sound one."""
+        damage = self.state.damage
+        if damage is None:
+            return ""
+        file = damage.file
+        data_dir = self.settings.data_dir
+        return f"{file.relative_to(data_dir) if file.is_relative_to(data_dir) else file.name} is damaged"
+
+    def check_sound(self) -> None:
+        """Raise NOT_READY if this node's state is damaged: the caller asks another one."""
+        if self.state.damage is not None:
+            detail = f"{self.damage} on {self.settings.node}: it serves nothing until it is repaired"
+            raise OncegateError(Code.NOT_READY, detail, retry_after_ms=1000)
+
+    def _damage_found(self) -> None:
+        """Runs in the thread that found it."""
+        self._loop.call_soon_threadsafe(self._fence)
+
+    def _fence(self) -> None:
+        """The state is damaged: serve nothing, and do not lead."""
+        if self._leaving is not None or self._stopping or self.state.damage is None:
+            return
+        node_id = self.settings.node
+        log.critical(
+            "node %s serves nothing any more: %s. The log is sound, so it goes on storing entries and voting. Look at "
+            "the disk, then: oncegate member repair %s",
+            node_id,
+            self.state.damage,
+            node_id,
+        )
+        self.leadership.leads = False
+        self.reads.replaced()
+        self.watching.wake_all()
+        self._leaving = self._loop.create_task(self._leave())
+
+    async def _leave(self) -> None:
+        """Hand leadership over, now and whenever this node is elected again."""
+        while True:
+            status = self.replica.status()
+            if status.role is Role.LEADER and status.peers:
+                try:
+                    await self.replica.transfer_leadership()
+                except ConsensusError as refused:
+                    log.warning("node %s is damaged and still leads: %s", self.settings.node, refused)
+            await asyncio.sleep(_LEAVE_S)
+
+    def _repair(self) -> None:
+        """Have the leader send a fresh copy of the state, which replaces the damaged one."""
+        if self.state.damage is None:
+            raise OncegateError(
+                Code.CONFLICT, f"the state of {self.settings.node} is sound: there is nothing to repair"
+            )
+        if not self._others():
+            raise OncegateError(Code.CONFLICT, f"there is no other member that {self.settings.node} could copy from")
+        log.warning("node %s asks the leader for a fresh copy of the state", self.settings.node)
+        self.state.want_state()
+
     async def hand_over(self) -> None:
         """Hand leadership over if this node leads, so that its stop causes no election."""
         await self.replica.drain()
@@ -229,37 +352,61 @@ class Node:
         member = self.members.get(self.leadership.leader_id or "")
         return None if member is None else self.settings.http_of(member)
 
+    def _serve_at_once(self, payload: bytes, tell: Callable[[bytes], None]) -> bool:
+        if payload[:1] != PROPOSE:
+            return False
+        self.proposer.serve_forwarded(payload[1:], tell)
+        return True
+
     async def _serve_call(self, peer: str, payload: bytes) -> bytes:
         kind, rest = payload[:1], payload[1:]
-        if kind == PROPOSE:
-            return await self.proposer.serve_forwarded(rest)
         if kind == FETCH:
             return await serve_piece(self.publisher, rest)
         if kind == EXPLAIN:
             return self.explainer.serve(rest)
         if kind == LIVE_CHECK and self.live_check is not None:
             return self.live_check.serve()
+        if kind == LEVELS:
+            return levels.serve()
         if kind == ADMINISTER:
             return await self.administration.serve(rest)
         raise OncegateError(Code.BAD_REQUEST, f"{peer} sent an unknown call")
+
+    async def raise_level(self, level: int) -> Answer:
+        """Raise the cluster's feature level once every member's build knows it.
+
+        Raises:
+            OncegateError: CONFLICT or BAD_REQUEST as :func:`oncegate.gateway.node.levels.check_all_know`, and as
+                :meth:`submit`.
+        """
+        await levels.check_all_know(level, self.replica, self._others)
+        return await self.submit(c.RaiseLevel(level), 64)
+
+    def _since(self, table: str) -> int | None:
+        declared = self.machine.tables.get(table)
+        return None if declared is None else declared.since
 
     def _others(self) -> list[str]:
         return [node_id for node_id in self.members if node_id != self.settings.node]
 
     def _role(self, change: RoleChange) -> None:
-        leads = change.role is Role.LEADER and change.ready
+        leads = change.role is Role.LEADER and change.ready and self.state.damage is None
         if leads and not self.leadership.leads:
             self.clock.lead_from(self.machine.time_ms, time.monotonic())
             self._housekeep_in(0)
         self.leadership.leads = leads
         self.leadership.leader_id = change.leader_id
+        if change.leader_id is not None:
+            self.proposer.leader_known(change.leader_id)
+        self.proposer.led()
+        self.reads.lead.change(known=leads or change.leader_id not in (None, self.leadership.node_id))
 
     def _housekeep(self) -> None:
-        """Propose what time makes due: seals, reaping, forgetting keys. Only the leader proposes."""
+        """Propose what time makes due: seals, reaping, forgetting keys, ends of rows. Only the leader proposes."""
         sessions = self.machine.sessions
         if self.leadership.leads:
             now_ms = self.clock.stamp_ms(time.monotonic())
-            if not self.machine.identity:
+            if self.founding.look(self._loop) and not self.machine.identity:
                 self._propose_quietly(_IDENTIFYING, c.Identify(self._new_identity()))
             for flow, number in self.machine.flows.due(now_ms):
                 self._propose_quietly(flow, c.Seal(flow, number))
@@ -267,6 +414,11 @@ class Node:
                 self._propose_quietly(_REAPING, c.Reap(expired))
             if self.machine.keys.due(now_ms):
                 self._propose_quietly(_FORGETTING, c.ForgetKeys())
+            if not self._is_under_way(_ENDING) and (rows := self.machine.ends.due(now_ms, c.END_MAX)):
+                self._propose_quietly(_ENDING, c.EndRows(rows), sum(map(len, chain.from_iterable(rows.values()))))
+            if self.machine.closing:
+                self._propose_quietly(_SWEEPING, c.SweepTables())
+            self.event_clocks.look()
         if (expiring := self.consumers.look(leads=self.leadership.leads)) is not None:
             self._propose_quietly(_EXPIRING, c.ExpireConsumers(expiring))
         if not self.leadership.leads:
@@ -285,16 +437,19 @@ class Node:
         if not self._stopping:
             self._timer = self._loop.call_later(pause_ms / 1000, self._housekeep)
 
-    def _propose_quietly(self, what: str, command: c.Command) -> None:
+    def _propose_quietly(self, what: str, command: c.Command, size: int = 0) -> None:
         """Propose a command of the node's own, one of a kind at a time; a later turn repeats a lost one."""
         if self._is_under_way(what):
             return
         try:
-            future = self.proposer.submit(command, 64)
+            future = self.proposer.submit(command, 64 + size)
         except OncegateError:
             return
         self._housework[what] = future
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    def _propose_level(self, command: c.RaiseLevel) -> None:
+        self._propose_quietly(_RAISING, command)
 
     def _new_identity(self) -> str:
         return secrets.token_hex(16)
@@ -316,13 +471,16 @@ def replica_config(settings: Settings) -> ReplicaConfig:
     return ReplicaConfig(
         node_id=settings.node,
         cluster_id=settings.cluster,
-        listen=settings.address.peer,
+        listen=settings.peer_address,
+        advertise=settings.address.peer,
         peers={m.node_id: m.peer for m in settings.addresses.values() if m.node_id != settings.node},
         member_data={m.node_id: str(m.http_port) for m in settings.addresses.values()},
         joining=settings.join,
         log_kept_bytes=settings.log_kept_bytes,
         data_dir=settings.data_dir / "raft",
-        secret=settings.secret_file.read_bytes().strip() if settings.secret_file else None,
+        secrets=peer_secrets(settings),
+        tls=peer_tls(settings),
+        insecure_peers=settings.insecure_peers,
     )
 
 

@@ -1,75 +1,37 @@
 """From commands that wait to log entries, and from results back to those who wait.
 
-Owns: grouping (all commands that wait at a tick become one entry), the bounds of what is in flight, forwarding to the
-leader, and what callers see of errors below: in doubt, the outcome is unknown. Must not know HTTP. One wake-up a tick,
-not one an operation.
+Owns: grouping (all commands that wait at a tick become one entry), the bounds of what is in flight, who gets a command
+when the lead changes, and what callers see then: in doubt, the outcome is unknown. Must not know HTTP. One wake-up a
+tick, not one an operation. Read next: :mod:`oncegate.gateway.node.forwarding`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
-
-import msgspec
+from typing import Any, Final, NamedTuple, Protocol
 
 from oncegate.consensus import errors as ce
+from oncegate.consensus.histogram import Histogram
 from oncegate.consensus.replica.replica import Replica
-from oncegate.flows.errors import FlowError
-from oncegate.gateway.answers import Answer, answer, relayed_body
+from oncegate.gateway.answers import Answer, answer
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.cluster_clock import ClusterClock
+from oncegate.gateway.machine.idempotency_keys import check_share
+from oncegate.gateway.machine.levels import NEWEST, RUNS, check_level
 from oncegate.gateway.machine.machine import Machine
+from oncegate.gateway.machine.put_runs import in_columns
+from oncegate.gateway.node.between_leaders import BetweenLeaders
+from oncegate.gateway.node.forwarding import Forwarding, GatheredAnswers
+from oncegate.gateway.node.refusals import translated
 from oncegate.rifl.errors import Code, OncegateError, Outcome
 
 ENTRY_BYTES_MAX: Final = 2 * 2**20
 """Commands share an entry up to this size; a larger one travels alone, so that it cannot take others down with it."""
 INFLIGHT_BYTES_MAX: Final = 64 * 2**20
 INFLIGHT_COMMANDS_MAX: Final = 20_000
-FORWARD_TIMEOUT_S: Final = 5.0
-log = logging.getLogger(__name__)
-
-Refusal = tuple[str, str, int | None, str]
-"""A refusal on its way between nodes: code, detail, retry_after_ms, outcome."""
-
-
-def packed(refusal: OncegateError) -> Refusal:
-    """Return a refusal as plain data, for :func:`unpacked` at another node."""
-    return refusal.code.value, refusal.detail, refusal.retry_after_ms, refusal.outcome.value
-
-
-def unpacked(refusal: Refusal) -> OncegateError:
-    """Undo :func:`packed`."""
-    code, detail, retry_after_ms, outcome = refusal
-    return OncegateError(Code(code), detail, retry_after_ms=retry_after_ms, outcome=Outcome(outcome))
-
-
-def translated(fault: BaseException) -> OncegateError:
-    """Return the typed refusal for an exception of a lower layer; a bug becomes INTERNAL and is logged."""
-    match fault:
-        case OncegateError():
-            return fault
-        case FlowError():
-            return OncegateError(Code(fault.code), str(fault))
-        case ce.CommandRefused():
-            return OncegateError(Code.PAYLOAD_TOO_LARGE, str(fault))
-        case ce.Overloaded():
-            return OncegateError(Code.OVERLOADED, str(fault), retry_after_ms=100)
-        case ce.ChangePending():
-            return OncegateError(Code.CONFLICT, str(fault), retry_after_ms=100)
-        case ce.ChangeRefused():
-            return OncegateError(Code.CONFLICT, str(fault))
-        case ce.NotReady():
-            return OncegateError(Code.NOT_READY, str(fault), retry_after_ms=20)
-        case ce.ConsensusError() if fault.outcome == "not_applied":
-            return OncegateError(Code.NO_LEADER, str(fault), retry_after_ms=50)
-        case ce.ConsensusError():
-            return OncegateError(Code.TIMEOUT, str(fault), outcome=Outcome.UNKNOWN, retry_after_ms=50)
-        case _:
-            log.error("unexpected error", exc_info=fault)
-            return OncegateError(Code.INTERNAL, type(fault).__name__)
 
 
 @dataclass(slots=True)
@@ -83,12 +45,25 @@ class Leadership:
     """This node."""
 
 
+class Waiter(Protocol):
+    """The future of an answer, or what stands in its place."""
+
+    def done(self) -> bool:
+        """Tell whether nobody waits any more."""
+
+    def set_result(self, answer: Answer, /) -> None:
+        """Give the answer."""
+
+    def set_exception(self, fault: BaseException, /) -> None:
+        """Give the refusal."""
+
+
 class Waiting(NamedTuple):
-    """A command and the future of its answer."""
+    """A command and who waits for its answer."""
 
     command: c.Command
     size: int
-    future: asyncio.Future[Answer]
+    future: Waiter
 
 
 class Proposer:
@@ -103,6 +78,7 @@ class Proposer:
         machine: Machine,
         clock: ClusterClock,
         leadership: Leadership,
+        is_founding: Callable[[float], bool],
         *,
         entry_bytes_max: int = ENTRY_BYTES_MAX,
     ) -> None:
@@ -110,31 +86,46 @@ class Proposer:
         self._leadership = leadership
         self._machine = machine
         self._clock = clock
+        self._is_founding = is_founding
         self._entry_bytes_max = entry_bytes_max
         self._loop = asyncio.get_running_loop()
+        self._between: BetweenLeaders[Sequence[Waiting]] = BetweenLeaders(self._loop, self.send_on, self.fail)
         self._waiting: list[Waiting] = []
         self._scheduled = False
-        self._inflight: set[asyncio.Task[None]] = set()
+        self._forwarding = Forwarding(self._loop, replica, self, frame_bytes_max=entry_bytes_max)
         self.inflight_bytes = 0
         self.inflight_commands = 0
         self.entries = 0
+        self.entry_times = Histogram()
+        """From the proposal of an entry, here at the leader, to its result."""
+        self.on_logged: Callable[[list[str], float, int], None] | None = None
+        """Told of each entry's result: the trace contexts of its commands, seconds since its proposal, commands."""
 
     def submit(self, command: c.Command, size: int) -> asyncio.Future[Answer]:
         """Order a command of roughly ``size`` bytes; it leaves with everything else that waits at the end of this loop
         iteration.
 
-        The future of its answer fails with OncegateError and never hangs. Raises OVERLOADED; then nothing was proposed.
+        The future of its answer fails with OncegateError and never hangs. Raises OVERLOADED, CONFLICT for a command
+        above the cluster's feature level (NOT_READY while that may be about to rise), or QUOTA for keys over their
+        tenant's share; then nothing was proposed.
         """
+        future: asyncio.Future[Answer] = self._loop.create_future()
+        self._add(command, size, future)
+        return future
+
+    def _add(self, command: c.Command, size: int, waiter: Waiter) -> None:
+        if self._machine.level < NEWEST:
+            check_level(command, self._machine.level, founded=not self._is_founding(self._loop.time()))
+        if isinstance(command, c.UNDER_KEYS) and self._leadership.leads:
+            check_share(self._machine, command)
         if self.inflight_commands >= INFLIGHT_COMMANDS_MAX or self.inflight_bytes + size > INFLIGHT_BYTES_MAX:
             raise OncegateError(Code.OVERLOADED, "too many commands wait for the log", retry_after_ms=50)
-        future: asyncio.Future[Answer] = self._loop.create_future()
-        self._waiting.append(Waiting(command, size, future))
+        self._waiting.append(Waiting(command, size, waiter))
         self.inflight_bytes += size
         self.inflight_commands += 1
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._flush)
-        return future
 
     def _flush(self) -> None:
         self._scheduled = False
@@ -148,43 +139,57 @@ class Proposer:
         if start < len(waiting):
             self._send(waiting[start:] if start else waiting)
 
-    def _send(self, batch: list[Waiting]) -> None:
+    def _send(self, batch: Sequence[Waiting]) -> None:
         if self._leadership.leads:
             self._propose(batch)
             return
         leader = self._leadership.leader_id
         if leader is None or leader == self._leadership.node_id:
             code = Code.NO_LEADER if leader is None else Code.NOT_READY
-            self._fail(batch, OncegateError(code, retry_after_ms=50))
+            self._between.hold(batch, OncegateError(code, retry_after_ms=50))
             return
-        task = self._loop.create_task(self._forward(leader, batch))
-        self._inflight.add(task)
-        task.add_done_callback(self._inflight.discard)
+        self._forwarding.send(leader, batch)
 
-    def _propose(self, batch: list[Waiting]) -> None:
+    def _propose(self, batch: Sequence[Waiting]) -> None:
         try:
-            entry = c.encode_entry(self._clock.stamp_ms(time.monotonic()), [item.command for item in batch])
+            commands = [item.command for item in batch]
+            if self._machine.level >= RUNS:
+                commands = [in_columns(command) for command in commands]
+            began_s = time.monotonic()
+            entry = c.encode_entry(self._clock.stamp_ms(began_s), commands)
             future = self._replica.propose(entry)
         except ce.CommandRefused as fault:
             if len(batch) == 1:
-                self._fail(batch, translated(fault))
+                self.fail(batch, translated(fault))
                 return
             # Canonical form can be larger than what was received: only the command that is too large is refused.
             for item in batch:
                 self._propose([item])
             return
+        except (ce.NotLeader, ce.Transferring) as fault:
+            self._between.hold(batch, translated(fault))
+            return
         except Exception as fault:  # noqa: BLE001 - translated for those who wait
-            self._fail(batch, translated(fault))
+            self.fail(batch, translated(fault))
             return
         self.entries += 1
-        future.add_done_callback(lambda done: self._applied(batch, done))
+        self._between.led()
+        future.add_done_callback(lambda done: self._applied(batch, done, began_s))
 
-    def _applied(self, batch: list[Waiting], done: asyncio.Future[Any]) -> None:
+    def _applied(self, batch: Sequence[Waiting], done: asyncio.Future[Any], began_s: float) -> None:
         fault = asyncio.CancelledError() if done.cancelled() else done.exception()
-        if fault is not None:
-            self._fail(batch, translated(fault))
+        if isinstance(fault, ce.NotLeader):
+            self.refused(self._leadership.node_id, batch, translated(fault))
             return
-        self._release(batch)
+        if fault is not None:
+            self.fail(batch, translated(fault))
+            return
+        lasted_s = time.monotonic() - began_s
+        self.entry_times.observe(lasted_s)
+        if self.on_logged is not None:
+            traced = [trace for item in batch if (trace := getattr(item.command, "traceparent", ""))]
+            self.on_logged(traced, lasted_s, len(batch))
+        self.release(batch)
         for item, result in zip(batch, done.result(), strict=True):
             if item.future.done():
                 continue  # the caller has gone away; the operation stands
@@ -193,79 +198,69 @@ class Proposer:
             except Exception as refusal:  # noqa: BLE001 - one answer that cannot be made leaves nobody else waiting
                 item.future.set_exception(translated(refusal))
 
-    async def _forward(self, leader: str, batch: list[Waiting]) -> None:
-        payload = PROPOSE + c.encode_commands([item.command for item in batch])
-        try:
-            reply = await self._replica.call(leader, payload, timeout_s=FORWARD_TIMEOUT_S)
-            answers = _reply_decoder.decode(reply)
-            if len(answers) != len(batch):
-                raise OncegateError(Code.INTERNAL, "the leader answered another number of commands")
-        except Exception as fault:  # noqa: BLE001 - translated for those who wait
-            self._fail(batch, translated(fault))
-            return
-        self._release(batch)
-        for item, relayed in zip(batch, answers, strict=True):
-            if item.future.done():
-                continue
-            try:
-                item.future.set_result(_received(item.command, relayed))
-            except Exception as fault:  # noqa: BLE001 - one answer that cannot be read leaves nobody else waiting
-                item.future.set_exception(translated(fault))
+    def leader_known(self, leader: str) -> None:
+        """Another leader is known: what an earlier one has and does not answer soon ends with an unknown outcome."""
+        self._forwarding.leader_known(leader)
 
-    async def serve_forwarded(self, payload: bytes) -> bytes:
-        """Answer, at the leader, what a follower forwarded.
+    def refused(self, leader: str, batch: Sequence[Waiting], refusal: OncegateError) -> None:
+        """Whoever was taken for the leader has not taken the batch: the next one may; else nobody knows what became."""
+        if refusal.code not in _NOT_LED or refusal.outcome is not Outcome.NOT_APPLIED:
+            self.fail(batch, refusal)
+        elif self._leadership.leads or self._leadership.leader_id not in (leader, None):
+            self.send_on(batch)
+        else:
+            self._between.hold(batch, refusal)
 
-        Raises:
-            OncegateError: NOT_LEADER when this node does not lead: a command is forwarded once only.
+    def led(self) -> None:
+        """The lead has changed: send on what waits for it, if somebody has it."""
+        self._forwarding.lead_changed()
+        if self._leadership.leads or self._leadership.leader_id not in (None, self._leadership.node_id):
+            self._between.led()
+
+    def taken(self, leader: str) -> None:
+        """A node has taken commands: if it is said to lead, it does, and gets what is held."""
+        if leader == self._leadership.leader_id:
+            # A transfer may fail: the leader that refused goes on leading, and nothing is said of a new one.
+            self._between.led()
+
+    def send_on(self, batch: Sequence[Waiting]) -> None:
+        """Send commands that nobody has got to whoever leads now."""
+        gone = [item for item in batch if item.future.done()]
+        self.release(gone)
+        if len(gone) < len(batch):
+            self._send([item for item in batch if not item.future.done()])
+
+    def serve_forwarded(self, payload: bytes, tell: Callable[[bytes], None]) -> None:
+        """Order, at the leader, what a follower forwarded in one frame; ``tell`` gets the bytes of all answers.
+
+        NOT_LEADER for each command when another node leads, or nobody: a command is forwarded once only. A node that
+        was elected a moment ago holds them until it may propose, as it holds what its own callers send. Raises
+        ``msgspec.DecodeError``.
         """
         commands = c.decode_commands(payload)
-        if not self._leadership.leads:
-            return _encoder.encode([_relayed(OncegateError(Code.NOT_LEADER, retry_after_ms=20))] * len(commands))
+        answers = GatheredAnswers(self._loop, len(commands), tell)
         size = len(payload) // max(1, len(commands))
-        futures: list[asyncio.Future[Answer]] = []
-        refused: dict[int, OncegateError] = {}
-        for at, command in enumerate(commands):
+        elected = self._leadership.leads or self._leadership.leader_id == self._leadership.node_id
+        for command, slot in zip(commands, answers.slots, strict=True):
             try:
-                futures.append(self.submit(command, size))
+                if not elected:
+                    raise OncegateError(Code.NOT_LEADER, retry_after_ms=20)
+                self._add(command, size, slot)
             except OncegateError as refusal:
-                refused[at] = refusal
-        done = iter(await asyncio.gather(*futures, return_exceptions=True))
-        return _encoder.encode([_relayed(refused[at] if at in refused else next(done)) for at in range(len(commands))])
+                slot.set_exception(refusal)
 
-    def _fail(self, batch: list[Waiting], refusal: OncegateError) -> None:
-        self._release(batch)
+    def fail(self, batch: Sequence[Waiting], refusal: OncegateError) -> None:
+        """Nobody goes on with these commands: tell those who wait."""
+        self.release(batch)
         for item in batch:
             if not item.future.done():
                 item.future.set_exception(refusal)
 
-    def _release(self, batch: list[Waiting]) -> None:
+    def release(self, batch: Sequence[Waiting]) -> None:
+        """These commands are in flight no more."""
         self.inflight_commands -= len(batch)
         self.inflight_bytes -= sum(item.size for item in batch)
 
 
-class Relayed(msgspec.Struct, array_like=True):
-    """An answer on its way from the leader to the node that forwarded the command."""
-
-    body: Any = None
-    commit: int = 0
-    created: bool = False
-    refusal: Refusal | None = None
-    memory_ms: int | None = None
-
-
-PROPOSE: Final = b"p"
-"""First byte of a peer call that carries commands."""
-_encoder = msgspec.msgpack.Encoder()
-_reply_decoder = msgspec.msgpack.Decoder(list[Relayed])
-
-
-def _relayed(done: Answer | BaseException) -> Relayed:
-    if isinstance(done, Answer):
-        return Relayed(done.body, done.commit, done.created, memory_ms=done.memory_ms)
-    return Relayed(refusal=packed(translated(done)))
-
-
-def _received(command: c.Command, relayed: Relayed) -> Answer:
-    if relayed.refusal is not None:
-        raise unpacked(relayed.refusal)
-    return Answer(relayed_body(command, relayed.body), relayed.commit, relayed.created, relayed.memory_ms)
+_NOT_LED: Final = frozenset({Code.NOT_LEADER, Code.NO_LEADER, Code.NOT_READY})
+"""Refusals before anything was proposed, for want of a leader."""

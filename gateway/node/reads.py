@@ -11,18 +11,21 @@ import heapq
 from collections.abc import Awaitable, Callable
 from functools import partial
 from math import ceil, inf
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
-from oncegate.consensus.errors import ConsensusError
+from oncegate.consensus.errors import ConsensusError, NoLeader, NotReady
 from oncegate.consensus.replica.replica import Replica
 from oncegate.flows.errors import FlowError, NotFoundError
 from oncegate.flows.flow import ROWS_CONSUMER, FlowDeclaration
 from oncegate.flows.lookup import FoundWrite, IndexCache, KeyIndex, OpenLookup
 from oncegate.flows.publisher import Publisher
 from oncegate.gateway.machine.machine import Machine
-from oncegate.gateway.node.proposer import translated
+from oncegate.gateway.machine.tables import StoredRow
+from oncegate.gateway.node.between_leaders import Lead
+from oncegate.gateway.node.refusals import translated
 from oncegate.gateway.node.stream_store import StreamStore
 from oncegate.rifl.errors import Code, OncegateError
+from oncegate.rifl.ids import CommitNumber
 
 READ_TIMEOUT_S: Final = 5.0
 INDEX_BYTES_MAX: Final = 128 * 2**20
@@ -30,11 +33,14 @@ COMMIT_WAITERS_MAX: Final = 10_000
 T = TypeVar("T")
 
 
-class FoundRow(NamedTuple):
-    """A row: version and JSON text."""
+def no_table(name: str) -> OncegateError:
+    """Return the refusal of a read of a table that is not declared."""
+    return OncegateError(Code.NOT_FOUND, f"no table {name}")
 
-    version: int
-    value: bytes
+
+def no_row(table: str, key: str) -> OncegateError:
+    """Return the refusal of a read of a row that is not there."""
+    return OncegateError(Code.NOT_FOUND, f"no row {key} in table {table}")
 
 
 class Reads:
@@ -55,6 +61,7 @@ class Reads:
         """Where rows are whose batches are dropped; None: nowhere."""
         self._machine = machine
         self._publisher = publisher
+        self.lead = Lead()
         self._indexes = IndexCache(INDEX_BYTES_MAX)
         self._open: dict[str, OpenLookup] = {}
         self._commit_waiters: list[tuple[int, int, asyncio.Future[None]]] = []
@@ -71,7 +78,7 @@ class Reads:
         """
         if consistency == "linearizable":
             try:
-                index = await self._replica.read_index(timeout_s=READ_TIMEOUT_S)
+                index = await self._read_index()
                 await self._replica.wait_applied(index, timeout_s=READ_TIMEOUT_S)
             except ConsensusError as fault:
                 raise translated(fault) from None
@@ -79,6 +86,17 @@ class Reads:
             raise OncegateError(Code.BAD_REQUEST, "consistency is linearizable, session or stale")
         if min_commit > self._machine.commit:
             await self._wait_commit(min_commit)
+
+    async def _read_index(self) -> int:
+        """Ask for a read point; between two leaders ask the next one, rather than send the caller away."""
+        began_s = asyncio.get_running_loop().time()
+        while True:
+            moved = self.lead.moved
+            try:
+                return await self._replica.read_index(timeout_s=READ_TIMEOUT_S)
+            except (NoLeader, NotReady):
+                if not await self.lead.wait(moved, began_s):
+                    raise
 
     def age_ms(self) -> int | None:
         """Return how long ago the local state was known to be all that was committed; None if it never was."""
@@ -126,19 +144,19 @@ class Reads:
         """Wait for the next sealed batch of ``flow``."""
         await self._seal_waiters.setdefault(flow, asyncio.Event()).wait()
 
-    async def row(self, table: str, key: str) -> FoundRow:
+    async def row(self, table: str, key: str) -> StoredRow:
         """Return a row of the local state; raises NOT_FOUND."""
         declared = self._machine.tables.get(table)
         if declared is None:
-            raise OncegateError(Code.NOT_FOUND, "no such table")
+            raise no_table(table)
         if declared.kind == "resident":
             row = declared.rows.get(key)
             if row is None:
-                raise OncegateError(Code.NOT_FOUND, "no such row")
-            return FoundRow(row.version, row.value)
+                raise no_row(table, key)
+            return row
         return await self._stream_row(table, key)
 
-    async def _stream_row(self, table: str, key: str) -> FoundRow:
+    async def _stream_row(self, table: str, key: str) -> StoredRow:
         """Look a key up in the open segment, in the retained batches from the newest to the oldest, in the store.
 
         A batch's index is built once, in a worker thread, when it is first asked for, and kept within
@@ -148,7 +166,7 @@ class Reads:
         flow = self._machine.flows.of_table(table)[0]
         name = flow.declaration.name
         lookup = self._open.get(name)
-        if lookup is None:
+        if lookup is None or lookup.segment is not flow.segment:  # of a table of this name that was dropped
             lookup = self._open[name] = OpenLookup(flow.segment, self._indexes)
         # Read both ends of the sealed batches before the first wait. A seal in between moves items into a newer batch,
         # but a row found in an older one was still current after the read began.
@@ -166,8 +184,8 @@ class Reads:
         if found is None and self._machine.flows.get(name).batches.first > 1:
             found = await self._delivered_row(flow.declaration, table, key)
         if found is None or found.value is None:
-            raise OncegateError(Code.NOT_FOUND, "no such row")
-        return FoundRow(found.commit, found.value)
+            raise no_row(table, key)
+        return StoredRow(CommitNumber(found.commit), found.value)
 
     async def _delivered_row(self, flow: FlowDeclaration, table: str, key: str) -> FoundWrite | None:
         if ROWS_CONSUMER not in flow.consumers:
@@ -175,6 +193,9 @@ class Reads:
         if self._stored is None:
             raise OncegateError(Code.NOT_READY, "batches of the table are dropped, and this node has no stream_store")
         found = await self._stored.find(table, key)
+        declared = self._machine.tables.get(table)
+        if found is not None and (declared is None or 0 < found.commit <= declared.since):
+            return None  # of a table of this name that was dropped
         if found is not None and found.value is None and found.commit > self._machine.commit:
             # The store may be ahead of this node. A caller that is told "deleted" must not read the row again, so wait.
             await self._wait_commit(found.commit)

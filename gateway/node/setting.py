@@ -1,23 +1,32 @@
 """One declared setting: its name in every place where it can be given, its type, its bounds and its description.
 
-Owns: how a flag, an ``ONCEGATE_…`` variable and a key of a TOML file become one checked value, and the message that
-answers a wrong name with the right one. Must not know which settings exist: :mod:`oncegate.gateway.node.settings`
-declares them. Only the standard library: every command pays for this import.
+Owns: how a flag, an ``ONCEGATE_…`` variable and a key of a TOML file become one checked value that knows where it came
+from, and the message that answers a wrong name with the right one. Must not know which settings exist:
+:mod:`oncegate.gateway.node.settings` declares them. Only the standard library: every command pays for this import.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, get_args, get_type_hints
 
+from oncegate.gateway.toml_file import TomlFile, hint, read_toml
+
 PREFIX: Final = "ONCEGATE_"
-_LIKE: Final = 0.6
-_MISSPELLED: Final = 0.8
-"""How alike two names are, from 0 to 1: so that one is worth a hint, and so that it must be a slip."""
+OF_COMMANDS: Final = frozenset(
+    f"{PREFIX}{name}"
+    for name in (
+        *("ENDPOINT", "ENDPOINTS", "TOKEN", "TOKEN_FILE", "CA_FILE", "TIMEOUT_S"),
+        *("PROFILE", "PROFILES", "LOG", "CONFIG"),
+    )
+)
+"""Variables that the SDK and the commands read: a shell that has them may start a node too."""
+_OF_PLATFORMS: Final = re.compile(r"ONCEGATE_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_\w+)?)")
+"""What Kubernetes and Docker tell every container about a service that is called ``oncegate``."""
 _WORDS: Final = dict.fromkeys(("1", "true", "t", "yes", "y", "on"), True) | dict.fromkeys(
     ("0", "false", "f", "no", "n", "off"), False
 )
@@ -72,28 +81,30 @@ class Setting(NamedTuple):
                 return f"{self.default / 2**20:g} MiB"
         return str(self.default)
 
+    @property
+    def bounds(self) -> str:
+        """The bounds of a number for a reader; empty without."""
+        return "" if self.least is None else f"{self.least} to {self.most}"
+
     def checked(self, value: Any) -> Any:
         """Return a value of the right type within the bounds; text is read as a variable's is, and none as no value.
 
         Raises:
-            ValueError: the value is not allowed; the message begins with the setting's name.
+            ValueError: the value is not allowed; the message does not say whose value it is.
         """
         if self.default is None and value in (None, ""):
             return None
-        try:
-            if isinstance(value, str):
-                value = self._read(value)
-            elif self.kind is float and type(value) is int:
-                value = float(value)
-            if not isinstance(value, self.kind) or (self.kind is int and isinstance(value, bool)):
-                raise ValueError(f"{value!r} is not {_KINDS[self.kind]}")
-            if self.kind is list and not all(isinstance(one, str) for one in value):
-                raise ValueError(f"{value!r} is not {_KINDS[list]}")
-            if self.least is not None and self.most is not None and not self.least <= value <= self.most:
-                raise ValueError(f"{value} is not from {self.least} to {self.most}")
-            return value if self.check is None else self.check(value)
-        except ValueError as fault:
-            raise ValueError(f"{self.name}: {fault}") from None
+        if isinstance(value, str):
+            value = self._read(value)
+        elif self.kind is float and type(value) is int:
+            value = float(value)
+        if not isinstance(value, self.kind) or (self.kind is int and isinstance(value, bool)):
+            raise ValueError(f"{value!r} is not {_KINDS[self.kind]}")
+        if self.kind is list and not all(isinstance(one, str) for one in value):
+            raise ValueError(f"{value!r} is not {_KINDS[list]}")
+        if self.least is not None and self.most is not None and not self.least <= value <= self.most:
+            raise ValueError(f"{value} is not from {self.least} to {self.most}")
+        return value if self.check is None else self.check(value)
 
     def _read(self, text: str) -> Any:
         if self.kind is bool:
@@ -133,43 +144,85 @@ def declared(settings: type[Any]) -> dict[str, Setting]:
     return found
 
 
-def of_environment(settings: Mapping[str, Setting], environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings that variables give.
+DEFAULT: Final = "default"
 
-    Raises:
-        ValueError: a variable looks like a misspelled one. Other variables with the prefix belong to other commands, or
-            to something else of that name, such as a Kubernetes service ``oncegate``.
+
+class Given(NamedTuple):
+    """A value and where it came from: ``default``, ``FILE:LINE``, a variable or a flag."""
+
+    value: Any
+    origin: str
+
+
+class Gathered(NamedTuple):
+    """What all sources together say.
+
+    Attributes:
+        settings: each setting, in the order of their declaration.
+        faults: what is wrong, each with its place: nothing may start with this.
+        unknown: variables with the prefix that belong to nobody and are like no other.
     """
-    names = {one.variable: one.name for one in settings.values()}
-    others = [variable for variable in environment if variable.startswith(PREFIX) and variable not in names]
-    wrong = [refusal for variable in others if "?" in (refusal := _unknown(variable, names, _MISSPELLED))]
-    if wrong:
-        raise ValueError("; ".join(wrong))
-    return {name: environment[variable] for variable, name in names.items() if variable in environment}
+
+    settings: dict[str, Given]
+    faults: list[str]
+    unknown: list[str]
 
 
-def of_file(settings: Mapping[str, Setting], path: Path) -> dict[str, Any]:
-    """Return the settings of a TOML file.
+def gather(
+    settings: Mapping[str, Setting], config: Path | None, environment: Mapping[str, str], flags: Mapping[str, Any]
+) -> Gathered:
+    """Put the sources together, a flag before a variable before the file before the default; None: not given.
 
-    Raises:
-        ValueError: there is no such file, it is not TOML, or a key is not a setting.
+    Never raises for what a source says; a variable that looks misspelled is a fault, and so is an unknown key.
     """
-    import tomllib
+    found: dict[str, Given] = {}
+    faults: list[str] = []
+    if config is not None:
+        try:
+            found, faults = _of_file(settings, read_toml(config))
+        except FileNotFoundError:
+            faults.append(f"config: {config} is not there")
+        except ValueError as fault:
+            faults.append(f"config: {fault}")
+    for one in settings.values():
+        if one.variable in environment:
+            found[one.name] = Given(environment[one.variable], one.variable)
+        if flags.get(one.name) is not None:
+            found[one.name] = Given(flags[one.name], one.flag)
+    gathered = Gathered({}, faults, [])
+    for one in settings.values():
+        value, origin = found.get(one.name, (one.default, DEFAULT))
+        try:
+            gathered.settings[one.name] = Given(one.checked(value), origin)
+        except ValueError as fault:
+            faults.append(
+                f"{origin}: {fault}" if origin in (one.variable, one.flag) else f"{origin}: {one.name}: {fault}"
+            )
+    for variable, near in unknown_variables(settings, environment):
+        (faults if near else gathered.unknown).append(f"{variable} is no setting{near}")
+    return gathered
 
-    if not path.is_file():
-        raise ValueError(f"config: {path} is not a file")
-    try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
-    except ValueError as fault:  # not TOML, or not text
-        raise ValueError(f"config: {path} is not TOML: {fault}") from None
-    wrong = [_unknown(key, settings, _LIKE) for key in found if key not in settings]
-    if wrong:
-        raise ValueError(f"config: {path}: {'; '.join(wrong)}")
-    return found
 
-
-def _unknown(name: str, known: Iterable[str], alike: float) -> str:
+def unknown_variables(settings: Mapping[str, Setting], environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield variables with the prefix that nobody reads, each with a hint where one like it is read."""
+    known = {one.variable for one in settings.values()} | OF_COMMANDS
     # The common prefix makes all variables similar, so compare only the part after it.
-    bare = {one.removeprefix(PREFIX): one for one in known}
-    near = difflib.get_close_matches(name.removeprefix(PREFIX), bare, 1, alike)
-    return f"{name} is no setting" + (f"; did you mean {bare[near[0]]}?" if near else "")
+    bare = [one.removeprefix(PREFIX) for one in sorted(known)]
+    for variable in sorted(environment):
+        if variable.startswith(PREFIX) and variable not in known and not _OF_PLATFORMS.fullmatch(variable):
+            yield variable, hint(variable.removeprefix(PREFIX), bare).replace("mean ", f"mean {PREFIX}")
+
+
+def _of_file(settings: Mapping[str, Setting], file: TomlFile) -> tuple[dict[str, Given], list[str]]:
+    given = {name: Given(value, file.at(name)) for name, value in file.values.items()}
+    wrong = [f"{given[key].origin}: {key} is no setting{hint(key, settings)}" for key in given if key not in settings]
+    return {name: one for name, one in given.items() if name in settings}, wrong
+
+
+def sample(settings: Mapping[str, Setting]) -> Iterator[str]:
+    """Yield the lines of a file with every setting at its default, commented out."""
+    for one in settings.values():
+        yield f"# {one.text[0].upper()}{one.text[1:]}{f' ({one.bounds})' if one.bounds else ''}."
+        # JSON of a text, a number, a truth value or a list of texts is TOML.
+        yield f"# {one.name} = {json.dumps(one.default if one.default is not None else '', default=str)}"
+        yield ""

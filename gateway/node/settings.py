@@ -9,20 +9,47 @@ the default.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from oncegate.gateway.node.setting import declared, of_environment, of_file, setting
+from oncegate.gateway.node.setting import declared, gather, setting
 from oncegate.gateway.wire import DEFAULT_HTTP_PORT
 from oncegate.rifl.session import SESSIONS_MAX
 
 DEFAULT_PEER_PORT: Final = 7401
 PORT_MAX: Final = 65_535
+_OF_ONE_NODE: Final = frozenset(("node", "cluster", "members", "data_dir", "join", "log_level"))
+"""Settings that a new member has of its own, or is told in another way."""
 LOG_LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
-_MEMBER = re.compile(r"([a-z0-9][a-z0-9_-]{0,31})=([^=:\s]+):(\d{1,5}):(\d{1,5})", re.ASCII)
+LOG_FORMATS: Final = ("text", "json")
+_HOST: Final = r"(\[[0-9A-Fa-f:.]+\]|[^=:\s\[\]/?#@%]+)"
+_MEMBER = re.compile(rf"([a-z0-9][a-z0-9_-]{{0,31}})={_HOST}:(\d{{1,5}}):(\d{{1,5}})", re.ASCII)
+_LISTEN = re.compile(rf"{_HOST}:(\d{{1,5}})", re.ASCII)
+
+
+def bracketed(host: str) -> str:
+    """Return a host as it stands before a colon and a port: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+def _host_and_ports(host: str, *ports: str) -> tuple[str, list[int]]:
+    """Return the host without brackets, an IPv6 address in its short form, and the ports; raises ValueError."""
+    numbers = [int(port) for port in ports]
+    if not all(1 <= number <= PORT_MAX for number in numbers):
+        raise ValueError(f"a port outside 1..{PORT_MAX}")
+    return str(ipaddress.IPv6Address(host[1:-1])) if host.startswith("[") else host, numbers
+
+
+def _is_any(host: str) -> bool:
+    """Tell whether a host stands for all addresses of its machine."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
 
 
 class MemberAddress(NamedTuple):
@@ -36,7 +63,7 @@ class MemberAddress(NamedTuple):
     @property
     def http(self) -> str:
         """Base address of its HTTP API."""
-        return f"http://{self.host}:{self.http_port}"
+        return f"http://{bracketed(self.host)}:{self.http_port}"
 
     @property
     def peer(self) -> tuple[str, int]:
@@ -45,18 +72,21 @@ class MemberAddress(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> MemberAddress:
-        """Read ``id=host:http_port:peer_port``; raises ValueError."""
+        """Read ``id=host:http_port:peer_port``, an IPv6 address as ``[::1]``; raises ValueError."""
         match = _MEMBER.fullmatch(text)
         if match is None:
-            raise ValueError(f"{text!r} is not id=host:http_port:peer_port")
+            raise ValueError(f"{text!r} is not id=host:http_port:peer_port, with an IPv6 address as [::1]")
         node_id, host, *ports = match.groups()
-        http_port, peer_port = map(int, ports)
-        if not (1 <= http_port <= PORT_MAX and 1 <= peer_port <= PORT_MAX):
-            raise ValueError(f"{text!r} names a port outside 1..{PORT_MAX}")
+        try:
+            host, (http_port, peer_port) = _host_and_ports(host, *ports)
+        except ValueError as fault:
+            raise ValueError(f"{text!r}: {fault}") from None
+        if _is_any(host):
+            raise ValueError(f"{text!r}: nobody reaches {host}; name it in http_listen and peer_listen")
         return cls(node_id, host, http_port, peer_port)
 
     def __str__(self) -> str:
-        return f"{self.node_id}={self.host}:{self.http_port}:{self.peer_port}"
+        return f"{self.node_id}={bracketed(self.host)}:{self.http_port}:{self.peer_port}"
 
 
 def _members(members: list[str]) -> list[str]:
@@ -66,7 +96,25 @@ def _members(members: list[str]) -> list[str]:
     return members
 
 
+def _listen(text: str) -> str:
+    host, port = _listen_address(text)
+    return f"{bracketed(host)}:{port}"
+
+
+def _listen_address(text: str) -> tuple[str, int]:
+    match = _LISTEN.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not host:port, with an IPv6 address as [::1]")
+    try:
+        host, (port,) = _host_and_ports(*match.groups())
+    except ValueError as fault:
+        raise ValueError(f"{text!r}: {fault}") from None
+    return host, port
+
+
 def _stream_store(url: str) -> str:
+    if "@" in url.partition("://")[2].partition("/")[0]:
+        raise ValueError("a store URL holds neither user nor password: see the options user and password_file")
     if not url.startswith(("sqlite:///", "cassandra://")):
         raise ValueError("a store URL starts with sqlite:/// or cassandra://")
     return url
@@ -78,6 +126,18 @@ def _log_level(level: str) -> str:
     return level.upper()
 
 
+def _otlp_endpoint(url: str) -> str:
+    if not url.startswith(("http://", "https://")):
+        raise ValueError("a collector's URL starts with http:// or https://")
+    return url
+
+
+def _log_format(name: str) -> str:
+    if name not in LOG_FORMATS:
+        raise ValueError(f"{name!r} is not one of {', '.join(LOG_FORMATS)}")
+    return name
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """All settings of ``oncegate serve``; raises ValueError: values are not valid; the text names each."""
@@ -86,17 +146,40 @@ class Settings:
     cluster: str = setting("oncegate", "id of the cluster; checked on every peer connection")
     members: list[str] = setting(
         [f"n1=127.0.0.1:{DEFAULT_HTTP_PORT}:{DEFAULT_PEER_PORT}"],
-        "all members, this node included, as id=host:http_port:peer_port; the flag once for each",
+        "all members, this node included, as id=host:http_port:peer_port, where clients and members reach them; a DNS"
+        " name, an IPv4 address or an IPv6 address in brackets; the flag once for each",
         check=_members,
         flag="--member",
     )
+    http_listen: str | None = setting(
+        None,
+        "host:port where HTTP is served, if not at this node's own address among the members; 0.0.0.0 is every IPv4"
+        " address, [::] every address",
+        check=_listen,
+    )
+    peer_listen: str | None = setting(None, "host:port where peers come in, likewise", check=_listen)
     data_dir: Path = setting(Path("oncegate-data"), "journal, ballot, state and segments of this node")
     join: bool = setting(False, "this node is new: a running cluster is about to add it")
-    secret_file: Path | None = setting(None, "file with the secret that peers share")
+    secret_file: Path | None = setting(None, "file with the secret that peers share, or with two while it is replaced")
+    peer_tls_certificate: Path | None = setting(None, "PEM file of this node's certificate for peers; names its id")
+    peer_tls_key: Path | None = setting(None, "PEM file of its key")
+    peer_tls_authority: Path | None = setting(None, "PEM file of the authorities that sign the peers' certificates")
+    insecure_peers: bool = setting(
+        False, "talk with peers on other machines without TLS: proved by the secret, readable on the way"
+    )
     tokens_file: Path | None = setting(None, "file of bearer tokens; none: every caller may do everything")
+    jwt_keys_file: Path | None = setting(None, "JWK set whose keys sign tokens (JWT) that are taken too")
+    jwt_issuer: str | None = setting(None, "iss of signed tokens")
+    jwt_audience: str | None = setting(None, "aud of signed tokens")
     tls_certificate: Path | None = setting(None, "PEM file of the HTTP side's certificate chain")
     tls_key: Path | None = setting(None, "PEM file of its key")
     insecure_http: bool = setting(False, "serve other addresses than loopback without TLS or without tokens")
+    allowed_hosts: list[str] = setting(
+        [],
+        "names that clients reach this node by, beside addresses, localhost and the members' hosts; .example.org: all"
+        " below; *: any, which is also what none means on a node with tokens; the flag once for each",
+        flag="--allowed-host",
+    )
     body_bytes_max: int = setting(
         8 * 2**20, "largest request body; a log entry takes no more", least=1024, most=8 * 2**20
     )
@@ -119,11 +202,25 @@ class Settings:
     tenant_operations_per_s: int = setting(
         0, "operations a second of one tenant at this node; 0: no bound", least=0, most=10**9
     )
+    watchers_max: int = setting(10_000, "watches of rows; a place of connections_max each", least=0, most=100_000)
+    history_changes_max: int = setting(
+        100_000,
+        "newest changes of rows kept in memory, for watches and for reads at a commit number",
+        least=64,
+        most=10**7,
+    )
+    history_bytes_max: int = setting(64 * 2**20, "memory of these changes", least=2**20, most=2**40)
     log_kept_bytes: int = setting(
         256 * 2**20, "log kept for nodes that were away; beyond it they get the state", least=0, most=2**50
     )
     state_cache_bytes: int = setting(
         96 * 2**20, "memory for blocks of the state on disk", least=8 * 2**20, most=64 * 2**30
+    )
+    scrub_bytes_per_s: int = setting(
+        4 * 2**20,
+        "how fast the state on disk is read through to find damage, an hour after the last time; 0: never",
+        least=0,
+        most=2**40,
     )
     sessions_max: int = setting(SESSIONS_MAX, "live sessions beyond which none is opened", least=1, most=SESSIONS_MAX)
     tenant_sessions_max: int = setting(SESSIONS_MAX, "live sessions of one tenant", least=1, most=SESSIONS_MAX)
@@ -142,6 +239,11 @@ class Settings:
     live_check_seed: int = setting(0, "seed that chooses these rows; the same on all nodes", least=0, most=2**63 - 1)
     live_check_window_ms: int = setting(5_000, "time between two checks of live traffic", least=100, most=600_000)
     log_level: str = setting("INFO", "DEBUG, INFO, WARNING or ERROR", check=_log_level)
+    log_format: str = setting("text", "text for people, json for programs: one object a line", check=_log_format)
+    otlp_endpoint: str | None = setting(
+        None, "URL of a collector that spans of traced requests are sent to (OTLP over HTTP)", check=_otlp_endpoint
+    )
+    access_log: bool = setting(False, "write a line of each request into access/access.jsonl of the data directory")
 
     def __post_init__(self) -> None:
         faults = []
@@ -149,7 +251,7 @@ class Settings:
             try:
                 object.__setattr__(self, name, one.checked(getattr(self, name)))
             except ValueError as fault:
-                faults.append(str(fault))
+                faults.append(f"{name}: {fault}")
         if faults:
             raise ValueError("; ".join(faults))
 
@@ -166,20 +268,46 @@ class Settings:
         except KeyError:
             raise ValueError(f"node {self.node} is not among the members") from None
 
+    @property
+    def http_address(self) -> tuple[str, int]:
+        """Host and port where this node serves HTTP."""
+        own = self.address
+        return _listen_address(self.http_listen) if self.http_listen is not None else (own.host, own.http_port)
+
+    @property
+    def peer_address(self) -> tuple[str, int]:
+        """Host and port where this node listens for its peers."""
+        return _listen_address(self.peer_listen) if self.peer_listen is not None else self.address.peer
+
     def http_of(self, member: MemberAddress) -> str:
         """Base address of a member's HTTP API; all members have TLS, or none."""
         return member.http if self.tls_certificate is None else "https" + member.http.removeprefix("http")
+
+    def for_new_member(self) -> dict[str, str | int | float | bool | list[str]]:
+        """Return what a new member of the cluster is to be given too: all that has another value than its default.
+
+        Of a path or an address, which may be another one there and is nobody else's business, only the name, in
+        capitals.
+        """
+        given = {name: getattr(self, name) for name in SETTINGS if name not in _OF_ONE_NODE}
+        return {
+            name: name.upper() if isinstance(value, Path | str) else value
+            for name, value in given.items()
+            if value != SETTINGS[name].default
+        }
 
     @classmethod
     def load(cls, config: Path | None, **flags: Any) -> Settings:
         """Return the settings; ``flags`` that are None were not given.
 
         Raises:
-            ValueError: a setting is not valid or unknown, or ``config`` is not a TOML file.
+            ValueError: a setting is not valid or unknown, or ``config`` is not a TOML file; all faults with their
+                places.
         """
-        file = {} if config is None else of_file(SETTINGS, config)
-        given = {name: value for name, value in flags.items() if value is not None}
-        return cls(**{**file, **of_environment(SETTINGS, os.environ), **given})
+        gathered = gather(SETTINGS, config, os.environ, flags)
+        if gathered.faults:
+            raise ValueError("; ".join(gathered.faults))
+        return cls(**{name: given.value for name, given in gathered.settings.items()})
 
 
 SETTINGS: Final = declared(Settings)

@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 from oncegate.flows.lookup import FoundWrite
 from oncegate.rifl.errors import Code, OncegateError
 from oncegate.stores.claimed import ClaimedStore, claimed_store
-from oncegate.stores.errors import StoreCode, StoreError
+from oncegate.stores.errors import LostRow, StoreCode, StoreError
 from oncegate.stores.stream_rows import ROWS_CONSUMER, STREAM_ROWS
 from oncegate.stores.tables import WRITE_TS
 
@@ -69,6 +69,8 @@ class StreamStore:
         except Exception as fault:  # noqa: BLE001 - whatever a driver raises, the caller may try again
             foreign = isinstance(fault, StoreError) and fault.code is StoreCode.STORE_MISMATCH
             what = "is not this cluster's" if foreign else "does not answer"
+            if isinstance(fault, LostRow):
+                what = "has the row only as a lost write left it: write it again"
             log.warning("the store of delivered rows %s: %s", what, str(fault) or type(fault).__name__)
             raise OncegateError(Code.NOT_READY, f"the store of delivered rows {what}", retry_after_ms=500) from None
 
@@ -132,7 +134,7 @@ class _Reader:
         if self._store is None:
             self._store = claimed_store(self._url, identity)
         try:
-            row = self._store.get(STREAM_ROWS, {"source": table, "key": key})
+            row = self._store.get(STREAM_ROWS, {"source": table, "key": key}, refuses_lost=True)
         except Exception:
             # Its connections may have failed: the next read opens new ones.
             self._drop()

@@ -1,0 +1,154 @@
+"""The newest changes of resident rows, of one node: for watches, and for reads at an older commit number.
+
+Owns: the order of the changes, how many are kept, and how far back they reach. Pure: it is told what each applied entry
+has changed (:attr:`oncegate.gateway.machine.machine.Machine.changes`). It is neither replicated nor saved: a node that
+starts begins it with the state it has saved and fills it while it applies the log behind; a snapshot from the leader
+begins it anew. Read next: :mod:`oncegate.gateway.node.watching`, :mod:`oncegate.gateway.node.scans`.
+
+::
+
+    first                                                last
+      |  block        block                 newest block   |
+      ├──────────────┼──────────────┼─ … ──┼───────────────┤   commit numbers
+      └ every change above it is here      └ grows           └ every change up to it is here
+
+A block holds whole entries, so a transaction is in one block, and the oldest block goes as a whole.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import Final
+
+from oncegate.gateway.machine.tables import ChangeRun, RowChange, each_change
+from oncegate.rifl.errors import Code, OncegateError
+
+BLOCK_CHANGES: Final = 1024
+BLOCKS: Final = 64
+"""About so many blocks, so that what goes at once is a small part of it all."""
+CHANGE_BYTES: Final = 250
+"""What a change costs beside its key and its values: a tuple, the row that nobody else holds any more."""
+_COMMIT: Final = itemgetter(0)
+
+
+class HistoryExceeded(OncegateError):
+    """The changes above a commit number are not all here any more; those above ``first`` are."""
+
+    def __init__(self, commit: int, first: int) -> None:
+        what = f"changes above commit {commit} are not all kept here, those above {first} are"
+        todo = "ask another node, or read the rows anew and go on from there"
+        super().__init__(Code.RETENTION_EXCEEDED, f"{what}: {todo}")
+        self.first = first
+
+
+class _Block:
+    """Changes of some entries, in commit order, and their memory; runs of them until somebody reads them one by one."""
+
+    __slots__ = ("bytes", "changes", "count")
+
+    def __init__(self) -> None:
+        self.changes: list[RowChange | ChangeRun] = []
+        self.count = self.bytes = 0
+
+    def each(self) -> list[RowChange]:
+        """Return the changes one by one."""
+        if len(self.changes) < self.count:
+            self.changes = [*each_change(self.changes)]
+        return self.changes  # type: ignore[return-value]
+
+    @property
+    def last(self) -> int:
+        """Commit number of the last change."""
+        change = self.changes[-1]
+        return change.after[-1].version if type(change) is ChangeRun else change[0]
+
+
+class ChangeHistory:
+    """Changes in commit order, the oldest of which go first.
+
+    Args:
+        changes_max: about so many are kept; at least the newest entry's.
+        bytes_max: about so many bytes of memory.
+        commit: commit number of the state that it begins with.
+    """
+
+    def __init__(self, changes_max: int, bytes_max: int, commit: int = 0) -> None:
+        self._changes_max = changes_max
+        self._bytes_max = bytes_max
+        self._block_changes = min(BLOCK_CHANGES, -(-changes_max // BLOCKS))
+        self._block_bytes = bytes_max // BLOCKS
+        self.reset(commit)
+
+    def reset(self, commit: int) -> None:
+        """Begin anew with the state of this commit number: another state has taken the place of the one before."""
+        self.first = self.last = commit
+        self.changes = self.bytes = 0
+        self._blocks: list[_Block] = [_Block()]
+        self._lasts: list[int] = []
+        """Commit number of the last change of each block but the newest."""
+
+    def record(self, changes: Sequence[RowChange | ChangeRun], commit: int) -> None:
+        """Add what an entry has changed; ``commit`` is the state's commit number after it."""
+        self.last = commit
+        if not changes:
+            return
+        block = self._blocks[-1]
+        if block.count >= self._block_changes or block.bytes >= self._block_bytes:
+            self._lasts.append(block.last)
+            block = _Block()
+            self._blocks.append(block)
+        count = size = 0
+        for change in changes:
+            if type(change) is ChangeRun:
+                count += len(change.keys)
+                size += change.size
+                continue
+            _, _, _, key, before, after, _ = change  # type: ignore[misc]  # a cast is a call
+            count += 1
+            size += len(key) if before is None else len(key) + len(before.value)
+            if after is not None:
+                size += len(after.value)
+        size += CHANGE_BYTES * count
+        block.changes += changes
+        block.count += count
+        block.bytes += size
+        self.changes += count
+        self.bytes += size
+        while (self.changes > self._changes_max or self.bytes > self._bytes_max) and self._lasts:
+            oldest = self._blocks.pop(0)
+            self.first = self._lasts.pop(0)
+            self.changes -= oldest.count
+            self.bytes -= oldest.bytes
+
+    def check(self, commit: int) -> None:
+        """Raise HistoryExceeded unless every change above this commit number is here."""
+        if commit < self.first:
+            raise HistoryExceeded(commit, self.first)
+
+    def since(self, commit: int, most: int) -> tuple[Sequence[RowChange], int]:
+        """Return the changes above a commit number, in commit order.
+
+        Args:
+            commit: changes above it are asked for.
+            most: about so many come at once; what took effect together comes together.
+
+        Returns:
+            The changes, and the commit number from which to go on: :attr:`last` if these were all.
+
+        Raises:
+            HistoryExceeded: they are not all here.
+        """
+        self.check(commit)
+        if commit >= self.last:
+            return (), max(commit, self.last)
+        at = bisect_right(self._lasts, commit)
+        changes = self._blocks[at].each()
+        start = bisect_right(changes, commit, key=_COMMIT)
+        end = min(start + most, len(changes))
+        if end < len(changes):
+            end = bisect_right(changes, changes[end - 1][1], key=_COMMIT)
+        if end == len(changes) and at == len(self._lasts):
+            return changes[start:end], self.last
+        return changes[start:end], changes[end - 1][1]
