@@ -15,6 +15,8 @@ from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
+import msgspec
+
 from oncegate.gateway import wire
 from oncegate.gateway.http import request_bodies
 from oncegate.gateway.machine import commands as c
@@ -38,6 +40,22 @@ _ABSOLUTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:.+", re.ASCII)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
 _JSON_TYPE = re.compile(r"[^/;\s]+/([^/;\s]+\+)?json", re.IGNORECASE)
 _INT32: Final = range(-(2**31), 2**31)
+
+
+_TOO_MANY: Final = f"more than {c.OPERATIONS_MAX} events"
+_room = request_bodies.Room(c.OPERATIONS_MAX, _TOO_MANY)
+
+
+class _Head(msgspec.Struct):
+    """What every event has: a list of these is no list of a million numbers."""
+
+    specversion: str
+    id: str
+    source: str
+    type: str
+
+    def __post_init__(self) -> None:
+        _room.take()
 
 
 class CloudEvent(NamedTuple):
@@ -64,23 +82,41 @@ def read(table: str, content_type: str, headers: Iterable[tuple[str, str]], body
         OncegateError: BAD_REQUEST, UNSUPPORTED_MEDIA_TYPE for a format other than JSON, PAYLOAD_TOO_LARGE.
     """
     if content_type == STRUCTURED:
-        return [_event(table, request_bodies.decode(body, wire.JSON, _OBJECT), "")]
+        return [_event(table, _object(body, "the event"), "")]
     if content_type == BATCH:
-        many = request_bodies.decode(body, wire.JSON, _OBJECTS)
-        if len(many) > c.OPERATIONS_MAX:
-            raise OncegateError(Code.PAYLOAD_TOO_LARGE, f"more than {c.OPERATIONS_MAX} events")
-        events = [_event(table, attributes, f"events[{at}]: ") for at, attributes in enumerate(many)]
-        if (
-            sum(len(event.op.key) + len(event.op.value or b"") for event in events)
-            > request_bodies.OPERATIONS_BYTES_MAX
-        ):
-            raise OncegateError(
-                Code.PAYLOAD_TOO_LARGE, f"the events are over {request_bodies.OPERATIONS_BYTES_MAX} bytes"
-            )
-        return events
+        return _events(table, body)
     if content_type.startswith(_FAMILY):
         raise OncegateError(Code.UNSUPPORTED_MEDIA_TYPE, f"events come as {STRUCTURED}, {BATCH} or in binary mode")
     return [_event(table, _binary(headers, body), "")]
+
+
+def _events(table: str, body: bytes) -> list[CloudEvent]:
+    """Build one event after the other, so that no more is built than is kept."""
+    if len(body) > request_bodies.INLINE_BYTES_MAX:
+        # Ends at the first that is no event, or is too many, so that what is cut into pieces below has few of them.
+        _room.open()
+        request_bodies.decode(body, wire.JSON, list[_Head])
+    many = request_bodies.decode(body, wire.JSON, list[msgspec.Raw])
+    if len(many) > c.OPERATIONS_MAX:
+        raise OncegateError(Code.PAYLOAD_TOO_LARGE, _TOO_MANY)
+    events, size = [], 0
+    for at, sent in enumerate(many):
+        where = f"events[{at}]: "
+        event = _event(table, _object(sent, f"{where}the event"), where)
+        events.append(event)
+        size += len(event.op.key) + len(event.op.value or b"")
+        if size > request_bodies.OPERATIONS_BYTES_MAX:
+            raise OncegateError(
+                Code.PAYLOAD_TOO_LARGE, f"the events are over {request_bodies.OPERATIONS_BYTES_MAX} bytes"
+            )
+    return events
+
+
+def _object(sent: bytes | msgspec.Raw, where: str) -> dict[str, Any]:
+    found = request_bodies.value(sent, wire.JSON, where)
+    if type(found) is not dict:
+        raise request_bodies.bad(f"{where} is no object")
+    return found
 
 
 def _binary(headers: Iterable[tuple[str, str]], body: bytes) -> dict[str, Any]:
@@ -121,7 +157,9 @@ def _header_value(name: str, text: str) -> str:
 def _data(content_type: str, body: bytes) -> dict[str, Any]:
     media = content_type.partition(";")[0].strip()
     if _JSON_TYPE.fullmatch(media):
-        return {"data": request_bodies.decode(body, wire.JSON, _ANYTHING)}
+        return {"data": request_bodies.value(body, wire.JSON, "data")}
+    if len(body) > c.VALUE_BYTES_MAX:
+        raise OncegateError(Code.PAYLOAD_TOO_LARGE, f"data is over {c.VALUE_BYTES_MAX} bytes")
     if media.lower().startswith("text/"):
         try:
             return {"data": body.decode()}
@@ -183,6 +221,3 @@ def _check_base64(event: dict[str, Any], where: str) -> None:
 
 
 _TEXTS: Final = frozenset(("id", "source", "specversion", "type", "datacontenttype", "dataschema", "subject", "time"))
-_ANYTHING: Any = Any
-_OBJECT: Any = dict[str, Any]
-_OBJECTS: Any = list[dict[str, Any]]

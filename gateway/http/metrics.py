@@ -1,13 +1,16 @@
-"""Metrics in Prometheus' text format, read from the node when a client asks for them.
+"""The metrics of a node, read from it when a client asks for them.
 
-Owns: names, help texts and labels, each declared once in :data:`METRICS`; docs/metrics.md is made of it. Counting costs
-nothing on the hot path: the numbers are state that exists anyway.
+Owns: names, help texts and labels, each declared once in :data:`METRICS`; docs/metrics.md is made of it. Most numbers
+are state that exists anyway; what has to be counted is counted in
+:class:`~oncegate.consensus.histogram.Histogram`, a few calls each.
 """
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
 
 from oncegate.consensus.counters import Counters
 from oncegate.consensus.ports import ReplicaStatus, Role
@@ -15,13 +18,17 @@ from oncegate.gateway.http.admission.bodies import BodyBudget
 from oncegate.gateway.http.admission.connections import ConnectionCounts
 from oncegate.gateway.live_check.checker import LiveChecker
 from oncegate.gateway.node.node import Node
+from oncegate.gateway.observability.access import AccessLog
+from oncegate.gateway.observability.audit import AuditLog
+from oncegate.gateway.observability.exposition import CONTENT_TYPE, Metric, Value
+from oncegate.gateway.observability.process import DiskFigures, ProcessFigures, process_figures
+from oncegate.gateway.observability.request_times import RequestTimes
 from oncegate.gateway.wire import FlowState, Trend
 
 if TYPE_CHECKING:
     from oncegate.gateway.node.stream_store import StreamStore
 
-CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-_PREFIX: Final = "oncegate_"
+_BUILD: Final = (version("oncegate"), platform.python_version())
 
 
 class Sources(NamedTuple):
@@ -32,6 +39,11 @@ class Sources(NamedTuple):
     connections: ConnectionCounts
     bodies: BodyBudget
     flows: Mapping[str, FlowState]
+    requests: RequestTimes
+    audit: AuditLog | None
+    access: AccessLog | None
+    process: ProcessFigures
+    disk: DiskFigures
 
     @property
     def counters(self) -> Counters:
@@ -51,51 +63,6 @@ class Sources(NamedTuple):
         }
 
 
-Value = float | Mapping[tuple[str, ...], float] | None
-"""A number; with labels the numbers by their values; None where the node has nothing of the kind."""
-
-
-class Metric(NamedTuple):
-    """One metric.
-
-    Attributes:
-        name: without prefix and, of a counter, without ``_total``.
-        kind: as :func:`gauge` and :func:`counter` declare it.
-        text: what it is, with the unit if the name has none.
-        read: returns the value.
-        labels: names of the labels, in the order of the value's keys.
-    """
-
-    name: str
-    kind: Literal["counter", "gauge"]
-    text: str
-    read: Callable[[Sources], Value]
-    labels: tuple[str, ...] = ()
-
-    @property
-    def full_name(self) -> str:
-        """The name in the exposition."""
-        return f"{_PREFIX}{self.name}{'_total' if self.kind == 'counter' else ''}"
-
-    def lines(self, of: Sources) -> list[str]:
-        """Return the lines of the exposition."""
-        value = self.read(of)
-        if value is None:
-            return []
-        name = self.full_name
-        values = value if isinstance(value, Mapping) else {(): value}
-        shown = [f"{name}{self._labelled(labels)} {float(number)!r}" for labels, number in values.items()]
-        return [f"# HELP {name} {self.text}", f"# TYPE {name} {self.kind}", *shown]
-
-    def _labelled(self, values: tuple[str, ...]) -> str:
-        pairs = [f'{label}="{_escaped(value)}"' for label, value in zip(self.labels, values, strict=True)]
-        return f"{{{','.join(pairs)}}}" if pairs else ""
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-
-
 def _stored(read: Callable[[StreamStore], Value]) -> Callable[[Sources], Value]:
     return lambda of: None if of.node.stream_store is None else read(of.node.stream_store)
 
@@ -108,6 +75,10 @@ def _verdicts(live: LiveChecker) -> Value:
     return {(verdict,): verdict == live.verdict for verdict in ("ok", "anomaly", "unknown")}
 
 
+def _lag(attribute: str, per_unit: int = 1) -> Callable[[Sources], Value]:
+    return lambda of: {names: lag / per_unit for names, lag in of.per_consumer(attribute).items()}
+
+
 def gauge(name: str, text: str, read: Callable[[Sources], Value], *labels: str) -> Metric:
     """Declare a number that may rise and fall."""
     return Metric(name, "gauge", text, read, labels)
@@ -116,6 +87,16 @@ def gauge(name: str, text: str, read: Callable[[Sources], Value], *labels: str) 
 def counter(name: str, text: str, read: Callable[[Sources], Value], *labels: str) -> Metric:
     """Declare a number that starts at 0 with the process and only rises."""
     return Metric(name, "counter", text, read, labels)
+
+
+def histogram(name: str, text: str, read: Callable[[Sources], Value], *labels: str) -> Metric:
+    """Declare durations in seconds, counted in buckets since the process started."""
+    return Metric(name, "histogram", text, read, labels)
+
+
+def _of_process(metric: Metric) -> Metric:
+    """Give a metric the name that Prometheus' own client libraries give it."""
+    return metric._replace(prefix="")
 
 
 METRICS: Final = (
@@ -128,9 +109,18 @@ METRICS: Final = (
     gauge("applied_index", "newest applied log index", lambda of: of.status.applied_index),
     gauge("log_index", "newest log index", lambda of: of.status.last_index),
     gauge("journal_bytes", "size of the journal", lambda of: of.status.journal_bytes),
-    gauge("flush_p50_ms", "median of recent flushes", lambda of: of.status.flush_p50_ms),
-    gauge("flush_p99_ms", "99th percentile of recent flushes", lambda of: of.status.flush_p99_ms),
-    counter("flushes", "flushes of the journal", lambda of: of.status.flushes),
+    gauge("disk_full", "1 if there is no room for the next segment of the journal", lambda of: of.status.disk_full),
+    histogram("flush_seconds", "one write and flush of the journal", lambda of: of.status.flush_times),
+    histogram(
+        "replication_seconds",
+        "at the leader, from when an append left to the acknowledgement that may commit it",
+        lambda of: of.counters.replication,
+    ),
+    histogram(
+        "entry_seconds",
+        "at the leader, from the proposal of an entry to its result: flushed on a majority, and applied",
+        lambda of: of.node.proposer.entry_times,
+    ),
     gauge("queued_entries", "entries that wait to be appended", lambda of: of.status.queued_commands),
     gauge("queued_bytes", "bytes of the entries that wait to be appended", lambda of: of.status.queued_bytes),
     gauge(
@@ -151,6 +141,11 @@ METRICS: Final = (
     counter("transfers_started", "times this leader began to hand over", lambda of: of.counters.transfers_started),
     counter("transfers_failed", "times nobody took over", lambda of: of.counters.transfers_failed),
     gauge("members", "members in force", lambda of: len(of.status.configuration.members)),
+    gauge(
+        "learners",
+        "members that do not vote yet; one that never comes is given up by removing it",
+        lambda of: len(of.status.configuration.members) - len(of.status.configuration.voters),
+    ),
     gauge("voters", "members that vote", lambda of: len(of.status.configuration.voters)),
     gauge("change_pending", "1 while a membership change is not committed", lambda of: of.status.change_pending),
     gauge("peer_connected", "1 if the member is connected", lambda of: of.per_peer("connected"), "peer"),
@@ -164,20 +159,50 @@ METRICS: Final = (
     gauge("commit", "commit number of the newest applied operation", lambda of: of.node.machine.commit),
     counter("replayed", "operations answered from their completion record", lambda of: of.node.machine.replayed),
     gauge("sessions", "live sessions", lambda of: len(of.node.machine.sessions)),
+    gauge("ending_rows", "rows that end by themselves", lambda of: len(of.node.machine.ends)),
     gauge("idempotency_keys", "idempotency keys that are remembered", lambda of: len(of.node.machine.keys)),
     gauge(
         "idempotency_key_bytes",
         "bytes of the idempotency keys that are remembered",
         lambda of: of.node.machine.keys.bytes,
     ),
-    gauge("cluster_time_ms", "cluster time", lambda of: of.node.machine.time_ms),
+    gauge("cluster_time_seconds", "cluster time", lambda of: of.node.machine.time_ms / 1000),
     gauge("inflight_commands", "commands that wait for the log", lambda of: of.node.proposer.inflight_commands),
     gauge("inflight_bytes", "bytes of the commands that wait for the log", lambda of: of.node.proposer.inflight_bytes),
     counter("entries", "log entries proposed by this node", lambda of: of.node.proposer.entries),
+    counter(
+        "http_requests",
+        "requests that were answered; status 499: the client had gone",
+        lambda of: of.requests.counts(),
+        *("method", "route", "status"),
+    ),
+    histogram(
+        "http_request_duration_seconds",
+        "from when a request was read to its answer; outcome: ok, refused (4xx), failed (5xx) or gone",
+        lambda of: of.requests.by_outcome(),
+        *("method", "route", "outcome"),
+    ),
+    counter("audit_lines", "acts in the audit log", lambda of: 0 if of.audit is None else of.audit.lines),
+    counter(
+        "audit_failures",
+        "acts that could not be written into the audit log; the node's log has them",
+        lambda of: 0 if of.audit is None else of.audit.failures,
+    ),
+    counter(
+        "access_log_dropped",
+        "requests that the access log left out, beyond 2000 a second",
+        lambda of: None if of.access is None else of.access.dropped,
+    ),
     gauge("connections", "open HTTP connections", lambda of: of.connections.open),
     counter("connections_refused", "connections for which there was no place", lambda of: of.connections.refused),
     counter("connections_ended", "connections ended: slow, or idle and in the way", lambda of: of.connections.ended),
-    gauge("receiving_bytes", "bodies that have not arrived whole", lambda of: of.bodies.bytes),
+    gauge("watchers", "watches of rows", lambda of: of.node.watching.watchers),
+    gauge("history_changes", "changes of rows kept for watches", lambda of: of.node.watching.history.changes),
+    gauge("history_bytes", "memory of these changes, roughly", lambda of: of.node.watching.history.bytes),
+    gauge("history_first_commit", "commit number they reach back to", lambda of: of.node.watching.history.first),
+    gauge(
+        "receiving_bytes", "bodies that have not arrived whole", lambda of: of.bodies.bytes + of.bodies.waiting_bytes
+    ),
     gauge("segment_pending_bytes", "sealed batches that wait for the disk", lambda of: of.node.publisher.pending_bytes),
     counter("stream_store_reads", "rows looked up in the store", _stored(lambda it: it.reads)),
     counter("stream_store_failures", "look-ups without an answer", _stored(lambda it: it.failures)),
@@ -193,6 +218,12 @@ METRICS: Final = (
         "state_fresh_bytes", "memory of rows that are not durable yet, roughly", lambda of: of.node.state.fresh_bytes
     ),
     gauge("state_disk_bytes", "size of the state on disk", lambda of: of.node.state.disk_bytes),
+    gauge("state_damaged", "1 if a block of the state is damaged: the node serves nothing", lambda of: of.node.damaged),
+    counter("state_scrubbed_bytes", "keys and values read to find damage", lambda of: of.node.scrubber.bytes),
+    counter("state_scrubs", "times all of the state was read", lambda of: of.node.scrubber.passes),
+    gauge(
+        "state_scrub_last_timestamp_seconds", "Unix time of the end of the last one", lambda of: of.node.scrubber.last_s
+    ),
     gauge("segments_missing", "retained batches that this node lacks", lambda of: of.node.fetcher.missing),
     counter("segments_fetched", "batches fetched from other nodes", lambda of: of.node.fetcher.fetched),
     counter("segment_fetch_failures", "attempts to fetch a batch that failed", lambda of: of.node.fetcher.failures),
@@ -204,7 +235,7 @@ METRICS: Final = (
         "live_check_dropped", "sampled operations beyond what a window takes", _live(lambda it: it.recorder.dropped)
     ),
     gauge("live_check_keys", "rows with operations in the last window", _live(lambda it: it.keys)),
-    gauge("live_check_last_seconds", "Unix time of the last check", _live(lambda it: it.last_unix_ms / 1000)),
+    gauge("live_check_last_timestamp_seconds", "Unix time of the last check", _live(lambda it: it.last_unix_ms / 1000)),
     gauge(
         "table_bytes",
         "bytes of resident rows",
@@ -217,14 +248,9 @@ METRICS: Final = (
         lambda of: {(name,): flow.last_batch for name, flow in of.flows.items()},
         "flow",
     ),
-    gauge("flow_lag_items", "items above the cursor", lambda of: of.per_consumer("lag_items"), "flow", "consumer"),
-    gauge(
-        "flow_lag_ms",
-        "age of the oldest batch above the cursor",
-        lambda of: of.per_consumer("lag_ms"),
-        "flow",
-        "consumer",
-    ),
+    gauge("flow_lag_batches", "sealed batches above the cursor", _lag("lag_batches"), "flow", "consumer"),
+    gauge("flow_lag_items", "items above the cursor: changes of rows", _lag("lag_items"), "flow", "consumer"),
+    gauge("flow_lag_seconds", "age of the oldest batch above the cursor", _lag("lag_ms", 1000), "flow", "consumer"),
     gauge(
         "flow_lag_trend",
         "1 for the verdict on how a consumer keeps up, as this node has seen it",
@@ -236,6 +262,12 @@ METRICS: Final = (
         "flow",
         "consumer",
         "trend",
+    ),
+    gauge(
+        "flow_shed_items",
+        "items that a flow left out because its consumers were far behind, since it was declared",
+        lambda of: {(name,): flow.shed_items for name, flow in of.flows.items()},
+        "flow",
     ),
     gauge(
         "flow_retained_bytes",
@@ -250,14 +282,44 @@ METRICS: Final = (
         "flow",
         "holder",
     ),
+    gauge("disk_free_bytes", "what is left on the file system of the data directory", lambda of: of.disk.free_bytes),
+    gauge("disk_size_bytes", "size of that file system", lambda of: of.disk.size_bytes),
+    gauge(
+        "disk_used_bytes",
+        "what a part of the data directory takes on the disk",
+        lambda of: {(part,): size for part, size in of.disk.parts.items()},
+        "part",
+    ),
+    gauge("build_info", "1 for the build that runs", lambda _: {_BUILD: 1}, "version", "python"),
+    *map(
+        _of_process,
+        (
+            counter("process_cpu_seconds", "processor time, of user and system", lambda of: of.process.cpu_s),
+            gauge("process_resident_memory_bytes", "resident memory", lambda of: of.process.resident_bytes),
+            gauge("process_virtual_memory_bytes", "virtual memory", lambda of: of.process.virtual_bytes),
+            gauge("process_open_fds", "open file descriptors", lambda of: of.process.open_files),
+            gauge("process_max_fds", "most file descriptors that may be open", lambda of: of.process.files_max),
+            gauge("process_threads", "threads of Python", lambda of: of.process.threads),
+            gauge("process_start_time_seconds", "Unix time of the start", lambda of: of.process.started_s),
+        ),
+    ),
 )
 """Every metric, in the order of the exposition."""
 
 
-def exposition(node: Node, connections: ConnectionCounts, bodies: BodyBudget) -> tuple[bytes, str]:
+def exposition(
+    node: Node,
+    connections: ConnectionCounts,
+    bodies: BodyBudget,
+    requests: RequestTimes,
+    audit: AuditLog | None,
+    access: AccessLog | None,
+    disk: DiskFigures,
+) -> tuple[bytes, str]:
     """Return the metrics of a node and their content type."""
-    machine = node.machine
-    flows = {name: node.consumers.state(name) for name in machine.flows.names()}
-    of = Sources(node, node.replica.status(), connections, bodies, flows)
+    flows = {name: node.consumers.state(name) for name in node.machine.flows.names()}
+    of = Sources(
+        node, node.replica.status(), connections, bodies, flows, requests, audit, access, process_figures(), disk
+    )
     text = "".join(f"{line}\n" for metric in METRICS for line in metric.lines(of))
     return text.encode(), CONTENT_TYPE

@@ -1,53 +1,118 @@
-"""One HTTP exchange: what a request says and who sends it, and the encoded answer or problem.
+"""An exchange over aiohttp: what a request says and who sends it, and the encoded answer or problem.
 
-Owns: content negotiation, the headers that every answer carries, the form of ``application/problem+json``, and the
-check of a session's owner. Knows aiohttp, decides nothing.
+Owns: how aiohttp's requests are read and answered; the answers are made in :mod:`oncegate.gateway.http.exchange`. And
+the check of a session's owner. Decides nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
-import msgspec
-from aiohttp import web
+from aiohttp import hdrs, web
+from aiohttp.helpers import ETAG_ANY, LIST_QUOTED_ETAG_RE
+from multidict import CIMultiDictProxy
 
-from oncegate.gateway import wire
 from oncegate.gateway.answers import Answer
-from oncegate.gateway.http import request_bodies
+from oncegate.gateway.http import exchange, request_bodies
 from oncegate.gateway.http.admission.bodies import BodyBudget
+from oncegate.gateway.http.admission.parsing import ParsingThread
+from oncegate.gateway.http.admission.usage import Usage
+from oncegate.gateway.http.exchange import Exchange, MakeOrdering, Reply
 from oncegate.gateway.http.identity import Identity
+from oncegate.gateway.http.request_headers import Headers
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.node.node import Node
+from oncegate.gateway.node.reads import Reads
 from oncegate.rifl.errors import Code, OncegateError
 
 T = TypeVar("T")
 
 NODE: Final = web.AppKey("node", Node)
 BODIES: Final = web.AppKey("bodies", BodyBudget)
+PARSING: Final = web.AppKey("parsing", ParsingThread)
+RUNNING: Final = web.AppKey("running", set[str])
+"""Idempotency keys whose first request this node has not answered yet."""
 IDENTITY: Final = web.RequestKey("identity", Identity)
 """The sender; the gate has attached it before any handler runs."""
+USAGE: Final = web.RequestKey("usage", Usage)
+"""What the sender uses; attached by the gate too."""
+BODY_BYTES_MAX: Final = web.RequestKey("body_bytes_max", int)
+"""Bound of the request's body; attached by the gate too."""
+HELD_BYTES: Final = web.RequestKey("held_bytes", int)
+"""Set once a large body is held; the gate releases it."""
 AGE_MS: Final = web.RequestKey("age_ms", int)
 """Set for a ``stale`` read: its answer, a problem too, says how old it may be."""
-RETRY_AFTER_MS: Final = 1_000
-"""Suggested with a 429 or 503 that suggests nothing by itself."""
-_json = msgspec.json.Encoder()
-_msgpack = msgspec.msgpack.Encoder()
 
 
 def wants_msgpack(request: web.Request) -> bool:
-    """Tell whether to answer in msgpack: as ``Accept`` says, else if the request was msgpack."""
-    accept = request.headers.get("Accept")
-    if accept is None or accept == "*/*":
-        return request.content_type == wire.MSGPACK
-    return wire.MSGPACK in accept
+    """Tell whether to answer in msgpack."""
+    return exchange.wants_msgpack(request.headers.get("Accept"), request.content_type)
+
+
+def exchange_of(request: web.Request) -> Exchange:
+    """Return the exchange that an admitted request begins."""
+    return Exchange(
+        request.app[NODE],
+        request[IDENTITY],
+        request[USAGE],
+        headers_of(request),
+        request.content_type,
+        wants_msgpack(request),
+        request.app[RUNNING],
+        request.query,
+    )
+
+
+async def ordered(request: web.Request, make: MakeOrdering) -> web.Response:
+    """Read the request's body, order what it asks for, and respond; raises what the steps of the ordering raise."""
+    begun = exchange_of(request)
+    ordering = make(begun, request.match_info)
+    await parsed(request, ordering.read)
+    try:
+        answer = await ordering.order()
+    finally:
+        if begun.age_ms is not None:
+            request[AGE_MS] = begun.age_ms
+    encoded: bytes | None = None
+    if ordering.many_values and exchange.is_long(answer, packed=begun.packed):
+        encoded = await _encoded(request, answer, packed=begun.packed)
+    return response_of(ordering.reply(answer, encoded))
+
+
+async def _encoded(request: web.Request, answer: Answer, *, packed: bool) -> bytes:
+    return await request.app[PARSING].run(tenant_of(request), lambda: exchange.encode(answer, packed=packed))
+
+
+def response_of(reply: Reply) -> web.Response:
+    """Return aiohttp's response of a reply."""
+    return web.Response(body=reply.body, status=reply.status, headers=reply.headers)
 
 
 async def body(request: web.Request, shape: type[T], default: T | None = None) -> T:
-    """Read and decode the request's body, ``default`` if it has none; raises BAD_REQUEST or PAYLOAD_TOO_LARGE."""
+    """Read and decode the body of a request whose bound is small, ``default`` if it has none.
+
+    Raises:
+        OncegateError: as :func:`raw_body`.
+    """
     sent = await raw_body(request)
     return request_bodies.decode(sent, request.content_type, shape) if sent or default is None else default
+
+
+async def parsed(request: web.Request, read: Callable[[bytes], T]) -> T:
+    """Read the request's body and translate it with ``read``: a large one off the event loop.
+
+    Raises:
+        OncegateError: as :func:`raw_body` and ``read``.
+    """
+    sent = await raw_body(request)
+    if len(sent) <= request_bodies.INLINE_BYTES_MAX:
+        return read(sent)
+    tenant = tenant_of(request)
+    request.app[BODIES].hold(tenant, len(sent))
+    request[HELD_BYTES] = len(sent)
+    return await request.app[PARSING].run(tenant, lambda: read(sent))
 
 
 async def raw_body(request: web.Request) -> bytes:
@@ -58,12 +123,16 @@ async def raw_body(request: web.Request) -> bytes:
             BAD_REQUEST when it cannot be decoded or its sender has gone; TIMEOUT or OVERLOADED as
             :class:`oncegate.gateway.http.admission.bodies.BodyBudget` says. Nothing was proposed in any case.
     """
-    if (request.content_length or 0) > request.client_max_size:
-        raise OncegateError(Code.PAYLOAD_TOO_LARGE, f"the body is over {request.client_max_size} bytes")
+    most = request[BODY_BYTES_MAX]
+    if (request.content_length or 0) > most:
+        raise OncegateError(Code.PAYLOAD_TOO_LARGE, f"the body is over {most} bytes")
     try:
         if request.content.is_eof():  # the whole body came with the headers: the hot path
-            return await request.read()
-        return await request.app[BODIES].receive(request.content)
+            sent = await request.read()
+            if len(sent) > most:
+                raise OncegateError(Code.PAYLOAD_TOO_LARGE, f"the body is over {most} bytes")
+            return sent
+        return await request.app[BODIES].receive(request.content, tenant_of(request), most)
     except web.HTTPRequestEntityTooLarge as fault:
         raise OncegateError(Code.PAYLOAD_TOO_LARGE, fault.text or "") from None
     except web.RequestPayloadError as fault:
@@ -72,18 +141,23 @@ async def raw_body(request: web.Request) -> bytes:
         raise request_bodies.bad("the connection was lost before the body had arrived") from None
 
 
-def respond(request: web.Request, answer: Answer, *, status: int = 200, etag: str | None = None) -> web.Response:
-    """Make the response of a finished answer."""
-    headers = {wire.H_COMMIT: str(answer.commit), **standing(request)}
-    if answer.memory_ms is not None:
-        headers[wire.H_MEMORY_MS] = str(answer.memory_ms)
-    if etag is not None:
-        headers["ETag"] = f'"{etag}"'
-    if wants_msgpack(request):
-        return web.Response(
-            body=_msgpack.encode(answer.body), status=status, headers=headers, content_type=wire.MSGPACK
+def respond(
+    request: web.Request, answer: Answer, *, status: int = 200, etag: str | None = None, encoded: bytes | None = None
+) -> web.Response:
+    """Make the response of a finished answer; ``encoded``: its body, if that is made already."""
+    packed, age_ms = wants_msgpack(request), request.get(AGE_MS)
+    return response_of(
+        exchange.answered(
+            request.app[NODE], answer, packed=packed, status=status, etag=etag, encoded=encoded, age_ms=age_ms
         )
-    return web.Response(body=_json.encode(answer.body), status=status, headers=headers, content_type=wire.JSON)
+    )
+
+
+async def respond_with_values(request: web.Request, answer: Answer, *, etag: str | None = None) -> web.Response:
+    """Respond as :func:`respond` with an answer that may carry many values of rows: built off the loop, if at all."""
+    packed = wants_msgpack(request)
+    encoded = await _encoded(request, answer, packed=packed) if exchange.is_long(answer, packed=packed) else None
+    return respond(request, answer, etag=etag, encoded=encoded)
 
 
 async def submitted(request: web.Request, command: c.Command, size: int) -> web.Response:
@@ -102,64 +176,62 @@ async def reach(request: web.Request) -> None:
     Raises:
         OncegateError: as :meth:`oncegate.gateway.node.reads.Reads.reach`.
     """
-    query, reads = request.query, request.app[NODE].reads
-    consistency = query.get("consistency", "linearizable")
-    await reads.reach(consistency, number(query.get("min_commit", "0"), "min_commit", least=0))
-    if consistency == "stale" and (age_ms := reads.age_ms()) is not None:
+    age_ms = await reached(request.app[NODE].reads, request.query)
+    if age_ms is not None:
         request[AGE_MS] = age_ms
 
 
-def is_current(request: web.Request, etag: str) -> bool:
+async def reached(reads: Reads, query: Mapping[str, str]) -> int | None:
+    """Wait as :func:`reach`; return how old the state may be that a ``stale`` read finds, None for another read."""
+    consistency = query.get("consistency", "linearizable")
+    await reads.reach(consistency, number(query.get("min_commit", "0"), "min_commit", least=0))
+    return reads.age_ms() if consistency == "stale" else None
+
+
+def is_current(headers: Headers, etag: str) -> bool:
     """Tell whether ``If-None-Match`` names this ETag, so that the answer is 304 (RFC 9110 §13.1.2)."""
-    return any(held.value in (etag, "*") for held in request.if_none_match or ())
+    held = headers(hdrs.IF_NONE_MATCH)
+    if not held or held[0] == ETAG_ANY:
+        return bool(held)
+    for named in LIST_QUOTED_ETAG_RE.finditer(held[0]):
+        if named[4]:  # from here on it is no list of ETags
+            return False
+        if named[3] in (etag, ETAG_ANY):
+            return True
+    return False
 
 
 def problem(request: web.Request, refusal: OncegateError, **members: Any) -> web.Response:
     """Make the ``application/problem+json`` response of a refusal, with extension members (RFC 9457 §3.2)."""
-    node = request.app[NODE]
-    response = bare_problem(refusal, **members)
-    response.headers[wire.H_COMMIT] = str(node.machine.commit)
-    response.headers.update(standing(request))
-    return response
+    return response_of(exchange.refused(request.app[NODE], refusal, request.get(AGE_MS), **members))
 
 
 def standing(request: web.Request) -> dict[str, str]:
-    """Return the headers about this node: who leads, and the age of the state that a ``stale`` read finds."""
-    headers = {}
-    leader = request.app[NODE].leader_http
-    if leader is not None:
-        headers[wire.H_LEADER] = leader
-    age_ms = request.get(AGE_MS)
-    if age_ms is not None:
-        headers[wire.H_AGE_MS] = str(age_ms)
-    return headers
+    """Return the headers about this node, with the age of the state that a ``stale`` read finds."""
+    return exchange.standing(request.app[NODE], request.get(AGE_MS))
 
 
 def bare_problem(refusal: OncegateError, **members: Any) -> web.Response:
     """Make the response of a refusal that belongs to no request."""
-    headers = {}
-    retry_after_ms = refusal.retry_after_ms
-    if retry_after_ms is None and refusal.status in (429, 503):
-        retry_after_ms = RETRY_AFTER_MS
-    if retry_after_ms is not None:
-        headers["Retry-After"] = str(-(-retry_after_ms // 1000))
-    shown = wire.Problem(
-        type=f"urn:oncegate:error:{refusal.code.value}",
-        title=refusal.title,
-        status=refusal.status,
-        code=refusal.code.value,
-        outcome=refusal.outcome.value,
-        retryable=refusal.retryable,
-        detail=refusal.detail,
-        retry_after_ms=retry_after_ms,
-    )
-    text = _json.encode({**msgspec.to_builtins(shown), **members} if members else shown)
-    return web.Response(body=text, status=refusal.status, headers=headers, content_type=wire.PROBLEM)
+    return response_of(exchange.bare_refusal(refusal, **members))
 
 
-def headers_of(request: web.Request) -> Callable[[str], list[str]]:
-    """Return how to get all values of a header, none if it is not there."""
-    return lambda name: request.headers.getall(name, [])
+def headers_of(request: web.Request) -> Headers:
+    """Return the request's headers."""
+    return _Given(request.headers)
+
+
+class _Given:
+    __slots__ = ("_headers",)
+
+    def __init__(self, headers: CIMultiDictProxy[str]) -> None:
+        self._headers = headers
+
+    def __call__(self, name: str, /) -> list[str]:
+        return self._headers.getall(name, [])
+
+    def have_none(self, names: frozenset[str], /) -> bool:
+        return not any(name in self._headers for name in names)
 
 
 def tenant_of(request: web.BaseRequest) -> str:
@@ -167,7 +239,7 @@ def tenant_of(request: web.BaseRequest) -> str:
     return request[IDENTITY].tenant
 
 
-def check_owner(request: web.BaseRequest, machine: Machine, client_id: int) -> None:
+def check_owner(tenant: str, machine: Machine, client_id: int) -> None:
     """Refuse a session of another tenant, as far as this node knows it (SEMANTICS, case 3).
 
     This saves a log entry and guards reads of the local state. A node that is behind may not know the session yet; for
@@ -177,7 +249,7 @@ def check_owner(request: web.BaseRequest, machine: Machine, client_id: int) -> N
         OncegateError: FORBIDDEN; it says no more about the session than that it belongs to another tenant.
     """
     session = machine.sessions.get(client_id)
-    if session is not None and session.tenant != tenant_of(request):
+    if session is not None and session.tenant != tenant:
         raise OncegateError(Code.FORBIDDEN, "the session belongs to another tenant")
 
 
@@ -189,6 +261,14 @@ def client_of(request: web.Request) -> int:
 def path_name(request: web.Request, part: str) -> str:
     """Return a table's, flow's or consumer's name from the path; raises BAD_REQUEST."""
     return request_bodies.check_name(request.match_info[part], part)
+
+
+def forced(request: web.Request) -> bool:
+    """Return ``?force=``; raises BAD_REQUEST."""
+    force = request.query.get("force", "false")
+    if force not in ("true", "false"):
+        raise request_bodies.bad("force is true or false")
+    return force == "true"
 
 
 def number(text: str, what: str, *, least: int = 1) -> int:

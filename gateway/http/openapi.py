@@ -34,6 +34,7 @@ PATH_PARTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "sequence": _NUMBER,
     "n": _NUMBER,
     "id": {"type": "string", "pattern": "^[a-z0-9][a-z0-9_-]{0,31}$"},
+    "sha256": {"type": "string", "pattern": "^[0-9a-f]{64}$"},
 }
 """What the parts of paths look like; a new part needs a line here."""
 EVERYWHERE: Final = (Code.BAD_REQUEST, Code.QUOTA, Code.OVERLOADED, Code.INTERNAL)

@@ -1,33 +1,43 @@
 """Headers of plain HTTP requests: the request's identity, and the condition under which it may change a row.
 
-Owns: the headers ``Oncegate-Request`` with its companions, ``Idempotency-Key`` (IETF httpapi draft, an RFC 8941
-string), ``If-Match`` and ``If-None-Match`` (RFC 9110 §13), ``traceparent``. Pure; its results go into commands.
+Owns: the headers ``Oncegate-Request`` with its companions, ``Idempotency-Key``
+(:mod:`oncegate.gateway.idempotency_key`), ``If-Match`` and ``If-None-Match`` (RFC 9110 §13), ``traceparent``. Pure; its
+results go into commands.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
 from oncegate.gateway import wire
 from oncegate.gateway.http import request_bodies
+from oncegate.gateway.idempotency_key import read_key
 from oncegate.gateway.machine import commands as c
 from oncegate.rifl.ids import ID_MAX, ClusterTimeMs, SequenceNumber, parse_request_id
 from oncegate.rifl.key_table import NO_TIME
 
-KEY_LENGTH_MAX: Final = 255
-_STRING = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"(?: *;[ -~]*)?', re.ASCII)
-_ESCAPED = re.compile(r'\\(["\\])')
 _NAMED = re.compile(r"oncegate-([0-9]{1,15})-", re.ASCII)
 _STRONG = re.compile(r'"([0-9]{1,16})"', re.ASCII)
 
 _TRACE = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
 
-Headers = Callable[[str], list[str]]
-"""Returns all values of a header, none if it is not there."""
+_MORE: Final = frozenset(
+    name.lower() for name in (wire.H_REQUEST, "If-Match", "If-None-Match", wire.H_TTL_MS, wire.H_TRACEPARENT)
+)
+"""What a change under a key may say besides."""
+
+
+class Headers(Protocol):
+    """The headers of a request."""
+
+    def __call__(self, name: str, /) -> list[str]:
+        """Return all values of a header, none if it is not there."""
+
+    def have_none(self, names: frozenset[str], /) -> bool:
+        """Tell whether none of these is there; they are written in small letters."""
 
 
 class RequestPlace(NamedTuple):
@@ -83,14 +93,23 @@ def _place(text: str, headers: Headers) -> RequestPlace:
 
 
 def _key(text: str) -> Key:
-    match = _STRING.fullmatch(text.strip(" "))
-    if match is None:
-        raise request_bodies.bad(f'{wire.H_IDEMPOTENCY_KEY} is a quoted string of printable ASCII, like "8e03978e"')
-    key = _ESCAPED.sub(r"\1", match[1])
-    if not 1 <= len(key) <= KEY_LENGTH_MAX:
-        raise request_bodies.bad(f"{wire.H_IDEMPOTENCY_KEY} has 1..{KEY_LENGTH_MAX} characters")
-    named = _NAMED.match(key)
+    try:
+        key = read_key(text)
+    except ValueError as malformed:
+        raise request_bodies.bad(str(malformed)) from None
+    named = _NAMED.match(key) if key[:9] == "oncegate-" else None
     return Key(key, NO_TIME if named is None else ClusterTimeMs(int(named[1])))
+
+
+def key_alone(headers: Headers) -> Key | None:
+    """Return the key of a request whose headers say no more of its change; None: ask the other functions here.
+
+    They say the same then: this identity, no condition, no end, no trace. Raises as :func:`identity`.
+    """
+    if not headers.have_none(_MORE):
+        return None
+    key = _single(headers, wire.H_IDEMPOTENCY_KEY)
+    return None if key is None else _key(key)
 
 
 def traceparent(headers: Headers) -> str:
@@ -129,6 +148,14 @@ def conditional(op: c.Op, headers: Headers) -> c.Op:
         test, operand = c.Test.VERSION, int(version[1])
     draft = msgspec.structs.replace(op, fingerprint=0, test=int(test), operand=operand)
     return msgspec.structs.replace(draft, fingerprint=c.fingerprint(draft))
+
+
+def lasting(op: c.Op, headers: Headers) -> c.Op:
+    """Return the operation with the time to live of the headers; raises BAD_REQUEST."""
+    ttl_ms = _single(headers, wire.H_TTL_MS)
+    if ttl_ms is None:
+        return op
+    return request_bodies.lasting(op, request_bodies.digits(ttl_ms, wire.H_TTL_MS), f"{wire.H_TTL_MS}: ")
 
 
 def _single(headers: Headers, name: str) -> str | None:

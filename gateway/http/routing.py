@@ -14,7 +14,9 @@ from typing import Any, Final
 from aiohttp import web
 
 from oncegate.gateway import wire
+from oncegate.gateway.http.exchange import MakeOrdering
 from oncegate.gateway.http.identity import Scope
+from oncegate.gateway.http.request_bodies import CONTROL_BYTES_MAX
 from oncegate.rifl.errors import Code
 from oncegate.rifl.ids import ID_MAX
 
@@ -65,9 +67,13 @@ class Route:
             nothing.
         body: what the request carries: a type (JSON or msgpack), ``Raw``, or None for nothing.
         body_required: whether the request may come without it.
+        body_bytes_max: bound of the body; None: the setting of that name.
         parameters: query parameters and headers; those of the path are known from it.
         errors: refusals beside those that every route has.
         refusals: by status, problems that are results: recorded, and replayed.
+        needs_state: a node whose state is damaged does not answer.
+        act: what the audit log calls it; empty: it is not written down there.
+        ordering: what the handler orders; the route is served on the hot path too.
     """
 
     method: str
@@ -78,15 +84,21 @@ class Route:
     answers: Mapping[int, Any]
     body: Any = None
     body_required: bool = True
+    body_bytes_max: int | None = CONTROL_BYTES_MAX
     parameters: tuple[Parameter, ...] = ()
     errors: tuple[Code, ...] = ()
     refusals: Mapping[int, type] = field(default_factory=dict)
     head: bool = True
+    needs_state: bool = True
+    act: str = ""
+    ordering: MakeOrdering | None = None
     media: frozenset[str] = field(init=False)
+    takes_query: bool = field(init=False)
 
     def __post_init__(self) -> None:
         media = self.body.media if isinstance(self.body, Raw) else OBJECTS if self.body is not None else ()
         object.__setattr__(self, "media", frozenset(media))
+        object.__setattr__(self, "takes_query", any(one.where == "query" for one in self.parameters))
 
 
 PROPOSED: Final = (
@@ -113,6 +125,7 @@ LEVEL: Final = (
         "commit number that the answer must reflect",
     ),
 )
+FORCE: Final = Parameter("force", {"type": "boolean", "default": False}, "although it has rows, or consumers")
 IF_NONE_MATCH: Final = Parameter("If-None-Match", {"type": "string"}, "ETags that the caller holds", "header")
 
 

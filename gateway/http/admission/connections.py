@@ -1,8 +1,8 @@
 """Connections: how many, and how long one may keep a node waiting.
 
-Owns: accepting connections, and a sweep every second that ends connections that stall. No code here runs for each
-request: a connection that behaves costs one check a second. Problems that have no request (broken HTTP, one connection
-too many) are made here too.
+Owns: accepting connections, the refusal of one too many, and a sweep every second that ends connections that stall. No
+code here runs for each request: a connection that behaves costs one check a second. What a connection does with its
+bytes is its own (:mod:`oncegate.gateway.http.hot.connection`).
 
 When all places are taken, idle connections are closed first: a client that opens thousands and sends nothing displaces
 its own, never those whose requests are under way.
@@ -11,16 +11,17 @@ its own, never those whose requests are under way.
 from __future__ import annotations
 
 import asyncio
-import logging
 import resource
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from http import HTTPStatus
+from typing import Final, NamedTuple, Protocol
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
-from oncegate.gateway.http.negotiation import bare_problem
+from oncegate.consensus.config import EVERY_ADDRESS
+from oncegate.gateway.http.exchange import bare_refusal
 from oncegate.rifl.errors import Code, OncegateError
 
 SWEEP_S: Final = 1.0
@@ -29,11 +30,14 @@ EVICTED_SHARE: Final = 16
 DESCRIPTORS_RESERVED: Final = 512
 """File descriptors left for journal, state, segments and peers."""
 HANDSHAKE_S: Final = 5.0
+DRAIN_S: Final = 5.0
+"""How long the requests under way are waited for when a node stops."""
 SENT_BYTES_MIN: Final = 256 * 1024
 """A reader of an answer has to take so much in ``unsent_ms_max``, or all of it."""
+REFUSED_S: Final = 1.0
+"""How long a refused connection, which has no place, may take its answer: TLS alone would wait for half a minute."""
 BACKLOG: Final = 256
 """Connections that may be accepted at once; fewer than the reserved descriptors."""
-log = logging.getLogger(__name__)
 
 
 class Patience(NamedTuple):
@@ -60,85 +64,48 @@ class ConnectionCounts:
 CONNECTIONS: Final = web.AppKey("connections", ConnectionCounts)
 
 
-class GuardedConnection(web.RequestHandler):
-    """A connection that the guard knows."""
+class Guarded(Protocol):
+    """A connection that the guard looks after."""
 
-    __slots__ = ("_guard", "made_s", "unsent_bytes", "unsent_since_s")
-
-    def __init__(self, guard: Guard, server: web.Server, **options: Any) -> None:
-        super().__init__(server, **options)
-        self._guard = guard
-        self.made_s = 0.0
-        self.unsent_bytes = 0
-        self.unsent_since_s = 0.0
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take a place, or refuse the connection if there is none."""
-        if not self._guard.has_room():
-            _refuse(transport)
-            return
-        self.made_s = self._loop.time()
-        self._guard.add(self)
-        super().connection_made(transport)
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        """Give the place back."""
-        self._guard.discard(self)
-        super().connection_lost(exc)
+    made_s: float
+    idle_since_s: float
+    """When a sweep first found it idle, 0 since it was at work."""
+    unsent_bytes: int
+    unsent_since_s: float
 
     @property
     def has_asked(self) -> bool:
-        """Whether one whole request has arrived."""
-        return self._request_count > 0
+        """Whether the head of one request has arrived whole."""
 
     @property
     def is_idle(self) -> bool:
         """Whether it waits for a request; also true of a connection made in this turn of the loop."""
-        return not self._messages and (self._waiter is not None or not self.has_asked)
 
     @property
     def pending_bytes(self) -> int:
         """Bytes of answers that its client has not taken yet."""
-        transport = self.transport
-        return 0 if transport is None else transport.get_write_buffer_size()
+
+    def look(self) -> None:
+        """Do what is due once a sweep."""
+
+    def close(self) -> None:
+        """End it once what was written is sent."""
 
     def abort(self) -> None:
         """End it now and drop unsent bytes."""
-        transport = self.transport
-        self.force_close()
-        if transport is not None:
-            transport.abort()
 
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        """Answer broken HTTP, or a bug outside the handlers, with a problem; the connection ends."""
-        if request.writer.output_size > 0:
-            raise ConnectionError("the answer has begun already")
-        if isinstance(exc, HttpProcessingError):
-            # Any client can send this at any rate, so it must not fill the log.
-            refusal = OncegateError(Code.BAD_REQUEST, f"not HTTP as this node reads it: {(message or '')[:200]}")
-        else:
-            log.error("a request failed outside its handler", exc_info=exc)
-            refusal = OncegateError(Code.INTERNAL, "see the node's log")
-        response = bare_problem(refusal)
-        response.force_close()
-        return response
+    def drain(self) -> asyncio.Future[None] | None:
+        """Serve nothing more; return the end of the request under way that nobody else waits for, if there is one."""
 
 
 class Guard:
-    """All connections of a node. It makes them, and ends those that keep the node waiting for too long."""
+    """All connections of a node. It ends those that keep the node waiting for too long."""
 
-    def __init__(self, server: web.Server, patience: Patience, counts: ConnectionCounts) -> None:
-        self._server = server
+    def __init__(self, patience: Patience, counts: ConnectionCounts) -> None:
         self._patience = patience
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self.connections: dict[GuardedConnection, None] = {}
+        self.connections: dict[Guarded, None] = {}
         """In the order in which they were made."""
         self._counts = counts
 
@@ -152,26 +119,15 @@ class Guard:
         self._counts.refused += 1
         return False
 
-    def add(self, connection: GuardedConnection) -> None:
+    def add(self, connection: Guarded) -> None:
         """Give a connection its place."""
         self.connections[connection] = None
         self._counts.open = len(self.connections)
 
-    def discard(self, connection: GuardedConnection) -> None:
+    def discard(self, connection: Guarded) -> None:
         """Take a connection's place back, if it has one."""
         self.connections.pop(connection, None)
         self._counts.open = len(self.connections)
-
-    def __call__(self) -> asyncio.Protocol:
-        """Make the protocol of an accepted connection (asyncio's protocol factory)."""
-        return GuardedConnection(
-            self,
-            self._server,
-            loop=self._loop,
-            access_log=None,
-            keepalive_timeout=self._patience.idle_ms_max / 1000,
-            auto_decompress=False,  # the gate refuses encoded bodies: see oncegate.gateway.http.admission.gate
-        )
 
     def _make_room(self) -> bool:
         """End some idle connections: those that never asked first, the oldest first."""
@@ -182,7 +138,7 @@ class Guard:
             self._end(one)
         return bool(chosen)
 
-    def _end(self, connection: GuardedConnection) -> None:
+    def _end(self, connection: Guarded) -> None:
         self._counts.ended += 1
         # Free the place now: the transport reports the loss one turn of the loop later.
         self.discard(connection)
@@ -191,13 +147,21 @@ class Guard:
     def sweep(self) -> None:
         """End connections whose client keeps the node waiting, and schedule the next sweep."""
         now_s = self._loop.time()
-        pending: list[tuple[int, GuardedConnection]] = []
+        pending: list[tuple[int, Guarded]] = []
         for one in list(self.connections):
+            one.look()
             if not one.has_asked:
                 if (now_s - one.made_s) * 1000 > self._patience.headers_ms_max:
                     self._end(one)
                 continue
             size = one.pending_bytes
+            if not one.is_idle or size:
+                one.idle_since_s = 0.0
+            elif one.idle_since_s == 0.0:
+                one.idle_since_s = now_s
+            elif (now_s - one.idle_since_s) * 1000 > self._patience.idle_ms_max:
+                one.close()
+                continue
             if size == 0:
                 one.unsent_bytes = 0
             elif one.unsent_bytes == 0 or size <= one.unsent_bytes - SENT_BYTES_MIN:
@@ -210,7 +174,7 @@ class Guard:
         self._bound_unsent(pending)
         self._timer = self._loop.call_later(SWEEP_S, self.sweep)
 
-    def _bound_unsent(self, pending: list[tuple[int, GuardedConnection]]) -> None:
+    def _bound_unsent(self, pending: list[tuple[int, Guarded]]) -> None:
         excess = sum(size for size, _ in pending) - self._patience.unsent_bytes_max
         if excess > 0:
             for size, one in sorted(pending, key=lambda item: item[0], reverse=True):
@@ -219,44 +183,43 @@ class Guard:
                 if excess <= 0:
                     break
 
-    def close(self) -> None:
-        """Stop sweeping."""
+    async def close(self) -> None:
+        """Stop sweeping, and serve nothing more; wait for the requests under way, but not for long."""
         if self._timer is not None:
             self._timer.cancel()
+        under_way = [last for one in list(self.connections) if (last := one.drain()) is not None]
+        if under_way:
+            await asyncio.wait(under_way, timeout=DRAIN_S)
 
 
-def _refuse(transport: asyncio.BaseTransport) -> None:
-    """Answer OVERLOADED to a new connection and close it."""
-    if isinstance(transport, asyncio.WriteTransport):
-        problem = bare_problem(OncegateError(Code.OVERLOADED, "no place for another connection"))
-        body = problem.body if isinstance(problem.body, bytes) else b""
-        problem.headers.update({"Connection": "close", "Content-Length": str(len(body))})
-        head = "".join(f"{name}: {value}\r\n" for name, value in problem.headers.items())
-        transport.write(f"HTTP/1.1 {problem.status} {problem.reason}\r\n{head}\r\n".encode() + body)
+def refuse(transport: asyncio.Transport) -> None:
+    """Answer OVERLOADED to a new connection and close it, within ``REFUSED_S`` also if the other side does not."""
+    status, headers, body = bare_refusal(OncegateError(Code.OVERLOADED, "no place for another connection"))
+    headers.update({"Connection": "close", "Content-Length": str(len(body))})
+    head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    transport.write(f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n{head}\r\n".encode() + body)
     transport.close()
+    asyncio.get_running_loop().call_later(REFUSED_S, transport.abort)
 
 
 class GuardedSite(web.BaseSite):
-    """Listens on one address and hands accepted connections to a :class:`Guard`."""
+    """Listens on one address; the connections that ``connect`` makes have their places with ``guard``."""
 
-    __slots__ = ("_host", "_port", "guard")
+    __slots__ = ("_connect", "_guard", "_host", "_port")
 
     def __init__(
         self,
         runner: web.AppRunner,
         host: str,
         port: int,
-        patience: Patience,
-        counts: ConnectionCounts,
+        guard: Guard,
+        connect: Callable[[], asyncio.BaseProtocol],
         *,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         super().__init__(runner, ssl_context=tls, backlog=BACKLOG)
-        server = runner.server
-        if server is None:
-            raise RuntimeError("the runner is not set up")
         self._host, self._port = host, port
-        self.guard = Guard(server, patience, counts)
+        self._guard, self._connect = guard, connect
 
     @property
     def name(self) -> str:
@@ -267,19 +230,19 @@ class GuardedSite(web.BaseSite):
         """Listen; raises OSError when the address is taken."""
         await super().start()
         self._server = await asyncio.get_running_loop().create_server(
-            self.guard,
-            self._host,
+            self._connect,
+            None if self._host == EVERY_ADDRESS else self._host,
             self._port,
             ssl=self._ssl_context,
             backlog=self._backlog,
             ssl_handshake_timeout=None if self._ssl_context is None else HANDSHAKE_S,
         )
-        self.guard.sweep()
+        self._guard.sweep()
 
     async def stop(self) -> None:
-        """Stop listening; the runner ends open connections."""
-        self.guard.close()
+        """Stop listening, and wait for hot requests under way; the runner ends the connections that are left."""
         await super().stop()
+        await self._guard.close()
 
 
 def raise_descriptor_limit(connections_max: int) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 from typing import Final
 
@@ -15,12 +16,26 @@ from oncegate.gateway.explain.search import OfKey, OfRequest, Wanted
 from oncegate.gateway.explain.timeline import Explained
 from oncegate.gateway.http import openapi, request_bodies
 from oncegate.gateway.http.admission.connections import CONNECTIONS
+from oncegate.gateway.http.admission.tables import check_tables
 from oncegate.gateway.http.identity import Scope
 from oncegate.gateway.http.metrics import exposition
-from oncegate.gateway.http.negotiation import BODIES, NODE, body, local, number, problem, tenant_of
+from oncegate.gateway.http.negotiation import (
+    BODIES,
+    IDENTITY,
+    NODE,
+    body,
+    local,
+    number,
+    problem,
+    respond,
+    tenant_of,
+)
+from oncegate.gateway.http.observing import ACCESS, AUDIT, REQUESTS
 from oncegate.gateway.http.routing import PROPOSED, READ, Parameter, Raw, Route, Routes
-from oncegate.gateway.node.administration import AddMember, MoveLeader, RemoveMember, Request
-from oncegate.gateway.node.settings import MemberAddress
+from oncegate.gateway.machine.levels import FIRST, NEWEST
+from oncegate.gateway.node.administration import AddMember, MoveLeader, RemoveMember, RepairMember, Request
+from oncegate.gateway.node.settings import MemberAddress, bracketed
+from oncegate.gateway.observability.process import disk_figures
 from oncegate.rifl.errors import Code, OncegateError
 
 _VERSION: Final = version("oncegate")
@@ -50,7 +65,11 @@ class Member(msgspec.Struct):
 
 
 class ClusterState(msgspec.Struct):
-    """Answer of ``GET /v1/cluster`` as the answering node sees it."""
+    """Answer of ``GET /v1/cluster`` as the answering node sees it.
+
+    ``level`` is the cluster's feature level, ``level_known`` the highest that this node's build knows. ``settings``:
+    of :meth:`oncegate.gateway.node.settings.Settings.for_new_member`.
+    """
 
     node: str
     role: str
@@ -66,8 +85,14 @@ class ClusterState(msgspec.Struct):
     members: list[Member]
     cluster: str = ""
     identity: str = ""
+    origin: str = ""
+    origin_commit: int = 0
     saved_index: int = 0
     change_pending: bool = False
+    damage: str = ""
+    level: int = FIRST
+    level_known: int = FIRST
+    settings: dict[str, str | int | float | bool | list[str]] = {}
 
 
 class NewMember(msgspec.Struct, forbid_unknown_fields=True):
@@ -85,13 +110,19 @@ class NewLeader(msgspec.Struct, forbid_unknown_fields=True):
     to: str | None = None
 
 
+class NewLevel(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of ``POST /v1/cluster/level``; without ``level``, the highest that the asked node's build knows."""
+
+    level: int | None = None
+
+
 class Changed(msgspec.Struct):
     """Answer: the members as this node knows them now."""
 
     members: list[str]
 
 
-@_cluster.add("GET", "/v1/cluster", Scope.READ, {200: ClusterState})
+@_cluster.add("GET", "/v1/cluster", Scope.READ, {200: ClusterState}, needs_state=False)
 async def cluster(request: web.Request) -> web.StreamResponse:
     """``GET /v1/cluster``: as this node sees it, at once; it answers without a quorum too."""
     node = request.app[NODE]
@@ -108,7 +139,7 @@ async def cluster(request: web.Request) -> web.StreamResponse:
                 role = "learner"
             match = 0 if peer is None else peer.match_index
         voter = member.node_id in status.configuration.voters
-        peer_address = f"{member.host}:{member.peer_port}"
+        peer_address = f"{bracketed(member.host)}:{member.peer_port}"
         members.append(Member(member.node_id, node.settings.http_of(member), peer_address, role, match, voter))
     state = ClusterState(
         node=status.node_id,
@@ -125,13 +156,19 @@ async def cluster(request: web.Request) -> web.StreamResponse:
         members=members,
         cluster=node.settings.cluster,
         identity=node.machine.identity,
+        origin=node.machine.origin.identity,
+        origin_commit=node.machine.origin.commit,
         saved_index=0 if node.state.saved is None else node.state.saved.index,
         change_pending=status.change_pending,
+        damage=node.damage,
+        level=node.machine.level,
+        level_known=NEWEST,
+        settings=node.settings.for_new_member(),
     )
     return local(request, state)
 
 
-@_cluster.add("GET", "/livez", None, {200: _OK})
+@_cluster.add("GET", "/livez", None, {200: _OK}, needs_state=False)
 async def livez(request: web.Request) -> web.StreamResponse:
     """``GET /livez``: the process answers."""
     return web.Response(text="ok\n")
@@ -139,43 +176,102 @@ async def livez(request: web.Request) -> web.StreamResponse:
 
 @_cluster.add("GET", "/readyz", None, {200: _OK}, errors=(Code.NOT_READY,))
 async def readyz(request: web.Request) -> web.StreamResponse:
-    """``GET /readyz``: 200 when this node can answer a linearizable request, now."""
+    """``GET /readyz``: 200 when this node can answer a linearizable request, now, and has room for writes."""
     node = request.app[NODE]
     try:
         await node.reads.reach("linearizable", 0)
     except OncegateError as refusal:
         return problem(request, OncegateError(Code.NOT_READY, refusal.detail, retry_after_ms=200))
+    if node.replica.status().disk_full:
+        detail = f"the disk of {node.settings.node} is full: it answers reads, and takes no writes as a leader"
+        return problem(request, OncegateError(Code.NOT_READY, detail, retry_after_ms=1000))
     return web.Response(text="ok\n")
 
 
-@_cluster.add("GET", "/metrics", Scope.READ, {200: _METRICS})
+@_cluster.add("GET", "/metrics", Scope.READ, {200: _METRICS}, needs_state=False)
 async def metrics(request: web.Request) -> web.StreamResponse:
     """``GET /metrics``: Prometheus text."""
-    text, content_type = exposition(request.app[NODE], request.app[CONNECTIONS], request.app[BODIES])
+    app = request.app
+    disk = await asyncio.to_thread(disk_figures, app[NODE].settings.data_dir)
+    text, content_type = exposition(
+        app[NODE], app[CONNECTIONS], app[BODIES], app[REQUESTS], app.get(AUDIT), app.get(ACCESS), disk
+    )
     return web.Response(body=text, headers={"Content-Type": content_type})
 
 
-@_members.add("POST", "/v1/cluster/members", Scope.ADMIN, {200: Changed}, body=NewMember, errors=_CHANGE)
+@_members.add(
+    "POST",
+    "/v1/cluster/members",
+    Scope.ADMIN,
+    {200: Changed},
+    body=NewMember,
+    errors=_CHANGE,
+    needs_state=False,
+    act="member.add",
+)
 async def add(request: web.Request) -> web.StreamResponse:
     """``POST /v1/cluster/members``: answered when the node votes, or TIMEOUT (it goes on catching up)."""
     new = await body(request, NewMember)
     try:
-        address = MemberAddress.parse(f"{new.id}={new.host}:{new.http_port}:{new.peer_port}")
+        address = MemberAddress.parse(f"{new.id}={bracketed(new.host)}:{new.http_port}:{new.peer_port}")
     except ValueError as fault:
         raise request_bodies.bad(str(fault)) from None
     return await _changed(request, AddMember(*address))
 
 
-@_members.add("DELETE", "/v1/cluster/members/{id}", Scope.ADMIN, {200: Changed}, errors=(Code.NOT_FOUND, *_CHANGE))
+@_members.add(
+    "DELETE",
+    "/v1/cluster/members/{id}",
+    Scope.ADMIN,
+    {200: Changed},
+    errors=(Code.NOT_FOUND, *_CHANGE),
+    needs_state=False,
+    act="member.remove",
+)
 async def remove(request: web.Request) -> web.StreamResponse:
     """``DELETE /v1/cluster/members/{id}``."""
     return await _changed(request, RemoveMember(request.match_info["id"]))
 
 
-@_members.add("POST", "/v1/cluster/leader", Scope.ADMIN, {200: Changed}, body=NewLeader, errors=_CHANGE)
+@_members.add(
+    "POST",
+    "/v1/cluster/members/{id}/repair",
+    Scope.ADMIN,
+    {200: Changed},
+    errors=(Code.CONFLICT, Code.NOT_READY, Code.TIMEOUT),
+    needs_state=False,
+    act="member.repair",
+)
+async def repair(request: web.Request) -> web.StreamResponse:
+    """``POST /v1/cluster/members/{id}/repair``: a node whose state is damaged gets a fresh copy from the leader.
+
+    Answered when the node has begun; ``damage`` of its ``GET /v1/cluster`` is empty when it has ended.
+    """
+    return await _changed(request, RepairMember(request.match_info["id"]))
+
+
+@_members.add(
+    "POST",
+    "/v1/cluster/leader",
+    Scope.ADMIN,
+    {200: Changed},
+    body=NewLeader,
+    errors=_CHANGE,
+    needs_state=False,
+    act="leader.move",
+)
 async def lead(request: web.Request) -> web.StreamResponse:
     """``POST /v1/cluster/leader``: hand leadership over."""
     return await _changed(request, MoveLeader((await body(request, NewLeader)).to))
+
+
+@_members.add(
+    "POST", "/v1/cluster/level", Scope.ADMIN, {200: wire.ClusterLevel}, body=NewLevel, errors=_CHANGE, act="level.raise"
+)
+async def raise_level(request: web.Request) -> web.StreamResponse:
+    """``POST /v1/cluster/level``: allow what came with a feature level, once every member can; there is no way back."""
+    wanted = (await body(request, NewLevel)).level
+    return respond(request, await request.app[NODE].raise_level(NEWEST if wanted is None else wanted))
 
 
 async def _changed(request: web.Request, change: Request) -> web.Response:
@@ -202,15 +298,17 @@ async def explain(request: web.Request) -> web.StreamResponse:
         client_id, _, sequence = query["request"].partition("/")
         wanted = OfRequest(request_bodies.check_client_id(client_id), number(sequence, "sequence"), tenant_of(request))
     elif {"table", "key"} <= query.keys() and "request" not in query:
-        wanted = OfKey(request_bodies.check_name(query["table"], "table"), request_bodies.check_key(query["key"]))
+        table, key = request_bodies.check_name(query["table"], "table"), request_bodies.check_key(query["key"])
+        wanted = OfKey(table, key, None if request[IDENTITY].sees_all else tenant_of(request))
+        check_tables(request[IDENTITY], Scope.READ, [table])
     else:
         raise request_bodies.bad("name a request, or a table and a key")
     node = request.app[NODE]
     await node.reads.reach("linearizable", 0)
-    return local(request, await node.explainer.explain(wanted))
+    return local(request, await node.explainer.explain(wanted, partial(request[IDENTITY].may, Scope.READ)))
 
 
-@_description.add("GET", "/openapi.json", None, {200: _DOCUMENT})
+@_description.add("GET", "/openapi.json", None, {200: _DOCUMENT}, needs_state=False)
 async def describe(request: web.Request) -> web.StreamResponse:
     """``GET /openapi.json``: this API as OpenAPI 3.1."""
     return web.Response(body=request.app[_described](), content_type=wire.JSON)

@@ -14,9 +14,8 @@ from aiohttp import web
 from oncegate.gateway import wire
 from oncegate.gateway.answers import Answer
 from oncegate.gateway.http import cloudevents, request_headers
-from oncegate.gateway.http.admission.gate import charge
 from oncegate.gateway.http.identity import Scope
-from oncegate.gateway.http.negotiation import NODE, headers_of, path_name, problem, raw_body, respond, tenant_of
+from oncegate.gateway.http.negotiation import NODE, USAGE, headers_of, parsed, path_name, problem, respond, tenant_of
 from oncegate.gateway.http.routing import ANYTHING, PROPOSED, Raw, Routes
 from oncegate.gateway.machine import commands as c
 from oncegate.rifl.errors import Code, OncegateError, Outcome
@@ -46,20 +45,28 @@ class EventsResponse(msgspec.Struct):
     memory_ms: int
 
 
-@ROUTES.add("POST", "/v1/tables/{table}/events", Scope.WRITE, {200: EventsResponse}, body=_EVENTS, errors=_ERRORS)
+@ROUTES.add(
+    "POST",
+    "/v1/tables/{table}/events",
+    Scope.WRITE,
+    {200: EventsResponse},
+    body=_EVENTS,
+    body_bytes_max=None,
+    errors=_ERRORS,
+)
 async def post(request: web.Request) -> web.StreamResponse:
     """``POST /v1/tables/{table}/events`` in binary, structured and batched mode."""
     table = path_name(request, "table")
-    sent = await raw_body(request)
-    events = cloudevents.read(table, request.content_type, request.headers.items(), sent)
+    kind, headers = request.content_type, request.headers.items()
+    size, events = await parsed(request, lambda sent: (len(sent), cloudevents.read(table, kind, headers, sent)))
     node = request.app[NODE]
     if not events:
         return respond(request, Answer(EventsResponse([], 0), node.machine.commit))
     trace = request_headers.traceparent(headers_of(request))
     keyed = [event.keyed() for event in events]
     command = c.Keyed(node.settings.idempotency_key_ms, keyed, tenant_of(request), trace)
-    charge(request, len(events))
-    answer = await node.attempt(command, 256 * len(events) + len(sent))
+    request[USAGE].charge(len(events))
+    answer = await node.attempt(command, 256 * len(events) + size)
     results = [_result(event, result) for event, result in zip(events, answer.body.results, strict=True)]
     rejected = [result for result in results if result.status == "rejected"]
     if rejected:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -12,11 +13,30 @@ from oncegate.flows.errors import FlowError
 from oncegate.flows.flow import FlowDeclaration
 from oncegate.flows.segment import to_json_lines
 from oncegate.gateway import wire
-from oncegate.gateway.http import request_bodies
+from oncegate.gateway.http import event_streams, request_bodies, request_headers
+from oncegate.gateway.http.admission.gate import is_still_known
+from oncegate.gateway.http.admission.tables import check_tables
+from oncegate.gateway.http.event_streams import EventStream, EventStreams
 from oncegate.gateway.http.identity import Scope
-from oncegate.gateway.http.negotiation import NODE, body, is_current, local, number, path_name, reach, submitted
+from oncegate.gateway.http.negotiation import (
+    IDENTITY,
+    NODE,
+    USAGE,
+    body,
+    forced,
+    headers_of,
+    is_current,
+    local,
+    number,
+    parsed,
+    path_name,
+    reach,
+    submitted,
+    tenant_of,
+)
 from oncegate.gateway.http.routing import (
     EVENT_STREAM,
+    FORCE,
     IF_NONE_MATCH,
     JSON_LINES,
     LEVEL,
@@ -26,13 +46,16 @@ from oncegate.gateway.http.routing import (
     Raw,
     Routes,
 )
+from oncegate.gateway.http.unknown_names import meant
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.flow_commands import Start
+from oncegate.gateway.machine.flow_state import declaration_of
+from oncegate.gateway.machine.tenant_share import share
 from oncegate.rifl.errors import Code, OncegateError
 
 WATCHERS_MAX: Final = 1_000
 KEEP_ALIVE_S: Final = 10.0
-_watchers: Final = web.AppKey("watchers", set[Any])
+_watchers: Final = web.AppKey("watchers", EventStreams)
 _AFTER: Final = Parameter("after", {"type": "integer", "minimum": 0}, "batches above this one; default: new ones")
 _LAST_EVENT: Final = Parameter("Last-Event-ID", {"type": "integer", "minimum": 0}, "as after, and wins", "header")
 _BATCH: Final = Raw((wire.ARROW, JSON_LINES), "the batch's items, an Arrow IPC stream or JSON lines")
@@ -45,41 +68,54 @@ _CHANGED: Final = (Code.CONFLICT, *PROPOSED)
 _VERSION: Final = Parameter(
     "version", {"type": "integer", "minimum": 1}, "the flow's version that the caller has seen", required=True
 )
-_FORCE: Final = Parameter("force", {"type": "boolean", "default": False}, "although consumers have attached")
+_NOT_PLAIN: Final = ("retention_bytes", "event_time", "shed_lag_bytes")
 ROUTES: Final = Routes("flows")
 
 
-def declaration_text(fields: dict[str, Any]) -> bytes:
-    """Return a flow's declaration as the log carries it.
+def declaration_text(fields: dict[str, Any]) -> tuple[bytes, bool]:
+    """Return a flow's declaration as the log carries it, and whether it is plain.
 
     Raises:
         OncegateError: BAD_REQUEST, PAYLOAD_TOO_LARGE; checked here, so that an invalid declaration costs no log entry.
     """
+    known = FlowDeclaration.__struct_fields__
+    unknown = min(fields.keys() - {*known}, default=None)
+    if unknown is not None:
+        raise request_bodies.bad(f"unknown field {unknown}: {meant(unknown, known)}")
     try:
         declaration = msgspec.convert(fields, FlowDeclaration)
     except (FlowError, msgspec.ValidationError) as fault:
         raise request_bodies.bad(str(fault)) from None
-    unknown = fields.keys() - {*FlowDeclaration.__struct_fields__}
-    if unknown:
-        raise request_bodies.bad(f"a flow has no {', '.join(sorted(unknown))}")
     text = msgspec.json.encode(declaration)
     if len(text) > 16 * 1024:
         raise OncegateError(Code.PAYLOAD_TOO_LARGE, "the declaration is over 16 KiB")
-    return text
+    for target in declaration.targets:
+        request_bodies.check_name(target, "target")
+    return text, declaration.plain
 
 
-@ROUTES.add("PUT", _FLOW, Scope.FLOWS, {200: wire.FlowState}, body=FlowDeclaration, errors=(Code.CONFLICT, *PROPOSED))
+@ROUTES.add(
+    "PUT",
+    _FLOW,
+    Scope.FLOWS,
+    {200: wire.FlowState},
+    body=FlowDeclaration,
+    errors=(Code.CONFLICT, *PROPOSED),
+    act="flow.declare",
+)
 async def declare(request: web.Request) -> web.StreamResponse:
     """``PUT /v1/flows/{flow}``."""
     name = path_name(request, "flow")
     fields = await body(request, dict[str, Any])
     if fields.setdefault("name", name) != name:
         raise request_bodies.bad("name differs from the path")
-    text = declaration_text(fields)
-    return await submitted(request, c.DeclareFlow(text), len(text))
+    text, plain = declaration_text(fields)
+    flow = declaration_of(text)
+    check_tables(request[IDENTITY], Scope.FLOWS, (name, flow.source, *flow.targets))
+    return await submitted(request, c.DeclareFlow(text) if plain else c.DeclareFlow5(text), len(text))
 
 
-@ROUTES.add("PATCH", _FLOW, Scope.FLOWS, {200: wire.FlowState}, body=wire.AlterFlow, errors=_CHANGED)
+@ROUTES.add("PATCH", _FLOW, Scope.FLOWS, {200: wire.FlowState}, body=wire.AlterFlow, errors=_CHANGED, act="flow.alter")
 async def alter(request: web.Request) -> web.StreamResponse:
     """``PATCH /v1/flows/{flow}``: change retention, required consumers and bounds, of the version that was seen."""
     name = path_name(request, "flow")
@@ -89,16 +125,23 @@ async def alter(request: web.Request) -> web.StreamResponse:
     del fields["version"]
     declaration_text({"name": name, "source": name, **fields})
     text = msgspec.json.encode(fields)
-    return await submitted(request, c.AlterFlow(name, version, text), len(text))
+    kind = c.AlterFlow if fields.keys().isdisjoint(_NOT_PLAIN) else c.AlterFlow5
+    return await submitted(request, kind(name, version, text), len(text))
 
 
-@ROUTES.add("DELETE", _FLOW, Scope.FLOWS, {200: wire.FlowDeleted}, parameters=(_VERSION, _FORCE), errors=_CHANGED)
+@ROUTES.add(
+    "DELETE",
+    _FLOW,
+    Scope.FLOWS,
+    {200: wire.FlowDeleted},
+    parameters=(_VERSION, FORCE),
+    errors=_CHANGED,
+    act="flow.delete",
+)
 async def delete(request: web.Request) -> web.StreamResponse:
     """``DELETE /v1/flows/{flow}``: with its batches; not the own flow of a stream table."""
-    force = request.query.get("force", "false")
-    if force not in ("true", "false"):
-        raise request_bodies.bad("force is true or false")
-    return await submitted(request, c.DeleteFlow(path_name(request, "flow"), _version(request), force == "true"), 128)
+    command = c.DeleteFlow(path_name(request, "flow"), _version(request), forced(request))
+    return await submitted(request, command, 128)
 
 
 def _version(request: web.Request) -> int:
@@ -118,7 +161,8 @@ async def list_all(request: web.Request) -> web.StreamResponse:
     """``GET /v1/flows``."""
     node = request.app[NODE]
     await reach(request)
-    return local(request, wire.FlowList([node.consumers.state(name) for name in node.machine.flows.names()]))
+    names = filter(partial(request[IDENTITY].may, Scope.READ), node.machine.flows.names())
+    return local(request, wire.FlowList([node.consumers.state(name) for name in names]))
 
 
 @ROUTES.add(
@@ -140,7 +184,7 @@ async def batch(request: web.Request) -> web.StreamResponse:
         "ETag": f'"{checksum}"',
         "Cache-Control": "public, max-age=31536000, immutable",
     }
-    if is_current(request, checksum):
+    if is_current(headers_of(request), checksum):
         return web.Response(status=304, headers=headers)
     accept = request.headers.get("Accept", "")
     if JSON_LINES in accept or wire.JSON in accept:
@@ -155,12 +199,14 @@ async def batch(request: web.Request) -> web.StreamResponse:
 async def watch(request: web.Request) -> web.StreamResponse:
     """``GET /v1/flows/{flow}/watch``: an event per sealed batch, from ``?after=`` (default: the newest) on.
 
-    A watcher keeps one number, so a slow one costs nothing: it is told every batch when it reads again.
+    A watcher keeps one number, so a slow one costs nothing: it is told every batch when it reads again. It ends when
+    its token does, after ``KEEP_ALIVE_S`` at most.
     """
     name = path_name(request, "flow")
     node = request.app[NODE]
-    watchers = request.app[_watchers]
-    if len(watchers) >= WATCHERS_MAX:
+    watchers, tenant = request.app[_watchers], tenant_of(request)
+    own = sum(tenant_of(one.request) == tenant for one in watchers.values())
+    if own >= share(tenant, WATCHERS_MAX, len(watchers), own):
         raise OncegateError(Code.OVERLOADED, "too many watchers", retry_after_ms=1000)
     await node.reads.reach("stale", 0)
     flows = node.machine.flows
@@ -176,10 +222,15 @@ async def watch(request: web.Request) -> web.StreamResponse:
     )
     await response.prepare(request)
     task = asyncio.current_task()
-    watchers.add(task)
+    assert task is not None
+    watchers[task] = EventStream(request, task.cancel)
     try:
-        # Found anew each time: a snapshot replaces all flows. It ends with the flow.
-        while (flow := node.machine.flows.find(name)) is not None:
+        # Found anew each time: a snapshot replaces all flows. It ends with the flow, and with a state that is damaged.
+        while (
+            not node.damaged
+            and (flow := node.machine.flows.find(name)) is not None
+            and is_still_known(request, Scope.READ, name)
+        ):
             batches = flow.batches
             while told < batches.last:
                 told = max(told + 1, batches.first)
@@ -195,11 +246,17 @@ async def watch(request: web.Request) -> web.StreamResponse:
     except ConnectionResetError:
         return response
     finally:
-        watchers.discard(task)
+        watchers.pop(task, None)
 
 
 @ROUTES.add(
-    "POST", _CONSUMER + "/attach", Scope.FLOWS, {200: wire.ConsumerAttached}, body=wire.AttachConsumer, errors=_MOVED
+    "POST",
+    _CONSUMER + "/attach",
+    Scope.FLOWS,
+    {200: wire.ConsumerAttached},
+    body=wire.AttachConsumer,
+    errors=_MOVED,
+    act="consumer.attach",
 )
 async def attach(request: web.Request) -> web.StreamResponse:
     """``POST /v1/flows/{flow}/consumers/{name}/attach``."""
@@ -215,6 +272,7 @@ async def attach(request: web.Request) -> web.StreamResponse:
     {200: wire.ConsumerAttached},
     body=wire.StartConsumer,
     errors=(Code.RETENTION_EXCEEDED, *_CHANGED),
+    act="consumer.start",
 )
 async def start(request: web.Request) -> web.StreamResponse:
     """``POST /v1/flows/{flow}/consumers/{name}/start``: place the cursor, and fence whoever has attached before."""
@@ -226,17 +284,30 @@ async def start(request: web.Request) -> web.StreamResponse:
 
 def _start(sent: wire.StartConsumer) -> tuple[Start, int]:
     """Return where a consumer starts, and the number that belongs to it; raises BAD_REQUEST."""
-    numbers: dict[Start, int | None] = {"batch": sent.batch, "time": sent.time_ms, "ago": sent.ago_ms}
+    numbers: dict[Start, int | None] = {
+        "batch": sent.batch,
+        "time": sent.time_ms,
+        "ago": sent.ago_ms,
+        "event": sent.event_ms,
+    }
     given = [(where, n) for where, n in numbers.items() if n is not None]
     if sent.start is not None:
         given.append((sent.start, 0))
     if len(given) != 1:
-        raise request_bodies.bad("give one of start, batch, time_ms and ago_ms")
+        raise request_bodies.bad("give one of start, batch, time_ms, ago_ms and event_ms")
     where, n = given[0]
     return where, n if n == 0 and where != "batch" else request_bodies.check_number(n, where)
 
 
-@ROUTES.add("DELETE", _CONSUMER, Scope.FLOWS, {200: wire.FlowState}, parameters=(_VERSION,), errors=_CHANGED)
+@ROUTES.add(
+    "DELETE",
+    _CONSUMER,
+    Scope.FLOWS,
+    {200: wire.FlowState},
+    parameters=(_VERSION,),
+    errors=_CHANGED,
+    act="consumer.remove",
+)
 async def remove(request: web.Request) -> web.StreamResponse:
     """``DELETE /v1/flows/{flow}/consumers/{name}``: forget it, required or not, and fence its job."""
     flow, consumer = path_name(request, "flow"), path_name(request, "name")
@@ -261,14 +332,32 @@ async def cursor(request: web.Request) -> web.StreamResponse:
     return await submitted(request, c.MoveCursor(flow, consumer, move.batch, move.fence, move.replay), 192)
 
 
-async def _close_watchers(app: web.Application) -> None:
-    watching = app[_watchers]
-    for task in list(watching):
-        task.cancel()
+@ROUTES.add(
+    "POST",
+    _CONSUMER + "/cascade",
+    Scope.FLOWS,
+    {200: wire.CascadeWritten},
+    body=wire.Cascade,
+    body_bytes_max=None,
+    errors=(Code.PAYLOAD_MISMATCH, Code.RETENTION_EXCEEDED, *_MOVED),
+)
+async def cascade(request: web.Request) -> web.StreamResponse:
+    """``POST /v1/flows/{flow}/consumers/{name}/cascade``: write a part of what derives from a batch, exactly once.
+
+    The token needs the scope ``write`` as well.
+    """
+    if Scope.WRITE not in request[IDENTITY].scopes:
+        raise OncegateError(Code.FORBIDDEN, f"the token lacks the scope {Scope.WRITE}")
+    flow, consumer = path_name(request, "flow"), path_name(request, "name")
+    kind, trace = request.content_type, request_headers.traceparent(headers_of(request))
+    size, command = await parsed(
+        request, lambda sent: (len(sent), request_bodies.cascade_of(flow, consumer, sent, kind, trace))
+    )
+    check_tables(request[IDENTITY], Scope.WRITE, (op.table for op in command.ops))
+    request[USAGE].charge(max(1, len(command.ops)))
+    return await submitted(request, command, size)
 
 
 def set_up(app: web.Application) -> None:
     """Prepare the application for watchers."""
-    nobody: set[Any] = set()
-    app[_watchers] = nobody
-    app.on_shutdown.append(_close_watchers)
+    event_streams.keep(app, _watchers)

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 from aiohttp import web
 
 from oncegate.gateway import wire
-from oncegate.gateway.answers import request_state
+from oncegate.gateway.answers import Answer, request_state
 from oncegate.gateway.http import range_bodies, request_bodies, request_headers
-from oncegate.gateway.http.admission.gate import charge
+from oncegate.gateway.http.admission.tables import check_tables
+from oncegate.gateway.http.exchange import Exchange, Reply
 from oncegate.gateway.http.identity import Scope
 from oncegate.gateway.http.negotiation import (
     NODE,
     body,
     check_owner,
     client_of,
-    headers_of,
     local,
     number,
-    path_name,
-    raw_body,
-    respond,
+    ordered,
     submitted,
     tenant_of,
 )
 from oncegate.gateway.http.routing import JSON_LINES, PROPOSED, READ, Parameter, Raw, Routes
+from oncegate.gateway.machine import commands as c
 from oncegate.rifl.completion import FINGERPRINT_BYTES
 from oncegate.rifl.errors import Code
 from oncegate.rifl.ids import ID_MAX, SequenceNumber
@@ -47,18 +48,106 @@ _REQUEST: Final = "/v1/requests/{client_id}/{sequence}"
 ROUTES: Final = Routes("operations")
 
 
+class Operate:
+    """Operations of a session, as the SDK sends them."""
+
+    many_values = True
+
+    def __init__(self, exchange: Exchange, _: Mapping[str, str]) -> None:
+        self._exchange = exchange
+        self._command: c.Operate | c.OperateMixed
+        self._size = 0
+
+    def read(self, sent: bytes) -> None:
+        """Translate the body."""
+        exchange, self._size = self._exchange, len(sent)
+        trace = request_headers.traceparent(exchange.headers)
+        self._command = request_bodies.operate(sent, exchange.media, exchange.tenant, trace)
+
+    def read_at_once(self, sent: bytes) -> bool:  # noqa: D102
+        return False
+
+    def order(self) -> asyncio.Future[Answer]:
+        """Order the operations, if they are of the sender's session and tables."""
+        exchange, command = self._exchange, self._command
+        check_owner(exchange.tenant, exchange.node.machine, command.client_id)
+        names = c.tables_of(command.ops)
+        check_tables(exchange.identity, Scope.WRITE, names)
+        exchange.usage.charge(len(names))
+        return exchange.node.attempt(command, self._size)
+
+    def reply(self, answer: Answer, encoded: bytes | None) -> Reply:
+        """Tell the results."""
+        return self._exchange.reply(answer, encoded=encoded)
+
+
 @ROUTES.add(
-    "POST", "/v1/operations", Scope.WRITE, {200: wire.OperationsResponse}, body=wire.OperationsRequest, errors=_ERRORS
+    "POST",
+    "/v1/operations",
+    Scope.WRITE,
+    {200: wire.OperationsResponse},
+    body=wire.OperationsRequest,
+    body_bytes_max=None,
+    errors=_ERRORS,
+    ordering=Operate,
 )
 async def operate(request: web.Request) -> web.StreamResponse:
     """``POST /v1/operations``."""
-    sent = await raw_body(request)
-    decoded = request_bodies.decode(sent, request.content_type, wire.OperationsRequest)
-    command = request_bodies.operations(decoded, tenant_of(request), request_headers.traceparent(headers_of(request)))
-    node = request.app[NODE]
-    check_owner(request, node.machine, command.client_id)
-    charge(request, len(command.ops))
-    return respond(request, await node.attempt(command, len(sent)))
+    return await ordered(request, Operate)
+
+
+class PutRange:
+    """Rows of a stream table under adjacent numbers of a session; their columns are the body."""
+
+    many_values = False
+
+    def __init__(self, exchange: Exchange, names: Mapping[str, str]) -> None:
+        self._exchange = exchange
+        self._table = request_bodies.check_name(names["table"], "table")
+        self._client_id = request_bodies.check_client_id(self._header(wire.H_CLIENT))
+        self._epoch = number(self._header(wire.H_EPOCH), wire.H_EPOCH)
+        self._first = number(self._header(wire.H_FIRST_SEQUENCE), wire.H_FIRST_SEQUENCE)
+        acknowledged = request_bodies.digits(self._header(wire.H_FIRST_INCOMPLETE), wire.H_FIRST_INCOMPLETE)
+        self._first_incomplete = request_bodies.check_first_incomplete(acknowledged)
+        check_owner(exchange.tenant, exchange.node.machine, self._client_id)
+        self._command: c.Range
+
+    def _header(self, name: str) -> str:
+        values = self._exchange.headers(name)
+        if not values:
+            raise request_bodies.bad(f"header {name} is missing")
+        return values[0]
+
+    def read(self, sent: bytes) -> None:
+        """Check the columns."""
+        self._read(sent, range_bodies.ALL)
+
+    def read_at_once(self, sent: bytes) -> bool:
+        """Check the columns of a range in msgpack: they take a millisecond, unless many values have to be built."""
+        if self._exchange.media != wire.MSGPACK or len(sent) > range_bodies.AT_ONCE_BYTES_MAX:
+            return False
+        try:
+            self._read(sent, range_bodies.BUILT_AT_ONCE_BYTES_MAX)
+        except range_bodies.TakesLongError:
+            return False
+        return True
+
+    def _read(self, sent: bytes, built_bytes_max: int) -> None:
+        exchange = self._exchange
+        place = self._table, self._client_id, self._epoch, self._first_incomplete, self._first
+        command = range_bodies.range_command(*place, sent, exchange.media, built_bytes_max)
+        trace = request_headers.traceparent(exchange.headers)
+        self._command = msgspec.structs.replace(command, tenant=exchange.tenant, traceparent=trace)
+
+    def order(self) -> asyncio.Future[Answer]:
+        """Order the range."""
+        command = self._command
+        self._exchange.usage.charge(len(command.fingerprints) // FINGERPRINT_BYTES)
+        return self._exchange.node.attempt(command, len(command.body) + len(command.fingerprints))
+
+    def reply(self, answer: Answer, encoded: bytes | None) -> Reply:
+        """Tell the results."""
+        return self._exchange.reply(answer, encoded=encoded)
 
 
 @ROUTES.add(
@@ -67,26 +156,14 @@ async def operate(request: web.Request) -> web.StreamResponse:
     Scope.WRITE,
     {200: wire.RangeResponse},
     body=_RANGE,
+    body_bytes_max=None,
     parameters=_RANGE_HEADERS,
     errors=_ERRORS,
+    ordering=PutRange,
 )
 async def put_range(request: web.Request) -> web.StreamResponse:
     """``POST /v1/tables/{table}/ranges``."""
-    table = path_name(request, "table")
-    client_id = request_bodies.check_client_id(_header(request, wire.H_CLIENT))
-    epoch = number(_header(request, wire.H_EPOCH), wire.H_EPOCH)
-    first = number(_header(request, wire.H_FIRST_SEQUENCE), wire.H_FIRST_SEQUENCE)
-    acknowledged = request_bodies.digits(_header(request, wire.H_FIRST_INCOMPLETE), wire.H_FIRST_INCOMPLETE)
-    first_incomplete = request_bodies.check_first_incomplete(acknowledged)
-    node = request.app[NODE]
-    check_owner(request, node.machine, client_id)
-    sent = await raw_body(request)
-    command = range_bodies.range_command(table, client_id, epoch, first_incomplete, first, sent, request.content_type)
-    trace = request_headers.traceparent(headers_of(request))
-    command = msgspec.structs.replace(command, tenant=tenant_of(request), traceparent=trace)
-    charge(request, len(command.fingerprints) // FINGERPRINT_BYTES)
-    size = len(command.body) + len(command.fingerprints)
-    return respond(request, await node.attempt(command, size))
+    return await ordered(request, PutRange)
 
 
 @ROUTES.add("GET", _REQUEST, Scope.READ, {200: wire.RequestState}, errors=READ)
@@ -96,7 +173,7 @@ async def request_of(request: web.Request) -> web.StreamResponse:
     sequence = number(request.match_info["sequence"], "sequence")
     node = request.app[NODE]
     await node.reads.reach("linearizable", 0)
-    check_owner(request, node.machine, client_id)
+    check_owner(tenant_of(request), node.machine, client_id)
     return local(request, request_state(node.machine, client_id, sequence, tenant_of(request)))
 
 
@@ -114,13 +191,6 @@ async def resolve(request: web.Request) -> web.StreamResponse:
     client_id = client_of(request)
     sequence = number(request.match_info["sequence"], "sequence")
     sent = await body(request, wire.ResolveRequest, wire.ResolveRequest())
-    check_owner(request, request.app[NODE].machine, client_id)
+    check_owner(tenant_of(request), request.app[NODE].machine, client_id)
     command = request_bodies.resolve(client_id, SequenceNumber(sequence), sent, tenant_of(request))
     return await submitted(request, command, 64)
-
-
-def _header(request: web.Request, name: str) -> str:
-    text = request.headers.get(name)
-    if text is None:
-        raise request_bodies.bad(f"header {name} is missing")
-    return text

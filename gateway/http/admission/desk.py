@@ -1,0 +1,204 @@
+"""The desk: decides whether a request is admitted, and counts it.
+
+Owns: the order of the checks (host and origin, target, route, identity, scope, query, media type, the tenant's requests
+under way, its rate) and the senders' usage. Pure but for the clock. It sees a request as :class:`Asked`, so that what
+comes through aiohttp (:mod:`oncegate.gateway.http.admission.gate`) and what comes on the hot path
+(:mod:`oncegate.gateway.http.hot.connection`) pass the same rules.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from oncegate.gateway import wire
+from oncegate.gateway.http.admission.hosts import AllowedHosts, is_own_origin
+from oncegate.gateway.http.admission.tables import check_route
+from oncegate.gateway.http.admission.usage import OperationRate, Usage
+from oncegate.gateway.http.auth import Tokens
+from oncegate.gateway.http.identity import ANONYMOUS, Identity
+from oncegate.gateway.http.routing import ANYTHING, FORM, JSON_LINES, UNNAMED, Route
+from oncegate.gateway.http.unknown_names import check_query, check_target
+from oncegate.rifl.errors import Code, OncegateError
+
+_NAMED: Final = frozenset({wire.JSON, wire.MSGPACK, wire.ARROW, JSON_LINES})
+"""Types that a page of another site cannot send without asking first."""
+TENANTS_MAX: Final = 10_000
+"""Tenants whose requests are counted at a time; an idle one makes room."""
+_SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+"""Methods that change nothing (RFC 9110 §9.2.1)."""
+
+
+class Asked(NamedTuple):
+    """What the desk looks at of a request, before any byte of its body is read."""
+
+    method: str
+    target: str
+    """Path and query as they were sent."""
+    route: Route | None
+    """What serves it; None: nothing."""
+    names: Mapping[str, str]
+    """The parts of the path that the route names."""
+    query: Sequence[str]
+    """Names of the query parameters, one for each value."""
+    header: Callable[[str], str | None]
+    """Returns the first value of a header."""
+    media: str
+    """Content type of the body without parameters."""
+    has_body: bool
+
+
+class Desk:
+    """Decides which requests to admit.
+
+    Args:
+        routes: all that are served.
+        tokens: None: everybody is :data:`oncegate.gateway.http.identity.ANONYMOUS` and may do everything.
+        requests_max: requests that one tenant may have under way at this node.
+        operations_per_s: of one tenant at this node, unless its token says otherwise; 0: no bound.
+        body_bytes_max: bound of any body; a route may have a lower one.
+        hosts: names that the node answers to.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        routes: Iterable[Route],
+        *,
+        tokens: Tokens | None = None,
+        requests_max: int,
+        operations_per_s: int,
+        body_bytes_max: int,
+        hosts: AllowedHosts,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._routes: dict[object, Route] = {route.handler: route for route in routes}
+        self._queries = {
+            route.handler: {p.name: p.schema.get("type") == "array" for p in route.parameters if p.where == "query"}
+            for route in self._routes.values()
+        }
+        self._known = tokens
+        self._requests_max = requests_max
+        self._operations_per_s = operations_per_s
+        self._body_bytes_max = body_bytes_max
+        self._hosts = hosts
+        self._clock = clock
+        self._tenants: dict[str, Usage] = {}
+        self._tokens: dict[tuple[str, str], Usage] = {}
+
+    def check_site(self, asked: Asked) -> None:
+        """Refuse what a page of another site makes a browser send; raises FORBIDDEN."""
+        host = asked.header("Host") or ""
+        if host and not self._hosts.serves(host):  # a browser always sends one
+            raise OncegateError(Code.FORBIDDEN, "this node does not answer to that Host: see the setting allowed_hosts")
+        origin = asked.header("Origin")
+        if origin is not None and asked.method not in _SAFE and not is_own_origin(origin, host):
+            raise OncegateError(Code.FORBIDDEN, "a page of another origin may not change anything here")
+
+    def identify(self, asked: Asked) -> Identity | None:
+        """Return who sends a request that its route serves for this sender; None if no route serves it.
+
+        Raises:
+            OncegateError: BAD_REQUEST, UNAUTHENTICATED or FORBIDDEN.
+        """
+        check_target(asked.target)
+        route = asked.route
+        if route is None:
+            return None
+        if self._known is None or route.scope is None:
+            return ANONYMOUS
+        identity = self._known.identify(asked.header("Authorization"))
+        if route.scope not in identity.scopes:
+            raise OncegateError(Code.FORBIDDEN, f"the token lacks the scope {route.scope}")
+        if identity.within:
+            check_route(identity, route, route.scope, asked.names)
+        return identity
+
+    def admit(self, asked: Asked, route: Route, identity: Identity) -> Usage:
+        """Admit a request of an identified sender, and count it as under way: its ``requests`` go down at its end.
+
+        Raises:
+            OncegateError: BAD_REQUEST, UNSUPPORTED_MEDIA_TYPE, OVERLOADED or QUOTA; then nothing was counted.
+        """
+        if asked.query:
+            check_query(asked.query, self._queries[route.handler])
+        if route.body is None and asked.has_body:
+            raise OncegateError(Code.BAD_REQUEST, "this path takes no body")
+        if route.method != "GET":
+            _check_media(asked, route)
+        if route.scope is None and not route.needs_state:
+            usage = Usage(None)  # a process that is busy lives, and whoever asks proves nothing
+        else:
+            usage = self._usage(identity)
+            if usage.requests >= self._requests_max:
+                detail = f"{self._requests_max} requests of this tenant are under way"
+                raise OncegateError(Code.OVERLOADED, detail, retry_after_ms=100)
+            if usage.bucket is not None and route.scope is not None:
+                wait_ms = usage.bucket.wait_ms(self._clock())
+                if wait_ms:
+                    detail = f"more than {usage.bucket.per_s} operations a second"
+                    raise OncegateError(Code.QUOTA, detail, retry_after_ms=wait_ms)
+                usage.bucket.take(1)
+        usage.requests += 1
+        return usage
+
+    def body_bytes_max(self, route: Route) -> int:
+        """Return the bound of the body of a route's requests."""
+        most = self._body_bytes_max
+        return most if route.body_bytes_max is None else min(most, route.body_bytes_max)
+
+    def route_of(self, handler: object) -> Route | None:
+        """Return the route that a handler serves, None for one of aiohttp's own."""
+        return self._routes.get(handler)
+
+    def usage_of(self, identity: Identity) -> Usage | None:
+        """Return the usage of a sender, None if it has never sent a request."""
+        if identity.operations_per_s is not None:
+            return self._tokens.get((identity.name, identity.tenant))
+        return self._tenants.get(identity.tenant)
+
+    def _usage(self, identity: Identity) -> Usage:
+        usage, per_s = self.usage_of(identity), self._rate_of(identity)
+        if usage is None:
+            # One for each tenant and token: requests of strangers add none. Signed tokens may name any number.
+            if len(self._tenants) >= TENANTS_MAX:
+                self._forget_an_idle_tenant()
+            usage = Usage(self._bucket(per_s))
+            if identity.operations_per_s is None:
+                self._tenants[identity.tenant] = usage
+            else:
+                self._tokens[identity.name, identity.tenant] = usage
+        elif per_s != (0 if usage.bucket is None else usage.bucket.per_s):
+            usage.bucket = self._bucket(per_s)  # the tokens were reloaded
+        return usage
+
+    def _rate_of(self, identity: Identity) -> int:
+        if identity.operations_per_s is not None:
+            return identity.operations_per_s
+        granted = None if self._known is None else self._known.rate_of(identity.tenant)
+        return self._operations_per_s if granted is None else granted
+
+    def _forget_an_idle_tenant(self) -> None:
+        now_s = self._clock()
+        for tenant, usage in self._tenants.items():
+            if not usage.requests and (usage.bucket is None or usage.bucket.is_full(now_s)):
+                del self._tenants[tenant]
+                return
+        raise OncegateError(Code.OVERLOADED, f"{TENANTS_MAX} tenants are at work", retry_after_ms=1000)
+
+    def _bucket(self, per_s: int) -> OperationRate | None:
+        return OperationRate(per_s, per_s) if per_s else None
+
+
+def _check_media(asked: Asked, route: Route) -> None:
+    # A compressed body could make a small request large, and no client needs one.
+    coding = asked.header("Content-Encoding")
+    if coding is not None and coding.strip().lower() != "identity":
+        raise OncegateError(Code.UNSUPPORTED_MEDIA_TYPE, "send the body without Content-Encoding")
+    kind = asked.media
+    if kind in route.media or ANYTHING in route.media:
+        return
+    if kind not in (UNNAMED, FORM) and (route.media or kind not in _NAMED):
+        taken = ", ".join(sorted(route.media)) or "no body"
+        raise OncegateError(Code.UNSUPPORTED_MEDIA_TYPE, f"this path takes: {taken}")

@@ -1,0 +1,1 @@
+"""The hot path: requests that are answered without aiohttp."""

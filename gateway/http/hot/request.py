@@ -1,0 +1,158 @@
+"""One hot request from its body to the bytes of its answer, without a task of its own.
+
+Owns: the steps of an ordering driven by callbacks, and that whatever happens ends with one answer and with nothing
+counted any more. The rules are those of :mod:`oncegate.gateway.http.exchange`; aiohttp's way through the same steps is
+:func:`oncegate.gateway.http.negotiation.ordered`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from http import HTTPStatus
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final
+
+from aiohttp.helpers import rfc822_formatted_time
+from aiohttp.http import SERVER_SOFTWARE
+
+from oncegate.gateway import wire
+from oncegate.gateway.answers import Answer
+from oncegate.gateway.http import exchange as exchanges
+from oncegate.gateway.http.admission.bodies import BodyBudget
+from oncegate.gateway.http.admission.gate import complete, refusal_of
+from oncegate.gateway.http.admission.parsing import ParsingThread
+from oncegate.gateway.http.exchange import Exchange, Ordering, Reply
+from oncegate.gateway.http.hot.routes import Found
+from oncegate.gateway.http.request_bodies import INLINE_BYTES_MAX
+from oncegate.gateway.http.request_headers import traceparent
+from oncegate.gateway.observability import logs
+from oncegate.gateway.observability.access import AccessLog
+from oncegate.gateway.observability.request_times import RequestTimes
+
+if TYPE_CHECKING:
+    from oncegate.gateway.observability.spans import Spans
+
+_REASONS: Final = {status.value: status.phrase for status in HTTPStatus}
+
+
+class Aside:
+    """What all requests share: memory and a thread for what takes long, the tasks that wait for it, and who counts."""
+
+    def __init__(
+        self,
+        bodies: BodyBudget,
+        parsing: ParsingThread,
+        times: RequestTimes,
+        access: AccessLog | None = None,
+        spans: Spans | None = None,
+    ) -> None:
+        self.bodies = bodies
+        self.times = times
+        self.access = access
+        self.spans = spans
+        self._parsing = parsing
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def run(self, tenant: str, work: Callable[[], Any]) -> asyncio.Task[Any]:
+        """Run ``work`` beside the event loop, in the tenant's turn."""
+        task = asyncio.get_running_loop().create_task(self._parsing.run(tenant, work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+class HotRequest:
+    """An admitted request under way; ``tell`` is called once, with the bytes of its answer."""
+
+    __slots__ = ("_aside", "_began_s", "_exchange", "_held", "_ordering", "_route", "_tell")
+
+    def __init__(self, exchange: Exchange, aside: Aside, tell: Callable[[bytes], None]) -> None:
+        self._exchange = exchange
+        self._aside = aside
+        self._tell = tell
+        self._held = 0
+        self._ordering: Ordering
+
+    def begin(self, found: Found, body: bytes) -> None:
+        """Take the first steps with the whole body: as far as the log, if it is small."""
+        exchange = self._exchange
+        self._began_s, self._route = monotonic(), found.route
+        try:
+            if found.route.needs_state:
+                exchange.node.check_sound()
+            ordering = self._ordering = found.make(exchange, found.names)
+            if len(body) <= INLINE_BYTES_MAX:
+                ordering.read(body)
+                self._order()
+                return
+            self._aside.bodies.hold(exchange.tenant, len(body))
+            self._held = len(body)
+            if ordering.read_at_once(body):
+                self._order()
+                return
+            self._then(self._aside.run(exchange.tenant, partial(ordering.read, body)), self._order)
+        except Exception as fault:  # noqa: BLE001 - told to who asked; a bug is logged
+            self._refuse(fault)
+
+    def _then(self, future: asyncio.Future[Any], step: Callable[[Any], None]) -> None:
+        future.add_done_callback(partial(self._go_on, step))
+
+    def _go_on(self, step: Callable[[Any], None], done: asyncio.Future[Any]) -> None:
+        try:
+            step(done.result())
+        except asyncio.CancelledError:
+            self._end(b"")  # the node stops
+        except Exception as fault:  # noqa: BLE001 - told to who asked; a bug is logged
+            self._refuse(fault)
+
+    def _order(self, _: None = None) -> None:
+        self._then(self._ordering.order(), self._answered)
+
+    def _answered(self, answer: Answer) -> None:
+        ordering, packed = self._ordering, self._exchange.packed
+        if ordering.many_values and exchanges.is_long(answer, packed=packed):
+            encoding = self._aside.run(self._exchange.tenant, partial(exchanges.encode, answer, packed=packed))
+            self._then(encoding, lambda encoded: self._reply(ordering.reply(answer, encoded)))
+        else:
+            self._reply(ordering.reply(answer, None))
+
+    def _refuse(self, fault: Exception) -> None:
+        self._reply(exchanges.refused(self._exchange.node, refusal_of(fault), self._exchange.age_ms))
+
+    def _reply(self, reply: Reply) -> None:
+        exchange = self._exchange
+        complete(reply.headers, exchange.usage, exchange.node)
+        self._end(written(reply))
+        lasted_s = monotonic() - self._began_s
+        self._aside.times.observe(self._route.handler, reply.status, lasted_s)
+        if self._aside.access is not None:
+            self._note(self._aside.access, reply.status, lasted_s)
+        if self._aside.spans is not None:
+            route, trace = self._route, traceparent(exchange.headers)
+            commit = reply.headers.get(wire.H_COMMIT, "")
+            self._aside.spans.request(trace, (route.method, route.path), reply.status, lasted_s, commit)
+
+    def _note(self, access: AccessLog, status: int, lasted_s: float) -> None:
+        identity, route = self._exchange.identity, self._route
+        request = logs.request_id(lambda name: next(iter(self._exchange.headers(name)), None))
+        access.add((route.method, route.path), status, lasted_s, who=(identity.name, identity.tenant), request=request)
+
+    def _end(self, answer: bytes) -> None:
+        exchange = self._exchange
+        exchange.usage.requests -= 1
+        if self._held:
+            self._aside.bodies.release(exchange.tenant, self._held)
+        self._tell(answer)
+
+
+def written(reply: Reply) -> bytes:
+    """Return a reply as it stands on the wire: what aiohttp would write, to the byte."""
+    head = "".join([f"{name}: {value}\r\n" for name, value in reply.headers.items()])
+    if reply.status != HTTPStatus.NOT_MODIFIED:  # which has no body, and does not say how long it is
+        head += f"Content-Length: {len(reply.body)}\r\n"
+    return (
+        f"HTTP/1.1 {reply.status} {_REASONS[reply.status]}\r\n{head}"
+        f"Date: {rfc822_formatted_time()}\r\nServer: {SERVER_SOFTWARE}\r\n\r\n"
+    ).encode() + reply.body

@@ -1,0 +1,175 @@
+"""``GET /v1/tables/{table}/watch``: changes of rows as server-sent events, from any commit number that is kept.
+
+Owns: the form of the events, and when a watch ends. Who gets which change: :mod:`oncegate.gateway.node.watching`.
+
+| event | id | data | when |
+|---|---|---|---|
+| `changes` | commit number to resume from | {commit, changes}: one, or all of a transaction | a row changed |
+| `progress` | the same | {commit} | at the start, when caught up, while nothing changes: nothing is left up to it |
+| `end` | none | a problem | the watch cannot go on; `RETENTION_EXCEEDED` carries `first_commit` |
+
+A connection that ends without `end` is opened again, at any node, with the newest id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+
+from oncegate.gateway import wire
+from oncegate.gateway.answer_values import encoding_of
+from oncegate.gateway.http import event_streams, request_bodies
+from oncegate.gateway.http.admission.gate import is_still_known, uncounted
+from oncegate.gateway.http.event_streams import EventStream, EventStreams
+from oncegate.gateway.http.identity import Scope
+from oncegate.gateway.http.negotiation import NODE, bare_problem, number, path_name, problem, standing, tenant_of
+from oncegate.gateway.http.routing import EVENT_STREAM, READ, Parameter, Raw, Routes
+from oncegate.gateway.machine.tables import RowChange
+from oncegate.gateway.node.change_history import HistoryExceeded
+from oncegate.gateway.node.scans import resident
+from oncegate.gateway.node.watching import Watcher
+from oncegate.rifl.errors import Code, OncegateError
+
+KEEP_ALIVE_S: Final = 30.0
+"""How long nothing may be sent, and how soon a token that has ended is noticed."""
+_watches: Final = web.AppKey("watches", EventStreams)
+_TEXT: Final = {"type": "string"}
+_COMMIT: Final = {"type": "integer", "minimum": 0}
+_PARAMETERS: Final = (
+    Parameter("prefix", _TEXT, "rows whose keys begin with it"),
+    Parameter("key", _TEXT, "this row alone"),
+    Parameter("from", _COMMIT, "changes above this commit number; default: from now on"),
+    Parameter("Last-Event-ID", _COMMIT, "as from, and wins", "header"),
+)
+_EVENTS: Final = Raw((EVENT_STREAM,), "events `changes`, `progress` and `end`")
+_until: Final = itemgetter(1)
+ROUTES: Final = Routes("watch")
+
+
+@ROUTES.add(
+    "GET",
+    "/v1/tables/{table}/watch",
+    Scope.READ,
+    {200: _EVENTS},
+    parameters=_PARAMETERS,
+    errors=(Code.NOT_FOUND, Code.RETENTION_EXCEEDED, Code.OVERLOADED, *READ),
+    head=False,
+)
+async def watch(request: web.Request) -> web.StreamResponse:
+    """``GET /v1/tables/{table}/watch``: changes of a resident table's rows, in commit order, each once.
+
+    Whoever resumes from the id of the newest event it has seen misses nothing and sees nothing twice, at any node whose
+    history reaches back. A watch ends when its token does, after ``KEEP_ALIVE_S`` at most.
+    """
+    table, query, node = path_name(request, "table"), request.query, request.app[NODE]
+    key, prefix = query.get("key"), query.get("prefix", "")
+    if key is not None and prefix:
+        raise request_bodies.bad("give key or prefix, not both")
+    if key is not None:
+        request_bodies.check_key(key)
+    asked = request.headers.get("Last-Event-ID", query.get("from"))
+    position = None if asked is None else number(asked, "from", least=0)
+    await node.reads.reach("linearizable" if position is None else "session", position or 0)
+    if table not in node.machine.tables:  # a node that is behind may not know it yet: declaring has no commit number
+        await node.reads.reach("linearizable", 0)
+    declared = resident(node.machine, table)
+    history = node.watching.history
+    text, exact = (prefix, False) if key is None else (key, True)
+    at = history.last if position is None else position
+    try:
+        if at < declared.since:  # of a table of this name that was dropped
+            raise HistoryExceeded(at, declared.since)
+        watcher = node.watching.open(table, text, at, tenant_of(request), exact=exact)
+    except HistoryExceeded as gone:
+        return problem(request, gone, first_commit=gone.first)
+    response = web.StreamResponse(
+        headers={
+            wire.H_COMMIT: str(at),
+            "Content-Type": EVENT_STREAM,
+            "Cache-Control": "no-store",
+            **standing(request),
+        }
+    )
+    task = asyncio.current_task()
+    request.app[_watches][task] = EventStream(request, watcher.wake)
+    try:
+        with uncounted(request):
+            await response.prepare(request)
+            await response.write(_progress(at))
+            await _tell(request, response, watcher, declared.incarnation)
+    except ConnectionResetError:
+        pass
+    finally:
+        request.app[_watches].pop(task, None)
+        node.watching.close(watcher)
+    return response
+
+
+async def _tell(request: web.Request, response: web.StreamResponse, watcher: Watcher, incarnation: int) -> None:
+    """Write events of a table until the watch ends, or its client goes."""
+    node, loop = request.app[NODE], asyncio.get_running_loop()
+    look_s = loop.time() + KEEP_ALIVE_S
+    while request.transport is not None:
+        looks = loop.time() >= look_s
+        try:
+            if looks and not is_still_known(request, Scope.READ, watcher.table):
+                raise OncegateError(Code.UNAUTHENTICATED, "the token has ended, or was taken out")
+            node.check_sound()
+            if resident(node.machine, watcher.table).incarnation != incarnation:
+                raise OncegateError(Code.NOT_FOUND, f"table {watcher.table} was dropped, and declared again")
+            was_behind = watcher.is_behind
+            changes = watcher.take()
+        except OncegateError as refusal:
+            await response.write(_end(refusal))
+            return
+        for event in _events(changes):
+            await response.write(event)
+        if looks or (was_behind and not watcher.is_behind):
+            look_s = loop.time() + KEEP_ALIVE_S
+            await response.write(_progress(watcher.position))
+        elif watcher.is_behind:
+            await asyncio.sleep(0)
+        else:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(look_s):
+                    await watcher.wait()
+
+
+def _events(changes: Iterable[RowChange]) -> Iterable[bytes]:
+    """Yield an event for each change, or for those that took effect together."""
+    for until, together in groupby(changes, _until):
+        rows = [
+            wire.ChangedRow(key, commit, deleted=True, cause=cause)
+            if after is None
+            else wire.ChangedRow(
+                key, commit, value=msgspec.Raw(after.value), cause=cause, encoding=encoding_of(after.value)
+            )
+            for commit, _, _, key, _, after, cause in together
+        ]
+        yield _event("changes", until, wire.RowChanges(until, rows))
+
+
+def _progress(commit: int) -> bytes:
+    return _event("progress", commit, wire.WatchProgress(commit))
+
+
+def _event(name: str, commit: int, data: Any) -> bytes:
+    return b"id: %d\nevent: %s\ndata: %s\n\n" % (commit, name.encode(), msgspec.json.encode(data))
+
+
+def _end(refusal: OncegateError) -> bytes:
+    more = {"first_commit": refusal.first} if isinstance(refusal, HistoryExceeded) else {}
+    body = bare_problem(refusal, **more).body
+    return b"event: end\ndata: %s\n\n" % body if isinstance(body, bytes) else b""
+
+
+def set_up(app: web.Application) -> None:
+    """Prepare the application for watches."""
+    event_streams.keep(app, _watches)
