@@ -1,7 +1,8 @@
 """oncegate: writes that are applied exactly once. The public names, and nothing else.
 
-Start at :class:`Client`; without ``await`` at :mod:`oncegate.sync`. Tests: :mod:`oncegate.testing`; idempotency keys
-for a web service: :mod:`oncegate.middleware`; Spark jobs: :mod:`oncegate.spark`. Errors are below
+Start at :class:`Client`; without ``await`` at :mod:`oncegate.sync`. Locks, queues and the like:
+:mod:`oncegate.recipes`. Tests: :mod:`oncegate.testing`; idempotency keys for a web service:
+:mod:`oncegate.middleware`; Spark jobs: :mod:`oncegate.spark`. Errors are below
 :class:`OncegateError`; each says its ``outcome``.
 
 Importing this costs nothing: a name is imported from the package that owns it when it is first used. Whatever else lies
@@ -11,17 +12,21 @@ below ``oncegate`` is internal and may change without notice.
 from typing import TYPE_CHECKING
 
 __all__ = [
+    "Batch",
+    "Change",
     "Client",
     "ClusterInfo",
     "Code",
     "Consumer",
     "DeadlineExceeded",
     "FlowInfo",
+    "FlowItem",
     "Json",
     "MalformedAnswer",
     "ManyResult",
     "Member",
     "OncegateError",
+    "OpenRequests",
     "OperationFailed",
     "OutboxDamaged",
     "OutboxEntry",
@@ -37,28 +42,38 @@ __all__ = [
     "Row",
     "RowsPart",
     "Session",
+    "SessionInfo",
+    "Submitted",
     "TableInfo",
+    "Transaction",
     "Tuning",
+    "Updated",
     "WriteResult",
+    "recipes",
+    "request_ids",
     "sync",
 ]
 # Not for ``import *``: these need their extras.
 _WITH_EXTRAS = ("middleware", "spark", "testing")
 
 if TYPE_CHECKING:
-    from oncegate import middleware, spark, sync, testing  # noqa: F401 - names of the package, though not of import *
+    from oncegate import middleware, recipes, spark, sync, testing  # noqa: F401 - names of the package, though not of import *
     from oncegate.gateway.client import (
+        Batch,
+        Change,
         Client,
         ClusterInfo,
         Code,
         Consumer,
         DeadlineExceeded,
         FlowInfo,
+        FlowItem,
         Json,
         MalformedAnswer,
         ManyResult,
         Member,
         OncegateError,
+        OpenRequests,
         OperationFailed,
         OutboxDamaged,
         OutboxEntry,
@@ -74,9 +89,14 @@ if TYPE_CHECKING:
         Row,
         RowsPart,
         Session,
+        SessionInfo,
+        Submitted,
         TableInfo,
+        Transaction,
         Tuning,
+        Updated,
         WriteResult,
+        request_ids,
     )
 else:
 
@@ -86,7 +106,7 @@ else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module
 
-        if name in ("sync", *_WITH_EXTRAS):
+        if name in ("recipes", "sync", *_WITH_EXTRAS):
             try:
                 return import_module(f"{__name__}.{name}")
             except ModuleNotFoundError as missing:

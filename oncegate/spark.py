@@ -1,20 +1,35 @@
 """Jobs of one's own: a derivation, the tables it writes, and how it runs. docs/spark.md tells how to use them.
 
 A derivation is a function from a :class:`FlowBatch` to changes. :func:`main` runs it as a Spark job; :func:`apply` runs
-it in this process, for a unit test. Needs the extra ``spark``; only :func:`main` and the source start Spark.
+it in this process, for a unit test. :func:`table_sink` writes a DataFrame of Spark's own streams into a table. Needs
+the extra ``spark``; only :func:`main`, :func:`table_sink` and the source start Spark.
 """
 
 from collections.abc import Sequence
 
 from oncegate.spark_sink.applying import Applier, Done
+from oncegate.spark_sink.cascade import Cascade, Increment, Put, Remove
 from oncegate.spark_sink.consumer import FlowConsumer
 from oncegate.spark_sink.dead_letters import DEAD_LETTERS
-from oncegate.spark_sink.derivation import Change, Delete, Derivation, FlowBatch, Item, Reject, Upsert
+from oncegate.spark_sink.derivation import Change, Delete, Derivation, FlowBatch, Item, Reject, Update, Upsert
 from oncegate.spark_sink.partials import summed
-from oncegate.stores import ClaimedStore, Clustering, Column, ColumnType, Store, StoreTable, claimed_store, open_store
+from oncegate.spark_sink.table_sink import table_sink
+from oncegate.stores import (
+    ClaimedStore,
+    Clustering,
+    Column,
+    ColumnType,
+    ListOf,
+    MapOf,
+    Store,
+    StoreTable,
+    claimed_store,
+    open_store,
+)
 
 __all__ = [
     "DEAD_LETTERS",
+    "Cascade",
     "Change",
     "ClaimedStore",
     "Clustering",
@@ -24,16 +39,23 @@ __all__ = [
     "Derivation",
     "FlowBatch",
     "FlowConsumer",
+    "Increment",
     "Item",
+    "ListOf",
+    "MapOf",
+    "Put",
     "Reject",
+    "Remove",
     "Store",
     "StoreTable",
+    "Update",
     "Upsert",
     "apply",
     "claimed_store",
     "main",
     "open_store",
     "summed",
+    "table_sink",
 ]
 
 

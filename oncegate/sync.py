@@ -1,5 +1,6 @@
-"""The SDK without ``await``, for scripts and notebooks: the same names, results and errors."""
+"""The SDK without ``await``, for scripts and notebooks: the same names, results and errors; its recipes too."""
 
+from oncegate.gateway.client import sync_recipes as recipes
 from oncegate.gateway.client.sync import Client, Doubt, Session
 
-__all__ = ["Client", "Doubt", "Session"]
+__all__ = ["Client", "Doubt", "Session", "recipes"]

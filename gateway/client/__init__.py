@@ -18,17 +18,21 @@ if os.environ.get("ONCEGATE_LOG", "").upper() in ("DEBUG", "INFO", "WARNING", "E
     _LOG.setLevel(os.environ["ONCEGATE_LOG"].upper())
 
 __all__ = [
+    "Batch",
+    "Change",
     "Client",
     "ClusterInfo",
     "Code",
     "Consumer",
     "DeadlineExceeded",
     "FlowInfo",
+    "FlowItem",
     "Json",
     "MalformedAnswer",
     "ManyResult",
     "Member",
     "OncegateError",
+    "OpenRequests",
     "OperationFailed",
     "OutboxDamaged",
     "OutboxEntry",
@@ -44,42 +48,66 @@ __all__ = [
     "Row",
     "RowsPart",
     "Session",
+    "SessionInfo",
+    "Submitted",
     "TableInfo",
+    "Transaction",
     "Tuning",
+    "Updated",
     "WriteResult",
+    "request_ids",
 ]
 
-_OWNERS: Final = ("failures", "results", "settings", "outbox_file", "recovery", "session", "client")
+_OWNERS: Final = (
+    "failures",
+    "results",
+    "settings",
+    "outbox_file",
+    "recovery",
+    "transaction",
+    "optimistic",
+    "session",
+    "consume",
+    "client",
+)
 """Modules of these names, those that import aiohttp last: an outbox is read and an error is raised without it."""
 
 if TYPE_CHECKING:
     from oncegate.gateway.client.client import Client
+    from oncegate.gateway.client.consume import Batch
     from oncegate.gateway.client.failures import (
         DeadlineExceeded,
         MalformedAnswer,
         OperationFailed,
         OutcomeUnknown,
         PartialFailure,
+        request_ids,
     )
+    from oncegate.gateway.client.optimistic import Updated
     from oncegate.gateway.client.outbox_file import OutboxDamaged, OutboxEntry
     from oncegate.gateway.client.recovery import OutboxUnresolved, Recovered
     from oncegate.gateway.client.results import (
+        Change,
         ClusterInfo,
         Consumer,
         FlowInfo,
+        FlowItem,
         Json,
         ManyResult,
         Member,
+        OpenRequests,
         Page,
         RequestState,
         Resolution,
         Row,
         RowsPart,
+        SessionInfo,
         TableInfo,
         WriteResult,
     )
-    from oncegate.gateway.client.session import Session
+    from oncegate.gateway.client.session import Session, Submitted
     from oncegate.gateway.client.settings import Tuning
+    from oncegate.gateway.client.transaction import Transaction
     from oncegate.rifl.errors import Code, OncegateError, Outcome
     from oncegate.rifl.ids import RequestId
 else:

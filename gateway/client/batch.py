@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
 
@@ -46,6 +46,8 @@ class _Gone:
 
 
 GONE: Final[Any] = _Gone()
+TOLD: Final[Any] = _Gone()
+"""The same, where the caller was told that it surely was not applied: nobody will ask for it."""
 
 
 class RowsCollector:
@@ -137,6 +139,10 @@ class RowPromise:
         self._collector.fail(1, failure)
 
 
+Rows: TypeAlias = dict[str, set[str]]
+"""Rows by table."""
+
+
 class Pending(msgspec.Struct):
     """One write that waits to be sent; its sequence number is 0 until then.
 
@@ -147,6 +153,7 @@ class Pending(msgspec.Struct):
         deadline: when its promise fails.
         position: what the outbox stores in the same transaction, or None.
         span: of the call, where it is traced.
+        alone: whether it is a call of its own, and no row of a ``put_many``.
     """
 
     operation: Operation
@@ -155,10 +162,16 @@ class Pending(msgspec.Struct):
     deadline: float
     position: Any = None
     span: Any = None
+    alone: bool = True
+
+    @property
+    def waits(self) -> bool:
+        """Whether its fate has a receiver, or needs none: its caller has not gone away in doubt."""
+        return self.promise is TOLD or not self.promise.done()
 
 
 class PendingRows(msgspec.Struct):
-    """Rows of one ``put_many`` on a stream table that travel as one range."""
+    """Rows of one ``put_many`` on a stream table that travel as one range, from number ``first`` on (0: not yet)."""
 
     table: str
     keys: list[str]
@@ -166,6 +179,41 @@ class PendingRows(msgspec.Struct):
     promise: RowsCollector
     deadline: float
     span: Any = None
+    first: int = 0
+
+
+def rows_of(operation: Operation) -> list[tuple[str, str]]:
+    """Return the rows that an operation touches or looks at, by table and key."""
+    if operation.writes is msgspec.UNSET:
+        return [(operation.table, operation.key)]
+    rows = [(write.table, write.key) for write in operation.writes]
+    of_conditions = [(one.table, one.key) for one in operation.conditions or ()]
+    return rows + [(table, key) for table, key in of_conditions if isinstance(table, str) and isinstance(key, str)]
+
+
+def rows_of_all(pendings: Sequence[Pending]) -> Rows:
+    """Return the rows that some writes touch or look at."""
+    tables = {pending.operation.table for pending in pendings}
+    if len(tables) == 1 and "" not in tables:  # what is usual, in half of the time; a transaction names no table
+        return {tables.pop(): {pending.operation.key for pending in pendings}}
+    rows: Rows = {}
+    for pending in pendings:
+        for name, key in rows_of(pending.operation):
+            table = rows.get(name)
+            if table is None:
+                rows[name] = {key}
+            else:
+                table.add(key)
+    return rows
+
+
+def share_a_row(some: Rows, others: Rows) -> bool:
+    """Tell whether a row is in both."""
+    for table, keys in some.items():
+        other = others.get(table)
+        if other is not None and not keys.isdisjoint(other):
+            return True
+    return False
 
 
 class OperationsBatch(msgspec.Struct, eq=False):
@@ -173,6 +221,7 @@ class OperationsBatch(msgspec.Struct, eq=False):
 
     pendings: list[Pending]
     sequences: Sequence[int]
+    touched: Rows | None = None
 
     def __len__(self) -> int:
         return len(self.pendings)
@@ -182,17 +231,9 @@ class OperationsBatch(msgspec.Struct, eq=False):
         """When the last of its promises fails."""
         return max([pending.deadline for pending in self.pendings])
 
-    def keys(self) -> dict[str, set[str]]:
-        """Return the rows that it touches, by table."""
-        rows: dict[str, set[str]] = {}
-        for pending in self.pendings:
-            operation = pending.operation
-            table = rows.get(operation.table)
-            if table is None:
-                rows[operation.table] = {operation.key}
-            else:
-                table.add(operation.key)
-        return rows
+    def keys(self) -> Rows:
+        """Return the rows that it touches."""
+        return rows_of_all(self.pendings) if self.touched is None else self.touched
 
     def halves(self) -> tuple[OperationsBatch, OperationsBatch]:
         """Cut it in two, to be sent one after the other; numbers stay."""
@@ -209,6 +250,8 @@ class PlaceFate(Enum):
     COMPLETE = 0
     ABANDON = 1
     RELEASE = 2
+    UNCLAIMED = 3
+    """Abandoned, although the server has its result: nobody has received it."""
 
 
 class BatchPlace(msgspec.Struct, eq=False):
@@ -218,17 +261,18 @@ class BatchPlace(msgspec.Struct, eq=False):
     left: int
     fates: set[PlaceFate] = msgspec.field(default_factory=set)
 
-    def note(self, count: int, fate: PlaceFate) -> None:
-        """Note what became of ``count`` rows."""
+    def note(self, count: int, fate: PlaceFate, *, waits: bool = True) -> None:
+        """Note what became of ``count`` rows; ``waits``: no caller of theirs has given up before."""
         self.left -= count
-        self.fates.add(fate)
+        self.fates.add(fate if waits else PlaceFate.ABANDON)
 
     def fate(self) -> PlaceFate | None:
         """Return what becomes of the place, or None while rows of it wait."""
         if self.left > 0:
             return None
-        if PlaceFate.ABANDON in self.fates:
-            return PlaceFate.ABANDON
+        for fate in (PlaceFate.ABANDON, PlaceFate.UNCLAIMED):
+            if fate in self.fates:
+                return fate
         return PlaceFate.COMPLETE if PlaceFate.COMPLETE in self.fates else PlaceFate.RELEASE
 
 
@@ -256,6 +300,7 @@ class RangeBatch(msgspec.Struct, eq=False, kw_only=True):
     pendings: list[Pending] | None = None
     rows: RowsCollector | None = None
     span: Any = None
+    touched: Rows | None = None
 
     def __len__(self) -> int:
         return len(self.keys_of_rows)
@@ -265,9 +310,16 @@ class RangeBatch(msgspec.Struct, eq=False, kw_only=True):
         """Sequence number of the last row."""
         return self.first + len(self.keys_of_rows) - 1
 
-    def keys(self) -> dict[str, set[str]]:
-        """Return the rows that it touches, by table."""
-        return {self.table: set(self.keys_of_rows)}
+    def keys(self) -> Rows:
+        """Return the rows that it touches."""
+        return {self.table: set(self.keys_of_rows)} if self.touched is None else self.touched
+
+    @property
+    def waits(self) -> bool:
+        """Whether the callers of all rows still wait."""
+        if self.rows is not None:
+            return self.rows is TOLD or not self.rows.done()
+        return all(pending.waits for pending in self.pendings or ())
 
     def part(self, first: int, last: int) -> RangeBatch:
         """Return the rows ``first``..``last`` as a batch of the same place."""
@@ -278,6 +330,7 @@ class RangeBatch(msgspec.Struct, eq=False, kw_only=True):
             keys_of_rows=self.keys_of_rows[rows],
             texts=self.texts[rows],
             pendings=None if self.pendings is None else self.pendings[rows],
+            touched=None,
         )
 
     def halves(self) -> tuple[RangeBatch, RangeBatch]:

@@ -7,11 +7,11 @@ batch leaves (:mod:`oncegate.gateway.client.sender`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import msgspec
 
-from oncegate.gateway.client.batch import GONE, OperationsBatch, Pending, RangeBatch
+from oncegate.gateway.client.batch import GONE, TOLD, OperationsBatch, Pending, PlaceFate, RangeBatch, Rows
 from oncegate.gateway.client.courier import Call
 from oncegate.gateway.client.failures import DeadlineExceeded, OperationFailed, OutcomeUnknown
 from oncegate.gateway.client.paths import OPERATIONS, ranges_path
@@ -51,16 +51,20 @@ class BatchCall(Call[None], Generic[B]):
     Attributes:
         batch: what has no verdict yet.
         later: parts of a range that are to travel after this call, however it ends.
+        kept: whether its writes are in the outbox, if there is one.
+        settled: whether all of ``batch`` has a verdict: nothing is left to expire or to fail.
     """
 
-    __slots__ = ("_rows", "_sender", "batch", "later")
+    __slots__ = ("_rows", "_sender", "batch", "kept", "later", "settled")
 
     def __init__(self, sender: Sender, path: str, batch: B) -> None:
         super().__init__("POST", path, deadline=batch.deadline, headers=sender.headers)
         self.batch: B = batch
         self.later: list[RangeBatch] = []
+        self.kept = False
+        self.settled = False
         self._sender = sender
-        self._rows: dict[str, set[str]] | None = None
+        self._rows: Rows | None = None
 
     @property
     def doubtful(self) -> bool:
@@ -75,8 +79,12 @@ class BatchCall(Call[None], Generic[B]):
         """Let other writes of the session pass this batch."""
         self._sender.delayed(self)
 
-    def rows(self) -> dict[str, set[str]]:
-        """Return the rows that the batch touches, by table; computed once, at the first call."""
+    def left(self) -> list[B | RangeBatch]:
+        """Return what has no verdict yet, in order."""
+        return [*self.later] if self.settled else [self.batch, *self.later]
+
+    def rows(self) -> Rows:
+        """Return the rows that the batch touches, or has touched; found once, at the first call."""
         if self._rows is None:
             self._rows = self.batch.keys()
         return self._rows
@@ -91,7 +99,7 @@ class BatchCall(Call[None], Generic[B]):
         if settled.highest_commit > sender.highest_commit:
             sender.highest_commit = settled.highest_commit
         if settled.session_over is not None:
-            sender.end(settled.session_over)
+            sender.lose(settled.session_over)
         if settled.again is not None:
             self.ambiguous = self.ambiguous or settled.again.ambiguous
             if settled.again.code is Code.WINDOW_FULL:
@@ -108,9 +116,10 @@ class BatchCall(Call[None], Generic[B]):
                 following = pending.deadline
         return following
 
-    def _fail(self, pending: Pending, failure: OperationFailed) -> None:
-        fail_write(pending, failure, self._sender.client_id, self._sender.resolver)
-        pending.promise = GONE
+    def _fail(self, pending: Pending, failure: OperationFailed, then: Any = GONE) -> None:
+        if not pending.promise.done():
+            fail_write(pending, failure, self._sender.client_id, self._sender.resolver)
+            pending.promise = then
 
 
 class OperationsCall(BatchCall[OperationsBatch]):
@@ -137,11 +146,15 @@ class OperationsCall(BatchCall[OperationsBatch]):
         """
         sender, batch = self._sender, self.batch
         answer = _OPERATIONS.decode(payload)
-        settled = settle_operations(batch, answer, sender.client_id, sender.resolver, ambiguous=self.ambiguous)
+        settled = settle_operations(
+            batch, answer, sender.client_id, sender.resolver, ambiguous=self.ambiguous, renews=sender.renews
+        )
         rest = settled.rest
-        sender.account(settled.numbers, len(batch) - (len(rest) if rest is not None else 0))
+        left = sender.again(settled.unsent) if settled.unsent else 0
+        sender.account(settled.numbers, len(batch) - left - (len(rest) if rest is not None else 0))
         self._note(settled, answer.memory_ms)
         if rest is None or settled.again is None:
+            self.settled = True
             return
         self.batch = rest
         self.encode()
@@ -153,6 +166,8 @@ class OperationsCall(BatchCall[OperationsBatch]):
         If no attempt so far is in doubt and none is under way, the expired writes are removed, so that their callers
         learn that they were not applied. Otherwise they are sent on, and the outcome is unknown.
         """
+        if self.settled:
+            return NEVER
         pendings = self.batch.pendings
         if self.doubtful:
             return self._expire_in_doubt(pendings, now)
@@ -161,10 +176,12 @@ class OperationsCall(BatchCall[OperationsBatch]):
             kept = [pending for pending in pendings if pending.deadline > now]
             self.batch = OperationsBatch(kept, [pending.operation.sequence for pending in kept])
             self.encode()
-            numbers = Numbers(released=[pending.operation.sequence for pending in expired])
+            numbers = Numbers()
+            for pending in expired:
+                numbers.file(pending.operation.sequence, PlaceFate.RELEASE, waits=pending.waits)
             self._sender.account(numbers, len(expired))
         for pending in expired:
-            self._fail(pending, _SURELY_NOT)
+            self._fail(pending, _SURELY_NOT, TOLD)
         return min([pending.deadline for pending in pendings if pending.deadline > now], default=NEVER)
 
 
@@ -197,10 +214,16 @@ class RangeCall(BatchCall[RangeBatch]):
         """
         sender, batch = self._sender, self.batch
         answer = _RANGES.decode(payload)
-        settled = settle_range(batch, answer, sender.client_id, sender.resolver, ambiguous=self.ambiguous)
-        sender.account(settled.numbers, ended(batch, len(batch) - sum(map(len, settled.parts))))
+        if any(part.code == Code.BAD_REQUEST for part in answer.results):
+            sender.kinds.known.pop(batch.table, None)  # it may be another table by now: the next call asks
+        settled = settle_range(
+            batch, answer, sender.client_id, sender.resolver, ambiguous=self.ambiguous, renews=sender.renews
+        )
+        left = sender.again(settled.unsent)
+        sender.account(settled.numbers, ended(batch, len(batch) - sum(map(len, settled.parts))) - left)
         self._note(settled, answer.memory_ms)
         if settled.again is None:
+            self.settled = True
             return
         self.batch, *others = settled.parts
         self.later[:0] = others
@@ -209,7 +232,7 @@ class RangeCall(BatchCall[RangeBatch]):
 
     def expire(self, now: float) -> float:
         """Fail the promises whose deadline has passed and return the next deadline; the rows travel on."""
-        return min(self._expire_part(part, now) for part in (self.batch, *self.later))
+        return min([self._expire_part(part, now) for part in self.left()], default=NEVER)
 
     def _expire_part(self, batch: RangeBatch, now: float) -> float:
         if batch.pendings is not None:
@@ -223,7 +246,7 @@ class RangeCall(BatchCall[RangeBatch]):
         # never applied.
         failure = _IN_DOUBT if self.doubtful else _SURELY_NOT
         rows.fail(len(batch), with_id(failure, sender.client_id, batch.first, sender.resolver))
-        batch.rows = GONE
+        batch.rows = GONE if self.doubtful else TOLD
         return NEVER
 
 

@@ -8,15 +8,19 @@ routing are :mod:`oncegate.gateway.client.courier`'s.
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
+import weakref
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args
 from urllib.parse import urlencode
 
 import aiohttp
 import msgspec
 
+from oncegate.gateway.client.arguments import KEY_BYTES_MAX, bad, name_of, one_of, packed, seconds, text, whole
 from oncegate.gateway.client.courier import Call, Courier, JsonCall, at_deadline
+from oncegate.gateway.client.direct_http import DirectPool
 from oncegate.gateway.client.failures import OperationFailed, OutcomeUnknown
 from oncegate.gateway.client.paths import request_path, resolve_path, row_path, table_path
 from oncegate.gateway.client.profiles import SettledProfile, TokenFile, trusted
@@ -25,7 +29,7 @@ from oncegate.gateway.client.routing import AttemptFailed, Router
 from oncegate.gateway.client.session_life import SessionLife
 from oncegate.gateway.client.settings import Consistency, TableKind, Tuning
 from oncegate.gateway.client.tracing import Tracing
-from oncegate.gateway.client.verdicts import write_result
+from oncegate.gateway.client.verdicts import not_applied, write_result
 from oncegate.gateway.wire import OperationResult
 from oncegate.rifl.errors import Code, OncegateError, Outcome
 from oncegate.rifl.ids import ClientId, RequestId, format_client_id
@@ -36,12 +40,24 @@ _NO_TIMERS: Final = aiohttp.ClientTimeout(total=None, connect=None, sock_connect
 """The courier bounds each attempt as a whole; aiohttp's own timers would only cost time."""
 
 
+_OPEN: Final[weakref.WeakSet[Connection]] = weakref.WeakSet()
+"""The connections of this process that are open; a child that it forks must not use them."""
+
+
+def _forked() -> None:
+    for connection in list(_OPEN):
+        connection.forked()
+    _OPEN.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
+
 ASK_AGAIN_S: Final = 1.0
 """How long the failure to learn a kind in passing is remembered."""
 
 
 class TableKinds:
-    """The kind of each table that a client has met, asked for once: it never changes.
+    """The kind of each table that a client has met, asked for once: only another table of that name has another one.
 
     Args:
         ask: asks the cluster; raises NOT_FOUND for a table that is not declared.
@@ -97,12 +113,45 @@ class TableKinds:
             self._not_before[table] = self._clock() + ASK_AGAIN_S
 
 
+def _conflict(detail: str) -> OperationFailed:
+    return OperationFailed(Code.CONFLICT, detail, outcome=Outcome.NOT_APPLIED)
+
+
+_State: TypeAlias = Literal["applied", "refused", "never_seen", "acknowledged", "sealed", "expired"]
+
+
+def _state(told: _State, result: WriteResult | None) -> _State:
+    """Return what a node told; one of an earlier build says "applied" of what ran and was refused."""
+    return "refused" if told == "applied" and result is not None and not result.applied else told
+
+
 class _Told(msgspec.Struct):
-    state: Literal["applied", "never_seen", "acknowledged", "sealed", "expired"]
+    state: _State
     result: OperationResult | None = None
 
     def result_of(self, client_id: ClientId) -> WriteResult | None:
         return None if self.result is None else write_result(self.result, client_id, 0)
+
+
+class _RowCall(JsonCall[Row]):
+    """Reads a row, unless the one that the caller holds is the newest."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self, path: str, held: Row | None, headers: Mapping[str, str], deadline: float, *, anywhere: bool):
+        if held is not None:
+            headers = {**headers, "If-None-Match": f'"{held.version}"'}
+        super().__init__("GET", path, Row, headers, deadline, anywhere=anywhere)
+        self._held = held
+
+    def takes(self, status: int, payload: bytes) -> bool:
+        return status == 304 and self._held is not None
+
+    def accept(self, status: int, headers: Mapping[str, str], payload: bytes) -> Row:
+        if status != 304 or self._held is None:
+            return super().accept(status, headers, payload)
+        self._note(headers)
+        return msgspec.structs.replace(self._held, commit=self.commit, age_ms=None)
 
 
 class Connection:
@@ -133,22 +182,27 @@ class Connection:
         self.courier: Courier
         self.kinds: TableKinds
         self.http: aiohttp.ClientSession | None = None
+        self._refusal: OperationFailed | None = _conflict("the client is not entered: async with Client(...) as client")
         self.router = Router(settled.endpoints, prefer_leader=prefer_leader)
         self._token_file = None if settled.token_file is None else TokenFile(settled.token_file)
         self._tls = tls
         self._ca_file = settled.ca_file
         self._loop: asyncio.AbstractEventLoop
+        self._pool: DirectPool
         self._sessions: list[SessionLife] = []
+        self.streams: set[aiohttp.ClientResponse] = set()
+        """Answers without an end that are being read."""
 
     async def open(self) -> None:
         """Prepare the connections; raises CONFLICT the second time."""
         if self.http is not None:
-            raise OperationFailed(Code.CONFLICT, "a client is entered once", outcome=Outcome.NOT_APPLIED)
+            raise _conflict("a client is entered once")
         self._loop = asyncio.get_running_loop()
         authorization = None if self._token_file is None else self._token_file.header
         if authorization is not None:
             authorization()  # a token file without a token is an error now
-        connector = aiohttp.TCPConnector(limit=0, ssl=self._tls or trusted(self._ca_file) or True)
+        tls = self._tls or trusted(self._ca_file)
+        connector = aiohttp.TCPConnector(limit=0, ssl=tls or True)
         self.http = aiohttp.ClientSession(
             connector=connector,
             timeout=_NO_TIMERS,
@@ -156,17 +210,38 @@ class Connection:
             auto_decompress=False,
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
         )
-        self.courier = Courier(self.http, self.router, self.tuning, self._loop.time, authorization)
+        self._pool = DirectPool(self._loop, tls)
+        self.courier = Courier(self.http, self._pool, self.router, self.tuning, self._loop.time, authorization)
         self.kinds = TableKinds(self._kind, self._loop.time)
+        self._refusal = None
+        _OPEN.add(self)
 
     async def close(self, *, drain: bool) -> None:
-        """Close open sessions as leaving them would, then the connections."""
+        """Close open sessions as leaving them would, then the connections; nothing in a child process."""
+        if self._refusal is not None:
+            return
         try:
             await asyncio.gather(*(session.close(drain=drain) for session in list(self._sessions)))
         finally:
+            self._refusal = _conflict("the client was left")
+            _OPEN.discard(self)
             await self.kinds.close()
+            for stream in self.streams:
+                stream.close()
+            await self._pool.close()
             if self.http is not None:
                 await self.http.close()
+
+    def check(self) -> None:
+        """Raise CONFLICT unless the client is open, and in this process."""
+        if self._refusal is not None:
+            raise not_applied(self._refusal)
+
+    def forked(self) -> None:
+        """Refuse every call: the connections are those of the parent process."""
+        self._refusal = _conflict(f"process {os.getpid()} was forked: it needs a client of its own")
+        for session in self._sessions:
+            session.forked(self._refusal)
 
     def adopt(self, session: SessionLife) -> None:
         """Note an open session, to be closed with the connections."""
@@ -178,8 +253,9 @@ class Connection:
             self._sessions.remove(session)
 
     def deadline(self, timeout_s: float | None = None) -> float:
-        """Return when a call that starts now ends, on the loop's clock."""
-        return self._loop.time() + (self.timeout_s if timeout_s is None else timeout_s)
+        """Return when a call that starts now ends, on the loop's clock; raises as :meth:`check`."""
+        self.check()
+        return self._loop.time() + (self.timeout_s if timeout_s is None else seconds(timeout_s))
 
     async def perform(self, call: Call[T]) -> T:
         """Make a call that is not a batch; running out of time is a typed error."""
@@ -192,12 +268,21 @@ class Connection:
             raise at_deadline(last, ambiguous=call.ambiguous) from last.__cause__
 
     async def ask(
-        self, path: str, shape: type[T], query: Mapping[str, str | int] | None = None, *, timeout_s: float | None = None
+        self,
+        path: str,
+        shape: type[T],
+        query: Mapping[str, str | int] | None = None,
+        *,
+        anywhere: bool = False,
+        timeout_s: float | None = None,
     ) -> T:
-        """Get a document of type ``shape``."""
+        """Get a document of type ``shape``; raises BAD_REQUEST for a query of neither texts nor whole numbers."""
         if query:
+            for name, value in query.items():
+                whole(value, name, 0) if isinstance(value, int) else text(value, name, KEY_BYTES_MAX)
             path = f"{path}?{urlencode(query)}"
-        return await self.perform(JsonCall("GET", path, shape, self.headers, self.deadline(timeout_s)))
+        deadline = self.deadline(timeout_s)
+        return await self.perform(JsonCall("GET", path, shape, self.headers, deadline, anywhere=anywhere))
 
     async def declare(self, path: str, shape: type[T], body: Mapping[str, object], timeout_s: float | None) -> T:
         """Put a declaration; the answer describes what is declared."""
@@ -208,24 +293,34 @@ class Connection:
     ) -> T:
         """Send a request that may be sent again; the answer is a document of type ``shape``."""
         sent = None if body is None else dict(body)
+        packed(sent, "the request")  # JSON has to be able to say it
         return await self.perform(JsonCall(method, path, shape, self.headers, self.deadline(timeout_s), body=sent))
 
     async def look(
-        self, table: str, key: str, consistency: Consistency, min_commit: int, timeout_s: float | None
+        self,
+        table: str,
+        key: str,
+        consistency: Consistency,
+        min_commit: int,
+        timeout_s: float | None,
+        held: Row | None = None,
     ) -> tuple[Row | None, int]:
         """Read a row; returns the commit number that the answer reflects with the row, or without one."""
-        query: dict[str, str | int] = {} if consistency == "linearizable" else {"consistency": consistency}
-        if consistency == "session":
-            query["min_commit"] = min_commit
+        if held is not None and (not isinstance(held, Row) or held.key != key):
+            raise bad("held is a row of this key that was read before")
+        level = one_of(consistency, "consistency", get_args(Consistency))
+        query: dict[str, str | int] = {} if level == "linearizable" else {"consistency": level}
+        if level == "session":
+            query["min_commit"] = whole(min_commit, "min_commit", 0)
         path, row = f"{row_path(table, key)}{'?' if query else ''}{urlencode(query)}", None
-        call = JsonCall("GET", path, Row, self.headers, self.deadline(timeout_s), anywhere=bool(query))
+        call = _RowCall(path, held, self.headers, self.deadline(timeout_s), anywhere=bool(query))
         try:
             row = await self.perform(call)
         except OperationFailed as failure:
             if failure.code is not Code.NOT_FOUND:
                 raise
             # No such row, or no such table? The kind of a known table is cached, so this asks once a table at most.
-            await self.kinds.learn(table)
+            await self.kinds.learn(name_of(table))
         if row is not None and call.age_ms is not None:
             row = msgspec.structs.replace(row, age_ms=call.age_ms)
         commit = call.commit if row is None else row.commit
@@ -234,9 +329,10 @@ class Connection:
 
     async def request(self, client_id: int, sequence: int, timeout_s: float | None = None) -> RequestState:
         """Ask what became of a request id."""
-        path = request_path(format_client_id(client_id), sequence)
+        path = request_path(format_client_id(whole(client_id, "client_id")), whole(sequence, "sequence"))
         told = await self.ask(path, _Told, timeout_s=timeout_s)
-        return RequestState(told.state, told.result_of(ClientId(client_id)))
+        result = told.result_of(ClientId(client_id))
+        return RequestState(_state(told.state, result), result)
 
     async def settle(self, request_id: RequestId, owner: Mapping[str, int], timeout_s: float | None) -> Resolution:
         """Resolve a request id; ``owner``: epoch and first incomplete, where it is the session itself that asks.
@@ -246,9 +342,10 @@ class Connection:
         """
         path = resolve_path(format_client_id(request_id.client_id), request_id.sequence)
         told = await self.perform(JsonCall("POST", path, _Told, self.headers, self.deadline(timeout_s), body=owner))
-        match told.state:
-            case "applied" | "sealed" as state:
-                return Resolution(state, told.result_of(request_id.client_id))
+        result = told.result_of(request_id.client_id)
+        match _state(told.state, result):
+            case "applied" | "refused" | "sealed" as state:
+                return Resolution(state, result)
             case "acknowledged":
                 raise OutcomeUnknown(Code.STALE, "its owner has acknowledged it", request_id=request_id)
             case _:

@@ -1,8 +1,8 @@
 """One call to the cluster: attempts, retries, and the move to another node when one does not serve.
 
-Owns: the HTTP connections, what an attempt's end means, and the encoding of calls that are not batches
-(:class:`JsonCall`). Must not know what others carry. Which node to ask, and when:
-:mod:`oncegate.gateway.client.routing`.
+Owns: which way an attempt takes (:mod:`oncegate.gateway.client.direct_http`, or aiohttp), what its end means, and the
+encoding of calls that are not batches (:class:`JsonCall`). Must not know what others carry. Which node to ask, and
+when: :mod:`oncegate.gateway.client.routing`.
 
 | end of an attempt | may have been applied | then |
 |---|---|---|
@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
 import aiohttp
 import msgspec
@@ -29,7 +30,10 @@ from multidict import istr
 from tenacity import AsyncRetrying, retry_if_exception_type
 from yarl import URL
 
+from oncegate.gateway.client.answer_head import BODY_BYTES_MAX, AnswerHead, UnusualAnswer
+from oncegate.gateway.client.direct_http import DirectPool, NoAnswer, request_head
 from oncegate.gateway.client.failures import (
+    UNREADABLE,
     DeadlineExceeded,
     MalformedAnswer,
     OperationFailed,
@@ -40,13 +44,16 @@ from oncegate.gateway.client.failures import (
 from oncegate.gateway.client.routing import AttemptFailed, RetryBudget, RetryPolicy, Router
 from oncegate.gateway.client.settings import Tuning
 from oncegate.gateway.wire import H_AGE_MS, H_COMMIT, H_LEADER, JSON, Problem
-from oncegate.rifl.errors import Code, Outcome
+from oncegate.rifl.errors import Code, OncegateError, Outcome
 
 T = TypeVar("T")
 
 LOG = logging.getLogger("oncegate.client")
 MALFORMED_MAX = 3
 """Answers outside the contract after which a call gives up: a proxy in between will not mend itself."""
+
+DETOUR_S: Final = 60.0
+"""How long an endpoint is asked through aiohttp after an answer that nothing else reads."""
 
 _LEADER = istr(H_LEADER)
 _JSON = msgspec.json.Encoder()
@@ -65,15 +72,19 @@ class Call(Generic[T]):
         anywhere: whether any node can answer as well as the leader.
         deadline: when it ends, on the loop's clock.
         ambiguous: whether an attempt may have been applied.
-        under_way: whether an attempt is under way now.
+        under_way: whether an attempt is under way now: its bytes may have left.
+        at_once: whether :meth:`accept` runs before the task that waits for the call: so does whoever it wakes.
+        direct: whether its answer comes in one piece, and needs no aiohttp.
         sent_at: when the current attempt was sent.
         malformed: how many answers were outside the contract.
         trace: further headers of every attempt, or None.
     """
 
+    direct: ClassVar[bool] = True
     __slots__ = (
         "ambiguous",
         "anywhere",
+        "at_once",
         "body",
         "deadline",
         "headers",
@@ -103,6 +114,7 @@ class Call(Generic[T]):
         self.deadline = deadline
         self.ambiguous = False
         self.under_way = False
+        self.at_once = False
         self.malformed = 0
         self.sent_at = 0.0
         self.trace: Mapping[str, str] | None = None
@@ -115,9 +127,13 @@ class Call(Generic[T]):
 
         Raises:
             AttemptFailed: something of it is to be sent again.
-            msgspec.MsgspecError: the answer is not in the contract.
+            one of ``UNREADABLE``: the answer is not in the contract.
         """
         raise NotImplementedError
+
+    def takes(self, status: int, payload: bytes) -> bool:
+        """Tell whether an answer beyond 2xx is a result that :meth:`accept` reads; no, unless overridden."""
+        return False
 
     def refused(self, headers: Mapping[str, str]) -> None:
         """Called with the headers of a refusal; does nothing unless overridden."""
@@ -132,6 +148,7 @@ class Courier:
     def __init__(
         self,
         http: aiohttp.ClientSession,
+        pool: DirectPool,
         router: Router,
         tuning: Tuning,
         clock: Callable[[], float],
@@ -139,6 +156,9 @@ class Courier:
     ) -> None:
         self._authorization = authorization
         self._http = http
+        self._pool = pool
+        self._detours: dict[str, float] = {}
+        """Endpoints that gave an answer which only aiohttp reads, and until when they are asked through it."""
         self.router = router
         self.tuning = tuning
         self.clock = clock
@@ -159,6 +179,13 @@ class Courier:
             result = await self._retry(call, failure)
         self.budget.refill()
         return result
+
+    async def open_stream(self, endpoint: str, path: str, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
+        """Ask one node once for an answer that has no end; raises what aiohttp raises."""
+        if self._authorization is not None:
+            headers = {**headers, "Authorization": self._authorization()}
+        url = URL(endpoint + path, encoded=True)
+        return await self._http.request("GET", url, headers=headers, allow_redirects=False)
 
     async def _retry(self, call: Call[T], first: AttemptFailed) -> T:
         call.delayed()
@@ -186,47 +213,99 @@ class Courier:
         if call.trace is not None:
             headers = {**headers, **call.trace}
         call.sent_at = now
+        due = min(now + self.tuning.attempt_timeout_s, call.deadline)
+        if call.direct and self._detours.get(endpoint, 0.0) <= now:
+            return await self._attempt_directly(call, endpoint, headers, due)
+        call.at_once = False
         call.under_way = True
         try:
-            async with asyncio.timeout_at(min(now + self.tuning.attempt_timeout_s, call.deadline)):
+            async with asyncio.timeout_at(due):
                 async with self._http.request(
                     call.method, self._url(endpoint, call.path), data=call.body, headers=headers, allow_redirects=False
                 ) as response:
-                    payload = await response.read()
+                    payload = await _whole(response)
         except TimeoutError as silent:
-            call.ambiguous = True
-            router.unreachable(endpoint, self.clock(), silent=True)
-            raise self._failed(endpoint, Code.TIMEOUT, "no answer in time", ambiguous=True) from silent
+            raise self._no_answer(call, endpoint, silent, silent=True) from silent
         except aiohttp.ClientConnectorCertificateError as untrusted:
-            # Another attempt would end in the same way, and a server that is no node must not get it again and again.
-            detail = f"{endpoint}: its certificate is not trusted: {untrusted.certificate_error}"
-            raise OperationFailed(Code.UNAUTHENTICATED, detail) from untrusted
+            raise _untrusted(endpoint, untrusted.certificate_error) from untrusted
         except aiohttp.ClientConnectorError as refused:
             router.unreachable(endpoint, self.clock())
             raise self._failed(endpoint, Code.NOT_READY, "no connection", ambiguous=False) from refused
         except (aiohttp.ClientError, OSError) as lost:
+            raise self._no_answer(call, endpoint, lost) from lost
+        except asyncio.CancelledError:
             call.ambiguous = True
-            router.unreachable(endpoint, self.clock())
-            raise self._failed(endpoint, Code.TIMEOUT, "connection lost", ambiguous=True) from lost
+            raise
+        except RuntimeError as closed:
+            if not self._http.closed:
+                raise
+            raise _closed(call) from closed
+        finally:
+            call.under_way = False
+        return self._answered(call, endpoint, response.status, response.headers, payload)
+
+    async def _attempt_directly(self, call: Call[T], endpoint: str, headers: Mapping[str, str], due: float) -> T:
+        """Make an attempt without aiohttp; the same ends."""
+        pool, router = self._pool, self.router
+        if pool.closed:
+            raise _closed(call)
+        connection = pool.idle(endpoint)
+        if connection is None:
+            try:
+                connection = await pool.dial(endpoint, due)
+            except TimeoutError as silent:
+                router.unreachable(endpoint, self.clock(), silent=True)
+                raise self._failed(endpoint, Code.NOT_READY, "no connection in time", ambiguous=False) from silent
+            except ssl.SSLCertVerificationError as untrusted:
+                raise _untrusted(endpoint, untrusted) from untrusted
+            except OSError as refused:
+                router.unreachable(endpoint, self.clock())
+                raise self._failed(endpoint, Code.NOT_READY, "no connection", ambiguous=False) from refused
+            if self.clock() >= due:  # a write may have been told by now that it was not applied
+                raise self._failed(endpoint, Code.NOT_READY, "no connection in time", ambiguous=False)
+        body = call.body
+        head = request_head(call.method, pool.host(endpoint), call.path, headers, None if body is None else len(body))
+
+        def finish(head: AnswerHead, payload: bytes) -> T:
+            return self._answered(call, endpoint, head.status, head.headers, payload)
+
+        call.at_once = call.under_way = True
+        try:
+            answered: T = await connection.ask(head if body is None else head + body, due, finish)
+        except NoAnswer as lost:
+            raise self._no_answer(call, endpoint, lost, silent=lost.silent) from lost
+        except UnusualAnswer as unusual:
+            LOG.info("asked through aiohttp for a while: endpoint=%s reason=%s", endpoint, unusual)
+            self._detours[endpoint] = self.clock() + DETOUR_S
+            raise self._no_answer(call, endpoint, unusual) from unusual
         except asyncio.CancelledError:
             call.ambiguous = True
             raise
         finally:
             call.under_way = False
-        status, leader = response.status, response.headers.get(_LEADER)
-        if status >= 300:
-            call.refused(response.headers)
+        return answered
+
+    def _answered(self, call: Call[T], endpoint: str, status: int, headers: Mapping[str, str], payload: bytes) -> T:
+        """Return what an answer means to the call, or raise what else follows from it."""
+        leader = headers.get(_LEADER)
+        if status >= 300 and not call.takes(status, payload):
+            call.refused(headers)
             raise self._refusal(call, endpoint, status, leader, payload)
-        router.answered(endpoint, leader, now)
+        self.router.answered(endpoint, leader, call.sent_at)
         try:
-            return call.accept(status, response.headers, payload)
-        except msgspec.MsgspecError as malformed:
+            return call.accept(status, headers, payload)
+        except UNREADABLE as malformed:
             raise self._malformed(call, endpoint, str(malformed)) from malformed
+        except (AttemptFailed, OncegateError):
+            raise
+        except Exception:
+            call.ambiguous = True  # a bug of the SDK: what has been answered may have been applied
+            raise
 
     def _refusal(self, call: Call[Any], endpoint: str, status: int, leader: str | None, payload: bytes) -> Exception:
         try:
             problem = _PROBLEM.decode(payload)
-        except msgspec.MsgspecError as malformed:
+        except UNREADABLE as malformed:
             code = _NO_PROBLEM.get(status)
             if code is None:
                 return self._malformed(call, endpoint, f"status {status} without a problem: {malformed}")
@@ -264,6 +343,12 @@ class Courier:
             return MalformedAnswer(Code.INTERNAL, detail, outcome=Outcome.UNKNOWN)
         return AttemptFailed(Code.INTERNAL, detail, ambiguous=True)
 
+    def _no_answer(self, call: Call[Any], endpoint: str, why: Exception, *, silent: bool = False) -> AttemptFailed:
+        call.ambiguous = True
+        self.router.unreachable(endpoint, self.clock(), silent=silent)
+        detail = "no answer in time" if silent else "connection lost"
+        return self._failed(endpoint, Code.TIMEOUT, detail, ambiguous=True)
+
     def _failed(self, endpoint: str, code: Code, detail: str, *, ambiguous: bool) -> AttemptFailed:
         LOG.debug("attempt failed: endpoint=%s reason=%s", endpoint, detail)
         return AttemptFailed(code, f"{endpoint}: {detail}", ambiguous=ambiguous, elsewhere=True)
@@ -275,6 +360,27 @@ class Courier:
                 self._urls.clear()  # paths of reads vary without bound; those of writes are few
             url = self._urls[endpoint, path] = URL(endpoint + path, encoded=True)
         return url
+
+
+async def _whole(response: aiohttp.ClientResponse) -> bytes:
+    """Return a body of at most ``BODY_BYTES_MAX``; a longer one counts as an answer that was lost."""
+    body = bytearray()
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > BODY_BYTES_MAX:
+            body.clear()  # what the error remembers would keep it
+            raise aiohttp.ClientPayloadError(f"more than {BODY_BYTES_MAX} bytes")
+    return bytes(body)
+
+
+def _untrusted(endpoint: str, why: Exception) -> OperationFailed:
+    # Another attempt would end in the same way, and a server that is no node must not get it again and again.
+    return OperationFailed(Code.UNAUTHENTICATED, f"{endpoint}: its certificate is not trusted: {why}")
+
+
+def _closed(call: Call[Any]) -> OperationFailed:
+    outcome = Outcome.UNKNOWN if call.ambiguous else Outcome.NOT_APPLIED
+    return OperationFailed(Code.CONFLICT, "the client is closed", outcome=outcome)
 
 
 def at_deadline(failure: AttemptFailed, *, ambiguous: bool) -> OperationFailed:

@@ -98,7 +98,13 @@ class DurableOutbox:
 
     async def rename(self, *, nonce: str = "", client_id: int = 0, lease_ms: int = 0, window: int = 0) -> None:
         """Store the new owner of these writes; returns when it is on disk."""
-        head = Head(nonce=nonce, client_id=client_id, lease_ms=lease_ms, window=window, position=self.position)
+        owner = {"nonce": nonce, "client_id": client_id, "lease_ms": lease_ms, "window": window}
+        head = msgspec.structs.replace(self.head, **owner, position=self.position)
+        await self._write(lambda: self._file.write(head=head))
+
+    async def belong(self, cluster: str) -> None:
+        """Store the identity of the cluster that these writes are for; returns when it is on disk."""
+        head = msgspec.structs.replace(self.head, cluster=cluster)
         await self._write(lambda: self._file.write(head=head))
 
     async def add(self, pendings: Iterable[Pending]) -> None:
@@ -158,6 +164,21 @@ class DurableOutbox:
         if self.broken is None:
             await self._commit([])
 
+    async def reload(self) -> None:
+        """Write what is waiting and read the entries again: ``entries`` is then what has no result by now."""
+        await self.flush()
+        self.entries = await self._in_thread(self._file.reload)
+
+    async def entry(self, sequence: int) -> OutboxEntry | None:
+        """Return the entry of that number of the current session, or None if there is none."""
+        await self.flush()
+        client_id = self.head.client_id
+        return await self._in_thread(lambda: self._file.entry(client_id, sequence))
+
+    def forked(self) -> None:
+        """Let go of the lock in a child process; the parent keeps it."""
+        self._file.forked()
+
     async def close(self) -> None:
         """Write what is waiting, close the file and release it; idempotent."""
         if self._flush_timer is not None:
@@ -187,16 +208,19 @@ class DurableOutbox:
         self.first_incomplete = max(self.first_incomplete, covered)
 
     async def _write(self, write: Callable[[], None]) -> None:
+        await self._in_thread(write)
+        self._count, self._bytes = len(self._file), self._file.bytes
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
         if self.broken is not None:
             raise self.broken
         try:
-            await asyncio.shield(self._loop.run_in_executor(self._pool, write))
+            return await asyncio.shield(self._loop.run_in_executor(self._pool, work))
         except (sqlite3.Error, OSError) as fault:
             # After a failed flush nobody knows what is on disk: this process writes no more, and only a restart reads
             # the file.
             self.broken = OutcomeUnknown(Code.INTERNAL, f"outbox {self.path} cannot be written: {fault}")
             raise self.broken from fault
-        self._count, self._bytes = len(self._file), self._file.bytes
 
     def _flush_soon(self) -> None:
         if self._flush_timer is None:
@@ -216,10 +240,10 @@ def _noted(done: asyncio.Future[None]) -> None:
 class KeptPromise:
     """The promise of a write in the outbox: "not applied" is only told once nothing can send it any more."""
 
-    __slots__ = ("_inner", "_number", "_outbox", "_waiting", "set_result")
+    __slots__ = ("_number", "_outbox", "_waiting", "inner", "set_result")
 
     def __init__(self, inner: Promise, outbox: DurableOutbox, number: int) -> None:
-        self._inner = inner
+        self.inner = inner
         self._outbox = outbox
         self._number = number
         self._waiting = False
@@ -227,22 +251,22 @@ class KeptPromise:
 
     def done(self) -> bool:
         """Whether nobody waits any more."""
-        return self._waiting or self._inner.done()
+        return self._waiting or self.inner.done()
 
     def set_exception(self, failure: BaseException, /) -> None:
         """Give the failure, if it says "not applied" after the entry is gone."""
         if not isinstance(failure, OperationFailed) or failure.outcome is not Outcome.NOT_APPLIED:
-            self._inner.set_exception(failure)
+            self.inner.set_exception(failure)
             return
         self._waiting = True
 
         def tell(unwritten: OperationFailed | None) -> None:
-            if not self._inner.done():
+            if not self.inner.done():
                 told = failure
                 if unwritten is not None:
                     told = OperationFailed(
                         unwritten.code, unwritten.detail, request_id=failure.request_id, outcome=Outcome.UNKNOWN
                     )
-                self._inner.set_exception(told)
+                self.inner.set_exception(told)
 
         self._outbox.drop_then(self._number, tell)

@@ -10,7 +10,9 @@ outcome is ``unknown``, whatever its code.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import msgspec
 
 from oncegate.rifl.errors import REGISTRY, Code, OncegateError, Outcome
 from oncegate.rifl.ids import RequestId
@@ -18,6 +20,8 @@ from oncegate.rifl.ids import RequestId
 if TYPE_CHECKING:
     from oncegate.gateway.client.results import Resolution
 
+UNREADABLE: Final = (msgspec.MsgspecError, ValueError, RecursionError)
+"""What reading an answer outside the contract raises: msgspec lets text that is no UTF-8 and deep nesting through."""
 Resolver = Callable[[RequestId, float | None], Awaitable["Resolution"]]
 """Finds out, or decides, what became of a request id; the second argument is its total time."""
 
@@ -71,7 +75,7 @@ class OutcomeUnknown(OperationFailed):
     """The session that raised it; not carried through pickling."""
 
     async def resolve(self, *, timeout_s: float | None = None) -> Resolution:
-        """End the doubt: afterwards the operation is applied, or never will be.
+        """End the doubt: afterwards it is known whether the operation ran, and if it did not, it never will.
 
         Idempotent: every call by every caller gets the same answer.
 
@@ -79,8 +83,8 @@ class OutcomeUnknown(OperationFailed):
             timeout_s: total time; the client's by default.
 
         Returns:
-            The result of the operation if it was applied; otherwise ``sealed``, and it is safe to do it again as a
-            new operation.
+            ``applied`` or ``refused`` with the result that the call would have returned; otherwise ``sealed``, and it
+            is safe to do it again as a new operation.
 
         Raises:
             OutcomeUnknown: STALE or SESSION_EXPIRED where the cluster no longer remembers.
@@ -144,6 +148,30 @@ def _rebuild(
     outcome: Outcome,
 ) -> OperationFailed:
     return kind(code, detail, request_id=request_id, retry_after_ms=retry_after_ms, outcome=outcome)
+
+
+def request_ids(error: BaseException) -> tuple[RequestId, ...]:
+    """Return the ids of what a call that was cut off may have sent: of its error, or of its cancellation.
+
+    For ``asyncio.timeout`` and ``asyncio.wait_for`` around a call of a session, and for tasks that were cancelled:
+    their ``TimeoutError`` or ``CancelledError`` leads to the ids. :meth:`oncegate.gateway.client.Session.resolve` tells
+    the fate of each. None: nothing of the call was sent, and nothing will be.
+
+    Of a group of errors, the ids of all of them. ``asyncio.gather`` and ``asyncio.TaskGroup`` throw cancellations of
+    their tasks away, and the ids with them: there, ask inside each task, or use
+    :meth:`oncegate.gateway.client.Session.submit`, whose future has the id.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, BaseExceptionGroup):
+            return tuple(one for part in seen.exceptions for one in request_ids(part))
+        if isinstance(seen, OperationFailed):
+            return () if seen.request_id is None else (seen.request_id,)
+        found: tuple[RequestId, ...] | None = getattr(seen, "request_ids", None)
+        if found is not None:
+            return found
+        seen = seen.__cause__ or seen.__context__
+    return ()
 
 
 def known_code(name: str) -> Code:

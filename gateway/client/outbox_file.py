@@ -72,6 +72,7 @@ class Head(msgspec.Struct, frozen=True):
         nonce: of the open under way; with no client id yet, the open is repeated with it.
         client_id, lease_ms, window: the session's, or 0.
         position: the application's newest position in its input, stored in the transaction of its write.
+        cluster: identity of the cluster that they are for, empty while it is not known.
     """
 
     format: int = FORMAT
@@ -80,6 +81,7 @@ class Head(msgspec.Struct, frozen=True):
     lease_ms: int = 0
     window: int = 0
     position: Any = None
+    cluster: str = ""
 
 
 class OutboxEntry(msgspec.Struct, frozen=True):
@@ -88,8 +90,8 @@ class OutboxEntry(msgspec.Struct, frozen=True):
     Attributes:
         client_id: its session.
         sequence: its number there.
-        op: ``put``, ``delete``, ``increment``, ``append`` or ``get``.
-        table, key: the row.
+        op: ``put``, ``delete``, ``increment``, ``append``, ``get`` or ``transaction``.
+        table, key: the row; of a transaction, that of its first write.
         operation: what travels.
         doubted: whether its caller was told that the outcome is unknown.
         taken_ms: when it was taken in, milliseconds of this machine's wall clock since 1970; for people only.
@@ -155,11 +157,13 @@ class OutboxFile:
     def _connect(self, *, read_only: bool) -> sqlite3.Connection:
         uri = f"{Path(self.path).absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
         try:
+            if not read_only:  # It holds payloads: nobody else's to read. SQLite gives its journal the same mode.
+                os.close(os.open(self.path, os.O_CREAT | os.O_RDONLY | os.O_CLOEXEC, 0o600))
             database = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_BUSY_S, check_same_thread=False)
             if not read_only:
                 database.execute("PRAGMA journal_mode=TRUNCATE")
                 database.execute("PRAGMA synchronous=FULL")
-        except sqlite3.DatabaseError as fault:
+        except (sqlite3.DatabaseError, OSError) as fault:
             raise OutboxDamaged(self.path, str(fault)) from fault
         return database
 
@@ -171,8 +175,10 @@ class OutboxFile:
             verdict = self._database.execute("PRAGMA integrity_check(1)").fetchone()[0]
             if verdict != "ok":
                 raise OutboxDamaged(self.path, verdict)
+            self._database.execute("BEGIN")  # an owner that writes between the two would look like damage
             head, count, seal, crc = self._database.execute("SELECT body, entries, seal, crc FROM head").fetchone()
             rows = self._database.execute("SELECT * FROM entry ORDER BY client_id, sequence").fetchall()
+            self._database.execute("COMMIT")
         except (sqlite3.DatabaseError, TypeError, ValueError) as fault:
             raise OutboxDamaged(self.path, str(fault)) from fault
         try:
@@ -187,6 +193,26 @@ class OutboxFile:
         if (count, seal) != (len(entries), self._seal):
             raise OutboxDamaged(self.path, f"{len(entries)} entries are there and {count} were written")
         return entries
+
+    def reload(self) -> list[OutboxEntry]:
+        """Read and check everything again; returns the entries as they are now."""
+        self._held.clear()
+        self._seal = self.bytes = 0
+        return self._load()
+
+    def entry(self, client_id: int, sequence: int) -> OutboxEntry | None:
+        """Return one entry, or None if it is not there."""
+        if (client_id, sequence) not in self._held:
+            return None
+        row = self._database.execute(
+            "SELECT * FROM entry WHERE client_id = ? AND sequence = ?", (client_id, sequence)
+        ).fetchone()
+        self._release((client_id, sequence))  # reading it counts it again
+        return self._read(*row)
+
+    def forked(self) -> None:
+        """Close this process's copy of the lock, which a child inherits: it would outlive the parent."""
+        self._unlock()
 
     def _create(self) -> None:
         self._database.execute("BEGIN IMMEDIATE")
@@ -207,7 +233,8 @@ class OutboxFile:
         operation = msgspec.msgpack.decode(body, type=Operation)
         operation.sequence = sequence
         self._hold((client_id, sequence), crc, len(body))
-        named = (operation.op, operation.table, operation.key, operation)
+        row = operation.writes[0] if operation.writes else operation
+        named = (operation.op, row.table, row.key, operation)
         return OutboxEntry(ClientId(client_id), SequenceNumber(sequence), *named, bool(doubted), taken_ms)
 
     def write(

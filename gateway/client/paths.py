@@ -1,6 +1,6 @@
 """Paths of the HTTP API (API.md), percent-encoded.
 
-Owns: how names and keys are written into a path. Knows nothing else.
+Owns: how names and keys are written into a path; what is none is refused with BAD_REQUEST. Knows nothing else.
 """
 
 from __future__ import annotations
@@ -8,10 +8,14 @@ from __future__ import annotations
 from typing import Final
 from urllib.parse import quote
 
+from oncegate.gateway.client.arguments import key_of, name_of
+
 OPERATIONS: Final = "/v1/operations"
 SESSIONS: Final = "/v1/sessions"
 CLUSTER: Final = "/v1/cluster"
 FLOWS: Final = "/v1/flows"
+ROWS: Final = "/v1/rows"
+TABLES: Final = "/v1/tables"
 
 
 def segment(text: str) -> str:
@@ -27,7 +31,7 @@ def session_path(client_id: str) -> str:
 
 def table_path(table: str) -> str:
     """Return the path of a table."""
-    return f"/v1/tables/{segment(table)}"
+    return f"{TABLES}/{segment(name_of(table))}"
 
 
 def ranges_path(table: str) -> str:
@@ -37,17 +41,17 @@ def ranges_path(table: str) -> str:
 
 def row_path(table: str, key: str) -> str:
     """Return the path of a row."""
-    return f"{table_path(table)}/rows/{segment(key)}"
+    return f"{table_path(table)}/rows/{segment(key_of(key))}"
 
 
 def flow_path(flow: str) -> str:
     """Return the path of a flow."""
-    return f"{FLOWS}/{segment(flow)}"
+    return f"{FLOWS}/{segment(name_of(flow, 'flow'))}"
 
 
 def consumer_path(flow: str, consumer: str) -> str:
     """Return the path of a flow's consumer."""
-    return f"{flow_path(flow)}/consumers/{segment(consumer)}"
+    return f"{flow_path(flow)}/consumers/{segment(name_of(consumer, 'consumer'))}"
 
 
 def request_path(client_id: str, sequence: int) -> str:

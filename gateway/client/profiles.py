@@ -28,8 +28,8 @@ not travel to another. Paths in the file are relative to it. ``token`` and ``tok
 from __future__ import annotations
 
 import os
+import re
 import ssl
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -38,10 +38,10 @@ import msgspec
 
 from oncegate.gateway.client.failures import OperationFailed
 from oncegate.gateway.client.settings import TIMEOUT_S_DEFAULT
+from oncegate.gateway.toml_file import hint, read_toml
 from oncegate.rifl.errors import Code, Outcome
 
 ENDPOINT_DEFAULT: Final = "http://127.0.0.1:7400"
-FILE_BYTES_MAX: Final = 2**20
 TOKEN_BYTES_MAX: Final = 8192
 
 
@@ -124,29 +124,31 @@ def _from_environment(environment: Mapping[str, str]) -> Profile:
 
 def _from_file(file: Path, name: str | None) -> Profile:
     try:
-        with file.open("rb") as opened:
-            content = opened.read(FILE_BYTES_MAX + 1)
-        found = tomllib.loads(content.decode())
+        read = read_toml(file)
     except FileNotFoundError:
         if name is None:
             return Profile()
         raise _bad(f"profile {name!r}: there is no {file}") from None
-    except OSError as fault:
-        raise _bad(f"{file}: {fault.strerror}") from fault
     except ValueError as fault:
-        raise _bad(f"{file}: {fault}") from fault
-    if len(content) > FILE_BYTES_MAX:
-        raise _bad(f"{file} is over {FILE_BYTES_MAX} bytes")
+        raise _bad(str(fault)) from fault
+    found = read.values
     name = name or found.get("default")
     if name is None:
         return Profile()
     if not isinstance(found.get(name), dict):
         known = ", ".join(sorted(key for key, value in found.items() if isinstance(value, dict)))
         raise _bad(f"there is no profile {name!r} in {file}; there is: {known or 'none'}")
+    fields = Profile.__struct_fields__
+    wrong = [
+        f"{read.at(name, key)}: {key} is no setting{hint(key, fields)}" for key in found[name] if key not in fields
+    ]
+    if wrong:
+        raise _bad("; ".join(wrong))
     try:
         profile = msgspec.convert(found[name], Profile)
     except msgspec.ValidationError as fault:
-        raise _bad(f"profile {name!r} in {file}: {fault}") from fault
+        key = re.search(r"`\$\.(\w+)", str(fault))  # of "Expected `float`, got `str` - at `$.timeout_s`"
+        raise _bad(f"{read.at(name, *key.groups()) if key else file}: {fault}") from fault
     return msgspec.structs.replace(
         profile, ca_file=_beside(file, profile.ca_file), token_file=_beside(file, profile.token_file)
     )

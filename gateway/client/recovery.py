@@ -17,6 +17,9 @@ from then on, so that no late copy of an entry can be applied.
 
 Unknown entries are handed to ``on_unknown`` and then dropped; without it, entering raises :class:`OutboxUnresolved`
 and nothing is sent.
+
+Every cluster counts its client ids from 1: in another one, the outbox's is somebody else's session. So an outbox keeps
+the identity of its cluster, and is refused with CONFLICT by any other, before anything is taken over.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from oncegate.gateway.client.courier import JsonCall
 from oncegate.gateway.client.durable_outbox import DurableOutbox
 from oncegate.gateway.client.failures import OperationFailed, OutcomeUnknown
 from oncegate.gateway.client.outbox_file import OutboxEntry
-from oncegate.gateway.client.paths import session_path
+from oncegate.gateway.client.paths import CLUSTER, session_path
 from oncegate.gateway.client.results import WriteResult
 from oncegate.gateway.client.sender import Sender
 from oncegate.gateway.client.writes import Writes
@@ -99,14 +102,23 @@ class Resumed(msgspec.Struct):
     recovered: list[Recovered] = msgspec.field(default_factory=list)
 
 
+class _Cluster(msgspec.Struct):
+    """What ``GET /v1/cluster`` says of whose log this is; ``origin`` is the cluster that it was restored from."""
+
+    identity: str = ""
+    origin: str = ""
+
+
 async def resume(connection: Connection, outbox: DurableOutbox, on_unknown: OnUnknown | None) -> Resumed:
     """Take over the outbox's session, and settle the entries that cannot be sent again.
 
     Raises:
         OutboxUnresolved: some are unknown and ``on_unknown`` is None; nothing changed.
-        OperationFailed: the cluster could not be asked; nothing is lost, entering may be tried again.
+        OperationFailed: the cluster could not be asked; nothing is lost, entering may be tried again. CONFLICT: it is
+            another cluster than the outbox's; nothing changed.
     """
     found = Resumed()
+    cluster = await _own_cluster(connection, outbox)
     owner = outbox.head.client_id
     if owner:
         await _take_over(connection, owner, found)
@@ -131,7 +143,28 @@ async def resume(connection: Connection, outbox: DurableOutbox, on_unknown: OnUn
         raise OutboxUnresolved(outbox.path, unknown)
     await outbox.forget(dropped)
     await hand_over(outbox, unknown, on_unknown)
+    await outbox.belong(cluster)
     return found
+
+
+async def _own_cluster(connection: Connection, outbox: DurableOutbox) -> str:
+    """Return the identity of the outbox's cluster, if it is known by now; raises CONFLICT at another cluster."""
+    own = outbox.head.cluster
+    try:
+        here = await connection.ask(CLUSTER, _Cluster)
+    except OperationFailed as failure:
+        if failure.code is not Code.FORBIDDEN:  # a token that may only write cannot ask
+            raise
+        return own
+    # One that was restored from the outbox's has none of its sessions, and gives out none of its client ids.
+    if own and here.identity and own not in (here.identity, here.origin):
+        raise OperationFailed(
+            Code.CONFLICT,
+            f"outbox {outbox.path} is of cluster {own}, and this is {here.identity}: its position and its writes mean"
+            " nothing here; `oncegate outbox ls` shows what it holds, a new file begins anew",
+            outcome=Outcome.NOT_APPLIED,
+        )
+    return here.identity or own
 
 
 async def _take_over(connection: Connection, owner: int, found: Resumed) -> None:

@@ -5,11 +5,13 @@ Owns: the shapes a caller sees. Shapes on the wire: :mod:`oncegate.gateway.wire`
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
 
+from oncegate.gateway.wire import BASE64, TransactionWrite
 from oncegate.rifl.ids import ClientId, RequestId, SequenceNumber
 
 if TYPE_CHECKING:
@@ -17,6 +19,22 @@ if TYPE_CHECKING:
     """What JSON can say; of a value that is read, arrays are lists and objects are dicts."""
 else:
     Json = Any
+
+
+def told(value: Any, encoding: str | msgspec.UnsetType) -> Any:
+    """Return a value of an answer: bytes where JSON has said them as base64."""
+    return b64decode(value) if encoding == BASE64 and type(value) is str else value
+
+
+class _Valued(msgspec.Struct, frozen=True, kw_only=True):
+    """What has a value from an answer in JSON; ``encoding`` is ``base64`` if it is bytes."""
+
+    encoding: str = ""
+
+    def __post_init__(self) -> None:
+        if self.encoding:
+            value = told(self.value, self.encoding)  # type: ignore[attr-defined]
+            msgspec.structs.force_setattr(self, "value", value)
 
 
 class WriteResult(msgspec.Struct, frozen=True, gc=False, kw_only=False):
@@ -35,6 +53,10 @@ class WriteResult(msgspec.Struct, frozen=True, gc=False, kw_only=False):
         replayed: whether the stored result of an earlier attempt was returned.
         memory_ms_left: how long the session's memory is guaranteed from the answer on.
         code: None, or the code of a refused write, such as ``CONDITION_FAILED``.
+        writes: of an applied transaction each write's commit number, version and value, in order; ``commit`` is the
+            last one's.
+        failed: of a refused transaction what refused it, as ``conditions[0]`` or ``writes[0]``; ``version`` and
+            ``value`` are that row's.
     """
 
     client_id: ClientId
@@ -46,6 +68,8 @@ class WriteResult(msgspec.Struct, frozen=True, gc=False, kw_only=False):
     replayed: bool
     memory_ms_left: int
     code: str | None = None
+    writes: tuple[TransactionWrite, ...] = ()
+    failed: str | None = None
 
     @property
     def request_id(self) -> RequestId:
@@ -84,11 +108,13 @@ class ManyResult(msgspec.Struct, frozen=True):
     parts: tuple[RowsPart, ...]
 
 
-class Row(msgspec.Struct, frozen=True):
+class Row(_Valued, frozen=True):
     """A row as read; ``commit`` is the commit number that the answer reflects.
 
     ``age_ms``, of a ``stale`` read: how long ago the node that answered was last known to hold all that was committed;
-    None if it has not heard from a leader since its start.
+    None if it has not heard from a leader since its start. ``ends_ms``: cluster time at which it ends by itself, 0 for
+    never. ``owner``: client id of the session that it ends with, in its written form; empty for none. ``value`` is what
+    JSON can say, or bytes.
     """
 
     key: str
@@ -96,23 +122,90 @@ class Row(msgspec.Struct, frozen=True):
     version: int
     commit: int = 0
     age_ms: int | None = None
+    ends_ms: int = 0
+    owner: str = ""
 
 
 class Page(msgspec.Struct, frozen=True):
-    """One page of a scan in key order; ``next`` is where the next one starts after, or None at the end."""
+    """One page of a scan in key order; ``next`` is where the next one starts after, or None at the end.
+
+    ``page`` stands for the pages behind it at the same commit number; None at the end.
+    """
 
     rows: list[Row]
     next: str | None = None
     commit: int = 0
+    page: str | None = None
+
+
+class Change(_Valued, frozen=True):
+    """A change of a row.
+
+    Attributes:
+        key: of the row.
+        commit: its commit number; a watch from it goes on behind this change.
+        value: what the row holds since; None if it was deleted.
+        deleted: whether it was deleted.
+        cause: why, unless an operation has asked for it: ``ttl end`` or ``session end``.
+        until: commit number of the last change of the same transaction; ``commit`` where there is none behind it.
+    """
+
+    key: str
+    commit: int
+    value: Json
+    deleted: bool
+    cause: str
+    until: int
+
+
+class FlowItem(_Valued, frozen=True):
+    """An item of a flow: a committed write. ``deleted`` tells a deletion from a null."""
+
+    commit: int
+    key: str
+    value: Json
+    time_ms: int
+    client_id: str
+    sequence: int
+    deleted: bool = False
+    traceparent: str = ""
 
 
 class TableInfo(msgspec.Struct, frozen=True):
-    """A table as declared; ``rows`` counts those of a resident table."""
+    """A table as declared; ``rows`` and ``bytes`` are of a resident table.
+
+    ``incarnation`` is the number of this declaration of the name: a later one, after a drop, has another.
+    """
 
     kind: Literal["resident", "stream"]
     name: str = ""
     quota_bytes: int = 0
     rows: int = 0
+    bytes: int = 0
+    incarnation: int = 0
+
+
+class SessionInfo(msgspec.Struct, frozen=True):
+    """A live session of the token's tenant; ``records``: results that it has not acknowledged."""
+
+    client_id: str
+    epoch: int
+    lease_ms_left: int
+    first_incomplete: int
+    highest_sequence: int
+    records: int
+    window: int = 0
+    lease_ms: int = 0
+
+
+class OpenRequests(msgspec.Struct, frozen=True):
+    """Sequence numbers of a session that are not acknowledged: ``executed``, ``sealed``, or ``never_seen``, a gap."""
+
+    first: int
+    last: int
+    state: str
+    commit: int | None = None
+    traceparent: str = ""
 
 
 class Consumer(msgspec.Struct, frozen=True):
@@ -135,6 +228,8 @@ class Consumer(msgspec.Struct, frozen=True):
     lag_bytes: int = 0
     idle_ms: int = 0
     trend: str = "unknown"
+    event_ms: int = 0
+    event_lag_ms: int = 0
 
 
 class FlowInfo(msgspec.Struct, frozen=True):
@@ -146,7 +241,7 @@ class FlowInfo(msgspec.Struct, frozen=True):
 
     flow: str
     source: str
-    target: str | None = None
+    target: str | list[str] | None = None
     version: int = 1
     first_batch: int = 0
     last_batch: int = 0
@@ -156,11 +251,17 @@ class FlowInfo(msgspec.Struct, frozen=True):
     retained_bytes: int = 0
     held: str = ""
     retention_ms: int = 0
+    retention_bytes: int = 0
     consumer_expiry_ms: int = 0
     max_items: int = 0
     max_bytes: int = 0
     linger_ms: int = 0
     consumers: dict[str, Consumer] = {}
+    event_time: str = ""
+    event_ms: int = 0
+    shed_lag_bytes: int = 0
+    shed_level: int = 0
+    shed_items: int = 0
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -191,19 +292,40 @@ class ClusterInfo(msgspec.Struct, frozen=True):
 
 
 class Resolution(msgspec.Struct, frozen=True):
-    """How a doubt ended, for ever: ``applied`` with its result, or ``sealed``: never executed and never will be."""
+    """How a doubt ended, for ever.
 
-    state: Literal["applied", "sealed"]
+    Attributes:
+        state: ``applied``, or ``refused`` (its condition failed), each with its result; or ``sealed``: it never ran and
+            never will.
+        result: what the call would have returned; None if it never ran.
+    """
+
+    state: Literal["applied", "refused", "sealed"]
     result: WriteResult | None = None
 
     @property
+    def executed(self) -> bool:
+        """Whether it ran: True for ``applied`` and ``refused``."""
+        return self.state != "sealed"
+
+    @property
     def applied(self) -> bool:
-        """Whether the operation was applied."""
+        """Whether it took effect, as :attr:`WriteResult.applied`."""
         return self.state == "applied"
 
 
 class RequestState(msgspec.Struct, frozen=True):
-    """What the cluster remembers of a request id; ``result`` is there if ``state`` is ``applied``."""
+    """What the cluster remembers of a request id; ``result`` is there if it ran and is remembered."""
 
-    state: Literal["applied", "never_seen", "acknowledged", "sealed", "expired"]
+    state: Literal["applied", "refused", "never_seen", "acknowledged", "sealed", "expired"]
     result: WriteResult | None = None
+
+    @property
+    def executed(self) -> bool | None:
+        """Whether it ran; None where that is not known, or may change: ``never_seen`` can run yet."""
+        return True if self.result is not None else False if self.state == "sealed" else None
+
+    @property
+    def applied(self) -> bool | None:
+        """Whether it took effect; None as of :attr:`executed`."""
+        return self.result.applied if self.result is not None else self.executed

@@ -12,10 +12,21 @@ takes a later one of the same batch.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from itertools import islice
 
-from oncegate.gateway.client.batch import Batch, BatchPlace, OperationsBatch, Pending, PendingRows, RangeBatch
+from oncegate.gateway.client.batch import (
+    Batch,
+    BatchPlace,
+    OperationsBatch,
+    Pending,
+    PendingRows,
+    RangeBatch,
+    Rows,
+    rows_of,
+    rows_of_all,
+    share_a_row,
+)
 from oncegate.gateway.client.failures import OperationFailed
 from oncegate.gateway.client.settings import Tuning
 from oncegate.gateway.client.verdicts import late, not_applied
@@ -33,15 +44,17 @@ class SendQueue:
 
     def __init__(self, tracker: RequestTracker, tuning: Tuning, *, in_order: bool = False) -> None:
         self._in_order = in_order
-        self._tracker = tracker
+        self.tracker = tracker
         self._tuning = tuning
         self.waiting: deque[Pending | PendingRows] = deque()
 
-    def take(self, travelling: Iterable[dict[str, set[str]]]) -> tuple[Batch | None, int]:
+    def take(self, travelling: Sequence[Rows], requests: int = 1) -> tuple[Batch | None, int]:
         """Cut the next batch and give its writes their numbers.
 
         Args:
-            travelling: the rows that unanswered batches touch, by table.
+            travelling: the rows that unanswered batches touch, of each.
+            requests: in how many of equal size what waits may travel; fewer, if one would have less than
+                ``pipeline_min`` operations. Ranges have their own size.
 
         Returns:
             The batch, or None when nothing may leave now, and how many writes were dropped because nobody waits
@@ -50,24 +63,38 @@ class SendQueue:
         dropped = self._drop_done()
         if not self.waiting:
             return None, dropped
-        busy = _merged(travelling)
         head = self.waiting[0]
         if isinstance(head, PendingRows):
-            rows = busy.get(head.table) if busy else None
-            if (rows is not None and not rows.isdisjoint(head.keys)) or not self._has_room(ranged=True):
+            rows = {head.table: set(head.keys)} if travelling else None
+            if rows and any(share_a_row(rows, other) for other in travelling):
+                return None, dropped
+            if not self._has_room(ranged=True):
                 return None, dropped
             self.waiting.popleft()
-            return self._range_of_rows(head), dropped
-        size, ranged = self._cut(busy)
+            return self._range_of_rows(head, rows), dropped
+        waiting = len(self.waiting)
+        parts = 1 if self._in_order else min(requests, waiting // max(1, self._tuning.pipeline_min))
+        operations_max = self._tuning.batch_operations_max
+        if parts > 1:
+            operations_max = min(operations_max, -(-waiting // parts))
+        size, ranged = self._cut(operations_max, waiting)
+        touched: Rows | None = None
+        if travelling and size:
+            touched = rows_of_all(list(islice(self.waiting, size)))  # type: ignore[arg-type]
+            if any(share_a_row(touched, other) for other in travelling):
+                touched = None
+                size, ranged = self._cut(operations_max, self._first_busy(travelling))
         if not self._has_room(ranged=ranged):
             return None, dropped
         if size == 0:
-            overtaking = [] if self._in_order else self._overtake(busy)
+            overtaking = [] if self._in_order else self._overtake(_merged(travelling), operations_max)
             return self._operations(overtaking) if overtaking else None, dropped
-        count = size if ranged else min(size, self._tracker.room_for_singles)
+        count = size if ranged else min(size, self.tracker.room_for_singles)
         popleft = self.waiting.popleft
         pendings: list[Pending] = [popleft() for _ in range(count)]  # type: ignore[misc]
-        return self._range_of_puts(pendings) if ranged else self._operations(pendings), dropped
+        if ranged:
+            return self._range_of_puts(pendings), dropped
+        return self._operations(pendings, touched if count == size else None), dropped
 
     def expire(self, now: float) -> tuple[int, float]:
         """Fail the writes whose deadline has passed; remove them, and those without a waiting caller.
@@ -98,14 +125,29 @@ class SendQueue:
                 _fail(pending, not_applied(reason))
         return len(unsent)
 
+    def refuse_rows(self, reason: OperationFailed) -> int:
+        """Fail the rows of each ``put_many``, because the session has ended and another one follows; returns how many.
+
+        Rows of one call are not spread over two sessions.
+        """
+        rows = [pending for pending in self.waiting if isinstance(pending, PendingRows) or not pending.alone]
+        kept = [pending for pending in self.waiting if isinstance(pending, Pending) and pending.alone]
+        self.waiting.clear()
+        self.waiting.extend(kept)
+        for pending in rows:
+            _fail(pending, not_applied(reason))
+        return len(rows)
+
     def _has_room(self, *, ranged: bool) -> bool:
-        tracker = self._tracker
+        tracker = self.tracker
         if ranged:
             if not tracker.room_for_range:
                 tracker.make_room()
             return tracker.room_for_range
-        if not tracker.room_for_singles:
-            tracker.make_room()
+        # Half of the window is left to writes whose callers have gone: their fates can be asked for as long.
+        wanted = min(len(self.waiting), tracker.window // 2) or 1
+        if tracker.room_for_singles < wanted:
+            tracker.make_room(wanted)
         return tracker.room_for_singles > 0
 
     def _drop_done(self) -> int:
@@ -116,25 +158,30 @@ class SendQueue:
             dropped += 1
         return dropped
 
-    def _cut(self, busy: dict[str, set[str]]) -> tuple[int, bool]:
-        """Return how many writes at the front may travel in one request, and whether as a range."""
+    def _first_busy(self, travelling: Sequence[Rows]) -> int:
+        """Return how many writes are in front of the first that touches a row under way."""
+        busy = _merged(travelling)
+        for at, pending in enumerate(self.waiting):
+            if isinstance(pending, PendingRows):
+                return at
+            if any(key in busy.get(name, ()) for name, key in rows_of(pending.operation)):
+                return at
+        return len(self.waiting)
+
+    def _cut(self, operations_max: int, limit: int) -> tuple[int, bool]:
+        """Return how many of the first ``limit`` writes may travel in one request, and whether as a range."""
         range_min = self._tuning.range_min
-        operations_max = self._tuning.batch_operations_max
         count = run = 0  # of these writes, the last ``run`` are puts on one stream table
         run_table = ""
-        for pending in islice(self.waiting, max(operations_max, self._tuning.range_rows_max)):
+        for pending in islice(self.waiting, min(limit, max(operations_max, self._tuning.range_rows_max))):
             if isinstance(pending, PendingRows) or pending.promise.done():
                 break
-            operation = pending.operation
-            table = operation.table
-            if busy and table in busy and operation.key in busy[table]:
-                break
-            if pending.text is not None and run and table == run_table:
+            if pending.text is not None and run and pending.operation.table == run_table:
                 run += 1
             elif run >= range_min:
                 break  # the run began at the front and is a range by itself
             elif pending.text is not None:
-                run, run_table = 1, table
+                run, run_table = 1, pending.operation.table
             else:
                 run = 0
             count += 1
@@ -144,19 +191,18 @@ class SendQueue:
                 break
         return count, run >= range_min
 
-    def _overtake(self, busy: dict[str, set[str]]) -> list[Pending]:
+    def _overtake(self, busy: Rows, operations_max: int) -> list[Pending]:
         """Take writes that may pass those in front, which wait for a row under way; each row keeps its order."""
-        room = min(self._tuning.batch_operations_max, self._tracker.room_for_singles)
+        room = min(operations_max, self.tracker.room_for_singles)
         passing: list[Pending] = []
         staying: list[Pending | PendingRows] = []
         held: set[tuple[str, str]] = set()
         for pending in self.waiting:
             if isinstance(pending, PendingRows) or len(passing) == room:
                 break
-            operation = pending.operation
-            row = (operation.table, operation.key)
-            if row in held or operation.key in busy.get(operation.table, ()):
-                held.add(row)
+            rows = rows_of(pending.operation)
+            if any(row in held or row[1] in busy.get(row[0], ()) for row in rows):
+                held.update(rows)
                 staying.append(pending)
             elif pending.promise.done():
                 staying.append(pending)  # dropped when it gets to the front
@@ -168,14 +214,14 @@ class SendQueue:
             self.waiting.extend(staying)
         return passing
 
-    def _operations(self, pendings: list[Pending]) -> OperationsBatch:
-        numbers = self._tracker.take_singles(len(pendings))
+    def _operations(self, pendings: list[Pending], touched: Rows | None = None) -> OperationsBatch:
+        numbers = self.tracker.take_singles(len(pendings))
         for pending, number in zip(pendings, numbers, strict=True):
             pending.operation.sequence = number
-        return OperationsBatch(pendings, numbers)
+        return OperationsBatch(pendings, numbers, touched)
 
-    def _range_of_rows(self, rows: PendingRows) -> RangeBatch:
-        first = self._tracker.take_range(len(rows.keys))
+    def _range_of_rows(self, rows: PendingRows, touched: Rows | None) -> RangeBatch:
+        first = rows.first = self.tracker.take_range(len(rows.keys))
         return RangeBatch(
             place=BatchPlace(first, len(rows.keys)),
             first=first,
@@ -185,10 +231,11 @@ class SendQueue:
             deadline=rows.deadline,
             rows=rows.promise,
             span=rows.span,
+            touched=touched,
         )
 
     def _range_of_puts(self, pendings: list[Pending]) -> RangeBatch:
-        first = self._tracker.take_range(len(pendings))
+        first = self.tracker.take_range(len(pendings))
         for sequence, pending in enumerate(pendings, first):
             pending.operation.sequence = sequence
         return RangeBatch(
@@ -209,8 +256,8 @@ def _fail(pending: Pending | PendingRows, failure: OperationFailed) -> None:
         pending.promise.set_exception(failure)
 
 
-def _merged(travelling: Iterable[dict[str, set[str]]]) -> dict[str, set[str]]:
-    merged: dict[str, set[str]] = {}
+def _merged(travelling: Sequence[Rows]) -> Rows:
+    merged: Rows = {}
     for rows in travelling:
         for table, keys in rows.items():
             known = merged.get(table)

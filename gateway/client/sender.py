@@ -16,12 +16,15 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from oncegate.gateway.client.batch import Batch, OperationsBatch, Pending, PendingRows
 from oncegate.gateway.client.batch_call import BatchCall, OperationsCall, RangeCall, ended
 from oncegate.gateway.client.courier import at_deadline
-from oncegate.gateway.client.durable_outbox import DurableOutbox
+from oncegate.gateway.client.durable_outbox import DurableOutbox, KeptPromise
 from oncegate.gateway.client.failures import OperationFailed, Resolver
 from oncegate.gateway.client.places import Places, Sweep
 from oncegate.gateway.client.routing import AttemptFailed
@@ -30,14 +33,14 @@ from oncegate.gateway.client.verdicts import (
     SESSION_OVER,
     Numbers,
     doubtful,
-    fail_rows,
-    fail_write,
+    fail_batch,
     fate_of,
+    late,
     not_applied,
     refused,
 )
 from oncegate.gateway.wire import MSGPACK
-from oncegate.rifl.errors import Code, OncegateError
+from oncegate.rifl.errors import Code, OncegateError, Outcome
 from oncegate.rifl.ids import ClientId, Epoch, format_client_id
 from oncegate.rifl.request_tracker import RequestTracker
 
@@ -65,6 +68,7 @@ class Sender:
         ended: called with the reason when the session takes no further writes.
         outbox: keeps writes on disk before they travel, or None.
         tracker: gives out the numbers; a new one by default.
+        renews: whether ``ended`` opens the session anew when it has expired: see :meth:`lose` and :meth:`go_on`.
 
     Attributes:
         places: each write that is enqueued has one; it is freed when the write ends.
@@ -82,6 +86,8 @@ class Sender:
         ended: Callable[[OperationFailed], None],
         outbox: DurableOutbox | None = None,
         tracker: RequestTracker | None = None,
+        *,
+        renews: bool = False,
     ) -> None:
         self.client_id = client_id
         self.client_id_text = format_client_id(client_id)
@@ -89,10 +95,12 @@ class Sender:
         self.tracker = RequestTracker(window=window) if tracker is None else tracker
         self.resolver = resolver
         self.keeps = outbox is not None
+        self.renews = renews
         self.lease = lease
         self.highest_commit = 0
         self.headers: Mapping[str, str] = {**connection.headers, "Content-Type": MSGPACK, "Accept": MSGPACK}
         self._courier = connection.courier
+        self.kinds = connection.kinds
         self._tuning = connection.tuning
         self._loop = asyncio.get_running_loop()
         self._ended = ended
@@ -101,11 +109,15 @@ class Sender:
         self._queue = SendQueue(self.tracker, self._tuning, in_order=self.keeps)
         self._waiting = self._queue.waiting
         self._in_flight_max = self._tuning.in_flight_max
-        self._pipeline_min = self._tuning.pipeline_min
+        self._pipeline_min = max(1, self._tuning.pipeline_min)
         self._runners = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._travelling: list[AnyCall] = []
         self._delayed: set[BatchCall[Any]] = set()
+        self._between: asyncio.Future[None] | None = None
+        """Done when the session is open again; None while it is."""
+        self._unsent: list[tuple[int, Pending]] = []
+        """Writes that the lost session refused for certain, under the numbers that they had there."""
         self._sweep = Sweep(self._loop, self._expire)
         self.places = Places(self._loop, window, self._sweep.arm)
 
@@ -127,7 +139,8 @@ class Sender:
         runners = self._runners
         if runners == 0 or (
             runners < self._in_flight_max
-            and (len(waiting) >= self._pipeline_min or type(pending) is PendingRows or self._delayed)
+            # Once for as many, lest each write that waits for a row under way looks again for what may leave.
+            and (len(waiting) % self._pipeline_min == 0 or type(pending) is PendingRows or self._delayed)
         ):
             self._start_runner()
 
@@ -135,10 +148,15 @@ class Sender:
         """Take writes one after another as places come free; ``pendings`` then holds the writes not taken.
 
         Raises:
-            OperationFailed: as :meth:`Places.take`; ``wait`` applies to the first write only.
+            OperationFailed: as :meth:`Places.take`; ``wait`` applies to the first write only. SESSION_EXPIRED, also if
+                the session was opened anew meanwhile: one call has one session.
         """
+        client_id = self.client_id
         while pendings:
             await self.places.take(deadline, wait=wait)
+            if self._between is not None or self.client_id != client_id:
+                self.places.free(1)
+                raise OperationFailed(Code.SESSION_EXPIRED, "the session was lost", outcome=Outcome.NOT_APPLIED)
             self.enqueue(pendings[0])
             pendings.popleft()
             wait = True
@@ -154,22 +172,95 @@ class Sender:
 
     def end(self, reason: OperationFailed) -> None:
         """Take no further writes and fail those that have not travelled; they are surely not applied."""
-        if self.places.over is None:
-            self.places.over = reason
-            self._ended(reason)
+        before, self.places.over = self.places.over, self.places.over or reason
+        self._put_back()
         unsent = self._queue.refuse(reason)
         self.places.refuse_waiting(reason)
         self.places.free(unsent)
+        self._wake()
+        if before is None:
+            self._ended(reason)
+
+    # A session that is opened anew
+
+    def lose(self, reason: OperationFailed) -> None:
+        """Note that the session has ended by itself: for good, or until :meth:`go_on`. Until then nothing leaves."""
+        if self._between is not None:
+            return
+        if not self.renews or reason.code is not Code.SESSION_EXPIRED or self.places.over is not None:
+            self.end(reason)
+            return
+        self._between = self._loop.create_future()
+        self.places.free(self._queue.refuse_rows(reason))
+        self._ended(reason)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the session is open, as far as is known."""
+        return self._between is None and self.places.over is None
+
+    async def ready(self, deadline: float) -> None:
+        """Return when the session is open, or has ended for good; raises DeadlineExceeded."""
+        if self._between is not None:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await asyncio.shield(self._between)
+            except TimeoutError as out_of_time:
+                raise late("the session was lost, and is not open again") from out_of_time
+
+    async def idle(self) -> None:
+        """Return when no request is under way: each ends by itself, for the session has ended."""
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._put_back()
+
+    def go_on(self, client_id: ClientId, epoch: Epoch, tracker: RequestTracker) -> None:
+        """Send what waits in a new session; nothing may be under way."""
+        self.client_id = client_id
+        self.client_id_text = format_client_id(client_id)
+        self.epoch = epoch
+        self.tracker = self._queue.tracker = tracker
+        self._put_back()
+        self._wake()
+        if self._waiting:
+            self._start_runner()
+
+    def again(self, pendings: Sequence[Pending]) -> int:
+        """Take back writes that the lost session surely did not apply; returns how many: they keep their places."""
+        for pending in pendings:
+            number, pending.operation.sequence = pending.operation.sequence, 0
+            self._unsent.append((number, pending))
+            if self._outbox is not None and isinstance(pending.promise, KeptPromise):
+                pending.promise = pending.promise.inner
+                self._outbox.settled([number])
+        return len(pendings)
+
+    def _put_back(self) -> None:
+        """Put what was taken back in front of the queue, in the order of the calls."""
+        unsent, self._unsent = sorted(self._unsent, key=itemgetter(0)), []
+        self._waiting.extendleft([pending for _, pending in reversed(unsent)])
+
+    def _wake(self) -> None:
+        between, self._between = self._between, None
+        if between is not None and not between.done():
+            between.set_result(None)
 
     # Requests
 
     def _start_runner(self) -> None:
+        if self._between is not None:
+            return
         self._runners += 1
         task = self._loop.create_task(self._run())
         self._tasks.add(task)
         task.add_done_callback(self._runner_ended)
 
-    def _runner_ended(self, task: asyncio.Task[None]) -> None:
+    def _start_others(self) -> None:
+        """Let what still waits travel too, beside what has just been taken."""
+        for _ in range(min(self._in_flight_max - self._runners, len(self._waiting) // self._pipeline_min)):
+            self._start_runner()
+
+    def _runner_ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             # A bug of the SDK: its callers must hear of it rather than wait for ever.
@@ -181,15 +272,19 @@ class Sender:
             if self._tuning.linger_s > 0:
                 await asyncio.sleep(self._tuning.linger_s)
             while True:
-                busy = [call.rows() for call in self._travelling] if self._travelling else ()
-                batch, dropped = self._queue.take(busy)
+                if self._between is not None or not self._waiting:
+                    return
+                busy = [call.rows() for call in self._travelling if not call.settled]
+                batch, dropped = self._queue.take(busy, self._in_flight_max - len(busy))
                 if dropped:
                     self.places.free(dropped)
                 if batch is None:
                     return
-                await self._deliver(batch)
-                # Callers who were woken by the verdicts run before this continues: their next writes travel together.
-                await asyncio.sleep(0)
+                if len(self._waiting) >= self._pipeline_min:
+                    self._start_others()
+                if not await self._deliver(batch):
+                    # Callers who were woken by the verdicts run before this goes on: their next writes travel together.
+                    await asyncio.sleep(0)
         finally:
             self._runners -= 1
 
@@ -203,16 +298,22 @@ class Sender:
         for at in range(0, len(pendings), size):
             part = pendings[at : at + size]
             self.places.outstanding += len(part)
-            await self._deliver(OperationsBatch(part, [pending.operation.sequence for pending in part]), again=True)
+            batch = OperationsBatch(part, [pending.operation.sequence for pending in part])
+            task: asyncio.Task[Any] = self._loop.create_task(self._deliver(batch, again=True))
+            self._tasks.add(task)
+            task.add_done_callback(self._runner_ended)
+            await asyncio.shield(task)  # whoever waits may go; what travels stays accounted for
 
-    async def _deliver(self, batch: Batch, *, again: bool = False) -> None:
-        """Send a batch until each of its writes is settled; its parts are sent in order, one after another."""
+    async def _deliver(self, batch: Batch, *, again: bool = False) -> bool:
+        """Send a batch until each of its writes is settled; its parts are sent in order, one after another.
+
+        Returns:
+            Whether the callers that its last verdicts woke have run by now.
+        """
         calls = deque([self._call(batch)])
-        calls[0].ambiguous = again
+        calls[0].ambiguous = calls[0].kept = again
         self._travelling.append(calls[0])
         try:
-            if self._outbox is not None and not again and not await self._keep(self._outbox, calls[0]):
-                self._travelling.remove(calls.popleft())
             while calls:
                 call = calls[0]
                 remaining = await self._exchange(call)
@@ -222,14 +323,16 @@ class Sender:
                     followers = [self._call(part) for part in remaining]
                     for follower in followers:
                         follower.ambiguous = call.ambiguous  # a doubt stays with the writes, however they travel
+                        follower.kept = call.kept
                     calls.extendleft(reversed(followers))
                     self._travelling.extend(followers)
+            return call.settled and call.at_once
         finally:
             for call in calls:  # the session was aborted, or this is a bug; either way callers must not wait for ever
                 self._travelling.remove(call)
                 reason = self.places.over or OperationFailed(Code.INTERNAL, "the sender failed; see the log")
                 failure = doubtful(reason) if call.doubtful else not_applied(reason)
-                for part in (call.batch, *call.later):
+                for part in call.left():
                     self._fail(part, failure)
 
     async def _keep(self, outbox: DurableOutbox, call: AnyCall) -> bool:
@@ -245,9 +348,23 @@ class Sender:
 
     async def _exchange(self, call: AnyCall) -> Sequence[Batch]:
         """Make one call to its end and return the rest of its batch, to be sent again."""
-        call.encode()
+        try:
+            call.encode()
+        except (TypeError, ValueError, OverflowError, RuntimeError, msgspec.MsgspecError) as fault:
+            # Arguments are checked at the call, so this is a bug; it must not be one for the writes beside.
+            if len(call.batch) > 1:
+                return call.batch.halves()
+            LOG.exception("a write cannot be encoded")
+            outcome = Outcome.UNKNOWN if call.ambiguous else Outcome.NOT_APPLIED
+            self._fail(call.batch, OperationFailed(Code.INTERNAL, f"it cannot be encoded: {fault!a}", outcome=outcome))
+            return call.later
         if len(call.body or b"") > self._tuning.batch_bytes_max and len(call.batch) > 1:
             return call.batch.halves()
+        if self._outbox is not None and not call.kept:
+            if not await self._keep(self._outbox, call):
+                return call.later
+            call.kept = True
+            call.encode()  # what it acknowledges may have grown
         try:
             if self._tracing is None:
                 await self._courier.exchange(call)
@@ -262,7 +379,7 @@ class Sender:
             failure = refused(refusal, ambiguous=call.ambiguous)
             self._fail(call.batch, failure)
             if failure.code in SESSION_OVER:
-                self.end(failure)
+                self.lose(failure)
         finally:
             self._delayed.discard(call)
         return call.later
@@ -288,11 +405,14 @@ class Sender:
         if self._outbox is not None:  # first, because what the tracker then acknowledges must be on its way to the disk
             self._outbox.settled(numbers.completed)
             self._outbox.settled(numbers.released)
+            self._outbox.settled(numbers.unclaimed)
             self._outbox.doubted(numbers.abandoned)
         if numbers.completed:
             self.tracker.complete(numbers.completed)
         if numbers.abandoned:
             self.tracker.abandon(numbers.abandoned)
+        if numbers.unclaimed:
+            self.tracker.abandon(numbers.unclaimed, recorded=True)
         if numbers.released:
             self.tracker.release(numbers.released)
         self.places.free(settled)
@@ -303,21 +423,22 @@ class Sender:
         fate = fate_of(failure)
         if isinstance(batch, OperationsBatch):
             for pending in batch.pendings:
-                numbers.file(pending.operation.sequence, fate)
-                fail_write(pending, failure, self.client_id, self.resolver)
-            self.account(numbers, len(batch))
-            return
-        fail_rows(batch, failure, self.client_id, self.resolver)
-        batch.place.note(len(batch), fate)
-        whole = batch.place.fate()
-        if whole is not None:
-            numbers.file(batch.place.first, whole)
-        self.account(numbers, ended(batch, len(batch)))
+                numbers.file(pending.operation.sequence, fate, waits=pending.waits)
+            ends = len(batch)
+        else:
+            batch.place.note(len(batch), fate, waits=batch.waits)
+            whole = batch.place.fate()
+            if whole is not None:
+                numbers.file(batch.place.first, whole)
+            ends = ended(batch, len(batch))
+        again = self.again(fail_batch(batch, failure, self.client_id, self.resolver, renews=self.renews))
+        self.account(numbers, ends - again)
 
     # Deadlines
 
     def _expire(self, now: float) -> float:
         """Fail every write whose deadline has passed and return the next deadline."""
+        self._put_back()
         expired, following = self._queue.expire(now)
         for call in self._travelling:
             following = min(following, call.expire(now))

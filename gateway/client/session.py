@@ -9,25 +9,64 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
+import msgspec
 from msgspec import UnsetType
 
+from oncegate.gateway.client import keyed_writes
+from oncegate.gateway.client.arguments import bad, name_of, packed, request_id
 from oncegate.gateway.client.batch import Pending, PendingRows, RowsCollector
-from oncegate.gateway.client.failures import OperationFailed
+from oncegate.gateway.client.failures import OperationFailed, PartialFailure
+from oncegate.gateway.client.optimistic import ATTEMPTS_MAX, Updated, update
 from oncegate.gateway.client.places import Places, window_full
 from oncegate.gateway.client.results import Json, ManyResult, Resolution, Row, WriteResult
 from oncegate.gateway.client.sender import Sender
 from oncegate.gateway.client.session_life import SessionLife
-from oncegate.gateway.client.settings import Consistency, SessionOptions
-from oncegate.gateway.client.writes import UNSET, OperationName, Writes
-from oncegate.rifl.errors import Code
+from oncegate.gateway.client.settings import Consistency, SessionOptions, TableKind
+from oncegate.gateway.client.transaction import OpenTransaction, Transaction, edges
+from oncegate.gateway.client.writes import UNSET, OperationName, Writes, let_end, pairs_of
+from oncegate.rifl.errors import Code, Outcome
 from oncegate.rifl.ids import ClientId, Epoch, RequestId, SequenceNumber
 
 if TYPE_CHECKING:
     from oncegate.gateway.client.connection import Connection
+
+
+class _Unopened:
+    """Stands for the parts of a session that was not entered: whatever is asked of it is refused, with a type."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        detail = "the session is not entered: async with client.session() as session"
+        raise OperationFailed(Code.CONFLICT, detail, outcome=Outcome.NOT_APPLIED)
+
+
+_UNOPENED: Final[Any] = _Unopened()
+
+
+class Submitted(asyncio.Future[WriteResult]):
+    """A write that :meth:`Session.submit` has started: a future of its result."""
+
+    def __init__(self, pending: Pending, sender: Sender) -> None:
+        super().__init__(loop=asyncio.get_running_loop())
+        self._pending = pending
+        self._sender = sender
+        self._told: RequestId | None = None
+
+    @property
+    def request_id(self) -> RequestId | None:
+        """The write's id, from before it travels until the end; None if it never got one, and was not applied."""
+        if self.done() and not self.cancelled():
+            failure = self.exception()
+            return self.result().request_id if failure is None else getattr(failure, "request_id", None)
+        return self._told or _id_of(self._pending, self._sender)
+
+    def cancel(self, msg: object = None) -> bool:
+        """Give up waiting; :attr:`request_id` stays."""
+        self._told = _id_of(self._pending, self._sender)
+        return super().cancel(msg)
 
 
 class Session:
@@ -45,7 +84,9 @@ class Session:
     does not wait: writes under way then fail with outcome unknown.
 
     A write whose caller is cancelled before it has travelled is not sent. One that has travelled keeps its sequence
-    number and is retried until it has a verdict or its deadline passes.
+    number and is retried until it has a verdict or its deadline passes; the cancellation carries its id:
+    :func:`oncegate.request_ids`. Its fate can be resolved as long as the window has room to remember it, and at least
+    while fewer than half of its places are needed for it.
     """
 
     __slots__ = ("_connection", "_life", "_places", "_sender", "_tracing", "_wait", "_writes", "lost", "recovered")
@@ -55,11 +96,11 @@ class Session:
         self._life = SessionLife(connection, options, nonce)
         self._wait = options.full != "fail"
         self._tracing = connection.tracing
-        self._writes: Writes
-        self._sender: Sender
-        self._places: Places
+        self._writes: Writes = _UNOPENED
+        self._sender: Sender = _UNOPENED
+        self._places: Places = _UNOPENED
         self.lost = self._life.lost
-        """Set once the session has ended without being closed: expired, or taken over by another process."""
+        """Set once the session has ended for good without being closed: expired, or taken over by another process."""
         self.recovered = self._life.recovered
         """What entering settled of writes of an earlier process that were in the outbox, in the order of their ids."""
 
@@ -103,35 +144,62 @@ class Session:
 
     @property
     def memory_ms_left(self) -> int:
-        """How long the session's memory is guaranteed from now on, by the latest answer."""
+        """How long the session's memory is guaranteed from now on, by the latest answer; 0 once it is closed."""
+        if self._life.is_closed:
+            return 0
         return max(0, int((self._sender.lease.ends_at - self._connection.deadline(0.0)) * 1000))
 
     @property
     def position(self) -> Json:
         """The position that came with the newest write in the outbox, also of an earlier process; None at first.
 
-        Writes reach an outbox in the order of the calls: those up to this position are in it, or settled. Only a
-        write that failed before it was taken in (``outcome`` not_applied) is passed over by the position of the next.
+        It says what was taken in, not what took effect: a write that is refused afterwards, by its condition or for
+        good, has moved it all the same. Writes reach an outbox in the order of the calls: those up to this position
+        are in it, or settled. Only a write that failed before it was taken in (``outcome`` not_applied) is passed over
+        by the position of the next.
         """
         return None if self._life.outbox is None else self._life.outbox.position
 
     async def drain(self) -> None:
         """Wait until every write so far has its result or its error."""
+        self._connection.check()
         await self._places.drain()
         if self._life.outbox is not None:
             await self._life.outbox.flush()
 
-    async def resolve(self, sequence: int, *, timeout_s: float | None = None) -> Resolution:
-        """End the doubt about a write of this session: it was applied, or it never will be.
+    async def resolve(self, request: int | str | RequestId, *, timeout_s: float | None = None) -> Resolution:
+        """End the doubt about a write of this session: it ran, or it never will.
 
         Args:
-            sequence: its number, as ``request_id.sequence`` of the error says.
+            request: its id, or its number in this session alone.
             timeout_s: total time.
 
         Raises:
             OperationFailed: as :meth:`oncegate.gateway.client.OutcomeUnknown.resolve`.
         """
-        return await self._life.settle(RequestId(self._sender.client_id, SequenceNumber(sequence)), timeout_s)
+        return await self._life.settle(self._named(request), timeout_s)
+
+    async def send_again(self, request: int | str | RequestId, *, timeout_s: float | None = None) -> WriteResult:
+        """Send a write again that is in the outbox and whose outcome is unknown, under its own id, as a restart would.
+
+        Args:
+            request: as of :meth:`resolve`.
+            timeout_s: total time.
+
+        Returns:
+            Its result, new or replayed.
+
+        Raises:
+            OutcomeUnknown: still no answer, and the write is still in the outbox; or the cluster no longer remembers.
+            OperationFailed: NOT_FOUND if no write with that id is in doubt in the outbox of this session; as
+                :meth:`put`.
+        """
+        return await self._life.send_again(self._named(request), timeout_s)
+
+    def _named(self, request: int | str | RequestId) -> RequestId:
+        if isinstance(request, int):
+            return request_id((self._sender.client_id, request))
+        return request_id(request)
 
     # Writes
 
@@ -144,21 +212,31 @@ class Session:
         if_absent: bool = False,
         if_version: int | None = None,
         if_value: Json | UnsetType = UNSET,
+        ttl_ms: int | None = None,
+        bound: bool = False,
         position: Json = None,
         timeout_s: float | None = None,
+        idempotency_key: str | None = None,
     ) -> WriteResult:
         """Write a row exactly once.
 
         Args:
             table: a declared table.
             key: 1 to 512 bytes of UTF-8.
-            value: anything that JSON can express; encoded now, so later changes of it do not matter.
+            value: what JSON can say exactly, and else BAD_REQUEST: None, True, False, texts, whole numbers in
+                -2^63..2^64-1, finite floats, lists, dicts whose keys are texts, 64 deep at most and 256 KiB of
+                canonical JSON. A tuple is taken and comes back as a list. Encoded now, so later changes do not matter.
+                Or ``bytes``, at most 196,605 of them, as the whole value (feature level 3).
             if_absent: only if there is no such row (resident tables, as the next two).
             if_version: only if the row has this version.
             if_value: only if the row has this value.
+            ttl_ms: the row ends after so much cluster time, at most 366 days (resident tables, as the next one); a put
+                without it stays, whatever the row's end was before.
+            bound: the row ends with this session: when it is closed, or its lease ends and the cluster has noticed.
             position: with an outbox: the application's position in its input after this write, at most 1 KiB of JSON;
                 stored in the same transaction as the write. See :attr:`position`.
-            timeout_s: total time, with waiting and all retries; the client's by default.
+            timeout_s: total time, with waiting and all retries; the client's by default. Zero and less: it is over.
+            idempotency_key: names the write for the whole cluster: see :meth:`transact`.
 
         Returns:
             The result; ``applied`` is False if the condition failed.
@@ -169,7 +247,13 @@ class Session:
             OperationFailed: a final refusal, with code and outcome; WINDOW_FULL where the session was opened
                 with ``full="fail"`` and as many writes are outstanding as its window has places.
         """
+        if idempotency_key is not None:
+            tests: dict[str, Any] = {"if_absent": if_absent, "if_version": if_version, "if_value": if_value}
+            one = Transaction().put(table, key, value, **tests, ttl_ms=ttl_ms, bound=bound)
+            return await self._keyed(one, idempotency_key, position, timeout_s)
         pending = self._writes.put(table, key, value, if_absent, if_version, if_value, timeout_s)
+        if ttl_ms is not None or bound:
+            let_end(pending, ttl_ms, bound=bound)
         if position is not None:
             self._writes.note(pending, position)
         if self._tracing is not None:
@@ -181,13 +265,36 @@ class Session:
         else:
             await places.take(pending.deadline, wait=self._wait)
         self._sender.enqueue(pending)
-        return await future
+        try:
+            return await future
+        except asyncio.CancelledError as cancelled:
+            self._tell(cancelled, [pending])
+            raise
 
     async def insert(
-        self, table: str, key: str, value: Json, *, position: Json = None, timeout_s: float | None = None
+        self,
+        table: str,
+        key: str,
+        value: Json,
+        *,
+        ttl_ms: int | None = None,
+        bound: bool = False,
+        position: Json = None,
+        timeout_s: float | None = None,
+        idempotency_key: str | None = None,
     ) -> WriteResult:
         """Write a row exactly once if there is none; see :meth:`put`."""
-        return await self.put(table, key, value, if_absent=True, position=position, timeout_s=timeout_s)
+        return await self.put(
+            table,
+            key,
+            value,
+            if_absent=True,
+            ttl_ms=ttl_ms,
+            bound=bound,
+            position=position,
+            timeout_s=timeout_s,
+            idempotency_key=idempotency_key,
+        )
 
     async def delete(
         self,
@@ -198,8 +305,12 @@ class Session:
         if_value: Json | UnsetType = UNSET,
         position: Json = None,
         timeout_s: float | None = None,
+        idempotency_key: str | None = None,
     ) -> WriteResult:
         """Delete a row exactly once; see :meth:`put`."""
+        if idempotency_key is not None:
+            one = Transaction().delete(table, key, if_version=if_version, if_value=if_value)
+            return await self._keyed(one, idempotency_key, position, timeout_s)
         return await self._write(self._writes.other("delete", table, key, if_version, if_value, timeout_s), position)
 
     async def increment(
@@ -210,11 +321,29 @@ class Session:
         *,
         if_version: int | None = None,
         if_value: Json | UnsetType = UNSET,
+        floor: int | None = None,
+        ceiling: int | None = None,
+        ttl_ms: int | None = None,
+        bound: bool = False,
         position: Json = None,
         timeout_s: float | None = None,
+        idempotency_key: str | None = None,
     ) -> WriteResult:
-        """Add to a row's number exactly once; ``value`` of the result is the sum. See :meth:`put`."""
+        """Add to a row's number exactly once; ``value`` of the result is the sum. See :meth:`put`.
+
+        ``floor`` and ``ceiling``: it is refused, with CONDITION_FAILED, if the sum is below or above. The row's end and
+        owner stay as they are, but for what ``ttl_ms`` and ``bound`` say anew.
+        """
+        if idempotency_key is not None:
+            edged = {"floor": floor, "ceiling": ceiling, "ttl_ms": ttl_ms}
+            one = Transaction().increment(table, key, by, **edged, bound=bound)
+            if if_version is not None or if_value is not UNSET:
+                one.check(table, key, version=if_version, value=if_value)
+            return await self._keyed(one, idempotency_key, position, timeout_s)
         pending = self._writes.other("increment", table, key, if_version, if_value, timeout_s, by=by)
+        pending.operation.floor, pending.operation.ceiling = edges(floor, ceiling)
+        if ttl_ms is not None or bound:
+            let_end(pending, ttl_ms, bound=bound)
         return await self._write(pending, position)
 
     async def append(
@@ -225,11 +354,21 @@ class Session:
         *,
         if_version: int | None = None,
         if_value: Json | UnsetType = UNSET,
+        ttl_ms: int | None = None,
+        bound: bool = False,
         position: Json = None,
         timeout_s: float | None = None,
+        idempotency_key: str | None = None,
     ) -> WriteResult:
-        """Add an item to the end of a row's bounded list exactly once; see :meth:`put`."""
+        """Add an item to the end of a row's bounded list exactly once; see :meth:`put`, and :meth:`increment`."""
+        if idempotency_key is not None:
+            one = Transaction().append(table, key, item, ttl_ms=ttl_ms, bound=bound)
+            if if_version is not None or if_value is not UNSET:
+                one.check(table, key, version=if_version, value=if_value)
+            return await self._keyed(one, idempotency_key, position, timeout_s)
         pending = self._writes.other("append", table, key, if_version, if_value, timeout_s, item=item)
+        if ttl_ms is not None or bound:
+            let_end(pending, ttl_ms, bound=bound)
         return await self._write(pending, position)
 
     async def get_remembered(
@@ -244,6 +383,78 @@ class Session:
         """
         return await self._write(self._writes.other("get", table, key, None, UNSET, timeout_s), position)
 
+    def transaction(
+        self, *, position: Json = None, timeout_s: float | None = None, idempotency_key: str | None = None
+    ) -> OpenTransaction:
+        """Begin a transaction: ``async with session.transaction() as t``, then ``t.result``. See :meth:`transact`."""
+        return OpenTransaction(
+            lambda made: self.transact(made, position=position, timeout_s=timeout_s, idempotency_key=idempotency_key)
+        )
+
+    async def transact(
+        self,
+        transaction: Transaction,
+        *,
+        position: Json = None,
+        timeout_s: float | None = None,
+        idempotency_key: str | None = None,
+    ) -> WriteResult:
+        """Do several writes on several rows and tables as one operation: all conditions hold and all happen, or none.
+
+        It has one request id and one place in the order of the session's writes on each of its rows. An outbox keeps
+        it as one write.
+
+        Args:
+            transaction: what is to be done, as it is now.
+            position: as of :meth:`put`.
+            timeout_s: total time.
+            idempotency_key: names the transaction for the whole cluster, whichever process and session it comes from,
+                for events that come more than once: the same key has the same effect, once. 1 to 255 printable
+                characters of ASCII. It then has no place in the order of this session, and no position. The result's
+                ``memory_ms_left`` is how long the cluster will remember the key.
+
+        Returns:
+            The result: ``writes`` of an applied one; ``failed`` says which condition or write refused it.
+
+        Raises:
+            OperationFailed: BAD_REQUEST for one without a write; PAYLOAD_MISMATCH if the key was used for another
+                content; as :meth:`put`.
+        """
+        if idempotency_key is not None:
+            return await self._keyed(transaction, idempotency_key, position, timeout_s, single=False)
+        return await self._write(self._writes.transaction(transaction, timeout_s), position)
+
+    async def update(
+        self,
+        table: str,
+        key: str,
+        change: Callable[[Json], Json],
+        *,
+        attempts_max: int = ATTEMPTS_MAX,
+        ttl_ms: int | None = None,
+        bound: bool = False,
+        timeout_s: float | None = None,
+    ) -> Updated:
+        """Read a row, compute its new value, write it if the row is still what was read; else do it all again.
+
+        Args:
+            table: a resident table.
+            key: the row's.
+            change: returns the new value of the present one, None for no row; may run several times, and must have no
+                other effect. What it raises ends the update, with nothing written.
+            attempts_max: how often at most.
+            ttl_ms: as of :meth:`put`, as is ``bound``: without them the row stays, whatever its end was before.
+            bound: the row ends with this session.
+            timeout_s: of each read and each write.
+
+        Returns:
+            The value that was written, the result, and how many attempts it took.
+
+        Raises:
+            OperationFailed: CONFLICT, not applied, if others were faster each time; as :meth:`get` and :meth:`put`.
+        """
+        return await update(self, table, key, change, attempts_max, ttl_ms=ttl_ms, bound=bound, timeout_s=timeout_s)
+
     def submit(
         self,
         operation: OperationName,
@@ -255,35 +466,44 @@ class Session:
         if_absent: bool = False,
         if_version: int | None = None,
         if_value: Json | UnsetType = UNSET,
+        ttl_ms: int | None = None,
+        bound: bool = False,
         position: Json = None,
         timeout_s: float | None = None,
-    ) -> asyncio.Future[WriteResult]:
+    ) -> Submitted:
         """Start a write without waiting; the future resolves as the call of that name would return or raise.
 
-        Cancelling the future gives up waiting; a write that has travelled may be applied all the same.
+        Cancelling the future gives up waiting; a write that has travelled may be applied all the same. Its
+        ``request_id`` is there before it travels.
 
         Raises:
             OperationFailed: WINDOW_FULL if as many writes are outstanding as the window has places: nothing was taken;
                 or why the session has ended.
         """
-        if operation == "put":
-            pending = self._writes.put(table, key, value, if_absent, if_version, if_value, timeout_s)
-        else:
-            pending = self._writes.other(operation, table, key, if_version, if_value, timeout_s, by=by, item=value)
+        pending = self._writes.any(operation, table, key, value, by, if_absent, if_version, if_value, timeout_s)
+        if ttl_ms is not None or bound:
+            let_end(pending, ttl_ms, bound=bound)
         if position is not None:
             self._writes.note(pending, position)
         places = self._places
         if places.crowded:
             raise window_full()
+        submitted = pending.promise = Submitted(pending, self._sender)
         if self._tracing is not None:
             self._tracing.write(pending)
         places.outstanding += 1
         self._sender.enqueue(pending)
-        future: asyncio.Future[WriteResult] = pending.promise  # type: ignore[assignment]
-        return future
+        return submitted
 
     async def put_many(
-        self, table: str, rows: Mapping[str, Json] | Iterable[tuple[str, Json]], *, timeout_s: float | None = None
+        self,
+        table: str,
+        rows: Mapping[str, Json] | Iterable[tuple[str, Json]],
+        *,
+        ttl_ms: int | None = None,
+        bound: bool = False,
+        position: Json = None,
+        timeout_s: float | None = None,
     ) -> ManyResult:
         """Write many rows, each exactly once; on a stream table they travel as ranges.
 
@@ -293,22 +513,65 @@ class Session:
         Args:
             table: a declared table of either kind.
             rows: at least one key with its value; a key may come twice, the later one wins.
+            ttl_ms: when each of them ends, as of :meth:`put`.
+            bound: likewise.
+            position: as of :meth:`put`, kept with the last row: a process that is killed before begins with the first.
             timeout_s: total time for all rows.
 
         Raises:
             PartialFailure: some rows were applied and some have no result.
             OperationFailed: no row has a result; as :meth:`put`.
         """
-        pairs = list(rows.items() if isinstance(rows, Mapping) else rows)
-        if not pairs:
-            raise OperationFailed(Code.BAD_REQUEST, "put_many needs at least one row")
-        sender = self._sender
+        table, pairs = name_of(table), pairs_of(rows)
         deadline = self._writes.deadline(timeout_s)
-        kind = await self._connection.kinds.learn(table)
+        known = self._connection.kinds.known.get(table)
+        if known is None:  # what the values are is decided now, whatever becomes of them until the kind is known
+            pairs = [(key, msgspec.msgpack.decode(packed(value))) for key, value in pairs]
+        kind = known or await self._connection.kinds.learn(table)
+        while True:
+            try:
+                return await self._put_rows(table, pairs, kind, (ttl_ms, bound), position, deadline)
+            except PartialFailure:
+                raise
+            except OperationFailed as lost:
+                surely_not = lost.outcome is Outcome.NOT_APPLIED
+                if surely_not and lost.code is Code.BAD_REQUEST and await self._changed(table, kind):
+                    kind = self._connection.kinds.known[table]
+                    continue
+                # No row was applied for certain: all of them may go on in the session that follows.
+                over = lost.code is not Code.SESSION_EXPIRED or not surely_not
+                if over or not self._sender.renews:
+                    raise
+                await self._sender.ready(deadline)
+
+    async def _changed(self, table: str, kind: TableKind) -> bool:
+        """Tell whether a table has another kind by now: it was dropped, and declared again."""
+        kinds = self._connection.kinds
+        kinds.known.pop(table, None)
+        return await kinds.learn(table) != kind
+
+    async def _put_rows(
+        self,
+        table: str,
+        pairs: list[tuple[str, Json]],
+        kind: TableKind,
+        end: tuple[int | None, bool],
+        position: Json,
+        deadline: float,
+    ) -> ManyResult:
+        sender = self._sender
+        await sender.ready(deadline)
         future: asyncio.Future[ManyResult] = asyncio.get_running_loop().create_future()
         collector = RowsCollector(sender.client_id, len(pairs), future)
         rows_max = min(self._connection.tuning.range_rows_max, self._places.window)
-        pendings = deque(self._writes.many(table, pairs, kind, collector, deadline, rows_max))
+        prepared = self._writes.many(table, pairs, kind, collector, deadline, rows_max)
+        ttl_ms, bound = end
+        if ttl_ms is not None or bound:
+            for pending in prepared:
+                let_end(pending, ttl_ms, bound=bound)
+        if position is not None:
+            self._writes.note(prepared[-1], position)
+        pendings = deque(prepared)
         if self._tracing is not None:
             self._tracing.rows(table, list(pendings), future)
         try:
@@ -317,23 +580,48 @@ class Session:
             # Rows already sent decide the outcome, together with those that were never sent.
             unsent = sum(len(pending.keys) if isinstance(pending, PendingRows) else 1 for pending in pendings)
             collector.fail(unsent, failure)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as cancelled:
             future.cancel()
+            self._tell(cancelled, prepared)
             raise
-        return await future
+        try:
+            return await future
+        except asyncio.CancelledError as cancelled:
+            self._tell(cancelled, prepared)
+            raise
 
     async def get(
-        self, table: str, key: str, *, consistency: Consistency = "session", timeout_s: float | None = None
+        self,
+        table: str,
+        key: str,
+        *,
+        consistency: Consistency = "session",
+        held: Row | None = None,
+        timeout_s: float | None = None,
     ) -> Row | None:
         """Read a row; with ``session`` consistency it reflects at least what this session has written and read.
+
+        ``held`` as of :meth:`oncegate.Client.get`.
 
         Returns:
             The row, or None if there is none.
         """
-        row, commit = await self._connection.look(table, key, consistency, self._sender.highest_commit, timeout_s)
+        self._writes.check()
+        seen = self._sender.highest_commit
+        row, commit = await self._connection.look(table, key, consistency, seen, timeout_s, held)
         # NOT_FOUND also raises the read floor: a node that still has the row must not answer the next read.
         self._sender.highest_commit = max(self._sender.highest_commit, commit)
         return row
+
+    async def _keyed(
+        self, one: Transaction, key: str, position: Json, timeout_s: float | None, *, single: bool = True
+    ) -> WriteResult:
+        if position is not None:
+            raise bad("a write under an idempotency key is not in the outbox: it has no position")
+        send = keyed_writes.send_one if single else keyed_writes.send
+        result = await send(self._connection, one, key, timeout_s)
+        self._sender.highest_commit = max(self._sender.highest_commit, result.commit)
+        return result
 
     async def _write(self, pending: Pending, position: Json) -> WriteResult:
         if position is not None:
@@ -343,4 +631,25 @@ class Session:
         future: asyncio.Future[WriteResult] = pending.promise  # type: ignore[assignment]
         await self._places.take(pending.deadline, wait=self._wait)
         self._sender.enqueue(pending)
-        return await future
+        try:
+            return await future
+        except asyncio.CancelledError as cancelled:
+            self._tell(cancelled, [pending])
+            raise
+
+    def _tell(self, cancelled: asyncio.CancelledError, pendings: Sequence[Pending | PendingRows]) -> None:
+        """Let the cancellation of a call carry the ids of what may have travelled."""
+        client_id = self._sender.client_id
+        told: list[RequestId] = []
+        for pending in pendings:
+            if isinstance(pending, PendingRows):
+                numbers = range(pending.first, pending.first + len(pending.keys)) if pending.first else range(0)
+            else:
+                numbers = range(pending.operation.sequence, pending.operation.sequence + 1)
+            told += [RequestId(client_id, SequenceNumber(number)) for number in numbers if number]
+        cancelled.request_ids = tuple(told)  # type: ignore[attr-defined]
+
+
+def _id_of(pending: Pending, sender: Sender) -> RequestId | None:
+    sequence = pending.operation.sequence
+    return RequestId(sender.client_id, SequenceNumber(sequence)) if sequence else None

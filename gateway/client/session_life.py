@@ -1,9 +1,9 @@
-"""The life of a session: opened or taken up again, kept alive, lost or closed.
+"""The life of a session: opened or taken up again, kept alive, lost, opened anew or closed.
 
-Owns: the calls about the session itself, their order with its outbox and its sender, when a renewal is due, and the
-report of its loss. Calls of the application: :mod:`oncegate.gateway.client.session`. Restarting from an outbox:
-:mod:`oncegate.gateway.client.recovery`. Read next: :mod:`oncegate.gateway.client.sender`, which lives from open to
-close.
+Owns: the calls about the session itself, their order with its outbox and its sender, when a renewal is due, the report
+of its loss, and the session that follows a lost one (``renew_lost``, decision 0040). Calls of the application:
+:mod:`oncegate.gateway.client.session`. Restarting from an outbox: :mod:`oncegate.gateway.client.recovery`. Read next:
+:mod:`oncegate.gateway.client.sender`, which lives from open to close.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import uuid
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
+from oncegate.gateway.client.arguments import bad
 from oncegate.gateway.client.courier import JsonCall, NothingCall
 from oncegate.gateway.client.durable_outbox import DurableOutbox
 from oncegate.gateway.client.failures import OperationFailed
 from oncegate.gateway.client.outbox_file import OutboxEntry
 from oncegate.gateway.client.paths import SESSIONS, session_path
 from oncegate.gateway.client.recovery import Recovered, resend, resume
-from oncegate.gateway.client.results import Resolution
+from oncegate.gateway.client.results import Resolution, WriteResult
 from oncegate.gateway.client.sender import Sender
 from oncegate.gateway.client.settings import SessionOptions
 from oncegate.gateway.client.verdicts import SESSION_OVER
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("oncegate.client")
 
+REOPEN_FIRST_S: Final = 0.1
+REOPEN_CAP_S: Final = 5.0
+"""Pauses between attempts to open a lost session anew; each is twice as long as the one before."""
 CLOSE_TIMEOUT_S: Final = 2.0
 """How long leaving a session may take to tell the cluster; its lease ends by itself otherwise."""
 
@@ -95,6 +99,7 @@ class SessionLife:
 
     def __init__(self, connection: Connection, options: SessionOptions, nonce: str | None) -> None:
         self.lost = asyncio.Event()
+        self._is_closed = False
         self.recovered: list[Recovered] = []
         self.sender: Sender
         self.writes: Writes
@@ -105,6 +110,7 @@ class SessionLife:
         self._loop: asyncio.AbstractEventLoop
         self._again: list[OutboxEntry] = []
         self._keeper: asyncio.Task[None] | None = None
+        self._reopening: asyncio.Task[None] | None = None
         self._opened = False
 
     async def open(self) -> None:
@@ -116,8 +122,9 @@ class SessionLife:
         """
         if self._opened:
             raise OperationFailed(Code.CONFLICT, "a session is entered once", outcome=Outcome.NOT_APPLIED)
-        self._opened = True
         connection, options = self._connection, self._options
+        connection.check()
+        self._opened = True
         self._loop = asyncio.get_running_loop()
         self.writes = Writes(self._loop, connection.kinds, connection.timeout_s, keeps=options.outbox is not None)
         if options.outbox is None:
@@ -184,9 +191,17 @@ class SessionLife:
         if outbox is not None and tracker is not None:
             outbox.begin(tracker)
         lease = LeaseClock(opened.lease_ms, sent_at)
+        client_id, epoch = parse_client_id(opened.client_id), Epoch(opened.epoch)
+        if self._reopening is not None:
+            if self._keeper is not None:
+                self._keeper.cancel()
+                self._keeper = self._keep(lease)
+            self.sender.lease = lease
+            self.sender.go_on(client_id, epoch, tracker or RequestTracker(window=opened.window))
+            return
         self.sender = Sender(
-            parse_client_id(opened.client_id),
-            Epoch(opened.epoch),
+            client_id,
+            epoch,
             opened.window,
             connection,
             lease,
@@ -194,9 +209,13 @@ class SessionLife:
             self._ended,
             outbox,
             tracker,
+            renews=self._options.renew_lost,
         )
-        self._keeper = asyncio.create_task(keep_lease(lease, self._renew, self._loop.time, asyncio.sleep))
+        self._keeper = self._keep(lease)
         connection.adopt(self)
+
+    def _keep(self, lease: LeaseClock) -> asyncio.Task[None]:
+        return asyncio.create_task(keep_lease(lease, self._renew, self._loop.time, asyncio.sleep))
 
     async def _renew(self) -> None:
         connection, sender = self._connection, self.sender
@@ -208,23 +227,64 @@ class SessionLife:
         except OncegateError as failure:
             LOG.warning("lease not renewed: client_id=%s %s", sender.client_id_text, failure)
             if failure.code in SESSION_OVER:
-                sender.end(OperationFailed(failure.code, failure.detail))
+                sender.lose(OperationFailed(failure.code, failure.detail))
                 await asyncio.Event().wait()  # there is nothing to renew; closing the session ends this wait
             return
         sender.lease.extend(call.sent_at, renewed.lease_ms_left)
 
     def _ended(self, reason: OperationFailed) -> None:
-        """Report once that the session has ended by itself."""
+        """Report that the session has ended by itself, and open it anew if it has expired and is to be."""
         if self._keeper is None or self.lost.is_set():
             return
         LOG.warning("session lost: client_id=%s %s", self.sender.client_id_text, reason)
-        self.lost.set()
+        if self.sender.places.over is not None:
+            self.lost.set()
+        else:
+            self._reopening = asyncio.create_task(self._open_anew())
         if self._options.on_lost is not None:
-            self._options.on_lost(reason)
+            try:
+                self._options.on_lost(reason)
+            except Exception:
+                LOG.exception("on_lost failed")  # whose writes wait must not pay for it
+
+    async def _open_anew(self) -> None:
+        """Open the next session when nothing of the lost one is under way; until that succeeds, writes wait."""
+        pause_s = REOPEN_FIRST_S
+        self._nonce = uuid.uuid4().hex
+        try:
+            await self.sender.idle()
+            while True:
+                try:
+                    await self._open_once()
+                    break
+                except OperationFailed as failure:
+                    LOG.warning("session not open again: %s", failure)
+                    if failure.code is Code.CONFLICT or (self.outbox is not None and self.outbox.broken is not None):
+                        raise  # another cluster than the outbox's, or nothing can be stored: trying again is no use
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, REOPEN_CAP_S)
+            LOG.warning("session opened anew: client_id=%s", self.sender.client_id_text)
+            await self.recover()
+        except Exception as fault:
+            LOG.exception("session not opened anew")
+            self.sender.end(OperationFailed(Code.INTERNAL, f"not opened anew: {fault!a}", outcome=Outcome.NOT_APPLIED))
+
+    async def _open_once(self) -> None:
+        outbox = self.outbox
+        if outbox is None:
+            opened, sent_at = await self._ask_to_open()
+            self._begin(opened, sent_at, None)
+            return
+        await outbox.reload()
+        await self._take_up(outbox)
 
     async def settle(self, request_id: RequestId, timeout_s: float | None) -> Resolution:
         """End the doubt about a write of this session; as :meth:`oncegate.gateway.client.OutcomeUnknown.resolve`."""
         sender = self.sender
+        if request_id.client_id != sender.client_id:  # of a session before this one
+            return await self._connection.settle(request_id, {}, timeout_s)
+        if not sender.tracker.has_given(request_id.sequence):  # sealed, it would be the end of a later write
+            raise bad(f"no write of this session has the number {request_id.sequence}")
         # Acknowledge lower numbers to make room: the server seals an id only inside its window.
         first_incomplete = min(sender.first_incomplete, request_id.sequence)
         owner = {"epoch": sender.epoch, "first_incomplete": first_incomplete}
@@ -232,29 +292,59 @@ class SessionLife:
         sender.forget(request_id.sequence)
         return resolution
 
+    async def send_again(self, request_id: RequestId, timeout_s: float | None) -> WriteResult:
+        """Send a doubted write of the outbox again; as :meth:`oncegate.gateway.client.Session.send_again`."""
+        sender, outbox, number = self.sender, self.outbox, request_id.sequence
+        deadline = self.writes.deadline(timeout_s)
+        await sender.ready(deadline)
+        entry = None if outbox is None or request_id.client_id != sender.client_id else await outbox.entry(number)
+        if entry is None or not sender.tracker.reopen(number):
+            detail = f"no write {request_id} is in doubt in this session's outbox"
+            raise OperationFailed(Code.NOT_FOUND, detail, request_id=request_id)
+        pending = self.writes.again(entry.operation, deadline - self._loop.time())
+        future: asyncio.Future[WriteResult] = pending.promise  # type: ignore[assignment]
+        await sender.resend([pending])
+        return await future
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed, or is being closed; one that was never opened is not."""
+        return self._is_closed
+
     async def close(self, *, drain: bool = True) -> None:
         """Close the session; idempotent. Without ``drain`` pending writes fail at once."""
         keeper, self._keeper = self._keeper, None
         if keeper is None:
             return
+        self._is_closed = True
         self._connection.disown(self)
         closed = OperationFailed(Code.SESSION_EXPIRED, "the session was closed", outcome=Outcome.NOT_APPLIED)
         self.writes.close(closed)  # otherwise callers that go on writing would keep the drain from ending
+        self.sender.renews = False
         told = False
         try:
             if drain:
                 await self.sender.places.drain()
                 told = True
         finally:
-            keeper.cancel()
-            await asyncio.gather(keeper, return_exceptions=True)
-            before = self.sender.places.over
+            tasks = [task for task in (keeper, self._reopening) if task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            is_open = self.sender.is_open
             try:
                 await self.sender.abort(closed)
             finally:
                 told = await self._close_outbox(told=told) and told
-        if told and before is None:
+        if told and is_open:
             await self._say_goodbye()
+
+    def forked(self, reason: OperationFailed) -> None:
+        """Take no part any more: this process is a child of the one whose session it is."""
+        self._keeper = None
+        self.writes.close(reason)
+        if self.outbox is not None:
+            self.outbox.forked()
 
     async def _close_outbox(self, *, told: bool) -> bool:
         """Release the outbox; False if it holds writes, for which the session must go on living."""

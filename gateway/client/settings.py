@@ -24,16 +24,18 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     """How operations travel. The defaults suit a cluster one millisecond away.
 
     Attributes:
-        in_flight_max: requests of one session under way at once, 1..16: ranges overlap the client's encoding with
-            the servers' flush.
-        pipeline_min: operations that must wait before a further request leaves while one is under way. Small requests
-            cost more than they gain: writes that wait a little longer are sent together. While attempts of a request
-            fail, the next one leaves without this condition.
+        in_flight_max: requests of one session under way at once, 1..16: the client, the leader and its followers work
+            at the same time, each on another one.
+        pipeline_min: operations that must wait before a further request leaves while one is under way, and the fewest
+            to which what waits is divided among requests. Smaller ones cost more than they gain: writes that wait a
+            little longer are sent together. While attempts of a request fail, the next one leaves without this
+            condition. With an outbox nothing is divided.
         batch_operations_max: operations in one request.
         batch_bytes_max: bytes of one request's body; a larger one is cut in two.
         linger_s: how long an idle session waits for further writes before it sends. 0: not at all.
         range_min: contiguous puts on one stream table from which they travel as a range.
-        range_rows_max: rows of one range. Not above the window: a lost range must fit below what may be acknowledged.
+        range_rows_max: rows of one range, and never more than the window: a lost range must fit below what may be
+            acknowledged. A range costs the servers mostly the same however long it is.
         attempt_timeout_s: how long one node may take to answer before the next one is asked.
         backoff_first_s: bound of the first random pause between attempts; doubles with each.
         backoff_cap_s: bound of all of them.
@@ -43,12 +45,12 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     in_flight_max: int = 4
-    pipeline_min: int = 256
+    pipeline_min: int = 128
     batch_operations_max: int = 512
     batch_bytes_max: int = 2**20
     linger_s: float = 0.0
     range_min: int = 8
-    range_rows_max: int = 512
+    range_rows_max: int = 4096
     attempt_timeout_s: float = 2.0
     backoff_first_s: float = 0.02
     backoff_cap_s: float = 0.5
@@ -65,3 +67,4 @@ class SessionOptions(msgspec.Struct, frozen=True, kw_only=True):
     outbox: str | None = None
     on_unknown: Callable[[Any], Any] | None = None
     on_lost: Callable[[Any], None] | None = None
+    renew_lost: bool = False

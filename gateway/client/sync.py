@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import functools
 import ssl
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack
+from typing import Self, TypedDict, Unpack
 
 from msgspec import UnsetType
 
@@ -31,35 +30,13 @@ from oncegate.gateway.client.recovery import Recovered
 from oncegate.gateway.client.results import Json, WriteResult
 from oncegate.gateway.client.session import Session as AsyncSession
 from oncegate.gateway.client.settings import Full, Tuning
-from oncegate.gateway.client.sync_crossing import Crossing, Doubt, crossed
+from oncegate.gateway.client.sync_crossing import Crossing, Doubt, crossed, without_await
+from oncegate.gateway.client.sync_reading import Batch, Items, Rows, Watch
+from oncegate.gateway.client.transaction import OpenTransaction, Transaction
 from oncegate.gateway.client.writes import UNSET, OperationName
 from oncegate.rifl.ids import WINDOW_DEFAULT, ClientId, Epoch
 
 __all__ = ["Client", "Doubt", "Session"]
-
-A_co = TypeVar("A_co", covariant=True)
-T = TypeVar("T")
-P = ParamSpec("P")
-
-
-class _Facade(Protocol[A_co]):
-    """An object of this module: it has one of the asynchronous SDK, and the way to its loop."""
-
-    _crossing: Crossing
-
-    def _opened(self) -> A_co: ...
-
-
-def _without_await(
-    method: Callable[Concatenate[A_co, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[_Facade[A_co], P], T]:
-    """Return a call of the asynchronous SDK in the form that runs it on the client's loop and waits for it."""
-
-    @functools.wraps(method)
-    def call(self: _Facade[A_co], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self._crossing.run(method(self._opened(), *args, **kwargs))
-
-    return call
 
 
 class ClientArguments(TypedDict, total=False):
@@ -77,13 +54,34 @@ class ClientArguments(TypedDict, total=False):
 
 
 class SessionArguments(TypedDict, total=False):
-    """Of :meth:`oncegate.gateway.client.Client.session`, beside its window and ``on_unknown``."""
+    """Of :meth:`oncegate.gateway.client.Client.session`, beside its window and callbacks."""
 
     lease_ms: int
     full: Full
     nonce: str | None
     outbox: str | PathLike[str] | None
-    on_lost: Callable[[OperationFailed], None] | None
+    renew_lost: bool
+
+
+class RowsArguments(TypedDict, total=False):
+    """Of :meth:`oncegate.gateway.client.Client.rows`."""
+
+    prefix: str
+    start: str
+    end: str
+    reverse: bool
+    commit: int | None
+    page_rows: int
+    timeout_s: float | None
+
+
+class WatchArguments(TypedDict, total=False):
+    """Of :meth:`oncegate.gateway.client.Client.watch`."""
+
+    prefix: str
+    key: str | None
+    from_commit: int | None
+    timeout_s: float | None
 
 
 class SubmitArguments(TypedDict, total=False):
@@ -93,6 +91,8 @@ class SubmitArguments(TypedDict, total=False):
     if_absent: bool
     if_version: int | None
     if_value: Json | UnsetType
+    ttl_ms: int | None
+    bound: bool
     position: Json
     timeout_s: float | None
 
@@ -134,6 +134,7 @@ class Client:
         self,
         *,
         on_unknown: Callable[[OutboxEntry], None] | None = None,
+        on_lost: Callable[[OperationFailed], None] | None = None,
         window: int = WINDOW_DEFAULT,
         **options: Unpack[SessionArguments],
     ) -> Session:
@@ -145,23 +146,68 @@ class Client:
             if on_unknown is not None:
                 await asyncio.to_thread(on_unknown, entry)
 
-        session = self._client.session(on_unknown=None if on_unknown is None else note, window=window, **options)
+        def lost(reason: OperationFailed) -> None:
+            if on_lost is not None:
+                crossed(reason, self._crossing)
+                on_lost(reason)
+
+        session = self._client.session(
+            on_unknown=None if on_unknown is None else note,
+            on_lost=None if on_lost is None else lost,
+            window=window,
+            **options,
+        )
         return Session(self._crossing, session, window, fail=options.get("full") == "fail")
 
-    get = _without_await(asynchronous.Client.get)
-    scan = _without_await(asynchronous.Client.scan)
-    request = _without_await(asynchronous.Client.request)
-    resolve = _without_await(asynchronous.Client.resolve)
-    cluster = _without_await(asynchronous.Client.cluster)
-    declare_table = _without_await(asynchronous.Client.declare_table)
-    table = _without_await(asynchronous.Client.table)
-    declare_flow = _without_await(asynchronous.Client.declare_flow)
-    flow = _without_await(asynchronous.Client.flow)
-    flows = _without_await(asynchronous.Client.flows)
-    alter_flow = _without_await(asynchronous.Client.alter_flow)
-    delete_flow = _without_await(asynchronous.Client.delete_flow)
-    start_consumer = _without_await(asynchronous.Client.start_consumer)
-    remove_consumer = _without_await(asynchronous.Client.remove_consumer)
+    def rows(self, table: str, **options: Unpack[RowsArguments]) -> Rows:
+        """Read rows at one commit number; arguments as :meth:`oncegate.gateway.client.Client.rows`."""
+        return Rows(self._crossing, self._client.rows(table, **options))
+
+    def watch(self, table: str, **options: Unpack[WatchArguments]) -> Watch:
+        """Follow changes, waiting for each; arguments as :meth:`oncegate.gateway.client.Client.watch`."""
+        return Watch(self._crossing, self._client.watch(table, **options))
+
+    def consume(self, flow: str, consumer: str, *, timeout_s: float | None = None) -> Iterator[Batch]:
+        """Read a flow's batches; as :meth:`oncegate.gateway.client.Client.consume`."""
+        for batch in self._crossing.steps(self._client.consume(flow, consumer, timeout_s=timeout_s)):
+            yield Batch(self._crossing, batch)
+
+    def items(
+        self,
+        flow: str,
+        *,
+        from_batch: int | None = None,
+        from_commit: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Items:
+        """Read what a flow retains; as :meth:`oncegate.gateway.client.Client.items`."""
+        options = {"from_batch": from_batch, "from_commit": from_commit}
+        return Items(self._crossing, self._client.items(flow, **options, timeout_s=timeout_s))
+
+    get = without_await(asynchronous.Client.get)
+    get_many = without_await(asynchronous.Client.get_many)
+    scan = without_await(asynchronous.Client.scan)
+    request = without_await(asynchronous.Client.request)
+    resolve = without_await(asynchronous.Client.resolve)
+    sessions = without_await(asynchronous.Client.sessions)
+    open_requests = without_await(asynchronous.Client.open_requests)
+    cluster = without_await(asynchronous.Client.cluster)
+    put = without_await(asynchronous.Client.put)
+    delete = without_await(asynchronous.Client.delete)
+    increment = without_await(asynchronous.Client.increment)
+    append = without_await(asynchronous.Client.append)
+    transact = without_await(asynchronous.Client.transact)
+    declare_table = without_await(asynchronous.Client.declare_table)
+    table = without_await(asynchronous.Client.table)
+    tables = without_await(asynchronous.Client.tables)
+    drop_table = without_await(asynchronous.Client.drop_table)
+    declare_flow = without_await(asynchronous.Client.declare_flow)
+    flow = without_await(asynchronous.Client.flow)
+    flows = without_await(asynchronous.Client.flows)
+    alter_flow = without_await(asynchronous.Client.alter_flow)
+    delete_flow = without_await(asynchronous.Client.delete_flow)
+    start_consumer = without_await(asynchronous.Client.start_consumer)
+    remove_consumer = without_await(asynchronous.Client.remove_consumer)
 
 
 class Session:
@@ -182,15 +228,16 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._entered:
+        if self._entered and self._crossing.is_here:
             self._crossing.run(self._session.__aexit__(kind, error, trace))
 
     def close(self, *, drain: bool = True) -> None:
         """Close the session; idempotent."""
-        if self._entered:
+        if self._entered and self._crossing.is_here:
             self._crossing.run(self._session.close(drain=drain))
 
     def _opened(self) -> AsyncSession:
+        self._crossing.check()
         with self._lock:
             if not self._entered:
                 self._crossing.run(self._session.__aenter__())
@@ -237,16 +284,29 @@ class Session:
         """Whether the session has ended without being closed."""
         return self._opened().lost.is_set()
 
-    drain = _without_await(AsyncSession.drain)
-    resolve = _without_await(AsyncSession.resolve)
-    put = _without_await(AsyncSession.put)
-    insert = _without_await(AsyncSession.insert)
-    delete = _without_await(AsyncSession.delete)
-    increment = _without_await(AsyncSession.increment)
-    append = _without_await(AsyncSession.append)
-    get_remembered = _without_await(AsyncSession.get_remembered)
-    put_many = _without_await(AsyncSession.put_many)
-    get = _without_await(AsyncSession.get)
+    drain = without_await(AsyncSession.drain)
+    resolve = without_await(AsyncSession.resolve)
+    send_again = without_await(AsyncSession.send_again)
+    put = without_await(AsyncSession.put)
+    insert = without_await(AsyncSession.insert)
+    delete = without_await(AsyncSession.delete)
+    increment = without_await(AsyncSession.increment)
+    append = without_await(AsyncSession.append)
+    get_remembered = without_await(AsyncSession.get_remembered)
+    put_many = without_await(AsyncSession.put_many)
+    transact = without_await(AsyncSession.transact)
+    update = without_await(AsyncSession.update)
+    get = without_await(AsyncSession.get)
+
+    def transaction(
+        self, *, position: Json = None, timeout_s: float | None = None, idempotency_key: str | None = None
+    ) -> OpenTransaction:
+        """Begin a transaction: ``with session.transaction() as t``, then ``t.result``."""
+
+        def send(made: Transaction) -> WriteResult:
+            return self.transact(made, position=position, timeout_s=timeout_s, idempotency_key=idempotency_key)
+
+        return OpenTransaction(send)
 
     def submit(
         self,

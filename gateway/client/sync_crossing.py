@@ -1,25 +1,55 @@
 """Runs calls of threads without an event loop in the asynchronous SDK.
 
 Owns: a thread with an event loop for each client, its start and end, and how the asynchronous SDK's errors differ for
-synchronous callers. The calls: :mod:`oncegate.gateway.client.sync`.
+synchronous callers; the forms that coroutines and asynchronous iterations have there. The calls:
+:mod:`oncegate.gateway.client.sync`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import atexit
+import os
 import threading
 import weakref
-from collections.abc import Coroutine
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Generator
+from contextlib import AbstractAsyncContextManager, suppress
+from functools import wraps
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 from oncegate.gateway.client.failures import OperationFailed, OutcomeUnknown
 from oncegate.gateway.client.results import Resolution
 from oncegate.rifl.errors import Code, Outcome
 
+A_co = TypeVar("A_co", covariant=True)
 T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class Facade(Protocol[A_co]):
+    """An object without ``await``: it has one of the asynchronous SDK, and the way to its loop."""
+
+    _crossing: Crossing
+
+    def _opened(self) -> A_co: ...
+
+
+def without_await(
+    method: Callable[Concatenate[A_co, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Facade[A_co], P], T]:
+    """Return a call of the asynchronous SDK in the form that runs it on the client's loop and waits for it."""
+
+    @wraps(method)
+    def call(self: Facade[A_co], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._crossing.run(method(self._opened(), *args, **kwargs))
+
+    return call
+
+
+def behind(self: Facade[A_co], /) -> tuple[A_co, Crossing]:
+    """Return what a facade stands for, opened, and the way to its loop."""
+    return self._opened(), self._crossing
 
 
 class Doubt(OutcomeUnknown):
@@ -97,34 +127,68 @@ class Crossing:
         self._lock = threading.Lock()
         self._thread: LoopThread | None = None
         self._closed = False
+        self._process = os.getpid()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the client's process, and no child of it."""
+        return os.getpid() == self._process
+
+    def check(self) -> None:
+        """Raise CONFLICT in a child process: the loop's thread is not there, and would be waited for for ever."""
+        if not self.is_here:
+            detail = f"process {os.getpid()} was forked: it needs a client of its own"
+            raise OperationFailed(Code.CONFLICT, detail, outcome=Outcome.NOT_APPLIED)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine of the asynchronous SDK on the client's loop and wait for it.
 
         Raises:
             Doubt: an :class:`OutcomeUnknown`; a subclass of the original error's class.
-            OperationFailed: CONFLICT after :meth:`close`, or on the loop's own thread.
+            OperationFailed: CONFLICT after :meth:`close`, in a child process, or on the loop's own thread.
         """
         try:
             thread = self.thread()
         except BaseException:
             work.close()
             raise
+        return self._run(thread, work)
+
+    def _run(self, thread: LoopThread, work: Coroutine[Any, Any, T]) -> T:
         try:
             return thread.run(work)
         except OutcomeUnknown as doubt:
             crossed(doubt, self)
             raise
 
+    def steps(self, source: AsyncIterable[T]) -> Generator[T]:
+        """Yield what an asynchronous iteration yields, one step on the client's loop for each."""
+        steps = cast("AsyncGenerator[T, None]", aiter(source))
+
+        async def step() -> T:
+            return await anext(steps)
+
+        try:
+            while True:
+                try:
+                    found = self.run(step())
+                except StopAsyncIteration:
+                    return
+                yield found
+        finally:
+            with suppress(OperationFailed):  # the client was closed first
+                self.run(steps.aclose())
+
     def thread(self) -> LoopThread:
         """Return the loop's thread; the first call starts it and connects."""
+        self.check()  # before the lock, which another thread of the parent may have held
         with self._lock:
             if self._closed:
                 raise OperationFailed(Code.CONFLICT, "the client is closed", outcome=Outcome.NOT_APPLIED)
             if self._thread is None:
                 started = LoopThread("oncegate-client")
                 try:
-                    started.run(self._client.__aenter__())
+                    self._run(started, self._client.__aenter__())
                 except BaseException:
                     started.stop()
                     raise
@@ -138,14 +202,19 @@ class Crossing:
         error: BaseException | None = None,
         trace: TracebackType | None = None,
     ) -> None:
-        """Leave the client, because of an error or without one, and end the thread; idempotent."""
+        """Leave the client, because of an error or without one, and end the thread; idempotent.
+
+        In a child process it does nothing: client and sessions are the parent's.
+        """
+        if not self.is_here:
+            return
         with self._lock:
             thread, self._thread = self._thread, None
             self._closed = True
         if thread is None:
             return
         try:
-            thread.run(self._client.__aexit__(kind, error, trace))
+            self._run(thread, self._client.__aexit__(kind, error, trace))
         finally:
             thread.stop()
 
@@ -155,6 +224,7 @@ async def _wind_up() -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_asyncgens()
     await asyncio.get_running_loop().shutdown_default_executor()
 
 

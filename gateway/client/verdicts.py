@@ -10,6 +10,10 @@ Owns: the table below. Must not know HTTP. Read next: :mod:`oncegate.gateway.cli
 | rejected FENCED, SESSION_EXPIRED | its error | abandoned; the session has ended |
 | rejected otherwise with outcome not_applied, no attempt in doubt | its error | released: surely not applied |
 | rejected otherwise (BAD_ACK, an attempt in doubt) | its error, outcome unknown | abandoned |
+| any but "later", and nobody waits any more: cancelled, or told "unknown" at the deadline | none | abandoned |
+
+The last row keeps the record of a write whose caller may still ask for it: acknowledged, its fate could not be told any
+more, and given out again, its number would tell the fate of another write.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ from oncegate.gateway.client.failures import (
     known_code,
     known_outcome,
 )
-from oncegate.gateway.client.results import RowsPart, WriteResult
+from oncegate.gateway.client.results import RowsPart, WriteResult, told
 from oncegate.gateway.client.routing import AttemptFailed
 from oncegate.gateway.wire import OperationResult, OperationsResponse, RangeResponse, RangeResult
 from oncegate.rifl.errors import REGISTRY, Code, OncegateError, Outcome
@@ -44,16 +48,20 @@ class Numbers(msgspec.Struct):
     completed: Sequence[int] = ()
     abandoned: list[int] = msgspec.field(default_factory=list)
     released: list[int] = msgspec.field(default_factory=list)
+    unclaimed: list[int] = msgspec.field(default_factory=list)
+    """The server has their results, and nobody has received them: abandoned, but settled in an outbox."""
 
-    def file(self, number: int, fate: PlaceFate) -> None:
-        """Add one place to the list of its fate."""
+    def file(self, number: int, fate: PlaceFate, *, waits: bool = True) -> None:
+        """Add one place to the list of its fate; ``waits``: its caller has not given up before."""
         match fate:
-            case PlaceFate.COMPLETE:
+            case PlaceFate.COMPLETE if waits:
                 self.completed = [*self.completed, number]
-            case PlaceFate.ABANDON:
-                self.abandoned.append(number)
-            case PlaceFate.RELEASE:
+            case PlaceFate.COMPLETE | PlaceFate.UNCLAIMED:
+                self.unclaimed.append(number)
+            case PlaceFate.RELEASE if waits:
                 self.released.append(number)
+            case _:
+                self.abandoned.append(number)
 
 
 def fate_of(failure: OperationFailed) -> PlaceFate:
@@ -75,6 +83,7 @@ class SettledAnswer(msgspec.Struct):
         parts: parts of a range that are to be sent again, ascending.
         again: why, with what the server asked for.
         session_over: the refusal that ends the session.
+        unsent: writes that are to be sent in the next session.
     """
 
     numbers: Numbers = msgspec.field(default_factory=Numbers)
@@ -83,6 +92,7 @@ class SettledAnswer(msgspec.Struct):
     parts: list[RangeBatch] = msgspec.field(default_factory=list)
     again: AttemptFailed | None = None
     session_over: OperationFailed | None = None
+    unsent: list[Pending] = msgspec.field(default_factory=list)
 
 
 def settle_operations(
@@ -92,8 +102,11 @@ def settle_operations(
     resolver: Resolver | None = None,
     *,
     ambiguous: bool,
+    renews: bool = False,
 ) -> SettledAnswer:
     """Resolve the promises of ``batch`` from ``answer``; ``ambiguous``: an earlier attempt may have been applied.
+
+    ``renews``: as of :func:`fail_batch`.
 
     Raises:
         msgspec.ValidationError: the verdicts are not those of this batch; no promise was touched.
@@ -104,40 +117,57 @@ def settle_operations(
     settled = SettledAnswer()
     highest = 0
     slow: list[tuple[Pending, OperationResult]] = []
+    unclaimed = settled.numbers.unclaimed
     for pending, verdict in zip(batch.pendings, results, strict=True):
         status = verdict.status
         commit = verdict.commit
         if commit is msgspec.UNSET or (status != "applied" and status != "refused"):
             slow.append((pending, verdict))
             continue
+        if verdict.writes:
+            commit = verdict.writes[-1].commit
         if commit > highest:
             highest = commit
         promise = pending.promise
         if promise.done():
+            unclaimed.append(verdict.sequence)
             continue
         promise.set_result(write_result(verdict, client_id, memory_ms))
     settled.highest_commit = highest
-    if not slow:
+    if not slow and not unclaimed:
         settled.numbers.completed = batch.sequences
         return settled
-    _settle_rejected(settled, batch, slow, client_id, resolver, ambiguous=ambiguous)
+    _settle_rejected(settled, batch, slow, client_id, resolver, ambiguous=ambiguous, renews=renews)
     return settled
 
 
 def write_result(verdict: OperationResult, client_id: ClientId, memory_ms: int) -> WriteResult:
     """Return the result of a verdict ``applied`` or ``refused``."""
     commit, version, value, code = verdict.commit, verdict.version, verdict.value, verdict.code
+    if verdict.writes or verdict.failed:
+        return _transaction_result(verdict, client_id, memory_ms)
     return WriteResult(
         client_id,
         verdict.sequence,  # type: ignore[arg-type]
         verdict.status == "applied",
         0 if commit is msgspec.UNSET else commit,
         None if version is msgspec.UNSET else version,
-        None if value is msgspec.UNSET else value,
+        None if value is msgspec.UNSET else told(value, verdict.encoding),
         verdict.replayed is True,
         memory_ms,
         None if code is msgspec.UNSET else code,
     )
+
+
+def _transaction_result(verdict: OperationResult, client_id: ClientId, memory_ms: int) -> WriteResult:
+    writes = () if verdict.writes is msgspec.UNSET else tuple(verdict.writes)
+    plain = msgspec.structs.replace(verdict, writes=msgspec.UNSET, failed=msgspec.UNSET)
+    for write in writes:
+        write.value = told(write.value, write.encoding)
+    if writes:  # the newest, so that reads of the session see all of it
+        plain.commit = writes[-1].commit
+    failed = verdict.failed if isinstance(verdict.failed, str) else None
+    return msgspec.structs.replace(write_result(plain, client_id, memory_ms), writes=writes, failed=failed)
 
 
 def _settle_rejected(
@@ -148,9 +178,10 @@ def _settle_rejected(
     resolver: Resolver | None,
     *,
     ambiguous: bool,
+    renews: bool,
 ) -> None:
     again: list[Pending] = []
-    gone = {verdict.sequence for _, verdict in rejected}
+    gone = {verdict.sequence for _, verdict in rejected}.union(settled.numbers.unclaimed)
     settled.numbers.completed = [number for number in batch.sequences if number not in gone]
     for pending, verdict in rejected:
         if _retryable(verdict):
@@ -160,14 +191,21 @@ def _settle_rejected(
         failure = rejection(verdict, client_id, verdict.sequence, ambiguous=ambiguous)
         if failure.code in SESSION_OVER:
             settled.session_over = failure
-        settled.numbers.file(verdict.sequence, fate_of(failure))
-        fail_write(pending, failure, client_id, resolver)
+        settled.numbers.file(verdict.sequence, fate_of(failure), waits=pending.waits)
+        alone = OperationsBatch([pending], [verdict.sequence])
+        settled.unsent += fail_batch(alone, failure, client_id, resolver, renews=renews)
     if again:
         settled.rest = OperationsBatch(again, [pending.operation.sequence for pending in again])
 
 
 def settle_range(
-    batch: RangeBatch, answer: RangeResponse, client_id: ClientId, resolver: Resolver | None = None, *, ambiguous: bool
+    batch: RangeBatch,
+    answer: RangeResponse,
+    client_id: ClientId,
+    resolver: Resolver | None = None,
+    *,
+    ambiguous: bool,
+    renews: bool = False,
 ) -> SettledAnswer:
     """Resolve the promises of ``batch`` from ``answer``; arguments as :func:`settle_operations`.
 
@@ -186,9 +224,9 @@ def settle_range(
     settled = SettledAnswer()
     for verdict in answer.results:
         if verdict.status == "applied" and verdict.commit is not msgspec.UNSET:
-            _settle_part(batch, verdict, verdict.commit, answer.memory_ms, client_id)
+            fate = _settle_part(batch, verdict, verdict.commit, answer.memory_ms, client_id)
             count = verdict.last - verdict.first + 1
-            batch.place.note(count, PlaceFate.COMPLETE)
+            batch.place.note(count, fate)
             settled.highest_commit = max(settled.highest_commit, verdict.commit + count - 1)
         elif _retryable(verdict):
             settled.parts.append(batch.part(verdict.first, verdict.last))
@@ -197,36 +235,59 @@ def settle_range(
             failure = rejection(verdict, client_id, verdict.first, ambiguous=ambiguous)
             if failure.code in SESSION_OVER:
                 settled.session_over = failure
-            fail_rows(batch.part(verdict.first, verdict.last), failure, client_id, resolver)
-            batch.place.note(verdict.last - verdict.first + 1, fate_of(failure))
-    fate = batch.place.fate()
-    if fate is not None:
-        settled.numbers.file(batch.place.first, fate)
+            part = batch.part(verdict.first, verdict.last)
+            batch.place.note(len(part), fate_of(failure), waits=part.waits)
+            settled.unsent += fail_batch(part, failure, client_id, resolver, renews=renews)
+    whole = batch.place.fate()
+    if whole is not None:
+        settled.numbers.file(batch.place.first, whole)
     return settled
 
 
-def _settle_part(batch: RangeBatch, verdict: RangeResult, commit: int, memory_ms: int, client_id: ClientId) -> None:
+def _settle_part(
+    batch: RangeBatch, verdict: RangeResult, commit: int, memory_ms: int, client_id: ClientId
+) -> PlaceFate:
     replayed = verdict.replayed is True
+    waits = batch.rows is not None and not batch.rows.done()
     if batch.rows is not None:
         part = RowsPart(SequenceNumber(verdict.first), SequenceNumber(verdict.last), commit, replayed)
         batch.rows.add(part, memory_ms)
     if batch.pendings is None:
-        return
+        return PlaceFate.COMPLETE if waits else PlaceFate.UNCLAIMED
+    waits = True
     pendings = batch.pendings[verdict.first - batch.first : verdict.last - batch.first + 1]
     for sequence, pending in enumerate(pendings, verdict.first):
-        if not pending.promise.done():
-            number, at = SequenceNumber(sequence), commit + sequence - verdict.first
-            pending.promise.set_result(WriteResult(client_id, number, True, at, at, None, replayed, memory_ms))
+        if pending.promise.done():
+            waits = False
+            continue
+        number, at = SequenceNumber(sequence), commit + sequence - verdict.first
+        pending.promise.set_result(WriteResult(client_id, number, True, at, at, None, replayed, memory_ms))
+    return PlaceFate.COMPLETE if waits else PlaceFate.UNCLAIMED
 
 
-def fail_rows(
-    batch: RangeBatch, failure: OperationFailed, client_id: ClientId, resolver: Resolver | None = None
-) -> None:
-    """Fail every promise of a range, each with its own request id."""
-    if batch.rows is not None:
+def fail_batch(
+    batch: OperationsBatch | RangeBatch,
+    failure: OperationFailed,
+    client_id: ClientId,
+    resolver: Resolver | None = None,
+    *,
+    renews: bool = False,
+) -> list[Pending]:
+    """Fail every promise of a batch, each with its own request id, but for those of the writes that it returns.
+
+    Those go on in the next session, if there is to be one: their session had ended before they came, so that they
+    surely were not applied, and somebody waits for them. A ``put_many`` is not cut in two by that: its caller decides.
+    """
+    again: list[Pending] = []
+    if isinstance(batch, RangeBatch) and batch.rows is not None:
         batch.rows.fail(len(batch), with_id(failure, client_id, batch.first, resolver))
+    goes_on = renews and failure.code is Code.SESSION_EXPIRED and failure.outcome is Outcome.NOT_APPLIED
     for pending in batch.pendings or ():
-        fail_write(pending, failure, client_id, resolver)
+        if goes_on and pending.alone and not pending.promise.done():
+            again.append(pending)
+        else:
+            fail_write(pending, failure, client_id, resolver)
+    return again
 
 
 def fail_write(pending: Pending, failure: OperationFailed, client_id: ClientId, resolver: Resolver | None) -> None:

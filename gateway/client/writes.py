@@ -6,58 +6,36 @@ Owns: how a write call becomes a :class:`oncegate.gateway.client.batch.Pending`.
 from __future__ import annotations
 
 import asyncio
-import json
-from typing import TYPE_CHECKING, Any, Final, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import msgspec
 
+from oncegate.gateway.client.arguments import (
+    KEY_BYTES_MAX,
+    TTL_MS_MAX,
+    bad,
+    canonical,
+    flag,
+    key_of,
+    name_of,
+    packed,
+    seconds,
+    whole,
+)
 from oncegate.gateway.client.batch import Pending, PendingRows, RowPromise, RowsCollector
 from oncegate.gateway.client.failures import OperationFailed
 from oncegate.gateway.client.outbox_file import POSITION_BYTES_MAX
 from oncegate.gateway.client.settings import TableKind
-from oncegate.gateway.client.verdicts import not_applied
+from oncegate.gateway.client.transaction import Transaction, operation_of
+from oncegate.gateway.client.verdicts import late, not_applied
 from oncegate.gateway.wire import Operation
-from oncegate.rifl.errors import Code
 
 if TYPE_CHECKING:
     from oncegate.gateway.client.connection import TableKinds
 
 OperationName = Literal["put", "delete", "increment", "append", "get"]
 UNSET: Final = msgspec.UNSET
-_encode: Final = msgspec.msgpack.Encoder().encode
-_encode_text: Final = msgspec.json.Encoder(order="deterministic").encode
-
-
-def encoded_text(value: Any) -> str:
-    """Return a value as canonical JSON, the form the server hashes: one fingerprint, alone or in a range.
-
-    Raises:
-        OperationFailed: BAD_REQUEST for a number that JSON has no word for; msgspec would write ``null``.
-    """
-    text = _encode_text(value).decode()
-    if "null" in text:
-        try:
-            json.dumps(msgspec.to_builtins(value), allow_nan=False)
-        except ValueError as refused:
-            raise OperationFailed(Code.BAD_REQUEST, f"JSON cannot say this value: {refused}") from refused
-    return text
-
-
-def _check_text(*texts: Any) -> None:
-    """Refuse what could not be encoded when it travels, together with writes of others: BAD_REQUEST."""
-    for text in texts:
-        if not isinstance(text, str):
-            raise OperationFailed(Code.BAD_REQUEST, f"a table and a key are text, not {type(text).__name__}")
-        if not text.isascii():
-            try:
-                text.encode()
-            except UnicodeEncodeError as refused:
-                raise OperationFailed(Code.BAD_REQUEST, f"UTF-8 cannot say {text!a}") from refused
-
-
-def _check_number(number: Any, what: str) -> None:
-    if not isinstance(number, int) or not -(2**63) <= number < 2**63:
-        raise OperationFailed(Code.BAD_REQUEST, f"{what} is a whole number of 64 bits")
 
 
 class Writes:
@@ -82,11 +60,18 @@ class Writes:
         """Refuse further writes; those prepared before go on."""
         self._closed = reason
 
-    def deadline(self, timeout_s: float | None) -> float:
-        """Return the deadline of a write that is called now; raises the reason why no further write is taken."""
+    def check(self) -> None:
+        """Raise the reason why no further write is taken, if there is one."""
         if self._closed is not None:
             raise not_applied(self._closed)
-        return self._loop.time() + (self._timeout_s if timeout_s is None else timeout_s)
+
+    def deadline(self, timeout_s: float | None) -> float:
+        """Return the deadline of a write that is called now; raises the reason why no further write is taken."""
+        self.check()
+        left_s = self._timeout_s if timeout_s is None else seconds(timeout_s)
+        if left_s <= 0:
+            raise late("it had passed at the call")
+        return self._loop.time() + left_s
 
     def put(
         self,
@@ -99,19 +84,31 @@ class Writes:
         timeout_s: float | None,
     ) -> Pending:
         """Prepare a put; arguments as :meth:`oncegate.gateway.client.Session.put`."""
+        if not (  # without a call for what is usual: this is the hot path
+            type(table) is str
+            and table in self._known
+            and type(key) is str
+            and key.isascii()
+            and 0 < len(key) <= KEY_BYTES_MAX
+            and "\0" not in key
+        ):
+            table, key = name_of(table), key_of(key)
+        operation = Operation(0, "put", table, key, msgspec.Raw(packed(value, bytes_too=True)))
         text: str | None = None
-        if not (table.__class__ is str is key.__class__ and table.isascii() and key.isascii()):
-            _check_text(table, key)  # called for the rare case only: this is the hot path
-        operation = Operation(0, "put", table, key, msgspec.Raw(_encode(value)))
-        if if_absent or if_version is not None or if_value is not UNSET:
-            operation.if_ = _condition(if_version, if_value, if_absent=if_absent)
+        if if_absent is not False or if_version is not None or if_value is not UNSET:
+            operation.if_ = _condition(if_version, if_value, if_absent=flag(if_absent, "if_absent"))
         elif not self._keeps:
             kind = self._known.get(table)
-            if kind == "stream":
-                text = encoded_text(value)
+            if kind == "stream" and type(value) is not bytes:
+                text = canonical(value, is_checked=True)
             elif kind is None:
                 self._kinds.wonder(table)
-        return self._pending(operation, text, timeout_s)
+        loop = self._loop
+        if timeout_s is None and self._closed is None:
+            deadline = loop.time() + self._timeout_s
+        else:
+            deadline = self.deadline(timeout_s)
+        return Pending(operation, text, loop.create_future(), deadline)
 
     def other(
         self,
@@ -126,21 +123,49 @@ class Writes:
         item: Any = UNSET,
     ) -> Pending:
         """Prepare a delete, an increment, an append, or a read whose result is remembered, which has no condition."""
-        _check_text(table, key)
-        operation = Operation(0, name, table, key)
+        operation = Operation(0, name, name_of(table), key_of(key))
         if name != "get":
             operation.if_ = _condition(if_version, if_value)
-        match name:
-            case "increment":
-                _check_number(by, "by")
-                operation.by = by
-            case "append":
-                operation.item = msgspec.Raw(_encode(item))
-            case "delete" | "get":
-                pass
-            case _:
-                raise OperationFailed(Code.BAD_REQUEST, "an operation is put, delete, increment, append or get")
+        if name == "increment":
+            operation.by = whole(by, "by", -(2**63), 2**63 - 1)
+        elif name == "append":
+            operation.item = msgspec.Raw(packed(item, "item"))
         return self._pending(operation, None, timeout_s)
+
+    def transaction(self, transaction: Transaction, timeout_s: float | None) -> Pending:
+        """Prepare a transaction; what is added to it later does not matter."""
+        return self._pending(operation_of(transaction), None, timeout_s)
+
+    def any(
+        self,
+        name: OperationName,
+        table: str,
+        key: str,
+        value: Any,
+        by: int,
+        if_absent: bool,
+        if_version: int | None,
+        if_value: Any,
+        timeout_s: float | None,
+    ) -> Pending:
+        """Prepare the write of that name; an argument that it does not take is refused, rather than left out."""
+        if name == "put":
+            unused = by != 1
+        else:
+            if not isinstance(name, str) or name not in get_args(OperationName):
+                raise bad("an operation is put, delete, increment, append or get")
+            conditional = if_version is not None or if_value is not UNSET
+            unused = (
+                if_absent is not False
+                or (name != "increment" and by != 1)
+                or (name != "append" and value is not UNSET)
+                or (name == "get" and conditional)
+            )
+        if unused:
+            raise bad(f"{name} does not take one of these arguments")
+        if name == "put":
+            return self.put(table, key, value, if_absent, if_version, if_value, timeout_s)
+        return self.other(name, table, key, if_version, if_value, timeout_s, by=by, item=value)
 
     def many(
         self,
@@ -152,46 +177,69 @@ class Writes:
         rows_max: int,
     ) -> list[Pending | PendingRows]:
         """Prepare the rows of a ``put_many``: ranges of ``rows_max`` on a stream table, else one write a row."""
-        _check_text(table, *(key for key, _ in pairs))
         if kind == "resident" or self._keeps:
             promise = RowPromise(collector)
-            puts = [Operation(0, "put", table, key, msgspec.Raw(_encode(value))) for key, value in pairs]
-            return [Pending(put, None, promise, deadline) for put in puts]
+            puts = [Operation(0, "put", table, key, msgspec.Raw(packed(value))) for key, value in pairs]
+            return [Pending(put, None, promise, deadline, alone=False) for put in puts]
         keys = [key for key, _ in pairs]
-        texts = [encoded_text(value) for _, value in pairs]
+        texts = [canonical(value) for _, value in pairs]
         return [
             PendingRows(table, keys[at : at + rows_max], texts[at : at + rows_max], collector, deadline)
             for at in range(0, len(keys), rows_max)
         ]
 
     def _pending(self, operation: Operation, text: str | None, timeout_s: float | None) -> Pending:
-        return Pending(operation, text, self._loop.create_future(), self.deadline(timeout_s))
+        deadline = self.deadline(timeout_s)  # first: it says why no further write is taken
+        return Pending(operation, text, self._loop.create_future(), deadline)
 
-    def note(self, pending: Pending, position: Any) -> None:
-        """Give a write the position that the outbox is to keep with it.
+    def note(self, pending: Pending | PendingRows, position: Any) -> None:
+        """Give a write the position that the outbox is to keep with it: as it is now, whatever becomes of the object.
 
         Raises:
-            OperationFailed: BAD_REQUEST without an outbox; PAYLOAD_TOO_LARGE if it is longer than 1 KiB.
+            OperationFailed: BAD_REQUEST without an outbox, or if it is not JSON; PAYLOAD_TOO_LARGE over 1 KiB.
         """
-        if not self._keeps:
-            raise OperationFailed(Code.BAD_REQUEST, "only a session with an outbox keeps a position")
-        if len(msgspec.msgpack.encode(position)) > POSITION_BYTES_MAX:
-            raise OperationFailed(Code.PAYLOAD_TOO_LARGE, f"a position is {POSITION_BYTES_MAX} bytes at most")
-        pending.position = position
+        if not self._keeps or isinstance(pending, PendingRows):
+            raise bad("only a session with an outbox keeps a position")
+        pending.position = msgspec.msgpack.decode(packed(position, "position", POSITION_BYTES_MAX))
 
     def again(self, operation: Operation, timeout_s: float | None = None) -> Pending:
         """Prepare a write of an earlier process under its number."""
         return self._pending(operation, None, timeout_s)
 
 
+def let_end(pending: Pending | PendingRows, ttl_ms: int | None, *, bound: bool) -> None:
+    """Let the row that a write makes end: after ``ttl_ms`` of cluster time, with the session, or whichever is first.
+
+    Raises:
+        OperationFailed: BAD_REQUEST for a time that is no whole number of 1 and more, and for rows of a stream table.
+    """
+    if isinstance(pending, PendingRows):
+        raise bad("rows of a stream table do not end")
+    if ttl_ms is not None:
+        pending.operation.ttl_ms = whole(ttl_ms, "ttl_ms", 1, TTL_MS_MAX)
+    if flag(bound, "bound"):
+        pending.operation.bound = True
+    pending.text = None  # a range has no room for it
+
+
 def _condition(if_version: int | None, if_value: Any, *, if_absent: bool = False) -> dict[str, Any] | msgspec.UnsetType:
     if if_absent + (if_version is not None) + (if_value is not UNSET) > 1:
-        raise OperationFailed(Code.BAD_REQUEST, "an operation has one condition at most")
+        raise bad("an operation has one condition at most")
     if if_absent:
         return {"absent": True}
     if if_version is not None:
-        _check_number(if_version, "if_version")
-        return {"version": if_version}
+        return {"version": whole(if_version, "if_version", 0)}
     if if_value is not UNSET:
-        return {"value": msgspec.Raw(_encode(if_value))}
+        return {"value": msgspec.Raw(packed(if_value, "if_value", bytes_too=True))}
     return msgspec.UNSET
+
+
+def pairs_of(rows: Any) -> list[tuple[str, Any]]:
+    """Return the rows of a ``put_many`` with their keys checked; raises BAD_REQUEST."""
+    try:
+        pairs = [(key_of(key), value) for key, value in (rows.items() if isinstance(rows, Mapping) else rows)]
+    except (TypeError, ValueError) as malformed:
+        raise bad(f"rows are pairs of key and value: {malformed}") from malformed
+    if not pairs:
+        raise bad("put_many needs at least one row")
+    return pairs

@@ -1,0 +1,258 @@
+"""Transactions: writes and conditions that are collected, travel as one operation, and happen together or not at all.
+
+Owns: how a transaction is written down. It is checked and encoded call by call, so that a later change of a value does
+not matter. When it travels is :mod:`oncegate.gateway.client.session`'s, what it does
+:mod:`oncegate.gateway.machine.transactions`'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Any, Final, Self
+
+import msgspec
+from msgspec import UnsetType
+
+from oncegate.gateway.client.arguments import TTL_MS_MAX, bad, flag, key_of, name_of, packed, whole
+from oncegate.gateway.client.failures import OperationFailed
+from oncegate.gateway.client.results import Json, WriteResult
+from oncegate.gateway.wire import Condition, Operation, Write
+from oncegate.rifl.errors import Code
+from oncegate.rifl.ids import ID_MAX, format_client_id
+
+UNSET: Final = msgspec.UNSET
+WRITES_MAX: Final = 128
+"""Writes of one transaction, and its conditions."""
+INT64: Final = (-(2**63), 2**63 - 1)
+
+
+class Transaction:
+    """Up to 128 writes, and as many conditions, of any rows and tables; each call returns the transaction.
+
+    All conditions are judged on the state before it, those of its writes too; its writes are done in the order of the
+    calls, and several may be of one row. A floor or ceiling is judged on the sum. A table of conditions is resident; a
+    stream table takes ``put`` and ``delete``.
+    """
+
+    def __init__(self) -> None:
+        self._writes: list[Write] = []
+        self._conditions: list[Condition] = []
+
+    def put(
+        self,
+        table: str,
+        key: str,
+        value: Json,
+        *,
+        if_absent: bool = False,
+        if_version: int | None = None,
+        if_value: Json | UnsetType = UNSET,
+        ttl_ms: int | None = None,
+        bound: bool = False,
+    ) -> Self:
+        """Write a row; ``ttl_ms`` and ``bound`` let it end, as :meth:`oncegate.Session.put` says."""
+        conditions = _tests(absent=if_absent, version=if_version, value=if_value)
+        return self._write(
+            "put", table, key, conditions, value=msgspec.Raw(packed(value, bytes_too=True)), **_end(ttl_ms, bound=bound)
+        )
+
+    def insert(self, table: str, key: str, value: Json, *, ttl_ms: int | None = None, bound: bool = False) -> Self:
+        """Write a row; the whole transaction is refused if it is there."""
+        return self.put(table, key, value, if_absent=True, ttl_ms=ttl_ms, bound=bound)
+
+    def delete(
+        self, table: str, key: str, *, if_version: int | None = None, if_value: Json | UnsetType = UNSET
+    ) -> Self:
+        """Delete a row."""
+        return self._write("delete", table, key, _tests(version=if_version, value=if_value))
+
+    def increment(
+        self,
+        table: str,
+        key: str,
+        by: int = 1,
+        *,
+        floor: int | None = None,
+        ceiling: int | None = None,
+        ttl_ms: int | None = None,
+        bound: bool = False,
+    ) -> Self:
+        """Add to a row's number; the whole transaction is refused if the sum is below the floor or above the ceiling.
+
+        All four are whole numbers of 64 bits.
+        """
+        low, high = edges(floor, ceiling)
+        step = {"by": whole(by, "by", *INT64), "floor": low, "ceiling": high}
+        return self._write("increment", table, key, {}, **step, **_end(ttl_ms, bound=bound))
+
+    def append(self, table: str, key: str, item: Json, *, ttl_ms: int | None = None, bound: bool = False) -> Self:
+        """Add an item to the end of a row's bounded list."""
+        return self._write(
+            "append", table, key, {}, item=msgspec.Raw(packed(item, "item")), **_end(ttl_ms, bound=bound)
+        )
+
+    def get(self, table: str, key: str) -> Self:
+        """Read a row as the writes before leave it: its result has the value. All values together: 64 KiB."""
+        return self._write("get", table, key, {})
+
+    def check(
+        self,
+        table: str,
+        key: str,
+        *,
+        absent: bool = False,
+        present: bool = False,
+        version: int | None = None,
+        value: Json | UnsetType = UNSET,
+        at_least: int | None = None,
+        at_most: int | None = None,
+    ) -> Self:
+        """Require something of a row, which need not be written: exactly one of these.
+
+        Args:
+            table: a resident table.
+            key: the row's.
+            absent: there is no such row.
+            present: there is one.
+            version: its version; 0 for no row.
+            value: its value.
+            at_least: it holds a whole number that is not less; no row counts as 0, as an increment finds it.
+            at_most: likewise, not more.
+        """
+        tests = _tests(absent=absent, present=present, version=version, value=value, at_least=at_least, at_most=at_most)
+        if not tests:
+            raise bad("check needs absent, present, version, value, at_least or at_most")
+        self._conditions.append(Condition(name_of(table), key_of(key), tests))
+        return self._bounded(self._conditions)
+
+    def check_session(self, client_id: int) -> Self:
+        """Require that a session, of this application or another of its tenant, is alive."""
+        self._conditions.append(Condition(session=format_client_id(whole(client_id, "client_id", 1, ID_MAX))))
+        return self._bounded(self._conditions)
+
+    @property
+    def empty(self) -> bool:
+        """Whether it has no write: there is nothing to send."""
+        return not self._writes
+
+    @property
+    def operation(self) -> Operation:
+        """It as an operation; raises BAD_REQUEST without a write."""
+        if not self._writes:
+            raise bad("a transaction needs a write")
+        return Operation(0, "transaction", writes=[*self._writes], conditions=[*self._conditions])
+
+    def _write(self, op: str, table: str, key: str, tests: dict[str, Any], **more: Any) -> Self:
+        if tests:
+            more["if_"] = tests
+        self._writes.append(Write(op, name_of(table), key_of(key), **more))
+        return self._bounded(self._writes)
+
+    def _bounded(self, many: list[Any]) -> Self:
+        if len(many) > WRITES_MAX:
+            many.pop()
+            detail = f"a transaction has {WRITES_MAX} writes and as many conditions at most"
+            raise OperationFailed(Code.PAYLOAD_TOO_LARGE, detail)
+        return self
+
+
+def _end(ttl_ms: int | None, *, bound: bool) -> dict[str, Any]:
+    end: dict[str, Any] = {} if ttl_ms is None else {"ttl_ms": whole(ttl_ms, "ttl_ms", 1, TTL_MS_MAX)}
+    return {**end, "bound": True} if flag(bound, "bound") else end
+
+
+def operation_of(transaction: Transaction) -> Operation:
+    """Return a transaction as an operation; raises BAD_REQUEST for what is none, and for one without a write."""
+    if not isinstance(transaction, Transaction):
+        raise bad(f"a transaction is a Transaction, not {type(transaction).__name__}")
+    return transaction.operation
+
+
+class OpenTransaction(Transaction):
+    """A transaction of a session: ``async with session.transaction() as t``, and ``with`` in the sync SDK.
+
+    It is sent when the block ends, unless by an exception: then nothing is. ``result`` is there afterwards; look at
+    ``result.applied``, since a condition that does not hold is a result and not an error. An empty one is not sent.
+    When the block has ended, nothing can be added, and it cannot be entered again: that would be lost, or sent twice.
+    """
+
+    def __init__(self, send: Callable[[Transaction], Any]) -> None:
+        super().__init__()
+        self._send = send
+        self._result: WriteResult | None = None
+        self._is_over = False
+
+    def _bounded(self, many: list[Any]) -> Self:
+        if self._is_over:
+            many.pop()
+            raise bad("the transaction's block has ended: what is added now would not be sent")
+        return super()._bounded(many)
+
+    def _enter(self) -> Self:
+        if self._is_over:
+            raise bad("a transaction is entered once")
+        return self
+
+    def _sends(self, kind: type[BaseException] | None) -> bool:
+        self._is_over = True
+        return kind is None and not self.empty
+
+    @property
+    def result(self) -> WriteResult:
+        """What became of it; raises BAD_REQUEST before the block has ended, or if it was empty."""
+        if self._result is None:
+            raise bad("the transaction was not sent")
+        return self._result
+
+    async def __aenter__(self) -> Self:
+        return self._enter()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._sends(kind):
+            sent: Awaitable[WriteResult] = self._send(self)
+            self._result = await sent
+
+    def __enter__(self) -> Self:
+        return self._enter()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._sends(kind):
+            self._result = self._send(self)
+
+
+def edges(floor: int | None, ceiling: int | None) -> tuple[int | UnsetType, int | UnsetType]:
+    """Return the bounds of a sum as they travel."""
+    low = UNSET if floor is None else whole(floor, "floor", *INT64)
+    return low, UNSET if ceiling is None else whole(ceiling, "ceiling", *INT64)
+
+
+def _tests(
+    *,
+    absent: bool = False,
+    present: bool = False,
+    version: int | None = None,
+    value: Any = UNSET,
+    at_least: int | None = None,
+    at_most: int | None = None,
+) -> dict[str, Any]:
+    """Return the one condition that is given, or none."""
+    tests: dict[str, Any] = {}
+    if flag(absent, "absent"):
+        tests["absent"] = True
+    if flag(present, "present"):
+        tests["present"] = True
+    if version is not None:
+        tests["version"] = whole(version, "version", 0, ID_MAX)
+    if value is not UNSET:
+        tests["value"] = msgspec.Raw(packed(value, bytes_too=True))
+    for name, bound in (("at_least", at_least), ("at_most", at_most)):
+        if bound is not None:
+            tests[name] = whole(bound, name, *INT64)
+    if len(tests) > 1:
+        raise bad("one condition at most")
+    return tests
