@@ -6,23 +6,33 @@ leader when an entry has been applied; a follower that forwarded a command relay
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, assert_never
 
 import msgspec
 
-from oncegate.flows import retention
+from oncegate.flows import bytes_text, retention
 from oncegate.flows.cursor import ConsumerState
 from oncegate.gateway import wire
+from oncegate.gateway.answer_values import BUILT_BYTES_MAX, JsonText, Packed, built, encoding_of, shown
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine import transactions
 from oncegate.gateway.machine.flow_state import Flow
 from oncegate.gateway.machine.machine import Machine
-from oncegate.gateway.machine.results import AppliedPart, Operated, PartVerdict, Ranged, Resolved, SessionAnswer
-from oncegate.gateway.machine.tables import Remembered, Table
+from oncegate.gateway.machine.results import (
+    AppliedPart,
+    Cascaded,
+    Operated,
+    PartVerdict,
+    Ranged,
+    Resolved,
+    SessionAnswer,
+)
+from oncegate.gateway.machine.tables import Remembered, StoredRow, Table
 from oncegate.rifl.completion import CompletionRecord
 from oncegate.rifl.errors import REGISTRY, Code, OncegateError
 from oncegate.rifl.ids import format_client_id
-from oncegate.rifl.key_table import KEYS_CLIENT
+from oncegate.rifl.key_table import KEYS_CLIENT, NO_TIME
 from oncegate.rifl.range_rule import RefusedPart, ReplayPart
 from oncegate.rifl.resolve_rule import Fate, ResolveVerdict, look_up
 from oncegate.rifl.rule import Applied, OpVerdict, Refusal, Rejected, Replayed
@@ -30,10 +40,26 @@ from oncegate.rifl.rule import Applied, OpVerdict, Refusal, Rejected, Replayed
 _SEALED = "the id is sealed: never executed, and never will be"
 _DETAILS = {
     Refusal.SEALED: _SEALED,
-    Refusal.NOT_FOUND: "no such table",
-    Refusal.BAD_REQUEST: "this table does not take this operation",
+    Refusal.BAD_REQUEST: "this table does not take this operation; a stream table takes puts and deletes, without"
+    " conditions, ttl_ms and bound",
     Refusal.PAYLOAD_TOO_LARGE: f"a result of more than {c.RESULT_BYTES_MAX} bytes is not remembered",
 }
+
+
+class _RelayedWrite(wire.TransactionWrite, omit_defaults=True):
+    value: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class _RelayedResult(wire.OperationResult, omit_defaults=True):
+    value: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    writes: list[_RelayedWrite] | msgspec.UnsetType = msgspec.UNSET  # type: ignore[assignment]
+
+
+class _RelayedResults(wire.OperationsResponse):
+    results: list[_RelayedResult]  # type: ignore[assignment]
+
+
+_relayed_results = msgspec.msgpack.Decoder(_RelayedResults)
 
 
 class Answer(NamedTuple):
@@ -55,16 +81,67 @@ class Shape(NamedTuple):
     make: Callable[[Any, Any, Machine], Any]
 
 
-def _operations(command: c.Operate | c.Keyed, result: Operated, machine: Machine) -> wire.OperationsResponse:
-    ops = [one.op for one in command.ops] if isinstance(command, c.Keyed) else command.ops
-    found = [_operation(verdict, command, machine) for verdict in result.verdicts]
+def _operations(command: c.AnyOperate, result: Operated, machine: Machine) -> wire.OperationsResponse:
+    found: list[wire.OperationResult] = []
+    size, rest = 0, False
+    for verdict in result.verdicts:
+        if isinstance(verdict, AppliedPart):
+            found += _of_run(verdict)
+            continue
+        if type(verdict) is not Applied or type(verdict.record.result) not in _USUAL:
+            found.append(_operation(verdict, command, machine))
+            rest = True
+            continue
+        one = _recorded(verdict.sequence, verdict.record, replayed=False)  # the usual one, as _operation says it
+        found.append(one)
+        if type(one.value) is JsonText:
+            text = one.value.text
+            one.value = shown(text, size)
+            size += len(text)
+    if not rest:
+        return wire.OperationsResponse(found, result.memory_ms)
     details: dict[str, str] = {}
-    for op, one in zip(ops, found, strict=True):
-        if one.code == Code.QUOTA.value:
+    if isinstance(command, c.Keyed | c.KeyedMixed):
+        keyed_ops: Sequence[c.KeyedOp | c.KeyedMixedOp] = command.ops
+        for keyed, one in zip(keyed_ops, found, strict=True):
+            one.detail = _of_key(keyed.named_ms, one, machine) or one.detail
+    for op, one in zip(c.operations_of(command), found, strict=True):
+        if type(one.value) is JsonText:
+            text = one.value.text
+            one.value = shown(text, size)
+            size += len(text)
+        elif isinstance(op, c.Transaction):
+            size = _show_transaction(op, one, size, machine)
+        elif one.code == Code.NOT_FOUND.value:
+            one.detail = f"no table {op.table}"
+        elif one.code == Code.QUOTA.value:
             if op.table not in details:
                 details[op.table] = quota_detail(machine, op.table, op)
             one.detail = details[op.table] or one.detail
     return wire.OperationsResponse(found, result.memory_ms)
+
+
+def _of_run(run: AppliedPart) -> list[wire.OperationResult]:
+    commits = range(run.commit, run.commit + run.last - run.first + 1)
+    return [
+        wire.OperationResult(sequence, "applied", commit, commit, replayed=False)
+        for sequence, commit in enumerate(commits, run.first)
+    ]
+
+
+def _show_transaction(transaction: c.Transaction, one: wire.OperationResult, size: int, machine: Machine) -> int:
+    """Show the values that its writes returned, or say which table does not take it; returns ``size`` with them."""
+    if one.writes is not msgspec.UNSET:
+        for write in one.writes:
+            if type(write.value) is JsonText:
+                text = write.value.text
+                write.value = shown(text, size)
+                size += len(text)
+    elif one.status == "rejected" and one.code in _OF_TABLES:
+        why = transactions.table_that_refuses(machine, transaction)
+        if why is not None:
+            one.detail = quota_detail(machine, why.table) or f"{why.where}, table {why.table}: {one.detail}"
+    return size
 
 
 def _range(command: c.Range, result: Ranged, machine: Machine) -> wire.RangeResponse:
@@ -79,30 +156,48 @@ def _taken(_: c.TakeOver, session: SessionAnswer, __: Machine) -> wire.SessionTa
     return wire.SessionTaken(session.epoch, session.first_incomplete, session.highest)
 
 
+def _cascaded(_: c.Cascade, done: Cascaded, __: Machine) -> wire.CascadeWritten:
+    return wire.CascadeWritten(done.cursor, done.commit, replayed=done.replayed)
+
+
+_USUAL: Final = (type(None), Remembered)
+_OF_TABLES: Final = frozenset((Code.NOT_FOUND.value, Code.BAD_REQUEST.value, Code.QUOTA.value))
 _UNREAD: Final = Shape(None, lambda *_: None)
 """For what a node orders by itself."""
 ANSWERS: Final[dict[type, Shape]] = {
     c.Operate: Shape(wire.OperationsResponse, _operations),
     c.Range: Shape(wire.RangeResponse, _range),
     c.Keyed: Shape(wire.OperationsResponse, _operations),
+    c.OperateMixed: Shape(wire.OperationsResponse, _operations),
+    c.OperateRuns: Shape(wire.OperationsResponse, _operations),
+    c.KeyedMixed: Shape(wire.OperationsResponse, _operations),
     c.ForgetKeys: _UNREAD,
     c.Identify: _UNREAD,
+    c.RaiseLevel: Shape(wire.ClusterLevel, lambda _, level, __: wire.ClusterLevel(level)),
     c.OpenSession: Shape(wire.SessionOpened, _opened),
     c.RenewSession: Shape(wire.SessionRenewed, lambda _, session, __: wire.SessionRenewed(session.memory_ms)),
     c.TakeOver: Shape(wire.SessionTaken, _taken),
     c.Resolve: Shape(wire.RequestState, lambda command, found, _: _fate(command.sequence, found.resolution)),
     c.CloseSession: Shape(wire.SessionClosed, lambda *_: wire.SessionClosed()),
     c.Reap: _UNREAD,
+    c.EndRows: _UNREAD,
     c.DeclareTable: Shape(wire.TableState, lambda _, table, __: table_state(table)),
+    c.DeclareTable5: Shape(wire.TableState, lambda _, table, __: table_state(table)),
+    c.DropTable: Shape(wire.TableDropped, lambda _, dropped, __: wire.TableDropped(*dropped)),
+    c.SweepTables: _UNREAD,
     c.DeclareFlow: Shape(wire.FlowState, lambda _, flow, machine: flow_state(machine, flow)),
+    c.DeclareFlow5: Shape(wire.FlowState, lambda _, flow, machine: flow_state(machine, flow)),
     c.Seal: _UNREAD,
     c.Attach: Shape(wire.ConsumerAttached, lambda _, fence_and_cursor, __: wire.ConsumerAttached(*fence_and_cursor)),
     c.MoveCursor: Shape(wire.CursorMoved, lambda _, cursor, __: wire.CursorMoved(cursor)),
     c.AlterFlow: Shape(wire.FlowState, lambda _, flow, machine: flow_state(machine, flow)),
+    c.AlterFlow5: Shape(wire.FlowState, lambda _, flow, machine: flow_state(machine, flow)),
     c.DeleteFlow: Shape(wire.FlowDeleted, lambda command, last, _: wire.FlowDeleted(command.flow, last)),
     c.StartConsumer: Shape(wire.ConsumerAttached, lambda _, attached, __: wire.ConsumerAttached(*attached)),
     c.RemoveConsumer: Shape(wire.FlowState, lambda _, flow, machine: flow_state(machine, flow)),
     c.ExpireConsumers: _UNREAD,
+    c.ClockBatches: _UNREAD,
+    c.Cascade: Shape(wire.CascadeWritten, _cascaded),
 }
 """The answer to each member of :data:`oncegate.gateway.machine.commands.Command`."""
 
@@ -117,10 +212,22 @@ def answer(command: c.Command, result: Any, machine: Machine) -> Answer:
     return Answer(body, machine.commit, created, memory_ms)
 
 
-def relayed_body(command: c.Command, body: Any) -> Any:
-    """Return the body that the leader sent as plain data, in its shape; raises msgspec.ValidationError."""
+def relayed_body(command: c.Command, body: msgspec.Raw) -> Any:
+    """Return the body that the leader sent as msgpack, in its shape; raises msgspec.DecodeError.
+
+    Values that are too many to build at once stay as they came.
+    """
     shape = ANSWERS[type(command)].body
-    return None if shape is None else msgspec.convert(body, shape)
+    if shape is None:
+        return None
+    if shape is not wire.OperationsResponse or len(body) <= BUILT_BYTES_MAX:
+        return msgspec.msgpack.decode(body, type=shape)
+    response = _relayed_results.decode(body)
+    for one in response.results:
+        for shown_value in (one, *(one.writes or ())):
+            if shown_value.value is not msgspec.UNSET:
+                shown_value.value = Packed(bytes(shown_value.value))
+    return response
 
 
 def _operation(
@@ -131,12 +238,25 @@ def _operation(
             return _recorded(sequence, record, replayed=False)
         case Replayed(sequence, record):
             return _recorded(sequence, record, replayed=True)
-        case Rejected(sequence, Refusal.FENCED) if isinstance(command, c.Operate) and machine is not None:
+        case Rejected(sequence, Refusal.FENCED) if isinstance(command, c.OperateAny) and machine is not None:
             return rejected(sequence, Refusal.FENCED, machine.fenced_by(command.client_id, command.epoch))
         case Rejected(sequence, refusal):
             return rejected(sequence, refusal)
         case _:
             assert_never(verdict)
+
+
+def _of_key(named_ms: int, one: wire.OperationResult, machine: Machine) -> str:
+    """Say what is wrong with the cluster time that a refused key names; empty if that is not why."""
+    if one.status != "rejected" or named_ms == NO_TIME:
+        return ""
+    if one.code == Code.SESSION_EXPIRED.value:
+        gone = f"keys first used at {machine.keys.forgotten_ms} and before are forgotten"
+        return f"the key is too old: it names the cluster time {named_ms}, {gone}, so that it may have been used"
+    if one.code == Code.BAD_REQUEST.value and named_ms > machine.time_ms:
+        ahead = f"{named_ms - machine.time_ms} ms ahead of {machine.time_ms}"
+        return f"the key is from the future: it names the cluster time {named_ms}, {ahead} ({wire.H_TIME_MS} tells it)"
+    return ""
 
 
 def quota_detail(machine: Machine, name: str, op: c.Op | None = None) -> str:
@@ -161,9 +281,31 @@ def _recorded(sequence: int, record: CompletionRecord, *, replayed: bool) -> wir
     result: Remembered | None = record.result
     if result is None:
         return wire.OperationResult(sequence, "applied", record.commit, record.commit, replayed=replayed)
-    value = msgspec.UNSET if result.value is None else msgspec.json.decode(result.value)
+    value = msgspec.UNSET if result.value is None else JsonText(result.value)
+    if type(result) is Remembered and result.refusal is None:
+        told = wire.OperationResult(sequence, "applied", record.commit, result.version, value, replayed=replayed)
+        if result.value is not None and bytes_text.is_bytes(result.value):
+            told.encoding = wire.BASE64
+        return told
     status, code = ("applied", msgspec.UNSET) if result.refusal is None else ("refused", result.refusal)
-    return wire.OperationResult(sequence, status, record.commit, result.version, value, replayed=replayed, code=code)
+    if isinstance(result, transactions.Transacted):
+        if result.refusal is None:
+            writes = _writes(record.commit, result)
+            return wire.OperationResult(sequence, status, record.commit, replayed=replayed, writes=writes)
+        failed = (result.version, value, msgspec.UNSET, result.failed, encoding_of(result.value))
+        return wire.OperationResult(sequence, status, record.commit, *failed, replayed=replayed, code=code)
+    told = wire.OperationResult(sequence, status, record.commit, result.version, value, replayed=replayed, code=code)
+    told.encoding = encoding_of(result.value)
+    return told
+
+
+def _writes(first: int, done: transactions.Transacted) -> list[wire.TransactionWrite]:
+    writes = [wire.TransactionWrite(commit, commit) for commit in range(first, first + done.count)]
+    for at, result in done.results:
+        writes[at].version = result.version
+        writes[at].value = msgspec.UNSET if result.value is None else JsonText(result.value)
+        writes[at].encoding = encoding_of(result.value)
+    return writes
 
 
 def rejected(sequence: int, refusal: Refusal, detail: str = "") -> wire.OperationResult:
@@ -195,8 +337,10 @@ def _range_part(part: PartVerdict, command: c.Range, machine: Machine) -> wire.R
 
 def _of_range(refusal: Refusal, command: c.Range, machine: Machine) -> str:
     match refusal:
-        case Refusal.SEALED | Refusal.NOT_FOUND:
-            return _DETAILS[refusal]
+        case Refusal.SEALED:
+            return _SEALED
+        case Refusal.NOT_FOUND:
+            return f"no table {command.table}"
         case Refusal.BAD_REQUEST:
             return f"{command.table} is a resident table, a range is for stream tables: send its rows to /v1/operations"
         case Refusal.FENCED:
@@ -207,9 +351,22 @@ def _of_range(refusal: Refusal, command: c.Range, machine: Machine) -> str:
             return ""
 
 
+def row_state(key: str, row: StoredRow, commit: int, size: int = 0) -> wire.RowState:
+    """Describe a row; ``size``: bytes of the values that the answer has already."""
+    return wire.RowState(
+        key,
+        shown(row.value, size),
+        row.version,
+        commit,
+        row.ends_ms or msgspec.UNSET,
+        format_client_id(row.owner) if row.owner else msgspec.UNSET,
+        encoding_of(row.value),
+    )
+
+
 def table_state(table: Table) -> wire.TableState:
     """Describe a table."""
-    return wire.TableState(table.name, table.kind, table.quota_bytes, len(table.rows))
+    return wire.TableState(table.name, table.kind, table.quota_bytes, len(table.rows), table.bytes, table.incarnation)
 
 
 def flow_state(machine: Machine, flow: str, now_ms: int | None = None) -> wire.FlowState:
@@ -220,7 +377,7 @@ def flow_state(machine: Machine, flow: str, now_ms: int | None = None) -> wire.F
     return wire.FlowState(
         flow=flow,
         source=declaration.source,
-        target=declaration.target,
+        target=[*declaration.targets] if len(declaration.targets) > 1 else next(iter(declaration.targets), None),
         version=found.version,
         first_batch=batches.first,
         last_batch=batches.last,
@@ -230,17 +387,24 @@ def flow_state(machine: Machine, flow: str, now_ms: int | None = None) -> wire.F
         retained_bytes=found.retained_bytes,
         held=retention.why_held(declaration, batches, consumers, now_ms),
         retention_ms=declaration.retention_ms,
+        retention_bytes=declaration.retention_bytes,
         consumer_expiry_ms=declaration.consumer_expiry_ms,
         max_items=declaration.max_items,
         max_bytes=declaration.max_bytes,
         linger_ms=declaration.linger_ms,
         consumers={one.name: _consumer_state(one, found, now_ms) for one in consumers.all()},
         cluster_identity=machine.identity,
+        event_time=declaration.event_time,
+        event_ms=batches.event_ms_at(batches.last),
+        shed_lag_bytes=declaration.shed_lag_bytes,
+        shed_level=found.shed_level,
+        shed_items=found.shed_items,
     )
 
 
 def _consumer_state(one: ConsumerState, flow: Flow, now_ms: int) -> wire.ConsumerState:
     lag = flow.consumers.lag(one.name, flow.batches, now_ms)
+    event_ms = flow.batches.event_ms_at(one.cursor)
     return wire.ConsumerState(
         one.cursor,
         one.fence,
@@ -253,6 +417,8 @@ def _consumer_state(one: ConsumerState, flow: Flow, now_ms: int) -> wire.Consume
         replays=one.replays,
         lag_bytes=flow.batches.bytes_after(one.cursor),
         idle_ms=max(0, now_ms - one.alive_ms),
+        event_ms=event_ms,
+        event_lag_ms=flow.batches.event_ms_at(flow.batches.last) - event_ms if event_ms else 0,
     )
 
 
@@ -271,4 +437,8 @@ def _fate(sequence: int, found: ResolveVerdict) -> wire.RequestState:
     if found.record is None:
         return wire.RequestState(found.fate.value)
     traceparent = found.record.traceparent or msgspec.UNSET
-    return wire.RequestState(found.fate.value, _recorded(sequence, found.record, replayed=True), traceparent)
+    result = _recorded(sequence, found.record, replayed=True)
+    for shown_value in (result, *(result.writes or ())):  # one result: RESULT_BYTES_MAX at most
+        if type(shown_value.value) is JsonText:
+            shown_value.value = built(shown_value.value.text)
+    return wire.RequestState(result.status, result, traceparent, executed=True, applied=result.status == "applied")

@@ -2,6 +2,9 @@
 
 Owns: field names and types as they travel. Must not know the server or the SDK. Bodies that the SDK neither sends nor
 gets may stand with their routes. :mod:`oncegate.gateway.http.request_bodies` checks limits, not this module.
+
+A node refuses fields of a request that it does not know, and a client ignores those of an answer. So that clients of
+one build and nodes of another understand each other, a field that is added to a request is sent only where it is used.
 """
 
 from __future__ import annotations
@@ -14,6 +17,10 @@ DEFAULT_HTTP_PORT: Final = 7400
 
 MSGPACK: Final = "application/vnd.oncegate+msgpack"
 JSON: Final = "application/json"
+BYTES: Final = "application/vnd.oncegate.bytes"
+"""A value that is bytes, as they are; not ``application/octet-stream``, which a body without a type is called."""
+BASE64: Final = "base64"
+"""What the member ``encoding`` beside a value says of bytes: in JSON they are base64, in msgpack ``bin``."""
 ARROW: Final = "application/vnd.apache.arrow.stream"
 PROBLEM: Final = "application/problem+json"
 
@@ -30,14 +37,24 @@ H_REQUEST: Final = "Oncegate-Request"
 H_IDEMPOTENCY_KEY: Final = "Idempotency-Key"
 H_REPLAYED: Final = "Idempotent-Replayed"
 H_TRACEPARENT: Final = "traceparent"
+H_TTL_MS: Final = "Oncegate-Ttl-Ms"
+"""After how much cluster time the row that is written ends."""
 H_TIME_MS: Final = "Oncegate-Time-Ms"
 """Cluster time, which a caller may put into its keys (docs/decisions/0012-idempotency-keys.md)."""
 
 
-class Operation(msgspec.Struct, omit_defaults=True, rename={"if_": "if"}):
-    """One operation as it travels. :mod:`oncegate.gateway.http.request_bodies` checks which fields an ``op`` needs."""
+class Condition(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, rename={"if_": "if"}):
+    """What must hold before a transaction: of a row what ``if`` says, or that the session ``session`` is alive."""
 
-    sequence: int
+    table: str | msgspec.UnsetType = msgspec.UNSET
+    key: str | msgspec.UnsetType = msgspec.UNSET
+    if_: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    session: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class Write(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, rename={"if_": "if"}):
+    """One write of a transaction, with the fields of an operation."""
+
     op: str
     table: str
     key: str
@@ -45,9 +62,42 @@ class Operation(msgspec.Struct, omit_defaults=True, rename={"if_": "if"}):
     by: int | msgspec.UnsetType = msgspec.UNSET
     if_: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
     item: Any = msgspec.UNSET
+    ttl_ms: int | msgspec.UnsetType = msgspec.UNSET
+    bound: bool | msgspec.UnsetType = msgspec.UNSET
+    floor: int | msgspec.UnsetType = msgspec.UNSET
+    ceiling: int | msgspec.UnsetType = msgspec.UNSET
 
 
-class OperationsRequest(msgspec.Struct):
+class Transaction(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """Body of ``POST /v1/transactions``: all conditions hold and all writes happen, or none."""
+
+    writes: list[Write]
+    conditions: list[Condition] = msgspec.field(default_factory=list)
+
+
+class Operation(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, rename={"if_": "if"}, gc=False):
+    """One operation as it travels. :mod:`oncegate.gateway.http.request_bodies` checks which fields an ``op`` needs.
+
+    One with ``op`` ``transaction`` has ``writes`` and ``conditions``, and neither table nor key.
+    """
+
+    sequence: int
+    op: str
+    table: str = ""
+    key: str = ""
+    value: Any = msgspec.UNSET
+    by: int | msgspec.UnsetType = msgspec.UNSET
+    if_: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    item: Any = msgspec.UNSET
+    floor: int | msgspec.UnsetType = msgspec.UNSET
+    ceiling: int | msgspec.UnsetType = msgspec.UNSET
+    ttl_ms: int | msgspec.UnsetType = msgspec.UNSET
+    bound: bool | msgspec.UnsetType = msgspec.UNSET
+    writes: list[Write] | msgspec.UnsetType = msgspec.UNSET
+    conditions: list[Condition] | msgspec.UnsetType = msgspec.UNSET
+
+
+class OperationsRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Body of ``POST /v1/operations``."""
 
     client_id: str
@@ -66,14 +116,39 @@ class Verdict(msgspec.Struct, omit_defaults=True, kw_only=True):
     detail: str | msgspec.UnsetType = msgspec.UNSET
 
 
-class OperationResult(Verdict, omit_defaults=True):
-    """Verdict on one operation: ``applied``, ``refused`` (recorded) or ``rejected`` (not recorded)."""
+class TransactionWrite(msgspec.Struct, omit_defaults=True):
+    """Result of one write of an applied transaction."""
+
+    commit: int
+    version: int
+    value: Any = msgspec.UNSET
+    encoding: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class TransactionApplied(msgspec.Struct):
+    """Answer of ``POST /v1/transactions``: write *i* has commit number ``commit`` + *i*. A replay is the same bytes."""
+
+    request: str
+    commit: int
+    writes: list[TransactionWrite]
+
+
+class OperationResult(Verdict, omit_defaults=True, gc=False):
+    """Verdict on one operation: ``applied``, ``refused`` (recorded) or ``rejected`` (not recorded).
+
+    Of an applied transaction ``commit`` is that of its first write, and ``writes`` are all of them. Of a refused one
+    ``failed`` names what refused it, ``conditions[0]`` or ``writes[0]``; ``version`` and ``value`` are that row's.
+    ``encoding``, here and below: ``base64`` if the value is bytes, which is how JSON says them; msgpack has ``bin``.
+    """
 
     sequence: int
     status: str
     commit: int | msgspec.UnsetType = msgspec.UNSET
     version: int | msgspec.UnsetType = msgspec.UNSET
     value: Any = msgspec.UNSET
+    writes: list[TransactionWrite] | msgspec.UnsetType = msgspec.UNSET
+    failed: str | msgspec.UnsetType = msgspec.UNSET
+    encoding: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class OperationsResponse(msgspec.Struct):
@@ -83,7 +158,7 @@ class OperationsResponse(msgspec.Struct):
     memory_ms: int
 
 
-class RangeBody(msgspec.Struct):
+class RangeBody(msgspec.Struct, forbid_unknown_fields=True):
     """Body of ``POST /v1/tables/{table}/ranges`` in msgpack: two columns of equal length.
 
     ``values`` holds JSON texts. Row ``i`` has sequence number ``Oncegate-First-Sequence`` + i.
@@ -109,7 +184,7 @@ class RangeResponse(msgspec.Struct):
     memory_ms: int
 
 
-class OpenSession(msgspec.Struct, omit_defaults=True):
+class OpenSession(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """Body of ``POST /v1/sessions``; the nonce makes a retried open the same session."""
 
     nonce: str
@@ -132,13 +207,13 @@ class SessionRenewed(msgspec.Struct):
     lease_ms_left: int
 
 
-class RenewSession(msgspec.Struct):
+class RenewSession(msgspec.Struct, forbid_unknown_fields=True):
     """Body of ``POST /v1/sessions/{client_id}/renew``."""
 
     epoch: int
 
 
-class TakeOver(msgspec.Struct):
+class TakeOver(msgspec.Struct, forbid_unknown_fields=True):
     """Body of ``POST /v1/sessions/{client_id}/take-over``."""
 
     nonce: str
@@ -162,6 +237,42 @@ class SessionState(msgspec.Struct):
     records: int
 
 
+class SessionListed(SessionState):
+    """One session of ``GET /v1/sessions``; its nonce, by which it can be taken over, is not told."""
+
+    client_id: str
+    window: int
+    lease_ms: int
+
+
+class SessionList(msgspec.Struct):
+    """Answer of ``GET /v1/sessions``: a page in the order of ids, perhaps short; ``next`` is null on the last one."""
+
+    sessions: list[SessionListed]
+    next: str | None
+
+
+class OpenRequests(msgspec.Struct, omit_defaults=True):
+    """Sequence numbers ``first``..``last`` that are not acknowledged, and what is known of them.
+
+    ``state`` is ``executed`` (recorded; ``commit`` is that of ``first``), ``sealed``, or ``never_seen``: a gap below
+    the highest number that was seen.
+    """
+
+    first: int
+    last: int
+    state: str
+    commit: int | msgspec.UnsetType = msgspec.UNSET
+    traceparent: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class OpenRequestList(msgspec.Struct):
+    """Answer of ``GET /v1/sessions/{client_id}/requests``: a page, ascending; ``next`` is null on the last one."""
+
+    requests: list[OpenRequests]
+    next: int | None
+
+
 class SessionClosed(msgspec.Struct):
     """Empty answer: the session is closed."""
 
@@ -171,6 +282,9 @@ class OwnFlow(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
     consumers: list[str] | msgspec.UnsetType = msgspec.UNSET
     retention_ms: int | msgspec.UnsetType = msgspec.UNSET
+    retention_bytes: int | msgspec.UnsetType = msgspec.UNSET
+    event_time: str | msgspec.UnsetType = msgspec.UNSET
+    shed_lag_bytes: int | msgspec.UnsetType = msgspec.UNSET
     max_items: int | msgspec.UnsetType = msgspec.UNSET
     max_bytes: int | msgspec.UnsetType = msgspec.UNSET
     linger_ms: int | msgspec.UnsetType = msgspec.UNSET
@@ -183,7 +297,7 @@ class AlterFlow(OwnFlow, forbid_unknown_fields=True, omit_defaults=True, kw_only
     version: int
 
 
-class DeclareTable(msgspec.Struct):
+class DeclareTable(msgspec.Struct, forbid_unknown_fields=True):
     """Body of ``PUT /v1/tables/{table}``; ``flow`` for stream tables only."""
 
     kind: Literal["resident", "stream"]
@@ -192,32 +306,106 @@ class DeclareTable(msgspec.Struct):
 
 
 class TableState(msgspec.Struct):
-    """Answer of ``PUT`` and ``GET /v1/tables/{table}``; ``rows`` counts resident rows."""
+    """Answer of ``PUT`` and ``GET /v1/tables/{table}``; ``rows`` and ``bytes`` are of resident rows.
+
+    ``incarnation`` is the number that this declaration of the name got; no other table has it, earlier or later.
+    """
 
     name: str
     kind: str
     quota_bytes: int
     rows: int
+    bytes: int = 0
+    incarnation: int = 0
+
+
+class TableList(msgspec.Struct):
+    """Answer of ``GET /v1/tables``: a page in the order of names; ``next`` is null on the last one."""
+
+    tables: list[TableState]
+    next: str | None
+    commit: int
+
+
+class TableDropped(msgspec.Struct):
+    """Answer of ``DELETE /v1/tables/{table}``: this incarnation is gone; its rows are removed from now on."""
+
+    table: str
+    incarnation: int
 
 
 class RowState(msgspec.Struct):
-    """Answer of ``GET /v1/tables/{table}/rows/{key}``; ``commit`` is what the answer reflects."""
+    """Answer of ``GET /v1/tables/{table}/rows/{key}``; ``commit`` is what the answer reflects.
+
+    Of a row that ends by itself: ``ends_ms``, in cluster time, and ``owner``, the session that it ends with.
+    """
 
     key: str
     value: Any
     version: int
     commit: int
+    ends_ms: int | msgspec.UnsetType = msgspec.UNSET
+    owner: str | msgspec.UnsetType = msgspec.UNSET
+    encoding: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class RowPage(msgspec.Struct):
-    """Answer of ``GET /v1/tables/{table}/rows``; ``next`` is null on the last page."""
+    """Answer of ``GET /v1/tables/{table}/rows``; ``next`` and ``page`` are null on the last page.
+
+    ``next`` is a key, from which ``after`` goes on in the rows as they are then; ``page`` goes on at ``commit``.
+    """
 
     rows: list[RowState]
     next: str | None
     commit: int
+    page: str | None = None
 
 
-class ResolveRequest(msgspec.Struct):
+class RowName(msgspec.Struct, forbid_unknown_fields=True):
+    """A row to be read."""
+
+    table: str
+    key: str
+
+
+class ReadRows(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of ``POST /v1/rows``."""
+
+    rows: list[RowName]
+
+
+class RowsRead(msgspec.Struct):
+    """Answer of ``POST /v1/rows``: the rows in the order of the request as they were at ``commit``, null if absent."""
+
+    rows: list[RowState | None]
+    commit: int
+
+
+class ChangedRow(msgspec.Struct, omit_defaults=True):
+    """A change of a row: its new value, or ``deleted`` and, unless an operation did it, the ``cause``."""
+
+    key: str
+    commit: int
+    value: Any = msgspec.UNSET
+    deleted: bool = False
+    cause: str = ""
+    encoding: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class RowChanges(msgspec.Struct):
+    """An event of ``GET /v1/tables/{table}/watch``: a change, or all that a transaction has changed of these rows."""
+
+    commit: int
+    changes: list[ChangedRow]
+
+
+class WatchProgress(msgspec.Struct):
+    """An event of the same: up to this commit number, there are no changes but those that were told."""
+
+    commit: int
+
+
+class ResolveRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Body of ``POST /v1/requests/{client_id}/{sequence}/resolve``; may be left out, and need not come from the owner.
 
     The owner's epoch and first incomplete acknowledge as with an operation, which makes room in the window.
@@ -228,11 +416,17 @@ class ResolveRequest(msgspec.Struct):
 
 
 class RequestState(msgspec.Struct, omit_defaults=True):
-    """Answer of ``GET /v1/requests/{client_id}/{sequence}`` and of ``POST …/resolve``."""
+    """Answer of ``GET /v1/requests/{client_id}/{sequence}`` and of ``POST …/resolve``.
+
+    ``state``: ``applied`` or ``refused`` if it ran, as ``status`` of the result says; else ``sealed``, ``never_seen``,
+    ``acknowledged`` or ``expired``. Of what ran, ``executed`` is true, and ``applied`` tells whether it took effect.
+    """
 
     state: str
     result: OperationResult | None = None
     traceparent: str | msgspec.UnsetType = msgspec.UNSET
+    executed: bool | msgspec.UnsetType = msgspec.UNSET
+    applied: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 Trend = Literal["ok", "falling_behind", "stalled", "unknown"]
@@ -242,7 +436,8 @@ class ConsumerState(msgspec.Struct):
     """One consumer of a flow and how far it is behind.
 
     ``expired``: it has never moved, and retention waits for it no longer. ``idle_ms``: cluster time since it was made,
-    attached or moved last. ``trend``: as the node that answers judges it from what it has seen itself.
+    attached or moved last. ``trend``: as the node that answers judges it from what it has seen itself. ``event_ms``:
+    the flow's event-time clock at its cursor, which goes back with a replay; ``event_lag_ms``: how far it is behind.
     """
 
     cursor: int
@@ -257,6 +452,8 @@ class ConsumerState(msgspec.Struct):
     lag_bytes: int
     idle_ms: int
     trend: Trend = "unknown"
+    event_ms: int = 0
+    event_lag_ms: int = 0
 
 
 class FlowState(msgspec.Struct):
@@ -264,13 +461,14 @@ class FlowState(msgspec.Struct):
 
     Batches ``first_batch``..``last_batch`` are retained (``last_batch`` 0: none was sealed yet). ``items`` counts the
     items of all sealed batches ever, ``open_items`` those not sealed yet. ``version`` rises with every change of the
-    flow; ``held`` says what keeps its oldest batch, empty if it has none. ``cluster_identity`` is that of
+    flow; ``held`` says what keeps its oldest batch, empty if it has none. ``event_ms`` is the newest event time of the
+    sealed batches, by their member ``event_time``, as far as it was read; 0 = none. ``cluster_identity`` is that of
     ``GET /v1/cluster``: commit numbers of two identities are of two logs.
     """
 
     flow: str
     source: str
-    target: str | None
+    target: str | list[str] | None
     version: int
     first_batch: int
     last_batch: int
@@ -280,12 +478,18 @@ class FlowState(msgspec.Struct):
     retained_bytes: int
     held: str
     retention_ms: int
+    retention_bytes: int
     consumer_expiry_ms: int
     max_items: int
     max_bytes: int
     linger_ms: int
     consumers: dict[str, ConsumerState]
     cluster_identity: str = ""
+    event_time: str = ""
+    event_ms: int = 0
+    shed_lag_bytes: int = 0
+    shed_level: int = 0
+    shed_items: int = 0
 
 
 class FlowDeleted(msgspec.Struct):
@@ -301,7 +505,7 @@ class FlowList(msgspec.Struct):
     flows: list[FlowState]
 
 
-class AttachConsumer(msgspec.Struct):
+class AttachConsumer(msgspec.Struct, forbid_unknown_fields=True):
     """Body of ``POST /v1/flows/{flow}/consumers/{name}/attach``."""
 
     nonce: str
@@ -315,10 +519,11 @@ class ConsumerAttached(msgspec.Struct):
 
 
 class StartConsumer(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """Body of ``POST /v1/flows/{flow}/consumers/{name}/start``: where it begins, in one of four ways.
+    """Body of ``POST /v1/flows/{flow}/consumers/{name}/start``: where it begins, in one of five ways.
 
     ``start``: the oldest retained batch, what is sealed from now on, or where its cursor stands; ``batch``: with this
-    one; ``time_ms``, ``ago_ms``: with what was applied since a cluster time, or in so many milliseconds before now.
+    one; ``time_ms``, ``ago_ms``: with what was applied since a cluster time, or in so many milliseconds before now;
+    ``event_ms``: with all items of this event time or a later one.
     """
 
     nonce: str
@@ -326,9 +531,10 @@ class StartConsumer(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
     batch: int | None = None
     time_ms: int | None = None
     ago_ms: int | None = None
+    event_ms: int | None = None
 
 
-class MoveCursor(msgspec.Struct):
+class MoveCursor(msgspec.Struct, forbid_unknown_fields=True):
     """Body of ``POST /v1/flows/{flow}/consumers/{name}/cursor``."""
 
     batch: int
@@ -340,6 +546,46 @@ class CursorMoved(msgspec.Struct):
     """Answer of ``cursor``."""
 
     cursor: int
+
+
+class CascadeWrite(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """One write of a cascade: ``put`` (``value``), ``delete`` or ``increment`` (``by``), without a condition."""
+
+    op: Literal["put", "delete", "increment"]
+    table: str
+    key: str
+    value: Any = msgspec.UNSET
+    by: int | msgspec.UnsetType = msgspec.UNSET
+
+
+class Cascade(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """Body of ``POST /v1/flows/{flow}/consumers/{name}/cascade``: a part of what derives from a batch.
+
+    Parts are numbered from 1 and come in order; the ``last`` one moves the cursor. A part may be empty.
+    """
+
+    batch: int
+    part: int
+    fence: int
+    last: bool
+    writes: list[CascadeWrite]
+
+
+class CascadeWritten(msgspec.Struct):
+    """Answer of ``cascade``: the cursor, and the first commit number of the part's writes.
+
+    ``commit`` is 0 for an empty part, and for a part of a batch that was finished before the newest one.
+    """
+
+    cursor: int
+    commit: int
+    replayed: bool
+
+
+class ClusterLevel(msgspec.Struct):
+    """Answer of ``POST /v1/cluster/level``: the feature level in force."""
+
+    level: int
 
 
 class Sealed(msgspec.Struct):

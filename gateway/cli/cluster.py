@@ -4,60 +4,88 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 from urllib.parse import urlencode
 
 import typer
 
 from oncegate.gateway.cli.output import Format, Output, failed, show
-from oncegate.gateway.local.blocking_http import TIMEOUT_S, RequestRefused, Unreachable, get_json, send_json
+from oncegate.gateway.local.blocking_http import TIMEOUT_S, NotAsked, RequestRefused, Unreachable, Untrusted, send_json
+
+if TYPE_CHECKING:
+    from oncegate.gateway.node.settings import MemberAddress
 
 Endpoint = Annotated[str, typer.Option(envvar="ONCEGATE_ENDPOINT", help="HTTP address of any node")]
 ENDPOINT_DEFAULT: Final = "http://127.0.0.1:7400"
 """On ``DEFAULT_HTTP_PORT`` of :mod:`oncegate.gateway.wire`, which costs an import of msgspec."""
-member = typer.Typer(help="Members of the cluster: add, remove.", no_args_is_help=True)
+member = typer.Typer(help="Members of the cluster: add, remove, repair.", no_args_is_help=True)
 leader = typer.Typer(help="Leadership of the cluster: move.", no_args_is_help=True)
+level = typer.Typer(help="Feature level of the cluster, after an upgrade: show, raise.", no_args_is_help=True)
 _ADD_S = 75.0
 _CHANGE_S = 30.0
 _SEARCH_S = 60.0
+_REPAIR_S = 3600.0
+_LOOK_S = 0.5
 _REQUEST = re.compile(r"[0-9a-f]{16}/[0-9]{1,16}", re.ASCII)
 
 
-def _state(endpoint: str) -> dict[str, Any] | None:
-    return get_json(f"{endpoint}/v1/cluster")
+def _state(endpoint: str) -> dict[str, Any] | str:
+    """Return the cluster as a node sees it, or in a word why it does not say."""
+    try:
+        return send_json("GET", f"{endpoint}/v1/cluster", None, TIMEOUT_S)
+    except RequestRefused:
+        return "refused"
+    except Untrusted:
+        return "untrusted"
+    except Unreachable:
+        return "unreachable"
 
 
 def ask(
     method: str, endpoint: str, path: str, body: dict[str, Any] | None = None, timeout_s: float = TIMEOUT_S
 ) -> dict[str, Any]:
-    """Ask a node; a refusal ends the command with 1, no answer with 3."""
+    """Ask a node; a refusal ends the command with 1, no answer, or one from whom is not to be trusted, with 3."""
     try:
         return send_json(method, endpoint + path, body, timeout_s)
+    except NotAsked as misuse:
+        raise failed(misuse, 2) from None
     except RequestRefused as refusal:
         raise failed(refusal, 1) from None
-    except Unreachable:
-        raise failed(f"no node answers at {endpoint}", 3) from None
+    except Untrusted as fault:
+        way_out = "ONCEGATE_CA_FILE names the file of the authority that signed it"
+        raise failed(f"the certificate of {endpoint} is not trusted: {fault}; {way_out}", 3) from None
+    except Unreachable as fault:
+        raise failed(f"no node answers at {endpoint}: {fault}", 3) from None
 
 
 def status(endpoint: Endpoint = ENDPOINT_DEFAULT, output: Format = Output.TABLE) -> None:
     """Show the cluster as each of its nodes sees it."""
     first = ask("GET", endpoint, "/v1/cluster")
     states = {m["id"]: first if m["id"] == first["node"] else _state(m["http"]) for m in first["members"]}
+    told = {node_id: None if isinstance(state, str) else state for node_id, state in states.items()}
     if output is Output.JSON:
-        typer.echo(json.dumps(states, indent=1))
+        typer.echo(json.dumps(told, indent=1))
         return
-    newest = max(state["commit_index"] for state in states.values() if state)
+    if first["node"] not in told:
+        typer.echo(
+            f"{first['node']} is no member any more, and knows the others from before: ask one of them", err=True
+        )
+    newest = max((state["commit_index"] for state in told.values() if state), default=0)
     header = ("node", "http", "role", "term", "log commit", "applied", "behind", "commit", "version")
     show(header, (_row(member, states[member["id"]], newest) for member in first["members"]), unbroken={"http"})
 
 
-def _row(member: dict[str, Any], state: dict[str, Any] | None, newest: int) -> list[str]:
-    if state is None:
-        return [member["id"], member["http"], "unreachable"]
+def _row(member: dict[str, Any], state: dict[str, Any] | str, newest: int) -> list[str]:
+    if isinstance(state, str):
+        return [member["id"], member["http"], state if member["voter"] else f"{state}, learner"]
     behind = newest - state["applied_index"]
+    role = f"{state['role']}, {state['damage']}" if state.get("damage") else state["role"]
     shown = (state["term"], state["commit_index"], state["applied_index"], behind, state["commit"], state["version"])
-    return [member["id"], member["http"], state["role"], *map(str, shown)]
+    return [member["id"], member["http"], role, *map(str, shown)]
 
 
 @member.command()
@@ -73,11 +101,19 @@ def add(
     except ValueError as fault:
         raise failed(fault, 2) from None
     cluster = ask("GET", endpoint, "/v1/cluster")
-    flags = " ".join(f"--member {m['id']}={_address(m)}" for m in cluster["members"] if m["id"] != address.node_id)
+    for one in cluster["members"]:
+        at = f"{one['id']}={_address(one)}"
+        if one["id"] == address.node_id and one.get("voter", True):
+            if MemberAddress.parse(at) == address:
+                typer.echo(f"{address.node_id} is a member and votes", err=True)
+                return
+            # The cluster would move the member to that address, and lose a node that serves.
+            raise failed(f"{at} is a member: take another id for the new node, or remove this one first", 1)
     typer.echo("Start the new node, with an empty data directory, where it is to run:", err=True)
-    typer.echo(
-        f"oncegate serve --join --node {address.node_id} --cluster {cluster['cluster']} {flags} --member {address}"
-    )
+    typer.echo(_start_of(address, cluster))
+    places = [value for value in cluster.get("settings", {}).values() if isinstance(value, str) and value.isupper()]
+    if places:
+        typer.echo(f"Put that machine's files and addresses in place of {', '.join(places)}.", err=True)
     ports = {"http_port": address.http_port, "peer_port": address.peer_port}
     body = {"id": address.node_id, "host": address.host, **ports}
     typer.echo("Waiting until it has caught up and votes ...", err=True)
@@ -90,8 +126,29 @@ def remove(
     node_id: Annotated[str, typer.Argument(help="id of the node")], endpoint: Endpoint = ENDPOINT_DEFAULT
 ) -> None:
     """Remove a node, also a dead one or the leader. Its data directory is of no use to the cluster afterwards."""
+    members = sorted(m["id"] for m in ask("GET", endpoint, "/v1/cluster")["members"])
+    if node_id not in members:
+        raise failed(f"{node_id} is no member: the members are {', '.join(members)}", 1)
     ask("DELETE", endpoint, f"/v1/cluster/members/{node_id}", None, _CHANGE_S)
     typer.echo(f"{node_id} is no member any more", err=True)
+
+
+@member.command()
+def repair(
+    node_id: Annotated[str, typer.Argument(help="id of the node whose state is damaged")],
+    endpoint: Endpoint = ENDPOINT_DEFAULT,
+) -> None:
+    """Replace a damaged state by a fresh copy from the leader, without a restart. Look at the node's disk first."""
+    ask("POST", endpoint, f"/v1/cluster/members/{node_id}/repair", None, _CHANGE_S)
+    members = ask("GET", endpoint, "/v1/cluster")["members"]
+    http = next(member["http"] for member in members if member["id"] == node_id)
+    typer.echo(f"Waiting until {node_id} has a sound state; it goes on if you do not wait ...", err=True)
+    deadline_s = time.monotonic() + _REPAIR_S
+    while isinstance(state := _state(http), str) or state["damage"]:
+        if time.monotonic() > deadline_s:
+            raise failed(f"{node_id} has no sound state yet: see the leader's log, and {node_id}'s", 1)
+        time.sleep(_LOOK_S)
+    typer.echo(f"{node_id} has a sound state, and catches up from entry {state['applied_index']}", err=True)
 
 
 @leader.command()
@@ -102,8 +159,45 @@ def move(
     """Hand leadership over, before maintenance for instance; writes wait for milliseconds."""
     ask("POST", endpoint, "/v1/cluster/leader", {} if to is None else {"to": to}, _CHANGE_S)
     cluster = _state(endpoint)
-    if cluster is not None:
+    if not isinstance(cluster, str):
         typer.echo(f"{cluster['leader']} leads", err=True)
+
+
+@level.command("show")
+def show_level(endpoint: Endpoint = ENDPOINT_DEFAULT) -> None:
+    """Show the level in force, and the highest that each node's build knows."""
+    first = ask("GET", endpoint, "/v1/cluster")
+    typer.echo(f"in force: {first.get('level', 1)}")
+    for one in first["members"]:
+        state = first if one["id"] == first["node"] else _state(one["http"])
+        typer.echo(f"{one['id']}: {state if isinstance(state, str) else state.get('level_known', 1)}")
+
+
+@level.command("raise")
+def raise_level(
+    to: Annotated[int | None, typer.Option(help="the level [the highest that the asked node's build knows]")] = None,
+    endpoint: Endpoint = ENDPOINT_DEFAULT,
+) -> None:
+    """Allow what came with the new build, once every member runs it. Older builds cannot come back afterwards."""
+    raised = ask("POST", endpoint, "/v1/cluster/level", {} if to is None else {"level": to}, _CHANGE_S)
+    typer.echo(f"the feature level is {raised['level']}", err=True)
+
+
+def _start_of(new: MemberAddress, cluster: Mapping[str, Any]) -> str:
+    """Return the command that starts a node of a cluster: its members, and what the node that was asked was given."""
+    from oncegate.gateway.node.settings import SETTINGS
+
+    words = ["oncegate", "serve", "--join", "--node", new.node_id, "--cluster", cluster["cluster"]]
+    words += ["--data-dir", f"oncegate-{new.node_id}"]
+    for one in cluster["members"]:
+        if one["id"] != new.node_id:
+            words += ["--member", f"{one['id']}={_address(one)}"]
+    words += ["--member", str(new)]
+    for name, value in cluster.get("settings", {}).items():
+        flag = SETTINGS[name].flag if name in SETTINGS else f"--{name.replace('_', '-')}"
+        for one in value if isinstance(value, list) else [value]:
+            words += [flag] if one is True else [flag, str(one)]
+    return shlex.join(words)
 
 
 def _address(described: dict[str, str]) -> str:

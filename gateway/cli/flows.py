@@ -12,9 +12,10 @@ from urllib.parse import quote
 import typer
 
 from oncegate.gateway.cli.cluster import ENDPOINT_DEFAULT, Endpoint, ask
+from oncegate.gateway.cli.flow_graph import as_dot, as_text
 from oncegate.gateway.cli.output import Format, Output, failed, show
 
-flow = typer.Typer(help="Flows: list, show, alter, delete.", no_args_is_help=True)
+flow = typer.Typer(help="Flows: list, draw, show, alter, delete.", no_args_is_help=True)
 consumer = typer.Typer(help="Consumers of flows: list, show, start, detach, remove.", no_args_is_help=True)
 
 Flow = Annotated[str, typer.Argument(metavar="FLOW", help="name of the flow")]
@@ -45,19 +46,24 @@ def place(text: str, now: datetime) -> dict[str, Any]:
     """Return where a consumer starts as the API has it; raises ValueError.
 
     Args:
-        text: ``beginning``, ``now``, ``batch:N``, a duration before now, or a date and time, UTC unless it says so.
+        text: ``beginning``, ``now``, ``batch:N``, ``event:MS``, a duration before now, or a date and time, UTC unless
+            it says so.
         now: the present, with its zone.
     """
     if text in _PLACES:
         return {"start": text}
     if text.startswith("batch:") and text[6:].isascii() and text[6:].isdigit():
         return {"batch": int(text[6:])}
+    if text.startswith("event:") and text[6:].isascii() and text[6:].isdigit():
+        return {"event_ms": int(text[6:])}
     if _DURATION.fullmatch(text):
         return {"ago_ms": duration_ms(text)}
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
-        raise ValueError(f"{text} is no place: write beginning, now, batch:N, 2h or 2026-01-31T12:00") from None
+        raise ValueError(
+            f"{text} is no place: write beginning, now, batch:N, event:MS, 2h or 2026-01-31T12:00"
+        ) from None
     ago_ms = (now - (at if at.tzinfo is not None else at.replace(tzinfo=UTC))).total_seconds() * 1000
     if ago_ms < 0:
         raise ValueError(f"{text} is to come")
@@ -85,6 +91,16 @@ def _row(one: dict[str, Any]) -> list[str]:
     batches = f"{one['first_batch']}..{one['last_batch']}" if one["first_batch"] <= one["last_batch"] else "none"
     names = ", ".join(one["consumers"])
     return [one["flow"], one["source"], str(one["version"]), batches, f"{one['retained_bytes']:,}", names, one["held"]]
+
+
+@flow.command("graph")
+def graph(
+    dot: Annotated[bool, typer.Option("--dot", help="in the language of Graphviz")] = False,
+    endpoint: Endpoint = ENDPOINT_DEFAULT,
+) -> None:
+    """Draw which flows derive from which tables, who reads them, and what these write back."""
+    flows = ask("GET", endpoint, "/v1/flows")["flows"]
+    typer.echo("\n".join(as_dot(flows) if dot else as_text(flows)))
 
 
 @flow.command("show")
@@ -116,6 +132,11 @@ def _consumer(flow_name: str, name: str, one: dict[str, Any]) -> list[str]:
 def alter_flow(
     name: Flow,
     retention: Annotated[str | None, typer.Option(help="for how long a batch is kept at least, as 24h")] = None,
+    retention_bytes: Annotated[
+        int | None, typer.Option(help="size from which on that time does not hold; 0: none")
+    ] = None,
+    event_time: Annotated[str | None, typer.Option(help="member of the values that is their event time")] = None,
+    shed: Annotated[int | None, typer.Option(help="unread bytes from which on items are left out; 0: never")] = None,
     required: Annotated[
         list[str] | None, typer.Option("--consumer", help="a required consumer; all of them, one option each")
     ] = None,
@@ -133,6 +154,9 @@ def alter_flow(
     """Change a flow. What nobody waits for any longer is dropped at once."""
     changes = {
         "retention_ms": _duration(retention),
+        "retention_bytes": retention_bytes,
+        "event_time": event_time,
+        "shed_lag_bytes": shed,
         "consumers": [] if no_consumers else required or None,
         "consumer_expiry_ms": _duration(expiry),
         "max_items": max_items,
@@ -191,7 +215,7 @@ def show_consumer(
 def start_consumer(
     name: Flow,
     consumer_name: Consumer,
-    where: Annotated[str, typer.Option("--from", help="beginning, now, batch:N, 2h (ago), or a date and time")],
+    where: Annotated[str, typer.Option("--from", help="beginning, now, batch:N, event:MS, 2h (ago), a date and time")],
     endpoint: Endpoint = ENDPOINT_DEFAULT,
 ) -> None:
     """Place a consumer's cursor and fence its job, which then starts anew from there."""

@@ -37,18 +37,31 @@ Format = Annotated[Output, typer.Option("--output", "-o", help="table or json")]
 
 
 def show(header: Sequence[str], rows: Iterable[Sequence[str]], *, unbroken: Collection[str] = ()) -> None:
-    """Print a table to standard output, as wide as its terminal; cells of ``unbroken`` columns stay on one line."""
+    """Print a table to standard output, as wide as its terminal; cells of ``unbroken`` columns stay on one line.
+
+    A cell is text as it is: keys and errors come from whoever writes, and would otherwise be read as markup by rich and
+    as commands by a terminal.
+    """
     # Import rich only to print a table.
     from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=SIMPLE)
     for name in header:
         table.add_column(name, overflow="fold", no_wrap=name in unbroken)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(Text(printable(cell)) for cell in row))
     Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH).print(table)
+
+
+def printable(text: str) -> str:
+    """Return a text with what no terminal shows, control characters first of all, as escapes; line ends stay."""
+    return "".join(
+        one if one.isprintable() or one == "\n" else one.encode("unicode_escape", "surrogatepass").decode()
+        for one in text
+    )
 
 
 def failed(fault: object, code: int) -> typer.Exit:

@@ -6,12 +6,11 @@ The node's modules are imported when it starts: the other commands do not pay fo
 
 from __future__ import annotations
 
-import inspect
+import os
 import signal
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -22,15 +21,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from oncegate.gateway.cli.output import failed
-from oncegate.gateway.http.identity import Scope
+from oncegate.gateway.cli.setting_flags import Config, with_setting_flags
 from oncegate.gateway.local.cluster import LocalCluster, NodeEnded
-from oncegate.gateway.node.setting import Setting
+from oncegate.gateway.node.setting import unknown_variables
 from oncegate.gateway.node.settings import SETTINGS
 from oncegate.gateway.wire import DEFAULT_HTTP_PORT
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from oncegate.gateway.node.settings import Settings
 
 
@@ -50,11 +47,8 @@ class WithoutPandas(MetaPathFinder):
         return None
 
 
-def serve(
-    context: typer.Context,
-    config: Annotated[Path | None, typer.Option(envvar="ONCEGATE_CONFIG", help="TOML file with settings")] = None,
-    **flags: Any,
-) -> None:
+@with_setting_flags
+def serve(context: typer.Context, config: Config = None, **flags: Any) -> None:
     """Run one node until SIGTERM. A flag wins over a variable, a variable over the file."""
     import asyncio
     import gc
@@ -62,24 +56,22 @@ def serve(
 
     gc.disable()  # a tenth of the start: modules make objects by the hundred thousand, and none of them is garbage
     from oncegate.consensus.errors import ConsensusError
-    from oncegate.gateway.http.auth import Tokens
-    from oncegate.gateway.http.server import check_exposure, server_context
     from oncegate.gateway.http.server import serve as run
-    from oncegate.gateway.node.node import Node, replica_config
+    from oncegate.gateway.node.node import Node
+    from oncegate.gateway.node.private_files import begin_private
     from oncegate.gateway.node.settings import Settings
 
     gc.enable()
     try:
         settings = Settings.load(config, **flags)
-        replica_config(settings)
-        check_exposure(settings)
-        server_context(settings)
-        if settings.tokens_file is not None:
-            Tokens(settings.tokens_file)
+        check_startable(settings)
     except (ValueError, OSError) as fault:
         raise failed(fault, 2) from None
     _log_to_stderr(settings)
+    for variable, _ in unknown_variables(SETTINGS, os.environ):
+        logging.getLogger("oncegate").warning("%s is no setting: it has no effect", variable)
     sys.meta_path.insert(0, WithoutPandas())
+    begin_private(settings)
     try:
         asyncio.run(run(settings, context.obj or Node))
     except (ConsensusError, OSError) as fault:
@@ -87,50 +79,51 @@ def serve(
         raise typer.Exit(1) from None
 
 
-def _parameter(one: Setting) -> inspect.Parameter:
-    """Return the parameter of :func:`serve` from which typer makes a setting's flag; None: not given."""
-    if one.kind is bool:
-        option = typer.Option(one.flag, help=one.text)  # a single name: there is no --no-… beside it
-    else:
-        option = typer.Option(one.flag, help=f"{one.text} [{one.default_words}]", show_default=False)
-    kind = list[str] if one.kind is list else one.kind
-    annotation = Annotated[kind | None, option]  # type: ignore[valid-type]
-    return inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+def check_startable(settings: Settings) -> None:
+    """Raise ValueError or OSError for what keeps a node with these settings from starting here."""
+    from oncegate.consensus.net.connection import tls_contexts
+    from oncegate.gateway.http.auth import tokens_of
+    from oncegate.gateway.http.server import check_exposure, server_context
+    from oncegate.gateway.node.node import replica_config
+    from oncegate.gateway.node.private_files import check_secrets
 
-
-def _declare_flags() -> None:
-    written = inspect.signature(serve, eval_str=True)
-    flags = [_parameter(one) for one in SETTINGS.values()]
-    signature = written.replace(parameters=[written.parameters["context"], written.parameters["config"], *flags])
-    serve.__signature__ = signature  # type: ignore[attr-defined]
-
-
-_declare_flags()
+    tls_contexts(replica_config(settings).tls)
+    check_exposure(settings)
+    server_context(settings)
+    check_secrets(settings)
+    tokens_of(settings)
 
 
 def _log_to_stderr(settings: Settings) -> None:
-    """One line an event on stderr: time in UTC, level, message, logger."""
+    """One line an event on stderr, as ``log_format`` says."""
     import logging
 
-    formatter = logging.Formatter(
-        "%(asctime)s.%(msecs)03dZ [%(levelname)s] %(message)s [%(name)s]", datefmt="%Y-%m-%dT%H:%M:%S"
-    )
-    formatter.converter = time.gmtime
+    from oncegate.gateway.observability.logs import formatter
+    from oncegate.gateway.observability.recent_lines import RECENT
+
     handler = logging.StreamHandler()
-    handler.setFormatter(formatter)
-    logging.basicConfig(level=settings.log_level, handlers=[handler])
+    handler.setFormatter(formatter(settings.log_format, settings.node))
+    logging.basicConfig(level=settings.log_level, handlers=[handler, RECENT])
 
 
 def token(
     name: Annotated[str, typer.Argument(help="what the token is called in logs; unique in the file")],
     tenant: Annotated[str, typer.Option(help="tenant of the token: sessions belong to a tenant")],
-    scope: Annotated[list[Scope], typer.Option(help="what it allows; repeat for each")],
+    scope: Annotated[
+        list[str],
+        typer.Option(help="read, write, flows or admin, with :PREFIX for tables that begin so; repeat for each"),
+    ],
+    expires_in: Annotated[str | None, typer.Option(help="refused after 90d, 12h and the like [never]")] = None,
 ) -> None:
     """Print an entry for tokens_file on stdout and the token, which is stored nowhere, on stderr."""
+    from datetime import UTC, datetime, timedelta
+
+    from oncegate.gateway.cli.flows import duration_ms
     from oncegate.gateway.http.auth import new_token
 
     try:
-        text, entry = new_token(name, tenant, scope)
+        lasts = None if expires_in is None else timedelta(milliseconds=duration_ms(expires_in))
+        text, entry = new_token(name, tenant, scope, None if lasts is None else datetime.now(UTC) + lasts)
     except ValueError as fault:
         raise failed(fault, 2) from None
     print(entry)
@@ -145,9 +138,7 @@ def dev(
     data_dir: Annotated[Path | None, typer.Option(help="where the nodes keep their files [a temporary folder]")] = None,
 ) -> None:
     """Run a cluster on loopback until Ctrl-C, and print how to talk to it."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
+    os.umask(0o077)  # data and logs are nobody else's to read
     # Arm it here, not when the cluster is ready: a stop during the start must not leave nodes behind.
     stop = _StopSignal()
     with tempfile.TemporaryDirectory(prefix="oncegate-dev-") as temporary:
@@ -155,37 +146,33 @@ def dev(
         with LocalCluster(directory, nodes, first_port=first_port or None) as cluster:
             taken = cluster.ports_in_use()
             if taken:
-                console.print(f"oncegate dev: port {taken[0]} is in use; choose another --first-port", markup=False)
+                typer.echo(f"oncegate dev: port {taken[0]} is in use; choose another --first-port", err=True)
                 raise typer.Exit(1)
             try:
                 cluster.start()
                 stop.arm()
                 cluster.wait_ready()
-                _show(console, cluster)
+                _show(cluster)
                 threading.Event().wait()
             except (NodeEnded, TimeoutError) as fault:
-                console.print(f"oncegate dev: {fault}", markup=False)
+                typer.echo(f"oncegate dev: {fault}", err=True)
                 raise typer.Exit(1) from None
             except KeyboardInterrupt:
                 stop.disarm()
                 cluster.stop()
 
 
-def _show(console: Console, cluster: LocalCluster) -> None:
-    from rich.table import Table
-
+def _show(cluster: LocalCluster) -> None:
+    """Print the nodes and what to try: plain lines, which no terminal is too narrow for."""
     leader = cluster.leader()
-    table = Table("node", "http", "pid", "role")
-    table.add_column("log", overflow="fold")
     for node_id in cluster.ids:
         role = "leader" if node_id == leader else "follower"
-        log = str(cluster.directory / f"{node_id}.log")
-        table.add_row(node_id, cluster.endpoint(node_id), str(cluster.pid(node_id)), role, log)
-    console.print(table)
-    console.print("Try:", style="bold")
+        typer.echo(f"{node_id}  {cluster.endpoint(node_id)}  pid {cluster.pid(node_id)}  {role}", err=True)
+    typer.echo(f"Data and logs: {cluster.directory}", err=True)
+    typer.echo("Try:", err=True)
     for line in curl_lines(cluster.endpoints[0]):
-        console.print(f"  {line}", markup=False, soft_wrap=True)
-    console.print("Ctrl-C stops the cluster.")
+        typer.echo(f"  {line}", err=True)
+    typer.echo("Ctrl-C stops the cluster.", err=True)
 
 
 def curl_lines(http: str) -> list[str]:

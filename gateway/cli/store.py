@@ -1,4 +1,4 @@
-"""``oncegate store``: create a store of derived rows, show whose it is, take it over with its rows or without them.
+"""``oncegate store``: create a store of derived rows, widen it, show whose it is, take it over, with its rows or not.
 
 The only commands that create keyspaces and tables by themselves, and that change whose a store is. Exit codes: 0 done,
 1 the store is somebody else's or nobody's, 2 misuse, 3 the cluster or the store does not answer.
@@ -9,22 +9,31 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import secrets
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
+from urllib.parse import quote
 
 import typer
 
 from oncegate.gateway.cli.cluster import ENDPOINT_DEFAULT, Endpoint, ask
 from oncegate.gateway.cli.output import Format, Output, failed, show
+from oncegate.gateway.local.blocking_http import TIMEOUT_S, RequestRefused, Unreachable, send_json
 
 if TYPE_CHECKING:
     from oncegate.stores.claims import Claim
     from oncegate.stores.tables import StoreTable
 
-store = typer.Typer(help="Stores of derived rows: create, status, adopt, wipe.", no_args_is_help=True)
+store = typer.Typer(help="Stores of derived rows: create, migrate, status, adopt, wipe.", no_args_is_help=True)
 Url = Annotated[str, typer.Argument(help="sqlite:///absolute/directory or cassandra://host:port/keyspace")]
 _OWN_TABLES: Final = ["oncegate.stores.stream_rows:STREAM_ROWS", "oncegate.spark_sink.rows:TIMELINE"]
-_OF_EVERY_JOB: Final = ["oncegate.spark_sink.dead_letters:DEAD_LETTERS", "oncegate.spark_sink.replay:REPLAYS"]
+_OF_EVERY_JOB: Final = [
+    "oncegate.spark_sink.dead_letters:DEAD_LETTERS",
+    "oncegate.spark_sink.generations:GENERATIONS",
+    "oncegate.spark_sink.replay:REPLAYS",
+]
 
 
 @store.command()
@@ -40,9 +49,27 @@ def init(
 
     declared = [table for place in (*tables, *_OF_EVERY_JOB) for table in _declared(place)]
     identity, name = _cluster(endpoint)
-    with _told(), claimed_store(url, identity, cluster_name=name) as opened:
+    with told(), claimed_store(url, identity, cluster_name=name) as opened:
         opened.create(declared)
         _tell(opened.claim())
+
+
+@store.command()
+def migrate(
+    url: Url,
+    tables: Annotated[list[str], typer.Argument(metavar="MODULE:TABLE…", help="declarations as the job has them now")],
+) -> None:
+    """Add the tables, and the nullable columns, that a claimed store lacks; idempotent, also while jobs run.
+
+    A job does the same at its start, unless its user may not change the schema.
+    """
+    from oncegate.stores.claimed import claimed_store
+
+    declared = [table for place in tables for table in _declared(place)]
+    with told(), claimed_store(url) as opened:
+        opened.create(declared)
+    for table in declared:
+        typer.echo(f"{table.name}: {', '.join(column.name for column in table.columns)}")
 
 
 @store.command()
@@ -58,7 +85,7 @@ def status(
     from oncegate.stores.write_times import timestamp
 
     identity = "" if endpoint is None else _cluster(endpoint)[0]
-    with _told(), claimed_store(url, identity) as opened:
+    with told(), claimed_store(url, identity) as opened:
         claim = opened.claim()
         found: dict[str, Any] = {
             "store": place_of(url),
@@ -66,6 +93,7 @@ def status(
             "cluster_name": claim.cluster_name,
             "epoch": claim.epoch,
             "floor": claim.floor,
+            "inherited": [list(one) for one in claim.inherited],
             "timestamps_from": timestamp(claim.epoch, 0),
             "tables": opened.tables(),
             "durability": opened.durability(),
@@ -85,15 +113,26 @@ def adopt(
 ) -> None:
     """Make a store the cluster's and keep its rows: they lose to whatever the cluster writes from now on.
 
-    Stop the jobs that write there first, those of the other cluster too.
+    Stop the jobs that write there first, those of the other cluster too. A cluster that was restored inherits the rows
+    of what it was restored from. Those of later writes are not there any more, and each consumer that delivers into the
+    store reads again what is retained, which writes what they had replaced.
     """
     from oncegate.stores import claims
     from oncegate.stores.claimed import place_of
     from oncegate.stores.store import open_store
 
+    found = ask("GET", endpoint, "/v1/cluster")
     identity, name = _cluster(endpoint)
-    with _told(), open_store(url) as opened:
-        _tell(claims.adopt(opened, place_of(url), identity, name, epoch=epoch))
+    origin = (str(found.get("origin", "")), int(found.get("origin_commit", 0)))
+    with told(), open_store(url) as opened:
+        place = place_of(url)
+        if origin[0] and claims.STORE_META.name in opened.tables():
+            before = claims.found_claim(opened)
+            if before is not None and before.cluster == origin[0]:
+                # First: if this is cut off, no job writes there yet, and doing it again does all of it again.
+                for flow, consumer in claims.deliveries(opened):
+                    _rewind(endpoint, flow, consumer)
+        _tell(claims.adopt(opened, place, identity, name, epoch=epoch, origin=origin))
 
 
 @store.command()
@@ -108,7 +147,7 @@ def wipe(
     from oncegate.stores.store import open_store
 
     identity, name = _cluster(endpoint)
-    with _told(), open_store(url) as opened:
+    with told(), open_store(url) as opened:
         place = place_of(url)
         before = claims.read_claim(opened, place)
         tables = ", ".join(table for table in opened.tables() if table != claims.STORE_META.name)
@@ -127,18 +166,34 @@ def _cluster(endpoint: str) -> tuple[str, str]:
     return str(identity), str(found.get("cluster", ""))
 
 
+def _rewind(endpoint: str, flow: str, consumer: str) -> None:
+    """Let a consumer read again all that is retained, and say so; a flow that the cluster does not have is left out."""
+    path = f"{endpoint}/v1/flows/{quote(flow)}/consumers/{quote(consumer)}/start"
+    try:
+        moved = send_json("POST", path, {"nonce": secrets.token_hex(16), "start": "beginning"}, TIMEOUT_S)
+    except RequestRefused as refusal:
+        typer.echo(f"{consumer} of {flow} stays where it is: {refusal}", err=True)
+    except Unreachable:
+        raise failed(f"no node answers at {endpoint}", 3) from None
+    else:
+        following = moved["cursor"] + 1
+        typer.echo(f"{consumer} of {flow} reads batch {following} next: give its job a new checkpoint", err=True)
+
+
 def _declared(place: str) -> list[StoreTable]:
     """Return the tables that ``module:NAME`` holds, one or several."""
     from oncegate.stores.tables import StoreTable
 
     module, _, name = place.partition(":")
+    # A job's module lies beside it, and is not installed.
+    sys.path.insert(0, str(Path.cwd()))
     try:
         found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as fault:
-        raise failed(f"--tables {place}: {fault}", 2) from None
-    tables = [found] if isinstance(found, StoreTable) else list(found)
+    except (ImportError, AttributeError, TypeError, ValueError) as fault:
+        raise failed(f"{place}: {fault}", 2) from None
+    tables = [found] if isinstance(found, StoreTable) else list(found) if isinstance(found, list | tuple) else [found]
     if not all(isinstance(table, StoreTable) for table in tables):
-        raise failed(f"--tables {place}: no StoreTable, and no sequence of them", 2)
+        raise failed(f"{place}: no StoreTable, and no sequence of them", 2)
     return tables
 
 
@@ -147,7 +202,8 @@ def _tell(claim: Claim) -> None:
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
+def told() -> Iterator[None]:
+    """Print a refusal of a store and exit with its code."""
     from oncegate.stores.errors import StoreCode, StoreError
 
     try:

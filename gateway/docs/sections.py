@@ -11,14 +11,14 @@ In TOML the same words stand behind a ``#``.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from oncegate.gateway.docs.commands import commands
 from oncegate.gateway.http.metrics import METRICS
-from oncegate.gateway.node.setting import Setting
+from oncegate.gateway.node.setting import sample
 from oncegate.gateway.node.settings import SETTINGS
 from oncegate.rifl.errors import REGISTRY
 from oncegate.rifl.rule import table_as_markdown
@@ -84,28 +84,10 @@ def errors() -> Iterator[str]:
 def settings() -> Iterator[str]:
     """Return the table of settings, one row each."""
     rows = (
-        [f"`{one.name}`", f"`{one.flag}`", f"`{one.variable}`", one.default_words, _bounds(one), one.text]
+        [f"`{one.name}`", f"`{one.flag}`", f"`{one.variable}`", one.default_words, one.bounds, one.text]
         for one in SETTINGS.values()
     )
     return table(("key", "flag", "variable", "default", "bounds", "what it is"), rows)
-
-
-def _bounds(one: Setting) -> str:
-    return "" if one.least is None else f"{one.least} to {one.most}"
-
-
-def sample_file() -> Iterator[str]:
-    """Return a file with every setting at its default, commented out."""
-    for one in SETTINGS.values():
-        bounds = _bounds(one)
-        yield f"# {one.text[0].upper()}{one.text[1:]}{f' ({bounds})' if bounds else ''}."
-        yield f"# {one.name} = {_toml(one)}"
-        yield ""
-
-
-def _toml(one: Setting) -> str:
-    # JSON of a text, a number, a truth value or a list of texts is TOML.
-    return '""' if one.default is None else json.dumps(one.default, default=str)
 
 
 def metrics() -> Iterator[str]:
@@ -119,5 +101,6 @@ SECTIONS: Final = (
     Section("docs/SEMANTICS.md", "errors", errors),
     Section("docs/settings.md", "settings", settings),
     Section("docs/metrics.md", "metrics", metrics),
-    Section("deploy/oncegate.toml", "settings", sample_file),
+    Section("docs/cli.md", "commands", commands),
+    Section("deploy/oncegate.toml", "settings", lambda: sample(SETTINGS)),
 )

@@ -75,15 +75,15 @@ class Explainer:
         self._others = others
         self._busy = False
 
-    async def explain(self, wanted: Wanted) -> Explained:
-        """Return the timeline of a row or a request.
+    async def explain(self, wanted: Wanted, may_see: Callable[[str], bool]) -> Explained:
+        """Return the timeline of a row or a request; ``may_see`` tells which flows the asker may know of, by name.
 
         Raises:
             OncegateError: OVERLOADED while another search is under way, NOT_FOUND for a table that is not declared,
                 FORBIDDEN for a request of another tenant.
         """
         if isinstance(wanted, OfKey) and wanted.table not in self._machine.tables:
-            raise OncegateError(Code.NOT_FOUND, "no such table")
+            raise OncegateError(Code.NOT_FOUND, f"no table {wanted.table}")
         if isinstance(wanted, OfRequest):
             self._machine.check_tenant(wanted.client_id, wanted.tenant)
         if self._busy:
@@ -105,7 +105,7 @@ class Explainer:
         for node_id, reply in replies.items():
             timeline.add_attempts(node_id, reply.attempts, requests)
         timeline.add_mentions(mentions)
-        timeline.add_delivery(self._machine.flows, mentions, moves)
+        timeline.add_delivery(self._machine.flows, mentions, moves, may_see)
         events, more = timeline.events()
         answer = Explained(log_from=log_from, truncated=cut or more, silent=silent, events=events)
         if isinstance(wanted, OfRequest):
@@ -154,7 +154,9 @@ class Explainer:
             log_from = log_from or entries[0][1]
             for command, index, term in entries:
                 for found in search.entry(command, index, term):
-                    if isinstance(found, Mention):
+                    if found is None:
+                        await asyncio.sleep(0)
+                    elif isinstance(found, Mention):
                         count += 1
                         mentions.append(found)
                     else:

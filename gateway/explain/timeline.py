@@ -6,7 +6,8 @@ clock of the node they came to, those of the log by the leader's. Read next: :mo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from msgspec import Struct
@@ -61,8 +62,11 @@ class Timeline:
 
     def add_attempts(self, node: str, attempts: Iterable[Attempt], requests: frozenset[RequestId]) -> None:
         """Add the attempts that arrived at a node."""
+        ordered: list[tuple[int, int]] = sorted(requests)
         for one in attempts:
-            carried = [str(r) for r in requests if r.client_id == one.client_id and one.first <= r.sequence <= one.last]
+            low = bisect_left(ordered, (one.client_id, one.first))
+            high = bisect_right(ordered, (one.client_id, one.last))
+            carried = list(map(str, ordered[low : low + min(5, high - low)]))
             how = f"{one.ended} after {one.took_ms} ms" if one.ended in _NO_REFUSAL else f"refused: {one.ended}"
             count = one.last - one.first + 1
             event = TimelineEvent(
@@ -92,8 +96,10 @@ class Timeline:
                 ),
             )
 
-    def add_delivery(self, flows: FlowTable, mentions: Iterable[Mention], moves: Iterable[Moved]) -> None:
-        """Add batches that hold the effects, and the consumers that have finished them."""
+    def add_delivery(
+        self, flows: FlowTable, mentions: Iterable[Mention], moves: Iterable[Moved], may_see: Callable[[str], bool]
+    ) -> None:
+        """Add batches that hold the effects, and the consumers that have finished them, of flows one may see."""
         passed: dict[tuple[str, str], list[Moved]] = {}
         for move in moves:
             passed.setdefault((move.flow, move.consumer), []).append(move)
@@ -102,7 +108,8 @@ class Timeline:
             if one.did.what != EXECUTED or not one.did.commit:
                 continue
             for flow in flows.of_table(one.table):
-                self._add_batch(flow, one, passed, seen)
+                if may_see(flow.declaration.name):
+                    self._add_batch(flow, one, passed, seen)
 
     def events(self) -> tuple[list[TimelineEvent], bool]:
         """All of them in order, the newest ``EVENTS_MAX``, and whether older ones were left out."""

@@ -12,6 +12,7 @@ import logging
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
+from math import inf
 from typing import Final
 
 import msgspec
@@ -47,13 +48,22 @@ class LiveChecker:
         window_ms: between two checks.
         peers: the calls to other nodes.
         others: ids of the other members, now.
+        since: the commit number above which a name is this table's, None for a table that is not there.
 
     ``operations``, ``windows`` and ``anomalies`` count what was checked and found so far.
     """
 
     def __init__(
-        self, node_id: str, share: float, seed: int, window_ms: int, peers: Caller, others: Callable[[], Iterable[str]]
+        self,
+        node_id: str,
+        share: float,
+        seed: int,
+        window_ms: int,
+        peers: Caller,
+        others: Callable[[], Iterable[str]],
+        since: Callable[[str], int | None] = lambda _: 0,
     ) -> None:
+        self._since = since
         self.recorder = WindowRecorder(RowSample(share, seed))
         self._node_id = node_id
         self._share = share
@@ -108,7 +118,7 @@ class LiveChecker:
 
     async def check_window(self) -> None:
         """Check the answers since the last window."""
-        seen = in_order(self.recorder.take())
+        seen = self._of_tables(self.recorder.take())
         complete = self.complete
         for number, one in enumerate(seen, 1):
             self._check_one(one, complete=complete)
@@ -118,8 +128,12 @@ class LiveChecker:
         self.keys = len({one.row for one in seen})
         self.last_unix_ms = int(time.time() * 1000)
 
+    def _of_tables(self, seen: Iterable[Seen]) -> list[Seen]:
+        """Return in order what is of tables that are there: a dropped one, also of the same name, had other rows."""
+        return in_order(one for one in seen if (since := self._since(one.table)) == 0 or one.commit > (since or inf))
+
     def _check_one(self, seen: Seen, *, complete: bool) -> None:
-        name = seen.row
+        name = f"{seen.row}@{self._since(seen.table)}"
         row = self._rows.get(name)
         if row is None:
             row = self._rows[name] = RowOrder()
@@ -127,7 +141,7 @@ class LiveChecker:
                 self._rows.popitem(last=False)
         else:
             self._rows.move_to_end(name)
-        unseen = not complete or name in self.recorder.unknown
+        unseen = not complete or seen.row in self.recorder.unknown
         # Each of the three finds what the others cannot; the first complaint says the most.
         self._tell(self._requests.add(seen) or before_asked(seen) or row.step(seen, unseen=unseen))
         self.operations += 1
@@ -189,7 +203,7 @@ class LiveChecker:
         requests = Requests(len(seen) + 1)
         anomalies, first = 0, ""
         # Floors belong to one node; across nodes only the order of commit numbers is compared.
-        for number, one in enumerate(in_order(seen), 1):
+        for number, one in enumerate(self._of_tables(seen), 1):
             words = requests.add(one) or before_asked(one) or rows.setdefault(one.row, RowOrder()).step(one)
             if words is not None:
                 anomalies += 1

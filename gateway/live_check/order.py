@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from typing import Any, Final
 
-import msgspec
-
+from oncegate.gateway.answer_values import built
 from oncegate.gateway.live_check.recorder import READ, Seen
 from oncegate.gateway.machine import commands as c
 from oncegate.proof.lincheck import ILLEGAL, Operation
@@ -164,12 +163,12 @@ def _left(seen: Seen, told: int | None, known: int, value: Hashable) -> tuple[in
         if told == 0:
             return 0, _ABSENT
         if seen.value is not None:
-            return seen.version, freeze(msgspec.json.decode(seen.value))
+            return seen.version, freeze(built(seen.value))
         return seen.version, value if known == seen.version else _UNTOLD
     if seen.what == "delete":
         return 0, _ABSENT
     text = seen.argument if seen.what == "put" else seen.value
-    return seen.commit, _UNTOLD if text is None else freeze(msgspec.json.decode(text))
+    return seen.commit, _UNTOLD if text is None else freeze(built(text))
 
 
 def _is_whole(seen: Seen) -> bool:
@@ -181,9 +180,9 @@ def _operation(seen: Seen) -> Operation:
     """Return the operation as :class:`oncegate.proof.lincheck.row.RowModel` takes it."""
     argument: dict[str, Any] = {}
     if seen.what == "put":
-        argument["value"] = None if seen.argument is None else msgspec.json.decode(seen.argument)
+        argument["value"] = None if seen.argument is None else built(seen.argument)
     elif seen.what == "append":
-        argument["item"] = None if seen.argument is None else msgspec.json.decode(seen.argument)
+        argument["item"] = None if seen.argument is None else built(seen.argument)
     elif seen.what == "increment":
         argument["by"] = seen.by
     if seen.test == c.Test.ABSENT:
@@ -191,10 +190,10 @@ def _operation(seen: Seen) -> Operation:
     elif seen.test == c.Test.VERSION:
         argument["if"] = {"version": seen.operand}
     elif seen.test == c.Test.VALUE and isinstance(seen.operand, bytes):
-        argument["if"] = {"value": msgspec.json.decode(seen.operand)}
+        argument["if"] = {"value": built(seen.operand)}
     result: dict[str, Any] = {"version": seen.version}
     if seen.value is not None:
-        result["value"] = msgspec.json.decode(seen.value)
+        result["value"] = built(seen.value)
     if seen.refusal:
         # The model has no condition "the row exists"; a refusal that tells of a row is enough.
         judged = seen.refusal == "CONDITION_FAILED" and "if" in argument

@@ -12,7 +12,7 @@ answers, says what had been answered when a request came.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -20,8 +20,10 @@ import msgspec
 import xxhash
 
 from oncegate.gateway import wire
+from oncegate.gateway.answer_values import json_of
 from oncegate.gateway.answers import Answer
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.cascades import NO_SESSION
 from oncegate.rifl.errors import OncegateError, Outcome
 from oncegate.rifl.ids import format_client_id
 from oncegate.rifl.key_table import KEYS_CLIENT
@@ -36,7 +38,10 @@ READ: Final = "read"
 _HASHES: Final = 2**64
 _NAMES: Final = {kind.value: kind.name.lower() for kind in c.OpKind}
 _digest = xxhash.xxh3_64_intdigest
-_encode = msgspec.json.Encoder(order="deterministic").encode
+
+
+Spread = Callable[[Any], list[wire.OperationResult]]
+"""Returns the verdicts of an answer, one for each operation that was noted."""
 
 
 class Seen(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -133,6 +138,44 @@ def of_result(op: c.Op, client_id: int, floor: int, result: wire.OperationResult
     )
 
 
+def _written(ops: Sequence[c.Op], body: wire.CascadeWritten) -> list[wire.OperationResult]:
+    """Return the verdicts of a cascade's writes: of an increment, and of what nobody remembers, nothing is known."""
+    return [
+        wire.OperationResult(commit, "rejected", outcome=Outcome.UNKNOWN.value)
+        if not body.commit or op.kind == c.OpKind.INCREMENT
+        else wire.OperationResult(commit, "applied", commit, commit, replayed=body.replayed)
+        for commit, op in enumerate(ops, body.commit)
+    ]
+
+
+def _as_they_are(body: wire.OperationsResponse) -> list[wire.OperationResult]:
+    return body.results
+
+
+def _each_write(operations: Sequence[c.Op | c.Transaction]) -> list[c.Op]:
+    """Return operations one by one. Of a transaction's writes only the effect is checked: conditions see no order."""
+    return [
+        write if isinstance(op, c.Op) else msgspec.structs.replace(write, test=0, operand=None)
+        for op in operations
+        for write in c.writes_of([op])
+    ]
+
+
+def _of_writes(operations: Sequence[c.Op | c.Transaction], body: wire.OperationsResponse) -> list[wire.OperationResult]:
+    """Return a verdict for each write; of a refused transaction's, which have no place in the order, none is kept."""
+    results: list[wire.OperationResult] = []
+    for op, one in zip(operations, body.results, strict=True):
+        if isinstance(op, c.Op):
+            results.append(one)
+        elif one.status == "applied" and one.writes:
+            made = [(write.commit, write.version, write.value) for write in one.writes]
+            results += [wire.OperationResult(one.sequence, one.status, *each, replayed=one.replayed) for each in made]
+        else:
+            outcome = one.outcome if one.status == "rejected" else Outcome.NOT_APPLIED.value
+            results += [wire.OperationResult(one.sequence, "rejected", outcome=outcome) for _ in op.writes]
+    return results
+
+
 def of_read(table: str, key: str, commit: int, floor: int, version: int, value: bytes | None) -> Seen:
     """Return the record of a read; version 0 for a row that was not there."""
     kept = value if value is not None and len(value) <= VALUE_BYTES_MAX else None
@@ -142,7 +185,7 @@ def of_read(table: str, key: str, commit: int, floor: int, version: int, value: 
 def _short(value: Any) -> bytes | None:
     if value is msgspec.UNSET:
         return None
-    text = _encode(value)
+    text = json_of(value)
     return text if len(text) <= VALUE_BYTES_MAX else None
 
 
@@ -173,27 +216,43 @@ class WindowRecorder:
 
     def watch(self, command: c.Command, future: asyncio.Future[Answer]) -> None:
         """Note a command that was just submitted, if it has operations on sampled rows."""
+        spread: Spread = _as_they_are
         if type(command) is c.Operate:
             ops, client_id = command.ops, command.client_id
         elif type(command) is c.Keyed:
-            ops, client_id = [item.op for item in command.ops], int(KEYS_CLIENT)
+            ops, client_id = [one.op for one in command.ops], int(KEYS_CLIENT)
+        elif isinstance(command, c.AnyOperate):
+            client_id = command.client_id if isinstance(command, c.OperateMixed) else int(KEYS_CLIENT)
+            operations = c.operations_of(command)
+            ops, spread = _each_write(operations), partial(_of_writes, operations)
+        elif type(command) is c.Cascade:
+            ops, client_id = command.ops, NO_SESSION
+            spread = partial(_written, ops)
         else:
             return
         chosen = self._choice.of(ops)
         if chosen:
-            self._watch(ops, chosen, client_id, future)
+            self._watch(ops, chosen, client_id, spread, future)
 
-    def _watch(self, ops: list[c.Op], chosen: list[int], client_id: int, future: asyncio.Future[Answer]) -> None:
+    def _watch(
+        self, ops: list[c.Op], chosen: list[int], client_id: int, spread: Spread, future: asyncio.Future[Answer]
+    ) -> None:
         if self._pending_operations + len(self.seen) + len(chosen) > self._operations_max:
             self.dropped += len(chosen)
             return
         self._number += 1
         self._pending[self._number] = self._floor
         self._pending_operations += len(chosen)
-        future.add_done_callback(partial(self._answered, ops, chosen, client_id, self._number))
+        future.add_done_callback(partial(self._answered, ops, chosen, client_id, spread, self._number))
 
     def _answered(
-        self, ops: list[c.Op], chosen: list[int], client_id: int, number: int, done: asyncio.Future[Answer]
+        self,
+        ops: list[c.Op],
+        chosen: list[int],
+        client_id: int,
+        spread: Spread,
+        number: int,
+        done: asyncio.Future[Answer],
     ) -> None:
         floor = self._pending.pop(number)
         self._pending_operations -= len(chosen)
@@ -202,7 +261,7 @@ class WindowRecorder:
             if not isinstance(fault, OncegateError) or fault.outcome is not Outcome.NOT_APPLIED:
                 self._doubt(ops[at] for at in chosen)
             return
-        results = done.result().body.results
+        results = spread(done.result().body)
         for at in chosen:
             op, result = ops[at], results[at]
             seen = of_result(op, client_id, floor, result)

@@ -1,33 +1,62 @@
-"""Blocking requests to a node, with the standard library: for callers without an event loop."""
+"""Blocking requests to a node, with the standard library: for callers without an event loop.
+
+The token, and whom to trust, come from the variables that the SDK reads: ``ONCEGATE_TOKEN``, else
+``ONCEGATE_TOKEN_FILE``; ``ONCEGATE_CA_FILE``, else the system's authorities.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import ssl
 import urllib.error
 import urllib.request
 from http.client import HTTPException
+from pathlib import Path
 from typing import Any, Final
 
 TIMEOUT_S: Final = 3.0
 
 
+class RequestRefused(Exception):
+    """The node refused the request; the text says why."""
+
+
+class NotAsked(RequestRefused):
+    """No node was asked: the address, the token's file or the authorities' file is of no use; the text says which."""
+
+
 def _request(method: str, url: str, data: bytes | None = None) -> urllib.request.Request:
-    """Make a request; it carries the token that ``ONCEGATE_TOKEN`` holds, if there is one."""
+    """Make a request; it carries the token, if there is one."""
     headers = {} if data is None else {"Content-Type": "application/json"}
-    token = os.environ.get("ONCEGATE_TOKEN")
+    if not url.startswith(("http://", "https://")):
+        raise NotAsked(f"{url} begins neither with http:// nor with https://")
+    token, file = os.environ.get("ONCEGATE_TOKEN"), os.environ.get("ONCEGATE_TOKEN_FILE")
+    if file and not token:
+        try:
+            token = Path(file).read_text().strip()
+        except (OSError, ValueError) as fault:
+            raise NotAsked(f"ONCEGATE_TOKEN_FILE cannot be read: {fault}") from None
     if token:
         headers["Authorization"] = f"Bearer {token}"
     return urllib.request.Request(url, data, headers, method=method)
 
 
+def _trusted() -> ssl.SSLContext | None:
+    authorities = os.environ.get("ONCEGATE_CA_FILE")
+    try:
+        return ssl.create_default_context(cafile=authorities) if authorities else None
+    except OSError as fault:
+        raise NotAsked(f"ONCEGATE_CA_FILE, {authorities}, holds no certificates: {fault}") from None
+
+
 def get(url: str, timeout_s: float = TIMEOUT_S) -> bytes | None:
     """Return the body of a 200 answer, or None for any other answer or none."""
     try:
-        with urllib.request.urlopen(_request("GET", url), timeout=timeout_s) as answer:
+        with urllib.request.urlopen(_request("GET", url), timeout=timeout_s, context=_trusted()) as answer:
             body: bytes = answer.read()
             return body if answer.status == 200 else None
-    except (OSError, HTTPException, ValueError):
+    except (OSError, HTTPException, ValueError, NotAsked):
         return None  # refused, cut off in the middle, or not an HTTP address
 
 
@@ -41,35 +70,57 @@ def get_json(url: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-class RequestRefused(Exception):
-    """The node refused the request; the text says why."""
-
-
 class Unreachable(Exception):
-    """No answer came."""
+    """No answer came; the text says why, as far as the system tells."""
+
+
+class Untrusted(Unreachable):
+    """A node answered with a certificate that this process does not trust; nothing was sent to it."""
 
 
 def send_json(method: str, url: str, body: dict[str, object] | None, timeout_s: float) -> dict[str, Any]:
     """Send a request and return the JSON object of a 2xx answer.
 
     Raises:
-        Refused: another status, with the problem's code and detail.
+        RequestRefused: another status, with the problem's code and detail; or :class:`NotAsked`.
+        Untrusted: the node's certificate is not to be trusted.
         Unreachable: none came in ``timeout_s``.
     """
     data = None if body is None else json.dumps(body).encode()
     try:
-        with urllib.request.urlopen(_request(method, url, data), timeout=timeout_s) as answer:
+        with urllib.request.urlopen(_request(method, url, data), timeout=timeout_s, context=_trusted()) as answer:
             found = json.loads(answer.read() or b"{}")
     except urllib.error.HTTPError as fault:
         raise RequestRefused(_reason(fault.read(), fault.reason)) from None
     except (OSError, HTTPException, ValueError) as fault:
-        raise Unreachable(str(fault)) from None
+        raise _no_answer(fault) from None
     return found if isinstance(found, dict) else {}
+
+
+def download(url: str, timeout_s: float) -> bytes:
+    """Return the body of a 200 answer; raises as :func:`send_json`, also when it is cut off."""
+    try:
+        with urllib.request.urlopen(_request("GET", url), timeout=timeout_s, context=_trusted()) as answer:
+            body: bytes = answer.read()
+            return body
+    except urllib.error.HTTPError as fault:
+        raise RequestRefused(_reason(fault.read(), fault.reason)) from None
+    except (OSError, HTTPException, ValueError) as fault:
+        raise _no_answer(fault) from None
+
+
+def _no_answer(fault: Exception) -> Unreachable:
+    cause = fault.reason if isinstance(fault, urllib.error.URLError) else fault
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return Untrusted(cause.verify_message)
+    if isinstance(cause, OSError) and cause.strerror:
+        return Unreachable(f"{cause.strerror}{f': {cause.filename}' if cause.filename else ''}")
+    return Unreachable(str(cause) or type(cause).__name__)
 
 
 def _reason(body: bytes, otherwise: str) -> str:
     try:
         problem = json.loads(body)
-        return f"{problem['code']}: {problem['detail']}"
-    except (ValueError, KeyError, TypeError):
+        return f"{problem['code']}: {problem.get('detail') or problem['title']}"
+    except (ValueError, KeyError, TypeError, AttributeError):
         return otherwise

@@ -44,7 +44,7 @@ def free_ports(count: int) -> list[int]:
 
 def is_free(host: str, port: int) -> bool:
     """Whether nobody listens there now."""
-    with socket.socket() as probe:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))

@@ -19,7 +19,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-KEY_LENGTH_MAX: Final = 255
+from oncegate.gateway import idempotency_key
+
 RESPONSE_BYTES_MAX: Final = 128 * 1024
 """Most that a response may be set to take in the record: with its base64 it stays inside a row's bound."""
 TABLE_DEFAULT: Final = "idempotency"
@@ -116,41 +117,14 @@ class Policy:
 
 
 def read_key(values: tuple[str, ...]) -> str | None:
-    """Return the key, or None if there is none.
-
-    The draft wants a quoted string; a bare token, which most clients send, means the same.
+    """Return the key, or None if there is none; the forms are those that the gateway takes.
 
     Raises:
-        ValueError: more than one, or not 1..255 printable ASCII characters.
+        ValueError: more than one, or not a key.
     """
-    if not values:
-        return None
     if len(values) > 1:
         raise ValueError("Idempotency-Key is given more than once")
-    text = values[0].strip()
-    if text.startswith('"'):
-        text = _unquoted(text)
-    elif any(mark in text for mark in ' ",;\\'):
-        raise ValueError("Idempotency-Key is neither a quoted string nor a token")
-    if not 1 <= len(text) <= KEY_LENGTH_MAX or not (text.isascii() and text.isprintable()):
-        raise ValueError(f"Idempotency-Key must have 1..{KEY_LENGTH_MAX} printable ASCII characters")
-    return text
-
-
-def _unquoted(text: str) -> str:
-    if len(text) < 2 or not text.endswith('"'):
-        raise ValueError("Idempotency-Key is a string without an end")
-    plain: list[str] = []
-    letters = iter(text[1:-1])
-    for letter in letters:
-        if letter == '"':
-            raise ValueError("Idempotency-Key goes on behind its string")
-        if letter == "\\":
-            letter = next(letters, "")
-            if letter not in ('"', "\\"):
-                raise ValueError("Idempotency-Key escapes what needs no escape")
-        plain.append(letter)
-    return "".join(plain)
+    return idempotency_key.read_key(values[0]) if values else None
 
 
 class Kept(msgspec.Struct, frozen=True):

@@ -35,23 +35,34 @@ from oncegate.rifl.errors import OncegateError
 Interceptor = Callable[[web.Request], Awaitable[web.StreamResponse | None]]
 
 _CLUSTER: Final = "/v1/cluster"
-_OF_REAL_NODES: Final = ("/metrics", "/v1/explain", "/v1/check", "/v1/cluster/")
+_OF_REAL_NODES: Final = ("/metrics", "/v1/explain", "/v1/check", "/v1/cluster/", "/v1/snapshots", "/v1/debug")
 _ROUTES: Final = tuple(route for route in ROUTES if not route.path.startswith(_OF_REAL_NODES))
 _HANDLER: Final = web.RequestKey("handler", object)
+
+
+def _writes(request: web.Request) -> bool:
+    of_rows = "/rows/" in request.path and request.method != "GET"
+    many = ("/operations", "/ranges", "/transactions", "/events")
+    return of_rows or (request.method == "POST" and request.path.endswith(many))
 
 
 class _Served:
     """What the routes ask of a :class:`oncegate.gateway.node.node.Node`, answered from the shared state."""
 
     live_check: Final = None
+    damaged: Final = False
 
     def __init__(self, gateway: FakeGateway, node: FakeNode) -> None:
         self.settings = Settings(node=node.node_id, members=[str(node.address)])
         self.machine = gateway.machine
         self.reads = gateway.reads
+        self.watching = gateway.watching
         self.submit = self.attempt = gateway.submit
         self.consumers = ConsumerWatch(gateway.machine, lambda: gateway.time_ms)
         self._gateway = gateway
+
+    def check_sound(self) -> None:
+        """Its state is in memory, and sound."""
 
     @property
     def leader_http(self) -> str | None:
@@ -118,7 +129,7 @@ class FakeNode:
         self._thaw.set()
 
     def lose_answers(self, count: int) -> None:
-        """Apply the next ``count`` POSTs of writes and cut their connections instead of answering."""
+        """Apply the next ``count`` requests that write and cut their connections instead of answering."""
         self._lose = count
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
@@ -143,7 +154,7 @@ class FakeNode:
             if answer is not None:
                 return answer
         response = self._cluster(request) if request.path == _CLUSTER else await handler(request)
-        if self._lose and request.method == "POST" and request.path.endswith(("/operations", "/ranges")):
+        if self._lose and _writes(request):
             self._lose -= 1
             if request.transport is not None:
                 request.transport.abort()
@@ -159,10 +170,9 @@ class FakeNode:
             members.append(Member(node.node_id, node.endpoint, "", role, 0))
         leader = None if gateway.leader is None else gateway.leader.node_id
         role = members[self.index].role
-        identity = gateway.machine.identity
-        state = ClusterState(
-            self.node_id, role, leader, 1, 0, 0, 0, gateway.commit, gateway.time_ms, 0, "0", members, identity=identity
-        )
+        identity, origin = gateway.machine.identity, gateway.machine.origin.identity
+        state = ClusterState(self.node_id, role, leader, 1, 0, 0, 0, gateway.commit, gateway.time_ms, 0, "0", members)
+        state.identity, state.origin = identity, origin
         return local(request, state)
 
 
@@ -249,7 +259,9 @@ class FakeCluster:
         return self._thread.run(self.gateway.value(table, key))
 
     def advance(self, seconds: float) -> None:
-        """Move the cluster's clock on; what is due ends: leases that nothing renewed, batches that are old enough."""
+        """Move the cluster's clock on; what is due ends: leases that nothing renewed, with the rows bound to their
+        sessions, rows whose time is over, batches that are old enough.
+        """
         self._do(lambda: self.gateway.advance(seconds))
 
     def stop(self, node: int = 0) -> None:

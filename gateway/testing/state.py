@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import MutableSequence
-from typing import Any, NoReturn, cast
+from collections.abc import MutableSequence, Sequence
+from typing import Any, Final, NoReturn, cast
 
 import msgspec
 
@@ -17,16 +17,27 @@ from oncegate.consensus.replica.replica import Replica
 from oncegate.flows import range_body, segment
 from oncegate.flows.chunks import SealedBatch
 from oncegate.flows.errors import NotFoundError
+from oncegate.flows.event_clock import newest_ms
 from oncegate.flows.publisher import Publisher
 from oncegate.gateway import wire
+from oncegate.gateway.answer_values import built
 from oncegate.gateway.answers import Answer, answer
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.cascades import NO_SESSION
 from oncegate.gateway.machine.flow_changes import overdue_consumers
+from oncegate.gateway.machine.levels import NEWEST
 from oncegate.gateway.machine.machine import Machine
+from oncegate.gateway.machine.put_runs import in_columns
 from oncegate.gateway.machine.tables import QUOTA_BYTES_DEFAULT, TableKind
+from oncegate.gateway.node.change_history import ChangeHistory
 from oncegate.gateway.node.reads import Reads
+from oncegate.gateway.node.watching import Watching
 from oncegate.rifl.errors import Code, OncegateError
 from oncegate.rifl.key_table import KEYS_CLIENT
+
+HISTORY_CHANGES_MAX: Final = 10_000
+HISTORY_BYTES_MAX: Final = 16 * 2**20
+WATCHERS_MAX: Final = 1_000
 
 
 class Applied(msgspec.Struct, frozen=True):
@@ -52,6 +63,7 @@ class SharedState:
         executed: every execution in order; a write that a bug applied twice stands there twice.
         time_ms: cluster time; it stands still unless :meth:`advance` moves it.
         reads: how all nodes read.
+        watching: the changes of rows, and who watches them.
     """
 
     def __init__(self) -> None:
@@ -60,8 +72,10 @@ class SharedState:
         self.time_ms = 0
         self._entries = 0
         self._batches = _Batches()
+        self.watching = Watching(ChangeHistory(HISTORY_CHANGES_MAX, HISTORY_BYTES_MAX), WATCHERS_MAX)
         self.reads = Reads(cast(Replica, _Log()), self.machine, cast(Publisher, self._batches), _no_peer)
         self.apply(c.Identify(secrets.token_hex(16)))
+        self.apply(c.RaiseLevel(NEWEST))
 
     @property
     def commit(self) -> int:
@@ -75,14 +89,19 @@ class SharedState:
             OncegateError: the command is refused as a whole.
         """
         self._entries += 1
-        machine = self.machine
-        (result,) = machine.apply(self._entries, 1, c.encode_entry(self.time_ms, [command]))
+        machine, tables = self.machine, len(self.machine.tables)
+        (result,) = machine.apply(self._entries, 1, c.encode_entry(self.time_ms, [in_columns(command)]))
         for batch in machine.take_sealed():
             self._batches.keep(batch)
             self.reads.sealed(batch.flow)
         for flow, number in machine.flows.take_dropped():
             self._batches.drop_through(flow, number)
         self.reads.applied(machine.commit)
+        self.watching.applied(machine.changes, machine.commit)
+        if len(machine.tables) < tables:
+            self.watching.wake_all()
+            while machine.closing:  # at once: a test has to wait for nothing
+                self.apply(c.SweepTables())
         made = answer(command, result, machine)
         self._note(command, made.body)
         return made
@@ -102,11 +121,11 @@ class SharedState:
 
     async def value(self, table: str, key: str) -> Any:
         """Return a row's value; raises NOT_FOUND without one."""
-        return msgspec.json.decode((await self.reads.row(table, key)).value)
+        return built((await self.reads.row(table, key)).value)
 
     def advance(self, seconds: float) -> None:
-        """Move cluster time on, and do what is due then: end leases, seal batches, forget idempotency keys, expire
-        consumers.
+        """Move cluster time on, and do what is due then: end leases and rows, seal batches, forget idempotency keys,
+        expire consumers.
         """
         self.time_ms += round(seconds * 1000)
         while due := self._due():
@@ -114,7 +133,7 @@ class SharedState:
                 self.apply(command)
 
     def expire(self, client_id: int) -> None:
-        """End a session as the end of its lease does: session and records are gone."""
+        """End a session as the end of its lease does: session, records and the rows bound to it are gone."""
         session = self.machine.sessions.get(client_id)
         if session is None:
             raise OncegateError(Code.NOT_FOUND, "no such session")
@@ -128,26 +147,42 @@ class SharedState:
             due.append(c.Reap(expired))
         if machine.keys.due(self.time_ms):
             due.append(c.ForgetKeys())
+        if rows := machine.ends.due(self.time_ms, c.END_MAX):
+            due.append(c.EndRows(rows))
+        for flow in machine.flows.all():
+            name, field, first = flow.declaration.name, flow.declaration.event_time, flow.batches.clocked_through + 1
+            if field and first <= flow.batches.last:
+                due.append(c.ClockBatches(name, field, first, [newest_ms(self._batches.get(name, first), field)]))
         overdue = [flow for flow in machine.flows.all() if overdue_consumers(machine, flow, self.time_ms)]
         due += [c.ExpireConsumers(flow.declaration.name) for flow in overdue]
         return due
 
     def _note(self, command: c.Command, body: Any) -> None:
         match command, body:
-            case c.Operate(), wire.OperationsResponse():
+            case c.Operate() | c.OperateMixed(), wire.OperationsResponse():
                 self._note_operations(command.client_id, command.ops, body.results)
-            case c.Keyed(), wire.OperationsResponse():
-                self._note_operations(KEYS_CLIENT, [keyed.op for keyed in command.ops], body.results)
+            case c.Keyed() | c.KeyedMixed(), wire.OperationsResponse():
+                self._note_operations(KEYS_CLIENT, c.operations_of(command), body.results)
             case c.Range(), wire.RangeResponse():
                 self._note_range(command, body.results)
+            case c.Cascade(), wire.CascadeWritten(commit=first, replayed=False):
+                for commit, op in enumerate(command.ops, first):
+                    value = None if op.value is None else msgspec.json.decode(op.value)
+                    name = c.OpKind(op.kind).name.lower()
+                    self.executed.append(Applied(NO_SESSION, commit, name, op.table, op.key, value, commit))
 
-    def _note_operations(self, client_id: int, ops: list[c.Op], results: list[wire.OperationResult]) -> None:
+    def _note_operations(
+        self, client_id: int, ops: Sequence[c.Op | c.Transaction], results: list[wire.OperationResult]
+    ) -> None:
         for op, result in zip(ops, results, strict=True):
-            if result.status == "applied" and not result.replayed and op.kind != c.OpKind.GET:
-                name = c.OpKind(op.kind).name.lower()
-                value = None if op.value is None else msgspec.json.decode(op.value)
-                commit = cast(int, result.commit)
-                self.executed.append(Applied(client_id, result.sequence, name, op.table, op.key, value, commit))
+            if result.status != "applied" or result.replayed:
+                continue
+            for commit, write in enumerate(c.writes_of([op]), cast(int, result.commit)):
+                if write.kind != c.OpKind.GET:
+                    name = c.OpKind(write.kind).name.lower()
+                    value = None if write.value is None else msgspec.json.decode(write.value)
+                    made = (name, write.table, write.key, value, commit)
+                    self.executed.append(Applied(client_id, result.sequence, *made))
 
     def _note_range(self, command: c.Range, results: list[wire.RangeResult]) -> None:
         for part in results:

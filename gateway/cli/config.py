@@ -1,0 +1,90 @@
+"""``oncegate config``: the settings of a node before it runs: what it would take, from where, and what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from oncegate.gateway.cli.output import Format, Output, failed, show
+from oncegate.gateway.cli.setting_flags import Config, with_setting_flags
+from oncegate.gateway.node.setting import DEFAULT, gather, sample
+from oncegate.gateway.node.settings import SETTINGS, Settings
+
+config = typer.Typer(help="Settings of a node: show, check, sample.", no_args_is_help=True)
+
+
+@config.command("show")
+@with_setting_flags
+def show_settings(
+    config: Config = None,
+    output: Format = Output.TABLE,
+    given: Annotated[bool, typer.Option("--given", help="only what has another origin than the default")] = False,
+    **flags: Any,
+) -> None:
+    """Show each setting as `oncegate serve` would take it here with the same flags, and where its value came from.
+
+    No setting holds a secret: secrets are in files, of which the paths are shown.
+    """
+    gathered = gather(SETTINGS, config, os.environ, flags)
+    _tell_unknown(gathered.unknown)
+    if gathered.faults:
+        raise failed("\n".join(gathered.faults), 2)
+    shown = {name: one for name, one in gathered.settings.items() if not given or one.origin != DEFAULT}
+    if output is Output.JSON:
+        told = {name: {"value": one.value, "origin": one.origin} for name, one in shown.items()}
+        typer.echo(json.dumps(told, indent=1, default=str))
+        return
+    show(("setting", "value", "from"), ((name, _words(one.value), one.origin) for name, one in shown.items()))
+
+
+def _words(value: Any) -> str:
+    match value:
+        case None:
+            return ""
+        case bool():
+            return str(value).lower()
+        case list():
+            return "\n".join(value)
+    return str(value)
+
+
+@config.command()
+def check(
+    file: Annotated[Path, typer.Argument(help="TOML file with settings")],
+    values_only: Annotated[
+        bool, typer.Option("--values-only", help="look at none of the files that it names, which may be elsewhere")
+    ] = False,
+) -> None:
+    """Tell what keeps `oncegate serve --config FILE` from starting here; exit status 1, and a line for each fault.
+
+    Variables count as they would there.
+    """
+    gathered = gather(SETTINGS, file, os.environ, {})
+    _tell_unknown(gathered.unknown)
+    if gathered.faults:
+        raise failed("\n".join(gathered.faults), 1)
+    if not values_only:
+        from oncegate.gateway.cli.serve import check_startable
+
+        try:
+            check_startable(Settings.load(file))
+        except (ValueError, OSError) as fault:
+            raise failed(f"{file}: {fault}", 1) from None
+    typer.echo(f"{file}: {sum(one.origin != DEFAULT for one in gathered.settings.values())} settings, nothing wrong")
+
+
+@config.command("sample")
+def show_sample() -> None:
+    """Print a file with every setting at its default, commented out."""
+    typer.echo("# Every setting of `oncegate serve --config` at its default.\n")
+    for line in sample(SETTINGS):
+        typer.echo(line)
+
+
+def _tell_unknown(unknown: list[str]) -> None:
+    for one in unknown:
+        typer.echo(f"oncegate: {one}", err=True)

@@ -1,0 +1,1 @@
+"""What an operator sees of a node: metrics, logs, the audit log, spans."""
