@@ -9,23 +9,30 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from oncegate.spark_sink.dead_letters import DEAD_LETTERS, letters
-from oncegate.spark_sink.derivation import Delete, Derivation, FlowBatch, Reject, Upsert, changes_of
+from oncegate.spark_sink.derivation import Delete, Derivation, FlowBatch, Reject, Update, Upsert, changes_of
 from oncegate.spark_sink.errors import SinkError
 from oncegate.stores.errors import BadRows, StoreCode
-from oncegate.stores.tables import WRITE_TS, StoreTable
+from oncegate.stores.tables import WRITE_TS, ColumnType, StoreTable
+
+_SHOWN_MAX: Final = 60
+"""Characters of each column of a key in an error."""
 
 
 class RowWriter(Protocol):
-    """The part of a store that a job writes through: `write` and `delete` of `oncegate.stores.store.Store`."""
+    """What a job writes through: the part of `oncegate.stores.store.Store` that changes rows."""
 
     def write(self, table: StoreTable, rows: pa.RecordBatch) -> None:
         """See `Store.write`."""
+        ...
+
+    def update(self, table: StoreTable, rows: pa.RecordBatch) -> None:
+        """See `Store.update`."""
         ...
 
     def delete(self, table: StoreTable, keys: pa.RecordBatch) -> None:
@@ -49,6 +56,12 @@ class Done:
     derive_s: float = 0.0
     write_s: float = 0.0
 
+    def count(self, batch: FlowBatch) -> None:
+        """Count a batch of which all is written."""
+        self.items += batch.items.num_rows
+        self.first_batch = min(self.first_batch or batch.number, batch.number)
+        self.last_batch = max(self.last_batch, batch.number)
+
 
 @dataclass(frozen=True, slots=True)
 class Applier:
@@ -58,11 +71,13 @@ class Applier:
         derivation: see `oncegate.spark_sink.derivation`.
         job: name under which dead letters are kept.
         stamp: write timestamp of every row instead of its own, for a replay that revises (`replay`); 0 = none.
+        stamps_all: False: rows of tables that no batch or item owns (`owner`) keep their own.
     """
 
     derivation: Derivation
     job: str = ""
     stamp: int = 0
+    stamps_all: bool = True
 
     def apply(self, batch: FlowBatch, store: RowWriter, done: Done) -> None:
         """Write what the batch derives to, and count it in ``done``; when it returns, all of it is durable.
@@ -90,26 +105,50 @@ class Applier:
                 raise SinkError(StoreCode.BAD_ROWS, f"batch {batch.number} has no item of a rejected commit number")
             self._written(Upsert(DEAD_LETTERS, dead), batch, store)
             done.rows[DEAD_LETTERS.name] += dead.num_rows
-        done.items += batch.items.num_rows
-        done.first_batch = min(done.first_batch or batch.number, batch.number)
-        done.last_batch = max(done.last_batch, batch.number)
+        done.count(batch)
 
-    def _written(self, change: Upsert | Delete, batch: FlowBatch, store: RowWriter) -> dict[int, str]:
+    def _written(self, change: Upsert | Update | Delete, batch: FlowBatch, store: RowWriter) -> dict[int, str]:
         """Write, and return the errors of rows that the store refused, by the commit of the item they derive from."""
         table, rows = change.table, change.rows
-        if self.stamp:
+        if self.stamp and (self.stamps_all or owned(table)):
             rows = _stamped(table, rows, batch, self.stamp)
+            if isinstance(change, Upsert) and table.fixed:
+                _erase_nulls(table, rows, store)
         try:
-            if isinstance(change, Upsert):
-                store.write(table, rows)
-            else:
-                store.delete(table, rows)
+            match change:
+                case Upsert():
+                    store.write(table, rows)
+                case Update():
+                    store.update(table, rows)
+                case Delete():
+                    store.delete(table, rows)
         except BadRows as refused:
             if table is DEAD_LETTERS:
                 raise
-            commits = change.rows.column(WRITE_TS)
-            return {commits[one.index].as_py(): f"{table.name}: {one.reason}" for one in refused.rejected}
+            commits, errors = change.rows.column(WRITE_TS), dict[int, str]()
+            for one in refused.rejected:
+                named = _named(table, change.rows, one.index) if "batch" in table.key else ""
+                errors.setdefault(commits[one.index].as_py(), f"{table.name}: {one.reason}{named}")
+            return errors
         return {}
+
+
+def _named(table: StoreTable, rows: pa.RecordBatch, index: int) -> str:
+    """Say which row of a whole batch it is: its letter is laid at the last item, which need not be the one to blame."""
+    key = ((name, repr(rows.column(name)[index].as_py())) for name in table.key if name != "batch")
+    shown = (f"{name}={told[:_SHOWN_MAX]}{'…' * (len(told) > _SHOWN_MAX)}" for name, told in key)
+    return f"; the first such row of the batch is {' '.join(shown)}, of whatever item"
+
+
+def _erase_nulls(table: StoreTable, rows: pa.RecordBatch, store: RowWriter) -> None:
+    """Delete what a revised row with nulls had before: where rows never change, stores write no null."""
+    nulls = np.zeros(rows.num_rows, dtype=np.bool_)
+    for column in table.values:
+        nulls |= np.asarray(rows.column(column.name).is_null())
+    keys = rows.select(table.key_schema.names).take(pa.array(np.flatnonzero(nulls)))
+    if keys.num_rows:
+        older = pa.array(np.asarray(keys.column(WRITE_TS)) - 1)
+        store.delete(table, keys.set_column(len(table.key), keys.schema.field(WRITE_TS), older))
 
 
 def _stamped(table: StoreTable, rows: pa.RecordBatch, batch: FlowBatch, stamp: int) -> pa.RecordBatch:
@@ -122,19 +161,26 @@ def _stamped(table: StoreTable, rows: pa.RecordBatch, batch: FlowBatch, stamp: i
     return rows.set_column(at, table.schema.field(WRITE_TS), pa.array(np.full(rows.num_rows, stamp)))
 
 
+def owned(table: StoreTable) -> bool:
+    """Return whether a row's key says which batch or item alone writes it."""
+    return not {"batch", "commit"}.isdisjoint(table.key)
+
+
 def owner(table: StoreTable) -> str:
     """Return the key column that says which batch or item alone writes a row: `batch` or `commit`.
 
     Raises:
-        SinkError: BAD_TABLE, when there is none: rows are overwritten by later items, so that what an earlier batch
-            made of them cannot be revised.
+        SinkError: BAD_TABLE, when there is none: rows, or cells of a partial table, are overwritten by later items, so
+            that what an earlier batch made of them cannot be revised.
     """
+    numbers = {column.name for column in table.columns if column.type is ColumnType.INT64}
     for name in ("batch", "commit"):
-        if name in table.key:
+        if name in table.key and name in numbers and not table.partial:
             return name
+    has = "cells with timestamps of their own" if table.partial else "neither batch nor commit, a number, in its key"
     raise SinkError(
         StoreCode.BAD_TABLE,
-        f"{table.name} has neither batch nor commit in its key: give the new version of the job a table and a "
+        f"{table.name} has {has}: give the new version of the job a table and a "
         "consumer of its own and let it read from the earliest batch, or replay the unchanged job with "
         "--keep-timestamps",
     )

@@ -70,6 +70,10 @@ class ArchivedFlow:
         """See `FlowClient.move_cursor`."""
         return self._live().move_cursor(consumer, batch, fence)
 
+    def remove_consumer(self, consumer: str) -> None:
+        """See `FlowClient.remove_consumer`."""
+        self._live().remove_consumer(consumer)
+
     def _live(self) -> FlowClient:
         if self._gateway is None:
             raise SinkError(StoreCode.BAD_OPTION, "a consumer needs endpoints: an archive alone has no cursors")

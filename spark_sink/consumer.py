@@ -45,14 +45,11 @@ class FlowConsumer:
     def options(self) -> dict[str, str]:
         """Return the options for ``format("oncegate")``, and for a sink of ours, which then moves the cursor."""
         flow = self.flow
-        return {
-            "endpoints": ",".join(flow.endpoints),
-            "flow": flow.flow,
-            "consumer": flow.consumer or "",
-            "fence": str(flow.fence),
-            "timeout_s": str(flow.timeout_s),
-            "delivered": str(self.cursor),
-        }
+        named = {"endpoints": ",".join(flow.endpoints), "flow": flow.flow, "timeout_s": str(flow.timeout_s)}
+        named["archive"] = flow.archive
+        if flow.consumer is None or flow.fence is None:
+            return named
+        return {**named, "consumer": flow.consumer, "fence": str(flow.fence), "delivered": str(self.cursor)}
 
     def finish(self, done: Any) -> int | None:
         """Mark batches as finished, when what was made of them is durable; idempotent.

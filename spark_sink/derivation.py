@@ -13,18 +13,21 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
 from oncegate.flows.schema import PLAIN_SCHEMA
+from oncegate.stores import cells
+from oncegate.stores.column_types import ColumnType
 from oncegate.stores.errors import StoreCode, StoreError
 from oncegate.stores.tables import WRITE_TS, StoreTable
 
 ROWS_MAX_DEFAULT: Final = 400_000
-_ERROR_CHARACTERS_MAX: Final = 500
+ERROR_CHARACTERS_MAX: Final = 500
+"""Of what an item's fault says."""
 
 ITEM_FAULTS: Final = (
     ArithmeticError,
@@ -52,6 +55,14 @@ class Upsert:
 
 
 @dataclass(frozen=True, slots=True)
+class Update:
+    """Write some cells of rows of ``table``, which is declared partial: its key, and one or more other columns."""
+
+    table: StoreTable
+    rows: Rows
+
+
+@dataclass(frozen=True, slots=True)
 class Delete:
     """Delete rows of ``table`` by the columns of its key."""
 
@@ -67,7 +78,7 @@ class Reject:
     error: str
 
 
-Change: TypeAlias = Upsert | Delete | Reject
+Change: TypeAlias = Upsert | Update | Delete | Reject
 
 
 class Item(NamedTuple):
@@ -88,6 +99,10 @@ class Item(NamedTuple):
     def upsert(self, table: StoreTable, **values: Any) -> Upsert:
         """Return the change that writes a row which derives from this item alone."""
         return Upsert(table, {**values, WRITE_TS: self.commit})
+
+    def update(self, table: StoreTable, **values: Any) -> Update:
+        """Return the change that writes these cells of a row, which the key among them names, and leaves others."""
+        return Update(table, {**values, WRITE_TS: self.commit})
 
     def delete(self, table: StoreTable, **key: Any) -> Delete:
         """Return the change that deletes a row because of this item."""
@@ -164,62 +179,92 @@ def changes_of(derivation: Derivation, batch: FlowBatch) -> Iterator[Change]:
         StoreError: BAD_ROWS, when rows have other columns than their table.
         Exception: what the derivation raised, where no single item is to blame or rows were yielded already.
     """
+    return settled(
+        lambda part: _packed(derivation(part), part.rows_max),
+        batch,
+        lambda change: 0 if isinstance(change, Reject) else change.rows.num_rows,
+        batch.rows_max,
+    )
+
+
+_Derived = TypeVar("_Derived")
+
+
+def settled(
+    derive: Callable[[FlowBatch], Iterable[_Derived | Reject]],
+    batch: FlowBatch,
+    size_of: Callable[[_Derived | Reject], int],
+    held_max: int,
+) -> Iterator[_Derived | Reject]:
+    """Yield what ``derive`` makes of the batch, items to blame for one of `ITEM_FAULTS` rejected; see `changes_of`.
+
+    Args:
+        derive: deterministic.
+        batch: may be empty, of which nothing derives.
+        size_of: what of it counts against ``held_max``.
+        held_max: size up to which nothing is yielded before all is derived.
+
+    Raises:
+        Exception: what ``derive`` raised, where no single item is to blame or something was yielded already.
+    """
     if batch.items.num_rows == 0:
         return
-    held: list[Change] = []
-    rows = 0
-    changes = _packed(derivation(batch), batch.rows_max)
+    held: list[_Derived | Reject] = []
+    size = 0
+    changes = iter(derive(batch))
     try:
         for change in changes:
             held.append(change)
-            rows += 0 if isinstance(change, Reject) else change.rows.num_rows
-            if rows > batch.rows_max:
+            size += size_of(change)
+            if size > held_max:
                 break
     except ITEM_FAULTS:
-        blamed = _blamed(derivation, batch)
+        blamed = _blamed(derive, batch)
         if not blamed:
             raise
         yield from blamed
-        yield from changes_of(derivation, batch.without(reject.commit for reject in blamed))
+        yield from settled(derive, batch.without(reject.commit for reject in blamed), size_of, held_max)
         return
     yield from held
     yield from changes
 
 
-def _blamed(derivation: Derivation, batch: FlowBatch) -> list[Reject]:
+def _blamed(derive: Callable[[FlowBatch], Iterable[object]], batch: FlowBatch) -> list[Reject]:
     """The items for which the derivation raises also when it sees each alone: found by halving."""
     try:
-        for _ in _packed(derivation(batch), batch.rows_max):
+        for _ in derive(batch):
             pass
     except ITEM_FAULTS as error:
         count = batch.items.num_rows
         if count == 1:
-            return [Reject(batch.last_commit, f"{type(error).__name__}: {error}"[:_ERROR_CHARACTERS_MAX])]
+            return [Reject(batch.last_commit, f"{type(error).__name__}: {error}"[:ERROR_CHARACTERS_MAX])]
         parts = (batch.items.slice(0, count // 2), batch.items.slice(count // 2))
-        return [reject for items in parts for reject in _blamed(derivation, replace(batch, items=items))]
+        return [reject for items in parts for reject in _blamed(derive, replace(batch, items=items))]
     return []
 
 
 def _packed(changes: Iterable[Change], rows_max: int) -> Iterator[Change]:
     """The same changes, single rows gathered into Arrow batches of at most ``rows_max``."""
-    gathered: dict[tuple[type[Upsert | Delete], StoreTable], list[Mapping[str, Any]]] = {}
+    gathered: dict[tuple[type[Upsert | Update | Delete], StoreTable, tuple[str, ...]], list[Mapping[str, Any]]] = {}
     for change in changes:
         if isinstance(change, Reject) or isinstance(change.rows, pa.RecordBatch):
             yield change
             continue
         kind, table = type(change), change.table
-        rows = gathered.setdefault((kind, table), [])
+        named = tuple(sorted(change.rows)) if kind is Update else ()
+        rows = gathered.setdefault((kind, table, named), [])
         rows.append(change.rows)
         if len(rows) >= rows_max:
             yield kind(table, _arrow(kind, table, rows))
             rows.clear()
-    for (kind, table), rows in gathered.items():
+    for (kind, table, _), rows in gathered.items():
         if rows:
             yield kind(table, _arrow(kind, table, rows))
 
 
-def _arrow(kind: type[Upsert | Delete], table: StoreTable, rows: list[Mapping[str, Any]]) -> pa.RecordBatch:
-    schema = table.schema if kind is Upsert else table.key_schema
+def _arrow(kind: type[Upsert | Update | Delete], table: StoreTable, rows: list[Mapping[str, Any]]) -> pa.RecordBatch:
+    whole = table.schema if kind is Upsert else table.key_schema
+    schema = table.update_schema(rows[0]) if kind is Update else whole
     known = set(schema.names)
     needed = {field.name for field in schema if not field.nullable}
     for row in rows:
@@ -227,4 +272,6 @@ def _arrow(kind: type[Upsert | Delete], table: StoreTable, rows: list[Mapping[st
             raise StoreError(
                 StoreCode.BAD_ROWS, f"{table.name} has the columns {sorted(known)}, a row has {sorted(row)}"
             )
-    return pa.RecordBatch.from_pylist(rows, schema=schema)
+    kinds = {column.name: column.type for column in table.columns} | {WRITE_TS: ColumnType.INT64}
+    columns = [cells.array_of([row.get(name) for row in rows], kinds[name]) for name in schema.names]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

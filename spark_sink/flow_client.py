@@ -76,16 +76,19 @@ class FlowClient:
     """Talks to any of several equal endpoints; keeps to one as long as it answers.
 
     ``retry`` says how long each call goes on trying, all calls are idempotent; ``timeout_s`` is for one answer of one
-    endpoint.
+    endpoint. ``cluster``, its identity where the caller knows it: a process that outlives a rebuilt gateway does not
+    take the new batches for changed ones.
     """
 
-    def __init__(self, endpoints: Sequence[str], flow: str, *, retry: Retry, timeout_s: float = 10.0) -> None:
+    def __init__(
+        self, endpoints: Sequence[str], flow: str, *, retry: Retry, timeout_s: float = 10.0, cluster: str = ""
+    ) -> None:
         if not endpoints or not all(
             urlsplit(e).scheme in ("http", "https") and urlsplit(e).hostname for e in endpoints
         ):
             raise SinkError(StoreCode.BAD_OPTION, "endpoints are URLs http://host:port, at least one")
         self._endpoints = tuple(endpoint.rstrip("/") for endpoint in endpoints)
-        self._flow = flow
+        self._flow, self._cluster = flow, cluster
         self._base = f"/v1/flows/{quote(flow, safe='')}"
         self._retry = retry
         self._timeout_s = timeout_s
@@ -121,6 +124,26 @@ class FlowClient:
         path = f"/consumers/{quote(consumer, safe='')}/cursor"
         return self._call("POST", path, {"batch": batch, "fence": fence}, lambda answer: int(_json(answer)["cursor"]))
 
+    def cascade(self, consumer: str, batch: int, part: int, fence: int, writes: Sequence[str], *, last: bool) -> int:
+        """Write a part of what derives from a batch to tables of the gateway, and return the cursor; idempotent.
+
+        Args:
+            consumer: whose cursor the last part moves.
+            batch: the one after the cursor.
+            part: its number, from 1; parts come in order.
+            fence: of the consumer's newest attachment.
+            writes: JSON texts of ``CascadeWrite`` (docs/API.md), in order.
+            last: whether no part follows.
+
+        Raises:
+            SinkError: FENCED, when another instance attached since; RETENTION_EXCEEDED; FLOW_REFUSED, also for a part
+                that was written with another content; FLOW_UNREACHABLE, also while a table is full.
+        """
+        about = json.dumps({"batch": batch, "part": part, "fence": fence, "last": last})
+        body = f'{about[:-1]},"writes":[{",".join(writes)}]}}'
+        path = f"/consumers/{quote(consumer, safe='')}/cascade"
+        return self._call("POST", path, body.encode(), lambda answer: int(_json(answer)["cursor"]))
+
     def remove_consumer(self, consumer: str) -> None:
         """Forget a consumer and its cursor, so that retention does not wait for it.
 
@@ -132,7 +155,7 @@ class FlowClient:
 
     def _call(self, method: str, path: str, body: object, read: Callable[[_Answer], T]) -> T:
         """Make one call: try each endpoint in turn, again and again until the deadline."""
-        payload = None if body is None else json.dumps(body).encode()
+        payload = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
 
         def try_each() -> T:
             last: SinkError | None = None
@@ -177,9 +200,9 @@ class FlowClient:
     def _checked_batch(self, answer: _Answer, number: int) -> pa.RecordBatch:
         batch = _arrow_batch(answer, self._flow, number)
         # Remember the checksum of whole batches only. If a node sends no ETag, use a checksum of the bytes.
-        seen: dict[tuple[str, int], tuple[str, int]] = _local.__dict__.setdefault("seen", {})
+        seen: dict[tuple[str, str, int], tuple[str, int]] = _local.__dict__.setdefault("seen", {})
         mark = (answer.etag, zlib.crc32(answer.body))
-        if seen.setdefault((self._flow, number), mark) != mark:
+        if seen.setdefault((self._cluster, self._flow, number), mark) != mark:
             raise SinkError(StoreCode.BATCH_CHANGED, f"batch {number} of {self._flow} at {answer.endpoint}")
         if len(seen) > _REREAD_MEMORY:
             seen.pop(next(iter(seen)))

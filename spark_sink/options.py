@@ -70,7 +70,7 @@ class FlowOptions:
     def client(self, timeout_s: int | None = None) -> FlowClient | ArchivedFlow:
         """Return a client of the flow; it connects when it is first used, and retries for ``timeout_s`` seconds."""
         retry = Retry(self.timeout_s if timeout_s is None else timeout_s)
-        live = FlowClient(self.endpoints, self.flow, retry=retry) if self.endpoints else None
+        live = FlowClient(self.endpoints, self.flow, retry=retry, cluster=self.cluster) if self.endpoints else None
         if self.archive or live is None:
             return ArchivedFlow(live, self.archive, self.flow, self.cluster)
         return live

@@ -12,6 +12,7 @@ for each row of the range: reconcile a long flow in ranges.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -24,17 +25,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from oncegate.spark_sink.applying import Applier, Done
+from oncegate.spark_sink.compaction import compacted_through
 from oncegate.spark_sink.dead_letters import DEAD_LETTERS
 from oncegate.spark_sink.derivation import FlowBatch
+from oncegate.stores import cells
 from oncegate.stores.claimed import ClaimedStore
 from oncegate.stores.limits import sift
-from oncegate.stores.tables import WRITE_TS, StoreTable
+from oncegate.stores.tables import WRITE_TS, ColumnType, StoreTable
 
 Array = npt.NDArray[Any]
 
 DIFFERENCES_MAX: Final = 1000
 """So many rows are named; all are counted."""
 
+_NEVER: Final = 2**63 - 1
 _PAIR: Final = np.dtype([("one", np.uint64), ("two", np.uint64)])
 _SALTS: Final = {"one": ("oncegate hash 1.", np.uint64(0)), "two": ("oncegate hash 2.", np.uint64(0xA0761D6478BD642F))}
 """Of texts and of numbers: they make two hashes out of one function."""
@@ -88,10 +92,13 @@ def reconcile(
     tables: Iterable[StoreTable] = (),
     only: Mapping[str, Mapping[str, Any]] | None = None,
     newest: Callable[[], int] | None = None,
+    clock: Callable[[], float] = time.time,
 ) -> Reconciled:
     """Compare what batches ``first`` .. ``last`` make with what the store holds of them.
 
-    A row that an adopted store still holds of another cluster's log counts as absent.
+    A row that an adopted store still holds of another cluster's log counts as absent. Of a table declared partial is
+    compared which rows there are and when each was last written; their cells may be of before the range. Partials of
+    compacted batches are not judged.
 
     Args:
         read: gives a batch by its number, the same items each time.
@@ -103,6 +110,7 @@ def reconcile(
         only: for each table that the job shares with others, the column values that mark its own rows.
         newest: number of the newest batch that the job may have written by now, for a job that goes on: rows that
             batches behind ``last`` touch are not judged.
+        clock: seconds since 1970: rows that have ended count as absent.
 
     Raises:
         StoreError: what ``read`` and the store raise.
@@ -121,7 +129,14 @@ def reconcile(
     wrong: dict[StoreTable, _Wrong] = {}
     for table in {**dict.fromkeys(tables), **dict.fromkeys(expected.tables)}:
         wanted = expected.of(table).survivors()
-        found = _joined([_hashed(table, rows, dead=False) for rows in _scanned(store, table, own, place)])
+        scanned = (cells.rows_of_cells(table, rows) for rows in _scanned(store, table, own, place))
+        found = _joined([_hashed(table, rows, dead=False) for rows in scanned])
+        # A row that ends in the meantime is looked for neither here nor there.
+        now_ms = int(clock() * 1000)
+        wanted, found = wanted.live(now_ms), found.live(now_ms)
+        # Asked after the scan: a partial that is gone for another reason than compaction is behind this.
+        begun = compacted_through(store, table)
+        wanted, found = wanted.behind(begun), found.behind(begun)
         done.rows += len(wanted.ts)
         differing = _differing(place.signatures(table, wanted), place.signatures(table, found))
         if differing:
@@ -143,13 +158,18 @@ def reconcile(
 
 
 class _Recorder:
-    """Takes what a job writes, and keeps hashes; refuses what every store refuses. With ``keys``, keeps those rows."""
+    """Takes what a job writes, and keeps hashes; refuses what every store refuses."""
 
     def __init__(self) -> None:
         self.tables: dict[StoreTable, list[_Hashed]] = {}
 
     def write(self, table: StoreTable, rows: pa.RecordBatch) -> None:
         sifted = sift(table, rows, table.schema)
+        self.take(table, sifted.rows, dead=False)
+        sifted.raise_rejected()
+
+    def update(self, table: StoreTable, rows: pa.RecordBatch) -> None:
+        sifted = sift(table, rows, table.update_schema(rows.schema.names))
         self.take(table, sifted.rows, dead=False)
         sifted.raise_rejected()
 
@@ -177,7 +197,9 @@ class _Finder(_Recorder):
         keys = _hash(rows, table.key)
         chosen = np.flatnonzero(np.isin(keys, self.wanted.get(table, keys[:0])))
         claims = np.asarray(rows.column(_claim(table)))
-        for at, row in zip(chosen, rows.select(table.key).take(chosen).to_pylist(), strict=True):
+        for at, row in zip(
+            chosen, cells.rows_of_values(table, rows.select(table.key).take(chosen)).to_pylist(), strict=True
+        ):
             known = self.rows.get((table, keys[at].tobytes()))
             if known is None or claims[at] >= known[1]:
                 self.rows[table, keys[at].tobytes()] = (row, int(claims[at]))
@@ -186,7 +208,7 @@ class _Finder(_Recorder):
 @dataclass(frozen=True, slots=True)
 class _Hashed:
     """Rows as columns, equally long: hashes of key and values (`_PAIR`), what tells their batch (`_claim`), write
-    timestamp, and whether it deletes.
+    timestamp, whether it deletes, and when the row ends, in milliseconds since 1970.
     """
 
     key: Array
@@ -194,9 +216,18 @@ class _Hashed:
     claim: Array
     ts: Array
     dead: Array
+    ends: Array
 
     def take(self, at: Array) -> _Hashed:
-        return _Hashed(self.key[at], self.values[at], self.claim[at], self.ts[at], self.dead[at])
+        return _Hashed(self.key[at], self.values[at], self.claim[at], self.ts[at], self.dead[at], self.ends[at])
+
+    def live(self, now_ms: int) -> _Hashed:
+        """The rows that have not ended."""
+        return self.take(np.flatnonzero(self.ends > now_ms))
+
+    def behind(self, batch: int) -> _Hashed:
+        """The rows whose claim is a later batch, where a batch is compacted; 0: all."""
+        return self.take(np.flatnonzero(self.claim > batch)) if batch else self
 
     def survivors(self) -> _Hashed:
         """The live rows after all writes: of one key the newest, of equally new ones a deletion."""
@@ -233,7 +264,10 @@ class _Place:
         np.add.at(found[:, 0], of, np.uint64(1))
         # With their values alone, two rows that swap them would have the signature of those that do not.
         mixed = rows.key["one"] | np.uint64(1)
-        parts = (rows.key["one"], rows.key["two"], rows.values["one"] * mixed, rows.values["two"] * mixed)
+        # A row of another item of the batch is another row, also where its values are the same.
+        item = rows.claim.view(np.uint64) * _MIX
+        ones, twos = (rows.values["one"] ^ item) * mixed, (rows.values["two"] ^ item) * mixed
+        parts = (rows.key["one"], rows.key["two"], ones, twos)
         for at, hashes in enumerate(parts, 1):
             np.bitwise_xor.at(found[:, at], of, hashes)
         return found
@@ -308,47 +342,55 @@ def _named(
     there = _Finder({table: by["surplus"] for table, by in kinds.items()})
     for table in kinds:
         for rows in _scanned(store, table, own, place):
-            there.take(table, rows, dead=False)
+            there.take(table, cells.rows_of_cells(table, rows), dead=False)
     left = DIFFERENCES_MAX
     for table, by in kinds.items():
         for kind, keys in by.items():
             rows_of = there.rows if kind == "surplus" else should.rows
             for key in keys[: max(left, 0)]:
+                if (table, key.tobytes()) not in rows_of:
+                    continue  # It has ended since.
                 row, claim = rows_of[table, key.tobytes()]
                 yield Difference(kind, table.name, place.first + int(place.batch_of(table, np.array(claim))), row)
             left -= len(keys)
 
 
 def _hashed(table: StoreTable, rows: pa.RecordBatch, *, dead: bool) -> _Hashed:
-    values = np.zeros(rows.num_rows, _PAIR) if dead else _hash(rows, [column.name for column in table.values])
+    unknown = dead or table.partial
+    values = np.zeros(rows.num_rows, _PAIR) if unknown else _hash(rows, [column.name for column in table.values])
+    ends = np.full(rows.num_rows, _NEVER)
+    if table.expires and not dead:
+        ends = np.asarray(rows.column(table.expires).fill_null(_NEVER))
     claim, ts = np.asarray(rows.column(_claim(table))), np.asarray(rows.column(WRITE_TS))
-    return _Hashed(_hash(rows, table.key), values, claim, ts, np.full(rows.num_rows, dead))
+    return _Hashed(_hash(rows, table.key), values, claim, ts, np.full(rows.num_rows, dead), ends)
 
 
 def _claim(table: StoreTable) -> str:
     """The column that tells a row's batch. A replay gives rows another timestamp, but only where their key tells it."""
-    return next((name for name in ("batch", "commit") if name in table.key), WRITE_TS)
+    numbers = {column.name for column in table.columns if column.type is ColumnType.INT64}
+    return next((name for name in ("batch", "commit") if name in table.key and name in numbers), WRITE_TS)
 
 
 def _hash(rows: pa.RecordBatch, names: Iterable[str]) -> Array:
-    """Two hashes of 64 bits a row, the same in every process."""
+    """Two hashes of 64 bits a row in cell form, the same in every process."""
     out = np.zeros(rows.num_rows, _PAIR)
     for name in names:
         column = rows.column(name)
         coded = None if pa.types.is_integer(column.type) else column.cast(pa.binary()).dictionary_encode("encode")
         for half, (salt, number) in _SALTS.items():
             if coded is None:
-                cells = pd.util.hash_array(np.asarray(column).view(np.uint64) ^ number)
+                found = pd.util.hash_array(np.asarray(column.fill_null(0)).view(np.uint64) ^ number)
+                found[np.asarray(column.is_null())] = number
             else:
                 distinct = np.array(coded.dictionary.to_pylist(), dtype=object)
-                cells = pd.util.hash_array(distinct, hash_key=salt, categorize=False)[np.asarray(coded.indices)]
-            out[half] = (out[half] ^ cells) * _MIX
+                found = pd.util.hash_array(distinct, hash_key=salt, categorize=False)[np.asarray(coded.indices)]
+            out[half] = (out[half] ^ found) * _MIX
             out[half] ^= out[half] >> np.uint64(29)
     return out
 
 
 def _joined(parts: list[_Hashed]) -> _Hashed:
     numbers = np.zeros(0, np.int64)
-    empty = _Hashed(np.zeros(0, _PAIR), np.zeros(0, _PAIR), numbers, numbers, np.zeros(0, np.bool_))
+    empty = _Hashed(np.zeros(0, _PAIR), np.zeros(0, _PAIR), numbers, numbers, np.zeros(0, np.bool_), numbers)
     names = [one.name for one in fields(_Hashed)]
     return _Hashed(*(np.concatenate([getattr(part, name) for part in (empty, *parts)]) for name in names))

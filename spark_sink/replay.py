@@ -13,7 +13,8 @@ was lost and changes nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -68,7 +69,17 @@ class Replay:
 def recorded(store: ClaimedStore, job: str, name: str) -> Replay | None:
     """Return the replay of this name, or None."""
     row = store.get(REPLAYS, {"job": job, "name": name})
-    return None if row is None else Replay(**{column: value for column, value in row.items() if column != WRITE_TS})  # type: ignore[arg-type]
+    return None if row is None else _replay(row)
+
+
+def unfinished(store: ClaimedStore, job: str) -> list[Replay]:
+    """Return the replays of a job that are not done."""
+    rows = (row for found in store.scan(REPLAYS) for row in found.to_pylist())
+    return [_replay(row) for row in rows if row["job"] == job and not row["done"]]
+
+
+def _replay(row: Mapping[str, Any]) -> Replay:
+    return Replay(**{column: value for column, value in row.items() if column != WRITE_TS})
 
 
 def check_same(known: Replay, flow: str, first_batch: int, last_batch: int, *, revise: bool) -> None:
@@ -94,14 +105,14 @@ def record(store: ClaimedStore, replay: Replay) -> None:
     store.write(REPLAYS, pa.RecordBatch.from_pylist([{**row, WRITE_TS: _WRITE_TS}], schema=REPLAYS.schema))
 
 
-def sweep(store: ClaimedStore, tables: Iterable[StoreTable], replay: Replay) -> int:
-    """Delete the rows of the range that the replay has not written, and return their number; idempotent.
+def sweep(store: ClaimedStore, tables: Iterable[StoreTable], *replays: Replay) -> int:
+    """Delete the rows of each range that its replay has not written, and return their number; idempotent.
 
     Reads whole tables. A table belongs to one job; where it has columns `flow` or `job`, others may share it.
     """
     removed = 0
-    for table in tables:
-        for rows in store.scan(table):
+    for table in tables if replays else ():
+        for rows, replay in itertools.product(store.scan(table), replays):
             stale = rows.filter(pa.array(_stale(table, rows, replay))).select(table.key_schema.names)
             if stale.num_rows:
                 stamps = pa.array(np.full(stale.num_rows, replay.stamp))

@@ -20,12 +20,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from oncegate.spark_sink.derivation import ERROR_CHARACTERS_MAX
 from oncegate.stores.tables import WRITE_TS, Clustering, Column, ColumnType, StoreTable
 
 Int64s = npt.NDArray[np.int64]
 
 BUCKET_BITS: Final = 20
-_ERROR_CHARACTERS_MAX: Final = 500
 
 TIMELINE: Final = StoreTable(
     name="timeline",
@@ -129,7 +129,7 @@ def decode(items: pa.RecordBatch) -> tuple[Posts, dict[int, str]]:
             messages.append(_decode_message(raw if raw is not None else b""))
             good.append(at)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            text = "deleted: no value" if raw is None else str(error)[:_ERROR_CHARACTERS_MAX]
+            text = "deleted: no value" if raw is None else str(error)[:ERROR_CHARACTERS_MAX]
             errors[int(commits[at])] = text
     kept = items if not errors else items.take(pa.array(good, pa.int64()))
     posts = Posts(
@@ -144,23 +144,13 @@ def decode(items: pa.RecordBatch) -> tuple[Posts, dict[int, str]]:
 
 def fan_out(posts: Posts, contacts: Contacts) -> pa.RecordBatch:
     """Return the timeline rows of the posts, one a follower, in primary key order; rows of `TIMELINE`."""
-    bucket = posts.commit >> BUCKET_BITS
-    first, degree = contacts.ranges_of(posts.sender)
-    # Posts in the order of a partition, then rows by user: a stable sort on one column instead of on three.
-    post = np.lexsort((~posts.commit, bucket))
-    degree, first = degree[post], first[post]
-    ends = np.cumsum(degree)
-    total = int(ends[-1]) if len(ends) else 0
-    within = np.arange(total, dtype=np.int64) - np.repeat(ends - degree, degree)
-    user = contacts.followers[np.repeat(first, degree) + within]
-    order = np.argsort(user, kind="stable")
-    of = np.repeat(post, degree)[order]
+    user, of = spread(posts.commit, posts.sender, contacts)
     commit = posts.commit[of]
     columns = {
-        "user": user[order],
-        "bucket": bucket[of],
+        "user": user,
+        "bucket": commit >> BUCKET_BITS,
         "commit": commit,
-        "ordinal": np.zeros(total, dtype=np.int64),
+        "ordinal": np.zeros(len(of), dtype=np.int64),
         "message": posts.key.take(pa.array(of)),
         "sender": posts.sender[of],
         "sent_at": posts.sent_at[of],
@@ -170,12 +160,32 @@ def fan_out(posts: Posts, contacts: Contacts) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array(column) for column in columns.values()], schema=TIMELINE.schema)
 
 
-def pieces(posts: Posts, contacts: Contacts, rows_max: int) -> Iterator[Posts]:
-    """Cut posts so that each piece fans out to at most ``rows_max`` rows, or is a single post."""
-    ends = np.cumsum(contacts.ranges_of(posts.sender)[1])
+def spread(commit: Int64s, sender: Int64s, contacts: Contacts) -> tuple[Int64s, Int64s]:
+    """Return for each row of a fan-out its user and the position of its post, by user, bucket and falling commit."""
+    first, degree = contacts.ranges_of(sender)
+    # Posts in the order of a partition, then rows by user: a stable sort on one column instead of on three.
+    post = np.lexsort((~commit, commit >> BUCKET_BITS))
+    degree, first = degree[post], first[post]
+    ends = np.cumsum(degree)
+    total = int(ends[-1]) if len(ends) else 0
+    within = np.arange(total, dtype=np.int64) - np.repeat(ends - degree, degree)
+    user = contacts.followers[np.repeat(first, degree) + within]
+    order = np.argsort(user, kind="stable")
+    return user[order], np.repeat(post, degree)[order]
+
+
+def cuts(degree: Int64s, rows_max: int) -> Iterator[slice]:
+    """Cut posts of these many followers so that each piece has at most ``rows_max`` rows, or is a single post."""
+    ends = np.cumsum(degree)
     begin = 0
     while begin < len(ends):
         before = int(ends[begin - 1]) if begin else 0
         end = max(int(np.searchsorted(ends, before + rows_max, side="right")), begin + 1)
-        yield posts.slice(begin, end)
+        yield slice(begin, end)
         begin = end
+
+
+def pieces(posts: Posts, contacts: Contacts, rows_max: int) -> Iterator[Posts]:
+    """Cut posts so that each piece fans out to at most ``rows_max`` rows, or is a single post."""
+    for cut in cuts(contacts.ranges_of(posts.sender)[1], rows_max):
+        yield posts.slice(cut.start, cut.stop)

@@ -1,20 +1,20 @@
 """A Spark session that suits flows: local addresses, a fast checkpoint, quick start.
 
-Owns: the settings, and a class-data archive per user that halves the JVM's start. Read next: `jobs.timeline`.
+Owns: the settings. Read next: `spark_cache`, `jobs.timeline`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
-import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Final
 
-import pyspark
 from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource
 
+from oncegate.spark_sink.spark_cache import archive_options, plain_home
 from oncegate.stores.devcassandra.jars import cache_directory, java_program
 
 _CHECKPOINT_MANAGER: Final = (
@@ -33,13 +33,14 @@ _LOCAL_SETTINGS: Final = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
+    "spark.python.daemon.module": "oncegate.spark_sink.worker_daemon",
 }
 
 
-def build(name: str, *, cores: int = 2, archive: bool = True) -> SparkSession:
-    """Return the session of this process; without ``archive`` no class-data archive is used or made in the user's
-    cache.
+def build(name: str, *, cores: int = 2, cache: bool = True) -> SparkSession:
+    """Return the session of this process; without ``cache`` nothing is kept, or used, in the user's cache.
 
     Under spark-submit, and on a server of Spark Connect (`SPARK_REMOTE`), their settings hold and only those of queries
     are added. Otherwise it runs in this process, on ``cores`` threads, a failed task being tried 4 times in all.
@@ -50,11 +51,25 @@ def build(name: str, *, cores: int = 2, archive: bool = True) -> SparkSession:
         builder = builder.master(f"local[{cores},{_TASK_ATTEMPTS_MAX}]")
         settings |= _LOCAL_SETTINGS | {"spark.default.parallelism": str(cores)}
         # Workers must run the driver's Python; a setting of the session would come too late.
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        settings["spark.driver.extraJavaOptions"] = " ".join(_jvm_options(archive=archive))
+        if os.environ.setdefault("PYSPARK_PYTHON", sys.executable) == sys.executable and cache:
+            home = None if "SPARK_HOME" in os.environ else plain_home(_cache())
+            if home is not None:
+                os.environ["SPARK_HOME"] = str(home)
+        settings["spark.driver.extraJavaOptions"] = " ".join(_jvm_options(cache=cache))
     for key, value in settings.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+_REGISTERING: Final = threading.Lock()
+"""Two threads that register one name at once: Spark refuses the second."""
+
+
+def register(spark: SparkSession, *formats: type[DataSource]) -> None:
+    """Make these formats known to the session, by their names; again changes nothing."""
+    with _REGISTERING:
+        for each in formats:
+            spark.dataSource.register(each)
 
 
 def is_submitted() -> bool:
@@ -62,27 +77,14 @@ def is_submitted() -> bool:
     return "PYSPARK_GATEWAY_PORT" in os.environ or "SPARK_REMOTE" in os.environ
 
 
-def _jvm_options(*, archive: bool) -> list[str]:
+def _jvm_options(*, cache: bool) -> list[str]:
     # The JVM only moves buffers here: the quick compiler is enough, and leaves the cores to the Python workers.
     options = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto"]
     java = java_program()
-    if archive and java is not None:
-        options += _archive_options(cache_directory() / "spark", java)
+    if cache and java is not None:
+        options += archive_options(_cache(), java)
     return options
 
 
-def _archive_options(directory: Path, java: str) -> list[str]:
-    """Use the archive that fits this Java and this Spark, or have this run write it when its JVM ends."""
-    version = subprocess.run([java, "-version"], capture_output=True, check=False).stderr
-    mark = hashlib.sha256(version + pyspark.__version__.encode() + pyspark.__file__.encode()).hexdigest()[:12]
-    quiet = ["-Xlog:disable", "-Xlog:all=error:stderr", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"]
-    whole = directory / f"{mark}.jsa"
-    directory.mkdir(parents=True, exist_ok=True)
-    if not whole.exists():
-        # A JVM writes its archive while it ends: a later run takes over the archive of an ended one.
-        for draft in directory.glob(f"{mark}.jsa.*"):
-            if not Path("/proc", draft.suffix[1:]).exists():
-                draft.replace(whole)
-    if whole.exists():
-        return [f"-XX:SharedArchiveFile={whole}", *quiet]
-    return [f"-XX:ArchiveClassesAtExit={whole}.{os.getpid()}", *quiet]
+def _cache() -> Path:
+    return cache_directory() / "spark"

@@ -29,8 +29,7 @@ from oncegate.spark_sink.derivation import Derivation
 from oncegate.spark_sink.errors import SinkError
 from oncegate.spark_sink.flow_batches import whole_batches
 from oncegate.spark_sink.options import FlowOptions, SinkOptions
-from oncegate.stores.claimed import drop_process_store, process_store
-from oncegate.stores.errors import StoreCode, StoreError
+from oncegate.stores.claimed import process_store
 
 
 @dataclass
@@ -104,14 +103,9 @@ def write_items(iterator: Iterator[pa.RecordBatch], options: SinkOptions, deriva
     """
     done = TaskDone()
     applier = Applier(derivation, options.job, options.stamp)
-    store = process_store(options.store, options.flow.cluster, options.epoch)
-    try:
+    with process_store(options.store, options.flow.cluster, options.epoch) as store:
         for batch in whole_batches(iterator, options.flow.flow, options.rows_per_write):
             applier.apply(batch, store, done)
-    except StoreError as error:
-        if error.code == StoreCode.STORE_UNAVAILABLE:
-            drop_process_store(options.store)
-        raise
     return done
 
 

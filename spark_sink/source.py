@@ -214,7 +214,10 @@ class FlowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if start.get("flow", flow.flow) != flow.flow:
             raise _mismatch(f"the checkpoint is of flow {start['flow']}, not {flow.flow}: use another checkpoint")
         if state.cluster_identity and (start.get("cluster") or state.cluster_identity) != state.cluster_identity:
-            raise _mismatch(f"the checkpoint is of cluster {start['cluster']}, not {state.cluster_identity}")
+            raise _mismatch(
+                f"the checkpoint is of cluster {start['cluster']}, not {state.cluster_identity}: "
+                "use another checkpoint; if this cluster was restored or rebuilt, `oncegate store adopt` first"
+            )
         cursor, slack = self._options.delivered, 0
         if self._attachment is not None:
             cursor, slack = self._attachment.cursor, self._options.batches_per_trigger
@@ -226,7 +229,8 @@ class FlowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if batch < cursor and not planned:
                 raise _mismatch(
                     f"batch {batch + 1} is wanted, and {flow.consumer} has finished {cursor}: read a range again with "
-                    "--replay, or start a new consumer"
+                    "--replay, or move the cursor back: "
+                    f"`oncegate consumer start {flow.flow} {flow.consumer} --from batch:{batch + 1}`"
                 )
         elif batch > cursor + slack:
             raise _mismatch(

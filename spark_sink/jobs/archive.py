@@ -25,17 +25,17 @@ from typing import Final
 
 import pyarrow as pa
 
+from oncegate.spark_sink.archived_flow import ArchivedFlow
 from oncegate.spark_sink.errors import SinkError
 from oncegate.spark_sink.flow_client import FlowClient, FlowState
-from oncegate.spark_sink.options import TIMEOUT_S_DEFAULT
+from oncegate.spark_sink.jobs.exit_status import exit_status
+from oncegate.spark_sink.options import TIMEOUT_S_DEFAULT, FlowOptions
 from oncegate.stores.archive import FlowArchive
 from oncegate.stores.errors import StoreCode, StoreError
-from oncegate.stores.retry import Retry
 
 _log = logging.getLogger(__name__)
 
 FILE_BYTES_DEFAULT: Final = 64 * 2**20
-_STATUS: Final = {StoreCode.BAD_OPTION: 2, StoreCode.FENCED: 3, StoreCode.RETENTION_EXCEEDED: 4}
 _POLL_S: Final = 0.5
 _RESTART_WAIT_S_MAX: Final = 10.0
 
@@ -53,6 +53,11 @@ class ArchiveSettings:
     available_now: bool = False
     timeout_s: int = TIMEOUT_S_DEFAULT
 
+    def client(self) -> FlowClient | ArchivedFlow:
+        """Return a client of the flow; raises BAD_OPTION."""
+        named = {"endpoints": self.endpoints, "flow": self.flow, "timeout_s": str(self.timeout_s)}
+        return FlowOptions.parse(named).client()
+
 
 def run(settings: ArchiveSettings, stopping: threading.Event) -> int:
     """Archive until ``stopping`` is set, or all there is now; start again after a passing failure; exit status."""
@@ -64,7 +69,7 @@ def run(settings: ArchiveSettings, stopping: threading.Event) -> int:
         except StoreError as error:
             if not error.retryable:
                 _log.error("%s", error)
-                return _STATUS.get(error.code, 5)
+                return exit_status(error.code)
             _log.warning("goes on in %.1f s: %s", wait_s, error)
         stopping.wait(wait_s)
         wait_s = min(wait_s * 2, _RESTART_WAIT_S_MAX)
@@ -78,7 +83,7 @@ def follow(settings: ArchiveSettings, stopping: threading.Event) -> None:
         StoreError: RETENTION_EXCEEDED, when batches behind the archive's end are gone; FENCED; what the archive or
             the gateway raise.
     """
-    client = FlowClient(settings.endpoints.split(","), settings.flow, retry=Retry(settings.timeout_s))
+    client = settings.client()
     fence = client.attach(settings.consumer, secrets.token_hex(16)).fence
     state = client.state()
     archive = FlowArchive(settings.archive, state.cluster_identity, settings.flow)
@@ -163,7 +168,7 @@ def verify(settings: ArchiveSettings) -> int:
     Raises:
         StoreError: BAD_BATCH, at the first that is missing or damaged.
     """
-    client = FlowClient(settings.endpoints.split(","), settings.flow, retry=Retry(settings.timeout_s))
+    client = settings.client()
     archive = FlowArchive(settings.archive, client.state().cluster_identity, settings.flow)
     for entry in archive.entries():
         for number in range(entry.first_batch, entry.last_batch + 1):
@@ -201,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         except StoreError as error:
             _log.error("%s", error)
-            return _STATUS.get(error.code, 5)
+            return exit_status(error.code)
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())

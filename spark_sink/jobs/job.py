@@ -1,100 +1,62 @@
 """The common part of all jobs that follow a flow: command line, query, and restarts after a failure.
 
-Owns: the options that all jobs take, the trigger, restarts and exit statuses. Must not know which rows are derived,
-HTTP or a database. Read next: `replay`, `timeline`, `stream_rows`, `oncegate.spark_sink.consumer`.
+Owns: the trigger, and restarts. Must not know which rows are derived, HTTP or a database. Read next: `settings`,
+`replay`, `timeline`, `stream_rows`, `oncegate.spark_sink.consumer`.
 
 A job stops at SIGTERM or SIGINT after asking the query to; a restart with the same checkpoint goes on where it was.
 Whatever else ends the query, it is started again, after a wait of 0.1 s that doubles up to 10 s: the lag grows, nothing
 is lost. When the JVM itself is gone, the process starts itself anew under its own process id. Only a refusal that no
-repetition cures ends a job.
+repetition cures ends a job, and a programming error that comes again eight times in a row, no micro-batch between.
 
 Exit status: 0 done or stopped, 1 the JVM is gone and is not this process's to start (spark-submit), 2 bad options,
-3 fenced by another instance, 4 a batch is no longer retained, 5 another refusal, 6 --reconcile found a difference.
+3 fenced by another instance, 4 a batch is no longer retained, 5 another refusal, 6 --reconcile found a difference, or
+--redrive made some items dead letters again.
 """
 
 from __future__ import annotations
 
-import argparse
+import builtins
 import logging
 import os
+import re
 import signal
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sql
 from pyspark.sql.streaming.query import StreamingQuery
 
 from oncegate.spark_sink import session
+from oncegate.spark_sink.checkpoints import clear_drafts
 from oncegate.spark_sink.consumer import FlowConsumer
 from oncegate.spark_sink.dead_letters import DEAD_LETTERS
-from oncegate.spark_sink.derivation import Derivation
+from oncegate.spark_sink.derivation import ITEM_FAULTS, Derivation
 from oncegate.spark_sink.errors import SinkError, code_in
-from oncegate.spark_sink.flow_client import FlowClient
-from oncegate.spark_sink.jobs import reconcile as comparison
+from oncegate.spark_sink.jobs import redrive as redrives
 from oncegate.spark_sink.jobs import replay as replays
-from oncegate.spark_sink.options import BATCHES_PER_TRIGGER_DEFAULT, ROWS_PER_WRITE_DEFAULT, TIMEOUT_S_DEFAULT
-from oncegate.spark_sink.sink import StoreSink, sink_of
+from oncegate.spark_sink.jobs.exit_status import DIFFERS, SESSION_LOST, exit_status
+from oncegate.spark_sink.jobs.maintenance import maintained
+from oncegate.spark_sink.jobs.settings import JobSettings, parsed, parser
+from oncegate.spark_sink.session import register
+from oncegate.spark_sink.sink import sink_of
 from oncegate.spark_sink.source import OncegateSource
 from oncegate.stores.claimed import ClaimedStore, claimed_store, place_of
 from oncegate.stores.errors import REGISTRY, StoreCode, StoreError
-from oncegate.stores.retry import Retry
 from oncegate.stores.tables import StoreTable
 
 _log = logging.getLogger(__name__)
 
-SESSION_LOST: Final = 1
-_STATUS: Final = {StoreCode.BAD_OPTION: 2, StoreCode.FENCED: 3, StoreCode.RETENTION_EXCEEDED: 4}
-_REFUSED: Final = 5
-_DIFFERS: Final = 6
 _RESTART_WAIT_S_MIN: Final = 0.1
 _RESTART_WAIT_S_MAX: Final = 10.0
 _POLL_S: Final = 1
+_FAULTS_MAX: Final = 8
+"""Attempts in a row, about 15 s, that may end by a programming error: a data file that is being replaced causes one."""
+_ERROR_NAME: Final = re.compile(r"^(?:PySpark|builtins\.)?(\w+)(?::|$)", re.MULTILINE)
+_PROGRAMMING: Final = (*ITEM_FAULTS, AssertionError, ImportError, NameError, NotImplementedError)
 _ROWS_OF_ANY_SIZE: Final = 1 << 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobSettings:
-    """The settings of a job; see the command line's help. Jobs with options of their own subclass it.
-
-    Attributes:
-        tables: what the sink writes to beside dead letters; created where missing.
-        sink: the format that derives and writes.
-    """
-
-    tables: tuple[StoreTable, ...]
-    sink: type[StoreSink]
-    endpoints: str
-    flow: str
-    consumer: str
-    store: str
-    checkpoint: str
-    starting_batch: str = ""
-    available_now: bool = True
-    interval_ms: int = 200
-    batches_per_trigger: int = BATCHES_PER_TRIGGER_DEFAULT
-    rows_per_write: int = ROWS_PER_WRITE_DEFAULT
-    timeout_s: int = TIMEOUT_S_DEFAULT
-    progress: str = ""
-    cores: int = 2
-    replay: str = ""
-    from_batch: int = 0
-    to_batch: int = 0
-    keep_timestamps: bool = False
-    dry_run: bool = False
-    reconcile: bool = False
-    archive: str = ""
-
-    def own_rows(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return for each table that the job shares with others the column values that mark its own rows."""
-        return {}
-
-    def sink_options(self) -> Mapping[str, str]:
-        """Return the sink's options beyond those of every sink; raises BAD_OPTION; called before the job begins."""
-        return {}
 
 
 def start(spark: SparkSession, settings: JobSettings) -> StreamingQuery | None:
@@ -108,7 +70,7 @@ def start(spark: SparkSession, settings: JobSettings) -> StreamingQuery | None:
     """
     told = {**settings.sink_options(), "job": settings.consumer}
     checkpoint, ending = settings.checkpoint, ""
-    state = FlowClient(settings.endpoints.split(","), settings.flow, retry=Retry(settings.timeout_s)).state()
+    state = settings.client().state()
     with claimed_store(settings.store, state.cluster_identity) as store:
         if not settings.replay:
             position = state.consumers.get(settings.consumer)
@@ -128,11 +90,11 @@ def start(spark: SparkSession, settings: JobSettings) -> StreamingQuery | None:
             consumer = FlowConsumer.attach(
                 settings.endpoints, settings.flow, settings.consumer, timeout_s=settings.timeout_s
             )
-    spark.dataSource.register(OncegateSource)
-    spark.dataSource.register(settings.sink)
+    register(spark, OncegateSource, settings.sink)
+    clear_drafts(checkpoint)
     items = (
         spark.readStream.format(OncegateSource.name())
-        .options(**consumer.options(), ending_batch=ending)
+        .options(**consumer.options(), ending_batch=ending, cluster=state.cluster_identity)
         .option("starting_batch", settings.starting_batch or consumer.cursor + 1)
         .option("batches_per_trigger", settings.batches_per_trigger)
         .option("partitions_max", _parallel_tasks(spark))
@@ -169,13 +131,13 @@ def run(spark: SparkSession, settings: JobSettings, stopping: threading.Event) -
     Returns:
         The exit status; `SESSION_LOST` when ``spark`` answers no more.
     """
-    wait_s = _RESTART_WAIT_S_MIN
+    wait_s, faults = _RESTART_WAIT_S_MIN, 0
     while not stopping.is_set():
         try:
             query = start(spark, settings)
             while query is not None and not query.awaitTermination(_POLL_S):
                 if query.lastProgress is not None:
-                    wait_s = _RESTART_WAIT_S_MIN
+                    wait_s, faults = _RESTART_WAIT_S_MIN, 0
                 if stopping.is_set():
                     query.stop()
             if settings.replay and not stopping.is_set():
@@ -186,11 +148,16 @@ def run(spark: SparkSession, settings: JobSettings, stopping: threading.Event) -
                 return 0
             code = error.code if isinstance(error, StoreError) else code_in(str(error))
             if code is not None and not REGISTRY[code].retryable:
-                _log.error("%s", SinkError(code, _cause(error, code)))
-                return _STATUS.get(code, _REFUSED)
+                _log.error("%s", refusal(error, code))
+                return exit_status(code)
             if not _answers(spark):
                 _log.warning("the Spark session is gone: %s", _cause(error, code))
                 return SESSION_LOST
+            faults = faults + 1 if code is None and is_programming_error(error) else 0
+            if faults == _FAULTS_MAX:
+                failed = SinkError(StoreCode.DERIVATION_FAILED, f"{faults} times in a row: {_cause(error, code)}")
+                _log.error("%s", failed, exc_info=True)
+                return exit_status(failed.code)
             # An error without a code is nobody's plan: its whole text is worth having.
             _log.warning(
                 "the query ended and starts again in %.1f s: %s", wait_s, _cause(error, code), exc_info=code is None
@@ -198,6 +165,13 @@ def run(spark: SparkSession, settings: JobSettings, stopping: threading.Event) -
         stopping.wait(wait_s)
         wait_s = min(wait_s * 2, _RESTART_WAIT_S_MAX)
     return 0
+
+
+def is_programming_error(error: Exception) -> bool:
+    """Tell whether the innermost Python error in what Spark tells is one that a program makes, not disk or network."""
+    found = [getattr(builtins, name, None) for name in _ERROR_NAME.findall(str(error))]
+    kinds = [one for one in found if isinstance(one, type) and issubclass(one, Exception)]
+    return bool(kinds) and issubclass(kinds[-1], _PROGRAMMING)
 
 
 def _answers(spark: SparkSession) -> bool:
@@ -218,6 +192,11 @@ def _parallel_tasks(spark: SparkSession) -> int:
     return 1 if last is None else int(last[0]) + 1
 
 
+def refusal(error: Exception, code: StoreCode) -> SinkError:
+    """Return the refusal that an error is, or that the text names which Spark makes of it: code and title once."""
+    return SinkError(code, _cause(error, code).rpartition(str(SinkError(code, "")))[2])
+
+
 def _cause(error: Exception, code: StoreCode | None) -> str:
     """The line of the error that names the code, or the first one."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -225,43 +204,11 @@ def _cause(error: Exception, code: StoreCode | None) -> str:
     return (named or lines or [type(error).__name__])[-1 if named else 0]
 
 
-def parser(name: str, description: str) -> argparse.ArgumentParser:
-    """Return a parser with the options of every job; ``name`` is that of the job's module."""
-    built = argparse.ArgumentParser(prog=f"oncegate.spark_sink.jobs.{name}", description=description)
-    add = built.add_argument
-    add("--endpoints", required=True, help="base URLs of gateway nodes, separated by commas")
-    add("--store", required=True, help="sqlite:///absolute/directory or cassandra://host:port/keyspace")
-    add("--checkpoint", required=True, help="directory of the query's own state; one job, one checkpoint")
-    add("--starting-batch", default="", help="where a new consumer begins: number, earliest or latest")
-    add("--trigger", choices=("available-now", "processing-time"), default="available-now")
-    add("--interval-ms", type=int, default=200, help="of the trigger processing-time")
-    add("--batches-per-trigger", type=int, default=BATCHES_PER_TRIGGER_DEFAULT)
-    add("--rows-per-write", type=int, default=ROWS_PER_WRITE_DEFAULT)
-    add("--timeout-s", type=int, default=TIMEOUT_S_DEFAULT, help="how long one call to the gateway is retried")
-    add("--progress", default="", help="file to which a JSON line is appended for each micro-batch")
-    add("--cores", type=int, default=2, help="threads for tasks; not under spark-submit")
-    add("--replay", default="", metavar="NAME", help="read a range again, beside the job, and revise its rows")
-    add("--from-batch", type=int, default=0, help="first batch of the replay")
-    add("--to-batch", type=int, default=0, help="last batch of the replay")
-    add("--keep-timestamps", action="store_true", help="the replay restores lost rows of an unchanged job")
-    add("--dry-run", action="store_true", help="print what the replay would read and write")
-    add("--reconcile", action="store_true", help="compare the store with a range of batches, all by default")
-    add("--archive", default="", help="URL of the flow's archive: --reconcile reads dropped batches there")
-    return built
-
-
-def parsed(options: argparse.ArgumentParser, arguments: Sequence[str] | None) -> dict[str, Any]:
-    """Return the fields of `Settings` that a command line gives; ends the process on a wrong one."""
-    found = vars(options.parse_args(arguments))
-    available_now = found.pop("trigger") == "available-now"
-    return {**found, "available_now": available_now}
-
-
 def main(name: str, settings: JobSettings) -> int:
     """Run a job as a process of its own; returns the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("py4j").setLevel(logging.WARNING)
-    if settings.reconcile or settings.dry_run:
+    if settings.reconcile or settings.redrive or settings.dry_run:
         return _told(settings)
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -269,10 +216,11 @@ def main(name: str, settings: JobSettings) -> int:
     spark = session.build(f"oncegate {name}", cores=settings.cores)
     status = SESSION_LOST
     try:
-        status = run(spark, settings, stopping)
+        with maintained(settings):
+            status = run(spark, settings, stopping)
     finally:
         if status != SESSION_LOST:
-            spark.stop()
+            _stop(spark, stopping)
     if status == SESSION_LOST and not session.is_submitted():
         stopping.wait(_RESTART_WAIT_S_MAX)
         if not stopping.is_set():
@@ -282,16 +230,35 @@ def main(name: str, settings: JobSettings) -> int:
     return status
 
 
-def _told(settings: JobSettings) -> int:
-    """Print the comparison, or the preview of a replay; returns the exit status."""
+def _stop(spark: SparkSession, stopping: threading.Event) -> None:
+    """Stop the session. A signal to the whole group, of a terminal or a supervisor, has ended its JVM before."""
     try:
-        found = comparison.reconciled(settings) if settings.reconcile else None
-        told = replays.preview(settings) if found is None else comparison.lines(found)
+        spark.stop()
+    except Exception:
+        if not stopping.is_set():
+            raise
+
+
+def _told(settings: JobSettings) -> int:
+    """Do what needs no Spark, compare, redrive or preview a replay, and print what came of it; the exit status."""
+    # It needs pandas, whose import takes a second, and Spark's workers import this module.
+    from oncegate.spark_sink.jobs import reconcile as comparison
+
+    differs = False
+    try:
+        if settings.reconcile:
+            compared = comparison.reconciled(settings)
+            told, differs = comparison.lines(compared), not compared.equal
+        elif settings.redrive:
+            redriven = redrives.redrive(settings)
+            told, differs = redrives.lines(redriven), bool(redriven.left)
+        else:
+            told = iter(replays.preview(settings))
         sys.stdout.write("".join(f"{line}\n" for line in told))
     except StoreError as error:
         _log.error("%s", error)
-        return _STATUS.get(error.code, _REFUSED)
-    return 0 if found is None or found.equal else _DIFFERS
+        return exit_status(error.code)
+    return DIFFERS if differs else 0
 
 
 def run_derivation(

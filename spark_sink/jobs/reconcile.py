@@ -6,19 +6,16 @@ Owns: the range, and the lines for people. Read next: `oncegate.spark_sink.recon
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from oncegate.spark_sink.applying import Applier
 from oncegate.spark_sink.dead_letters import DEAD_LETTERS
 from oncegate.spark_sink.derivation import FlowBatch
 from oncegate.spark_sink.errors import SinkError
-from oncegate.spark_sink.options import FlowOptions
+from oncegate.spark_sink.jobs.settings import JobSettings
 from oncegate.spark_sink.reconcile import Reconciled, reconcile
 from oncegate.stores.claimed import claimed_store
 from oncegate.stores.errors import StoreCode
-
-if TYPE_CHECKING:
-    from oncegate.spark_sink.jobs.job import JobSettings
 
 _BATCHES_SHOWN: Final = 20
 
@@ -30,8 +27,7 @@ def reconciled(settings: JobSettings) -> Reconciled:
         StoreError: BAD_OPTION, when the range is none, or ends behind the cursor; RETENTION_EXCEEDED, when a batch is
             gone; STORE_MISMATCH; what the gateway, the store and the derivation raise.
     """
-    named = {"endpoints": settings.endpoints, "flow": settings.flow, "timeout_s": str(settings.timeout_s)}
-    client = FlowOptions.parse({**named, "archive": settings.archive}).client()
+    client = settings.client()
     state = client.state()
     position = state.consumers.get(settings.consumer)
     cursor = 0 if position is None else position.cursor
@@ -45,13 +41,12 @@ def reconciled(settings: JobSettings) -> Reconciled:
     def read(number: int) -> FlowBatch:
         return FlowBatch(settings.flow, number, client.batch(number), settings.rows_per_write)
 
-    derivation = settings.sink({**named, "store": settings.store, **settings.sink_options()}).derivation()
     with claimed_store(settings.store, state.cluster_identity) as store:
         return reconcile(
             read,
             first,
             last,
-            Applier(derivation, settings.consumer),
+            Applier(settings.derivation(), settings.consumer),
             store,
             tables=(*settings.tables, DEAD_LETTERS),
             only=settings.own_rows(),

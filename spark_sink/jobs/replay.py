@@ -10,22 +10,18 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from oncegate.flows.flow import NAME_PATTERN
 from oncegate.spark_sink.applying import owner
+from oncegate.spark_sink.compaction import check_not_compacted
 from oncegate.spark_sink.consumer import FlowConsumer
 from oncegate.spark_sink.dead_letters import DEAD_LETTERS
 from oncegate.spark_sink.derivation import FlowBatch, Reject, changes_of
 from oncegate.spark_sink.errors import SinkError
-from oncegate.spark_sink.flow_client import FlowClient
+from oncegate.spark_sink.jobs.settings import JobSettings
 from oncegate.spark_sink.replay import REPLAYS, Replay, check_same, next_stamp, record, recorded, sweep
 from oncegate.stores.claimed import ClaimedStore, claimed_store
 from oncegate.stores.errors import StoreCode
-from oncegate.stores.retry import Retry
-
-if TYPE_CHECKING:
-    from oncegate.spark_sink.jobs.job import JobSettings
 
 _log = logging.getLogger(__name__)
 
@@ -46,10 +42,12 @@ def planned(settings: JobSettings, store: ClaimedStore) -> Replay:
         for table in settings.tables:
             owner(table)
     known = recorded(store, settings.consumer, settings.replay)
+    if revise and (known is None or not known.done):
+        check_not_compacted(store, settings.tables, first, going_on=known is not None)
     if known is not None:
         check_same(known, settings.flow, first, last, revise=revise)
         return known
-    client = _client(settings)
+    client = settings.client()
     state = client.state()
     if first < state.first_batch:
         raise SinkError(
@@ -66,6 +64,9 @@ def planned(settings: JobSettings, store: ClaimedStore) -> Replay:
 def begin(settings: JobSettings, store: ClaimedStore) -> tuple[Replay, FlowConsumer | None]:
     """Record the replay and attach its consumer, before the first row is read; no consumer if it is done.
 
+    A replay with an archive has no cursor, which could not stand where the gateway has dropped batches: its checkpoint
+    alone says how far it is, and what the gateway drops meanwhile is in the archive.
+
     Raises:
         SinkError: see `planned`; CURSOR_MISMATCH, when a consumer of this name has read something else.
     """
@@ -74,6 +75,9 @@ def begin(settings: JobSettings, store: ClaimedStore) -> tuple[Replay, FlowConsu
     if replay.done:
         return replay, None
     fresh = recorded(store, replay.job, replay.name) is None
+    if settings.archive:
+        note(settings, store, replay, fresh=fresh)
+        return replay, FlowConsumer(settings.flow_options(), replay.first_batch - 1)
     consumer = FlowConsumer.attach(settings.endpoints, settings.flow, replay.consumer, timeout_s=settings.timeout_s)
     before = replay.first_batch - 1
     if consumer.cursor > before and fresh:
@@ -82,11 +86,22 @@ def begin(settings: JobSettings, store: ClaimedStore) -> tuple[Replay, FlowConsu
             f"consumer {replay.consumer} stands at batch {consumer.cursor}, but this store knows of no such replay: "
             "choose another name",
         )
-    record(store, replay)
+    note(settings, store, replay, fresh=fresh)
     if consumer.cursor < before:
         consumer.finish(before)
         consumer = replace(consumer, cursor=before)
     return replay, consumer
+
+
+def note(settings: JobSettings, store: ClaimedStore, replay: Replay, *, fresh: bool) -> None:
+    """Record a replay, so that no compaction takes its batches; raises BAD_TABLE when one was there first."""
+    record(store, replay)
+    if fresh and replay.stamp:
+        try:  # again, now that a compaction sees this record
+            check_not_compacted(store, settings.tables, replay.first_batch, going_on=False)
+        except SinkError:
+            record(store, replace(replay, done=1))
+            raise
 
 
 def end(settings: JobSettings) -> None:
@@ -95,15 +110,14 @@ def end(settings: JobSettings) -> None:
     Raises:
         StoreError: the store did not answer; CURSOR_MISMATCH, when batches are missing.
     """
-    client = _client(settings)
+    client = settings.client()
     with claimed_store(settings.store, client.state().cluster_identity) as store:
         replay = recorded(store, settings.consumer, settings.replay)
         if replay is None:
             return
-        client = _client(settings)
         position = client.state().consumers.get(replay.consumer)
         if not replay.done:
-            if position is None or position.cursor < replay.last_batch:
+            if not settings.archive and (position is None or position.cursor < replay.last_batch):
                 raise SinkError(StoreCode.CURSOR_MISMATCH, f"{replay.consumer} has not read up to {replay.last_batch}")
             removed = sweep(store, (*settings.tables, DEAD_LETTERS), replay) if replay.stamp else 0
             record(store, replace(replay, done=1))
@@ -124,12 +138,11 @@ def preview(settings: JobSettings) -> list[str]:
     Raises:
         StoreError: as `planned`, and as the derivation.
     """
-    client = _client(settings)
+    client = settings.client()
     with claimed_store(settings.store, client.state().cluster_identity) as store:
         store.create([REPLAYS])
         replay = planned(settings, store)
-    options = {"endpoints": settings.endpoints, "flow": settings.flow, "store": settings.store}
-    derivation = settings.sink({**options, **settings.sink_options()}).derivation()
+    derivation = settings.derivation()
     items, rows = 0, Counter[str]()
     for number in range(replay.first_batch, replay.last_batch + 1):
         batch = FlowBatch(settings.flow, number, client.batch(number), settings.rows_per_write)
@@ -146,7 +159,3 @@ def preview(settings: JobSettings) -> list[str]:
         f"rows are {how}",
         *(f"writes {count} rows of {table}" for table, count in sorted(rows.items())),
     ]
-
-
-def _client(settings: JobSettings) -> FlowClient:
-    return FlowClient(settings.endpoints.split(","), settings.flow, retry=Retry(settings.timeout_s))

@@ -16,6 +16,7 @@ from typing import Any
 
 from oncegate.spark_sink.derivation import Change, Derivation, FlowBatch, Upsert
 from oncegate.spark_sink.jobs import job
+from oncegate.spark_sink.jobs.settings import JobSettings, parsed, parser
 from oncegate.spark_sink.options import FlowOptions
 from oncegate.spark_sink.sink import StoreSink
 from oncegate.stores.stream_rows import ROWS_CONSUMER, STREAM_ROWS, rows_of
@@ -48,7 +49,7 @@ class StreamRowsSink(StoreSink):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamRowsSettings(job.JobSettings):
+class StreamRowsSettings(JobSettings):
     """The settings of the job; see the command line's help. ``flow`` is the table's name."""
 
     tables: tuple[StoreTable, ...] = (STREAM_ROWS,)
@@ -63,9 +64,9 @@ class StreamRowsSettings(job.JobSettings):
 
 def parse(arguments: Sequence[str] | None = None) -> StreamRowsSettings:
     """Return the settings of a command line; ends the process on a wrong one."""
-    options = job.parser("stream_rows", (__doc__ or "").splitlines()[0])
+    options = parser("stream_rows", (__doc__ or "").splitlines()[0])
     options.add_argument("--table", dest="flow", required=True, help="stream table whose flow is read")
-    return StreamRowsSettings(**job.parsed(options, arguments))
+    return StreamRowsSettings(**parsed(options, arguments))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

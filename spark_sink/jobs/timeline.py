@@ -19,6 +19,7 @@ from oncegate.spark_sink import contacts, rows
 from oncegate.spark_sink.derivation import Change, Derivation, FlowBatch, Reject, Upsert
 from oncegate.spark_sink.errors import SinkError
 from oncegate.spark_sink.jobs import job
+from oncegate.spark_sink.jobs.settings import JobSettings, parsed, parser
 from oncegate.spark_sink.sink import StoreSink
 from oncegate.stores.errors import StoreCode
 from oncegate.stores.tables import StoreTable
@@ -62,7 +63,7 @@ class TimelineSink(StoreSink):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimelineSettings(job.JobSettings):
+class TimelineSettings(JobSettings):
     """The settings of the job; see the command line's help."""
 
     tables: tuple[StoreTable, ...] = (rows.TIMELINE,)
@@ -78,7 +79,7 @@ class TimelineSettings(job.JobSettings):
 
 def parse(arguments: Sequence[str] | None = None) -> TimelineSettings:
     """Return the settings of a command line; ends the process on a wrong one."""
-    options = job.parser("timeline", (__doc__ or "").splitlines()[0])
+    options = parser("timeline", (__doc__ or "").splitlines()[0])
     options.add_argument("--flow", required=True)
     options.add_argument("--consumer", required=True, help="named consumer whose cursor this job moves")
     options.add_argument(
@@ -86,7 +87,7 @@ def parse(arguments: Sequence[str] | None = None) -> TimelineSettings:
         required=True,
         help="parquet, arrow or csv file (sender, follower), or the message file itself",
     )
-    return TimelineSettings(**job.parsed(options, arguments))
+    return TimelineSettings(**parsed(options, arguments))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
