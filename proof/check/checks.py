@@ -109,6 +109,26 @@ def acknowledged(operation: Operation) -> bool:
     return operation.status == "ok" and not refused(operation)
 
 
+def rising(findings: Findings, chosen: Iterable[Operation], span: Callable[[Operation], tuple[int, int]]) -> None:
+    """Note operations that saw a number below one that another of their key, over before they began, had seen.
+
+    Args:
+        findings: where they are noted.
+        chosen: operations with a result.
+        span: the least and the greatest number that an operation saw.
+    """
+    for key, ops in by_key(chosen, lambda op: True).items():
+        findings.saw(key, len(ops))
+        ended, at, newest = sorted(ops, key=lambda op: op.returned or 0), 0, None
+        for op in sorted(ops, key=lambda op: op.invoked):
+            while (ended[at].returned or 0) < op.invoked:
+                if newest is None or span(newest)[1] < span(ended[at])[1]:
+                    newest = ended[at]
+                at += 1
+            if newest is not None and span(op)[0] < span(newest)[1]:
+                findings.violated(key, f"{span(op)[0]} came after {span(newest)[1]}", [newest, op])
+
+
 def no_lost_write(
     found: Sequence[Operation],
     fs: Sequence[str],

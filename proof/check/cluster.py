@@ -9,8 +9,9 @@ Methods block. Several threads may call them: a node's process changes under :at
 
 from __future__ import annotations
 
-import errno
+import functools
 import os
+import secrets
 import shutil
 import signal
 import sys
@@ -20,17 +21,32 @@ from pathlib import Path
 from typing import Final
 
 from oncegate.gateway.local.cluster import LocalCluster
+from oncegate.gateway.local.waiting import wait_for
 from oncegate.gateway.node.settings import MemberAddress
-from oncegate.proof.check.equipment import Equipment, SmallDisk, Target, WallClock
+from oncegate.proof.check.certificates import Certificates
+from oncegate.proof.check.earlier_build import python, unpack
+from oncegate.proof.check.equipment import Equipment, RestoredReads, SmallDisk, Target, WallClock
 from oncegate.proof.check.errors import CheckError
 from oncegate.proof.check.flush_control import FlushControl
 from oncegate.proof.check.links import Links
+from oncegate.proof.check.socket_owner import owner_of
+from oncegate.proof.check.tenants import Tenants
 
+READY_S: Final = 60.0
 DISK_BYTES: Final = 256 * 2**20
 SMALL_BODY_BYTES_MAX: Final = 384 * 1024
 """Largest body on a small disk; the node's log is small then, too (:mod:`oncegate.proof.check.node_process`)."""
 _ENDED_BY_US: Final = (0, -signal.SIGKILL, -signal.SIGTERM)
 """How a process ends that was killed or stopped."""
+
+
+def _secret(directory: Path) -> Path:
+    """Return the file of the peers' shared secret, without which a node cannot tell a forged frame."""
+    path = directory / "peers.secret"
+    if not path.exists():
+        path.touch(mode=0o600)
+        path.write_text(secrets.token_hex(32))
+    return path
 
 
 class CheckCluster(LocalCluster):
@@ -48,23 +64,38 @@ class CheckCluster(LocalCluster):
         directory = directory.resolve()  # as /proc names the files of a node
         super().__init__(directory, nodes)
         directory.mkdir(parents=True, exist_ok=True)
+        self.flags = (*self.flags, "--secret-file", str(_secret(directory)))
         self.lock = threading.RLock()
         self.equipment = frozenset(equipment)
         self.first_ids: Final = tuple(self.ids)
         """The members that are there before and after all faults."""
         self.damaged: dict[str, str] = {}
         """Nodes whose files were changed, and how: they may refuse to start, and are replaced then."""
-        self.filled: set[str] = set()
-        """Nodes whose disk has been full: a node that starts meanwhile says so and ends."""
+        self.spoiled: set[str] = set()
+        """Nodes whose saved state was changed while they ran: they are repaired."""
         self.absent: set[str] = set()
         """Nodes that are not meant to run now: removed, or to be added."""
         self.crashes: dict[str, str] = {}
         """Nodes that ended by themselves, undamaged, and how: a defect, whatever the history says."""
         self.targets: dict[str, Target] = {}
+        self.restored_reads: RestoredReads | None = None
+        """By what backups are judged; without it none is made."""
         self.disks: dict[str, SmallDisk] = {}
         self.clocks: dict[str, WallClock] = {}
         self.flushes: dict[str, FlushControl] = {}
-        self.links = Links({member.node_id: member.peer for member in self.members}, seed=seed)
+        tls = Equipment.PEER_TLS in self.equipment
+        self.certificates = Certificates(directory / "certificates") if tls else None
+        """Those of the nodes, where they speak TLS with each other."""
+        earlier = Equipment.EARLIER_BUILD in self.equipment
+        self.earlier_build = unpack(directory / "earlier") if earlier else None
+        self.run_earlier: set[str] = set()
+        """Nodes that are started with the earlier build."""
+        self._founded = not earlier
+        """Whether the first start has been; with the earlier build beside, that one founds the cluster."""
+        self.tenants = Tenants(directory / "tokens.toml") if Equipment.TENANTS in self.equipment else None
+        if self.tenants is not None:
+            self.flags = (*self.flags, "--tokens-file", str(self.tenants.file))
+        self.links = Links({member.node_id: member.peer for member in self.members}, self._node_of, seed=seed)
         try:
             for node_id in self.ids:
                 self._equip(node_id)
@@ -72,7 +103,12 @@ class CheckCluster(LocalCluster):
             self.close()
             raise
 
+    def _node_of(self, port: int) -> str | None:
+        return owner_of(port, {node_id: process.pid for node_id, process in list(self._processes.items())})
+
     def _equip(self, node_id: str) -> None:
+        if self.certificates is not None:
+            self.certificates.issue(node_id)
         if Equipment.DISK in self.equipment:
             self.disks[node_id] = SmallDisk(self.directory / node_id, DISK_BYTES)
         if Equipment.CLOCK in self.equipment:
@@ -110,14 +146,21 @@ class CheckCluster(LocalCluster):
             *(self.disks[node_id].prefix if small else ()),
             *(() if clock is None else clock.prefix),
             *(self.flushes[node_id].prefix(*preloaded) if node_id in self.flushes else ()),
-            *(sys.executable, "-m", "oncegate.proof.check.node_process"),
+            *self._python(node_id),
+            *("-m", "oncegate.proof.check.node_process"),
             *(str(os.getpid()), str(self.links.port(node_id)), "serve"),
             *("--node", node_id, "--data-dir", str(self._data_inside(node_id))),
             *(("--join",) if node_id in self._joining else ()),
             *(flag for member in members for flag in ("--member", str(member))),
+            *(() if self.certificates is None else self.certificates.flags(node_id)),
             *(("--body-bytes-max", str(SMALL_BODY_BYTES_MAX)) if small else ()),
             *self.flags,
         ]
+
+    def _python(self, node_id: str) -> list[str]:
+        if self.earlier_build is None or node_id not in self.run_earlier:
+            return [sys.executable]
+        return python(self.earlier_build)
 
     def expand(self, node_id: str) -> MemberAddress:
         """Note a node that is to join, equipped as the others; one that was noted before joins anew."""
@@ -144,16 +187,32 @@ class CheckCluster(LocalCluster):
     def start(self, *node_ids: str) -> None:
         """Start these nodes, or all that are meant to run and do not."""
         with self.lock:
+            if not self._founded:
+                self._found_by_the_earlier_build()
             for node_id in node_ids or self.meant:
                 if node_id in self.absent:
                     continue
                 self._look_for_crash(node_id)
                 super().start(node_id)
 
+    def _found_by_the_earlier_build(self) -> None:
+        """Let it found the cluster, and stop: this build begins one at a level that the earlier one does not know."""
+        self._founded = True
+        self.run_earlier.update(self.first_ids)
+        super().start(*self.first_ids)
+        self.wait_ready(*self.first_ids)
+        found = functools.partial(self._has_identity, *self.first_ids)
+        wait_for(found, READY_S, "the identity of the cluster")
+        self.stop(*self.first_ids)
+        self.run_earlier.clear()
+
+    def _has_identity(self, *node_ids: str) -> bool:
+        return all((self.state(node_id) or {}).get("identity") for node_id in node_ids)
+
     def _look_for_crash(self, node_id: str) -> None:
         """Note a node that has ended by itself, before it is started again."""
         status = self.ended_by_itself(node_id)
-        if status is None or node_id in self.damaged or self.found_no_room(node_id):
+        if status is None or node_id in self.damaged:
             return
         self.crashes.setdefault(node_id, f"ended by itself with status {status}: {self.log_tail(node_id, 1)}")
 
@@ -162,11 +221,6 @@ class CheckCluster(LocalCluster):
         process = self._processes.get(node_id)
         status = None if process is None else process.poll()
         return None if status in _ENDED_BY_US else status
-
-    def found_no_room(self, node_id: str) -> bool:
-        """Whether a node could not start for want of room; one that serves must live with a full disk."""
-        said = self.log_tail(node_id, 1)
-        return node_id in self.filled and "cannot serve" in said and os.strerror(errno.ENOSPC) in said
 
     @property
     def meant(self) -> list[str]:
@@ -206,6 +260,7 @@ class CheckCluster(LocalCluster):
         if node_id in self.flushes:
             self.flushes[node_id].forget()
         self.damaged.pop(node_id, None)
+        self.spoiled.discard(node_id)
         self._processes.pop(node_id, None)  # how the last one ended is no news any more
 
     def close(self) -> None:
@@ -217,4 +272,6 @@ class CheckCluster(LocalCluster):
             disk.close()
         for control in self.flushes.values():
             control.close()
+        if self.tenants is not None:
+            self.tenants.close()
         self.links.close()

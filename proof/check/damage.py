@@ -1,4 +1,4 @@
-"""Damage to a data directory of a node that is down: where, what, and whether the node then refuses to start.
+"""Damage to a data directory: where, what, and, of a node that is down, whether it then refuses to start.
 
 Places are found by the formats' own constants (:mod:`oncegate.consensus.log.segment`,
 :mod:`oncegate.consensus.log.sealed_file`), so that a class of offsets stays one when a layout changes. ``refused``
@@ -40,6 +40,27 @@ class Damage:
 
     def __str__(self) -> str:
         return self.name
+
+
+_IN_A_BLOCK: Final = 8
+"""A table file begins with its first block of rows."""
+
+
+def spoil_saved_state(state: Path) -> str:
+    """Change a byte of the largest file of a saved state in place, as the disk would under a node that runs.
+
+    Returns the file's name. Raises OSError: nothing is saved, or the node has just replaced the file.
+    """
+    tables = [(path.stat().st_size, path) for path in state.glob("store-*/*.sst")]
+    if not tables:
+        raise FileNotFoundError("nothing is saved")
+    path = max(tables)[1]
+    with path.open("r+b") as file:
+        file.seek(_IN_A_BLOCK)
+        byte = file.read(1)[0]
+        file.seek(_IN_A_BLOCK)
+        file.write(bytes([byte ^ 1]))
+    return f"{path.parent.name}/{path.name}"
 
 
 def segments(directory: Path) -> list[Path]:

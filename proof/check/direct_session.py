@@ -19,6 +19,7 @@ import msgspec
 from yarl import URL
 
 from oncegate.gateway.client.paths import OPERATIONS, SESSIONS, resolve_path
+from oncegate.proof.check.tenants import token
 from oncegate.rifl.errors import Code
 
 ATTEMPT_S: Final = 1.0
@@ -72,8 +73,12 @@ class Nodes:
         self._http: aiohttp.ClientSession
 
     async def __aenter__(self) -> Self:
+        proved = token()
         self._http = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), timeout=_NO_TIMERS, cookie_jar=aiohttp.DummyCookieJar()
+            headers={"Authorization": f"Bearer {proved}"} if proved else None,
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=_NO_TIMERS,
+            cookie_jar=aiohttp.DummyCookieJar(),
         )
         return self
 

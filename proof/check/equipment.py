@@ -1,8 +1,9 @@
 """What faults need beyond processes and links, and whether this machine has it.
 
 Owns: small file systems (a tmpfs in a mount namespace of its own) and wall clocks that can be stepped (libfaketime,
-loaded before everything else). Flushes: :mod:`oncegate.proof.check.flush_control`. What the machine does not allow
-raises :class:`~oncegate.proof.check.errors.Unavailable`.
+loaded before everything else). Flushes: :mod:`oncegate.proof.check.flush_control`. TLS between the nodes:
+:mod:`oncegate.proof.check.certificates`. What the machine does not allow raises
+:class:`~oncegate.proof.check.errors.Unavailable`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from oncegate.gateway.local.processes import Closing
+from oncegate.proof.check.certificates import look_for_library
+from oncegate.proof.check.earlier_build import look_for_history
 from oncegate.proof.check.errors import Unavailable
 from oncegate.proof.check.flush_control import shim_library
 
@@ -34,6 +37,9 @@ class Equipment(enum.StrEnum):
     DISK = "disk"
     CLOCK = "clock"
     FLUSHES = "flushes"
+    PEER_TLS = "peer-tls"
+    TENANTS = "tenants"
+    EARLIER_BUILD = "earlier-build"
 
 
 class Target(Protocol):
@@ -49,6 +55,19 @@ class Target(Protocol):
 
     def is_running(self) -> bool:
         """Whether it lives."""
+
+
+class RestoredReads(Protocol):
+    """Judges backups: :class:`oncegate.proof.check.restored_reads.RestoredReads`."""
+
+    def begin(self, node: str) -> bool:
+        """Begin to read what ``node`` will save; False: there is nothing to read."""
+
+    def end(self, endpoint: str) -> int:
+        """Read it at the new cluster; returns how many rows."""
+
+    def give_up(self, why: str) -> None:
+        """It cannot be read."""
 
 
 class SmallDisk(Closing):
@@ -157,6 +176,8 @@ def missing() -> Mapping[Equipment, str]:
             Equipment.DISK: lambda: SmallDisk(place / "disk", 2**20).close(),
             Equipment.CLOCK: lambda: WallClock(place, "n1"),
             Equipment.FLUSHES: lambda: shim_library(place),
+            Equipment.PEER_TLS: look_for_library,
+            Equipment.EARLIER_BUILD: look_for_history,
         }
         for equipment, attempt in tries.items():
             try:

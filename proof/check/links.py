@@ -1,7 +1,8 @@
 """The network between the members: every peer link runs through a TCP proxy that can misbehave.
 
 Each node has one port on which all others reach it (:meth:`Links.port`). The first frame of the handshake says who
-dials, so the address may stand in the cluster's configuration, which all members read. Each direction of a pair is a
+dials, or under TLS the kernel, so the address may stand in the cluster's configuration, which all members read. Each
+direction of a pair is a
 :class:`~oncegate.proof.check.proxy.Way`.
 
 The proxies run on a loop in a thread of their own; every public method may be called from any other thread and has
@@ -29,10 +30,18 @@ class Links(Closing):
 
     Args:
         listening: where each node really listens for its peers.
+        node_of: returns whose connection comes from a port; for those that begin with TLS.
         seed: of the jitter and the resets.
     """
 
-    def __init__(self, listening: Mapping[str, Address], *, seed: int = 0) -> None:
+    def __init__(
+        self,
+        listening: Mapping[str, Address],
+        node_of: Callable[[int], str | None] = lambda port: None,
+        *,
+        seed: int = 0,
+    ) -> None:
+        self._node_of = node_of
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="links", daemon=True)
         self._thread.start()
@@ -66,7 +75,7 @@ class Links(Closing):
                 for ends in ((name, other), (other, name)):
                     way = self._ways[ends] = Way(*ends)
                     way.opened.set()
-            proxy = Proxy(address, ways, self._rng)
+            proxy = Proxy(address, ways, self._node_of, self._rng)
             self._proxies.append(proxy)
             self._ports[name] = await proxy.serve()
 
@@ -91,7 +100,13 @@ class Links(Closing):
         return [
             f"{way.source}->{way.target}"
             for way in list(self._ways.values())
-            if way.losing or way.loss or way.delay_s or way.jitter_s or way.bytes_per_s or not way.opened.is_set()
+            if way.losing
+            or way.loss
+            or way.forgery
+            or way.delay_s
+            or way.jitter_s
+            or way.bytes_per_s
+            or not way.opened.is_set()
         ]
 
     def cut(self, ways: Iterable[Ends], *, how: How = "hold") -> None:
@@ -131,14 +146,16 @@ class Links(Closing):
         jitter_s: float = 0.0,
         bytes_per_s: float | None = None,
         loss: float = 0.0,
+        forgery: float = 0.0,
         node: str | None = None,
     ) -> None:
-        """Make every direction slow and lossy, or those that lead to or from ``node``."""
+        """Make every direction slow, lossy and unsafe, or those that lead to or from ``node``."""
 
         def work() -> None:
             for ends, way in self._ways.items():
                 if node is None or node in ends:
-                    way.delay_s, way.jitter_s, way.bytes_per_s, way.loss = delay_s, jitter_s, bytes_per_s, loss
+                    way.delay_s, way.jitter_s, way.bytes_per_s = delay_s, jitter_s, bytes_per_s
+                    way.loss, way.forgery = loss, forgery
 
         self._run(work)
 
@@ -190,7 +207,8 @@ class Links(Closing):
                 self._storm.cancel()
                 self._storm = None
             for way in self._ways.values():
-                way.delay_s, way.jitter_s, way.bytes_per_s, way.loss = 0.0, 0.0, None, 0.0
+                way.delay_s, way.jitter_s, way.bytes_per_s = 0.0, 0.0, None
+                way.loss = way.forgery = 0.0
 
         self._run(work)
 

@@ -8,6 +8,7 @@ Each direction of a pair is a :class:`Way` with its own faults:
 - ``opened`` cleared: bytes wait in the proxy and arrive when the way is opened again, late. Connections stay open.
 - ``losing``: bytes vanish. Connections stay open; the ones that lost bytes are reset when the way is opened again.
 - ``loss``: the share of reads that is lost; TCP would repeat them, so the connection is reset at once.
+- ``forgery``: the share of frames that somebody on the path changes, sends again or swaps.
 - ``delay_s``, ``jitter_s``: each read is passed on that much later, in order. ``bytes_per_s``: no faster than this.
 
 The end of a connection travels like its bytes: it is held and lost like them.
@@ -28,6 +29,7 @@ from oncegate.consensus.errors import ProtocolError
 from oncegate.consensus.messages import Hello
 from oncegate.consensus.net.handshake import HANDSHAKE_FRAME_BYTES_MAX
 from oncegate.consensus.net.wire import FrameReader
+from oncegate.proof.check.tampering import Tamperer, is_tls
 
 Address = tuple[str, int]
 READ_BYTES: Final = 64 * 1024
@@ -45,10 +47,12 @@ class Way:
     opened: asyncio.Event = field(default_factory=asyncio.Event)
     losing: bool = False
     loss: float = 0.0
+    forgery: float = 0.0
     delay_s: float = 0.0
     jitter_s: float = 0.0
     bytes_per_s: float | None = None
     bytes_passed: int = 0
+    frames_forged: int = 0
 
 
 class ProxiedConnection:
@@ -73,6 +77,7 @@ class ProxiedConnection:
         """Pass on ``first`` and what comes after it, as the way allows; ends with the connection."""
         loop = asyncio.get_running_loop()
         queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_QUEUE_READS)
+        tamperer = Tamperer(self._rng) if way.forgery else None
 
         async def collect() -> None:
             data = first or await read()
@@ -105,6 +110,12 @@ class ProxiedConnection:
                     return
                 if way.bytes_per_s is not None:
                     await asyncio.sleep(len(data) / way.bytes_per_s)
+                if tamperer is not None:
+                    before = tamperer.forged
+                    data = tamperer.passed(data, way.forgery)
+                    way.frames_forged += tamperer.forged - before
+                elif way.forgery:
+                    return  # Where its frames begin is not known: the next connection is told from its first byte.
                 way.bytes_passed += len(data)
                 writer.write(data)
                 await writer.drain()
@@ -119,10 +130,19 @@ class ProxiedConnection:
 
 
 class Proxy:
-    """A listener in front of ``target``; ``ways`` returns both ways of a dialler's connection, or None: refuse it."""
+    """A listener in front of ``target``.
 
-    def __init__(self, target: Address, ways: Callable[[str], tuple[Way, Way] | None], rng: random.Random) -> None:
-        self._target, self._ways, self._rng = target, ways, rng
+    ``ways`` returns both ways of a dialler's connection, or None: refuse it. ``node_of`` returns who dials from a port.
+    """
+
+    def __init__(
+        self,
+        target: Address,
+        ways: Callable[[str], tuple[Way, Way] | None],
+        node_of: Callable[[int], str | None],
+        rng: random.Random,
+    ) -> None:
+        self._target, self._ways, self._node_of, self._rng = target, ways, node_of, rng
         self._server: asyncio.Server | None = None
         self._closing = False
         self.connections: set[ProxiedConnection] = set()
@@ -144,7 +164,8 @@ class Proxy:
     async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             dialler, first = await _hello(reader)
-            ways = self._ways(dialler)
+            dialler = dialler or self._node_of(writer.get_extra_info("peername")[1])
+            ways = None if dialler is None else self._ways(dialler)
             if ways is None:
                 raise ProtocolError(f"{dialler} is no member")
             far_reader, far_writer = await asyncio.open_connection(*self._target, limit=READ_BYTES)
@@ -175,8 +196,8 @@ class Proxy:
             self.connections.discard(connection)
 
 
-async def _hello(reader: asyncio.StreamReader) -> tuple[str, bytes]:
-    """Return who dials, as the first frame of the handshake says, and the bytes read so far."""
+async def _hello(reader: asyncio.StreamReader) -> tuple[str | None, bytes]:
+    """Return who dials, as the first frame of the handshake says, None under TLS, and the bytes read so far."""
     frames, first = FrameReader(HANDSHAKE_FRAME_BYTES_MAX), b""
     async with asyncio.timeout(_HELLO_S):
         while True:
@@ -184,6 +205,8 @@ async def _hello(reader: asyncio.StreamReader) -> tuple[str, bytes]:
             if not data:
                 raise EOFError
             first += data
+            if is_tls(first):
+                return None, first
             frames.space()[: len(data)] = data
             for message in frames.received(len(data)):
                 if not isinstance(message, Hello):

@@ -26,14 +26,17 @@ from typing import Any, Final
 
 import msgspec
 
+from oncegate.gateway.machine.levels import FIRST
 from oncegate.proof.check.cluster import CheckCluster
 from oncegate.proof.check.direct_session import Nodes
+from oncegate.proof.check.equipment import Equipment, missing
 from oncegate.proof.check.errors import NotHealed, Unavailable
 from oncegate.proof.check.folder import RunFolder, RunInfo, RunVerdict
 from oncegate.proof.check.nemesis import FaultPlan, Nemesis, available, names_of, plan_of
 from oncegate.proof.check.plan import RunPlan
 from oncegate.proof.check.recorder import HistoryRecorder
 from oncegate.proof.check.report import write_report
+from oncegate.proof.check.restored_reads import RestoredReads
 from oncegate.proof.check.workload import NotRecovered, Worker, Workload, World
 from oncegate.proof.check.workloads import workload_of
 from oncegate.proof.lincheck import Failure, Result, operations
@@ -94,9 +97,12 @@ def faults_of(plan: RunPlan) -> tuple[FaultPlan, dict[str, str]]:
 
     Raises OncegateError (BAD_REQUEST) for a fault or workload that does not exist.
     """
-    processes = workload_of(plan.workload).processes(plan)
+    workload = workload_of(plan.workload)
+    processes, lacks = workload.processes(plan), dict(missing())
+    if workload.level > FIRST:
+        lacks[Equipment.EARLIER_BUILD] = f"the workload needs feature level {workload.level}"
     try:
-        names, left_out = available(names_of(plan.faults, processes), processes=processes)
+        names, left_out = available(names_of(plan.faults, processes), processes=processes, lacks=lacks)
     except ValueError as unknown:
         raise OncegateError(Code.BAD_REQUEST, str(unknown)) from unknown
     return plan_of(plan.seed, names, plan.seconds, plan.nodes), left_out
@@ -159,6 +165,7 @@ async def record(
             nemesis = Nemesis(cluster, faults, noted.fault, clock=recorder.now_ns)
             async with Nodes(lambda: {node: cluster.endpoint(node) for node in cluster.meant}) as nodes:
                 world = World(plan, nodes, recorder, scratch)
+                cluster.restored_reads = RestoredReads(world, workload)
                 try:
                     ended = await _work(world, workload, nemesis)
                 finally:

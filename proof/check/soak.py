@@ -62,7 +62,7 @@ class SoakTally(msgspec.Struct):
         for result in verdict.checks:
             found = max(1, len(result.failures)) if result.verdict == "invalid" else 0
             self.anomalies += found
-            self.lost += found if result.name == LOST else 0
+            self.lost += found if result.name.startswith(LOST) else 0
 
 
 class SoakState(msgspec.Struct):
@@ -195,6 +195,15 @@ def _possible(template: RunPlan, workload: str | None, say: Callable[[str], None
     return possible
 
 
+def _each(fault: Exception) -> Iterator[Exception]:
+    """Yield what was raised: the members of a group in place of the group."""
+    if isinstance(fault, ExceptionGroup):
+        for one in fault.exceptions:
+            yield from _each(one)
+    else:
+        yield fault
+
+
 def _runs(state: SoakState, runs: Path, *, keep: bool, say: Callable[[str], None]) -> None:
     before: RunFolder | None = None
     for plan in state.left():
@@ -202,8 +211,9 @@ def _runs(state: SoakState, runs: Path, *, keep: bool, say: Callable[[str], None
         try:
             folder, verdict = run(plan, runs)
         except (CheckError, RuntimeError, OSError, ExceptionGroup) as fault:
-            say(f"crashed: {fault}")
-            state.crash(plan, str((runs / LATEST).resolve()), str(fault)[:500])
+            reason = "; ".join(f"{type(one).__name__}: {one}" for one in _each(fault))
+            say(f"crashed: {reason}")
+            state.crash(plan, str((runs / LATEST).resolve()), reason[:500])
             state.save(runs)
             continue
         for line in verdict_lines(verdict):

@@ -18,8 +18,9 @@ from random import Random
 from typing import Any, ClassVar, Final, TypeVar
 
 from oncegate.gateway.client import Client, OncegateError, Session, Tuning
-from oncegate.gateway.client.paths import row_path, table_path
+from oncegate.gateway.client.paths import row_path, session_path, table_path
 from oncegate.gateway.local.waiting import until
+from oncegate.gateway.machine.levels import FIRST
 from oncegate.proof.check.cluster import CheckCluster
 from oncegate.proof.check.direct_session import (
     ATTEMPT_S,
@@ -31,6 +32,7 @@ from oncegate.proof.check.direct_session import (
 )
 from oncegate.proof.check.plan import PROCESSES_MAX, RunPlan
 from oncegate.proof.check.recorder import HistoryRecorder, OpenOperation
+from oncegate.proof.check.tenants import token
 from oncegate.proof.lincheck import Event, Result
 
 T = TypeVar("T")
@@ -69,6 +71,13 @@ class World:
     def random(self, purpose: object) -> Random:
         """Return the dice of one purpose; they fall the same way in every run of the seed."""
         return Random(f"{self.plan.seed}/{self.plan.workload}/{purpose}")
+
+    def client(self, turn: int) -> Client:
+        """Return a client of the SDK that asks the nodes in turn, beginning with this one."""
+        endpoints = [self.nodes.endpoints()[node] for node in self.nodes.ids]
+        turn %= len(endpoints)
+        tuning = Tuning(attempt_timeout_s=ATTEMPT_S)
+        return Client(endpoints[turn:] + endpoints[:turn], timeout_s=SDK_S, tuning=tuning, tracing=False, token=token())
 
     async def declare(self, table: str, kind: str = "resident") -> None:
         """Declare a table; raises NotRecovered."""
@@ -162,6 +171,18 @@ class Worker:
                 return True
         return False
 
+    async def close_session(self) -> None:
+        """Close the session at one node, once, and record it; it is not used any more, whatever the answer is."""
+        session = self.session
+        recorded = self.begin("close", session.client_id)
+        path = f"{session_path(session.client_id)}?epoch={session.epoch}"
+        reply = await self.world.nodes.call(self.node(), "DELETE", path)
+        session.over = True
+        if reply.done:
+            recorded.ok(None)
+        else:
+            recorded.info(reply.code)
+
     def node(self) -> str:
         """Choose a node."""
         return self.random.choice(self.world.nodes.ids)
@@ -178,6 +199,7 @@ class Worker:
         f: str,
         value: Any,
         *,
+        key: str = "",
         answer: Callable[[Mapping[str, Any]], Any] = lambda result: None,
         refused: Callable[[Mapping[str, Any]], Any] = refusal,
     ) -> RequestVerdict:
@@ -187,12 +209,13 @@ class Worker:
             operation: as it travels, without its sequence number.
             f: as the history has it.
             value: the argument as the history has it.
+            key: likewise; by default the operation's.
             answer: makes the recorded result out of that of an applied operation.
             refused: the same for a failed condition.
         """
         session = self.session
         sequence = session.take()
-        recorded = self.begin(f, operation["key"], value, request=session.request(sequence))
+        recorded = self.begin(f, key or operation["key"], value, request=session.request(sequence))
         verdict = await session.perform(sequence, operation)
         session.acknowledge(sequence)
         if verdict.answered:
@@ -230,6 +253,7 @@ class Worker:
             prefer_leader=self.process % 2 == 0,
             tuning=tuning or Tuning(attempt_timeout_s=ATTEMPT_S),
             tracing=False,
+            token=token(),
         ) as client:
             while self.goes_on():
                 try:
@@ -248,6 +272,8 @@ class Workload(ABC):
     """
 
     name: ClassVar[str]
+    level: ClassVar[int] = FIRST
+    """The feature level that its commands need; above the first, no node may run the build before."""
     proves: ClassVar[str]
     """One line for a person: what a valid run shows."""
     table: ClassVar[str]
@@ -260,6 +286,8 @@ class Workload(ABC):
 
     async def set_up(self, world: World) -> None:
         """Declare what is needed, before processes and faults begin."""
+        if self.level > FIRST:
+            await world.insist("POST", "/v1/cluster/level", {"level": self.level})
         await world.declare(self.table)
 
     async def run_process(self, worker: Worker) -> None:
@@ -283,6 +311,10 @@ class Workload(ABC):
     @abstractmethod
     def check(self, history: Sequence[Event]) -> list[Result]:
         """Judge a history."""
+
+    def restorable(self) -> Sequence[str]:
+        """Return keys of rows that :meth:`check` judges by any read of them: what a backup holds is one."""
+        return self.keys
 
     # A workload that runs more than the nodes: see :class:`oncegate.proof.check.workloads.stream.StoredReads`
 

@@ -14,7 +14,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from oncegate.proof.mutants import liars, replication, sessions  # noqa: F401 - they enter their bugs
+from oncegate.proof.mutants import (  # noqa: F401 - they enter their bugs
+    liars,
+    replication,
+    rows_that_end,
+    runs_of_puts,
+    sessions,
+    transactions,
+)
 from oncegate.proof.mutants.mutant import MUTANTS
 from oncegate.proof.sim.engine.plan import make_plan
 from oncegate.proof.sim.engine.planted import PLANTED
@@ -57,7 +64,7 @@ def _in_engine(name):
 
 def _in_front(bug, workload, check):
     with tempfile.TemporaryDirectory() as runs:
-        verdict = liars.verdict_on(Path(runs), workload, bug)
+        verdict = liars.shown(check, partial(liars.verdict_on, Path(runs), workload, bug))
     return next((one.name for one in verdict.checks if one.verdict == "invalid" and one.name.startswith(check)), None)
 
 

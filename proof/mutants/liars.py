@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import re
 import threading
 from collections.abc import Awaitable, Callable
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import aiohttp
 import msgspec
 from aiohttp import web
 
+from oncegate.gateway.http import page_tokens
 from oncegate.gateway.local.ports import free_ports
 from oncegate.gateway.wire import MSGPACK
 from oncegate.proof.check.checks import LOST
 from oncegate.proof.check.cluster import CheckCluster
 from oncegate.proof.check.folder import RunVerdict
-from oncegate.proof.check.nemesis import FaultPlan, plan_of
+from oncegate.proof.check.nemesis import Action, FaultPlan, plan_of
 from oncegate.proof.check.plan import RunPlan
 from oncegate.proof.check.runner import run
 
@@ -56,6 +59,8 @@ class Got(NamedTuple):
     body: bytes
 
     def json(self) -> Any:
+        if self.headers.get("Content-Type") == MSGPACK:
+            return msgspec.msgpack.decode(self.body)
         return json.loads(self.body)
 
     def with_json(self, body: Any) -> Got:
@@ -64,6 +69,21 @@ class Got(NamedTuple):
 
 Forward = Callable[[Sent], Awaitable[Got]]
 Bug = Callable[[Forward, Sent], Awaitable[Got]]
+
+
+class StreamBug:
+    """A bug in streams of events; other requests pass unless it says otherwise."""
+
+    async def __call__(self, forward: Forward, sent: Sent) -> Got:
+        return await forward(sent)
+
+    def asked(self, path: str) -> str:
+        """Return what the node is asked in place of this."""
+        return path
+
+    def told(self, event: bytes) -> list[bytes]:
+        """Return what the client is told in place of this event."""
+        return [event]
 
 
 class LyingCluster(CheckCluster):
@@ -106,19 +126,41 @@ class LyingCluster(CheckCluster):
             for runner in runners:
                 await runner.cleanup()
 
-    def _handler(self, http: aiohttp.ClientSession, real: str) -> Callable[[web.Request], Awaitable[web.Response]]:
+    def _handler(
+        self, http: aiohttp.ClientSession, real: str
+    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def forward(sent: Sent) -> Got:
             async with http.request(sent.method, real + sent.path, data=sent.body, headers=sent.headers) as answer:
                 headers = {name: value for name, value in answer.headers.items() if name.lower() not in HOP}
                 return Got(answer.status, headers, await answer.read())
 
-        async def handle(request: web.Request) -> web.Response:
+        streams = self._bug if isinstance(self._bug, StreamBug) else StreamBug()
+
+        async def watch(request: web.Request) -> web.StreamResponse:
+            async with http.get(real + streams.asked(request.path_qs), headers=request.headers) as answer:
+                response = web.StreamResponse(status=answer.status, headers={"Content-Type": answer.content_type})
+                await response.prepare(request)
+                buffer = b""
+                with contextlib.suppress(aiohttp.ClientError, ConnectionResetError):
+                    async for chunk in answer.content.iter_any():
+                        *whole, buffer = (buffer + chunk).split(b"\n\n")
+                        for event in whole:
+                            for told in streams.told(event + b"\n\n"):
+                                await response.write(told)
+                    await response.write(buffer)
+                return response
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            if request.path.endswith("/watch"):
+                return await watch(request)
             headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP}
             sent = Sent(request.method, request.path_qs, headers, await request.read())
             try:
                 got = await self._bug(forward, sent)
             except aiohttp.ClientError:
                 return web.Response(status=502)
+            if request.headers.get("Accept") == MSGPACK and got.headers == JSON:  # made here, for the SDK
+                got = Got(got.status, {"Content-Type": MSGPACK}, msgspec.msgpack.encode(got.json()))
             return web.Response(status=got.status, headers=got.headers, body=got.body)
 
         return handle
@@ -196,6 +238,20 @@ def acknowledges_what_it_drops() -> Bug:
     return handle
 
 
+def answers_a_run_with_its_last_commit() -> Bug:
+    async def handle(forward: Forward, sent: Sent) -> Got:
+        got = await forward(sent)
+        if not sent.operations or got.status != 200:
+            return got
+        body = got.json()
+        applied = [one for one in body["results"] if one["status"] == "applied"]
+        for one in applied[1:-1]:
+            one["commit"] = applied[-1]["commit"]
+        return got.with_json(body)._replace(headers=JSON)
+
+    return handle
+
+
 def answers_stale_reads() -> Bug:
     cache: dict[str, Got] = {}
     number = count(1)
@@ -221,6 +277,45 @@ def ignores_conditions() -> Bug:
         return await forward(sent)
 
     return handle
+
+
+def in_transactions(change: Callable[[dict[str, Any]], None]) -> Bug:
+    """Change transactions on their way to the node."""
+
+    async def handle(forward: Forward, sent: Sent) -> Got:
+        if not sent.operations:
+            return await forward(sent)
+        body = sent.json()
+        for operation in body["operations"]:
+            if operation["op"] == "transaction":
+                change(operation)
+        return await forward(sent.with_json(body)._replace(headers={**sent.headers, **JSON}))
+
+    return handle
+
+
+def ignores_conditions_of_transactions() -> Bug:
+    def change(transaction: dict[str, Any]) -> None:
+        transaction.pop("conditions", None)
+        for write in transaction["writes"]:
+            write.pop("if", None)
+
+    return in_transactions(change)
+
+
+def checks_no_floor() -> Bug:
+    def change(transaction: dict[str, Any]) -> None:
+        for write in transaction["writes"]:
+            write.pop("floor", None)
+
+    return in_transactions(change)
+
+
+def applies_only_the_first_write_of_a_transaction() -> Bug:
+    def change(transaction: dict[str, Any]) -> None:
+        del transaction["writes"][1:]
+
+    return in_transactions(change)
 
 
 def says_sealed_without_asking() -> Bug:
@@ -292,27 +387,203 @@ def sends_other_bytes_of_a_batch_each_time() -> Bug:
     return handle
 
 
+def loses_a_change_when_a_watch_goes_on() -> Bug:
+    class Loses(StreamBug):
+        def asked(self, path: str) -> str:
+            return re.sub(r"from=(\d+)", lambda found: f"from={int(found[1]) + 2}", path)
+
+    return Loses()
+
+
+def tells_a_change_before_an_earlier_one() -> Bug:
+    class Swaps(StreamBug):
+        def __init__(self) -> None:
+            self.held, self.number = b"", count(1)
+
+        def told(self, event: bytes) -> list[bytes]:
+            if self.held and b"event: changes" in event:
+                held, self.held = self.held, b""
+                return [event, held]
+            if b"event: changes" in event and next(self.number) % 5 == 0:
+                self.held = event
+                return []
+            return [event]
+
+    return Swaps()
+
+
+def mixes_states_in_the_pages_of_a_scan() -> Bug:
+    async def handle(forward: Forward, sent: Sent) -> Got:
+        path, _, token = sent.path.partition("page=")
+        if not token:
+            return await forward(sent)
+        token, more, rest = token.partition("&")
+        commit, keys = page_tokens.read(token)
+        now = (await forward(Sent("GET", "/v1/cluster", {}, b""))).json()["commit"]
+        got = await forward(sent._replace(path=f"{path}page={page_tokens.write(now, keys)}{more}{rest}"))
+        return got.with_json({**got.json(), "commit": commit}) if got.status == 200 else got
+
+    return handle
+
+
+def calls_rows_of_a_damaged_block_absent() -> Bug:
+    async def handle(forward: Forward, sent: Sent) -> Got:
+        got = await forward(sent)
+        if got.status != 503 or b"is damaged" not in got.body or "/rows/" not in sent.path:
+            return got
+        return Got(404, JSON, b"").with_json({"code": "NOT_FOUND"})._replace(status=404)
+
+    return handle
+
+
+def tells_a_change_twice() -> Bug:
+    class Repeats(StreamBug):
+        def __init__(self) -> None:
+            self.number = count(1)
+
+        def told(self, event: bytes) -> list[bytes]:
+            if b"event: changes" not in event or next(self.number) % 5:
+                return [event]
+            head, data = event.split(b"data: ")
+            changes = json.loads(data)
+            for change in changes["changes"]:
+                change["commit"] += 1
+            changes["commit"] += 1
+            return [event, head + b"data: " + json.dumps(changes).encode() + b"\n\n"]
+
+    return Repeats()
+
+
+def tells_an_end_twice() -> Bug:
+    class Repeats(StreamBug):
+        def told(self, event: bytes) -> list[bytes]:
+            head, _, data = event.partition(b"data: ")
+            if b'"cause"' not in data:
+                return [event]
+            again = json.loads(data)
+            for change in [*again["changes"], again]:
+                change["commit"] += 1
+            return [event, head + b"data: " + json.dumps(again).encode() + b"\n\n"]
+
+    return Repeats()
+
+
+def tells_a_transaction_in_parts() -> Bug:
+    class Splits(StreamBug):
+        def told(self, event: bytes) -> list[bytes]:
+            head, _, data = event.partition(b"data: ")
+            if b"event: changes" not in head:
+                return [event]
+            apart = [{"commit": one["commit"], "changes": [one]} for one in json.loads(data)["changes"]]
+            return [head + b"data: " + json.dumps(one).encode() + b"\n\n" for one in apart]
+
+    return Splits()
+
+
 CASES: list[tuple[Callable[[], Bug], str, str]] = [
     (repeats_a_write_without_its_id, "append", "each acknowledged item once"),
     (repeats_a_write_without_its_id, "counter", "linearizable counter"),
+    (repeats_a_write_without_its_id, "runs", "each row has the version"),
+    (answers_a_run_with_its_last_commit, "runs", "each row has the version"),
     (forgets_request_ids, "dedup", "all attempts of a request"),
     (acknowledges_what_it_drops, "append", LOST),
     (answers_stale_reads, "register", "linearizable register"),
     (answers_stale_reads, "stream", "a writer reads its own writes"),
     (ignores_conditions, "compare-and-set", "linearizable cas-register"),
-    (ignores_conditions, "bank", "money is neither made nor lost"),
+    (ignores_conditions, "rows", "no two writes follow"),
+    (checks_no_floor, "bank", "money is neither made nor lost"),
+    (applies_only_the_first_write_of_a_transaction, "bank", "money is neither made nor lost"),
+    (ignores_conditions_of_transactions, "lock", "no write of an earlier holder"),
+    (ignores_conditions_of_transactions, "queue", "each item is completed exactly once"),
     (says_sealed_without_asking, "resolve", "a request is applied with one result or sealed"),
     (fences_nobody, "hand-over", "an owner that was taken over from"),
     (executes_for_sessions_that_have_ended, "lease", "a session that was told of its end"),
     (loses_an_item_of_a_batch, "flow", LOST),
     (sends_other_bytes_of_a_batch_each_time, "flow", "a batch is the same bytes"),
+    (loses_a_change_when_a_watch_goes_on, "watch", LOST),
+    (tells_a_change_before_an_earlier_one, "watch", LOST),
+    (tells_a_change_twice, "watch", LOST),
+    (tells_an_end_twice, "watch", "each end is told once"),
+    (tells_a_transaction_in_parts, "watch", "what a transaction has changed"),
+    (mixes_states_in_the_pages_of_a_scan, "watch", "a scan is the state"),
 ]
 """Which bug which workload shows, and the check that says so."""
 
 
-def verdict_on(runs: Path, workload: str, bug: Callable[[], Bug]) -> RunVerdict:
-    """Run a workload against one server with a bug, a flow against two."""
-    plan = RunPlan(workload=workload, seed=7, seconds=1.5, nodes=2 if workload == "flow" else 1)
+def hands_out_an_old_backup() -> Bug:
+    number, old = count(1), list[tuple[Forward, Got]]()
+
+    async def handle(forward: Forward, sent: Sent) -> Got:
+        if sent.operations and next(number) == 5:
+            old.append((forward, await forward(Sent("POST", "/v1/snapshots", {}, b""))))
+        if not sent.path.startswith("/v1/snapshots"):
+            return await forward(sent)
+        its_node, answer = old[0]
+        return await its_node(sent) if sent.method == "GET" else answer
+
+    return handle
+
+
+FAULT_CASES: list[tuple[Callable[[], Bug], str, Action, str]] = [
+    (
+        calls_rows_of_a_damaged_block_absent,
+        "register",
+        Action("damaged_block", 1.0, 3.0, ("n3",)),
+        "linearizable register",
+    ),
+    (
+        hands_out_an_old_backup,
+        "register",
+        Action("backup_restored", 2.5, 0.5, ("n1",)),
+        "linearizable register",
+    ),
+]
+"""Which bug shows under which fault only."""
+
+
+LENGTHS: Final = (1, 4, 16)
+"""Times as long: a run is repeated so until its bug shows, for how much is done in a second is the machine's."""
+
+
+def shown(check: str, judged: Callable[[int], RunVerdict]) -> RunVerdict:
+    """Return the first verdict whose ``check`` is invalid, of runs of growing length; the longest's if none is."""
+    for times in LENGTHS:
+        verdict = judged(times)
+        if any(result.verdict == "invalid" and result.name.startswith(check) for result in verdict.checks):
+            break
+    return verdict
+
+
+def verdict_under(runs: Path, workload: str, bug: Callable[[], Bug], action: Action, times: int = 1) -> RunVerdict:
+    """Run a workload under one fault, against three servers with a bug; ``times`` as long with the fault."""
+    action = msgspec.structs.replace(action, seconds=times * action.seconds)
+    plan = RunPlan(workload=workload, faults=(action.fault,), seed=7, seconds=action.end + times)
+    nodes = tuple(f"n{number + 1}" for number in range(plan.nodes))
+    faults = FaultPlan(plan.seed, plan.seconds, nodes, plan.faults, (action,))
+    _, verdict = run(plan, runs, faults, lambda plan, faults, directory: LyingCluster(plan, faults, directory, bug()))
+    return verdict
+
+
+class UnprovedCluster(CheckCluster):
+    """A cluster whose nodes do not check the MACs of frames."""
+
+    def command(self, node_id: str) -> list[str]:
+        real, planted = "oncegate.proof.check.node_process", "oncegate.proof.mutants.unproved_node"
+        return [planted if word == real else word for word in super().command(node_id)]
+
+
+def verdict_without_macs(runs: Path, times: int = 1) -> RunVerdict:
+    """Run a workload against nodes that do not check the MACs of frames, while somebody changes frames."""
+    action = Action("forged_links", 0.5, 2.0 * times, (), {"forgery": 1.0})
+    plan = RunPlan(workload="bank", faults=(action.fault,), seed=7, seconds=action.end + 1.0)
+    faults = FaultPlan(plan.seed, plan.seconds, ("n1", "n2", "n3"), plan.faults, (action,))
+    _, verdict = run(plan, runs, faults, lambda plan, faults, directory: UnprovedCluster(directory, seed=plan.seed))
+    return verdict
+
+
+def verdict_on(runs: Path, workload: str, bug: Callable[[], Bug], times: int = 1) -> RunVerdict:
+    """Run a workload against one server with a bug, a flow against two; ``times`` 1.5 s."""
+    plan = RunPlan(workload=workload, seed=7, seconds=1.5 * times, nodes=2 if workload == "flow" else 1)
     faults = plan_of(plan.seed, [], plan.seconds, plan.nodes)
     _, verdict = run(plan, runs, faults, lambda plan, faults, directory: LyingCluster(plan, faults, directory, bug()))
     return verdict

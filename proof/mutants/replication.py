@@ -19,7 +19,9 @@ from oncegate.consensus.replica.replica import Replica
 from oncegate.flows import batcher
 from oncegate.flows.cursor import Consumers
 from oncegate.flows.open_segment import OpenSegment
-from oncegate.gateway.node.reads import FoundRow, Reads
+from oncegate.flows.parts import NO_PARTS
+from oncegate.gateway.machine.tables import StoredRow
+from oncegate.gateway.node.reads import Reads
 from oncegate.proof.mutants.mutant import Mutant, enter, plants
 from oncegate.proof.sim.engine.planted import PLANTED
 from oncegate.proof.sim.gateway.scripts import SCRIPTS
@@ -49,6 +51,35 @@ def _moves_anyhow(consumers, name, batch, fence, batches, *, replay=False, now_m
     return _move(consumers, name, batch, consumers.get(name).fence, batches, replay=replay, now_ms=now_ms)
 
 
+_attach = Consumers.attach
+_part = Consumers.part
+
+
+@plants("parts-of-their-instance", "chain", (Consumers, "attach"))
+def _forgets_parts(consumers, name, nonce, batches, now_ms=0, *, cursor=None):
+    """What an instance has written of a batch is written again by the next one."""
+    attachment = _attach(consumers, name, nonce, batches, now_ms, cursor=cursor)
+    consumers._get(name).parts = NO_PARTS
+    return attachment
+
+
+@plants("cascade-not-fenced", "chain", (Consumers, "part"))
+def _writes_anyhow(consumers, name, batch, part, fence, fingerprint, batches, *, last):
+    """An instance that was replaced writes a part."""
+    return _part(consumers, name, batch, part, consumers.get(name).fence, fingerprint, batches, last=last)
+
+
+_wrote = Consumers.wrote
+
+
+@plants("cursor-behind-its-writes", "chain", (Consumers, "wrote"))
+def _moves_later(consumers, name, batch, fingerprint, commit, now_ms, *, last):
+    """The last part of a batch is written, and the cursor moves with an entry of its own, which may never come."""
+    if not last:
+        return _wrote(consumers, name, batch, fingerprint, commit, now_ms, last=False)
+    return consumers.get(name).cursor
+
+
 @plants("item-twice-at-the-border", "flow", (OpenSegment, "append_range"))
 def _row_twice(segment, first_commit, items, time_ms, client_id, first_sequence, body, offset, traceparent=""):
     """The last row of a batch is the first of the next one, too."""
@@ -74,7 +105,7 @@ async def _store_first(reads, table, key):
     found = await reads._delivered_row(declaration, table, key)
     if found is None or found.value is None:
         return await _stream_row(reads, table, key)
-    return FoundRow(found.commit, found.value)
+    return StoredRow(found.commit, found.value)
 
 
 _asked = count(1)
@@ -162,4 +193,4 @@ _of_engine("saved-applied-again", "applies-saved-again", kinds=_POWER, fixed={"s
 _of_engine("reads-before-no-op", "reads-before-no-op", "", script=SCRIPTS["read before the first commit"])
 _OUTCOME = (LeadershipLost, "outcome", "not_applied")
 _WORDS = "an operation that may still commit is reported as not applied"
-enter(Mutant("unknown-called-not-applied", _WORDS, "counter", (_OUTCOME,), kinds=_LINKS, runs=40, start=90))
+enter(Mutant("unknown-called-not-applied", _WORDS, "counter", (_OUTCOME,), kinds=_LINKS, runs=40, start=15))

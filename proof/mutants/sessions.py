@@ -4,13 +4,15 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from oncegate.gateway.machine import machine as machine_module
 from oncegate.gateway.machine.cluster_clock import ClusterClock
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.results import Operated
 from oncegate.gateway.machine.state import session_images
 from oncegate.gateway.machine.state.layout import encode_session
-from oncegate.gateway.machine.tables import _test
+from oncegate.gateway.machine.tables import holds, refused
 from oncegate.proof.mutants.forgotten import executes
 from oncegate.proof.mutants.mutant import Mutant, enter, plants
 from oncegate.rifl import rule as rule_module
@@ -69,6 +71,8 @@ def _drops_one_more(tracker, first_incomplete):
     _acknowledge(tracker, first_incomplete)
     if tracker._records is not None:
         tracker._records.pop(first_incomplete, None)
+    if tracker._runs is not None:
+        tracker._runs = [run for run in tracker._runs if run.first != first_incomplete] or None
 
 
 @plants("acks-what-was-seen", "dedup", (ResultTracker, "acknowledge"))
@@ -158,12 +162,14 @@ def _condition_first(machine, command):
     rows = []
     for op in command.ops:
         table = machine.tables.get(op.table)
-        rows.append(_test(op, table.rows.get(op.key)) if table is not None and op.test else None)
+        row = None if table is None else table.rows.get(op.key)
+        failed = table is not None and op.test and not holds(op.test, op.operand, row)
+        rows.append(refused("CONDITION_FAILED", row) if failed else None)
     done = _operate(machine, command)
     verdicts = []
-    for verdict, refused in zip(done.verdicts, rows, strict=True):
-        if isinstance(verdict, Replayed) and refused is not None:
-            record = CompletionRecord(verdict.record.fingerprint, verdict.record.commit, refused)
+    for verdict, failure in zip(done.verdicts, rows, strict=True):
+        if isinstance(verdict, Replayed) and failure is not None:
+            record = CompletionRecord(verdict.record.fingerprint, verdict.record.commit, failure)
             verdict = Replayed(verdict.sequence, record)
         verdicts.append(verdict)
     return Operated(verdicts, done.memory_ms)
@@ -180,14 +186,17 @@ def _whole_ranges_only(tracker, first, fingerprints, first_incomplete, stand):
     for part in parts:
         if isinstance(part, ReplayPart):
             tracker._records = None
-            tracker._ranges = [known for known in tracker.ranges if known.first > part.last or known.last < part.first]
+            kept = [known for known in tracker.ranges if known.first > part.last or known.last < part.first]
+            tracker._ranges = kept or None
     return [NewPart(part.first, part.last) if isinstance(part, ReplayPart) else part for part in parts]
 
 
 @plants("key-forgotten-early", "keys", (KeySlot, "record"))
 def _forgets_keys_early(slot, sequence, fingerprint, commit, result=None, traceparent=""):
     """An idempotency key is forgotten before its time."""
-    return _slot_record(slot._replace(lifetime_ms=slot.lifetime_ms // 60), sequence, fingerprint, commit, result)
+    return _slot_record(
+        msgspec.structs.replace(slot, lifetime_ms=slot.lifetime_ms // 60), sequence, fingerprint, commit, result
+    )
 
 
 @plants("commit-numbers-with-gaps", "flow", (Machine, "_execute_part"))

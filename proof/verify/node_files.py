@@ -27,12 +27,13 @@ from oncegate.flows.chunks import SealedBatch
 from oncegate.flows.errors import FlowError, SegmentCorrupt
 from oncegate.flows.segment_store import SegmentStore
 from oncegate.gateway.machine.machine import Machine
-from oncegate.gateway.machine.results import AppliedPart, Operated, Ranged
+from oncegate.gateway.machine.results import AppliedPart, Cascaded, Endings, Operated, Ranged
 from oncegate.gateway.machine.state.directory import read_pointer
 from oncegate.gateway.machine.state.errors import StateCorrupt, StateVersionUnknown, StoreFailed
 from oncegate.gateway.machine.state.restore import Restored, restore
 from oncegate.gateway.machine.state.restore import verify as verify_cells
 from oncegate.gateway.machine.state.store import RocksStore, new_cache, snapshot_files
+from oncegate.gateway.machine.transactions import Transacted
 from oncegate.proof.verify.findings import Difference, Undecided
 from oncegate.rifl.errors import InvariantViolation
 from oncegate.rifl.rule import Applied
@@ -215,8 +216,15 @@ def _new_commits(results: Iterable[object]) -> Iterator[int]:
         if isinstance(result, Operated):
             for verdict in result.verdicts:
                 if isinstance(verdict, Applied):
-                    yield verdict.record.commit
+                    first, done = verdict.record.commit, verdict.record.result
+                    yield from range(first, first + ((isinstance(done, Transacted) and done.count) or 1))
+                elif isinstance(verdict, AppliedPart):
+                    yield from range(verdict.commit, verdict.commit + verdict.last - verdict.first + 1)
         elif isinstance(result, Ranged):
             for part in result.parts:
                 if isinstance(part, AppliedPart):
                     yield from range(part.commit, part.commit + part.last - part.first + 1)
+        elif isinstance(result, Cascaded) and not result.replayed:
+            yield from range(result.commit, result.commit + result.operations)
+        elif isinstance(result, Endings):
+            yield from (row.commit for row in result.rows)

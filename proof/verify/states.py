@@ -52,7 +52,7 @@ class StateCheck:
             if (other := self._by_commit.setdefault(commit, known)) is not known:
                 raise self._difference(f"commit {commit}", f"one record, {other.request}'s", f"{known.request}'s too")
         versions = array("q")
-        for table in self._machine.tables.values():
+        for table in self._machine.every_table():
             if table.kind == "resident":
                 self._check_table(table, versions)
         self._check_unique(versions)
@@ -70,8 +70,11 @@ class StateCheck:
 
     def _check_table(self, table: Table, versions: array[int]) -> None:
         size = count = 0
+        ending: set[str] = set()
         for key, row in table.rows.items():
             count += 1
+            if row.life is not None:
+                ending.add(key)
             size += len(key) + len(row.value) + ROW_OVERHEAD_BYTES
             versions.append(row.version)
             if not 1 <= row.version <= self._machine.commit:
@@ -85,6 +88,10 @@ class StateCheck:
             raise self._difference(f"table {table.name}", f"{len(table.rows)} rows", count)
         if size != table.bytes:
             raise self._difference(f"table {table.name}", f"{table.bytes} bytes", size)
+        filed = {key for name, key in self._machine.ends.places() if name == table.name}
+        if filed != ending:
+            what = f"table {table.name}, rows that end by themselves"
+            raise self._difference(what, sorted(ending - filed)[:5], sorted(filed - ending)[:5])
 
     def _check_row(self, what: str, row: StoredRow, known: _Record) -> None:
         result = known.record.result
@@ -105,7 +112,7 @@ class StateCheck:
         version = int(twice[0])
         rows = [
             f"{table.name}/{key}"
-            for table in self._machine.tables.values()
+            for table in self._machine.every_table()
             for key, row in table.rows.items()
             if row.version == version
         ]
@@ -145,12 +152,15 @@ def first_unequal(left: Machine, right: Machine) -> Unequal | None:
 
 
 def _unequal(left: Machine, right: Machine) -> Iterator[Unequal]:
-    for name in ("commit", "time_ms", "replayed", "identity"):
+    for name in ("commit", "time_ms", "replayed", "identity", "level", "origin"):
         yield from _same(name, getattr(left, name), getattr(right, name))
     yield from _same("next client id", left.sessions.next_id, right.sessions.next_id)
-    yield from _same("tables", list(left.tables), list(right.tables))
-    for name, table in left.tables.items():
-        yield from _tables(name, table, right.tables[name])
+    yield from _same("tables ever declared", left.tables_declared, right.tables_declared)
+    names, others = ([(one.name, one.number, one.since) for one in m.every_table()] for m in (left, right))
+    yield from _same("tables", names, others)
+    yield from _same("dropped tables", list(left.closing), list(right.closing))
+    for table in left.every_table():
+        yield from _tables(table.name, table, right.table_of(table.name))
     yield from _keyed("session", _sessions(left), _sessions(right))
     for name in ("first", "next", "forgotten_ms", "bytes"):
         yield from _same(f"idempotency keys, {name}", getattr(left.keys, name), getattr(right.keys, name))
@@ -169,6 +179,7 @@ def _tables(name: str, left: Table, right: Table) -> Iterator[Unequal]:
     yield from _keyed(f"row {name}/", left.rows.items(), right.rows.items(), joined="")
     yield from _same(f"table {name}, bytes", left.bytes, right.bytes)
     yield from _same(f"table {name}, number of rows", len(left.rows), len(right.rows))
+    yield from _same(f"table {name}, rows that end", left.ending, right.ending)
 
 
 def _sessions(machine: Machine) -> Iterator[tuple[int, Any]]:

@@ -6,7 +6,7 @@ Read next: :mod:`oncegate.proof.check.nemesis.fault` for how to add one.
 from __future__ import annotations
 
 from oncegate.proof.check.folder import FaultNote
-from oncegate.proof.check.nemesis import machines, members, network, processes
+from oncegate.proof.check.nemesis import backups, machines, members, network, processes
 from oncegate.proof.check.nemesis.fault import FAULTS, Action, Fault, FaultChoice, PlanView, fault
 from oncegate.proof.check.nemesis.nemesis import Nemesis
 from oncegate.proof.check.nemesis.plan import FaultPlan, available, names_of, plan_of
@@ -25,5 +25,5 @@ __all__ = [
     "names_of",
     "plan_of",
 ]
-FAMILIES = (machines, members, network, processes)
+FAMILIES = (backups, machines, members, network, processes)
 """The modules that register the faults."""

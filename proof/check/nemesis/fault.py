@@ -120,6 +120,8 @@ class Fault(abc.ABC):
     needs: ClassVar[frozenset[Equipment]] = frozenset()
     excludes: ClassVar[str] = ""
     """Faults with the same word here are never planned at the same time: they turn the same knob."""
+    never_with: ClassVar[frozenset[str]] = frozenset()
+    """Faults that no plan has beside it: what they do to it says nothing about this build."""
     recovery_s: ClassVar[float] = 0.0
     """How long healing takes on an idle machine; the same knob is not planned again until then."""
     persistent: ClassVar[bool] = False

@@ -2,22 +2,29 @@
 
 A power loss and a torn tail lose only what was not acknowledged, so all nodes may suffer them at once. After a flipped
 bit a node has to refuse to start and name the file, or to serve the truth; a node that refuses is removed and joins
-anew, as an operator does it (docs/operations.md).
+anew, as an operator does it (docs/operations.md). A damaged block of the state fences the node, and costs it no data:
+a repair fetches a fresh copy.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import random as random_module
+import subprocess
+import sys
 from typing import Any, Final
 
+from oncegate.consensus.errors import Corrupt
 from oncegate.consensus.log.segment import SEGMENT_SUFFIX
+from oncegate.gateway.local.blocking_http import RequestRefused, Unreachable, send_json
 from oncegate.gateway.local.waiting import wait_for
-from oncegate.proof.check import damage
+from oncegate.proof.check import damage, tenants
 from oncegate.proof.check.cluster import CheckCluster
 from oncegate.proof.check.equipment import DAY_S, Equipment
 from oncegate.proof.check.nemesis import members
 from oncegate.proof.check.nemesis.fault import (
+    Action,
     Down,
     Fault,
     FaultChoice,
@@ -31,6 +38,7 @@ from oncegate.proof.check.nemesis.fault import (
 )
 
 VERDICT_S: Final = 20.0
+DECLARE_S: Final = 5.0
 UNFLUSHED_S: Final = 2.0
 _JOURNAL: Final = f"*{SEGMENT_SUFFIX}"
 FLIPS: Final = tuple(
@@ -41,6 +49,71 @@ FLIPS: Final = tuple(
 _OTHERWISE: Final = "ballot: bit of the payload"
 """When the journal has too few records for the flip that was planned."""
 _BY_NAME: Final = {case.name: case for case in damage.ALL}
+
+
+_BUSY: Final = "import os, sys\nwhile os.getppid() == int(sys.argv[1]):\n    sum(range(100_000))"
+
+
+@fault
+class StarvedProcessor(Fault):
+    """Other programs want the processor too: one to six busy processes for each core."""
+
+    name = "starved_processor"
+    group = "processor"
+    weight = 0.5
+    seconds = (0.5, 3.0)
+    excludes = "processor"
+
+    def __init__(self, action: Action) -> None:
+        super().__init__(action)
+        self._busy: list[subprocess.Popen[bytes]] = []
+
+    @classmethod
+    def pick(cls, random: Random, view: PlanView) -> FaultChoice | None:
+        return FaultChoice((), {"for_each_core": random.randrange(1, 7)})
+
+    def inject(self, cluster: CheckCluster) -> str:
+        count = int(self.argument("for_each_core")) * (os.cpu_count() or 1)
+        command = [sys.executable, "-S", "-c", _BUSY, str(os.getpid())]
+        self._busy = [subprocess.Popen(command) for _ in range(count)]
+        return f"{count} busy processes"
+
+    def heal(self, cluster: CheckCluster) -> str | None:
+        for process in self._busy:
+            process.kill()
+            process.wait()
+        return None
+
+
+@fault
+class FloodingTenant(Fault):
+    """Another tenant sends as fast as it is answered, to all nodes, with a rate of its own or without any."""
+
+    name = "flooding_tenant"
+    group = "tenants"
+    weight = 0.5
+    seconds = (1.0, 4.0)
+    needs = frozenset({Equipment.TENANTS})
+    excludes = "tenants"
+
+    def __init__(self, action: Action) -> None:
+        super().__init__(action)
+        self._flood: subprocess.Popen[str] | None = None
+
+    @classmethod
+    def pick(cls, random: Random, view: PlanView) -> FaultChoice | None:
+        return FaultChoice((), {"tenant": random.choice(["rated", "greedy"]), "workers": random.randrange(4, 65)})
+
+    def inject(self, cluster: CheckCluster) -> str:
+        if cluster.tenants is None:
+            return "left out: the nodes know no tenants"
+        send_json("PUT", f"{cluster.asked()}/v1/tables/{tenants.TABLE}", {"kind": "resident"}, DECLARE_S)
+        endpoints = [cluster.endpoint(node_id) for node_id in cluster.meant]
+        self._flood = cluster.tenants.flood(self.argument("tenant"), self.argument("workers"), endpoints)
+        return f"{self.argument('workers')} senders"
+
+    def heal(self, cluster: CheckCluster) -> str | None:
+        return None if self._flood is None else tenants.said_at_end(self._flood)
 
 
 class _Clock(Fault):
@@ -99,7 +172,6 @@ class FullDisk(Fault):
     seconds = (1.0, 4.0)
 
     def inject(self, cluster: CheckCluster) -> str:
-        cluster.filled.update(self.targets)
         for node_id in self.targets:
             cluster.disks[node_id].fill()
         left = sum(cluster.disks[node_id].free_bytes for node_id in self.targets)
@@ -191,7 +263,7 @@ class TornTail(_Power):
         with cluster.lock:
             cluster.kill(*self.targets)
             for node_id in self.targets:
-                with contextlib.suppress(LookupError, OSError):
+                with contextlib.suppress(LookupError, OSError, Corrupt):  # no record, or damaged by another fault
                     torn.append(f"{node_id} {_BY_NAME['tail: torn batch'].inflict(cluster.data(node_id) / 'raft')}")
         return "torn: " + ", ".join(torn)
 
@@ -230,3 +302,30 @@ class FlippedBit(Fault):
     def heal(self, cluster: CheckCluster) -> str | None:
         (node_id,) = self.targets
         return members.settle_damage(cluster, node_id, VERDICT_S)
+
+
+@fault
+class DamagedBlock(Fault):
+    """A byte of a running node's saved state changes, and the node meets it: it serves nothing until it is repaired."""
+
+    name = "damaged_block"
+    group = "damage"
+    whom = any_damageable
+    excludes = "members"
+    persistent = True
+    recovery_s = members.RECOVERY_S
+    seconds = (1.0, 4.0)
+
+    def inject(self, cluster: CheckCluster) -> str:
+        (node_id,) = self.targets
+        members.read_state(cluster, node_id)  # so that something is saved
+        cluster.spoiled.add(node_id)
+        spoiled = damage.spoil_saved_state(cluster.data(node_id) / "state")
+        # A reader of rows may find them in a cache; a backup reads every block.
+        with contextlib.suppress(RequestRefused, Unreachable):
+            members.read_state(cluster, node_id)
+        return f"a byte of {spoiled}"
+
+    def heal(self, cluster: CheckCluster) -> str | None:
+        (node_id,) = self.targets
+        return members.repair_state(cluster, node_id, VERDICT_S) if node_id in cluster.spoiled else None

@@ -20,6 +20,8 @@ from oncegate.proof.check.nemesis.fault import Fault, FaultChoice, PlanView, Ran
 CHANGE_S: Final = 30.0
 RECOVERY_S: Final = 4.0
 """A node starts, receives the log and is promoted."""
+READ_STATE_S: Final = 5.0
+REPAIR_LOOK_S: Final = 0.2
 NO_QUORUM: Final = (CheckError, OSError, RequestRefused, Unreachable)
 """Errors of a step as long as there is no quorum; the step is repeated after them."""
 
@@ -59,7 +61,6 @@ def join_member(cluster: CheckCluster, node_id: str, timeout_s: float = CHANGE_S
     new = cluster.begin_joining(node_id)
 
     def votes() -> bool:
-        _start_again_where_there_was_no_room(cluster, node_id)
         return _announced(cluster, new, timeout_s)
 
     wait_for(votes, timeout_s, f"{node_id} votes", despite=NO_QUORUM)
@@ -114,20 +115,46 @@ def settle_damage(cluster: CheckCluster, node_id: str, timeout_s: float) -> str:
     return f"{'refused by name' if named else 'ended'}, and was replaced"
 
 
+def read_state(cluster: CheckCluster, node_id: str) -> None:
+    """Have a node save its state and read every block of it, as for a backup.
+
+    Raises RequestRefused: it is damaged, or the cluster cannot say what is the newest. Unreachable.
+    """
+    snapshots = f"{cluster.endpoint(node_id)}/v1/snapshots"
+    taken = send_json("POST", snapshots, None, READ_STATE_S)
+    send_json("DELETE", f"{snapshots}/{taken['id']}", None, READ_STATE_S)
+
+
+def repair_state(cluster: CheckCluster, node_id: str, timeout_s: float) -> str:
+    """Wait until a node whose state was spoiled has a sound one, all of it read; returns what was done to it.
+
+    Raises TimeoutError if it has none yet.
+    """
+    done = "serves: what was damaged has been replaced"
+
+    def sound() -> bool:
+        nonlocal done
+        cluster.start(node_id)
+        damage = (cluster.state(node_id) or {}).get("damage")
+        if damage:
+            done = f"{damage}, repaired from a peer"
+            send_json("POST", f"{cluster.endpoint(node_id)}/v1/cluster/members/{node_id}/repair", None, READ_STATE_S)
+            return False
+        read_state(cluster, node_id)
+        return True
+
+    wait_for(sound, timeout_s, f"{node_id} has a sound state", despite=NO_QUORUM, every_s=REPAIR_LOOK_S)
+    cluster.spoiled.discard(node_id)
+    return done
+
+
 def _has_decided(cluster: CheckCluster, node_id: str) -> bool:
     """Whether a damaged node is ready or has ended by itself; one that another fault ended is started again."""
     with cluster.lock:
-        _start_again_where_there_was_no_room(cluster, node_id)
         if not cluster.is_running(node_id) and cluster.ended_by_itself(node_id) is None:
             cluster.start(node_id)
             return False
     return not cluster.is_running(node_id) or cluster.is_ready(node_id)
-
-
-def _start_again_where_there_was_no_room(cluster: CheckCluster, node_id: str) -> None:
-    with cluster.lock:
-        if cluster.ended_by_itself(node_id) is not None and cluster.found_no_room(node_id):
-            cluster.start(node_id)
 
 
 def _announced(cluster: CheckCluster, new: MemberAddress, timeout_s: float) -> bool:

@@ -166,6 +166,11 @@ def make_whole(cluster: CheckCluster, timeout_s: float) -> None:
         clock.step(0)
     for control in cluster.flushes.values():
         control.slow(0)
+    if cluster.certificates is not None:
+        cluster.certificates.renew()
+    for node_id in list(cluster.run_earlier):
+        cluster.kill(node_id)
+        cluster.run_earlier.discard(node_id)
     wrong: dict[str, str] = {"cluster": "nothing has been looked at"}
 
     def whole() -> bool:
@@ -194,6 +199,8 @@ def _restore_members(cluster: CheckCluster) -> None:
             cluster.start(node_id)
     for node_id in list(cluster.damaged):
         members.settle_damage(cluster, node_id, _STEP_S)
+    for node_id in list(cluster.spoiled):
+        members.repair_state(cluster, node_id, _STEP_S)
     voters = members.voters(cluster)
     for node_id in voters:
         if node_id not in cluster.first_ids:

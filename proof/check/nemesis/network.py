@@ -1,15 +1,20 @@
 """Faults of the network between the nodes; clients reach all nodes.
 
 Partitions hold bytes back, which then come late, or lose them. Links are slow, thin or lossy, or break again and again.
+A certificate that is over cuts its node off.
 """
 
 from __future__ import annotations
 
 import abc
+import contextlib
+import functools
 import itertools
-from typing import Any
+from typing import Any, Final
 
+from oncegate.gateway.local.waiting import wait_for
 from oncegate.proof.check.cluster import CheckCluster
+from oncegate.proof.check.equipment import Equipment
 from oncegate.proof.check.links import Ends, How
 from oncegate.proof.check.nemesis.fault import (
     Fault,
@@ -23,6 +28,11 @@ from oncegate.proof.check.nemesis.fault import (
     shuffled,
     the_leader,
 )
+
+_LIFE_S: Final = 1.0
+_TAKEN_S: Final = 4.0
+_TAKEN: Final = "peers are proved with what"
+"""A node says so when it has read its files again."""
 
 
 class _Partition(Fault):
@@ -219,6 +229,18 @@ class LossyLinks(_Speed):
 
 
 @fault
+class ForgedLinks(_Speed):
+    """Somebody on the path changes, repeats or swaps one frame in a thousand to one in ten, with a right checksum."""
+
+    name = "forged_links"
+    weight = 0.5
+
+    @classmethod
+    def how(cls, random: Random, view: PlanView) -> dict[str, Any]:
+        return {"forgery": round(random.uniform(0.001, 0.1), 4)}
+
+
+@fault
 class ThinLinks(_Speed):
     """No more than 64 KiB to 4 MiB a second pass."""
 
@@ -242,3 +264,34 @@ class ResetLinks(_Speed):
     def inject(self, cluster: CheckCluster) -> str:
         cluster.links.storm(every_s=float(self.argument("every_s")))
         return f"a connection is reset every {self.argument('every_s'):g} s"
+
+
+@fault
+class ExpiredCertificate(Fault):
+    """All nodes get new certificates in time, and one of them too late: nobody talks with it until it has one."""
+
+    name = "expired_certificate"
+    group = "certificates"
+    whom = leader_or_any
+    needs = frozenset({Equipment.PEER_TLS})
+    excludes = "certificates"
+    seconds = (1.0, 4.0)
+    recovery_s = 2.0
+
+    def inject(self, cluster: CheckCluster) -> str:
+        if cluster.certificates is None:
+            return "left out: the nodes do not speak TLS"
+        (late,) = self.targets
+        certificates, taken = cluster.certificates, cluster.log(late).count(_TAKEN)
+        for node_id in cluster.meant:
+            certificates.issue(node_id, seconds=_LIFE_S if node_id == late else None)
+        over = functools.partial(certificates.is_over, late)
+        with contextlib.suppress(TimeoutError):  # a node that another fault holds takes it later
+            wait_for(lambda: over() and cluster.log(late).count(_TAKEN) > taken, _TAKEN_S, "the certificate is over")
+        cluster.links.reset()  # a connection that is open stays: only the next one asks for the certificate
+        return f"that of {late} is over"
+
+    def heal(self, cluster: CheckCluster) -> str | None:
+        if cluster.certificates is not None:
+            cluster.certificates.issue(self.targets[0])
+        return None

@@ -23,6 +23,8 @@ AT_ONCE_MAX: Final = 3
 LEAD_SHARE: Final = 0.05
 """Of the time, before the first fault: something is to be written first."""
 QUIET_S: Final = (0.2, 1.0)
+INCOMPATIBLE_SHARE: Final = 0.2
+"""Of the plans in which all faults may be: those with a fault that many others cannot be beside."""
 TRIES: Final = 8
 
 
@@ -117,8 +119,18 @@ def plan_of(seed: int, names: Sequence[str], seconds: float, nodes: int | Sequen
     # Chosen once for the whole plan: what is damaged may not be replaced before the next damage comes.
     damageable = tuple(sorted(random.sample(members, (len(members) - 1) // 2)))
     view = PlanView(members, damageable)
-    maker = _Maker(random, view, [FAULTS[name] for name in chosen], seconds)
-    return FaultPlan(seed, seconds, members, tuple(chosen), tuple(maker.make()))
+    kinds = _compatible(random, [FAULTS[name] for name in chosen])
+    return FaultPlan(seed, seconds, members, tuple(chosen), tuple(_Maker(random, view, kinds, seconds).make()))
+
+
+def _compatible(random: random_module.Random, kinds: list[type[Fault]]) -> list[type[Fault]]:
+    """Leave out some faults where not all can be in one plan."""
+    for kind in kinds:
+        others = [other for other in kinds if other.name not in kind.never_with]
+        if kind in kinds and len(others) < len(kinds):
+            stays = random.random() < INCOMPATIBLE_SHARE
+            kinds = others if stays else [other for other in kinds if other is not kind]
+    return kinds
 
 
 class _Maker:

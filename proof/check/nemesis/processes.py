@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+from collections.abc import Iterable
 from typing import Any, Final
 
 from oncegate.gateway.local.blocking_http import RequestRefused, Unreachable, send_json
 from oncegate.gateway.local.waiting import wait_for
 from oncegate.proof.check.cluster import CheckCluster
+from oncegate.proof.check.equipment import Equipment
 from oncegate.proof.check.nemesis.fault import (
     Down,
     Fault,
@@ -148,15 +151,47 @@ class RollingRestart(Down):
     weight = 0.7
 
     def inject(self, cluster: CheckCluster) -> str:
-        late = []
-        for node_id in self.targets:
-            cluster.stop(node_id)
-            cluster.start(node_id)
-            try:
-                wait_for(lambda node_id=node_id: cluster.is_ready(node_id), READY_S, node_id)  # type: ignore[misc]
-            except TimeoutError:
-                late.append(node_id)  # another fault keeps it; the next one goes on
-        return "restarted one after the other" + (f"; {', '.join(late)} not ready in time" if late else "")
+        return f"restarted one after the other{_restarted(cluster, self.targets, earlier=False)}"
+
+
+def _some(random: Random, view: PlanView) -> tuple[str, ...]:
+    return tuple(random.sample(view.nodes, random.randint(1, len(view.nodes))))
+
+
+@fault
+class EarlierBuild(Fault):
+    """Some nodes run the build before for a while, one after the other: a rolling upgrade that was taken back."""
+
+    name = "earlier_build"
+    group = "versions"
+    whom = _some
+    needs = frozenset({Equipment.EARLIER_BUILD})
+    excludes = "members"
+    # It knows no peer TLS, no scopes with prefixes and no proof of frames, and a full disk ends it.
+    never_with = frozenset({"expired_certificate", "flooding_tenant", "forged_links", "full_disk"})
+    seconds = (3.0, 8.0)
+
+    def inject(self, cluster: CheckCluster) -> str:
+        if cluster.earlier_build is None:
+            return "left out: the earlier build is not there"
+        return f"run the build before{_restarted(cluster, self.targets, earlier=True)}"
+
+    def heal(self, cluster: CheckCluster) -> str | None:
+        return f"run this build{_restarted(cluster, self.targets, earlier=False)}"
+
+
+def _restarted(cluster: CheckCluster, node_ids: Iterable[str], *, earlier: bool) -> str:
+    """Restart nodes with one of the two builds, one after the other; returns who was not ready in time."""
+    late = []
+    for node_id in node_ids:
+        cluster.stop(node_id)
+        (cluster.run_earlier.add if earlier else cluster.run_earlier.discard)(node_id)
+        cluster.start(node_id)
+        try:
+            wait_for(functools.partial(cluster.is_ready, node_id), READY_S, node_id)
+        except TimeoutError:
+            late.append(node_id)  # another fault keeps it; the next one goes on
+    return f"; {', '.join(late)} not ready in time" if late else ""
 
 
 @fault

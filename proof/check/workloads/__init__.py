@@ -6,11 +6,16 @@ from collections.abc import Callable
 from typing import Final
 
 from oncegate.proof.check.workload import Workload
+from oncegate.proof.check.workloads.bank import Bank
 from oncegate.proof.check.workloads.flow import FlowExactness
+from oncegate.proof.check.workloads.leases import Leases
 from oncegate.proof.check.workloads.lists import AppendWorkload, Dedup
-from oncegate.proof.check.workloads.rows import Bank, CompareAndSet, CounterWorkload, RegisterWorkload, Rows
+from oncegate.proof.check.workloads.recipes import EACH, MixedRecipes
+from oncegate.proof.check.workloads.rows import CompareAndSet, CounterWorkload, RegisterWorkload, Rows
+from oncegate.proof.check.workloads.runs import Runs
 from oncegate.proof.check.workloads.session_races import HandOver, LeaseRaces, ResolveRaces
 from oncegate.proof.check.workloads.stream import StoredReads, StreamReads
+from oncegate.proof.check.workloads.watch import WatchCompleteness
 from oncegate.rifl.errors import Code, OncegateError
 
 _ALL: Final[tuple[type[Workload], ...]] = (
@@ -18,15 +23,20 @@ _ALL: Final[tuple[type[Workload], ...]] = (
     CompareAndSet,
     Rows,
     CounterWorkload,
+    Runs,
     AppendWorkload,
     Bank,
     HandOver,
     Dedup,
     ResolveRaces,
     LeaseRaces,
+    Leases,
     FlowExactness,
     StreamReads,
     StoredReads,
+    WatchCompleteness,
+    *EACH,
+    MixedRecipes,
 )
 WORKLOADS: Final[dict[str, Callable[[], Workload]]] = {workload.name: workload for workload in _ALL}
 

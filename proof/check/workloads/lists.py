@@ -88,6 +88,9 @@ class Lists(Workload):
         """Read a list that is appended to now."""
         await self.read(worker, self.current(worker.random))
 
+    def restorable(self) -> Sequence[str]:
+        return list(self._used)[::-1]
+
     async def finish(self, world: World) -> None:
         await world.final_reads(TABLE, list(self._used), seen=items)
 

@@ -1,4 +1,4 @@
-"""Rows that are read and written at any node: registers, compare-and-set, versions, counters, banks.
+"""Rows that are read and written at any node: registers, compare-and-set, versions, counters.
 
 Each is judged by its model and by an invariant of its own. Every write stores a value of its own, so that each read
 names the write that it saw.
@@ -22,8 +22,6 @@ from oncegate.proof.check.checks import (
 from oncegate.proof.check.workload import Worker, Workload
 from oncegate.proof.lincheck import Event, Operation, Result, operations
 
-ACCOUNTS: Final = ("ann", "bob", "cid", "dan", "eve")
-TOTAL: Final = 100 * len(ACCOUNTS)
 IMPATIENT: Final = Tuning(attempt_timeout_s=0.25)
 """Attempts are given up early, so that retries meet originals that are still under way."""
 
@@ -154,61 +152,20 @@ class Rows(Workload):
 
     def check(self, history: Sequence[Event]) -> list[Result]:
         found, writes = operations(history), ("put", "insert", "delete")
-        return [linearizable(found, "row", ("get", *writes)), no_lost_version(found, writes)]
+        return [linearizable(found, "row", ("get", *writes)), no_lost_version(found, writes), _one_chain(found)]
 
 
-class Bank(Workload):
-    """Reads a bank's row, moves money between accounts, and writes it back under a condition on the version.
-
-    Money is neither made nor lost if no transfer is applied twice, lost, or applied to a state that no worker had seen.
-    The version in each condition makes the transfers one chain: each applied one names the one before it.
-    """
-
-    name = "bank"
-    proves = "money is neither made nor lost: conditional writes form one chain of versions"
-    table = "banks"
-    keys = ("b0", "b1")
-    f = "get"
-    seen = staticmethod(versioned)
-
-    async def step(self, worker: Worker) -> None:
-        random, key = worker.random, worker.random.choice(self.keys)
-        row = await self.read(worker, key)
-        if row is None:
-            # Absent, or no answer; opening it is refused if it is there.
-            argument = {"value": dict.fromkeys(ACCOUNTS, 100), "if": {"absent": True}}
-        elif random.random() < 0.8:
-            balances: dict[str, int] = dict(row["value"])
-            payer, payee = random.sample(ACCOUNTS, 2)
-            amount = random.randint(0, balances[payer])
-            balances[payer] -= amount
-            balances[payee] += amount
-            argument = {"value": balances, "if": {"version": row["version"]}}
-        else:
-            return
-        operation = {"op": "put", "table": self.table, "key": key, **argument}
-        await worker.write(operation, "put", argument, answer=written, refused=condition_failed)
-
-    def check(self, history: Sequence[Event]) -> list[Result]:
-        found = operations(history)
-        return [linearizable(found, "row", ("get", "put")), no_lost_version(found, ("put",)), _money(found)]
-
-
-def _money(found: Sequence[Operation]) -> Result:
-    """Check every balance that was read, and that no two transfers followed the same one."""
-    findings = Findings("money is neither made nor lost, and no two transfers follow the same state")
+def _one_chain(found: Sequence[Operation]) -> Result:
+    """Check that a version was changed by one of those whose condition was that it is there."""
+    findings = Findings("no two writes follow the same version")
     after: dict[tuple[Any, int], Operation] = {}
     for op in found:
-        findings.saw(op.key)
-        if op.f == "get" and op.status == "ok" and op.result["version"]:
-            balances = op.result["value"].values()
-            if sum(balances) != TOTAL or min(balances) < 0:
-                findings.violated(op.key, f"{op.key} holds {sum(balances)} of {TOTAL}: {op.result['value']}", [op])
-        elif op.f == "put" and acknowledged(op):
-            place = (op.key, op.argument["if"].get("version", 0))
-            if place in after:
-                findings.violated(op.key, f"two transfers followed version {place[1]}", [after[place], op])
-            after[place] = op
+        version = op.argument.get("if", {}).get("version", 0) if op.f in ("put", "delete") and acknowledged(op) else 0
+        if version:
+            findings.saw(op.key)
+            before = after.setdefault((op.key, version), op)
+            if before is not op:
+                findings.violated(op.key, f"two writes followed version {version}", [before, op])
     return findings.result()
 
 

@@ -309,7 +309,7 @@ def attempted(verdict: RequestVerdict) -> Fate:
 def resolved(reply: AttemptReply, node: str) -> Fate:
     """Return the answer to a resolve; a refused resolve says nothing about the operation."""
     state = reply.body.get("state") if reply.done and isinstance(reply.body, dict) else None
-    if state == "applied":
+    if state in ("applied", "refused"):
         return ("resolve", "applied", (reply.body.get("result") or {}).get("commit"), node)
     # A resolve without an answer may have sealed; it cannot have applied anything.
     return ("resolve", "sealed" if state == "sealed" else "failed", None, node)

@@ -86,6 +86,7 @@ class DurableMachine:
     """Wants to be saved every ``every`` entries; a save is written by :meth:`work`, at once unless ``lazy``."""
 
     state_type = State
+    damaged = wants_state = False
 
     def __init__(self, storage, *, every=20, lazy=False, on_loaded=None):
         self.storage, self.every, self.lazy = storage, every, lazy

@@ -58,6 +58,10 @@ class _FakeFile:
         data[offset : offset + len(joined)] = joined
         self._inode.unsynced.append((offset, offset + len(joined)))
 
+    def truncate(self, size: int) -> None:
+        self._disk.called("truncate", self._name)
+        del self._inode.data[size:]
+
     def sync(self) -> None:
         inode = self._inode
         try:
@@ -67,13 +71,25 @@ class _FakeFile:
             inode.dropped += inode.unsynced
             inode.unsynced.clear()
             raise
+        del inode.durable[len(inode.data) :]
         inode.durable.extend(bytes(len(inode.data) - len(inode.durable)))
         for start, stop in inode.unsynced:
             inode.durable[start:stop] = inode.data[start:stop]
         inode.unsynced.clear()
 
+    def write_blocks(self, blocks: memoryview, offset: int) -> None:
+        if len(blocks) % BLOCK or offset % BLOCK:
+            raise OSError(errno.EINVAL, "not whole blocks", self._name)
+        self.write([bytes(blocks)], offset)
+
     def close(self) -> None:
         self._disk.called("close", self._name)
+
+
+def _room(names: dict[str, _Inode]) -> int:
+    # A file with two names takes its room once.
+    inodes = {id(inode): inode for inode in names.values()}
+    return sum(-(-len(inode.data) // BLOCK) * BLOCK for inode in inodes.values())
 
 
 class FakeDisk:
@@ -108,11 +124,11 @@ class FakeDisk:
 
     @property
     def used(self) -> int:
-        return sum(-(-len(inode.data) // BLOCK) * BLOCK for inode in self._inodes.values())
+        return _room(self._inodes)
 
     def fill(self, spared: str = "", spared_bytes: int = 0) -> None:
         """Somebody else takes all the space, but leaves ``spared_bytes`` when the file ``spared`` is missing."""
-        durable = sum(-(-len(inode.data) // BLOCK) * BLOCK for inode in self._durable_names.values())
+        durable = _room(self._durable_names)
         missing = spared_bytes if spared not in self._durable_names or spared not in self._inodes else 0
         self.capacity = max(self.used, durable) + missing
 
@@ -189,7 +205,17 @@ class FakeDisk:
 
     def rename(self, source: str, target: str) -> None:
         self.called("rename", f"{source} {target}")
+        if source not in self._inodes:
+            raise FileNotFoundError(source)
         self._inodes[target] = self._inodes.pop(source)
+
+    def link(self, source: str, target: str) -> None:
+        self.called("link", f"{source} {target}")
+        if source not in self._inodes:
+            raise FileNotFoundError(source)
+        if target in self._inodes:
+            raise FileExistsError(target)
+        self._inodes[target] = self._inodes[source]
 
     def remove(self, name: str) -> None:
         self.called("remove", name)

@@ -169,6 +169,10 @@ class Stage:
         """Wait until two nodes that reach each other are connected."""
         self.until(lambda: b in self.engine(a)._peers.epochs and a in self.engine(b)._peers.epochs)
 
+    def parted(self, gone, *others):
+        """Wait until others know that their connection to a node that has ended is closed."""
+        self.until(lambda: all(gone not in self.engine(other)._peers.epochs for other in others))
+
     # -- administrators ---------------------------------------------------------------------------------
 
     def add_member(self, name, at):

@@ -29,7 +29,8 @@ class Ended(msgspec.Struct):
 
 def content(result):
     """What of a result must be the same in every answer."""
-    return result.status, result.commit, result.version, repr(result.value), result.code
+    told = result.status, result.commit, result.version, repr(result.value), result.code
+    return told if not result.writes and not result.failed else (*told, repr(result.writes), result.failed)
 
 
 class Caller:

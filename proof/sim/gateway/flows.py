@@ -34,6 +34,10 @@ class Consumers:
         """The furthest move that was acknowledged."""
         self._instances = []
 
+    def instance(self, rng):
+        """Return one that has not attached yet."""
+        return Instance(self, rng)
+
     def deliver(self, batch, then):
         """Do what a consumer does with a batch, and call ``then``: nothing, at once."""
         then()
@@ -42,11 +46,13 @@ class Consumers:
         """Start an instance now, and others later."""
         if self.world.stopped:
             return
-        _Instance(self, self._rng).attach()
+        self.instance(self._rng).attach()
         self.world.scheduler.after(self._rng.uniform(0.3, 1.2), self.begin)
 
 
-class _Instance:
+class Instance:
+    """A process that attaches and moves the cursor batch by batch, until its end."""
+
     def __init__(self, all_of_them, rng):
         self._all, self._world, self._rng = all_of_them, all_of_them.world, rng
         self._nonce = f"{rng.getrandbits(64):016x}"
@@ -198,9 +204,9 @@ class FlowExactness(Workload):
             if numbers != list(range(1, state.batches.last + 1)):
                 found.append(("flow", f"batches of {flow} are {numbers}, not 1 to {state.batches.last}"))
             items = [item for number in numbers for item in self.batches[flow, number]]
-            items += [item for chunk in state.segment.closed_chunks for item in _items(chunk)]
+            items += [item for chunk in state.segment.closed_chunks for item in items_of_chunk(chunk)]
             run = state.segment.run_view()
-            items += _items(run.chunk(0, run.items)) if run.items else []
+            items += items_of_chunk(run.chunk(0, run.items)) if run.items else []
             commits[flow] = [commit for commit, _, _ in items]
             if commits[flow] != sorted(set(commits[flow])):
                 found.append(("flow", f"items of {flow} are not in the order of their commit numbers: {commits[flow]}"))
@@ -231,10 +237,10 @@ class FlowExactness(Workload):
 
 def items_of(batch):
     """(commit, key, value) of each item of a sealed batch; value None = deleted."""
-    return [item for chunk in batch.chunks for item in _items(chunk)]
+    return [item for chunk in batch.chunks for item in items_of_chunk(chunk)]
 
 
-def _items(chunk):
+def items_of_chunk(chunk):
     """(commit, key, value) of each item."""
     if isinstance(chunk, RangeChunk):
         keys, values = range_body.decode(chunk.body, chunk.offset, chunk.count)

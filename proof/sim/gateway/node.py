@@ -18,10 +18,14 @@ from oncegate.consensus.replica.replica import Replica
 from oncegate.flows.errors import NotFoundError
 from oncegate.flows.segment import build
 from oncegate.gateway.machine.cluster_clock import ClusterClock
+from oncegate.gateway.node.change_history import ChangeHistory
 from oncegate.gateway.node.consumer_watch import ConsumerWatch
+from oncegate.gateway.node.event_clocks import EventClocks
+from oncegate.gateway.node.levels import Founding
 from oncegate.gateway.node.node import Node
 from oncegate.gateway.node.proposer import Leadership, Proposer
 from oncegate.gateway.node.reads import Reads
+from oncegate.gateway.node.watching import Watching
 from oncegate.proof.sim.engine.engine_node import EngineNode
 from oncegate.proof.sim.gateway.loop import SimLoop
 from oncegate.proof.sim.gateway.state import GatewayState, ReplayedState
@@ -52,7 +56,7 @@ class SimReplica(Replica):
         self._ticker = SimTicker(node)
         self._follower_reads._send = node._send
         self._read_points._wake = self._ticker.soon
-        self._calls = Calls(node.send_call, gateway._serve_call, CALL_BYTES_MAX)
+        self._calls = Calls(node.send_call, gateway._serve_call, CALL_BYTES_MAX, gateway._serve_at_once)
 
     def begin(self, engine):
         """The engine is there: hear the network."""
@@ -149,12 +153,15 @@ class SimGateway(Node):
         self.clock = NodeClusterClock(node)
         self.leadership = Leadership(node_id=node.name)
         self.store = self.publisher = Batches(node)
+        self.watching = Watching(ChangeHistory(1_000, 2**20, self.machine.commit), 0)
         self.explainer = Unexplained()
         self.live_check = None
         self.replica = SimReplica(node, self)
-        self.proposer = Proposer(self.replica, self.machine, self.clock, self.leadership)
+        self.founding = Founding(self.replica, self.machine, self._others, self._propose_level)
+        self.proposer = Proposer(self.replica, self.machine, self.clock, self.leadership, self.founding.is_under_way)
         self.reads = SimReads(node, self)
         self.consumers = ConsumerWatch(self.machine, self._now_ms)
+        self.event_clocks = EventClocks(self.machine, self.publisher, self._propose_quietly)
         self._timer = None
         self._stopping = False
         self._housework = {}
@@ -275,7 +282,7 @@ class GatewayNode(EngineNode):
         future.add_done_callback(lambda done: reply(done.exception() or done.result()))
 
     def serve_read(self, table, key, reply):
-        """A client's linearizable read of a row; ``reply`` gets a FoundRow or an OncegateError."""
+        """A client's linearizable read of a row; ``reply`` gets a StoredRow or an OncegateError."""
         with self.loop:
             task = self.loop.create_task(self._row(table, key))
         task.add_done_callback(lambda done: reply(done.exception() or done.result()))

@@ -75,7 +75,7 @@ class Operation(PendingOfSession):
             self._give_up()
             return
         batch = [self]
-        if session.rng.random() < 0.3:
+        if session.rng.random() < session.habits.together_share:
             batch += [other for other in session.pending.values() if other is not self and other.waits]
             batch.sort(key=lambda each: each.sequence)
         for name in session.nodes():
@@ -144,11 +144,13 @@ class Operation(PendingOfSession):
         state, result = answer.body.state, answer.body.result
         if state == "expired":
             self.caller.over(Code.SESSION_EXPIRED)
-        elif state == "applied":
+        elif state in ("applied", "refused"):
             self.heard(self.sequence, content(result))
             self.settle(Ended("ok", result))
         elif state == "sealed":
             self._sealed()
+        elif state == "acknowledged" and self.caller.state == "zombie":
+            self.settle(Ended("info", error=state))  # whoever has taken the session over had its answer
         else:
             self.found(f"{self.request} was never acknowledged and is {state}")
             self.settle(Ended("info", error=state))
@@ -167,7 +169,7 @@ class Operation(PendingOfSession):
         other = msgspec.structs.replace(other, fingerprint=c.fingerprint(other))
         self.world.counts["probes"] += 1
         first_incomplete = min(session.first_incomplete, self.sequence)
-        command = c.Operate(session.client_id, session.epoch, first_incomplete, [other])
+        command = c.operate(session.client_id, session.epoch, first_incomplete, [other])
         self.world.wire.send(session.nodes()[0], command, lambda answer: self._probed(answer, wrong))
 
     def _probed(self, answer, wrong):

@@ -159,7 +159,7 @@ def read(world, process, f, key, name, then):
 
     def answered(answer):
         if isinstance(answer, Exception):
-            if answer.code is Code.NOT_FOUND and answer.detail == "no such row":
+            if answer.code is Code.NOT_FOUND and answer.detail.startswith("no row "):
                 end(True, world.workload.read_value(None))
             else:
                 end(False, None, answer.code.value)

@@ -140,23 +140,29 @@ class Session(Caller):
             tracker.make_room()
             if not self._has_room(work):
                 return None
-        if isinstance(work, c.Op):
+        if isinstance(work, c.Op | c.Transaction):
             (sequence,) = tracker.take_singles(1)
-            op = msgspec.structs.replace(work, sequence=int(sequence), fingerprint=c.fingerprint(work))
+            op = msgspec.structs.replace(work, sequence=int(sequence))
+            if isinstance(work, c.Op):
+                op = msgspec.structs.replace(op, fingerprint=c.fingerprint(work))
             pending = Operation(self, op, self.deadline(), done)
         else:
             pending = RangeOfRows(self, int(tracker.take_range(len(work))), work, self.deadline(), done)
         self.pending[pending.sequence] = pending
-        pending.attempt()
+        if self.habits.gather_s:
+            self.world.scheduler.after(self.habits.gather_s * self.rng.random(), pending.attempt)
+        else:
+            pending.attempt()
         return pending
 
     def _has_room(self, work):
-        return self.tracker.room_for_singles if isinstance(work, c.Op) else self.tracker.room_for_range
+        single = isinstance(work, c.Op | c.Transaction)
+        return self.tracker.room_for_singles if single else self.tracker.room_for_range
 
     def send(self, name, batch):
         """Send operations in one request."""
         asked = self.world.now
-        command = c.Operate(self.client_id, self.epoch, self.first_incomplete, [each.work for each in batch])
+        command = c.operate(self.client_id, self.epoch, self.first_incomplete, [each.work for each in batch])
         for each in batch:
             each.open += 1
         self.world.wire.send(name, command, lambda answer: self._answered(name, batch, answer, asked))

@@ -153,6 +153,8 @@ class GatewayStage(Stage):
         for at in clients:
             actors.append(Actor(self.world, at))
         self.until(lambda: all(actor.ready for actor in actors))
+        # What a new cluster orders by itself must not come between the entries of a script.
+        self.until(lambda: self.node(leader).gateway.machine.identity)
         self.same_logs()
         return actors
 

@@ -38,10 +38,10 @@ class Cells:
     def values(self, keys):
         return [self.cells.get(key) for key in keys]
 
-    def scan(self, prefix, start=b""):
+    def scan(self, prefix, start=b"", end=None):
         keys, cells = self._keys, self.cells
         for at in range(bisect_left(keys, prefix + start), len(keys)):
-            if not keys[at].startswith(prefix):
+            if not keys[at].startswith(prefix) or (end is not None and keys[at] >= prefix + end):
                 return
             yield keys[at], cells[keys[at]]
 
@@ -55,7 +55,7 @@ class GatewayState(DurableMachine):
     """A machine that is saved every so many entries; a save is written by a job that runs a while later."""
 
     state_type = SavedCells
-    broken = None
+    broken = damage = None
     overloaded = False
 
     def __init__(self, node):
@@ -119,7 +119,7 @@ class GatewayState(DurableMachine):
 class ReplayedState:
     """A machine that is made again from the whole log at each start."""
 
-    broken = None
+    broken = damage = None
     overloaded = False
 
     def __init__(self):

@@ -44,6 +44,10 @@ class Habits:
     sleep_share: float = 0.0
     """Pauses of a process that are longer than a lease."""
     keys: int = 3
+    together_share: float = 0.3
+    """Attempts that take along all that waits."""
+    gather_s: float = 0.0
+    """How long an operation waits for others before its first attempt, at most."""
 
 
 def text(value):
@@ -91,6 +95,9 @@ class Workload:
 
     def sealed(self, world, name, batch):
         """A node has closed a batch of a flow."""
+
+    def state_at(self, machine):
+        """A node has reached a state."""
 
     def write(self, rng, seen):
         """Draw a write: (f, key, argument, operation); ``seen`` maps keys to what this process read last."""
@@ -141,6 +148,35 @@ class Register(Workload):
         if result.status == "refused":
             return _refused(result)
         return argument if f == "write" else argument[1]
+
+
+class Runs(Register):
+    """Writes of many lanes of a session, gathered: plain puts under adjacent numbers, which the log has in columns.
+
+    They are sent again in other cuts, with what has come meanwhile; each has its own answer, and is acknowledged alone.
+    """
+
+    name = "runs"
+    habits = Habits(
+        sessions=(1, 2),
+        lanes=(12, 16),
+        window=32,
+        keys=6,
+        together_share=0.8,
+        gather_s=0.05,
+        read_share=0.1,
+        copies_share=0.4,
+        resolve_share=0.1,
+    )
+
+    def set_up(self):
+        return [*super().set_up(), c.RaiseLevel(4)]
+
+    def write(self, rng, seen):
+        if rng.random() < 0.1:
+            return super().write(rng, seen)
+        key, value = rng.choice(self.keys), self.unique()
+        return "write", key, value, op(c.OpKind.PUT, key, text(value))
 
 
 class Counter(Workload):

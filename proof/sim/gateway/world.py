@@ -22,15 +22,18 @@ from oncegate.proof.sim.engine.checkers import (
 from oncegate.proof.sim.engine.observe import Logs
 from oncegate.proof.sim.engine.world import LIVENESS_S, World
 from oncegate.proof.sim.gateway import workloads as w
+from oncegate.proof.sim.gateway.cascades import Chain
 from oncegate.proof.sim.gateway.flows import FlowExactness, StreamRows
+from oncegate.proof.sim.gateway.holds import Holds
+from oncegate.proof.sim.gateway.ledger import Ledger
 from oncegate.proof.sim.gateway.node import GatewayNode
 from oncegate.proof.sim.gateway.processes import History, Owner, read
 from oncegate.rifl.errors import Code, OncegateError
 
 FINDINGS_MAX = 20
 
-_ON_ROWS = (w.Register, w.Counter, w.Dedup, w.AppendList, w.Bank, w.HandOver, w.Resolve, w.Lease, w.Keys)
-WORKLOADS = {workload.name: workload for workload in (*_ON_ROWS, FlowExactness, StreamRows)}
+_ON_ROWS = (w.Register, w.Runs, w.Counter, w.Dedup, w.AppendList, w.Bank, w.HandOver, w.Resolve, w.Lease, w.Keys)
+WORKLOADS = {workload.name: workload for workload in (*_ON_ROWS, FlowExactness, StreamRows, Chain, Holds, Ledger)}
 """By name; seeds take turns in this order."""
 
 
@@ -92,6 +95,7 @@ class GatewayWorld(World):
         known = self._digests.setdefault(index, digest)
         if known != digest:
             self.found("state digest", f"{name} has another state after entry {index} than a node before it")
+        self.workload.state_at(machine)
 
     def sealed(self, name, batch):
         """A node has closed a batch of a flow."""

@@ -1,0 +1,73 @@
+"""Planted bugs of transactions. Read next: :mod:`oncegate.proof.mutants.mutant`,
+:mod:`oncegate.gateway.machine.transactions`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from oncegate.gateway.machine import transactions
+from oncegate.gateway.machine.flow_state import FlowTable
+from oncegate.gateway.machine.tables import holds, refused, row_after
+from oncegate.proof.mutants.forgotten import executes
+from oncegate.proof.mutants.mutant import Mutant, enter, plants
+from oncegate.rifl import rule as rule_module
+from oncegate.rifl.rule import Replay
+
+_KILLS = {"kill": 8, "power loss": 4, "transfer": 6}
+_apply = transactions._apply
+_trial = transactions._trial
+
+enter(
+    Mutant(
+        "transaction-without-dedup",
+        "a transaction that is sent again moves the money again",
+        "ledger",
+        ((rule_module, "decide", executes(Replay)),),
+    )
+)
+
+
+@plants("half-applied-transaction", "ledger", (transactions, "_apply"))
+def _half(machine, client_id, sequence, effects, traceparent):
+    """The last write of a transaction is left out."""
+    _apply(machine, client_id, sequence, effects[:-1], traceparent)
+
+
+@plants("condition-on-the-state-after", "ledger", (transactions, "_failed_condition"))
+def _judged_after(machine, client_id, tracker, transaction):
+    """Conditions see what the transaction itself writes."""
+    effects = []
+    _trial(machine, client_id, transaction, machine.commit + 1, effects)
+    after = {(op.table, op.key): row for _, _, op, _, row in effects}
+    for at, one in enumerate(transaction.conditions):
+        place = one.table, one.key
+        row = after[place] if place in after else machine.tables[one.table].rows.get(one.key)
+        if not holds(one.test, one.operand, row):
+            return transactions._stopped(refused("CONDITION_FAILED", row), f"conditions[{at}]")
+    return None
+
+
+@plants("floor-judged-before", "ledger", (transactions, "row_after"))
+def _overdraws(op, row, commit, life=None):
+    """The overdraft guard looks at the balance before the withdrawal."""
+    if op.floor is not None and row is not None and int(row.value) >= op.floor:
+        op = msgspec.structs.replace(op, floor=None)
+    return row_after(op, row, commit, life)
+
+
+@plants("straddled-batch", "ledger", (FlowTable, "append_group"))
+def _cuts_anywhere(flows, table, items, time_ms, client_id, sequence, traceparent=""):
+    """A batch may end between two items of a transaction."""
+    for commit, key, value in items:
+        flows.append_one(table, commit, key, value, time_ms, client_id, sequence, traceparent)
+
+
+@plants("refused-transaction-not-undone", "ledger", (transactions, "_trial"))
+def _keeps_what_went_before(machine, client_id, transaction, first, effects):
+    """What a transaction wrote before the write that refuses it stays."""
+    done = _trial(machine, client_id, transaction, first, effects)
+    if isinstance(done, transactions.Transacted) and done.refusal is not None:
+        for commit, table, op, before, after in effects:
+            table.change(op.key, before, after, commit)
+    return done
