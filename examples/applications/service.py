@@ -31,7 +31,7 @@ async def connected(app: FastAPI) -> AsyncIterator[dict[str, Any]]:
     """One client and one session for the service: requests of all customers travel together."""
     async with Client() as client:
         await client.declare_table("orders")
-        async with client.session() as session:
+        async with client.session(renew_lost=True) as session:  # a service outlives a lease: the machine may sleep
             yield {"session": session}
 
 

@@ -31,7 +31,7 @@ def report(entry: OutboxEntry) -> None:
 async def count(client: Client, text: str, outbox: Path) -> int:
     """Count the words that no earlier process has counted, and return how many those were."""
     await client.declare_table("words")
-    async with client.session(outbox=outbox, lease_ms=LEASE_MS, on_unknown=report) as session:
+    async with client.session(outbox=outbox, lease_ms=LEASE_MS, on_unknown=report, renew_lost=True) as session:
         position = session.position
         begin = position if isinstance(position, int) else 0
         places = asyncio.Semaphore(64)
