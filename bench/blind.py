@@ -10,8 +10,9 @@ from typing import Any
 
 from oncegate.gateway.cli.main import main
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine import put_runs
 from oncegate.gateway.machine.machine import Machine
-from oncegate.gateway.machine.results import Operated, Ranged
+from oncegate.gateway.machine.results import AppliedPart, Operated, Ranged
 from oncegate.gateway.machine.state import restore
 from oncegate.rifl.completion import FINGERPRINT_BYTES, CompletionRecord, RangeRecord
 from oncegate.rifl.ids import CommitNumber, Fingerprint, SequenceNumber
@@ -37,21 +38,34 @@ class Amnesiac(ResultTracker):
     def record_range(self, record: RangeRecord) -> None:
         """Forget a range."""
 
+    def record_run(self, record: RangeRecord) -> None:
+        """Forget a run."""
+
 
 class BlindMachine(Machine):
     """Applies each attempt, the tenth retry like the first: no rule, no record, no ack, no lease renewed."""
 
     _amnesiac = Amnesiac()
 
-    def _operate(self, command: c.Operate) -> Operated:
-        verdicts: list[OpVerdict] = []
-        for op in command.ops:
-            done = self.execute(command.client_id, self._amnesiac, op, command.traceparent)
-            if isinstance(done, CompletionRecord):
-                verdicts.append(Applied(op.sequence, done))
-            else:
-                verdicts.append(Rejected(op.sequence, Refusal(done)))
-        return Operated(verdicts, self._left_ms(command.client_id))
+    def _operate(self, command: c.OperateAny) -> Operated:
+        who, trace = command.client_id, command.traceparent
+        verdicts: list[OpVerdict | AppliedPart] = []
+        for part in command.parts if isinstance(command, c.OperateRuns) else (command,):
+            count = 0
+            if isinstance(part, c.Puts):
+                commit, count = put_runs.execute(self, who, self._amnesiac, part, trace)
+                if count:
+                    verdicts.append(AppliedPart(part.first, SequenceNumber(part.first + count - 1), commit))
+                if count == len(part.keys):
+                    continue
+            verdicts += [self._executed(who, op, trace) for op in part.ops[count:]]
+        return Operated(verdicts, self._left_ms(who))
+
+    def _executed(self, client_id: int, op: c.Op | c.Transaction, traceparent: str) -> OpVerdict:
+        done = self.execute_any(client_id, self._amnesiac, op, traceparent)
+        if isinstance(done, CompletionRecord):
+            return Applied(op.sequence, done)
+        return Rejected(op.sequence, Refusal(done))
 
     def _range(self, command: c.Range) -> Ranged:
         last = SequenceNumber(command.first + len(command.fingerprints) // FINGERPRINT_BYTES - 1)

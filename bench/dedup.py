@@ -5,9 +5,14 @@ through the SDK in turn, the order changing from round to round; what is printed
 
 - latency: one outstanding put, with detection over without;
 - throughput: 512 outstanding puts, with detection over without;
+- apply: what a machine takes to apply the same log, in processor time, which minds no neighbours: requests of one put,
+  and of 256;
 - retries: 512 outstanding puts on the cluster with detection, a tenth of all requests sent a second time with the same
   ids because their answer is thrown away, over none: operations a second, each counted once. On the cluster without
   detection the same is run with increments, whose sum must come out wrong: the proof that detection is what was off.
+
+What is off is the rule, completion records, acks and the renewal of leases (:mod:`bench.blind`). Clients number, send
+and acknowledge their operations all the same, and entries carry the same bytes.
 """
 
 from __future__ import annotations
@@ -26,12 +31,20 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
+import msgspec
+
+from bench.blind import BlindMachine
 from bench.calibrate import bare_posts, fdatasync_4k
 from bench.figures import Latency, header, save
 from oncegate import Client, Session
 from oncegate.gateway.client.batch_call import BatchCall
 from oncegate.gateway.client.courier import Call, Courier
 from oncegate.gateway.local.cluster import LocalCluster
+from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.levels import NEWEST
+from oncegate.gateway.machine.machine import Machine
+from oncegate.gateway.machine.put_runs import in_columns
+from oncegate.rifl.ids import SequenceNumber
 
 VALUE: Final = "v" * 198
 OUTSTANDING: Final = 512
@@ -190,6 +203,57 @@ async def run(on: LocalCluster, off: LocalCluster, rounds: int, seconds: float, 
     ]
 
 
+def applied(rounds: int = 40, operations: int = 2_048) -> list[dict[str, Any]]:
+    """Apply the same entries with detection and without, in turn; return a row for each size of a request."""
+    rows: list[dict[str, Any]] = []
+    for size in (1, 256):
+        machines = {"on": Machine(), "off": BlindMachine()}
+        opening: list[c.Command] = [
+            c.RaiseLevel(NEWEST),
+            c.DeclareTable("t", "resident", 2**30),
+            c.OpenSession("n", 60_000, 4096),
+        ]
+        for machine in machines.values():
+            machine.apply(1, 1, c.encode_entry(1, opening))
+        took_us: dict[str, list[float]] = {"on": [], "off": []}
+        sequence = 0
+        for turn in range(rounds):
+            many: list[bytes] = []
+            for _ in range(operations // size):
+                command = _puts(sequence, size)
+                many.append(c.encode_entry(1 + turn, [command]))
+                sequence += size
+            gc.collect()
+            for name in _turned(["on", "off"], turn):
+                began = time.process_time_ns()
+                for data in many:
+                    machines[name].apply(2, 1, data)
+                took_us[name].append((time.process_time_ns() - began) / 1000 / operations)
+        low, ratio, high = _paired(took_us["on"], took_us["off"])
+        rows.append(
+            {
+                "what": f"processor time to apply an operation, requests of {size}, microseconds",
+                "with": statistics.median(took_us["on"]),
+                "without": statistics.median(took_us["off"]),
+                "ratio": ratio,
+                "quartile_low": low,
+                "quartile_high": high,
+            }
+        )
+    return rows
+
+
+def _puts(done: int, count: int) -> c.Command:
+    """Return a request of so many puts behind ``done`` others, the newest ``OUTSTANDING`` not acknowledged."""
+    value = msgspec.json.encode(VALUE)
+    keys = [f"w{at % OUTSTANDING}" for at in range(done, done + count)]
+    ops = [
+        c.Op(SequenceNumber(number), c.OpKind.PUT.value, "t", key, c.fingerprint_put("t", key, value), value)
+        for number, key in enumerate(keys, done + 1)
+    ]
+    return in_columns(c.Operate(1, 1, SequenceNumber(max(1, done + 1 - OUTSTANDING)), ops))
+
+
 def _turned(names: list[str], turn: int) -> list[str]:
     at = turn % len(names)
     return names[at:] + names[:at]
@@ -229,6 +293,7 @@ def main() -> None:
                 cluster.start()
                 cluster.wait_ready()
             rows = asyncio.run(run(on, off, options.rounds, options.seconds, options.seed))
+        rows += applied()
     for row in rows:
         print("   " + ", ".join(f"{key} {_shown(value)}" for key, value in row.items()))
     print(f"saved in {save('dedup', about, rows).name}")

@@ -1,8 +1,10 @@
 """Exactly-once operations through the SDK into three durable nodes on this machine, load generator included.
 
 ``python -m bench.ingest [--seconds 8] [--repeat 3]``: 1, 64 and 512 outstanding puts of 200-byte values on a resident
-table, batches of 100, ranges of 500 on a stream table. Closed loop: each worker waits for its result. Every run starts
-on a fresh cluster; warm-up is not counted.
+table, batches of 100, ranges of 500 and of 1,024 on a stream table. Closed loop: each worker waits for its result.
+Every run starts on a fresh cluster; warm-up is not counted. All operations of a run belong to one session, and the SDK
+sends waiting operations together. It asks the leader; with ``--rotate`` it takes the nodes in turn, as clients of etcd,
+NATS and ZooKeeper do in :mod:`bench.peers`.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from string import ascii_letters
 from typing import Any
 
 from bench.calibrate import bare_posts, fdatasync_4k
@@ -25,19 +28,27 @@ from oncegate.gateway.local.cluster import LocalCluster
 
 WARM_UP_S = 1.5
 VALUE_BYTES = 200
+STAMP = 8
+"""Digits at the beginning of a value, which tell it from the others of its worker."""
 
 Worker = Callable[["Load", int], Awaitable[None]]
 
 
 class Load:
-    """One closed loop: counts operations and latencies inside the measured window."""
+    """One closed loop: counts operations and latencies inside the measured window.
 
-    def __init__(self, session: Session, seconds: float, seed: int) -> None:
+    ``prefix`` begins every key, so that two loads of one cluster share none.
+    """
+
+    def __init__(
+        self, session: Session, seconds: float, seed: int, *, warm_s: float = WARM_UP_S, prefix: str = ""
+    ) -> None:
         self.session = session
-        self.random = random.Random(seed)
-        self.value = "v" * (VALUE_BYTES - 2)
+        self.prefix = prefix
+        # Every value has its own bytes: nothing gains by equal ones.
+        self.tail = "".join(random.Random(seed).choices(ascii_letters, k=VALUE_BYTES - 2 - STAMP))
         now = time.perf_counter()
-        self.from_s = now + WARM_UP_S
+        self.from_s = now + warm_s
         self.until_s = self.from_s + seconds
         self.operations = 0
         self.latencies_s: list[float] = []
@@ -50,46 +61,63 @@ class Load:
             self.latencies_s.append(ended - began_s)
 
 
-async def _single(load: Load, worker: int) -> None:
-    put, clock, value = load.session.put, time.perf_counter, load.value
+async def single_puts(load: Load, worker: int) -> None:
+    put, clock, tail = load.session.put, time.perf_counter, load.tail
     number = 0
     while (began := clock()) < load.until_s:
         number += 1
-        await put("resident", f"k{worker}-{number}", value)
+        await put("resident", f"{load.prefix}k{worker}-{number}", f"{number:0{STAMP}}{tail}")
         load.note(began, 1)
 
 
-async def _batch(load: Load, worker: int) -> None:
-    put, clock, value = load.session.put, time.perf_counter, load.value
+async def batches_of_100(load: Load, worker: int) -> None:
+    put, clock, tail = load.session.put, time.perf_counter, load.tail
     number = 0
     while (began := clock()) < load.until_s:
         number += 1
-        await asyncio.gather(*(put("resident", f"b{worker}-{number}-{i}", value) for i in range(100)))
+        first = 100 * number
+        keyed = ((f"{load.prefix}b{worker}-{i}", f"{i:0{STAMP}}{tail}") for i in range(first, first + 100))
+        await asyncio.gather(*(put("resident", key, value) for key, value in keyed))
         load.note(began, 100)
 
 
-async def _range(load: Load, worker: int) -> None:
-    put_many, clock, value = load.session.put_many, time.perf_counter, load.value
-    number = 0
-    while (began := clock()) < load.until_s:
-        number += 1
-        await put_many("stream", [(f"r{worker}-{number}-{i}", value) for i in range(500)])
-        load.note(began, 500)
+def ranges_of(rows: int) -> Worker:
+    """Return the worker that puts ranges of so many rows on a stream table."""
+
+    async def worker(load: Load, worker: int) -> None:
+        put_many, clock, tail = load.session.put_many, time.perf_counter, load.tail
+        number = 0
+        while (began := clock()) < load.until_s:
+            number += 1
+            first = rows * number
+            keyed = [(f"{load.prefix}r{worker}-{i}", f"{i:0{STAMP}}{tail}") for i in range(first, first + rows)]
+            await put_many("stream", keyed)
+            load.note(began, rows)
+
+    return worker
 
 
 CASES: list[tuple[str, Worker, int]] = [
-    ("1 outstanding", _single, 1),
-    ("64 outstanding", _single, 64),
-    ("512 outstanding", _single, 512),
-    ("batches of 100, 8 outstanding", _batch, 8),
-    ("ranges of 500, 8 outstanding", _range, 8),
+    ("1 outstanding", single_puts, 1),
+    ("64 outstanding", single_puts, 64),
+    ("512 outstanding", single_puts, 512),
+    ("batches of 100, 8 outstanding", batches_of_100, 8),
+    ("ranges of 500, 8 outstanding", ranges_of(500), 8),
+    ("ranges of 1,024, 4 outstanding", ranges_of(1024), 4),
 ]
 
 
-async def _run(cluster: LocalCluster, worker: Worker, outstanding: int, seconds: float, seed: int) -> Load:
-    async with Client(cluster.endpoints) as client:
-        await client.declare_table("resident", kind="resident")
-        await client.declare_table("stream", kind="stream", quota_bytes=16 * 2**30)
+async def declare(client: Client) -> None:
+    """Declare the tables that the workers write to."""
+    await client.declare_table("resident", kind="resident")
+    await client.declare_table("stream", kind="stream", quota_bytes=16 * 2**30)
+
+
+async def _run(
+    cluster: LocalCluster, worker: Worker, outstanding: int, seconds: float, seed: int, *, rotate: bool
+) -> Load:
+    async with Client(cluster.endpoints, prefer_leader=not rotate) as client:
+        await declare(client)
         async with client.session(window=4096) as session:
             gc.collect()
             gc.freeze()
@@ -98,12 +126,12 @@ async def _run(cluster: LocalCluster, worker: Worker, outstanding: int, seconds:
             return load
 
 
-def measure(worker: Worker, outstanding: int, seconds: float, seed: int) -> tuple[float, Latency]:
+def measure(worker: Worker, outstanding: int, seconds: float, seed: int, *, rotate: bool) -> tuple[float, Latency]:
     """Run one case on a fresh cluster and return (operations/s, latencies)."""
     with tempfile.TemporaryDirectory(prefix="oncegate-bench-") as directory, LocalCluster(Path(directory)) as cluster:
         cluster.start()
         cluster.wait_ready()
-        load = asyncio.run(_run(cluster, worker, outstanding, seconds, seed))
+        load = asyncio.run(_run(cluster, worker, outstanding, seconds, seed, rotate=rotate))
         return load.operations / seconds, Latency.of(load.latencies_s)
 
 
@@ -113,6 +141,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rotate", action="store_true", help="take the nodes in turn, not the leader")
     parser.add_argument("--only", help="run only the cases whose name contains this")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="oncegate-bench-") as directory:
@@ -123,12 +152,16 @@ def main() -> None:
         durability="three nodes, each flushed with fdatasync before the answer",
         calibrations={"fdatasync_4k_ms": flush.p50_ms, "bare_posts_per_s": bare_posts(64)},
     )
+    about["rotate"] = options.rotate
     rows: list[dict[str, Any]] = []
     print(f"{'case':<32}{'operations/s':>14}{'p50 ms':>9}{'p99 ms':>9}{'max ms':>9}{'samples':>10}")
     for name, worker, outstanding in CASES:
         if options.only and options.only not in name:
             continue
-        runs = [measure(worker, outstanding, options.seconds, options.seed + i) for i in range(options.repeat)]
+        runs = [
+            measure(worker, outstanding, options.seconds, options.seed + i, rotate=options.rotate)
+            for i in range(options.repeat)
+        ]
         rate = statistics.median(rate for rate, _ in runs)
         chosen = min(runs, key=lambda run: abs(run[0] - rate))[1]
         print(

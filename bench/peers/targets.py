@@ -1,0 +1,110 @@
+"""What the comparison is to show, and whether it does. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from bench.peers.ratios import Key, Run, Spread
+
+OURS: Final = "oncegate"
+GAP_MAX_S: Final = 0.3
+SAFE: Final = {
+    1: (Key("etcd", "txn", 1), Key("nats", "sync", 1), Key("zookeeper", "create", 1)),
+    64: (Key("etcd", "txn", 64), Key("nats", "sync", 64), Key("zookeeper", "create", 64)),
+    512: (Key("etcd", "txn", 512), Key("nats", "sync", 512), Key("zookeeper", "create", 512)),
+}
+"""Duplicate-safe replicated systems by what is outstanding."""
+
+
+class Target(NamedTuple):
+    """A ratio that has to be reached in the median of the rounds.
+
+    Attributes:
+        what: our load, in words.
+        beside: the others, in words.
+        ours: our load.
+        others: theirs; the best one of a round counts.
+        wanted: the ratio.
+        cost: a cost, which must be below ``wanted``; else a rate, which must be at least that.
+    """
+
+    what: str
+    beside: str
+    ours: Key
+    others: tuple[Key, ...]
+    wanted: float
+    cost: bool = False
+
+
+def _sdk(outstanding: int) -> Key:
+    return Key(OURS, "sdk", outstanding)
+
+
+_BEST_OF_ONE: Final = (*SAFE[1], Key("etcd", "put", 1))
+TARGETS: Final = (
+    Target("SDK, 1 outstanding", "best of ZooKeeper, etcd, NATS", _sdk(1), _BEST_OF_ONE, 1.0),
+    Target("SDK, 64 outstanding", "best duplicate-safe one", _sdk(64), SAFE[64], 2.1),
+    Target("SDK, 512 outstanding", "best duplicate-safe one", _sdk(512), SAFE[512], 2.4),
+    Target("SDK, 64 outstanding, stretch", "NATS (Dragonboat had 2.7 of it)", _sdk(64), (SAFE[64][1],), 2.7),
+    Target("64 independent clients, a key each", "NATS", Key(OURS, "key", 64), (SAFE[64][1],), 1.0),
+    Target("64 independent clients, a session each", "NATS", Key(OURS, "session", 64), (SAFE[64][1],), 1.0),
+    Target("512 independent clients, a key each", "ZooKeeper", Key(OURS, "key", 512), (SAFE[512][2],), 1.0),
+    Target("512 independent clients, a session each", "ZooKeeper", Key(OURS, "session", 512), (SAFE[512][2],), 1.0),
+    Target("512 independent clients, a key each", "etcd transaction", Key(OURS, "key", 512), (SAFE[512][0],), 1.5),
+    Target("512 independent clients, a session each", "etcd transaction", Key(OURS, "session", 512),
+           (SAFE[512][0],), 1.5),
+    Target("ranges of 1,024, 4,096 records outstanding", "Kafka, 4,096 outstanding", Key(OURS, "ranges", 4096),
+           (Key("kafka", "async", 4096),), 1.0),
+    *(
+        Target(f"processor time of the servers, SDK, {n} outstanding", "least of all", _sdk(n),
+               (*SAFE[n], Key("etcd", "put", n), Key("kafka", "batch", n), Key("restate", "put", n)), 1.0, cost=True)
+        for n in (64, 512)
+    ),
+)  # fmt: skip
+
+
+class Verdict(NamedTuple):
+    """A target beside what was reached; ``reached`` is None where it was not measured."""
+
+    what: str
+    beside: str
+    wanted: str
+    reached: Spread | None
+    met: bool | None
+    decimals: int = 2
+
+
+def judge(run: Run, *, disturbed: bool = False) -> list[Verdict]:
+    """Return each target with the ratio that the run has, and the kills; a ``disturbed`` run has no verdict."""
+    found = []
+    for target in TARGETS:
+        name, best = ("servers_cpu_us", min) if target.cost else ("rate", max)
+        ratio = run.ratio(target.ours, target.others, name, best)
+        met = None if ratio is None else ratio.median < target.wanted if target.cost else ratio.median >= target.wanted
+        wanted = f"{'<' if target.cost else '≥'} {target.wanted:.1f}"
+        found.append(Verdict(target.what, target.beside, wanted, ratio, met))
+    found += _of_kills(run.kills)
+    return [one._replace(met=None) for one in found] if disturbed else found
+
+
+def of_dedup(dedup: Mapping[str, Any] | None) -> list[Verdict]:
+    """Return what duplicate detection costs, by a run of ``bench.dedup``; the spread is its middle rounds."""
+    found = []
+    for what, wanted in (("latency, 1 outstanding", "≤ 1.05"), ("throughput, 512 outstanding", "≥ 0.95")):
+        row = next((row for row in (dedup or {}).get("rows", ()) if row["what"] == what), None)
+        spread = None if row is None else Spread(row["ratio"], row["quartile_low"], row["quartile_high"], 0)
+        met = None if row is None else row["met"]
+        found.append(Verdict(f"duplicate detection on against off: {what}", "", wanted, spread, met, 3))
+    return found
+
+
+def _of_kills(kills: Sequence[Mapping[str, Any]]) -> list[Verdict]:
+    gaps: dict[str, list[float]] = {row["peer"]: row["gaps_s"] for row in kills}
+    ours = Spread.of(gaps.pop(OURS, []))
+    under = Verdict("leader killed: longest gap, s", "", f"< {GAP_MAX_S}", ours, ours and ours.high < GAP_MAX_S)
+    others = [statistics.median(of) for of in gaps.values() if of]
+    ratio = Spread.of([one / min(others) for one in ours[:3]]) if ours and others else None
+    beside = Verdict("leader killed: longest gap", "shortest median of all", "< 1.0", ratio, ratio and ratio.high < 1.0)
+    return [under, beside]

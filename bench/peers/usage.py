@@ -1,0 +1,59 @@
+"""What processes and the machine have used, from ``/proc``. Differences of two readings are what a load took."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+
+
+class Usage(NamedTuple):
+    """Processor time, and bytes that the file system was asked to write."""
+
+    cpu_s: float
+    written_bytes: int
+
+    @classmethod
+    def of(cls, pids: Iterable[int]) -> Usage:
+        """Read that of processes; one that is gone counts as nothing."""
+        cpu, written = 0, 0
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                cpu += int(words[11]) + int(words[12])
+                io = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+                written += int(io["write_bytes"])
+        return cls(cpu / TICKS_PER_S, written)
+
+    def since(self, before: Usage) -> Usage:
+        """Return the difference."""
+        return Usage(self.cpu_s - before.cpu_s, self.written_bytes - before.written_bytes)
+
+
+class MachineTime(NamedTuple):
+    """Processor time of all cores together in seconds: busy without what was stolen, stolen, and all there was."""
+
+    busy_s: float
+    stolen_s: float
+    all_s: float
+
+    @classmethod
+    def now(cls) -> MachineTime:
+        """Read it."""
+        return cls.parse(Path("/proc/stat").read_text())
+
+    @classmethod
+    def parse(cls, stat: str) -> MachineTime:
+        """Read it from the text of ``/proc/stat``."""
+        # user, nice, system, idle, iowait, irq, softirq, steal; what guests take is in user already
+        user, nice, system, idle, iowait, irq, soft, stolen = map(int, stat.split("\n", 1)[0].split()[1:9])
+        busy = user + nice + system + irq + soft
+        return cls(busy / TICKS_PER_S, stolen / TICKS_PER_S, (busy + idle + iowait + stolen) / TICKS_PER_S)
+
+    def since(self, before: MachineTime) -> MachineTime:
+        """Return the difference."""
+        return MachineTime(self.busy_s - before.busy_s, self.stolen_s - before.stolen_s, self.all_s - before.all_s)

@@ -1,0 +1,1 @@
+"""Scenarios of operating the pipeline, one command each: see `bench.scenarios.__main__`."""
