@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -9,16 +10,110 @@ from typing import Any
 
 import aiohttp
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from oncegate.gateway.http.server import running
 from oncegate.gateway.local.cluster import LocalCluster
 from oncegate.gateway.local.ports import free_ports
 from oncegate.gateway.node.settings import Settings
 
+SECONDS = {
+    "spark/test_library_kills.py": 150,
+    "spark/test_table_sink.py": 110,
+    "spark/test_submit.py": 90,
+    "spark/test_kill.py": 70,
+    "spark/test_chain.py": 65,
+    "spark/test_archive.py": 50,
+    "examples/test_tutorial.py": 35,
+    "spark/test_scenarios.py": 40,
+    "spark/test_job_faults.py": 35,
+    "spark/test_replay.py": 25,
+    "examples/test_spark_page.py": 25,
+    "client/test_public_exports.py": 20,
+    "faults/test_gateway_faults.py": 15,
+    "check/test_workload_runs.py": 12,
+    "check/test_stored.py": 12,
+    "faults/test_any_node.py": 8,
+    "spark/test_timeline_job.py": 8,
+    "check/test_planted_bugs.py": 6,
+    "test_counted.py": 6,
+    "spark/test_cassandra_secured.py": 5,
+    "sim/test_gateway.py": 5,
+    "gateway/test_http_members.py": 5,
+    "gateway/test_openapi.py": 4,
+    "sim/test_world.py": 3,
+    "mutants/test_mutants.py": 3,
+    "model/test_protocol.py": 3,
+    "verify/test_verify.py": 3,
+}
+"""Of one test, slow ones beside three others; ``ANY_S`` in other files. They only order what is run."""
+ANY_S = 2
+OF_THEIR_OWN = (
+    "spark/test_library_kills.py",
+    "spark/test_table_sink.py",
+    "spark/test_kill.py",
+    "check/test_workload_runs.py",
+    "check/test_planted_bugs.py",
+    "check/test_stored.py",
+)
+"""Files whose tests share nothing."""
+OF_THE_JVM = ("spark", "cassandra", "packaging")
+"""Slow tests that want the processor; the others mostly wait, for elections and leases."""
+WAITING = ("faults", "browser")
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests of Spark first: they take longest, and a long file that begins last has the machine to itself."""
-    items.sort(key=lambda item: item.get_closest_marker("spark") is None)
+    """Put what takes long first, so that nothing long begins last, and spread what wants the processor over the run."""
+    units: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        units.setdefault(_unit(item.nodeid), []).append(item)
+    placed: list[tuple[float, list[pytest.Item]]] = []
+    of_the_jvm, waiting, quick = [], [], []
+    for unit in units.values():
+        kind = of_the_jvm if _marked(unit, OF_THE_JVM) else waiting if _marked(unit, WAITING) else quick
+        kind.append(unit)
+    for kind in (of_the_jvm, waiting):
+        kind.sort(key=_seconds, reverse=True)
+        total, before = sum(map(_seconds, kind)), 0.0
+        for unit in kind:
+            placed.append((before / total, unit))
+            before += _seconds(unit)
+    placed.sort(key=lambda at: at[0])
+    quick.sort(key=lambda unit: _of_one(unit[0]), reverse=True)
+    items[:] = [item for unit in [*(unit for _, unit in placed), *quick] for item in unit]
+
+
+def _seconds(unit: list[pytest.Item]) -> float:
+    return sum(map(_of_one, _marked(unit, (*OF_THE_JVM, *WAITING))))
+
+
+def _marked(unit: list[pytest.Item], marks: tuple[str, ...]) -> list[pytest.Item]:
+    return [item for item in unit if any(map(item.get_closest_marker, marks))]
+
+
+def _of_one(item: pytest.Item) -> float:
+    return SECONDS.get(item.path.relative_to(Path(__file__).parent).as_posix(), ANY_S)
+
+
+def _unit(nodeid: str) -> str:
+    """Return what one process runs as a whole: a file, or a test that shares nothing, or all on one Cassandra."""
+    path = nodeid.partition("::")[0]
+    if nodeid.endswith("[cassandra]"):
+        return "cassandra"
+    return nodeid if path.removeprefix("tests/") in OF_THEIR_OWN else path
+
+
+class Units(LoadScopeScheduling):
+    """Gives a unit at a time to whoever is free."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return _unit(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
+    """``--dist loadgroup``: units; xdist's own groups are lost on this version of pytest."""
+    return Units(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 @pytest.fixture
@@ -72,7 +167,10 @@ async def api(tmp_path: Path) -> AsyncIterator[Api]:
     """A durable cluster of one in this process, behind its real HTTP server."""
     http_port, peer_port = free_ports(2)
     settings = Settings(members=[f"n1=127.0.0.1:{http_port}:{peer_port}"], data_dir=tmp_path / "n1")
-    async with running(settings), aiohttp.ClientSession(base_url=f"http://127.0.0.1:{http_port}") as http:
+    async with running(settings) as node, aiohttp.ClientSession(base_url=f"http://127.0.0.1:{http_port}") as http:
+        async with asyncio.timeout(60):
+            while not node.machine.identity:  # the last entry that a new cluster orders by itself
+                await asyncio.sleep(0.01)
         yield Api(http)
 
 

@@ -13,18 +13,29 @@ from oncegate.gateway.docs.sections import SECTIONS, fill, filled_pages
 ROOT = Path(__file__).parent.parent
 GUARANTEES = (ROOT / "docs" / "guarantees.md").read_text()
 CASES = (ROOT / "docs" / "cases.md").read_text()
+SECURITY = (ROOT / "SECURITY.md").read_text()
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md")),
+    *(ROOT / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md", "examples/README.md")),
     *sorted(page for page in (ROOT / "docs").rglob("*.md")),
 ]
 
 
-@pytest.mark.parametrize("named", sorted(set(re.findall(r"`(tests/[^`\s]+)`", GUARANTEES + CASES))))
-def test_test_named_by_a_guarantee_exists(named: str) -> None:
+@pytest.mark.parametrize("named", sorted(set(re.findall(r"`(tests/[^`\s]+)`", GUARANTEES + CASES + SECURITY))))
+def test_test_named_by_a_guarantee_or_a_threat_exists(named: str) -> None:
     path, _, test = named.partition("::")
     text = (ROOT / path).read_text()
     if test:
         assert re.search(rf"^\s*(async )?def {re.escape(test)}\(", text, re.MULTILINE), f"{path} has no {test}"
+
+
+def test_every_line_of_the_threat_model_names_what_stands_against_it_and_a_test() -> None:
+    boundaries = re.findall(r"^## (.+)\n(?:(?!## ).*\n)*?\| threat \|", SECURITY, re.MULTILINE)
+    assert boundaries == ["Client port", "Peer port", "Disk", "Store", "Spark job", "Command line"]
+    lines = [
+        line for line in SECURITY.splitlines() if line.startswith("|") and not line.startswith(("| threat", "|--"))
+    ]
+    without = [line for line in lines if not re.fullmatch(r"\| [^|]+ \| [^|]+ \| `tests/[^|]+::[^|]+` \|", line)]
+    assert not without
 
 
 def test_every_case_of_the_contract_has_its_tests() -> None:
@@ -39,8 +50,11 @@ def test_every_case_of_the_contract_has_its_tests() -> None:
     "page",
     [
         "README.md",
+        "SECURITY.md",
         "CONTRIBUTING.md",
         "docs/guide.md",
+        "docs/deploy.md",
+        "docs/operations.md",
         "docs/cases.md",
         "docs/metrics.md",
         "docs/middleware.md",

@@ -33,12 +33,13 @@ class Parts(NamedTuple):
 
 PARTS = (
     Parts(
-        "gateway/http/admission/connections.py",
+        "gateway/http/hot/aiohttp_side.py",
         "aiohttp",
         "aiohttp.web_protocol:RequestHandler",
         ("_messages", "_waiter", "_request_count", "force_close"),
     ),
-    Parts("gateway/http/admission/connections.py", "aiohttp", "aiohttp.base_protocol:BaseProtocol", ("_loop",)),
+    Parts("gateway/http/hot/request.py", "aiohttp", "aiohttp.helpers", ("rfc822_formatted_time",)),
+    Parts("gateway/http/hot/request.py", "aiohttp", "aiohttp.http", ("SERVER_SOFTWARE",)),
     Parts(
         "gateway/http/admission/connections.py",
         "aiohttp",

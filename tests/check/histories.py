@@ -40,6 +40,16 @@ class Book:
         self.events.append(Event(process, end, f, key, result, self._tick(), node, request, error))  # type: ignore[arg-type]
         return self
 
+    def began(self, f: str, key: Any, argument: Any = None, *, process: int) -> Book:
+        """Begin an operation that others overlap."""
+        self.events.append(Event(process, "invoke", f, key, argument, self._tick()))
+        return self
+
+    def ended(self, f: str, key: Any, result: Any = None, *, process: int) -> Book:
+        """End it."""
+        self.events.append(Event(process, "ok", f, key, result, self._tick()))
+        return self
+
     def read(self, key: Any, result: Any, f: str = "read") -> Book:
         """Add a final read."""
         return self.did(f, key, None, result, process=FINAL)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from oncegate.proof.check import soak
 from oncegate.proof.check.checks import LOST
 from oncegate.proof.check.folder import RunVerdict
 from oncegate.proof.check.plan import RunPlan, fault_names, runs_of
@@ -67,6 +68,17 @@ def test_counts_are_per_workload_and_per_fault_and_lost_writes_apart() -> None:
     assert "invalid: f2" in text
     assert "crashed: f3: no cluster" in text
     assert "3 of 3 runs, 3 anomalies, 2 acknowledged writes lost" in text
+
+
+def test_a_run_that_crashes_is_told_with_what_was_raised_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(plan: RunPlan, runs: Path) -> None:
+        raise ExceptionGroup("unhandled", [ExceptionGroup("inner", [KeyError("n1")]), OSError("gone")])
+
+    monkeypatch.setattr(soak, "run", run)
+    state, said = SoakState(TEMPLATE, NAMES, 1), list[str]()
+    soak._runs(state, tmp_path, keep=True, say=said.append)
+    assert said[-1] == "crashed: KeyError: 'n1'; OSError: gone"
+    assert state.total.crashed == 1
 
 
 @pytest.mark.parametrize(("verdict", "expected"), [("valid", "valid"), ("unknown", "unknown"), (None, "crashed")])

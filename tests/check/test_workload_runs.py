@@ -14,13 +14,14 @@ from oncegate.proof.check.folder import RunFolder
 from oncegate.proof.check.plan import RunPlan
 from oncegate.proof.check.runner import end_left_over, judge, run
 from oncegate.proof.check.workloads import WORKLOADS
+from oncegate.proof.check.workloads.recipes import EACH
 
 pytestmark = pytest.mark.faults
 FAULTS = ("kills", "freezes", "partitions")
 
 
-# That with a Spark job has a test of its own: tests/check/test_stored.py.
-@pytest.mark.parametrize("workload", sorted(WORKLOADS.keys() - {"stored"}))
+# That with a Spark job has a test of its own: tests/check/test_stored.py. Those of single recipes are parts of one.
+@pytest.mark.parametrize("workload", sorted(WORKLOADS.keys() - {"stored"} - {one.name for one in EACH}))
 def test_workload_is_valid_under_faults(tmp_path: Path, workload: str, seed: int) -> None:
     plan = RunPlan(workload=workload, faults=FAULTS, seed=seed, seconds=4.0)
     folder, verdict = run(plan, tmp_path)

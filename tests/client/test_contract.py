@@ -17,7 +17,17 @@ import aiohttp
 import msgspec
 import pytest
 
-from oncegate import Client, Code, OncegateError, OperationFailed, Outcome, OutcomeUnknown, RequestId, Session
+from oncegate import (
+    Client,
+    Code,
+    OncegateError,
+    OperationFailed,
+    Outcome,
+    OutcomeUnknown,
+    RequestId,
+    Session,
+    Transaction,
+)
 from oncegate.gateway import wire
 from oncegate.gateway.http.server import running
 from oncegate.gateway.local.ports import free_ports
@@ -134,6 +144,14 @@ REFUSALS = (
 )
 
 
+async def test_refusal_of_a_stream_table_says_what_it_takes(client: Client) -> None:
+    async with client.session() as session:
+        with pytest.raises(OperationFailed, match="a stream table takes puts and deletes"):
+            await session.put("events", "k", 1, ttl_ms=1)
+        with pytest.raises(OperationFailed, match=r"writes\[0\], table events: .* takes puts and deletes"):
+            await session.transact(Transaction().insert("events", "k", 1))
+
+
 async def test_each_refusal_has_its_code_and_leaves_the_session_usable(client: Client) -> None:
     async with client.session() as session:
         await session.put("rows", "there", 1)
@@ -167,6 +185,31 @@ async def test_writes_conditions_and_reads(client: Client) -> None:
     assert (row.key, row.value) == ("n", -3)
     page = await client.scan("rows", limit=1)
     assert ([found.key for found in page.rows], page.next) == (["n"], None)
+
+
+async def test_a_row_that_is_held_travels_again_only_once_it_has_changed(client: Client) -> None:
+    async with client.session() as session:
+        first = await session.put("rows", "k", {"n": 1})
+        await session.put_many("events", [("k", "there")])
+        row, item = await client.get("rows", "k"), await client.get("events", "k")
+        await session.put("rows", "other", 1)
+        # The value can only be that of the row that was held: the answer had none.
+        mine = msgspec.structs.replace(row, value="mine")
+        for read in (client.get, session.get):
+            same = await read("rows", "k", held=mine)
+            assert (same.value, same.version) == ("mine", first.version)
+            assert same.commit > row.commit
+        stale = await client.get("rows", "k", held=mine, consistency="stale")
+        assert (stale.value, stale.age_ms is not None) == ("mine", True)
+        assert (await client.get("events", "k", held=msgspec.structs.replace(item, value="mine"))).value == "mine"
+
+        await session.put("rows", "k", {"n": 2})
+        assert (await client.get("rows", "k", held=mine)).value == {"n": 2}
+        await session.delete("rows", "k")
+        assert await client.get("rows", "k", held=mine) is None
+    for wrong in (7, msgspec.structs.replace(mine, key="another")):
+        with fails(Code.BAD_REQUEST):
+            await client.get("rows", "k", held=wrong)
 
 
 async def test_replays_mismatches_and_fences(client: Client) -> None:
@@ -268,7 +311,7 @@ async def test_rows_over_plain_http(client: Client) -> None:
 async def test_body_over_the_bound_is_refused_before_it_is_sent(client: Client) -> None:
     address = urlsplit(client._connection.router.endpoints[0])
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
-    head = "PUT /v1/tables/rows/rows/k HTTP/1.1\r\nHost: n\r\nContent-Type: application/json\r\n"
+    head = "PUT /v1/tables/rows/rows/k HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     writer.write(f"{head}Content-Length: {9 * 2**20}\r\n\r\n".encode())
     answer = await asyncio.wait_for(reader.readuntil(b"}"), 10)
     writer.close()
@@ -332,3 +375,96 @@ async def test_outcomes_that_are_forgotten_stay_unknown(client: Client) -> None:
         assert (acknowledged.value.code, acknowledged.value.request_id) == (Code.STALE, first.request_id)
     with fails(Code.SESSION_EXPIRED, kind=OutcomeUnknown):
         await client.resolve(first.request_id)
+
+
+async def test_tables_are_listed_and_dropped_by_their_incarnation(client: Client) -> None:
+    await client.declare_table("a")
+    listed = await client.tables()
+    assert [(one.name, one.kind, one.incarnation) for one in listed] == [
+        ("a", "resident", 3), ("events", "stream", 2), ("rows", "resident", 1),
+    ]  # fmt: skip
+    first = await http(client, "GET", "/v1/tables?limit=2")
+    assert ([one["name"] for one in first.body["tables"]], first.body["next"]) == (["a", "events"], "events")
+    rest = await http(client, "GET", "/v1/tables?limit=2&after=events")
+    assert ([one["name"] for one in rest.body["tables"]], rest.body["next"]) == (["rows"], None)
+    unsaid = await http(client, "DELETE", "/v1/tables/a")
+    assert (unsaid.status, unsaid.body["code"]) == (400, "BAD_REQUEST")
+    with fails(Code.CONFLICT, Outcome.NOT_APPLIED):
+        await client.drop_table("a", incarnation=1)
+    assert await client.drop_table("a") == 3
+    assert await client.drop_table("a", incarnation=3) == 3, "sent again it changes nothing"
+    with fails(Code.NOT_FOUND):
+        await client.table("a")
+
+
+async def test_declared_again_a_table_has_nothing_of_the_one_that_was_dropped(client: Client) -> None:
+    async with client.session() as session:
+        await session.put("rows", "k", 1)
+        old = await http(client, "GET", "/v1/tables/rows/rows")
+        with fails(Code.CONFLICT):
+            await client.drop_table("rows")
+        assert await client.drop_table("rows", force=True) == 1
+        with fails(Code.NOT_FOUND, Outcome.NOT_APPLIED):
+            await session.put("rows", "k", 2)
+        assert (await http(client, "GET", "/v1/tables/rows/rows/k")).body["detail"] == "no table rows"
+        await client.declare_table("rows")
+        assert await client.get("rows", "k") is None
+        assert (await session.insert("rows", "k", 3)).applied
+        for then in (f"rows?commit={old.body['commit'] - 1}", f"watch?from={old.body['commit'] - 1}"):
+            async with asyncio.timeout(60):
+                refused = await http(client, "GET", f"/v1/tables/rows/{then}")
+            assert (refused.status, refused.body["code"]) == (410, "RETENTION_EXCEEDED")
+
+
+async def test_stream_table_that_is_back_shows_no_row_of_the_one_before(client: Client) -> None:
+    async with client.session() as session:
+        await session.put("events", "k", 1)
+        assert (await session.get("events", "k")) is not None
+        await client.declare_flow("copies", source="events")
+        with fails(Code.CONFLICT):
+            await client.drop_table("events", force=True)
+        await client.delete_flow("copies")
+        await client.drop_table("events", force=True)
+        await client.declare_table("events", kind="stream")
+        assert await client.get("events", "k") is None
+        await session.put("events", "k", 2)
+        row = await session.get("events", "k")
+        assert row is not None
+        assert row.value == 2
+
+
+async def test_watch_of_a_table_ends_when_it_is_dropped(client: Client) -> None:
+    url = f"{client._connection.router.endpoints[0]}/v1/tables/rows/watch"
+    async with aiohttp.ClientSession() as connection, connection.get(url) as events:
+        assert b"progress" in await events.content.readuntil(b"\n\n")
+        await client.drop_table("rows")
+        await client.declare_table("rows")
+        end = await asyncio.wait_for(events.content.readuntil(b"\n\n"), 10)
+        assert end.startswith(b"event: end\n")
+        assert b'"code":"NOT_FOUND"' in end
+
+
+async def test_sessions_and_their_open_requests_are_listed(client: Client) -> None:
+    async with client.session() as first, client.session() as second:
+        listed = await client.sessions()
+        assert [one.client_id for one in listed] == [format_client_id(one.client_id) for one in (first, second)]
+        page = await http(client, "GET", "/v1/sessions?limit=1")
+        assert (len(page.body["sessions"]), page.body["next"]) == (1, format_client_id(first.client_id))
+        last = await http(client, "GET", f"/v1/sessions?limit=1&after={page.body['next']}")
+        assert (last.body["sessions"][0]["client_id"], last.body["next"]) == (format_client_id(second.client_id), None)
+        for sequence in (2, 5):
+            await operate(client, second.client_id, 1, wire.Operation(sequence, "put", "rows", "k", sequence))
+        await client.resolve(RequestId(second.client_id, SequenceNumber(6)))
+        runs = await client.open_requests(second.client_id)
+        assert [(one.first, one.last, one.state) for one in runs] == [
+            (1, 1, "never_seen"), (2, 2, "executed"), (3, 4, "never_seen"), (5, 5, "executed"), (6, 6, "sealed"),
+        ]  # fmt: skip
+        path = f"/v1/sessions/{format_client_id(second.client_id)}/requests?limit=2"
+        part = await http(client, "GET", path)
+        assert ([one["first"] for one in part.body["requests"]], part.body["next"]) == ([1, 2], 2)
+        rest = await http(client, "GET", f"{path}&after=2")
+        assert [one["first"] for one in rest.body["requests"]] == [3, 5]
+        assert (await client.open_requests(first.client_id)) == []
+    assert await client.sessions() == []
+    with fails(Code.SESSION_EXPIRED):
+        await client.open_requests(first.client_id)

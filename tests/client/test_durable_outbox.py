@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -27,10 +28,11 @@ from oncegate import (
 from oncegate.gateway import wire
 from oncegate.gateway.client.outbox_file import OutboxFile
 from oncegate.gateway.http import request_bodies
+from oncegate.gateway.machine.machine import Origin
 from oncegate.rifl.errors import OncegateError
 from oncegate.rifl.ids import format_client_id
 from oncegate.testing import FakeGateway
-from tests.client.answers import OPERATIONS, arrived, fails, intercept, lose_answers, settle
+from tests.client.answers import OPERATIONS, arrived, fails, intercept, keep_back, lose_answers, settle
 
 
 @pytest.fixture
@@ -248,7 +250,7 @@ async def test_deadline_means_unknown_and_a_restart_still_delivers(fake: FakeGat
     async with killed(fake, path) as before:
         await fake.nodes[0].stop()
         with pytest.raises(OutcomeUnknown):  # without an outbox: DeadlineExceeded, surely not applied
-            await before.increment("rows", "n", timeout_s=0.05)
+            await before.increment("rows", "n", timeout_s=0.25)
         await before.drain()
         assert held(path.with_suffix(".before")) == [(1, "n", True)]
         await fake.nodes[0].start()
@@ -256,7 +258,27 @@ async def test_deadline_means_unknown_and_a_restart_still_delivers(fake: FakeGat
         assert [recovered.result.value for recovered in session.recovered if recovered.result] == [1]
 
 
-async def test_refused_write_leaves_the_outbox_before_its_caller_is_told(fake: FakeGateway, path: Path) -> None:
+async def test_session_lives_on_for_a_write_that_is_left_in_its_outbox(fake: FakeGateway, path: Path) -> None:
+    async with Client(fake.endpoints) as client:
+        async with client.session(outbox=path) as session:
+            fake.nodes[0].before = keep_back
+            with pytest.raises(OutcomeUnknown):
+                await session.increment("rows", "n", timeout_s=0.25)
+            fake.nodes[0].before = None
+        async with client.session(outbox=path) as after:
+            assert [recovered.result.value for recovered in after.recovered if recovered.result] == [1]
+
+
+async def test_refused_write_leaves_the_outbox_before_its_caller_is_told(
+    fake: FakeGateway, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quickly = OutboxFile.write
+
+    def slowly(file: OutboxFile, *args: Any, **how: Any) -> None:
+        time.sleep(0.05)
+        quickly(file, *args, **how)
+
+    monkeypatch.setattr(OutboxFile, "write", slowly)
     async with Client(fake.endpoints) as client, client.session(outbox=path) as session:
         with fails(Code.NOT_FOUND, Outcome.NOT_APPLIED):
             await session.put("nowhere", "k", 1)
@@ -338,3 +360,64 @@ async def test_position_needs_an_outbox(fake: FakeGateway) -> None:
             await session.put("rows", "k", 1, position=1)
         assert session.position is None
         assert session.outstanding == 0
+
+
+@pytest.fixture
+async def elsewhere(fake: FakeGateway) -> AsyncIterator[FakeGateway]:
+    """Another cluster, which counts its client ids from 1 too."""
+    fake.machine.identity = "a" * 32
+    async with FakeGateway() as other:
+        other.machine.identity = "b" * 32
+        other.declare("rows")
+        yield other
+
+
+async def test_outbox_of_another_cluster_is_refused_and_takes_nobodys_session(
+    fake: FakeGateway, elsewhere: FakeGateway, path: Path
+) -> None:
+    before = await never_arrived(fake, path, ("put", "rows", "mine", 5))
+    entries = held(path)
+    async with Client(elsewhere.endpoints) as client, client.session() as theirs:
+        assert theirs.client_id == before.client_id
+        for _ in range(2):
+            await theirs.increment("rows", "theirs")
+        with pytest.raises(OperationFailed, match=r"is of cluster a+, and this is b+") as refused:
+            await client.session(outbox=path, on_unknown=lambda entry: None).__aenter__()
+        assert (refused.value.code, refused.value.outcome) == (Code.CONFLICT, Outcome.NOT_APPLIED)
+        assert (await theirs.increment("rows", "theirs")).value == 3, "the session that has the same id lives on"
+    assert held(path) == entries
+    async with Client(fake.endpoints) as client, client.session(outbox=path) as session:
+        assert [recovered.entry.key for recovered in session.recovered if recovered.result] == ["mine"]
+
+
+async def test_outbox_goes_on_at_a_cluster_that_was_restored_from_its_own(
+    fake: FakeGateway, elsewhere: FakeGateway, path: Path
+) -> None:
+    async with Client(fake.endpoints) as client, client.session(outbox=path) as session:
+        await session.increment("rows", "mine", position=7)
+    elsewhere.machine.origin = Origin("a" * 32, 1)
+    async with Client(elsewhere.endpoints) as client, client.session(outbox=path) as session:
+        assert session.position == 7
+        assert OutboxFile(path, read_only=True).head.cluster == "b" * 32
+
+
+async def test_outbox_needs_no_token_that_may_read(fake: FakeGateway, path: Path) -> None:
+    async def forbidden(request: web.Request) -> web.StreamResponse | None:
+        refusal = OncegateError(Code.FORBIDDEN, "needs read")
+        return fake.nodes[0].problem(refusal) if request.path == "/v1/cluster" else None
+
+    fake.nodes[0].before = forbidden
+    async with Client(fake.endpoints) as client, client.session(outbox=path) as session:
+        assert (await session.increment("rows", "mine")).applied
+
+
+async def test_session_whose_cluster_is_replaced_ends_instead_of_waiting_for_it(
+    fake: FakeGateway, elsewhere: FakeGateway, path: Path
+) -> None:
+    options: dict[str, Any] = {"outbox": path, "renew_lost": True, "on_unknown": lambda entry: None}
+    async with Client(fake.endpoints) as client, client.session(**options) as session:
+        await session.increment("rows", "mine")
+        fake.machine.identity = "c" * 32
+        fake.advance(75)
+        with pytest.raises(OperationFailed, match="not opened anew"):
+            await session.increment("rows", "mine")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import pickle
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import msgspec
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oncegate import Client, Outcome, OutcomeUnknown
+from oncegate import Client, Outcome, OutcomeUnknown, Transaction
 from oncegate.gateway.client.outbox_file import Head, NewEntry, OutboxDamaged, OutboxFile
 from oncegate.gateway.wire import Operation
 from oncegate.rifl.errors import Code
@@ -81,6 +82,15 @@ def test_new_file_is_flushed_with_its_name_whatever_sqlite_flushes(
     monkeypatch.setattr(os, "fsync", lambda fd: flushed.append(os.fstat(fd).st_ino))
     OutboxFile(tmp_path / "outbox").close()
     assert flushed == [tmp_path.stat().st_ino]
+
+
+def test_new_file_is_readable_by_its_user_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        made(tmp_path / "outbox")
+    finally:
+        os.umask(before)
+    assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {0o600}
 
 
 def test_transaction_cut_off_by_a_crash_is_undone_as_a_whole(tmp_path: Path) -> None:
@@ -172,9 +182,11 @@ async def test_full_outbox_refuses_writes_that_have_not_travelled(
 ) -> None:
     monkeypatch.setattr("oncegate.gateway.client.durable_outbox.BYTES_MAX", 200)
     async with Client(fake.endpoints) as client, client.session(outbox=tmp_path / "o") as session:
+        await session.put("rows", "k", 0, position=1)
         with fails(Code.QUOTA, Outcome.NOT_APPLIED):
-            await session.put("rows", "k", "x" * 300)
+            await session.put("rows", "k", "x" * 300, position=2)
         assert (await session.put("rows", "k", 1)).applied
+        assert session.position == 1, "what was not taken in does not count as read"
 
 
 async def test_outbox_that_cannot_be_written_ends_the_session(
@@ -192,3 +204,41 @@ async def test_outbox_that_cannot_be_written_ends_the_session(
             await session.put("rows", "c", 1)
         assert session.lost.is_set()
     assert [write.key for write in fake.executed] == ["a"]
+
+
+def test_outbox_is_read_whole_while_its_owner_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An entry that came between reading the head and reading the entries was told as damage."""
+    path = tmp_path / "o"
+    owner = OutboxFile(path)
+    owner.write(head=Head(client_id=OWNER, window=512))
+    connect = OutboxFile._connect
+
+    class Beside:
+        """A connection whose reader is overtaken by the owner before it reads the entries, if it can be."""
+
+        def __init__(self, database: sqlite3.Connection) -> None:
+            self._database = database
+            self.close = database.close
+
+        def execute(self, statement: str) -> sqlite3.Cursor:
+            if statement.startswith("SELECT * FROM entry"):
+                wait([pool.submit(owner.write, [entry(1)])], timeout=0.2)
+            return self._database.execute(statement)
+
+    monkeypatch.setattr(OutboxFile, "_connect", lambda file, read_only: Beside(connect(file, read_only=read_only)))
+    with ThreadPoolExecutor(1) as pool:
+        beside = OutboxFile(path, read_only=True)
+        assert beside.loaded == []
+        beside.close()
+    assert len(owner) == 1
+    owner.close()
+
+
+def test_transaction_in_an_outbox_is_named_by_its_first_write(tmp_path: Path) -> None:
+    two = Transaction().put("receipts", "o1", 1).increment("shop", "sold").operation
+    file = OutboxFile(tmp_path / "o")
+    file.write(head=Head(client_id=OWNER, window=512))
+    file.write([NewEntry(1, msgspec.msgpack.encode(two))])
+    (found,) = file.reload()
+    file.close()
+    assert (found.op, found.table, found.key) == ("transaction", "receipts", "o1")

@@ -30,6 +30,9 @@ ca_file = "/etc/ca.pem"
 timeout_s = 5.0
 [typo]
 endpoint = "http://x"
+[soon]
+endpoints = ["http://x"]
+timeout_s = "soon"
 """
 
 
@@ -65,8 +68,9 @@ def test_endpoints_alone_take_no_token_from_elsewhere(profiles: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "environment", "why"),
     [
-        ("nobody", {}, "there is: dev, prod, typo"),
-        ("typo", {}, "endpoint"),
+        ("nobody", {}, "there is: dev, prod, soon, typo"),
+        ("typo", {}, r"profiles\.toml:11: endpoint is no setting; did you mean endpoints\?"),
+        ("soon", {}, r"profiles\.toml:14: Expected `float \| null`, got `str` - at `\$\.timeout_s`"),
         (None, {"ONCEGATE_TIMEOUT_S": "soon"}, "ONCEGATE_TIMEOUT_S"),
     ],
 )

@@ -14,19 +14,23 @@ from pathlib import Path
 import pytest
 
 import oncegate
-from oncegate import middleware, sync
+from oncegate import middleware, recipes, sync
 from oncegate.testing import FakeGateway
 
 CLIENT = {"cluster", "declare_flow", "declare_table", "flow", "get", "highest_commit", "request", "resolve", "scan"}
 CLIENT |= {"session", "table", "timeout_s", "flows", "alter_flow", "delete_flow", "start_consumer", "remove_consumer"}
+CLIENT |= {"rows", "get_many", "watch", "consume", "items"}
+CLIENT |= {"append", "delete", "increment", "put", "transact"}
+CLIENT |= {"tables", "drop_table", "sessions", "open_requests"}
 SESSION = {"append", "client_id", "close", "delete", "drain", "epoch", "get", "get_remembered", "highest_commit"}
 SESSION |= {"increment", "insert", "lost", "memory_ms_left", "outstanding", "position", "put", "put_many", "recovered"}
-SESSION |= {"resolve", "submit"}
-EXPORTS = ["Client", "ClusterInfo", "Code", "Consumer", "DeadlineExceeded", "FlowInfo", "Json", "MalformedAnswer"]
-EXPORTS += ["ManyResult", "Member", "OncegateError", "OperationFailed", "OutboxDamaged", "OutboxEntry"]
+SESSION |= {"resolve", "send_again", "submit", "transact", "transaction", "update"}
+EXPORTS = ["Batch", "Change", "Client", "ClusterInfo", "Code", "Consumer", "DeadlineExceeded", "FlowInfo"]
+EXPORTS += ["FlowItem", "Json", "MalformedAnswer"]
+EXPORTS += ["ManyResult", "Member", "OncegateError", "OpenRequests", "OperationFailed", "OutboxDamaged", "OutboxEntry"]
 EXPORTS += ["OutboxUnresolved", "Outcome", "OutcomeUnknown", "Page", "PartialFailure", "Recovered", "RequestId"]
-EXPORTS += ["RequestState", "Resolution", "Row", "RowsPart", "Session", "TableInfo", "Tuning", "WriteResult"]
-EXPORTS += ["sync"]
+EXPORTS += ["RequestState", "Resolution", "Row", "RowsPart", "Session", "SessionInfo", "Submitted", "TableInfo"]
+EXPORTS += ["Transaction", "Tuning", "Updated", "WriteResult", "recipes", "request_ids", "sync"]
 WITH_EXTRAS = ["middleware", "testing"]
 
 
@@ -62,7 +66,7 @@ async def test_client_and_session_show_what_is_for_applications_and_nothing_else
 
 def _signatures() -> Iterator[tuple[str, str]]:
     """Each annotation, as it is written, of what is public."""
-    for module in (oncegate, sync, middleware):
+    for module in (oncegate, sync, middleware, recipes):
         for name in module.__all__:
             found = getattr(module, name)
             if not inspect.isclass(found):
@@ -95,11 +99,11 @@ def test_importing_costs_nothing_and_using_the_sdk_imports_nothing_of_the_server
     loaded = python("from oncegate import Client, sync; import sys; print(*sorted(m for m in sys.modules))").split()
     ours = [m for m in loaded if m.startswith("oncegate.") and not m.startswith(("oncegate.rifl", "oncegate.sync"))]
     assert "oncegate.gateway.client" in ours
-    assert [m for m in ours if not re.match(r"oncegate\.gateway(\.wire$|\.client\b|$)", m)] == []
+    assert [m for m in ours if not re.match(r"oncegate\.gateway(\.wire$|\.toml_file$|\.client\b|$)", m)] == []
     assert not {"pyarrow", "pysyncobj", "typer"} & set(loaded)
 
 
-@pytest.mark.parametrize("name", ["sync", "testing", "middleware"])
+@pytest.mark.parametrize("name", ["sync", "testing", "middleware", "recipes"])
 def test_parts_are_modules_that_are_imported_on_use(name: str) -> None:
     part = import_module(f"oncegate.{name}")
     assert getattr(oncegate, name) is part

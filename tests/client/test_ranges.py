@@ -56,6 +56,16 @@ async def test_put_many_longer_than_a_range_gives_one_result(fake: FakeGateway) 
     assert len(fake.executed) == 1000
 
 
+@pytest.mark.parametrize(("window", "ranges"), [(4096, 1), (1024, 4)])
+async def test_put_many_travels_in_ranges_as_long_as_the_window_allows(
+    fake: FakeGateway, window: int, ranges: int
+) -> None:
+    async with Client(fake.endpoints) as client, client.session(window=window) as session:
+        result = await session.put_many("events", ((f"k{n}", n) for n in range(4096)))
+        assert (result.first, result.last) == (1, 4096)
+    assert fake.nodes[0].requests[SENT] == ranges
+
+
 async def test_put_many_on_an_unknown_table_is_refused_before_anything_is_sent(session: Session) -> None:
     with fails(Code.NOT_FOUND):
         await session.put_many("nowhere", {"k": 1})
@@ -206,7 +216,7 @@ async def test_put_many_whose_deadline_passes_says_unknown_and_takes_no_place(
         await client.table(table)
         fake.nodes[0].freeze()
         with fails(outcome=Outcome.UNKNOWN):
-            await session.put_many(table, {f"k{n}": n for n in range(100)}, timeout_s=0.1)
+            await session.put_many(table, {f"k{n}": n for n in range(100)}, timeout_s=0.5)
         fake.nodes[0].thaw()
         await session.drain()
         assert session.outstanding == 0
@@ -234,3 +244,26 @@ async def test_cancelled_put_many_leaves_nothing_behind(fake: FakeGateway) -> No
         await session.drain()
         assert session.outstanding == 0
     assert len(fake.executed) <= 8
+
+
+async def test_table_that_was_declared_again_as_another_kind_is_written_as_what_it_is(
+    fake: FakeGateway, session: Session
+) -> None:
+    """Another client drops it: this one learns it from the refusal, and no restart is needed."""
+    await session.put_many("events", [("a", 1), ("b", 2)])
+    async with Client(fake.endpoints) as other:
+        await other.drop_table("events", force=True)
+        await other.declare_table("events")
+    assert (await session.put_many("events", [("a", 3), ("b", 4)])).first
+    assert await fake.value("events", "b") == 4
+
+
+async def test_writes_that_met_another_kind_fail_once(fake: FakeGateway, session: Session) -> None:
+    await session.put_many("events", [("a", 1), ("b", 2)])
+    async with Client(fake.endpoints) as other:
+        await other.drop_table("events", force=True)
+        await other.declare_table("events")
+    made = [session.submit("put", "events", f"k{n}", n) for n in range(8)]
+    await asyncio.gather(*made, return_exceptions=True)
+    made = [session.submit("put", "events", f"k{n}", n) for n in range(8)]
+    assert all(one.applied for one in await asyncio.gather(*made))

@@ -15,7 +15,7 @@ from tests.client.answers import fails, keep_back, lose_answers
 
 async def doubt(session: Session) -> OutcomeUnknown:
     with pytest.raises(OutcomeUnknown) as unknown:
-        await session.increment("rows", "n", 3, timeout_s=0.05)
+        await session.increment("rows", "n", 3, timeout_s=0.25)
     await session.drain()
     return unknown.value
 
@@ -101,3 +101,32 @@ async def test_doubt_is_sealed_although_the_window_the_server_sees_is_full(fake:
         doubts = [await doubt(session) for _ in range(4)]
         fake.nodes[0].before = None
         assert {(await unknown.resolve()).state for unknown in doubts} == {"sealed"}
+
+
+async def test_refused_write_ran_and_took_no_effect(fake: FakeGateway) -> None:
+    async with Client(fake.endpoints) as client, client.session() as session:
+        await session.put("rows", "14C", "ann")
+        fake.nodes[0].after = lose_answers
+        with pytest.raises(OutcomeUnknown) as unknown:
+            await session.insert("rows", "14C", "bob", timeout_s=0.25)
+        fake.nodes[0].after = None
+        refused = await unknown.value.resolve()
+        assert (refused.state, refused.executed, refused.applied) == ("refused", True, False)
+        assert refused.result is not None
+        assert (refused.result.applied, refused.result.value) == (False, "ann")
+        told = await client.request(*unknown.value.request_id or ())
+        assert (told.state, told.executed, told.applied) == ("refused", True, False)
+        assert (await client.request(session.client_id, 9)).executed is None
+
+
+async def test_resolution_of_an_earlier_node_is_read_by_its_result(fake: FakeGateway) -> None:
+    async def before(request: web.Request) -> web.StreamResponse | None:
+        if not request.path.endswith("/resolve"):
+            return None
+        result = {"sequence": 1, "status": "refused", "commit": 1, "code": "CONDITION_FAILED", "replayed": True}
+        return web.json_response({"state": "applied", "result": result})
+
+    fake.nodes[0].before = before
+    async with Client(fake.endpoints) as client:
+        resolution = await client.resolve("0000000000000001/1")
+    assert (resolution.executed, resolution.applied) == (True, False)

@@ -88,7 +88,7 @@ async def test_unknown_outcome_at_the_deadline_carries_the_id_and_can_be_asked_f
     fake.nodes[0].lose_answers(1_000_000)
     async with Client(fake.endpoints, tuning=QUICK) as client, client.session() as session:
         with pytest.raises(OutcomeUnknown) as unknown:
-            await session.put("rows", "k", 1, timeout_s=0.2)
+            await session.put("rows", "k", 1, timeout_s=0.5)
         failure = unknown.value
         assert (failure.code, failure.outcome) == (Code.TIMEOUT, Outcome.UNKNOWN)
         assert failure.request_id is not None
@@ -113,7 +113,7 @@ async def test_deadline_without_any_accepted_attempt_says_not_applied(fake: Fake
 async def test_short_deadline_of_one_write_leaves_its_companions_alone(fake: FakeGateway, session: Session) -> None:
     fake.nodes[0].freeze()
     patient = session.submit("put", "rows", "a", 1)
-    hasty = session.submit("put", "rows", "b", 2, timeout_s=0.05)
+    hasty = session.submit("put", "rows", "b", 2, timeout_s=0.25)
     with pytest.raises(OutcomeUnknown):
         await hasty
     assert not patient.done()
@@ -127,7 +127,7 @@ async def test_unknown_outcomes_do_not_block_the_window(fake: FakeGateway) -> No
         fake.nodes[0].lose_answers(1_000_000)
         for _ in range(3):
             with pytest.raises(OutcomeUnknown):
-                await session.put("rows", "k", 1, timeout_s=0.05)
+                await session.put("rows", "k", 1, timeout_s=0.25)
         fake.nodes[0].lose_answers(0)
         for number in range(20):
             assert (await session.put("rows", f"k{number}", 1)).applied
@@ -143,6 +143,9 @@ async def test_unknown_outcomes_do_not_block_the_window(fake: FakeGateway) -> No
             lambda: results(wire.OperationResult(99, "applied", commit=1, version=1)),
             id="the verdict of another operation",
         ),
+        pytest.param(lambda: _with_value(b"\xa2\xff\xfe"), id="text that is no UTF-8"),
+        pytest.param(lambda: _with_value(b"\x91" * 60_000 + b"\x01"), id="a value nested beyond reading"),
+        pytest.param(lambda: web.Response(body=b'{"title":"\xff"}', status=400), id="a problem that is no UTF-8"),
     ],
 )
 async def test_answers_outside_the_contract_end_in_a_typed_error(
@@ -156,6 +159,26 @@ async def test_answers_outside_the_contract_end_in_a_typed_error(
         await session.put("rows", "k", 1)
     assert malformed.value.outcome is Outcome.UNKNOWN
     assert malformed.value.request_id is not None
+    fake.nodes[0].before = None
+    assert (await session.put("rows", "k", 2)).applied, "the session goes on"
+
+
+def _with_value(packed_value: bytes) -> web.Response:
+    answer = results(wire.OperationResult(1, "applied", commit=1, version=1, value="HERE"))
+    assert isinstance(answer.body, bytes)
+    return web.Response(body=answer.body.replace(b"\xa4HERE", packed_value), content_type=wire.MSGPACK)
+
+
+async def test_write_is_in_doubt_if_the_sdk_fails_over_its_answer(
+    fake: FakeGateway, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("oncegate.gateway.client.batch_call.settle_operations", fail)
+    with fails(Code.INTERNAL, Outcome.UNKNOWN):
+        await session.put("rows", "k", 1)
+    assert len(fake.executed) == 1
 
 
 async def test_unknown_fields_and_codes_of_a_newer_server_are_understood(fake: FakeGateway, session: Session) -> None:
@@ -305,7 +328,7 @@ async def test_write_that_expires_between_attempts_leaves_its_batch(fake: FakeGa
     node = fake.nodes[0]
     answer_with(node, *[OncegateError(Code.OVERLOADED, retry_after_ms=1)] * 10_000)
     patient = session.submit("put", "rows", "a", 1)
-    hasty = session.submit("put", "rows", "b", 1, timeout_s=0.05)
+    hasty = session.submit("put", "rows", "b", 1, timeout_s=0.25)
     with pytest.raises(OncegateError) as late:
         await hasty
     node.before = None
@@ -313,3 +336,47 @@ async def test_write_that_expires_between_attempts_leaves_its_batch(fake: FakeGa
     # In doubt only if the deadline fell into an attempt; told "not applied", it must not have been.
     if late.value.outcome is Outcome.NOT_APPLIED:
         assert [write.key for write in fake.executed] == ["a"]
+
+
+async def test_call_that_is_tried_again_when_the_client_is_closed_says_so(fake: FakeGateway) -> None:
+    await fake.nodes[0].stop()
+    async with Client(fake.endpoints, tuning=Tuning(backoff_first_s=0.001, backoff_cap_s=0.01)) as client:
+        reading = asyncio.ensure_future(client.get("rows", "k"))
+        await asyncio.sleep(0)
+    with fails(Code.CONFLICT, Outcome.NOT_APPLIED):
+        await reading
+
+
+MAYBE = OncegateError(Code.TIMEOUT, outcome=Outcome.UNKNOWN, retry_after_ms=1)
+SURE = OncegateError(Code.FORBIDDEN)
+
+
+@pytest.mark.parametrize(
+    ("first", "outcome"),
+    [(MAYBE, Outcome.UNKNOWN), ("proxy", Outcome.UNKNOWN), ("odd", Outcome.UNKNOWN), (SURE, Outcome.NOT_APPLIED)],
+    ids=["refusal that says so", "proxy without its node", "answer in a form that is not read", "sure from the start"],
+)
+async def test_attempt_that_may_have_been_applied_leaves_doubt_whatever_comes_after(
+    fake: FakeGateway, session: Session, first: OncegateError | str, outcome: Outcome
+) -> None:
+    node, asked = fake.nodes[0], 0
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        nonlocal asked
+        asked += 1
+        if asked > 1 or first is SURE:
+            return node.problem(SURE)
+        if isinstance(first, OncegateError):
+            return node.problem(first)
+        if first == "proxy":
+            return web.Response(status=502, text="no upstream")
+        odd = web.StreamResponse(headers={"Content-Type": wire.MSGPACK})
+        odd.enable_chunked_encoding()
+        await odd.prepare(request)
+        await odd.write_eof()
+        return odd
+
+    intercept(node, OPERATIONS, answer)
+    with fails(Code.FORBIDDEN, outcome, kind=OncegateError):
+        await session.put("rows", "k", 1)
+    assert asked == (1 if first is SURE else 2)

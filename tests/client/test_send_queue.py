@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncegate.gateway.client.batch import GONE, OperationsBatch, Pending, RangeBatch
+from oncegate.gateway.client.batch import (
+    GONE,
+    OperationsBatch,
+    Pending,
+    PendingRows,
+    RangeBatch,
+    Rows,
+    rows_of,
+    rows_of_all,
+    share_a_row,
+)
 from oncegate.gateway.client.send_queue import SendQueue
 from oncegate.gateway.client.settings import Tuning
-from oncegate.gateway.wire import Operation
+from oncegate.gateway.wire import Condition, Operation, Write
 from oncegate.rifl.request_tracker import RequestTracker
 
 
@@ -44,7 +55,7 @@ writes = st.builds(
 def test_every_live_write_travels_once_in_the_order_of_its_row(
     queue: list[Pending], in_flight: int, data: st.DataObject
 ) -> None:
-    tuning = Tuning(range_min=3, batch_operations_max=7, range_rows_max=9)
+    tuning = Tuning(range_min=3, batch_operations_max=7, range_rows_max=9, pipeline_min=2)
     tracker = RequestTracker(window=512)
     sending = SendQueue(tracker, tuning)
     sending.waiting.extend(queue)
@@ -56,10 +67,12 @@ def test_every_live_write_travels_once_in_the_order_of_its_row(
     while True:
         batch = None
         if len(travelling) < in_flight:
-            batch, dropped = sending.take([other.keys() for other in travelling])
+            batch, dropped = sending.take([other.keys() for other in travelling], data.draw(st.integers(1, 4)))
             dropped_in_all += dropped
         if batch is not None:
             touched = batch.keys()
+            if isinstance(batch, OperationsBatch):
+                assert touched == rows_of_all(batch.pendings)
             for other in travelling:
                 for table, keys in other.keys().items():
                     assert not keys & touched.get(table, set())
@@ -86,6 +99,19 @@ def test_every_live_write_travels_once_in_the_order_of_its_row(
     assert all(row == sorted(row) for row in applied.values())
 
 
+def test_write_waits_behind_a_transaction_that_waits_for_another_row() -> None:
+    sending = SendQueue(RequestTracker(window=512), Tuning())
+    both = Operation(0, "transaction", writes=[Write("delete", "rows", "a"), Write("delete", "rows", "b")])
+    looks = Operation(0, "transaction", writes=[Write("delete", "rows", "d")], conditions=[Condition("rows", "b", {})])
+    waiting = [*(Pending(one, None, Open(), 1.0) for one in (both, looks)), *(write("rows", key) for key in "bdc")]
+    sending.waiting.extend(waiting)
+    batch, _ = sending.take([{"rows": {"a"}}])
+    assert batch is not None
+    assert batch.pendings == [waiting[-1]]
+    assert sending.take([{"rows": {"a", "c"}}])[0] is None
+    assert list(sending.waiting) == waiting[:-1]
+
+
 def test_run_of_puts_behind_other_writes_becomes_a_range_of_its_own() -> None:
     sending = SendQueue(RequestTracker(window=512), Tuning(range_min=8))
     sending.waiting.extend([write("rows", "x"), *(write("stream", f"k{n}") for n in range(20)), write("rows", "y")])
@@ -93,3 +119,57 @@ def test_run_of_puts_behind_other_writes_becomes_a_range_of_its_own() -> None:
     while (batch := sending.take(())[0]) is not None:
         sizes.append((type(batch).__name__, len(batch)))
     assert sizes == [("OperationsBatch", 1), ("RangeBatch", 20), ("OperationsBatch", 1)]
+
+
+@pytest.mark.parametrize(
+    ("waiting", "requests", "sizes"),
+    [
+        (512, 4, [128, 128, 128, 128]),
+        (512, 3, [171, 171, 170]),
+        (300, 4, [150, 150]),
+        (255, 4, [255]),
+        (64, 4, [64]),
+        (512, 1, [512]),
+    ],
+)
+def test_what_waits_is_divided_equally_and_into_no_small_requests(
+    waiting: int, requests: int, sizes: list[int]
+) -> None:
+    for in_order in (False, True):
+        sending = SendQueue(RequestTracker(window=1024), Tuning(pipeline_min=128), in_order=in_order)
+        sending.waiting.extend(write("rows", f"k{n}") for n in range(waiting))
+        taken: list[Rows] = []
+        found = []
+        while (batch := sending.take(taken, requests - len(taken))[0]) is not None:
+            taken.append(batch.keys())
+            found.append(len(batch))
+        assert found == ([waiting] if in_order else sizes)
+
+
+names = st.sampled_from("abc")
+looks = st.builds(
+    lambda writes, conditions: Operation(0, "transaction", writes=writes, conditions=conditions),
+    st.lists(st.builds(Write, st.just("delete"), names, names), min_size=1, max_size=3),
+    st.lists(st.builds(Condition, names, names, st.just({})) | st.builds(Condition, session=st.just("1")), max_size=2),
+)
+some = st.lists((st.builds(Operation, st.just(0), st.just("put"), names, names) | looks), max_size=5)
+
+
+@given(some, some)
+def test_rows_of_many_writes_are_those_of_each(first: list[Operation], second: list[Operation]) -> None:
+    def each(operations: list[Operation]) -> set[tuple[str, str]]:
+        return {row for operation in operations for row in rows_of(operation)}
+
+    def of_all(operations: list[Operation]) -> Rows:
+        return rows_of_all([Pending(operation, None, Open(), 1.0) for operation in operations])
+
+    assert {(table, key) for table, keys in of_all(first).items() for key in keys} == each(first)
+    assert share_a_row(of_all(first), of_all(second)) == bool(each(first) & each(second))
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_rows_of_a_put_many_wait_for_a_row_of_theirs_that_travels(busy: bool) -> None:
+    sending = SendQueue(RequestTracker(window=512), Tuning())
+    sending.waiting.append(PendingRows("stream", ["a", "b"], ["1", "2"], Open(), 1.0))  # type: ignore[arg-type]
+    batch, _ = sending.take([{"stream": {"b" if busy else "c"}}])
+    assert (batch is None) == busy

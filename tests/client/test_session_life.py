@@ -179,3 +179,36 @@ async def test_leaving_ends_although_callers_go_on_writing(fake: FakeGateway) ->
                 await asyncio.sleep(0)
         assert sum(await asyncio.gather(*writers)) == len(fake.executed)
     assert refusals == [(Code.SESSION_EXPIRED, Outcome.NOT_APPLIED)] * 20
+
+
+async def test_session_that_is_not_entered_refuses_every_use_with_a_type(fake: FakeGateway) -> None:
+    outside = Client(fake.endpoints)
+    with fails(Code.CONFLICT, Outcome.NOT_APPLIED):
+        await outside.get("rows", "k")
+    with fails(Code.CONFLICT, Outcome.NOT_APPLIED):
+        await outside.session().__aenter__()
+    async with Client(fake.endpoints) as client:
+        session = client.session()
+        for use in (
+            lambda: session.put("rows", "k", 1),
+            lambda: session.delete("rows", "k"),
+            lambda: session.put_many("rows", {"k": 1}),
+            lambda: session.get("rows", "k"),
+            lambda: session.resolve(1),
+            lambda: session.send_again(1),
+        ):
+            with fails(Code.CONFLICT, Outcome.NOT_APPLIED):
+                await use()  # type: ignore[no-untyped-call]
+        with fails(Code.CONFLICT, Outcome.NOT_APPLIED):
+            session.submit("put", "rows", "k", 1)
+        for name in ("client_id", "epoch", "highest_commit", "outstanding", "memory_ms_left"):
+            with fails(Code.CONFLICT, Outcome.NOT_APPLIED):
+                getattr(session, name)
+        await session.close()
+        async with session:
+            assert (await session.put("rows", "k", 1)).sequence == 1
+    for use in (lambda: session.put("rows", "k", 1), lambda: session.get("rows", "k")):
+        with fails(Code.SESSION_EXPIRED, Outcome.NOT_APPLIED):
+            await use()
+    with fails(Code.CONFLICT, Outcome.NOT_APPLIED):
+        await client.get("rows", "k")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from oncegate import Code, MalformedAnswer, OperationFailed, OutboxEntry, OutcomeUnknown, sync
+from oncegate import Code, MalformedAnswer, OperationFailed, OutboxEntry, OutboxUnresolved, OutcomeUnknown, sync
 from oncegate.testing import FakeCluster, FakeGateway
 from tests.client.answers import fails, lose_answers
 
@@ -39,6 +39,7 @@ def test_writes_and_reads_as_in_the_asynchronous_sdk(fake: FakeGateway) -> None:
             assert session.outstanding == 0
         row = client.get("rows", "n")
         assert row.value == 2
+        assert client.get("rows", "n", held=row) == row
         assert [found.key for found in client.scan("rows").rows] == ["l", "n"]
         assert client.cluster().node == "n0"
     assert not len(fake.machine.sessions)
@@ -92,7 +93,7 @@ def test_doubt_is_resolved_without_await(fake: FakeGateway) -> None:
     with sync.Client(fake.endpoints) as client, client.session() as session:
         fake.nodes[0].after = lose_answers
         with pytest.raises(OutcomeUnknown) as unknown:
-            session.increment("rows", "n", timeout_s=0.1)
+            session.increment("rows", "n", timeout_s=0.25)
         session.drain()
         fake.nodes[0].after = None
         assert isinstance(unknown.value, sync.Doubt)
@@ -126,3 +127,43 @@ def test_outbox_goes_on_in_the_same_session(fake: FakeGateway, tmp_path: Path) -
         with client.session(outbox=path, on_unknown=reported.append) as session:
             assert (session.position, session.recovered, session.is_lost) == ("line 1", [], False)
     assert reported == []
+
+
+def test_outbox_without_an_answer_raises_a_doubt_of_this_facade(
+    fake: FakeGateway, oncegate_cluster: FakeCluster, tmp_path: Path
+) -> None:
+    path = tmp_path / "o"
+    with sync.Client(fake.endpoints) as client:
+        session = client.session(outbox=path)
+        session.put("rows", "a", 1)
+        fake.nodes[0].after = lose_answers
+        with pytest.raises(OutcomeUnknown) as sent:
+            session.increment("rows", "n", timeout_s=0.25)
+        session.close(drain=False)
+        fake.nodes[0].after = None
+        assert isinstance(sent.value, sync.Doubt)
+        oncegate_cluster.advance(61)
+        with pytest.raises(OutboxUnresolved) as left:
+            client.session(outbox=path).put("rows", "b", 1)
+        assert isinstance(left.value, sync.Doubt)
+        assert len(left.value.entries) == 1
+        with fails(Code.BAD_REQUEST):
+            left.value.resolve()
+        assert type(pickle.loads(pickle.dumps(left.value))) is OutboxUnresolved
+        with pytest.raises(OutboxUnresolved), client.session(outbox=path):
+            pass
+
+
+def test_reasons_and_errors_outside_calls_are_those_of_this_facade(
+    fake: FakeGateway, oncegate_cluster: FakeCluster
+) -> None:
+    reasons: list[OperationFailed] = []
+    with sync.Client(fake.endpoints) as client, client.session(on_lost=reasons.append) as session:
+        session.put("rows", "a", 1)
+        oncegate_cluster.advance(61)
+        with fails(Code.SESSION_EXPIRED):
+            session.put("rows", "a", 2)
+        assert [reason.code for reason in reasons] == [Code.SESSION_EXPIRED]
+    with pytest.raises(OutcomeUnknown) as doubt, sync.Client(fake.endpoints) as client:
+        raise OutcomeUnknown(Code.TIMEOUT)
+    assert doubt.value.code is Code.TIMEOUT

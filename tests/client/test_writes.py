@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,6 +14,7 @@ from aiohttp import web
 from oncegate import Client, Code, DeadlineExceeded, OncegateError, OperationFailed, Outcome, RequestId, Session, Tuning
 from oncegate.gateway import wire
 from oncegate.gateway.client.places import NEVER, Places
+from oncegate.gateway.client.send_queue import SendQueue
 from oncegate.testing import FakeGateway
 from tests.client.answers import OPERATIONS, arrived, fails, intercept, rejected, results, settle
 
@@ -51,7 +53,7 @@ async def test_two_conditions_are_refused_before_anything_is_sent(session: Sessi
 
 
 async def test_value_that_cannot_be_encoded_fails_alone_and_takes_no_place(session: Session) -> None:
-    with pytest.raises(TypeError):
+    with fails(Code.BAD_REQUEST, Outcome.NOT_APPLIED):
         await session.put("rows", "k", object())
     assert session.outstanding == 0
     assert (await session.put("rows", "k", 1)).sequence == 1
@@ -68,10 +70,29 @@ async def test_value_that_cannot_be_encoded_fails_alone_and_takes_no_place(sessi
         lambda session: session.get_remembered("rows", object()),
         lambda session: session.increment("rows", "k", by=2**64),
         lambda session: session.increment("rows", "k", by=object()),
+        lambda session: session.put("rows", "k", {"n": 2**70}),
+        lambda session: session.put("rows", "k", 1, if_value=-(2**70)),
+        lambda session: session.append("rows", "k", 2**70),
+        lambda session: session.put_many("rows", [("a", 1), ("b", 2**70)]),
         lambda session: session.put_many("rows", [("a", 1), ("\ud800", 2)]),
         lambda session: session.put_many("events", [("a", 1), ("b", {"n": [math.nan]})]),
     ],
-    ids=["key", "table", "key of bytes", "version", "delete", "get", "sum", "no number", "rows", "not a number"],
+    ids=[
+        "key",
+        "table",
+        "key of bytes",
+        "version",
+        "delete",
+        "get",
+        "sum",
+        "no number",
+        "large",
+        "if large",
+        "large item",
+        "large rows",
+        "rows",
+        "not a number",
+    ],
 )
 async def test_argument_that_cannot_travel_is_refused_and_the_writes_of_others_go_on(
     session: Session, bad: Callable[[Session], Awaitable[object]]
@@ -272,3 +293,48 @@ async def test_writes_on_other_rows_pass_one_that_stays_rejected(fake: FakeGatew
     fake.nodes[0].before = None
     await asyncio.gather(stuck, behind)
     assert await fake.value("rows", "full") == 2
+
+
+@pytest.mark.parametrize(("writes", "requests"), [(512, [128] * 4), (300, [150, 150]), (64, [64])])
+async def test_writes_that_wait_travel_in_several_requests_at_once_if_they_are_many(
+    fake: FakeGateway, writes: int, requests: list[int]
+) -> None:
+    sizes: list[int] = []
+
+    async def note(request: web.Request) -> web.StreamResponse | None:
+        sizes.append(len(msgspec.msgpack.decode(await request.read(), type=wire.OperationsRequest).operations))
+        return None
+
+    async with Client(fake.endpoints) as client, client.session() as session:
+        intercept(fake.nodes[0], OPERATIONS, note)
+        fake.nodes[0].freeze()
+        under_way = [session.submit("put", "rows", f"k{n}", n) for n in range(writes)]
+        await arrived(fake.nodes[0], count=len(requests))
+        fake.nodes[0].thaw()
+        await asyncio.gather(*under_way)
+    assert sorted(sizes) == sorted(requests)
+
+
+async def test_writes_that_wait_for_one_row_are_not_looked_through_for_each(
+    fake: FakeGateway, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    takes = 0
+    take = SendQueue.take
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal takes
+        takes += 1
+        return take(*arguments)
+
+    monkeypatch.setattr(SendQueue, "take", counted)
+    fake.nodes[0].freeze()
+    first = session.submit("increment", "rows", "n")
+    await arrived(fake.nodes[0])
+    behind = []
+    for _ in range(500):
+        behind.append(session.submit("increment", "rows", "n"))
+        await asyncio.sleep(0)
+    assert takes < 20
+    fake.nodes[0].thaw()
+    await asyncio.gather(first, *behind)
+    assert await fake.value("rows", "n") == 501

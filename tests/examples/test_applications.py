@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import runpy
 import signal
@@ -14,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from examples.applications import script, worker
+from examples.applications import script, ticket_shop, worker
 from oncegate import Client, Code, OperationFailed, Outcome
 from oncegate.testing import FakeCluster
 
@@ -84,9 +85,9 @@ async def test_service_takes_an_order_once(oncegate_cluster: FakeCluster) -> Non
             assert (await http.get("/orders/o-17")).json() == {"order": "o-17", **order}
             assert (await http.get("/orders/o-18")).status_code == 404
             assert (await http.put("/orders/o-19", json={"item": "tea"})).status_code == 422
-            oncegate_cluster.advance(61)
-            assert (await http.put("/orders/o-20", json=order)).json()["code"] == "SESSION_EXPIRED"
-    assert [write.key for write in oncegate_cluster.executed] == ["o-17"]
+            oncegate_cluster.advance(75)
+            assert (await http.put("/orders/o-20", json=order)).json()["new"], "a lost session is opened anew"
+    assert [write.key for write in oncegate_cluster.executed] == ["o-17", "o-20"]
 
 
 async def test_service_says_whether_an_order_may_be_sent_again() -> None:
@@ -95,3 +96,33 @@ async def test_service_says_whether_an_order_may_be_sent_again() -> None:
     unsent = OperationFailed(Code.NO_LEADER, outcome=Outcome.NOT_APPLIED)
     assert (await service.failed(None, unsent)).status_code == 503  # type: ignore[arg-type]
     assert (await service.failed(None, OperationFailed(Code.TIMEOUT))).status_code == 504  # type: ignore[arg-type]
+
+
+async def test_ticket_shop_sells_an_order_whole_or_not_at_all(
+    oncegate_cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    orders = [
+        ("o1", "14C", "ann", 9_000),
+        ("o2", "14C", "bob", 1),
+        ("o3", "14D", "ann", 1_001),
+        ("o4", "14D", "eve", 1),
+    ]
+    lines = [json.dumps(dict(zip(("order", "seat", "customer", "cents"), order, strict=True))) for order in orders]
+    (tmp_path / "orders").write_text("\n".join(lines))
+    monkeypatch.setattr(sys, "argv", ["ticket_shop", str(tmp_path / "orders"), str(tmp_path / "o")])
+    first = ["o1 sold", "o2 refused: seat taken", "o3 refused: too little money", "o4 sold"]
+    for told in (first, []):
+        await ticket_shop.main()
+        assert capsys.readouterr().out.splitlines() == told
+    oncegate_cluster.advance(25 * 3600)  # no key is remembered any more: nobody gets money again
+    monkeypatch.setattr(sys, "argv", ["ticket_shop", str(tmp_path / "orders"), str(tmp_path / "another till")])
+    await ticket_shop.main()
+    assert capsys.readouterr().out.splitlines() == [
+        "o1 sold before",
+        first[1],
+        "o3 refused: seat taken",
+        "o4 sold before",
+    ]
+    assert oncegate_cluster.value("balances", "ann") == 1_000
+    assert oncegate_cluster.value("shop", "sold") == 2
+    assert (oncegate_cluster.value("seats", "14C"), oncegate_cluster.value("seats", "14D")) == ("o1", "o4")

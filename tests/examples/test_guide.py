@@ -1,75 +1,98 @@
-"""The guide's chapters on the SDK: every Python block runs as it stands."""
+"""README and guide as a reader follows them: every block in its order, one shell, one notebook, a fresh node."""
 
 from __future__ import annotations
 
 import ast
-import inspect
+import asyncio
+import codeop
 import re
-import textwrap
+import shutil
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import oncegate.gateway.client
-from oncegate import sync
+from oncegate.gateway.http.server import running
 from oncegate.testing import FakeCluster
+from tests.examples.reader import Block, Reader, blocks_of
+from tests.gateway.http_contract import one_node
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
+ROOT = Path(__file__).parents[2]
+NOT_HERE = {
+    "pip install '.[client]'": "installs, and starts the node that this test has started",
+    "make demo": "tests/demo",
+    "python -m oncegate.spark_sink.jobs.stream_rows": "needs Spark: tests/spark",
+    "OncegateSource": "needs Spark: tests/spark",
+}
+"""What the blocks hold that are not run here, and why."""
+PAGES = ("README.md", "docs/guide.md")
 
 
-def blocks(chapter: str) -> list[str]:
-    (text,) = re.findall(rf"^## {re.escape(chapter)}\n(.*?)(?=^## |\Z)", GUIDE, re.MULTILINE | re.DOTALL)
-    found: list[str] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert found, chapter
-    return found
+def blocks() -> list[Block]:
+    text = "\n".join((ROOT / page).read_text() for page in PAGES)
+    found = blocks_of(text)
+    assert {block.language for block in found} <= {"console", "sh", "python", "toml"}
+    return [block for block in found if not any(words in block.text for words in NOT_HERE)]
 
 
 @pytest.fixture
-def names(oncegate_cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
-    """What a reader has at hand: the SDK's names, and a cluster with the guide's tables."""
+async def address(tmp_path: Path) -> AsyncIterator[str]:
+    settings = one_node(tmp_path)
+    async with running(settings) as node:
+        await node.reads.reach("linearizable", 0)
+        yield settings.address.http.removeprefix("http://")
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+async def test_readme_and_guide_run_in_their_order_and_print_what_they_say(
+    address: str, oncegate_cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    profiles = tmp_path / "profiles.toml"
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("ONCEGATE_PROFILES", str(tmp_path / "profiles.toml"))
-    monkeypatch.setenv("ONCEGATE_ENDPOINTS", ",".join(oncegate_cluster.endpoints))
-    for table in ("seats", "counters"):
-        oncegate_cluster.declare(table)
-    oncegate_cluster.declare("messages", "stream")
-    exported = {name: getattr(oncegate.gateway.client, name) for name in oncegate.gateway.client.__all__}
-    return {**exported, "pytest": pytest, "sync": sync, "lines": ["a", "b", "a"]}
+    monkeypatch.setenv("ONCEGATE_PROFILES", str(profiles))
+    shell = await asyncio.create_subprocess_exec(
+        "bash", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, cwd=tmp_path
+    )
+    reader = Reader(shell)
+    ran = 0
+    try:
+        async with asyncio.timeout(60):
+            for block in blocks():
+                block = block._replace(text=re.sub(r"(localhost|127\.0\.0\.1):7400", address, block.text))
+                if block.language == "toml":
+                    profiles.write_text(block.text)
+                    continue
+                assert block.language != "console", block.text
+                await reader.paste(block)
+                ran += 1
+        names = reader.names
+        tests = [name for name in names if name.startswith("test_")]
+        assert tests, "the guide shows a test of an application"
+        for name in tests:
+            await asyncio.to_thread(names[name], oncegate_cluster)
+    finally:
+        if "client" in reader.names:
+            await asyncio.to_thread(reader.names["client"].close)
+        assert shell.stdin is not None
+        shell.stdin.close()
+        await shell.wait()
+    assert ran > 10
 
 
-async def execute(block: str, names: dict[str, Any]) -> None:
-    """Run a block as a notebook would: ``await`` is allowed at the top."""
-    code = compile(block, "guide.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-    result = eval(code, names)
-    if inspect.isawaitable(result):
-        await result
+@pytest.mark.parametrize("page", ["docs/guide.md", "docs/recipes.md"])
+def test_python_can_be_pasted_line_by_line(page: str) -> None:
+    """As ``python -m asyncio`` reads it, where an indented block ends with a blank line."""
+    asynchronous = codeop.CommandCompiler()
+    asynchronous.compiler.flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    for block in re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL):
+        typed: list[str] = []
+        for line in [*block.splitlines(), ""]:
+            typed.append(line)
+            if asynchronous("\n".join(typed), page, "single") is not None:  # a SyntaxError says which line
+                typed.clear()
+        assert not typed, f"does not end: {typed}"
 
 
-async def test_chapter_on_the_sdk_runs(oncegate_cluster: FakeCluster, names: dict[str, Any]) -> None:
-    client = oncegate.gateway.client.Client(oncegate_cluster.endpoints)
-    names["Client"] = lambda endpoints, **options: oncegate.gateway.client.Client(oncegate_cluster.endpoints, **options)
-    connect, doubt = blocks("With the SDK")
-    await execute(connect, names)
-    assert oncegate_cluster.value("seats", "12A") == "ann"
-    assert oncegate_cluster.value("seats", "visits") == 2
-    async with client, client.session() as session:
-        await execute(doubt, {**names, "session": session})
-    assert oncegate_cluster.value("seats", "visits") == 3
-
-
-async def test_chapter_on_workers_runs(oncegate_cluster: FakeCluster, names: dict[str, Any]) -> None:
-    (worker,) = blocks("A worker that may be killed")
-    for _ in range(2):
-        async with oncegate.gateway.client.Client() as client:
-            await execute(worker, {**names, "client": client})
-    assert (oncegate_cluster.value("counters", "a"), oncegate_cluster.value("counters", "b")) == (2, 1)
-
-
-async def test_chapter_on_scripts_and_tests_runs(oncegate_cluster: FakeCluster, names: dict[str, Any]) -> None:
-    script, test = blocks("Scripts, notebooks, tests")
-    await execute(textwrap.dedent(script) + "client.close()\n", names)
-    assert oncegate_cluster.value("seats", "visits") == 1
-    await execute(test, names)
-    names["test_visit_is_counted_once_although_the_answer_is_lost"](oncegate_cluster)
-    assert oncegate_cluster.value("seats", "visits") == 2
+def test_each_block_that_is_not_run_is_there() -> None:
+    text = "\n".join((ROOT / page).read_text() for page in PAGES)
+    assert [words for words in NOT_HERE if words not in text] == []

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from examples.jobs import messages_by_room, orders_with_country, posts_per_hour
-from oncegate.spark import DEAD_LETTERS, FlowBatch, Store, StoreTable, apply, open_store, summed
+import oncegate.spark
+from examples.jobs import messages_by_room, orders_with_country, posts_per_hour, seats_held
+from oncegate.spark import DEAD_LETTERS, FlowBatch, Store, StoreTable, apply, claimed_store, open_store, summed
+from oncegate.stores import WRITE_TS
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "spark.md").read_text(), re.DOTALL)
@@ -27,7 +30,7 @@ def rows(store: Store, table: StoreTable) -> list[dict[str, Any]]:
     return [row for batch in store.scan(table) for row in batch.to_pylist()]
 
 
-@pytest.mark.parametrize("module", [posts_per_hour, orders_with_country, messages_by_room])
+@pytest.mark.parametrize("module", [posts_per_hour, orders_with_country, messages_by_room, seats_held])
 def test_the_page_shows_the_examples_as_they_are_and_they_are_short(module: Any) -> None:
     text = Path(module.__file__).read_text()
     assert text in BLOCKS
@@ -64,6 +67,47 @@ def test_the_index_follows_writes_and_deletions(store_url: str) -> None:
             ("a", "2", "there")
         ]
         assert [row["error"] for row in rows(store, DEAD_LETTERS)] == ["the key names no room"]
+
+
+def test_holds_of_seats_end_by_themselves_and_go_when_they_are_given_back(store_url: str) -> None:
+    def hold(guest: str, at_ms: int) -> dict[str, Any]:
+        return {"guest": guest, "at_ms": at_ms}
+
+    minute = 60_000
+    first = FlowBatch.of(("ham/1/2", hold("ann", 0)), ("ham/1/10", hold("bob", 0)), ("ham/2/1", hold("eve", minute)))
+    second = FlowBatch.of(("ham/1/2", None), ("ham/2/1", hold("joe", 5 * minute)), number=2, first_commit=4)
+    with open_store(store_url) as store:
+        for batches in ((second, first), (first, second), (first,)):
+            apply(seats_held.seats_held, store, [seats_held.HELD], *batches)
+            for minutes, guests in ((14, ["bob", "joe"]), (15, ["joe"]), (20, [])):
+                store.clock = lambda minutes=minutes: minutes * 60.0
+                found = store.range(seats_held.HELD, {"show": "ham"}).to_pylist()
+                assert [row["guest"] for row in found] == guests
+                assert store.count(DEAD_LETTERS) == 0
+
+
+def test_the_partial_table_on_the_page_joins_two_sources_in_either_order(store_url: str) -> None:
+    (block,) = (block for block in BLOCKS if "partial=True" in block)
+    names = vars(oncegate.spark).copy()
+    exec(compile(block, "spark.md", "exec"), names)
+    first, second = FlowBatch.of(("mail/ann", "a@x")), FlowBatch.of(("tags/ann", ["new"]), first_commit=2)
+    for batches in ((first, second), (second, first)):
+        with open_store(f"{store_url}-{batches[0].last_commit}") as store:
+            apply(names["guests"], store, [names["GUEST"]], *batches)
+            assert rows(store, names["GUEST"]) == [{"guest": "ann", "mail": "a@x", "tags": ["new"], WRITE_TS: 2}]
+
+
+def test_the_reads_on_the_page_run(store_url: str) -> None:
+    (block,) = (block for block in BLOCKS if "store.range(" in block)
+    with claimed_store(store_url, "0" * 32) as store:
+        now_ms = int(time.time() * 1000)
+        held = [(f"hamlet/{row}/2", {"guest": "ann", "at_ms": now_ms}) for row in (1, 2, 3, 4)]
+        apply(seats_held.seats_held, store, [seats_held.HELD], FlowBatch.of(*held))
+    names = {**vars(oncegate.spark), **vars(seats_held)}
+    exec(compile(block.replace("sqlite:///var/lib/jobs/store", store_url), "spark.md", "exec"), names)
+    assert names["seat"]["guest"] == "ann"
+    assert names["front"].column("row").to_pylist() == [1, 2, 3]
+    assert names["rest"].num_rows == 0
 
 
 def test_partials_of_any_number_of_batches_add_up_and_none_to_nothing(store_url: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from oncegate.consensus.messages import PROTOCOL_VERSION, Hello
+from oncegate.consensus.messages import PROTOCOL_VERSION_MIN, Hello
 from oncegate.consensus.net.wire import encode_frame
 from oncegate.proof.check.links import Links
 from tests.faults.harness.history import Acknowledged, History, ReadDone, Violation, check
@@ -72,7 +72,7 @@ def test_checker_rejects_nodes_that_differ() -> None:
         check(seen(), {"n1": GOOD, "n2": dump((1, 5), (2, 6), salt="other")})
 
 
-HELLO = b"".join(encode_frame(Hello(PROTOCOL_VERSION, "cluster", "b", "", "a", b"", 1, [])))
+HELLO = encode_frame(Hello(PROTOCOL_VERSION_MIN, "cluster", "b", "", "a", b"", 1, []))
 """The frame by which a proxy knows who dials."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ import aiohttp
 import msgspec
 import pyarrow as pa
 
+from oncegate.gateway.http.routing import Route
 from oncegate.gateway.http.server import running
 from oncegate.gateway.local.ports import free_ports
 from oncegate.gateway.node.node import Node
@@ -38,7 +40,14 @@ async def serving(settings: Settings) -> AsyncIterator[tuple[Api, Node]]:
         async with asyncio.timeout(20):
             while (await http.get("/readyz")).status != 200:
                 pass
+            await founded(node)
         yield Api(http), node
+
+
+async def founded(node: Node) -> None:
+    """Wait until a new cluster has ordered what it orders by itself; its identity comes last."""
+    while not node.machine.identity:
+        await asyncio.sleep(0.01)
 
 
 def assert_problem(answer: tuple[int, Any, Any], code: str) -> Any:
@@ -58,6 +67,12 @@ def assert_problem(answer: tuple[int, Any, Any], code: str) -> Any:
         assert int(headers["Retry-After"]) >= 1
         assert body["retry_after_ms"] >= 1
     return body
+
+
+def path_of(route: Route, name: str = "x") -> str:
+    """Return the path of a route with something in each of its places; ``name`` where a name may stand."""
+    path = route.path.replace("{key:(?s:.+)}", "k").replace("{client_id}", "0000000000000001")
+    return re.sub(r"{\w+}", name, re.sub(r"{(?:n|sequence)}", "1", path))
 
 
 def arrow_body(keys: list[str], values: list[str], kind: Any = None, compression: str | None = None) -> bytes:

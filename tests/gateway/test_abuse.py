@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import aiohttp
+import msgspec
 import pytest
 
 from oncegate.gateway.local.cluster import LocalCluster
@@ -115,7 +116,7 @@ async def _many(node: LocalCluster, count: int, sent: bytes = b"") -> AsyncItera
             writer.transport.abort()
 
 
-_POST = b"POST /v1/operations HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+_POST = b"POST /v1/operations HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
 
 
 async def _drip(streams: list[Stream], piece: Callable[[int], bytes]) -> None:
@@ -130,7 +131,7 @@ async def _drip(streams: list[Stream], piece: Callable[[int], bytes]) -> None:
 
 
 async def test_headers_that_never_end_are_ended(node: LocalCluster) -> None:
-    async with witness(node) as good, _many(node, 8, b"GET /livez HTTP/1.1\r\nHost: x\r\n") as slow:
+    async with witness(node) as good, _many(node, 8, b"GET /livez HTTP/1.1\r\nHost: localhost\r\n") as slow:
         # One byte at a time of one header line: within every limit but time.
         drip = asyncio.create_task(_drip(slow, lambda turn: b"a" if turn > 1 else b"X: "))
         await good.served_beside()
@@ -183,7 +184,7 @@ async def test_connections_that_are_all_at_work_leave_a_typed_refusal_for_the_ne
     async with witness(node) as good:
         await good.declare("events", "stream")
         async with AsyncExitStack() as stack:
-            watch = b"GET /v1/flows/events/watch HTTP/1.1\r\nHost: x\r\n\r\n"
+            watch = b"GET /v1/flows/events/watch HTTP/1.1\r\nHost: localhost\r\n\r\n"
             for _ in range(CONNECTIONS_MAX):
                 ((reader, _),) = await stack.enter_async_context(_many(node, 1, watch))
                 async with asyncio.timeout(WAIT_S):
@@ -204,7 +205,7 @@ async def test_client_that_reads_no_answer_is_cut_off(node: LocalCluster) -> Non
         async with http.post("/v1/operations", data=io.BytesIO(json.dumps(body).encode())) as answer:
             assert answer.status == 200
         async with _many(node, 3) as deaf:
-            request = b"GET /v1/tables/rows/rows?prefix=large&limit=15 HTTP/1.1\r\nHost: x\r\n\r\n"
+            request = b"GET /v1/tables/rows/rows?prefix=large&limit=15 HTTP/1.1\r\nHost: localhost\r\n\r\n"
             for reader, writer in deaf:
                 writer.transport.pause_reading()  # type: ignore[attr-defined]
                 writer.write(request * 10)  # 30 MB: more than any socket buffer holds
@@ -226,13 +227,13 @@ async def test_pipelined_flood_on_one_connection_holds_up_nobody(node: LocalClus
     async with witness(node) as good, _many(node, 2) as flood:
         for reader, writer in flood:
             writer.transport.pause_reading()  # type: ignore[attr-defined]
-            writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n" * 50_000)
+            writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n" * 50_000)
             assert not reader.at_eof()
         await good.served_beside()
 
 
 async def test_idle_connection_is_closed(node: LocalCluster) -> None:
-    async with _many(node, 1, b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n") as (stream,):
+    async with _many(node, 1, b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n") as (stream,):
         async with asyncio.timeout(WAIT_S):
             assert (await stream[0].readline()).startswith(b"HTTP/1.1 200")
         await _ended(stream)
@@ -241,3 +242,38 @@ async def test_idle_connection_is_closed(node: LocalCluster) -> None:
 def test_node_outlived_all_of_it(node: LocalCluster) -> None:
     assert node.is_running("n1")
     assert "ERROR" not in node.log_tail("n1", 1000).upper().replace("ERRORS", "")
+
+
+async def test_requests_for_millions_of_objects_do_not_cost_a_leader_its_office(tmp_path: Path) -> None:
+    """Each byte of a msgpack body may ask for an object: 8 MiB of them, from several senders at once."""
+    body = msgspec.msgpack.encode(operations("0" * 15 + "1", put(1, "k", msgspec.Raw(_DENSE))))
+    headers = {"Content-Type": "application/vnd.oncegate+msgpack"}
+    with LocalCluster(tmp_path, 3) as cluster:
+        cluster.start()
+        cluster.wait_ready()
+        leader = cluster.leader()
+        endpoint = next(one.http for one in cluster.members if one.node_id == leader)
+        async with aiohttp.ClientSession(base_url=endpoint) as http:
+
+            async def term() -> int:
+                async with http.get("/v1/cluster") as answer:
+                    state = await answer.json()
+                assert state["leader"] == leader
+                found: int = state["term"]
+                return found
+
+            async def attack() -> None:
+                for _ in range(3):
+                    async with http.post("/v1/operations", data=io.BytesIO(body), headers=headers) as answer:
+                        assert answer.status == 413
+
+            before = await term()
+            attacks = [asyncio.create_task(attack()) for _ in range(4)]
+            while not all(one.done() for one in attacks):
+                async with http.get("/livez") as answer:
+                    assert answer.status == 200
+            await asyncio.gather(*attacks)
+            assert await term() == before
+
+
+_DENSE = b"\xdd" + (8 * 2**20 - 300).to_bytes(4, "big") + b"\x80" * (8 * 2**20 - 300)

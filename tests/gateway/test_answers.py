@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from oncegate.gateway import wire
+from oncegate.gateway.answer_values import BUILT_BYTES_MAX, JSON, MSGPACK, bytes_to_build, json_of
 from oncegate.gateway.answers import ANSWERS, answer, rejected, relayed_body
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.machine import Machine
@@ -18,9 +19,9 @@ from oncegate.rifl.rule import Refusal
 def asked(machine: Machine, command: c.Command, at: int = 0) -> Any:
     [result] = machine.apply(1, 1, c.encode_entry(at, [command]))
     made = answer(command, result, machine)
-    # A follower relays the body as plain data: it must come back as the same shape.
-    relayed = relayed_body(command, msgspec.msgpack.decode(msgspec.msgpack.encode(made.body)))
-    assert msgspec.json.encode(relayed) == msgspec.json.encode(made.body)
+    # A follower relays the body as msgpack: it must come back as the same shape.
+    relayed = relayed_body(command, msgspec.Raw(MSGPACK.encode(made.body)))
+    assert JSON.encode(relayed) == JSON.encode(made.body)
     return made
 
 
@@ -63,7 +64,7 @@ def test_each_verdict_has_the_fields_of_the_contract() -> None:
     failed = {**done, "status": "refused", "code": "CONDITION_FAILED"}
     assert refused == {**failed, "sequence": 2, "commit": 2, "version": 1, "value": 1}
     assert counted == {**done, "sequence": 3, "commit": 3, "version": 3, "value": 41}
-    no_table = {"code": "NOT_FOUND", "outcome": "not_applied", "retryable": False, "detail": "no such table"}
+    no_table = {"code": "NOT_FOUND", "outcome": "not_applied", "retryable": False, "detail": "no table no"}
     assert unknown == {"sequence": 4, "status": "rejected", **no_table}
     assert (mismatch["code"], mismatch["outcome"]) == ("PAYLOAD_MISMATCH", "not_applied")
 
@@ -124,3 +125,20 @@ def test_range_answer_is_split_where_verdicts_differ() -> None:
     refused = asked(made, c.Range(1, 2, 1, "s", 4, prints, b"")).body.results[0]
     fenced = (refused.status, refused.code, refused.outcome, refused.retryable)
     assert fenced == ("rejected", "FENCED", "unknown", False)
+
+
+def test_results_that_are_too_many_to_build_travel_from_node_to_node_and_to_the_caller_as_they_are() -> None:
+    """A leader's answer in JSON and msgpack, and the same relayed by a follower: the same values each time."""
+    made = machine()
+    text = msgspec.json.encode([{"n": at, "t": "\N{SNOWMAN}"} for at in range(2_000)])
+    command = c.Operate(1, 1, 1, [put(1, text), *(c.Op(at, int(c.OpKind.GET), "t", "k", at) for at in range(2, 6))])
+    body = asked(made, command).body
+    assert bytes_to_build(body, packed=True) > 2 * len(text) > BUILT_BYTES_MAX
+    relayed = relayed_body(command, msgspec.Raw(MSGPACK.encode(body)))
+    assert bytes_to_build(relayed, packed=True) == bytes_to_build(body, packed=False) == 0
+    assert bytes_to_build(relayed, packed=False) > 2 * len(text)
+    values = [msgspec.json.decode(text)] * 4
+    for answered in (body, relayed):
+        for read, sent in ((msgspec.json, JSON.encode(answered)), (msgspec.msgpack, MSGPACK.encode(answered))):
+            assert [one.get("value") for one in read.decode(sent)["results"]] == [None, *values]
+        assert [json_of(one.value) for one in answered.results[1:]] == [text] * 4

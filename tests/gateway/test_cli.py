@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from oncegate.gateway.cli.main import app
 from oncegate.gateway.local.blocking_http import RequestRefused, get, get_json, send_json
 from oncegate.gateway.local.ports import free_ports
 from oncegate.gateway.local.waiting import wait_for
-from tests.gateway.http_contract import operations, put
+from tests.gateway.http_contract import assert_problem, one_node, operations, put, serving
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("ONCEGATE_")}
 WAIT_S = 30.0
@@ -94,8 +95,10 @@ def test_serve_without_arguments_is_a_durable_cluster_of_one_and_loads_its_libra
         assert json.load(answer)["results"][0]["status"] == "applied"
     # Rows have been converted to Arrow, which imports pandas where that is installed, unless it is kept out.
     assert loaded() == ["numpy", "pyarrow"]
-    taken = _run("-m", "oncegate", "serve", cwd=tmp_path, env={**ENVIRONMENT, "ONCEGATE_MEMBERS": members})
+    unknown = {"ONCEGATE_MEMBERS": members, "ONCEGATE_PALETTE": "x", "ONCEGATE_PORT_7400_TCP": "tcp://10.0.0.1:7400"}
+    taken = _run("-m", "oncegate", "serve", cwd=tmp_path, env={**ENVIRONMENT, **unknown})
     assert taken.returncode == 1
+    assert re.findall(r"(ONCEGATE_\w+) is no setting", taken.stderr) == ["ONCEGATE_PALETTE"]
     assert "Traceback" not in taken.stderr
     assert "cannot serve" in taken.stderr
     assert _stop(process) == 0
@@ -126,7 +129,7 @@ def test_misuse_of_serve_exits_2_with_one_clear_line(tmp_path: Path, monkeypatch
     monkeypatch.setenv("ONCEGATE_MEMBERS", "no json")
     result = CliRunner().invoke(app, ["serve"])
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    assert "members" in result.stderr
+    assert "ONCEGATE_MEMBERS" in result.stderr
     assert not (tmp_path / "oncegate-data").exists()
 
 
@@ -163,6 +166,24 @@ def test_command_that_runs_no_server_loads_none_of_its_libraries() -> None:
     heavy |= {"rich", "rocksdict", "sqlite3", "tenacity", "oncegate.consensus", "oncegate.flows", "oncegate.spark_sink"}
     assert "typer" in loaded
     assert heavy & loaded == set()
+
+
+def _processor_s(*arguments: str) -> float:
+    """Return the processor time of a Python process, the least of three."""
+    found = []
+    for _ in range(3):
+        process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        _, _, used = os.wait4(process.pid, 0)
+        process.returncode = 0  # already waited for
+        found.append(used.ru_utime + used.ru_stime)
+    return min(found)
+
+
+@pytest.mark.parametrize("line", ["--version", "status", "flow list"])
+def test_start_of_a_command_costs_not_much_more_than_that_of_its_library(line: str) -> None:
+    """0.3 s on the machine of the figures; here a ratio, which a busy machine leaves alone."""
+    endpoint = ("--endpoint", "http://127.0.0.1:1") if line != "--version" else ()
+    assert _processor_s("-m", "oncegate", *line.split(), *endpoint) < 4 * _processor_s("-c", "import typer, asyncio")
 
 
 def test_node_loads_no_library_of_tests_jobs_or_tables_for_people() -> None:
@@ -216,12 +237,17 @@ def test_explain_reads_two_numbers_as_a_request_unless_told_that_they_are_a_key(
     assert asked == [f"GET /v1/explain?{query}"]
 
 
-def test_status_of_nobody_exits_3_with_one_line() -> None:
+def test_status_of_nobody_exits_3_with_one_line_and_asks_nobody_who_has_no_address() -> None:
     (port,) = free_ports(1)
-    for endpoint in (f"http://127.0.0.1:{port}", "127.0.0.1", "nonsense://x"):
+    for endpoint, code, reason in (
+        (f"http://127.0.0.1:{port}", 3, "Connection refused"),
+        ("127.0.0.1", 2, "begins neither with http:// nor with https://"),
+        ("nonsense://x", 2, "begins neither with http:// nor with https://"),
+    ):
         result = CliRunner().invoke(app, ["status", "--endpoint", endpoint])
-        assert (result.exit_code, result.stdout) == (3, "")
-        assert result.stderr == f"oncegate: no node answers at {endpoint}\n"
+        assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (code, "", 1)
+        assert endpoint in result.stderr
+        assert reason in result.stderr
 
 
 def test_status_refused_for_want_of_a_token_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,6 +260,64 @@ def test_status_refused_for_want_of_a_token_says_so(monkeypatch: pytest.MonkeyPa
         assert (result.exit_code, result.stderr) == (1, "oncegate: UNAUTHENTICATED: send a known token\n")
 
 
+async def test_member_add_moves_no_member_and_status_of_a_removed_node_names_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(one_node(tmp_path)) as (api, _):
+        _, _, state = await api.call("GET", "/v1/cluster")
+        refusal = assert_problem(await api.call("POST", "/v1/cluster/members/n9/repair"), "CONFLICT")
+        assert refusal["detail"] == "n9 is no member"
+    asked: list[str] = []
+
+    def ask(method: str, *_: Any) -> Any:
+        asked.append(method)
+        return state if method == "GET" else {}
+
+    monkeypatch.setattr(cluster, "ask", ask)
+    host, peer_port = state["members"][0]["peer"].rsplit(":", 1)
+    http_port = state["members"][0]["http"].rsplit(":", 1)[1]
+    misspelt = CliRunner().invoke(app, ["member", "add", "n1=127.0.0.1:1:2"])
+    assert (misspelt.exit_code, misspelt.stdout, asked) == (1, "", ["GET"])
+    assert "remove this one first" in misspelt.stderr
+    again = CliRunner().invoke(app, ["member", "add", f"n1={host}:{http_port}:{peer_port}"])
+    assert (again.exit_code, again.stdout, asked) == (0, "", ["GET", "GET"]), "a voter's directory is not to be emptied"
+    assert again.stderr == "n1 is a member and votes\n"
+    state["members"][0]["voter"] = False
+    corrected = CliRunner().invoke(app, ["member", "add", "n1=127.0.0.1:1:2"])
+    assert corrected.exit_code == 0, "a learner was given a wrong address, and never came"
+
+    state["node"] = "n7"
+    shown = CliRunner().invoke(app, ["status"])
+    assert (shown.exit_code, "n7 is no member any more" in shown.stderr) == (0, True)
+    assert "unreachable" in shown.stdout
+
+
+async def test_command_that_member_add_prints_gives_the_new_node_all_that_the_others_were_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("s" * 40)
+    given = {"secret_file": secret, "insecure_http": True, "tenant_sessions_max": 7, "live_check_share": 0.0}
+    async with serving(one_node(tmp_path, **given)) as (api, _):
+        _, _, state = await api.call("GET", "/v1/cluster")
+    assert str(tmp_path) not in json.dumps(state), "where a node has its files is not told"
+    monkeypatch.setattr(cluster, "ask", lambda method, *_: state if method == "GET" else {})
+    shown = CliRunner().invoke(app, ["member", "add", "n4=127.0.0.1:1:2"])
+    assert shown.exit_code == 0
+    assert "in place of SECRET_FILE.\n" in shown.stderr
+    words = shlex.split(shown.stdout)
+    assert words[:3] == ["oncegate", "serve", "--join"]
+    command = " ".join(words)
+    for flags in (
+        *("--node n4", "--data-dir oncegate-n4", "--secret-file SECRET_FILE", "--insecure-http"),
+        *("--tenant-sessions-max 7", "--live-check-share 0.0", "--member n4=127.0.0.1:1:2"),
+    ):
+        assert flags in command
+    monkeypatch.chdir(tmp_path)
+    started = CliRunner().invoke(app, words[1:])
+    assert (started.exit_code, "SECRET_FILE" in started.stderr) == (2, True), "all that lacks is the file"
+
+
 def _children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
@@ -244,7 +328,7 @@ def _lives(pid: int) -> bool:
 
 
 def _dev(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
-    return _started(tmp_path, "dev", "--first-port", "0", *arguments, COLUMNS="300", TMPDIR=str(tmp_path))
+    return _started(tmp_path, "dev", "--first-port", "0", *arguments, COLUMNS="20", TMPDIR=str(tmp_path))
 
 
 @pytest.mark.faults
@@ -261,6 +345,8 @@ def test_dev_shows_a_whole_cluster_and_leaves_nothing_behind(tmp_path: Path) -> 
     assert len(endpoints) == 3
     assert text.count("leader") == 1
     assert "curl -s" in text
+    (directory,) = tmp_path.glob("oncegate-dev-*")
+    assert f"Data and logs: {directory}\n" in shown, "no path is cut, however narrow the terminal"
     states = [get_json(f"{endpoint}/v1/cluster") for endpoint in endpoints]
     assert sorted(state["role"] for state in states if state) == ["follower", "follower", "leader"]
     status = CliRunner().invoke(app, ["status", "-o", "json", "--endpoint", endpoints[1]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,6 +42,11 @@ def held(url: str) -> dict[str, tuple[str, int]]:
     return {row["key"]: (row["value"], row[WRITE_TS]) for row in found}
 
 
+@pytest.mark.parametrize("place", ["os:path", "os:getcwd", "os:sep", ".:T", "..x:T", "json:nothing", "nowhere:T", ":"])
+def test_what_holds_no_declaration_is_misuse(tmp_path: Path, place: str) -> None:
+    assert place in oncegate("migrate", f"sqlite://{tmp_path}/store", place, status=2)
+
+
 def test_store_is_created_shown_adopted_and_wiped(clusters: tuple[FakeCluster, FakeCluster], tmp_path: Path) -> None:
     (first, at_first), (second, at_second) = ((one, ("--endpoint", one.endpoints[0])) for one in clusters)
     url = f"sqlite://{tmp_path}/store"
@@ -49,7 +55,7 @@ def test_store_is_created_shown_adopted_and_wiped(clusters: tuple[FakeCluster, F
     for _ in range(2):
         assert f"cluster {first.gateway.machine.identity} holds the store, epoch 1" in oncegate("init", url, *at_first)
     found = json.loads(oncegate("status", url, "-o", "json", *at_first))
-    assert found["tables"] == ["job_dead_letters", "job_replays", "stream_rows", "timeline"]
+    assert found["tables"] == ["job_dead_letters", "job_generations", "job_replays", "stream_rows", "timeline"]
     assert (found["cluster"], found["epoch"], found["floor"]) == (first.gateway.machine.identity, 1, 1)
     assert found["timestamps_from"] == timestamp(1, 0)
     with claimed_store(url, first.gateway.machine.identity) as store:
@@ -68,12 +74,34 @@ def test_store_is_created_shown_adopted_and_wiped(clusters: tuple[FakeCluster, F
     assert held(url) == {"a": ("NEW", 1), "foreign": ("OLD", 0)}
 
     asked = oncegate("wipe", url, *at_second, status=1, answer="n\n")
-    assert "job_dead_letters, job_replays, stream_rows, timeline" in asked
+    assert "job_dead_letters, job_generations, job_replays, stream_rows, timeline" in asked
     assert len(held(url)) == 2
     assert "epoch 3" in oncegate("wipe", url, *at_second, answer="y\n")
     assert held(url) == {}
     assert "epoch 4" in oncegate("wipe", url, "--yes", *at_first)
     assert "epoch 9" in oncegate("adopt", url, "--epoch", "9", *at_first)
+
+
+def test_tables_of_a_job_beside_the_command_are_widened_without_asking_the_cluster(
+    clusters: tuple[FakeCluster, FakeCluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"sqlite://{tmp_path}/store"
+    (tmp_path / "beside.py").write_text(
+        "from oncegate.stores import Column, ColumnType, StoreTable\n"
+        "KEY, TEXT = Column('k', ColumnType.TEXT), Column('text', ColumnType.TEXT)\n"
+        "OLD = StoreTable('notes', (KEY, TEXT), ('k',))\n"
+        "NEW = [StoreTable('notes', (KEY, TEXT, Column('more', ColumnType.INT64, nullable=True)), ('k',))]\n"
+        "OTHER = StoreTable('notes', (KEY, TEXT, Column('must', ColumnType.INT64)), ('k',))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    assert "oncegate store init" in oncegate("migrate", url, "beside:OLD", status=1)
+    oncegate("init", url, "--endpoint", clusters[0].endpoints[0])
+    assert oncegate("migrate", url, "beside:OLD") == "notes: k, text\n"
+    for _ in range(2):
+        assert oncegate("migrate", url, "beside:NEW") == "notes: k, text, more\n"
+    assert "has to be nullable" in oncegate("migrate", url, "beside:OTHER", status=1)
+    assert "beside" in oncegate("migrate", url, "beside:NONE", status=2)
 
 
 def test_store_of_an_earlier_version_is_adopted_and_not_wiped_unseen(
@@ -98,4 +126,4 @@ def test_what_is_asked_for_wrongly_says_so(clusters: tuple[FakeCluster, FakeClus
     assert not (tmp_path / "store").exists()
     oncegate("init", url, "--tables", "oncegate.stores.stream_rows:STREAM_ROWS", *at)
     tables = json.loads(oncegate("status", url, "-o", "json"))["tables"]
-    assert tables == ["job_dead_letters", "job_replays", "stream_rows"]
+    assert tables == ["job_dead_letters", "job_generations", "job_replays", "stream_rows"]

@@ -69,7 +69,7 @@ def test_state_that_an_earlier_build_saved_is_read_and_gets_an_identity(
 
 
 async def identity_of(api: Api, node: Node) -> str:
-    await until(lambda: bool(node.machine.identity), 20, "the leader gives the cluster its identity")
+    await until(lambda: bool(node.machine.identity), 60, "the leader gives the cluster its identity")
     _, _, cluster = await api.call("GET", "/v1/cluster")
     assert cluster["identity"] == node.machine.identity
     assert len(bytes.fromhex(cluster["identity"])) == 16

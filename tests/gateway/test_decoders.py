@@ -100,9 +100,9 @@ DECODERS: dict[str, Decoder] = {
     "forwarded commands": (c.decode_commands, c.encode_commands([OPERATE]), CALLS),
     "operator's request": (administration._decode_request, encoded(administration.MoveLeader("n2")), CALLS),
     "request for a piece": (segment_fetch._request.decode, encoded(segment_fetch.PieceRequest("f", 1, 0)), CALLS),
-    "frames of a peer": (_frames, b"".join(encode_frame(APPEND)), (ProtocolError,)),
-    "message of a peer": (_framed, encode_frame(APPEND)[1], (ProtocolError,)),
-    "first message of a stranger": (_framed, encode_frame(HELLO)[1], (ProtocolError,)),
+    "frames of a peer": (_frames, encode_frame(APPEND), (ProtocolError,)),
+    "message of a peer": (_framed, messages.encode(APPEND), (ProtocolError,)),
+    "first message of a stranger": (_framed, messages.encode(HELLO), (ProtocolError,)),
     "header of a journal": (_header, segment.encode_header(HEADER), (Corrupt,)),
     "records of a journal": (_records, RECORD, ()),
 }

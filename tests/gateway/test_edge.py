@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import uuid
 from enum import Enum
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from oncegate.gateway import wire
-from oncegate.gateway.http import request_bodies
+from oncegate.gateway.client.settings import Tuning
+from oncegate.gateway.http import request_bodies, value_weight
 from oncegate.gateway.machine import commands as c
 from oncegate.rifl.errors import Code, OncegateError
 from oncegate.rifl.ids import ID_MAX
@@ -161,8 +163,8 @@ def test_value_that_json_cannot_say_is_refused(value: bytes) -> None:
 NO_JSON_IN_MSGPACK = {
     "nan": b"\xcb\x7f\xf8" + bytes(6),
     "infinity": b"\xcb\x7f\xf0" + bytes(6),
-    "bytes": b"\xc4\x01a",
     "bytes inside": b"\x91\xc4\x01a",
+    "bytes in an object": b"\x81\xa1a\xc4\x01a",
     "extension": b"\xd4\x05\x00",
     "timestamp": b"\xd6\xff" + bytes(4),
     "broken timestamp": b"\xd7\xff" + b"\xff" * 8,
@@ -285,6 +287,38 @@ def test_mutated_requests_raise_nothing_but_a_typed_refusal(ops: list[dict[str, 
     assert c.decode_entry(c.encode_entry(0, [command])).commands == [command]
 
 
+_sent = st.builds(
+    wire.Operation,
+    st.integers(0, 3) | st.sampled_from([ID_MAX, ID_MAX + 1, 2**64]),
+    st.sampled_from(["put", "put", "put", "delete", "increment", "get", "nothing"]),
+    st.sampled_from(["t", "s", "", "a b"]),
+    st.sampled_from(["k", "", "a\0b", "k" * 128, "k" * 513, "\N{SNOWMAN}" * 129, "\N{SNOWMAN}" * 200]),
+    odd_values | json_values | st.just("v" * c.VALUE_BYTES_MAX) | st.just(msgspec.UNSET),
+    by=st.just(msgspec.UNSET) | st.integers(1, 2),
+    if_=st.just(msgspec.UNSET) | st.just({"absent": True}) | st.just({"value": b"1"}),
+    item=st.just(msgspec.UNSET) | st.just(1),
+    floor=st.just(msgspec.UNSET) | st.just(1),
+    ttl_ms=st.just(msgspec.UNSET) | st.integers(0, 1),
+    bound=st.just(msgspec.UNSET) | st.booleans(),
+)
+
+
+@settings(max_examples=600, deadline=None)
+@given(_sent)
+@example(wire.Operation(1, "put", "t", "k", {"v": 1}))
+@example(wire.Operation(1, "put", "t", "k", b"bytes"))
+@example(wire.Operation(1, "put", "t", "k"))
+def test_the_usual_put_becomes_the_bytes_that_the_checks_of_every_operation_make_of_it(sent: wire.Operation) -> None:
+    def outcome(translated: Any) -> tuple[object, ...]:
+        try:
+            op = translated(sent, 3)
+        except OncegateError as refused:
+            return refused.code, refused.detail
+        return type(op), msgspec.msgpack.encode(op)
+
+    assert outcome(request_bodies.operation) == outcome(request_bodies.any_operation)
+
+
 def _is_finite(value: Any) -> bool:
     if isinstance(value, float):
         return math.isfinite(value)
@@ -304,3 +338,90 @@ def test_any_other_value_than_one_json_can_say_is_refused() -> None:
     for value in (b"x", (1,), {1}, object(), math.nan, math.inf, {1: 2}, [b""], 2**64):
         with pytest.raises(OncegateError):
             request_bodies.canonical_json(value, "value")
+
+
+def test_what_the_sdk_divides_waiting_writes_into_is_built_at_once() -> None:
+    puts = [
+        {"sequence": number, "op": "put", "table": "resident", "key": str(uuid.UUID(int=number)), "value": "v" * 200}
+        for number in range(10_000, 10_000 + Tuning().pipeline_min)
+    ]
+    assert len(msgspec.msgpack.encode(REQUEST | {"operations": puts})) <= request_bodies.INLINE_BYTES_MAX
+
+
+@pytest.fixture
+def nothing_inline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every body is translated as a large one is."""
+    monkeypatch.setattr(request_bodies, "INLINE_BYTES_MAX", -1)
+
+
+def _outcome(body: bytes, content_type: str) -> c.Operate | Code:
+    try:
+        return request_bodies.operate(body, content_type, "", "")
+    except OncegateError as refused:
+        return refused.code
+
+
+_of_values = st.sampled_from([{}, {"op": "append", "value": ABSENT}, {"op": "get", "value": ABSENT}])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(mutated, _of_values), max_size=3), st.sampled_from([wire.JSON, wire.MSGPACK]))
+def test_large_body_means_what_the_same_one_means_when_it_is_small(ops: list[Any], content_type: str) -> None:
+    many = [operation(**(kind | changed)) for changed, kind in ops]
+    try:
+        packed = msgspec.msgpack.encode(REQUEST | {"operations": many})
+        sent = packed if content_type == wire.MSGPACK else msgspec.json.encode(REQUEST | {"operations": many})
+    except (OverflowError, TypeError, UnicodeEncodeError):
+        return  # the encoder cannot say it
+    small = _outcome(sent, content_type)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(request_bodies, "INLINE_BYTES_MAX", -1)
+        assert _outcome(sent, content_type) == small
+
+
+@pytest.mark.usefixtures("nothing_inline")
+@cases(WRONG_OF_AN_OPERATION)
+def test_operation_outside_its_bounds_is_refused_in_a_large_body_too(changed: dict[str, Any], code: Code) -> None:
+    for content_type, encode in ((wire.JSON, json.dumps), (wire.MSGPACK, msgspec.msgpack.encode)):
+        try:
+            sent = encode(REQUEST | {"operations": [operation(**changed)]})  # type: ignore[operator]
+        except OverflowError:
+            continue
+        assert _outcome(sent.encode() if isinstance(sent, str) else sent, content_type) is code
+
+
+@pytest.mark.usefixtures("nothing_inline")
+@pytest.mark.parametrize("value", NO_JSON_IN_MSGPACK.values(), ids=NO_JSON_IN_MSGPACK)
+def test_msgpack_that_json_cannot_say_is_refused_in_a_large_body_too(value: bytes) -> None:
+    assert _outcome(packed(value), wire.MSGPACK) is Code.BAD_REQUEST
+
+
+@settings(max_examples=300, deadline=None)
+@given(json_values | st.lists(json_values, max_size=40) | st.text('[{,"', max_size=40))
+@example("[" * 9)
+@example(["x" * 40, "x" * 300, "x" * 70_000])
+def test_no_value_that_fits_is_taken_for_one_that_is_too_large(value: Any) -> None:
+    canonical = len(request_bodies.canonical_json(value, "value"))
+    sent = [json.dumps(value).encode(), json.dumps(value, indent=2, ensure_ascii=False).encode()]
+    for text, is_packed in ((sent[0], False), (sent[1], False), (msgspec.msgpack.encode(value), True)):
+        assert not value_weight.is_over(text, canonical, packed=is_packed)
+
+
+@pytest.mark.parametrize(
+    ("sent", "is_packed"),
+    [
+        (b"[" + b",".join([b"{}"] * 100_000) + b"]", False),
+        (b"[" + b",".join([b"0"] * 300_000) + b"]", False),
+        (b"\xdd" + (90_000).to_bytes(4, "big") + b"\x80" * 90_000, True),
+        (b"\xdd" + (140_000).to_bytes(4, "big") + b"\x00" * 140_000, True),
+        (b"\xdb" + (300_000).to_bytes(4, "big") + b"x" * 300_000, True),
+        (b"[" + b" " * 2**21 + b"]", False),
+    ],
+)
+def test_value_that_is_certainly_too_large_is_refused_unbuilt(
+    sent: bytes, is_packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_bodies, "decode", None)
+    with pytest.raises(OncegateError) as refused:
+        request_bodies.value(sent, wire.MSGPACK if is_packed else wire.JSON)
+    assert refused.value.code is Code.PAYLOAD_TOO_LARGE

@@ -135,6 +135,53 @@ def test_value_over_its_bound_and_too_many_rows_are_refused() -> None:
     )
 
 
+@pytest.mark.parametrize("value", ["1e999", "1" * 30, "[" * 65 + "]" * 65])
+@pytest.mark.parametrize("row", [0, 99, 100, 101, 999])
+def test_value_that_nobody_could_read_is_found_in_whichever_slice_of_a_long_column(
+    value: str, row: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(range_bodies, "_SLICE_BYTES", 700)
+    values = [f'["{at:<{at % 7}}"]' for at in range(1_000)]
+    assert range_bodies._suspects(pa.array(values)) == []
+    values[row] = value
+    assert range_bodies._suspects(pa.array(values)) == [row]
+    assert refusals([f"k{at}" for at in range(1_000)], values) == [Code.BAD_REQUEST] * 3
+
+
+JSON_VALUES = st.recursive(st.none() | st.integers(-(2**63), 2**64 - 1) | st.text(), st.lists, max_leaves=3)
+OUT_OF_RANGE = st.sampled_from(["1e999", "-" + "9" * 25, '[{"a":1E400}]', "[" * 65 + "]" * 65])
+
+
+@given(values=st.lists(JSON_VALUES.map(json.dumps) | OUT_OF_RANGE, min_size=1, max_size=8), skipped=st.integers(0, 7))
+def test_suspects_are_all_values_that_nobody_could_read_and_never_a_text(values: list[str], skipped: int) -> None:
+    def readable(value: str) -> bool:
+        try:
+            request_bodies.canonical_json(request_bodies.value(value.encode(), wire.JSON), "value")
+        except (OncegateError, ValueError):
+            return False
+        return True
+
+    column = pa.array(values, pa.string()).slice(min(skipped, len(values) - 1))
+    suspects = range_bodies._suspects(column)
+    found = column.to_pylist()
+    assert {row for row, value in enumerate(found) if not readable(value)} <= set(suspects)
+    assert [row for row in suspects if found[row].startswith('"')] == []
+
+
+@pytest.mark.parametrize(
+    ("value", "built"), [('"' + "7" * 900 + '"', False), ("[" + "7" * 900 + "]", True), ('["' + "7" * 900 + '"]', True)]
+)
+def test_columns_whose_values_must_be_built_take_long_and_texts_do_not(value: str, built: bool) -> None:
+    body = msgpack_range([f"k{at}" for at in range(100)], [value] * 100)
+    place = ("s", 1, 1, 1, 1, body, wire.MSGPACK)
+    if built:
+        with pytest.raises(range_bodies.TakesLongError):
+            range_bodies.range_command(*place, range_bodies.BUILT_AT_ONCE_BYTES_MAX)
+    else:
+        at_once = range_bodies.range_command(*place, range_bodies.BUILT_AT_ONCE_BYTES_MAX)
+        assert at_once == range_bodies.range_command(*place)
+
+
 def test_two_values_that_are_json_only_together_are_refused() -> None:
     assert refusal(msgpack_range(["k", "l"], ["1,[2", "3]"]), wire.MSGPACK) is Code.BAD_REQUEST
     assert refusal(arrow(pa.array(["k", "l"]), pa.array(["1,[2", "3]"])), wire.ARROW) is Code.BAD_REQUEST

@@ -19,17 +19,19 @@ from oncegate.gateway.explain.memory import (
     UNKNOWN,
     Attempt,
     AttemptLog,
+    Did,
     VerdictLog,
 )
 from oncegate.gateway.explain.search import Mention, OfKey, OfRequest, Search
 from oncegate.gateway.local.cluster import LocalCluster
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.put_runs import in_columns
 from oncegate.gateway.machine.results import AppliedPart, Operated, Ranged
 from oncegate.rifl.key_table import KEYS_CLIENT, NO_TIME
 from oncegate.rifl.range_rule import RefusedPart, ReplayPart
 from tests.conftest import Api, each_node
 from tests.gateway.http_contract import assert_problem, declare, put, send_range
-from tests.gateway.logs import told
+from tests.gateway.logs import apart, told
 from tests.gateway.test_machine_ranges import machine, range_of, single
 
 Saying = tuple[int, int, str, int]
@@ -66,7 +68,7 @@ class Told:
 
 def _verdicts(result: Any) -> Any:
     if isinstance(result, Operated):
-        for sequence, code, record, replayed in map(told, result.verdicts):
+        for sequence, code, record, replayed in map(told, apart(result.verdicts)):
             if record is None:
                 yield sequence, f"refused: {code}", 0
             elif replayed:
@@ -104,10 +106,16 @@ def operates(ops: st.SearchStrategy[list[c.Op]]) -> st.SearchStrategy[c.Command]
     return ops.map(lambda ops: c.Operate(1, 1, 1, ops))
 
 
+def burst(first: int, count: int) -> c.Command:
+    """A request whose puts travel in columns."""
+    return in_columns(c.Operate(1, 1, 1, [single(s, table="t") for s in range(first, first + count + 2)]))
+
+
 attempt = st.one_of(
     operates(st.integers(1, 6).map(lambda s: [single(s, table="t")])),
     operates(many(st.integers(1, 6).map(conditional))),
     operates(many(st.integers(1, 12).map(single))),
+    st.builds(burst, st.integers(1, 6), st.integers(2, 6)),
     st.builds(lambda first, more: range_of(first, first + more), st.integers(1, 6), st.integers(0, 4)),
     st.integers(1, 6).map(lambda s: range_of(s, s + 2, changed=s + 1)),
     st.just(c.Operate(9, 1, 1, [single(1)])),
@@ -149,7 +157,7 @@ def test_key_inside_a_range_is_found_with_its_own_commit_number() -> None:
     search = Search(OfKey("s", "k4"), told.verdicts)
     [found] = search.entry(told.entries[0], 1, 1)
     assert isinstance(found, Mention)
-    assert (found.sequence, found.did) == (4, (EXECUTED, 4, 0))
+    assert (found.sequence, found.did) == (4, Did(EXECUTED, 4))
 
 
 def test_attempts_are_bounded_and_the_newest_are_kept() -> None:
@@ -188,7 +196,7 @@ async def test_duplicates_and_refusals_of_a_key_are_told_in_order(api: Api, clie
     times = [event["at_ms"] for event in found["events"]]
     assert None not in times
     of_request = await _explain(api, request=f"{client_id}/2")
-    assert of_request["state"]["state"] == "applied"
+    assert of_request["state"]["state"] == "refused"
     assert [commit for commit, _ in _told(of_request, "log")] == [2, 0]
 
 

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from oncegate.flows.flow import CONSUMERS_MAX, FlowDeclaration
 from oncegate.gateway import wire
-from oncegate.gateway.answers import answer
+from oncegate.gateway.answers import answer, flow_state
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.flow_commands import Start
 from oncegate.gateway.machine.machine import Machine
@@ -68,6 +68,9 @@ class Cluster:
     def flow(self) -> Any:
         return self.machine.flows.get("f")
 
+    def flow_state(self) -> wire.FlowState:
+        return flow_state(self.machine, "f")
+
 
 def names(flow: Any) -> list[tuple[str, bool, int]]:
     return [(one.name, one.required, one.cursor) for one in flow.consumers.all()]
@@ -83,6 +86,23 @@ def test_a_misspelt_consumer_is_altered_away_and_what_it_held_is_dropped() -> No
     assert names(cluster.flow) == [("spark", True, 2)], "nobody was ever there under the other name"
     assert (cluster.flow.batches.first, cluster.flow.version) == (3, 2)
     assert cluster.machine.flows.take_dropped() == [("f", 2)]
+
+
+def test_batches_over_the_size_go_before_their_time_and_never_before_who_has_to_read_them() -> None:
+    cluster = Cluster(consumers=("spark",), retention_bytes=100)
+    cluster.write(10)
+    assert cluster.flow.batches.first == 1, "nobody has read them"
+    assert "spark (which has never attached)" in cluster.flow_state().held
+    fence, _ = cluster.done(c.Attach("f", "spark", "n"))
+    cluster.done(c.MoveCursor("f", "spark", 9, fence, False))
+    assert 0 < cluster.flow.retained_bytes <= 100
+    assert "or 100 bytes follow it" in cluster.flow_state().held
+    cluster.write(5)
+    assert cluster.flow.batches.first == 10, "what it has not read stays, whatever it weighs"
+    assert cluster.flow.retained_bytes > 100
+    cluster.done(cluster.alter("f", 1, retention_bytes=0))
+    cluster.done(c.MoveCursor("f", "spark", 15, fence, False))
+    assert cluster.flow.batches.first == 10, "its time is not over"
 
 
 def test_an_alter_of_another_version_is_refused_and_one_sent_again_changes_nothing() -> None:
@@ -460,11 +480,12 @@ def test_flow_saved_by_a_build_that_knew_no_changes_is_read_and_its_format_kept(
     assert value is not None
     assert value[:4] == (3).to_bytes(4, "big"), "a build before reads it"
     assert fed.state._store.value(layout.FLOWS_KEY) is None
-    fed.do(c.AlterFlow("f", 1, b'{"retention_ms":1}'))
-    fed.save()
-    value = fed.state._store.value(layout.META_KEY)
-    assert value is not None
-    assert value[:4] == (4).to_bytes(4, "big"), "a build before must not"
+    for version, field, written in ((1, "retention_ms", 4), (2, "retention_bytes", 5)):
+        fed.do(c.AlterFlow("f", version, b'{"%s":1}' % field.encode()))
+        fed.save()
+        value = fed.state._store.value(layout.META_KEY)
+        assert value is not None
+        assert value[:4] == written.to_bytes(4, "big"), "a build before must not"
     fed.close()
 
 

@@ -11,12 +11,15 @@ import gzip
 import io
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pytest
 
+from oncegate.gateway.http.request_bodies import CONTROL_BYTES_MAX
+from oncegate.gateway.http.server import ROUTES
 from oncegate.rifl.errors import Code
 from tests.conftest import Api
 from tests.gateway.http_contract import (
@@ -27,9 +30,12 @@ from tests.gateway.http_contract import (
     arrow_table,
     assert_problem,
     msgpack_range,
+    one_node,
     operations,
+    path_of,
     put,
     range_headers,
+    serving,
     state_of,
 )
 from tests.gateway.test_edge import (
@@ -64,12 +70,14 @@ async def test_body_that_is_no_json_or_no_msgpack_is_refused(api: Api, unchanged
     bodies = [*NO_REQUESTS, b'{"client_id":"\\ud800"}', b'{"client_id":"0000000000000001","epoch":1e999}', b"{}x"]
     bodies += [*NO_JSON_IN_MSGPACK.values(), b"\xc7\xff\x05", b"\xd9\xffabc"]
     for body in bodies:
+        of_control = "BAD_REQUEST" if len(body) <= CONTROL_BYTES_MAX else "PAYLOAD_TOO_LARGE"
         for kind in ("application/json", MSGPACK, "application/x-www-form-urlencoded", "application/octet-stream"):
-            for path in ("/v1/operations", "/v1/sessions", "/v1/sessions/0000000000000001/renew"):
-                assert_problem(await post(api, path, body, kind), "BAD_REQUEST")
+            assert_problem(await post(api, "/v1/operations", body, kind), "BAD_REQUEST")
+            for path in ("/v1/sessions", "/v1/sessions/0000000000000001/renew"):
+                assert_problem(await post(api, path, body, kind), of_control)
             for path in ("/v1/flows/f", "/v1/tables/t"):
                 answer = await api.call("PUT", path, data=body, headers={"Content-Type": kind})
-                assert_problem(answer, "BAD_REQUEST")
+                assert_problem(answer, of_control)
 
 
 async def test_body_of_another_content_type_than_it_says_is_refused(api: Api, unchanged: str) -> None:
@@ -110,7 +118,7 @@ async def test_msgpack_value_that_json_has_not_is_refused(api: Api, unchanged: s
         assert_problem(await post(api, "/v1/operations", request, MSGPACK), "BAD_REQUEST")
         flow = msgspec.msgpack.encode({"source": "rows", "target": value})
         answer = await api.call("PUT", "/v1/flows/f", data=flow, headers={"Content-Type": MSGPACK})
-        assert_problem(answer, "BAD_REQUEST")
+        assert_problem(answer, "BAD_REQUEST" if len(flow) <= CONTROL_BYTES_MAX else "PAYLOAD_TOO_LARGE")
 
 
 async def test_range_that_is_no_range_is_refused(api: Api, unchanged: str) -> None:
@@ -184,8 +192,8 @@ async def test_compressed_or_repeating_arrow_is_refused_before_it_is_expanded(
 async def test_unknown_method_media_type_or_path_has_its_own_status(api: Api, unchanged: str) -> None:
     answer = await api.call("PATCH", "/v1/sessions", {})
     assert_problem(answer, "METHOD_NOT_ALLOWED")
-    assert answer[1]["Allow"] == "POST"
-    for method, path in (("GET", "/v1/operations"), ("DELETE", "/v1/tables/rows"), ("PATCH", "/v1/cluster")):
+    assert answer[1]["Allow"] == "GET,HEAD,POST"
+    for method, path in (("GET", "/v1/operations"), ("PATCH", "/v1/tables/rows"), ("PATCH", "/v1/cluster")):
         assert_problem(await api.call(method, path), "METHOD_NOT_ALLOWED")
     for path in ("/", "/v1", "/v2/operations", "/v1/operations/", "/v1/tables/rows/rows/", "/v1/flows/f/batches"):
         assert_problem(await api.call("GET", path), "NOT_FOUND")
@@ -199,13 +207,46 @@ async def test_unknown_method_media_type_or_path_has_its_own_status(api: Api, un
 
 
 async def test_web_page_cannot_make_a_browser_write(api: Api, unchanged: str) -> None:
-    """What a page of another site can send without a preflight, and what it would need one for."""
-    page = {"Origin": "https://a.example"}
-    for headers in ({}, {"Content-Type": "application/x-www-form-urlencoded"}, {"Content-Type": "text/plain"}):
-        answer = await api.call("POST", "/v1/sessions", data=b'{"nonce":"of-a-page"}', headers={**headers, **page})
-        assert_problem(answer, "UNSUPPORTED_MEDIA_TYPE")
-    preflight = {**page, "Access-Control-Request-Method": "POST"}
-    assert_problem(await api.call("OPTIONS", "/v1/sessions", headers=preflight), "METHOD_NOT_ALLOWED")
+    """No route that changes something takes a request from a page of another origin, whatever its type."""
+    base = api._http._base_url
+    assert base is not None
+    changing = [(route.method, path_of(route)) for route in ROUTES if route.method != "GET"]
+    assert len(changing) > 20
+    for origin in ("https://a.example", "null", f"http://a.example:{base.port}", f"http://{base.host}", ""):
+        page = {"Origin": origin}
+        for method, path in changing:
+            for kind in ("application/json", "application/x-www-form-urlencoded", "text/plain"):
+                answer = await api.call(method, path, data=b'{"nonce":"p"}', headers={"Content-Type": kind, **page})
+                assert (answer[0], answer[2]["code"]) == (403, "FORBIDDEN"), (method, path, origin)
+        preflight = {**page, "Access-Control-Request-Method": "POST"}
+        assert_problem(await api.call("OPTIONS", "/v1/sessions", headers=preflight), "METHOD_NOT_ALLOWED")
+        assert (await api.call("GET", "/v1/flows", headers=page))[0] == 200
+    own = {"Origin": f"http://{base.host}:{base.port}"}
+    assert_problem(await api.call("POST", "/v1/cluster/leader", {"to": "n9"}, headers=own), "CONFLICT")
+
+
+async def test_page_that_points_its_name_at_a_node_gets_nothing_from_it(api: Api, unchanged: str) -> None:
+    """DNS rebinding: the browser sends the page's name as Host, and its own origin is the page's."""
+    others = ("a.example", "a.example:7400", "localhost.a.example", "127.0.0.1.a.example", "127.0.0.1@a.example", "[")
+    for host in others:
+        for route in ROUTES:
+            line = f"{route.method} {path_of(route)} HTTP/1.1\r\nHost: {host}\r\nOrigin: http://{host}\r\n"
+            status, body = await _raw(api, f"{line}Connection: close\r\nContent-Length: 0\r\n\r\n".encode())
+            assert status in (400, 403), (host, route.path)
+            assert b"allowed_hosts" in body or status == 400
+    for host in ("localhost:1", "n1.localhost", "LOCALHOST.", "127.0.0.1", "[::1]:7400", "10.0.0.7"):
+        assert (await _raw(api, f"GET /livez HTTP/1.1\r\nHost: {host}\r\n\r\n".encode()))[0] == 200, host
+    assert (await _raw(api, b"GET /livez HTTP/1.0\r\n\r\n"))[0] == 200
+
+
+async def test_names_that_a_node_is_told_are_answered_and_no_others(tmp_path: Path) -> None:
+    names = ["gate.example", ".pods.example"]
+    async with serving(one_node(tmp_path, allowed_hosts=names)) as (api, _):
+        for host, status in (
+            ("gate.example", 200), ("GATE.example:7400", 200), ("a.pods.example", 200), ("b.a.pods.example", 200),
+            ("pods.example", 403), ("apods.example", 403), ("x.gate.example", 403),
+        ):  # fmt: skip
+            assert (await _raw(api, f"GET /livez HTTP/1.1\r\nHost: {host}\r\n\r\n".encode()))[0] == status, host
 
 
 async def _raw(api: Api, request: bytes, *, abort: bool = False) -> tuple[int, bytes]:
@@ -226,7 +267,7 @@ async def _raw(api: Api, request: bytes, *, abort: bool = False) -> tuple[int, b
 
 
 def _post(*headers: bytes, body: bytes = b"") -> bytes:
-    return b"\r\n".join([b"POST /v1/operations HTTP/1.1", b"Host: x", *headers, b"", body])
+    return b"\r\n".join([b"POST /v1/operations HTTP/1.1", b"Host: localhost", *headers, b"", body])
 
 
 async def test_too_large_a_body_is_refused_before_it_is_sent(api: Api, unchanged: str) -> None:
@@ -250,9 +291,9 @@ async def test_bytes_that_are_no_http_end_with_400_and_nothing_else(api: Api, un
         _post(b"Transfer-Encoding: chunked", b"Content-Length: 5", body=b"0\r\n\r\n"),
         _post(b"no header"),
         _post(b"X: " + b"a" * 9000),
-        b"GET /v1/tables/a\0b HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"GET /v1/tables/\xff\xfe HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"GET /v1/tables/" + b"a" * 70_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /v1/tables/a\0b HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /v1/tables/\xff\xfe HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /v1/tables/" + b"a" * 70_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
         b"\x16\x03\x01\x00\xa5\x01\x00\x00\xa1\x03\x03\r\n\r\n",
         b"NONSENSE\r\n\r\n",
     ):

@@ -103,16 +103,16 @@ async def test_flow_that_is_back_serves_nothing_of_the_one_deleted_also_from_fil
         await api.call("PUT", "/v1/flows/f", {"source": "rows", "max_items": 1})
         await api.operate(client_id, put(1, "old", 1), put(2, "older", 2))
         assert [line["key"] for line in await batch_lines(api, "f", 2)] == ["older"]
-        await until(lambda: len(list(segments.glob("*.segment"))) == 2, 20, "both batches are on disk")
+        await until(lambda: len(list(segments.glob("*.segment"))) == 2, 60, "both batches are on disk")
         shutil.copytree(segments, kept)
         status, _, deleted = await api.call("DELETE", "/v1/flows/f?version=1")
         assert (status, deleted) == (200, {"flow": "f", "last_batch": 2})
         assert (await api.call("DELETE", "/v1/flows/f?version=1"))[2] == deleted, "sent again"
         assert_problem(await api.call("GET", "/v1/flows/f/batches/1"), "NOT_FOUND")
-        await until(lambda: not segments.exists(), 20, "its files are gone")
+        await until(lambda: not segments.exists(), 60, "its files are gone")
     shutil.copytree(kept, segments)  # as a node has them that was away
     async with serving(files) as (api, _):
-        await until(lambda: not segments.exists(), 20, "a node that comes back drops them")
+        await until(lambda: not segments.exists(), 60, "a node that comes back drops them")
         await api.call("PUT", "/v1/flows/f", {"source": "rows", "max_items": 1})
         await api.operate(client_id, put(3, "new", 3))
         assert [line["key"] for line in await batch_lines(api, "f", 3)] == ["new"]
@@ -177,8 +177,11 @@ async def test_command_line_shows_who_holds_a_flow_and_lets_it_go(api: Api, clie
     assert json.loads((await run("consumer show f spark -o json")).stdout)["fence"] == 2
     await run("consumer remove f typo")
     assert (await api.call("GET", "/v1/flows/f"))[2]["first_batch"] == 3
-    altered = json.loads((await run("flow alter f --consumer spark --retention 2h --expiry 7d -o json")).stdout)
+    altered = json.loads(
+        (await run("flow alter f --consumer spark --retention 2h --retention-bytes 4096 --expiry 7d -o json")).stdout
+    )
     assert (altered["retention_ms"], altered["consumer_expiry_ms"], altered["version"]) == (7_200_000, 604_800_000, 3)
+    assert altered["retention_bytes"] == 4096
     assert altered["consumers"]["spark"]["required"] is True
     assert "never attached" not in (await run("flow show f")).stdout
     assert "CONFLICT" in (await run("flow delete f", 1)).stderr

@@ -37,10 +37,21 @@ async def _write(api: Api, client_id: str, first: int, last: int) -> None:
 async def test_flow_is_declared_described_and_listed(api: Api, client_id: str) -> None:
     made = await _flow(api, consumers=["spark"], retention_ms=1000)
     counts = {"first_batch": 1, "last_batch": 0, "items": 0, "open_items": 0, "watermark": 0, "retained_bytes": 0}
-    bounds = {"retention_ms": 1000, "consumer_expiry_ms": 0, "max_items": 2, "max_bytes": 2**23, "linger_ms": 3_600_000}
-    zero = dict.fromkeys(
-        ("cursor", "fence", "lag_batches", "lag_items", "lag_ms", "replays", "lag_bytes", "idle_ms"), 0
-    )
+    bounds = {
+        "retention_ms": 1000,
+        "retention_bytes": 0,
+        "event_time": "",
+        "event_ms": 0,
+        "shed_lag_bytes": 0,
+        "shed_level": 0,
+        "shed_items": 0,
+        "consumer_expiry_ms": 0,
+        "max_items": 2,
+        "max_bytes": 2**23,
+        "linger_ms": 3_600_000,
+    }
+    lags = ("lag_batches", "lag_items", "lag_ms", "lag_bytes", "event_lag_ms")
+    zero = dict.fromkeys(("cursor", "fence", "replays", "idle_ms", "event_ms", *lags), 0)
     spark = {**zero, "required": True, "attached": False, "expired": False, "trend": "unknown"}
     _, _, cluster = await api.call("GET", "/v1/cluster")
     about = {"flow": "f", "source": "rows", "target": None, "version": 1, "held": ""}

@@ -17,7 +17,7 @@ from oncegate.rifl.errors import REGISTRY
 from tests.conftest import Api
 from tests.gateway.http_contract import ARROW, JSON_LINES, MSGPACK, arrow_body, msgpack_range, put, range_headers
 
-ANSWER_S = 5.0
+ANSWER_S = 30.0
 
 fuzzed = settings(
     deadline=None,

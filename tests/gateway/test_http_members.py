@@ -90,7 +90,8 @@ def test_nodes_join_and_leave_under_load_and_each_increment_counts_once(tmp_path
         new = cluster.expand("n4")
         cluster.start("n4")
         added = done("member", "add", str(new), "--endpoint", cluster.endpoint("n2"))
-        assert f"--join --node n4 --cluster oncegate --member n1={cluster.members[0].host}" in added
+        assert "--join --node n4 --cluster oncegate --data-dir oncegate-n4 " in added
+        assert f" --member n1={cluster.members[0].host}" in added
         cluster.wait_ready("n4")
         assert {m["id"] for m in cluster.state("n4")["members"]} == {"n1", "n2", "n3", "n4"}
         assert progressed(counting)
@@ -153,6 +154,8 @@ async def test_what_cannot_be_is_refused_with_its_reason(api):
         (("member", "remove", "n1", "--endpoint", "http://127.0.0.1:1"), 3),
     ):
         assert (await asyncio.to_thread(CliRunner().invoke, app, arguments)).exit_code == code
+    misspelt = await asyncio.to_thread(CliRunner().invoke, app, ("member", "remove", "n9", "--endpoint", here))
+    assert (misspelt.exit_code, misspelt.stderr) == (1, "oncegate: n9 is no member: the members are n1\n")
 
 
 @pytest.mark.timeout(180)

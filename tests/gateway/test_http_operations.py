@@ -80,7 +80,11 @@ async def test_replays_are_byte_identical(api: Api, client_id: str) -> None:
 async def test_request_state_says_what_became_of_an_id(api: Api, client_id: str) -> None:
     (done,) = await api.operate(client_id, put(2, "a", 1))
     _, _, state = await api.call("GET", f"/v1/requests/{client_id}/2")
-    assert state == {"state": "applied", "result": {**done, "replayed": True}}
+    ran = {"executed": True, "applied": True}
+    assert state == {"state": "applied", "result": {**done, "replayed": True}, **ran}
+    (refused,) = await api.operate(client_id, put(5, "a", 2, condition={"absent": True}))
+    _, _, state = await api.call("GET", f"/v1/requests/{client_id}/5")
+    assert state == {"state": "refused", "result": {**refused, "replayed": True}, "executed": True, "applied": False}
     assert (await api.call("GET", f"/v1/requests/{client_id}/3"))[2] == {"state": "never_seen"}
     assert (await api.call("GET", "/v1/requests/00000000000004d2/1"))[2] == {"state": "never_seen"}
     await api.operate(client_id, put(4, "a", 1), first_incomplete=3)
@@ -127,7 +131,7 @@ async def test_range_cut_differently_at_the_retry_is_replayed(api: Api, client_i
 async def test_range_needs_a_stream_table_and_a_session(api: Api, client_id: str) -> None:
     headers, body = range_headers(client_id, 1, ARROW), arrow_body(["a"], ["1"])
     resident = "rows is a resident table, a range is for stream tables: send its rows to /v1/operations"
-    for table, code, why in (("rows", "BAD_REQUEST", resident), ("nowhere", "NOT_FOUND", "no such table")):
+    for table, code, why in (("rows", "BAD_REQUEST", resident), ("nowhere", "NOT_FOUND", "no table nowhere")):
         status, head, done = await api.call("POST", f"/v1/tables/{table}/ranges", data=body, headers=headers)
         assert (status, head["Oncegate-Commit"]) == (200, "0")
         (part,) = done["results"]

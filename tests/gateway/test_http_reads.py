@@ -17,10 +17,10 @@ from tests.gateway.http_contract import assert_problem, batch_lines, put, sealed
 
 
 async def test_table_of_each_kind_is_declared_once_and_described(api: Api) -> None:
-    for kind in ("resident", "stream"):
+    for number, kind in enumerate(("resident", "stream"), 1):
         status, _, made = await api.call("PUT", f"/v1/tables/{kind}", {"kind": kind})
         assert status == 200
-        assert made == {"name": kind, "kind": kind, "quota_bytes": 2**30, "rows": 0}
+        assert made == {"name": kind, "kind": kind, "quota_bytes": 2**30, "rows": 0, "bytes": 0, "incarnation": number}
         assert (await api.call("PUT", f"/v1/tables/{kind}", {"kind": kind}))[2] == made
         assert (await api.call("GET", f"/v1/tables/{kind}"))[2] == made
     assert_problem(await api.call("PUT", "/v1/tables/stream", {"kind": "resident"}), "CONFLICT")

@@ -8,7 +8,12 @@ from typing import Any
 
 import pytest
 
+from oncegate.gateway import wire
+from oncegate.gateway.http import request_bodies
 from oncegate.gateway.http.routes import rows
+from oncegate.gateway.machine import commands as c
+from oncegate.gateway.testing.state import SharedState
+from oncegate.rifl.ids import ClusterTimeMs
 from tests.conftest import Api
 from tests.gateway.http_contract import MSGPACK, assert_problem
 
@@ -127,6 +132,15 @@ async def test_change_that_does_not_fit_the_row_is_refused_with_the_row(api: Api
         assert assert_refusal(answer, 409, code)["value"] == value
 
 
+async def test_increment_stays_between_its_floor_and_its_ceiling(api: Api, client_id: str) -> None:
+    for at, (by, bound, status) in enumerate(
+        [(3, {"ceiling": 2}, 412), (3, {"ceiling": 3}, 200), (-4, {"floor": 0}, 412), (-3, {"floor": 0}, 200)]
+    ):
+        answer = await api.call("POST", f"{ROW}/n/increment", {"by": by, **bound}, headers=key(str(at)))
+        assert answer[0] == status, answer
+    assert (await api.call("GET", f"{ROW}/n"))[2]["value"] == 0
+
+
 async def test_key_that_ends_like_a_change_and_a_msgpack_body_work(api: Api, client_id: str) -> None:
     packed = {**key("m"), "Content-Type": MSGPACK, "Accept": "application/json"}
     assert (await api.call("PUT", f"{ROW}/a/increment", data=b"\x2a", headers=packed))[0] == 200
@@ -149,7 +163,10 @@ async def test_key_whose_first_request_still_runs_is_in_progress(
 ) -> None:
     busy = {"\0kbusy"}
     with monkeypatch.context() as patch:
-        patch.setattr(rows, "tenant_of", lambda request: (request.app[rows.running].update(busy), "")[1])
+        real = rows.under_key
+        patch.setattr(
+            rows, "under_key", lambda exchange, *rest: (exchange.running.update(busy), real(exchange, *rest))[1]
+        )
         answer = await api.call("PUT", f"{ROW}/a", 1, headers=key("busy"))
         assert_problem(answer, "IN_PROGRESS")
         assert answer[2]["retry_after_ms"] > 0
@@ -161,10 +178,35 @@ async def test_key_may_name_a_cluster_time_that_has_been_and_no_other(api: Api, 
     assert (await api.call("PUT", f"{ROW}/a", 1, headers=key(f"oncegate-{now}-x")))[0] == 200
     answer = await api.call("PUT", f"{ROW}/a", 1, headers=key(f"oncegate-{now + 10**9}-x"))
     assert_problem(answer, "BAD_REQUEST")
+    assert f"the key is from the future: it names the cluster time {now + 10**9}" in answer[2]["detail"]
+
+
+def test_key_that_is_too_old_is_told_so_in_words() -> None:
+    state = SharedState()
+    state.declare("rows")
+    op = request_bodies.operation(wire.Operation(1, "put", "rows", "a", 1), 0)
+
+    def use(key: str, named_ms: int) -> wire.OperationResult:
+        (result,) = state.apply(c.Keyed(1_000, [c.KeyedOp(key, ClusterTimeMs(named_ms), op)])).body.results
+        return result
+
+    state.advance(5)
+    assert use("koncegate-5000-x", 5_000).status == "applied"
+    state.advance(2)
+    refused = use("koncegate-4000-y", 4_000)
+    assert refused.code == "SESSION_EXPIRED"
+    assert "the key is too old: it names the cluster time 4000, keys first used at 5000 and before" in refused.detail
+
+
+async def test_bare_key_is_the_key_that_it_is_quoted(api: Api, client_id: str) -> None:
+    name = "0f9c5a52-1f1f-4a57-9a51-6a53a6b0a1c1"
+    for number, written in enumerate((name, f'"{name}"', f' "{name}";a=1')):
+        status, headers, _ = await api.call("PUT", f"{ROW}/a", 1, headers={"Idempotency-Key": written})
+        assert (status, headers.get("Idempotent-Replayed")) == (200, "true" if number else None)
 
 
 PLACE = {"Oncegate-Request": "0000000000000001/1", "Oncegate-First-Incomplete": "1"}
-NO_KEYS = ("bare", '""', '"open', '"a" "b"', '"a", "b"', '"\u00e9"', '"a\\b"', f'"{"x" * 256}"', ":YQ==:")
+NO_KEYS = ('""', '"open', '"a" "b"', '"a", "b"', '"\u00e9"', '"a\\b"', f'"{"x" * 256}"', "a b", "a,b", "\u00e9")
 NOBODY: list[dict[str, str]] = [
     {},
     *({"Idempotency-Key": text} for text in NO_KEYS),
@@ -210,3 +252,20 @@ async def test_impossible_change_is_a_typed_problem_and_uses_no_key_up(api: Api,
     for method, path, body, code in IMPOSSIBLE:
         assert_problem(await api.call(method, path, data=body, headers=key("k")), code)
     assert (await api.call("PUT", f"{ROW}/a", 1, headers=key("k")))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("query", "keys"),
+    [
+        ("after=a&from=c", "cde"),
+        ("after=c&from=b", "de"),
+        ("after=e&to=c&reverse=true", "ba"),
+        ("after=b&to=d&reverse=true", "a"),
+        ("after=c&to=c", ""),
+    ],
+)
+async def test_page_goes_on_after_a_key_within_its_bounds(api: Api, client_id: str, query: str, keys: str) -> None:
+    for name in "abcde":
+        assert (await api.call("PUT", f"{ROW}/{name}", 1, headers=key(name)))[0] == 200
+    _, _, page = await api.call("GET", f"{ROW}?{query}")
+    assert "".join(row["key"] for row in page["rows"]) == keys

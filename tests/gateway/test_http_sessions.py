@@ -116,7 +116,10 @@ async def test_id_or_epoch_that_is_malformed_or_was_never_given_out_closes_nothi
 async def test_resolve_returns_the_result_or_seals_and_get_says_so(api: Api, client_id: str) -> None:
     (first,) = await api.operate(client_id, {"sequence": 1, "op": "increment", "table": "rows", "key": "n"})
     status, headers, body = await api.call("POST", f"/v1/requests/{client_id}/1/resolve")
-    assert (status, body) == (200, {"state": "applied", "result": {**first, "replayed": True}})
+    assert (status, body) == (
+        200,
+        {"state": "applied", "result": {**first, "replayed": True}, "executed": True, "applied": True},
+    )
     assert int(headers["Oncegate-Memory-Ms"]) > 0
     for _ in range(2):
         assert (await api.call("POST", f"/v1/requests/{client_id}/2/resolve"))[2] == {"state": "sealed"}

@@ -9,6 +9,7 @@ import io
 import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,10 +19,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oncegate.gateway.http.admission.bodies import BodyBudget
-from oncegate.gateway.http.admission.connections import ConnectionCounts, Guard, GuardedConnection, Patience
-from oncegate.gateway.http.admission.gate import OperationRate
+from oncegate.gateway.http.admission.connections import ConnectionCounts, Guard, Patience, refuse
+from oncegate.gateway.http.admission.parsing import ParsingThread
+from oncegate.gateway.http.admission.usage import OperationRate
+from oncegate.gateway.http.hot.aiohttp_side import AiohttpSide
+from oncegate.gateway.http.hot.connection import Connection
+from oncegate.gateway.http.hot.request import Aside
+from oncegate.gateway.http.hot.shared import Shared
 from oncegate.gateway.http.routes import flows
 from oncegate.gateway.node.settings import SETTINGS
+from oncegate.gateway.observability.request_times import RequestTimes
 from oncegate.rifl.errors import REGISTRY, Code, OncegateError, Outcome
 from tests.conftest import Api
 from tests.gateway.http_contract import (
@@ -51,7 +58,7 @@ LIMITS = [
     Limit(what, name, int(default), refusal)
     for what, name, default, refusal in re.findall(r"^\| ([^|]+) \| `([^`]+)` \| (\d+)[^|]* \| ([^|]+) \|$", PAGE, re.M)
 ]
-EDGE_SETTINGS = {name for name in SETTINGS if name.endswith(("_max", "_per_s"))}
+EDGE_SETTINGS = {name for name in SETTINGS if name.endswith(("_max", "_per_s"))} - {"scrub_bytes_per_s"}
 
 
 def test_every_setting_of_the_edge_is_in_the_table() -> None:
@@ -116,7 +123,7 @@ REFUSED: dict[str, Callable[[Api, str], Sent]] = {
     "oncegate.gateway.http.request_bodies.VALUE_DEPTH_MAX": _puts(nested(65)),
     "oncegate.gateway.machine.commands.OPERATIONS_MAX": _puts(1, count=4097),
     "oncegate.gateway.machine.commands.APPENDS_MAX": _appends,
-    "oncegate.gateway.http.request_headers.KEY_LENGTH_MAX": _long_key,
+    "oncegate.gateway.idempotency_key.KEY_LENGTH_MAX": _long_key,
     "oncegate.gateway.http.request_bodies.OPERATIONS_BYTES_MAX": _puts("v" * 250_000, count=17),
     "oncegate.rifl.ids.RANGE_LENGTH_MAX": _range,
 }
@@ -131,7 +138,10 @@ async def test_size_over_a_limit_is_refused_as_the_table_says_and_nothing_is_pro
         assert (await api.call("GET", "/v1/cluster"))[2]["log_index"] == before
 
 
-async def test_rate_and_requests_of_a_tenant_are_refused_before_anything_is_read(tmp_path: Path) -> None:
+async def test_rate_and_requests_of_a_tenant_are_refused_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flows, "KEEP_ALIVE_S", 0.2)  # a watch that its client has left ends with the next look
     settings = {"tenant_operations_per_s": 100, "tenant_requests_max": 2, "body_bytes_max": 524_288}
     async with prepared(tmp_path, **settings) as (api, client_id):
 
@@ -149,6 +159,7 @@ async def test_rate_and_requests_of_a_tenant_are_refused_before_anything_is_read
         assert answer[1]["RateLimit-Policy"] == '"operations";q=100;w=1'
         async with api._http.get("/v1/flows/events/watch"), api._http.get("/v1/flows/events/watch"):
             assert_problem(await _operations(api, client_id, put(1, "k", 1)), "OVERLOADED")
+            assert (await api.call("GET", "/livez"))[0] == 200, "a node that is busy is not to be restarted"
         await applied(1, client_id)
         # More than the bucket holds: let in, and paid for by the next request.
         session = await api.session("wide", window=4096)
@@ -273,16 +284,20 @@ async def test_connections_that_come_in_one_turn_displace_each_other_and_not_a_c
         return web.Response()
 
     server = web.Server(answer)
-    guard = Guard(server, Patience(3, 10_000, 75_000, 30_000, 2**20), ConnectionCounts())
+    guard = Guard(Patience(3, 10_000, 75_000, 30_000, 2**20), ConnectionCounts())
+    aside = Aside(BodyBudget(1000, 1500, 60_000), ParsingThread(), RequestTimes({}))
+    other_side = partial(AiohttpSide, server, asyncio.get_running_loop())
+    shared = Shared(guard, aside, other_side, refuse, None)
 
-    def connect() -> GuardedConnection:
-        connection = guard()
-        assert isinstance(connection, GuardedConnection)
+    def connect() -> Connection:
+        connection = Connection(shared)
         connection.connection_made(Wire())
         return connection
 
     at_work = connect()
-    at_work.data_received(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    sent = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    at_work.get_buffer(-1)[: len(sent)] = sent
+    at_work.buffer_updated(len(sent))
     while not (at_work.has_asked and at_work.is_idle):
         await asyncio.sleep(0)
     crowd = [connect() for _ in range(9)]  # no turn of the loop between them: none has begun to wait
@@ -291,3 +306,20 @@ async def test_connections_that_come_in_one_turn_displace_each_other_and_not_a_c
     assert len(guard.connections) == 3
     for one in (at_work, *crowd):
         one.connection_lost(None)
+
+
+async def test_writes_and_conditions_of_a_transaction_count_for_the_rate(tmp_path: Path) -> None:
+    async with prepared(tmp_path, tenant_operations_per_s=100) as (api, _):
+        conditions = [{"table": "rows", "key": "no", "if": {"absent": True}}] * 128
+        writes = [{"op": "increment", "table": "rows", "key": f"k{n}"} for n in range(128)]
+        body = {"writes": writes, "conditions": conditions}
+        status, answered, _ = await api.call("POST", "/v1/transactions", body, headers={"Idempotency-Key": "k"})
+        assert (status, answered["RateLimit"][:17]) == (200, '"operations";r=0;')
+
+
+async def test_items_of_a_range_count_for_the_rate(tmp_path: Path) -> None:
+    async with prepared(tmp_path, tenant_operations_per_s=100) as (api, client_id):
+        body = arrow_body(["k"] * 500, ["1"] * 500)
+        headers = range_headers(client_id, 1, ARROW)
+        status, answered, _ = await api.call("POST", "/v1/tables/events/ranges", data=body, headers=headers)
+        assert (status, answered["RateLimit"][:17]) == (200, '"operations";r=0;')

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine import levels
 from oncegate.gateway.machine import machine as machine_module
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.results import Operated
@@ -178,7 +179,7 @@ def test_delayed_retry_after_the_reap_is_never_new() -> None:
     """Case 15."""
     log = started(lease_ms=1_000)
     log.one(increment(1))
-    assert log.do(c.Reap([1]), at=1_001) == [1]
+    assert log.do(c.Reap([1]), at=1_001) == [([], 1)]
     assert log.one(increment(1)) is Code.SESSION_EXPIRED
     assert log.one(increment(2)) is Code.SESSION_EXPIRED
     assert log.one(increment(2), fi=3) is Code.BAD_ACK
@@ -194,17 +195,17 @@ def test_log_order_decides_between_renewal_and_reap(renewal_first: bool) -> None
     log.do(at=1_000)
     if renewal_first:
         log.do(c.RenewSession(1, 1))
-        assert log.do(c.Reap([1]), at=1_001) == [0]
+        assert log.do(c.Reap([1]), at=1_001) == [([], 0)]
     else:
-        assert log.do(c.Reap([1]), at=1_001) == [1]
+        assert log.do(c.Reap([1]), at=1_001) == [([], 1)]
         [late] = log.do(c.RenewSession(1, 1))
         assert late.code is Code.SESSION_EXPIRED
 
 
 def test_reap_of_live_unknown_or_repeated_sessions_is_harmless() -> None:
     log = started(lease_ms=1_000)
-    assert log.do(c.Reap([1, 2, ID_MAX]), c.Reap([])) == [0, 0]
-    assert log.do(c.Reap([1, 1]), c.Reap([1]), at=1_001) == [1, 0]
+    assert log.do(c.Reap([1, 2, ID_MAX]), c.Reap([])) == [([], 0)] * 2
+    assert log.do(c.Reap([1, 1]), c.Reap([1]), at=1_001) == [([], 1), ([], 0)]
 
 
 def test_stamp_that_jumps_back_stalls_cluster_time() -> None:
@@ -356,7 +357,7 @@ def test_session_quota_refuses_the_new_and_leaves_the_live_alone() -> None:
 def test_closed_session_drops_its_records_and_is_refused_for_ever() -> None:
     log = started()
     log.one(put(1))
-    assert log.do(c.CloseSession(1, 1)) == [None]
+    assert log.do(c.CloseSession(1, 1)) == [([], 1)]
     assert not log.machine.trackers
     assert log.one(put(1)) is Code.SESSION_EXPIRED
     assert log.do(c.CloseSession(1, 1))[0].code is Code.SESSION_EXPIRED
@@ -498,3 +499,12 @@ def test_another_tenant_gets_neither_result_nor_execution_nor_session() -> None:
     log.do(c.CloseSession(2, 1, "bob"))
     assert log.machine.sessions.of_nonce("a", "bob") is None
     assert log.machine.sessions.of_nonce("a") == 1
+
+
+def test_level_rises_never_falls_and_one_that_this_build_does_not_know_stops_the_machine() -> None:
+    log = Log()
+    assert (levels.FIRST, log.machine.level) == (1, 1)
+    assert log.do(c.RaiseLevel(1), c.RaiseLevel(levels.NEWEST), c.RaiseLevel(1)) == [1, levels.NEWEST, levels.NEWEST]
+    with pytest.raises(InvariantViolation, match=r"log entry 2 .*start this node with the build of the others"):
+        log.do(c.RaiseLevel(levels.NEWEST + 1))
+    assert log.machine.level == levels.NEWEST

@@ -14,8 +14,9 @@ from oncegate.gateway.answers import request_state
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.results import AppliedPart, Operated, Resolved
+from oncegate.gateway.machine.tables import DictRows
 from oncegate.rifl.errors import Code, InvariantViolation, OncegateError
-from oncegate.rifl.ids import ID_MAX
+from oncegate.rifl.ids import ID_MAX, SequenceNumber
 from oncegate.rifl.key_table import KEYS_CLIENT, NO_TIME, KeyTable
 from oncegate.rifl.range_rule import RefusedPart
 from oncegate.rifl.resolve_rule import Fate
@@ -44,6 +45,43 @@ def test_same_key_replays_and_another_payload_is_refused() -> None:
     assert keyed(log, ("a", increment(0, 5))) == [(1, 1, b"5", True)]
     assert keyed(log, ("a", increment(0, 6)), ("a", put(0))) == [Code.PAYLOAD_MISMATCH] * 2
     assert log.value("n") == 10
+
+
+@pytest.mark.parametrize("names", ["ab", "ba", "bc", "abac", "bac"])
+def test_memory_told_of_keys_is_that_of_the_one_forgotten_first(names: str) -> None:
+    log = started()
+    keyed(log, ("a", put(0)), at=1_000)
+    command = c.Keyed(HOUR, [c.KeyedOp(name, NO_TIME, put(0)) for name in names])
+    [result] = log.do(command, at=3_000)
+    assert result.memory_ms == HOUR - (2_000 if "a" in names else 0)
+    [late] = log.do(c.Keyed(HOUR, [c.KeyedOp("a", NO_TIME, put(0, 2))]), at=3_000)
+    assert late.memory_ms == 0, "a key that was refused is not remembered"
+
+
+class Looked(DictRows):
+    """Rows that note what is read ahead of an entry."""
+
+    ahead: list[list[str]]
+
+    def look_ahead(self, keys: list[str]) -> None:
+        self.ahead.append(keys)
+
+
+def test_rows_of_an_entry_are_read_ahead_together_whoever_writes_them() -> None:
+    Looked.ahead = []
+    machine = Machine(lambda _: Looked())
+    machine.apply(1, 1, c.encode_entry(1, [c.DeclareTable("t", "resident", 1 << 20), c.OpenSession("n", HOUR, 9)]))
+    sent = [put(at, key=f"k{at}") for at in range(1, 6)]
+    late = [c.as_write(one) for one in sent[3:]]
+    commands: list[c.Command] = [
+        c.Keyed(HOUR, [c.KeyedOp("a", NO_TIME, sent[0]), c.KeyedOp("b", NO_TIME, sent[1])]),
+        c.Operate(1, 1, SequenceNumber(1), [sent[2]]),
+        c.KeyedMixed(HOUR, [c.KeyedMixedOp("c", NO_TIME, late[0])]),
+        c.OperateMixed(1, 1, SequenceNumber(1), [late[1]]),
+    ]
+    machine.apply(2, 1, c.encode_entry(2, commands))
+    assert Looked.ahead == [["k1", "k2", "k3", "k4", "k5"]]
+    assert len(machine.tables["t"].rows) == 5
 
 
 def test_duplicates_in_one_request_or_one_entry_apply_once() -> None:
@@ -142,7 +180,7 @@ def range_of(first: int, count: int) -> c.Range:
 def test_resolve_before_the_attempt_seals_and_after_it_returns_the_result() -> None:
     """The log decides the race of a resolve with an attempt in flight, within one entry too."""
     attempt, ask = c.Operate(1, 1, 1, [increment(1, 5)]), c.Resolve(1, 1)
-    for order, fate, value in (([attempt, ask], Fate.APPLIED, 5), ([ask, attempt], Fate.SEALED, None)):
+    for order, fate, value in (([attempt, ask], Fate.EXECUTED, 5), ([ask, attempt], Fate.SEALED, None)):
         log = started()
         results = log.do(*order)
         [answer] = [result for result in results if isinstance(result, Resolved)]
@@ -185,7 +223,7 @@ def test_acknowledged_and_expired_ids_have_their_own_answers() -> None:
 def test_resolve_works_when_the_lease_has_ended_and_revives_nothing() -> None:
     log = started()
     log.one(increment(1))
-    assert resolved(log, 1, at=30_000) is Fate.APPLIED
+    assert resolved(log, 1, at=30_000) is Fate.EXECUTED
     assert resolved(log, 2, epoch=1, fi=2) is Fate.SEALED
     assert log.one(increment(2)) is Code.STALE
     assert log.one(increment(3)) is Code.SESSION_EXPIRED
@@ -201,7 +239,7 @@ def test_strangers_resolve_without_renewing_and_fenced_owners_may_not_acknowledg
     assert [s.ends_ms for s in log.machine.sessions] == ends
     log.do(c.TakeOver(1, "b"))
     assert resolved(log, 1, epoch=1, fi=1) is Code.FENCED
-    assert resolved(log, 1) is Fate.APPLIED
+    assert resolved(log, 1) is Fate.EXECUTED
 
 
 @pytest.mark.parametrize("window", [2, 8])

@@ -18,13 +18,14 @@ from oncegate.gateway.node.node import Node
 from oncegate.gateway.node.settings import Settings
 from oncegate.rifl import lease
 from oncegate.rifl.errors import Code, OncegateError, Outcome
-from tests.gateway.http_contract import assert_problem, one_node, serving
+from tests.gateway.http_contract import assert_problem, founded, one_node, serving
 
 
 @pytest.fixture
 async def node(files: Settings) -> AsyncIterator[Node]:
     """A node that leads, with the table ``rows`` and session 1."""
     async with running(files) as started:
+        await founded(started)
         await started.submit(c.DeclareTable("rows", "resident", 2**30), 64)
         await started.submit(c.OpenSession("n", 60_000, 512), 64)
         yield started
@@ -37,7 +38,7 @@ def _put(first: int, count: int, value: bytes) -> c.Operate:
 
 
 async def _settle(*futures: asyncio.Future[Any]) -> list[Any]:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         return await asyncio.gather(*futures, return_exceptions=True)
 
 
@@ -47,6 +48,23 @@ async def test_commands_of_one_tick_share_an_entry(node: Node) -> None:
     assert [each.body.results[0].commit for each in answers] == list(range(1, 101))
     assert node.proposer.entries == before + 1
     assert node.proposer.inflight_commands == node.proposer.inflight_bytes == 0
+
+
+@pytest.mark.parametrize(("level", "kind"), [(3, c.Operate), (4, c.OperateRuns)])
+async def test_puts_are_ordered_in_columns_from_feature_level_4_on(
+    node: Node, monkeypatch: pytest.MonkeyPatch, level: int, kind: type
+) -> None:
+    ordered: list[bytes] = []
+    propose = node.replica.propose
+    monkeypatch.setattr(node.replica, "propose", lambda entry: (ordered.append(entry), propose(entry))[1])
+    node.machine.level = level
+    (answered,) = await _settle(node.submit(_put(1, 6, b"1"), 400))
+    ((command,),) = [c.decode_entry(entry).commands for entry in ordered]
+    assert type(command) is kind
+    assert command.ops == _put(1, 6, b"1").ops
+    assert [(one.sequence, one.commit, one.replayed) for one in answered.body.results] == [
+        (number, number, False) for number in range(1, 7)
+    ]
 
 
 async def test_command_too_large_for_the_log_is_refused_alone(node: Node) -> None:
@@ -112,7 +130,7 @@ async def test_node_that_follows_forgets_sessions_that_are_gone(node: Node) -> N
         node.machine.apply(0, 1, c.encode_entry(0, [c.CloseSession(client_id, 1)]))
     assert (len(sessions), sessions.filed) == (1, 51)
     node.machine.apply(0, 1, c.encode_entry(5_000, []))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while sessions.filed > 1:
             await asyncio.sleep(0.01)
     assert [session.client_id for session in sessions] == [1]

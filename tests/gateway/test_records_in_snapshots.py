@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import ANY
 
+import msgspec
 import pytest
 
 from oncegate.gateway.machine import commands as c
-from oncegate.gateway.machine.state import state_digest
+from oncegate.gateway.machine.put_runs import in_columns
+from oncegate.gateway.machine.state import MachineState, layout, state_digest
+from oncegate.gateway.machine.state.errors import StateVersionUnknown
+from oncegate.rifl.completion import RangeRecord
 from oncegate.rifl.errors import Code
+from oncegate.rifl.ids import SequenceNumber
 from tests.gateway.logs import told
 from tests.gateway.state_harness import Fed, ship
+from tests.gateway.test_cascades import format_of
 
 LEASE_MS = 10_000
 
@@ -64,7 +71,60 @@ def test_lease_in_a_saved_state_ends_where_it_would_have(saved: Fed) -> None:
     """A lease is cluster time: neither saving nor the time without a node moves its end, and nobody is reaped early."""
     restored = saved.reopened()
     assert restored.machine.sessions.expired(6 + LEASE_MS) == []
-    assert restored.do(c.Reap([1]), at_ms=6 + LEASE_MS) == [0]
+    assert restored.do(c.Reap([1]), at_ms=6 + LEASE_MS) == [([], 0)]
     assert restored.machine.sessions.expired(6 + LEASE_MS + 2_000) == [1]
-    assert restored.do(c.Reap([1]), at_ms=6 + LEASE_MS + 1) == [1]
+    assert restored.do(c.Reap([1]), at_ms=6 + LEASE_MS + 1) == [([], 1)]
     restored.close()
+
+
+def _puts(first: int, count: int, acked: int = 1) -> c.Command:
+    keys = [f"k{n}" for n in range(first, first + count)]
+    ops = [c.Op(first + at, 1, "t", key, c.fingerprint_put("t", key, b"1"), b"1") for at, key in enumerate(keys)]
+    return in_columns(c.Operate(1, 1, acked, ops))
+
+
+def test_run_of_puts_is_remembered_in_one_record_over_saves_snapshots_and_acks_inside_of_it(tmp_path: Path) -> None:
+    fed = Fed(tmp_path / "state")
+    fed.do(c.RaiseLevel(4), c.DeclareTable("t", "resident", 1 << 20), c.OpenSession("n", LEASE_MS, 32))
+    fed.do(_puts(1, 8), _puts(10, 6, acked=3))
+    assert [(run.first, run.last, run.commit) for run in fed.machine.trackers[1].runs] == [(3, 8, 3), (10, 15, 9)]
+    assert not fed.machine.trackers[1].kept_singly
+    assert fed.do(c.Resolve(1, SequenceNumber(9)))[0].resolution.fate == "sealed"
+    assert fed.do(c.Resolve(1, SequenceNumber(12)))[0].resolution.record.commit == 11
+    fed.save()
+    assert format_of(fed) == 8
+    other = Fed(tmp_path / "other")
+    ship(fed.state, other.state).install()
+    digests: set[str] = set()
+    for one in (fed.reopened(), other):
+        assert one.machine.trackers[1].runs == [RangeRecord(3, 8, 3, ANY), RangeRecord(10, 15, 9, ANY)]
+        part, over = one.do(_puts(5, 4), _puts(7, 10))
+        assert [told(verdict)[3] for verdict in part.verdicts] == [True] * 4
+        done = [(code, record and record.commit, replayed) for _, code, record, replayed in map(told, over.verdicts)]
+        assert done[:2] == [(None, 7, True), (None, 8, True)]
+        assert done[2] == (Code.STALE, None, False), "the sealed number is never executed"
+        assert done[3:] == [*[(None, commit, True) for commit in range(9, 15)], (None, 15, False)]
+        assert one.machine.commit == 15
+        digests.add(state_digest(one.machine))
+        one.close()
+    assert len(digests) == 1
+
+
+def test_state_below_level_4_knows_no_runs_and_has_the_format_of_before(tmp_path: Path) -> None:
+    fed = Fed(tmp_path)
+    fed.do(c.RaiseLevel(3), c.DeclareTable("t", "resident", 1 << 20), c.OpenSession("n", LEASE_MS, 32), _increment(1))
+    fed.save()
+    assert format_of(fed) == 7
+    image = layout.encode_session(fed.machine.sessions.live(1, 1, 0), fed.machine.trackers[1])  # type: ignore[arg-type]
+    assert len(msgspec.msgpack.decode(image, strict=False, type=list[msgspec.Raw])) == 5
+    fed.close()
+
+
+def test_build_that_knows_no_runs_refuses_a_state_of_level_4(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fed = Fed(tmp_path)
+    fed.do(c.RaiseLevel(4), c.DeclareTable("t", "resident", 1 << 20), c.OpenSession("n", LEASE_MS, 32), _puts(1, 8))
+    fed.save()
+    fed.close()
+    monkeypatch.setattr(layout, "FORMAT", 7)
+    with pytest.raises(StateVersionUnknown, match="8; this build reads up to 7: start the build that wrote it"):
+        MachineState(tmp_path)

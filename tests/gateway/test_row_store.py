@@ -22,6 +22,7 @@ from oncegate.gateway.machine.state.order import in_order
 from oncegate.gateway.machine.state.rows import DirtyTally, FrozenRows, StoredRows
 from oncegate.gateway.machine.state.store import RocksStore, new_cache
 from oncegate.gateway.machine.tables import DictRows, StoredRow
+from oncegate.rifl.errors import InvariantViolation
 
 CACHE = new_cache(8 << 20)
 
@@ -95,6 +96,16 @@ class RowsMachine(RuleBasedStateMachine):
         self.disk.rows.put(key, StoredRow(self.commit, value), before)
         self.model[key] = StoredRow(self.commit, value)
 
+    @rule(many=st.lists(st.tuples(keys, st.binary(max_size=20)), min_size=1, max_size=6))
+    def put_run(self, many: list[tuple[str, bytes]]) -> None:
+        """One after the other, and the tally as after as many puts."""
+        rows = [StoredRow(self.commit + at, value) for at, (_, value) in enumerate(many, 1)]
+        self.commit += len(many)
+        found = self.disk.rows.put_run([key for key, _ in many], rows)
+        for (key, _), row, before in zip(many, rows, found, strict=True):
+            assert before == self.model.get(key)
+            self.model[key] = row
+
     @rule(key=keys)
     def delete(self, key: str) -> None:
         before = self.disk.rows.get(key)
@@ -111,10 +122,16 @@ class RowsMachine(RuleBasedStateMachine):
     def get(self, key: str) -> None:
         assert self.disk.rows.get(key) == self.model.get(key)
 
-    @rule(prefix=st.one_of(st.just(""), keys), after=st.one_of(st.just(""), keys), limit=st.integers(1, 5))
-    def page(self, prefix: str, after: str, limit: int) -> None:
-        expected = sorted(k for k in self.model if k.startswith(prefix) and (k > after or not after))
-        assert self.disk.rows.page(prefix, after, limit) == [(k, self.model[k]) for k in expected[:limit]]
+    @rule(
+        low=st.one_of(st.just(""), keys),
+        high=st.one_of(st.none(), keys),
+        limit=st.integers(1, 5),
+        reverse=st.booleans(),
+    )
+    def page(self, low: str, high: str | None, limit: int, reverse: bool) -> None:
+        expected = sorted((k for k in self.model if low <= k and (high is None or k < high)), reverse=reverse)
+        page = self.disk.rows.page(low, high, limit, reverse=reverse)
+        assert page == [(k, self.model[k]) for k in expected[:limit]]
 
     @precondition(lambda self: self.disk.frozen is None)
     @rule()
@@ -147,6 +164,36 @@ RowsMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40
 test_stored_rows_equal_a_dict_under_random_steps = RowsMachine.TestCase
 
 
+@pytest.mark.parametrize("saved", [False, True])
+def test_run_of_puts_counts_what_as_many_puts_count_and_finds_what_is_not_older(saved: bool) -> None:
+    runs, alone = OnDisk(), OnDisk()
+    for disk in (runs, alone):
+        for commit, key in enumerate("abc", 1):
+            disk.rows.put(key, StoredRow(commit, b"12345"), disk.rows.get(key))
+        disk.rows.delete("c", StoredRow(3, b"12345"))
+        if saved:
+            disk.freeze()
+            disk.save()
+    keys = ["a", "c", "d", "a"]
+    rows = [StoredRow(commit, b"x" * commit) for commit in range(4, 8)]
+    found = runs.rows.put_run(keys, rows)
+    for key, row, was in zip(keys, rows, found, strict=True):
+        before = alone.rows.get(key)
+        assert before == was
+        alone.rows.put(key, row, before)
+    assert (runs.tally.rows, runs.tally.bytes) == (alone.tally.rows, alone.tally.bytes)
+    assert [*runs.rows.items()] == [*alone.rows.items()]
+    assert len(runs.rows) == len(alone.rows) == 4
+    memory = DictRows()
+    memory.put("b", StoredRow(2, b"12345"), None)
+    for store in (runs.rows, memory):
+        with pytest.raises(InvariantViolation):
+            store.put_run(["z", "b"], [StoredRow(1, b""), StoredRow(2, b"")])
+        assert store.get("b") == StoredRow(2, b"12345")
+    runs.close()
+    alone.close()
+
+
 def test_runs_and_layers_of_many_keys_merge_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows_module, "RUN_KEYS", 64)
     monkeypatch.setattr(rows_module, "_RUN_MASK", 63)
@@ -163,7 +210,9 @@ def test_runs_and_layers_of_many_keys_merge_in_order(monkeypatch: pytest.MonkeyP
             disk.save()
             disk.freeze()
     assert list(disk.rows.items()) == list(model.items())
-    assert disk.rows.page("k05", "k0510", 30) == model.page("k05", "k0510", 30)
+    for reverse in (False, True):
+        ends = ("k0510", "k06", 30)
+        assert disk.rows.page(*ends, reverse=reverse) == model.page(*ends, reverse=reverse)
     assert len(disk.rows) == len(model)
     disk.close()
 

@@ -115,7 +115,7 @@ async def test_scan_fetches_all_that_is_missing(network: Network, full: Side, ba
     side.store.put("s", 2, full.store.get("s", 2))
     fetcher.scan()
     everything = list(range(1, BATCHES + 1))
-    await until(lambda: side.store.list("s") == everything and not fetcher.missing, 20, "every batch is here")
+    await until(lambda: side.store.list("s") == everything and not fetcher.missing, 60, "every batch is here")
     assert fetcher.fetched == BATCHES - 1
 
 
@@ -129,9 +129,9 @@ async def test_scan_removes_what_deleted_flows_left_and_nothing_that_the_log_may
         side.store.put(flow, number, payload)
     side.machine.flows.retired.retire("old", Used(3, 0, 2))
     fetcher.scan()
-    await until(lambda: side.store.list("old") == [4], 20, "what the deleted flow had is gone")
+    await until(lambda: side.store.list("old") == [4], 60, "what the deleted flow had is gone")
     everything = list(range(1, BATCHES + 1))
-    await until(lambda: side.store.list("s") == everything, 20, "the flow that is there is whole")
+    await until(lambda: side.store.list("s") == everything, 60, "the flow that is there is whole")
     assert side.store.list("later") == [1]
 
 
@@ -140,7 +140,7 @@ async def test_batch_that_nobody_has_holds_up_no_other(network: Network, full: S
     full.store.drop("s", BATCHES)  # the newest, which is asked for first
     fetcher.scan()
     others = list(range(1, BATCHES))
-    await until(lambda: side.store.list("s") == others and fetcher.missing == 1, 20, "all but the newest are here")
+    await until(lambda: side.store.list("s") == others and fetcher.missing == 1, 60, "all but the newest are here")
 
 
 async def test_large_batch_comes_in_pieces(

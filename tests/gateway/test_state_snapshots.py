@@ -268,7 +268,7 @@ def test_state_of_another_format_is_refused_by_name(
     leader: Member, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        for name in ("FORMAT", "FORMAT_OF_UNCHANGED_FLOWS"):
+        for name in ("FORMAT", "FORMAT_OF_FIRST_LEVEL", "FORMAT_OF_PLAIN_FLOWS", "FORMAT_OF_UNCHANGED_FLOWS"):
             patch.setattr(layout, name, 77)
         leader.save()
     leader.close()
@@ -288,7 +288,7 @@ def test_leftovers_of_a_crash_are_removed_at_the_start(leader: Member, tmp_path:
     (tmp_path / "leader" / "save-77").write_bytes(b"half a file")
     (tmp_path / "leader" / "store-78").mkdir()
     state = MachineState(tmp_path / "leader")
-    assert sorted(path.name for path in (tmp_path / "leader").iterdir()) == ["CURRENT", "store-1"]
+    assert sorted(path.name for path in (tmp_path / "leader").iterdir()) == ["CURRENT", "reserve", "store-1"]
     state.close()
 
 

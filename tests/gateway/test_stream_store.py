@@ -226,6 +226,29 @@ async def test_rebuilt_cluster_over_a_kept_store_is_refused_then_answers_what_it
             assert "is not this cluster's" in assert_problem(await new.read(key), "NOT_READY")["detail"]
 
 
+async def test_restored_cluster_answers_rows_of_its_backup_and_calls_none_absent_that_a_lost_write_replaced(
+    tmp_path: Path,
+) -> None:
+    url = f"sqlite://{tmp_path / 'store'}"
+    async with _started(tmp_path / "old", url, stream_store=url) as old:
+        (_, backed_up) = await old.write(("a", 1), ("b", 1))
+        await old.deliver()
+        await old.write(("b", "LOST"), ("c", "LOST"))
+        await old.deliver()
+        identity = old.node.machine.identity
+    async with _started(tmp_path / "new", url, stream_store=url) as new:
+        with open_store(url) as store:
+            adopt(store, "here", new.node.machine.identity, origin=(identity, backed_up["commit"]))
+        await new.write(("x", 1), ("y", 1))
+        await new.deliver()
+        assert [await new.value(key) for key in ("x", "a", "never")] == [1, 1, None]
+        for key in ("b", "c"):
+            assert "write it again" in assert_problem(await new.read(key), "NOT_READY")["detail"]
+        await new.write(("b", 2), ("z", 1))
+        await new.deliver()
+        assert await new.value("b") == 2
+
+
 async def test_node_with_another_store_than_the_job_refuses_rather_than_to_say_that_a_row_is_absent(
     tmp_path: Path,
 ) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from oncegate.gateway.machine.commands import LIST_BYTES_MAX, RESULT_BYTES_MAX, Op, OpKind
 from oncegate.gateway.machine.commands import Test as Condition
+from oncegate.gateway.machine.row_ends import Life
 from oncegate.gateway.machine.tables import (
     INT64_MAX,
     INT64_MIN,
@@ -17,6 +18,7 @@ from oncegate.gateway.machine.tables import (
     Remembered,
     StoredRow,
     Table,
+    prefix_end,
 )
 from oncegate.rifl.errors import Code, InvariantViolation
 
@@ -205,7 +207,7 @@ def test_table_agrees_with_a_dictionary_in_key_order(steps: list[tuple[str, str,
             model[key] = model.get(key, 0) + number
         else:
             found: list[str] = []
-            while page := made.rows.page(key, found[-1] if found else "", number):
+            while page := made.rows.page(found[-1] + "\0" if found else key, prefix_end(key), number):
                 assert len(page) <= number
                 found += [k for k, _ in page]
             assert found == sorted(k for k in model if k.startswith(key))
@@ -214,14 +216,49 @@ def test_table_agrees_with_a_dictionary_in_key_order(steps: list[tuple[str, str,
         assert made.bytes == size_of(made)
 
 
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 999), st.booleans()), max_size=12), st.integers(0, 700)
+)
+def test_a_put_in_one_call_does_what_check_and_execute_do(steps: list[tuple[str, int, bool]], quota: int) -> None:
+    fast, slow = table(), table()
+    for made in (fast, slow):
+        made.quota_bytes = quota
+        made.execute(put("a", b"1"), 1, Life(5, 0))  # such a row ends by itself until it is written without an end
+    for commit, (key, number, long) in enumerate(steps, 2):
+        value = b"%d" % number * (9 if long else 1)
+        code = slow.check(put(key, value))
+        if code is None:
+            slow.execute(put(key, value), commit)
+        assert fast.put(key, value, commit) is (code is None)
+        assert fast.changes == slow.changes
+        assert (fast.bytes, fast.ending, list(fast.rows.items())) == (slow.bytes, slow.ending, list(slow.rows.items()))
+
+
+@pytest.mark.parametrize("commit", [4, 5])
+def test_a_put_in_one_call_raises_for_a_commit_that_does_not_follow_the_rows(commit: int) -> None:
+    made = table()
+    made.execute(put("k", b"1"), 5)
+    with pytest.raises(InvariantViolation):
+        made.put("k", b"2", commit)
+    assert made.rows.get("k") == StoredRow(5, b"1")
+
+
 def test_page_starts_after_a_key_that_is_gone() -> None:
     rows = DictRows()
     for key in "abcd":
         rows.put(key, StoredRow(1, b"1"), None)
-    assert [key for key, _ in rows.page("", "", 2)] == ["a", "b"]
+    assert [key for key, _ in rows.page("", None, 2)] == ["a", "b"]
     rows.delete("b", StoredRow(1, b"1"))
     rows.put("bb", StoredRow(2, b"2"), None)
-    assert [key for key, _ in rows.page("", "b", 2)] == ["bb", "c"]
+    assert [key for key, _ in rows.page("b\0", None, 2)] == ["bb", "c"]
+    assert [key for key, _ in rows.page("b", "d", 2, reverse=True)] == ["c", "bb"]
+
+
+@pytest.mark.parametrize(
+    ("prefix", "end"), [("", None), ("a", "b"), ("a\U0010ffff", "b"), ("\U0010ffff", None), ("\ud7ff", "\ue000")]
+)
+def test_the_end_of_a_prefix_is_above_every_key_that_begins_with_it(prefix: str, end: str | None) -> None:
+    assert prefix_end(prefix) == end
 
 
 scalars = st.integers(-9, 9) | st.text(st.characters(exclude_categories=["Cs"]), max_size=4) | st.none()

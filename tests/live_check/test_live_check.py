@@ -21,7 +21,7 @@ from oncegate.gateway.local.ports import free_ports
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.tables import StoredRow, Table
 from oncegate.gateway.node.node import Node
-from oncegate.gateway.node.reads import FoundRow, Reads
+from oncegate.gateway.node.reads import Reads
 from oncegate.gateway.node.settings import Settings
 from oncegate.proof.mutants.forgotten import forgotten
 from oncegate.rifl import rule
@@ -162,9 +162,9 @@ async def test_windows_are_checked_by_themselves(tmp_path: Path) -> None:
 
 async def test_planted_stale_read_is_caught(one: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     stored = Reads.row
-    before: list[FoundRow] = []
+    before: list[StoredRow] = []
 
-    async def stale(reads: Reads, table: str, key: str) -> FoundRow:
+    async def stale(reads: Reads, table: str, key: str) -> StoredRow:
         before.append(await stored(reads, table, key))
         return before[0]
 
@@ -233,8 +233,8 @@ async def test_planted_second_execution_whose_answer_comes_from_the_record_is_ca
 ) -> None:
     execute = Table.execute
 
-    def twice(table: Table, op: Any, commit: Any) -> Any:
-        done = execute(table, op, commit)
+    def twice(table: Table, op: Any, commit: Any, life: Any = None) -> Any:
+        done = execute(table, op, commit, life)
         row = table.rows.get(op.key)
         assert row is not None
         table.rows.put(op.key, StoredRow(commit, b"%d" % (int(row.value) + 1)), row)
@@ -255,7 +255,7 @@ async def test_planted_forgotten_write_is_caught(one: Cluster, monkeypatch: pyte
     client_id = await api.session()
     if known:
         await api.operate(client_id, put(1, "a", 1))
-    monkeypatch.setattr(Table, "execute", lambda *_: None)
+    monkeypatch.setattr(Table, "put", lambda *_: True)
     await api.operate(client_id, put(2, "a", 2))
     await api.call("GET", "/v1/tables/rows/rows/a")
     found = await one.checked()
@@ -269,7 +269,7 @@ async def test_planted_forgotten_write_is_caught_through_another_node(
     client_id = await three.apis[0].session()
     await three.apis[0].operate(client_id, put(1, "a", 1))
     assert (await three.apis[1].call("GET", "/v1/tables/rows/rows/a"))[0] == 200
-    monkeypatch.setattr(Table, "execute", lambda *_: None)
+    monkeypatch.setattr(Table, "put", lambda *_: True)
     await three.apis[0].operate(client_id, put(2, "a", 2))
     assert (await three.apis[1].call("GET", "/v1/tables/rows/rows/a"))[0] == 200
     found = await three.checked(1)

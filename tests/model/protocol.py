@@ -1,10 +1,11 @@
 """The session protocol as a transition system, small enough to be searched to its end.
 
-Two processes share one session; a leader appends what reaches it, in any order and as often as it likes; entries
-commit one by one, and a change of leader loses any uncommitted suffix of the log. What an entry does is not
-described here: the real :class:`oncegate.gateway.machine.machine.Machine` applies it, with the real
-:mod:`oncegate.rifl` inside. Only the world around it is a model, and the checks know nothing of how the machine
-decides.
+Two processes share one session; one of their operations is a transaction, which its condition may refuse. Or all are
+plain puts, which travel alone or in runs, cut differently each time (docs/decisions/0045-runs-of-puts.md). A leader
+appends what reaches it, in any order and as often as it likes; entries commit one by one, and a change of leader loses
+any uncommitted suffix of the log. What an entry does is not described here: the real
+:class:`oncegate.gateway.machine.machine.Machine` applies it, with the real :mod:`oncegate.rifl` inside. Only the world
+around it is a model, and the checks know nothing of how the machine decides.
 
 | step | what happens |
 |---|---|
@@ -13,6 +14,7 @@ decides.
 | lose | a new leader keeps a part of what was not committed |
 | tick | the leader's clock goes on |
 | reap | the leader finds a lease that has ended, by what is applied so far, and appends a reaping |
+| restart | the state is saved, and read again |
 | hear | a process gets the answer to an operation, or to its opening or take-over |
 | give up | a process stops waiting for an operation, and acknowledges it without knowing its fate |
 
@@ -23,10 +25,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import takewhile
 from typing import Final, NamedTuple
 
 from oncegate.gateway.machine.machine import Machine
-from tests.model.machines import LEASE_MS, Effect, Machines, Message, share
+from tests.model.machines import LEASE_MS, RESTART, About, Effect, Machines, Message, Outcome, share
 
 TICK_MS: Final = 600
 FIRST, SECOND = 0, 1
@@ -37,11 +40,14 @@ class Bounds(NamedTuple):
     """How much may happen; the search is exhaustive inside."""
 
     operations: int = 2
+    transaction: int = 2
     window: int = 2
     entries: int = 4
     ticks: int = 2
     losses: int = 1
     given_up: int = 1
+    runs: bool = False
+    restarts: int = 0
 
 
 class Process(NamedTuple):
@@ -62,9 +68,9 @@ class Process(NamedTuple):
 class Ghost(NamedTuple):
     """What the checks remember of the past; nothing of it is known to the machine."""
 
-    results: tuple[tuple[int, tuple[int, bytes]], ...] = ()
+    results: tuple[tuple[int, Outcome], ...] = ()
     """The first result of each operation, by sequence number."""
-    told: tuple[tuple[int, tuple[int, bytes]], ...] = ()
+    told: tuple[tuple[int, Outcome], ...] = ()
     """What callers were told."""
     acked: int = 1
     epoch: int = 0
@@ -100,7 +106,7 @@ class Model:
 
     def __init__(self, bounds: Bounds, make: Callable[[], Machine] = Machine, *, answers_early: bool = False) -> None:
         self.bounds = bounds
-        self.machines = Machines(make, bounds.window)
+        self.machines = Machines(make, bounds.window, bounds.transaction, puts=bounds.runs)
         self._answers_early = answers_early
 
     def start(self) -> World:
@@ -118,7 +124,7 @@ class Model:
         if left.entries:
             for message in sorted(world.sent, key=repr):
                 yield f"deliver {_said(message)}", self._append(world, message)
-            ends = self.machines.about[world.machine][1]
+            ends = self.machines.about[world.machine].ends_ms
             if 0 <= ends < world.clock and not any(message == ("reap",) for _, message in world.tail):
                 yield "reap", self._append(world, ("reap",))
         if world.tail:
@@ -128,6 +134,9 @@ class Model:
                 yield f"lose all but {kept} uncommitted", self._lose(world, kept)
         if left.ticks:
             yield "tick", world._replace(clock=world.clock + TICK_MS, left=left._replace(ticks=left.ticks - 1))
+        if left.restarts:
+            number, _ = self.machines.step(world.machine, 0, RESTART)
+            yield "restart", world._replace(machine=number, left=left._replace(restarts=left.restarts - 1))
         yield from self._hear(world)
 
     def _append(self, world: World, message: Message) -> World:
@@ -146,10 +155,12 @@ class Model:
         before = self.machines.about[world.machine]
         number, effect = self.machines.step(world.machine, stamp, message)
         about = self.machines.about[number]
-        said = f"commit {_said(message)} at {about[0]}: {effect.code or effect.result or effect.fate or 'done'}"
-        said += ", replayed" if effect.replayed else ""
+        said = f"commit {_said(message)} at {about.time_ms}: " + "; ".join(
+            f"{each.code or each.result or each.fate or 'done'}{', replayed' if each.replayed else ''}"
+            for each in effect.each or (effect,)
+        )
         try:
-            ghost = _check(world.ghost, message, effect, before, about)
+            ghost = _check(world.ghost, message, effect, before, about, self.bounds.transaction)
             after = world._replace(machine=number, tail=tuple(rest), ghost=_told(ghost, message, effect))
         except Violated as broken:
             raise Violated(f"{said}\n  broken: {broken}") from None
@@ -158,7 +169,7 @@ class Model:
     def _lose(self, world: World, kept: int) -> World:
         """Change the leader: its clock goes on from the newest entry it has."""
         tail = world.tail[:kept]
-        clock = tail[-1][0] if tail else self.machines.about[world.machine][0]
+        clock = tail[-1][0] if tail else self.machines.about[world.machine].time_ms
         return world._replace(tail=tail, clock=clock, left=world.left._replace(losses=world.left.losses - 1))
 
     def _hear(self, world: World) -> Iterator[tuple[str, World]]:
@@ -185,19 +196,26 @@ class Model:
         processes = (process, world.processes[1]) if who == FIRST else (world.processes[0], process)
         sent: set[Message] = {("take",), ("renew", process.epoch)}
         for sequence in range(process.first_incomplete, self.bounds.operations + 1):
-            if not process.done >> sequence & 1:
-                sent.add(("op", process.epoch, sequence, process.first_incomplete))
-                sent.add(("resolve", sequence))
+            if process.done >> sequence & 1:
+                continue
+            sent.add(("op", process.epoch, sequence, process.first_incomplete))
+            sent.add(("resolve", sequence))
+            if self.bounds.runs:
+                ahead = range(sequence + 1, self.bounds.operations + 1)
+                for last in takewhile(lambda number: not process.done >> number & 1, ahead):
+                    sent.add(("run", process.epoch, sequence, last, process.first_incomplete))
         return world._replace(processes=processes, sent=world.sent | sent)
 
 
-def _check(
-    ghost: Ghost, message: Message, effect: Effect, before: tuple[int, int, int, int], after: tuple[int, int, int, int]
-) -> Ghost:
+def _check(ghost: Ghost, message: Message, effect: Effect, before: About, after: About, transaction: int) -> Ghost:
     """Hold a committed entry against the promises; returns what is to be remembered."""
-    now, (_, ends, _, total) = after[0], after
+    now, counted = after.time_ms, (after.here, after.there)
     alive = not ghost.gone and ghost.ends_ms >= now
-    if total != before[3] and (message[0] != "op" or effect.code or effect.replayed):
+    requested = _requested(message, effect)
+    executed = [sequence for sequence, each in requested if each.code is None and not each.replayed]
+    if after.commits - before.commits < len(executed) or (
+        not executed and (counted, after.commits) != ((before.here, before.there), before.commits)
+    ):
         raise Violated("something changed without being executed")
     match message:
         case ("open",) | ("take",) if (
@@ -213,19 +231,35 @@ def _check(
                 raise Violated("a lease was renewed that had ended or belongs to another epoch")
             ghost = ghost._replace(ends_ms=max(ghost.ends_ms, now + LEASE_MS))
         case ("reap",):
-            if before[1] >= 0 and ends < 0:
+            if before.ends_ms >= 0 and after.ends_ms < 0:
                 if alive:
                     raise Violated("a session was reaped while its lease lives")
                 ghost = ghost._replace(gone=True)
-        case ("op", epoch, sequence, first_incomplete):
-            ghost = _check_operation(ghost, epoch, sequence, first_incomplete, effect, now, alive=alive)
-            if total != sum(share(number) for number, _ in ghost.results):
-                raise Violated(f"the counter says {total}: not what was executed")
+        case ("op", epoch, *_, first_incomplete) | ("run", epoch, *_, first_incomplete):
+            for sequence, each in requested:
+                ghost = _check_operation(ghost, epoch, sequence, first_incomplete, each, now, alive=alive)
+            new = effect.result if transaction in executed else None
+            if new is not None and new.applied != (before.here > 0):
+                raise Violated(f"the transaction found {before.here}, which is not what it was decided by")
+            applied = [number for number, outcome in ghost.results if outcome.applied]
+            if counted != (sum(map(share, applied)), share(transaction) * (transaction in applied)):
+                raise Violated(f"the counters say {counted}: not what was executed as a whole")
         case ("resolve", sequence) if effect.fate == "sealed":
             if sequence in dict(ghost.results):
                 raise Violated(f"{sequence} was sealed as never executed, but it was executed")
             ghost = ghost._replace(sealed=tuple(sorted({*ghost.sealed, sequence})))
     return ghost
+
+
+def _requested(message: Message, effect: Effect) -> list[tuple[int, Effect]]:
+    """Return the operations of a request, each with what became of it."""
+    match message:
+        case ("op", _, sequence, _):
+            return [(sequence, effect)]
+        case ("run", _, first, last, _):
+            # Without a session there is one refusal an operation, too.
+            return list(zip(range(first, last + 1), effect.each, strict=True))
+    return []
 
 
 def _check_operation(
@@ -260,12 +294,11 @@ def _check_operation(
 
 
 def _told(ghost: Ghost, message: Message, effect: Effect) -> Ghost:
-    """Note what a caller was told of an operation; another result later is a broken promise."""
-    if message[0] != "op" or effect.code is not None or effect.result is None:
-        return ghost
+    """Note what callers were told of operations; another result later is a broken promise."""
     told = dict(ghost.told)
-    if told.setdefault(message[2], effect.result) != effect.result:
-        raise Violated(f"of {message[2]} {told[message[2]]} was told before")
+    for sequence, each in _requested(message, effect):
+        if each.code is None and each.result is not None and told.setdefault(sequence, each.result) != each.result:
+            raise Violated(f"of {sequence} {told[sequence]} was told before")
     return ghost._replace(told=tuple(sorted(told.items())))
 
 

@@ -15,9 +15,12 @@ import pytest
 
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine import machine as machine_module
+from oncegate.gateway.machine import put_runs, transactions
 from oncegate.gateway.machine.machine import Machine
-from oncegate.proof.mutants.forgotten import DropsTooEarly, executes
-from oncegate.rifl import rule
+from oncegate.gateway.machine.state import layout
+from oncegate.proof.mutants.forgotten import DropsTooEarly, executes, forgotten
+from oncegate.proof.mutants.runs_of_puts import drops_cut_runs, forgets_runs, middle_as_last
+from oncegate.rifl import result_tracker, rule
 from oncegate.rifl.completion import CompletionRecord
 from oncegate.rifl.ids import ClientId, Epoch
 from oncegate.rifl.resolve_rule import Fate, ResolveVerdict
@@ -27,7 +30,10 @@ from oncegate.rifl.session import SessionRecord, SessionTable
 from tests.model.machines import CLIENT, LEASE_MS
 from tests.model.protocol import Bounds, Model, search
 
+apply_effects = transactions._apply
 ENTRIES = int(os.environ.get("ONCEGATE_MODEL_ENTRIES", "4"))
+RUNS = Bounds(operations=3, transaction=0, window=3, ticks=0, losses=0, given_up=0, runs=True, restarts=1)
+"""One record for one to three puts, which are sent again in every cut, acknowledged one by one, and saved."""
 
 
 def show(*lines: str) -> None:
@@ -41,10 +47,12 @@ def show(*lines: str) -> None:
         Bounds(entries=ENTRIES),
         Bounds(operations=3, entries=ENTRIES, ticks=1),
         Bounds(window=1, entries=ENTRIES, ticks=1),
+        RUNS._replace(entries=ENTRIES),
     ],
-    ids=["two operations, a lease that ends", "three operations", "a window of one"],
+    ids=["two operations, a lease that ends", "three operations", "a window of one", "runs of puts, a restart"],
 )
-def test_every_promise_holds_in_every_reachable_state(bounds: Bounds) -> None:
+def test_every_promise_holds_in_every_reachable_state(bounds: Bounds, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(put_runs, "RUN_MIN", 2)
     found = search(Model(bounds))
     show(f"{bounds}: {found.states:,} states, {found.transitions:,} transitions, depth {found.depth}")
     assert found.trace is None, "\n".join(found.trace or [])
@@ -59,6 +67,18 @@ def answers_anew(tracker: ResultTracker, *how: Any) -> Verdict:
         return verdict
     record = verdict.record
     return Replay(CompletionRecord(record.fingerprint, record.commit + tracker.highest, record.result))
+
+
+def retries_a_refusal(tracker: ResultTracker, sequence: int, *how: Any) -> Verdict:
+    """Executes again what was refused, as if a retry deserved another chance."""
+    verdict = decide(tracker, sequence, *how)
+    result = verdict.record.result if isinstance(verdict, Replay) else None
+    return forgotten(tracker, sequence) if result is not None and result.refusal is not None else verdict
+
+
+def applies_half(machine: Machine, client_id: int, sequence: int, effects: list[Any], traceparent: str) -> None:
+    """Does the first write of a transaction alone."""
+    apply_effects(machine, client_id, sequence, effects[:1], traceparent)
 
 
 def no_fence(session: SessionRecord, epoch: int, now_ms: int) -> Standing:
@@ -108,6 +128,7 @@ class Planted(NamedTuple):
     complaint: str
     patches: tuple[tuple[Any, str, Any], ...] = ()
     model: Callable[[Bounds], Model] = Model
+    bounds: Bounds = Bounds()
 
 
 EXECUTED_LATE = "executed after the lease had ended"
@@ -127,6 +148,22 @@ PLANTED = (
         "was sealed as never executed, but it was executed",
         ((machine_module, "resolve", lambda *_: ResolveVerdict(Fate.SEALED)),),
     ),
+    Planted(
+        "transaction does its first write alone",
+        "not what was executed as a whole",
+        ((transactions, "_apply", applies_half),),
+    ),
+    Planted(
+        "condition of a transaction is not looked at",
+        "not what it was decided by",
+        ((transactions, "_failed_condition", lambda *_: None),),
+    ),
+    Planted("refusal is not remembered", "executed twice", ((rule, "decide", retries_a_refusal),)),
+    Planted(
+        "record in a run is another's", "has changed", ((result_tracker, "_record_of", middle_as_last),), bounds=RUNS
+    ),
+    Planted("ack drops a run's rest", "executed twice", ((result_tracker, "_from", drops_cut_runs),), bounds=RUNS),
+    Planted("runs are not saved", "executed twice", ((layout, "encode_session", forgets_runs),), bounds=RUNS),
     Planted("answer comes before the commit", "was told before", model=partial(Model, answers_early=True)),
 )
 
@@ -135,7 +172,8 @@ PLANTED = (
 def test_broken_rule_is_found_with_a_shortest_way_to_it(planted: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
     for patch in planted.patches:
         monkeypatch.setattr(*patch)
-    found = search(planted.model(Bounds()))
+    monkeypatch.setattr(put_runs, "RUN_MIN", 2)
+    found = search(planted.model(planted.bounds))
     assert found.trace is not None, f"{found.states} states and no complaint"
     show(f"{found.states:,} states", *found.trace)
     assert planted.complaint in found.trace[-1]

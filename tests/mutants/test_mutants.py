@@ -1,6 +1,8 @@
 # ruff: noqa: T201 - pytest shows the table with -rP; ``python -m oncegate.proof.mutants`` prints it.
 """Every planted bug is caught by a verdict within its number of runs, and the same run passes without the bug."""
 
+import inspect
+
 import pytest
 
 from oncegate.proof.mutants import liars
@@ -35,9 +37,32 @@ def test_every_script_shows_a_planted_bug():
 
 def test_there_are_enough_planted_bugs_of_every_kind():
     assert len(MUTANTS) >= 25
-    assert {"register", "counter", "dedup", "bank", "hand-over", "resolve", "lease", "keys", "flow", "stream"} == {
-        mutant.workload for mutant in MUTANTS.values() if mutant.script is None
-    }
+    assert {
+        "register",
+        "runs",
+        "counter",
+        "dedup",
+        "bank",
+        "hand-over",
+        "resolve",
+        "lease",
+        "keys",
+        "flow",
+        "stream",
+        "chain",
+        "holds",
+        "ledger",
+    } == {mutant.workload for mutant in MUTANTS.values() if mutant.script is None}
+
+
+def test_a_planted_bug_takes_what_the_function_in_whose_place_it_stands_is_given():
+    for mutant in MUTANTS.values():
+        for owner, name, replacement in mutant.patches:
+            original = getattr(owner, name)
+            if callable(original) and callable(replacement):
+                given = inspect.signature(original).parameters.values()
+                by_name = {each.name: None for each in given if each.kind is each.KEYWORD_ONLY}
+                inspect.signature(replacement).bind(*(None for each in given if each.name not in by_name), **by_name)
 
 
 def test_every_planted_bug_says_what_it_breaks_and_what_catches_it():

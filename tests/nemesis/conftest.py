@@ -17,6 +17,7 @@ from oncegate.proof.check.cluster import CheckCluster
 from oncegate.proof.check.equipment import Equipment, missing
 from oncegate.proof.check.nemesis import FAULTS, Action, Fault
 from oncegate.proof.check.nemesis.nemesis import make_whole
+from oncegate.proof.check.tenants import token
 
 WORKERS = 4
 PACE_S = 0.01
@@ -90,7 +91,7 @@ async def scene_with(directory: Path, *equipment: Equipment) -> AsyncIterator[Sc
     with CheckCluster(directory, equipment=equipment) as cluster:
         cluster.start()
         await asyncio.to_thread(cluster.wait_ready)
-        async with Client(cluster.endpoints, timeout_s=DEADLINE_S) as client:
+        async with Client(cluster.endpoints, timeout_s=DEADLINE_S, token=token()) as client:
             await client.declare_table("counters", kind="resident")
             await client.declare_table("paddings", kind="resident")
             async with client.session() as session:
@@ -117,4 +118,18 @@ async def scene(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene
 async def clocked(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene]:
     """With clocks in our hands, which cost a little with every look at the time."""
     async with scene_with(tmp_path_factory.mktemp("clocks"), Equipment.CLOCK) as started:
+        yield started
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def guarded(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene]:
+    """With mutual TLS between the nodes, and with tokens."""
+    async with scene_with(tmp_path_factory.mktemp("guarded"), Equipment.PEER_TLS, Equipment.TENANTS) as started:
+        yield started
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def upgraded(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene]:
+    """With the build before beside this one."""
+    async with scene_with(tmp_path_factory.mktemp("upgraded"), Equipment.EARLIER_BUILD) as started:
         yield started

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ import aiohttp
 import pytest
 
 from oncegate.consensus.log.segment import SECTOR_BYTES
+from oncegate.gateway.local.blocking_http import get_json
 from oncegate.proof.check.damage import used
 from oncegate.proof.check.nemesis import members
 from oncegate.proof.check.nemesis.fault import LEADER
@@ -122,6 +124,30 @@ async def test_links_that_break_are_made_anew(scene: Scene, name: str, how: dict
         await scene.until(lambda: not before & set(links.connections()), "every connection was reset")
 
 
+async def test_frames_that_were_forged_on_the_way_cost_connections_and_change_nothing(scene: Scene) -> None:
+    links = scene.cluster.links
+    ways = [links.way(a, b) for a in links.names for b in links.names if a != b]
+    async with scene.under("forged_links", forgery=0.05):
+        await scene.until(lambda: sum(way.frames_forged for way in ways) > 20, "frames were forged")
+        await scene.progress()
+
+
+async def test_a_starved_processor_makes_the_cluster_slow_and_no_more(scene: Scene) -> None:
+    async with scene.under("starved_processor", for_each_core=2):
+        busy = [path for path in Path("/proc").glob("[0-9]*/cmdline") if _cmdline(path) == str(os.getpid())]
+        assert len(busy) >= 2 * (os.cpu_count() or 1)
+        await scene.progress()
+    assert not any(path.exists() for path in busy)
+
+
+def _cmdline(path: Path) -> str:
+    """The last argument of a process."""
+    try:
+        return path.read_text().split("\0")[-2]
+    except (OSError, IndexError):
+        return ""
+
+
 async def test_thin_links_pass_no_more_than_they_may(scene: Scene) -> None:
     links = scene.cluster.links
     async with scene.under("thin_links", bytes_per_s=100_000.0):
@@ -197,6 +223,54 @@ async def test_node_with_a_flipped_bit_refuses_by_name_and_is_replaced(scene: Sc
         await scene.progress()
     assert scene.said == "refused by name, and was replaced"
     assert not scene.cluster.crashes
+
+
+async def test_node_with_a_damaged_block_serves_nothing_until_it_is_repaired(scene: Scene) -> None:
+    cluster = scene.cluster
+    async with scene.under("damaged_block", "n3"):
+        assert "is damaged" in cluster.state("n3")["damage"], "the fault tests nothing"
+        assert not cluster.is_ready("n3")
+        await scene.progress()
+    assert scene.said.endswith("is damaged, repaired from a peer")
+    assert cluster.state("n3")["damage"] == ""
+    assert not cluster.spoiled
+
+
+class Counters:
+    """Reads the counters of a restored cluster."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self.before: list[int] = []
+        self.found: list[int] = []
+
+    def begin(self, node: str) -> bool:
+        """Note what was acknowledged."""
+        self.before = list(self._scene.load.counted)
+        return True
+
+    def end(self, endpoint: str) -> int:
+        """Read."""
+        rows = [get_json(f"{endpoint}/v1/tables/counters/rows/c{worker}") for worker in range(len(self.before))]
+        self.found = [row["value"] for row in rows if row is not None]
+        return len(self.found)
+
+    def give_up(self, why: str) -> None:
+        """There are none."""
+        raise AssertionError(why)
+
+
+async def test_backup_under_load_is_restored_with_all_that_was_acknowledged_before(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counters = Counters(scene)
+    monkeypatch.setattr(scene.cluster, "restored_reads", counters)
+    async with scene.under("backup_restored", "n2"):
+        after = list(scene.load.counted)
+    assert scene.said == "restored, 4 rows read"
+    assert all(
+        low <= found <= high + 1 for low, found, high in zip(counters.before, counters.found, after, strict=True)
+    )
 
 
 async def test_member_joins_learns_votes_and_goes(scene: Scene) -> None:
@@ -281,3 +355,39 @@ async def test_clock_of_a_node_runs_too_fast(clocked: Scene) -> None:
     async with clocked.under("clock_drift", "n2", rate=4.0):
         first = await asyncio.to_thread(clock_off_s, clocked.cluster, "n2")
         await clocked.until(lambda: clock_off_s(clocked.cluster, "n2") > first + 4, "its clock gains")
+
+
+async def test_node_whose_certificate_ended_is_alone_until_it_has_a_new_one(guarded: Scene) -> None:
+    cluster = guarded.cluster
+    leader = await asyncio.to_thread(cluster.leader)
+    assert "by TLS" in log_of(guarded, leader)
+    async with guarded.under("expired_certificate", LEADER) as fault:
+        assert fault.targets == (leader,)
+        others = [node_id for node_id in ALL if node_id != leader]
+        await guarded.until(lambda: all(cluster.is_ready(node_id) for node_id in others), "the others are ready")
+        assert not cluster.is_ready(leader)
+        assert any("certificate has expired" in log_of(guarded, node_id) for node_id in ALL), "the fault tests nothing"
+        await guarded.progress()
+    assert cluster.is_ready(leader)
+
+
+async def test_records_of_tls_that_were_forged_on_the_way_change_nothing(guarded: Scene) -> None:
+    links = guarded.cluster.links
+    ways = [links.way(a, b) for a in links.names for b in links.names if a != b]
+    async with guarded.under("forged_links", forgery=0.05):
+        await guarded.until(lambda: sum(way.frames_forged for way in ways) > 20, "records were forged")
+        await guarded.progress()
+
+
+async def test_tenant_that_floods_is_refused_what_is_beyond_its_rate_and_the_others_go_on(guarded: Scene) -> None:
+    async with guarded.under("flooding_tenant", tenant="rated", workers=32):
+        await guarded.progress(100)
+    assert {"ok", "QUOTA"} <= {answered.split()[0] for answered in guarded.said.split(", ")}, guarded.said
+
+
+async def test_nodes_of_two_builds_serve_together(upgraded: Scene) -> None:
+    cluster = upgraded.cluster
+    async with upgraded.under("earlier_build", "n1", "n2"):
+        assert ["settings" in cluster.state(node_id) for node_id in ALL] == [False, False, True]
+        await upgraded.progress()
+    assert all("settings" in cluster.state(node_id) for node_id in ALL)

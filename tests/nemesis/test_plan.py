@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import itertools
 import re
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oncegate.consensus.log.segment import SEGMENT_SUFFIX
+from oncegate.proof.check import runner
 from oncegate.proof.check.equipment import Equipment
 from oncegate.proof.check.nemesis import FAULTS, Action, FaultPlan, available, fault, names_of, plan_of
 from oncegate.proof.check.nemesis.fault import LEADER
 from oncegate.proof.check.nemesis.network import PartitionMajorityRing, Topology
+from oncegate.proof.check.plan import RunPlan
 
 GROUPS = sorted({kind.group for kind in FAULTS.values()})
 PINNED = [
@@ -106,8 +112,13 @@ def test_several_faults_are_planned_at_the_same_time() -> None:
 
 
 def test_every_fault_of_a_long_plan_comes_up() -> None:
-    plan = plan_of(1, ["all"], 600, 5)
-    assert {action.fault for action in plan.actions} == set(names_of("all"))
+    plans = [plan_of(seed, ["all"], 600, 5) for seed in range(1, 9)]
+    came = [{action.fault for action in plan.actions} for plan in plans]
+    assert set.union(*came) == set(names_of("all"))
+    for names in came:
+        never = {other for name in names for other in FAULTS[name].never_with}
+        assert not names & never
+        assert set(names_of("all")) - names <= never | {"earlier_build"}
 
 
 def test_groups_and_names_combine() -> None:
@@ -177,3 +188,20 @@ def test_documentation_names_every_fault_and_group() -> None:
     named = set(re.findall(r"`(\w+)`", page))
     assert set(FAULTS) <= named
     assert all(f"| {kind.group} |" in page for kind in FAULTS.values())
+
+
+@pytest.mark.parametrize(("workload", "may"), [("register", True), ("leases", False), ("lock", False)])
+def test_no_node_runs_the_build_before_under_a_workload_whose_commands_it_does_not_know(
+    monkeypatch: pytest.MonkeyPatch, workload: str, may: bool
+) -> None:
+    monkeypatch.setattr(runner, "missing", dict)
+    plans = [runner.faults_of(RunPlan(workload=workload, faults=("all",), seed=seed, seconds=60)) for seed in range(10)]
+    assert any("earlier_build" in {action.fault for action in plan.actions} for plan, _ in plans) == may
+    assert all(("feature level 3" in left_out.get("earlier_build", "")) != may for _, left_out in plans)
+
+
+def test_log_that_another_fault_has_damaged_is_not_torn_as_well(tmp_path: Path) -> None:
+    (tmp_path / "raft").mkdir()
+    (tmp_path / "raft" / f"journal-{1:016}{SEGMENT_SUFFIX}").write_bytes(bytes(8192))
+    cluster: Any = SimpleNamespace(lock=nullcontext(), kill=lambda *_: None, data=lambda _: tmp_path)
+    assert FAULTS["torn_tail"](Action("torn_tail", 0.0, 1.0, ("n1",))).inject(cluster) == "torn: "

@@ -35,6 +35,12 @@ def test_a_range_that_was_cut_does_not_wait_for_ever_for_room():
     assert run_plan(plan).findings == []
 
 
+def test_an_owner_that_was_replaced_may_hear_that_its_successor_has_acknowledged():
+    """Found by seed 293: it asked for the fate of a number, although it did not own the session any more."""
+    plan = plan_of(293, "ledger").only({2, 3, 4, 5, 6, 8, 11, 14, 15}, 4.746890964532331)
+    assert run_plan(plan).findings == []
+
+
 def test_a_seed_repeats_exactly_in_any_process():
     here = [run_plan(plan_of(seed)).trace_hash for seed in range(len(WORKLOADS))]
     assert here == [run_plan(plan_of(seed)).trace_hash for seed in range(len(WORKLOADS))]

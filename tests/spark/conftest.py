@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -28,9 +29,17 @@ def spark() -> Iterator[SparkSession]:
     built.stop()
 
 
+QUICK_JVM = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1"}
+"""Environment of a JVM that lives for a test: compiling well costs more than it brings."""
+
+
 @pytest.fixture(scope="session")
 def cassandra() -> Iterator[DevCluster]:
-    with running(free_ports(Config(commitlog_sync="group", heap="512m"))) as cluster:
+    with ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:  # Spark's JVM has options of its own
+            for name, value in QUICK_JVM.items():
+                patch.setenv(name, value)
+            cluster = stack.enter_context(running(free_ports(Config(commitlog_sync="group", heap="512m"))))
         yield cluster
 
 

@@ -113,6 +113,10 @@ class FakeFlow:
             }
 
 
+LOST = object()
+"""A request that came, and was forgotten."""
+
+
 class FakeNode:
     """One node that serves a flow; faults are switched by its attributes.
 
@@ -120,6 +124,8 @@ class FakeNode:
         refuse: answer every request with 503, retryable.
         damage: applied to the body of each batch that goes out.
         before_batch: called with the number before a batch is answered.
+        at_cursor: called with "asked" before a cursor moves, which it does not when that returns `LOST`, and with
+            "moved" after it and before the answer.
         requests: method and path of every request so far.
     """
 
@@ -128,6 +134,7 @@ class FakeNode:
         self.refuse = False
         self.damage: Callable[[bytes], bytes] = lambda body: body
         self.before_batch: Callable[[int], object] = lambda number: None
+        self.at_cursor: Callable[[str], object] = lambda moment: None
         self.requests: list[tuple[str, str]] = []
         node = self
 
@@ -200,7 +207,10 @@ class FakeNode:
                 answer = {"fence": consumer.fence, "cursor": consumer.cursor}
                 return 200, {"Content-Type": "application/json"}, json.dumps(answer).encode()
             case ["consumers", name, "cursor"] if body is not None:
+                if self.at_cursor("asked") is LOST:
+                    return problem(503, "OVERLOADED", retryable=True)
                 cursor = flow.move(name, body["batch"], body["fence"])
+                self.at_cursor("moved")
                 if cursor is None:
                     return problem(410, "FENCED", retryable=False)
                 return 200, {"Content-Type": "application/json"}, json.dumps({"cursor": cursor}).encode()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -21,12 +21,13 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from oncegate.stores import WRITE_TS, open_store
+from oncegate.stores import WRITE_TS, Column, ColumnType, open_store
 from oncegate.stores.devcassandra import Config, DevCluster, running
 from oncegate.stores.devcassandra.cluster import free_ports
 from oncegate.stores.devcassandra.node import SUPERUSER
 from oncegate.stores.errors import BadRows, StoreCode, StoreError
 from oncegate.stores.stream_rows import STREAM_ROWS
+from tests.spark.patience import PATIENT
 
 pytestmark = pytest.mark.cassandra
 SECRET = "hidden-from-all"
@@ -67,7 +68,9 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
         context = ssl.create_default_context(cafile=f"{folder}/ca.pem")
         context.load_cert_chain(f"{folder}/cert.pem", f"{folder}/key.pem")
         login = PlainTextAuthProvider(SUPERUSER, SUPERUSER)
-        with Cluster(["127.0.0.1"], cluster.config.native_port, auth_provider=login, ssl_context=context) as admin:
+        with Cluster(
+            ["127.0.0.1"], cluster.config.native_port, **PATIENT, auth_provider=login, ssl_context=context
+        ) as admin:
             session = admin.connect()
             for role in ("jobs", "readers"):
                 session.execute(f"CREATE ROLE {role} WITH LOGIN = true AND PASSWORD = '{SECRET}'")
@@ -95,6 +98,21 @@ def test_role_that_may_write_writes_and_create_changes_nothing_where_nothing_is_
         assert [one.index for one in refused.value.rejected] == [1]
         assert store.count(STREAM_ROWS) == 2
         assert "cassandra" in store.durability()
+
+
+def test_role_that_may_write_is_told_who_adds_what_is_missing(secured: Secured) -> None:
+    wider = replace(STREAM_ROWS, columns=(*STREAM_ROWS.columns, Column("added", ColumnType.INT64, nullable=True)))
+    with open_store(secured.url("ks", "jobs")) as jobs:
+        for table, command in ((wider, "oncegate store migrate"), (replace(wider, name="new"), "oncegate store init")):
+            with pytest.raises(StoreError, match=command) as refused:
+                jobs.create([table])
+            assert refused.value.code is StoreCode.STORE_REFUSED
+        with open_store(secured.url("ks")) as admin:
+            admin.create([wider])
+        jobs.create([wider])
+        jobs.create([STREAM_ROWS])
+        jobs.write(STREAM_ROWS, rows("widened"))
+        assert jobs.get(wider, {"source": "t", "key": "widened"}) is not None
 
 
 def test_role_that_may_read_reads_and_is_refused_a_write_at_once(secured: Secured) -> None:

@@ -240,3 +240,14 @@ def test_a_row_beyond_what_any_store_takes_is_a_dead_letter_of_its_item(store: S
     (letter,) = rows(store, DEAD_LETTERS)
     assert (letter["commit"], letter["raw"]) == (2, b'{"author": "bob"}')
     assert letter["error"].startswith("posts: ")
+
+
+def test_the_letter_of_a_row_of_a_whole_batch_names_that_row_and_not_only_the_last_item(store: Store) -> None:
+    applied(store, count, by("ann", "x" * 70_000, "y" * 70_000, "bob"))
+    assert {row["author"] for row in rows(store, COUNTS)} == {"ann", "bob"}
+    (letter,) = rows(store, DEAD_LETTERS)
+    assert letter["item_key"] == "p3"
+    assert letter["error"].startswith(
+        "counts: the partition key is over 65535 bytes; the first such row of the batch is "
+    )
+    assert f"author='{'x' * 59}…, of whatever item" in letter["error"]

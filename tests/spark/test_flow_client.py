@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import requests
 
+from oncegate.spark_sink.cascade import Increment
 from oncegate.spark_sink.errors import SinkError, code_in
 from oncegate.spark_sink.flow_client import ConsumerLease, ConsumerPosition, FlowClient
 from oncegate.stores.errors import StoreCode
@@ -89,6 +91,8 @@ def test_a_batch_that_changes_is_noticed(flow: FakeFlow, node: FakeNode) -> None
     reader.batch(1)
     flow.batches[1], _ = encode("changing", "messages", 1, [(1, "k", "2")])
     assert code_of(lambda: reader.batch(1)) is StoreCode.BATCH_CHANGED
+    # Of a rebuilt cluster it is another batch: a worker that outlives the old one reads it.
+    assert FlowClient([node.url], "changing", retry=Retry(0), cluster="rebuilt").batch(1).num_rows == 1
 
 
 def test_a_dropped_batch_is_a_typed_error(flow: FakeFlow, node: FakeNode) -> None:
@@ -206,4 +210,30 @@ def test_a_consumer_of_a_real_gateway_is_attached_moved_and_removed(oncegate_clu
     assert not client.state().consumers
     with pytest.raises(SinkError) as fenced:
         client.move_cursor("c", 0, lease.fence)
+    assert fenced.value.code is StoreCode.FENCED
+
+
+def test_part_whose_answer_is_lost_is_written_once_by_a_real_gateway(oncegate_cluster: FakeCluster) -> None:
+    oncegate_cluster.declare("posts", "stream")
+    oncegate_cluster.declare("counts")
+    endpoint = oncegate_cluster.endpoints[0]
+    flow = {"source": "posts", "target": "counts", "max_items": 1}
+    assert requests.put(f"{endpoint}/v1/flows/copy", json=flow, timeout=10).ok
+    opened = requests.post(f"{endpoint}/v1/sessions", json={"nonce": "n"}, timeout=10).json()
+    put = {"sequence": 1, "op": "put", "table": "posts", "key": "k", "value": 1}
+    body = {"client_id": opened["client_id"], "epoch": 1, "first_incomplete": 1, "operations": [put]}
+    assert requests.post(f"{endpoint}/v1/operations", json=body, timeout=10).ok
+    client = FlowClient(oncegate_cluster.endpoints, "copy", retry=Retry(20), timeout_s=2)
+    lease = client.attach("job", "nonce")
+    oncegate_cluster.lose_answers(1)
+    write = Increment("counts", "n", 3).text
+    assert client.cascade("job", 1, 1, lease.fence, [write, write], last=False) == 0
+    assert client.cascade("job", 1, 2, lease.fence, [write], last=True) == 1
+    assert oncegate_cluster.value("counts", "n") == 9
+    with pytest.raises(SinkError) as refused:
+        client.cascade("job", 1, 2, lease.fence, [], last=True)
+    assert refused.value.code is StoreCode.FLOW_REFUSED
+    client.attach("job", "newer")
+    with pytest.raises(SinkError) as fenced:
+        client.cascade("job", 1, 1, lease.fence, [write, write], last=False)
     assert fenced.value.code is StoreCode.FENCED

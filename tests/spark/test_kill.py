@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -17,60 +18,75 @@ import pytest
 from oncegate.gateway.local.waiting import wait_for
 from oncegate.spark_sink.rows import TIMELINE
 from oncegate.stores import ClaimedStore, claimed_store
-from tests.spark.fake_gateway import FakeFlow, FakeNode
+from tests.spark.fake_gateway import LOST, FakeFlow, FakeNode
 from tests.spark.recount import expected, messages, stored, write_contacts
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
-SENDERS, MESSAGES, PER_BATCH, BATCHES_PER_TRIGGER = 5, 1_200, 50, 8
-EDGES = [(sender, 100 + follower) for sender in range(SENDERS) for follower in range(40)]
+SENDERS, PER_BATCH = 5, 50
+FOLLOWERS = 10
+EDGES = [(sender, 100 + follower) for sender in range(SENDERS) for follower in range(FOLLOWERS)]
 
 
-def test_killed_in_the_middle_of_a_batch_and_restarted_the_tables_are_exact(
-    flow: FakeFlow, node: FakeNode, store_url: str, tmp_path: Path
+def test_killed_in_each_phase_of_a_micro_batch_and_restarted_the_tables_are_exact(
+    flow: FakeFlow, node: FakeNode, tmp_path: Path
 ) -> None:
-    items = messages(SENDERS, MESSAGES)
+    """Each kill meets the second micro-batch: nothing written, half, all but the cursor, all but Spark's note of it."""
+    items, store_url = messages(SENDERS, 500), f"sqlite://{tmp_path}/store"
     flow.seal_all(items, PER_BATCH)
     contacts = write_contacts(tmp_path / "contacts.csv", EDGES)
     command = [sys.executable, "-m", "oncegate.spark_sink.jobs.timeline", "--endpoints", node.url, "--flow", flow.name]
     command += ["--consumer", "fan-out", "--store", store_url, "--contacts", contacts]
-    command += ["--checkpoint", str(tmp_path / "checkpoint"), "--progress", str(tmp_path / "progress.jsonl")]
-    command += ["--batches-per-trigger", str(BATCHES_PER_TRIGGER), "--rows-per-write", "500"]
-
-    # First: one task has written its share, the other one still waits for the last batch of the second micro-batch.
-    held, release = threading.Event(), threading.Event()
-
-    def hold(number: int) -> None:
-        if number == 2 * BATCHES_PER_TRIGGER:
-            held.set()
-            release.wait(300)
-
-    node.before_batch = hold
-    first_done = BATCHES_PER_TRIGGER * PER_BATCH * 40
-    with claimed_store(store_url) as store, log(tmp_path, 1) as out:
-        process = started(command, out)
-        assert held.wait(180)
-        await_true(process, lambda: rows_so_far(store) > first_done)
-        killed(process)
-        release.set()
-        assert flow.consumers["fan-out"].cursor == BATCHES_PER_TRIGGER
-        assert first_done < store.count(TIMELINE) < 2 * first_done
-    # Second: wherever it happens to be when it has read something again.
-    reread = threading.Event()
-    node.before_batch = lambda number: reread.set()
-    with log(tmp_path, 2) as out:
-        process = started(command, out)
-        assert reread.wait(180)
-        killed(process)
-    node.before_batch = lambda number: None
-    with log(tmp_path, 3) as out:
-        assert started(command, out).wait(240) == 0
-    assert flow.consumers["fan-out"].cursor == flow.last_batch
-    # The micro-batch that was cut off was read again: at least once, exactly once in the tables.
-    reads = [path for _, path in node.requests if path.endswith(f"/batches/{2 * BATCHES_PER_TRIGGER}")]
-    assert len(reads) >= 2
+    command += ["--checkpoint", str(tmp_path / "checkpoint"), "--batches-per-trigger", "2"]
+    of_micro_batch = 2 * PER_BATCH * FOLLOWERS
+    # Both tasks of the second micro-batch wait, or one of them: it has written nothing.
+    waits = {"reads": (3, 4), "half": (4,)}
     with claimed_store(store_url) as store:
+        for number, (phase, cursor, rows) in enumerate(
+            [
+                ("reads", 2, of_micro_batch),
+                ("half", 2, of_micro_batch * 3 // 2),
+                ("asked", 2, of_micro_batch * 2),
+                ("moved", 4, of_micro_batch * 2),
+            ],
+            1,
+        ):
+            held, release = threading.Event(), threading.Event()
+
+            def hold(
+                at: object, moment: object, held: threading.Event = held, free: threading.Event = release
+            ) -> object:
+                if at == moment:
+                    held.set()
+                    free.wait(300)
+                    return LOST
+                return None
+
+            if phase in waits:
+                node.before_batch = lambda batch, at=waits[phase]: hold(batch in at, True)  # type: ignore[misc]
+            else:
+                node.before_batch = lambda batch: None
+                node.at_cursor = partial(_at_second, flow, partial(hold, phase))
+            with log(tmp_path, number) as out:
+                process = started(command, out)
+                assert held.wait(240), (tmp_path / f"job-{number}.log").read_text()[-2000:]
+                await_true(process, lambda rows=rows: rows_so_far(store) >= rows)  # type: ignore[misc]
+                killed(process)
+                assert (flow.consumers["fan-out"].cursor, store.count(TIMELINE)) == (cursor, rows), phase
+                release.set()
+        node.at_cursor = lambda moment: None
+        with log(tmp_path, 5) as out:
+            assert started(command, out).wait(300) == 0
+        assert flow.consumers["fan-out"].cursor == flow.last_batch
+        # What was cut off was read again: at least once, exactly once in the tables. The first one to be killed may not
+        # have come to ask for it.
+        assert sum(path.endswith("/batches/4") for _, path in node.requests) >= 3
         assert stored(store) == expected(items, EDGES)
+
+
+def _at_second(flow: FakeFlow, hold: Callable[[str], object], moment: str) -> object:
+    """Hold the move from 2 to 4, not the one of the first micro-batch."""
+    return hold(moment) if flow.consumers["fan-out"].cursor >= (4 if moment == "moved" else 2) else None
 
 
 def test_a_job_whose_jvm_is_killed_starts_itself_anew_and_the_tables_are_exact(

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from cassandra import ConsistencyLevel
 from cassandra.protocol import _UNSET_VALUE, BatchMessage
 from cassandra.query import BatchType
@@ -81,7 +82,7 @@ def test_declaration_survives_its_text_form() -> None:
 ints = st.integers(-(2**63), 2**63 - 1)
 texts = st.one_of(st.text(max_size=6), st.sampled_from(["aa", "bb", "éx"]))
 blobs = st.none() | st.binary(max_size=4)
-rows_of_any_length = st.lists(st.tuples(ints, texts | st.none(), blobs, ints), min_size=1, max_size=8)
+rows_of_any_length = st.lists(st.tuples(ints, texts | st.none(), blobs, ints | st.none()), min_size=1, max_size=8)
 rows_of_one_length = st.lists(st.tuples(ints, st.just("m0000001"), st.binary(min_size=3, max_size=3), ints), min_size=1)
 rows_without_texts = st.lists(st.tuples(ints, st.none(), st.binary(min_size=3, max_size=3), ints), min_size=1)
 any_rows = st.one_of(rows_of_any_length, rows_of_one_length, rows_without_texts)
@@ -95,25 +96,30 @@ def columns(rows: list[tuple[Any, ...]]) -> list[pa.Array]:
 
 def serialised(row: tuple[Any, ...]) -> list[bytes | None]:
     first, text, raw, last = row
-    return [struct.pack(">q", first), None if text is None else text.encode(), raw, struct.pack(">q", last)]
+    number = None if last is None else struct.pack(">q", last)
+    return [struct.pack(">q", first), None if text is None else text.encode(), raw, number]
 
 
-def bound(row: tuple[Any, ...]) -> list[Any]:
-    return [_UNSET_VALUE if value is None else value for value in serialised(row)]
+def bound(row: tuple[Any, ...], null: int) -> list[Any]:
+    absent = _UNSET_VALUE if null == cql_encoding.NOT_SET else None
+    return [absent if value is None else value for value in serialised(row)]
 
 
-@given(any_rows, st.binary(min_size=16, max_size=16), st.data())
+@pytest.mark.parametrize("null", [cql_encoding.NULL, cql_encoding.NOT_SET])
+@given(rows=any_rows, query=st.binary(min_size=16, max_size=16), data=st.data())
 @settings(deadline=None)
-def test_encoded_batch_is_what_the_driver_would_send(rows: list[Any], query: bytes, data: st.DataObject) -> None:
+def test_encoded_batch_is_what_the_driver_would_send(
+    rows: list[Any], query: bytes, data: st.DataObject, null: int
+) -> None:
     first = data.draw(st.integers(0, len(rows) - 1))
     # A slice, to see that offsets inside a larger array are respected.
-    encoded = cql_encoding.encode(query, [column[first:] for column in columns(rows)])
+    encoded = cql_encoding.encode(query, [column[first:] for column in columns(rows)], null)
     end = data.draw(st.integers(1, len(rows) - first))
     batch = cql_encoding.EncodedBatch(encoded, 0, end, "k", b"r")
     sent = BatchMessage(BatchType.UNLOGGED, batch._statements_and_parameters, CONSISTENCY)
     sent.tracing = False
     frame = cql_encoding.EncodedBatchProtocol.encode_message(sent, 5, 4, None, allow_beta_protocol_version=False)
-    statements = [(True, query, bound(row)) for row in rows[first : first + end]]
+    statements = [(True, query, bound(row, null)) for row in rows[first : first + end]]
     expected = io.BytesIO()
     BatchMessage(BatchType.UNLOGGED, statements, CONSISTENCY).send_body(expected, 4)
     assert frame[9:] == expected.getvalue()
@@ -121,7 +127,7 @@ def test_encoded_batch_is_what_the_driver_would_send(rows: list[Any], query: byt
 
 @given(any_rows)
 @settings(deadline=None)
-def test_rows_of_equal_length_are_read_as_columns_and_others_are_left_alone(rows: list[Any]) -> None:
+def test_rows_of_equal_length_are_read_as_columns_and_others_cell_by_cell(rows: list[Any]) -> None:
     cells = [
         [struct.pack(">i", -1) if value is None else struct.pack(">i", len(value)) + value for value in serialised(row)]
         for row in rows
@@ -130,8 +136,10 @@ def test_rows_of_equal_length_are_read_as_columns_and_others_are_left_alone(rows
     read = cql_encoding.equal_rows(body, KINDS)
     equal = len({tuple(cell[:4] for cell in row) for row in cells}) == 1
     assert (read is not None) == equal
-    if read is not None:
-        assert [column.to_pylist() for column in read] == [column.to_pylist() for column in columns(rows)]
+    for found in (read, cql_encoding.any_rows(body, KINDS)):
+        assert found is None or [column.to_pylist() for column in found] == [
+            column.to_pylist() for column in columns(rows)
+        ]
 
 
 def test_no_rows_and_nulls_are_told_apart() -> None:

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from oncegate.stores.claimed import drop_process_store, process_store
+import pytest
+
+from oncegate.stores.claimed import process_store
+from oncegate.stores.errors import StoreCode, StoreError
 
 
-def test_dropped_store_is_opened_anew_at_the_next_use(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("code", "kept"), [(StoreCode.STORE_UNAVAILABLE, False), (StoreCode.STORE_MISMATCH, True), (None, True)]
+)
+def test_store_is_opened_anew_only_after_it_was_not_to_be_reached(
+    code: StoreCode | None, kept: bool, tmp_path: Path
+) -> None:
     url = f"sqlite://{tmp_path}/store"
-    first = process_store(url, "c0ffee", 1)
-    assert process_store(url, "c0ffee", 1) is first
-    drop_process_store(url)
-    drop_process_store(url)
-    second = process_store(url, "c0ffee", 1)
-    assert second is not first
-    drop_process_store(url)
+    with process_store(url, "c0ffee", 1) as first:
+        pass
+    if code is not None:
+        with pytest.raises(StoreError):
+            _fails(url, code)
+    with process_store(url, "c0ffee", 1) as second:
+        assert (second is first) == kept
+
+
+def _fails(url: str, code: StoreCode) -> None:
+    with process_store(url, "c0ffee", 1):
+        raise StoreError(code, "planted")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from oncegate.spark_sink.applying import Applier, Done
@@ -68,6 +68,9 @@ class Held:
             last = {"batch": batch.number, "items": batch.items.num_rows, WRITE_TS: batch.last_commit}
             self.rows["counts"][batch.number] = last
 
+    def tables(self) -> list[str]:
+        return list(self.rows)
+
     def scan(self, table: StoreTable) -> Iterator[pa.RecordBatch]:
         rows = [{name: row[name] for name in table.schema.names} for row in self.rows[table.name].values()]
         for at in range(0, len(rows), 3):
@@ -93,6 +96,7 @@ tampers = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(written, min_size=1, max_size=6), tampers)
+@example([[("a", 0), ("d", 1)]], [("back", "d", 0)])  # another item of the same batch
 def test_exactly_the_rows_that_were_changed_are_named(
     contents: list[list[tuple[str, Any]]], changes: list[tuple[str, str, int]]
 ) -> None:

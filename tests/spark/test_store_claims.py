@@ -144,6 +144,34 @@ def test_rebuilt_cluster_over_a_kept_store_is_refused_and_adopts_it(old: Claimed
         assert everyone(new) == {"12A": ("NEW", 1)}
 
 
+def test_restored_cluster_inherits_the_rows_of_its_backup_and_those_of_later_writes_are_not_there(
+    old: ClaimedStore, store_url: str
+) -> None:
+    old.begin("f", "c")
+    old.write(SEATS, seats(902, "kept", "1A", "1B"))
+    old.write(SEATS, seats(909, "lost", "1B", "1C"))
+    backup = {"12A": ("OLD", 900), "14C": ("foreign", 901), "1A": ("kept", 902)}
+    with open_store(store_url) as store:
+        assert store_claims.deliveries(store) == [("f", "c")]
+        assert adopt(store, "here", B, origin=(A, 905)).inherited == ((1, 905),)
+        assert adopt(store, "here", B, origin=(A, 905)).epoch == 2, "again: changes nothing"
+    with claimed_store(store_url, B) as new:
+        assert new.began("f", "c"), "what the consumer had finished is here"
+        assert everyone(new) == backup
+        assert [guest(new, seat) for seat in ("1A", "1B", "1C", "1D")] == [("kept", 902), None, None, None]
+        with refused("is not known until"):
+            new.get(SEATS, {"seat": "1B"}, refuses_lost=True)
+        new.write(SEATS, seats(902, "kept", "1B"))
+        assert everyone(new) == backup | {"1B": ("kept", 902)}, "read again from what is retained"
+        with refused(B):
+            old.write(SEATS, seats(910, "late", "1A"))
+    with open_store(store_url) as store:
+        again = adopt(store, "here", "c" * 32, origin=(B, 905))
+        assert again.inherited == ((1, 905), (2, 905)), "restored once more"
+    with claimed_store(store_url, "c" * 32) as third:
+        assert everyone(third) == backup | {"1B": ("kept", 902)}
+
+
 def test_rebuilt_cluster_wipes_a_kept_store_and_nothing_of_it_is_left(old: ClaimedStore, store_url: str) -> None:
     with claimed_store(store_url, B) as new, open_store(store_url) as store:
         assert wipe(store, "here", B) == Claim(B, 2, 2)
@@ -337,7 +365,7 @@ def test_claim_whose_answer_was_lost_is_found_by_the_next_attempt(
 def test_claim_of_another_version_or_unreadable_is_refused_and_epochs_end(store_url: str) -> None:
     with open_store(store_url) as store:
         store.create([STORE_META])
-        for text, words in (('{"version":2,"cluster":"x","epoch":1,"floor":1}', "version 2"), ("{", "cannot be read")):
+        for text, words in (('{"version":3,"cluster":"x","epoch":1,"floor":1}', "version 3"), ("{", "cannot be read")):
             before = store.get(STORE_META, {"name": "claim"})
             assert store.replace(STORE_META, before, {"name": "claim", "value": text})
             with refused(words):

@@ -21,6 +21,7 @@ from oncegate.stores.cassandra import sending
 from oncegate.stores.devcassandra import DevCluster
 from oncegate.stores.errors import BadRows, Rejected, StoreCode, StoreError
 from oncegate.stores.limits import KEY_BYTES_MAX, ROW_BYTES_MAX
+from tests.spark.patience import PATIENT
 
 NOTES = StoreTable(
     name="notes",
@@ -226,6 +227,7 @@ def test_text_that_is_none_is_refused_and_the_rest_is_written(store: Store) -> N
 
 
 def test_refused_rows_survive_pickling() -> None:
+    """Spark carries a task's error to the driver so; we pickle nothing ourselves."""
     error = BadRows([Rejected(index, "the key is empty") for index in range(1_000)])
     assert pickle.loads(pickle.dumps(error)).rejected == error.rejected
     assert "997 more" in str(error)
@@ -254,7 +256,7 @@ def test_nulls_come_back_as_nulls_however_often_they_are_written(store: Store, c
         assert store.get(POSTS, {"owner": row["owner"], "commit": row["commit"]}) == row
 
 
-def test_null_loses_to_any_value_in_either_order(store: Store) -> None:
+def test_null_of_a_row_that_never_changes_loses_to_any_value_in_either_order(store: Store) -> None:
     for cells in ((None, "a"), ("", None)), (("a", None), (None, "")):
         for at in (0, 1):
             found = [post(commit, "ann", cell[at], None) for commit, cell in enumerate(cells, 1)]
@@ -269,22 +271,6 @@ def test_deleted_row_with_nulls_stays_dead(store: Store) -> None:
     store.delete(POSTS, pa.RecordBatch.from_pylist([post(1, "ann", None, None)], schema=POSTS.key_schema))
     store.write(POSTS, rows)
     assert store.count(POSTS) == 0
-
-
-def test_nullable_columns_are_for_rows_that_never_change() -> None:
-    key, text = Column("commit", ColumnType.INT64), Column("text", ColumnType.TEXT)
-    trace = Column("trace", ColumnType.TEXT, nullable=True)
-    kept = StoreTable("kept", (key, text, trace), ("commit",))
-    assert StoreTable.from_json(kept.to_json()) == kept
-    for columns, partition in (
-        ((key, text, trace), ("text",)),
-        ((key, trace), ("commit",)),
-        ((key, text, trace), ("commit", "trace")),
-        ((key, text, Column("number", ColumnType.INT64, nullable=True)), ("commit",)),
-    ):
-        with pytest.raises(StoreError) as refused:
-            StoreTable("refused", columns, partition)
-        assert refused.value.code is StoreCode.BAD_TABLE
 
 
 def test_two_stores_at_one_place_see_the_same(store_url: str, store: Store) -> None:
@@ -380,7 +366,10 @@ def test_rows_of_many_partitions_travel_together_and_the_server_warns_of_none(
 
 @pytest.mark.cassandra
 def test_table_that_went_away_makes_no_row_a_bad_one(cassandra: DevCluster) -> None:
-    with open_store(cassandra.url("gone")) as store, Cluster(["127.0.0.1"], cassandra.config.native_port) as other:
+    with (
+        open_store(cassandra.url("gone")) as store,
+        Cluster(["127.0.0.1"], cassandra.config.native_port, **PATIENT) as other,
+    ):
         store.create([NOTES])
         store.write(NOTES, rows(row(1, 1)))
         other.connect().execute("DROP TABLE gone.notes")
@@ -403,7 +392,7 @@ def test_only_create_makes_a_keyspace_and_all_else_names_the_command(cassandra: 
             with pytest.raises(StoreError, match="oncegate store init") as refused:
                 use()
             assert refused.value.code is StoreCode.STORE_MISMATCH
-        with Cluster(["127.0.0.1"], cassandra.config.native_port) as other:
+        with Cluster(["127.0.0.1"], cassandra.config.native_port, **PATIENT) as other:
             other.connect()
             assert "misspelt" not in other.metadata.keyspaces
         store.create([NOTES])

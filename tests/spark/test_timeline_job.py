@@ -21,8 +21,6 @@ from oncegate.spark_sink.jobs import timeline
 from oncegate.spark_sink.rows import TIMELINE
 from oncegate.spark_sink.sink import StoreSink
 from oncegate.stores import ClaimedStore, StoreTable, claimed_store
-from oncegate.stores.devcassandra import DevCluster
-from oncegate.stores.devcassandra.__main__ import main as devcassandra
 from oncegate.stores.errors import StoreError
 from tests.spark.fake_gateway import FakeFlow, FakeNode
 from tests.spark.planted import LATEST, ClockTimelineSink, ClockValueSink, LatestValueSink
@@ -192,41 +190,6 @@ def test_a_locked_store_is_waited_for_and_nothing_is_lost(
     assert "STORE_UNAVAILABLE" in caplog.text
     assert flow.consumers["fan-out"].cursor == 10
     with claimed_store(url) as store:
-        assert stored(store) == expected(messages(6, 300), EDGES)
-
-
-@pytest.mark.cassandra
-def test_a_killed_cassandra_is_waited_for_and_nothing_is_lost(
-    spark: SparkSession,
-    flow: FakeFlow,
-    node: FakeNode,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    cassandra: DevCluster,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Also not what it had acknowledged before: nobody writes the first micro-batch again."""
-    flow.seal_all(messages(6, 240), 30)
-    url = cassandra.url("outage") + "?retry_s=1"
-    home = ["--home", str(cassandra.home)]
-
-    @contextmanager
-    def killed() -> Iterator[None]:
-        assert devcassandra([*home, "status"]) == 0
-        assert devcassandra([*home, "kill", "1"]) == 0
-        assert devcassandra([*home, "status"]) == 3
-        try:
-            yield
-        finally:
-            # Through the API, whose process it becomes: the fixture stops it at the end.
-            cassandra.start(1)
-
-    settings = job(tmp_path, node, url, batches_per_trigger=3)
-    assert interrupted(spark, flow, node, settings, caplog, killed) == 0
-    assert "does not answer" in capsys.readouterr().out
-    assert flow.consumers["fan-out"].cursor == 10
-    with claimed_store(url) as store:
-        assert "commitlog_sync=group" in store.durability()
         assert stored(store) == expected(messages(6, 300), EDGES)
 
 

@@ -21,6 +21,7 @@ from oncegate.flows.segment_store import SegmentStore
 from oncegate.gateway.http.server import running
 from oncegate.gateway.local.ports import free_ports
 from oncegate.gateway.local.waiting import until
+from oncegate.gateway.machine.levels import NEWEST
 from oncegate.gateway.machine.state.layout import encode_row, rows_prefix
 from oncegate.gateway.machine.state.store import CellWriter, RocksStore, new_cache
 from oncegate.gateway.machine.tables import StoredRow
@@ -51,7 +52,7 @@ async def _ready(http: aiohttp.ClientSession) -> None:
     async def ready() -> bool:
         return (await http.get("/readyz")).status == 200
 
-    await until(ready, 20, "the node is ready")
+    await until(ready, 60, "the node is ready")
 
 
 async def _work(api: Api, nodes: list[Node], *, bulk: bool) -> None:
@@ -67,10 +68,12 @@ async def _work(api: Api, nodes: list[Node], *, bulk: bool) -> None:
     message = {"sender": 1, "receiver": 2, "sent_at": 3}
     await api.operate(client_id, *(put(18 + number, f"m{number}", message, "events") for number in range(4)))
     await sealed(api, "events")
+    await until(lambda: nodes[0].machine.level == NEWEST, 60, "the new cluster has its level")
+    await _rows_at_once_and_rows_that_end(api)
     if bulk:
         for number in range(60):
             await api.operate(client_id, put(22 + number, "big", "x" * 200_000), first_incomplete=22)
-        await until(lambda: len({node.machine.commit for node in nodes}) == 1, 20, "all nodes at one commit")
+        await until(lambda: len({node.machine.commit for node in nodes}) == 1, 60, "all nodes at one commit")
     for node in nodes if bulk else nodes[:2]:
         await save(node)
     first = 82 if bulk else 22
@@ -86,6 +89,33 @@ async def _work(api: Api, nodes: list[Node], *, bulk: bool) -> None:
         assert (await api.call("POST", f"{consumer}/cursor", move))[0] == 200
 
 
+async def _rows_at_once_and_rows_that_end(api: Api) -> None:
+    """What takes several commit numbers in one entry, or some without a request: transactions, runs, ends of rows."""
+    await declare(api, "sold", "stream")
+    client_id = await api.session("at-once")
+    await api.operate(client_id, *(put(number, f"run{number}", number) for number in range(1, 9)))
+
+    def transaction(sequence: int) -> dict[str, Any]:
+        absent = {"op": "put", "table": "rows", "key": "t1", "value": 1, "if": {"absent": True}}
+        event = {"op": "put", "table": "sold", "key": "t2", "value": 1}
+        counted = {"op": "increment", "table": "rows", "key": "t3"}
+        return {"sequence": sequence, "op": "transaction", "writes": [absent, event, counted]}
+
+    done = await api.operate(client_id, transaction(9), transaction(10))
+    assert [one["status"] for one in done] == ["applied", "refused"], done
+    bound = {**put(12, "bound", 1), "bound": True}
+    await api.operate(client_id, {**put(11, "short", 1), "ttl_ms": 1}, bound, first_incomplete=9)
+    assert (await api.call("DELETE", f"/v1/sessions/{client_id}?epoch=1"))[0] == 204
+    for key in ("short", "bound"):
+
+        async def is_gone(key: str = key) -> bool:
+            return (await api.call("GET", f"/v1/tables/rows/rows/{key}"))[0] == 404
+
+        await until(is_gone, 60, f"row {key} has ended")
+    once = {"Idempotency-Key": '"once"'}
+    assert (await api.call("POST", "/v1/tables/rows/rows/keyed/increment", {}, headers=once))[0] == 200
+
+
 async def _life(directory: Path, *, bulk: bool) -> None:
     ports = free_ports(6)
     members = [f"{name}=127.0.0.1:{ports[2 * at]}:{ports[2 * at + 1]}" for at, name in enumerate(NODES)]
@@ -99,7 +129,7 @@ async def _life(directory: Path, *, bulk: bool) -> None:
             await _ready(http)
             await _work(Api(http), nodes, bulk=bulk)
         await until(
-            lambda: len({node.replica.status().applied_index for node in nodes}) == 1, 20, "all nodes at one index"
+            lambda: len({node.replica.status().applied_index for node in nodes}) == 1, 60, "all nodes at one index"
         )
 
 

@@ -151,9 +151,9 @@ def test_item_that_contradicts_its_completion_record_is_named(late_nodes: list[P
             writer.write_table(table)
         return bytes(sink.getvalue().to_pybytes())
 
-    changed_batch(late_nodes[0], "f", 5, renumbered)
+    changed_batch(late_nodes[0], "f", 10, renumbered)
     report = verify([late_nodes[0]])
-    assert found(report) == ("n1", f"{5:016d}.segment", "batch 5 of f")
+    assert found(report) == ("n1", f"{10:016d}.segment", "batch 10 of f")
     assert report.difference is not None
     assert "as remembered" in report.difference.expected
 

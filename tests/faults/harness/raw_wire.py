@@ -13,6 +13,8 @@ from typing import Any, Final, TypeAlias, cast
 
 import msgspec
 
+from oncegate.consensus.histogram import Histogram
+
 _LENGTH: Final = struct.Struct("<I")
 ID: Final = struct.Struct("<Q")
 
@@ -67,7 +69,14 @@ class Said(_Frame, frozen=True, tag=13):
 Request: TypeAlias = Propose | Read | Ask
 Answer: TypeAlias = Done | Refused | Said
 
-encode: Final = msgspec.msgpack.Encoder().encode
+
+def _plain(value: Any) -> list[int]:
+    if isinstance(value, Histogram):
+        return value.counts
+    raise NotImplementedError(f"no {type(value).__name__} travels")
+
+
+encode: Final = msgspec.msgpack.Encoder(enc_hook=_plain).encode
 decode: Final = msgspec.msgpack.Decoder(Request | Answer).decode
 decode_entry: Final = msgspec.msgpack.Decoder(list[bytes]).decode
 

@@ -29,8 +29,8 @@ class Ledger:
         self.unknown = 0
 
 
-async def write(session: Session, ledger: Ledger, worker: int, stop: asyncio.Event) -> None:
-    """Put, count and stream until told to stop, or until a write is given up."""
+async def write(session: Session, ledger: Ledger, worker: int, stop: asyncio.Event, pause_s: float = 0.0) -> None:
+    """Put, count and stream until told to stop, or until a write is given up; a round takes ``pause_s`` more."""
     number = 0
     while not stop.is_set():
         number += 1
@@ -42,6 +42,7 @@ async def write(session: Session, ledger: Ledger, worker: int, stop: asyncio.Eve
             ledger.counted[counter] = ledger.counted.get(counter, 0) + 1
             assert result.value == ledger.counted[counter], "an increment was applied twice or lost"
             many = await session.put_many(ledger.name, [(f"{key}-{i}", {"i": i}) for i in range(20)])
+            await asyncio.sleep(pause_s)
             ledger.streamed.update({f"{key}-{i}": many.commit + i for i in range(20)})
         except OncegateError:
             ledger.unknown += 1
@@ -55,13 +56,15 @@ async def progress(ledger: Ledger, rows: int) -> None:
 
 
 @contextlib.asynccontextmanager
-async def writing(client: Client, ledger: Ledger) -> AsyncIterator[Session]:
-    """Declare the tables and keep :data:`WORKERS` writers busy inside the block."""
+async def writing(
+    client: Client, ledger: Ledger, workers: int = WORKERS, pause_s: float = 0.0
+) -> AsyncIterator[Session]:
+    """Declare the tables and keep the writers busy inside the block."""
     stop = asyncio.Event()
     await client.declare_table("rows", kind="resident")
     await client.declare_table(ledger.name, kind="stream")
     async with client.session() as session:
-        writers = [asyncio.create_task(write(session, ledger, number, stop)) for number in range(WORKERS)]
+        writers = [asyncio.create_task(write(session, ledger, number, stop, pause_s)) for number in range(workers)]
         try:
             yield session
         finally:

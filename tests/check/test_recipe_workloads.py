@@ -1,0 +1,155 @@
+"""Each recipe's workload finds a recipe with a mistake, in this process; the recipe as it is passes."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oncegate import Session, Transaction
+from oncegate.gateway.client.recipes import election
+from oncegate.gateway.client.recipes.line import Hold
+from oncegate.proof.check.direct_session import Nodes
+from oncegate.proof.check.plan import RunPlan
+from oncegate.proof.check.recorder import HistoryRecorder
+from oncegate.proof.check.workload import Worker, World
+from oncegate.proof.check.workloads import workload_of
+from oncegate.proof.lincheck import Event, Result
+from oncegate.recipes import Barrier, RateLimiter, ReadWriteLock, Registry, Semaphore, Sequence
+from oncegate.testing import FakeGateway
+
+SECONDS = 1.0
+RUNS_MAX = 20
+"""The machine decides who comes first: a run shows what needs two at the same moment, or does not."""
+
+
+async def made(workload: str, directory: Path, seed: int = 0) -> list[Result]:
+    """Run a workload on a cluster whose clock runs twice as fast, where sessions end without notice."""
+    events: list[Event] = []
+    plan = RunPlan(workload=workload, seed=seed, seconds=SECONDS)
+    async with (
+        FakeGateway(nodes=2) as fake,
+        Nodes(lambda: {node.node_id: node.endpoint for node in fake.nodes}) as nodes,
+    ):
+        world = World(plan, nodes, HistoryRecorder(events.append), directory)
+        dice = random.Random(plan.seed)
+
+        over = False
+
+        async def go_on() -> None:
+            while True:
+                await asyncio.sleep(0.01)
+                fake.advance(0.02)
+                sessions = [session.client_id for session in fake.machine.sessions]
+                if sessions and dice.random() < 0.05 and not over:
+                    fake.expire(dice.choice(sessions))
+
+        clock = asyncio.create_task(go_on())
+        ran = workload_of(workload)
+        await ran.set_up(world)
+        until = time.monotonic() + plan.seconds
+        await asyncio.gather(*(ran.run_process(Worker(world, process, until)) for process in range(plan.processes)))
+        over = True
+        await ran.finish(world)
+        clock.cancel()
+    return ran.check(events)
+
+
+async def test_recipes_as_they_are_are_valid(tmp_path: Path) -> None:
+    found = await made("recipes", tmp_path)
+    assert [(result.name, result.failures) for result in found if result.verdict != "valid"] == []
+    idle = {result.name for result in found if not result.operations}
+    assert idle <= {"what is open stays open: barrier"}, "nothing was done"
+
+
+def _without(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a session's method that ignores an argument."""
+
+    async def called(*args: Any, **named: Any) -> Any:
+        return await method(*args, **{key: value for key, value in named.items() if key != name})
+
+    return called
+
+
+async def _not_at_once(sequence: Any, count: int = 1) -> range:
+    key = f"{sequence._prefix}last"
+    row = await sequence._client.get(sequence._table, key)
+    last = (row.value if row else 0) + count
+    await sequence._session.put(sequence._table, key, last)
+    return range(last - count + 1, last + 1)
+
+
+async def _taken_over(registry: Any, entry: str, owner: str, *, bound: bool = False) -> int:
+    return int((await registry._session.put(registry._table, registry._prefix + entry, owner, bound=bound)).commit)
+
+
+async def _given(limiter: Any, count: int = 1) -> bool:
+    await limiter._take(count)
+    return True
+
+
+async def _short(session: Any, *args: Any, ttl_ms: int = 0, insert: Any = Session.insert, **named: Any) -> Any:
+    return await insert(session, *args, **named, ttl_ms=ttl_ms // 2 or None)
+
+
+MISTAKES: dict[str, tuple[str, str, tuple[Any, str, Any]]] = {
+    "a guard that checks nothing": (
+        "lock",
+        "no write of an earlier holder",
+        (Hold, "guard", lambda hold, transaction: transaction),
+    ),
+    "a writer waits for writers only": (
+        "read-write-lock",
+        "a writer holds alone",
+        (ReadWriteLock, "_blocked", lambda lock, before, value: "write" in before.values()),
+    ),
+    "a permit too many": (
+        "semaphore",
+        "no more holders than permits",
+        (Semaphore, "_blocked", lambda semaphore, before, value: len(before) > semaphore._permits),
+    ),
+    "observers are told of the last in line": (
+        "election",
+        "observers are told",
+        (election, "_first", lambda line: max(line.values(), key=lambda one: one.token, default=None)),
+    ),
+    "a barrier opens for one less": (
+        "barrier",
+        "nobody passes before",
+        (Barrier, "__init__", lambda self, *args, init=Barrier.__init__: init(self, *args[:-1], args[-1] - 1)),
+    ),
+    "a barrier counts the dead": ("barrier", "nobody passes before", (Session, "put", _without("bound", Session.put))),
+    "a rate without a ceiling": (
+        "rate-limiter",
+        "no window has more",
+        (
+            Transaction,
+            "increment",
+            lambda self, *args, ceiling, increment=Transaction.increment: increment(self, *args),
+        ),
+    ),
+    "a refusal taken for a permit": (
+        "rate-limiter",
+        "no window has more",
+        (RateLimiter, "try_acquire", _given),
+    ),
+    "a window of half the time": ("rate-limiter", "windows do not overlap", (Session, "insert", _short)),
+    "a name is taken away": ("registry", "a name is its owner's", (Registry, "take", _taken_over)),
+    "numbers are read and then written": ("sequence", "each number", (Sequence, "next", _not_at_once)),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+async def test_recipe_with_a_mistake_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mistake: str) -> None:
+    workload, check, (owner, name, replacement) = MISTAKES[mistake]
+    monkeypatch.setattr(owner, name, replacement)
+    for seed in range(RUNS_MAX):
+        found = await made(workload, tmp_path, seed)
+        if any(result.verdict == "invalid" and result.name.startswith(check) for result in found):
+            return
+    pytest.fail(f"{RUNS_MAX} runs do not show it")

@@ -1,0 +1,77 @@
+"""``oncegate table``: what it prints, drops and exits with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from oncegate import sync
+from oncegate.gateway.cli.main import app
+from oncegate.gateway.testing.nodes import FakeCluster
+from tests.gateway.test_cli_sessions import one_a_page
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    with FakeCluster() as started:
+        yield started
+
+
+def oncegate(cluster: FakeCluster, *words: str) -> Result:
+    return CliRunner().invoke(app, ["table", *words, "--endpoint", cluster.endpoints[0]])
+
+
+def listed(cluster: FakeCluster) -> dict[str, dict[str, object]]:
+    return {one["name"]: one for one in json.loads(oncegate(cluster, "list", "-o", "json").stdout)}
+
+
+def test_tables_are_listed_over_all_pages(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("seats", "receipts", "balances"):
+        cluster.declare(name)
+    cluster.declare("events", "stream")
+    with sync.Client(cluster.endpoints) as client, client.session() as session:
+        session.put("seats", "14C", "ann")
+    asked = one_a_page(monkeypatch)
+    found = listed(cluster)
+    assert list(found) == ["balances", "events", "receipts", "seats"]
+    assert len(asked) == len(found)
+    assert [found[name]["kind"] for name in found] == ["resident", "stream", "resident", "resident"]
+    assert (found["seats"]["rows"], found["receipts"]["rows"]) == (1, 0)
+    shown = oncegate(cluster, "list")
+    assert shown.exit_code == 0
+    (line,) = [line.split() for line in shown.stdout.splitlines() if line.split()[:1] == ["seats"]]
+    assert line[1:4] == ["resident", str(found["seats"]["incarnation"]), "1"]
+
+
+def test_a_table_is_dropped_by_its_incarnation_and_one_with_rows_by_force(cluster: FakeCluster) -> None:
+    cluster.declare("seats")
+    with sync.Client(cluster.endpoints) as client, client.session() as session:
+        session.put("seats", "14C", "ann")
+    number = str(listed(cluster)["seats"]["incarnation"])
+    drop = ("drop", "seats", "--incarnation")
+    assert oncegate(cluster, "drop", "seats").exit_code == 2, "nothing is dropped by its name alone"
+    for words, why in (
+        ((*drop, str(int(number) + 1), "--force"), "CONFLICT"),
+        ((*drop, number), "CONFLICT"),
+        (("drop", "seatz", "--incarnation", number), "NOT_FOUND"),
+    ):
+        refused = oncegate(cluster, *words)
+        assert (refused.exit_code, refused.stdout) == (1, "")
+        assert why in refused.stderr
+        assert refused.stderr.count("\n") == 1
+    assert "seats" in listed(cluster)
+    dropped = oncegate(cluster, *drop, number, "--force")
+    assert (dropped.exit_code, dropped.stdout) == (0, "")
+    assert f"seats, incarnation {number}, is dropped" in dropped.stderr
+    assert listed(cluster) == {}
+
+
+def test_nobody_who_answers_is_exit_code_3(cluster: FakeCluster) -> None:
+    for words in (("list",), ("drop", "seats", "--incarnation", "1")):
+        result = CliRunner().invoke(app, ["table", *words, "--endpoint", "http://127.0.0.1:9"])
+        assert result.exit_code == 3
+        assert "no node answers" in result.stderr

@@ -1,0 +1,137 @@
+"""Runs of puts in columns do what the same puts do one by one, wherever a table, a flow or a record is in their way."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine import put_runs
+from oncegate.gateway.machine.machine import Machine
+from oncegate.gateway.machine.results import Operated
+from oncegate.gateway.machine.state import state_digest
+from oncegate.gateway.machine.tables import INTEGER_BYTES_MAX, each_change
+from oncegate.rifl.ids import Fingerprint, SequenceNumber
+from oncegate.rifl.key_table import NO_TIME
+from oncegate.rifl.rule import Rejected
+from tests.gateway.logs import apart, told
+
+START: list[c.Command] = [
+    c.RaiseLevel(4),
+    c.DeclareTable("t", "resident", 1 << 20),
+    c.DeclareTable("u", "resident", 1_500),
+    c.DeclareTable("s", "stream", 400),
+    c.DeclareFlow(b'{"name":"f","source":"t","max_items":5}'),
+    c.OpenSession("n", 60_000, 24),
+]
+
+
+def _op(dice: random.Random, sequence: int, table: str) -> c.Op:
+    key, value = f"k{dice.randrange(9)}", b'"%s"' % (b"x" * dice.randrange(60))
+    if dice.random() < 0.9:
+        return c.Op(SequenceNumber(sequence), 1, table, key, c.fingerprint_put(table, key, value), value)
+    kind, text, by, test = dice.choice(((1, value, 0, 1), (3, None, 1, 0), (2, None, 0, 0)))
+    print_ = c.fingerprint_fields(kind, table, key, text, by, test, None)
+    return c.Op(SequenceNumber(sequence), kind, table, key, print_, text, by, test)
+
+
+def _request(dice: random.Random, sent: dict[int, c.Op], highest: int) -> c.Operate:
+    """A request of one to three runs: new, sent before, sent before with another payload, or after a gap."""
+    sequence = max(1, highest + dice.choice((1, 1, 1, 1, 2, -1, -4)))
+    acked = max(1, sequence - dice.randrange(14))
+    ops: list[c.Op] = []
+    for _ in range(dice.randint(1, 3)):
+        table = dice.choice("tttus")
+        for _ in range(dice.randint(1, 6)):
+            if sequence not in sent or dice.random() < 0.05:
+                sent[sequence] = _op(dice, sequence, table)
+            ops.append(sent[sequence])
+            sequence += 1
+        sequence += dice.choice((0, 0, 0, 0, 1))
+    return c.Operate(1, 1, SequenceNumber(acked), ops, "", dice.choice(("", "00-a")))
+
+
+def _said(result: Operated) -> list[object]:
+    verdicts = map(told, apart(result.verdicts))
+    return [(number, code, record and record.commit, again) for number, code, record, again in verdicts]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_runs_do_what_single_operations_do(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(put_runs, "RUN_MIN", 2)
+    dice, sent = random.Random(seed), dict[int, c.Op]()
+    runs, singles = Machine(), Machine()
+    for machine in (runs, singles):
+        machine.apply(1, 1, c.encode_entry(0, START))
+    in_runs = 0
+    for index in range(2, 14):
+        highest = singles.trackers[1].highest
+        commands: list[c.Command] = [_request(dice, sent, highest)]
+        if dice.random() < 0.2:
+            commands.insert(0, c.Resolve(1, SequenceNumber(max(1, highest + dice.randint(-3, 4)))))
+        if dice.random() < 0.2:
+            lasting = c.Write(SequenceNumber(0), 1, "t", f"k{index % 9}", Fingerprint(index), b"1", ttl_ms=9)
+            commands.append(c.KeyedMixed(1_000, [c.KeyedMixedOp(f"key {index}", NO_TIME, lasting)]))
+        short = [put_runs.in_columns(command) for command in commands]
+        plain = singles.apply(index, 1, c.encode_entry(index, commands))
+        same = runs.apply(index, 1, c.encode_entry(index, short))
+        assert [*each_change(runs.changes)] == [*each_change(singles.changes)]
+        assert state_digest(runs) == state_digest(singles)
+        for result, other in zip(plain, same, strict=True):
+            if isinstance(result, Operated):
+                assert isinstance(other, Operated)
+                assert _said(other) == _said(result)
+                in_runs += len(result.verdicts) - len(other.verdicts)
+    assert in_runs, "some of it was done at once"
+    assert runs.take_sealed() == singles.take_sealed()
+
+
+def test_only_plain_puts_under_adjacent_numbers_on_one_table_travel_in_columns() -> None:
+    def put(sequence: int, table: str = "t", test: int = 0) -> c.Op:
+        return c.Op(SequenceNumber(sequence), 1, table, "k", Fingerprint(sequence), b"1", 0, test)
+
+    def sent(*ops: c.Op) -> c.Operate:
+        return c.Operate(1, 1, SequenceNumber(1), [*ops])
+
+    least, puts = put_runs.RUN_MIN, [put(number) for number in range(1, 31)]
+    mixed = sent(*puts[:least], put(least + 1, test=1), *puts[least + 1 : least + 4], put(20, "u"), *puts[20:30])
+    columns = put_runs.in_columns(mixed)
+    assert isinstance(columns, c.OperateRuns)
+    assert columns.ops == mixed.ops
+    shapes = [(part.first, len(part.keys)) if isinstance(part, c.Puts) else len(part.ops) for part in columns.parts]
+    assert shapes == [(1, least), 5, (21, 10)]
+    few, alone = puts[: least - 1], [put(number, test=1) for number in range(1, 31)]
+    for ops in (few, alone, [*puts[:least], *alone[least:]], puts[::2]):
+        assert put_runs.in_columns(command := sent(*ops)) is command
+
+
+@pytest.mark.parametrize("spare", range(-2, 3))
+@pytest.mark.parametrize("kind", [1, 3], ids=["put", "increment"])
+def test_quota_is_the_same_to_the_byte_for_runs_single_operations_and_the_look_that_refuses(
+    kind: int, spare: int
+) -> None:
+    """So many rows that the last one fits, or does not."""
+    value, count = b'"x"', 8
+    keys = [f"key{number}" for number in range(count)]
+    prints = [c.fingerprint_put("q", key, value) for key in keys]
+    ops = [
+        c.Op(SequenceNumber(at + 1), kind, "q", key, print_, *((value,) if kind == 1 else (None, 1)))
+        for at, (key, print_) in enumerate(zip(keys, prints, strict=True))
+    ]
+    room = Machine()
+    room.apply(1, 1, c.encode_entry(0, [c.DeclareTable("q", "resident", 1 << 20), c.OpenSession("n", 60_000, 24)]))
+    before_last = room.apply(2, 1, c.encode_entry(0, [c.Operate(1, 1, SequenceNumber(1), ops[:-1])]))
+    assert isinstance(before_last[0], Operated)
+    needed = room.tables["q"].bytes + len(keys[-1]) + (len(value) if kind == 1 else INTEGER_BYTES_MAX)
+    found = []
+    for form in (put_runs.in_columns, lambda command: command):
+        machine = Machine()
+        start = [c.RaiseLevel(4), c.DeclareTable("q", "resident", needed + spare), c.OpenSession("n", 60_000, 24)]
+        machine.apply(1, 1, c.encode_entry(0, start))
+        [result] = machine.apply(2, 1, c.encode_entry(0, [form(c.Operate(1, 1, SequenceNumber(1), ops))]))
+        assert isinstance(result, Operated)
+        found.append((_said(result), state_digest(machine)))
+    assert found[0] == found[1]
+    refused = [verdict for verdict in apart(result.verdicts) if isinstance(verdict, Rejected)]
+    assert len(refused) == (1 if spare < 0 else 0)
