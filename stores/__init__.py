@@ -1,8 +1,9 @@
 """Keyed-row stores behind one interface: SQLite, the embedded default, and Cassandra."""
 
 from oncegate.stores.claimed import ClaimedStore, claimed_store
+from oncegate.stores.column_types import ColumnType, ListOf, MapOf
 from oncegate.stores.store import Store, open_store
-from oncegate.stores.tables import WRITE_TS, Clustering, Column, ColumnType, StoreTable
+from oncegate.stores.tables import WRITE_TS, Clustering, Column, StoreTable
 
 __all__ = [
     "WRITE_TS",
@@ -10,6 +11,8 @@ __all__ = [
     "Clustering",
     "Column",
     "ColumnType",
+    "ListOf",
+    "MapOf",
     "Store",
     "StoreTable",
     "claimed_store",

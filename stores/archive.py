@@ -18,11 +18,9 @@ fenced, can only write the same items: entries may overlap, and either is right.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -31,9 +29,9 @@ import pyarrow.compute as pc
 import pyarrow.fs
 import pyarrow.parquet as pq
 
-from oncegate.flows.directories import flush_directory, make_directory
 from oncegate.flows.schema import PLAIN_SCHEMA
 from oncegate.stores.errors import StoreCode, StoreError
+from oncegate.stores.places import file_place, unavailable
 
 VERSION: Final = 1
 
@@ -78,39 +76,35 @@ class FlowArchive:
     def __init__(self, url: str, cluster: str, flow: str) -> None:
         if not _PART.fullmatch(cluster) or not _PART.fullmatch(flow):
             raise StoreError(StoreCode.BAD_OPTION, "an archive needs the names of a cluster and a flow")
-        try:
-            self._files, root = pyarrow.fs.FileSystem.from_uri(url)
-        except (pa.ArrowException, ValueError) as error:
-            raise StoreError(StoreCode.BAD_OPTION, f"no archive can be there: {error}") from error
+        self._place = file_place(url, "archive")
+        self._files = self._place.files
         self._cluster, self._flow = cluster, flow
-        self._base = f"{root.rstrip('/')}/{cluster}/{flow}"
+        self._base = f"{self._place.root}/{cluster}/{flow}"
         self._entries: dict[tuple[int, int], ArchivedFile | None] = {}
+        self._cover: list[tuple[int, int]] = []
+        self._last = 0
         self._open: tuple[ArchivedFile, pq.ParquetFile] | None = None
         self.refresh()
 
     def refresh(self) -> None:
         """See what has been added since."""
         wanted = pyarrow.fs.FileSelector(f"{self._base}/manifest", allow_not_found=True)
-        with _unavailable(self._base):
+        with unavailable(self._base):
             names = [_NAME.fullmatch(info.base_name) for info in self._files.get_file_info(wanted)]
         for found in names:
             if found is not None:
                 self._entries.setdefault((int(found[1]), int(found[2])), None)
+        self._arrange()
 
     @property
     def first_batch(self) -> int:
         """The number of the first batch; 1 while there is none."""
-        return min((first for first, _ in self._entries), default=1)
+        return self._cover[0][0] if self._cover else 1
 
     @property
     def last_batch(self) -> int:
         """The last batch up to which none is missing; 0 while there is none."""
-        last = self.first_batch - 1
-        for first, end in sorted(self._entries):
-            if first > last + 1:
-                break
-            last = max(last, end)
-        return last
+        return self._last
 
     def entry(self, number: int) -> ArchivedFile:
         """Return the entry of the file that holds a batch.
@@ -119,10 +113,10 @@ class FlowArchive:
             StoreError: RETENTION_EXCEEDED, when no file does; BAD_BATCH, when its entry is damaged; STORE_MISMATCH,
                 when it is of a later version.
         """
-        holding = [place for place in self._entries if place[0] <= number <= place[1]]
-        if not holding:
+        at = bisect_right(self._cover, number, key=lambda place: place[0]) - 1
+        if at < 0 or self._cover[at][1] < number:
             raise StoreError(StoreCode.RETENTION_EXCEEDED, f"batch {number} of {self._flow} is not in the archive")
-        place = min(holding)
+        place = self._cover[at]
         entry = self._entries[place]
         if entry is None:
             entry = self._entries[place] = self._read_entry(place)
@@ -163,21 +157,21 @@ class FlowArchive:
             size_bytes=len(data),
             sha256=hashlib.sha256(data).hexdigest(),
         )
-        self._put(self._data(entry), data)
+        self._place.put(self._data(entry), data)
         self.verified(entry)
-        self._put(f"{self._base}/manifest/{entry.name}.json", msgspec.json.encode(entry))
+        self._place.put(f"{self._base}/manifest/{entry.name}.json", msgspec.json.encode(entry))
         self._entries[first, entry.last_batch] = entry
+        self._arrange()
         return entry
 
     def verified(self, entry: ArchivedFile) -> bytes:
         """Return the bytes of a file, which are those of its entry; raises BAD_BATCH when it is missing or differs."""
-        try:
-            with self._files.open_input_stream(self._data(entry)) as stream:
-                data: bytes = stream.read()
-        except FileNotFoundError as error:
-            raise self._damaged(entry, "the file is missing") from error
-        except OSError as error:
-            raise StoreError(StoreCode.STORE_UNAVAILABLE, f"{self._base}: {error}") from error
+        with unavailable(self._base):
+            try:
+                with self._files.open_input_stream(self._data(entry)) as stream:
+                    data: bytes = stream.read()
+            except FileNotFoundError as error:
+                raise self._damaged(entry, "the file is missing") from error
         if (len(data), hashlib.sha256(data).hexdigest()) != (entry.size_bytes, entry.sha256):
             raise self._damaged(entry, "size or SHA-256 are not those of the manifest")
         return data
@@ -190,9 +184,21 @@ class FlowArchive:
             yield found
             number = found.last_batch + 1
 
+    def _arrange(self) -> None:
+        """Choose entries whose first and last batches both ascend, none covered by another one alone."""
+        self._cover = []
+        for place in sorted(self._entries, key=lambda place: (place[0], -place[1])):
+            if not self._cover or place[1] > self._cover[-1][1]:
+                self._cover.append(place)
+        self._last = self.first_batch - 1
+        for first, end in self._cover:
+            if first > self._last + 1:
+                break
+            self._last = end
+
     def _read_entry(self, place: tuple[int, int]) -> ArchivedFile:
         path = f"{self._base}/manifest/{place[0]:016d}-{place[1]:016d}.json"
-        with _unavailable(self._base), self._files.open_input_stream(path) as stream:
+        with unavailable(self._base), self._files.open_input_stream(path) as stream:
             text = stream.read()
         try:
             entry = msgspec.json.decode(text, type=ArchivedFile)
@@ -210,25 +216,8 @@ class FlowArchive:
     def _data(self, entry: ArchivedFile) -> str:
         return f"{self._base}/data/{entry.name}.parquet"
 
-    def _put(self, path: str, data: bytes) -> None:
-        with _unavailable(self._base):
-            if isinstance(self._files, pyarrow.fs.LocalFileSystem):
-                _put_durably(Path(path), data)
-            else:  # an object store shows an object whole, or not at all
-                with self._files.open_output_stream(path) as stream:
-                    stream.write(data)
-
     def _damaged(self, entry: ArchivedFile, why: str) -> StoreError:
         return StoreError(StoreCode.BAD_BATCH, f"{self._data(entry)}: {why}")
-
-
-@contextmanager
-def _unavailable(where: str) -> Iterator[None]:
-    """Turn an error of the file system into STORE_UNAVAILABLE."""
-    try:
-        yield
-    except OSError as error:
-        raise StoreError(StoreCode.STORE_UNAVAILABLE, f"{where}: {error}") from error
 
 
 def _parquet(batches: Sequence[pa.RecordBatch]) -> bytes:
@@ -239,14 +228,3 @@ def _parquet(batches: Sequence[pa.RecordBatch]) -> bytes:
             writer.write_table(pa.Table.from_batches([batch], PLAIN_SCHEMA), row_group_size=batch.num_rows)
     data: bytes = sink.getvalue().to_pybytes()
     return data
-
-
-def _put_durably(path: Path, data: bytes) -> None:
-    make_directory(path.parent)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with draft.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.rename(path)
-    flush_directory(path.parent)

@@ -8,6 +8,7 @@ A reader sees of a row
 - of the claim's epoch: its commit number in `write_ts`;
 - of an earlier epoch, adopted: its values, and 0 in `write_ts`: it was written before this cluster's log began, and its
   commit number, of another log, would say nothing here;
+- of an epoch that the claim inherits: its commit number, or nothing if that is later than what is inherited;
 - below the claim's floor: nothing.
 
 The claim is looked at before each write, and after each read that found no row of the present epoch. A process that was
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
@@ -28,8 +30,8 @@ import pyarrow as pa
 
 from oncegate.stores import claims
 from oncegate.stores.claims import STORE_META, Claim, claim_new, found_claim, mismatch, read_claim
-from oncegate.stores.errors import StoreCode, StoreError
-from oncegate.stores.store import Store, Value, open_store
+from oncegate.stores.errors import LostRow, StoreCode, StoreError
+from oncegate.stores.store import RANGE_ROWS_DEFAULT, Store, Value, open_store
 from oncegate.stores.tables import WRITE_TS, StoreTable
 from oncegate.stores.write_times import epochs_and_commits, stamped, written
 
@@ -86,8 +88,17 @@ class ClaimedStore:
         """Delete rows; see `Store.delete`."""
         self._store.delete(table, stamped(keys, self.claim().epoch))
 
-    def get(self, table: StoreTable, key: Mapping[str, Value]) -> dict[str, Value] | None:
-        """Return one live row; see `Store.get`, and above for its `write_ts`."""
+    def update(self, table: StoreTable, rows: pa.RecordBatch) -> None:
+        """Write some cells of rows; see `Store.update`."""
+        self._store.update(table, stamped(rows, self.claim().epoch))
+
+    def get(
+        self, table: StoreTable, key: Mapping[str, Value], *, refuses_lost: bool = False
+    ) -> dict[str, Value] | None:
+        """Return one live row; see `Store.get`, and above for its `write_ts`.
+
+        ``refuses_lost``: raise rather than to call a row absent that a lost write may have replaced.
+        """
         if not self._claimed:
             self.claim()
         row = self._store.get(table, key)
@@ -99,19 +110,53 @@ class ClaimedStore:
         if row is None or epoch < claim.floor:
             return None
         self._check_not_later(epoch, claim)
-        return {**row, WRITE_TS: 0}
+        through = claim.inherits_through(epoch)
+        if through is None:
+            return {**row, WRITE_TS: 0}
+        if commit <= through:
+            return {**row, WRITE_TS: commit}
+        if refuses_lost:
+            raise LostRow(
+                StoreCode.STORE_MISMATCH,
+                f"{self._place} holds the row as commit {commit} of the old cluster has left it, and this one began "
+                f"with commit {through}: what was there before is not known until the row is written again",
+            )
+        return None
 
     def scan(self, table: StoreTable) -> Iterator[pa.RecordBatch]:
         """Yield all live rows; see `Store.scan`, and above for their `write_ts`."""
         claim = self.claim()
-        at = table.schema.get_field_index(WRITE_TS)
         for rows in self._store.scan(table):
-            epochs, commits = epochs_and_commits(rows)
-            if len(epochs):
-                self._check_not_later(int(epochs.max()), claim)
-            seen = rows.set_column(at, table.schema.field(at), pa.array(np.where(epochs == claim.epoch, commits, 0)))
-            yield seen if claim.floor <= 0 else seen.filter(pa.array(epochs >= claim.floor))
+            yield self._seen(table, rows, claim)
         self.claim()
+
+    def range(
+        self,
+        table: StoreTable,
+        prefix: Mapping[str, Value],
+        start: Value = None,
+        stop: Value = None,
+        *,
+        after: Mapping[str, Value] | None = None,
+        limit: int = RANGE_ROWS_DEFAULT,
+        reverse: bool = False,
+    ) -> pa.Table:
+        """Return live rows of one partition in order; see `Store.range`, and above for their `write_ts`."""
+        claim = self.claim()
+        found: list[pa.RecordBatch] = []
+        left = limit
+        while True:
+            rows = self._store.range(table, prefix, start, stop, after=after, limit=left, reverse=reverse)
+            found += [self._seen(table, part, claim) for part in rows.to_batches()]
+            if rows.num_rows < left or len(table.key) == len(prefix):
+                break
+            # Rows of before a wipe took places of others.
+            left = limit - sum(part.num_rows for part in found)
+            if not left:
+                break
+            (after,) = rows.slice(rows.num_rows - 1).select(table.key).to_pylist()
+        self.claim()
+        return pa.Table.from_batches(found, table.schema)
 
     def count(self, table: StoreTable) -> int:
         """Return the number of live rows, of all epochs; see `Store.count`."""
@@ -133,6 +178,18 @@ class ClaimedStore:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _seen(self, table: StoreTable, rows: pa.RecordBatch, claim: Claim) -> pa.RecordBatch:
+        at = table.schema.get_field_index(WRITE_TS)
+        epochs, commits = epochs_and_commits(rows)
+        if len(epochs):
+            self._check_not_later(int(epochs.max()), claim)
+        own, there = epochs == claim.epoch, epochs >= claim.floor
+        for epoch, through in claim.inherited:
+            own |= (epochs == epoch) & (commits <= through)
+            there &= (epochs != epoch) | (commits <= through)
+        seen = rows.set_column(at, table.schema.field(at), pa.array(np.where(own, commits, 0)))
+        return seen if there.all() else seen.filter(pa.array(there))
 
     def _checked(self, claim: Claim) -> Claim:
         if self._cluster and claim.cluster != self._cluster:
@@ -169,15 +226,19 @@ def place_of(url: str) -> str:
 _shared: dict[tuple[int, str, str, int], ClaimedStore] = {}
 
 
-def process_store(url: str, cluster: str, epoch: int) -> ClaimedStore:
-    """Return this process's store at ``url``, opened at the first call; a fork gets its own."""
+@contextmanager
+def process_store(url: str, cluster: str, epoch: int) -> Iterator[ClaimedStore]:
+    """Give this process's store at ``url``, opened at the first use; a fork gets its own.
+
+    Where STORE_UNAVAILABLE leaves the block, this process's stores at ``url`` are closed: the next use opens a new one.
+    """
     place = (os.getpid(), url, cluster, epoch)
     if place not in _shared:
         _shared[place] = claimed_store(url, cluster, epoch=epoch)
-    return _shared[place]
-
-
-def drop_process_store(url: str) -> None:
-    """Close and forget this process's stores at ``url``: the next call of `process_store` opens a new one."""
-    for place in [place for place in _shared if place[:2] == (os.getpid(), url)]:
-        _shared.pop(place).close()
+    try:
+        yield _shared[place]
+    except StoreError as error:
+        if error.code == StoreCode.STORE_UNAVAILABLE:
+            for stale in [place for place in _shared if place[:2] == (os.getpid(), url)]:
+                _shared.pop(stale).close()
+        raise

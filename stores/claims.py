@@ -9,6 +9,7 @@ next: :mod:`oncegate.stores.claimed`, which every writer and reader goes through
 |---|---|---|
 | the tables of an empty store are created | this cluster's, epoch 1, floor 1 | none yet |
 | `adopt` | this cluster's, epoch + 1, floor as before | stay, and lose to whatever this cluster writes |
+| `adopt` after a restore of the holder's backup | as `adopt`, and inherits | of the backup: its own; later: gone |
 | `wipe` | this cluster's, epoch + 1, floor = epoch | below the floor: invisible at once, then deleted |
 """
 
@@ -24,6 +25,8 @@ from oncegate.stores.tables import WRITE_TS, Column, ColumnType, StoreTable
 from oncegate.stores.write_times import EPOCH_MAX
 
 VERSION: Final = 1
+VERSION_OF_INHERITED: Final = 2
+"""Of a claim that inherits: a build that does not know this would call rows absent that are there."""
 STORE_META: Final = StoreTable(
     name="oncegate_store",
     columns=(Column("name", ColumnType.TEXT), Column("value", ColumnType.TEXT)),
@@ -31,6 +34,7 @@ STORE_META: Final = StoreTable(
 )
 """What a store says of itself."""
 _KEY: Final = {"name": "claim"}
+_DELIVERY: Final = "delivery"
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -42,6 +46,8 @@ class Claim(msgspec.Struct, frozen=True):
         floor: rows of earlier epochs were wiped; whatever still turns up of them is not there.
         cluster_name: the cluster's configured name, for people.
         version: of the meta row.
+        inherited: (epoch, commit number): rows of that epoch up to it are of the holder's own log, which began as a
+            copy of another; rows of it with a later one are of writes that the copy lacks: nobody sees them.
     """
 
     cluster: str
@@ -49,6 +55,11 @@ class Claim(msgspec.Struct, frozen=True):
     floor: int
     cluster_name: str = ""
     version: int = VERSION
+    inherited: tuple[tuple[int, int], ...] = ()
+
+    def inherits_through(self, epoch: int) -> int | None:
+        """Return up to which commit number rows of an earlier epoch are the holder's; None for one not inherited."""
+        return next((commit for known, commit in self.inherited if known == epoch), None)
 
 
 def read_claim(store: Store, place: str) -> Claim:
@@ -86,8 +97,19 @@ def claim_new(store: Store, place: str, cluster: str, cluster_name: str) -> Clai
     return read_claim(store, place)
 
 
-def adopt(store: Store, place: str, cluster: str, cluster_name: str = "", *, epoch: int = 0) -> Claim:
+def adopt(
+    store: Store,
+    place: str,
+    cluster: str,
+    cluster_name: str = "",
+    *,
+    epoch: int = 0,
+    origin: tuple[str, int] = ("", 0),
+) -> Claim:
     """Take a store over and keep its rows: they lose to all that ``cluster`` writes from now on. Returns the new claim.
+
+    ``origin``: the cluster, by its identity, of whose backup this one was restored, and the backup's last commit
+    number. If that one holds the store, its rows up to there are inherited.
 
     A store that is this cluster's already stays as it is, unless ``epoch``, at least which the new one is to be, says
     otherwise: rows of a later epoch than the claim's are there when the meta row was lost or is of an older copy.
@@ -101,10 +123,13 @@ def adopt(store: Store, place: str, cluster: str, cluster_name: str = "", *, epo
     before = found_claim(store)
     if before is not None and before.cluster == cluster and epoch <= before.epoch:
         return before
-    known = 0 if before is None else before.epoch
-    return _take(
-        store, place, before, Claim(cluster, max(known + 1, epoch), before.floor if before else 0, cluster_name)
-    )
+    if before is None:
+        return _take(store, place, None, Claim(cluster, max(1, epoch), 0, cluster_name))
+    claim = Claim(cluster, max(before.epoch + 1, epoch), before.floor, cluster_name)
+    if before.cluster == origin[0]:
+        inherited = (*before.inherited, (before.epoch, origin[1]))
+        claim = msgspec.structs.replace(claim, version=VERSION_OF_INHERITED, inherited=inherited)
+    return _take(store, place, before, claim)
 
 
 def wipe(store: Store, place: str, cluster: str, cluster_name: str = "") -> Claim:
@@ -126,7 +151,7 @@ def wipe(store: Store, place: str, cluster: str, cluster_name: str = "") -> Clai
 def began(store: Store, claim: Claim, flow: str, consumer: str) -> bool:
     """Return whether what a consumer has finished of a flow went into this store, in the claim's epoch."""
     row = store.get(STORE_META, _delivery(flow, consumer))
-    return row is not None and row["value"] == str(claim.epoch)
+    return row is not None and row["value"] in {str(claim.epoch), *(str(epoch) for epoch, _ in claim.inherited)}
 
 
 def begin(store: Store, claim: Claim, flow: str, consumer: str) -> None:
@@ -135,6 +160,12 @@ def begin(store: Store, claim: Claim, flow: str, consumer: str) -> None:
     before = store.get(STORE_META, key)
     # Whoever was first at the same time has noted the same.
     store.replace(STORE_META, before, {**key, "value": str(claim.epoch)})
+
+
+def deliveries(store: Store) -> list[tuple[str, str]]:
+    """Return the flows and consumers that were ever noted to deliver into a store."""
+    names = (str(row["name"]).split("/") for rows in store.scan(STORE_META) for row in rows.to_pylist())
+    return sorted((parts[1], parts[2]) for parts in names if len(parts) == 3 and parts[0] == _DELIVERY)
 
 
 def mismatch(place: str, found: Claim, cluster: str) -> StoreError:
@@ -148,7 +179,7 @@ def mismatch(place: str, found: Claim, cluster: str) -> StoreError:
 
 
 def _delivery(flow: str, consumer: str) -> dict[str, str]:
-    return {"name": f"delivery/{flow}/{consumer}"}
+    return {"name": f"{_DELIVERY}/{flow}/{consumer}"}
 
 
 def _nothing(place: str) -> StoreError:
@@ -173,10 +204,11 @@ def found_claim(store: Store) -> Claim | None:
         claim = msgspec.json.decode(str(row["value"]), type=Claim)
     except msgspec.DecodeError as error:
         raise StoreError(StoreCode.STORE_MISMATCH, f"the claim in {STORE_META.name} cannot be read: {error}") from None
-    if claim.version != VERSION:
+    if claim.version not in (VERSION, VERSION_OF_INHERITED):
         raise StoreError(
             StoreCode.STORE_MISMATCH,
-            f"the claim in {STORE_META.name} has version {claim.version}, this build reads {VERSION}: take a newer",
+            f"the claim in {STORE_META.name} has version {claim.version}, this build reads {VERSION_OF_INHERITED}: "
+            "take a newer",
         )
     return claim
 

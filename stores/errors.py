@@ -22,10 +22,12 @@ class StoreCode(StrEnum):
     STORE_MISMATCH = "STORE_MISMATCH"
     STORE_REFUSED = "STORE_REFUSED"
     STORE_UNAVAILABLE = "STORE_UNAVAILABLE"
+    BAD_BACKUP = "BAD_BACKUP"
     BAD_BATCH = "BAD_BATCH"
     BATCH_CHANGED = "BATCH_CHANGED"
     BATCH_INCOMPLETE = "BATCH_INCOMPLETE"
     CURSOR_MISMATCH = "CURSOR_MISMATCH"
+    DERIVATION_FAILED = "DERIVATION_FAILED"
     FENCED = "FENCED"
     FLOW_REFUSED = "FLOW_REFUSED"
     FLOW_UNREACHABLE = "FLOW_UNREACHABLE"
@@ -52,10 +54,12 @@ REGISTRY: Final[dict[StoreCode, StoreTraits]] = {
         "not_applied", False, "The store refused the user, the connection or the request"
     ),
     StoreCode.STORE_UNAVAILABLE: StoreTraits("unknown", True, "The store did not answer in time"),
+    StoreCode.BAD_BACKUP: StoreTraits("not_applied", False, "A backup is damaged, or not of a version that is known"),
     StoreCode.BAD_BATCH: StoreTraits("not_applied", True, "A batch is damaged or is not the one asked for"),
     StoreCode.BATCH_CHANGED: StoreTraits("not_applied", False, "A reread batch differs from the first read"),
     StoreCode.BATCH_INCOMPLETE: StoreTraits("not_applied", False, "A flow batch reached the sink in pieces"),
     StoreCode.CURSOR_MISMATCH: StoreTraits("not_applied", False, "Checkpoint, cursor and range do not go together"),
+    StoreCode.DERIVATION_FAILED: StoreTraits("not_applied", False, "The job's own code fails, again and again"),
     StoreCode.FENCED: StoreTraits("unknown", False, "A newer instance of the consumer has taken over"),
     StoreCode.FLOW_REFUSED: StoreTraits("not_applied", False, "The gateway refused the request"),
     StoreCode.FLOW_UNREACHABLE: StoreTraits("unknown", True, "No endpoint answered in time"),
@@ -83,6 +87,10 @@ class StoreError(Exception):
 
     def __str__(self) -> str:
         return f"[{self.code}] {REGISTRY[self.code].title}: {self.detail}"
+
+
+class LostRow(StoreError):
+    """STORE_MISMATCH of one row: a write that a restored cluster lacks has replaced it."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

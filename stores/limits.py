@@ -19,6 +19,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from oncegate.stores import cells
+from oncegate.stores.column_types import ColumnType
 from oncegate.stores.errors import BadRows, Rejected
 from oncegate.stores.tables import WRITE_TS, StoreTable, checked
 
@@ -36,7 +38,7 @@ _COMPONENT_BYTES: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Sifted:
-    """The rows of a batch that fit, where each stood in it (None: all, in place), and the others."""
+    """The rows of a batch that fit, in cell form (`cells`), where each stood (None: all, in place), and the others."""
 
     rows: pa.RecordBatch
     positions: Int64s | None
@@ -51,19 +53,27 @@ class Sifted:
 
 
 def sift(table: StoreTable, rows: pa.RecordBatch, schema: pa.Schema) -> Sifted:
-    """Split ``rows`` by what their content allows; ``schema`` is the table's `schema`, or its `key_schema`.
+    """Split ``rows`` by what their content allows; ``schema`` is one of the table's three.
 
     Raises:
         StoreError: BAD_ROWS, when a column is missing or has another type: no row can be told from another.
     """
     chosen = checked(rows, schema)
     wrong: list[tuple[Mask, str]] = []
-    for field, column in zip(schema, chosen.columns, strict=True):
+    kinds = {column.name: column.type for column in table.columns}
+    for at, (field, column) in enumerate(zip(schema, chosen.columns, strict=True)):
         if column.null_count and not field.nullable:
             wrong.append((_mask(column.is_null()), f"{field.name} is null"))
-        if pa.types.is_string(field.type) and not _is_text(column):
-            cells = column.cast(pa.binary()).to_pylist()
-            wrong.append((np.array([not _decodes(cell) for cell in cells]), f"{field.name} is not UTF-8"))
+        kind = kinds.get(field.name)
+        if kind is ColumnType.TEXT and not _is_text(column):
+            texts = column.cast(pa.binary()).to_pylist()
+            wrong.append((np.array([not _decodes(text) for text in texts]), f"{field.name} is not UTF-8"))
+        elif kind is not None and (kind is ColumnType.JSON or not cells.is_plain(kind)):
+            found, faults = cells.cells_of(column, kind)
+            chosen = chosen.set_column(at, field.name, found)
+            for why in set(faults.values()):
+                places = np.array([place for place, reason in faults.items() if reason == why])
+                wrong.insert(0, (np.isin(np.arange(chosen.num_rows), places), f"{field.name} {why}"))
     late = pc.fill_null(chosen.column(WRITE_TS), 1)
     wrong.append((_mask(pc.less(late, 1)), "the write timestamp is not positive"))
     partition = _bytes_of(chosen, table.partition_key)

@@ -4,17 +4,22 @@ Owns: the contract that every store keeps (tests/spark/test_store_conformance.py
 store works inside. Read next: `sqlite`, `cassandra`.
 
 The contract, row by row: the write or deletion with the largest timestamp wins; of equal timestamps a deletion
-beats a write, and of two writes the larger value wins, column by column, values compared as unsigned bytes. So the
+beats a write, and of two writes the larger value wins, column by column, compared as unsigned bytes (`cells`). So the
 outcome depends on the set of writes alone, not on their order, their number or who sent them. A deletion is
-remembered: an older write that arrives later stays dead. A null, where a column may have one, is no value and loses
-to every other.
+remembered: an older write that arrives later stays dead. A null overwrites what is older, and beats a value of its own
+timestamp; in a table with the item's `commit` in its key, whose rows never change, it is no value and loses to every
+other. In a table declared partial the same holds cell by cell, and a row's `write_ts` is that of its latest write.
+
+A row whose table names a column `expires`, and whose time there has come, is not there for any reader. It still wins
+and loses as before: so an older write does not raise the dead, and the end does not depend on when a row was written.
+Two writes of one key at one timestamp, with other values, have to come in one call where rows expire.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Final, Protocol, Self, TypeAlias
 from urllib.parse import parse_qs, urlsplit
 
 import pyarrow as pa
@@ -22,18 +27,28 @@ import pyarrow as pa
 from oncegate.stores.errors import StoreCode, StoreError
 from oncegate.stores.tables import StoreTable
 
-Value = int | str | bytes
-"""A cell as Python sees it."""
+Value: TypeAlias = Any
+"""A cell as Python sees it (`column_types`), None where it is null."""
+RANGE_ROWS_DEFAULT: Final = 1_000
 
 
 class Store(Protocol):
-    """A keyed-row store. Not for use by several threads, nor across a fork."""
+    """A keyed-row store. Not for use by several threads, nor across a fork.
+
+    Attributes:
+        clock: seconds since 1970 as readers see them; tests replace it.
+    """
+
+    clock: Callable[[], float]
 
     def create(self, tables: Iterable[StoreTable]) -> None:
-        """Create the tables that are missing; idempotent.
+        """Create the tables that are missing, and their nullable columns that are missing; idempotent.
+
+        Changes no schema where nothing is missing. Jobs that do not know an added column go on meanwhile.
 
         Raises:
-            StoreError: STORE_MISMATCH, when a table of that name exists with other columns or keys.
+            StoreError: STORE_MISMATCH, when a table of that name exists with other columns or keys; STORE_REFUSED, when
+                something is missing and this user may not create it.
         """
         ...
 
@@ -48,6 +63,16 @@ class Store(Protocol):
         """
         ...
 
+    def update(self, table: StoreTable, rows: pa.RecordBatch) -> None:
+        """Write the cells of ``rows``, of `table.update_schema`, each at its row's timestamp, no others; idempotent.
+
+        A row that is not there comes to be. For tables declared partial.
+
+        Raises:
+            StoreError: as `write`; BAD_ROWS, when the table is not partial, or no column outside the key is named.
+        """
+        ...
+
     def delete(self, table: StoreTable, keys: pa.RecordBatch) -> None:
         """Delete rows by keys of `table.key_schema`, each at its own timestamp; idempotent.
 
@@ -57,7 +82,34 @@ class Store(Protocol):
         ...
 
     def get(self, table: StoreTable, key: Mapping[str, Value]) -> dict[str, Value] | None:
-        """Return the live row at a whole primary key, `write_ts` included, or None."""
+        """Return the live row at a whole primary key, `write_ts` included, or None; lists and maps as Python's."""
+        ...
+
+    def range(
+        self,
+        table: StoreTable,
+        prefix: Mapping[str, Value],
+        start: Value = None,
+        stop: Value = None,
+        *,
+        after: Mapping[str, Value] | None = None,
+        limit: int = RANGE_ROWS_DEFAULT,
+        reverse: bool = False,
+    ) -> pa.Table:
+        """Return live rows of one partition in the table's order, rows of `table.schema`.
+
+        Args:
+            table: that the rows are of.
+            prefix: values of the partition key, and of the first clustering columns, if rows are to agree in them.
+            start: smallest value of the key's next column; None: no bound.
+            stop: value of that column that is too large; None: no bound.
+            after: last row of the call before, or its key: go on behind it.
+            limit: of rows, 1 .. 100,000; as many come if there are as many.
+            reverse: against the table's order.
+
+        Raises:
+            StoreError: BAD_ROWS, for columns or values that are not the key's; BAD_OPTION, for the limit.
+        """
         ...
 
     def scan(self, table: StoreTable) -> Iterator[pa.RecordBatch]:

@@ -5,9 +5,10 @@ the driver, not the server: this is about five times cheaper. The driver's own N
 without an error under NumPy 2, so it is not used.
 
 Layout of one statement of a BATCH, big-endian: kind 1 (byte), length of the prepared id (short), the id, number of
-values (short), and for each value its length (int) and its bytes; an int64 is 8 bytes in two's complement. A null goes
-as length -2, "not set": it writes no cell and no tombstone. Layout of a ROWS result after the metadata: number of rows
-(int), and for each value its length (int, -1 = null) and its bytes.
+values (short), and for each value its length (int) and its bytes; an int64 is 8 bytes in two's complement, of any other
+value the bytes are the cell form's (`oncegate.stores.cells`). A null goes as length -1, which writes a tombstone of the
+cell, or as -2, "not set": it writes no cell and no tombstone. Layout of a ROWS result after the metadata: number of
+rows (int), and for each value its length (int, -1 = null) and its bytes.
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from cassandra import protocol
-from cassandra.cqltypes import BytesType, LongType, VarcharType
+from cassandra.cqltypes import DateType, LongType, VarcharType
 from cassandra.query import BatchStatement, BatchType
 
 Bytes = npt.NDArray[np.uint8]
 
-_NOT_SET: Final = -2
-_ARROW_TYPE: Final = {LongType: pa.int64(), VarcharType: pa.string(), BytesType: pa.binary()}
+NULL: Final = -1
+NOT_SET: Final = -2
+_ARROW_TYPE: Final = {LongType: pa.int64(), DateType: pa.int64(), VarcharType: pa.string()}
+_LENGTH: Final = struct.Struct(">i")
 _RowsMessage: Final[Any] = protocol.ProtocolHandler.message_types_by_opcode[protocol.ResultMessage.opcode]
 
 
@@ -40,13 +43,13 @@ class EncodedRows:
     offsets: npt.NDArray[np.int64]
 
 
-def encode(prepared_id: bytes, columns: Sequence[pa.Array]) -> EncodedRows:
-    """Return one statement a row, the columns in bind order; int64 without nulls, string or binary."""
+def encode(prepared_id: bytes, columns: Sequence[pa.Array], null: int = NOT_SET) -> EncodedRows:
+    """Return one statement a row, the columns in bind order; int64, string or binary. ``null``: the length of one."""
     count = len(columns[0])
     head = struct.pack(f">BH{len(prepared_id)}sH", 1, len(prepared_id), prepared_id, len(columns))
     parts: list[_Part] = [_Part(np.broadcast_to(np.frombuffer(head, np.uint8), (count, len(head))), None)]
     for column in columns:
-        parts += _int64(column) if pa.types.is_int64(column.type) else _ragged(column)
+        parts += _int64(column, null) if pa.types.is_int64(column.type) else _ragged(column, null)
     if all(part.lengths is None for part in parts):
         # Equally long rows, as with fixed-width keys: columns of one matrix.
         rows = np.concatenate([part.data for part in parts], axis=1)
@@ -125,23 +128,27 @@ class _Part:
     lengths: npt.NDArray[np.int64] | None
 
 
-def _int64(column: pa.Array) -> list[_Part]:
+def _int64(column: pa.Array, null: int) -> list[_Part]:
+    missing = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None
     cells = np.zeros((len(column), 12), dtype=np.uint8)
     cells[:, 3] = 8
-    cells[:, 4:] = np.asarray(column).astype(">i8").view(np.uint8).reshape(-1, 8)
-    return [_Part(cells, None)]
+    cells[:, 4:] = np.asarray(column.fill_null(0)).astype(">i8").view(np.uint8).reshape(-1, 8)
+    if missing is None:
+        return [_Part(cells, None)]
+    lengths = np.where(missing, null, 8).astype(">i4").view(np.uint8).reshape(-1, 4)
+    return [_Part(lengths, None), _Part(cells[~missing, 4:].reshape(-1), np.where(missing, 0, 8))]
 
 
-def _ragged(column: pa.Array) -> list[_Part]:
-    null = None
+def _ragged(column: pa.Array, null: int) -> list[_Part]:
+    missing = None
     if column.null_count:
-        null = column.is_null().to_numpy(zero_copy_only=False)
+        missing = column.is_null().to_numpy(zero_copy_only=False)
         column = pc.fill_null(column, pa.scalar(b"", pa.binary()).cast(column.type))
     _, offset_buffer, data = column.buffers()
     offsets = np.frombuffer(offset_buffer, np.int32, len(column) + 1, column.offset * 4).astype(np.int64)
     text = np.frombuffer(data or b"", np.uint8)[offsets[0] : offsets[-1]]
     lengths = np.diff(offsets)
-    stated = lengths if null is None else np.where(null, _NOT_SET, lengths)
+    stated = lengths if missing is None else np.where(missing, null, lengths)
     prefix = _Part(stated.astype(">i4").view(np.uint8).reshape(-1, 4), None)
     if len(column) and np.all(lengths == lengths[0]):
         return [prefix, _Part(text.reshape(len(column), int(lengths[0])), None)]
@@ -152,22 +159,18 @@ class _PageMessage(_RowsMessage):  # type: ignore[misc]
     parsed_rows: Any
 
     def recv_results_rows(self, f: Any, version: int, types: Any, metadata: Any, policy: Any) -> None:
-        start = f.tell()
         self.recv_results_metadata(f, types)
         columns = self.column_metadata or metadata
-        names, kinds = [column[2] for column in columns], [_ARROW_TYPE[column[3]] for column in columns]
-        arrays = equal_rows(f.read(), kinds)
-        if arrays is None:
-            f.seek(start)
-            super().recv_results_rows(f, version, types, metadata, policy)
-            cells = zip(*self.parsed_rows, strict=True)
-            arrays = [pa.array(column, kind) for column, kind in zip(cells, kinds, strict=True)]
+        names = [column[2] for column in columns]
+        kinds = [_ARROW_TYPE.get(column[3], pa.binary()) for column in columns]
+        body = f.read()
+        arrays = equal_rows(body, kinds) or any_rows(body, kinds)
         self.column_names, self.column_types = names, [column[3] for column in columns]
         self.parsed_rows = [pa.RecordBatch.from_arrays(arrays, names=names)]
 
 
 class PageProtocol(protocol.ProtocolHandler):  # type: ignore[misc]
-    """A protocol handler whose results are pages: a `pyarrow.RecordBatch` in place of rows."""
+    """A protocol handler whose results are pages: a `pyarrow.RecordBatch` in cell form in place of rows."""
 
     message_types_by_opcode: Final = {
         **protocol.ProtocolHandler.message_types_by_opcode,
@@ -204,3 +207,25 @@ def equal_rows(body: bytes, kinds: Sequence[pa.DataType]) -> list[pa.Array] | No
             arrays.append(pa.Array.from_buffers(kind, count, buffers))
         at += 4 + length
     return arrays if at == rows.shape[1] else None
+
+
+def any_rows(body: bytes, kinds: Sequence[pa.DataType]) -> list[pa.Array]:
+    """Return the columns of a result of any rows."""
+    at, cells = 4, list[bytes | None]()
+    for _ in range(int.from_bytes(body[:4], "big") * len(kinds)):
+        (length,) = _LENGTH.unpack_from(body, at)
+        at += 4
+        if length < 0:
+            cells.append(None)
+            continue
+        cells.append(body[at : at + length])
+        at += length
+    return [_column(cells[place :: len(kinds)], kind) for place, kind in enumerate(kinds)]
+
+
+def _column(cells: list[bytes | None], kind: pa.DataType) -> pa.Array:
+    if not pa.types.is_int64(kind):
+        return pa.array(cells, pa.binary()).cast(kind)
+    # Other clients can write a cell of no bytes, which they all read as null.
+    numbers = np.frombuffer(b"".join(cell or bytes(8) for cell in cells), ">i8").astype(np.int64)
+    return pa.array(numbers, mask=np.array([not cell for cell in cells], np.bool_))

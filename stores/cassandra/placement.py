@@ -23,7 +23,6 @@ import pyarrow as pa
 from cassandra.metadata import Murmur3Token
 
 from oncegate.stores import layout
-from oncegate.stores.store import Value
 from oncegate.stores.tables import StoreTable
 
 Int64s = npt.NDArray[np.int64]
@@ -147,7 +146,7 @@ def _routing_keys(table: StoreTable, rows: pa.RecordBatch, at: Int64s) -> list[b
     return [b"".join(cells) for cells in zip(*framed, strict=True)]
 
 
-def _serialised(value: Value) -> bytes:
+def _serialised(value: int | str | bytes) -> bytes:
     match value:
         case int():
             return value.to_bytes(8, "big", signed=True)

@@ -10,9 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from oncegate.stores.tables import WRITE_TS, Column, ColumnType, StoreTable
+from oncegate.stores.column_types import AnyType, ColumnType, ListOf, MapOf
+from oncegate.stores.ranges import Slice
+from oncegate.stores.tables import ROW_MARK, WRITE_TS, Column, StoreTable
 
-_CQL_TYPE: Final = {ColumnType.INT64: "bigint", ColumnType.TEXT: "text", ColumnType.BLOB: "blob"}
+_CQL_TYPE: Final = {
+    ColumnType.INT64: "bigint",
+    ColumnType.FLOAT64: "double",
+    ColumnType.DECIMAL: "decimal",
+    ColumnType.TEXT: "text",
+    ColumnType.BLOB: "blob",
+    ColumnType.BOOL: "boolean",
+    ColumnType.TIMESTAMP: "timestamp",
+    ColumnType.UUID: "uuid",
+    ColumnType.JSON: "text",
+}
 
 
 def create_keyspace(keyspace: str, copies: Mapping[str, int]) -> str:
@@ -26,7 +38,7 @@ def create_keyspace(keyspace: str, copies: Mapping[str, int]) -> str:
 
 def create(keyspace: str, table: StoreTable) -> str:
     """Return the statement that creates the table if it is missing."""
-    columns = ", ".join(f'"{column.name}" {_CQL_TYPE[column.type]}' for column in table.columns)
+    columns = ", ".join(f'"{name}" {kind}' for name, kind, _, _ in shape(table))
     partition = ", ".join(f'"{name}"' for name in table.partition_key)
     clustering = "".join(f', "{column.name}"' for column in table.clustering)
     order = ", ".join(f'"{column.name}" {"DESC" if column.descending else "ASC"}' for column in table.clustering)
@@ -37,8 +49,8 @@ def create(keyspace: str, table: StoreTable) -> str:
 
 def add_columns(keyspace: str, table: StoreTable, columns: Iterable[Column]) -> str:
     """Return the statement that adds those of the columns that the table lacks."""
-    added = ", ".join(f'"{column.name}" {_CQL_TYPE[column.type]}' for column in columns)
-    return f"ALTER TABLE {_name(keyspace, table)} ADD IF NOT EXISTS {added}"
+    added = ", ".join(f'"{column.name}" {_type(column.type)}' for column in columns)
+    return f"ALTER TABLE {_name(keyspace, table)} ADD IF NOT EXISTS ({added})"
 
 
 def shape(table: StoreTable) -> list[tuple[str, str, str, str]]:
@@ -48,8 +60,15 @@ def shape(table: StoreTable) -> list[tuple[str, str, str, str]]:
     for column in table.columns:
         kind = "partition_key" if column.name in table.partition_key else "regular"
         kind = "clustering" if column.name in order else kind
-        rows.append((column.name, _CQL_TYPE[column.type], kind, order.get(column.name, "none")))
+        rows.append((column.name, _type(column.type), kind, order.get(column.name, "none")))
+    if marked(table):
+        rows.append((ROW_MARK, "boolean", "regular", "none"))
     return rows
+
+
+def marked(table: StoreTable) -> bool:
+    """Whether rows carry `ROW_MARK`, a cell that each write writes: no other one tells the row's timestamp."""
+    return table.partial or not table.certain
 
 
 KEYSPACE: Final = "SELECT keyspace_name FROM system_schema.keyspaces WHERE keyspace_name = %s"
@@ -60,11 +79,16 @@ DESCRIBED: Final = (
 TABLES: Final = "SELECT table_name FROM system_schema.tables WHERE keyspace_name = %s"
 
 
-def insert(keyspace: str, table: StoreTable) -> str:
-    """Return the upsert; bound are the declared columns in order, then the timestamp."""
-    names = ", ".join(f'"{column.name}"' for column in table.columns)
-    marks = ", ".join("?" * len(table.columns))
-    return f"INSERT INTO {_name(keyspace, table)} ({names}) VALUES ({marks}) USING TIMESTAMP ?"  # noqa: S608 - checked names
+def insert(keyspace: str, table: StoreTable, names: Iterable[str]) -> str:
+    """Return the upsert of these columns; bound are they, the timestamp, and seconds to live where rows expire."""
+    columns = {f'"{name}"': "?" for name in names}
+    if marked(table):
+        columns[f'"{ROW_MARK}"'] = "true"
+    kept = " AND TTL ?" if table.expires else ""
+    return (
+        f"INSERT INTO {_name(keyspace, table)} ({', '.join(columns)}) VALUES ({', '.join(columns.values())}) "  # noqa: S608 - checked names
+        f"USING TIMESTAMP ?{kept}"
+    )
 
 
 def delete(keyspace: str, table: StoreTable) -> str:
@@ -95,6 +119,14 @@ def select_one(keyspace: str, table: StoreTable) -> str:
     return f"{_select(keyspace, table)} WHERE {_where(table.key)}"
 
 
+def select_slice(keyspace: str, table: StoreTable, wanted: Slice) -> str:
+    """Return the query of a slice in its order; bound are the values of its conditions."""
+    where = " AND ".join(f'"{name}" {comparison} ?' for name, comparison, _ in wanted.conditions)
+    order = ", ".join(f'"{column.name}" {"ASC" if column.descending else "DESC"}' for column in table.clustering)
+    turned = f" ORDER BY {order}" if wanted.reverse and order else ""
+    return f"{_select(keyspace, table)} WHERE {where}{turned}"
+
+
 def select_range(keyspace: str, table: StoreTable) -> str:
     """Return the query of the rows of a token range, `write_ts` last; bound are its ends, the first one exclusive."""
     return f"{_select(keyspace, table)} WHERE {_tokens(table)}"
@@ -108,8 +140,7 @@ def count_range(keyspace: str, table: StoreTable) -> str:
 def _select(keyspace: str, table: StoreTable) -> str:
     names = ", ".join(f'"{column.name}"' for column in table.columns)
     # All columns of a row are written at once, so one that is never null tells the row's timestamp.
-    certain = next(column.name for column in table.values if not column.nullable)
-    written = f'WRITETIME("{certain}") AS {WRITE_TS}'
+    written = f'WRITETIME("{ROW_MARK if marked(table) else table.certain}") AS {WRITE_TS}'
     return f"SELECT {names}, {written} FROM {_name(keyspace, table)}"  # noqa: S608 - checked names
 
 
@@ -124,3 +155,13 @@ def _where(names: tuple[str, ...]) -> str:
 def _tokens(table: StoreTable) -> str:
     partition = ", ".join(f'"{name}"' for name in table.partition_key)
     return f"token({partition}) > ? AND token({partition}) <= ?"
+
+
+def _type(kind: AnyType) -> str:
+    match kind:
+        case ListOf(element):
+            return f"frozen<list<{_CQL_TYPE[element]}>>"
+        case MapOf(element):
+            return f"frozen<map<text, {_CQL_TYPE[element]}>>"
+        case _:
+            return _CQL_TYPE[kind]

@@ -13,29 +13,37 @@ batches.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Self, TypeVar
 
 import pyarrow as pa
 from cassandra import ConsistencyLevel
+from cassandra.query import PreparedStatement
 
-from oncegate.stores import limits
+from oncegate.stores import cells, expiry, limits
 from oncegate.stores.cassandra import schema
 from oncegate.stores.cassandra import statements as cql_statements
 from oncegate.stores.cassandra.connection import READ, SCAN, Connection
-from oncegate.stores.cassandra.encoding import EncodedBatch, encode
+from oncegate.stores.cassandra.encoding import NOT_SET, NULL, EncodedBatch, encode
 from oncegate.stores.cassandra.options import CassandraOptions
 from oncegate.stores.cassandra.placement import Ring, place
 from oncegate.stores.cassandra.sending import Sending
+from oncegate.stores.column_types import AnyType
 from oncegate.stores.errors import Rejected
-from oncegate.stores.store import Store, Value
+from oncegate.stores.ranges import normal, slices
+from oncegate.stores.store import RANGE_ROWS_DEFAULT, Store, Value
 from oncegate.stores.tables import WRITE_TS, StoreTable
 
 T = TypeVar("T")
 
 _BATCH_BYTES_MAX: Final = 32 * 1024
 _BATCH_BYTES_FALLBACK: Final = 5 * 1024
+_PAGE_ROWS: Final = 20_000
+_PAGE_TOMBSTONES: Final = 80_000
+_SLICE_ROWS: Final = 5_000
+_TTL: Final = "ttl"
 _SCAN_RANGES: Final = 64
 _SCAN_THREADS: Final = 4
 
@@ -47,6 +55,7 @@ class CassandraStore(Store):
         self._options, self._keyspace = options, options.keyspace
         self._connection = Connection(options)
         self._batch_bytes = options.batch_bytes
+        self.clock: Callable[[], float] = time.time
 
     @classmethod
     def from_url(cls, url: str) -> Self:
@@ -59,9 +68,11 @@ class CassandraStore(Store):
 
     def write(self, table: StoreTable, rows: pa.RecordBatch) -> None:
         """Upsert rows; see `Store.write`."""
-        sifted = limits.sift(table, rows, table.schema)
-        insert = cql_statements.insert(self._keyspace, table)
-        sifted.raise_rejected(self._send_all(table, sifted.rows, insert, table.schema.names))
+        self._upsert(table, rows, table.schema)
+
+    def update(self, table: StoreTable, rows: pa.RecordBatch) -> None:
+        """Write some cells of rows; see `Store.update`."""
+        self._upsert(table, rows, table.update_schema(rows.schema.names))
 
     def delete(self, table: StoreTable, keys: pa.RecordBatch) -> None:
         """Delete rows; see `Store.delete`."""
@@ -73,26 +84,58 @@ class CassandraStore(Store):
         """Return one live row; see `Store.get`."""
         values = table.key_values(key)
         query = self._connection.prepare(cql_statements.select_one(self._keyspace, table))
+        if table.expires or not all(cells.is_plain(column.type) for column in table.columns):
+            bound = [normal(kind, value) for kind, value in zip(_kinds(table, table.key), values, strict=True)]
+            found = [
+                row for rows in self._pages(table, query, bound) for row in rows.to_pylist(maps_as_pydicts="strict")
+            ]
+            return found[0] if found else None
         row = self._connection.retrying(
             lambda: self._connection.writer().execute(query, values, execution_profile=READ).one()
         )
         return None if row is None else dict(zip(table.schema.names, row, strict=True))
 
+    def range(
+        self,
+        table: StoreTable,
+        prefix: Mapping[str, Value],
+        start: Value = None,
+        stop: Value = None,
+        *,
+        after: Mapping[str, Value] | None = None,
+        limit: int = RANGE_ROWS_DEFAULT,
+        reverse: bool = False,
+    ) -> pa.Table:
+        """Return rows of one partition in order; see `Store.range`."""
+        found: list[pa.RecordBatch] = []
+        left = limit
+        for one in slices(table, prefix, start, stop, after, limit=limit, reverse=reverse):
+            query = self._connection.prepare(cql_statements.select_slice(self._keyspace, table, one))
+            values = [value for _, _, value in one.conditions]
+            found += self._pages(table, query, values, left)
+            left = limit - sum(rows.num_rows for rows in found)
+            if left <= 0:
+                break
+        return pa.Table.from_batches(found, table.schema)
+
     def scan(self, table: StoreTable) -> Iterator[pa.RecordBatch]:
         """Yield all live rows; see `Store.scan`. Token ranges are read at once, pages are decoded to arrays."""
         query = self._connection.prepare(cql_statements.select_range(self._keyspace, table))
+        query.fetch_size = _page_rows(table, _PAGE_ROWS)
         session = self._connection.retrying(self._connection.pages)
 
         def read(ends: tuple[int, int]) -> list[pa.RecordBatch]:
-            pages = session.execute(query, ends, execution_profile=SCAN)
-            return [pa.RecordBatch.from_arrays(page.columns, schema=table.schema) for page in pages if page.num_rows]
+            return list(self._live(table, session.execute(query, ends, execution_profile=SCAN)))
 
         for batches in self._by_range(read):
             yield from batches
 
     def count(self, table: StoreTable) -> int:
         """Return the number of live rows; see `Store.count`."""
+        if table.expires:
+            return sum(rows.num_rows for rows in self.scan(table))
         query = self._connection.prepare(cql_statements.count_range(self._keyspace, table))
+        query.fetch_size = _page_rows(table, _PAGE_ROWS)
         session = self._connection.retrying(self._connection.writer)
 
         def read(ends: tuple[int, int]) -> int:
@@ -127,6 +170,40 @@ class CassandraStore(Store):
         """Close all connections; idempotent."""
         self._connection.close()
 
+    def _pages(
+        self, table: StoreTable, query: PreparedStatement, values: Sequence[Any], limit: int = _PAGE_ROWS
+    ) -> list[pa.RecordBatch]:
+        """The first ``limit`` live rows that the query finds."""
+
+        def read() -> list[pa.RecordBatch]:
+            bound = query.bind(values)
+            bound.fetch_size = _page_rows(table, min(limit, _SLICE_ROWS))
+            found, left = [], limit
+            for rows in self._live(table, self._connection.pages().execute(bound, execution_profile=READ)):
+                found.append(rows.slice(0, left))
+                left -= found[-1].num_rows
+                if not left:
+                    break
+            return found
+
+        return self._connection.retrying(read)
+
+    def _live(self, table: StoreTable, pages: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for page in pages:
+            rows = pa.RecordBatch.from_arrays(cells.rows_of_values(table, page).columns, schema=table.schema)
+            rows = expiry.live(table, rows, int(self.clock() * 1000))
+            if rows.num_rows:
+                yield rows
+
+    def _upsert(self, table: StoreTable, rows: pa.RecordBatch, wanted: pa.Schema) -> None:
+        sifted = limits.sift(table, rows, wanted)
+        fit, bound = sifted.rows, list(wanted.names)
+        if table.expires:
+            fit = fit.append_column(_TTL, expiry.seconds_kept(table, fit, int(time.time() * 1000)))
+            bound.append(_TTL)
+        insert = cql_statements.insert(self._keyspace, table, wanted.names[:-1])
+        sifted.raise_rejected(self._send_all(table, fit, insert, bound))
+
     def _by_range(self, read: Callable[[tuple[int, int]], T]) -> Iterator[T]:
         """What ``read`` returns for each part of the ring, some at once."""
         with ThreadPoolExecutor(_SCAN_THREADS) as pool:
@@ -141,7 +218,8 @@ class CassandraStore(Store):
         connection = self._connection
         prepared = connection.prepare(statement)
         placed = place(table, rows, Ring.of(connection.metadata(), self._keyspace))
-        encoded = encode(prepared.query_id, [placed.rows.column(name) for name in bound])
+        null = NOT_SET if table.fixed else NULL
+        encoded = encode(prepared.query_id, [placed.rows.column(name) for name in bound], null)
         batches = [
             EncodedBatch(encoded, first, end, self._keyspace, key)
             for first, end, key in placed.spans(encoded.offsets, self._batch_bytes or self._server_bound())
@@ -162,6 +240,17 @@ class CassandraStore(Store):
         bound = int(found[1]) * scale[found[2]] if found else _BATCH_BYTES_FALLBACK
         self._batch_bytes = min(bound, _BATCH_BYTES_MAX)
         return self._batch_bytes
+
+
+def _page_rows(table: StoreTable, wanted: int) -> int:
+    """A null may be a tombstone, and the server refuses a page that comes by too many of them."""
+    nullable = sum(column.nullable for column in table.values)
+    return max(1, min(wanted, _PAGE_TOMBSTONES // max(nullable, 1)))
+
+
+def _kinds(table: StoreTable, names: Iterable[str]) -> list[AnyType]:
+    kinds = {column.name: column.type for column in table.columns}
+    return [kinds[name] for name in names]
 
 
 def _token_ranges() -> list[tuple[int, int]]:

@@ -1,8 +1,8 @@
 """Reading a whole table of the SQLite store: one process for each large file, rows come back as an Arrow stream.
 
 Owns: how a scan is spread over processes. Turning millions of rows into Python objects keeps a core busy, so each file
-is read by a process of its own (`python -m oncegate.stores.sqlite.scan FILE`, the declaration on standard input), at
-most one a core at a time. Must not write.
+is read by a process of its own (`python -m oncegate.stores.sqlite.scan FILE NOW_MS`, the declaration on standard
+input), at most one a core at a time. Must not write.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Final
 import pyarrow as pa
 
 from oncegate.stores.errors import StoreCode, StoreError
+from oncegate.stores.sqlite import forms
 from oncegate.stores.sqlite import statements as sqlite_statements
 from oncegate.stores.tables import StoreTable
 
@@ -30,16 +31,16 @@ _BYTES_IN_PROCESS_MAX: Final = 16 * 2**20
 _BATCHES_QUEUED_MAX: Final = 8
 
 
-def scan(table: StoreTable, files: Sequence[Path]) -> Iterator[pa.RecordBatch]:
-    """Yield all live rows of the files; raises STORE_UNAVAILABLE, when a file cannot be read."""
+def scan(table: StoreTable, files: Sequence[Path], now_ms: int) -> Iterator[pa.RecordBatch]:
+    """Yield all rows of the files that are live at ``now_ms``; raises STORE_UNAVAILABLE, when a file cannot be read."""
     large = [file for file in files if _bytes_of(file) > _BYTES_IN_PROCESS_MAX]
     for file in files:
         if file not in large:
-            yield from read_file(table, file)
+            yield from read_file(table, file, now_ms)
     queue: Queue[pa.RecordBatch | Exception | None] = Queue(_BATCHES_QUEUED_MAX)
     turns, abandoned = threading.Semaphore(os.cpu_count() or 1), threading.Event()
     for file in large:
-        threading.Thread(target=_forward, args=(table, file, queue, turns, abandoned), daemon=True).start()
+        threading.Thread(target=_forward, args=(table, file, now_ms, queue, turns, abandoned), daemon=True).start()
     running = len(large)
     try:
         while running:
@@ -56,29 +57,28 @@ def scan(table: StoreTable, files: Sequence[Path]) -> Iterator[pa.RecordBatch]:
             running -= queue.get() is None
 
 
-def read_file(table: StoreTable, file: Path) -> Iterator[pa.RecordBatch]:
-    """Yield all live rows of one file, read here; a missing file or table has none."""
+def read_file(table: StoreTable, file: Path, now_ms: int) -> Iterator[pa.RecordBatch]:
+    """Yield all rows of one file that are live at ``now_ms``, read here; a missing file or table has none."""
     if not file.exists():
         return
     with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as connection:
         known = connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", [table.name]).fetchone()
         if known is None:
             return
-        cursor = connection.execute(sqlite_statements.select(table))
+        cursor = connection.execute(sqlite_statements.select(table), sqlite_statements.live_at(table, now_ms))
         while rows := cursor.fetchmany(_ROWS_PER_BATCH):
-            columns = zip(*rows, strict=True)
-            arrays = [pa.array(column, field.type) for column, field in zip(columns, table.schema, strict=True)]
-            yield pa.RecordBatch.from_arrays(arrays, schema=table.schema)
+            yield forms.rows_of(table, rows)
 
 
 def _forward(
     table: StoreTable,
     file: Path,
+    now_ms: int,
     queue: Queue[pa.RecordBatch | Exception | None],
     turns: threading.Semaphore,
     abandoned: threading.Event,
 ) -> None:
-    command = [sys.executable, "-m", "oncegate.stores.sqlite.scan", str(file)]
+    command = [sys.executable, "-m", "oncegate.stores.sqlite.scan", str(file), str(now_ms)]
     try:
         with turns, subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             if process.stdin is None or process.stdout is None:
@@ -108,7 +108,7 @@ def _main() -> None:
     gc.disable()
     table = StoreTable.from_json(sys.stdin.read())
     with pa.ipc.new_stream(sys.stdout.buffer, table.schema) as stream:
-        for batch in read_file(table, Path(sys.argv[1])):
+        for batch in read_file(table, Path(sys.argv[1]), int(sys.argv[2])):
             stream.write_batch(batch)
 
 

@@ -1,35 +1,36 @@
 """The embedded store: SQLite files sharded by partition, write-ahead logged, for one machine.
 
 Owns: files, transactions, locks and their retries. Must not know Spark or flows. Read next:
-:mod:`oncegate.stores.sqlite.statements`, :mod:`oncegate.stores.sqlite.scan`.
+:mod:`oncegate.stores.sqlite.statements`, :mod:`oncegate.stores.sqlite.forms`, :mod:`oncegate.stores.sqlite.scan`.
 
-A directory holds `store.json` (version, shards) and one file a shard. Several processes may write at once: each
+A directory holds `store.json` and one file a shard. Several processes may write at once: each
 writes a shard in one transaction, and takes first a shard that nobody else is writing.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 from urllib.parse import SplitResult, unquote
 
 import numpy as np
 import pyarrow as pa
 
-from oncegate.flows.directories import flush_directory, make_directory
 from oncegate.stores import layout, limits
 from oncegate.stores.errors import StoreCode, StoreError
+from oncegate.stores.ranges import slices
 from oncegate.stores.retry import Retry
+from oncegate.stores.sqlite import files, forms, schema
 from oncegate.stores.sqlite import scan as sqlite_scan
 from oncegate.stores.sqlite import statements as sqlite_statements
-from oncegate.stores.store import Store, Value
-from oncegate.stores.tables import WRITE_TS, StoreTable
+from oncegate.stores.store import RANGE_ROWS_DEFAULT, Store, Value
+from oncegate.stores.tables import StoreTable
 
 T = TypeVar("T")
 
@@ -45,7 +46,6 @@ _SETTINGS: Final = (
     "PRAGMA synchronous = FULL",
     "PRAGMA wal_autocheckpoint = 8000",
 )
-_META: Final = "store.json"
 
 
 class SqliteStore(Store):
@@ -62,6 +62,7 @@ class SqliteStore(Store):
         self._open: dict[int, sqlite3.Connection] = {}
         self._shards_wanted = shards
         self._settled = 0
+        self.clock: Callable[[], float] = time.time
 
     @classmethod
     def from_url(cls, parts: SplitResult, options: Mapping[str, int]) -> Self:
@@ -72,20 +73,19 @@ class SqliteStore(Store):
         return cls(Path(unquote(parts.path)), shards=shards, retry_s=retry_s)
 
     def create(self, tables: Iterable[StoreTable]) -> None:
-        """Create missing tables in every shard; see `Store.create`."""
-        self._settled = self._retrying(partial(_settle_shards, self._directory, self._shards_wanted))
+        """Create missing tables and nullable columns in every shard; see `Store.create`."""
+        self._settled = self._retrying(partial(files.settle_shards, self._directory, self._shards_wanted))
         for table in tables:
             for shard in range(self._shards):
                 self._retrying(partial(self._create_one, shard, table))
 
     def write(self, table: StoreTable, rows: pa.RecordBatch) -> None:
         """Upsert rows; see `Store.write`."""
-        sifted = limits.sift(table, rows, table.schema)
-        fit = sifted.rows
-        # Binding None costs several times what other values do: it is looked up among the adapters each time.
-        absent = [name for name, column in zip(fit.schema.names, fit.columns, strict=True) if _is_null(column)]
-        self._run(table, sqlite_statements.upsert(table, absent), fit.drop_columns(absent) if absent else fit)
-        sifted.raise_rejected()
+        self._upsert(table, rows, table.schema)
+
+    def update(self, table: StoreTable, rows: pa.RecordBatch) -> None:
+        """Write some cells of rows; see `Store.update`."""
+        self._upsert(table, rows, table.update_schema(rows.schema.names))
 
     def delete(self, table: StoreTable, keys: pa.RecordBatch) -> None:
         """Delete rows; see `Store.delete`."""
@@ -95,22 +95,42 @@ class SqliteStore(Store):
 
     def get(self, table: StoreTable, key: Mapping[str, Value]) -> dict[str, Value] | None:
         """Return one live row; see `Store.get`."""
-        query, values = sqlite_statements.select_one(table), table.key_values(key)
-        shard = self._shard_of(table, key)
-        row = self._retrying(lambda: self._connection(shard).execute(query, values).fetchone())
-        return None if row is None else dict(zip(table.schema.names, row, strict=True))
+        values = forms.key_values(table, dict(zip(table.key, table.key_values(key), strict=True)))
+        row = self._read(self._shard_of(table, key), table, sqlite_statements.select_one(table), values)
+        return forms.row_of(table, row[0]) if row else None
+
+    def range(
+        self,
+        table: StoreTable,
+        prefix: Mapping[str, Value],
+        start: Value = None,
+        stop: Value = None,
+        *,
+        after: Mapping[str, Value] | None = None,
+        limit: int = RANGE_ROWS_DEFAULT,
+        reverse: bool = False,
+    ) -> pa.Table:
+        """Return rows of one partition in order; see `Store.range`."""
+        rows: list[tuple[Any, ...]] = []
+        for one in slices(table, prefix, start, stop, after, limit=limit, reverse=reverse):
+            bound = [forms.key_values(table, {name: value})[0] for name, _, value in one.conditions]
+            query = sqlite_statements.select_slice(table, one)
+            rows += self._read(self._shard_of(table, one.equal), table, query, [*bound, limit - len(rows)])
+            if len(rows) >= limit:
+                break
+        return pa.Table.from_batches([forms.rows_of(table, rows)] if rows else [], table.schema)
 
     def scan(self, table: StoreTable) -> Iterator[pa.RecordBatch]:
         """Yield all live rows; see `Store.scan`. Large files are read by processes of their own, at once."""
-        return sqlite_scan.scan(table, [self._path(shard) for shard in range(self._shards)])
+        return sqlite_scan.scan(table, [self._path(shard) for shard in range(self._shards)], self._now_ms())
 
     def count(self, table: StoreTable) -> int:
         """Return the number of live rows; see `Store.count`."""
-        return sum(self._retrying(partial(self._count_one, shard, table)) for shard in range(self._shards))
+        return sum(self._count_one(shard, table) for shard in range(self._shards))
 
     def tables(self) -> list[str]:
         """See `Store.tables`."""
-        if not (self._directory / _META).exists():
+        if not (self._directory / files.META).exists():
             return []
         there = [shard for shard in range(self._shards) if self._path(shard).exists()]
         return sorted({name for shard in there for name in self._retrying(partial(self._tables_one, shard))})
@@ -135,6 +155,15 @@ class SqliteStore(Store):
         while self._open:
             self._open.popitem()[1].close()
 
+    def _upsert(self, table: StoreTable, rows: pa.RecordBatch, wanted: pa.Schema) -> None:
+        sifted = limits.sift(table, rows, wanted)
+        fit = sifted.rows
+        # Binding None costs several times what other values do: it is looked up among the adapters each time.
+        absent = [name for name, column in zip(fit.schema.names, fit.columns, strict=True) if _is_null(column)]
+        statement = sqlite_statements.upsert(table, absent, wanted.names[:-1])
+        self._run(table, statement, fit.drop_columns(absent) if absent else fit)
+        sifted.raise_rejected()
+
     def _run(self, table: StoreTable, statement: str, rows: pa.RecordBatch) -> None:
         ordered = layout.sort_by_key(table, rows)
         shards = layout.shard_of(table, ordered, self._shards)
@@ -145,17 +174,17 @@ class SqliteStore(Store):
             pieces = range(0, mine.num_rows, _ROWS_PER_TRANSACTION_MAX)
             waiting.extend((shard, mine.slice(at, _ROWS_PER_TRANSACTION_MAX)) for at in pieces)
         while waiting:
-            busy = [(shard, piece) for shard, piece in waiting if not self._try_write(shard, statement, piece)]
+            busy = [(shard, piece) for shard, piece in waiting if not self._try_write(table, shard, statement, piece)]
             if len(busy) == len(waiting):
                 shard, piece = busy.pop()
-                self._retrying(partial(self._write_one, shard, statement, piece))
+                self._retrying(partial(self._write_one, table, shard, statement, piece))
             waiting = busy
 
-    def _try_write(self, shard: int, statement: str, rows: pa.RecordBatch) -> bool:
+    def _try_write(self, table: StoreTable, shard: int, statement: str, rows: pa.RecordBatch) -> bool:
         try:
-            self._write_one(shard, statement, rows, wait_ms=0)
+            self._write_one(table, shard, statement, rows, wait_ms=0)
         except sqlite3.OperationalError as error:
-            if _transient(error):
+            if files.transient(error):
                 return False
             raise
         return True
@@ -163,16 +192,25 @@ class SqliteStore(Store):
     @property
     def _shards(self) -> int:
         if not self._settled:
-            self._settled = self._retrying(partial(_shards_of, self._directory))
+            self._settled = self._retrying(partial(files.shards_of, self._directory))
         return self._settled
 
     def _shard_of(self, table: StoreTable, row: Mapping[str, Value]) -> int:
-        one = pa.RecordBatch.from_pylist([{**row, WRITE_TS: 1}], schema=table.key_schema)
-        return int(layout.shard_of(table, one, self._shards)[0])
+        return int(layout.shard_of(table, forms.with_key(table, row), self._shards)[0])
 
-    def _write_one(self, shard: int, statement: str, rows: pa.RecordBatch, *, wait_ms: int = _BUSY_WAIT_MS) -> None:
+    def _write_one(
+        self, table: StoreTable, shard: int, statement: str, rows: pa.RecordBatch, *, wait_ms: int = _BUSY_WAIT_MS
+    ) -> None:
+        given = forms.parameters(table, rows)
         with self._transaction(shard, wait_ms) as connection:
-            connection.executemany(statement, zip(*map(_values, rows.columns), strict=True))
+            connection.executemany(statement, given)
+
+    def _read(self, shard: int, table: StoreTable, query: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+        given = [*sqlite_statements.live_at(table, self._now_ms()), *values]
+        return self._retrying(lambda: self._connection(shard).execute(query, given).fetchall())
+
+    def _now_ms(self) -> int:
+        return int(self.clock() * 1000)
 
     def _replace_one(
         self, shard: int, table: StoreTable, before: Mapping[str, Value] | None, row: Mapping[str, Value]
@@ -208,16 +246,11 @@ class SqliteStore(Store):
             raise
 
     def _create_one(self, shard: int, table: StoreTable) -> None:
-        wanted = sqlite_statements.create(table)
         with self._transaction(shard) as connection:
-            found = connection.execute("SELECT sql FROM sqlite_master WHERE name = ?", [table.name]).fetchone()
-            if found is None:
-                connection.execute(wanted)
-            elif found[0] != wanted:
-                raise StoreError(StoreCode.STORE_MISMATCH, f"{self._path(shard)} holds another table {table.name}")
+            schema.settle(connection, table, str(self._path(shard)))
 
     def _count_one(self, shard: int, table: StoreTable) -> int:
-        return int(self._connection(shard).execute(sqlite_statements.count(table)).fetchone()[0])
+        return int(self._read(shard, table, sqlite_statements.count(table), [])[0][0])
 
     def _connection(self, shard: int) -> sqlite3.Connection:
         if shard not in self._open:
@@ -228,84 +261,25 @@ class SqliteStore(Store):
         return self._open[shard]
 
     def _path(self, shard: int) -> Path:
-        return self._directory / f"shard-{shard:02d}.sqlite"
+        return files.shard_path(self._directory, shard)
 
     def _retrying(self, action: Callable[[], T]) -> T:
         def attempt() -> T:
             try:
                 return action()
             except (OSError, sqlite3.OperationalError) as error:
-                if isinstance(error, OSError) or not _busy(error):
+                if isinstance(error, OSError) or not files.busy(error):
                     # A replaced file, or a disk that failed for a while, needs a new descriptor.
                     self.close()
                 raise
 
         try:
-            return self._retry.run(attempt, _transient)
+            return self._retry.run(attempt, files.transient)
         except (OSError, sqlite3.OperationalError) as error:
-            if _transient(error):
+            if files.transient(error):
                 raise StoreError(StoreCode.STORE_UNAVAILABLE, f"{self._directory}: {error}") from error
             raise
 
 
-def _settle_shards(directory: Path, wanted: int) -> int:
-    """The number of shards of the store in the directory; the first process writes it, once."""
-    make_directory(directory)
-    meta = directory / _META
-    if not meta.exists():
-        draft = directory / f".{_META}.{os.getpid()}"
-        with draft.open("w") as file:
-            file.write(json.dumps({"version": 1, "shards": wanted}))
-            file.flush()
-            os.fsync(file.fileno())
-        # The link fails if another process was first; use its number then.
-        with suppress(FileExistsError):
-            os.link(draft, meta)
-        draft.unlink()
-    # The number of shards decides where rows are: it must be durable before the first row.
-    flush_directory(directory)
-    return _shards_of(directory)
-
-
-def _shards_of(directory: Path) -> int:
-    meta = directory / _META
-    try:
-        found = json.loads(meta.read_text())
-    except (FileNotFoundError, NotADirectoryError):
-        raise StoreError(StoreCode.STORE_MISMATCH, f"{directory} holds no store") from None
-    if found.get("version") != 1:
-        raise StoreError(StoreCode.STORE_MISMATCH, f"{meta} is of an unknown version")
-    return int(found["shards"])
-
-
 def _is_null(column: pa.Array) -> bool:
     return bool(0 < len(column) == column.null_count)
-
-
-def _values(column: pa.Array) -> list[Value | None]:
-    if pa.types.is_int64(column.type):
-        return np.asarray(column).tolist()  # type: ignore[no-any-return]
-    # Texts repeat within a batch: make each Python object once.
-    coded = column.dictionary_encode(null_encoding="encode")
-    distinct = coded.dictionary.to_pylist()
-    return [distinct[at] for at in np.asarray(coded.indices).tolist()]
-
-
-_TRANSIENT_CODES: Final = frozenset(
-    {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN}
-    | {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PROTOCOL}
-)
-
-
-def _primary_code(error: sqlite3.OperationalError) -> int:
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF
-
-
-def _busy(error: sqlite3.OperationalError) -> bool:
-    return _primary_code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-
-
-def _transient(error: Exception) -> bool:
-    if isinstance(error, sqlite3.OperationalError):
-        return _primary_code(error) in _TRANSIENT_CODES
-    return isinstance(error, OSError)
