@@ -6,20 +6,24 @@ STORE ?= sqlite
 MESSAGES ?=
 SEEDS ?= 10000
 ARGS ?=
-# Tests that want the processor, one for each; the rest mostly waits, for elections or for a JVM: two files at a time.
+# Quick tests want the processor, one for each; the rest mostly waits, for elections or for a JVM: AT_ONCE at a time.
 QUICK := not faults and not spark and not cassandra and not packaging and not browser
+AT_ONCE ?= 4
 ROUNDS ?= 20
 KILLS ?= 200
 RUNS ?= runs
+SECONDS ?= 15
 
-.PHONY: browser demo docs test lint soak-check soak-check-sim soak-consensus soak-faults soak-outbox mutate bench clean check-tools
+.PHONY: audit browser demo docs test lint soak-check soak-check-sim soak-consensus soak-fanout soak-faults soak-outbox mutate bench bench-peers site clean check-tools
 
 demo: .venv/.ready ## the main job end to end; STORE=cassandra for real Cassandra
 	$(BIN)/python -m examples.demo --store $(STORE) $(if $(MESSAGES),--messages $(MESSAGES)) $(ARGS)
 
+# Where an image forbids compiled files, each of some thousand processes would compile all that it imports again.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: .venv/.ready lint browser ## everything that must be green
-	$(BIN)/python -m pytest -m "$(QUICK)" -n auto --dist loadfile $(ARGS)
-	$(BIN)/python -m pytest -m "not ($(QUICK))" -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -m "$(QUICK)" -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -m "not ($(QUICK))" -n $(AT_ONCE) --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 lint: .venv/.ready
 	$(BIN)/ruff check .
@@ -29,6 +33,9 @@ lint: .venv/.ready
 
 docs: .venv/.ready ## write the generated parts of the pages: tables of errors, settings, metrics
 	$(BIN)/python -m oncegate.gateway.docs
+
+site: .venv/.ready ## the documentation as pages in build/site; every link and anchor in it leads somewhere, or this fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 browser: ## Chromium for tests/browser, from Debian's packages; without it those tests are skipped, and say so
 	@if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then :; \
@@ -55,11 +62,23 @@ soak-check-sim: .venv/.ready ## SEEDS simulated clusters of gateways with client
 soak-outbox: .venv/.ready ## a worker with an outbox, killed KILLS times while it counts to KILLS * 50
 	ONCEGATE_OUTBOX_KILLS=$(KILLS) $(BIN)/python -m pytest tests/faults/test_outbox_kills.py --timeout 3600 $(ARGS)
 
+audit: .venv/.ready ## a bill of materials in RUNS, and what is known to be wrong with what is installed, where that can be asked
+	$(PYTHON) -m venv .venv-audit && .venv-audit/bin/pip -q install pip-audit cyclonedx-bom
+	$(BIN)/python deploy/audit.py .venv-audit/bin $(BIN)/python $(RUNS)
+
+scenario-%: .venv/.ready ## replay, cassandra-down, rebuilt: SECONDS of each, a page with the lag over time in runs/scenarios
+	$(BIN)/python -m bench.scenarios $* --seconds $(SECONDS) $(ARGS)
+
+soak-fanout: SECONDS = 300
+soak-fanout: .venv/.ready ## three nodes of gateway and Cassandra, all jobs, kills for SECONDS; ARGS="--seed 2 --case timeline" and the like
+	$(BIN)/python -m bench.soak_fanout --seconds $(SECONDS) $(ARGS)
+
 mutate: .venv/.ready ## each small change of the replicated core has to fail a test; ARGS="rifl/lease.py --jobs 2" and the like
 	$(BIN)/python -m tests.mutate $(ARGS)
 
 bench: .venv/.ready ## figures of this machine, printed with their calibrations
 	$(BIN)/python -m bench.consensus
+	$(BIN)/python -m bench.journal
 	$(BIN)/python -m bench.sdk
 	$(BIN)/python -m bench.ingest
 	$(BIN)/python -m bench.dedup
@@ -69,8 +88,11 @@ bench: .venv/.ready ## figures of this machine, printed with their calibrations
 	$(BIN)/python -m bench.fanout --store cassandra
 	$(BIN)/python -m bench.stream_rows
 
+bench-peers: .venv/.ready ## other systems beside this one, interleaved, and docs/peers.md; needs Go, Maven, npm; ARGS="etcd", "--quick"
+	$(BIN)/python -m bench.peers $(ARGS)
+
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist oncegate-data
+	rm -rf .peers .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist oncegate-data
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 check-tools:
