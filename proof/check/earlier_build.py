@@ -15,7 +15,7 @@ from typing import Final
 
 from oncegate.proof.check.errors import Unavailable
 
-COMMIT: Final = "b9a3ea0fece7546f3179d8df0518f39245988577"
+COMMIT: Final = "dec650ab1ab99e0e3aaddd3b3bae0cb7b876373c"
 _FOLDERS: Final = ("consensus", "flows", "gateway", "oncegate", "proof", "rifl", "spark_sink", "stores")
 _ROOT: Final = Path(__file__).resolve().parents[2]
 
