@@ -9,6 +9,7 @@ Owns: when the file is written, and what may be acknowledged and reported before
 | a request acknowledges a number | that number's entry is dropped, or marked as doubted |
 | a caller is told that a journalled write was not applied | its entry is dropped: nothing can send it any more |
 | a caller is told a result, or that the outcome is unknown | nothing: a resend finds the same result |
+| a write that a lost session did not apply travels in the next one | its entry there, in place of the one before |
 
 So an entry that a restart finds has no result yet, or its result was told and is still remembered by the cluster.
 One thread writes everything, in the order of the calls. Entries of a batch share one transaction, and entries to be
@@ -21,7 +22,7 @@ import asyncio
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -48,7 +49,7 @@ class DurableOutbox:
 
     Attributes:
         path: the file.
-        entries: what the file held when it was opened.
+        entries: what the file held when it was opened, or at the last :meth:`reload`.
         position: what came with the newest write taken in, or None.
         first_incomplete: what requests may acknowledge: everything below it is settled on disk.
         broken: why nothing can be written any more, or None.
@@ -68,6 +69,7 @@ class DurableOutbox:
         self._bytes = file.bytes
         self._dropped: list[tuple[int, int]] = []
         self._doubted: list[int] = []
+        self._taken_back: set[tuple[int, int]] = set()
         self._flush_timer: asyncio.TimerHandle | None = None
 
     @classmethod
@@ -107,26 +109,43 @@ class DurableOutbox:
         head = msgspec.structs.replace(self.head, cluster=cluster)
         await self._write(lambda: self._file.write(head=head))
 
-    async def add(self, pendings: Iterable[Pending]) -> None:
+    async def add(self, pendings: Sequence[Pending]) -> None:
         """Take writes in; returns when they are on disk and may travel.
+
+        Of those taken back, the entry under the old number goes in the same transaction; the position stays.
 
         Raises:
             OperationFailed: QUOTA, outcome not_applied, if the outbox is full; INTERNAL if it cannot be written.
         """
         if self.broken is not None:
             raise self.broken
-        added = []
+        added, new, size = [], [], 0
         position = self.position
         for pending in pendings:
-            added.append(NewEntry(pending.operation.sequence, _ENCODE(pending.operation)))
-            pending.promise = KeptPromise(pending.promise, self, pending.operation.sequence)
+            entry = NewEntry(pending.operation.sequence, _ENCODE(pending.operation))
+            added.append(entry)
+            if isinstance(pending.promise, KeptPromise):
+                continue
+            new.append(pending)
+            size += len(entry.body)
             if pending.position is not None:
                 position = pending.position
-        size = sum(len(entry.body) for entry in added)
-        if self._count + len(added) > ENTRIES_MAX or self._bytes + size > BYTES_MAX:
+        if self._count + len(new) > ENTRIES_MAX or self._bytes + size > BYTES_MAX:
             raise OperationFailed(Code.QUOTA, f"outbox {self.path} is full", outcome=Outcome.NOT_APPLIED)
+        for pending in pendings:
+            self._hold(pending)
         self.position = position
         await self._commit(added)
+
+    def _hold(self, pending: Pending) -> None:
+        name = (self.head.client_id, pending.operation.sequence)
+        promise = pending.promise
+        if not isinstance(promise, KeptPromise):
+            pending.promise = KeptPromise(promise, self, name)
+            return
+        self._taken_back.discard(promise.entry)
+        self._dropped.append(promise.entry)
+        promise.entry = name
 
     def settled(self, numbers: Iterable[int]) -> None:
         """Note that these writes of the session have their results; their entries go with the next transaction."""
@@ -138,9 +157,17 @@ class DurableOutbox:
         self._doubted.extend(numbers)
         self._flush_soon()
 
-    def drop_then(self, number: int, tell: Callable[[OperationFailed | None], None]) -> None:
+    def take_back(self, entry: tuple[int, int]) -> None:
+        """Keep the entry of a write that its session has surely not applied, until :meth:`add` under its next number.
+
+        Killed before that, the process has left it for the next one: the position has passed it.
+        """
+        self._taken_back.add(entry)
+
+    def drop_then(self, entry: tuple[int, int], tell: Callable[[OperationFailed | None], None]) -> None:
         """Drop an entry and call ``tell`` when that is on disk, or with the reason why it could not be written."""
-        self._dropped.append((self.head.client_id, number))
+        self._taken_back.discard(entry)
+        self._dropped.append(entry)
         task = asyncio.ensure_future(self._commit([]))
 
         def told(done: asyncio.Future[None]) -> None:
@@ -165,9 +192,10 @@ class DurableOutbox:
             await self._commit([])
 
     async def reload(self) -> None:
-        """Write what is waiting and read the entries again: ``entries`` is then what has no result by now."""
+        """Write what is waiting and read again: ``entries`` is then what has no result and was not taken back."""
         await self.flush()
-        self.entries = await self._in_thread(self._file.reload)
+        entries = await self._in_thread(self._file.reload)
+        self.entries = [entry for entry in entries if (entry.client_id, entry.sequence) not in self._taken_back]
 
     async def entry(self, sequence: int) -> OutboxEntry | None:
         """Return the entry of that number of the current session, or None if there is none."""
@@ -238,35 +266,39 @@ def _noted(done: asyncio.Future[None]) -> None:
 
 
 class KeptPromise:
-    """The promise of a write in the outbox: "not applied" is only told once nothing can send it any more."""
+    """The promise of a write in the outbox: "not applied" is only told once nothing can send it any more.
 
-    __slots__ = ("_number", "_outbox", "_waiting", "inner", "set_result")
+    Attributes:
+        entry: client id and number that the write has in the outbox.
+    """
 
-    def __init__(self, inner: Promise, outbox: DurableOutbox, number: int) -> None:
-        self.inner = inner
+    __slots__ = ("_inner", "_outbox", "_waiting", "entry", "set_result")
+
+    def __init__(self, inner: Promise, outbox: DurableOutbox, entry: tuple[int, int]) -> None:
+        self.entry = entry
+        self._inner = inner
         self._outbox = outbox
-        self._number = number
         self._waiting = False
         self.set_result = inner.set_result
 
     def done(self) -> bool:
         """Whether nobody waits any more."""
-        return self._waiting or self.inner.done()
+        return self._waiting or self._inner.done()
 
     def set_exception(self, failure: BaseException, /) -> None:
         """Give the failure, if it says "not applied" after the entry is gone."""
         if not isinstance(failure, OperationFailed) or failure.outcome is not Outcome.NOT_APPLIED:
-            self.inner.set_exception(failure)
+            self._inner.set_exception(failure)
             return
         self._waiting = True
 
         def tell(unwritten: OperationFailed | None) -> None:
-            if not self.inner.done():
+            if not self._inner.done():
                 told = failure
                 if unwritten is not None:
                     told = OperationFailed(
                         unwritten.code, unwritten.detail, request_id=failure.request_id, outcome=Outcome.UNKNOWN
                     )
-                self.inner.set_exception(told)
+                self._inner.set_exception(told)
 
-        self._outbox.drop_then(self._number, tell)
+        self._outbox.drop_then(self.entry, tell)

@@ -231,8 +231,7 @@ class Sender:
             number, pending.operation.sequence = pending.operation.sequence, 0
             self._unsent.append((number, pending))
             if self._outbox is not None and isinstance(pending.promise, KeptPromise):
-                pending.promise = pending.promise.inner
-                self._outbox.settled([number])
+                self._outbox.take_back(pending.promise.entry)
         return len(pendings)
 
     def _put_back(self) -> None:
@@ -338,7 +337,7 @@ class Sender:
     async def _keep(self, outbox: DurableOutbox, call: AnyCall) -> bool:
         """Put a batch into the outbox; False if it was refused there and must not travel."""
         try:
-            await outbox.add(call.batch.pendings or ())
+            await outbox.add(call.batch.pendings or [])
         except OperationFailed as failure:
             if failure is outbox.broken:
                 self.end(not_applied(failure))

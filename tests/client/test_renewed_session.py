@@ -21,6 +21,8 @@ from oncegate import (
     WriteResult,
     sync,
 )
+from oncegate.gateway.client.outbox_file import OutboxFile
+from oncegate.gateway.client.settings import Tuning
 from oncegate.testing import FakeCluster, FakeGateway
 from tests.client.answers import OPERATIONS, arrived, fails, intercept, lose_answers, settle
 
@@ -202,6 +204,39 @@ async def test_outbox_goes_on_with_what_is_certain_and_hands_over_what_is_not(
         async with client.session(outbox=path, on_unknown=unknown.append) as again:
             assert (again.position, again.recovered, len(unknown)) == (7, [], 1)
     assert len(fake.executed) == 7
+
+
+async def test_write_taken_back_is_in_the_outbox_at_every_moment_and_its_position_stays(
+    fake: FakeGateway, tmp_path: Path
+) -> None:
+    path = tmp_path / "o"
+    seen: list[tuple[str, int | None, list[tuple[int, int]]]] = []
+
+    async def look(request: web.Request) -> None:
+        outbox = OutboxFile(path, read_only=True)
+        entries = [(entry.client_id, entry.sequence) for entry in outbox.loaded]
+        seen.append((request.path, outbox.head.position, entries))
+        outbox.close()
+
+    unknown = list[OutboxEntry]()
+    async with (
+        Client(fake.endpoints, tuning=Tuning(batch_operations_max=1)) as client,
+        client.session(outbox=path, renew_lost=True, on_unknown=unknown.append) as session,
+    ):
+        await session.put("rows", "a", 1, position=1)
+        before = session.client_id
+        fake.advance(61)
+        fake.nodes[0].before = look
+        writes = [session.submit("append", "rows", "l", number, position=number) for number in (2, 3, 4)]
+        await asyncio.gather(*writes)
+        assert await fake.value("rows", "l") == [2, 3, 4]
+    assert not unknown
+    lost, anew = [at for at, (asked, *_) in enumerate(seen) if asked in (OPERATIONS, "/v1/sessions")][:2]
+    assert seen[lost][1:] == (2, [(before, 2)])
+    assert seen[anew][1:] == (2, [(before, 2)]), "a process killed here leaves it for the next one"
+    positions = [position for _, position, _ in seen]
+    assert positions == sorted(positions)  # type: ignore[type-var]
+    assert not any((before, 2) in entries for asked, _, entries in seen[anew + 1 :] if asked == OPERATIONS)
 
 
 async def test_doubted_entry_of_an_outbox_is_sent_again_without_a_restart(fake: FakeGateway, tmp_path: Path) -> None:
