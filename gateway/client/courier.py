@@ -262,6 +262,7 @@ class Courier:
                 router.unreachable(endpoint, self.clock())
                 raise self._failed(endpoint, Code.NOT_READY, "no connection", ambiguous=False) from refused
             if self.clock() >= due:  # a write may have been told by now that it was not applied
+                pool.rest(connection)
                 raise self._failed(endpoint, Code.NOT_READY, "no connection in time", ambiguous=False)
         body = call.body
         head = request_head(call.method, pool.host(endpoint), call.path, headers, None if body is None else len(body))

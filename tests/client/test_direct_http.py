@@ -330,6 +330,32 @@ async def test_write_whose_connection_is_never_made_was_surely_not_applied(
     assert (await session.put("rows", "k", 2)).sequence == 2, "the number of the write that never left is reused"
 
 
+async def test_connection_that_is_made_just_as_its_attempt_ends_serves_the_next_one(
+    fake: FakeGateway, client: Client, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await session.put("rows", "warm", 1)
+    pool, asked = client._connection._pool, client._connection.courier
+    for connection in list(*pool._idle.values()):
+        connection.abort()
+    await settle()
+    dialled: list[DirectConnection] = []
+    dial = pool.dial
+
+    async def in_the_last_moment(endpoint: str, due: float) -> DirectConnection:
+        connection = await dial(endpoint, due)
+        dialled.append(connection)
+        if len(dialled) == 1:
+            monkeypatch.setattr(asked, "clock", lambda: due)
+        return connection
+
+    monkeypatch.setattr(pool, "dial", in_the_last_moment)
+    assert (await session.put("rows", "k", 1, timeout_s=60)).applied
+    assert len(dialled) == 1, "the next attempt has it"
+    [idle] = pool._idle.values()
+    assert idle == dialled
+    assert len(fake.executed) == 2
+
+
 async def test_late_answer_closes_its_connection_and_answers_no_later_request(fake: FakeGateway) -> None:
     held = asyncio.Event()
 
