@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -38,6 +40,30 @@ class RowWriter(Protocol):
     def delete(self, table: StoreTable, keys: pa.RecordBatch) -> None:
         """See `Store.delete`."""
         ...
+
+
+class Watch(Protocol):
+    """What hears how a batch is applied; times are those of `time.perf_counter`. It raises nothing."""
+
+    def derived(self, began_s: float, ended_s: float) -> None:
+        """Hear that the derivation worked until it yielded rows, or ended without any."""
+        ...
+
+    def write(self, change: str, table: StoreTable, rows: int) -> AbstractContextManager[None]:
+        """Return a block in which ``rows`` rows are written, updated or deleted: ``change`` says which."""
+        ...
+
+
+class _Unwatched(Watch):
+    def derived(self, began_s: float, ended_s: float) -> None:
+        pass
+
+    @contextmanager
+    def write(self, change: str, table: StoreTable, rows: int) -> Iterator[None]:
+        yield
+
+
+UNWATCHED: Final[Watch] = _Unwatched()
 
 
 @dataclass
@@ -79,14 +105,16 @@ class Applier:
     stamp: int = 0
     stamps_all: bool = True
 
-    def apply(self, batch: FlowBatch, store: RowWriter, done: Done) -> None:
+    def apply(self, batch: FlowBatch, store: RowWriter, done: Done, watch: Watch = UNWATCHED) -> None:
         """Write what the batch derives to, and count it in ``done``; when it returns, all of it is durable.
+
+        ``watch`` hears of each step.
 
         Raises:
             StoreError: STORE_UNAVAILABLE, when the store did not answer until its deadline; BAD_ROWS, when rows do not
                 fit their table as a whole.
         """
-        mark = time.perf_counter()
+        begun = mark = time.perf_counter()
         errors: dict[int, str] = {}
         for change in changes_of(self.derivation, batch):
             if isinstance(change, Reject):
@@ -94,20 +122,26 @@ class Applier:
                 continue
             now = time.perf_counter()
             done.derive_s += now - mark
-            errors = self._written(change, batch, store) | errors
+            watch.derived(mark, now)
+            errors = self._written(change, batch, store, watch) | errors
             done.rows[change.table.name] += change.rows.num_rows
             mark = time.perf_counter()
             done.write_s += mark - now
-        done.derive_s += time.perf_counter() - mark
+        now = time.perf_counter()
+        done.derive_s += now - mark
+        if mark == begun:
+            watch.derived(mark, now)
         if errors:
             dead = letters(batch, self.job, errors)
             if dead.num_rows != len(errors):
                 raise SinkError(StoreCode.BAD_ROWS, f"batch {batch.number} has no item of a rejected commit number")
-            self._written(Upsert(DEAD_LETTERS, dead), batch, store)
+            self._written(Upsert(DEAD_LETTERS, dead), batch, store, watch)
             done.rows[DEAD_LETTERS.name] += dead.num_rows
         done.count(batch)
 
-    def _written(self, change: Upsert | Update | Delete, batch: FlowBatch, store: RowWriter) -> dict[int, str]:
+    def _written(
+        self, change: Upsert | Update | Delete, batch: FlowBatch, store: RowWriter, watch: Watch
+    ) -> dict[int, str]:
         """Write, and return the errors of rows that the store refused, by the commit of the item they derive from."""
         table, rows = change.table, change.rows
         if self.stamp and (self.stamps_all or owned(table)):
@@ -117,11 +151,14 @@ class Applier:
         try:
             match change:
                 case Upsert():
-                    store.write(table, rows)
+                    with watch.write("write", table, rows.num_rows):
+                        store.write(table, rows)
                 case Update():
-                    store.update(table, rows)
+                    with watch.write("update", table, rows.num_rows):
+                        store.update(table, rows)
                 case Delete():
-                    store.delete(table, rows)
+                    with watch.write("delete", table, rows.num_rows):
+                        store.delete(table, rows)
         except BadRows as refused:
             if table is DEAD_LETTERS:
                 raise

@@ -14,6 +14,7 @@ from oncegate.spark_sink.archived_flow import ArchivedFlow
 from oncegate.spark_sink.derivation import ROWS_MAX_DEFAULT
 from oncegate.spark_sink.errors import SinkError
 from oncegate.spark_sink.flow_client import FlowClient
+from oncegate.spark_sink.tracing import checked_endpoint
 from oncegate.stores.claimed import claimed_store
 from oncegate.stores.errors import StoreCode
 from oncegate.stores.retry import Retry
@@ -134,6 +135,8 @@ class SinkOptions:
     | `job` | name under which dead letters are kept, default: the consumer |
     | `stamp` | write timestamp of a replay that revises (`replay`), default 0: each row has its own |
     | `epoch` | the one to write in; default: that of the store's claim, which must be the cluster's |
+    | `otlp_endpoint` | URL of a collector for spans of batches with traced items (`tracing`); default: none |
+    | `replay` | name of the replay that it is, for its spans; default: none |
     """
 
     flow: FlowOptions
@@ -143,6 +146,8 @@ class SinkOptions:
     job: str
     stamp: int
     epoch: int
+    otlp_endpoint: str = ""
+    replay: str = ""
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkOptions:
@@ -154,7 +159,10 @@ class SinkOptions:
         job = options.get("job") or flow.consumer or ""
         stamp = _number(options, "stamp", 0, 0, COMMIT_MAX) or 0
         epoch = _number(options, "epoch", 0, 0, EPOCH_MAX) or 0
-        return cls(flow, _required(options, "store"), options.get("progress") or None, rows or 1, job, stamp, epoch)
+        store, progress = _required(options, "store"), options.get("progress") or None
+        endpoint = options.get("otlp_endpoint") or ""
+        traced = checked_endpoint(endpoint) if endpoint else ""
+        return cls(flow, store, progress, rows or 1, job, stamp, epoch, traced, options.get("replay") or "")
 
     def of_present_epoch(self) -> SinkOptions:
         """Return them with identity and epoch looked up, at the gateway and in the store, where they are not given.

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql import datasource as spark
 from pyspark.sql.types import StructType
 
@@ -29,12 +30,15 @@ from oncegate.spark_sink.derivation import Derivation
 from oncegate.spark_sink.errors import SinkError
 from oncegate.spark_sink.flow_batches import whole_batches
 from oncegate.spark_sink.options import FlowOptions, SinkOptions
-from oncegate.stores.claimed import process_store
+from oncegate.spark_sink.tracing import Traced, task_spans
+from oncegate.stores.claimed import place_of, process_store
 
 
 @dataclass
 class TaskDone(Done, spark.WriterCommitMessage):
-    """What one task wrote."""
+    """What one task wrote, and how many spans its process has dropped since the task before."""
+
+    spans_dropped: int = 0
 
 
 class StoreSink(spark.DataSource):
@@ -103,10 +107,30 @@ def write_items(iterator: Iterator[pa.RecordBatch], options: SinkOptions, deriva
     """
     done = TaskDone()
     applier = Applier(derivation, options.job, options.stamp)
-    with process_store(options.store, options.flow.cluster, options.epoch) as store:
-        for batch in whole_batches(iterator, options.flow.flow, options.rows_per_write):
-            applier.apply(batch, store, done)
+    spans = task_spans(_traced(options))
+    try:
+        with process_store(options.store, options.flow.cluster, options.epoch) as store:
+            asked_s = time.perf_counter()
+            for batch in whole_batches(iterator, options.flow.flow, options.rows_per_write):
+                with spans.batch(batch, asked_s) as watch:
+                    applier.apply(batch, store, done, watch)
+                asked_s = time.perf_counter()
+    finally:
+        spans.settle()
+    done.spans_dropped = spans.dropped
     return done
+
+
+def _traced(options: SinkOptions) -> Traced:
+    task = TaskContext.get()
+    return Traced(
+        endpoint=options.otlp_endpoint,
+        cluster=options.flow.cluster,
+        job=options.job,
+        store=place_of(options.store),
+        replay=options.replay,
+        attempt=1 if task is None else task.attemptNumber() + 1,
+    )
 
 
 def sink_of(derivation: Derivation, name: str) -> type[StoreSink]:
@@ -141,6 +165,7 @@ def _progress(done: Sequence[TaskDone], micro_batch: int, last: int) -> dict[str
         "tasks": len(done),
         "derive_s": round(sum(task.derive_s for task in done), 6),
         "write_s": round(sum(task.write_s for task in done), 6),
+        "spans_dropped": sum(task.spans_dropped for task in done),
         "rows_per_s": round(rows.total() / seconds) if seconds else 0,
     }
 

@@ -9,12 +9,19 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
 T = TypeVar("T")
 
 _FIRST_WAIT_S: Final = 0.05
+_repeated: ContextVar[int] = ContextVar("repeated", default=0)
+
+
+def repeated() -> int:
+    """Return how many times this thread has tried anything again so far: what a call took is the difference."""
+    return _repeated.get()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +56,4 @@ class Retry:
             # Full jitter: clients that failed together do not retry together.
             self.sleep(min(random.uniform(0, bound_s), left_s))
             bound_s = min(bound_s * 2, self.wait_s_max)
+            _repeated.set(_repeated.get() + 1)

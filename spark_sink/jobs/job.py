@@ -43,6 +43,7 @@ from oncegate.spark_sink.jobs.settings import JobSettings, parsed, parser
 from oncegate.spark_sink.session import register
 from oncegate.spark_sink.sink import sink_of
 from oncegate.spark_sink.source import OncegateSource
+from oncegate.spark_sink.tracing import checked_endpoint
 from oncegate.stores.claimed import ClaimedStore, claimed_store, place_of
 from oncegate.stores.errors import REGISTRY, StoreCode, StoreError
 from oncegate.stores.tables import StoreTable
@@ -68,7 +69,9 @@ def start(spark: SparkSession, settings: JobSettings) -> StreamingQuery | None:
     Raises:
         SinkError: the store or the gateway did not answer, or refused.
     """
-    told = {**settings.sink_options(), "job": settings.consumer}
+    if settings.otlp_endpoint:
+        checked_endpoint(settings.otlp_endpoint)
+    told = {**settings.sink_options(), "job": settings.consumer, "otlp_endpoint": settings.otlp_endpoint}
     checkpoint, ending = settings.checkpoint, ""
     state = settings.client().state()
     with claimed_store(settings.store, state.cluster_identity) as store:
@@ -84,7 +87,7 @@ def start(spark: SparkSession, settings: JobSettings) -> StreamingQuery | None:
                 return None
             consumer, ending = found, str(replay.last_batch)
             checkpoint = f"{settings.checkpoint.rstrip('/')}-replay-{replay.name}"
-            told["stamp"] = str(replay.stamp)
+            told |= {"stamp": str(replay.stamp), "replay": replay.name}
         else:
             store.begin(settings.flow, settings.consumer)
             consumer = FlowConsumer.attach(

@@ -14,6 +14,20 @@ from oncegate.spark_sink.dead_letters import DEAD_LETTERS
 
 _WINDOW_MS: Final = 60_000
 _MS: Final = 1000
+_HELP: Final = {
+    "items_total": "Items read.",
+    "rows_total": "Rows written and deleted, dead letters among them.",
+    "dead_letters_total": "Items that became dead letters.",
+    "restarts_total": "Times that the job was started again.",
+    "spans_dropped_total": "Spans that no collector has taken.",
+    "last_batch": "Newest batch whose rows are durable.",
+    "lag_batches": "Sealed batches that are not read yet.",
+    "lag_items": "Items of these batches.",
+    "lag_seconds": "Age of the oldest of them.",
+    "items_per_second": "Items read a second in the last minute.",
+    "seconds_left": "Until nothing is left to read, if the lag goes on as it did.",
+}
+"""Of each metric, without its prefix."""
 
 
 class _Seen(NamedTuple):
@@ -35,6 +49,7 @@ class Progress:
     lag_items: int = 0
     lag_ms: int = 0
     restarts: int = 0
+    spans_dropped: int = 0
     _recent: deque[_Seen] = field(default_factory=deque)
 
     def add(self, line: Mapping[str, Any]) -> None:
@@ -42,6 +57,7 @@ class Progress:
         self.items += line["items"]
         self.rows += line["rows"]
         self.dead_letters += line["rows_by_table"].get(DEAD_LETTERS.name, 0)
+        self.spans_dropped += line.get("spans_dropped", 0)  # older jobs do not tell
         self.last_batch = max(self.last_batch, line["last_batch"])
         for name in ("lag_batches", "lag_items", "lag_ms"):
             if line.get(name) is not None:
@@ -77,6 +93,7 @@ class Progress:
     def metrics(self, job: str) -> str:
         """Return the figures in Prometheus' text format; ``job`` is the consumer's name, which needs no escaping."""
         counted = {"items": self.items, "rows": self.rows, "dead_letters": self.dead_letters, "restarts": self.restarts}
+        counted["spans_dropped"] = self.spans_dropped
         gauges = {
             "last_batch": float(self.last_batch),
             "lag_batches": float(self.lag_batches),
@@ -86,9 +103,13 @@ class Progress:
         }
         if (left := self.time_left_s()) is not None:
             gauges["seconds_left"] = left
-        told = [(f"oncegate_job_{name}_total", "counter", float(value)) for name, value in counted.items()]
-        told += [(f"oncegate_job_{name}", "gauge", value) for name, value in gauges.items()]
-        return "".join(f'# TYPE {name} {kind}\n{name}{{consumer="{job}"}} {value:.10g}\n' for name, kind, value in told)
+        told = [(f"{name}_total", "counter", float(value)) for name, value in counted.items()]
+        told += [(name, "gauge", value) for name, value in gauges.items()]
+        return "".join(
+            f"# HELP oncegate_job_{name} {_HELP[name]}\n# TYPE oncegate_job_{name} {kind}\n"
+            f'oncegate_job_{name}{{consumer="{job}"}} {value:.10g}\n'
+            for name, kind, value in told
+        )
 
     def _span(self) -> tuple[_Seen, _Seen, float]:
         if not self._recent:

@@ -58,6 +58,7 @@ class JobSettings:
     redrive: bool = False
     commit: tuple[int, ...] = ()
     error: str = ""
+    otlp_endpoint: str = ""
 
     def flow_options(self) -> FlowOptions:
         """Return where the flow is read, checked; raises BAD_OPTION."""
@@ -98,6 +99,7 @@ def parser(name: str, description: str) -> argparse.ArgumentParser:
     add("--rows-per-write", type=int, default=ROWS_PER_WRITE_DEFAULT)
     add("--timeout-s", type=int, default=TIMEOUT_S_DEFAULT, help="how long one call to the gateway is retried")
     add("--progress", default="", help="file to which a JSON line is appended for each micro-batch")
+    add("--otlp-endpoint", default="", metavar="URL", help="collector for spans of batches with traced items (OTLP)")
     add("--cores", type=int, default=2, help="threads for tasks; not under spark-submit")
     add("--replay", default="", metavar="NAME", help="read a range again, beside the job, and revise its rows")
     add("--from-batch", type=int, default=0, help="first batch of the replay")

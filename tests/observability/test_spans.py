@@ -3,63 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from aiohttp import web
 from opentelemetry import trace
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
-    ExportTraceServiceRequest,
-    ExportTraceServiceResponse,
-)
 from opentelemetry.sdk.trace import TracerProvider
 
 from oncegate import Client
 from oncegate.gateway.node.settings import Settings
 from tests.gateway.http_contract import one_node, serving
+from tests.observability.collector import Collector, attributes, collecting
 
 TRACED = "00-{:032x}-{:016x}-0{}"
 
 
-class Collector:
-    """Takes what an exporter sends, and decodes it with OpenTelemetry's own schema."""
-
-    def __init__(self) -> None:
-        self.url = ""
-        self.spans: list[Any] = []
-        self.resource: dict[str, str] = {}
-
-    async def take(self, request: web.Request) -> web.Response:
-        assert request.content_type == "application/x-protobuf"
-        for group in ExportTraceServiceRequest.FromString(await request.read()).resource_spans:
-            self.resource = {one.key: one.value.string_value for one in group.resource.attributes}
-            self.spans += [span for scope in group.scope_spans for span in scope.spans]
-        return web.Response(
-            body=ExportTraceServiceResponse().SerializeToString(), content_type="application/x-protobuf"
-        )
-
-    def named(self, name: str) -> list[Any]:
-        return [span for span in self.spans if span.name == name]
-
-
 @pytest.fixture
-async def collector() -> AsyncIterator[Collector]:
-    taken = Collector()
-    app = web.Application()
-    app.router.add_post("/v1/traces", taken.take)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    taken.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1/traces"
-    yield taken
-    await runner.cleanup()
-
-
-def attributes(span: Any) -> dict[str, Any]:
-    return {one.key: one.value.string_value or one.value.int_value for one in span.attributes}
+def collector() -> Iterator[Collector]:
+    with collecting() as taken:
+        yield taken
 
 
 async def test_a_write_is_one_trace_from_the_sdk_through_node_and_log(
@@ -86,8 +48,9 @@ async def test_a_write_is_one_trace_from_the_sdk_through_node_and_log(
         "http.response.status_code": 200,
         "oncegate.commit": done.commit,
     }
-    assert collector.resource["service.name"] == "oncegate"
-    assert collector.resource["service.instance.id"] == "n1"
+    (resource,) = collector.resources
+    assert resource["service.name"] == "oncegate"
+    assert resource["service.instance.id"] == "n1"
 
 
 async def test_only_what_is_sampled_has_spans_and_reads_have_them_too(tmp_path: Path, collector: Collector) -> None:

@@ -28,6 +28,7 @@ from oncegate.spark_sink.jobs.progress import Progress
 from oncegate.spark_sink.jobs.settings import parser
 from oncegate.spark_sink.jobs.submit import Target, command, pack, supervise
 from oncegate.stores import claimed_store
+from tests.observability.promlint import problems
 from tests.spark.conftest import QUICK_JVM
 from tests.spark.fake_gateway import FakeFlow, FakeNode
 
@@ -64,6 +65,18 @@ def test_progress_tells_rates_lag_and_the_time_left() -> None:
     assert 'oncegate_job_items_total{consumer="hourly"} 1060\n' in text
     assert 'oncegate_job_dead_letters_total{consumer="hourly"} 2\n' in text
     assert "seconds_left" not in text
+
+
+def test_metrics_of_a_job_are_what_promtool_accepts_and_count_dropped_spans() -> None:
+    progress = Progress()
+    assert problems(progress.metrics("hourly")) == [], "before the first line"
+    progress.add(line(100, 50, 1_000, 5))
+    progress.add({**line(110, 500, 800, 9), "spans_dropped": 7})
+    progress.add({**line(120, 500, 600, 12), "spans_dropped": 1})
+    text = progress.metrics("hourly")
+    assert problems(text) == []
+    assert 'oncegate_job_spans_dropped_total{consumer="hourly"} 8\n' in text
+    assert "oncegate_job_seconds_left" in text
 
 
 def test_what_is_packed_is_all_that_an_executor_imports(tmp_path: Path) -> None:
