@@ -117,7 +117,7 @@ def write_items(iterator: Iterator[pa.RecordBatch], options: SinkOptions, deriva
                 asked_s = time.perf_counter()
     finally:
         spans.settle()
-    done.spans_dropped = spans.dropped
+    done.spans_dropped = spans.take_dropped()
     return done
 
 

@@ -102,8 +102,6 @@ def _installed() -> bool:
 class Untraced:
     """A task without a collector."""
 
-    dropped = 0
-
     @contextmanager
     def batch(self, batch: FlowBatch, asked_s: float) -> Iterator[Watch]:
         """See `TaskSpans.batch`."""
@@ -111,6 +109,10 @@ class Untraced:
 
     def settle(self) -> None:
         """See `TaskSpans.settle`."""
+
+    def take_dropped(self) -> int:
+        """See `TaskSpans.take_dropped`."""
+        return 0
 
 
 class TaskSpans:
@@ -120,14 +122,10 @@ class TaskSpans:
         traced: what all spans say.
         provider: makes them.
         sender: of this process, to which the provider gives them.
-
-    Attributes:
-        dropped: spans that were not sent, as counted when the task settled.
     """
 
     def __init__(self, traced: Traced, provider: TracerProvider, sender: SpanSender) -> None:
         self._traced, self._provider, self._sender = traced, provider, sender
-        self.dropped = 0
 
     @contextmanager
     def batch(self, batch: FlowBatch, asked_s: float) -> Iterator[Watch]:
@@ -155,9 +153,12 @@ class TaskSpans:
                 _log.exception("spans of batch %d could not be made", batch.number)
 
     def settle(self) -> None:
-        """Wait for the collector, as long as `span_sender` allows, and count what was dropped."""
+        """Wait for the collector, as long as `span_sender` allows."""
         self._sender.settle()
-        self.dropped = self._sender.take_dropped()
+
+    def take_dropped(self) -> int:
+        """Return how many spans this process has dropped since the last call: a task that fails leaves them to tell."""
+        return self._sender.take_dropped()
 
     def _tell(
         self, batch: FlowBatch, watched: _Watched, contexts: Mapping[str, int], left_out: int, fault: str

@@ -284,6 +284,21 @@ def test_a_collector_that_is_gone_or_refuses_fails_nothing_and_what_is_lost_is_c
     assert row["write_ts"] == 10 * batches
 
 
+def test_spans_that_a_failing_task_drops_are_told_by_the_next_one(
+    collector: Collector, write: Callable[..., TaskDone]
+) -> None:
+    def broken(batch: FlowBatch) -> Iterator[Change]:
+        raise OSError("a disk")
+
+    collector.status = 400
+    with pytest.raises(OSError, match="a disk"):
+        write(collector.url, [trace(1)], derivation=broken)
+    dropped = 0
+    while not dropped:  # the first answer may come after the task has ended
+        dropped = write(collector.url, [None]).spans_dropped
+    assert dropped == 2, "the batch, and reading it"
+
+
 @pytest.mark.timeout(240)
 def test_a_collector_that_never_answers_holds_up_no_task(collector: Collector, write: Callable[..., TaskDone]) -> None:
     collector.open.clear()
