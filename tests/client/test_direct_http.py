@@ -159,6 +159,16 @@ def test_head_that_is_taken_says_to_others_what_it_says_here(head: bytes) -> Non
     assert told.length == (0 if told.status in (204, 304) else lengths[0])
 
 
+@pytest.mark.parametrize("status", [204, 304])
+@pytest.mark.parametrize("told", [b"", b"\r\nContent-Length: 7"])
+def test_answer_that_never_has_a_body_is_whole_after_its_head(status: int, told: bytes) -> None:
+    assert read_head(b"HTTP/1.1 %d X%b" % (status, told)) == (status, 0, True, {})
+
+
+def test_largest_body_is_taken() -> None:
+    assert read_head(b"HTTP/1.1 200 OK\r\nContent-Length: %d" % BODY_BYTES_MAX).length == BODY_BYTES_MAX
+
+
 @given(garbage=pieces_of_heads, cut=st.integers(0, 40))
 def test_garbage_ends_the_attempt_and_is_no_answer_unless_it_is_one(garbage: bytes, cut: int) -> None:
     made, stays = asyncio.run(answered([garbage[:cut], garbage[cut:]]))
@@ -181,6 +191,7 @@ def test_garbage_ends_the_attempt_and_is_no_answer_unless_it_is_one(garbage: byt
         fields("Content-Length: 1_0"),
         fields("Content-Length: ¹"),
         fields(f"Content-Length: {BODY_BYTES_MAX + 1}"),
+        fields("Content-Length: " + "0" * 5_000),  # more digits than Python makes a number of
         b"HTTP/1.1 100 Continue\r\n\r\n",
         b"HTTP/1.1 101 Switching\r\n\r\n",
         b"HTTP/2 200 OK\r\nContent-Length: 0\r\n\r\n",

@@ -62,7 +62,7 @@ def test_file_reads_back_as_a_dictionary_of_what_was_written(
     model: dict[int, tuple[object, bool]] = {}
     file = OutboxFile(path)
     file.write(head=Head(client_id=OWNER, window=512))
-    for added, dropped, doubted in steps:
+    for at, (added, dropped, doubted) in enumerate(steps):
         file.write(
             [entry(n, value % 2**60) for n, value in dict(added).items()], [(OWNER, n) for n in dropped], doubted
         )
@@ -70,7 +70,13 @@ def test_file_reads_back_as_a_dictionary_of_what_was_written(
             model.pop(n, None)
         model.update({n: (model[n][0], True) for n in doubted if n in model})
         model.update({n: (value % 2**60, False) for n, value in dict(added).items()})
+        for n in (1, 12):
+            found = file.entry(OWNER, n)
+            assert (None if found is None else (found.operation.value, found.doubted)) == model.get(n)
+        if at % 3 == 2:
+            assert {found.sequence for found in file.reload()} == set(model)
         assert len(file) == len(model)
+        assert file.bytes == sum(len(entry(n, value).body) for n, (value, _) in model.items())
     file.close()
     assert read(path) == model
 
