@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from pyspark.sql import SparkSession
 
 from oncegate import Client
-from oncegate.gateway.local.waiting import until, wait_for
+from oncegate.gateway.local.waiting import wait_for
 from oncegate.spark_sink.derivation import Change, FlowBatch
 from oncegate.spark_sink.jobs import job, stream_rows
 from oncegate.spark_sink.sink import sink_of
@@ -62,39 +64,53 @@ def below(collector: Collector, parent: Any) -> list[Any]:
     return sorted(found, key=lambda span: span.start_time_unix_nano)
 
 
-async def test_one_request_is_followed_from_the_sdk_through_leader_and_log_to_the_batch_and_the_store(
+@contextmanager
+def one_traced_write(directory: Path, collector: Collector, application: TracerProvider) -> Iterator[tuple[str, int]]:
+    """Run a node beside this thread, which is Spark's, and give its URL and the commit of a write that is sealed."""
+    node_settings = one_node(directory, otlp_endpoint=collector.url)
+    sealed: Future[int] = Future()
+    over = threading.Event()
+
+    async def scenario() -> None:
+        async with serving(node_settings) as (api, _):
+            await api.call("PUT", "/v1/tables/orders", {"kind": "resident"})
+            await api.call("PUT", "/v1/flows/orders", {"source": "orders", "linger_ms": 10})
+            async with Client(node_settings.address.http, tracing=True) as client, client.session() as session:
+                with application.get_tracer("application").start_as_current_span("order"):
+                    done = await session.put("orders", "a-key", "a-value")
+            while (await api.call("GET", "/v1/flows/orders"))[2]["last_batch"] < 1:
+                await asyncio.sleep(0.01)
+            sealed.set_result(done.commit)
+            await asyncio.to_thread(over.wait)
+
+    with ThreadPoolExecutor(1) as beside:
+        served = beside.submit(asyncio.run, scenario())
+        served.add_done_callback(lambda ended: sealed.done() or sealed.set_exception(ended.exception() or EOFError()))
+        try:
+            yield node_settings.address.http, sealed.result(120)
+        finally:
+            over.set()
+        served.result(120)
+
+
+def test_one_request_is_followed_from_the_sdk_through_leader_and_log_to_the_batch_and_the_store(
     spark: SparkSession, store_url: str, tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     application = TracerProvider(shutdown_on_exit=False)
     application.add_span_processor(SimpleSpanProcessor(OTLPSpanExporter(collector.url)))
     monkeypatch.setattr(trace, "get_tracer", application.get_tracer)
-    node_settings = one_node(tmp_path, otlp_endpoint=collector.url)
-    async with serving(node_settings) as (api, _):
-        await api.call("PUT", "/v1/tables/orders", {"kind": "resident"})
-        await api.call("PUT", "/v1/flows/orders", {"source": "orders", "linger_ms": 10})
-        async with Client(node_settings.address.http, tracing=True) as client, client.session() as session:
-            tracer = trace.get_tracer("application")
-            with tracer.start_as_current_span("order") as order:
-                done = await session.put("orders", "a-key", "a-value")
-            with tracer.start_as_current_span("no order"):
-                pass
-
-        async def sealed() -> bool:
-            return bool((await api.call("GET", "/v1/flows/orders"))[2]["last_batch"] >= 1)
-
-        await until(sealed, 60, "a batch")
-        live = settings(tmp_path, node_settings.address.http, "orders", store_url, collector)
-        assert await asyncio.to_thread(job.run, spark, live, threading.Event()) == 0
-    await until(lambda: collector.named("oncegate batch"), 60, "spans of the job")
-    followed = {
-        span.name for span in collector.spans if span.trace_id == order.get_span_context().trace_id.to_bytes(16, "big")
-    }
+    with one_traced_write(tmp_path, collector, application) as (endpoint, commit):
+        live = settings(tmp_path, endpoint, "orders", store_url, collector)
+        assert job.run(spark, live, threading.Event()) == 0
+    wait_for(lambda: collector.named("oncegate batch"), 60, "spans of the job")
+    (order,) = collector.named("order")
+    followed = {span.name for span in collector.spans if span.trace_id == order.trace_id}
     assert {"order", "oncegate put", "oncegate send", "POST /v1/operations", "oncegate log"} <= followed
     (sent,) = collector.named("oncegate send")
     (batch,) = collector.named("oncegate batch")
     (link,) = batch.links
     assert (link.trace_id, link.span_id) == (sent.trace_id, sent.span_id)
-    assert attributes(link) == {"oncegate.commit": done.commit}
+    assert attributes(link) == {"oncegate.commit": commit}
     assert attributes(batch)["messaging.destination.name"] == "orders"
     read, derive, write = below(collector, batch)
     assert [span.name for span in (read, derive, write)] == ["oncegate read", "oncegate derive", "oncegate write"]
@@ -103,7 +119,7 @@ async def test_one_request_is_followed_from_the_sdk_through_leader_and_log_to_th
     (log,) = collector.named("oncegate log")
     assert log.start_time_unix_nano < write.start_time_unix_nano <= write.end_time_unix_nano
     with claimed_store(store_url) as store:
-        assert store.get(SEEN, {"item_key": "a-key", "batch": 1, "commit": done.commit}) is not None
+        assert store.get(SEEN, {"item_key": "a-key", "batch": 1, "commit": commit}) is not None
     assert b"a-key" not in b"".join(collector.bodies)
     assert b"a-value" not in b"".join(collector.bodies)
 
