@@ -88,8 +88,8 @@ class ReplicaConfig:
     left beside the largest command."""
     journal_bytes_max: int = 256 * 1024 * MIB
     save_log_bytes_max: int = 32 * MIB
-    """Log applied since the last saved state that makes a durable state machine save the next one; a little less,
-    different for each node and save, so that members do not write and delete at once what would fill a shared disk."""
+    """Log applied since the last saved state that makes a durable state machine save the next one. A node's first save
+    comes earlier, each member's at another part of this, so that members never save at the same time."""
     log_kept_bytes: int = 256 * MIB
     """Log kept behind a saved state, so that a follower that was away for a while needs no snapshot; at least one
     segment, at most half of ``journal_bytes_max``."""

@@ -118,8 +118,11 @@ class DurableState(StateMachine, Protocol):
         """
 
     @property
-    def save_wanted(self) -> bool:
-        """Enough has changed since the last save. Read after every slice of applied entries."""
+    def unsaved_share(self) -> float:
+        """What has changed since the last save, as a share of what makes the next one due: from 1 on it is due, and the
+        first one of a node may come earlier (:func:`oncegate.consensus.snapshot.saving.first_share`). Read after every
+        slice of applied entries.
+        """
 
     @property
     def saving(self) -> bool:

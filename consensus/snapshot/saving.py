@@ -7,15 +7,13 @@ begins, when the log's head may go. Read next: :mod:`oncegate.consensus.ports` (
 
 from __future__ import annotations
 
-import zlib
+from collections.abc import Iterable
 
 from oncegate.consensus.config import ReplicaConfig
 from oncegate.consensus.errors import SafetyViolation, StateMissing, StorageError
 from oncegate.consensus.log.library_log import LibraryLog
 from oncegate.consensus.ports import DurableState, SavedPoint, StateMachine
 
-SAVE_SPREAD = 0.4
-"""By how much of its bound a save may come earlier."""
 FIRST_APPLIED = 1
 """The library's log begins with an entry of its own, which is applied by definition."""
 
@@ -64,7 +62,7 @@ class Saving:
         self._membership = log.membership
         self._node_id = config.node_id
         self._save_bytes = config.save_log_bytes_max
-        self._log_bytes_max = 0
+        self._share = 1.0
         self._saved_index = -1
         self._kept_bytes = max(config.journal_segment_bytes, min(config.log_kept_bytes, config.journal_bytes_max // 2))
         self.wanted_from = 0
@@ -86,13 +84,15 @@ class Saving:
             return
         if saved_index != self._saved_index:
             self._saved_index = saved_index
-            self._log_bytes_max = save_bytes(self._save_bytes, self._node_id, saved_index)
-        due = log.bytes_after(saved_index) > self._log_bytes_max
+            own = saved is not None and log.base.index < saved_index
+            self._share = 1.0 if own else first_share(self._node_id, self._membership.current.members)
+        bytes_max = int(self._save_bytes * self._share)
+        due = log.bytes_after(saved_index) > bytes_max
         asked = self.wanted_from > (0 if saved is None else saved.index)
         if (
-            state.save_wanted
+            state.unsaved_share >= self._share
             or asked
-            or (due and log.bytes_after(saved_index) - log.bytes_after(index) > self._log_bytes_max)
+            or (due and log.bytes_after(saved_index) - log.bytes_after(index) > bytes_max)
         ):
             term = log.term_at(index)
             # A node that joins knows no configuration at first. It waits for one that was in force: or its state, which
@@ -101,7 +101,12 @@ class Saving:
                 state.begin_save(SavedPoint(index, term, self._membership.at(index)))
 
 
-def save_bytes(bytes_max: int, node_id: str, saved_index: int) -> int:
-    """The log after ``saved_index`` that makes this node save: of ``bytes_max`` all but up to ``SAVE_SPREAD``."""
-    part = zlib.crc32(f"{node_id} {saved_index}".encode()) / 2**32
-    return int(bytes_max * (1 - SAVE_SPREAD * part))
+def first_share(node_id: str, members: Iterable[str]) -> float:
+    """Return how much of what makes a save due makes a node's first one due, so that members save in turn.
+
+    All apply the same log, so each saves once while it grows by the bound; what decides when is the first save. Members
+    ``n1``, ``n2``, ``n3`` begin with a third, two thirds and all of the bound, and stay a third apart from then on. A
+    node that has its state from a snapshot begins anew: with its sender's it would save at the same moments.
+    """
+    ids = sorted({node_id, *members})
+    return (ids.index(node_id) + 1) / len(ids)

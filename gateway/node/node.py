@@ -205,9 +205,9 @@ class Node:
         return self.state.saved
 
     @property
-    def save_wanted(self) -> bool:
-        """Enough has changed since the last save."""
-        return self.state.save_wanted
+    def unsaved_share(self) -> float:
+        """What has changed since the last save, as a share of what makes the next one due."""
+        return self.state.unsaved_share
 
     @property
     def saving(self) -> bool:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+from itertools import combinations, pairwise
+
 import msgspec
 import pytest
 
 from oncegate.consensus.configuration import Configuration, RaftMember, decode, encode
 from oncegate.consensus.errors import StateMissing, StorageError
 from oncegate.consensus.log.identity import open_identity
+from oncegate.consensus.log.membership import Membership
 from oncegate.consensus.log.sealed_file import write_sealed
 from oncegate.consensus.log.segment import segment_name
 from oncegate.consensus.messages import Append
 from oncegate.consensus.ports import SavedPoint
-from oncegate.consensus.snapshot.saving import save_bytes
+from oncegate.consensus.snapshot.saving import Saving, first_share
 from oncegate.proof.sim.engine.durable_machine import _MAGIC, STATE_FILE, DurableMachine, State
 from oncegate.proof.sim.engine.fake_disk import FakeDisk
 from tests.consensus.cluster import ListMachine
@@ -51,7 +55,7 @@ def test_a_node_that_joins_saves_no_state_before_its_log_says_who_is_a_member():
         hears(b"command %d" % number)
     assert node.engine.applied_index == 11
     assert machine.saved is None
-    assert machine.save_wanted
+    assert machine.unsaved_share >= 1
     named = Configuration({"n0": RaftMember("127.0.0.1", 7000), "n1": RaftMember("127.0.0.1", 7001, voter=False)})
     hears(encode(named))
     assert machine.saved.index == node.engine.applied_index == 12
@@ -116,12 +120,72 @@ def test_a_log_that_outgrows_its_bound_is_saved_unasked():
     assert node.engine.log.bytes_after(node.machine.saved.index) < 5000 + 2 * 1000
 
 
-def test_members_save_at_different_times_and_none_later_than_its_bound():
-    bounds = {save_bytes(10_000, f"n{number}", 77) for number in range(1, 6)}
-    assert len(bounds) == 5
-    bounds |= {save_bytes(10_000, "n1", index) for index in range(1000)}
-    assert 6_000 <= min(bounds) < 6_100
-    assert 9_900 < max(bounds) <= 10_000
+@pytest.mark.parametrize(
+    "members", [["n1", "n2", "n3"], ["gateway-0", "gateway-1", "gateway-2"], list("abcde"), ["n1"]]
+)
+def test_first_saves_of_members_lie_evenly_within_the_bound(members):
+    shares = [first_share(node_id, members) for node_id in members]
+    assert shares == pytest.approx([(rank + 1) / len(members) for rank in range(len(members))])
+    assert first_share("newcomer", ["n1", "n2"]) in (1 / 3, 2 / 3, 1)
+
+
+class Member:
+    """One of three that apply the same log, with entries of one byte; a save is durable at once."""
+
+    saving = damaged = wants_state = False
+    bytes_used = 0
+
+    def __init__(self, node_id, every, log_bytes_max):
+        self.saved, self.index, self.every = None, 1, every
+        self.base = SavedPoint(0, 0, b"")
+        self.membership = Membership()
+        self.membership.rebase(0, encode(Configuration({f"n{at}": RaftMember("127.0.0.1", at) for at in (1, 2, 3)})))
+        config = dataclasses.replace(config_of(), node_id=node_id, peers={}, save_log_bytes_max=log_bytes_max)
+        self.saves = []
+        self._saving = Saving(config, self, self)
+
+    @property
+    def unsaved_share(self):
+        return (self.index - (self.saved.index if self.saved else 1)) / self.every
+
+    def bytes_after(self, index):
+        return self.index - index
+
+    def term_at(self, index):
+        return 1
+
+    def begin_save(self, point):
+        self.saved = point
+        self.saves.append(point.index)
+
+    def apply(self, count):
+        for _ in range(count):
+            self.index += 1
+            self._saving.applied(self.index)
+
+
+@pytest.mark.parametrize("bounds", [(1 << 30, 60), (60, 1 << 30)], ids=["by the log", "by the machine"])
+def test_members_save_in_turn_once_in_each_stretch_of_the_log_that_is_as_long_as_the_bound(bounds):
+    members = [Member(f"n{number}", *bounds) for number in (1, 2, 3)]
+    for member in members:
+        member.apply(1000)
+        # A byte over the bound, and each once in 60 or 61.
+        assert {after - before for before, after in pairwise(member.saves)} <= {60, 61}
+        assert member.saves[0] <= 62
+    for one, other in combinations(members, 2):
+        assert all(abs(a - b) >= 18 for a in one.saves for b in other.saves)
+
+
+def test_a_node_with_the_state_of_another_does_not_save_whenever_that_one_does():
+    sender, receiver = Member("n3", 1 << 30, 60), Member("n1", 1 << 30, 60)
+    sender.apply(300)
+    receiver.saved = receiver.base = sender.saved
+    receiver.index = sender.saved.index
+    receiver.apply(sender.index - receiver.index)
+    sender.apply(300)
+    receiver.apply(300)
+    assert receiver.saves
+    assert not set(sender.saves) & set(receiver.saves)
 
 
 def test_a_machine_that_is_not_durable_keeps_the_whole_log():

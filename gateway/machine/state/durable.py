@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -31,8 +32,8 @@ from oncegate.gateway.machine.state.store import CACHE_BYTES_DEFAULT, RocksStore
 
 SAVE_ROWS: Final = 300_000
 SAVE_BYTES: Final = 100 * 2**20
-"""New rows, and the memory they take, from which on a save is wanted. Mostly the log asks earlier, which keeps members
-from saving all at once (:mod:`oncegate.consensus.snapshot.saving`)."""
+"""New rows, and the memory they take, from which on a save is due. With values above some hundred bytes the log asks
+earlier (:mod:`oncegate.consensus.snapshot.saving`)."""
 FRESH_BYTES_MAX: Final = 512 * 2**20
 """Memory of rows and images that are not durable; above it nothing new should be proposed."""
 RETRY_S: Final = 1.0
@@ -88,7 +89,7 @@ class MachineState:
         path: directory of its own, made if it is not there.
         barrier: what a save waits for before it counts; None for nothing.
         cache_bytes: memory for blocks, filters and indexes of the store.
-        save_rows, save_bytes: when :attr:`save_wanted` becomes true.
+        save_rows, save_bytes: when :attr:`unsaved_share` becomes 1.
         fresh_bytes_max: when :attr:`overloaded` becomes true.
         retry_s: pause after a failed save.
         on_installed: called on the event loop's thread when a snapshot has replaced the machine's state.
@@ -200,10 +201,15 @@ class MachineState:
             log.error("a restart will not know that %s is damaged: %s", damage.file, fault)
 
     @property
-    def save_wanted(self) -> bool:
-        """Enough rows are new."""
+    def unsaved_share(self) -> float:
+        """What is new, as a share of what makes a save due; infinite if one was asked for."""
         tally = self._tally
-        return self._asked or tally.rows >= self._save_rows or tally.bytes >= self._save_bytes
+        return inf if self._asked else max(tally.rows / self._save_rows, tally.bytes / self._save_bytes)
+
+    @property
+    def save_wanted(self) -> bool:
+        """Enough rows are new, or a save was asked for."""
+        return self.unsaved_share >= 1
 
     def ask_to_save(self) -> None:
         """Have the state saved soon, although few rows are new: :attr:`save_wanted` until a save begins."""

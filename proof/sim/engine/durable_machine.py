@@ -116,8 +116,8 @@ class DurableMachine:
         return self.point
 
     @property
-    def save_wanted(self):
-        return self.since >= self.every
+    def unsaved_share(self):
+        return self.since / self.every
 
     @property
     def saving(self):
