@@ -20,13 +20,16 @@ from oncegate.flows import range_body
 from oncegate.flows.chunks import RangeChunk
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.machine import Machine
+from oncegate.gateway.machine.row_ends import Life
 from oncegate.gateway.machine.state import MachineState, durable, session_images, state_digest, store
 from oncegate.gateway.machine.state import rows as rows_module
-from oncegate.gateway.machine.state.errors import StoreFailed
+from oncegate.gateway.machine.state.errors import StateCorrupt, StoreFailed
 from oncegate.gateway.machine.state.flow_images import PIECE_ITEMS
-from oncegate.gateway.machine.state.layout import META_KEY
+from oncegate.gateway.machine.state.layout import META_KEY, encode_row, encode_rows
 from oncegate.gateway.machine.state.store import CellWriter, RocksStore
+from oncegate.gateway.machine.tables import StoredRow
 from oncegate.rifl.errors import InvariantViolation
+from oncegate.rifl.ids import CommitNumber
 from tests.gateway.logs import RandomLog
 from tests.gateway.state_harness import (
     Fed,
@@ -162,6 +165,62 @@ def test_planted_bug_in_a_save_is_caught(
             if wrong_when_changed_during_a_save(tmp_path, monkeypatch, seed) is not None:
                 return
     pytest.fail("six logs passed with the bug")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_cells_in_columns_are_the_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    monkeypatch.setattr(rows_module, "COLUMN_CELLS", 3)
+    member, write = Member(tmp_path / "s", RandomLog(seed)), durable.MachineState._write
+    lengths, deletions = [], 0
+
+    def compared(state: MachineState, save: Any) -> Path:
+        nonlocal deletions
+        columns = list(save.frozen.columns())
+        cells = [cell for keys, values in columns for cell in zip(keys, values, strict=True)]
+        assert cells == list(save.frozen.cells())
+        lengths.extend(len(keys) for keys, _ in columns)
+        deletions += sum(value is None for _, value in cells)
+        return write(state, save)
+
+    monkeypatch.setattr(durable.MachineState, "_write", compared)
+    for _ in range(3):
+        member.apply(80)
+        member.save()
+    member.close()
+    assert max(lengths) == 3
+    assert deletions
+
+
+def test_rows_are_encoded_at_once_as_one_by_one() -> None:
+    rows = [StoredRow(CommitNumber(7), b"1"), None, StoredRow(CommitNumber(8), b"2", Life(9, 3))]
+    assert encode_rows(rows) == [None if row is None else encode_row(row) for row in rows]
+
+
+def test_columns_are_written_as_their_cells_are_one_by_one(tmp_path: Path) -> None:
+    rows: list[tuple[bytes, bytes | None]] = [(b"%03d" % n, b"v" * n if n % 7 else None) for n in range(300)]
+    files = []
+    for name, step in (("one", 0), ("columns", 50)):
+        kept = RocksStore(tmp_path / name, store.new_cache(2**20), create=True)
+        writer = kept.writer(tmp_path / f"{name}.cells")
+        for start in range(0, 300, step or 300):
+            keys, values = map(list, zip(*rows[start : start + (step or 300)], strict=True))
+            if step:
+                writer.put_all(keys, values)
+            else:
+                for key, value in zip(keys, values, strict=True):
+                    writer.put(key, value)
+        writer.finish()
+        kept.ingest(tmp_path / f"{name}.cells")
+        files.append((writer.cells, [kept.value(key) for key, _ in rows]))
+        kept.close()
+    assert files[0] == files[1] == (300, [value for _, value in rows])
+
+
+def test_columns_that_do_not_ascend_are_refused(tmp_path: Path) -> None:
+    kept = RocksStore(tmp_path / "s", store.new_cache(2**20), create=True)
+    with pytest.raises((StateCorrupt, StoreFailed)):
+        kept.writer(tmp_path / "f").put_all([b"b", b"a"], [b"", b""])
+    kept.close()
 
 
 # --- a crash at each step ----------------------------------------------------------------------------------------

@@ -38,7 +38,6 @@ FRESH_BYTES_MAX: Final = 512 * 2**20
 """Memory of rows and images that are not durable; above it nothing new should be proposed."""
 RETRY_S: Final = 1.0
 ROOM_TO_REOPEN_BYTES: Final = 16 * 2**20
-_CELLS_BETWEEN_RESTS: Final = 64
 _DISCARDED_AT_ONCE: Final = 256
 log = logging.getLogger(__name__)
 
@@ -416,16 +415,15 @@ class MachineState:
         file = self._directory.new_save()
         try:
             writer = self._store.writer(file)
-            put, rest = writer.put, self._pacer.rest
-            for number, (key, value) in enumerate(save.frozen.cells()):
-                put(key, value)
-                if not number % _CELLS_BETWEEN_RESTS:
-                    if save.abandoned:
-                        raise _AbandonedError
-                    # A busy event loop leaves the worker one slice in five milliseconds; longer slices keep it from
-                    # falling behind for ever.
-                    self._pacer.press(self._tally.bytes / self._save_bytes)
-                    rest()
+            put_all, rest = writer.put_all, self._pacer.rest
+            for keys, values in save.frozen.columns():
+                put_all(keys, values)
+                if save.abandoned:
+                    raise _AbandonedError
+                # A busy event loop leaves the worker one slice in five milliseconds; longer slices keep it from
+                # falling behind for ever.
+                self._pacer.press(self._tally.bytes / self._save_bytes)
+                rest()
             writer.finish()
         except BaseException:
             file.unlink(missing_ok=True)

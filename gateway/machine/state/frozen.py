@@ -30,7 +30,7 @@ from oncegate.gateway.machine.state.layout import (
     used_key_key,
 )
 from oncegate.gateway.machine.state.order import sorted_in_runs
-from oncegate.gateway.machine.state.rows import FrozenRows, StoredRows
+from oncegate.gateway.machine.state.rows import CellColumns, FrozenRows, StoredRows
 from oncegate.gateway.machine.state.session_images import SessionImages
 from oncegate.gateway.machine.tables import StoredRow, Table
 from oncegate.rifl.key_table import Changes
@@ -56,6 +56,21 @@ class Frozen:
 
     def cells(self) -> Iterator[tuple[bytes, bytes | None]]:
         """Yield all cells in key order, None for a deletion."""
+        yield from self._cells_before_rows()
+        for part in self.rows:
+            yield from part.cells()
+        yield from self._cells_after_rows()
+
+    def columns(self) -> Iterator[CellColumns]:
+        """Yield :meth:`cells` as columns: rows by the dozen, the others, which may be large, one by one."""
+        for key, value in self._cells_before_rows():
+            yield [key], [value]
+        for part in self.rows:
+            yield from part.columns()
+        for key, value in self._cells_after_rows():
+            yield [key], [value]
+
+    def _cells_before_rows(self) -> Iterator[tuple[bytes, bytes | None]]:
         yield META_KEY, self.meta
         for flow in self.flows:
             yield from flow.head_cells()
@@ -63,8 +78,8 @@ class Frozen:
             yield from flow.batch_cells()
         for flow in self.flows:
             yield from flow.piece_cells()
-        for part in self.rows:
-            yield from part.cells()
+
+    def _cells_after_rows(self) -> Iterator[tuple[bytes, bytes | None]]:
         for client_id in self.sessions.ids():
             yield session_key(client_id), self.sessions.image(client_id)
         for number in range(self.keys.gone_first, self.keys.gone_end):

@@ -347,6 +347,18 @@ def encode_row(row: StoredRow) -> bytes:
     return row.version.to_bytes(_VERSION_BYTES, "big") + row.value
 
 
+def encode_rows(rows: list[StoredRow | None]) -> list[bytes | None]:
+    """Return what :func:`encode_row` makes of each row, None of None."""
+    return [
+        None
+        if row is None
+        else row.version.to_bytes(_VERSION_BYTES, "big") + row.value
+        if row.life is None
+        else encode_row(row)
+        for row in rows
+    ]
+
+
 def decode_row(value: bytes) -> StoredRow:
     """Read a row."""
     version = int.from_bytes(value[:_VERSION_BYTES], "big")

@@ -24,7 +24,7 @@ BLOCK_SAMPLES: Final = 16
 
 def in_order(runs: list[list[K]]) -> Iterator[K]:
     """Yield the keys of sorted runs, all different, in ascending order."""
-    return chain.from_iterable(_blocks(runs))
+    return chain.from_iterable(in_blocks(runs))
 
 
 def sorted_in_runs(keys: Iterable[K]) -> Iterator[K]:
@@ -36,7 +36,8 @@ def sorted_in_runs(keys: Iterable[K]) -> Iterator[K]:
     return in_order(runs)
 
 
-def _blocks(runs: list[list[K]]) -> Iterator[list[K]]:
+def in_blocks(runs: list[list[K]]) -> Iterator[list[K]]:
+    """Yield what :func:`in_order` yields by the block, some thousand keys each."""
     candidates: list[Any] = sorted(chain.from_iterable(run[::SAMPLE] for run in runs))
     starts = [0] * len(runs)
     for pivot in candidates[BLOCK_SAMPLES::BLOCK_SAMPLES]:

@@ -16,14 +16,16 @@ from heapq import merge
 from itertools import islice
 from typing import Final, NamedTuple
 
-from oncegate.gateway.machine.state.layout import decode_row, encode_row, rows_prefix
-from oncegate.gateway.machine.state.order import in_order
+from oncegate.gateway.machine.state.layout import decode_row, encode_row, encode_rows, rows_prefix
+from oncegate.gateway.machine.state.order import in_blocks, in_order
 from oncegate.gateway.machine.state.store import RocksStore
 from oncegate.gateway.machine.tables import BYTES_MAX, StoredRow, not_above
 from oncegate.rifl.ids import CommitNumber
 
 FRESH_ROW_BYTES: Final = 300
 """What a row in memory costs beside key and value: objects, dict entry, its place in a run."""
+COLUMN_CELLS: Final = 64
+"""Writing so many takes less than a tenth of a millisecond."""
 RUN_KEYS: Final = 4096
 """Keys are put in order by runs of this many, as they come: sorting one takes less than a millisecond."""
 _RUN_MASK: Final = RUN_KEYS - 1
@@ -31,6 +33,9 @@ _BELOW: Final = StoredRow(CommitNumber(-1), b"")
 """Stands for "not here, look below"; compared by identity."""
 _UNREAD: Final = b"unread"
 """Stands for "not read ahead"; compared by identity."""
+
+CellColumns = tuple[list[bytes], list[bytes | None]]
+"""Adjacent cells: their keys, and their values, None for a deletion."""
 
 
 class DirtyTally:
@@ -56,6 +61,14 @@ class FrozenRows(NamedTuple):
         for key in in_order([*self.runs, _tail(rows)]):
             row = rows[key]
             yield prefix + key.encode(), None if row is None else encode_row(row)
+
+    def columns(self) -> Iterator[CellColumns]:
+        """Yield :meth:`cells` as columns, up to ``COLUMN_CELLS`` long; for a quarter less, since most is done in C."""
+        look_up, prefixed = self.rows.__getitem__, rows_prefix(self.table).__add__
+        for block in in_blocks([*self.runs, _tail(self.rows)]):
+            for start in range(0, len(block), COLUMN_CELLS):
+                keys = block[start : start + COLUMN_CELLS]
+                yield list(map(prefixed, map(str.encode, keys))), encode_rows(list(map(look_up, keys)))
 
 
 class StoredRows:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -244,6 +245,7 @@ class CellWriter:
         self.file = file
         self.cells = 0
         self._writer = SstFileWriter(made)
+        self._set = self._writer.__setitem__
         _called(file, self._writer.open, str(file))
 
     def put(self, key: bytes, value: bytes | None) -> None:
@@ -256,6 +258,18 @@ class CellWriter:
         except Exception as fault:
             raise _typed(self.file, fault) from fault
         self.cells += 1
+
+    def put_all(self, keys: list[bytes], values: list[bytes | None]) -> None:
+        """Do what :meth:`put` does with each of these cells."""
+        if None in values:
+            for key, value in zip(keys, values, strict=True):
+                self.put(key, value)
+            return
+        try:
+            deque(map(self._set, keys, values), maxlen=0)  # a loop in C
+        except Exception as fault:
+            raise _typed(self.file, fault) from fault
+        self.cells += len(keys)
 
     def finish(self) -> None:
         """Flush the file to the disk; at least one cell was put."""
