@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import tempfile
 import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -190,6 +192,55 @@ def test_run_of_puts_counts_what_as_many_puts_count_and_finds_what_is_not_older(
         with pytest.raises(InvariantViolation):
             store.put_run(["z", "b"], [StoredRow(1, b""), StoredRow(2, b"")])
         assert store.get("b") == StoredRow(2, b"12345")
+    runs.close()
+    alone.close()
+
+
+def test_runs_read_ahead_do_what_as_many_puts_do_wherever_their_rows_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_module, "RUN_KEYS", 16)
+    monkeypatch.setattr(rows_module, "_RUN_MASK", 15)
+    put_new, rng, new = StoredRows._put_new, random.Random(60), 0
+
+    def counted(rows: StoredRows, *run: Any) -> None:
+        nonlocal new
+        new += 1
+        put_new(rows, *run)
+
+    monkeypatch.setattr(StoredRows, "_put_new", counted)
+    runs, alone = OnDisk(), OnDisk()
+    commit = 0
+    for turn in range(120):
+        # Most rows are new at first; towards the end most are on disk, in what is saved, or just written.
+        keys = [f"k{rng.randrange(40 + 120 * (120 - turn)):05d}" for _ in range(rng.randrange(2, 50))]
+        if turn % 2:
+            keys = list(dict.fromkeys(keys))
+        rows = [StoredRow(commit + at, b"x" * rng.randrange(9)) for at in range(1, len(keys) + 1)]
+        commit += len(keys)
+        runs.rows.look_ahead(keys)
+        found = runs.rows.put_run(keys, rows)
+        for key, row, was in zip(keys, rows, found, strict=True):
+            before = alone.rows.get(key)
+            assert before == was
+            alone.rows.put(key, row, before)
+        assert (runs.tally.rows, runs.tally.bytes) == (alone.tally.rows, alone.tally.bytes)
+        assert runs.rows._runs == alone.rows._runs
+        if turn % 10 == 9:
+            for disk in (runs, alone):
+                disk.save()
+                disk.freeze()
+    assert 10 < new < 110
+    assert [*runs.rows.items()] == [*alone.rows.items()]
+    assert len(runs.rows) == len(alone.rows)
+    keys = [key for key, _ in runs.rows.items()][:3]
+    for disk in (runs, alone):
+        disk.save()
+        disk.freeze()
+        disk.save()
+        disk.freeze()
+    runs.reopen()
+    runs.rows.look_ahead(keys)
+    with pytest.raises(InvariantViolation):
+        runs.rows.put_run(keys, [StoredRow(1, b"")] * 3)
     runs.close()
     alone.close()
 
