@@ -175,8 +175,11 @@ class StoredRows:
         return found
 
     def _below(self, keys: Sequence[str]) -> list[StoredRow | None] | None:
-        """Return the rows if all of them were read ahead, are different, and none is in memory; else None."""
-        if not (self._fresh.keys().isdisjoint(keys) and self._frozen.keys().isdisjoint(keys)):
+        """Return the rows if all of them were read ahead, are different, and none is in memory; else None.
+
+        What was read ahead was not in memory then, and has come there only by an earlier write of the same entry.
+        """
+        if not self._fresh.keys().isdisjoint(keys):
             return None
         try:
             values = list(map(self._ahead.__getitem__, keys))
