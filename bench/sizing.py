@@ -46,7 +46,7 @@ def node(what: str, count: int, directory: Path) -> dict[str, Any]:
     rows = []
     for arguments in ((what, str(count)), ("open", "0")):
         command = [sys.executable, "-m", "bench.sizing_node", *arguments, str(directory)]
-        out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
         rows.append(json.loads(out))
     print(f"   {what}, {count:,}: {rows[0]['seconds']:.0f} s", flush=True)
     return {"what": what, "count": count, "filled": rows[0], "opened": rows[1]}

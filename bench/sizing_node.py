@@ -30,7 +30,7 @@ from oncegate.gateway.machine.put_runs import in_columns
 from oncegate.gateway.node.node import Node
 from oncegate.gateway.node.settings import Settings
 from oncegate.gateway.observability.process import disk_figures
-from oncegate.rifl.ids import ClusterTimeMs, SequenceNumber
+from oncegate.rifl.ids import ClusterTimeMs, Fingerprint, SequenceNumber
 
 VALUE_BYTES: Final = 200
 AT_ONCE: Final = 500
@@ -93,7 +93,7 @@ def records(clients: list[int]) -> Commands:
         for at in range(1, _KEPT + 1, AT_ONCE):
             ops = []
             for number in range(at, at + AT_ONCE):
-                op = c.Op(SequenceNumber(number), int(c.OpKind.INCREMENT), "rows", "counter", c.Fingerprint(0), by=1)
+                op = c.Op(SequenceNumber(number), int(c.OpKind.INCREMENT), "rows", "counter", Fingerprint(0), by=1)
                 ops.append(c.Op(op.sequence, op.kind, op.table, op.key, c.fingerprint(op), None, 1))
             yield c.Operate(client, 1, SequenceNumber(1), ops), len(ops) * 40
 
@@ -103,7 +103,7 @@ def keyed(count: int) -> Commands:
     for at in range(0, count, AT_ONCE):
         ops = []
         for _ in range(at, min(at + AT_ONCE, count)):
-            op = c.Op(SequenceNumber(0), int(c.OpKind.INCREMENT), "rows", "counter", c.Fingerprint(0), by=1)
+            op = c.Op(SequenceNumber(0), int(c.OpKind.INCREMENT), "rows", "counter", Fingerprint(0), by=1)
             whole = c.Op(op.sequence, op.kind, op.table, op.key, c.fingerprint(op), None, 1)
             ops.append(c.KeyedOp(str(uuid.uuid4()), ClusterTimeMs(-1), whole))
         yield c.Keyed(86_400_000, ops), len(ops) * 90
@@ -136,9 +136,9 @@ async def submitted(node: Node, commands: Commands, under_way: int = UNDER_WAY) 
         await one
 
 
-async def opened(node: Node, count: int) -> list[int]:
+async def opened(node: Node, count: int) -> list[str]:
     """Open sessions; returns their client ids. No id is asked for when there are too many to keep."""
-    ids: list[int] = []
+    ids: list[str] = []
     for at in range(0, count, AT_ONCE):
         ask = [
             node.submit(c.OpenSession(uuid.uuid4().hex, 86_400_000, 4_096), 128)
@@ -157,18 +157,18 @@ async def fill(node: Node, what: str, count: int) -> None:
         case "nothing":
             pass
         case "rows":
-            await submitted(node, puts(int(client), count, AT_ONCE))
+            await submitted(node, puts(int(client, 16), count, AT_ONCE))
         case "rows one by one":
-            await submitted(node, puts(int(client), count, 1), 1)
+            await submitted(node, puts(int(client, 16), count, 1), 1)
         case "sessions":
             await opened(node, count)
         case "records":
-            clients = [int(one) for one in await opened(node, count // _KEPT)]
+            clients = [int(one, 16) for one in await opened(node, count // _KEPT)]
             await submitted(node, records(clients))
         case "keys":
             await submitted(node, keyed(count))
         case "items":
-            await submitted(node, ranges(int(client), count))
+            await submitted(node, ranges(int(client, 16), count))
         case _:
             raise SystemExit(f"nobody knows how to make {what}")
 

@@ -43,11 +43,12 @@ def slope(few: dict[str, Any], many: dict[str, Any], *path: str) -> float:
     """Return by how much a figure grows with one more of what is held; ``path`` leads to it in a node's figures."""
 
     def at(row: dict[str, Any]) -> float:
+        found: Any = row
         for name in path:
-            row = row[name]
-        return float(row)  # type: ignore[arg-type]
+            found = found[name]
+        return float(found)
 
-    return (at(many) - at(few)) / (many["count"] - few["count"])
+    return (at(many) - at(few)) / float(many["count"] - few["count"])
 
 
 def lines(run: dict[str, Any]) -> Iterator[str]:
