@@ -1,8 +1,8 @@
 """Entry point: the commands, and what every command shares.
 
 Exit codes: 0 done, 1 the answer is no (not ready, mismatch), 2 misuse, 3 the cluster could not be reached;
-``verify`` and ``check`` have their own. A command imports its modules when it runs, so that ``status`` does not load
-the server and ``oncegate[client]`` is enough for commands that need no server.
+``verify``, ``perf`` and ``check`` have their own. A command imports its modules when it runs, so that ``status`` does
+not load the server and ``oncegate[client]`` is enough for commands that need no server.
 """
 
 from __future__ import annotations
@@ -46,10 +46,13 @@ _MODULES: Final = {
     "dead-letters": "dead_letters",
     "spark": "spark",
     "debug": "debug",
+    "perf": "perf",
 }
 """The commands, by the modules that define them."""
 _OWN_PARSER: Final = frozenset({"cassandra"})
 """Commands that read their arguments themselves, ``--help`` too."""
+_VERDICTS: Final = frozenset({"verify", "perf"})
+"""Commands whose misuse has an exit code that no verdict has."""
 _AS_GIVEN: Final = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
 
@@ -65,7 +68,7 @@ def command_line(*names: str) -> typer.Typer:
             made.add_typer(found, name=name)
         else:
             settings = _AS_GIVEN if name in _OWN_PARSER else None
-            made.command(name, cls=VerdictCommand if name == "verify" else None, context_settings=settings)(found)
+            made.command(name, cls=VerdictCommand if name in _VERDICTS else None, context_settings=settings)(found)
     return made
 
 
