@@ -47,6 +47,7 @@ _MODULES: Final = {
     "spark": "spark",
     "debug": "debug",
     "perf": "perf",
+    "top": "top",
 }
 """The commands, by the modules that define them."""
 _OWN_PARSER: Final = frozenset({"cassandra"})
