@@ -29,7 +29,7 @@ from oncegate.flows.directories import flush_directory, make_directory
 from oncegate.flows.errors import FlowError
 from oncegate.flows.segment_store import HEADER_BYTES, SegmentStore, decode_header
 from oncegate.gateway.backup.fence import BLOCKS_DRAWN, Fenced, fence
-from oncegate.gateway.backup.manifest import SEGMENTS, STATE, Manifest, damaged
+from oncegate.gateway.backup.manifest import SEGMENTS, STATE, BackupFile, Manifest, damaged
 from oncegate.gateway.backup.shelf import Shelf
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.state import MachineState
@@ -82,12 +82,13 @@ class Origin(Protocol):
 
 
 class BackupOrigin:
-    """A backup on a shelf."""
+    """A backup on a shelf; ``read`` is called with the bytes of each file that has been read."""
 
-    def __init__(self, shelf: Shelf, manifest: Manifest) -> None:
+    def __init__(self, shelf: Shelf, manifest: Manifest, read: Callable[[int], None] = lambda _: None) -> None:
         self.cluster = manifest.cluster
         self._shelf = shelf
         self._manifest = manifest
+        self._told_read = read
         self._files = {file.path: file for file in manifest.files}
 
     def load(self, state: MachineState) -> SavedPoint:
@@ -95,7 +96,7 @@ class BackupOrigin:
         files = self._manifest.of(STATE)
         told = [SnapshotFile(file.path.partition("/")[2], file.size_bytes) for file in files]
         try:
-            install(state, self._manifest.point, told, lambda at: self._shelf.read(files[at]))
+            install(state, self._manifest.point, told, lambda at: self._read(files[at]))
         except StateCorrupt as fault:
             raise damaged(self._shelf.url, fault.reason) from None
         return self._manifest.point
@@ -105,7 +106,7 @@ class BackupOrigin:
         path = f"{SEGMENTS}/{flow}/{number:016d}.segment"
         if path not in self._files:
             raise damaged(self._shelf.url, f"it lacks {path}")
-        data = self._shelf.read(self._files[path])
+        data = self._read(self._files[path])
         try:
             header = decode_header(Path(path), data)
         except FlowError as fault:
@@ -117,6 +118,11 @@ class BackupOrigin:
     def age_ms(self, now_ms: int) -> int:
         """Return how long ago the backup was made."""
         return now_ms - self._manifest.made_ms
+
+    def _read(self, file: BackupFile) -> bytes:
+        data = self._shelf.read(file)
+        self._told_read(len(data))
+        return data
 
 
 def install(state: MachineState, point: SavedPoint, files: list[SnapshotFile], read: Callable[[int], bytes]) -> None:

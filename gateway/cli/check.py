@@ -12,6 +12,7 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from oncegate.gateway.cli.output import CRASH, Format, Output, VerdictGroup, exits, failed
+from oncegate.gateway.cli.progress import Advance, Unit, progress
 
 if TYPE_CHECKING:
     from oncegate.proof.lincheck import Event, Limits, Operation, Result
@@ -91,7 +93,19 @@ def run_command(
             store=store,
         )
         say = partial(typer.echo, err=True)
-        state = soak(template, workload, runs, seeds=seeds, keep=keep, resume=resume, say=say)
+        with ExitStack() as stack:
+            bar: list[Advance] = []
+            seen = 0
+
+            def done(now: int, of: int) -> None:
+                nonlocal seen
+                if not bar:  # only now it is known how many there are, and how many were done before
+                    bar.append(stack.enter_context(progress("checking", Unit.RUNS, of, done=now)))
+                else:
+                    bar[0](now - seen)
+                seen = now
+
+            state = soak(template, workload, runs, seeds=seeds, keep=keep, resume=resume, say=say, done=done)
     raise _judged(soak_lines(state), state.verdict)
 
 

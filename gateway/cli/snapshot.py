@@ -17,6 +17,7 @@ import typer
 
 from oncegate.gateway.cli.cluster import ENDPOINT_DEFAULT, Endpoint, ask
 from oncegate.gateway.cli.output import Format, Output, failed, show
+from oncegate.gateway.cli.progress import Unit, progress
 from oncegate.gateway.cli.store import told
 from oncegate.gateway.local.blocking_http import RequestRefused, Unreachable, download
 
@@ -57,8 +58,11 @@ def save(
             # What a node says goes through the checks of what a shelf says: its paths name files below.
             manifest = decode(encode(msgspec.convert(taken["manifest"], Manifest)), endpoint)
             new = [file for file in manifest.files if not shelf.has(file)]
-            for file in {file.sha256: file for file in new}.values():
-                shelf.add(file, _downloaded(f"{endpoint}{path}/files/{file.sha256}"))
+            each = {file.sha256: file for file in new}.values()
+            with progress("saving", Unit.BYTES, sum(file.size_bytes for file in each)) as advance:
+                for file in each:
+                    shelf.add(file, _downloaded(f"{endpoint}{path}/files/{file.sha256}"))
+                    advance(file.size_bytes)
             chosen = name or name_of(manifest)
             shelf.finish(chosen, manifest)
         finally:
@@ -89,7 +93,8 @@ def inspect(
         if verify:
             with tempfile.TemporaryDirectory(prefix="oncegate-rehearsal-") as folder:
                 new = NewCluster(f"not {manifest.cluster}", MemberAddress("rehearsal", "127.0.0.1", 1, 2))
-                restore(BackupOrigin(shelf, manifest), Path(folder, "node"), new)
+                with progress("rehearsing", Unit.BYTES, manifest.size_bytes) as advance:
+                    restore(BackupOrigin(shelf, manifest, advance), Path(folder, "node"), new)
     _print(shelf, chosen, manifest, output, verified=verify)
 
 
@@ -138,11 +143,13 @@ def restore_backup(
                 typer.echo("\n".join(_warning(origin.known)), err=True)
                 if not yes:
                     typer.confirm("Begin a new cluster with what this node has?", abort=True, err=True)
-                made = restore(origin, data_dir, new)
+                with progress("restoring", Unit.BYTES):
+                    made = restore(origin, data_dir, new)
         else:
             shelf = Shelf(source)
             _, manifest = shelf.manifest(name)
-            made = restore(BackupOrigin(shelf, manifest), data_dir, new)
+            with progress("restoring", Unit.BYTES, manifest.size_bytes) as advance:
+                made = restore(BackupOrigin(shelf, manifest, advance), data_dir, new)
     _write_down("snapshot.force-new-cluster" if force_new_cluster else "snapshot.restore", data_dir, new.node, cluster)
     _tell(made, data_dir, cluster, new.node)
 

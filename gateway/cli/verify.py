@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from oncegate.gateway.cli.output import MISUSE, Format, Output, exits, failed, show
+from oncegate.gateway.cli.progress import Unit, progress
 
 EXIT: Final = {"equal": 0, "different": 1, "unknown": 2}
 
@@ -50,7 +51,7 @@ def verify(
         wanted = checks.StoreWanted(store, flow, name, contacts)
     elif consumer is not None or contacts is not None:
         raise failed("--consumer and --contacts go with --store", MISUSE)
-    with exits():
+    with exits(), progress("comparing", Unit.STEPS):
         report = checks.verify(directories, wanted, lambda step: typer.echo(f"… {step}", err=True))
     if output is Output.JSON:
         import msgspec

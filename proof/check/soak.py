@@ -154,6 +154,7 @@ def soak(
     keep: bool,
     resume: bool,
     say: Callable[[str], None],
+    done: Callable[[int, int], None] = lambda done, of: None,
 ) -> SoakState:
     """Make the runs that are left, save the state after each, and return it.
 
@@ -165,6 +166,7 @@ def soak(
         keep: keep the folders of valid runs too, not only the newest run's.
         resume: go on where a soak of the same parameters was stopped.
         say: takes lines of progress.
+        done: called before each run with how many are done, and of how many.
 
     Raises:
         OncegateError: BAD_REQUEST, or CONFLICT if another process runs there now; nothing was started.
@@ -178,7 +180,7 @@ def soak(
         end_left_over(runs)
         _sweep(runs)
         state = begun(runs, template, names, len(names) if seeds is None else seeds, resume=resume)
-        _runs(state, runs, keep=keep, say=say)
+        _runs(state, runs, keep=keep, say=say, done=done)
     return state
 
 
@@ -204,9 +206,17 @@ def _each(fault: Exception) -> Iterator[Exception]:
         yield fault
 
 
-def _runs(state: SoakState, runs: Path, *, keep: bool, say: Callable[[str], None]) -> None:
+def _runs(
+    state: SoakState,
+    runs: Path,
+    *,
+    keep: bool,
+    say: Callable[[str], None],
+    done: Callable[[int, int], None] = lambda done, of: None,
+) -> None:
     before: RunFolder | None = None
     for plan in state.left():
+        done(state.done, state.seeds)
         say(f"{state.done + 1}/{state.seeds} {plan.workload}, seed {plan.seed}, faults {plan.fault_names}")
         try:
             folder, verdict = run(plan, runs)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -30,26 +31,40 @@ _SET_BY_FLAG = (
 )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status."""
+Waiting = Callable[[str, int | None], AbstractContextManager[Callable[[float], None]]]
+"""Told in a few words what is waited for, and for how many of them; yields what takes how many more are there."""
+
+
+@contextmanager
+def _unwatched(what: str, total: int | None) -> Iterator[Callable[[float], None]]:
+    yield lambda _: None
+
+
+def main(arguments: Sequence[str] | None = None, waiting: Waiting = _unwatched) -> int:
+    """Run one command; returns the exit status. What takes long happens within ``waiting``."""
     options = _parser().parse_args(arguments)
     try:
-        return _run(options)
+        return _run(options, waiting)
     except StoreError as error:
         sys.stderr.write(f"{error}\n")
         return 2 if error.code is StoreCode.BAD_OPTION else 1
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(options: argparse.Namespace, waiting: Waiting) -> int:
     match options.command:
         case "fetch":
             _announce()
-            _say(str(jars.fetch()))
+            with waiting("fetching jars", None):
+                jars.fetch()
+            _say(str(jars.library()))
         case "up":
             _announce()
             begin = time.monotonic()
             cluster = DevCluster(options.home, _config(options))
-            cluster.up()
+            with waiting("fetching jars", None):
+                jars.fetch()
+            with waiting("starting Cassandra", len(cluster.nodes)) as answered:
+                cluster.up(answered)
             _say(f"{len(cluster.nodes)} node(s) up in {time.monotonic() - begin:.1f} s: {cluster.url('KEYSPACE')}")
         case "status":
             found = DevCluster(options.home).status()
@@ -60,7 +75,8 @@ def _run(options: argparse.Namespace) -> int:
         case "down" | "wipe" as command:
             getattr(DevCluster(options.home), command)()
         case "start" | "stop" | "kill" as command:
-            getattr(DevCluster(options.home), command)(options.node)
+            with waiting(f"{command}: node {options.node}", None):
+                getattr(DevCluster(options.home), command)(options.node)
     return 0
 
 

@@ -11,7 +11,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -54,14 +54,18 @@ class DevCluster:
         self.config = chosen
         self.nodes = [CassandraNode(self.home, number, chosen) for number in range(1, chosen.nodes + 1)]
 
-    def up(self) -> None:
-        """Start all nodes and wait until each answers and all know each other; idempotent; raises CLUSTER_FAILED."""
+    def up(self, answered: Callable[[float], None] = lambda _: None) -> None:
+        """Start all nodes and wait until each answers and all know each other; idempotent; raises CLUSTER_FAILED.
+
+        ``answered`` is called with 1 for each node that answers.
+        """
         self.home.mkdir(parents=True, exist_ok=True)
         (self.home / "config.json").write_text(json.dumps(asdict(self.config), indent=1) + "\n")
         for node in self.nodes:
             node.spawn()
         for node in self.nodes:
             node.wait_ready()
+            answered(1)
         self._wait_settled()
 
     def start(self, number: int) -> None:

@@ -113,6 +113,18 @@ async def test_everything_acknowledged_before_the_backup_is_in_the_new_cluster_a
     done("verify", settings.data_dir)
 
 
+async def test_a_restore_tells_of_every_byte_of_the_backup_as_it_is_read(files: Settings, tmp_path: Path) -> None:
+    async with serving(files) as (api, _):
+        await worked(api)
+        await saved(files, tmp_path / "shelf")
+    place = Shelf(str(tmp_path / "shelf"))
+    manifest = place.manifest()[1]
+    node, told = MemberAddress("n1", "127.0.0.1", *free_ports(2)), list[int]()
+    restore(BackupOrigin(place, manifest, told.append), tmp_path / "new", NewCluster("second", node))
+    assert sum(told) == manifest.size_bytes
+    assert len(told) == len(manifest.files) > 1
+
+
 async def test_backup_waits_for_no_save_and_leaves_no_copy_behind(files: Settings, tmp_path: Path) -> None:
     async with serving(files) as (api, node):
         await worked(api)

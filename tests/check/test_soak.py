@@ -81,6 +81,19 @@ def test_a_run_that_crashes_is_told_with_what_was_raised_in_it(tmp_path: Path, m
     assert state.total.crashed == 1
 
 
+def test_before_each_run_it_is_told_how_many_are_done_a_resumed_soak_begins_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(plan: RunPlan, runs: Path) -> None:
+        raise OSError("gone")
+
+    monkeypatch.setattr(soak, "run", run)
+    state, told = SoakState(TEMPLATE, NAMES, 3), list[tuple[int, int]]()
+    state.crash(next(state.left()), "f1", "why")
+    soak._runs(state, tmp_path, keep=True, say=lambda _: None, done=lambda done, of: told.append((done, of)))
+    assert told == [(1, 3), (2, 3)]
+
+
 @pytest.mark.parametrize(("verdict", "expected"), [("valid", "valid"), ("unknown", "unknown"), (None, "crashed")])
 def test_soak_is_as_good_as_its_worst_run(verdict: Any, expected: str) -> None:
     state = SoakState(TEMPLATE, NAMES, 2)

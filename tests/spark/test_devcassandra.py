@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,9 @@ from typer.testing import CliRunner
 
 import oncegate.stores.devcassandra
 from oncegate.gateway.cli.main import command_line
-from oncegate.stores.devcassandra import Config, jars
+from oncegate.stores.devcassandra import Config, DevCluster, jars
 from oncegate.stores.devcassandra.__main__ import main
+from oncegate.stores.devcassandra.node import CassandraNode
 from oncegate.stores.errors import StoreCode, StoreError
 
 
@@ -82,6 +85,25 @@ def test_up_says_what_it_downloads_and_where_to_before_it_does(
     capsys.readouterr()
     assert main(["fetch"]) == 1
     assert said[1] == "", "nothing is downloaded a second time"
+
+
+def test_what_takes_long_happens_while_somebody_is_told_of_it_node_by_node(
+    settings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    happened: list[object] = []
+
+    @contextmanager
+    def waiting(what: str, total: int | None) -> Iterator[Callable[[float], None]]:
+        happened.append((what, total))
+        yield happened.append
+        happened.append("over")
+
+    monkeypatch.setattr(jars, "fetch", lambda: happened.append("fetched"))
+    for name in ("spawn", "wait_ready"):
+        monkeypatch.setattr(CassandraNode, name, lambda _: None)
+    monkeypatch.setattr(DevCluster, "_wait_settled", lambda _: None)
+    assert main(["--home", str(tmp_path / "cluster"), "up", "--nodes", "2"], waiting) == 0
+    assert happened == [("fetching jars", None), "fetched", "over", ("starting Cassandra", 2), 1, 1, "over"]
 
 
 def test_command_line_hands_its_arguments_on(tmp_path: Path) -> None:
