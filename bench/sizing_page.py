@@ -122,7 +122,8 @@ def _processor(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 def _size(bytes_: float) -> str:
     mib = bytes_ / _MIB
-    return f"{mib:,.0f} MiB" if abs(mib) >= 9.5 else "0" if abs(mib) < 0.05 else f"{mib:.1f} MiB"
+    # Less than nothing is what merging files saved: what is held takes no room of this kind.
+    return f"{mib:,.0f} MiB" if mib >= 9.5 else "0" if mib < 0.05 else f"{mib:.1f} MiB"
 
 
 def filled(page: str, run: dict[str, Any]) -> str:
