@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from oncegate.gateway.cli.perf_verdict import THRESHOLDS, shown
 from oncegate.gateway.docs.commands import commands
 from oncegate.gateway.http.metrics import METRICS
 from oncegate.gateway.node.setting import sample
@@ -96,11 +97,26 @@ def metrics() -> Iterator[str]:
     return table(("name", "kind", "labels", "what it is"), rows)
 
 
+def thresholds() -> Iterator[str]:
+    """Return the table of what ``oncegate perf`` wants."""
+    rows = (
+        [
+            one.words,
+            "at least" if one.least else "at most",
+            *(shown(bound, one.unit) for bound in one.bounds),
+            one.source,
+        ]
+        for one in THRESHOLDS
+    )
+    return table(("figure", "", "small", "medium", "large", "where it comes from"), rows)
+
+
 SECTIONS: Final = (
     Section("docs/SEMANTICS.md", "the apply rule", table_as_markdown),
     Section("docs/SEMANTICS.md", "errors", errors),
     Section("docs/settings.md", "settings", settings),
     Section("docs/metrics.md", "metrics", metrics),
     Section("docs/cli.md", "commands", commands),
+    Section("docs/sizing.md", "thresholds", thresholds),
     Section("deploy/oncegate.toml", "settings", lambda: sample(SETTINGS)),
 )
