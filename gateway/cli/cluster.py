@@ -19,7 +19,8 @@ from oncegate.gateway.local.blocking_http import TIMEOUT_S, NotAsked, RequestRef
 if TYPE_CHECKING:
     from oncegate.gateway.node.settings import MemberAddress
 
-Endpoint = Annotated[str, typer.Option(envvar="ONCEGATE_ENDPOINT", help="HTTP address of any node")]
+Endpoint = Annotated[str, typer.Option(help="HTTP address of a node")]
+"""Of a command that asks a node; :mod:`oncegate.gateway.cli.connection_flags` puts its flags in the place of this."""
 ENDPOINT_DEFAULT: Final = "http://127.0.0.1:7400"
 """On ``DEFAULT_HTTP_PORT`` of :mod:`oncegate.gateway.wire`, which costs an import of msgspec."""
 member = typer.Typer(help="Members of the cluster: add, remove, repair.", no_args_is_help=True)
@@ -56,7 +57,7 @@ def ask(
     except RequestRefused as refusal:
         raise failed(refusal, 1) from None
     except Untrusted as fault:
-        way_out = "ONCEGATE_CA_FILE names the file of the authority that signed it"
+        way_out = "--ca-file or ONCEGATE_CA_FILE names the file of the authority that signed it"
         raise failed(f"the certificate of {endpoint} is not trusted: {fault}; {way_out}", 3) from None
     except Unreachable as fault:
         raise failed(f"no node answers at {endpoint}: {fault}", 3) from None

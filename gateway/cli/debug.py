@@ -20,7 +20,7 @@ import typer
 
 from oncegate.gateway.cli.cluster import ENDPOINT_DEFAULT, Endpoint, ask
 from oncegate.gateway.cli.output import failed
-from oncegate.gateway.local.blocking_http import RequestRefused, Unreachable, download
+from oncegate.gateway.local.blocking_http import RequestRefused, Unreachable, credentials_in_force, download
 
 debug = typer.Typer(help="Help with a fault: bundle.", no_args_is_help=True)
 _OF_A_NODE: Final = {
@@ -91,9 +91,9 @@ def _contents(endpoint: str) -> Iterator[tuple[str, str]]:
 
 def _own_secrets() -> list[str]:
     """Return what this command was given in secret."""
-    found = [os.environ.get("ONCEGATE_TOKEN", "")]
-    named = os.environ.get("ONCEGATE_TOKEN_FILE")
+    token, file, _ = credentials_in_force()
+    found = [os.environ.get("ONCEGATE_TOKEN", ""), token or ""]
     with suppress(OSError, ValueError):  # the first request says what is wrong with it
-        if named:
-            found.append(Path(named).read_text().strip())
+        if file:
+            found.append(Path(file).read_text().strip())
     return found

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from oncegate.gateway.cli.cluster import ENDPOINT_DEFAULT, Endpoint
+from oncegate.gateway.cli.connection_flags import Cluster
 from oncegate.gateway.cli.output import Format, Output, failed, show
 from oncegate.rifl.errors import Code, OncegateError
 
@@ -45,7 +45,7 @@ def list_entries(file: File, output: Format = Output.TABLE) -> None:
 @outbox.command()
 def drain(
     file: File,
-    endpoint: Endpoint = ENDPOINT_DEFAULT,
+    cluster: Cluster,
     output: Format = Output.TABLE,
     timeout_s: Annotated[float, typer.Option(min=0.1, help="total time")] = 30.0,
     forget_unknown: Annotated[
@@ -61,7 +61,7 @@ def drain(
         raise failed(f"there is no outbox {file}", 2)
     unknown: list[OutboxEntry] = []
     try:
-        recovered = asyncio.run(_drain(file, endpoint, timeout_s, unknown if forget_unknown else None))
+        recovered = asyncio.run(_drain(file, cluster, timeout_s, unknown if forget_unknown else None))
     except OutboxUnresolved as fault:
         _show([_described(entry, outcome="unknown") for entry in fault.entries], output)
         raise failed(f"{fault.detail}; take note of them, then --forget-unknown", 1) from None
@@ -70,11 +70,9 @@ def drain(
     _show([*(_outcome(one) for one in recovered), *(_described(entry, outcome="unknown") for entry in unknown)], output)
 
 
-async def _drain(file: Path, endpoint: str, timeout_s: float, unknown: list[OutboxEntry] | None) -> list[Recovered]:
-    from oncegate.gateway.client import Client
-
+async def _drain(file: Path, cluster: Cluster, timeout_s: float, unknown: list[OutboxEntry] | None) -> list[Recovered]:
     note = None if unknown is None else unknown.append
-    async with Client(endpoint, timeout_s=timeout_s) as client, client.session(outbox=file, on_unknown=note) as session:
+    async with cluster.client(timeout_s) as client, client.session(outbox=file, on_unknown=note) as session:
         return session.recovered
 
 

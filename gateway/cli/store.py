@@ -75,12 +75,10 @@ def migrate(
 @store.command()
 def status(
     url: Url,
-    endpoint: Annotated[
-        str | None, typer.Option(help="HTTP address of a node: whether the store is this cluster's")
-    ] = None,
+    endpoint: Annotated[str | None, typer.Option(help="HTTP address of a node; none: no cluster is asked")] = None,
     output: Format = Output.TABLE,
 ) -> None:
-    """Show who holds a store, its epoch and its tables."""
+    """Show who holds a store, its epoch and its tables; with --endpoint or --profile, whether it is that cluster's."""
     from oncegate.stores.claimed import claimed_store, place_of
     from oncegate.stores.write_times import timestamp
 

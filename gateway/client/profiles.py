@@ -88,7 +88,7 @@ def settle(
         return SettledProfile(
             given.endpoints, given.token, given.token_file, given.ca_file, given.timeout_s or TIMEOUT_S_DEFAULT
         )
-    file = file or Path(environment.get("ONCEGATE_PROFILES") or "~/.config/oncegate/profiles.toml").expanduser()
+    file = file or _file(environment)
     sources = (given, _from_environment(environment), _from_file(file, name or environment.get("ONCEGATE_PROFILE")))
     secret = next((one for one in sources if one.token is not None or one.token_file is not None), given)
     return SettledProfile(
@@ -98,6 +98,19 @@ def settle(
         _first([source.ca_file for source in sources]),
         _first([source.timeout_s for source in sources]) or TIMEOUT_S_DEFAULT,
     )
+
+
+def profile_names(environment: Mapping[str, str] | None = None) -> list[str]:
+    """Return the names of the profiles in the file; none if there is no file, or none that can be read."""
+    try:
+        found = read_toml(_file(os.environ if environment is None else environment)).values
+    except (FileNotFoundError, ValueError):
+        return []
+    return sorted(name for name, value in found.items() if isinstance(value, dict))
+
+
+def _file(environment: Mapping[str, str]) -> Path:
+    return Path(environment.get("ONCEGATE_PROFILES") or "~/.config/oncegate/profiles.toml").expanduser()
 
 
 def _first(values: Sequence[Any]) -> Any:

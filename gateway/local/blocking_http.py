@@ -1,7 +1,7 @@
 """Blocking requests to a node, with the standard library: for callers without an event loop.
 
-The token, and whom to trust, come from the variables that the SDK reads: ``ONCEGATE_TOKEN``, else
-``ONCEGATE_TOKEN_FILE``; ``ONCEGATE_CA_FILE``, else the system's authorities.
+The token, and whom to trust, are those of :func:`as_whom`, else of the variables that the SDK reads:
+``ONCEGATE_TOKEN``, else ``ONCEGATE_TOKEN_FILE``; ``ONCEGATE_CA_FILE``, else the system's authorities.
 """
 
 from __future__ import annotations
@@ -11,11 +11,46 @@ import os
 import ssl
 import urllib.error
 import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 TIMEOUT_S: Final = 3.0
+
+
+class Credentials(NamedTuple):
+    """Who asks, and whom it trusts; ``token`` comes before ``token_file``."""
+
+    token: str | None = None
+    token_file: str | None = None
+    ca_file: str | None = None
+
+
+_AS_WHOM: Final[list[Credentials]] = []
+"""Of this process, the one in force last: a command asks as one, in whichever thread."""
+
+
+def credentials_of(environment: Mapping[str, str]) -> Credentials:
+    """Return what the variables say."""
+    names = ("ONCEGATE_TOKEN", "ONCEGATE_TOKEN_FILE", "ONCEGATE_CA_FILE")
+    return Credentials(*(environment.get(name) or None for name in names))
+
+
+@contextmanager
+def as_whom(credentials: Credentials) -> Iterator[None]:
+    """Ask with these credentials, and not with those of the variables."""
+    _AS_WHOM.append(credentials)
+    try:
+        yield
+    finally:
+        _AS_WHOM.pop()
+
+
+def credentials_in_force() -> Credentials:
+    """Return what requests are sent with."""
+    return _AS_WHOM[-1] if _AS_WHOM else credentials_of(os.environ)
 
 
 class RequestRefused(Exception):
@@ -31,23 +66,23 @@ def _request(method: str, url: str, data: bytes | None = None) -> urllib.request
     headers = {} if data is None else {"Content-Type": "application/json"}
     if not url.startswith(("http://", "https://")):
         raise NotAsked(f"{url} begins neither with http:// nor with https://")
-    token, file = os.environ.get("ONCEGATE_TOKEN"), os.environ.get("ONCEGATE_TOKEN_FILE")
+    token, file, _ = credentials_in_force()
     if file and not token:
         try:
             token = Path(file).read_text().strip()
         except (OSError, ValueError) as fault:
-            raise NotAsked(f"ONCEGATE_TOKEN_FILE cannot be read: {fault}") from None
+            raise NotAsked(f"the token's file cannot be read: {fault}") from None
     if token:
         headers["Authorization"] = f"Bearer {token}"
     return urllib.request.Request(url, data, headers, method=method)
 
 
 def _trusted() -> ssl.SSLContext | None:
-    authorities = os.environ.get("ONCEGATE_CA_FILE")
+    authorities = credentials_in_force().ca_file
     try:
         return ssl.create_default_context(cafile=authorities) if authorities else None
     except OSError as fault:
-        raise NotAsked(f"ONCEGATE_CA_FILE, {authorities}, holds no certificates: {fault}") from None
+        raise NotAsked(f"the authorities' file {authorities} holds no certificates: {fault}") from None
 
 
 def get(url: str, timeout_s: float = TIMEOUT_S) -> bytes | None:

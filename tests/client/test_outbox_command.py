@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from aiohttp import web
 from typer.testing import CliRunner, Result
 
 from oncegate.gateway.cli.main import app
@@ -79,6 +80,23 @@ async def test_drain_reports_unknown_writes_and_forgets_them_only_on_request(pat
     assert [row["outcome"] for row in json.loads(forgot.stdout)] == ["unknown"] * 2
     assert fake.executed == []
     assert json.loads((await run("ls", path, "-o", "json")).stdout)["entries"] == []
+
+
+async def test_drain_sends_the_profile_s_token(
+    path: Path, tmp_path: Path, fake: FakeGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = set()
+
+    async def look(request: web.Request) -> None:
+        sent.add(request.headers.get("Authorization"))
+
+    fake.nodes[0].before = look
+    (tmp_path / "profiles.toml").write_text(f'[here]\nendpoints = ["{fake.endpoints[0]}"]\ntoken = "secret"\n')
+    monkeypatch.setenv("ONCEGATE_PROFILES", str(tmp_path / "profiles.toml"))
+    drained = await run("drain", path, "--profile", "here", "-o", "json")
+    assert drained.exit_code == 0, drained.output
+    assert sent == {"Bearer secret"}
+    assert len(fake.executed) == 2
 
 
 async def test_exit_codes_tell_misuse_no_and_unreachable(path: Path, tmp_path: Path, fake: FakeGateway) -> None:

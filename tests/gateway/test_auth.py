@@ -274,8 +274,8 @@ async def test_command_tells_a_certificate_that_is_not_trusted_from_a_missing_to
             (trusting, 1, "oncegate: UNAUTHENTICATED: "),
             ({**trusting, "ONCEGATE_TOKEN": READER}, 0, ""),
             ({**trusting, "ONCEGATE_TOKEN_FILE": str(tmp_path / "token")}, 0, ""),
-            ({"ONCEGATE_CA_FILE": "/nowhere"}, 2, "oncegate: ONCEGATE_CA_FILE, /nowhere, holds no certificates: "),
-            ({**trusting, "ONCEGATE_TOKEN_FILE": "/nowhere"}, 2, "oncegate: ONCEGATE_TOKEN_FILE cannot be read: "),
+            ({"ONCEGATE_CA_FILE": "/nowhere"}, 2, "oncegate: the authorities' file /nowhere holds no certificates: "),
+            ({**trusting, "ONCEGATE_TOKEN_FILE": "/nowhere"}, 2, "oncegate: the token's file cannot be read: "),
         ):
             line = ["status", "-o", "json", "--endpoint", endpoint]
             shown = await asyncio.to_thread(CliRunner().invoke, app, line, env=environment)
