@@ -132,6 +132,18 @@ def _profiles(incomplete: str) -> list[str]:
     return [name for name in profile_names() if name.startswith(incomplete)]
 
 
+def table_names(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the names of the cluster's tables that begin so, for the completion of a shell; none if nobody answers."""
+    given = context.params
+    try:
+        cluster = _settled(*(given.get(name) for name in ("endpoint", "profile", "token_file", "ca_file")))
+        with blocking_http.as_whom(cluster.credentials):
+            found = blocking_http.get_json(f"{cluster.answering()}/v1/tables?consistency=stale&limit=1000", _PROBE_S)
+    except typer.Exit:
+        return []
+    return [one["name"] for one in (found or {}).get("tables", []) if one["name"].startswith(incomplete)]
+
+
 def _flag(name: str, kind: Any, text: str, **more: Any) -> inspect.Parameter:
     option = typer.Option(f"--{name.replace('_', '-')}", help=text, show_default=False, **more)
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option])

@@ -25,6 +25,14 @@ if TYPE_CHECKING:
     app: typer.Typer
 
 _MODULES: Final = {
+    "get": "row_reads",
+    "put": "row_writes",
+    "increment": "row_writes",
+    "append": "row_writes",
+    "delete": "row_writes",
+    "txn": "row_writes",
+    "scan": "row_reads",
+    "watch": "row_reads",
     "serve": "serve",
     "dev": "serve",
     "config": "config",

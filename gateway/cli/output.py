@@ -1,4 +1,5 @@
-"""How commands print and end: tables for people, JSON for programs, one line and an exit code for an error.
+"""How commands print and end: tables for people, JSON or lines of JSON for programs, one line and an exit code for an
+error. What a command that asks for JSON prints on stdout is JSON, and on success it prints nothing on stderr.
 
 Exit codes of commands that give a verdict: one for each verdict, others for misuse and for a crash. The one module that
 knows how typer ends a command that is misused (``typer.core``, ``typer.exceptions``).
@@ -7,11 +8,13 @@ knows how typer ends a command that is misused (``typer.core``, ``typer.exceptio
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 import traceback
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import Annotated, Any, Final
+from types import TracebackType
+from typing import Annotated, Any, Final, Self
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -31,9 +34,83 @@ class Output(StrEnum):
 
     TABLE = "table"
     JSON = "json"
+    JSONL = "jsonl"
 
 
-Format = Annotated[Output, typer.Option("--output", "-o", help="table or json")]
+Format = Annotated[Output, typer.Option("--output", "-o", help="table, json, or jsonl: an object a line")]
+
+
+def as_json(output: Output, found: object, lines: Iterable[object] | None = None) -> bool:
+    """Print what was found if JSON is asked for, and tell whether it was.
+
+    Args:
+        output: how to print.
+        found: what ``json`` prints; ``jsonl`` prints the items of a list, and anything else as one line.
+        lines: what ``jsonl`` prints instead, an object a line: rows that ``found`` has below names.
+    """
+    if output is Output.JSON:
+        typer.echo(json.dumps(found, indent=1, default=str))
+    elif output is Output.JSONL:
+        whole = found if isinstance(found, list) else [found]
+        for one in whole if lines is None else lines:
+            typer.echo(json.dumps(one, default=str))
+    return output is not Output.TABLE
+
+
+class Printed:
+    """Rows printed one by one as they come, however many there are: none is kept; use as ``with``.
+
+    A table has columns of fixed widths, the last one as wide as it is. An array of JSON is closed at the end and left
+    open by an error: what was cut off is not read as a whole.
+
+    Args:
+        output: how to print.
+        columns: of the table: the members of a row, with their least widths; ``value`` is shown as JSON.
+        live: each row is there for whoever reads as soon as it is printed.
+    """
+
+    def __init__(self, output: Output, columns: Sequence[tuple[str, int]], *, live: bool = False) -> None:
+        self._output = output
+        self._columns = columns
+        self._live = live
+        self._began = False
+
+    def __enter__(self) -> Self:
+        if self._output is Output.TABLE:
+            self._line(name for name, _ in self._columns)
+        return self
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        """Print a row."""
+        match self._output:
+            case Output.TABLE:
+                self._line(self._cell(row, name) for name, _ in self._columns)
+            case Output.JSON:
+                sys.stdout.write(f"{',' if self._began else '['}\n {json.dumps(row)}")
+            case Output.JSONL:
+                sys.stdout.write(f"{json.dumps(row)}\n")
+        self._began = True
+        if self._live:
+            sys.stdout.flush()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._output is Output.JSON and (kind is None or not issubclass(kind, Exception)):
+            sys.stdout.write("\n]\n" if self._began else "[]\n")
+
+    @staticmethod
+    def _cell(row: Mapping[str, Any], name: str) -> str:
+        value = row.get(name)
+        if name == "value":
+            return json.dumps(value) if name in row else ""
+        return printable(str(value)).replace("\n", "\\n")
+
+    def _line(self, cells: Iterable[str]) -> None:
+        padded = (cell.ljust(width) for cell, (_, width) in zip(cells, self._columns, strict=True))
+        sys.stdout.write(f"{'  '.join(padded).rstrip()}\n")
+        if self._live:
+            sys.stdout.flush()
 
 
 def show(header: Sequence[str], rows: Iterable[Sequence[str]], *, unbroken: Collection[str] = ()) -> None:

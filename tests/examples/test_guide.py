@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import asyncio
 import codeop
+import os
 import re
 import shutil
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -50,13 +52,18 @@ async def test_readme_and_guide_run_in_their_order_and_print_what_they_say(
     profiles = tmp_path / "profiles.toml"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ONCEGATE_PROFILES", str(profiles))
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # the command `oncegate`
     shell = await asyncio.create_subprocess_exec(
-        "bash", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, cwd=tmp_path
+        "bash",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path},
     )
     reader = Reader(shell)
     ran = 0
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(180):
             for block in blocks():
                 block = block._replace(text=re.sub(r"(localhost|127\.0\.0\.1):7400", address, block.text))
                 if block.language == "toml":
