@@ -11,7 +11,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from oncegate.flows.chunks import RangeChunk, SealedChunk
 from oncegate.gateway.machine.flow_state import Flow
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.tables import ROW_OVERHEAD_BYTES, Remembered, StoredRow, Table
+from oncegate.gateway.machine.transactions import Transacted
 from oncegate.proof.verify.findings import Difference, Report
 from oncegate.rifl.completion import CompletionRecord
 from oncegate.rifl.ids import format_client_id
@@ -26,10 +27,22 @@ from oncegate.rifl.key_table import KEYS_CLIENT
 
 
 class _Record(NamedTuple):
-    """A completion record and the request id it is under."""
+    """A completion record, the request id it is under, and what it says of its write ``at``; None: nothing more."""
 
     request: str
     record: CompletionRecord
+    at: int = 0
+    result: object = None
+
+    def writes(self) -> Iterator[Self]:
+        """Yield it for each commit number that its operation has taken: a transaction takes one for each write."""
+        result = self.record.result
+        if isinstance(result, Transacted) and result.refusal is None:
+            told = dict(result.results)
+            for at in range(result.count):
+                yield self._replace(at=at, result=told.get(at))
+        else:
+            yield self._replace(result=result)
 
 
 class StateCheck:
@@ -44,19 +57,22 @@ class StateCheck:
 
     def check(self) -> None:
         """Raise Difference for the first contradiction."""
-        for known in self._records():
-            commit = known.record.commit
+        for record in self._records():
             self._report.records += 1
-            if commit > self._machine.commit:
-                raise self._difference(f"record of {known.request}", f"a commit up to {self._machine.commit}", commit)
-            if (other := self._by_commit.setdefault(commit, known)) is not known:
-                raise self._difference(f"commit {commit}", f"one record, {other.request}'s", f"{known.request}'s too")
+            for known in record.writes():
+                self._file(known, known.record.commit + known.at)
         versions = array("q")
         for table in self._machine.every_table():
             if table.kind == "resident":
                 self._check_table(table, versions)
         self._check_unique(versions)
         self._check_open_items()
+
+    def _file(self, known: _Record, commit: int) -> None:
+        if commit > self._machine.commit:
+            raise self._difference(f"record of {known.request}", f"a commit up to {self._machine.commit}", commit)
+        if (other := self._by_commit.setdefault(commit, known)) is not known:
+            raise self._difference(f"commit {commit}", f"one record, {other.request}'s", f"{known.request}'s too")
 
     def _records(self) -> Iterator[_Record]:
         machine = self._machine
@@ -94,7 +110,7 @@ class StateCheck:
             raise self._difference(what, sorted(ending - filed)[:5], sorted(filed - ending)[:5])
 
     def _check_row(self, what: str, row: StoredRow, known: _Record) -> None:
-        result = known.record.result
+        result = known.result
         if not isinstance(result, Remembered):
             return
         if result.refusal is not None:

@@ -29,6 +29,7 @@ from oncegate.gateway.machine.tables import StoredRow
 from oncegate.proof.verify import Report, StoreWanted, verify
 from oncegate.proof.verify.findings import Difference
 from oncegate.proof.verify.node_files import NodeFiles, Replay
+from oncegate.proof.verify.states import StateCheck
 from oncegate.rifl import rule
 from oncegate.spark_sink import contacts, rows
 from oncegate.spark_sink.dead_letters import DEAD_LETTERS, letters
@@ -38,7 +39,7 @@ from oncegate.stores.claims import adopt
 from oncegate.stores.store import open_store
 from oncegate.stores.stream_rows import ROWS_CONSUMER, STREAM_ROWS, rows_of
 from tests.conftest import Api
-from tests.gateway.http_contract import declare, put
+from tests.gateway.http_contract import declare, one_node, put, serving
 from tests.verify.scenes import changed_batch, changed_row, cut_log, flipped, listing, rewritten_log
 
 
@@ -397,3 +398,29 @@ def test_second_execution_in_a_log_is_reported_with_its_entry(monkeypatch: pytes
         again.run(entries)
     assert told.value.what == "entry 3"
     assert "operations 1 to 1" in told.value.found
+
+
+async def test_transactions_that_are_remembered_verify_and_one_that_a_row_contradicts_is_named(tmp_path: Path) -> None:
+    settings = one_node(tmp_path)
+    async with serving(settings) as (api, node):
+        await declare(api)
+        writes = [
+            {"op": "put", "table": "rows", "key": "a", "value": 1},
+            {"op": "get", "table": "rows", "key": "a"},
+            {"op": "increment", "table": "rows", "key": "n"},
+        ]
+        for key in ("first", "second"):
+            once = {"Idempotency-Key": f'"{key}"'}
+            assert (await api.call("POST", "/v1/transactions", json={"writes": writes}, headers=once))[0] == 200
+        table = node.machine.tables["rows"]
+        report = Report("equal")
+        StateCheck("n1", "here", node.machine, report).check()
+        assert report.records == 2
+        row = table.rows.get("n")
+        assert row is not None
+        table.rows.put("n", StoredRow(row.version, b"7"), row)
+        with pytest.raises(Difference) as contradicted:
+            StateCheck("n1", "here", node.machine, report).check()
+        table.rows.put("n", row, row)
+        assert contradicted.value.what.startswith("row rows/n")
+    assert verify([settings.data_dir], None, lambda step: None).verdict == "equal"
