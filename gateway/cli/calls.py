@@ -8,7 +8,7 @@
 | 3 | no node could be reached that serves it; it was not applied |
 | 4 | there is no such row, or no such table |
 | 5 | a condition failed, of the write or of its table: it was not applied, and the same write later is another one |
-| 6 | a write whose outcome is unknown: it may have been applied. Again with the same idempotency key it is done once |
+| 6 | a write's outcome is unknown: it may have been applied; again with the same idempotency key it is done once |
 | 130 | Ctrl-C |
 
 The SDK and asyncio are imported when a command runs: the other commands do not pay for them.
@@ -35,6 +35,8 @@ _CODES: Final = {
     Code.BAD_REQUEST: MISUSE,
     Code.PAYLOAD_TOO_LARGE: MISUSE,
     Code.NOT_FOUND: NOT_FOUND,
+    Code.STALE: UNKNOWN,
+    Code.SESSION_EXPIRED: UNKNOWN,
     Code.TIMEOUT: UNREACHED,
     Code.NOT_READY: UNREACHED,
     Code.NO_LEADER: UNREACHED,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from oncegate.gateway.cli.output import CRASH, Format, Output, VerdictGroup, exits, failed
+from oncegate.gateway.cli.output import CRASH, Format, Output, VerdictGroup, as_json, exits, failed
 from oncegate.gateway.cli.progress import Advance, Unit, progress
 
 if TYPE_CHECKING:
@@ -179,11 +178,9 @@ def file(
         listed = operations(_events(history, history_format, keyed=keyed))
         began = time.monotonic()
         result = _check(listed, model, level, Limits(states_max=states, seconds=seconds, clock=time.monotonic), jobs)
-    if output is Output.JSON:
-        import msgspec
+    import msgspec
 
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(result), indent=1).decode() + "\n")
-    else:
+    if not as_json(output, msgspec.to_builtins(result)):
         _show(result, time.monotonic() - began)
     raise typer.Exit(EXITS[result.verdict])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import time
@@ -13,7 +12,7 @@ from urllib.parse import urlencode
 
 import typer
 
-from oncegate.gateway.cli.output import Format, Output, failed, show
+from oncegate.gateway.cli.output import Format, Output, as_json, failed, show
 from oncegate.gateway.local.blocking_http import TIMEOUT_S, NotAsked, RequestRefused, Unreachable, Untrusted, send_json
 
 if TYPE_CHECKING:
@@ -68,8 +67,7 @@ def status(endpoint: Endpoint = ENDPOINT_DEFAULT, output: Format = Output.TABLE)
     first = ask("GET", endpoint, "/v1/cluster")
     states = {m["id"]: first if m["id"] == first["node"] else _state(m["http"]) for m in first["members"]}
     told = {node_id: None if isinstance(state, str) else state for node_id, state in states.items()}
-    if output is Output.JSON:
-        typer.echo(json.dumps(told, indent=1))
+    if as_json(output, told, ({"node": node_id, **(state or {})} for node_id, state in told.items())):
         return
     if first["node"] not in told:
         typer.echo(
@@ -165,13 +163,16 @@ def move(
 
 
 @level.command("show")
-def show_level(endpoint: Endpoint = ENDPOINT_DEFAULT) -> None:
+def show_level(endpoint: Endpoint = ENDPOINT_DEFAULT, output: Format = Output.TABLE) -> None:
     """Show the level in force, and the highest that each node's build knows."""
     first = ask("GET", endpoint, "/v1/cluster")
+    states = {m["id"]: first if m["id"] == first["node"] else _state(m["http"]) for m in first["members"]}
+    known = {name: None if isinstance(one, str) else one.get("level_known", 1) for name, one in states.items()}
+    if as_json(output, {"level": first.get("level", 1), "known": known}):
+        return
     typer.echo(f"in force: {first.get('level', 1)}")
-    for one in first["members"]:
-        state = first if one["id"] == first["node"] else _state(one["http"])
-        typer.echo(f"{one['id']}: {state if isinstance(state, str) else state.get('level_known', 1)}")
+    for name, state in states.items():
+        typer.echo(f"{name}: {state if isinstance(state, str) else known[name]}")
 
 
 @level.command("raise")
@@ -222,8 +223,7 @@ def explain(
         raise failed("give TABLE/KEY or CLIENT_ID/SEQUENCE", 2)
     query = {"request": what} if _REQUEST.fullmatch(what) and not key else {"table": table, "key": name}
     found = ask("GET", endpoint, f"/v1/explain?{urlencode(query)}", None, _SEARCH_S)
-    if output is Output.JSON:
-        typer.echo(json.dumps(found, indent=1))
+    if as_json(output, found, found.get("events", [])):
         return
     _print(found)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from oncegate.gateway.cli.output import Format, Output, failed, show
+from oncegate.gateway.cli.output import Format, Output, as_json, failed, show
 from oncegate.gateway.cli.setting_flags import Config, with_setting_flags
 from oncegate.gateway.node.setting import DEFAULT, gather, sample
 from oncegate.gateway.node.settings import SETTINGS, Settings
@@ -34,9 +33,8 @@ def show_settings(
     if gathered.faults:
         raise failed("\n".join(gathered.faults), 2)
     shown = {name: one for name, one in gathered.settings.items() if not given or one.origin != DEFAULT}
-    if output is Output.JSON:
-        told = {name: {"value": one.value, "origin": one.origin} for name, one in shown.items()}
-        typer.echo(json.dumps(told, indent=1, default=str))
+    told = {name: {"value": one.value, "origin": one.origin} for name, one in shown.items()}
+    if as_json(output, told, ({"setting": name, **one} for name, one in told.items())):
         return
     show(("setting", "value", "from"), ((name, _words(one.value), one.origin) for name, one in shown.items()))
 

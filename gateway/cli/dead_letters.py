@@ -6,7 +6,6 @@ Exit codes: 0 done, 1 there is no such letter, 2 misuse, 3 the store does not an
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from oncegate.gateway.cli.output import Format, Output, failed, show
+from oncegate.gateway.cli.output import Format, Output, as_json, failed, show
 from oncegate.gateway.cli.store import Url, told
 
 dead_letters = typer.Typer(help="Items that became no row: list, show, redrive.", no_args_is_help=True)
@@ -35,9 +34,8 @@ def list_letters(
 ) -> None:
     """List dead letters, and say how many there are."""
     found = sorted(_found(url, job, flow, error), key=lambda one: (one["job"], one["flow"], one["commit"]))
-    if output is Output.JSON:
-        shown = [{name: one[name] for name in _SHOWN} for one in found[:limit]]
-        typer.echo(json.dumps({"letters": len(found), "shown": shown}, indent=1))
+    shown = [{name: one[name] for name in _SHOWN} for one in found[:limit]]
+    if as_json(output, {"letters": len(found), "shown": shown}, shown):
         return
     show(_SHOWN, ([str(one[name]) for name in _SHOWN] for one in found[:limit]))
     typer.echo(f"{len(found)} dead letters{f', the first {limit} are shown' if len(found) > limit else ''}")
@@ -49,8 +47,9 @@ def show_letter(
     commit: Annotated[int, typer.Argument(help="commit number of the item")],
     job: Job = "",
     flow: Flow = "",
+    output: Format = Output.JSON,
 ) -> None:
-    """Print all of one dead letter as JSON, its bytes as text where they are text."""
+    """Print all of one dead letter, its bytes as text where they are text."""
     found = _found(url, job, flow, "", commit)
     if not found:
         raise failed(f"no dead letter of commit {commit}", 1)
@@ -60,7 +59,9 @@ def show_letter(
             one["raw"] = raw.decode()
         except UnicodeDecodeError:
             one["raw_hex"] = raw.hex()
-        typer.echo(json.dumps(one, indent=1))
+    if not as_json(output, found):
+        for one in found:
+            show(("what", "value"), ([name, str(value)] for name, value in one.items()))
 
 
 @dead_letters.command("redrive", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 from datetime import UTC, datetime
@@ -13,7 +12,7 @@ import typer
 
 from oncegate.gateway.cli.cluster import ENDPOINT_DEFAULT, Endpoint, ask
 from oncegate.gateway.cli.flow_graph import as_dot, as_text
-from oncegate.gateway.cli.output import Format, Output, failed, show
+from oncegate.gateway.cli.output import Format, Output, as_json, failed, show
 
 flow = typer.Typer(help="Flows: list, draw, show, alter, delete.", no_args_is_help=True)
 consumer = typer.Typer(help="Consumers of flows: list, show, start, detach, remove.", no_args_is_help=True)
@@ -81,8 +80,7 @@ def _duration(text: str | None) -> int | None:
 def list_flows(endpoint: Endpoint = ENDPOINT_DEFAULT, output: Format = Output.TABLE) -> None:
     """List all flows: what each retains, and what keeps its oldest batch."""
     flows = ask("GET", endpoint, "/v1/flows")["flows"]
-    if output is Output.JSON:
-        typer.echo(json.dumps(flows, indent=1))
+    if as_json(output, flows):
         return
     show(("flow", "source", "version", "batches", "bytes", "consumers", "held by"), map(_row, flows), unbroken={"flow"})
 
@@ -110,8 +108,7 @@ def show_flow(name: Flow, endpoint: Endpoint = ENDPOINT_DEFAULT, output: Format 
 
 
 def _show(found: dict[str, Any], output: Output) -> None:
-    if output is Output.JSON:
-        typer.echo(json.dumps(found, indent=1))
+    if as_json(output, found):
         return
     show(("", ""), ([key, "" if value is None else str(value)] for key, value in found.items() if key != "consumers"))
     if found["consumers"]:
@@ -191,8 +188,10 @@ def list_consumers(
 ) -> None:
     """List consumers with their lag in batches, items and seconds, and how they keep up."""
     flows = ask("GET", endpoint, "/v1/flows")["flows"] if name is None else [ask("GET", endpoint, _path(name))]
-    if output is Output.JSON:
-        typer.echo(json.dumps({one["flow"]: one["consumers"] for one in flows}, indent=1))
+    lines = (
+        {"flow": one["flow"], "consumer": name, **about} for one in flows for name, about in one["consumers"].items()
+    )
+    if as_json(output, {one["flow"]: one["consumers"] for one in flows}, lines):
         return
     show(_HEADER, (row for one in flows for row in _consumers(one)), unbroken=_HEADER)
 
@@ -205,9 +204,7 @@ def show_consumer(
     one = ask("GET", endpoint, _path(name))["consumers"].get(consumer_name)
     if one is None:
         raise failed(f"no consumer {consumer_name} of flow {name}", 1)
-    if output is Output.JSON:
-        typer.echo(json.dumps(one, indent=1))
-    else:
+    if not as_json(output, one):
         show(("", ""), ([key, str(value)] for key, value in one.items()))
 
 
@@ -217,25 +214,30 @@ def start_consumer(
     consumer_name: Consumer,
     where: Annotated[str, typer.Option("--from", help="beginning, now, batch:N, event:MS, 2h (ago), a date and time")],
     endpoint: Endpoint = ENDPOINT_DEFAULT,
+    output: Format = Output.TABLE,
 ) -> None:
     """Place a consumer's cursor and fence its job, which then starts anew from there."""
     try:
         body = place(where, datetime.now(UTC))
     except ValueError as fault:
         raise failed(fault, 2) from None
-    _started(endpoint, name, consumer_name, body)
+    _started(endpoint, name, consumer_name, body, output)
 
 
 @consumer.command("detach")
-def detach_consumer(name: Flow, consumer_name: Consumer, endpoint: Endpoint = ENDPOINT_DEFAULT) -> None:
+def detach_consumer(
+    name: Flow, consumer_name: Consumer, endpoint: Endpoint = ENDPOINT_DEFAULT, output: Format = Output.TABLE
+) -> None:
     """Fence a consumer's job where it is: its next move of the cursor is refused."""
-    _started(endpoint, name, consumer_name, {"start": "cursor"})
+    _started(endpoint, name, consumer_name, {"start": "cursor"}, output)
 
 
-def _started(endpoint: str, name: str, consumer_name: str, body: dict[str, Any]) -> None:
+def _started(endpoint: str, name: str, consumer_name: str, body: dict[str, Any], output: Output) -> None:
     sent = {"nonce": secrets.token_hex(16), **body}
     made = ask("POST", endpoint, f"{_path(name, consumer_name)}/start", sent)
-    typer.echo(f"{consumer_name} reads batch {made['cursor'] + 1} next; jobs before fence {made['fence']} are fenced")
+    if not as_json(output, made):
+        text = f"{consumer_name} reads batch {made['cursor'] + 1} next; jobs before fence {made['fence']} are fenced"
+        typer.echo(text)
 
 
 @consumer.command("remove")

@@ -17,6 +17,7 @@ except ModuleNotFoundError:
     sys.exit("oncegate: the command is not installed; pip install 'oncegate[client]' or 'oncegate[server]'")
 
 from oncegate.gateway.cli.connection_flags import with_connection_flags
+from oncegate.gateway.cli.examples import epilog
 from oncegate.gateway.cli.output import VerdictCommand, not_installed
 
 if TYPE_CHECKING:
@@ -75,24 +76,29 @@ def command_line(*names: str) -> typer.Typer:
     for name in names or _MODULES:
         found = getattr(import_module(f"oncegate.gateway.cli.{_MODULES[name]}"), name.replace("-", "_"))
         if isinstance(found, typer.Typer):
-            _connect(found)
+            _complete(found, name)
             made.add_typer(found, name=name)
         else:
             settings = _AS_GIVEN if name in _OWN_PARSER else None
-            made.command(name, cls=VerdictCommand if name in _VERDICTS else None, context_settings=settings)(
-                with_connection_flags(found)
+            how = made.command(
+                name,
+                cls=VerdictCommand if name in _VERDICTS else None,
+                context_settings=settings,
+                epilog=epilog(name),
             )
+            how(with_connection_flags(found))
     return made
 
 
-def _connect(group: typer.Typer) -> None:
-    """Give the commands of a group that talk to a cluster the flags that say to which."""
+def _complete(group: typer.Typer, path: str) -> None:
+    """Give the commands of a group their examples, and those that talk to a cluster the flags that say to which."""
     for one in group.registered_commands:
         if one.callback is not None:
             one.callback = with_connection_flags(one.callback)
+            one.epilog = epilog(f"{path} {one.name or one.callback.__name__}")
     for below in group.registered_groups:
         if below.typer_instance is not None:
-            _connect(below.typer_instance)
+            _complete(below.typer_instance, f"{path} {below.name}")
 
 
 def __getattr__(name: str) -> object:

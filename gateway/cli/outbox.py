@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from oncegate.gateway.cli.connection_flags import Cluster
-from oncegate.gateway.cli.output import Format, Output, failed, show
+from oncegate.gateway.cli.output import Format, Output, as_json, failed, show
 from oncegate.rifl.errors import Code, OncegateError
 
 if TYPE_CHECKING:
@@ -35,8 +35,7 @@ def list_entries(file: File, output: Format = Output.TABLE) -> None:
         raise _exit(fault) from None
     opened.close()
     rows, position = [_described(entry) for entry in opened.loaded], opened.head.position
-    if output is Output.JSON:
-        typer.echo(json.dumps({"position": position, "entries": rows}, indent=1))
+    if as_json(output, {"position": position, "entries": rows}, rows):
         return
     _show(rows, output)
     typer.echo(f"{len(rows)} entries, position {json.dumps(position)}", err=True)
@@ -110,8 +109,7 @@ def _outcome(one: Recovered) -> dict[str, Any]:
 
 
 def _show(rows: list[dict[str, Any]], output: Output) -> None:
-    if output is Output.JSON:
-        typer.echo(json.dumps(rows, indent=1))
+    if as_json(output, rows):
         return
     if not rows:
         return

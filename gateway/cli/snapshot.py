@@ -6,7 +6,6 @@ Exit codes: 0 done, 1 the node refuses, or a backup is damaged, 2 misuse, 3 the 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import tempfile
 from datetime import UTC, datetime, timedelta
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from oncegate.gateway.cli.cluster import ENDPOINT_DEFAULT, Endpoint, ask
-from oncegate.gateway.cli.output import Format, Output, failed, show
+from oncegate.gateway.cli.output import Format, Output, as_json, failed, show
 from oncegate.gateway.cli.progress import Unit, progress
 from oncegate.gateway.cli.store import told
 from oncegate.gateway.local.blocking_http import RequestRefused, Unreachable, download
@@ -41,6 +40,7 @@ def save(
     place: Place,
     endpoint: Endpoint = ENDPOINT_DEFAULT,
     name: Annotated[str | None, typer.Option(help="name of the backup [time and commit number]")] = None,
+    output: Format = Output.TABLE,
 ) -> None:
     """Back up everything acknowledged until now while the cluster runs; only files that the place lacks travel."""
     import msgspec
@@ -68,8 +68,12 @@ def save(
         finally:
             with contextlib.suppress(typer.Exit):  # the node gives it back by itself, later
                 ask("DELETE", endpoint, path)
+    new_bytes = sum(file.size_bytes for file in new)
+    found = {"name": chosen, "commit": manifest.commit, "files": len(manifest.files)}
+    if as_json(output, {**found, "size_bytes": manifest.size_bytes, "new_bytes": new_bytes}):
+        return
     typer.echo(chosen)
-    sizes = f"{_size(manifest.size_bytes)}, {_size(sum(file.size_bytes for file in new))} of it new"
+    sizes = f"{_size(manifest.size_bytes)}, {_size(new_bytes)} of it new"
     typer.echo(f"up to commit {manifest.commit}: {len(manifest.files)} files, {sizes}", err=True)
 
 
@@ -99,13 +103,18 @@ def inspect(
 
 
 @snapshot.command()
-def prune(place: Place, keep: Annotated[int, typer.Option(min=1, help="how many of the newest backups stay")]) -> None:
+def prune(
+    place: Place,
+    keep: Annotated[int, typer.Option(min=1, help="how many of the newest backups stay")],
+    output: Format = Output.TABLE,
+) -> None:
     """Delete older backups, and the files that none of the others names and that are a day old."""
     from oncegate.gateway.backup.shelf import Shelf
 
     with told():
         gone, files = Shelf(place).prune(keep, datetime.now(UTC) - timedelta(days=1))
-    typer.echo(f"{len(gone)} backups and {files} files are deleted")
+    if not as_json(output, {"backups": gone, "files": files}):
+        typer.echo(f"{len(gone)} backups and {files} files are deleted")
 
 
 @snapshot.command("restore")
@@ -251,8 +260,7 @@ def _print(shelf: Shelf, chosen: str, manifest: Manifest, output: Output, *, ver
         "size_bytes": manifest.size_bytes,
         "verified": verified,
     }
-    if output is Output.JSON:
-        typer.echo(json.dumps(found, indent=1))
+    if as_json(output, found):
         return
     shown = {**found, "backups": "\n".join(found["backups"])}
     for what in ("rows", "flows"):

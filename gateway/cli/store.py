@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import secrets
 import sys
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from urllib.parse import quote
 import typer
 
 from oncegate.gateway.cli.cluster import ENDPOINT_DEFAULT, Endpoint, ask
-from oncegate.gateway.cli.output import Format, Output, failed, show
+from oncegate.gateway.cli.output import Format, Output, as_json, failed, show
 from oncegate.gateway.local.blocking_http import TIMEOUT_S, RequestRefused, Unreachable, send_json
 
 if TYPE_CHECKING:
@@ -43,6 +42,7 @@ def init(
     tables: Annotated[
         list[str], typer.Option("--tables", help="module:NAME of tables to create; again for more")
     ] = _OWN_TABLES,
+    output: Format = Output.TABLE,
 ) -> None:
     """Create what is missing of a store and its tables, and claim an empty one for the cluster; idempotent."""
     from oncegate.stores.claimed import claimed_store
@@ -51,13 +51,14 @@ def init(
     identity, name = _cluster(endpoint)
     with told(), claimed_store(url, identity, cluster_name=name) as opened:
         opened.create(declared)
-        _tell(opened.claim())
+        _tell(opened.claim(), output)
 
 
 @store.command()
 def migrate(
     url: Url,
     tables: Annotated[list[str], typer.Argument(metavar="MODULE:TABLE…", help="declarations as the job has them now")],
+    output: Format = Output.TABLE,
 ) -> None:
     """Add the tables, and the nullable columns, that a claimed store lacks; idempotent, also while jobs run.
 
@@ -68,8 +69,10 @@ def migrate(
     declared = [table for place in tables for table in _declared(place)]
     with told(), claimed_store(url) as opened:
         opened.create(declared)
-    for table in declared:
-        typer.echo(f"{table.name}: {', '.join(column.name for column in table.columns)}")
+    found = [{"table": table.name, "columns": [column.name for column in table.columns]} for table in declared]
+    if not as_json(output, found):
+        for table in declared:
+            typer.echo(f"{table.name}: {', '.join(column.name for column in table.columns)}")
 
 
 @store.command()
@@ -96,8 +99,7 @@ def status(
             "tables": opened.tables(),
             "durability": opened.durability(),
         }
-    if output is Output.JSON:
-        typer.echo(json.dumps(found, indent=1))
+    if as_json(output, found):
         return
     shown = {**found, "tables": ", ".join(found["tables"])}
     show(("what", "value"), ((name, str(value)) for name, value in shown.items()))
@@ -108,6 +110,7 @@ def adopt(
     url: Url,
     endpoint: Endpoint = ENDPOINT_DEFAULT,
     epoch: Annotated[int, typer.Option(min=0, help="the new epoch is at least this one [the next]")] = 0,
+    output: Format = Output.TABLE,
 ) -> None:
     """Make a store the cluster's and keep its rows: they lose to whatever the cluster writes from now on.
 
@@ -130,7 +133,7 @@ def adopt(
                 # First: if this is cut off, no job writes there yet, and doing it again does all of it again.
                 for flow, consumer in claims.deliveries(opened):
                     _rewind(endpoint, flow, consumer)
-        _tell(claims.adopt(opened, place, identity, name, epoch=epoch, origin=origin))
+        _tell(claims.adopt(opened, place, identity, name, epoch=epoch, origin=origin), output)
 
 
 @store.command()
@@ -138,6 +141,7 @@ def wipe(
     url: Url,
     endpoint: Endpoint = ENDPOINT_DEFAULT,
     yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
+    output: Format = Output.TABLE,
 ) -> None:
     """Make a store the cluster's and delete all rows of all its tables. What is to be there again must be replayed."""
     from oncegate.stores import claims
@@ -149,10 +153,11 @@ def wipe(
         place = place_of(url)
         before = claims.read_claim(opened, place)
         tables = ", ".join(table for table in opened.tables() if table != claims.STORE_META.name)
-        typer.echo(f"{place}, of cluster {before.cluster} {before.cluster_name}: {tables or 'no tables'}", err=True)
+        if not yes or output is Output.TABLE:
+            typer.echo(f"{place}, of cluster {before.cluster} {before.cluster_name}: {tables or 'no tables'}", err=True)
         if not yes:
             typer.confirm("Delete all rows of these tables?", abort=True, err=True)
-        _tell(claims.wipe(opened, place, identity, name))
+        _tell(claims.wipe(opened, place, identity, name), output)
 
 
 def _cluster(endpoint: str) -> tuple[str, str]:
@@ -195,8 +200,9 @@ def _declared(place: str) -> list[StoreTable]:
     return tables
 
 
-def _tell(claim: Claim) -> None:
-    typer.echo(f"cluster {claim.cluster} holds the store, epoch {claim.epoch}")
+def _tell(claim: Claim, output: Output) -> None:
+    if not as_json(output, {"cluster": claim.cluster, "cluster_name": claim.cluster_name, "epoch": claim.epoch}):
+        typer.echo(f"cluster {claim.cluster} holds the store, epoch {claim.epoch}")
 
 
 @contextlib.contextmanager

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 from urllib.parse import quote, urlencode
 
 import typer
 
 from oncegate.gateway.cli.cluster import ENDPOINT_DEFAULT, Endpoint, ask
-from oncegate.gateway.cli.output import Format, Output, show
+from oncegate.gateway.cli.output import Format, Output, as_json, show
 
 table = typer.Typer(help="Tables: list, drop.", no_args_is_help=True)
 
@@ -30,8 +29,7 @@ def pages(endpoint: str, path: str, member: str) -> list[dict[str, Any]]:
 def list_tables(endpoint: Endpoint = ENDPOINT_DEFAULT, output: Format = Output.TABLE) -> None:
     """List all tables; rows and bytes are those of resident ones."""
     tables = pages(endpoint, "/v1/tables", "tables")
-    if output is Output.JSON:
-        typer.echo(json.dumps(tables, indent=1))
+    if as_json(output, tables):
         return
     header = ("table", "kind", "incarnation", "rows", "bytes", "quota")
     show(header, map(_row, tables), unbroken={"table"})

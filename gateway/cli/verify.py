@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from oncegate.gateway.cli.output import MISUSE, Format, Output, exits, failed, show
+from oncegate.gateway.cli.output import MISUSE, Format, Output, as_json, exits, failed, show
 from oncegate.gateway.cli.progress import Unit, progress
 
 EXIT: Final = {"equal": 0, "different": 1, "unknown": 2}
@@ -52,14 +52,16 @@ def verify(
     elif consumer is not None or contacts is not None:
         raise failed("--consumer and --contacts go with --store", MISUSE)
     with exits(), progress("comparing", Unit.STEPS):
-        report = checks.verify(directories, wanted, lambda step: typer.echo(f"… {step}", err=True))
-    if output is Output.JSON:
-        import msgspec
+        report = checks.verify(directories, wanted, _say if output is Output.TABLE else lambda step: None)
+    import msgspec
 
-        typer.echo(msgspec.json.format(msgspec.json.encode(report), indent=1).decode())
-    else:
+    if not as_json(output, msgspec.to_builtins(report)):
         _print(report)
     raise typer.Exit(EXIT[report.verdict])
+
+
+def _say(step: str) -> None:
+    typer.echo(f"… {step}", err=True)
 
 
 def _row(node: Any) -> tuple[str, ...]:

@@ -76,6 +76,17 @@ def test_open_requests_are_results_and_gaps(cluster: FakeCluster, owner: str, mo
     assert ["5", "5", "executed", str(found[2]["commit"])] in lines
 
 
+def test_a_doubt_is_ended_for_good_and_one_that_nobody_remembers_exits_6(cluster: FakeCluster, owner: str) -> None:
+    def resolved(sequence: int) -> dict[str, object]:
+        found: dict[str, object] = json.loads(oncegate(cluster, "resolve", f"{owner}/{sequence}", "-o", "json").stdout)
+        return found
+
+    assert (resolved(1)["state"], resolved(3)["state"], resolved(3)["state"]) == ("applied", "sealed", "sealed")
+    assert oncegate(cluster, "resolve", "nonsense").exit_code == 2
+    cluster.advance(3600)
+    assert oncegate(cluster, "resolve", f"{owner}/1").exit_code == 6
+
+
 @pytest.mark.parametrize(("named", "code"), [("00000000000fffff", "NOT_FOUND"), ("nonsense", "BAD_REQUEST")])
 def test_requests_of_no_session_exit_1_and_say_why(cluster: FakeCluster, named: str, code: str) -> None:
     refused = oncegate(cluster, "requests", named)

@@ -266,7 +266,7 @@ def test_the_command_lists_shows_and_redrives(node: FakeNode, tmp_path: Path) ->
     assert not (tmp_path / "stor").exists()
     found = json.loads(oncegate("list", told.store, "--error", "'two'", "-o", "json"))
     assert [one["commit"] for one in found["shown"]] == [39]
-    assert json.loads(json.loads(oncegate("show", told.store, "4"))["raw"]) == {"kind": "one", "number": 4}
+    assert json.loads(json.loads(oncegate("show", told.store, "4"))[0]["raw"]) == {"kind": "one", "number": 4}
     oncegate("show", told.store, "5", status=1)
     assert "oncegate store init" in oncegate("list", f"sqlite://{tmp_path}/misspelt", status=1)
     program = tmp_path / "job.py"
