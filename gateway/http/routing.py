@@ -100,6 +100,11 @@ class Route:
         object.__setattr__(self, "media", frozenset(media))
         object.__setattr__(self, "takes_query", any(one.where == "query" for one in self.parameters))
 
+    @property
+    def endless(self) -> bool:
+        """Whether its answer lasts as long as its client wants."""
+        return any(isinstance(answer, Raw) and EVENT_STREAM in answer.media for answer in self.answers.values())
+
 
 PROPOSED: Final = (
     Code.NOT_FOUND,

@@ -41,6 +41,7 @@ from oncegate.gateway.http.routes import (
     cluster,
     debug,
     events,
+    figures,
     flows,
     operations,
     rows,
@@ -68,7 +69,10 @@ LOOK_S: Final = 1.0
 ROOM_LOOK_S: Final = 5.0
 GC_THRESHOLDS: Final = (20_000, 20, 50)
 """An entry of hundreds of operations makes thousands of objects that die young; the default looks at them each 700."""
-_MODULES: Final = (operations, transactions, sessions, tables, rows, watch, events, flows, cluster, snapshots, debug)
+_MODULES: Final = (
+    *(operations, transactions, sessions, tables, rows, watch, events, flows),
+    *(cluster, figures, snapshots, debug),
+)
 ROUTES: Final[tuple[Route, ...]] = tuple(route for module in _MODULES for route in module.ROUTES)
 """Everything that is served."""
 MakeNode = Callable[[Settings], Node]
@@ -130,6 +134,7 @@ def application(
             app.router.add_route(method, route.path, route.handler, expect_handler=_expected)
     flows.set_up(app)
     watch.set_up(app)
+    figures.set_up(app)
     snapshots.set_up(app)
     cluster.set_up(app, routes)
     return app
@@ -173,6 +178,9 @@ async def running(settings: Settings, make_node: MakeNode = Node, *, hot: bool =
         settings.unsent_ms_max,
         settings.unsent_bytes_max,
     )
+    counted = app[REQUESTS], app[connections.CONNECTIONS]
+    node.figures.requests = partial(counted[0].totals, {route.handler for route in ROUTES if route.endless})
+    node.figures.connections = lambda: counted[1].open
     try:
         await node.start()
         if spans is not None:

@@ -37,6 +37,7 @@ from oncegate.gateway.node.administration import ADMINISTER, Administration, add
 from oncegate.gateway.node.change_history import ChangeHistory
 from oncegate.gateway.node.consumer_watch import ConsumerWatch
 from oncegate.gateway.node.event_clocks import EventClocks
+from oncegate.gateway.node.figures import FIGURES, Figures
 from oncegate.gateway.node.forwarding import PROPOSE
 from oncegate.gateway.node.levels import LEVELS
 from oncegate.gateway.node.peer_credentials import PeerCredentials, peer_secrets, peer_tls
@@ -123,6 +124,7 @@ class Node:
         )
         self.consumers = ConsumerWatch(self.machine, self._now_ms)
         self.event_clocks = EventClocks(self.machine, self.publisher, self._propose_quietly)
+        self.figures = Figures(self)
         self.live_check: LiveChecker | None = None
         """Checks what this node answers; None where nothing is sampled."""
         if settings.live_check_share > 0:
@@ -152,6 +154,7 @@ class Node:
             self._fence()
         if self.live_check is not None:
             self.live_check.start()
+        self.figures.start()
         self._housekeep()
 
     async def stop(self) -> None:
@@ -165,6 +168,7 @@ class Node:
         await asyncio.to_thread(self.scrubber.close)
         if self.live_check is not None:
             await self.live_check.close()
+        await self.figures.close()
         await self.founding.close()
         await self.event_clocks.close()
         await self.fetcher.close()
@@ -366,6 +370,8 @@ class Node:
             return self.explainer.serve(rest)
         if kind == LIVE_CHECK and self.live_check is not None:
             return self.live_check.serve()
+        if kind == FIGURES:
+            return self.figures.serve(rest)
         if kind == LEVELS:
             return levels.serve()
         if kind == ADMINISTER:

@@ -6,7 +6,7 @@ no lookup there makes an object, once a route has answered with a status before.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from oncegate.consensus.histogram import Histogram
@@ -30,6 +30,15 @@ class Labels(NamedTuple):
     method: str
     path: str
     status: int
+
+
+class Totals(NamedTuple):
+    """Requests of several routes: all, those that were refused and that failed of them, and their durations."""
+
+    requests: int
+    refused: int
+    failed: int
+    times: Histogram
 
 
 class RequestTimes:
@@ -67,3 +76,18 @@ class RequestTimes:
         for labels, times in self.all():
             found.setdefault((labels.method, labels.path, outcome(labels.status)), Histogram()).add(times)
         return found
+
+    def totals(self, without: Container[object] = ()) -> Totals:
+        """Return what was counted of all routes together, but for the routes ``without``, whose answers do not end."""
+        requests = refused = failed = 0
+        times = Histogram()
+        for route, of_route in self._times.items():
+            if route in without:
+                continue
+            for status, counted in of_route.items():
+                count = counted.count
+                requests += count
+                refused += count if outcome(status) == "refused" else 0
+                failed += count if outcome(status) == "failed" else 0
+                times.add(counted)
+        return Totals(requests, refused, failed, times)

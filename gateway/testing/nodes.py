@@ -35,7 +35,15 @@ from oncegate.rifl.errors import OncegateError
 Interceptor = Callable[[web.Request], Awaitable[web.StreamResponse | None]]
 
 _CLUSTER: Final = "/v1/cluster"
-_OF_REAL_NODES: Final = ("/metrics", "/v1/explain", "/v1/check", "/v1/cluster/", "/v1/snapshots", "/v1/debug")
+_OF_REAL_NODES: Final = (
+    "/metrics",
+    "/v1/explain",
+    "/v1/check",
+    "/v1/cluster/",
+    "/v1/snapshots",
+    "/v1/debug",
+    "/v1/token",
+)
 _ROUTES: Final = tuple(route for route in ROUTES if not route.path.startswith(_OF_REAL_NODES))
 _HANDLER: Final = web.RequestKey("handler", object)
 

@@ -48,17 +48,20 @@ TOKENS: Final = web.AppKey("tokens", Tokens)
 """Not there: everybody may do everything."""
 
 
-def is_still_known(request: web.Request, scope: Scope, name: str) -> bool:
+def is_still_known(request: web.Request, scope: Scope, name: str | None) -> bool:
     """Tell whether a request that takes long would be admitted now: its token may have ended, or been taken out.
 
     Args:
         request: admitted before.
         scope: what its route needs.
-        name: the table or flow that it is about.
+        name: the table or flow that it is about; None: it is about none.
     """
     tokens = request.app.get(TOKENS)
+    if tokens is None:
+        return True
     try:
-        return tokens is None or tokens.identify(request.headers.get(hdrs.AUTHORIZATION)).may(scope, name)
+        identity = tokens.identify(request.headers.get(hdrs.AUTHORIZATION))
+        return scope in identity.scopes if name is None else identity.may(scope, name)
     except OncegateError:
         return False
 

@@ -18,8 +18,8 @@ CHECKED_BY_ITS_HANDLER: Final = frozenset(
     {"/v1/operations", "/v1/transactions", "/v1/rows", "/v1/explain", "/v1/flows", "/v1/tables"}
 )
 """Names tables in its body or query, or lists them."""
-OF_THE_TENANT: Final = ("/v1/sessions", "/v1/requests/", "/v1/cluster")
-"""The tenant's own sessions and results, whatever table they are of; who is in the cluster."""
+OF_THE_TENANT: Final = ("/v1/sessions", "/v1/requests/", "/v1/cluster", "/v1/token")
+"""The tenant's own sessions and results, whatever table they are of; who is in the cluster; the token itself."""
 
 
 def check_route(identity: Identity, route: Route, scope: Scope, names: Mapping[str, str]) -> None:

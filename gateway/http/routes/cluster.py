@@ -34,6 +34,7 @@ from oncegate.gateway.http.observing import ACCESS, AUDIT, REQUESTS
 from oncegate.gateway.http.routing import PROPOSED, READ, Parameter, Raw, Route, Routes
 from oncegate.gateway.machine.levels import FIRST, NEWEST
 from oncegate.gateway.node.administration import AddMember, MoveLeader, RemoveMember, RepairMember, Request
+from oncegate.gateway.node.node import Node
 from oncegate.gateway.node.settings import MemberAddress, bracketed
 from oncegate.gateway.observability.process import disk_figures
 from oncegate.rifl.errors import Code, OncegateError
@@ -122,10 +123,8 @@ class Changed(msgspec.Struct):
     members: list[str]
 
 
-@_cluster.add("GET", "/v1/cluster", Scope.READ, {200: ClusterState}, needs_state=False)
-async def cluster(request: web.Request) -> web.StreamResponse:
-    """``GET /v1/cluster``: as this node sees it, at once; it answers without a quorum too."""
-    node = request.app[NODE]
+def members_of(node: Node) -> list[Member]:
+    """Return the members as a node sees them, at once."""
     status = node.replica.status()
     members = []
     for member in node.members.values():
@@ -141,6 +140,14 @@ async def cluster(request: web.Request) -> web.StreamResponse:
         voter = member.node_id in status.configuration.voters
         peer_address = f"{bracketed(member.host)}:{member.peer_port}"
         members.append(Member(member.node_id, node.settings.http_of(member), peer_address, role, match, voter))
+    return members
+
+
+@_cluster.add("GET", "/v1/cluster", Scope.READ, {200: ClusterState}, needs_state=False)
+async def cluster(request: web.Request) -> web.StreamResponse:
+    """``GET /v1/cluster``: as this node sees it, at once; it answers without a quorum too."""
+    node = request.app[NODE]
+    status = node.replica.status()
     state = ClusterState(
         node=status.node_id,
         role=status.role.value,
@@ -153,7 +160,7 @@ async def cluster(request: web.Request) -> web.StreamResponse:
         cluster_time_ms=node.machine.time_ms,
         lag=status.commit_index - status.applied_index,
         version=_VERSION,
-        members=members,
+        members=members_of(node),
         cluster=node.settings.cluster,
         identity=node.machine.identity,
         origin=node.machine.origin.identity,
