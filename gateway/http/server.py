@@ -39,6 +39,7 @@ from oncegate.gateway.http.negotiation import BODIES, NODE, PARSING, RUNNING, pr
 from oncegate.gateway.http.observing import ACCESS, AUDIT, REQUESTS, SPANS, observing
 from oncegate.gateway.http.routes import (
     cluster,
+    dashboard,
     debug,
     events,
     figures,
@@ -71,7 +72,7 @@ GC_THRESHOLDS: Final = (20_000, 20, 50)
 """An entry of hundreds of operations makes thousands of objects that die young; the default looks at them each 700."""
 _MODULES: Final = (
     *(operations, transactions, sessions, tables, rows, watch, events, flows),
-    *(cluster, figures, snapshots, debug),
+    *(cluster, figures, snapshots, debug, dashboard),
 )
 ROUTES: Final[tuple[Route, ...]] = tuple(route for module in _MODULES for route in module.ROUTES)
 """Everything that is served."""
