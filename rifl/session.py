@@ -14,7 +14,7 @@ Invariants; whoever is about to break one gets an InvariantViolation, and nothin
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import msgspec
@@ -112,8 +112,10 @@ class SessionTable:
         """Return the live session of that id, or None."""
         return self._by_id.get(client_id)
 
-    def page(self, tenant: str, after: int, limit: int) -> tuple[list[SessionRecord], int | None]:
-        """Return up to ``limit`` of a tenant's live sessions with ids above ``after``, in their order.
+    def page(
+        self, tenant: str, after: int, limit: int, wanted: Callable[[SessionRecord], bool] = lambda _: True
+    ) -> tuple[list[SessionRecord], int | None]:
+        """Return up to ``limit`` of a tenant's live and ``wanted`` sessions with ids above ``after``, in their order.
 
         It looks at ``LOOKS_MAX`` sessions at most, others' too, so a page may be short or empty. The second value is
         the id after which the next page goes on, None at the end. Beside that it copies all ids: 3 to 5 ns for
@@ -125,7 +127,7 @@ class SessionTable:
         found: list[SessionRecord] = []
         for client_id in looked:
             session = self._by_id[client_id]
-            if session.tenant != tenant:
+            if session.tenant != tenant or not wanted(session):
                 continue
             if len(found) == limit:
                 return found, found[-1].client_id

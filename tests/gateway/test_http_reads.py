@@ -13,7 +13,7 @@ from oncegate.consensus.errors import NoLeader
 from oncegate.consensus.replica.replica import Replica
 from oncegate.gateway.node import reads
 from tests.conftest import Api
-from tests.gateway.http_contract import assert_problem, batch_lines, put, sealed
+from tests.gateway.http_contract import assert_problem, batch_lines, declare, put, sealed
 
 
 async def test_table_of_each_kind_is_declared_once_and_described(api: Api) -> None:
@@ -176,3 +176,20 @@ async def test_no_read_of_a_stream_row_misses_it_while_batches_are_sealed(api: A
     assert state["items"] == 200
     lines = [line for n in range(1, state["last_batch"] + 1) for line in await batch_lines(api, "events", n)]
     assert [line["value"] for line in lines] == list(range(200))
+
+
+async def test_tables_are_listed_by_the_beginning_of_their_names_and_by_kind(api: Api) -> None:
+    for name, kind in (("a.one", "resident"), ("a.two", "stream"), ("a.three", "resident"), ("b", "resident")):
+        await declare(api, name, kind)
+
+    async def names(query: str) -> tuple[list[str], str | None]:
+        _, _, page = await api.call("GET", f"/v1/tables?{query}")
+        return [table["name"] for table in page["tables"]], page["next"]
+
+    assert await names("prefix=a.") == (["a.one", "a.three", "a.two"], None)
+    assert await names("prefix=a.&limit=1") == (["a.one"], "a.one")
+    assert await names("prefix=a.&limit=2&after=a.one") == (["a.three", "a.two"], None)
+    assert await names("kind=stream") == (["a.two"], None)
+    assert await names("prefix=a.t&kind=resident") == (["a.three"], None)
+    assert await names("prefix=c") == ([], None)
+    assert_problem(await api.call("GET", "/v1/tables?kind=other"), "BAD_REQUEST")

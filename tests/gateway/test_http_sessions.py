@@ -202,3 +202,22 @@ async def test_traceparent_of_the_request_that_applied_an_operation_is_kept_with
     keyed = {"Idempotency-Key": '"k"', "traceparent": TRACE}
     _, headers, _ = await api.call("PUT", "/v1/tables/rows/rows/k", 1, headers=keyed)
     assert await trace_of(headers["Oncegate-Request"]) == TRACE
+
+
+async def test_sessions_that_keep_much_are_listed_alone_page_by_page(api: Api, client_id: str) -> None:
+    busy = [client_id, *[await api.session(f"busy{number}") for number in range(3)]]
+    for number in range(4):
+        await api.session(f"idle{number}")
+    for one in busy:
+        await api.operate(one, put(1, one, 1), put(2, one, 2))
+    listed: list[str] = []
+    after = ""
+    while True:
+        _, _, page = await api.call("GET", f"/v1/sessions?records_min=2&limit=3{after}")
+        listed += [one["client_id"] for one in page["sessions"]]
+        if page["next"] is None:
+            break
+        after = f"&after={page['next']}"
+    assert listed == sorted(busy)
+    assert (await api.call("GET", "/v1/sessions?records_min=3"))[2] == {"sessions": [], "next": None}
+    assert_problem(await api.call("GET", "/v1/sessions?records_min=x"), "BAD_REQUEST")

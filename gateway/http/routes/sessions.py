@@ -37,6 +37,9 @@ LISTED_MAX: Final = 1_000
 """Sessions, or runs of a session's requests, of a page."""
 _LIMIT: Final = Parameter("limit", {"type": "integer", "minimum": 1, "default": 100}, f"at most {LISTED_MAX} come")
 _AFTER: Final = Parameter("after", {"type": "string", "pattern": "^[0-9a-f]{16}$"}, "`next` of the page before")
+_RECORDS_MIN: Final = Parameter(
+    "records_min", {"type": "integer", "minimum": 0, "default": 0}, "sessions that keep at least so many records"
+)
 _AFTER_SEQUENCE: Final = Parameter(
     "after", {"type": "integer", "minimum": 0, "maximum": ID_MAX}, "`next` of the page before"
 )
@@ -120,20 +123,32 @@ def _state(machine: Machine, session: SessionRecord) -> wire.SessionState:
         lease_ms_left=session.left_ms(machine.time_ms),
         first_incomplete=tracker.first_incomplete,
         highest_sequence=tracker.highest,
-        records=tracker.records_count + len(tracker.ranges),
+        records=_records(machine, session),
     )
 
 
-@ROUTES.add("GET", "/v1/sessions", Scope.READ, {200: wire.SessionList}, parameters=(_AFTER, _LIMIT), errors=READ)
+def _records(machine: Machine, session: SessionRecord) -> int:
+    tracker = machine.trackers[session.client_id]
+    return tracker.records_count + len(tracker.ranges)
+
+
+@ROUTES.add(
+    "GET", "/v1/sessions", Scope.READ, {200: wire.SessionList}, parameters=(_AFTER, _LIMIT, _RECORDS_MIN), errors=READ
+)
 async def list_own(request: web.Request) -> web.StreamResponse:
     """``GET /v1/sessions``: the live sessions of the token's tenant, a page in the order of their ids."""
     after = request.query.get("after")
     first = 0 if after is None else request_bodies.check_client_id(after)
     limit = min(number(request.query.get("limit", "100"), "limit"), LISTED_MAX)
+    least = number(request.query.get("records_min", "0"), "records_min", least=0)
     node = request.app[NODE]
     await node.reads.reach("linearizable", 0)
     machine = node.machine
-    found, following = machine.sessions.page(tenant_of(request), first, limit)
+
+    def keeps_enough(session: SessionRecord) -> bool:
+        return not least or _records(machine, session) >= least
+
+    found, following = machine.sessions.page(tenant_of(request), first, limit, keeps_enough)
     listed = [
         wire.SessionListed(
             **msgspec.structs.asdict(_state(machine, session)),

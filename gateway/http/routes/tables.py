@@ -55,6 +55,8 @@ READ_BYTES_MAX: Final = 2**18
 
 _LIMIT: Final = Parameter("limit", {"type": "integer", "minimum": 1, "default": 100}, f"at most {PAGE_MAX} come")
 _NAMED_AFTER: Final = Parameter("after", {"type": "string"}, "names greater than it: the next of the page before")
+_NAME_PREFIX: Final = Parameter("prefix", {"type": "string"}, "names that begin with it")
+_KIND: Final = Parameter("kind", {"type": "string", "enum": ["resident", "stream"]}, "tables of this kind")
 _INCARNATION: Final = Parameter(
     "incarnation", {"type": "integer", "minimum": 1}, "of the table, as the caller has seen it", required=True
 )
@@ -108,16 +110,29 @@ async def describe(request: web.Request) -> web.StreamResponse:
 
 
 @ROUTES.add(
-    "GET", "/v1/tables", Scope.READ, {200: wire.TableList}, parameters=(_NAMED_AFTER, _LIMIT, *LEVEL), errors=READ
+    "GET",
+    "/v1/tables",
+    Scope.READ,
+    {200: wire.TableList},
+    parameters=(_NAMED_AFTER, _LIMIT, _NAME_PREFIX, _KIND, *LEVEL),
+    errors=READ,
 )
 async def list_all(request: web.Request) -> web.StreamResponse:
     """``GET /v1/tables``: those that the token may read, a page in the order of their names."""
-    limit = min(number(request.query.get("limit", "100"), "limit"), PAGE_MAX)
-    after = request.query.get("after", "")
+    query = request.query
+    limit = min(number(query.get("limit", "100"), "limit"), PAGE_MAX)
+    after, prefix, kind = query.get("after", ""), query.get("prefix", ""), query.get("kind")
+    if kind not in (None, *_KIND.schema["enum"]):
+        raise request_bodies.bad("kind is resident or stream")
     await reach(request)
     machine = request.app[NODE].machine
     may = partial(request[IDENTITY].may, Scope.READ)
-    names = nsmallest(limit + 1, (name for name in machine.tables if name > after and may(name)))
+    wanted = (
+        name
+        for name, table in machine.tables.items()
+        if name > after and name.startswith(prefix) and kind in (None, table.kind) and may(name)
+    )
+    names = nsmallest(limit + 1, wanted)
     states = [table_state(machine.tables[name]) for name in names[:limit]]
     found = wire.TableList(states, states[-1].name if len(names) > limit else None, machine.commit)
     return local(request, found)
