@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 SCRIPTS: Final = (
     *("dom.js", "format.js", "api.js", "address.js", "plot.js"),
-    *("cluster.js",),
+    *("browsing.js", "cluster.js", "flow_graph.js", "flows.js", "tables.js", "sessions.js", "history.js", "members.js"),
     "main.js",
 )
 """In the order in which they are joined: each uses the ones before it."""

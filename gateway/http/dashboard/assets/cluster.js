@@ -69,19 +69,17 @@ function memberRow(member, commitIndex) {
   const free = now.disk_size_bytes ? now.disk_free_bytes / now.disk_size_bytes : null;
   const disk = free === null ? NONE : free < 0.1 ? state("doubt", `${bytes(now.disk_free_bytes)} free`) : `${bytes(now.disk_free_bytes)} free`;
   return { class: figures ? null : "gone", cells: [
-    h("span", {}, h("b", {}, member.id), h("span", { class: "quiet block" }, member.http)),
+    h("span", {}, h("b", {}, member.id), h("span", { class: "quiet block" }, member.http, figures ? `, ${figures.version}` : "")),
     roleOf(member), whole(figures?.term), whole(figures?.commit_index), whole(figures?.applied_index),
     behind === null ? NONE : behind > 1000 ? state("doubt", whole(behind)) : whole(behind),
     figures ? si(now.operations_per_s) : NONE, figures ? si(now.requests_per_s) : NONE, figures ? ms(now.request_p99_ms) : NONE,
-    figures ? ms(now.flush_p99_ms) : NONE, figures ? disk : NONE, figures ? bytes(now.memory_bytes) : NONE, figures?.version || NONE,
-    ...acts(member)] };
+    figures ? ms(now.flush_p99_ms) : NONE, figures ? disk : NONE, figures ? bytes(now.memory_bytes) : NONE] };
 }
 
-const MEMBER_COLUMNS = ["member", "role", "term", "committed", "applied", "behind", "operations/s", "requests/s", "request p99", "flush p99", "disk", "memory", "version"];
+const MEMBER_COLUMNS = ["member", "role", "term", "committed", "applied", "behind", "operations/s", "requests/s", "request p99", "flush p99", "disk", "memory"];
 const NUMBERS = new Set(["term", "committed", "applied", "behind", "operations/s", "requests/s", "request p99", "flush p99", "memory"]);
-// What the reader may do with a member is added by members.js.
-let acts = () => [];
-let actColumns = () => [];
+// What the reader may change is added by members.js.
+let memberTools = () => null;
 
 function drawCluster(main, { params }) {
   const told = hour.told;
@@ -97,7 +95,7 @@ function drawCluster(main, { params }) {
     [si(now.operations_per_s), "operations/s"], [si(sum((m) => m.requests_per_s)), "requests/s, all members"],
     [si(sum((m) => m.failed_per_s)), "failed/s"], [ms(now.entry_p99_ms), "log entry p99"], [whole(now.sessions), "sessions"],
   ];
-  const columns = [...MEMBER_COLUMNS, ...actColumns()].map((column) => ({ name: column, number: NUMBERS.has(column) }));
+  const columns = MEMBER_COLUMNS.map((column) => ({ name: column, number: NUMBERS.has(column) }));
   const lines = (pick) => told.members.map((member) => ({
     name: member.id,
     points: (hour.moments.get(member.id)?.rows || []).filter((row) => row.at_ms >= told.at_ms - span).map((row) => [row.at_ms, pick(row)]),
@@ -113,4 +111,3 @@ function drawCluster(main, { params }) {
     h("div", { class: "plots" }, PLOTS.map(([title, pick, shown, least], at) =>
       plot({ id: `plot-${at}`, title, lines: lines(pick), from: told.at_ms - span, to: told.at_ms, shown, least, gapMs: 3 * STEP_MS }))));
 }
-let memberTools = () => null;

@@ -17,14 +17,20 @@ const s = (tag, attributes, ...children) => furnished(document.createElementNS(S
 
 // Replace what an element holds; the focus stays on what has the same `data-focus`, and so does the text typed there.
 function fill(element, ...children) {
-  const focused = element.contains(document.activeElement) ? document.activeElement.dataset.focus : undefined;
+  const before = document.activeElement, focused = element.contains(before) ? before.dataset.focus : undefined;
   const tops = [...element.querySelectorAll("[data-scroll]")].map((one) => [one.dataset.scroll, one.scrollLeft, one.scrollTop]);
   element.replaceChildren(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
   for (const [name, left, top] of tops) {
     const again = element.querySelector(`[data-scroll="${CSS.escape(name)}"]`);
     if (again) { again.scrollLeft = left; again.scrollTop = top; }
   }
-  if (focused !== undefined) element.querySelector(`[data-focus="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
+  const after = focused === undefined ? null : element.querySelector(`[data-focus="${CSS.escape(focused)}"]`);
+  if (!after) return;
+  after.focus({ preventScroll: true });
+  if (before.matches("input") && after.matches("input")) {
+    after.value = before.value;
+    after.setSelectionRange(before.selectionStart, before.selectionEnd);
+  }
 }
 
 // A table that narrow screens show as a list of cards: each cell says by itself what it is.
@@ -40,3 +46,4 @@ function table(caption, columns, rows, attributes) {
 const SIGNS = { good: "✓", doubt: "!", bad: "✗", unknown: "?", quiet: "·" };
 const state = (kind, word) => h("span", { class: `state ${kind}` }, h("span", { "aria-hidden": "true" }, SIGNS[kind]), " ", word);
 const note = (text, kind = "quiet") => h("p", { class: kind, role: kind === "bad" ? "alert" : null }, text);
+const definitions = (pairs) => h("dl", { class: "pairs" }, pairs.filter(([, value]) => value !== null && value !== undefined && value !== "").map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));

@@ -1,9 +1,15 @@
 // Owns: which view is drawn and when, the stream of figures, the log-in, and the keys of the whole page.
+// Name in the address, title, what draws it, and after how many milliseconds it is drawn again while it is looked at.
 const VIEWS = [
-  ["cluster", "Cluster", drawCluster],
+  ["cluster", "Cluster", drawCluster, 0],
+  ["flows", "Flows", drawFlows, 4000],
+  ["tables", "Tables", drawTables, Infinity],
+  ["sessions", "Sessions", drawSessions, Infinity],
+  ["history", "History", drawHistory, Infinity],
+  ["check", "Live check", drawCheck, 10000],
 ];
 const me = { known: false, tokens: false, scopes: [], within: {} };
-const flow = { paused: false, abort: null, fault: "", waitS: 1 };
+const stream = { paused: false, abort: null, fault: "", waitS: 1 };
 const may = (scope) => me.scopes.includes(scope) && !(scope in me.within);
 
 function drawTop() {
@@ -15,13 +21,13 @@ function drawTop() {
   document.title = `${SIGNS[kind]} ${name}: oncegate`;
   if ($("about").textContent !== why) $("about").textContent = why;
   const as = me.known && me.tokens ? `, as ${me.name}` : "";
-  const live = flow.paused ? "paused" : flow.fault || (hour.told ? `live from ${hour.told.node}${as}` : "connecting…");
+  const live = stream.paused ? "paused" : stream.fault || (hour.told ? `live from ${hour.told.node}${as}` : "connecting…");
   if ($("live").textContent !== live) $("live").textContent = live;
-  $("pause").setAttribute("aria-pressed", String(flow.paused));
+  $("pause").setAttribute("aria-pressed", String(stream.paused));
   $("forget").hidden = !token.get();
 }
 
-let drawing = null;
+let drawing = null, drawnAt = 0;
 function draw({ anew = false } = {}) {
   const at = where(), found = VIEWS.find(([id]) => id === at.view) || VIEWS[0];
   for (const a of $("views").children) {
@@ -29,7 +35,8 @@ function draw({ anew = false } = {}) {
   }
   drawTop();
   if ($("login").hidden === false) return;
-  if (anew) { drawing?.abort(); drawing = new AbortController(); $("main").dataset.view = found[0]; }
+  if (anew) { drawing?.abort(); drawing = new AbortController(); $("main").dataset.view = found[0]; $("main").setAttribute("aria-label", found[1]); }
+  drawnAt = Date.now();
   found[2]($("main"), { ...at, anew, signal: drawing?.signal });
 }
 
@@ -44,7 +51,7 @@ function failed(main, fault) {
 function askForToken(why) {
   token.set("");
   me.known = false;
-  flow.abort?.abort();
+  stream.abort?.abort();
   Object.assign(hour, { told: null, moments: new Map() });
   $("login-refused").textContent = why;
   $("login").hidden = false;
@@ -58,7 +65,7 @@ async function begin() {
     Object.assign(me, await ask("v1/token"), { known: true });
   } catch (fault) {
     if (fault.status === 401 || fault.status === 403) return askForToken(token.get() ? fault.message : "");
-    flow.fault = fault.message;
+    stream.fault = fault.message;
     drawTop();
     return setTimeout(begin, 2000);
   }
@@ -69,17 +76,18 @@ async function begin() {
 
 // Follow the figures for as long as the page is looked at; every fault is tried again, later each time.
 async function follow() {
-  flow.abort?.abort();
-  if (flow.paused || document.hidden || !me.known) return drawTop();
-  const abort = flow.abort = new AbortController();
+  stream.abort?.abort();
+  if (stream.paused || document.hidden || !me.known) return drawTop();
+  const abort = stream.abort = new AbortController();
   let why = "the stream has ended";
   try {
     await events("v1/cluster/figures/watch", (name, data) => {
       if (abort.signal.aborted) return;
       if (name === "end") { why = "ended"; return askForToken(data.detail || ""); }
-      flow.fault = ""; flow.waitS = 1;
+      stream.fault = ""; stream.waitS = 1;
       taken(data);
-      if (where().view === "cluster" || $("main").dataset.view === "cluster") draw(); else drawTop();
+      const everyMs = VIEWS.find(([id]) => id === $("main").dataset.view)?.[3] ?? Infinity;
+      if (Date.now() - drawnAt >= Math.max(everyMs, everyMs && 20 * tookMs)) draw(); else drawTop();
     }, abort.signal);
   } catch (fault) {
     if (abort.signal.aborted) return;
@@ -87,14 +95,14 @@ async function follow() {
     why = fault instanceof Refused ? fault.message : "this node does not answer";
   }
   if (abort.signal.aborted || why === "ended") return;
-  flow.fault = `not live: ${why}; asking again`;
+  stream.fault = `not live: ${why}; asking again`;
   drawTop();
-  setTimeout(() => { if (flow.abort === abort) follow(); }, 1000 * flow.waitS);
-  flow.waitS = Math.min(10, 2 * flow.waitS);
+  setTimeout(() => { if (stream.abort === abort) follow(); }, 1000 * stream.waitS);
+  stream.waitS = Math.min(10, 2 * stream.waitS);
 }
 
 const KEYS = {
-  p: ["pause and go on", () => { flow.paused = !flow.paused; follow(); drawTop(); }],
+  p: ["pause and go on", () => { stream.paused = !stream.paused; follow(); drawTop(); }],
   r: ["read again what is shown", () => draw({ anew: true })],
   "/": ["to the first filter", () => $("main").querySelector("input, select")?.focus()],
   "?": ["this list", () => $("help").showModal()],
@@ -122,6 +130,6 @@ document.addEventListener("visibilitychange", follow);
 
 $("views").append(...VIEWS.map(([id, name], at) => h("a", { href: link([id]), "data-view": id }, name, " ", h("kbd", { "aria-hidden": "true" }, String(at + 1)))));
 $("help-keys").append(...Object.entries(KEYS).flatMap(([key, [what]]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, what)]));
-window.dashboard = { hour, me, flow };
+window.dashboard = { hour, me, stream };
 drawTop();
 begin();
