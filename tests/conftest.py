@@ -31,6 +31,7 @@ SECONDS = {
     "examples/test_spark_page.py": 25,
     "client/test_public_exports.py": 20,
     "faults/test_gateway_faults.py": 15,
+    "browser/test_dashboard.py": 6,
     "check/test_workload_runs.py": 12,
     "check/test_stored.py": 12,
     "faults/test_any_node.py": 8,

@@ -76,8 +76,8 @@ function memberRow(member, commitIndex) {
     figures ? ms(now.flush_p99_ms) : NONE, figures ? disk : NONE, figures ? bytes(now.memory_bytes) : NONE] };
 }
 
-const MEMBER_COLUMNS = ["member", "role", "term", "committed", "applied", "behind", "operations/s", "requests/s", "request p99", "flush p99", "disk", "memory"];
-const NUMBERS = new Set(["term", "committed", "applied", "behind", "operations/s", "requests/s", "request p99", "flush p99", "memory"]);
+const MEMBER_COLUMNS = ["member", "role", "term", "committed", "applied", "behind", "ops/s", "requests/s", "request p99", "flush p99", "disk", "memory"];
+const NUMBERS = new Set(["term", "committed", "applied", "behind", "ops/s", "requests/s", "request p99", "flush p99", "memory"]);
 // What the reader may change is added by members.js.
 let memberTools = () => null;
 

@@ -8,28 +8,30 @@ const placeOf = (event) => [
   event.flow ? `${event.flow}${event.batch ? ` batch ${event.batch}` : ""}${event.consumer ? `, ${event.consumer}` : ""}` : "",
 ].filter(Boolean).join(", ");
 
+const dayOf = (events) => instant(events.find((event) => event.at_ms)?.at_ms).slice(0, 10);
+
 // Lanes from left to right, time from top to bottom; a thread joins what follows each other.
 function drawn(events) {
   const width = 4 * 34, step = 10;
-  let before = null, day = "";
+  let before = null, day = dayOf(events);
   // The date stands where it changes.
   const timeOf = (at) => { const full = instant(at), date = full.slice(0, 10), same = date === day; day = date; return same ? full.slice(11) : full; };
   return h("div", { class: "scrolled", tabindex: 0, role: "region", "aria-label": "Timeline", "data-scroll": "timeline", "data-focus": "timeline" }, h("table", { class: "timeline" },
     h("caption", { class: "hidden" }, "Events in order"),
-    h("thead", {}, h("tr", {}, ["time (UTC)", "after", "lanes", "what", "where", "commit", "detail"].map((name) => h("th", { scope: "col" }, name)))),
+    h("thead", {}, h("tr", {}, ["lanes", "time (UTC)", "after", "what", "where", "commit", "detail"].map((name) => h("th", { scope: "col", class: name === "after" ? "after" : null }, name)))),
     h("tbody", {}, events.map((event, at) => {
       const lane = LANES.indexOf(event.what), x = 17 + 34 * Math.max(0, lane), next = events[at + 1], next_x = next ? 17 + 34 * Math.max(0, LANES.indexOf(next.what)) : x;
       const since = event.at_ms !== undefined && before !== null ? event.at_ms - before : null;
       if (event.at_ms !== undefined && event.at_ms !== null) before = event.at_ms;
       const refused = /refused|given up|not yet|waits/.test(event.detail || "");
       return h("tr", {},
-        h("th", { scope: "row", class: "number" }, h("code", {}, timeOf(event.at_ms))),
-        h("td", { class: "number quiet" }, since === null ? "" : `+${ms(Math.max(0, since))}`),
         h("td", { class: "lanes" }, s("svg", { viewBox: `0 0 ${width} 34`, width, height: 34, "aria-hidden": "true", preserveAspectRatio: "none" },
           LANES.map((_, i) => s("line", { class: "grid", x1: 17 + 34 * i, x2: 17 + 34 * i, y1: 0, y2: 34 })),
           next ? s("path", { class: "thread", d: `M${x} 17C${x} ${17 + step} ${next_x} ${34 - step} ${next_x} 34` }) : null,
           at ? s("path", { class: "thread", d: `M${x} 0V17` }) : null,
           s("circle", { class: `dot ${refused ? "doubt" : "good"}`, cx: x, cy: 17, r: 6 }))),
+        h("th", { scope: "row", class: "number" }, h("code", {}, timeOf(event.at_ms))),
+        h("td", { class: "number quiet after" }, since === null ? "" : `+${ms(Math.max(0, since))}`),
         h("td", {}, state(refused ? "doubt" : "good", event.what)),
         h("td", {}, placeOf(event)), h("td", { class: "number" }, event.commit ? whole(event.commit) : NONE),
         h("td", {}, event.detail || "", event.request ? [" ", event.request.split(", ").map((id) => id === "…" ? id : h("a", { class: "mono", href: link(["history"], { request: id.replace(" …", "") }) }, id, " "))] : ""));
@@ -53,7 +55,7 @@ async function drawHistory(main, context) {
     const title = found.request ? h("h2", {}, "Request ", h("code", {}, found.request)) : h("h2", {}, "Row ", h("code", {}, `${found.table}/${found.key}`));
     const end = found.state ? state(...(ENDS[found.state.state] || ["unknown", found.state.state])) : found.version ? `version ${whole(found.version)}` : "no resident row";
     return [...forms, h("div", { class: "row" }, title, end),
-      events.length ? h("p", { class: "quiet" }, `Lanes: ${LANES.map((lane) => LANE_NAMES[lane]).join(", ")}.`) : note("Nothing is known of it any more."),
+      events.length ? h("p", { class: "quiet" }, `From ${dayOf(events)} on. Lanes: ${LANES.map((lane) => LANE_NAMES[lane]).join(", ")}.`) : note("Nothing is known of it any more."),
       events.length ? drawn(events) : null,
       found.truncated ? note("Older events are left out.") : null,
       found.silent?.length ? note(`No answer from ${found.silent.join(", ")}: attempts there are not shown.`, "bad") : null,
