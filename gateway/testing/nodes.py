@@ -42,6 +42,7 @@ _OF_REAL_NODES: Final = (
     "/v1/cluster/",
     "/v1/snapshots",
     "/v1/debug",
+    "/dashboard",
     "/v1/token",
 )
 _ROUTES: Final = tuple(route for route in ROUTES if not route.path.startswith(_OF_REAL_NODES))

@@ -6,10 +6,12 @@ import re
 from importlib.resources import files
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from oncegate.gateway.http import dashboard
 from oncegate.gateway.http.dashboard import page as sent
+from oncegate.gateway.testing import FakeGateway
 from tests.conftest import Api
 from tests.gateway.http_contract import assert_problem, one_node, serving
 from tests.gateway.test_auth import ADMIN, entry, written
@@ -53,6 +55,12 @@ async def test_nothing_else_is_served_below_the_page(api: Api) -> None:
     for path in ("/dashboard/", "/dashboard/main.js", "/dashboard/page.html", "/dashboard/assets/page.css"):
         assert_problem(await api.call("GET", path), "NOT_FOUND")
     assert_problem(await api.call("POST", "/dashboard"), "METHOD_NOT_ALLOWED")
+
+
+async def test_fake_gateway_has_no_figures_and_serves_no_page_that_asks_for_them() -> None:
+    async with FakeGateway() as fake, aiohttp.ClientSession(fake.endpoints[0]) as http:
+        for path in (*PATHS, "/v1/token", "/v1/cluster/figures"):
+            assert_problem(await Api(http).call("GET", path), "NOT_FOUND")
 
 
 def test_assets_name_no_other_server_and_hold_no_inline_script_or_style() -> None:
