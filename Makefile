@@ -14,7 +14,7 @@ KILLS ?= 200
 RUNS ?= runs
 SECONDS ?= 15
 
-.PHONY: audit browser demo docs test lint soak-check soak-check-sim soak-consensus soak-fanout soak-faults soak-outbox mutate bench bench-peers site clean check-tools
+.PHONY: audit browser demo docs test lint soak-check soak-check-sim soak-consensus soak-fanout soak-faults soak-outbox mutate bench bench-all bench-peers site clean check-tools
 
 demo: .venv/.ready ## the main job end to end; STORE=cassandra for real Cassandra
 	$(BIN)/python -m examples.demo --store $(STORE) $(if $(MESSAGES),--messages $(MESSAGES)) $(ARGS)
@@ -87,6 +87,9 @@ bench: .venv/.ready ## figures of this machine, printed with their calibrations
 	$(BIN)/python -m bench.fanout --store sqlite
 	$(BIN)/python -m bench.fanout --store cassandra
 	$(BIN)/python -m bench.stream_rows
+
+bench-all: .venv/.ready ## every published experiment, and how cost grows, and docs/experiments.md; hours; ARGS=--quick: a sample, in minutes
+	$(BIN)/python -m bench.experiments $(ARGS)
 
 bench-peers: .venv/.ready ## other systems beside this one, interleaved, and docs/peers.md; needs Go, Maven, npm; ARGS="etcd", "--quick"
 	$(BIN)/python -m bench.peers $(ARGS)

@@ -36,8 +36,8 @@ class Watchers:
         self._transports: list[asyncio.Transport] = []
         self.events = 0
 
-    async def open(self, endpoint: str, count: int, prefix: str) -> None:
-        """Watch ``count`` rows, a connection each, and wait until each has been told where it begins."""
+    async def open(self, endpoint: str, count: int, prefix: str, *, first: int = 0) -> None:
+        """Watch ``count`` rows from ``first`` on, a connection each, and wait until each knows where it begins."""
         parts, turns, watching = urlsplit(endpoint), asyncio.Semaphore(CONNECTING), self
         loop = asyncio.get_running_loop()
 
@@ -61,7 +61,7 @@ class Watchers:
                 self._transports.append(transport)
                 await begun
 
-        await asyncio.gather(*(one(number) for number in range(count)))
+        await asyncio.gather(*(one(number) for number in range(first, first + count)))
 
     async def close(self) -> None:
         """End all of them."""

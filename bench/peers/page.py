@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from textwrap import fill
 from typing import Any, Final
 
+from bench.markdown import prose as _prose
+from bench.markdown import table as _table
 from bench.peers import plot
 from bench.peers.ratios import Key, Run, Spread, runs
 from bench.peers.systems import LABELS, PEERS
@@ -289,12 +290,3 @@ def _number(spread: Spread | None, decimals: int) -> str:
         return "-"
     middle, low, high = (f"{value:,.{decimals}f}" for value in spread[:3])
     return f"{middle} ({low}{TO}{high})" if spread.rounds != 1 else middle
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _prose(text: str) -> str:
-    return fill(text, 120, break_long_words=False, break_on_hyphens=False)

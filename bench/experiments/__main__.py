@@ -1,0 +1,43 @@
+"""``python -m bench.experiments``: every experiment, one after the other, and ``docs/experiments.md``.
+
+``--quick`` runs a sample of each in a few minutes; ``page`` draws the page again from what is stored. An experiment
+that fails ends the command only when all others have run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from typing import Final
+
+from bench.experiments import page
+
+COMMANDS: Final = tuple(f"bench.{part.name}" for part in page.PARTS)
+
+
+def main() -> int:
+    """Run what the command line says; the greatest exit status of all experiments."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("what", nargs="*", metavar="EXPERIMENT", help=f"of {', '.join(COMMANDS)}; or page")
+    options.add_argument("--quick", action="store_true", help="a sample of each")
+    found = options.parse_args()
+    if found.what == ["page"]:
+        print(f"drawn: {page.write()}")
+        return 0
+    if unknown := set(found.what) - {*COMMANDS}:
+        options.error(f"no such experiment: {', '.join(sorted(unknown))}; there are {', '.join(COMMANDS)}")
+    failed = {}
+    for command in found.what or COMMANDS:
+        print(f"#### {command}", flush=True)
+        status = subprocess.call([sys.executable, "-m", command, *(["--quick"] if found.quick else [])])
+        if status:
+            failed[command] = status
+    for command, status in failed.items():
+        print(f"failed: python -m {command} (exit status {status})", file=sys.stderr)
+    print(f"drawn: {page.write()}")
+    return max(failed.values(), default=0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""``docs/experiments.md`` and its plots, drawn from what runs have stored; nothing in them is written by hand.
+
+Owns: the order of the page. Each experiment says its own part (``section`` and ``drawing`` of its ``page`` module).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from bench.experiments.results import Line, shown, stored
+from bench.markdown import prose
+from bench.scale import page as scale
+
+DOCS: Final = Path(__file__).parent.parent.parent / "docs"
+Runs = Mapping[str, Line]
+
+
+class Part(NamedTuple):
+    """An experiment's part of the page; ``by`` tells its stored lines apart, of each the newest is shown."""
+
+    name: str
+    by: str
+    section: Callable[[Runs], list[str]]
+    drawing: Callable[[Runs], str | None]
+
+
+PARTS: Final = (Part("scale", "case", scale.section, scale.drawing),)
+WORDS: Final = (
+    "Drawn by `make bench-all` from raw data in [bench/results](../bench/results): change nothing here by hand. All "
+    "nodes, the load and everything else of an experiment share one machine, each write is flushed before its answer, "
+    "values have 200 bytes where nothing else is said. Absolute times do not carry to other machines: compare ratios, "
+    "and figures by their ratio to the two calibrations of their run. Every experiment is also a command of its own; "
+    "`--quick` runs a sample, and the page shows a sample only where no whole run is stored."
+)
+
+
+def render(runs: Mapping[str, Runs]) -> str:
+    """Return the page in Markdown; ``runs`` by the name of the part."""
+    parts = ["# Experiments", prose(WORDS)]
+    for part in PARTS:
+        parts += part.section(runs[part.name])
+    return "\n\n".join(parts) + "\n"
+
+
+def kept() -> dict[str, dict[str, Line]]:
+    """Return what is stored and shown."""
+    return {part.name: shown(stored(part.name), part.by) for part in PARTS}
+
+
+def plots(runs: Mapping[str, Runs]) -> dict[str, str]:
+    """Return the plots by file name."""
+    drawn = {f"experiments-{part.name}.svg": part.drawing(runs[part.name]) for part in PARTS}
+    return {name: plot for name, plot in drawn.items() if plot is not None}
+
+
+def write() -> Path:
+    """Write the page and its plots; returns the page's path."""
+    runs, target = kept(), DOCS / "experiments.md"
+    target.write_text(render(runs))
+    for name, plot in plots(runs).items():
+        (DOCS / name).write_text(plot)
+    return target

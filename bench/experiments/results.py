@@ -1,0 +1,65 @@
+"""One run of an experiment: its header with both calibrations, and which stored run of each part a page shows.
+
+Owns: what every line of a results file of these experiments has. A *sample* (``--quick``) is stored like a whole run,
+marked; a page shows it only where no whole run is stored. Read next: :mod:`bench.experiments.page`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import time
+import types
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from bench.calibrate import bare_posts, fdatasync_4k
+from bench.figures import header
+
+RESULTS: Final = Path(__file__).parent.parent / "results"
+DURABLE: Final = "three nodes, each flushed with fdatasync before the answer"
+Line = dict[str, Any]
+"""A line of a results file: the header, and ``rows``."""
+
+
+def parser(doc: str) -> argparse.ArgumentParser:
+    """Return a parser with the options of every experiment."""
+    built = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    built.add_argument("--quick", action="store_true", help="a sample: small sizes, short windows")
+    built.add_argument("--seed", type=int, default=1)
+    built.add_argument("--directory", type=Path, help="parent of the data; the system's temporary one by default")
+    built.add_argument("--no-save", action="store_true", help="print only")
+    signal.signal(signal.SIGTERM, _stop)
+    return built
+
+
+def begin(title: str, directory: Path, *, seed: int, quick: bool, durability: str = DURABLE) -> Line:
+    """Calibrate, print the header, and return it."""
+    load = os.getloadavg()[0]
+    calibrations = {"fdatasync_4k_ms": fdatasync_4k(directory).p50_ms, "bare_posts_per_s": bare_posts(64)}
+    about = header(title, seed=seed, durability=durability, calibrations=calibrations)
+    run = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return {**about, "load_average": load, "run": run, "quick": quick}
+
+
+def stored(name: str) -> list[Line]:
+    """Return the lines of a results file, the oldest first; none without a file."""
+    path = RESULTS / f"{name}.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def shown(lines: Iterable[Line], part: str) -> dict[str, Line]:
+    """Return for each value of ``part`` the newest whole run, or the newest sample where there is no whole one."""
+    found: dict[str, Line] = {}
+    for line in lines:
+        before = found.get(line[part])
+        if before is None or before["quick"] or not line["quick"]:
+            found[line[part]] = line
+    return found
+
+
+def _stop(_number: int, _frame: types.FrameType | None) -> None:
+    raise SystemExit("stopped")  # unwinds: every process is killed and its data deleted on the way

@@ -1,0 +1,81 @@
+"""What the page says of growth: a table for each case, one plot of all. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from bench.experiments.about import header_of
+from bench.experiments.plot import Curve, Panel, draw
+from bench.experiments.results import Line
+from bench.markdown import prose, table
+from bench.scale.cases import CASES
+
+WORDS: Final = (
+    "Each row beside the reference in the same seconds: *ratio* is the median over the turns, and the row of the "
+    "reference itself is the noise of the run. Processor time is that of all nodes for an operation. The longest stall "
+    "is the longest time without any answer at 8 outstanding writes; *growing* is the slowest write while the cluster "
+    "was brought to this size. Memory is anonymous memory, disk the data directory, of the node that has most."
+)
+PUBLISHED: Final = (
+    "**Published beside ours.** RIFL: a million clients cost about 5 % of latency, on a 13.5 µs durable write of a "
+    "RAMCloud cluster with kernel bypass. Here a write is a flushed HTTP request of some hundred µs, so a cost of the "
+    "same microseconds is a smaller share; the ratio in the row of 1,000,000 sessions is what compares."
+)
+RATIOS: Final = {"cpu_ratio": "processor time", "p50_ratio": "median latency"}
+TIMES: Final = {"p50_ms": "median", "p99_ms": "p99", "stall_ms": "longest stall"}
+HEAD: Final = (
+    "", "writes/s", "p50 ms", "p99 ms", "max ms", "samples", "p50 ratio", "nodes, µs", "ratio", "client, µs",
+    "memory, MiB", "disk, MiB", "longest stall, ms", "growing, ms",
+)  # fmt: skip
+
+
+def section(runs: Mapping[str, Line]) -> list[str]:
+    """Return the paragraphs; ``runs`` by case."""
+    parts = ["## How cost grows", prose(WORDS), prose(PUBLISHED)]
+    if runs:
+        parts.append("![Processor time, latency and longest stall by size, a row of panels for each case]"
+                     "(experiments-scale.svg)")  # fmt: skip
+    for case in CASES:
+        parts += [f"### {case.title}", prose(f"{case.what} `python -m bench.scale --case {case.name}`.")]
+        line = runs.get(case.name)
+        parts += (
+            [prose("Not measured yet.")] if line is None else [header_of(line), table(HEAD, map(cells, line["rows"]))]
+        )
+    return parts
+
+
+def cells(row: Mapping[str, Any]) -> list[str]:
+    """Return the cells of a size."""
+    return [
+        f"{row['size']:,}",
+        f"{row['operations_per_s']:,.0f}",
+        f"{row['p50_ms']:.2f}",
+        f"{row['p99_ms']:.2f}",
+        f"{row['max_ms']:.1f}",
+        f"{row['samples']:,}",
+        f"{row['p50_ratio']:.2f}",
+        f"{row['nodes_cpu_us']:,.0f}",
+        f"{row['cpu_ratio']:.2f}",
+        f"{row['client_cpu_us']:,.0f}",
+        f"{row['memory_mib']:,.0f}",
+        f"{row['disk_mib']:,.0f}",
+        f"{row['stall_ms']:,.0f}",
+        f"{row['growing_stall_ms']:,.0f}",
+    ]
+
+
+def drawing(runs: Mapping[str, Line]) -> str | None:
+    """Return the plot of all cases that were measured; None without any."""
+    panels = []
+    for case in CASES:
+        rows = sorted(runs[case.name]["rows"], key=lambda row: int(row["size"])) if case.name in runs else []
+        if rows:
+            places = [f"{row['size']:,}" for row in rows]
+            panels.append(Panel(f"{case.title}: ratio to the reference", _curves(rows, RATIOS), places))
+            panels.append(Panel(f"{case.title}: milliseconds", _curves(rows, TIMES), places, log=True))
+    return draw("How cost grows", panels) if panels else None
+
+
+def _curves(rows: list[dict[str, Any]], named: Mapping[str, str]) -> list[Curve]:
+    return [Curve(name, [(at, float(row[figure])) for at, row in enumerate(rows)]) for figure, name in named.items()]
