@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 from bench.experiments.results import Line, shown, stored
 from bench.markdown import prose
 from bench.scale import page as scale
+from bench.stream import page as stream
 
 DOCS: Final = Path(__file__).parent.parent.parent / "docs"
 Runs = Mapping[str, Line]
@@ -26,7 +27,10 @@ class Part(NamedTuple):
     drawing: Callable[[Runs], str | None]
 
 
-PARTS: Final = (Part("scale", "case", scale.section, scale.drawing),)
+PARTS: Final = (
+    Part("scale", "case", scale.section, scale.drawing),
+    Part("stream", "mode", stream.section, stream.drawing),
+)
 WORDS: Final = (
     "Drawn by `make bench-all` from raw data in [bench/results](../bench/results): change nothing here by hand. All "
     "nodes, the load and everything else of an experiment share one machine, each write is flushed before its answer, "
