@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from bench.dataflows import page as dataflows
 from bench.experiments.results import Line, shown, stored
 from bench.markdown import prose
 from bench.scale import page as scale
@@ -30,6 +31,7 @@ class Part(NamedTuple):
 PARTS: Final = (
     Part("scale", "case", scale.section, scale.drawing),
     Part("stream", "mode", stream.section, stream.drawing),
+    Part("dataflows", "experiment", dataflows.section, dataflows.drawing),
 )
 WORDS: Final = (
     "Drawn by `make bench-all` from raw data in [bench/results](../bench/results): change nothing here by hand. All "

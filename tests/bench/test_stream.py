@@ -181,16 +181,17 @@ def test_small_run_with_spark_and_a_replay_is_exact_and_planted_faults_are_found
         (rows, *_) = store.scan(RUNS)
         planted = rows.slice(0, 1)
         events = planted.column("last")[0].as_py() - planted.column("first")[0].as_py() + 1
+        stamp = planted.column(WRITE_TS)[0].as_py() + 1
         at = [*planted.schema.names].index("batch")
         elsewhere = planted.set_column(at, "batch", pa.array([1_000_000], pa.int64()))
         store.write(RUNS, elsewhere)
     assert in_store(url, acknowledged).twice == events
     with open_store(url) as store:
         keys = pa.RecordBatch.from_pylist(
-            [{**{name: planted.column(name)[0].as_py() for name in RUNS.key}, WRITE_TS: 2**62}]
+            [{**{name: planted.column(name)[0].as_py() for name in RUNS.key}, WRITE_TS: stamp}]
         )
         store.delete(RUNS, keys)
-        later = elsewhere.select([*RUNS.key]).append_column(WRITE_TS, pa.array([2**62], pa.int64()))
+        later = elsewhere.select([*RUNS.key]).append_column(WRITE_TS, pa.array([stamp], pa.int64()))
         store.delete(RUNS, later)
     found = in_store(url, acknowledged)
     assert (found.lost, found.twice) == (events, 0)

@@ -1,0 +1,170 @@
+"""Three data flows over one Cassandra and one workload: ``python -m bench.dataflows [EXPERIMENT …]``.
+
+``saturating``: as fast as posts are answered, two database nodes. ``eighty``: 80 % of what all three have sustained.
+``burst``: 50 % of it, then 200 %, then 50 %. ``failure``: 80 % on three database nodes with three copies; one is killed
+and comes back. ``scaling``: saturating with 1, 2 and 3 database nodes, one copy of each row. Every run ends with the
+complete check: each acknowledged post once in the timeline of each follower. Exit status: 0 complete, 1 not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from bench.dataflows.architectures import NAMES, TITLES
+from bench.dataflows.database import Database, of_cassandra, of_sqlite
+from bench.dataflows.stage import Run, run
+from bench.dataflows.workload import SAMPLE, WHOLE, Audience
+from bench.experiments import page
+from bench.experiments.results import begin, parser
+from bench.figures import save
+from bench.peers.packages import NotBuilt
+from oncegate.stores.devcassandra.cluster import free_ports, running
+from oncegate.stores.devcassandra.node import Config
+
+EXPERIMENTS: Final = ("saturating", "eighty", "burst", "failure", "scaling")
+NODES_MAX: Final = 3
+SHARE: Final = 0.8
+RATE_MIN: Final = 1.0
+
+
+class Lengths(NamedTuple):
+    """Seconds of the experiments: of each load, of each phase of a burst; when a node dies, and comes back."""
+
+    load_s: float
+    burst_s: float
+    kill_s: float
+    restart_s: float
+    failure_s: float
+
+
+WHOLE_LENGTHS: Final = Lengths(600.0, 30.0, 60.0, 90.0, 180.0)
+SAMPLE_LENGTHS: Final = Lengths(10.0, 4.0, 4.0, 8.0, 16.0)
+
+
+def plan(experiment: str, architecture: str, nodes: int, capacity: float, lengths: Lengths) -> Run:
+    """Return what is run.
+
+    Args:
+        experiment: of `EXPERIMENTS`.
+        architecture: its name.
+        nodes: of Cassandra.
+        capacity: posts a second that all data flows sustain.
+        lengths: of the phases.
+
+    Raises:
+        ValueError: an unknown experiment.
+    """
+    rate = max(RATE_MIN, SHARE * capacity)
+    match experiment:
+        case "saturating" | "scaling":
+            return Run(experiment, architecture, [(0.0, lengths.load_s / (1 if experiment == "saturating" else 5))])
+        case "eighty":
+            return Run(experiment, architecture, [(rate, lengths.load_s)])
+        case "burst":
+            half, double = max(RATE_MIN, capacity / 2), max(RATE_MIN, capacity * 2)
+            return Run(experiment, architecture, [(share, lengths.burst_s) for share in (half, double, half)])
+        case "failure":
+            phases = [(rate, lengths.failure_s)]
+            return Run(experiment, architecture, phases, lengths.kill_s, lengths.restart_s, replicas=min(3, nodes))
+    raise ValueError(f"no experiment {experiment}")
+
+
+def nodes_of(experiment: str, *, quick: bool) -> tuple[int, ...]:
+    """Return the numbers of database nodes that an experiment runs with; a sample of most has one."""
+    match experiment:
+        case "scaling":
+            return (1, 2) if quick else (1, 2, 3)
+        case "failure":
+            return (3,)
+        case _:
+            return (1,) if quick else (2,)
+
+
+def show(row: dict[str, Any]) -> None:
+    """Print a run."""
+    cpu = ", ".join(f"{part} {of:,.0f}" for part, of in row["cpu_us"].items() if of is not None)
+    sent = ", ".join(f"{part} {of:,.0f}" for part, of in row["sent_bytes"].items())
+    found = row["check"]
+    print(
+        f"   {row['experiment']}, {TITLES[row['architecture']]}, {row['nodes']} nodes: {row['accepted_per_s']:,.0f}/s "
+        f"accepted, {row['delivered_per_s']:,.0f}/s delivered, p50 {row['p50_ms']:.2f} stddev {row['stddev_ms']:.2f} "
+        f"p99 {row['p99_ms']:.2f} max {row['max_ms']:.0f} ms of {row['samples']:,}; dropped {row['dropped']:,}, failed "
+        f"{row['failed']:,} {row['failure']}\n     us of processor time a post: {cpu}; bytes sent a post: {sent}; "
+        f"{row['rows_per_post']:.1f} copies a post; of {found['expected']:,} missing {found['missing']:,}, twice "
+        f"{found['twice']:,}, unknown {found['unknown']:,}",
+        flush=True,
+    )
+
+
+@contextlib.contextmanager
+def opened(options: argparse.Namespace, nodes: int, directory: Path) -> Iterator[Database]:
+    """Yield an empty store."""
+    if options.store == "sqlite":
+        directory.mkdir()
+        yield of_sqlite(directory)
+        return
+    heap = "512m" if options.quick else options.heap
+    with running(free_ports(Config(nodes=nodes, heap=heap)), directory) as cassandra:
+        yield of_cassandra(cassandra)
+
+
+def main() -> int:
+    """Run what the command line says; returns the exit status."""
+    options = parser(__doc__ or "")
+    options.add_argument("experiments", nargs="*", metavar="EXPERIMENT", help=f"of {', '.join(EXPERIMENTS)} [all]")
+    options.add_argument("--architecture", action="append", choices=NAMES, help="again for more [all]; not drawn")
+    options.add_argument("--store", choices=("cassandra", "sqlite"), default="cassandra", help="sqlite: not saved")
+    options.add_argument("--capacity", type=float, help="posts a second; measured by a saturating run by default")
+    options.add_argument("--heap", default="1g", help="of each Cassandra node [1g; 512m with --quick]")
+    found = options.parse_args()
+    if unknown := {*found.experiments} - {*EXPERIMENTS}:
+        options.error(f"no such experiment: {', '.join(sorted(unknown))}; there are {', '.join(EXPERIMENTS)}")
+    try:
+        return measure(found, found.experiments or EXPERIMENTS)
+    except NotBuilt as missing:
+        print(f"not built: {missing}", file=sys.stderr)
+        return 1
+
+
+def measure(options: argparse.Namespace, experiments: Sequence[str]) -> int:
+    """Run the experiments, each saved by itself; a load that needs the capacity finds it first."""
+    names = [name for name in NAMES if not options.architecture or name in options.architecture]
+    lengths = SAMPLE_LENGTHS if options.quick else WHOLE_LENGTHS
+    audience: Audience = SAMPLE if options.quick else WHOLE
+    capacity, complete = options.capacity, True
+    wanted = [one for one in EXPERIMENTS if one in experiments]
+    if capacity is None and {*wanted} - {"scaling"} and "saturating" not in wanted:
+        wanted.insert(0, "saturating")
+    for experiment in wanted:
+        rows: list[dict[str, Any]] = []
+        with tempfile.TemporaryDirectory(prefix="oncegate-flows-", dir=options.directory) as parent:
+            directory = Path(parent)
+            durability = "each post flushed before its answer; Cassandra: commitlog_sync=group"
+            about = begin(
+                f"dataflows: {experiment}", directory, seed=options.seed, quick=options.quick, durability=durability
+            )
+            about |= {"experiment": experiment, "audience": audience._asdict(), "capacity": capacity}
+            for nodes in nodes_of(experiment, quick=options.quick):
+                with opened(options, nodes, directory / f"db-{nodes}") as database:
+                    for name in names:
+                        what = plan(experiment, name, nodes, capacity or 0.0, lengths)
+                        row = run(database, directory / f"{name}-{nodes}", audience, options.seed, what)
+                        show(row)
+                        rows.append(row)
+        complete = complete and all(row["check"]["complete"] for row in rows)
+        if experiment == "saturating" and capacity is None:
+            capacity = min(row["delivered_per_s"] for row in rows)
+        if not options.no_save and not options.architecture and options.store == "cassandra":
+            save("dataflows", about, rows)
+            print(f"drawn: {page.write()}", flush=True)
+    return 0 if complete else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

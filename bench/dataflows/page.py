@@ -1,0 +1,302 @@
+"""What the page says of the three data flows: each experiment beside published figures, and plots over time. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from bench.dataflows import published
+from bench.dataflows.architectures import TITLES
+from bench.experiments.about import header_of
+from bench.experiments.plot import Curve, Panel, draw
+from bench.experiments.results import Line
+from bench.markdown import prose, table
+
+PARTS: Final = ("app", "workers", "queue", "db")
+NODES_16: Final = 16
+RATIO_MAX: Final = 0.65
+RESPONSE_MAX_MS: Final = 200.0
+FOLLOWERS_RATIO_MAX: Final = 1.05
+HEADINGS: Final = {
+    "saturating": "Saturating",
+    "eighty": "At 80 % load",
+    "burst": "A burst: 50 %, 200 %, 50 %",
+    "failure": "A database node dies",
+    "scaling": "More database nodes",
+}
+WORDS: Final = (
+    "A post of about 200 bytes is copied to the timelines of all followers of its author; followers obey a power law. "
+    "*Synchronous*: the application writes all copies into Cassandra before it answers. *External queue*: it writes "
+    "the post into Cassandra and, at the same time, into NATS JetStream, which two workers drain. *Integrated*: it "
+    "writes the post into the gateway, and a Spark job follows. All three make the same rows with the same code, and "
+    "write them with the same store into the same Cassandra. *Delivered* is all posts over the time until the last "
+    "copy was written. After each run every acknowledged post is looked for in the timeline of every follower. "
+    "`python -m bench.dataflows`."
+)
+
+
+def section(runs: Mapping[str, Line]) -> list[str]:
+    """Return the paragraphs; ``runs`` by experiment."""
+    parts = ["## Three data flows over one Cassandra", prose(WORDS), prose(published.DIFFERS)]
+    if not runs:
+        return [*parts, prose("Not measured yet.")]
+    parts.append("![Accepted posts a second and response times over time](experiments-dataflows.svg)")
+    for experiment, heading in HEADINGS.items():
+        parts.append(f"### {heading}")
+        if experiment not in runs:
+            parts.append(prose("Not measured yet."))
+            continue
+        line = runs[experiment]
+        rows: list[dict[str, Any]] = line["rows"]
+        parts += [header_of(line), _rates(rows, published.FIGURES.get(experiment, {})), *_incomplete(rows)]
+        if experiment in ("saturating", "eighty"):
+            parts += [_costs(rows), prose(_ratio(rows, judged=not line["quick"]))]
+        if experiment == "eighty":
+            parts += ["Median response time by followers of the author, ms:", _followers(rows)]
+            parts.append(prose(_targets(rows, judged=not line["quick"])))
+        if experiment == "burst":
+            parts.append(prose(_burst(rows, judged=not line["quick"])))
+        if experiment == "scaling":
+            parts += [prose(_on_paper_words()), _on_paper(rows)]
+    return parts
+
+
+def _rates(rows: Sequence[Mapping[str, Any]], figures: Mapping[str, tuple[float, float, float, float]]) -> str:
+    head = [
+        "",
+        "nodes",
+        "accepted/s",
+        "delivered/s",
+        "median ms",
+        "stddev",
+        "p99",
+        "max",
+        "dropped",
+        "failed",
+        "missing",
+    ]
+    if figures:
+        head += ["published: msg/s", "median ms", "stddev", "max"]
+    found = []
+    for row in rows:
+        missing = row["check"]["missing"] + row["check"]["twice"] + row["check"]["unknown"]
+        cells = [
+            TITLES[row["architecture"]], f"{row['nodes']}", f"{row['accepted_per_s']:,.0f}",
+            f"{row['delivered_per_s']:,.0f}", _ms(row["p50_ms"]), _ms(row["stddev_ms"]), _ms(row["p99_ms"]),
+            _ms(row["max_ms"]), f"{row['dropped']:,}", f"{row['failed']:,}", f"**{missing:,}**" if missing else "0",
+        ]  # fmt: skip
+        if figures:
+            rate, *times = figures[row["architecture"]]
+            cells += [f"{rate:,}", *map(_ms, times)]
+        found.append(cells)
+    return table(head, found)
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.2f}" if value < 100 else f"{value:,.0f}"
+
+
+def _incomplete(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    words = []
+    for row in rows:
+        found = row["check"]
+        if not found["complete"]:
+            words.append(
+                f"{TITLES[row['architecture']]}, {row['nodes']} nodes: of {found['expected']:,} copies "
+                f"{found['missing']:,} missing, {found['twice']:,} twice, {found['unknown']:,} unknown"
+            )
+    if words:
+        return [prose(f"**Not complete: {'; '.join(words)}.**")]
+    posts, copies = (sum(row["check"][name] for row in rows) for name in ("posts", "expected"))
+    return [prose(f"Complete: {posts:,} acknowledged posts, {copies:,} copies, each there once.")]
+
+
+def _costs(rows: Sequence[Mapping[str, Any]]) -> str:
+    head = ["a post", *(f"{part}, µs" for part in PARTS), "all, µs", *(f"{part} sends, bytes" for part in PARTS), "all",
+            *(f"{part}, MiB" for part in PARTS)]  # fmt: skip
+    found = []
+    for row in rows:
+        cpu, sent, memory = row["cpu_us"], row["sent_bytes"], row["memory_mib"]
+        cells = [TITLES[row["architecture"]], *(_count(cpu.get(part)) for part in PARTS), _count(total(cpu))]
+        cells += [*(_count(sent.get(part)) for part in PARTS), _count(total(sent))]
+        found.append([*cells, *(_count(memory.get(part)) for part in PARTS)])
+    figures = []
+    for name, title in TITLES.items():
+        cpu, net = published.CPU[name], published.NETWORK[name]
+        figures.append([title, *(_count(cpu[part], 1) for part in ("app", "queue", "db")),
+                        *(_count(net[part], 2) for part in ("app", "queue", "db"))])  # fmt: skip
+    head_published = [
+        "published, two nodes",
+        "app, CPU %",
+        "queue, CPU %",
+        "db, CPU %",
+        "app, MB/s",
+        "queue, MB/s",
+        "db, MB/s",
+    ]
+    return f"{table(head, found)}\n\n{table(head_published, figures)}"
+
+
+def _count(value: float | None, decimals: int = 0) -> str:
+    return "-" if value is None else f"{value:,.{decimals}f}"
+
+
+def total(parts: Mapping[str, float | None]) -> float | None:
+    """Return the sum over the parts; None where one is not known."""
+    known = [value for value in parts.values() if value is not None]
+    return sum(known) if len(known) == len(parts) else None
+
+
+def ratios(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """Return integrated over external queue, of a post: processor time and bytes, of all parts and without database."""
+    by_name = {row["architecture"]: row for row in rows}
+    found: dict[str, float | None] = {}
+    for figure in ("cpu_us", "sent_bytes"):
+        for name, left_out in ((figure, ""), (f"{figure} without db", "db")):
+            sums = [
+                total({part: of for part, of in by_name[one][figure].items() if part != left_out})
+                for one in ("integrated", "queue") if one in by_name
+            ]  # fmt: skip
+            known = len(sums) == 2 and all(sums)
+            found[name] = float(sums[0] or 0) / float(sums[1] or 1) if known else None
+    return found
+
+
+def _ratio(rows: Sequence[Mapping[str, Any]], *, judged: bool) -> str:
+    found = ratios(rows)
+    titles = {"cpu_us": "processor time", "sent_bytes": "bytes sent"}
+    words = []
+    for figure, title in titles.items():
+        whole, rest = found[figure], found[f"{figure} without db"]
+        if whole is None or rest is None:
+            words.append(f"{title}: not measured")
+            continue
+        met = "" if not judged else " (met)" if whole <= RATIO_MAX else " (**NOT met**)"
+        words.append(f"{title} {whole:.2f}{met}, {rest:.2f} without the database's own")
+    return f"Integrated over external queue, of a post (wanted ≤ {RATIO_MAX}): {'; '.join(words)}."
+
+
+def _followers(rows: Sequence[Mapping[str, Any]]) -> str:
+    bounds = sorted({(one["low"], one["high"]) for row in rows for one in row["by_class"]})
+    head = ["", *(f"{low:,}" if low == high else f"{low:,} to {high:,}" for low, high in bounds)]
+    found = []
+    for row in rows:
+        by_class = {(one["low"], one["high"]): one["p50_ms"] for one in row["by_class"]}
+        found.append([TITLES[row["architecture"]], *(_ms(by_class.get(one)) for one in bounds)])
+    return table(head, found)
+
+
+def _targets(rows: Sequence[Mapping[str, Any]], *, judged: bool) -> str:
+    words = []
+    for row in (one for one in rows if one["architecture"] == "integrated"):
+        medians = [one["p50_ms"] for one in row["by_class"]]
+        ratio = max(medians) / medians[0] if medians else float("nan")
+        for what, value, met in (
+            (f"longest response {row['max_ms']:,.0f} ms (wanted < 200 ms)", "", row["max_ms"] < RESPONSE_MAX_MS),
+            (
+                f"median of any class of followers {ratio:.2f} of that with one (wanted ≤ 1.05)",
+                "",
+                ratio <= FOLLOWERS_RATIO_MAX,
+            ),
+        ):
+            words.append(f"{what}{value}{('' if met else ': **NOT met**') if judged else ''}")
+    return f"Integrated: {'; '.join(words)}." if words else "Integrated: not measured."
+
+
+def _burst(rows: Sequence[Mapping[str, Any]], *, judged: bool) -> str:
+    words = []
+    for row in rows:
+        verdict = ""
+        if judged and row["architecture"] == "integrated":
+            verdict = " (nothing dropped: met)" if not row["dropped"] else " (nothing dropped: **NOT met**)"
+        words.append(f"{TITLES[row['architecture']]} dropped {row['dropped']:,}{verdict}, took everything "
+                     f"{row['delivered_after_s']:,.1f} s after the last answer")  # fmt: skip
+    published_words = (
+        "Published: both asynchronous ones took all 2,600 msg/s with flat response times; synchronous dropped."
+    )
+    return f"{'; '.join(words)}. {published_words}"
+
+
+def _on_paper_words() -> str:
+    return (
+        f"**{NODES_16} database nodes, on paper.** From the cost of a post, with the most database nodes measured: the "
+        f"cores that the other parts take beside {NODES_16} cores of database that are always busy. Nothing but "
+        "arithmetic: it assumes that the cost of a post stays as it is and that nothing else becomes a limit. The "
+        "published table counts machines."
+    )
+
+
+def on_paper(row: Mapping[str, Any]) -> dict[str, float] | None:
+    """Return posts a second that sixteen cores of database take, and the cores of other parts; None without costs."""
+    cpu = row["cpu_us"]
+    if any(value is None for value in cpu.values()) or not cpu.get("db"):
+        return None
+    rate = NODES_16 * 1e6 / cpu["db"]
+    sent = sum(row["sent_bytes"].values()) * rate / 1e6
+    return {"rate": rate, **{part: of * rate / 1e6 for part, of in cpu.items() if part != "db"}, "MB/s": sent}
+
+
+def _on_paper(rows: Sequence[Mapping[str, Any]]) -> str:
+    head = (
+        "",
+        "posts/s",
+        "cores of app",
+        "of workers",
+        "of queue",
+        "MB/s of all",
+        "published: machines",
+        "MB/s of app, db, queue",
+    )
+    most = max((row["nodes"] for row in rows), default=0)
+    found = []
+    for row in (one for one in rows if one["nodes"] == most):
+        name, paper = row["architecture"], on_paper(row)
+        net = published.NETWORK_16[name]
+        theirs = ", ".join(_count(net[part], 1) for part in ("app", "db", "queue"))
+        cells = ["-"] * 5
+        if paper is not None:
+            cells = [
+                _count(paper["rate"]),
+                *(_count(paper.get(part), 1) for part in ("app", "workers", "queue", "MB/s")),
+            ]
+        found.append((TITLES[name], *cells, f"{published.MACHINES_16[name]}", theirs))
+    return table(head, found)
+
+
+def drawing(runs: Mapping[str, Line]) -> str | None:
+    """Return the plot over time of burst and failure, and of rates by nodes; None without any."""
+    panels = []
+    for experiment in ("eighty", "burst", "failure"):
+        if experiment not in runs:
+            continue
+        rows = runs[experiment]["rows"]
+        faults = [(row["kill_s"], row["restart_s"]) for row in rows[:1] if row["killed"]]
+        rates = [Curve(TITLES[row["architecture"]], accepted(row["over_time"])) for row in rows]
+        times = [
+            Curve(TITLES[row["architecture"]], [(at, p50) for at, _, p50, _ in row["over_time"] if p50 is not None])
+            for row in rows
+        ]
+        panels.append(Panel(f"{HEADINGS[experiment]}: answers/s", rates, faults=faults))
+        panels.append(Panel(f"{HEADINGS[experiment]}: median response, ms", times, log=True, faults=faults))
+    if "scaling" in runs:
+        rows = runs["scaling"]["rows"]
+        nodes = sorted({row["nodes"] for row in rows})
+        curves = [
+            Curve(
+                title,
+                [(nodes.index(row["nodes"]), row["delivered_per_s"]) for row in rows if row["architecture"] == name],
+            )
+            for name, title in TITLES.items()
+        ]
+        panels.append(Panel(f"{HEADINGS['scaling']}: delivered/s", curves, [f"{count}" for count in nodes]))
+    return draw("Three data flows", panels) if panels else None
+
+
+def accepted(over_time: Sequence[Sequence[float]]) -> list[tuple[float, float]]:
+    """Return answers a second since the look before, at each look."""
+    return [
+        (now[0], (now[1] - then[1]) / (now[0] - then[0]))
+        for then, now in itertools.pairwise(over_time)
+        if now[0] > then[0]
+    ]

@@ -1,0 +1,49 @@
+"""The published figures of the same experiments, and what differs. Data only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+_ByPart = Mapping[str, Mapping[str, float | None]]
+FIGURES: Final = {
+    "saturating": {
+        "synchronous": (1297, 20.66, 286.8, 49_900.0),
+        "queue": (1291, 0.83, 3.46, 413.0),
+        "integrated": (1289, 1.26, 5.17, 445.0),
+    },
+    "eighty": {
+        "synchronous": (1000, 5.35, 89.21, 13_800.0),
+        "queue": (1000, 0.84, 3.26, 141.0),
+        "integrated": (1000, 0.80, 3.31, 171.0),
+    },
+}
+"""Messages a second; median, standard deviation and maximum of the response time in ms. Two database nodes."""
+CPU: Final[_ByPart] = {
+    "synchronous": {"app": 11.0, "db": 39.6, "queue": None},
+    "queue": {"app": 21.6, "db": 36.4, "queue": 16.6},
+    "integrated": {"app": 2.30, "db": 40.9, "queue": None},
+}
+"""Per cent of a machine, two database nodes, 1,290 messages a second."""
+NETWORK: Final[_ByPart] = {
+    "synchronous": {"app": 2.06, "db": 8.90, "queue": None},
+    "queue": {"app": 2.87, "db": 8.83, "queue": 0.68},
+    "integrated": {"app": 0.36, "db": 7.41, "queue": None},
+}
+"""MB/s, likewise."""
+NETWORK_16: Final[_ByPart] = {
+    "synchronous": {"app": 13.6, "db": 57.7, "queue": None},
+    "queue": {"app": 16.0, "db": 54.0, "queue": 4.06},
+    "integrated": {"app": 2.34, "db": 45.6, "queue": None},
+}
+"""MB/s, 16 database nodes."""
+MACHINES_16: Final = {"synchronous": 19, "queue": 21, "integrated": 18}
+DIFFERS: Final = (
+    "**What differs from the published ones.** Theirs ran on machines of their own for each part, with two to sixteen "
+    "database nodes; here all parts share one machine, so a part that takes processor time takes it from the others, "
+    "and a rate is that of the whole machine. Their integrated flow runs triggers that are queued with the write in "
+    "the store; ours is the replicated log of the gateway as the queue and a Spark job as its workers, in front of an "
+    "unmodified Cassandra. Queue (NATS JetStream, three replicas, `sync_interval: always`) and gateway flush on a "
+    "majority before they answer, and Cassandra syncs its log in groups. At a given rate a response time here counts "
+    "from when the post was due, so waiting for a turn counts too."
+)

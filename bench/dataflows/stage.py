@@ -1,0 +1,253 @@
+"""One data flow on one Cassandra, from its start to the complete check: ``run`` returns the row of an experiment.
+
+Owns: which processes there are, what they have used by part, and how to tell that everything is delivered. Read next:
+:mod:`bench.dataflows.__main__`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Self
+
+import numpy as np
+
+from bench.children import Talking, talking
+from bench.dataflows import network
+from bench.dataflows.architectures import TABLE, ExternalQueue, Integrated
+from bench.dataflows.database import Database
+from bench.dataflows.driver import CONSUMER
+from bench.dataflows.jetstream import JetStream, QueueFailed
+from bench.dataflows.workload import TIMELINES, TWEETS, Audience, check, followers_of
+from bench.peers.nats import Nats
+from bench.peers.usage import Usage
+from oncegate import Client
+from oncegate.gateway.local.blocking_http import get_json
+from oncegate.gateway.local.cluster import LocalCluster
+from oncegate.gateway.local.waiting import wait_for
+from oncegate.stores import open_store
+
+PARTS: Final = ("app", "workers", "queue", "db")
+WORKERS: Final = 2
+STARTED_S: Final = 240.0
+DRAINED_S: Final = 900.0
+SAMPLE_S: Final = 1.0
+FLOW: Final = {"retention_ms": 86_400_000, "max_items": 2_000, "linger_ms": 100}
+QUOTA_BYTES: Final = 16 << 30
+_ASK_S: Final = 2.0
+
+
+class Run(NamedTuple):
+    """What is run.
+
+    Attributes:
+        experiment: its name.
+        architecture: of :mod:`bench.dataflows.architectures`.
+        phases: posts a second, 0 = as answered, and seconds.
+        kill_s: when a node of Cassandra is killed; None: never. restart_s: when it is started again.
+        replicas: copies of each row in Cassandra.
+    """
+
+    experiment: str
+    architecture: str
+    phases: Sequence[tuple[float, float]]
+    kill_s: float | None = None
+    restart_s: float | None = None
+    replicas: int = 1
+
+
+class Stage:
+    """The processes of a run, by part."""
+
+    def __init__(self, database: Database, directory: Path, audience: Audience, seed: int, run: Run) -> None:
+        self.store = database.url(f"{run.experiment}_{run.architecture}_{database.nodes}", run.replicas)
+        self.pids: dict[str, Callable[[], list[int]]] = {"db": database.pids}
+        self.drained: Callable[[], bool] = lambda: True
+        self.words: list[str] = []
+        self._stack = contextlib.ExitStack()
+        self._directory, self._run = directory, run
+        self._of_workload = [str(audience.authors), str(audience.largest), str(seed)]
+
+    def __enter__(self) -> Self:
+        self._directory.mkdir(parents=True)
+        with contextlib.ExitStack() as opening:
+            opening.enter_context(self._stack)
+            match self._run.architecture:
+                case ExternalQueue.name:
+                    self._make_tables()
+                    self._start_queue()
+                case Integrated.name:
+                    self._start_gateway()
+                case _:
+                    self._make_tables()
+            self._stack = opening.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _make_tables(self) -> None:
+        with open_store(self.store) as store:
+            store.create([TWEETS, TIMELINES])
+
+    def _start_queue(self) -> None:
+        queue = self._stack.enter_context(Nats(self._directory / "nats"))
+        queue.start()
+        url = queue.addresses[0]
+        wait_for(lambda: _asked(url, _made) is not None, STARTED_S, "the queue takes streams", every_s=0.5)
+        workers = [self._child("worker", number, [url, self.store]) for number in range(WORKERS)]
+        for worker in workers:
+            worker.wait("started", STARTED_S)
+        self.pids |= {"queue": queue.node_pids, "workers": lambda: [pid for one in workers for pid in one.pids()]}
+        self.drained = lambda: _asked(url, JetStream.left) == 0
+        self.words = ["--store", self.store, "--queue", url]
+
+    def _start_gateway(self) -> None:
+        cluster = self._stack.enter_context(LocalCluster(self._directory / "nodes"))
+        cluster.start()
+        cluster.wait_ready()
+        asyncio.run(_declare(cluster))
+        endpoints = ",".join(cluster.endpoints)
+        job = self._child("driver", 0, [self.store, str(self._directory), endpoints])
+        job.wait("started", STARTED_S)
+
+        def finished() -> bool:
+            asked = (get_json(f"{endpoint}/v1/flows/{TABLE}", _ASK_S) for endpoint in cluster.endpoints)
+            found = next((one for one in asked if one is not None), None)
+            consumer = (found or {"consumers": {}})["consumers"].get(CONSUMER)
+            return bool(found and consumer and not found["open_items"] and consumer["cursor"] >= found["last_batch"])
+
+        wait_for(finished, STARTED_S, "the job follows the flow", state=job.log_tail, every_s=0.2)
+        self.pids |= {"queue": lambda: [cluster.pid(name) for name in cluster.ids], "workers": job.pids}
+        self.drained = finished
+        self.words = ["--endpoints", endpoints]
+
+    def app(self, acknowledged: Path) -> Talking:
+        """Start the application; it begins by itself."""
+        authors, largest, seed = self._of_workload
+        words = ["--architecture", self._run.architecture, "--phases", json.dumps(self._run.phases)]
+        words += ["--authors", authors, "--largest", largest, "--seed", seed, "--acknowledged", str(acknowledged)]
+        if not self.words:
+            words += ["--store", self.store]
+        log = self._directory / "app.log"
+        child = self._stack.enter_context(talking("bench.dataflows.app", *words, *self.words, log=log))
+        self.pids["app"] = child.pids
+        return child
+
+    def usage(self) -> dict[str, Usage]:
+        """Return what each part has used so far."""
+        return {part: Usage.of(pids()) for part, pids in self.pids.items()}
+
+    def noted(self, before: Mapping[str, set[int]]) -> dict[str, set[int]]:
+        """Return all processes of each part so far: what has ended has sent something too."""
+        return {part: before.get(part, set()).union(pids()) for part, pids in self.pids.items()}
+
+    def _child(self, module: str, number: int, words: list[str]) -> Talking:
+        log = self._directory / f"{module}-{number}.log"
+        return self._stack.enter_context(talking(f"bench.dataflows.{module}", *words, *self._of_workload, log=log))
+
+
+def run(database: Database, directory: Path, audience: Audience, seed: int, wanted: Run) -> dict[str, Any]:
+    """Run one data flow through one experiment, wait until all is delivered, and check everything."""
+    acknowledged_file = directory / "acknowledged.npy"
+    with Stage(database, directory, audience, seed, wanted) as stage:
+        app = stage.app(acknowledged_file)
+        app.wait("begun", STARTED_S)
+        before, began = stage.usage(), time.monotonic()
+        memory: dict[str, float] = {}
+        sent, pids = network.Sent(network.look()), stage.noted({})
+        over: list[tuple[float, int, float | None, int]] = []
+        killed = restarted = False
+        while app.process.poll() is None and not app.of("result"):
+            time.sleep(SAMPLE_S)
+            at = time.monotonic() - began
+            sent.add(network.look())
+            pids = stage.noted(pids)
+            for part, now in stage.pids.items():
+                memory[part] = max(memory.get(part, 0.0), sum(map(_resident_mib, now())))
+            told = app.of("progress")
+            if told:
+                last = told[-1]
+                p50_ms = last["p50_ms"] if math.isfinite(last["p50_ms"]) else None  # nobody was answered
+                over.append((round(at, 1), last["acknowledged"], p50_ms, last["dropped"]))
+            if wanted.kill_s is not None and at > wanted.kill_s and not killed:
+                killed = database.kill(database.nodes)
+            if wanted.restart_s is not None and at > wanted.restart_s and killed and not restarted:
+                database.start(database.nodes)
+                restarted = True
+        result = app.wait("result", 5.0)
+        if killed and not restarted:
+            database.start(database.nodes)
+        wait_for(stage.drained, DRAINED_S, "everything is delivered", every_s=0.2)
+        delivered_s, after = time.monotonic() - began, stage.usage()
+        sent.add(network.look())
+        sent_bytes = {part: sent.of(those) for part, those in stage.noted(pids).items()}
+    numbers = np.load(acknowledged_file)
+    known = followers_of(audience, seed)
+    found = check(numbers, result["sent"], _stored(stage.store), known, audience, seed)
+    posts = max(1, result["measured"])
+    # A killed node takes its processor time with it: what it had used is not known any more.
+    cpu = {part: after[part].since(before[part]).cpu_s for part in after} | {"app": result["cpu_s"]}
+    lost = ("db",) if killed else ()
+    names = ("seconds", "measured", "sent", "acknowledged", "dropped", "failed", "failure", "stddev_ms", "by_class",
+             "samples", "p50_ms", "p99_ms", "max_ms")  # fmt: skip
+    return {
+        "experiment": wanted.experiment,
+        "architecture": wanted.architecture,
+        "nodes": database.nodes,
+        "replicas": wanted.replicas,
+        "phases": list(wanted.phases),
+        **{name: result[name] for name in names},
+        "accepted_per_s": result["measured"] / result["seconds"],
+        "delivered_per_s": result["measured"] / delivered_s,
+        "delivered_after_s": delivered_s - result["seconds"],
+        "rows_per_post": found.expected / max(1, found.posts),
+        "cpu_us": {part: None if part in lost else 1e6 * of / posts for part, of in cpu.items()},
+        "sent_bytes": {part: of / posts for part, of in sent_bytes.items()},
+        "memory_mib": memory,
+        "check": {**found._asdict(), "complete": found.complete},
+        "killed": killed,
+        "kill_s": wanted.kill_s,
+        "restart_s": wanted.restart_s,
+        "over_time": over,
+    }
+
+
+def _stored(url: str) -> Any:
+    with open_store(url) as store:
+        for rows in store.scan(TIMELINES):
+            yield tuple(np.asarray(rows.column(name), dtype=np.int64) for name in ("reader", "message"))
+
+
+def _resident_mib(pid: int) -> float:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0.0
+    return int(status.split("VmRSS:")[1].split()[0]) / 1024 if "VmRSS:" in status else 0.0
+
+
+async def _declare(cluster: LocalCluster) -> None:
+    async with Client(cluster.endpoints) as client:
+        await client.declare_table(TABLE, kind="stream", quota_bytes=QUOTA_BYTES, flow=FLOW)
+
+
+async def _made(queue: JetStream) -> int:
+    await queue.make(replicas=3)
+    return 0
+
+
+def _asked(url: str, act: Callable[[JetStream], Any]) -> int | None:
+    async def ask() -> int:
+        async with await JetStream().connect(url) as queue:
+            return int(await act(queue))
+
+    try:
+        return asyncio.run(ask())
+    except (OSError, QueueFailed):
+        return None

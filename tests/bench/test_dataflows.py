@@ -1,0 +1,372 @@
+"""Data flows: workload, complete check, bytes of connections, plans and page, without any of the systems."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from typing import Any, Self
+
+import numpy as np
+import pytest
+
+from bench.dataflows import page
+from bench.dataflows.__main__ import EXPERIMENTS, SAMPLE_LENGTHS, WHOLE_LENGTHS, nodes_of, plan
+from bench.dataflows.app import Load, by_class
+from bench.dataflows.architectures import NAMES, DataFlow
+from bench.dataflows.jetstream import JetStream, QueueFailed
+from bench.dataflows.network import Connection, Sent, parse
+from bench.dataflows.workload import (
+    SAMPLE,
+    TIMELINES,
+    TWEETS,
+    WHOLE,
+    Audience,
+    Int64s,
+    Posts,
+    author_of,
+    check,
+    classes,
+    copies,
+    followers_of,
+    tweets,
+    value_of,
+)
+
+FEW = Audience(authors=50, largest=40)
+SEED = 3
+
+
+def posts_of(numbers: range, audience: Audience = FEW) -> Posts:
+    return Posts.of(numbers, (value_of(number, audience, SEED) for number in numbers))
+
+
+def rows_of(numbers: range) -> tuple[Int64s, Int64s]:
+    """Readers and messages of all copies, as a store has them."""
+    parts = list(copies(posts_of(numbers), followers_of(FEW, SEED)))
+    readers, messages = (
+        np.concatenate([np.asarray(part.column(name)) for part in parts]) for name in ("reader", "message")
+    )
+    return readers, messages
+
+
+def test_followers_obey_a_power_law_and_the_largest_author_has_as_many_as_is_said() -> None:
+    known = followers_of(SAMPLE, 1)
+    counts = known.ranges_of(np.arange(SAMPLE.authors))[1]
+    assert counts.max() == SAMPLE.largest
+    assert counts.min() == 1
+    assert np.median(counts) <= 2
+    assert counts[0] / counts[9] == pytest.approx(10**SAMPLE.exponent, rel=0.1)
+    assert WHOLE.largest == 200_000
+
+
+def test_workload_is_the_same_for_a_seed_and_another_for_another() -> None:
+    first, again, other = followers_of(FEW, 1), followers_of(FEW, 1), followers_of(FEW, 2)
+    assert first.followers.tolist() == again.followers.tolist()
+    assert first.followers.tolist() != other.followers.tolist()
+    assert [author_of(n, FEW, 1) for n in range(100)] != [author_of(n, FEW, 2) for n in range(100)]
+
+
+def test_authors_are_about_equally_likely_and_a_post_has_about_200_bytes() -> None:
+    found = np.bincount([author_of(number, FEW, SEED) for number in range(10_000)], minlength=FEW.authors)
+    assert len(found) == FEW.authors
+    assert found.min() > 100
+    assert found.max() < 300
+    assert all(150 <= len(f"{number}{value_of(number, WHOLE, 1)}") <= 220 for number in range(0, 100_000, 997))
+
+
+def test_each_post_is_one_tweet_and_one_copy_for_each_follower() -> None:
+    known, posts = followers_of(FEW, SEED), posts_of(range(100))
+    assert tweets(posts).schema == TWEETS.schema
+    assert tweets(posts).num_rows == 100
+    pieces = list(copies(posts, known))
+    assert all(piece.schema == TIMELINES.schema for piece in pieces)
+    made = [(row["message"], row["reader"], row["text"]) for piece in pieces for row in piece.to_pylist()]
+    expected = []
+    for number in range(100):
+        begin, count = (int(one[0]) for one in known.ranges_of(np.array([author_of(number, FEW, SEED)])))
+        text = json.loads(value_of(number, FEW, SEED))["text"]
+        expected += [(number, reader, text) for reader in known.followers[begin : begin + count].tolist()]
+    assert sorted(made) == sorted(expected)
+
+
+def test_complete_check_passes_whole_timelines_and_leaves_unanswered_posts_open() -> None:
+    readers, messages = rows_of(range(60))
+    answered = np.array([one for one in range(60) if one not in (7, 8)], dtype=np.int64)
+    partly = ~((messages == 8) & (readers == readers[messages == 8].max()))
+    found = check(answered, 60, [(readers[partly], messages[partly])], followers_of(FEW, SEED), FEW, SEED)
+    assert found.complete
+    assert found.posts == 58
+    assert found.expected == int(np.isin(messages, answered).sum())
+
+
+def test_complete_check_finds_each_planted_loss_repetition_and_stranger() -> None:
+    known, (readers, messages) = followers_of(FEW, SEED), rows_of(range(60))
+    answered = np.arange(60, dtype=np.int64)
+
+    def seen(rows: tuple[Int64s, Int64s], sent: int = 60) -> tuple[int, int, int]:
+        found = check(answered, sent, [rows], known, FEW, SEED)
+        return found.missing, found.twice, found.unknown
+
+    assert seen((readers, messages)) == (0, 0, 0)
+    assert seen((readers[1:], messages[1:])) == (1, 0, 0)
+    assert seen((np.append(readers, readers[5]), np.append(messages, messages[5]))) == (0, 1, 0)
+    strangers = sorted({*range(2 * FEW.largest)} - {*readers[messages == 9].tolist()})
+    assert seen((np.append(readers, strangers[0]), np.append(messages, 9))) == (0, 0, 1)
+    assert seen((np.append(readers, 1), np.append(messages, 75))) == (0, 0, 1)
+    nothing = np.zeros(0, np.int64)
+    assert check(answered, 60, [(nothing, nothing)], known, FEW, SEED).missing == len(readers)
+
+
+def test_classes_of_followers_cover_every_author_once() -> None:
+    found = classes(Audience(10, 2_500))
+    assert found == [(1, 1), (2, 9), (10, 99), (100, 999), (1_000, 2_500)]
+    known = followers_of(FEW, SEED)
+    rows = by_class(list(range(500)), [0.001] * 500, known, FEW, SEED)
+    assert sum(row["samples"] for row in rows) == 500
+    assert all(row["p50_ms"] == pytest.approx(1.0) for row in rows)
+
+
+class Instant(DataFlow):
+    """Answers at once, but for what it is told to refuse or to keep."""
+
+    name = title = "instant"
+
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+        self.held = asyncio.Event()
+        self.held.set()
+
+    async def post(self, number: int, value: str) -> None:
+        if number == 3:
+            raise OSError("refused")
+        await self.held.wait()
+        self.taken.append(number)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        return None
+
+
+def test_every_post_is_answered_refused_or_dropped_and_only_answered_ones_count() -> None:
+    async def run() -> tuple[Load, Instant]:
+        flow = Instant()
+        load = Load(flow, FEW, SEED)
+        await load.phase(2_000.0, 0.05, 4)
+        await load.settled()
+        return load, flow
+
+    load, flow = asyncio.run(run())
+    assert load.sent == 100
+    assert (load.failed, load.failure) == (1, "OSError: refused")
+    assert list(load.acknowledged) == [number for number in range(100) if number != 3]
+    assert sorted(flow.taken) == sorted(load.acknowledged)
+    assert len(load.took_s) == 99
+
+
+def test_posts_beyond_the_bound_are_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.dataflows.app.UNDER_WAY_MAX", 10)
+
+    async def run() -> Load:
+        flow = Instant()
+        flow.held.clear()
+        load = Load(flow, FEW, SEED)
+        await load.phase(10_000.0, 0.01, 4)
+        flow.held.set()
+        await load.settled()
+        return load
+
+    load = asyncio.run(run())
+    assert load.sent + load.dropped == 100
+    assert load.dropped > 0
+    assert len(load.acknowledged) + load.failed == load.sent
+
+
+SS = """\
+ESTAB 0 0 127.0.0.1:4000 127.0.0.1:9042 users:(("python",pid=11,fd=20))
+\t cubic wscale:10,10 rto:208 bytes_sent:1500 bytes_retrans:11 bytes_acked:1501 bytes_received:20
+ESTAB 0 0 127.0.0.1:9042 127.0.0.1:4000 users:(("java",pid=12,fd=7),("java",pid=13,fd=7))
+\t cubic bytes_sent:20 bytes_acked:20
+ESTAB 0 0 127.0.0.1:1 127.0.0.1:2 users:(("idle",pid=14,fd=7))
+\t cubic rto:200
+ESTAB 0 0 127.0.0.1:3 127.0.0.1:4
+\t cubic bytes_sent:999
+"""
+
+
+def test_bytes_are_counted_by_process_from_the_first_look_on() -> None:
+    first = parse(SS)
+    assert first == {
+        Connection(11, "127.0.0.1:4000", "127.0.0.1:9042"): 1_500,
+        Connection(12, "127.0.0.1:9042", "127.0.0.1:4000"): 20,
+    }
+    sent = Sent(first)
+    assert sent.of([11, 12]) == 0
+    sent.add(parse(SS.replace("bytes_sent:1500", "bytes_sent:1900").replace("127.0.0.1:1 ", "127.0.0.1:5 ")))
+    new = Connection(11, "127.0.0.1:4001", "127.0.0.1:9042")
+    sent.add({new: 70})
+    sent.add({})  # both are gone, and keep their figures
+    assert sent.of([11]) == 470
+    assert sent.of([12]) == 0
+    assert sent.of([11, 12]) == 470
+
+
+async def _served(script: dict[bytes, bytes], act: Any) -> Any:
+    """Answer lines that begin so with these bytes, the inbox of the request in place of ``{}``."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"INFO {}\r\n")
+        subscriptions: dict[bytes, bytes] = {}
+        while line := await reader.readline():
+            words = line.split()
+            if words[:1] == [b"SUB"]:
+                subscriptions[words[1]] = words[2]
+            for begin, answer in script.items():
+                if line.startswith(begin):
+                    inbox = words[2]
+                    sid = subscriptions.get(inbox, b"1")
+                    writer.write(answer.replace(b"{inbox}", inbox).replace(b"{sid}", sid))
+        writer.close()
+        await writer.wait_closed()
+        ended.set()
+
+    ended = asyncio.Event()
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        try:
+            async with await JetStream().connect(f"nats://127.0.0.1:{port}") as queue:
+                return await act(queue)
+        finally:
+            await ended.wait()
+
+
+def test_published_message_has_its_sequence_number_and_a_refusal_raises() -> None:
+    answer = b'{"stream":"posts","seq":7}'
+    script = {b"HPUB posts": b"MSG {inbox} 1 %d\r\n%s\r\n" % (len(answer), answer)}
+    assert asyncio.run(_served(script, lambda queue: queue.publish(b"1 x", "1"))) == 7
+    refusal = b'{"error":{"code":503,"description":"no leader"}}'
+    script = {b"HPUB posts": b"MSG {inbox} 1 %d\r\n%s\r\n" % (len(refusal), refusal)}
+    with pytest.raises(QueueFailed, match="no leader"):
+        asyncio.run(_served(script, lambda queue: queue.publish(b"1 x", "1")))
+    nobody = {b"PUB $JS.API": b"HMSG {inbox} 1 16 16\r\nNATS/1.0 503\r\n\r\n\r\n"}
+    with pytest.raises(QueueFailed, match="503"):
+        asyncio.run(_served(nobody, lambda queue: queue.left()))
+
+
+def test_fetched_messages_end_with_a_status_and_keep_what_acknowledges_them() -> None:
+    head = b"NATS/1.0\r\nNats-Msg-Id: 5\r\n\r\n"
+    messages = (
+        b"MSG posts {sid} $JS.ACK.1 3\r\n1 a\r\n"
+        + b"HMSG posts {sid} $JS.ACK.2 %d %d\r\n%s2 b\r\n" % (len(head), len(head) + 3, head)
+        + b"HMSG {inbox} {sid} 28 28\r\nNATS/1.0 404 No Messages\r\n\r\n\r\n"
+    )
+    found = asyncio.run(_served({b"PUB $JS.API.CONSUMER.MSG.NEXT": messages}, lambda queue: queue.fetch(10)))
+    assert [(one.reply, one.payload) for one in found] == [("$JS.ACK.1", b"1 a"), ("$JS.ACK.2", b"2 b")]
+
+
+def test_every_experiment_has_a_plan_for_every_flow_and_a_burst_goes_to_twice_the_capacity() -> None:
+    for lengths in (WHOLE_LENGTHS, SAMPLE_LENGTHS):
+        for experiment in EXPERIMENTS:
+            for name in NAMES:
+                run = plan(experiment, name, 3, 1_000.0, lengths)
+                assert sum(seconds for _, seconds in run.phases) > 0
+                assert (run.kill_s is not None) == (experiment == "failure")
+    assert [rate for rate, _ in plan("burst", "queue", 2, 1_000.0, WHOLE_LENGTHS).phases] == [500.0, 2_000.0, 500.0]
+    assert plan("eighty", "queue", 2, 1_000.0, WHOLE_LENGTHS).phases == [(800.0, 600.0)]
+    assert plan("failure", "queue", 3, 1_000.0, WHOLE_LENGTHS).replicas == 3
+    assert nodes_of("scaling", quick=False) == (1, 2, 3)
+    with pytest.raises(ValueError):
+        plan("nothing", "queue", 1, 1.0, SAMPLE_LENGTHS)
+
+
+def row_of(architecture: str, experiment: str, **changed: Any) -> dict[str, Any]:
+    factor = {"synchronous": 2.0, "queue": 1.0, "integrated": 0.5}[architecture]
+    parts = ("app", "db") if architecture == "synchronous" else ("app", "workers", "queue", "db")
+    return {
+        "experiment": experiment, "architecture": architecture, "nodes": 2, "replicas": 1, "phases": [[100.0, 10.0]],
+        "seconds": 10.0, "measured": 1_000, "sent": 1_000, "acknowledged": 1_000, "dropped": 0, "failed": 0,
+        "failure": "", "stddev_ms": 1.0, "samples": 1_000, "p50_ms": 1.0, "p99_ms": 2.0, "max_ms": 300.0,
+        "by_class": [
+            {"low": 1, "high": 1, "samples": 9, "p50_ms": 1.0}, {"low": 2, "high": 9, "samples": 9, "p50_ms": 1.2},
+        ],
+        "accepted_per_s": 100.0, "delivered_per_s": 90.0, "delivered_after_s": 1.0, "rows_per_post": 40.0,
+        "cpu_us": dict.fromkeys(parts, 100.0 * factor), "sent_bytes": dict.fromkeys(parts, 1_000.0 * factor),
+        "memory_mib": dict.fromkeys(parts, 50.0), "killed": False, "kill_s": None, "restart_s": None,
+        "check": {"posts": 1_000, "expected": 40_000, "missing": 0, "twice": 0, "unknown": 0, "complete": True},
+        "over_time": [[1.0, 100, 1.0, 0], [2.0, 200, 1.1, 0], [3.0, 300, None, 0]], **changed,
+    }  # fmt: skip
+
+
+def line_of(experiment: str, *, quick: bool = False, **changed: Any) -> dict[str, Any]:
+    return {
+        "experiment": experiment, "quick": quick, "run": "r", "commit": "abc", "cpu": "a processor", "cores": 2,
+        "kernel": "6.1", "python": "3.11", "seed": 1, "durability": "flushed", "fdatasync_4k_ms": 0.1,
+        "bare_posts_per_s": 8_000.0, "load_average": 0.5,
+        "rows": [row_of(name, experiment, **changed) for name in NAMES],
+    }  # fmt: skip
+
+
+def text_of(**runs: dict[str, Any]) -> str:
+    return "\n\n".join(page.section(runs)) + "\n"
+
+
+def test_ratios_are_those_of_a_post_and_of_known_costs_only() -> None:
+    rows = line_of("saturating")["rows"]
+    found = page.ratios(rows)
+    assert found["cpu_us"] == pytest.approx(0.5)
+    assert found["sent_bytes without db"] == pytest.approx(0.5)
+    rows[1]["cpu_us"]["db"] = None
+    assert page.ratios(rows)["cpu_us"] is None
+    assert page.ratios(rows)["cpu_us without db"] == pytest.approx(0.5)
+    assert page.ratios(rows[:1])["sent_bytes"] is None
+
+
+def test_costs_on_paper_follow_from_the_cost_of_a_post() -> None:
+    paper = page.on_paper(row_of("integrated", "scaling"))
+    assert paper is not None
+    assert paper["rate"] == pytest.approx(16 * 1e6 / 50)
+    assert paper["queue"] == pytest.approx(16.0)
+    assert page.on_paper(row_of("queue", "scaling", cpu_us={"app": 1.0, "db": None})) is None
+
+
+def test_page_sets_published_figures_beside_ours_and_judges_whole_runs_only() -> None:
+    text = text_of(saturating=line_of("saturating"), eighty=line_of("eighty"), burst=line_of("burst", dropped=4))
+    flat = text.replace("\n", " ")
+    assert "| 1,297 | 20.66 | 287 | 49,900 |" in text
+    assert "processor time 0.50 (met)" in flat
+    assert "longest response 300 ms (wanted < 200 ms): **NOT met**" in flat
+    assert "1.20 of that with one (wanted ≤ 1.05): **NOT met**" in flat
+    assert "(nothing dropped: **NOT met**)" in flat
+    sample = text_of(eighty=line_of("eighty", quick=True)).replace("\n", " ")
+    assert "A sample" in sample
+    assert "met" not in sample.split("### At 80 % load")[1].split("###")[0].replace("method", "")
+
+
+def test_page_tells_what_is_missing_and_what_was_not_measured() -> None:
+    broken = {"posts": 9, "expected": 90, "missing": 3, "twice": 1, "unknown": 0, "complete": False}
+    text = text_of(failure=line_of("failure", check=broken))
+    assert "**Not complete: synchronous, 2 nodes: of 90 copies 3 missing, 1 twice, 0 unknown" in text.replace("\n", " ")
+    assert "| **4** |" in text
+    assert text.count("Not measured yet.") == len(EXPERIMENTS) - 1
+    assert "Not measured yet." in text_of()
+
+
+def test_prose_ends_at_120_columns_and_tables_have_equal_rows() -> None:
+    text = text_of(**{experiment: line_of(experiment) for experiment in EXPERIMENTS})
+    assert max(len(line) for line in text.splitlines() if not line.startswith(("|", "!"))) <= 120
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        assert len({line.count("|") for line in table.splitlines()}) == 1
+
+
+def test_plot_shades_the_dead_node_and_has_a_curve_for_each_flow() -> None:
+    assert page.drawing({}) is None
+    assert page.drawing({"saturating": line_of("saturating")}) is None
+    failure = line_of("failure", killed=True, kill_s=1.0, restart_s=2.0)
+    plot = page.drawing({"failure": failure, "scaling": line_of("scaling")})
+    assert plot is not None
+    assert plot.count('class="fault"') == 2
+    assert plot.count("integrated (oncegate)</text>") == 3
+    assert page.accepted([[1.0, 100, 1.0, 0], [3.0, 300, 1.0, 0]]) == [(3.0, 100.0)]
