@@ -132,8 +132,8 @@ class Keys(Case):
 class Sessions(Case):
     name, title = "sessions", "Live sessions"
     what = (
-        "Live sessions of one operation each; another session writes. `python -m bench.sessions` has sessions at "
-        "random, renewals and the end of leases."
+        "Live sessions that have been opened and write nothing; another session writes. `python -m bench.sessions` "
+        "has sessions at random, renewals and the end of leases."
     )
     sizes, quick = (10, 1_000, 100_000, 1_000_000), (10, 1_000)
 

@@ -84,6 +84,7 @@ def measured(mode: str, store: str, directory: Path, *, seconds: float, rate: fl
         wanted = ("--mode", mode, "--seconds", str(seconds), "--rate", str(rate), "--value-bytes", str(value_bytes))
         load = ("--endpoints", endpoints, "--callers", str(MODES[mode]), *wanted)
         writer = stack.enter_context(talking("bench.stream.writer", *load, log=directory / "writer.log"))
+        writer.wait("begun", STARTED_S)
         before, began_s = used(cluster, writer, driver), time.monotonic()
         samples: list[Sample] = []
         replay: dict[str, Any] | None = None
@@ -93,7 +94,8 @@ def measured(mode: str, store: str, directory: Path, *, seconds: float, rate: fl
             if found is None:
                 continue
             samples.append(found)
-            if replay is None and found.cursor > 0 and found.at_s > seconds / 3:
+            # Not the first batch alone, unless the job is so late that there is no other in time.
+            if replay is None and found.at_s > seconds / 3 and (found.cursor > 3 or found.at_s > seconds / 2):
                 replay = {"batches": max(1, min(found.cursor // 2, REPLAYED_MAX)), "from_s": found.at_s}
                 driver.tell(f"1 {replay['batches']}")
             if replay is not None and "until_s" not in replay and driver.of("replayed"):

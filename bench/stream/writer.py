@@ -99,6 +99,7 @@ async def run(options: argparse.Namespace) -> None:
             await asyncio.to_thread(sys.stdin.read)
             load.ending.set()
 
+        say("begun")
         began, cpu_s = time.perf_counter(), time.process_time()
         asyncio.get_running_loop().call_later(options.seconds, load.ending.set)
         beside = [asyncio.ensure_future(progress()), asyncio.ensure_future(until_closed())]
