@@ -9,44 +9,18 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final
 
 from bench.dataflows.architectures import TABLE
-from bench.dataflows.workload import TIMELINES, TWEETS, Audience, Posts, copies, followers_of, tweets
+from bench.dataflows.fan_out import FanOut
+from bench.dataflows.workload import TIMELINES, TWEETS, Audience
 from bench.scenarios.scene import Job
 from oncegate.spark_sink import session
-from oncegate.spark_sink.derivation import Change, FlowBatch, Upsert
 from oncegate.spark_sink.jobs.settings import JobSettings
-from oncegate.spark_sink.rows import Contacts
 from oncegate.spark_sink.sink import sink_of
 
 CONSUMER: Final = "fan-out"
 CORES: Final = 2
-
-
-@lru_cache(maxsize=1)
-def _known(audience: Audience, seed: int) -> Contacts:
-    return followers_of(audience, seed)
-
-
-@dataclass(frozen=True)
-class FanOut:
-    """Derives the tweet and the copies of each post."""
-
-    audience: Audience
-    seed: int
-
-    def __call__(self, batch: FlowBatch) -> Iterator[Change]:
-        """Yield the rows of a batch, in pieces."""
-        keys, values = (batch.items.column(name).to_pylist() for name in ("key", "value"))
-        # A value of the table is JSON; a post is JSON inside a string.
-        posts = Posts.of(map(int, keys), map(json.loads, values))
-        yield Upsert(TWEETS, tweets(posts))
-        for rows in copies(posts, _known(self.audience, self.seed)):
-            yield Upsert(TIMELINES, rows)
 
 
 def main() -> int:

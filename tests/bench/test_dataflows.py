@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 import re
 from typing import Any, Self
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from bench.dataflows import page
 from bench.dataflows.__main__ import EXPERIMENTS, SAMPLE_LENGTHS, WHOLE_LENGTHS, nodes_of, plan
 from bench.dataflows.app import Load, by_class
 from bench.dataflows.architectures import NAMES, DataFlow
+from bench.dataflows.fan_out import FanOut
 from bench.dataflows.jetstream import JetStream, QueueFailed
 from bench.dataflows.network import Connection, Sent, parse
 from bench.dataflows.workload import (
@@ -32,6 +35,7 @@ from bench.dataflows.workload import (
     tweets,
     value_of,
 )
+from oncegate.spark_sink.derivation import FlowBatch, Upsert
 
 FEW = Audience(authors=50, largest=40)
 SEED = 3
@@ -88,6 +92,19 @@ def test_each_post_is_one_tweet_and_one_copy_for_each_follower() -> None:
         text = json.loads(value_of(number, FEW, SEED))["text"]
         expected += [(number, reader, text) for reader in known.followers[begin : begin + count].tolist()]
     assert sorted(made) == sorted(expected)
+
+
+def test_spark_job_makes_the_rows_that_the_other_flows_write() -> None:
+    written = [(str(number), value_of(number, FEW, SEED)) for number in range(100)]
+    batch = FlowBatch.of(*written)
+    first, *others = list(pickle.loads(pickle.dumps(FanOut(FEW, SEED)))(batch))
+    assert isinstance(first, Upsert)
+    assert first.table is TWEETS
+    assert first.rows.equals(tweets(posts_of(range(100))))
+    made = [other.rows for other in others if isinstance(other, Upsert) and other.table is TIMELINES]
+    assert pa.Table.from_batches(made).equals(
+        pa.Table.from_batches(copies(posts_of(range(100)), followers_of(FEW, SEED)))
+    )
 
 
 def test_complete_check_passes_whole_timelines_and_leaves_unanswered_posts_open() -> None:
