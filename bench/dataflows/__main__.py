@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from bench.dataflows.architectures import NAMES, TITLES
+from bench.dataflows.architectures import NAMES, TITLES, Synchronous
 from bench.dataflows.database import Database, of_cassandra, of_sqlite
 from bench.dataflows.stage import Run, run
 from bench.dataflows.workload import SAMPLE, WHOLE, Audience
@@ -34,8 +34,9 @@ RATE_MIN: Final = 1.0
 
 
 class Lengths(NamedTuple):
-    """Seconds of the experiments: of each load, of each phase of a burst; when a node dies, and comes back."""
+    """Seconds: of a database's warming, of each load and phase of a burst; when a node dies, and when it returns."""
 
+    prime_s: float
     load_s: float
     burst_s: float
     kill_s: float
@@ -43,8 +44,8 @@ class Lengths(NamedTuple):
     failure_s: float
 
 
-WHOLE_LENGTHS: Final = Lengths(600.0, 30.0, 60.0, 90.0, 180.0)
-SAMPLE_LENGTHS: Final = Lengths(10.0, 4.0, 4.0, 8.0, 16.0)
+WHOLE_LENGTHS: Final = Lengths(20.0, 600.0, 30.0, 60.0, 90.0, 180.0)
+SAMPLE_LENGTHS: Final = Lengths(3.0, 10.0, 4.0, 4.0, 8.0, 16.0)
 
 
 def plan(experiment: str, architecture: str, nodes: int, capacity: float, lengths: Lengths) -> Run:
@@ -152,6 +153,9 @@ def measure(options: argparse.Namespace, experiments: Sequence[str]) -> int:
             about |= {"experiment": experiment, "audience": audience._asdict(), "capacity": capacity}
             for nodes in nodes_of(experiment, quick=options.quick):
                 with opened(options, nodes, directory / f"db-{nodes}") as database:
+                    # A cold JVM would be the first data flow's: this load is not counted.
+                    prime = Run("prime", Synchronous.name, [(0.0, lengths.prime_s)])
+                    run(database, directory / f"prime-{nodes}", audience, options.seed, prime)
                     for name in names:
                         what = plan(experiment, name, nodes, capacity or 0.0, lengths)
                         row = run(database, directory / f"{name}-{nodes}", audience, options.seed, what)

@@ -41,7 +41,8 @@ def section(runs: Mapping[str, Line]) -> list[str]:
     parts = ["## Three data flows over one Cassandra", prose(WORDS), prose(published.DIFFERS)]
     if not runs:
         return [*parts, prose("Not measured yet.")]
-    parts.append("![Accepted posts a second and response times over time](experiments-dataflows.svg)")
+    if drawing(runs) is not None:
+        parts.append("![Accepted posts a second and response times over time](experiments-dataflows.svg)")
     for experiment, heading in HEADINGS.items():
         parts.append(f"### {heading}")
         if experiment not in runs:

@@ -381,6 +381,8 @@ def test_prose_ends_at_120_columns_and_tables_have_equal_rows() -> None:
 def test_plot_shades_the_dead_node_and_has_a_curve_for_each_flow() -> None:
     assert page.drawing({}) is None
     assert page.drawing({"saturating": line_of("saturating")}) is None
+    assert "experiments-dataflows.svg" not in text_of(saturating=line_of("saturating"))
+    assert "experiments-dataflows.svg" in text_of(burst=line_of("burst"))
     failure = line_of("failure", killed=True, kill_s=1.0, restart_s=2.0)
     plot = page.drawing({"failure": failure, "scaling": line_of("scaling")})
     assert plot is not None
