@@ -7,7 +7,6 @@ ordering for aiohttp, :mod:`oncegate.gateway.http.hot.request` on the hot path.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
@@ -20,6 +19,7 @@ from oncegate.gateway.answers import Answer
 from oncegate.gateway.http.admission.usage import Usage
 from oncegate.gateway.http.identity import Identity
 from oncegate.gateway.http.request_headers import Headers
+from oncegate.gateway.node.attempts import Waiter
 from oncegate.gateway.node.node import Node
 from oncegate.rifl.errors import OncegateError
 
@@ -85,8 +85,12 @@ class Ordering(Protocol):
     def read_at_once(self, sent: bytes) -> bool:
         """Translate a long body on the loop, if that takes no longer than a short one may; False: nothing was done."""
 
-    def order(self) -> asyncio.Future[Answer]:
-        """Check and charge what was read, and order it, or read; raises OncegateError if nothing was proposed."""
+    def order(self, waiter: Waiter) -> None:
+        """Check and charge what was read, and order it, or read; ``waiter`` is told the end, later.
+
+        Raises:
+            OncegateError: nothing was proposed, and the waiter is told nothing.
+        """
 
     def reply(self, answer: Answer, encoded: bytes | None) -> Reply:
         """Return the reply; ``encoded``: the answer's body, if that was made off the loop."""

@@ -6,6 +6,7 @@ the check of a session's owner. Decides nothing.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
@@ -70,8 +71,10 @@ async def ordered(request: web.Request, make: MakeOrdering) -> web.Response:
     begun = exchange_of(request)
     ordering = make(begun, request.match_info)
     await parsed(request, ordering.read)
+    waiting: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
     try:
-        answer = await ordering.order()
+        ordering.order(waiting)
+        answer = await waiting
     finally:
         if begun.age_ms is not None:
             request[AGE_MS] = begun.age_ms
@@ -158,6 +161,13 @@ async def respond_with_values(request: web.Request, answer: Answer, *, etag: str
     packed = wants_msgpack(request)
     encoded = await _encoded(request, answer, packed=packed) if exchange.is_long(answer, packed=packed) else None
     return respond(request, answer, etag=etag, encoded=encoded)
+
+
+async def attempted(node: Node, command: c.AnyOperate | c.Range, size: int) -> Answer:
+    """Order operations and wait for their answer; raises what the node refuses."""
+    waiting: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    node.attempt(command, size, waiting)
+    return await waiting
 
 
 async def submitted(request: web.Request, command: c.Command, size: int) -> web.Response:

@@ -214,6 +214,14 @@ class WindowRecorder:
         self.dropped = 0
         self.unknown: set[str] = set()
 
+    def samples(self, command: c.AnyOperate | c.Range) -> bool:
+        """Tell whether :meth:`watch` would note operations of a command."""
+        if type(command) is c.Operate:
+            return bool(self._choice.of(command.ops))
+        if type(command) is c.Keyed:
+            return bool(self._choice.of([one.op for one in command.ops]))
+        return isinstance(command, c.AnyOperate)  # look as it is watched: these are rare
+
     def watch(self, command: c.Command, future: asyncio.Future[Answer]) -> None:
         """Note a command that was just submitted, if it has operations on sampled rows."""
         spread: Spread = _as_they_are

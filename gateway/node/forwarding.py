@@ -30,7 +30,7 @@ from oncegate.gateway.node.refusals import Refusal, packed, translated, unpacked
 from oncegate.rifl.errors import Code, OncegateError, Outcome
 
 if TYPE_CHECKING:
-    from oncegate.gateway.node.proposer import Waiting
+    from oncegate.gateway.node.attempts import Waiting
 
 PROPOSE: Final = b"p"
 """First byte of a peer call that carries commands; :class:`Relayed` answers are its answer."""
@@ -183,12 +183,14 @@ class Forwarding:
         else:
             self._owner.release(batch)
         for item, relayed, moves in zip(batch, answers, not_led, strict=True):
-            if moves or item.future.done():
+            if moves or item.is_gone():
                 continue
             try:
-                item.future.set_result(_read(item.command, relayed))
+                told = _read(item.command, relayed)
             except Exception as fault:  # noqa: BLE001 - one answer that cannot be read leaves nobody else waiting
-                item.future.set_exception(translated(fault))
+                item.refuse(translated(fault))
+            else:
+                item.answer(told)
 
     def _too_late(self, frame: _Frame) -> None:
         self._end(frame)

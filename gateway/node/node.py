@@ -12,6 +12,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import chain
 from typing import Any, Final
 
@@ -24,7 +25,6 @@ from oncegate.flows.publisher import Publisher
 from oncegate.flows.segment_store import SegmentStore
 from oncegate.gateway.answers import Answer
 from oncegate.gateway.explain.explainer import EXPLAIN, Explainer
-from oncegate.gateway.explain.memory import ANSWERED, GIVEN_UP
 from oncegate.gateway.live_check.checker import LIVE_CHECK, LiveChecker
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.cluster_clock import ClusterClock
@@ -34,6 +34,7 @@ from oncegate.gateway.machine.state.pacer import Pacer
 from oncegate.gateway.machine.state.scrub import Scrubber
 from oncegate.gateway.node import levels
 from oncegate.gateway.node.administration import ADMINISTER, Administration, address_of
+from oncegate.gateway.node.attempts import Attempt, Waiter
 from oncegate.gateway.node.change_history import ChangeHistory
 from oncegate.gateway.node.consumer_watch import ConsumerWatch
 from oncegate.gateway.node.event_clocks import EventClocks
@@ -256,25 +257,39 @@ class Node:
         Raises:
             OncegateError: OVERLOADED, before anything is proposed.
         """
+        self._check_room()
+        return self._submit(command, size)
+
+    def attempt(
+        self, command: c.AnyOperate | c.Range, size: int, waiter: Waiter, then: Callable[[], None] | None = None
+    ) -> None:
+        """Order operations as :meth:`submit` does, and record the outcome for :mod:`oncegate.gateway.explain`.
+
+        Who waits is told the end later, in the turn in which it comes. ``then`` is called at that end, before; not if
+        this raises.
+        """
+        attempt = Attempt(command, size, waiter, self.explainer.attempts, then)
+        try:
+            self._check_room()
+            if self.live_check is not None and self.live_check.recorder.samples(command):
+                self._submit(command, size).add_done_callback(partial(_hand_on, attempt))
+            else:
+                self.proposer.order(attempt)
+        except OncegateError as refusal:
+            attempt.refused_at_once(refusal)
+            raise
+
+    def _check_room(self) -> None:
         self.check_sound()
         if self.publisher.overloaded:
             raise OncegateError(Code.OVERLOADED, "sealed batches wait for the disk", retry_after_ms=200)
         if self.state.overloaded:
             raise OncegateError(Code.OVERLOADED, "the state waits for the disk", retry_after_ms=200)
+
+    def _submit(self, command: c.Command, size: int) -> asyncio.Future[Answer]:
         future = self.proposer.submit(command, size)
         if self.live_check is not None:
             self.live_check.recorder.watch(command, future)
-        return future
-
-    def attempt(self, command: c.AnyOperate | c.Range, size: int) -> asyncio.Future[Answer]:
-        """Order operations as :meth:`submit` does, and record the outcome for :mod:`oncegate.gateway.explain`."""
-        came_s, ended = time.time(), self.explainer.attempts.ended
-        try:
-            future = self.submit(command, size)
-        except OncegateError as refusal:
-            ended(command, came_s, time.time(), refusal.code.value, None)
-            raise
-        future.add_done_callback(lambda done: ended(command, came_s, time.time(), *_ending(done)))
         return future
 
     @property
@@ -490,10 +505,12 @@ def replica_config(settings: Settings) -> ReplicaConfig:
     )
 
 
-def _ending(done: asyncio.Future[Answer]) -> tuple[str, Answer | None]:
-    if done.cancelled():
-        return GIVEN_UP, None
-    fault = done.exception()
+def _hand_on(attempt: Attempt, done: asyncio.Future[Answer]) -> None:
+    """Tell the end of a command that the live check watches, by its future, to who waits for it."""
+    if attempt.is_gone():
+        return
+    fault = asyncio.CancelledError() if done.cancelled() else done.exception()
     if fault is None:
-        return ANSWERED, done.result()
-    return (fault.code.value if isinstance(fault, OncegateError) else type(fault).__name__), None
+        attempt.answer(done.result())
+    else:
+        attempt.refuse(fault)

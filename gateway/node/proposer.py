@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final
 
 from oncegate.consensus import errors as ce
 from oncegate.consensus.histogram import Histogram
@@ -23,6 +23,7 @@ from oncegate.gateway.machine.idempotency_keys import check_share
 from oncegate.gateway.machine.levels import NEWEST, RUNS, check_level
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.put_runs import in_columns
+from oncegate.gateway.node.attempts import Waiting
 from oncegate.gateway.node.between_leaders import BetweenLeaders
 from oncegate.gateway.node.forwarding import Forwarding, GatheredAnswers
 from oncegate.gateway.node.refusals import translated
@@ -43,27 +44,6 @@ class Leadership:
     leader_id: str | None = None
     node_id: str = ""
     """This node."""
-
-
-class Waiter(Protocol):
-    """The future of an answer, or what stands in its place."""
-
-    def done(self) -> bool:
-        """Tell whether nobody waits any more."""
-
-    def set_result(self, answer: Answer, /) -> None:
-        """Give the answer."""
-
-    def set_exception(self, fault: BaseException, /) -> None:
-        """Give the refusal."""
-
-
-class Waiting(NamedTuple):
-    """A command and who waits for its answer."""
-
-    command: c.Command
-    size: int
-    future: Waiter
 
 
 class Proposer:
@@ -110,17 +90,19 @@ class Proposer:
         tenant's share; then nothing was proposed.
         """
         future: asyncio.Future[Answer] = self._loop.create_future()
-        self._add(command, size, future)
+        self.order(Waiting(command, size, future))
         return future
 
-    def _add(self, command: c.Command, size: int, waiter: Waiter) -> None:
+    def order(self, waiting: Waiting) -> None:
+        """Order a command as :meth:`submit` does; who waits for it is told its end later, never from in here."""
+        command, size = waiting.command, waiting.size
         if self._machine.level < NEWEST:
             check_level(command, self._machine.level, founded=not self._is_founding(self._loop.time()))
         if isinstance(command, c.UNDER_KEYS) and self._leadership.leads:
             check_share(self._machine, command)
         if self.inflight_commands >= INFLIGHT_COMMANDS_MAX or self.inflight_bytes + size > INFLIGHT_BYTES_MAX:
             raise OncegateError(Code.OVERLOADED, "too many commands wait for the log", retry_after_ms=50)
-        self._waiting.append(Waiting(command, size, waiter))
+        self._waiting.append(waiting)
         self.inflight_bytes += size
         self.inflight_commands += 1
         if not self._scheduled:
@@ -191,12 +173,14 @@ class Proposer:
             self.on_logged(traced, lasted_s, len(batch))
         self.release(batch)
         for item, result in zip(batch, done.result(), strict=True):
-            if item.future.done():
+            if item.is_gone():
                 continue  # the caller has gone away; the operation stands
             try:
-                item.future.set_result(answer(item.command, result, self._machine))
+                told = answer(item.command, result, self._machine)
             except Exception as refusal:  # noqa: BLE001 - one answer that cannot be made leaves nobody else waiting
-                item.future.set_exception(translated(refusal))
+                item.refuse(translated(refusal))
+            else:
+                item.answer(told)
 
     def leader_known(self, leader: str) -> None:
         """Another leader is known: what an earlier one has and does not answer soon ends with an unknown outcome."""
@@ -225,10 +209,12 @@ class Proposer:
 
     def send_on(self, batch: Sequence[Waiting]) -> None:
         """Send commands that nobody has got to whoever leads now."""
-        gone = [item for item in batch if item.future.done()]
+        left, gone = list[Waiting](), list[Waiting]()
+        for item in batch:
+            (gone if item.is_gone() else left).append(item)
         self.release(gone)
-        if len(gone) < len(batch):
-            self._send([item for item in batch if not item.future.done()])
+        if left:
+            self._send(left)
 
     def serve_forwarded(self, payload: bytes, tell: Callable[[bytes], None]) -> None:
         """Order, at the leader, what a follower forwarded in one frame; ``tell`` gets the bytes of all answers.
@@ -245,7 +231,7 @@ class Proposer:
             try:
                 if not elected:
                     raise OncegateError(Code.NOT_LEADER, retry_after_ms=20)
-                self._add(command, size, slot)
+                self.order(Waiting(command, size, slot))
             except OncegateError as refusal:
                 slot.set_exception(refusal)
 
@@ -253,8 +239,8 @@ class Proposer:
         """Nobody goes on with these commands: tell those who wait."""
         self.release(batch)
         for item in batch:
-            if not item.future.done():
-                item.future.set_exception(refusal)
+            if not item.is_gone():
+                item.refuse(refusal)
 
     def release(self, batch: Sequence[Waiting]) -> None:
         """These commands are in flight no more."""

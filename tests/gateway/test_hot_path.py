@@ -24,6 +24,7 @@ from oncegate.gateway.http.hot import connection, shared
 from oncegate.gateway.http.hot.aiohttp_side import AiohttpSide
 from oncegate.gateway.http.hot.request import Aside, HotRequest
 from oncegate.gateway.http.server import running
+from oncegate.gateway.node.attempts import Waiter
 from oncegate.gateway.node.node import Node
 from oncegate.gateway.node.settings import Settings
 from tests.gateway.http_contract import founded, one_node, operations, put
@@ -554,23 +555,23 @@ async def test_request_under_way_is_answered_when_the_node_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: dict[str, int]
 ) -> None:
     loop = asyncio.get_running_loop()
-    held: asyncio.Future[Any] = loop.create_future()
+    held: list[Waiter] = []
     async with node(one_node(tmp_path)) as started:
         one, idle = [Line(*await asyncio.open_connection("127.0.0.1", _port(started))) for _ in range(2)]
         await idle.call(http("POST /v1/sessions", "Content-Type: application/json", body=b'{"nonce":"n"}'))
         attempt, drain = started.attempt, connection.Connection.drain
 
-        def hold(command: Any, size: int) -> asyncio.Future[Any]:
-            attempt(command, size).add_done_callback(ordered.set_result)
-            return held
+        def hold(command: Any, size: int, waiter: Waiter) -> None:
+            held.append(waiter)
+            attempt(command, size, ordered)
 
         def draining(self: connection.Connection) -> asyncio.Future[None] | None:
             waits = drain(self)
             if waits is not None:  # not before the node waits for it
-                loop.call_soon(held.set_result, ordered.result().result())
+                loop.call_soon(held[0].set_result, ordered.result())
             return waits
 
-        ordered: asyncio.Future[asyncio.Future[Any]] = loop.create_future()
+        ordered: asyncio.Future[Any] = loop.create_future()
         monkeypatch.setattr(started, "attempt", hold)
         monkeypatch.setattr(connection.Connection, "drain", draining)
         answer = asyncio.create_task(one.call(operate(put(1, "a", 1))))

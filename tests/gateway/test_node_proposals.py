@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from oncegate.consensus.ports import Role, RoleChange
-from oncegate.gateway.answers import answer
+from oncegate.gateway.answers import Answer, answer
 from oncegate.gateway.http.server import running
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.node import proposer
@@ -103,6 +103,55 @@ async def test_answer_that_cannot_be_made_leaves_nobody_else_waiting(
     assert isinstance(first, OncegateError)
     assert first.code is Code.INTERNAL
     assert second.body.results[0].status == "applied"
+
+
+class Told:
+    """A waiter that is no future: notes its end in a list that it shares."""
+
+    def __init__(self, name: str, told: list[Any]) -> None:
+        self._name = name
+        self._told = told
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, answer: Answer) -> None:
+        self._told.append((self._name, answer.body.results[0].status))
+        asyncio.get_running_loop().call_soon(self._told.append, f"the turn after {self._name}")
+
+    def set_exception(self, fault: BaseException) -> None:
+        self._told.append((self._name, fault))
+
+
+async def test_those_who_wait_for_one_entry_are_told_in_the_turn_in_which_it_is_applied(node: Node) -> None:
+    told: list[Any] = []
+    for number, name in enumerate("abc", 1):
+        node.attempt(_put(number, 1, b"1"), 64, Told(name, told), lambda name=name: told.append(f"end of {name}"))
+    assert not told
+    async with asyncio.timeout(60):
+        while "the turn after c" not in told:
+            await asyncio.sleep(0)
+    ends = [one for name in "abc" for one in (f"end of {name}", (name, "applied"))]
+    assert told == [*ends, *[f"the turn after {name}" for name in "abc"]]
+
+
+def _noted(node: Node, sequence: int) -> list[str]:
+    return [attempt.ended for attempt in node.explainer.attempts.of(1, frozenset((sequence,)))]
+
+
+async def test_end_of_each_attempt_is_noted_and_told_once(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends: list[str] = []
+    hung_up: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    node.attempt(_put(1, 1, b"1"), 64, answered, lambda: ends.append("answered"))
+    node.attempt(_put(2, 1, b"1"), 64, hung_up, lambda: ends.append("hung up"))
+    hung_up.cancel()
+    await _settle(answered)
+    monkeypatch.setattr(proposer, "INFLIGHT_COMMANDS_MAX", 0)
+    with pytest.raises(OncegateError):
+        node.attempt(_put(3, 1, b"1"), 64, answered, lambda: ends.append("never under way"))
+    assert ends == ["answered", "hung up"]
+    assert [_noted(node, sequence) for sequence in (1, 2, 3)] == [["answered"], ["given up"], ["OVERLOADED"]]
 
 
 async def test_bound_of_what_is_in_flight_refuses_before_anything_is_proposed(

@@ -64,7 +64,10 @@ class Aside:
 
 
 class HotRequest:
-    """An admitted request under way; ``tell`` is called once, with the bytes of its answer."""
+    """An admitted request under way, and itself the waiter of what it orders.
+
+    ``tell`` is called once, with the bytes of its answer.
+    """
 
     __slots__ = ("_aside", "_began_s", "_exchange", "_held", "_ordering", "_route", "_tell")
 
@@ -108,7 +111,25 @@ class HotRequest:
             self._refuse(fault)
 
     def _order(self, _: None = None) -> None:
-        self._then(self._ordering.order(), self._answered)
+        self._ordering.order(self)
+
+    def done(self) -> bool:
+        """Tell that it waits: what is ordered goes on when its client has gone, and is counted until its end."""
+        return False
+
+    def set_result(self, answer: Answer) -> None:
+        """Take the answer of the node."""
+        try:
+            self._answered(answer)
+        except Exception as fault:  # noqa: BLE001 - told to who asked; a bug is logged
+            self._refuse(fault)
+
+    def set_exception(self, fault: BaseException) -> None:
+        """Take the refusal of the node."""
+        if isinstance(fault, Exception):
+            self._refuse(fault)
+        else:
+            self._end(b"")  # the node stops
 
     def _answered(self, answer: Answer) -> None:
         ordering, packed = self._ordering, self._exchange.packed

@@ -15,7 +15,17 @@ from oncegate.gateway import wire
 from oncegate.gateway.answers import Answer
 from oncegate.gateway.http import cloudevents, request_headers
 from oncegate.gateway.http.identity import Scope
-from oncegate.gateway.http.negotiation import NODE, USAGE, headers_of, parsed, path_name, problem, respond, tenant_of
+from oncegate.gateway.http.negotiation import (
+    NODE,
+    USAGE,
+    attempted,
+    headers_of,
+    parsed,
+    path_name,
+    problem,
+    respond,
+    tenant_of,
+)
 from oncegate.gateway.http.routing import ANYTHING, PROPOSED, Raw, Routes
 from oncegate.gateway.machine import commands as c
 from oncegate.rifl.errors import Code, OncegateError, Outcome
@@ -66,7 +76,7 @@ async def post(request: web.Request) -> web.StreamResponse:
     keyed = [event.keyed() for event in events]
     command = c.Keyed(node.settings.idempotency_key_ms, keyed, tenant_of(request), trace)
     request[USAGE].charge(len(events))
-    answer = await node.attempt(command, 256 * len(events) + size)
+    answer = await attempted(node, command, 256 * len(events) + size)
     results = [_result(event, result) for event, result in zip(events, answer.body.results, strict=True)]
     rejected = [result for result in results if result.status == "rejected"]
     if rejected:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Final
 
@@ -28,6 +27,7 @@ from oncegate.gateway.http.negotiation import (
 )
 from oncegate.gateway.http.routing import JSON_LINES, PROPOSED, READ, Parameter, Raw, Routes
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.node.attempts import Waiter
 from oncegate.rifl.completion import FINGERPRINT_BYTES
 from oncegate.rifl.errors import Code
 from oncegate.rifl.ids import ID_MAX, SequenceNumber
@@ -67,14 +67,14 @@ class Operate:
     def read_at_once(self, sent: bytes) -> bool:  # noqa: D102
         return False
 
-    def order(self) -> asyncio.Future[Answer]:
+    def order(self, waiter: Waiter) -> None:
         """Order the operations, if they are of the sender's session and tables."""
         exchange, command = self._exchange, self._command
         check_owner(exchange.tenant, exchange.node.machine, command.client_id)
         names = c.tables_of(command.ops)
         check_tables(exchange.identity, Scope.WRITE, names)
         exchange.usage.charge(len(names))
-        return exchange.node.attempt(command, self._size)
+        exchange.node.attempt(command, self._size, waiter)
 
     def reply(self, answer: Answer, encoded: bytes | None) -> Reply:
         """Tell the results."""
@@ -139,11 +139,11 @@ class PutRange:
         trace = request_headers.traceparent(exchange.headers)
         self._command = msgspec.structs.replace(command, tenant=exchange.tenant, traceparent=trace)
 
-    def order(self) -> asyncio.Future[Answer]:
+    def order(self, waiter: Waiter) -> None:
         """Order the range."""
         command = self._command
         self._exchange.usage.charge(len(command.fingerprints) // FINGERPRINT_BYTES)
-        return self._exchange.node.attempt(command, len(command.body) + len(command.fingerprints))
+        self._exchange.node.attempt(command, len(command.body) + len(command.fingerprints), waiter)
 
     def reply(self, answer: Answer, encoded: bytes | None) -> Reply:
         """Tell the results."""

@@ -7,8 +7,8 @@ session.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -27,6 +27,7 @@ from oncegate.gateway.http.request_bodies import VALUE_SENT_BYTES_MAX
 from oncegate.gateway.http.routing import OBJECTS, PROPOSED, Parameter, Raw, Routes
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.machine import Machine
+from oncegate.gateway.node.attempts import Waiter
 from oncegate.rifl.errors import Code, OncegateError, Outcome
 from oncegate.rifl.ids import format_client_id
 from oncegate.rifl.key_table import KEYS_CLIENT
@@ -142,25 +143,27 @@ class Change:
     def read_at_once(self, sent: bytes) -> bool:  # noqa: D102
         return False
 
-    def order(self) -> asyncio.Future[Answer]:
+    def order(self, waiter: Waiter) -> None:
         """Order the operation under the identity that its headers give it."""
         exchange = self._exchange
         headers = exchange.headers
         key = plain.key_alone(headers)
         if key is not None:
             op = self._op
-            return under_key(exchange, key, op, 256 + len(op.key) + len(op.value or b""), "")
+            under_key(exchange, key, op, 256 + len(op.key) + len(op.value or b""), "", waiter)
+            return
         node, tenant = exchange.node, exchange.tenant
         who = plain.identity(headers)
         op = plain.lasting(plain.conditional(self._op, headers), headers)
         size = 256 + len(op.key) + len(op.value or b"")
         if isinstance(who, plain.Key):
-            return under_key(exchange, who, op, size, plain.traceparent(headers))
+            under_key(exchange, who, op, size, plain.traceparent(headers), waiter)
+            return
         check_owner(tenant, node.machine, who.client_id)
         self._client_id = format_client_id(who.client_id)
         op = msgspec.structs.replace(op, sequence=who.sequence)
         trace = plain.traceparent(headers)
-        return node.attempt(c.operate(who.client_id, who.epoch, who.first_incomplete, [op], tenant, trace), size)
+        node.attempt(c.operate(who.client_id, who.epoch, who.first_incomplete, [op], tenant, trace), size, waiter)
 
     def reply(self, answer: Answer, _: bytes | None = None) -> Reply:
         """Tell what became of it."""
@@ -248,19 +251,17 @@ async def append(request: web.Request) -> web.StreamResponse:
 
 
 def under_key(
-    exchange: Exchange, key: plain.Key, op: c.Op | c.Transaction, size: int, trace: str
-) -> asyncio.Future[Answer]:
+    exchange: Exchange, key: plain.Key, op: c.Op | c.Transaction, size: int, trace: str, waiter: Waiter
+) -> None:
     """Order an operation under an idempotency key; raises IN_PROGRESS while the first request with it runs here."""
     node, tenant = exchange.node, exchange.tenant
     busy, name = exchange.running, f"{tenant}\0{key.scoped}"
     if name in busy:
         raise OncegateError(Code.IN_PROGRESS, "the first request with this key is still running", retry_after_ms=50)
     keyed = c.keyed(node.settings.idempotency_key_ms, key.scoped, key.named_ms, op, tenant, trace)
-    future = node.attempt(keyed, size + len(key.text))
-    busy.add(name)
     # Not when this request ends: the operation goes on when its caller hangs up.
-    future.add_done_callback(lambda _: busy.discard(name))
-    return future
+    node.attempt(keyed, size + len(key.text), waiter, partial(busy.discard, name))
+    busy.add(name)
 
 
 def refusal_of(request_id: str, result: wire.OperationResult) -> dict[str, Any]:

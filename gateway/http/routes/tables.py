@@ -40,6 +40,7 @@ from oncegate.gateway.live_check.recorder import WindowRecorder
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.tables import QUOTA_BYTES_DEFAULT, QUOTA_BYTES_MAX, Table, prefix_end
 from oncegate.gateway.node import scans
+from oncegate.gateway.node.attempts import Waiter
 from oncegate.gateway.node.change_history import HistoryExceeded
 from oncegate.gateway.node.node import Node
 from oncegate.gateway.node.reads import no_table
@@ -175,9 +176,9 @@ class ReadRow:
         """There is nothing in it."""
         return True
 
-    def order(self) -> asyncio.Future[Answer]:
+    def order(self, waiter: Waiter) -> None:
         """Read the row at the level that the query asks for; it goes through no log."""
-        return asyncio.get_running_loop().create_task(self._found())
+        asyncio.get_running_loop().create_task(self._found()).add_done_callback(partial(_hand_on, waiter))
 
     async def _found(self) -> Answer:
         exchange, table, key = self._exchange, self._table, self._key
@@ -209,6 +210,16 @@ class ReadRow:
             return exchange.reply(answer, etag=etag, encoded=encoded)
         headers = {"ETag": f'"{etag}"', wire.H_COMMIT: str(answer.commit), **standing(exchange.node, exchange.age_ms)}
         return Reply(304, headers, b"")
+
+
+def _hand_on(waiter: Waiter, found: asyncio.Task[Answer]) -> None:
+    fault = asyncio.CancelledError() if found.cancelled() else found.exception()
+    if waiter.done():
+        return  # its client has gone away
+    if fault is None:
+        waiter.set_result(found.result())
+    else:
+        waiter.set_exception(fault)
 
 
 @ROUTES.add(

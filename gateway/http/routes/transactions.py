@@ -7,6 +7,7 @@ that they keep their place in the order of its session.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 import msgspec
@@ -22,6 +23,7 @@ from oncegate.gateway.http.negotiation import (
     IDENTITY,
     NODE,
     USAGE,
+    attempted,
     check_owner,
     exchange_of,
     headers_of,
@@ -74,14 +76,15 @@ async def transact(request: web.Request) -> web.StreamResponse:
                 raise request_bodies.bad(
                     f"writes[{at}].bound: under an Idempotency-Key there is no session to end with"
                 )
-        ordered = rows.under_key(exchange_of(request), who, made, size, plain.traceparent(headers))
-        return await _answered(request, KEYS_CLIENT, await ordered)
+        waiting: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        rows.under_key(exchange_of(request), who, made, size, plain.traceparent(headers), waiting)
+        return await _answered(request, KEYS_CLIENT, await waiting)
     node = request.app[NODE]
     check_owner(tenant_of(request), node.machine, who.client_id)
     op = msgspec.structs.replace(made, sequence=who.sequence)
     trace = plain.traceparent(headers)
     command = c.operate(who.client_id, who.epoch, who.first_incomplete, [op], tenant_of(request), trace)
-    return await _answered(request, who.client_id, await node.attempt(command, size))
+    return await _answered(request, who.client_id, await attempted(node, command, size))
 
 
 async def _answered(request: web.Request, client_id: int, answer: Answer) -> web.StreamResponse:

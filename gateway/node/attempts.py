@@ -1,0 +1,106 @@
+"""Commands under way, and the end of each: an answer or a refusal reaches who waits for it, once.
+
+Owns: what a waiter is, so that an answer needs no future and no turn of the event loop where somebody can take it at
+once; and the note of each client's attempt that :mod:`oncegate.gateway.explain` shows. When an end comes, and which, is
+the business of :mod:`oncegate.gateway.node.proposer`. Must not know HTTP.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from oncegate.gateway.answers import Answer
+from oncegate.gateway.explain.memory import ANSWERED, GIVEN_UP, AttemptLog
+from oncegate.gateway.machine import commands as c
+from oncegate.rifl.errors import OncegateError
+
+
+class Waiter(Protocol):
+    """The future of an answer, or what stands in its place. It is told one end, in the turn in which it comes."""
+
+    def done(self) -> bool:
+        """Tell whether nobody waits any more."""
+
+    def set_result(self, answer: Answer, /) -> None:
+        """Take the answer; must not raise."""
+
+    def set_exception(self, fault: BaseException, /) -> None:
+        """Take the refusal; must not raise."""
+
+
+class Waiting:
+    """A command of roughly ``size`` bytes, and who waits for its answer."""
+
+    __slots__ = ("command", "size", "waiter")
+
+    def __init__(self, command: c.Command, size: int, waiter: Waiter) -> None:
+        self.command = command
+        self.size = size
+        self.waiter = waiter
+
+    def is_gone(self) -> bool:
+        """Tell whether nobody waits any more; who hears that drops this."""
+        return self.waiter.done()
+
+    def answer(self, answer: Answer) -> None:
+        """Hand on the answer."""
+        self.waiter.set_result(answer)
+
+    def refuse(self, fault: BaseException) -> None:
+        """Hand on the refusal."""
+        self.waiter.set_exception(fault)
+
+
+class Attempt(Waiting):
+    """A client's operations under way; ``log`` gets a note of their end, and ``then`` is called at it."""
+
+    __slots__ = ("_came_s", "_log", "_then")
+    command: c.AnyOperate | c.Range
+
+    def __init__(
+        self,
+        command: c.AnyOperate | c.Range,
+        size: int,
+        waiter: Waiter,
+        log: AttemptLog,
+        then: Callable[[], None] | None = None,
+    ) -> None:
+        self.command = command
+        self.size = size
+        self.waiter = waiter
+        self._log = log
+        self._then = then
+        self._came_s = time.time()
+
+    def is_gone(self) -> bool:
+        """Tell whether nobody waits any more: its client has given up."""
+        if not self.waiter.done():
+            return False
+        self._end(GIVEN_UP, None)
+        return True
+
+    def answer(self, answer: Answer) -> None:
+        """Note the answer, and hand it on."""
+        self._end(ANSWERED, answer)
+        self.waiter.set_result(answer)
+
+    def refuse(self, fault: BaseException) -> None:
+        """Note the refusal, and hand it on."""
+        self._end(_name(fault), None)
+        self.waiter.set_exception(fault)
+
+    def refused_at_once(self, fault: OncegateError) -> None:
+        """Note a refusal before it was under way, which who asked is told otherwise."""
+        self._then = None
+        self._end(_name(fault), None)
+
+    def _end(self, how: str, answer: Answer | None) -> None:
+        if self._then is not None:
+            self._then()
+        self._log.ended(self.command, self._came_s, time.time(), how, answer)
+
+
+def _name(fault: BaseException) -> str:
+    return fault.code.value if isinstance(fault, OncegateError) else type(fault).__name__
