@@ -1,8 +1,9 @@
 """From commands that wait to log entries, and from results back to those who wait.
 
-Owns: grouping (all commands that wait at a tick become one entry), the bounds of what is in flight, who gets a command
-when the lead changes, and what callers see then: in doubt, the outcome is unknown. Must not know HTTP. One wake-up a
-tick, not one an operation. Read next: :mod:`oncegate.gateway.node.forwarding`.
+Owns: grouping (all commands that wait become one entry, when :mod:`oncegate.gateway.node.group_commit` lets them
+leave), the bounds of what is in flight, who gets a command when the lead changes, and what callers see then: in doubt,
+the outcome is unknown. Must not know HTTP. One wake-up a tick, not one an operation. Read next:
+:mod:`oncegate.gateway.node.forwarding`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from oncegate.gateway.machine.put_runs import in_columns
 from oncegate.gateway.node.attempts import Waiting
 from oncegate.gateway.node.between_leaders import BetweenLeaders
 from oncegate.gateway.node.forwarding import Forwarding, GatheredAnswers
+from oncegate.gateway.node.group_commit import leaves_now
 from oncegate.gateway.node.refusals import translated
 from oncegate.rifl.errors import Code, OncegateError, Outcome
 
@@ -71,6 +73,9 @@ class Proposer:
         self._loop = asyncio.get_running_loop()
         self._between: BetweenLeaders[Sequence[Waiting]] = BetweenLeaders(self._loop, self.send_on, self.fail)
         self._waiting: list[Waiting] = []
+        self._waiting_bytes = 0
+        self._under_way = 0
+        """Entries proposed here that have not come to their end."""
         self._scheduled = False
         self._forwarding = Forwarding(self._loop, replica, self, frame_bytes_max=entry_bytes_max)
         self.inflight_bytes = 0
@@ -82,8 +87,8 @@ class Proposer:
         """Told of each entry's result: the trace contexts of its commands, seconds since its proposal, commands."""
 
     def submit(self, command: c.Command, size: int) -> asyncio.Future[Answer]:
-        """Order a command of roughly ``size`` bytes; it leaves with everything else that waits at the end of this loop
-        iteration.
+        """Order a command of roughly ``size`` bytes; it leaves with everything else that waits, at the end of this loop
+        iteration or of the entries under way.
 
         The future of its answer fails with OncegateError and never hangs. Raises OVERLOADED, CONFLICT for a command
         above the cluster's feature level (NOT_READY while that may be about to rise), or QUOTA for keys over their
@@ -103,15 +108,22 @@ class Proposer:
         if self.inflight_commands >= INFLIGHT_COMMANDS_MAX or self.inflight_bytes + size > INFLIGHT_BYTES_MAX:
             raise OncegateError(Code.OVERLOADED, "too many commands wait for the log", retry_after_ms=50)
         self._waiting.append(waiting)
+        self._waiting_bytes += size
         self.inflight_bytes += size
         self.inflight_commands += 1
         if not self._scheduled:
+            self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        if self._waiting and not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         self._scheduled = False
-        waiting, self._waiting = self._waiting, []
+        if self._leadership.leads and not leaves_now(self._waiting_bytes, self._under_way):
+            return  # until an entry comes to its end, or more comes
+        waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
         start = total = 0
         for at, item in enumerate(waiting):
             if at > start and total + item.size > self._entry_bytes_max:
@@ -155,10 +167,13 @@ class Proposer:
             self.fail(batch, translated(fault))
             return
         self.entries += 1
+        self._under_way += 1
         self._between.led()
         future.add_done_callback(lambda done: self._applied(batch, done, began_s))
 
     def _applied(self, batch: Sequence[Waiting], done: asyncio.Future[Any], began_s: float) -> None:
+        self._under_way -= 1
+        self._flush_soon()
         fault = asyncio.CancelledError() if done.cancelled() else done.exception()
         if isinstance(fault, ce.NotLeader):
             self.refused(self._leadership.node_id, batch, translated(fault))
@@ -197,6 +212,7 @@ class Proposer:
 
     def led(self) -> None:
         """The lead has changed: send on what waits for it, if somebody has it."""
+        self._flush_soon()
         self._forwarding.lead_changed()
         if self._leadership.leads or self._leadership.leader_id not in (None, self._leadership.node_id):
             self._between.led()

@@ -92,6 +92,7 @@ async def test_commands_that_come_while_frames_are_under_way_share_the_next_one(
     files: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(files) as node:
+        await founded(node)
         peers = Peers(node, monkeypatch)
         _follows(node, "n2")
         first = await _submit(node, "a", "b")
@@ -112,6 +113,7 @@ async def test_frame_has_a_bound_of_bytes_and_a_larger_command_a_frame_of_its_ow
     files: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(files) as node:
+        await founded(node)
         peers = Peers(node, monkeypatch)
         _follows(node, "n2")
         await _submit(node, "under way")
@@ -135,6 +137,7 @@ async def test_what_waits_for_a_frame_when_the_leader_changes_goes_to_the_next_o
     files: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(files) as node:
+        await founded(node)
         peers = Peers(node, monkeypatch)
         _follows(node, "n2")
         for nonce in "abc"[:FRAMES_MAX]:
@@ -154,6 +157,7 @@ async def test_what_waits_behind_a_connection_that_is_lost_was_not_applied(
 ) -> None:
     monkeypatch.setattr(between_leaders, "HOLD_MS", 0)
     async with running(files) as node:
+        await founded(node)
         peers = Peers(node, monkeypatch)
         _follows(node, "n2")
         sent = [(await _submit(node, nonce))[0] for nonce in "abc"[:FRAMES_MAX]]
@@ -171,6 +175,7 @@ async def test_leader_that_does_not_answer_in_time_leaves_its_commands_unknown_a
     files: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(files) as node:
+        await founded(node)
         peers = Peers(node, monkeypatch)
         _follows(node, "n2")
         sent = [(await _submit(node, nonce))[0] for nonce in "abc"[:FRAMES_MAX]]
@@ -188,6 +193,7 @@ async def test_what_a_cut_off_leader_has_is_unknown_once_the_next_one_is_known(
     files: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(files) as node:
+        await founded(node)
         Peers(node, monkeypatch)
         _follows(node, "n2")
         (future,) = await _submit(node, "a")
@@ -211,6 +217,7 @@ async def test_what_is_held_for_a_leader_that_goes_on_leading_is_sent_on_and_the
 ) -> None:
     monkeypatch.setattr(between_leaders, "HOLD_MS", 600_000)
     async with running(files) as node:
+        await founded(node)
         peers = Peers(node, monkeypatch)
         _follows(node, "n2")
         (first,) = await _submit(node, "held")
@@ -230,6 +237,7 @@ async def test_leader_that_hands_over_still_answers_what_it_was_given(
 ) -> None:
     monkeypatch.setattr(forwarding, "LATE_ANSWER_S", 600.0)
     async with running(files) as node:
+        await founded(node)
         peers = Peers(node, monkeypatch)
         _follows(node, "n2")
         (future,) = await _submit(node, "a")
@@ -244,6 +252,7 @@ async def test_callers_that_give_up_while_their_command_is_held_leave_nothing_in
 ) -> None:
     monkeypatch.setattr(between_leaders, "HOLD_MS", 600_000)
     async with running(files) as node:
+        await founded(node)
         _follows(node, None)
         gone, stays = await _submit(node, "gone", "stays")
         assert node.proposer._between._held
@@ -329,6 +338,7 @@ async def test_frame_for_a_node_that_was_just_elected_waits_until_it_may_propose
 async def test_frames_are_those_of_earlier_builds(files: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     put = c.Operate(9, 1, 1, [c.Op(1, 1, "t", "k", 7, b"1")], "a", "")
     async with running(files) as node:
+        await founded(node)
         sent: list[tuple[bytes, Answered]] = []
 
         def ask(leader: str, payload: bytes, *, timeout_s: float, answered: Answered) -> int:

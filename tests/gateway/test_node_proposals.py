@@ -9,15 +9,19 @@ from typing import Any
 
 import pytest
 
+from oncegate.consensus import errors as ce
 from oncegate.consensus.ports import Role, RoleChange
 from oncegate.gateway.answers import Answer, answer
 from oncegate.gateway.http.server import running
 from oncegate.gateway.machine import commands as c
-from oncegate.gateway.node import proposer
+from oncegate.gateway.machine.results import Operated
+from oncegate.gateway.node import group_commit, proposer
+from oncegate.gateway.node.group_commit import leaves_now
 from oncegate.gateway.node.node import Node
 from oncegate.gateway.node.settings import Settings
 from oncegate.rifl import lease
 from oncegate.rifl.errors import Code, OncegateError, Outcome
+from oncegate.rifl.rule import Refusal, Rejected
 from tests.gateway.http_contract import assert_problem, founded, one_node, serving
 
 
@@ -48,6 +52,105 @@ async def test_commands_of_one_tick_share_an_entry(node: Node) -> None:
     assert [each.body.results[0].commit for each in answers] == list(range(1, 101))
     assert node.proposer.entries == before + 1
     assert node.proposer.inflight_commands == node.proposer.inflight_bytes == 0
+
+
+def test_only_what_is_small_waits_and_only_while_something_is_under_way() -> None:
+    small, large = group_commit.SMALL_BYTES - 1, group_commit.SMALL_BYTES
+    assert [leaves_now(small, 0), leaves_now(large, 0), leaves_now(1, 0)] == [True] * 3
+    assert [leaves_now(small, 1), leaves_now(small, 9), leaves_now(large, 1), leaves_now(large, 9)] == [
+        *(False, False, True, True)
+    ]
+
+
+class Log:
+    """Stands where the replica stands: the entries that were proposed, and when each is applied."""
+
+    def __init__(self, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.entries: list[tuple[list[int], asyncio.Future[Any]]] = []
+        monkeypatch.setattr(node.replica, "propose", self._proposed)
+
+    def _proposed(self, entry: bytes) -> asyncio.Future[Any]:
+        firsts = [one.ops[0].sequence for one in c.decode_entry(entry).commands if isinstance(one, c.OperateAny)]
+        held: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.entries.append((firsts, held))
+        return held
+
+    @property
+    def firsts(self) -> list[list[int]]:
+        """The first sequence number of each command, by entry."""
+        return [firsts for firsts, _ in self.entries if firsts]
+
+    def end(self, at: int, fault: Exception | None = None) -> None:
+        """Bring an entry to its end."""
+        firsts, held = [entry for entry in self.entries if entry[0]][at]
+        if fault is None:
+            held.set_result([Operated([Rejected(first, Refusal.FENCED)], 0) for first in firsts])
+        else:
+            held.set_exception(fault)
+
+
+async def _turns() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def held(node: Node, monkeypatch: pytest.MonkeyPatch) -> Log:
+    """The entries of a node that orders nothing of its own."""
+    node._housekeep_in(3_600_000)
+    await _turns()
+    return Log(node, monkeypatch)
+
+
+async def test_small_commands_wait_for_the_entry_under_way_and_share_the_next_one(node: Node, held: Log) -> None:
+    futures = [node.submit(_put(1, 1, b"1"), 64)]
+    await _turns()
+    for number in range(2, 6):
+        futures.append(node.submit(_put(number, 1, b"1"), 64))
+        await _turns()
+    assert held.firsts == [[1]]
+    held.end(0)
+    await _turns()
+    assert held.firsts == [[1], [2, 3, 4, 5]]
+    held.end(1)
+    await _settle(*futures)
+    assert node.proposer.inflight_commands == node.proposer.inflight_bytes == 0
+
+
+async def test_large_command_takes_those_that_wait_along_at_once(node: Node, held: Log) -> None:
+    futures = [node.submit(_put(1, 1, b"1"), 64)]
+    await _turns()
+    futures.append(node.submit(_put(2, 1, b"1"), 64))
+    await _turns()
+    futures.append(node.submit(_put(3, 1, b"1"), group_commit.SMALL_BYTES))
+    await _turns()
+    assert held.firsts == [[1], [2, 3]]
+    futures.append(node.submit(_put(4, 1, b"1"), 64))
+    held.end(0)
+    await _turns()
+    assert held.firsts == [[1], [2, 3]], "one is under way still"
+    held.end(1)
+    await _turns()
+    assert held.firsts == [[1], [2, 3], [4]]
+    held.end(2)
+    await _settle(*futures)
+
+
+async def test_what_waits_when_the_lead_is_lost_goes_to_the_next_leader(
+    node: Node, held: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(node.replica, "ask", lambda leader, *_, **__: asked.append(leader) or 1)
+    first = node.submit(_put(1, 1, b"1"), 64)
+    await _turns()
+    second = node.submit(_put(2, 1, b"1"), 64)
+    await _turns()
+    _becomes(node, Role.FOLLOWER, ready=False)
+    await _turns()
+    assert (asked, second.done()) == (["n2"], False), "nobody has got it yet: it is sent on, not refused"
+    held.end(0, ce.LeadershipLost("lost"))
+    (lost,) = await _settle(first)
+    assert (lost.code, lost.outcome) == (Code.TIMEOUT, Outcome.UNKNOWN)
 
 
 @pytest.mark.parametrize(("level", "kind"), [(3, c.Operate), (4, c.OperateRuns)])
