@@ -121,12 +121,28 @@ class Desk:
         Raises:
             OncegateError: BAD_REQUEST, UNSUPPORTED_MEDIA_TYPE, OVERLOADED or QUOTA; then nothing was counted.
         """
+        self.check_form(asked, route)
+        return self.count(route, identity)
+
+    def check_form(self, asked: Asked, route: Route) -> None:
+        """Refuse parameters, a body or a media type that a route does not take.
+
+        Raises:
+            OncegateError: BAD_REQUEST or UNSUPPORTED_MEDIA_TYPE.
+        """
         if asked.query:
             check_query(asked.query, self._queries[route.handler])
         if route.body is None and asked.has_body:
             raise OncegateError(Code.BAD_REQUEST, "this path takes no body")
         if route.method != "GET":
             _check_media(asked, route)
+
+    def count(self, route: Route, identity: Identity) -> Usage:
+        """Count a request whose form was checked as under way, as :meth:`admit` does.
+
+        Raises:
+            OncegateError: OVERLOADED or QUOTA; then nothing was counted.
+        """
         if route.scope is None and not route.needs_state:
             usage = Usage(None)  # a process that is busy lives, and whoever asks proves nothing
         else:

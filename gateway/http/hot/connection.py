@@ -28,6 +28,7 @@ from oncegate.gateway.http.exchange import Exchange
 from oncegate.gateway.http.hot import framing
 from oncegate.gateway.http.hot.aiohttp_side import AiohttpSide
 from oncegate.gateway.http.hot.framing import Head
+from oncegate.gateway.http.hot.known_head import KNOWN_BYTES_MAX, MISSES_MIN, KnownHead
 from oncegate.gateway.http.hot.request import HotRequest
 from oncegate.gateway.http.hot.routes import Found
 from oncegate.gateway.http.hot.shared import Shared
@@ -43,8 +44,9 @@ class Connection(asyncio.BufferedProtocol):
     """One connection; see the module."""
 
     __slots__ = (
-        "_answered", "_asked", "_closing", "_full", "_given", "_head", "_lent", "_paused", "_request", "_shared",
-        "_side", "_unread", "_waiting", "idle_since_s", "made_s", "transport", "unsent_bytes", "unsent_since_s",
+        "_answered", "_asked", "_closing", "_full", "_given", "_head", "_known", "_lent", "_like", "_misses", "_paused",
+        "_request", "_shared", "_side", "_unread", "_waiting", "idle_since_s", "made_s", "transport", "unsent_bytes",
+        "unsent_since_s",
     )  # fmt: skip
 
     def __init__(self, shared: Shared) -> None:
@@ -52,6 +54,11 @@ class Connection(asyncio.BufferedProtocol):
         self._unread: bytes | bytearray = b""
         self._head: tuple[Head, int] | None = None
         """The head at the beginning of what is unread, and its bytes."""
+        self._known: KnownHead | None = None
+        """A head that was read before, of a hot request."""
+        self._like: KnownHead | None = None
+        """The known one, if the head at the beginning of what is unread is like it."""
+        self._misses = MISSES_MIN - 2  # a connection's second head is the first to be kept: many have only one
         self._waiting = 0
         """Bytes of ``_unread`` that are counted as those of a request that is not whole."""
         self._request: HotRequest | None = None
@@ -143,7 +150,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._lend()
             return
         try:
-            exchange = self._shared.routes.admit(head, found) if self._shared.routes is not None else None
+            exchange = self._admitted(head, found, size)
         except OncegateError:
             exchange = None
         if exchange is None:
@@ -151,8 +158,30 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._begin(exchange, found, size, head.length)
 
+    def _admitted(self, head: Head, found: Found, size: int) -> Exchange | None:
+        routes, like = self._shared.routes, self._like
+        if routes is None:
+            return None
+        form = routes.form(head, found, None if like is None else like.form)
+        if form is None:
+            return None
+        if like is not None:
+            self._misses = 0
+            like.form = form
+        elif self._misses < MISSES_MIN - 1:
+            self._misses += 1
+        elif size <= KNOWN_BYTES_MAX:
+            self._misses = 0
+            self._known = KnownHead(bytes(self._unread[:size]), head)
+            self._known.form = form
+        return routes.admit(head, found, form)
+
     def _read_head(self) -> bool:
         """Read the head of what is unread; False if it is not whole, or if the connection was given away."""
+        known = self._known
+        if known is not None and (read := known.read(self._unread)) is not None:
+            self._head, self._like = read, known
+            return True
         end = self._unread.find(framing.END, 0, framing.HEAD_BYTES_MAX)
         if end < 0:
             if len(self._unread) >= framing.HEAD_BYTES_MAX or not self._wait_with(len(self._unread)):
@@ -163,7 +192,7 @@ class Connection(asyncio.BufferedProtocol):
         if head is None:
             self._give()
             return False
-        self._head, self._asked = (head, size), True
+        self._head, self._like, self._asked = (head, size), None, True
         return True
 
     def _found(self, head: Head) -> Found | None:

@@ -18,12 +18,12 @@ HEAD_BYTES_MAX: Final = 8_000
 """Less than the longest line that aiohttp takes: within it no line is too long."""
 _HEADERS_MAX: Final = 100
 """Fewer than aiohttp takes."""
-_LENGTH_DIGITS_MAX: Final = 15
+LENGTH_DIGITS_MAX: Final = 15
 _HEAD: Final = re.compile(
     rb"(GET|HEAD|POST|PUT|DELETE|PATCH|OPTIONS) (/[!-~]*+) HTTP/1\.1\r\n"
     rb"((?:[-!#$%&'*+.^_`|~0-9A-Za-z]++:[\t -~]*+\r\n)++)\r\n"
 )
-_DIGITS: Final = re.compile(rf"[0-9]{{1,{_LENGTH_DIGITS_MAX}}}", re.ASCII)
+_DIGITS: Final = re.compile(rf"[0-9]{{1,{LENGTH_DIGITS_MAX}}}", re.ASCII)
 _NOT_OURS: Final = frozenset(
     {
         "transfer-encoding",

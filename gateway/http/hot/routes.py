@@ -30,7 +30,16 @@ class Found(NamedTuple):
     route: Route
     names: Mapping[str, str]
     make: MakeOrdering
+    body_bytes_max: int
     query: Mapping[str, str] = {}
+
+
+class Form(NamedTuple):
+    """What a head says of how its request is to be read, once the desk has found nothing wrong with that."""
+
+    asked: Asked
+    media: str
+    packed: bool
 
 
 class Fields:
@@ -66,41 +75,55 @@ class HotRoutes:
         self.node = node
         self._running = running
         self._exact: dict[tuple[str, str], Found] = {}
-        self._patterns: dict[str, list[tuple[re.Pattern[str], Route, MakeOrdering]]] = {}
+        self._patterns: dict[str, list[tuple[re.Pattern[str], Found]]] = {}
         for route in routes:
             if route.ordering is None:
                 continue
             pattern = _PART.sub(lambda part: f"(?P<{part[1]}>{_SIGNS})", route.path)
+            found = Found(route, {}, route.ordering, desk.body_bytes_max(route))
             if pattern == route.path:
-                self._exact[route.method, route.path] = Found(route, {}, route.ordering)
+                self._exact[route.method, route.path] = found
             else:
-                one = re.compile(pattern, re.ASCII), route, route.ordering
-                self._patterns.setdefault(route.method, []).append(one)
+                self._patterns.setdefault(route.method, []).append((re.compile(pattern, re.ASCII), found))
 
     def find(self, head: Head) -> Found | None:
         """Return what serves a request, None if it is not hot."""
         found = self._exact.get((head.method, head.target))
         if found is None:
             path, asks, text = head.target.partition("?")
-            for pattern, route, make in self._patterns.get(head.method, ()):
+            for pattern, (route, _, make, most, _) in self._patterns.get(head.method, ()):
                 named = pattern.fullmatch(path)
                 if named is None:
                     continue
                 if not asks:
-                    found = Found(route, named.groupdict(), make)
+                    found = Found(route, named.groupdict(), make, most)
                 elif route.takes_query and (query := _parameters(text)) is not None:
-                    found = Found(route, named.groupdict(), make, query)
+                    found = Found(route, named.groupdict(), make, most, query)
                 break
-        if found is None or head.length > self._desk.body_bytes_max(found.route):
+        if found is None or head.length > found.body_bytes_max:
             return None
         return found
 
-    def admit(self, head: Head, found: Found) -> Exchange | None:
-        """Admit a request; None if its content type is not for this reader.
+    def form(self, head: Head, found: Found, known: Form | None = None) -> Form | None:
+        """Return how a request is to be read; None if its content type is not for this reader.
+
+        Args:
+            head: the request's.
+            found: what serves it.
+            known: that of a head which differs from this one in the values of
+                :mod:`oncegate.gateway.http.hot.known_head` alone; what follows from the others is not looked at again.
 
         Raises:
-            OncegateError: the desk refuses it, and has counted nothing: aiohttp's side may ask again, and tell.
+            OncegateError: the desk refuses it.
         """
+        if known is not None and known.asked.route is found.route and not known.asked.query and not found.query:
+            asked, has_body = known.asked, head.length > 0
+            if asked.has_body == has_body:
+                if asked.target == head.target:
+                    return known
+                route = found.route
+                asked = Asked(head.method, head.target, route, found.names, (), asked.header, known.media, has_body)
+                return Form(asked, known.media, known.packed)
         headers = head.headers
         media = UNNAMED
         if (kind := headers.get("content-type")) is not None:
@@ -115,12 +138,21 @@ class HotRoutes:
         asks = tuple(found.query)
         asked = Asked(head.method, head.target, found.route, found.names, asks, header, media, head.length > 0)
         self._desk.check_site(asked)
-        identity = self._desk.identify(asked)
+        self._desk.check_form(asked, found.route)
+        return Form(asked, media, wants_msgpack(headers.get("accept"), media))
+
+    def admit(self, head: Head, found: Found, form: Form) -> Exchange | None:
+        """Admit a request of this form; None if no route serves it.
+
+        Raises:
+            OncegateError: the desk refuses it, and has counted nothing: aiohttp's side may ask again, and tell.
+        """
+        identity = self._desk.identify(form.asked)
         if identity is None:
             return None
-        usage = self._desk.admit(asked, found.route, identity)
-        packed = wants_msgpack(headers.get("accept"), media)
-        return Exchange(self.node, identity, usage, Fields(headers), media, packed, self._running, found.query)
+        usage = self._desk.count(found.route, identity)
+        fields = Fields(head.headers)
+        return Exchange(self.node, identity, usage, fields, form.media, form.packed, self._running, found.query)
 
 
 def _parameters(text: str) -> dict[str, str] | None:
