@@ -6,6 +6,7 @@ Owns: the names and bounds of ids. Knows nothing else. Read next: :mod:`oncegate
 
 from __future__ import annotations
 
+import re
 from typing import Final, NamedTuple, NewType
 
 ClientId = NewType("ClientId", int)
@@ -50,6 +51,9 @@ class RequestId(NamedTuple):
         return f"{format_client_id(self.client_id)}/{self.sequence}"
 
 
+_CLIENT_ID: Final = re.compile("[0-9a-f]{16}")
+
+
 def format_client_id(client_id: int) -> str:
     """Return the written form: 16 lower-case hex digits."""
     return f"{client_id:016x}"
@@ -61,7 +65,7 @@ def parse_client_id(text: str) -> ClientId:
     Raises:
         ValueError: not exactly 16 lower-case hex digits, or outside 1..ID_MAX.
     """
-    if len(text) != 16 or not all(c in "0123456789abcdef" for c in text):
+    if not _CLIENT_ID.fullmatch(text):
         raise ValueError("a client id is 16 lower-case hex digits")
     number = int(text, 16)
     if not 1 <= number <= ID_MAX:

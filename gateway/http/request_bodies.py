@@ -330,6 +330,8 @@ def _translated(many: list[wire.Operation], content_type: str, bytes_max: int) -
     Canonical text can be several times as long as the received text (escapes), and the log has its own bound.
     """
     if not content_type:
+        if len(many) == 1 and many[0].writes is _UNSET:
+            return [operation(many[0], 0)]  # within the bound: a value has one of its own
         ops = [
             operation(op, at) if op.writes is msgspec.UNSET else transaction_of(op, f"operations[{at}].")
             for at, op in enumerate(many)

@@ -76,6 +76,9 @@ class Node:
         self.settings = settings
         self._members: dict[str, MemberAddress] = settings.addresses
         self._configuration: Configuration | None = None
+        self._leader_http: str | None = None
+        self._shown_for: tuple[str | None, Configuration | None] = None, None
+        """What :attr:`leader_http` was found for: it stands in each answer."""
         self._loop = asyncio.get_running_loop()
         config = replica_config(settings) if replica is None else replica
         self.store = SegmentStore(settings.data_dir / "segments")
@@ -368,8 +371,12 @@ class Node:
     @property
     def leader_http(self) -> str | None:
         """HTTP address of the leader, if one is known."""
-        member = self.members.get(self.leadership.leader_id or "")
-        return None if member is None else self.settings.http_of(member)
+        leader_id, configuration = self.leadership.leader_id, self.replica.configuration
+        if (leader_id, configuration) != self._shown_for:
+            member = self.members.get(leader_id or "")
+            self._leader_http = None if member is None else self.settings.http_of(member)
+            self._shown_for = leader_id, configuration
+        return self._leader_http
 
     def _serve_at_once(self, payload: bytes, tell: Callable[[bytes], None]) -> bool:
         if payload[:1] != PROPOSE:
