@@ -71,6 +71,13 @@ class Exchange:
         return answered(self.node, answer, packed=self.packed, etag=etag, encoded=encoded, age_ms=self.age_ms)
 
 
+class WriteApplied(Protocol):
+    """Writes the usual answer, as :meth:`oncegate.gateway.http.hot.applied.AppliedAnswers.written` does."""
+
+    def __call__(self, answer: Answer, /, *, packed: bool, etag: bytes = b"", more: bytes = b"") -> bytes:
+        """Return its bytes on the wire."""
+
+
 class Ordering(Protocol):
     """A request whose body becomes one command, or a read of a row. Its steps are called in this order, each once.
 
@@ -94,6 +101,12 @@ class Ordering(Protocol):
 
     def reply(self, answer: Answer, encoded: bytes | None) -> Reply:
         """Return the reply; ``encoded``: the answer's body, if that was made off the loop."""
+
+    def applied(self, answer: Answer, write: WriteApplied) -> bytes | None:
+        """Return what :meth:`reply` says of an answer with few values, as ``write`` writes it; None: ask for that.
+
+        It says nothing of its sender's rate, nor of how old the state is.
+        """
 
 
 MakeOrdering = Callable[[Exchange, Mapping[str, str]], Ordering]

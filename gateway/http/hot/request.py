@@ -24,6 +24,7 @@ from oncegate.gateway.http.admission.bodies import BodyBudget
 from oncegate.gateway.http.admission.gate import complete, refusal_of
 from oncegate.gateway.http.admission.parsing import ParsingThread
 from oncegate.gateway.http.exchange import Exchange, Ordering, Reply
+from oncegate.gateway.http.hot.applied import AppliedAnswers
 from oncegate.gateway.http.hot.routes import Found
 from oncegate.gateway.http.request_bodies import INLINE_BYTES_MAX
 from oncegate.gateway.http.request_headers import traceparent
@@ -45,11 +46,13 @@ class Aside:
         bodies: BodyBudget,
         parsing: ParsingThread,
         times: RequestTimes,
+        applied: AppliedAnswers,
         access: AccessLog | None = None,
         spans: Spans | None = None,
     ) -> None:
         self.bodies = bodies
         self.times = times
+        self.applied = applied
         self.access = access
         self.spans = spans
         self._parsing = parsing
@@ -132,12 +135,20 @@ class HotRequest:
             self._end(b"")  # the node stops
 
     def _answered(self, answer: Answer) -> None:
-        ordering, packed = self._ordering, self._exchange.packed
+        ordering, exchange = self._ordering, self._exchange
+        packed = exchange.packed
         if ordering.many_values and exchanges.is_long(answer, packed=packed):
-            encoding = self._aside.run(self._exchange.tenant, partial(exchanges.encode, answer, packed=packed))
+            encoding = self._aside.run(exchange.tenant, partial(exchanges.encode, answer, packed=packed))
             self._then(encoding, lambda encoded: self._reply(ordering.reply(answer, encoded)))
-        else:
+            return
+        told = None
+        if exchange.usage.bucket is None and exchange.age_ms is None:
+            told = ordering.applied(answer, self._aside.applied.written)
+        if told is None:
             self._reply(ordering.reply(answer, None))
+        else:
+            self._end(told)
+            self._count(HTTPStatus.OK.value, answer.commit)
 
     def _refuse(self, fault: Exception) -> None:
         self._reply(exchanges.refused(self._exchange.node, refusal_of(fault), self._exchange.age_ms))
@@ -146,14 +157,19 @@ class HotRequest:
         exchange = self._exchange
         complete(reply.headers, exchange.usage, exchange.node)
         self._end(written(reply))
+        commit = reply.headers.get(wire.H_COMMIT, "")
+        self._count(reply.status, int(commit) if commit else None)
+
+    def _count(self, status: int, commit: int | None) -> None:
+        aside, route = self._aside, self._route
         lasted_s = monotonic() - self._began_s
-        self._aside.times.observe(self._route.handler, reply.status, lasted_s)
-        if self._aside.access is not None:
-            self._note(self._aside.access, reply.status, lasted_s)
-        if self._aside.spans is not None:
-            route, trace = self._route, traceparent(exchange.headers)
-            commit = reply.headers.get(wire.H_COMMIT, "")
-            self._aside.spans.request(trace, (route.method, route.path), reply.status, lasted_s, commit)
+        aside.times.observe(route.handler, status, lasted_s)
+        if aside.access is not None:
+            self._note(aside.access, status, lasted_s)
+        if aside.spans is not None:
+            trace = traceparent(self._exchange.headers)
+            shown = "" if commit is None else str(commit)
+            aside.spans.request(trace, (route.method, route.path), status, lasted_s, shown)
 
     def _note(self, access: AccessLog, status: int, lasted_s: float) -> None:
         identity, route = self._exchange.identity, self._route

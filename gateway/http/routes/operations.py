@@ -12,7 +12,7 @@ from oncegate.gateway import wire
 from oncegate.gateway.answers import Answer, request_state
 from oncegate.gateway.http import range_bodies, request_bodies, request_headers
 from oncegate.gateway.http.admission.tables import check_tables
-from oncegate.gateway.http.exchange import Exchange, Reply
+from oncegate.gateway.http.exchange import Exchange, Reply, WriteApplied
 from oncegate.gateway.http.identity import Scope
 from oncegate.gateway.http.negotiation import (
     NODE,
@@ -79,6 +79,10 @@ class Operate:
     def reply(self, answer: Answer, encoded: bytes | None) -> Reply:
         """Tell the results."""
         return self._exchange.reply(answer, encoded=encoded)
+
+    def applied(self, answer: Answer, write: WriteApplied) -> bytes | None:
+        """Tell the same."""
+        return write(answer, packed=self._exchange.packed)
 
 
 @ROUTES.add(
@@ -148,6 +152,10 @@ class PutRange:
     def reply(self, answer: Answer, encoded: bytes | None) -> Reply:
         """Tell the results."""
         return self._exchange.reply(answer, encoded=encoded)
+
+    def applied(self, answer: Answer, write: WriteApplied) -> bytes | None:
+        """Tell the same."""
+        return write(answer, packed=self._exchange.packed)
 
 
 @ROUTES.add(

@@ -19,7 +19,7 @@ from oncegate.gateway.answer_values import JSON
 from oncegate.gateway.answers import Answer
 from oncegate.gateway.http import request_bodies
 from oncegate.gateway.http import request_headers as plain
-from oncegate.gateway.http.exchange import Exchange, Reply
+from oncegate.gateway.http.exchange import Exchange, Reply, WriteApplied
 from oncegate.gateway.http.exchange import refused as problem_of
 from oncegate.gateway.http.identity import Scope
 from oncegate.gateway.http.negotiation import check_owner, ordered
@@ -175,9 +175,7 @@ class Change:
             request_id = f"{self._client_id}/{result.sequence}"
             if result.status == "applied":
                 etag = None if self.what == "delete" else str(result.version)
-                done = RowChanged(request_id, _known(result.commit), _known(result.version), result.value)
-                told = Answer(done, answer.commit, memory_ms=answer.memory_ms)
-                reply = self._exchange.reply(told, etag=etag)
+                reply = self._exchange.reply(_changed(request_id, result, answer), etag=etag)
             else:
                 reply = refused(answer, RefusalProblem(**refusal_of(request_id, result)))
             reply.headers[wire.H_REQUEST] = request_id
@@ -185,6 +183,19 @@ class Change:
                 reply.headers[wire.H_REPLAYED] = "true"
         reply.headers[wire.H_TIME_MS] = str(node.machine.time_ms)
         return reply
+
+    def applied(self, answer: Answer, write: WriteApplied) -> bytes | None:
+        """Tell the same of a change that was applied."""
+        result = answer.body.results[0]
+        if result.status != "applied" or not isinstance(result.version, int):
+            return None
+        request_id = f"{self._client_id}/{result.sequence}"
+        etag = b"" if self.what == "delete" else b'ETag: "%d"\r\n' % result.version
+        more = f"{wire.H_REQUEST}: {request_id}\r\n".encode()
+        if result.replayed is True:
+            more += _REPLAYED
+        changed = _changed(request_id, result, answer)
+        return write(changed, packed=self._exchange.packed, etag=etag, more=more)
 
 
 class Put(Change):
@@ -295,6 +306,14 @@ def rejection(result: wire.OperationResult, machine: Machine) -> OncegateError:
     wait_ms = max(1_000, machine.keys.room_in_ms(machine.time_ms)) if full else None
     outcome = Outcome(str(result.outcome))
     return OncegateError(Code(str(result.code)), str(result.detail), outcome=outcome, retry_after_ms=wait_ms)
+
+
+_REPLAYED: Final = f"{wire.H_REPLAYED}: true\r\n".encode()
+
+
+def _changed(request_id: str, result: wire.OperationResult, answer: Answer) -> Answer:
+    done = RowChanged(request_id, _known(result.commit), _known(result.version), result.value)
+    return Answer(done, answer.commit, memory_ms=answer.memory_ms)
 
 
 def _known(number: int | msgspec.UnsetType) -> int:

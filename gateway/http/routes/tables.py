@@ -15,7 +15,7 @@ from oncegate.gateway import wire
 from oncegate.gateway.answers import Answer, row_state, table_state
 from oncegate.gateway.http import page_tokens, request_bodies
 from oncegate.gateway.http.admission.tables import check_tables
-from oncegate.gateway.http.exchange import Exchange, Reply, standing
+from oncegate.gateway.http.exchange import Exchange, Reply, WriteApplied, standing
 from oncegate.gateway.http.identity import Scope
 from oncegate.gateway.http.negotiation import (
     IDENTITY,
@@ -210,6 +210,10 @@ class ReadRow:
             return exchange.reply(answer, etag=etag, encoded=encoded)
         headers = {"ETag": f'"{etag}"', wire.H_COMMIT: str(answer.commit), **standing(exchange.node, exchange.age_ms)}
         return Reply(304, headers, b"")
+
+    def applied(self, answer: Answer, write: WriteApplied) -> bytes | None:
+        """Say no more than that nothing was applied."""
+        return None
 
 
 def _hand_on(waiter: Waiter, found: asyncio.Task[Answer]) -> None:
