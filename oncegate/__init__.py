@@ -11,6 +11,8 @@ below ``oncegate`` is internal and may change without notice.
 
 from typing import TYPE_CHECKING
 
+from oncegate.version import __version__ as __version__
+
 __all__ = [
     "Batch",
     "Change",
@@ -116,4 +118,4 @@ else:
         return found
 
     def __dir__() -> list[str]:
-        return [*__all__, *_WITH_EXTRAS, "__doc__", "__name__", "__path__"]
+        return [*__all__, *_WITH_EXTRAS, "__doc__", "__name__", "__path__", "__version__"]

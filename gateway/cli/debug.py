@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -21,6 +20,7 @@ import typer
 from oncegate.gateway.cli.cluster import ENDPOINT_DEFAULT, Endpoint, ask
 from oncegate.gateway.cli.output import failed
 from oncegate.gateway.local.blocking_http import RequestRefused, Unreachable, credentials_in_force, download
+from oncegate.version import __version__
 
 debug = typer.Typer(help="Help with a fault: bundle.", no_args_is_help=True)
 _OF_A_NODE: Final = {
@@ -72,7 +72,7 @@ def _contents(endpoint: str) -> Iterator[tuple[str, str]]:
     """Yield the files of the bundle, by name."""
     own = {
         "made": datetime.now(UTC).isoformat(),
-        "command": f"oncegate {version('oncegate')}",
+        "command": f"oncegate {__version__}",
         "python": sys.version,
         "platform": platform.platform(),
         "endpoint": endpoint,

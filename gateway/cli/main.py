@@ -11,9 +11,14 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Final
 
+from oncegate.version import __version__
+
 try:
     import typer
 except ModuleNotFoundError:
+    if sys.argv[1:] == ["--version"]:
+        sys.stdout.write(f"oncegate {__version__}\n")
+        sys.exit()
     sys.exit("oncegate: the command is not installed; pip install 'oncegate[client]' or 'oncegate[server]'")
 
 from oncegate.gateway.cli.connection_flags import with_connection_flags
@@ -110,9 +115,7 @@ def __getattr__(name: str) -> object:
 
 def _version(asked: bool) -> None:
     if asked:
-        from importlib.metadata import version
-
-        typer.echo(f"oncegate {version('oncegate')}")
+        typer.echo(f"oncegate {__version__}")
         raise typer.Exit
 
 

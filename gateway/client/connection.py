@@ -20,7 +20,7 @@ import msgspec
 
 from oncegate.gateway.client.arguments import KEY_BYTES_MAX, bad, name_of, one_of, packed, seconds, text, whole
 from oncegate.gateway.client.courier import Call, Courier, JsonCall, at_deadline
-from oncegate.gateway.client.direct_http import DirectPool
+from oncegate.gateway.client.direct_http import USER_AGENT, DirectPool
 from oncegate.gateway.client.failures import OperationFailed, OutcomeUnknown
 from oncegate.gateway.client.paths import request_path, resolve_path, row_path, table_path
 from oncegate.gateway.client.profiles import SettledProfile, TokenFile, trusted
@@ -208,7 +208,8 @@ class Connection:
             timeout=_NO_TIMERS,
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
-            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+            headers={"User-Agent": USER_AGENT},
+            skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type"),
         )
         self._pool = DirectPool(self._loop, tls)
         self.courier = Courier(self.http, self._pool, self.router, self.tuning, self._loop.time, authorization)

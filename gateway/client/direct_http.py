@@ -27,6 +27,7 @@ from yarl import URL
 
 from oncegate.gateway.client.answer_head import HEAD_BYTES_MAX, AnswerHead, UnusualAnswer, read_head
 from oncegate.gateway.client.places import NEVER, Sweep
+from oncegate.version import __version__
 
 IDLE_S: Final = 15.0
 """How long a connection waits for work: shorter than servers and proxies wait for a request, so that they seldom close
@@ -37,6 +38,9 @@ BUFFER_BYTES: Final = 64 * 1024
 """What a connection reads into; a longer answer gets a buffer of its own."""
 SECOND_ADDRESS_S: Final = 0.25
 """When the next address of a name is tried beside one that does not answer (RFC 8305)."""
+
+USER_AGENT: Final = f"oncegate-python/{__version__}"
+"""What every request of the SDK says of who sends it."""
 
 Finish = Callable[[AnswerHead, bytes], Any]
 
@@ -55,11 +59,11 @@ def request_head(method: str, host: str, path: str, headers: Mapping[str, str], 
     Raises:
         ValueError: a part of it would begin a line of its own.
     """
-    lines = [f"{method} {path} HTTP/1.1\r\nHost: {host}\r\n"]
+    lines = [f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: {USER_AGENT}\r\n"]
     lines += [f"{name}: {value}\r\n" for name, value in headers.items()]
     lines.append("\r\n" if length is None else f"Content-Length: {length}\r\n\r\n")
     head = "".join(lines)
-    ends = len(headers) + (3 if length is None else 4)
+    ends = len(headers) + (4 if length is None else 5)
     if head.count("\n") != ends or head.count("\r") != ends or "\0" in head:
         raise ValueError("a header with the end of a line in it")
     return head.encode()

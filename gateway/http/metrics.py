@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Mapping
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
 
 from oncegate.consensus.counters import Counters
@@ -24,11 +23,12 @@ from oncegate.gateway.observability.exposition import CONTENT_TYPE, Metric, Valu
 from oncegate.gateway.observability.process import DiskFigures, ProcessFigures, process_figures
 from oncegate.gateway.observability.request_times import RequestTimes
 from oncegate.gateway.wire import FlowState, Trend
+from oncegate.version import __version__
 
 if TYPE_CHECKING:
     from oncegate.gateway.node.stream_store import StreamStore
 
-_BUILD: Final = (version("oncegate"), platform.python_version())
+_BUILD: Final = (__version__, platform.python_version())
 
 
 class Sources(NamedTuple):

@@ -17,7 +17,10 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from oncegate.version import __version__
+
 TIMEOUT_S: Final = 3.0
+_USER_AGENT: Final = f"oncegate-command/{__version__}"
 
 
 class Credentials(NamedTuple):
@@ -63,7 +66,7 @@ class NotAsked(RequestRefused):
 
 def _request(method: str, url: str, data: bytes | None = None) -> urllib.request.Request:
     """Make a request; it carries the token, if there is one."""
-    headers = {} if data is None else {"Content-Type": "application/json"}
+    headers = {"User-Agent": _USER_AGENT} | ({} if data is None else {"Content-Type": "application/json"})
     if not url.startswith(("http://", "https://")):
         raise NotAsked(f"{url} begins neither with http:// nor with https://")
     token, file, _ = credentials_in_force()

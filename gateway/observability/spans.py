@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from importlib.metadata import version
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
@@ -29,6 +28,8 @@ from opentelemetry.trace import (
     TraceFlags,
     set_span_in_context,
 )
+
+from oncegate.version import __version__
 
 _SAMPLED = 0x01
 _SEND_S = 2.0
@@ -46,7 +47,7 @@ class Spans:
 
     def __init__(self, endpoint: str, node: str, cluster: str, *, processor: SpanProcessor | None = None) -> None:
         named = {"service.name": "oncegate", "service.namespace": cluster, "service.instance.id": node}
-        self._provider = TracerProvider(resource=Resource.create({**named, "service.version": version("oncegate")}))
+        self._provider = TracerProvider(resource=Resource.create({**named, "service.version": __version__}))
         self._provider.add_span_processor(processor or BatchSpanProcessor(OTLPSpanExporter(endpoint, timeout=_SEND_S)))
         self._tracer = self._provider.get_tracer("oncegate.node")
 

@@ -20,7 +20,6 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,6 +41,7 @@ from oncegate.proof.check.workloads import workload_of
 from oncegate.proof.lincheck import Failure, Result, operations
 from oncegate.proof.lincheck.verdict import worst
 from oncegate.rifl.errors import Code, OncegateError, Outcome
+from oncegate.version import __version__
 
 READY_S: Final = 90.0
 LAST_OPERATIONS_S: Final = 60.0
@@ -118,7 +118,7 @@ def info_of(plan: RunPlan, settings: Mapping[str, Any]) -> RunInfo:
         nodes=[f"n{number + 1}" for number in range(plan.nodes)],
         settings={"plan": msgspec.to_builtins(plan), **settings},
         commit=_commit(),
-        versions={"oncegate": metadata.version("oncegate"), "python": platform.python_version()},
+        versions={"oncegate": __version__, "python": platform.python_version()},
     )
 
 

@@ -31,7 +31,7 @@ from oncegate.spark_sink.jobs.progress import Progress
 _log = logging.getLogger(__name__)
 
 _PACKAGES: Final = ("flows", "rifl", "spark_sink", "stores")
-_MODULES: Final = ("__init__.py", "spark.py")
+_MODULES: Final = ("__init__.py", "spark.py", "version.py")
 _WAIT_S_MIN: Final = 1.0
 _WAIT_S_MAX: Final = 60.0
 _LOOK_S: Final = 0.5

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import cache, partial
-from importlib.metadata import version
 from typing import Final
 
 import msgspec
@@ -38,8 +37,8 @@ from oncegate.gateway.node.node import Node
 from oncegate.gateway.node.settings import MemberAddress, bracketed
 from oncegate.gateway.observability.process import disk_figures
 from oncegate.rifl.errors import Code, OncegateError
+from oncegate.version import __version__
 
-_VERSION: Final = version("oncegate")
 _OK: Final = Raw(("text/plain",), "ok")
 _METRICS: Final = Raw(("text/plain",), "Prometheus text")
 _DOCUMENT: Final = Raw((wire.JSON,), "an OpenAPI 3.1 document")
@@ -159,7 +158,7 @@ async def cluster(request: web.Request) -> web.StreamResponse:
         commit=node.machine.commit,
         cluster_time_ms=node.machine.time_ms,
         lag=status.commit_index - status.applied_index,
-        version=_VERSION,
+        version=__version__,
         members=members_of(node),
         cluster=node.settings.cluster,
         identity=node.machine.identity,
@@ -323,7 +322,7 @@ async def describe(request: web.Request) -> web.StreamResponse:
 
 def set_up(app: web.Application, routes: tuple[Route, ...]) -> None:
     """Prepare the description of ``routes``: it is written when it is first asked for."""
-    described: Callable[[], bytes] = cache(lambda: openapi.document(routes, _VERSION))
+    described: Callable[[], bytes] = cache(lambda: openapi.document(routes, __version__))
     app[_described] = described
 
 

@@ -7,7 +7,6 @@ The files travel to whoever asks, who alone has the credentials of the place whe
 from __future__ import annotations
 
 import asyncio
-from importlib.metadata import version
 from typing import Final
 
 import msgspec
@@ -20,6 +19,7 @@ from oncegate.gateway.http.identity import Scope
 from oncegate.gateway.http.negotiation import NODE, local
 from oncegate.gateway.http.routing import READ, UNNAMED, Raw, Routes
 from oncegate.rifl.errors import Code, OncegateError
+from oncegate.version import __version__
 
 _PIECE_BYTES: Final = 2**20
 _FILE: Final = Raw((UNNAMED,), "the bytes of a file")
@@ -78,5 +78,5 @@ async def _close(app: web.Application) -> None:
 
 def set_up(app: web.Application) -> None:
     """Prepare the application: no copy is there yet, and none is left behind."""
-    app[_copies] = Copies(app[NODE], version("oncegate"))
+    app[_copies] = Copies(app[NODE], __version__)
     app.on_shutdown.append(_close)
