@@ -14,7 +14,7 @@ KILLS ?= 200
 RUNS ?= runs
 SECONDS ?= 15
 
-.PHONY: audit browser demo docs test lint soak-check soak-check-sim soak-consensus soak-fanout soak-faults soak-outbox mutate bench bench-all bench-peers site clean check-tools
+.PHONY: audit browser demo dist docs test lint soak-check soak-check-sim soak-consensus soak-fanout soak-faults soak-outbox mutate bench bench-all bench-peers site clean check-tools
 
 demo: .venv/.ready ## the main job end to end; STORE=cassandra for real Cassandra
 	$(BIN)/python -m examples.demo --store $(STORE) $(if $(MESSAGES),--messages $(MESSAGES)) $(ARGS)
@@ -33,6 +33,12 @@ lint: .venv/.ready
 
 docs: .venv/.ready ## write the generated parts of the pages: tables of errors, settings, metrics
 	$(BIN)/python -m oncegate.gateway.docs
+
+dist: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 1580601600)
+dist: .venv/.ready ## wheel and source distribution in dist/, the same bytes from any copy of this commit, and their sums
+	rm -rf dist
+	$(BIN)/uv build --quiet --build-constraint deploy/build-constraints.txt --sdist --wheel --out-dir dist
+	cd dist && sha256sum *.whl *.tar.gz | tee SHA256SUMS
 
 site: .venv/.ready ## the documentation as pages in build/site; every link and anchor in it leads somewhere, or this fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict

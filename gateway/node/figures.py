@@ -11,7 +11,6 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -22,6 +21,7 @@ from oncegate.gateway.machine.levels import FIRST
 from oncegate.gateway.observability.last_hour import STEP_MS, LastHour, Moment, Reading
 from oncegate.gateway.observability.process import process_figures
 from oncegate.gateway.observability.request_times import Totals
+from oncegate.version import __version__
 
 if TYPE_CHECKING:
     from oncegate.gateway.node.node import Node
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 FIGURES: Final = b"h"
 """First byte of a peer call that asks for a node's figures; a build before it refuses the call."""
 PEER_S: Final = 1.0
-_VERSION: Final = version("oncegate")
 _NOTHING: Final = Totals(0, 0, 0, Histogram())
 log = logging.getLogger(__name__)
 
@@ -139,7 +138,7 @@ class Figures:
         node, status = self._node, self._node.replica.status()
         return NodeFigures(
             node=status.node_id,
-            version=_VERSION,
+            version=__version__,
             role=status.role.value,
             leader=status.leader_id,
             term=status.term,
