@@ -7,6 +7,7 @@ the business of :mod:`oncegate.gateway.node.proposer`. Must not know HTTP.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -100,6 +101,17 @@ class Attempt(Waiting):
         if self._then is not None:
             self._then()
         self._log.ended(self.command, self._came_s, time.time(), how, answer)
+
+
+def hand_on(waiting: Waiting, done: asyncio.Future[Answer]) -> None:
+    """Tell the end of a command that a future stands for to who waits for it."""
+    if waiting.is_gone():
+        return
+    fault = asyncio.CancelledError() if done.cancelled() else done.exception()
+    if fault is None:
+        waiting.answer(done.result())
+    else:
+        waiting.refuse(fault)
 
 
 def _name(fault: BaseException) -> str:

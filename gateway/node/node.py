@@ -34,7 +34,7 @@ from oncegate.gateway.machine.state.pacer import Pacer
 from oncegate.gateway.machine.state.scrub import Scrubber
 from oncegate.gateway.node import levels
 from oncegate.gateway.node.administration import ADMINISTER, Administration, address_of
-from oncegate.gateway.node.attempts import Attempt, Waiter
+from oncegate.gateway.node.attempts import Attempt, Waiter, hand_on
 from oncegate.gateway.node.change_history import ChangeHistory
 from oncegate.gateway.node.consumer_watch import ConsumerWatch
 from oncegate.gateway.node.event_clocks import EventClocks
@@ -275,7 +275,7 @@ class Node:
         try:
             self._check_room()
             if self.live_check is not None and self.live_check.recorder.samples(command):
-                self._submit(command, size).add_done_callback(partial(_hand_on, attempt))
+                self._submit(command, size).add_done_callback(partial(hand_on, attempt))
             else:
                 self.proposer.order(attempt)
         except OncegateError as refusal:
@@ -510,14 +510,3 @@ def replica_config(settings: Settings) -> ReplicaConfig:
         tls=peer_tls(settings),
         insecure_peers=settings.insecure_peers,
     )
-
-
-def _hand_on(attempt: Attempt, done: asyncio.Future[Answer]) -> None:
-    """Tell the end of a command that the live check watches, by its future, to who waits for it."""
-    if attempt.is_gone():
-        return
-    fault = asyncio.CancelledError() if done.cancelled() else done.exception()
-    if fault is None:
-        attempt.answer(done.result())
-    else:
-        attempt.refuse(fault)

@@ -66,7 +66,8 @@ class _Served:
         self.machine = gateway.machine
         self.reads = gateway.reads
         self.watching = gateway.watching
-        self.submit = self.attempt = gateway.submit
+        self.submit = gateway.submit
+        self.attempt = gateway.attempt
         self.consumers = ConsumerWatch(gateway.machine, lambda: gateway.time_ms)
         self._gateway = gateway
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import MutableSequence, Sequence
+from collections.abc import Callable, MutableSequence, Sequence
+from functools import partial
 from typing import Any, Final, NoReturn, cast
 
 import msgspec
@@ -22,6 +23,7 @@ from oncegate.flows.publisher import Publisher
 from oncegate.gateway import wire
 from oncegate.gateway.answer_values import built
 from oncegate.gateway.answers import Answer, answer
+from oncegate.gateway.explain.memory import AttemptLog
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.cascades import NO_SESSION
 from oncegate.gateway.machine.flow_changes import overdue_consumers
@@ -29,6 +31,7 @@ from oncegate.gateway.machine.levels import NEWEST
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.put_runs import in_columns
 from oncegate.gateway.machine.tables import QUOTA_BYTES_DEFAULT, TableKind
+from oncegate.gateway.node.attempts import Attempt, Waiter, hand_on
 from oncegate.gateway.node.change_history import ChangeHistory
 from oncegate.gateway.node.reads import Reads
 from oncegate.gateway.node.watching import Watching
@@ -71,6 +74,7 @@ class SharedState:
         self.executed: MutableSequence[Applied] = []
         self.time_ms = 0
         self._entries = 0
+        self._attempts = AttemptLog()
         self._batches = _Batches()
         self.watching = Watching(ChangeHistory(HISTORY_CHANGES_MAX, HISTORY_BYTES_MAX), WATCHERS_MAX)
         self.reads = Reads(cast(Replica, _Log()), self.machine, cast(Publisher, self._batches), _no_peer)
@@ -114,6 +118,13 @@ class SharedState:
         except OncegateError as refusal:
             future.set_exception(refusal)
         return future
+
+    def attempt(
+        self, command: c.AnyOperate | c.Range, size: int, waiter: Waiter, then: Callable[[], None] | None = None
+    ) -> None:
+        """Apply operations; who waits is told later, as by :meth:`oncegate.gateway.node.node.Node.attempt`."""
+        attempt = Attempt(command, size, waiter, self._attempts, then)
+        self.submit(command, size).add_done_callback(partial(hand_on, attempt))
 
     def declare(self, table: str, kind: TableKind = "resident") -> None:
         """Declare a table with the default quota."""
