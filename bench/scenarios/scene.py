@@ -31,7 +31,7 @@ from oncegate.spark_sink.sink import sink_of
 from oncegate.stores.tables import StoreTable
 
 CONSUMER: Final = "sales-tables"
-WAIT_S_MAX: Final = 180.0
+WAIT_S_MAX: Final = 600.0
 _SAMPLE_S: Final = 0.2
 _ASK_S: Final = 1.0
 _NAMED_MAX: Final = 5

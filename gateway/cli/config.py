@@ -36,7 +36,8 @@ def show_settings(
     told = {name: {"value": one.value, "origin": one.origin} for name, one in shown.items()}
     if as_json(output, told, ({"setting": name, **one} for name, one in told.items())):
         return
-    show(("setting", "value", "from"), ((name, _words(one.value), one.origin) for name, one in shown.items()))
+    rows = ((name, _words(one.value), one.origin) for name, one in shown.items())
+    show(("setting", "value", "from"), rows, unbroken=("from",))
 
 
 def _words(value: Any) -> str:
