@@ -65,8 +65,44 @@ TARGETS: Final = (
 )  # fmt: skip
 
 
+class Limit(NamedTuple):
+    """What holds a load of ours back, in words, and the decision that has its profile."""
+
+    words: str
+    decision: str
+
+
+_INDEPENDENT: Final = Limit(
+    "each request is a turn of the loop, a read and a write of a socket by itself, 16 µs of a node's 40 to 50; two of "
+    "three reach a follower, which forwards them",
+    "0048-who-waits-is-told-at-once",
+)
+LIMITS: Final = {
+    _sdk(512): Limit(
+        "half of two busy cores is the SDK with its event loop: a call, a future and a wake-up for each write; no part "
+        "of the servers is above 15 %",
+        "0060-members-save-in-turn",
+    ),
+    **{Key(OURS, mode, count): _INDEPENDENT for mode in ("key", "session") for count in (64, 512)},
+    Key(OURS, "ranges", 4096): Limit(
+        "each key and value is checked and hashed by a call of Python, in the SDK first; Kafka looks at no record",
+        "0060-members-save-in-turn",
+    ),
+}
+
+
+_DETECTION: Final = Limit(
+    "two clusters in turn, whose saves of the state fall into different rounds; the calls of detection itself are 0.2 "
+    "of 50 a write",
+    "0060-members-save-in-turn",
+)
+
+
 class Verdict(NamedTuple):
-    """A target beside what was reached; ``reached`` is None where it was not measured."""
+    """A target beside what was reached; ``reached`` is None where it was not measured.
+
+    ``limit`` says what holds a load back whose rate is too low.
+    """
 
     what: str
     beside: str
@@ -74,6 +110,7 @@ class Verdict(NamedTuple):
     reached: Spread | None
     met: bool | None
     decimals: int = 2
+    limit: Limit | None = None
 
 
 def judge(run: Run, *, disturbed: bool = False) -> list[Verdict]:
@@ -84,7 +121,8 @@ def judge(run: Run, *, disturbed: bool = False) -> list[Verdict]:
         ratio = run.ratio(target.ours, target.others, name, best)
         met = None if ratio is None else ratio.median < target.wanted if target.cost else ratio.median >= target.wanted
         wanted = f"{'<' if target.cost else '≥'} {target.wanted:.1f}"
-        found.append(Verdict(target.what, target.beside, wanted, ratio, met))
+        limit = None if target.cost else LIMITS.get(target.ours)
+        found.append(Verdict(target.what, target.beside, wanted, ratio, met, limit=limit))
     found += _of_kills(run.kills)
     return [one._replace(met=None) for one in found] if disturbed else found
 
@@ -96,7 +134,7 @@ def of_dedup(dedup: Mapping[str, Any] | None) -> list[Verdict]:
         row = next((row for row in (dedup or {}).get("rows", ()) if row["what"] == what), None)
         spread = None if row is None else Spread(row["ratio"], row["quartile_low"], row["quartile_high"], 0)
         met = None if row is None else row["met"]
-        found.append(Verdict(f"duplicate detection on against off: {what}", "", wanted, spread, met, 3))
+        found.append(Verdict(f"duplicate detection on against off: {what}", "", wanted, spread, met, 3, _DETECTION))
     return found
 
 
