@@ -18,6 +18,7 @@ from oncegate.gateway.http.server import running
 from oncegate.gateway.live_check import recorder
 from oncegate.gateway.live_check.recorder import RowSample
 from oncegate.gateway.local.ports import free_ports
+from oncegate.gateway.local.waiting import until
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.tables import StoredRow, Table
 from oncegate.gateway.node.node import Node
@@ -312,10 +313,12 @@ async def test_operation_of_unknown_outcome_makes_its_row_doubtful_and_no_other(
     await api.operate(client_id, put(1, "a", 1), put(2, "b", 1))
     with monkeypatch.context() as patch:
         patch.setattr(node.proposer, "submit", hung_up)
-        with pytest.raises(aiohttp.ClientError):
-            await api.operate(client_id, {"sequence": 3, "op": "delete", "table": "rows", "key": "a"})
-    assert node.live_check is not None
-    assert node.live_check.recorder.unknown == {"rows/a"}
+        deletion = {"sequence": 3, "op": "delete", "table": "rows", "key": "a"}
+        asking = asyncio.ensure_future(api.operate(client_id, deletion))
+        assert node.live_check is not None
+        seen = node.live_check.recorder
+        await until(lambda: seen.unknown == {"rows/a"}, 30, "nobody knows what became of it")
+        asking.cancel()
     await api.call("GET", "/v1/tables/rows/rows/a")
     await api.call("GET", "/v1/tables/rows/rows/b")
     assert (await one.checked())["verdict"] == "ok"
