@@ -22,7 +22,7 @@ import asyncio
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -33,6 +33,7 @@ from oncegate.gateway.client.batch import Pending, Promise
 from oncegate.gateway.client.failures import OperationFailed, OutcomeUnknown
 from oncegate.gateway.client.outbox_file import BYTES_MAX, ENTRIES_MAX, Head, NewEntry, OutboxEntry, OutboxFile
 from oncegate.rifl.errors import Code, Outcome
+from oncegate.rifl.ids import ClientId
 from oncegate.rifl.request_tracker import RequestTracker
 
 LOG = logging.getLogger("oncegate.client")
@@ -65,11 +66,12 @@ class DurableOutbox:
         self._pool = pool
         self._loop = asyncio.get_running_loop()
         self._tracker: RequestTracker | None = None
+        self._client_id = file.head.client_id
         self._count = len(file)
         self._bytes = file.bytes
         self._dropped: list[tuple[int, int]] = []
-        self._doubted: list[int] = []
-        self._taken_back: set[tuple[int, int]] = set()
+        self._doubted: list[tuple[int, int]] = []
+        self._taken_back: dict[tuple[int, int], KeptPromise] = {}
         self._flush_timer: asyncio.TimerHandle | None = None
 
     @classmethod
@@ -93,21 +95,20 @@ class DurableOutbox:
         """Whether everything is settled."""
         return self._count == 0
 
-    def begin(self, tracker: RequestTracker) -> None:
+    def begin(self, client_id: ClientId, tracker: RequestTracker) -> None:
         """Begin to store the writes of a session; ``tracker`` knows what may be acknowledged."""
+        self._client_id = client_id
         self._tracker = tracker
         self.first_incomplete = tracker.first_incomplete
 
     async def rename(self, *, nonce: str = "", client_id: int = 0, lease_ms: int = 0, window: int = 0) -> None:
         """Store the new owner of these writes; returns when it is on disk."""
         owner = {"nonce": nonce, "client_id": client_id, "lease_ms": lease_ms, "window": window}
-        head = msgspec.structs.replace(self.head, **owner, position=self.position)
-        await self._write(lambda: self._file.write(head=head))
+        await self._change({**owner, "position": self.position})
 
     async def belong(self, cluster: str) -> None:
         """Store the identity of the cluster that these writes are for; returns when it is on disk."""
-        head = msgspec.structs.replace(self.head, cluster=cluster)
-        await self._write(lambda: self._file.write(head=head))
+        await self._change({"cluster": cluster})
 
     async def add(self, pendings: Sequence[Pending]) -> None:
         """Take writes in; returns when they are on disk and may travel.
@@ -138,35 +139,36 @@ class DurableOutbox:
         await self._commit(added)
 
     def _hold(self, pending: Pending) -> None:
-        name = (self.head.client_id, pending.operation.sequence)
+        name = (self._client_id, pending.operation.sequence)
         promise = pending.promise
         if not isinstance(promise, KeptPromise):
             pending.promise = KeptPromise(promise, self, name)
             return
-        self._taken_back.discard(promise.entry)
+        self._taken_back.pop(promise.entry, None)
         self._dropped.append(promise.entry)
         promise.entry = name
 
     def settled(self, numbers: Iterable[int]) -> None:
         """Note that these writes of the session have their results; their entries go with the next transaction."""
-        self._dropped.extend([(self.head.client_id, number) for number in numbers])
+        self._dropped.extend([(self._client_id, number) for number in numbers])
         self._flush_soon()
 
     def doubted(self, numbers: Iterable[int]) -> None:
         """Note that the callers of these writes were told that the outcome is unknown; the entries stay."""
-        self._doubted.extend(numbers)
+        self._doubted.extend([(self._client_id, number) for number in numbers])
         self._flush_soon()
 
-    def take_back(self, entry: tuple[int, int]) -> None:
+    def take_back(self, promise: KeptPromise) -> None:
         """Keep the entry of a write that its session has surely not applied, until :meth:`add` under its next number.
 
-        Killed before that, the process has left it for the next one: the position has passed it.
+        Killed before that, the process has left it for the next one: the position has passed it. If nobody waits for
+        the write any more, the entry goes with the next transaction.
         """
-        self._taken_back.add(entry)
+        self._taken_back[promise.entry] = promise
 
     def drop_then(self, entry: tuple[int, int], tell: Callable[[OperationFailed | None], None]) -> None:
         """Drop an entry and call ``tell`` when that is on disk, or with the reason why it could not be written."""
-        self._taken_back.discard(entry)
+        self._taken_back.pop(entry, None)
         self._dropped.append(entry)
         task = asyncio.ensure_future(self._commit([]))
 
@@ -183,7 +185,7 @@ class DurableOutbox:
 
     async def mark(self, entries: Iterable[OutboxEntry]) -> None:
         """Mark entries of the current session as doubted; returns when that is on disk."""
-        self._doubted.extend([entry.sequence for entry in entries])
+        self._doubted.extend([(entry.client_id, entry.sequence) for entry in entries])
         await self._commit([])
 
     async def flush(self) -> None:
@@ -194,13 +196,14 @@ class DurableOutbox:
     async def reload(self) -> None:
         """Write what is waiting and read again: ``entries`` is then what has no result and was not taken back."""
         await self.flush()
+        own = set(self._taken_back)  # also what is told, and dropped, while the file is read
         entries = await self._in_thread(self._file.reload)
-        self.entries = [entry for entry in entries if (entry.client_id, entry.sequence) not in self._taken_back]
+        self.entries = [entry for entry in entries if (entry.client_id, entry.sequence) not in own]
 
     async def entry(self, sequence: int) -> OutboxEntry | None:
         """Return the entry of that number of the current session, or None if there is none."""
         await self.flush()
-        client_id = self.head.client_id
+        client_id = self._client_id
         return await self._in_thread(lambda: self._file.entry(client_id, sequence))
 
     def forked(self) -> None:
@@ -224,16 +227,23 @@ class DurableOutbox:
         pool.shutdown(wait=True)
 
     async def _commit(self, added: list[NewEntry]) -> None:
+        for entry in [entry for entry, promise in self._taken_back.items() if promise.done()]:
+            del self._taken_back[entry]
+            self._dropped.append(entry)
         dropped, self._dropped = self._dropped, []
         doubted, self._doubted = self._doubted, []
         tracker = self._tracker
         covered = 0 if tracker is None else tracker.first_incomplete
-        head = self.head
-        if self.position != head.position:
-            head = msgspec.structs.replace(head, position=self.position)
         now_ms = int(time.time() * 1000)
-        await self._write(lambda: self._file.write(added, dropped, doubted, head=head, now_ms=now_ms))
-        self.first_incomplete = max(self.first_incomplete, covered)
+        await self._change({"position": self.position}, added, dropped, doubted, now_ms=now_ms)
+        if tracker is self._tracker:
+            self.first_incomplete = max(self.first_incomplete, covered)
+
+    async def _change(self, fields: Mapping[str, Any], *given: Any, **more: Any) -> None:
+        """Write, with fields of the head changed in the thread: what waits there may change others of them before."""
+        await self._write(
+            lambda: self._file.write(*given, head=msgspec.structs.replace(self._file.head, **fields), **more)
+        )
 
     async def _write(self, write: Callable[[], None]) -> None:
         await self._in_thread(write)

@@ -241,7 +241,7 @@ class OutboxFile:
         self,
         added: Sequence[NewEntry] = (),
         dropped: Sequence[tuple[int, int]] = (),
-        doubted: Sequence[int] = (),
+        doubted: Sequence[tuple[int, int]] = (),
         *,
         head: Head | None = None,
         now_ms: int = 0,
@@ -251,7 +251,7 @@ class OutboxFile:
         Args:
             added: writes of the current session; one with a number that is there already takes its place.
             dropped: ``(client_id, sequence)`` of entries that are settled; unknown ones are ignored.
-            doubted: sequence numbers of the current session whose callers were told that the outcome is unknown.
+            doubted: the same of entries whose callers were told that the outcome is unknown.
             head: the new head, or None to leave it.
             now_ms: wall time, kept for people.
 
@@ -266,9 +266,9 @@ class OutboxFile:
         for key in dropped:
             if self._release(key):
                 database.execute("DELETE FROM entry WHERE client_id = ? AND sequence = ?", key)
-        for sequence in doubted:
-            if (owner, sequence) in self._held:
-                self._doubt(owner, sequence)
+        for key in doubted:
+            if key in self._held:
+                self._doubt(*key)
         rows = []
         for entry in added:
             crc = _entry_crc(owner, entry.sequence, 0, now_ms, entry.body)

@@ -231,7 +231,7 @@ class Sender:
             number, pending.operation.sequence = pending.operation.sequence, 0
             self._unsent.append((number, pending))
             if self._outbox is not None and isinstance(pending.promise, KeptPromise):
-                self._outbox.take_back(pending.promise.entry)
+                self._outbox.take_back(pending.promise)
         return len(pendings)
 
     def _put_back(self) -> None:

@@ -189,7 +189,7 @@ class SessionLife:
     def _begin(self, opened: SessionOpened, sent_at: float, tracker: RequestTracker | None) -> None:
         connection, outbox = self._connection, self.outbox
         if outbox is not None and tracker is not None:
-            outbox.begin(tracker)
+            outbox.begin(parse_client_id(opened.client_id), tracker)
         lease = LeaseClock(opened.lease_ms, sent_at)
         client_id, epoch = parse_client_id(opened.client_id), Epoch(opened.epoch)
         if self._reopening is not None:

@@ -233,7 +233,7 @@ async def test_expired_session_whose_record_is_still_there_gives_its_result(fake
 async def test_acknowledged_entry_is_dropped_and_a_doubted_one_is_reported(fake: FakeGateway, path: Path) -> None:
     before = await never_arrived(fake, path, ("put", "rows", "a", 1), ("put", "rows", "b", 1))
     file = OutboxFile(path)
-    file.write(doubted=[2])
+    file.write(doubted=[(file.head.client_id, 2)])
     file.close()
     third = wire.Operation(3, "put", "rows", "c", 1)
     fake.apply(request_bodies.operations(wire.OperationsRequest(format_client_id(before.client_id), 1, 3, [third])))

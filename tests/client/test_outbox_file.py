@@ -64,7 +64,9 @@ def test_file_reads_back_as_a_dictionary_of_what_was_written(
     file.write(head=Head(client_id=OWNER, window=512))
     for at, (added, dropped, doubted) in enumerate(steps):
         file.write(
-            [entry(n, value % 2**60) for n, value in dict(added).items()], [(OWNER, n) for n in dropped], doubted
+            [entry(n, value % 2**60) for n, value in dict(added).items()],
+            [(OWNER, n) for n in dropped],
+            [(OWNER, n) for n in doubted],
         )
         for n in dropped:
             model.pop(n, None)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -22,7 +25,7 @@ from oncegate import (
     WriteResult,
     sync,
 )
-from oncegate.gateway.client.outbox_file import OutboxFile
+from oncegate.gateway.client.outbox_file import Head, OutboxFile
 from oncegate.gateway.client.settings import Tuning
 from oncegate.testing import FakeCluster, FakeGateway
 from tests.client.answers import OPERATIONS, arrived, fails, intercept, lose_answers, settle
@@ -239,6 +242,87 @@ async def test_write_taken_back_is_in_the_outbox_at_every_moment_and_its_positio
     positions = [position for _, position, _ in seen]
     assert positions == sorted(positions)  # type: ignore[type-var]
     assert not any((before, 2) in entries for asked, _, entries in seen[anew + 1 :] if asked == OPERATIONS)
+
+
+async def test_owner_of_an_outbox_is_the_session_that_writes_whatever_is_flushed_beside(
+    fake: FakeGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, before = OutboxFile.write, 0
+
+    def slow(self: OutboxFile, *given: Any, head: Head | None = None, **more: Any) -> None:
+        if head is not None and head.client_id not in (0, before):
+            time.sleep(0.05)  # a disk that flushes slowly: what is asked for meanwhile waits behind the new owner
+        write(self, *given, head=head, **more)
+
+    path = tmp_path / "o"
+    async with (
+        Client(fake.endpoints) as client,
+        client.session(outbox=path, renew_lost=True, on_unknown=print, lease_ms=1000) as session,
+    ):
+        await session.put("rows", "a", 1)
+        before = session.client_id
+        monkeypatch.setattr(OutboxFile, "write", slow)
+        fake.advance(61)
+        late = session.submit("put", "rows", "b", 1, timeout_s=0.02)
+        while session.client_id == before:
+            await session.drain()
+            await asyncio.sleep(0)
+        await asyncio.gather(late, return_exceptions=True)
+        assert (await session.put("rows", "c", 1)).applied
+        outbox = OutboxFile(path, read_only=True)
+        assert outbox.head.client_id == session.client_id
+        assert {entry.client_id for entry in outbox.loaded} <= {session.client_id}
+        outbox.close()
+
+
+async def test_write_told_not_applied_while_the_outbox_is_read_again_is_not_in_doubt(
+    fake: FakeGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unknown, reload = list[OutboxEntry](), OutboxFile.reload
+    told = threading.Event()
+
+    def slow(self: OutboxFile) -> list[OutboxEntry]:
+        told.wait(30)
+        return reload(self)
+
+    monkeypatch.setattr(OutboxFile, "reload", slow)
+    async with (
+        Client(fake.endpoints) as client,
+        client.session(outbox=tmp_path / "o", renew_lost=True, on_unknown=unknown.append) as session,
+    ):
+        await session.put("rows", "a", 1)
+        fake.advance(61)
+        late = session.submit("increment", "rows", "n", timeout_s=0.3)
+        asyncio.get_running_loop().call_later(0.6, told.set)
+        with fails(outcome=Outcome.NOT_APPLIED, kind=DeadlineExceeded):
+            await late
+        assert (await session.put("rows", "b", 1)).applied
+    assert not unknown
+
+
+async def test_write_taken_back_that_nobody_waits_for_leaves_the_outbox(fake: FakeGateway, tmp_path: Path) -> None:
+    path, unknown = tmp_path / "o", list[OutboxEntry]()
+    writes: list[asyncio.Future[WriteResult]] = []
+
+    async def cancel(request: web.Request) -> None:
+        if request.path == "/v1/sessions":
+            for write in writes:
+                write.cancel()
+
+    async with (
+        Client(fake.endpoints) as client,
+        client.session(outbox=path, renew_lost=True, on_unknown=unknown.append) as session,
+    ):
+        await session.put("rows", "a", 1)
+        fake.nodes[0].before = cancel
+        fake.advance(61)
+        writes = [session.submit("increment", "rows", "n") for _ in range(5)]
+        await asyncio.gather(*writes, return_exceptions=True)
+        assert all(write.cancelled() for write in writes)
+        assert (await session.put("rows", "b", 1)).applied
+    async with Client(fake.endpoints) as client, client.session(outbox=path, on_unknown=unknown.append) as session:
+        assert session.recovered == []
+    assert not unknown
 
 
 async def test_doubted_entry_of_an_outbox_is_sent_again_without_a_restart(fake: FakeGateway, tmp_path: Path) -> None:
