@@ -92,8 +92,8 @@ LIMITS: Final = {
 
 
 _DETECTION: Final = Limit(
-    "two clusters in turn, whose saves of the state fall into different rounds; the calls of detection itself are 0.2 "
-    "of 50 a write",
+    "not found in detection itself, whose calls are 0.2 of 50 a write; two clusters in turn save their states in "
+    "different rounds, which is the first suspect",
     "0060-members-save-in-turn",
 )
 
