@@ -17,6 +17,7 @@ from oncegate.consensus.replica.read_points import fail, resolve
 from oncegate.consensus.replica.replica import Replica
 from oncegate.flows.errors import NotFoundError
 from oncegate.flows.segment import build
+from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.cluster_clock import ClusterClock
 from oncegate.gateway.node.change_history import ChangeHistory
 from oncegate.gateway.node.consumer_watch import ConsumerWatch
@@ -275,7 +276,7 @@ class GatewayNode(EngineNode):
         """A client's command; ``reply`` gets an Answer or an OncegateError, unless the process ends before."""
         with self.loop:
             try:
-                future = self.gateway.submit(command, 64)
+                future = self.gateway.submit(command, len(c.encode_commands([command])))
             except Exception as refusal:  # noqa: BLE001 - as the server answers them
                 reply(refusal)
                 return
