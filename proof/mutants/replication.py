@@ -193,4 +193,5 @@ _of_engine("saved-applied-again", "applies-saved-again", kinds=_POWER, fixed={"s
 _of_engine("reads-before-no-op", "reads-before-no-op", "", script=SCRIPTS["read before the first commit"])
 _OUTCOME = (LeadershipLost, "outcome", "not_applied")
 _WORDS = "an operation that may still commit is reported as not applied"
-enter(Mutant("unknown-called-not-applied", _WORDS, "counter", (_OUTCOME,), kinds=_LINKS, runs=40, start=15))
+_DEPOSED = SCRIPTS["deposed with a write under way"]
+enter(Mutant("unknown-called-not-applied", _WORDS, "", (_OUTCOME,), script=_DEPOSED))

@@ -275,3 +275,23 @@ def answer_to_a_process_that_is_gone(stage):
     stage.crash("n1")
     stage.connect(others, ("n2",), ("n1",))
     stage.elect("n3")
+
+
+@script("deposed with a write under way")
+def deposed_with_a_write_under_way(stage):
+    """A leader is deposed before it hears that a write is everywhere; its client asks once, and the write stands."""
+    (client,) = stage.begin("n1", clients=["n1"])
+    index = stage.engine("n1").log.last_index + 1
+    others = ("n2", "n3")
+    for other in others:
+        stage.stall(other, "n1", _is(Ack))
+    client.write_once("k0", 1, within_s=2.0)
+    stage.until(lambda: all(stage.engine(other).log.flushed_index >= index for other in others))
+    # What they have acknowledged never arrives, that another one leads does.
+    stage.connect(others, ("n1",))
+    stage.elect("n2")
+    stage.connect(("n1", *others))
+    for other in others:
+        stage.flow(other, "n1")
+    stage.until(lambda: client.idle)
+    stage.read("k0", "n2")

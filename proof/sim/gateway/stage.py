@@ -72,9 +72,14 @@ class PinnedSession(Session):
     """Sends everything to one node, at once, and goes on until there is a verdict."""
 
     at = None
+    rests_s = None
+    """Seconds until the next attempt, if they are not drawn."""
 
     def nodes(self):
         return [self.at]
+
+    def pause_s(self):
+        return super().pause_s() if self.rests_s is None else self.rests_s
 
 
 class Actor(Process):
@@ -92,12 +97,17 @@ class Actor(Process):
         return self.session.state == "open"
 
     def write(self, key, value):
-        """Begin to write."""
+        """Begin to write; return what is under way."""
         assert self.idle
         self.idle = False
         work = op(OpKind.PUT, key, text(value))
         self.world.history.note(self.process, "invoke", "write", key, value)
-        self.session.request(work, lambda ended: self._ended("write", key, value, ended))
+        return self.session.request(work, lambda ended: self._ended("write", key, value, ended))
+
+    def write_once(self, key, value, *, within_s):
+        """Begin to write, and ask once only: a refusal that comes within the time says what became of the write."""
+        self.session.rests_s = within_s
+        self.write(key, value).deadline = self.world.now
 
     def die(self):
         """The client's process ends; nobody hears of its writes."""
