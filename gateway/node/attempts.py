@@ -8,6 +8,7 @@ the business of :mod:`oncegate.gateway.node.proposer`. Must not know HTTP.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -16,6 +17,8 @@ from oncegate.gateway.answers import Answer
 from oncegate.gateway.explain.memory import ANSWERED, GIVEN_UP, AttemptLog
 from oncegate.gateway.machine import commands as c
 from oncegate.rifl.errors import OncegateError
+
+log = logging.getLogger(__name__)
 
 
 class Waiter(Protocol):
@@ -98,9 +101,17 @@ class Attempt(Waiting):
         self._end(_name(fault), None)
 
     def _end(self, how: str, answer: Answer | None) -> None:
-        if self._then is not None:
-            self._then()
-        self._log.ended(self.command, self._came_s, time.time(), how, answer)
+        try:
+            if self._then is not None:
+                self._then()
+            self._log.ended(self.command, self._came_s, time.time(), how, answer)
+        except Exception:  # whoever waits is told all the same
+            log.exception("the end of an attempt could not be noted")
+
+
+def not_told(fault: Exception) -> None:
+    """Log the fault of a waiter that was told its end; it must not keep others from theirs."""
+    log.error("a waiter could not be told its end", exc_info=fault)
 
 
 def hand_on(waiting: Waiting, done: asyncio.Future[Answer]) -> None:

@@ -26,6 +26,7 @@ from oncegate.consensus.replica.replica import Replica
 from oncegate.gateway.answer_values import MSGPACK
 from oncegate.gateway.answers import Answer, relayed_body
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.node.attempts import not_told
 from oncegate.gateway.node.refusals import Refusal, packed, translated, unpacked
 from oncegate.rifl.errors import Code, OncegateError, Outcome
 
@@ -183,14 +184,19 @@ class Forwarding:
         else:
             self._owner.release(batch)
         for item, relayed, moves in zip(batch, answers, not_led, strict=True):
-            if moves or item.is_gone():
+            if moves:
                 continue
             try:
-                told = _read(item.command, relayed)
-            except Exception as fault:  # noqa: BLE001 - one answer that cannot be read leaves nobody else waiting
-                item.refuse(translated(fault))
-            else:
-                item.answer(told)
+                if item.is_gone():
+                    continue
+                try:
+                    told = _read(item.command, relayed)
+                except Exception as fault:  # noqa: BLE001 - one answer that cannot be read leaves nobody else waiting
+                    item.refuse(translated(fault))
+                else:
+                    item.answer(told)
+            except Exception as unheard:  # noqa: BLE001 - nor does one that cannot be taken
+                not_told(unheard)
 
     def _too_late(self, frame: _Frame) -> None:
         self._end(frame)
@@ -238,6 +244,8 @@ class GatheredAnswers:
         except _ManyValues:
             encoding = self._loop.run_in_executor(None, _encoded, self._answers)
             encoding.add_done_callback(lambda done: done.cancelled() or self._tell(done.result()))
+        except Exception as fault:  # noqa: BLE001 - told to who asked; a bug is logged
+            self._tell(_refused(fault, len(self._answers)))
         else:
             self._tell(told)
 
@@ -258,7 +266,11 @@ def _encoded(answers: list[Relayed]) -> bytes:
     try:
         return MSGPACK.encode(answers)
     except Exception as fault:  # noqa: BLE001 - told to who asked; a bug is logged
-        return MSGPACK.encode([Relayed(refusal=packed(translated(fault)))] * len(answers))
+        return _refused(fault, len(answers))
+
+
+def _refused(fault: Exception, count: int) -> bytes:
+    return MSGPACK.encode([Relayed(refusal=packed(translated(fault)))] * count)
 
 
 class _Slot:

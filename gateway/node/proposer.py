@@ -9,6 +9,7 @@ the outcome is unknown. Must not know HTTP. One wake-up a tick, not one an opera
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,12 +25,14 @@ from oncegate.gateway.machine.idempotency_keys import check_share
 from oncegate.gateway.machine.levels import NEWEST, RUNS, check_level
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.put_runs import in_columns
-from oncegate.gateway.node.attempts import Waiting
+from oncegate.gateway.node.attempts import Waiting, not_told
 from oncegate.gateway.node.between_leaders import BetweenLeaders
 from oncegate.gateway.node.forwarding import Forwarding, GatheredAnswers
 from oncegate.gateway.node.group_commit import leaves_now
 from oncegate.gateway.node.refusals import translated
 from oncegate.rifl.errors import Code, OncegateError, Outcome
+
+log = logging.getLogger(__name__)
 
 ENTRY_BYTES_MAX: Final = 2 * 2**20
 """Commands share an entry up to this size; a larger one travels alone, so that it cannot take others down with it."""
@@ -182,20 +185,26 @@ class Proposer:
             self.fail(batch, translated(fault))
             return
         lasted_s = time.monotonic() - began_s
-        self.entry_times.observe(lasted_s)
-        if self.on_logged is not None:
-            traced = [trace for item in batch if (trace := getattr(item.command, "traceparent", ""))]
-            self.on_logged(traced, lasted_s, len(batch))
+        try:
+            self.entry_times.observe(lasted_s)
+            if self.on_logged is not None:
+                traced = [trace for item in batch if (trace := getattr(item.command, "traceparent", ""))]
+                self.on_logged(traced, lasted_s, len(batch))
+        except Exception:  # its commands stand, and their callers are told
+            log.exception("an entry could not be counted")
         self.release(batch)
         for item, result in zip(batch, done.result(), strict=True):
-            if item.is_gone():
-                continue  # the caller has gone away; the operation stands
             try:
-                told = answer(item.command, result, self._machine)
-            except Exception as refusal:  # noqa: BLE001 - one answer that cannot be made leaves nobody else waiting
-                item.refuse(translated(refusal))
-            else:
-                item.answer(told)
+                if item.is_gone():
+                    continue  # the caller has gone away; the operation stands
+                try:
+                    told = answer(item.command, result, self._machine)
+                except Exception as refusal:  # noqa: BLE001 - one answer that cannot be made leaves nobody else waiting
+                    item.refuse(translated(refusal))
+                else:
+                    item.answer(told)
+            except Exception as unheard:  # noqa: BLE001 - nor does one that cannot be taken
+                not_told(unheard)
 
     def leader_known(self, leader: str) -> None:
         """Another leader is known: what an earlier one has and does not answer soon ends with an unknown outcome."""
@@ -248,15 +257,18 @@ class Proposer:
                 if not elected:
                     raise OncegateError(Code.NOT_LEADER, retry_after_ms=20)
                 self.order(Waiting(command, size, slot))
-            except OncegateError as refusal:
+            except Exception as refusal:  # noqa: BLE001 - one command that cannot be ordered leaves no other unanswered
                 slot.set_exception(refusal)
 
     def fail(self, batch: Sequence[Waiting], refusal: OncegateError) -> None:
         """Nobody goes on with these commands: tell those who wait."""
         self.release(batch)
         for item in batch:
-            if not item.is_gone():
-                item.refuse(refusal)
+            try:
+                if not item.is_gone():
+                    item.refuse(refusal)
+            except Exception as unheard:  # noqa: BLE001 - one refusal that cannot be taken leaves nobody else waiting
+                not_told(unheard)
 
     def release(self, batch: Sequence[Waiting]) -> None:
         """These commands are in flight no more."""

@@ -18,6 +18,7 @@ from oncegate.gateway.answers import Answer
 from oncegate.gateway.http.server import running
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.node import between_leaders, forwarding
+from oncegate.gateway.node.attempts import Waiting
 from oncegate.gateway.node.forwarding import FRAMES_MAX, PROPOSE, Relayed
 from oncegate.gateway.node.node import Node
 from oncegate.gateway.node.settings import Settings
@@ -360,6 +361,62 @@ async def test_frames_are_those_of_earlier_builds(files: Settings, monkeypatch: 
     gathered.slots[1].set_exception(OncegateError(Code.QUOTA, "full"))
     gathered.slots[0].set_result(done)
     assert told == [_ANSWERED]
+
+
+class _Deaf:
+    """A waiter that fails at its end."""
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, answer: Answer) -> None:
+        raise OSError("a bug")
+
+    def set_exception(self, fault: BaseException) -> None:
+        raise OSError("a bug")
+
+
+async def test_waiter_that_cannot_take_a_forwarded_answer_leaves_nobody_else_waiting(
+    files: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(files) as node:
+        await founded(node)
+        peers = Peers(node, monkeypatch)
+        _follows(node, "n2")
+        for nonce in "ab":
+            node.proposer.order(Waiting(c.OpenSession(nonce, 60_000, 64), 64, _Deaf()))
+        (behind,) = await _submit(node, "c")
+        refused = Relayed(refusal=("QUOTA", "full", None, "not_applied"))
+        peers.answer(0, Relayed(wire.SessionOpened("1", 1, 60_000, 64), 1), refused, refused)
+        assert (await _refusal(behind)).code is Code.QUOTA
+        assert _nothing_is_left(node)
+
+
+async def test_command_of_a_frame_that_cannot_be_ordered_leaves_no_other_unanswered(
+    files: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(files) as node:
+        await founded(node)
+        order = node.proposer.order
+
+        def ordered(waiting: Waiting) -> None:
+            if waiting.command.nonce == "a":
+                raise TypeError("a bug")
+            order(waiting)
+
+        monkeypatch.setattr(node.proposer, "order", ordered)
+        frame = c.encode_commands([c.OpenSession(nonce, 60_000, 64) for nonce in "ab"])
+        one, other = await _served(node, PROPOSE + frame)
+        assert (one.refusal[0], other.refusal) == ("INTERNAL", None)
+
+
+async def test_frame_whose_answers_cannot_be_encoded_is_refused_whole() -> None:
+    told: list[bytes] = []
+    gathered = forwarding.GatheredAnswers(asyncio.get_running_loop(), 2, told.append)
+    gathered.slots[0].set_result(Answer(None, 2**70))
+    gathered.slots[1].set_result(Answer(None, 1))
+    (frame,) = told
+    assert [one.refusal[0] for one in forwarding._received_answers.decode(frame)] == ["INTERNAL"] * 2
 
 
 @pytest.mark.parametrize(

@@ -21,13 +21,16 @@ import trustme
 from hypothesis import strategies as st
 
 from oncegate.gateway.http.admission.connections import Guard
-from oncegate.gateway.http.hot import connection, shared
+from oncegate.gateway.http.hot import connection, request, shared
 from oncegate.gateway.http.hot.aiohttp_side import AiohttpSide
+from oncegate.gateway.http.hot.applied import AppliedAnswers
 from oncegate.gateway.http.hot.request import Aside, HotRequest
 from oncegate.gateway.http.server import running
+from oncegate.gateway.machine import commands as c
 from oncegate.gateway.node.attempts import Waiter
 from oncegate.gateway.node.node import Node
 from oncegate.gateway.node.settings import Settings
+from oncegate.gateway.observability.request_times import RequestTimes
 from tests.gateway.http_contract import founded, one_node, operations, put
 from tests.gateway.test_auth import ALL, WRITER, _certificate, written
 from tests.gateway.test_http_fuzz import _drawn
@@ -585,3 +588,55 @@ async def test_request_under_way_is_answered_when_the_node_stops(
         assert await one.reader.read() == await idle.reader.read() == b""
     one.writer.close()
     idle.writer.close()
+
+
+@pytest.mark.parametrize(
+    ("failing", "faults", "wanted"),
+    [
+        # Behind the answers of two.
+        ([(RequestTimes, "observe")], 2, [200, 200, 200, 200]),
+        # The answers of two, and the refusal of the first of them.
+        ([(AppliedAnswers, "written"), (request, "written")], 3, [200, 200, 500, 500]),
+    ],
+)
+async def test_fault_at_the_end_of_a_request_ends_it_once_and_leaves_nobody_else_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: list[tuple[Any, str]], faults: int, wanted: list[int]
+) -> None:
+    usages, left = list[Any](), [0]
+    begin = HotRequest.begin
+
+    def noted(self: HotRequest, *how: Any) -> None:
+        usages.append(self._exchange.usage)
+        begin(self, *how)
+
+    def failing_first(whole: Any) -> Any:
+        def called(*given: Any, **named: Any) -> Any:
+            if left[0]:
+                left[0] -= 1
+                raise OSError("no room")
+            return whole(*given, **named)
+
+        return called
+
+    monkeypatch.setattr(HotRequest, "begin", noted)
+    for owner, name in failing:
+        monkeypatch.setattr(owner, name, failing_first(getattr(owner, name)))
+    async with node(one_node(tmp_path)) as started:
+        await started.submit(c.DeclareTable("rows", "resident", 2**30), 64)
+        lines = [Line(*await asyncio.open_connection("127.0.0.1", _port(started))) for _ in wanted]
+        left[0] = faults
+        for number, one in enumerate(lines):
+            headers = ("Content-Type: application/json", f'Idempotency-Key: "{number}"')
+            one.writer.write(http(f"PUT /v1/tables/rows/rows/{number}", *headers, body=b"1"))
+        heads = []
+        for one in lines:
+            async with asyncio.timeout(WAIT_S):
+                came = await one.reader.readuntil(b"\r\n\r\n")
+                one.writer.write(LAST)
+                came += await one.reader.read(-1)
+            heads.append([int(status) for status in re.findall(rb"HTTP/1\.1 (\d+) ", came)])
+            one.writer.close()
+    assert sorted(heads) == [[status, 404] for status in wanted]
+    assert left == [0]
+    assert len(usages) == len(wanted)
+    assert not any(usage.requests for usage in usages)

@@ -226,6 +226,59 @@ class Told:
         self._told.append((self._name, fault))
 
 
+class Deaf(Told):
+    """A waiter that fails at its end, whatever that is."""
+
+    def set_result(self, answer: Answer) -> None:
+        raise OSError("a bug")
+
+    def set_exception(self, fault: BaseException) -> None:
+        raise OSError("a bug")
+
+
+async def test_waiter_that_cannot_take_its_answer_leaves_nobody_else_waiting(
+    node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def uncounted(*entry: Any) -> None:
+        raise OSError("no room for a trace")
+
+    monkeypatch.setattr(node.proposer, "on_logged", uncounted)
+    for number in (1, 2):
+        node.attempt(_put(number, 1, b"1"), 64, Deaf("", []), lambda: None)
+    (behind,) = await _settle(node.submit(_put(3, 1, b"1"), 64))
+    assert behind.body.results[0].status == "applied"
+    assert [_noted(node, sequence) for sequence in (1, 2)] == [["answered"]] * 2
+    assert node.proposer.inflight_commands == node.proposer.inflight_bytes == 0
+    assert [record.message for record in caplog.records if record.exc_info] == [
+        "an entry could not be counted",
+        *["a waiter could not be told its end"] * 2,
+    ]
+
+
+async def test_waiter_that_cannot_take_its_refusal_leaves_nobody_else_waiting(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(entry: bytes) -> Any:
+        raise ce.Overloaded("journal_room_bytes", 1)
+
+    monkeypatch.setattr(node.replica, "propose", refuses)
+    node.attempt(_put(1, 1, b"1"), 64, Deaf("", []), lambda: None)
+    (behind,) = await _settle(node.submit(_put(2, 1, b"1"), 64))
+    assert behind.code is Code.OVERLOADED
+    assert node.proposer.inflight_commands == node.proposer.inflight_bytes == 0
+
+
+async def test_attempt_whose_end_cannot_be_noted_is_told_it(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*end: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(node.explainer.attempts, "ended", full)
+    answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    node.attempt(_put(1, 1, b"1"), 64, answered, lambda: None)
+    (told,) = await _settle(answered)
+    assert told.body.results[0].status == "applied"
+
+
 async def test_those_who_wait_for_one_entry_are_told_in_the_turn_in_which_it_is_applied(node: Node) -> None:
     told: list[Any] = []
     for number, name in enumerate("abc", 1):

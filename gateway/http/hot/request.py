@@ -8,6 +8,7 @@ counted any more. The rules are those of :mod:`oncegate.gateway.http.exchange`; 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
@@ -35,7 +36,12 @@ from oncegate.gateway.observability.request_times import RequestTimes
 if TYPE_CHECKING:
     from oncegate.gateway.observability.spans import Spans
 
+log = logging.getLogger(__name__)
+
 _REASONS: Final = {status.value: status.phrase for status in HTTPStatus}
+
+_NOTHING_TOLD: Final = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n"
+"""When the refusal itself cannot be made: what became of the request, it does not say."""
 
 
 class Aside:
@@ -69,16 +75,17 @@ class Aside:
 class HotRequest:
     """An admitted request under way, and itself the waiter of what it orders.
 
-    ``tell`` is called once, with the bytes of its answer.
+    ``tell`` is called once, with the bytes of its answer; what fails behind that is logged, and told to nobody.
     """
 
-    __slots__ = ("_aside", "_began_s", "_exchange", "_held", "_ordering", "_route", "_tell")
+    __slots__ = ("_aside", "_began_s", "_ended", "_exchange", "_held", "_ordering", "_route", "_tell")
 
     def __init__(self, exchange: Exchange, aside: Aside, tell: Callable[[bytes], None]) -> None:
         self._exchange = exchange
         self._aside = aside
         self._tell = tell
         self._held = 0
+        self._ended = False
         self._ordering: Ordering
 
     def begin(self, found: Found, body: bytes) -> None:
@@ -117,8 +124,8 @@ class HotRequest:
         self._ordering.order(self)
 
     def done(self) -> bool:
-        """Tell that it waits: what is ordered goes on when its client has gone, and is counted until its end."""
-        return False
+        """Tell whether it has ended: what is ordered goes on when its client has gone, and is counted until then."""
+        return self._ended
 
     def set_result(self, answer: Answer) -> None:
         """Take the answer of the node."""
@@ -151,7 +158,14 @@ class HotRequest:
             self._count(HTTPStatus.OK.value, answer.commit)
 
     def _refuse(self, fault: Exception) -> None:
-        self._reply(exchanges.refused(self._exchange.node, refusal_of(fault), self._exchange.age_ms))
+        if self._ended:
+            log.error("a request was answered and could not be counted", exc_info=fault)
+            return
+        try:
+            self._reply(exchanges.refused(self._exchange.node, refusal_of(fault), self._exchange.age_ms))
+        except Exception:  # whoever refuses has others to tell
+            log.exception("a refusal could not be told, or not be counted")
+            self._end(_NOTHING_TOLD)
 
     def _reply(self, reply: Reply) -> None:
         exchange = self._exchange
@@ -177,6 +191,9 @@ class HotRequest:
         access.add((route.method, route.path), status, lasted_s, who=(identity.name, identity.tenant), request=request)
 
     def _end(self, answer: bytes) -> None:
+        if self._ended:
+            return
+        self._ended = True
         exchange = self._exchange
         exchange.usage.requests -= 1
         if self._held:
