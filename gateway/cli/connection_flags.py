@@ -65,14 +65,14 @@ def with_connection_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     """Return a command with the flags in place of its ``endpoint`` or its :class:`Cluster`; any other as it is.
 
     ``endpoint`` is the address of a node that answers, and requests of :mod:`oncegate.gateway.local.blocking_http`
-    carry the credentials while the command runs. A command with ``endpoint`` None by
-    default asks nobody unless ``--endpoint`` or ``--profile`` is given.
+    carry the credentials while the command runs. A command with None by default asks
+    nobody unless ``--endpoint`` or ``--profile`` is given.
     """
     written = inspect.signature(command, eval_str=True)
     taken = next((one.name for one in written.parameters.values() if _is_connection(one)), None)
     if taken is None or getattr(command, "has_connection_flags", False):
         return command
-    optional = taken == "endpoint" and written.parameters[taken].default is None
+    optional = written.parameters[taken].default is None
 
     @functools.wraps(command)
     def connected(
@@ -97,7 +97,7 @@ def with_connection_flags(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_connection(one: inspect.Parameter) -> bool:
-    return one.name == "endpoint" or one.annotation is Cluster
+    return one.name == "endpoint" or one.annotation in (Cluster, Cluster | None)
 
 
 def _settled(endpoint: str | None, profile: str | None, token_file: Path | None, ca_file: Path | None) -> Cluster:

@@ -6,8 +6,6 @@ crash. Read next: :mod:`oncegate.gateway.cli.perf_verdict`.
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from collections.abc import Iterator
 from http.client import HTTPException
@@ -17,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from oncegate.gateway.cli import perf_host as host
-from oncegate.gateway.cli.output import CRASH, Format, Output, exits, failed, show
+from oncegate.gateway.cli.connection_flags import Cluster
+from oncegate.gateway.cli.output import CRASH, Format, Output, as_json, exits, failed, show
 from oncegate.gateway.cli.perf_verdict import Size, Verdict, judge, shown, unfit
 from oncegate.gateway.local.blocking_http import TIMEOUT_S, NotAsked, RequestRefused, Unreachable, get, send_json
 
@@ -36,27 +35,26 @@ def perf(
     data_dir: Annotated[Path, typer.Option(help="where a node would keep its data; nothing stays there")] = Path(
         "oncegate-data"
     ),
-    endpoint: Annotated[
-        str | None, typer.Option(help="HTTP address of any node: load this cluster too, for some seconds")
-    ] = None,
+    cluster: Cluster | None = None,
     size: Annotated[Size, typer.Option(help="what the cluster is to carry: small, medium or large")] = Size.MEDIUM,
     seconds: Annotated[float, typer.Option(min=0.2, max=30, help="of each of the two loads")] = 3.0,
     output: Format = Output.TABLE,
 ) -> None:
     """Measure disk, clocks, memory and round trips here, and a cluster's writes; PASS or FAIL, with reasons.
 
-    Exit codes: 0 PASS, 1 FAIL, 2 could not tell, 3 misuse, 4 crash. The load writes into a table `oncegate-perf`, which
-    is dropped afterwards, and only into a healthy cluster.
+    Exit codes: 0 PASS, 1 FAIL, 2 could not tell, 3 misuse, 4 crash. Where --endpoint or --profile names a cluster, it
+    is loaded too if it is healthy: writes go into a table `oncegate-perf`, which is dropped afterwards.
     """
     loaded: list[Loaded] = []
     untold: _Untold | None = None
+    endpoint = None if cluster is None else cluster.answering()
     try:
         with exits(misuse=(OSError,)):
             figures = dict(_here(data_dir))
-        if endpoint is not None:
+        if cluster is not None and endpoint is not None:
             with exits(misuse=(NotAsked,)):
                 try:
-                    loaded = _there(endpoint.rstrip("/"), seconds, figures)
+                    loaded = _there(cluster._replace(endpoints=[endpoint]), seconds, figures)
                 except _Untold as fault:
                     untold = fault
     except KeyboardInterrupt:
@@ -64,11 +62,9 @@ def perf(
     if untold is not None:
         raise failed(untold, UNTOLD)
     verdict = judge(figures, size)
-    if output is Output.TABLE:
+    loads = [{"outstanding": one.outstanding, "writes_per_s": one.per_s, **_named(one)} for one in loaded]
+    if not as_json(output, {**verdict.as_json(), "endpoint": endpoint, "loads": loads}):
         _print(verdict, endpoint)
-    else:
-        loads = [{"outstanding": one.outstanding, "writes_per_s": one.per_s, **_named(one)} for one in loaded]
-        typer.echo(json.dumps({**verdict.as_json(), "endpoint": endpoint, "loads": loads}, indent=1))
     raise typer.Exit(0 if verdict.good else 1)
 
 
@@ -95,21 +91,22 @@ def _here(data_dir: Path) -> Iterator[tuple[str, float]]:
     yield "loopback_p99_ms", host.loopback().p99
 
 
-def _there(endpoint: str, seconds: float, figures: dict[str, float]) -> list[Loaded]:
-    """Add a cluster's figures to ``figures``; returns the loads. Raises _Untold where none can be taken."""
+def _there(cluster: Cluster, seconds: float, figures: dict[str, float]) -> list[Loaded]:
+    """Add a cluster's figures to ``figures``, and return the loads; it has one endpoint. Raises _Untold for none."""
     import asyncio  # here, so that commands that need none do not load it
 
     from oncegate.gateway.cli.perf_load import TableTaken
     from oncegate.gateway.client.failures import OperationFailed
     from oncegate.gateway.client.profiles import trusted
 
+    (endpoint,) = cluster.endpoints
     addresses = _healthy(endpoint)
     others = [http for http in addresses if http != endpoint] or addresses
     try:
-        context = trusted(os.environ.get("ONCEGATE_CA_FILE"))
+        context = trusted(cluster.credentials.ca_file)
         figures["peer_p50_ms"] = max(host.round_trips(address, context).p50 for address in others)
         _say(f"writing into {endpoint} for {2 * seconds:.1f} s")
-        loaded = asyncio.run(_load(endpoint, seconds))
+        loaded = asyncio.run(_load(cluster, seconds))
     except (OperationFailed, OSError, HTTPException, TableTaken) as fault:
         raise _Untold(str(fault)) from fault
     alone, many = loaded
@@ -120,13 +117,10 @@ def _there(endpoint: str, seconds: float, figures: dict[str, float]) -> list[Loa
     return loaded
 
 
-async def _load(endpoint: str, seconds: float) -> list[Loaded]:
+async def _load(cluster: Cluster, seconds: float) -> list[Loaded]:
     from oncegate.gateway.cli.perf_load import load
-    from oncegate.gateway.client.client import Client
 
-    # The endpoint is named, so no profile counts; token and authorities are those of every command.
-    known = {name: os.environ.get(f"ONCEGATE_{name.upper()}") or None for name in ("token", "token_file", "ca_file")}
-    async with Client([endpoint], **known) as client:  # type: ignore[arg-type]  # three texts by their names
+    async with cluster.client() as client:
         return await load(client, seconds)
 
 
@@ -159,7 +153,7 @@ def _print(verdict: Verdict, endpoint: str | None) -> None:
         rows.append((one.threshold.words, found, one.limit, "ok" if one.good else "FAIL"))
     show(("what", "measured", "wanted", ""), rows)
     if endpoint is None:
-        _say("no cluster was loaded: --endpoint names one")
+        _say("no cluster was loaded: --endpoint or --profile names one")
     typer.echo(f"{'PASS' if verdict.good else 'FAIL'} for a {verdict.size} cluster")
     for reason in verdict.reasons:
         typer.echo(f"  - {reason}")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -19,6 +20,9 @@ from oncegate import Client, OperationFailed
 from oncegate.gateway.cli import perf_host, perf_load
 from oncegate.gateway.cli.main import app, command_line
 from oncegate.gateway.cli.perf_verdict import BEHIND_MAX, THRESHOLDS, Size, Threshold, judge, shown, unfit
+from oncegate.gateway.http.auth import new_token
+from oncegate.gateway.http.identity import Scope
+from oncegate.gateway.http.server import running
 from oncegate.gateway.local.cluster import LocalCluster
 from oncegate.gateway.local.waiting import wait_for
 from oncegate.rifl.errors import Code
@@ -217,6 +221,37 @@ def test_a_cluster_is_loaded_judged_and_left_as_it_was_time_after_time(tmp_path:
                 assert await client.sessions() == []
 
     asyncio.run(run())
+
+
+def test_a_cluster_is_loaded_with_the_token_and_the_authority_of_its_profile_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = trustme.CA()
+    issued, pem = authority.issue_cert("127.0.0.1"), tmp_path / "both.pem"
+    issued.private_key_and_cert_chain_pem.write_to_path(pem)
+    authority.cert_pem.write_to_path(tmp_path / "authority.pem")
+    token, lines = new_token("perf", "ann", [Scope.ADMIN, Scope.READ, Scope.WRITE])
+    tokens = tmp_path / "tokens.toml"
+    tokens.touch(0o600)
+    tokens.write_text(lines)
+    (tmp_path / "token").write_text(token)
+    settings = one_node(tmp_path, tls_certificate=pem, tls_key=pem, tokens_file=tokens)
+    endpoint = settings.http_of(settings.address)
+    profiles = tmp_path / "profiles.toml"
+    profiles.write_text(f'[p]\nendpoints = ["{endpoint}"]\nca_file = "authority.pem"\ntoken_file = "token"\n')
+    for name in ("TOKEN", "TOKEN_FILE", "CA_FILE", "ENDPOINTS", "ENDPOINT", "PROFILE"):
+        monkeypatch.delenv(f"ONCEGATE_{name}", raising=False)
+    monkeypatch.setenv("ONCEGATE_PROFILES", str(profiles))
+
+    async def run() -> Any:
+        async with running(settings):
+            return await asyncio.to_thread(_perf, "--profile=p", SHORT, "-o", "jsonl", f"--data-dir={tmp_path}")
+
+    ran = asyncio.run(run())
+    found = json.loads(ran.stdout)
+    assert found["figures"].keys() == {one.figure for one in THRESHOLDS}
+    assert found["endpoint"] == endpoint
+    assert ran.exit_code == (0 if found["verdict"] == "PASS" else 1)
 
 
 def test_a_table_of_that_name_that_is_not_its_own_is_left_alone(tmp_path: Path) -> None:
