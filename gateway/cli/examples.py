@@ -72,6 +72,8 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "spark submit": ("job.py --flow clicks --consumer totals --store sqlite:///srv/rows",),
     "spark pack": ("job.zip --with helpers.py",),
     "debug bundle": ("--file bundle.tar.gz",),
+    "perf": ("--data-dir /var/lib/oncegate", "--endpoint http://127.0.0.1:7400 --size large"),
+    "top": ("", "--count 30 -o jsonl > frames.jsonl"),
 }
 """Arguments of commands, by the words of the command."""
 

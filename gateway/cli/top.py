@@ -7,19 +7,18 @@ Owns: asking the nodes, the interval, the terminal and its keys. What is shown i
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from oncegate.gateway.cli.cluster import ENDPOINT_DEFAULT, Endpoint, ask
+from oncegate.gateway.cli.output import Format, Output, Printed
 from oncegate.gateway.cli.top_frame import Frame, frame
 from oncegate.gateway.cli.top_sample import NodeSample, Sample, parse
 from oncegate.gateway.cli.top_screen import Style, screen, text
@@ -35,29 +34,22 @@ _KEY_MS: Final = 50
 _METRICS_REFUSED: Final = "no metrics"
 
 
-class Frames(StrEnum):
-    """How frames are printed."""
-
-    TABLE = "table"
-    JSONL = "jsonl"
-
-
 def top(
     endpoint: Endpoint = ENDPOINT_DEFAULT,
     interval: Annotated[float, typer.Option(min=0.2, max=3600, help="seconds between frames")] = 2.0,
     count: Annotated[int | None, typer.Option(min=1, help="end after so many frames [never]")] = None,
-    output: Annotated[Frames, typer.Option("--output", "-o", help="table or jsonl, one line a frame")] = Frames.TABLE,
+    output: Format = Output.TABLE,
 ) -> None:
     """Show rates, latency, who leads, lag and disk of a running cluster, live; q ends it, space stops and goes on.
 
-    Where no terminal is, each frame is printed as text, or with -o jsonl as a line. Colour only where NO_COLOR is not
-    set, and never alone.
+    Where no terminal is, each frame is printed as text; with -o jsonl it is a line, with -o json an item of an array.
+    Colour only where NO_COLOR is not set, and never alone.
     """
     ask("GET", endpoint, "/v1/cluster")  # a wrong address, token or certificate ends the command, with its exit code
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         watch = Watch(endpoint, pool)
         try:
-            if output is Frames.TABLE and sys.stdin.isatty() and sys.stdout.isatty() and _has_screen():
+            if output is Output.TABLE and sys.stdin.isatty() and sys.stdout.isatty() and _has_screen():
                 with _window() as (window, styles):
                     _Terminal(watch, interval, count).run(window, styles)
             else:
@@ -134,14 +126,17 @@ def _frames(watch: Watch, interval: float, count: int | None) -> Iterator[Frame]
         before, shown = after, shown + 1
 
 
-def _print(watch: Watch, interval: float, count: int | None, output: Frames) -> None:
+def _print(watch: Watch, interval: float, count: int | None, output: Output) -> None:
     import msgspec
 
-    for number, one in enumerate(_frames(watch, interval, count)):
-        if output is Frames.JSONL:
-            print(json.dumps(msgspec.to_builtins(one)), flush=True)
-        else:
+    frames = _frames(watch, interval, count)
+    if output is Output.TABLE:
+        for number, one in enumerate(frames):
             print(text(one) if number == 0 else f"\n{text(one)}", end="", flush=True)
+        return
+    with Printed(output, (), live=True) as printed:
+        for one in frames:
+            printed.row(msgspec.to_builtins(one))
 
 
 class _Terminal:

@@ -75,12 +75,12 @@ async def test_each_command_prints_each_form_and_nothing_else(tmp_path: Path, mo
     job = "oncegate.stores.stream_rows:STREAM_ROWS"
     called: dict[str, str] = {}
 
-    async def call(path: str, arguments: str = "") -> None:
+    async def call(path: str, arguments: str = "", codes: tuple[int, ...] = (0,)) -> None:
         called[path] = arguments
         for form in ("table", "json", "jsonl"):
             words = [*path.split(), *shlex.split(arguments.replace("FORM", form)), "-o", form]
             ran = await asyncio.to_thread(CliRunner().invoke, app, words)
-            assert ran.exit_code == 0, (words, ran.output, ran.exception)
+            assert ran.exit_code in codes, (words, ran.output, ran.exception)
             if form == "table":
                 assert ran.stdout, words
                 continue
@@ -109,6 +109,7 @@ async def test_each_command_prints_each_form_and_nothing_else(tmp_path: Path, mo
         await call("scan", "rows")
         await call("watch", "rows --since 0 --count 2")
         await call("status")
+        await call("top", "--interval 0.2 --count 1")
         await call("explain", "rows/k")
         await call("level show")
         await call("table list")
@@ -130,6 +131,7 @@ async def test_each_command_prints_each_form_and_nothing_else(tmp_path: Path, mo
         await call("snapshot save", f"{backups} --name FORM")
         await call("snapshot inspect", backups)
         await call("snapshot prune", f"{backups} --keep 3")
+    await call("perf", f"--data-dir {tmp_path}", (0, 1))  # PASS or FAIL: the disk of a test may be slow
     await call("config show")
     await call("dead-letters list", store)
     await call("dead-letters show", f"{store} 1")
