@@ -11,7 +11,8 @@ variables are called: :mod:`oncegate.gateway.client.profiles`.
 | each setting | flag, variable, profile |
 
 With ``--endpoint`` and without ``--profile`` no profile counts: a token meant for one cluster must not travel to
-another. Variables count then too, other than in the SDK, where arguments are written in a program.
+another; with endpoints from ``ONCEGATE_ENDPOINTS`` none counts that is not named by flag or
+variable. With ``--endpoint`` variables count too, other than in the SDK, where arguments are written in a program.
 """
 
 from __future__ import annotations

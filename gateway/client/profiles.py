@@ -22,7 +22,9 @@ The file is TOML, ``~/.config/oncegate/profiles.toml`` or the path in ``ONCEGATE
 | each setting | argument, ``ONCEGATE_ENDPOINTS`` (``_TOKEN``, ``_TOKEN_FILE``, ``_CA_FILE``, ``_TIMEOUT_S``), profile |
 
 With the argument ``endpoints`` and no argument ``profile``, arguments alone count: a token meant for one cluster must
-not travel to another. Paths in the file are relative to it. ``token`` and ``token_file`` count as one setting.
+not travel to another. For the same reason the file's ``default`` counts for nothing where the endpoints come from a
+variable; a profile that is named does. Paths in the file are relative to it. ``token`` and ``token_file`` count as one
+setting.
 """
 
 from __future__ import annotations
@@ -89,7 +91,10 @@ def settle(
             given.endpoints, given.token, given.token_file, given.ca_file, given.timeout_s or TIMEOUT_S_DEFAULT
         )
     file = file or _file(environment)
-    sources = (given, _from_environment(environment), _from_file(file, name or environment.get("ONCEGATE_PROFILE")))
+    variables, name = _from_environment(environment), name or environment.get("ONCEGATE_PROFILE") or None
+    # The default's token is meant for the default's endpoints.
+    elsewhere = name is None and variables.endpoints is not None
+    sources = (given, variables, Profile() if elsewhere else _from_file(file, name))
     secret = next((one for one in sources if one.token is not None or one.token_file is not None), given)
     return SettledProfile(
         _first([source.endpoints for source in sources]) or [ENDPOINT_DEFAULT],

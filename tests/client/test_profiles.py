@@ -65,6 +65,23 @@ def test_endpoints_alone_take_no_token_from_elsewhere(profiles: Path) -> None:
     assert (found.token, found.token_file, found.ca_file, found.timeout_s) == (None, None, None, TIMEOUT_S_DEFAULT)
 
 
+@pytest.mark.parametrize("variable", ["ONCEGATE_ENDPOINTS", "ONCEGATE_ENDPOINT"])
+def test_a_default_that_nobody_named_gives_nothing_to_the_endpoints_of_a_variable(
+    profiles: Path, variable: str
+) -> None:
+    profiles.write_text(profiles.read_text().replace('default = "dev"', 'default = "prod"'))
+    there = settle(Profile(), None, {}, profiles)
+    assert there.token_file is not None
+    other = {variable: "http://other:1"}
+    for environment in (other, {**other, "ONCEGATE_PROFILE": ""}):
+        found = settle(Profile(), None, environment, profiles)
+        assert found.endpoints == ["http://other:1"]
+        assert (found.token, found.token_file, found.ca_file, found.timeout_s) == (None, None, None, TIMEOUT_S_DEFAULT)
+    assert settle(Profile(), None, {**other, "ONCEGATE_PROFILE": "prod"}, profiles).token_file == there.token_file
+    assert settle(Profile(), "prod", other, profiles).token_file == there.token_file
+    assert settle(Profile(), None, {**other, "ONCEGATE_TOKEN": "t"}, profiles).token == "t"
+
+
 @pytest.mark.parametrize(
     ("name", "environment", "why"),
     [

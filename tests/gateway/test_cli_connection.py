@@ -104,6 +104,13 @@ def test_a_token_of_the_profile_does_not_travel_to_an_endpoint_that_is_given_alo
     assert told("--endpoint", "http://x:1", "--token-file", "t").credentials == Credentials(None, "t")
 
 
+def test_a_token_of_the_default_does_not_travel_to_an_endpoint_of_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert told().credentials == Credentials("dev token")
+    monkeypatch.setenv("ONCEGATE_ENDPOINTS", "http://other:1")
+    assert told() == (["http://other:1"], Credentials(), 30.0)
+    assert told("--profile", "dev") == (["http://other:1"], Credentials("dev token"), 30.0)
+
+
 def test_requests_carry_the_profile_s_credentials_while_the_command_runs_and_no_longer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
