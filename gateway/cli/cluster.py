@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 
 import typer
 
-from oncegate.gateway.cli.output import Format, Output, as_json, failed, show
+from oncegate.gateway.cli.output import Format, Output, as_json, failed, say, show
 from oncegate.gateway.local.blocking_http import TIMEOUT_S, NotAsked, RequestRefused, Unreachable, Untrusted, send_json
 
 if TYPE_CHECKING:
@@ -70,9 +70,7 @@ def status(endpoint: Endpoint = ENDPOINT_DEFAULT, output: Format = Output.TABLE)
     if as_json(output, told, ({"node": node_id, **(state or {})} for node_id, state in told.items())):
         return
     if first["node"] not in told:
-        typer.echo(
-            f"{first['node']} is no member any more, and knows the others from before: ask one of them", err=True
-        )
+        say(f"{first['node']} is no member any more, and knows the others from before: ask one of them", err=True)
     newest = max((state["commit_index"] for state in told.values() if state), default=0)
     header = ("node", "http", "role", "term", "log commit", "applied", "behind", "commit", "version")
     show(header, (_row(member, states[member["id"]], newest) for member in first["members"]), unbroken={"http"})
@@ -104,20 +102,20 @@ def add(
         at = f"{one['id']}={_address(one)}"
         if one["id"] == address.node_id and one.get("voter", True):
             if MemberAddress.parse(at) == address:
-                typer.echo(f"{address.node_id} is a member and votes", err=True)
+                say(f"{address.node_id} is a member and votes", err=True)
                 return
             # The cluster would move the member to that address, and lose a node that serves.
             raise failed(f"{at} is a member: take another id for the new node, or remove this one first", 1)
-    typer.echo("Start the new node, with an empty data directory, where it is to run:", err=True)
-    typer.echo(_start_of(address, cluster))
+    say("Start the new node, with an empty data directory, where it is to run:", err=True)
+    say(_start_of(address, cluster))
     places = [value for value in cluster.get("settings", {}).values() if isinstance(value, str) and value.isupper()]
     if places:
-        typer.echo(f"Put that machine's files and addresses in place of {', '.join(places)}.", err=True)
+        say(f"Put that machine's files and addresses in place of {', '.join(places)}.", err=True)
     ports = {"http_port": address.http_port, "peer_port": address.peer_port}
     body = {"id": address.node_id, "host": address.host, **ports}
-    typer.echo("Waiting until it has caught up and votes ...", err=True)
+    say("Waiting until it has caught up and votes ...", err=True)
     ask("POST", endpoint, "/v1/cluster/members", body, _ADD_S)
-    typer.echo(f"{address.node_id} is a member and votes", err=True)
+    say(f"{address.node_id} is a member and votes", err=True)
 
 
 @member.command()
@@ -129,7 +127,7 @@ def remove(
     if node_id not in members:
         raise failed(f"{node_id} is no member: the members are {', '.join(members)}", 1)
     ask("DELETE", endpoint, f"/v1/cluster/members/{node_id}", None, _CHANGE_S)
-    typer.echo(f"{node_id} is no member any more", err=True)
+    say(f"{node_id} is no member any more", err=True)
 
 
 @member.command()
@@ -141,13 +139,13 @@ def repair(
     ask("POST", endpoint, f"/v1/cluster/members/{node_id}/repair", None, _CHANGE_S)
     members = ask("GET", endpoint, "/v1/cluster")["members"]
     http = next(member["http"] for member in members if member["id"] == node_id)
-    typer.echo(f"Waiting until {node_id} has a sound state; it goes on if you do not wait ...", err=True)
+    say(f"Waiting until {node_id} has a sound state; it goes on if you do not wait ...", err=True)
     deadline_s = time.monotonic() + _REPAIR_S
     while isinstance(state := _state(http), str) or state["damage"]:
         if time.monotonic() > deadline_s:
             raise failed(f"{node_id} has no sound state yet: see the leader's log, and {node_id}'s", 1)
         time.sleep(_LOOK_S)
-    typer.echo(f"{node_id} has a sound state, and catches up from entry {state['applied_index']}", err=True)
+    say(f"{node_id} has a sound state, and catches up from entry {state['applied_index']}", err=True)
 
 
 @leader.command()
@@ -159,7 +157,7 @@ def move(
     ask("POST", endpoint, "/v1/cluster/leader", {} if to is None else {"to": to}, _CHANGE_S)
     cluster = _state(endpoint)
     if not isinstance(cluster, str):
-        typer.echo(f"{cluster['leader']} leads", err=True)
+        say(f"{cluster['leader']} leads", err=True)
 
 
 @level.command("show")
@@ -170,9 +168,9 @@ def show_level(endpoint: Endpoint = ENDPOINT_DEFAULT, output: Format = Output.TA
     known = {name: None if isinstance(one, str) else one.get("level_known", 1) for name, one in states.items()}
     if as_json(output, {"level": first.get("level", 1), "known": known}):
         return
-    typer.echo(f"in force: {first.get('level', 1)}")
+    say(f"in force: {first.get('level', 1)}")
     for name, state in states.items():
-        typer.echo(f"{name}: {state if isinstance(state, str) else known[name]}")
+        say(f"{name}: {state if isinstance(state, str) else known[name]}")
 
 
 @level.command("raise")
@@ -182,7 +180,7 @@ def raise_level(
 ) -> None:
     """Allow what came with the new build, once every member runs it. Older builds cannot come back afterwards."""
     raised = ask("POST", endpoint, "/v1/cluster/level", {} if to is None else {"level": to}, _CHANGE_S)
-    typer.echo(f"the feature level is {raised['level']}", err=True)
+    say(f"the feature level is {raised['level']}", err=True)
 
 
 def _start_of(new: MemberAddress, cluster: Mapping[str, Any]) -> str:
@@ -230,17 +228,17 @@ def explain(
 
 def _print(found: dict[str, Any]) -> None:
     if "state" in found:
-        typer.echo(f"{found['request']}: {found['state']['state']}")
+        say(f"{found['request']}: {found['state']['state']}")
     else:
         version = found.get("version")
-        typer.echo(f"{found['table']}/{found['key']}: {f'version {version}' if version else 'no resident row'}")
+        say(f"{found['table']}/{found['key']}: {f'version {version}' if version else 'no resident row'}")
     header = ("time (UTC)", "what", "where", "request", "commit", "detail")
     show(header, ((_time(event.get("at_ms")), *_columns(event)) for event in found.get("events", [])))
     if found.get("truncated"):
-        typer.echo("older events are left out", err=True)
+        say("older events are left out", err=True)
     if found.get("silent"):
-        typer.echo(f"no answer from {', '.join(found['silent'])}: attempts there are not shown", err=True)
-    typer.echo(f"the log was searched from entry {found.get('log_from', 0)} on", err=True)
+        say(f"no answer from {', '.join(found['silent'])}: attempts there are not shown", err=True)
+    say(f"the log was searched from entry {found.get('log_from', 0)} on", err=True)
 
 
 def _columns(event: dict[str, Any]) -> tuple[str, str, str, str, str]:

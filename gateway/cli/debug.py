@@ -18,7 +18,7 @@ from typing import Annotated, Final
 import typer
 
 from oncegate.gateway.cli.cluster import ENDPOINT_DEFAULT, Endpoint, ask
-from oncegate.gateway.cli.output import failed
+from oncegate.gateway.cli.output import failed, say
 from oncegate.gateway.local.blocking_http import RequestRefused, Unreachable, credentials_in_force, download
 from oncegate.version import __version__
 
@@ -80,7 +80,7 @@ def _contents(endpoint: str) -> Iterator[tuple[str, str]]:
     }
     yield "bundle.json", json.dumps(own, indent=1)
     for member in ask("GET", endpoint, "/v1/cluster")["members"]:
-        typer.echo(f"asking {member['id']} at {member['http']}", err=True)
+        say(f"asking {member['id']} at {member['http']}", err=True)
         for name, path in _OF_A_NODE.items():
             try:
                 answer = download(member["http"] + path, _ASK_S).decode(errors="replace")

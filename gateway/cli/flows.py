@@ -12,7 +12,7 @@ import typer
 
 from oncegate.gateway.cli.cluster import ENDPOINT_DEFAULT, Endpoint, ask
 from oncegate.gateway.cli.flow_graph import as_dot, as_text
-from oncegate.gateway.cli.output import Format, Output, as_json, failed, show
+from oncegate.gateway.cli.output import Format, Output, as_json, failed, say, show
 
 flow = typer.Typer(help="Flows: list, draw, show, alter, delete.", no_args_is_help=True)
 consumer = typer.Typer(help="Consumers of flows: list, show, start, detach, remove.", no_args_is_help=True)
@@ -98,7 +98,7 @@ def graph(
 ) -> None:
     """Draw which flows derive from which tables, who reads them, and what these write back."""
     flows = ask("GET", endpoint, "/v1/flows")["flows"]
-    typer.echo("\n".join(as_dot(flows) if dot else as_text(flows)))
+    say("\n".join(as_dot(flows) if dot else as_text(flows)))
 
 
 @flow.command("show")
@@ -177,7 +177,7 @@ def delete_flow(
     """Delete a flow with all its batches. A flow of the same name later begins above their numbers."""
     query = f"version={_version(endpoint, name, version)}{'&force=true' if force else ''}"
     gone = ask("DELETE", endpoint, f"{_path(name)}?{query}")
-    typer.echo(f"{gone['flow']} is deleted; its last batch was {gone['last_batch']}", err=True)
+    say(f"{gone['flow']} is deleted; its last batch was {gone['last_batch']}", err=True)
 
 
 @consumer.command("list")
@@ -237,7 +237,7 @@ def _started(endpoint: str, name: str, consumer_name: str, body: dict[str, Any],
     made = ask("POST", endpoint, f"{_path(name, consumer_name)}/start", sent)
     if not as_json(output, made):
         text = f"{consumer_name} reads batch {made['cursor'] + 1} next; jobs before fence {made['fence']} are fenced"
-        typer.echo(text)
+        say(text)
 
 
 @consumer.command("remove")
@@ -247,7 +247,7 @@ def remove_consumer(
     """Remove a consumer, required or not: retention no longer waits for it, and its job is fenced."""
     found = ask("DELETE", endpoint, f"{_path(name, consumer_name)}?version={_version(endpoint, name, version)}")
     held = found["held"] or "it has no batch"
-    typer.echo(f"{consumer_name} is removed from {name}, now version {found['version']}; {held}", err=True)
+    say(f"{consumer_name} is removed from {name}, now version {found['version']}; {held}", err=True)
 
 
 def _version(endpoint: str, name: str, version: int | None) -> int:

@@ -141,9 +141,14 @@ def printable(text: str) -> str:
     )
 
 
+def say(text: str, *, err: bool = False) -> None:
+    """Print a text that a node may have written some of: no terminal is to read it as commands."""
+    typer.echo(printable(text), err=err)
+
+
 def failed(fault: object, code: int) -> typer.Exit:
     """Print what went wrong, and return the exit that ends the command."""
-    typer.echo(f"oncegate: {fault}", err=True)
+    say(f"oncegate: {fault}", err=True)
     return typer.Exit(code)
 
 

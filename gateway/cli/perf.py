@@ -16,7 +16,7 @@ import typer
 
 from oncegate.gateway.cli import perf_host as host
 from oncegate.gateway.cli.connection_flags import Cluster
-from oncegate.gateway.cli.output import CRASH, Format, Output, as_json, exits, failed, show
+from oncegate.gateway.cli.output import CRASH, Format, Output, as_json, exits, failed, say, show
 from oncegate.gateway.cli.perf_verdict import Size, Verdict, judge, shown, unfit
 from oncegate.gateway.local.blocking_http import TIMEOUT_S, NotAsked, RequestRefused, Unreachable, get, send_json
 
@@ -161,4 +161,4 @@ def _print(verdict: Verdict, endpoint: str | None) -> None:
 
 def _say(line: str) -> None:
     if sys.stderr.isatty():
-        typer.echo(f"… {line}", err=True)
+        say(f"… {line}", err=True)

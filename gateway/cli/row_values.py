@@ -58,7 +58,7 @@ def parsed(text: str, what: str) -> Json:
     except (ValueError, RecursionError) as fault:
         quoted = json.dumps(text if len(text) <= 40 else f"{text[:40]}…", ensure_ascii=False)
         way_out = f"; as text: --text, or '{quoted}'" if what != "the document" else ""
-        raise failed(f"{what} is JSON, and this is none: {printable(str(fault))}{way_out}", 2) from None
+        raise failed(f"{what} is JSON, and this is none: {fault}{way_out}", 2) from None
 
 
 def read(path: str) -> bytes:

@@ -18,7 +18,7 @@ from urllib.parse import quote
 import typer
 
 from oncegate.gateway.cli.cluster import ENDPOINT_DEFAULT, Endpoint, ask
-from oncegate.gateway.cli.output import Format, Output, as_json, failed, show
+from oncegate.gateway.cli.output import Format, Output, as_json, failed, say, show
 from oncegate.gateway.local.blocking_http import TIMEOUT_S, RequestRefused, Unreachable, send_json
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def _rewind(endpoint: str, flow: str, consumer: str) -> None:
     try:
         moved = send_json("POST", path, {"nonce": secrets.token_hex(16), "start": "beginning"}, TIMEOUT_S)
     except RequestRefused as refusal:
-        typer.echo(f"{consumer} of {flow} stays where it is: {refusal}", err=True)
+        say(f"{consumer} of {flow} stays where it is: {refusal}", err=True)
     except Unreachable:
         raise failed(f"no node answers at {endpoint}", 3) from None
     else:

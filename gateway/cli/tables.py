@@ -8,7 +8,7 @@ from urllib.parse import quote, urlencode
 import typer
 
 from oncegate.gateway.cli.cluster import ENDPOINT_DEFAULT, Endpoint, ask
-from oncegate.gateway.cli.output import Format, Output, as_json, show
+from oncegate.gateway.cli.output import Format, Output, as_json, say, show
 
 table = typer.Typer(help="Tables: list, drop.", no_args_is_help=True)
 
@@ -50,4 +50,4 @@ def drop_table(
     """Drop a table. Flows on it or to it stand in the way; a table of the same name later is another one."""
     query = f"incarnation={incarnation}{'&force=true' if force else ''}"
     ask("DELETE", endpoint, f"/v1/tables/{quote(name, safe='')}?{query}")
-    typer.echo(f"{name}, incarnation {incarnation}, is dropped", err=True)
+    say(f"{name}, incarnation {incarnation}, is dropped", err=True)
