@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 from urllib.parse import urlencode
 
 import typer
 
+from oncegate.gateway.cli.cluster_state import OddAnswer, naming, unasked, whole
 from oncegate.gateway.cli.output import Format, Output, as_json, failed, say, show
 from oncegate.gateway.local.blocking_http import TIMEOUT_S, NotAsked, RequestRefused, Unreachable, Untrusted, send_json
 
@@ -33,14 +34,19 @@ _LOOK_S = 0.5
 _REQUEST = re.compile(r"[0-9a-f]{16}/[0-9]{1,16}", re.ASCII)
 
 
-def _state(endpoint: str) -> dict[str, Any] | str:
-    """Return the cluster as a node sees it, or in a word why it does not say."""
+def _state(endpoint: str, address: str) -> dict[str, Any] | str:
+    """Return the cluster as a member sees it that ``endpoint`` named, or in a word or two why it does not say."""
+    reason = unasked(endpoint, address)
+    if reason is not None:
+        return f"not asked: {reason}"
     try:
-        return send_json("GET", f"{endpoint}/v1/cluster", None, TIMEOUT_S)
+        return whole(send_json("GET", f"{address}/v1/cluster", None, TIMEOUT_S))
     except RequestRefused:
         return "refused"
     except Untrusted:
         return "untrusted"
+    except OddAnswer:
+        return "odd answer"
     except Unreachable:
         return "unreachable"
 
@@ -62,10 +68,19 @@ def ask(
         raise failed(f"no node answers at {endpoint}: {fault}", 3) from None
 
 
+def ask_cluster(endpoint: str, read: Callable[[Mapping[str, Any]], dict[str, Any]] = naming) -> dict[str, Any]:
+    """Ask a node for its cluster, as :func:`ask`; an answer that no node gives ends the command with 3."""
+    told = ask("GET", endpoint, "/v1/cluster")
+    try:
+        return read(told)
+    except OddAnswer as fault:
+        raise failed(f"no node answers at {endpoint}: {fault}", 3) from None
+
+
 def status(endpoint: Endpoint = ENDPOINT_DEFAULT, output: Format = Output.TABLE) -> None:
     """Show the cluster as each of its nodes sees it."""
-    first = ask("GET", endpoint, "/v1/cluster")
-    states = {m["id"]: first if m["id"] == first["node"] else _state(m["http"]) for m in first["members"]}
+    first = ask_cluster(endpoint, whole)
+    states = _states(endpoint, first)
     told = {node_id: None if isinstance(state, str) else state for node_id, state in states.items()}
     if as_json(output, told, ({"node": node_id, **(state or {})} for node_id, state in told.items())):
         return
@@ -76,9 +91,16 @@ def status(endpoint: Endpoint = ENDPOINT_DEFAULT, output: Format = Output.TABLE)
     show(header, (_row(member, states[member["id"]], newest) for member in first["members"]), unbroken={"http"})
 
 
+def _states(endpoint: str, first: dict[str, Any]) -> dict[str, dict[str, Any] | str]:
+    """Return the cluster as each member sees it; the one that was asked has said so in ``first``."""
+    return {
+        one["id"]: first if one["id"] == first["node"] else _state(endpoint, one["http"]) for one in first["members"]
+    }
+
+
 def _row(member: dict[str, Any], state: dict[str, Any] | str, newest: int) -> list[str]:
     if isinstance(state, str):
-        return [member["id"], member["http"], state if member["voter"] else f"{state}, learner"]
+        return [member["id"], member["http"], state if member.get("voter", True) else f"{state}, learner"]
     behind = newest - state["applied_index"]
     role = f"{state['role']}, {state['damage']}" if state.get("damage") else state["role"]
     shown = (state["term"], state["commit_index"], state["applied_index"], behind, state["commit"], state["version"])
@@ -97,7 +119,7 @@ def add(
         address = MemberAddress.parse(new)
     except ValueError as fault:
         raise failed(fault, 2) from None
-    cluster = ask("GET", endpoint, "/v1/cluster")
+    cluster = ask_cluster(endpoint)
     for one in cluster["members"]:
         at = f"{one['id']}={_address(one)}"
         if one["id"] == address.node_id and one.get("voter", True):
@@ -123,7 +145,7 @@ def remove(
     node_id: Annotated[str, typer.Argument(help="id of the node")], endpoint: Endpoint = ENDPOINT_DEFAULT
 ) -> None:
     """Remove a node, also a dead one or the leader. Its data directory is of no use to the cluster afterwards."""
-    members = sorted(m["id"] for m in ask("GET", endpoint, "/v1/cluster")["members"])
+    members = sorted(m["id"] for m in ask_cluster(endpoint)["members"])
     if node_id not in members:
         raise failed(f"{node_id} is no member: the members are {', '.join(members)}", 1)
     ask("DELETE", endpoint, f"/v1/cluster/members/{node_id}", None, _CHANGE_S)
@@ -137,11 +159,15 @@ def repair(
 ) -> None:
     """Replace a damaged state by a fresh copy from the leader, without a restart. Look at the node's disk first."""
     ask("POST", endpoint, f"/v1/cluster/members/{node_id}/repair", None, _CHANGE_S)
-    members = ask("GET", endpoint, "/v1/cluster")["members"]
-    http = next(member["http"] for member in members if member["id"] == node_id)
+    members = {member["id"]: member["http"] for member in ask_cluster(endpoint)["members"]}
+    if node_id not in members:
+        raise failed(f"{node_id} is no member any more", 1)
+    reason = unasked(endpoint, members[node_id])
+    if reason is not None:
+        raise failed(f"{node_id} has been told, and is not asked how it is, at {members[node_id]}: {reason}", 1)
     say(f"Waiting until {node_id} has a sound state; it goes on if you do not wait ...", err=True)
     deadline_s = time.monotonic() + _REPAIR_S
-    while isinstance(state := _state(http), str) or state["damage"]:
+    while isinstance(state := _state(endpoint, members[node_id]), str) or state.get("damage"):
         if time.monotonic() > deadline_s:
             raise failed(f"{node_id} has no sound state yet: see the leader's log, and {node_id}'s", 1)
         time.sleep(_LOOK_S)
@@ -155,16 +181,16 @@ def move(
 ) -> None:
     """Hand leadership over, before maintenance for instance; writes wait for milliseconds."""
     ask("POST", endpoint, "/v1/cluster/leader", {} if to is None else {"to": to}, _CHANGE_S)
-    cluster = _state(endpoint)
+    cluster = _state(endpoint, endpoint)
     if not isinstance(cluster, str):
-        say(f"{cluster['leader']} leads", err=True)
+        say(f"{cluster.get('leader')} leads", err=True)
 
 
 @level.command("show")
 def show_level(endpoint: Endpoint = ENDPOINT_DEFAULT, output: Format = Output.TABLE) -> None:
     """Show the level in force, and the highest that each node's build knows."""
-    first = ask("GET", endpoint, "/v1/cluster")
-    states = {m["id"]: first if m["id"] == first["node"] else _state(m["http"]) for m in first["members"]}
+    first = ask_cluster(endpoint)
+    states = _states(endpoint, first)
     known = {name: None if isinstance(one, str) else one.get("level_known", 1) for name, one in states.items()}
     if as_json(output, {"level": first.get("level", 1), "known": known}):
         return

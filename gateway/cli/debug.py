@@ -17,7 +17,8 @@ from typing import Annotated, Final
 
 import typer
 
-from oncegate.gateway.cli.cluster import ENDPOINT_DEFAULT, Endpoint, ask
+from oncegate.gateway.cli.cluster import ENDPOINT_DEFAULT, Endpoint, ask_cluster
+from oncegate.gateway.cli.cluster_state import followed
 from oncegate.gateway.cli.output import failed, say
 from oncegate.gateway.local.blocking_http import RequestRefused, Unreachable, credentials_in_force, download
 from oncegate.version import __version__
@@ -79,11 +80,11 @@ def _contents(endpoint: str) -> Iterator[tuple[str, str]]:
         "variables": sorted(name for name in os.environ if name.startswith("ONCEGATE_")),
     }
     yield "bundle.json", json.dumps(own, indent=1)
-    for member in ask("GET", endpoint, "/v1/cluster")["members"]:
+    for member in ask_cluster(endpoint)["members"]:
         say(f"asking {member['id']} at {member['http']}", err=True)
         for name, path in _OF_A_NODE.items():
             try:
-                answer = download(member["http"] + path, _ASK_S).decode(errors="replace")
+                answer = download(followed(endpoint, member["http"]) + path, _ASK_S).decode(errors="replace")
             except (RequestRefused, Unreachable) as fault:
                 answer = f"no answer: {fault}"
             yield f"{member['id']}/{name}", answer

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from oncegate.gateway.cli import perf_host as host
+from oncegate.gateway.cli.cluster_state import followed, state_of
 from oncegate.gateway.cli.connection_flags import Cluster
 from oncegate.gateway.cli.output import CRASH, Format, Output, as_json, exits, failed, say, show
 from oncegate.gateway.cli.perf_verdict import Size, Verdict, judge, shown, unfit
-from oncegate.gateway.local.blocking_http import TIMEOUT_S, NotAsked, RequestRefused, Unreachable, get, send_json
+from oncegate.gateway.local.blocking_http import TIMEOUT_S, NotAsked, RequestRefused, Unreachable, get
 
 if TYPE_CHECKING:
     from oncegate.gateway.cli.perf_load import Loaded
@@ -127,7 +128,7 @@ async def _load(cluster: Cluster, seconds: float) -> list[Loaded]:
 def _healthy(endpoint: str) -> list[str]:
     """Return the members' addresses; raises _Untold if the cluster should not be loaded now."""
     try:
-        first = send_json("GET", f"{endpoint}/v1/cluster", None, TIMEOUT_S)
+        first = state_of(endpoint, TIMEOUT_S)
     except NotAsked:
         raise
     except (RequestRefused, Unreachable) as fault:
@@ -136,10 +137,11 @@ def _healthy(endpoint: str) -> list[str]:
     states: dict[str, dict[str, Any] | str] = {}
     for name, address in addresses.items():
         try:
-            states[name] = send_json("GET", f"{address}/v1/cluster", None, TIMEOUT_S)
+            states[name] = state_of(followed(endpoint, address), TIMEOUT_S)
         except (RequestRefused, Unreachable) as fault:
             states[name] = str(fault)
-    ready = {name: get(f"{address}/readyz") is not None for name, address in addresses.items()}
+    answering = {name: address for name, address in addresses.items() if not isinstance(states[name], str)}
+    ready = {name: get(f"{address}/readyz") is not None for name, address in answering.items()}
     reason = unfit(states, ready)
     if reason is not None:
         raise _Untold(f"the cluster is not healthy, and gets no load: {reason}")

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from oncegate.gateway.cli.cluster import ENDPOINT_DEFAULT, Endpoint, ask
+from oncegate.gateway.cli.cluster import ENDPOINT_DEFAULT, Endpoint, ask_cluster
+from oncegate.gateway.cli.cluster_state import state_of, unasked, whole
 from oncegate.gateway.cli.output import Format, Output, Printed
 from oncegate.gateway.cli.top_frame import Frame, frame
 from oncegate.gateway.cli.top_sample import NodeSample, Sample, parse
 from oncegate.gateway.cli.top_screen import Style, screen, text
-from oncegate.gateway.local.blocking_http import RequestRefused, Unreachable, download, send_json
+from oncegate.gateway.local.blocking_http import RequestRefused, Unreachable, download
 
 if TYPE_CHECKING:
     import curses
@@ -45,7 +46,7 @@ def top(
     Where no terminal is, each frame is printed as text; with -o jsonl it is a line, with -o json an item of an array.
     Colour only where NO_COLOR is not set, and never alone.
     """
-    ask("GET", endpoint, "/v1/cluster")  # a wrong address, token or certificate ends the command, with its exit code
+    ask_cluster(endpoint, whole)  # a wrong address, token or certificate ends the command, with its exit code
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         watch = Watch(endpoint, pool)
         try:
@@ -91,11 +92,12 @@ class Watch:
     def sample(self) -> Sample:
         """Ask every member; takes as long as the slowest, at most some seconds. Raises nothing for a silent node."""
         for address in [self._endpoint, *self._members.values()]:
+            if unasked(self._endpoint, address) is not None:
+                continue
             try:
-                told = send_json("GET", f"{address}/v1/cluster", None, ASK_S)
-                self._members = {one["id"]: one["http"] for one in told["members"]}
+                self._members = {one["id"]: one["http"] for one in state_of(address, ASK_S)["members"]}
                 break
-            except (RequestRefused, Unreachable, KeyError, TypeError):
+            except (RequestRefused, Unreachable):
                 continue  # another one may know
         unix_s = time.time()
         found = self._pool.map(self._of, self._members.items())
@@ -103,8 +105,11 @@ class Watch:
 
     def _of(self, member: tuple[str, str]) -> NodeSample:
         name, address = member
+        reason = unasked(self._endpoint, address)
+        if reason is not None:
+            return NodeSample(name, address, self._clock(), None, {}, f"not asked: {reason}", asked=False)
         try:
-            cluster = send_json("GET", f"{address}/v1/cluster", None, ASK_S)
+            cluster = state_of(address, ASK_S)
         except (RequestRefused, Unreachable) as fault:
             return NodeSample(name, address, self._clock(), None, {}, str(fault))
         at_s = self._clock()

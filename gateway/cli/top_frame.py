@@ -6,6 +6,8 @@ with its process, so all of it is new. What cannot be told is None, never 0.
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -138,7 +140,7 @@ def _rises(old: Series, new: Series, name: str, wanted: Wanted | None) -> Iterat
     """Yield by how much counters of a name have risen."""
     earlier = old.get(name, {})
     for labels, now in new.get(name, {}).items():
-        if wanted is None or wanted(dict(labels)):
+        if wanted is None or wanted(defaultdict(str, labels)):
             then = earlier.get(labels, 0.0)
             yield labels, now - then if now >= then else now
 
@@ -161,9 +163,19 @@ def _latency(pairs: _Pairs, name: str, wanted: Wanted | None = None) -> Latency:
         if old is None or not old.metrics:
             continue  # all that the node ever did would look like new
         for labels, rise in _rises(old.metrics, new.metrics, name, wanted):
-            bound = float(dict(labels)["le"])
-            buckets[bound] = buckets.get(bound, 0.0) + rise
+            bound = _bound(labels)
+            if bound is not None:
+                buckets[bound] = buckets.get(bound, 0.0) + rise
     return Latency(_ms(quantile(0.5, buckets)), _ms(quantile(0.99, buckets)))
+
+
+def _bound(labels: Labels) -> float | None:
+    """Return the upper bound of a bucket; None for what is no bucket."""
+    try:
+        bound = float(dict(labels).get("le", "nan"))
+    except ValueError:
+        return None
+    return None if math.isnan(bound) else bound
 
 
 def _ms(seconds: float | None) -> float | None:
@@ -206,7 +218,7 @@ def _node(old: NodeSample | None, new: NodeSample, newest: int) -> NodeRow:
 
 def _state(node: NodeSample) -> str:
     if node.cluster is None:
-        return "unreachable"
+        return "unreachable" if node.asked else node.error
     if node.cluster.get("damage"):
         return "damaged"
     if value(node.metrics, "oncegate_disk_full"):
@@ -219,11 +231,11 @@ def _flows(metrics: Series) -> list[FlowRow]:
     trends = {
         (of["flow"], of["consumer"]): of["trend"]
         for labels, held in metrics.get(f"{_LAG}trend", {}).items()
-        if held and (of := dict(labels))
+        if held and (of := defaultdict(str, labels))
     }
     rows = []
     for labels, batches in metrics.get(f"{_LAG}batches", {}).items():
-        of = dict(labels)
+        of = defaultdict(str, labels)
         items, seconds = (value(metrics, f"{_LAG}{name}", **of) or 0.0 for name in ("items", "seconds"))
         trend = trends.get((of["flow"], of["consumer"]), "")
         rows.append(FlowRow(of["flow"], of["consumer"], int(batches), int(items), seconds, trend))

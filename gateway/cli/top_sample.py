@@ -17,6 +17,8 @@ Series = dict[str, dict[Labels, float]]
 
 LINES_MAX: Final = 500_000
 """Of one node's metrics; what follows is left out."""
+VALUE_MAX: Final = 2.0**64
+"""Of a metric, and its opposite the least: sums and differences of such values are finite."""
 _LINE: Final = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? (\S+)", re.ASCII)
 _LABEL: Final = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"', re.ASCII)
 _ESCAPE: Final = re.compile(r"\\(.)")
@@ -35,6 +37,8 @@ class NodeSample(NamedTuple):
     """Empty where they are not to be had."""
     error: str = ""
     """Why something is missing."""
+    asked: bool = True
+    """False for a member whose address is not to be asked; ``error`` says why."""
 
 
 class Sample(NamedTuple):
@@ -46,7 +50,7 @@ class Sample(NamedTuple):
 
 
 def parse(text: str) -> Series:
-    """Return the values of Prometheus text; lines of another form are left out, ``NaN`` too."""
+    """Return the values of Prometheus text; other lines, and values beyond VALUE_MAX or ``NaN``, are left out."""
     found: Series = {}
     for line in text.splitlines()[:LINES_MAX]:
         match = _LINE.fullmatch(line)
@@ -57,7 +61,7 @@ def parse(text: str) -> Series:
             value = float(number)
         except ValueError:
             continue
-        if not math.isnan(value):
+        if abs(value) <= VALUE_MAX:  # not of NaN
             pairs = sorted((key, _unescaped(text)) for key, text in _LABEL.findall(labels or ""))
             found.setdefault(name, {})[tuple(pairs)] = value
     return found
@@ -67,7 +71,7 @@ def _unescaped(text: str) -> str:
     return _ESCAPE.sub(lambda match: "\n" if match[1] == "n" else match[1], text)
 
 
-def value(series: Series, name: str, **labels: str) -> float | None:
+def value(series: Series, name: str, /, **labels: str) -> float | None:
     """Return the value of a name with exactly these labels, or None."""
     return series.get(name, {}).get(tuple(sorted(labels.items())))
 

@@ -93,7 +93,7 @@ def _nodes(rows: Sequence[NodeRow]) -> list[Line]:
     cells = [
         (
             row.node,
-            row.state if not row.error or row.state == "unreachable" else f"{row.state} (!)",
+            row.state if not row.error or row.term is None else f"{row.state} (!)",
             _count(row.term),
             _count(row.applied),
             _count(row.behind),

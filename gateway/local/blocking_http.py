@@ -1,7 +1,8 @@
 """Blocking requests to a node, with the standard library: for callers without an event loop.
 
 The token, and whom to trust, are those of :func:`as_whom`, else of the variables that the SDK reads:
-``ONCEGATE_TOKEN``, else ``ONCEGATE_TOKEN_FILE``; ``ONCEGATE_CA_FILE``, else the system's authorities.
+``ONCEGATE_TOKEN``, else ``ONCEGATE_TOKEN_FILE``; ``ONCEGATE_CA_FILE``, else the system's authorities. No redirect is
+followed: no node sends one, and the token would go with it.
 """
 
 from __future__ import annotations
@@ -80,6 +81,19 @@ def _request(method: str, url: str, data: bytes | None = None) -> urllib.request
     return urllib.request.Request(url, data, headers, method=method)
 
 
+class _Staying(urllib.request.HTTPRedirectHandler):
+    """Takes a redirect as an answer that is no 2xx."""
+
+    def redirect_request(self, *_: object) -> None:
+        """Ask nobody else."""
+
+
+def _open(request: urllib.request.Request, timeout_s: float) -> Any:
+    context = _trusted()
+    handlers = [] if context is None else [urllib.request.HTTPSHandler(context=context)]
+    return urllib.request.build_opener(_Staying, *handlers).open(request, timeout=timeout_s)
+
+
 def _trusted() -> ssl.SSLContext | None:
     authorities = credentials_in_force().ca_file
     try:
@@ -91,7 +105,7 @@ def _trusted() -> ssl.SSLContext | None:
 def get(url: str, timeout_s: float = TIMEOUT_S) -> bytes | None:
     """Return the body of a 200 answer, or None for any other answer or none."""
     try:
-        with urllib.request.urlopen(_request("GET", url), timeout=timeout_s, context=_trusted()) as answer:
+        with _open(_request("GET", url), timeout_s) as answer:
             body: bytes = answer.read()
             return body if answer.status == 200 else None
     except (OSError, HTTPException, ValueError, NotAsked):
@@ -103,7 +117,7 @@ def get_json(url: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any] | None:
     body = get(url, timeout_s)
     try:
         found = None if body is None else json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 
@@ -126,10 +140,12 @@ def send_json(method: str, url: str, body: dict[str, object] | None, timeout_s: 
     """
     data = None if body is None else json.dumps(body).encode()
     try:
-        with urllib.request.urlopen(_request(method, url, data), timeout=timeout_s, context=_trusted()) as answer:
+        with _open(_request(method, url, data), timeout_s) as answer:
             found = json.loads(answer.read() or b"{}")
+    except RecursionError:
+        raise Unreachable("what answered is JSON beyond any depth") from None
     except urllib.error.HTTPError as fault:
-        raise RequestRefused(_reason(fault.read(), fault.reason)) from None
+        raise RequestRefused(_refusal(fault)) from None
     except (OSError, HTTPException, ValueError) as fault:
         raise _no_answer(fault) from None
     return found if isinstance(found, dict) else {}
@@ -138,11 +154,11 @@ def send_json(method: str, url: str, body: dict[str, object] | None, timeout_s: 
 def download(url: str, timeout_s: float) -> bytes:
     """Return the body of a 200 answer; raises as :func:`send_json`, also when it is cut off."""
     try:
-        with urllib.request.urlopen(_request("GET", url), timeout=timeout_s, context=_trusted()) as answer:
+        with _open(_request("GET", url), timeout_s) as answer:
             body: bytes = answer.read()
             return body
     except urllib.error.HTTPError as fault:
-        raise RequestRefused(_reason(fault.read(), fault.reason)) from None
+        raise RequestRefused(_refusal(fault)) from None
     except (OSError, HTTPException, ValueError) as fault:
         raise _no_answer(fault) from None
 
@@ -156,9 +172,19 @@ def _no_answer(fault: Exception) -> Unreachable:
     return Unreachable(str(cause) or type(cause).__name__)
 
 
+def _refusal(fault: urllib.error.HTTPError) -> str:
+    try:
+        body = fault.read()
+    except (OSError, HTTPException):
+        body = b""  # cut off in the middle: the status is known
+    if 300 <= fault.code < 400:
+        return f"it answers {fault.code} with another address, which is not followed"
+    return _reason(body, fault.reason)
+
+
 def _reason(body: bytes, otherwise: str) -> str:
     try:
         problem = json.loads(body)
         return f"{problem['code']}: {problem.get('detail') or problem['title']}"
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return otherwise

@@ -33,7 +33,7 @@ from oncegate.consensus.histogram import Histogram
 from oncegate.gateway.cli.main import app
 from oncegate.gateway.cli.top import Watch
 from oncegate.gateway.cli.top_frame import FlowRow, Frame, Latency, NodeRow, frame
-from oncegate.gateway.cli.top_sample import NodeSample, Sample, Series, parse, quantile, value
+from oncegate.gateway.cli.top_sample import VALUE_MAX, NodeSample, Sample, Series, parse, quantile, value
 from oncegate.gateway.cli.top_screen import KEYS, Style, screen, text
 from oncegate.gateway.local.cluster import LocalCluster
 from oncegate.gateway.observability.exposition import Metric
@@ -54,7 +54,9 @@ def _exposed(values: dict[str, Any], labels: tuple[str, ...] = ()) -> Series:
     return parse("\n".join(lines))
 
 
-@given(st.dictionaries(st.tuples(st.text(max_size=20), st.text(max_size=5)), st.floats(allow_nan=False), max_size=5))
+@given(
+    st.dictionaries(st.tuples(st.text(max_size=20), st.text(max_size=5)), st.floats(-VALUE_MAX, VALUE_MAX), max_size=5)
+)
 def test_what_a_node_exposes_is_read_back_whatever_is_in_its_labels(values: dict[tuple[str, str], float]) -> None:
     # A label may hold what ends a line for Python and not for Prometheus; names of ours never do.
     usable = {names: one for names, one in values.items() if len("".join(names).splitlines()) <= 1}
@@ -68,6 +70,32 @@ def test_lines_that_are_no_metrics_are_left_out() -> None:
     assert parse('# HELP a b\n\nnonsense\na 1 2 3\nb NaN\nc{x="1"} x\n<html>\nd 4\n') == {"d": {(): 4.0}}
     assert value(parse('d{y="2",x="1"} 4'), "d", x="1", y="2") == 4.0
     assert value({}, "d") is None
+    assert parse("a Inf\nb -Inf\nc 1e300\nd NaN\ne 5") == {"e": {(): 5.0}}
+
+
+METRICS = (
+    "oncegate_http_requests_total",
+    "oncegate_http_request_duration_seconds_bucket",
+    "oncegate_flow_lag_batches",
+    "oncegate_flow_lag_trend",
+    "oncegate_sessions",
+    "oncegate_disk_used_bytes",
+)
+LABELS = st.dictionaries(
+    st.sampled_from(["status", "le", "flow", "trend", "name", "series", "outcome"]), st.text("1.x+")
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from(METRICS), LABELS, st.floats(-VALUE_MAX, VALUE_MAX)), max_size=20))
+def test_no_metrics_of_a_node_keep_a_frame_from_being_shown(lines: list[tuple[str, dict[str, str], float]]) -> None:
+    shown = ""
+    for name, labels, number in lines:
+        pairs = ",".join(f'{key}="{text}"' for key, text in labels.items())
+        shown += f"{name}{{{pairs}}} {number!r}\n"
+    found = frame(_sample(_node(metrics=shown)), _sample(_node(at_s=12, metrics=f"{shown}oncegate_sessions 7")))
+    json.dumps(msgspec.to_builtins(found), allow_nan=False)
+    assert found.sessions == 7
+    assert text(found)
 
 
 @given(st.lists(st.floats(0, 9.9), min_size=1), st.floats(0.01, 0.99))
