@@ -11,8 +11,8 @@ variables are called: :mod:`oncegate.gateway.client.profiles`.
 | each setting | flag, variable, profile |
 
 With ``--endpoint`` and without ``--profile`` no profile counts: a token meant for one cluster must not travel to
-another; with endpoints from ``ONCEGATE_ENDPOINTS`` none counts that is not named by flag or
-variable. With ``--endpoint`` variables count too, other than in the SDK, where arguments are written in a program.
+another. With endpoints from ``ONCEGATE_ENDPOINTS`` only a profile counts that a flag or a variable names. With
+``--endpoint`` variables count too, other than in the SDK, where arguments are written in a program.
 """
 
 from __future__ import annotations

@@ -48,8 +48,10 @@ def perf(
     """
     loaded: list[Loaded] = []
     untold: _Untold | None = None
-    endpoint = None if cluster is None else cluster.answering()
+    endpoint: str | None = None
     try:
+        if cluster is not None:
+            endpoint = cluster.answering()
         with exits(misuse=(OSError,)):
             figures = dict(_here(data_dir))
         if cluster is not None and endpoint is not None:

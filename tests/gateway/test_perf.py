@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from oncegate import Client, OperationFailed
 from oncegate.gateway.cli import perf_host, perf_load
+from oncegate.gateway.cli.connection_flags import Cluster
 from oncegate.gateway.cli.main import app, command_line
 from oncegate.gateway.cli.perf_verdict import BEHIND_MAX, THRESHOLDS, Size, Threshold, judge, shown, unfit
 from oncegate.gateway.http.auth import new_token
@@ -316,6 +317,15 @@ def test_misuse_has_an_exit_code_that_is_no_verdict(arguments: list[str], said: 
     ran = CliRunner().invoke(command_line("perf", "status"), ["perf", *arguments])
     assert ran.exit_code == 3, ran.output
     assert said in ran.stderr
+
+
+def test_ctrl_c_while_a_node_is_looked_for_is_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(_: Cluster) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Cluster, "answering", stop)
+    ran = _perf("--endpoint", "http://127.0.0.1:1", "--data-dir", str(tmp_path))
+    assert (ran.exit_code, ran.stdout, ran.stderr) == (4, "", "oncegate: stopped\n")
 
 
 def test_a_cluster_that_does_not_answer_is_no_verdict(tmp_path: Path) -> None:
