@@ -191,15 +191,18 @@ def curl_lines(http: str) -> list[str]:
 
 
 class _StopSignal:
-    """SIGTERM and SIGINT: always noted, raised as KeyboardInterrupt only while armed.
+    """SIGTERM, SIGINT, SIGHUP of a terminal that closes: always noted, raised as KeyboardInterrupt only while armed.
+
+    A SIGHUP that is ignored, as below ``nohup``, stays so.
 
     Not while a node is being started: a process that is there and not registered yet would be left behind.
     """
 
     def __init__(self) -> None:
         self._asked = self._armed = False
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._note)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, self._note)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._asked = True

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -47,8 +48,8 @@ def _until(condition: Any, process: subprocess.Popen[str]) -> None:
     wait_for(look, WAIT_S, "the process does what is expected of it")
 
 
-def _stop(process: subprocess.Popen[str]) -> int:
-    process.terminate()
+def _stop(process: subprocess.Popen[str], number: signal.Signals = signal.SIGTERM) -> int:
+    process.send_signal(number)
     process.communicate(timeout=WAIT_S)
     return process.returncode
 
@@ -367,6 +368,18 @@ def test_dev_stopped_while_it_starts_leaves_no_node_behind(tmp_path: Path) -> No
     nodes = _children(process.pid)
     assert _stop(process) == 0
     assert not any(_lives(pid) for pid in nodes)
+
+
+@pytest.mark.faults
+def test_dev_whose_terminal_is_closed_leaves_nothing_behind(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored below nohup, and inherited
+    process = _dev(tmp_path, "--nodes", "2")
+    signal.signal(signal.SIGHUP, before)
+    _until(lambda: len(_children(process.pid)) == 2, process)
+    nodes = _children(process.pid)
+    assert _stop(process, signal.SIGHUP) == 0
+    assert not any(_lives(pid) for pid in nodes)
+    assert list(tmp_path.glob("oncegate-dev-*")) == []
 
 
 def test_dev_on_a_taken_port_says_so_and_exits_1(tmp_path: Path) -> None:
