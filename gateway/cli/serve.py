@@ -24,7 +24,7 @@ from oncegate.gateway.cli.output import failed
 from oncegate.gateway.cli.setting_flags import Config, with_setting_flags
 from oncegate.gateway.local.cluster import LocalCluster, NodeEnded
 from oncegate.gateway.node.setting import unknown_variables
-from oncegate.gateway.node.settings import SETTINGS
+from oncegate.gateway.node.settings import PORT_MAX, SETTINGS
 from oncegate.gateway.wire import DEFAULT_HTTP_PORT
 
 if TYPE_CHECKING:
@@ -133,11 +133,16 @@ def token(
 def dev(
     nodes: Annotated[int, typer.Option(min=1, max=7, help="how many nodes")] = 3,
     first_port: Annotated[
-        int, typer.Option(help="HTTP port of the first node; 0 takes free ports")
+        int,
+        typer.Option(min=0, max=PORT_MAX, help="HTTP port of the first node, two ports a node; 0 takes free ports"),
     ] = DEFAULT_HTTP_PORT,
     data_dir: Annotated[Path | None, typer.Option(help="where the nodes keep their files [a temporary folder]")] = None,
 ) -> None:
     """Run a cluster on loopback until Ctrl-C, and print how to talk to it."""
+    if first_port + 2 * nodes - 1 > PORT_MAX:
+        raise failed(
+            f"{nodes} nodes need {2 * nodes} ports, and the last one is {PORT_MAX}: take a lower --first-port", 2
+        )
     os.umask(0o077)  # data and logs are nobody else's to read
     # Arm it here, not when the cluster is ready: a stop during the start must not leave nodes behind.
     stop = _StopSignal()

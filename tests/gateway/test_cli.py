@@ -388,3 +388,11 @@ def test_dev_on_a_taken_port_says_so_and_exits_1(tmp_path: Path) -> None:
         failed = _run("-m", "oncegate", "dev", "--nodes", "1", "--first-port", str(port), cwd=tmp_path)
     assert failed.returncode == 1
     assert failed.stderr == f"oncegate dev: port {port} is in use; choose another --first-port\n"
+
+
+@pytest.mark.parametrize("line", ["--first-port 70000", "--first-port -5", "--first-port 65533 --nodes 2"])
+def test_dev_on_ports_that_there_are_not_is_misuse(line: str) -> None:
+    refused = CliRunner().invoke(app, ["dev", *line.split()])
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "first-port" in refused.stderr
+    assert "65535" in refused.stderr
