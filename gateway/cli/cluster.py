@@ -78,12 +78,22 @@ def ask_cluster(endpoint: str, read: Callable[[Mapping[str, Any]], dict[str, Any
 
 
 def status(endpoint: Endpoint = ENDPOINT_DEFAULT, output: Format = Output.TABLE) -> None:
-    """Show the cluster as each of its nodes sees it."""
+    """Show the cluster as each of its nodes sees it. Exit status 1 if none of them knows a leader."""
     first = ask_cluster(endpoint, whole)
     states = _states(endpoint, first)
     told = {node_id: None if isinstance(state, str) else state for node_id, state in states.items()}
-    if as_json(output, told, ({"node": node_id, **(state or {})} for node_id, state in told.items())):
-        return
+    if not as_json(output, told, ({"node": node_id, **(state or {})} for node_id, state in told.items())):
+        _show(first, states, told)
+    if not any(state and state["leader"] for state in told.values()):
+        voters = [states[member["id"]] for member in first["members"] if member["voter"]]
+        answers = sum(not isinstance(state, str) for state in voters)
+        how_many = f"{answers} of {len(voters)} voters {'answers' if answers == 1 else 'answer'}"
+        raise failed(f"no leader: {how_many}", 1)
+
+
+def _show(
+    first: dict[str, Any], states: Mapping[str, dict[str, Any] | str], told: Mapping[str, dict[str, Any] | None]
+) -> None:
     if first["node"] not in told:
         say(f"{first['node']} is no member any more, and knows the others from before: ask one of them", err=True)
     newest = max((state["commit_index"] for state in told.values() if state), default=0)
