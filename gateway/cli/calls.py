@@ -16,6 +16,7 @@ The SDK and asyncio are imported when a command runs: the other commands do not 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
 
@@ -45,12 +46,13 @@ _CODES: Final = {
 T = TypeVar("T")
 
 
-def run(work: Coroutine[Any, Any, T], *, key: str | None = None) -> T:
+def run(work: Coroutine[Any, Any, T], *, key: str | None = None, table: str | None = None) -> T:
     """Run a call and return its result; an error ends the command with a line on stderr and its code.
 
     Args:
         work: the call, which opens its client itself.
         key: of a write: its idempotency key, with which whoever reads of a doubt can end it.
+        table: of a call on one table: its name; the line says how to declare it if the cluster has none.
     """
     import asyncio
 
@@ -60,6 +62,8 @@ def run(work: Coroutine[Any, Any, T], *, key: str | None = None) -> T:
         said = f"{fault.code}: {fault.detail or fault.title}"
         if key is not None and fault.outcome is Outcome.UNKNOWN:
             raise in_doubt(said, key) from None
+        if table is not None and fault.code is Code.NOT_FOUND:
+            said += f"; `oncegate table declare {shlex.quote(table)}` declares it"
         raise failed(said, _CODES.get(fault.code, REFUSED)) from None
     except KeyboardInterrupt:
         if key is not None:

@@ -35,6 +35,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "leader move": ("", "--to n2"),
     "level show": ("",),
     "level raise": ("",),
+    "table declare": ("seats", "clicks --stream --consumer totals --retention 24h"),
     "table list": ("",),
     "table drop": ("seats --incarnation 17",),
     "session list": ("",),

@@ -63,7 +63,7 @@ def get(
         async with cluster.client(timeout_s) as client:
             return await client.get(table, key, consistency=consistency.value, min_commit=min_commit)
 
-    row = run(read())
+    row = run(read(), table=table)
     if row is None:
         raise failed(f"there is no row {key} in {table}", NOT_FOUND)
     if bytes_file is not None:
@@ -128,7 +128,7 @@ def scan(
                     if left is not None and (left := left - 1) == 0:
                         return
 
-    run(read())
+    run(read(), table=table)
 
 
 async def _items(client: Client, table: str, since: int | None, limit: int | None, output: Output) -> None:
@@ -176,7 +176,7 @@ def watch(
                         return
 
     try:
-        run(read())
+        run(read(), table=table)
     except typer.Exit as over:
         if over.exit_code != STOPPED:
             raise  # Ctrl-C is how a watch ends

@@ -57,7 +57,7 @@ def put(
         tests = {"if_version": if_version, **_if_value(if_value)}
         made.put(table, key, what, if_absent=if_absent, **tests, ttl_ms=ttl_ms)
 
-    _print(_sent(cluster, write, idempotency_key, timeout_s), output)
+    _print(_sent(cluster, write, idempotency_key, timeout_s, table=table), output)
 
 
 def increment(
@@ -81,7 +81,7 @@ def increment(
         made.increment(table, key, by, floor=floor, ceiling=ceiling, ttl_ms=ttl_ms)
         _check(made, table, key, if_version, if_value)
 
-    found = _sent(cluster, write, idempotency_key, timeout_s)
+    found = _sent(cluster, write, idempotency_key, timeout_s, table=table)
     if output is None and found["applied"]:
         print_value(found["value"])
     else:
@@ -109,7 +109,7 @@ def append(
         made.append(table, key, what, ttl_ms=ttl_ms)
         _check(made, table, key, if_version, if_value)
 
-    _print(_sent(cluster, write, idempotency_key, timeout_s), output)
+    _print(_sent(cluster, write, idempotency_key, timeout_s, table=table), output)
 
 
 def delete(
@@ -127,7 +127,7 @@ def delete(
     def write(made: Transaction) -> None:
         made.delete(table, key, if_version=if_version, **_if_value(if_value))
 
-    _print(_sent(cluster, write, idempotency_key, timeout_s), output)
+    _print(_sent(cluster, write, idempotency_key, timeout_s, table=table), output)
 
 
 def txn(
@@ -152,7 +152,7 @@ def txn(
 
         into(made, document)
 
-    _print(_sent(cluster, write, idempotency_key, timeout_s, single=False), output)
+    _print(_sent(cluster, write, idempotency_key, timeout_s), output)
 
 
 def _sent(
@@ -161,9 +161,12 @@ def _sent(
     idempotency_key: str | None,
     timeout_s: float | None,
     *,
-    single: bool = True,
+    table: str | None = None,
 ) -> dict[str, Any]:
-    """Send what ``write`` puts into a transaction, and return the result as an object of JSON."""
+    """Send what ``write`` puts into a transaction, and return the result as an object of JSON.
+
+    ``table`` is that of a single write, whose result is the whole.
+    """
     key = idempotency_key if idempotency_key is not None else f"command-{uuid4().hex}"
 
     async def send() -> WriteResult:
@@ -174,7 +177,7 @@ def _sent(
         async with cluster.client(timeout_s) as client:
             return await client.transact(made, idempotency_key=key)
 
-    return _told(run(send(), key=key), key, single=single)
+    return _told(run(send(), key=key, table=table), key, single=table is not None)
 
 
 def _told(result: WriteResult, key: str, *, single: bool) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""``oncegate table``: list and drop tables."""
+"""``oncegate table``: declare, list and drop tables."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from urllib.parse import quote, urlencode
 import typer
 
 from oncegate.gateway.cli.cluster import ENDPOINT_DEFAULT, Endpoint, ask
-from oncegate.gateway.cli.output import Format, Output, as_json, say, show
+from oncegate.gateway.cli.flows import duration_ms
+from oncegate.gateway.cli.output import Format, Output, as_json, failed, say, show
 
-table = typer.Typer(help="Tables: list, drop.", no_args_is_help=True)
+table = typer.Typer(help="Tables: declare, list, drop.", no_args_is_help=True)
 
 
 def pages(endpoint: str, path: str, member: str) -> list[dict[str, Any]]:
@@ -23,6 +24,34 @@ def pages(endpoint: str, path: str, member: str) -> list[dict[str, Any]]:
         if page["next"] is None:
             return found
         query["after"] = page["next"]
+
+
+@table.command("declare")
+def declare_table(
+    name: Annotated[str, typer.Argument(metavar="TABLE", help="name of the table")],
+    stream: Annotated[
+        bool, typer.Option("--stream", help="a stream of rows to consumers [rows that are read]")
+    ] = False,
+    quota_bytes: Annotated[int | None, typer.Option(min=1024, help="its resident rows have no more bytes")] = None,
+    consumer: Annotated[
+        list[str] | None, typer.Option(help="of a stream: kept until this consumer has it; repeat for each")
+    ] = None,
+    retention: Annotated[str | None, typer.Option(metavar="TIME", help="of a stream: kept for so long, as 24h")] = None,
+    endpoint: Endpoint = ENDPOINT_DEFAULT,
+) -> None:
+    """Declare a table; again as it is: nothing changes. Declared otherwise before: exit status 1."""
+    flow: dict[str, Any] = {"consumers": consumer} if consumer else {}
+    if retention is not None:
+        try:
+            flow["retention_ms"] = duration_ms(retention)
+        except ValueError as fault:
+            raise failed(fault, 2) from None
+    if flow and not stream:
+        raise failed("--consumer and --retention go with --stream", 2)
+    body: dict[str, Any] = {"kind": "stream" if stream else "resident"}
+    body |= {} if quota_bytes is None else {"quota_bytes": quota_bytes}
+    found = ask("PUT", endpoint, f"/v1/tables/{quote(name, safe='')}", body | ({"flow": flow} if flow else {}))
+    typer.echo(f"{name} is a {found['kind']} table, incarnation {found['incarnation']}", err=True)
 
 
 @table.command("list")

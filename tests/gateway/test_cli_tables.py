@@ -47,6 +47,34 @@ def test_tables_are_listed_over_all_pages(cluster: FakeCluster, monkeypatch: pyt
     assert line[1:4] == ["resident", str(found["seats"]["incarnation"]), "1"]
 
 
+def test_a_table_is_declared_as_asked_for_again_without_effect_and_otherwise_not(cluster: FakeCluster) -> None:
+    clicks = ("declare", "clicks", "--stream", "--consumer", "totals", "--retention", "24h")
+    for words in (("declare", "seats", "--quota-bytes", "4096"), clicks):
+        told = {(done := oncegate(cluster, *words)).stderr for _ in range(2)}
+        assert (done.exit_code, done.stdout, len(told)) == (0, "", 1)
+    found = listed(cluster)
+    assert {name: one["kind"] for name, one in found.items()} == {"seats": "resident", "clicks": "stream"}
+    assert found["seats"]["quota_bytes"] == 4096
+    with sync.Client(cluster.endpoints) as client:
+        flow = client.flow("clicks")
+    assert flow.retention_ms == 86_400_000
+    assert list(flow.consumers) == ["totals"]
+    otherwise = oncegate(cluster, "declare", "seats", "--stream")
+    assert (otherwise.exit_code, otherwise.stdout) == (1, "")
+    assert "CONFLICT" in otherwise.stderr
+    for words in (("declare", "rows", "--retention", "24h"), (*clicks[:-1], "a day")):
+        misused = oncegate(cluster, *words)
+        assert (misused.exit_code, misused.stdout, misused.stderr.count("\n")) == (2, "", 1)
+    assert listed(cluster) == found
+
+
+def test_row_command_on_a_table_that_is_not_there_says_how_to_declare_it(cluster: FakeCluster) -> None:
+    for line in ("put rows k 1", "get rows k", "increment rows k", "append rows k 1", "delete rows k", "scan rows"):
+        refused = CliRunner().invoke(app, [*line.split(), "--endpoint", cluster.endpoints[0]])
+        assert (refused.exit_code, refused.stderr.count("\n")) == (4, 1)
+        assert refused.stderr.endswith("; `oncegate table declare rows` declares it\n")
+
+
 def test_a_table_is_dropped_by_its_incarnation_and_one_with_rows_by_force(cluster: FakeCluster) -> None:
     cluster.declare("seats")
     with sync.Client(cluster.endpoints) as client, client.session() as session:
