@@ -45,6 +45,12 @@ async def test_a_node_tells_its_version_in_status_metrics_and_description(api: A
     assert f'oncegate_build_info{{version="{oncegate.__version__}",' in (await api.call("GET", "/metrics"))[2].decode()
 
 
+def test_pages_install_the_wheel_of_this_version() -> None:
+    for page in ("deploy.md", "releasing.md"):
+        named = re.findall(r"pipx? install '(\S+)'", (ROOT / "docs" / page).read_text())
+        assert [Path(one).name for one in named] == [f"oncegate-{oncegate.__version__}-py3-none-any.whl[server]"], page
+
+
 def test_command_tells_the_version_with_and_without_its_extra() -> None:
     said = f"oncegate {oncegate.__version__}\n"
     for before in ("", "sys.modules['typer'] = None; "):
