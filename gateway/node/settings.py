@@ -12,6 +12,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -93,7 +94,21 @@ def _members(members: list[str]) -> list[str]:
     parsed = [MemberAddress.parse(member) for member in members]
     if len({member.node_id for member in parsed}) != len(parsed):
         raise ValueError("a node id is named twice")
+    if taken := address_named_twice(parsed):
+        raise ValueError(f"{taken} is named twice: each node has two addresses of its own")
     return members
+
+
+def address_named_twice(members: Iterable[MemberAddress]) -> str:
+    """Return the first host:port that stands twice among these members, for clients or for peers; "" if none does."""
+    seen = set[str]()
+    for member in members:
+        for port in (member.http_port, member.peer_port):
+            address = f"{bracketed(member.host.lower())}:{port}"
+            if address in seen:
+                return address
+            seen.add(address)
+    return ""
 
 
 def _listen(text: str) -> str:

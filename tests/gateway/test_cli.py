@@ -283,6 +283,9 @@ async def test_member_add_moves_no_member_and_status_of_a_removed_node_names_the
     again = CliRunner().invoke(app, ["member", "add", f"n1={host}:{http_port}:{peer_port}"])
     assert (again.exit_code, again.stdout, asked) == (0, "", ["GET", "GET"]), "a voter's directory is not to be emptied"
     assert again.stderr == "n1 is a member and votes\n"
+    taken = CliRunner().invoke(app, ["member", "add", f"n5={host}:{http_port}:{peer_port}"])
+    assert (taken.exit_code, taken.stdout, asked) == (1, "", ["GET"] * 3), "nothing is begun"
+    assert f"{host}:{http_port} is an address of the member n1" in taken.stderr
     state["members"][0]["voter"] = False
     corrected = CliRunner().invoke(app, ["member", "add", "n1=127.0.0.1:1:2"])
     assert corrected.exit_code == 0, "a learner was given a wrong address, and never came"
