@@ -78,7 +78,10 @@ def ask_cluster(endpoint: str, read: Callable[[Mapping[str, Any]], dict[str, Any
 
 
 def status(endpoint: Endpoint = ENDPOINT_DEFAULT, output: Format = Output.TABLE) -> None:
-    """Show the cluster as each of its nodes sees it. Exit status 1 if none of them knows a leader."""
+    """Show the cluster as each of its nodes sees it. Exit status 1 if none of them knows a leader.
+
+    A terminal too narrow for all columns shows fewer.
+    """
     first = ask_cluster(endpoint, whole)
     states = _states(endpoint, first)
     told = {node_id: None if isinstance(state, str) else state for node_id, state in states.items()}
@@ -98,7 +101,8 @@ def _show(
         say(f"{first['node']} is no member any more, and knows the others from before: ask one of them", err=True)
     newest = max((state["commit_index"] for state in told.values() if state), default=0)
     header = ("node", "http", "role", "term", "log commit", "applied", "behind", "commit", "version")
-    show(header, (_row(member, states[member["id"]], newest) for member in first["members"]), unbroken={"http"})
+    rows = (_row(member, states[member["id"]], newest) for member in first["members"])
+    show(header, rows, unbroken=header, dispensable=("version", "log commit", "commit", "applied", "term", "http"))
 
 
 def _states(endpoint: str, first: dict[str, Any]) -> dict[str, dict[str, Any] | str]:

@@ -113,24 +113,43 @@ class Printed:
             sys.stdout.flush()
 
 
-def show(header: Sequence[str], rows: Iterable[Sequence[str]], *, unbroken: Collection[str] = ()) -> None:
-    """Print a table to standard output, as wide as its terminal; cells of ``unbroken`` columns stay on one line.
+def show(
+    header: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    unbroken: Collection[str] = (),
+    dispensable: Sequence[str] = (),
+) -> None:
+    """Print a table to standard output, as wide as its terminal.
 
     A cell is text as it is: keys and errors come from whoever writes, and would otherwise be read as markup by rich and
     as commands by a terminal.
+
+    Args:
+        header: names of the columns.
+        rows: their cells; a row may end early.
+        unbroken: columns whose cells stay on one line.
+        dispensable: columns that a terminal too narrow for all does not show, the first one first.
     """
     # Import rich only to print a table.
     from rich.box import SIMPLE
     from rich.console import Console
+    from rich.measure import Measurement
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=SIMPLE)
-    for name in header:
-        table.add_column(name, overflow="fold", no_wrap=name in unbroken)
-    for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
-    Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH).print(table)
+    console = Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH)
+    cells = [[Text(printable(cell)) for cell in row] for row in rows]
+    for left_out in range(len(dispensable) + 1):
+        table = Table(box=SIMPLE)
+        shown = [at for at, name in enumerate(header) if name not in dispensable[:left_out]]
+        for at in shown:
+            table.add_column(header[at], overflow="fold", no_wrap=header[at] in unbroken)
+        for row in cells:
+            table.add_row(*(row[at] for at in shown if at < len(row)))
+        if Measurement.get(console, console.options.update(max_width=_PIPED_WIDTH), table).maximum <= console.width:
+            break
+    console.print(table)
 
 
 def printable(text: str) -> str:
