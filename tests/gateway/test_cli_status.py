@@ -50,7 +50,7 @@ def test_a_terminal_shows_as_many_columns_as_it_is_wide_for_and_breaks_no_word_o
     members = [{"id": f"n{i}", "http": f"http://127.0.0.1:740{i}", "voter": True} for i in range(3)]
     state = {"node": "n0", "role": "follower", "leader": "n1", "members": members, **FIGURES}
 
-    def seen(http: str) -> dict[str, Any] | str:
+    def seen(_endpoint: str, http: str) -> dict[str, Any] | str:
         return "unreachable" if http.endswith("2") else {**state, "role": "leader"}
 
     monkeypatch.setattr(cluster, "ask", lambda *_: state)
