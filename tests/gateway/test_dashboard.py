@@ -51,8 +51,15 @@ async def test_browser_that_has_the_newest_file_is_told_so_and_another_one_gets_
         assert (await api.call("HEAD", path))[0] == 200
 
 
+async def test_address_with_a_slash_at_its_end_leads_to_the_page(api: Api) -> None:
+    async with api._http.get("/dashboard/") as followed, api._http.get("/dashboard") as page:
+        assert [one.status for one in followed.history] == [308]
+        assert (followed.status, followed.url) == (200, page.url)
+        assert await followed.read() == await page.read()
+
+
 async def test_nothing_else_is_served_below_the_page(api: Api) -> None:
-    for path in ("/dashboard/", "/dashboard/main.js", "/dashboard/page.html", "/dashboard/assets/page.css"):
+    for path in ("/dashboard/main.js", "/dashboard/page.html", "/dashboard/assets/page.css"):
         assert_problem(await api.call("GET", path), "NOT_FOUND")
     assert_problem(await api.call("POST", "/dashboard"), "METHOD_NOT_ALLOWED")
 

@@ -35,6 +35,12 @@ async def page(request: web.Request) -> web.StreamResponse:
     return _sent(request, files.page)
 
 
+@ROUTES.add("GET", "/dashboard/", None, {308: None}, needs_state=False)
+async def slash(request: web.Request) -> web.StreamResponse:
+    """``GET /dashboard/``: leads to the page, also below a path that a proxy puts before it."""
+    return web.Response(status=308, headers={**HEADERS, hdrs.LOCATION: "../dashboard"})
+
+
 @ROUTES.add("GET", "/dashboard/page.css", None, {200: Raw(("text/css",), "its style"), 304: None}, **_GIVEN)
 async def style(request: web.Request) -> web.StreamResponse:
     """``GET /dashboard/page.css``: its style."""
