@@ -175,23 +175,19 @@ def _show(cluster: LocalCluster) -> None:
         typer.echo(f"{node_id}  {cluster.endpoint(node_id)}  pid {cluster.pid(node_id)}  {role}", err=True)
     typer.echo(f"Data and logs: {cluster.directory}", err=True)
     typer.echo("Try:", err=True)
-    for line in curl_lines(cluster.endpoints[0]):
+    for line in first_steps(cluster.endpoints):
         typer.echo(f"  {line}", err=True)
+    typer.echo(f"In a browser: {cluster.endpoints[0]}/dashboard", err=True)
     typer.echo("Ctrl-C stops the cluster.", err=True)
 
 
-def curl_lines(http: str) -> list[str]:
-    """Return curl commands that show the exactly-once path on the cluster at ``http``."""
-    body = "-H 'content-type: application/json' -d"
-    put = '{"sequence":1,"op":"put","table":"seats","key":"12A","value":"ann","if":{"absent":true}}'
-    request = f'{{"client_id":"$ID","epoch":1,"first_incomplete":1,"operations":[{put}]}}'
-    quoted = request.replace('"', '\\"')
+def first_steps(endpoints: list[str]) -> list[str]:
+    """Return shell commands that write and read a first row at the cluster at ``endpoints``."""
     return [
-        f'curl -s -X PUT {http}/v1/tables/seats {body} \'{{"kind":"resident"}}\'',
-        f"ID=$(curl -s -X POST {http}/v1/sessions {body} '{{\"nonce\":\"me-1\"}}' | grep -oE '[0-9a-f]{{16}}')",
-        f'curl -s -X POST {http}/v1/operations {body} "{quoted}"   # again: the same answer, replayed',
-        f"curl -s {http}/v1/tables/seats/rows/12A",
-        f"curl -s {http}/v1/cluster",
+        f"export ONCEGATE_ENDPOINTS={','.join(endpoints)}",
+        "oncegate table declare seats",
+        "oncegate put seats 12A --text ann --if-absent",
+        "oncegate get seats 12A",
     ]
 
 

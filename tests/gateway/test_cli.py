@@ -348,7 +348,12 @@ def test_dev_shows_a_whole_cluster_and_leaves_nothing_behind(tmp_path: Path) -> 
     endpoints = sorted(set(re.findall(r"http://127\.0\.0\.1:\d+", text)))
     assert len(endpoints) == 3
     assert text.count("leader") == 1
-    assert "curl -s" in text
+    assert f"{shown[0].split()[1]}/dashboard\n" in text
+    steps = "".join(shown[shown.index("Try:\n") + 1 :][:4])
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # the command `oncegate`
+    how: dict[str, Any] = {"env": {**ENVIRONMENT, "PATH": path}, "cwd": tmp_path, "timeout": WAIT_S}
+    tried = subprocess.run(["bash", "-euc", steps], capture_output=True, text=True, check=False, **how)
+    assert (tried.returncode, tried.stdout.splitlines()[-1:]) == (0, ['"ann"']), tried
     (directory,) = tmp_path.glob("oncegate-dev-*")
     assert f"Data and logs: {directory}\n" in shown, "no path is cut, however narrow the terminal"
     states = [get_json(f"{endpoint}/v1/cluster") for endpoint in endpoints]
