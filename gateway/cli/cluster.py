@@ -127,14 +127,12 @@ def add(
     endpoint: Endpoint = ENDPOINT_DEFAULT,
 ) -> None:
     """Add a node: it receives the log as a learner and votes once it has caught up. Prints how to start it."""
-    from oncegate.gateway.node.settings import MemberAddress, address_named_twice
+    from oncegate.gateway.node.settings import MemberAddress, shared_address
 
     try:
         address = MemberAddress.parse(new)
     except ValueError as fault:
         raise failed(fault, 2) from None
-    if taken := address_named_twice([address]):
-        raise failed(f"{taken} cannot be the address for clients and for peers", 2)
     cluster = ask_cluster(endpoint)
     for one in cluster["members"]:
         at = f"{one['id']}={_address(one)}"
@@ -145,8 +143,8 @@ def add(
             # The cluster would move the member to that address, and lose a node that serves.
             raise failed(f"{at} is a member: take another id for the new node, or remove this one first", 1)
         # Two at one address are told apart by nobody; of a learner, which never came, the address may be corrected.
-        if one["id"] != address.node_id and (taken := address_named_twice([MemberAddress.parse(at), address])):
-            raise failed(f"{taken} is an address of the member {one['id']}: remove that one first, or take another", 1)
+        if one["id"] != address.node_id and (shared := shared_address([MemberAddress.parse(at), address])):
+            raise failed(f"{shared} is an address of the member {one['id']}: remove that one first, or take another", 1)
     say("Start the new node, with an empty data directory, where it is to run:", err=True)
     say(_start_of(address, cluster))
     places = [value for value in cluster.get("settings", {}).values() if isinstance(value, str) and value.isupper()]

@@ -94,20 +94,20 @@ def _members(members: list[str]) -> list[str]:
     parsed = [MemberAddress.parse(member) for member in members]
     if len({member.node_id for member in parsed}) != len(parsed):
         raise ValueError("a node id is named twice")
-    if taken := address_named_twice(parsed):
-        raise ValueError(f"{taken} is named twice: each node has two addresses of its own")
+    if shared := shared_address(parsed):
+        raise ValueError(f"{shared} is an address of two members")
     return members
 
 
-def address_named_twice(members: Iterable[MemberAddress]) -> str:
-    """Return the first host:port that stands twice among these members, for clients or for peers; "" if none does."""
+def shared_address(members: Iterable[MemberAddress]) -> str:
+    """Return the first host:port that two of these members have, for clients or for peers; "" if there is none."""
     seen = set[str]()
     for member in members:
-        for port in (member.http_port, member.peer_port):
-            address = f"{bracketed(member.host.lower())}:{port}"
+        own = [f"{bracketed(member.host.lower())}:{port}" for port in (member.http_port, member.peer_port)]
+        for address in own:
             if address in seen:
                 return address
-            seen.add(address)
+        seen.update(own)
     return ""
 
 

@@ -105,8 +105,8 @@ class FakeNode:
 
     @property
     def address(self) -> MemberAddress:
-        """Where it listens; peers do not talk, so nobody listens at their port."""
-        return MemberAddress(self.node_id, "127.0.0.1", self._port, self._port ^ 1)
+        """Where it listens; peers do not talk, so their port is that of HTTP."""
+        return MemberAddress(self.node_id, "127.0.0.1", self._port, self._port)
 
     @property
     def endpoint(self) -> str:

@@ -70,14 +70,12 @@ def test_check_finds_what_would_keep_the_node_from_starting_unless_values_alone_
     assert _config("check", str(tmp_path / "none.toml")).exit_code == 1
 
 
-@pytest.mark.parametrize(
-    "second", ["127.0.0.1:7400:7401", "127.0.0.1:7500:7400", "127.0.0.1:7401:7500", "127.0.0.1:7500:7500"]
-)
+@pytest.mark.parametrize("second", ["127.0.0.1:7400:7401", "127.0.0.1:7500:7400", "127.0.0.1:7401:7500"])
 def test_check_refuses_members_that_share_an_address(tmp_path: Path, second: str) -> None:
     file = tmp_path / "n1.toml"
     file.write_text(f'members = ["n1=127.0.0.1:7400:7401", "n2={second}"]')
     checked = _config("check", str(file), "--values-only")
-    assert (checked.exit_code, "is named twice" in checked.stderr) == (1, True)
+    assert (checked.exit_code, "is an address of two members" in checked.stderr) == (1, True)
 
 
 def test_sample_is_a_file_of_all_defaults(tmp_path: Path) -> None:

@@ -150,9 +150,9 @@ async def test_what_cannot_be_is_refused_with_its_reason(api):
         assert_problem(await api.call(method, f"/v1/cluster/{path}", body), code)
     here = str(api._http._base_url)
     host, http_port = here.rstrip("/").removeprefix("http://").rsplit(":", 1)
-    for ports, code in (((int(http_port), 1), "CONFLICT"), ((1, int(http_port)), "CONFLICT"), ((1, 1), "BAD_REQUEST")):
+    for ports in ((int(http_port), 1), (1, int(http_port))):
         taken = {"id": "n4", "host": host, "http_port": ports[0], "peer_port": ports[1]}
-        assert_problem(await api.call("POST", "/v1/cluster/members", taken), code)
+        assert_problem(await api.call("POST", "/v1/cluster/members", taken), "CONFLICT")
     for arguments, code in (
         (("leader", "move", "--to", "n9", "--endpoint", here), 1),
         (("member", "remove", "n1", "--endpoint", "http://127.0.0.1:1"), 3),

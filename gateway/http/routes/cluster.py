@@ -34,7 +34,7 @@ from oncegate.gateway.http.routing import PROPOSED, READ, Parameter, Raw, Route,
 from oncegate.gateway.machine.levels import FIRST, NEWEST
 from oncegate.gateway.node.administration import AddMember, MoveLeader, RemoveMember, RepairMember, Request
 from oncegate.gateway.node.node import Node
-from oncegate.gateway.node.settings import MemberAddress, address_named_twice, bracketed
+from oncegate.gateway.node.settings import MemberAddress, bracketed, shared_address
 from oncegate.gateway.observability.process import disk_figures
 from oncegate.rifl.errors import Code, OncegateError
 from oncegate.version import __version__
@@ -222,11 +222,9 @@ async def add(request: web.Request) -> web.StreamResponse:
         address = MemberAddress.parse(f"{new.id}={bracketed(new.host)}:{new.http_port}:{new.peer_port}")
     except ValueError as fault:
         raise request_bodies.bad(str(fault)) from None
-    if taken := address_named_twice([address]):
-        raise request_bodies.bad(f"{taken} cannot be the address for clients and for peers")
     others = [one for one in request.app[NODE].members.values() if one.node_id != address.node_id]
-    if taken := address_named_twice([*others, address]):
-        raise OncegateError(Code.CONFLICT, f"{taken} is the address of another member")
+    if shared := shared_address([*others, address]):
+        raise OncegateError(Code.CONFLICT, f"{shared} is the address of another member")
     return await _changed(request, AddMember(*address))
 
 
