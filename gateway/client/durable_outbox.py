@@ -234,18 +234,24 @@ class DurableOutbox:
         doubted, self._doubted = self._doubted, []
         tracker = self._tracker
         covered = 0 if tracker is None else tracker.first_incomplete
-        now_ms = int(time.time() * 1000)
-        await self._change({"position": self.position}, added, dropped, doubted, now_ms=now_ms)
+        await self._change({"position": self.position}, added, dropped, doubted)
         if tracker is self._tracker:
             self.first_incomplete = max(self.first_incomplete, covered)
 
-    async def _change(self, fields: Mapping[str, Any], *given: Any, **more: Any) -> None:
+    async def _change(
+        self,
+        fields: Mapping[str, Any],
+        added: Sequence[NewEntry] = (),
+        dropped: Sequence[tuple[int, int]] = (),
+        doubted: Sequence[tuple[int, int]] = (),
+    ) -> None:
         """Write, with fields of the head changed in the thread: what waits there may change others of them before."""
-        await self._write(
-            lambda: self._file.write(*given, head=msgspec.structs.replace(self._file.head, **fields), **more)
-        )
+        now_ms = int(time.time() * 1000)
 
-    async def _write(self, write: Callable[[], None]) -> None:
+        def write() -> None:
+            head = msgspec.structs.replace(self._file.head, **fields)
+            self._file.write(added, dropped, doubted, head=head, now_ms=now_ms)
+
         await self._in_thread(write)
         self._count, self._bytes = len(self._file), self._file.bytes
 

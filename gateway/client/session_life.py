@@ -188,10 +188,10 @@ class SessionLife:
 
     def _begin(self, opened: SessionOpened, sent_at: float, tracker: RequestTracker | None) -> None:
         connection, outbox = self._connection, self.outbox
-        if outbox is not None and tracker is not None:
-            outbox.begin(parse_client_id(opened.client_id), tracker)
-        lease = LeaseClock(opened.lease_ms, sent_at)
         client_id, epoch = parse_client_id(opened.client_id), Epoch(opened.epoch)
+        if outbox is not None and tracker is not None:
+            outbox.begin(client_id, tracker)
+        lease = LeaseClock(opened.lease_ms, sent_at)
         if self._reopening is not None:
             if self._keeper is not None:
                 self._keeper.cancel()
