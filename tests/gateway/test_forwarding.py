@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -81,6 +82,16 @@ async def _refusal(future: asyncio.Future[Any]) -> OncegateError:
     return refused.value
 
 
+@asynccontextmanager
+async def _following(files: Settings, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Node, Peers]]:
+    """A node that follows n2, and what it sends to its peers."""
+    async with running(files) as node:
+        await founded(node)
+        peers = Peers(node, monkeypatch)
+        _follows(node, "n2")
+        yield node, peers
+
+
 def _nothing_is_left(node: Node) -> bool:
     return node.proposer.inflight_commands == node.proposer.inflight_bytes == len(_under_way(node)) == 0
 
@@ -92,10 +103,7 @@ def _under_way(node: Node) -> list[Any]:
 async def test_commands_that_come_while_frames_are_under_way_share_the_next_one(
     files: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with running(files) as node:
-        await founded(node)
-        peers = Peers(node, monkeypatch)
-        _follows(node, "n2")
+    async with _following(files, monkeypatch) as (node, peers):
         first = await _submit(node, "a", "b")
         assert peers.frames == [("n2", ["a", "b"])], "one turn of the loop, one frame, and nothing to wait for"
         futures = [*first]
@@ -113,10 +121,7 @@ async def test_commands_that_come_while_frames_are_under_way_share_the_next_one(
 async def test_frame_has_a_bound_of_bytes_and_a_larger_command_a_frame_of_its_own(
     files: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with running(files) as node:
-        await founded(node)
-        peers = Peers(node, monkeypatch)
-        _follows(node, "n2")
+    async with _following(files, monkeypatch) as (node, peers):
         await _submit(node, "under way")
         await _submit(node, "too")
         futures = [
@@ -137,10 +142,7 @@ async def test_frame_has_a_bound_of_bytes_and_a_larger_command_a_frame_of_its_ow
 async def test_what_waits_for_a_frame_when_the_leader_changes_goes_to_the_next_one(
     files: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with running(files) as node:
-        await founded(node)
-        peers = Peers(node, monkeypatch)
-        _follows(node, "n2")
+    async with _following(files, monkeypatch) as (node, peers):
         for nonce in "abc"[:FRAMES_MAX]:
             await _submit(node, nonce)
         (waits,) = await _submit(node, "waits")
@@ -157,10 +159,7 @@ async def test_what_waits_behind_a_connection_that_is_lost_was_not_applied(
     files: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(between_leaders, "HOLD_MS", 0)
-    async with running(files) as node:
-        await founded(node)
-        peers = Peers(node, monkeypatch)
-        _follows(node, "n2")
+    async with _following(files, monkeypatch) as (node, peers):
         sent = [(await _submit(node, nonce))[0] for nonce in "abc"[:FRAMES_MAX]]
         (waits,) = await _submit(node, "waits")
         peers.unreachable.add("n2")
@@ -175,10 +174,7 @@ async def test_what_waits_behind_a_connection_that_is_lost_was_not_applied(
 async def test_leader_that_does_not_answer_in_time_leaves_its_commands_unknown_and_those_behind_not_applied(
     files: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with running(files) as node:
-        await founded(node)
-        peers = Peers(node, monkeypatch)
-        _follows(node, "n2")
+    async with _following(files, monkeypatch) as (node, peers):
         sent = [(await _submit(node, nonce))[0] for nonce in "abc"[:FRAMES_MAX]]
         (waits,) = await _submit(node, "waits")
         for _, _, answered in list(peers.sent):
@@ -217,10 +213,7 @@ async def test_what_is_held_for_a_leader_that_goes_on_leading_is_sent_on_and_the
     files: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(between_leaders, "HOLD_MS", 600_000)
-    async with running(files) as node:
-        await founded(node)
-        peers = Peers(node, monkeypatch)
-        _follows(node, "n2")
+    async with _following(files, monkeypatch) as (node, peers):
         (first,) = await _submit(node, "held")
         peers.answer(0, Relayed(refusal=("NOT_LEADER", "a transfer", None, "not_applied")))
         (second,) = await _submit(node, "taken")
@@ -237,10 +230,7 @@ async def test_leader_that_hands_over_still_answers_what_it_was_given(
     files: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forwarding, "LATE_ANSWER_S", 600.0)
-    async with running(files) as node:
-        await founded(node)
-        peers = Peers(node, monkeypatch)
-        _follows(node, "n2")
+    async with _following(files, monkeypatch) as (node, peers):
         (future,) = await _submit(node, "a")
         _follows(node, "n3")
         peers.answer(0, Relayed(refusal=("QUOTA", "full", None, "not_applied")))
@@ -379,10 +369,7 @@ class _Deaf:
 async def test_waiter_that_cannot_take_a_forwarded_answer_leaves_nobody_else_waiting(
     files: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with running(files) as node:
-        await founded(node)
-        peers = Peers(node, monkeypatch)
-        _follows(node, "n2")
+    async with _following(files, monkeypatch) as (node, peers):
         for nonce in "ab":
             node.proposer.order(Waiting(c.OpenSession(nonce, 60_000, 64), 64, _Deaf()))
         (behind,) = await _submit(node, "c")

@@ -1,9 +1,30 @@
-"""A store in which something else happens before a chosen call: death, another process, a reader."""
+"""Stores of a test, and one in which something else happens before a chosen call: death, another process, a reader."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from pathlib import Path
 from typing import Any
+
+from oncegate.stores import ClaimedStore, claimed_store
+from oncegate.stores.tables import StoreTable
+
+
+@contextmanager
+def opening(directory: Path, tables: Sequence[StoreTable]) -> Iterator[Callable[[], ClaimedStore]]:
+    """A function that opens another store with these tables, empty, each time."""
+    numbers = count()
+    with ExitStack() as opened:
+
+        def new() -> ClaimedStore:
+            store = claimed_store(f"sqlite://{directory}/{next(numbers)}?shards=1", "one")
+            opened.callback(store.close)
+            store.create(tables)
+            return store
+
+        yield new
 
 
 class Step(Exception):

@@ -25,7 +25,7 @@ from oncegate.spark_sink.replay import REPLAYS, Replay, next_stamp, record
 from oncegate.stores import ClaimedStore, claimed_store
 from oncegate.stores.claims import adopt
 from oncegate.stores.errors import StoreCode, StoreError
-from tests.spark.library.stepped import Step, Stepped, die, steps
+from tests.spark.library.stepped import Step, Stepped, die, opening, steps
 
 SALES = totals("sales", [text("shop")], [whole("price")])
 BATCHES = 8
@@ -55,17 +55,8 @@ def read(store: Any) -> dict[str, tuple[int, int]]:
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[Callable[[], ClaimedStore]]:
-    stores: list[ClaimedStore] = []
-
-    def new() -> ClaimedStore:
-        store = claimed_store(f"sqlite://{tmp_path}/{len(stores)}?shards=1", "one")
-        stores.append(store)
-        store.create(SALES.tables)
-        return store
-
-    yield new
-    for store in stores:
-        store.close()
+    with opening(tmp_path, SALES.tables) as new:
+        yield new
 
 
 def applied(store: ClaimedStore, *batches: FlowBatch, stamp: int = 0) -> None:

@@ -16,7 +16,7 @@ from oncegate.spark_sink.library.fields import moment, text, whole
 from oncegate.stores import ClaimedStore, claimed_store
 from oncegate.stores.claims import adopt
 from oncegate.stores.errors import StoreCode, StoreError
-from tests.spark.library.stepped import Step, Stepped, die, steps
+from tests.spark.library.stepped import Step, Stepped, die, opening, steps
 
 PETS = copied("pets", [text("owner"), text("about")], by=["owner"], words_of=["about"])
 OWNERS, ABOUT = (index.table for index in PETS.indexes)
@@ -34,17 +34,8 @@ BATCHES = [FIRST, SECOND, THIRD]
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[Callable[[], ClaimedStore]]:
-    stores: list[ClaimedStore] = []
-
-    def new() -> ClaimedStore:
-        store = claimed_store(f"sqlite://{tmp_path}/{len(stores)}?shards=1", "one")
-        stores.append(store)
-        store.create(PETS.tables)
-        return store
-
-    yield new
-    for store in stores:
-        store.close()
+    with opening(tmp_path, PETS.tables) as new:
+        yield new
 
 
 def applied(store: Any, *batches: FlowBatch) -> None:
