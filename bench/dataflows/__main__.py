@@ -1,9 +1,10 @@
 """Three data flows over one Cassandra and one workload: ``python -m bench.dataflows [EXPERIMENT …]``.
 
-``saturating``: as fast as posts are answered, two database nodes. ``eighty``: 80 % of what all three have sustained.
-``burst``: 50 % of it, then 200 %, then 50 %. ``failure``: 80 % on three database nodes with three copies; one is killed
-and comes back. ``scaling``: saturating with 1, 2 and 3 database nodes, one copy of each row. Every run ends with the
-complete check: each acknowledged post once in the timeline of each follower. Exit status: 0 complete, 1 not.
+``saturating``: the same posts, as fast as they are answered, two database nodes. ``eighty``: 80 % of what all three
+have sustained. ``burst``: 50 % of it, then 200 %, then 50 %. ``failure``: 40 % of what three database nodes with three
+copies take; one is killed and comes back. ``scaling``: saturating with 1, 2 and 3 database nodes, one copy of each row.
+Every run ends with the complete check: each acknowledged post once in the timeline of each follower. Exit status: 0
+complete, 1 not.
 """
 
 from __future__ import annotations
@@ -30,13 +31,25 @@ from oncegate.stores.devcassandra.node import Config
 EXPERIMENTS: Final = ("saturating", "eighty", "burst", "failure", "scaling")
 NODES_MAX: Final = 3
 SHARE: Final = 0.8
+FAILURE_SHARE: Final = 0.4
+"""Published: 1,000 messages a second where the cluster takes about 2,600."""
 RATE_MIN: Final = 1.0
 
 
 class Lengths(NamedTuple):
-    """Seconds: of a database's warming, of each load and phase of a burst; when a node dies, and when it returns."""
+    """How long the parts of the experiments are.
+
+    Attributes:
+        prime_s: of a database's warming.
+        posts, scaling_posts: as fast as they are answered, by each data flow: the same for all, so that they do the
+            same work, and what one accepts ahead of its copies is bounded.
+        load_s, burst_s: of the load, of each phase of a burst.
+        kill_s, restart_s, failure_s: when a node dies, when it returns, of the load around it.
+    """
 
     prime_s: float
+    posts: int
+    scaling_posts: int
     load_s: float
     burst_s: float
     kill_s: float
@@ -44,8 +57,10 @@ class Lengths(NamedTuple):
     failure_s: float
 
 
-WHOLE_LENGTHS: Final = Lengths(20.0, 600.0, 30.0, 60.0, 90.0, 180.0)
-SAMPLE_LENGTHS: Final = Lengths(3.0, 10.0, 4.0, 4.0, 8.0, 16.0)
+WHOLE_LENGTHS: Final = Lengths(20.0, 60_000, 20_000, 600.0, 30.0, 60.0, 90.0, 180.0)
+SAMPLE_LENGTHS: Final = Lengths(3.0, 2_000, 1_000, 10.0, 4.0, 4.0, 8.0, 16.0)
+SATURATING_S: Final = 900.0
+"""At most."""
 
 
 def plan(experiment: str, architecture: str, nodes: int, capacity: float, lengths: Lengths) -> Run:
@@ -55,7 +70,7 @@ def plan(experiment: str, architecture: str, nodes: int, capacity: float, length
         experiment: of `EXPERIMENTS`.
         architecture: its name.
         nodes: of Cassandra.
-        capacity: posts a second that all data flows sustain.
+        capacity: posts a second that all data flows sustain, with two database nodes and one copy of each row.
         lengths: of the phases.
 
     Raises:
@@ -64,15 +79,18 @@ def plan(experiment: str, architecture: str, nodes: int, capacity: float, length
     rate = max(RATE_MIN, SHARE * capacity)
     match experiment:
         case "saturating" | "scaling":
-            return Run(experiment, architecture, [(0.0, lengths.load_s / (1 if experiment == "saturating" else 5))])
+            posts = lengths.posts if experiment == "saturating" else lengths.scaling_posts
+            return Run(experiment, architecture, [(0.0, SATURATING_S)], posts)
         case "eighty":
             return Run(experiment, architecture, [(rate, lengths.load_s)])
         case "burst":
             half, double = max(RATE_MIN, capacity / 2), max(RATE_MIN, capacity * 2)
             return Run(experiment, architecture, [(share, lengths.burst_s) for share in (half, double, half)])
         case "failure":
-            phases = [(rate, lengths.failure_s)]
-            return Run(experiment, architecture, phases, lengths.kill_s, lengths.restart_s, replicas=min(3, nodes))
+            replicas = min(3, nodes)
+            # Each copy is written so many times, by the processors that wrote it once.
+            phases = [(max(RATE_MIN, FAILURE_SHARE * capacity / replicas), lengths.failure_s)]
+            return Run(experiment, architecture, phases, None, lengths.kill_s, lengths.restart_s, replicas)
     raise ValueError(f"no experiment {experiment}")
 
 

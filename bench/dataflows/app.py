@@ -2,8 +2,8 @@
 
 Posts come in phases of a rate and a length. With a rate they come evenly, whatever became of those before, and the
 response time of a post begins when it is due; one that comes when `UNDER_WAY_MAX` are under way is dropped and counted.
-Without a rate ``--callers`` posts are always under way. Prints ``progress`` each second and ``result`` at the end; the
-numbers of acknowledged posts go into a file.
+Without a rate ``--callers`` posts are always under way, ``--posts`` of them in all at most. Prints ``progress`` each
+second and ``result`` at the end; the numbers of acknowledged posts go into a file.
 """
 
 from __future__ import annotations
@@ -45,11 +45,16 @@ class Load:
         self._flow, self._audience, self._seed = flow, audience, seed
         self._under_way: set[asyncio.Task[None]] = set()
 
-    async def phase(self, rate: float, seconds: float, callers: int) -> None:
-        """Send for ``seconds``, and return when the last post is due; answers may come later."""
+    async def phase(self, rate: float, seconds: float, callers: int, most: int | None = None) -> None:
+        """Send for ``seconds``, and return when the last post is due; answers may come later.
+
+        Without a rate it ends before, when ``most`` posts have been sent.
+        """
         began = time.perf_counter()
         if not rate:
-            await asyncio.gather(*(self._caller(began + seconds) for _ in range(callers)))
+            await asyncio.gather(
+                *(self._caller(began + seconds, self.sent + most if most else None) for _ in range(callers))
+            )
             return
         for number in range(int(rate * seconds)):
             due = began + number / rate
@@ -83,8 +88,8 @@ class Load:
         self.took_s.append(time.perf_counter() - due)
         self.acknowledged.append(number)
 
-    async def _caller(self, until: float) -> None:
-        while (now := time.perf_counter()) < until:
+    async def _caller(self, until: float, most: int | None) -> None:
+        while (now := time.perf_counter()) < until and (most is None or self.sent < most):
             await self.one(now)
 
 
@@ -140,7 +145,7 @@ async def run(options: argparse.Namespace) -> None:
 
         beside, began, cpu_s = asyncio.ensure_future(progress()), time.perf_counter(), time.process_time()
         for rate, seconds in phases:
-            await load.phase(rate, seconds, options.callers)
+            await load.phase(rate, seconds, options.callers, options.posts)
         await load.settled()
         seconds_all, cpu_all_s = time.perf_counter() - began, time.process_time() - cpu_s
         beside.cancel()
@@ -171,6 +176,7 @@ def main() -> None:
     parser.add_argument("--endpoints", default="")
     parser.add_argument("--phases", required=True, help="JSON: [[posts a second, or 0, seconds], …]")
     parser.add_argument("--callers", type=int, default=CALLERS)
+    parser.add_argument("--posts", type=int, help="at most, of each phase without a rate")
     parser.add_argument("--authors", type=int, required=True)
     parser.add_argument("--largest", type=int, required=True)
     parser.add_argument("--seed", type=int, default=1)

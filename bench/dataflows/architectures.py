@@ -13,19 +13,17 @@ from __future__ import annotations
 
 import abc
 import asyncio
-import threading
-from concurrent.futures import ThreadPoolExecutor
+import json
 from types import TracebackType
 from typing import ClassVar, Final, Self
 
+import numpy as np
+
 from bench.dataflows.jetstream import JetStream
-from bench.dataflows.workload import TIMELINES, TWEETS, Posts, copies, tweets
+from bench.dataflows.writers import THREADS, Together, Writers
 from oncegate import Client
 from oncegate.spark_sink.rows import Contacts
-from oncegate.stores import open_store
 
-THREADS: Final = 8
-"""That write at once: one store each."""
 TABLE: Final = "posts"
 TIMEOUT_S: Final = 60.0
 
@@ -51,51 +49,21 @@ class DataFlow(abc.ABC):
         """Disconnect."""
 
 
-class Writers:
-    """Threads with a store each."""
-
-    def __init__(self, url: str, known: Contacts, threads: int = THREADS) -> None:
-        self._url, self._known, self._own = url, known, threading.local()
-        self._pool, self._threads = ThreadPoolExecutor(threads, initializer=self._connect), threads
-
-    async def write(self, numbers: list[int], values: list[str], *, with_tweets: bool, with_copies: bool) -> None:
-        """Write what posts become; all of it is durable when this returns."""
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._pool, self._write, numbers, values, with_tweets, with_copies)
-
-    def close(self) -> None:
-        """Wait for what is under way, and disconnect."""
-        all_there = threading.Barrier(self._threads)  # so that no thread closes for another
-        for closing in [self._pool.submit(self._disconnect, all_there) for _ in range(self._threads)]:
-            closing.result()
-        self._pool.shutdown()
-
-    def _connect(self) -> None:
-        self._own.store = open_store(self._url)
-
-    def _disconnect(self, all_there: threading.Barrier) -> None:
-        all_there.wait()
-        self._own.store.close()
-
-    def _write(self, numbers: list[int], values: list[str], with_tweets: bool, with_copies: bool) -> None:
-        posts, store = Posts.of(numbers, values), self._own.store
-        if with_tweets:
-            store.write(TWEETS, tweets(posts))
-        for rows in copies(posts, self._known) if with_copies else ():
-            store.write(TIMELINES, rows)
-
-
 class Synchronous(DataFlow):
     """All rows are written before the answer."""
 
     name, title = "synchronous", "synchronous"
 
     def __init__(self, store: str, known: Contacts) -> None:
-        self._writers = Writers(store, known)
+        self._writers, self._known = Writers(store, known), known
+        self._tweets = Together(self._writers.write_tweets, THREADS // 2)
+        self._copies = Together(self._writers.write_copies, THREADS // 2)
 
     async def post(self, number: int, value: str) -> None:
-        """Write the tweet and all copies."""
-        await self._writers.write([number], [value], with_tweets=True, with_copies=True)
+        """Write the tweet and all copies, at the same time."""
+        author = np.array([json.loads(value)["author"]], dtype=np.int64)
+        rows = int(self._known.ranges_of(author)[1][0])
+        await asyncio.gather(self._tweets.post(number, value, 1), self._copies.post(number, value, rows))
 
     async def __aenter__(self) -> Self:
         return self
@@ -113,11 +81,12 @@ class ExternalQueue(DataFlow):
 
     def __init__(self, store: str, known: Contacts, url: str) -> None:
         self._writers, self._queue, self._url = Writers(store, known), JetStream(), url
+        self._tweets = Together(self._writers.write_tweets, THREADS)
 
     async def post(self, number: int, value: str) -> None:
         """Write the tweet and queue the post."""
         await asyncio.gather(
-            self._writers.write([number], [value], with_tweets=True, with_copies=False),
+            self._tweets.post(number, value, 1),
             self._queue.publish(f"{number} {value}".encode(), str(number)),
         )
 

@@ -14,6 +14,7 @@ from typing import Final
 from bench.dataflows.architectures import TABLE
 from bench.dataflows.fan_out import FanOut
 from bench.dataflows.workload import TIMELINES, TWEETS, Audience
+from bench.dataflows.writers import INTERVAL_MS
 from bench.scenarios.scene import Job
 from oncegate.spark_sink import session
 from oncegate.spark_sink.jobs.settings import JobSettings
@@ -38,7 +39,7 @@ def main() -> int:
         store=store,
         checkpoint=f"{directory}/checkpoint",
         available_now=False,
-        interval_ms=200,
+        interval_ms=INTERVAL_MS,
     )
     job = Job(spark, settings)
     print(json.dumps({"event": "started"}), flush=True)

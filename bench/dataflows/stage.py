@@ -49,6 +49,7 @@ class Run(NamedTuple):
         experiment: its name.
         architecture: of :mod:`bench.dataflows.architectures`.
         phases: posts a second, 0 = as answered, and seconds.
+        posts: at most, of a phase as answered; None: as many as are answered in its time.
         kill_s: when a node of Cassandra is killed; None: never. restart_s: when it is started again.
         replicas: copies of each row in Cassandra.
     """
@@ -56,6 +57,7 @@ class Run(NamedTuple):
     experiment: str
     architecture: str
     phases: Sequence[tuple[float, float]]
+    posts: int | None = None
     kill_s: float | None = None
     restart_s: float | None = None
     replicas: int = 1
@@ -132,6 +134,8 @@ class Stage:
         authors, largest, seed = self._of_workload
         words = ["--architecture", self._run.architecture, "--phases", json.dumps(self._run.phases)]
         words += ["--authors", authors, "--largest", largest, "--seed", seed, "--acknowledged", str(acknowledged)]
+        if self._run.posts is not None:
+            words += ["--posts", str(self._run.posts)]
         if not self.words:
             words += ["--store", self.store]
         log = self._directory / "app.log"

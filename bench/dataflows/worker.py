@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
 from typing import Final
 
-from bench.dataflows.architectures import Writers
 from bench.dataflows.jetstream import JetStream
 from bench.dataflows.workload import Audience, followers_of
+from bench.dataflows.writers import INTERVAL_MS, Writers
 
-FETCHED_MAX: Final = 200
-IDLE_S: Final = 0.01
+FETCHED_MAX: Final = 2_000
 THREADS: Final = 2
 
 
@@ -34,15 +34,16 @@ async def work(url: str, store: str, audience: Audience, seed: int) -> None:
 
         async def one() -> None:
             while not ending.is_set():
+                asked = time.monotonic()
                 messages = await queue.fetch(FETCHED_MAX)
-                if not messages:
-                    await asyncio.sleep(IDLE_S)
-                    continue
-                pairs = [message.payload.decode().split(" ", 1) for message in messages]
-                numbers, values = [int(number) for number, _ in pairs], [value for _, value in pairs]
-                await writers.write(numbers, values, with_tweets=False, with_copies=True)
-                for message in messages:
-                    queue.acknowledge(message)
+                if messages:
+                    pairs = [message.payload.decode().split(" ", 1) for message in messages]
+                    await writers.write_copies([int(number) for number, _ in pairs], [value for _, value in pairs])
+                    for message in messages:
+                        queue.acknowledge(message)
+                if len(messages) < FETCHED_MAX:
+                    # What comes meanwhile shares the next call, as it shares the next batch of the Spark job.
+                    await asyncio.sleep(max(0.0, asked + INTERVAL_MS / 1000 - time.monotonic()))
 
         print(json.dumps({"event": "started"}), flush=True)
         await asyncio.gather(*(one() for _ in range(THREADS)))

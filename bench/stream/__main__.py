@@ -34,14 +34,17 @@ from oncegate.stores.devcassandra.node import Config
 
 MODES = {"singles": 512, "ranges": 4}
 """Callers of each mode: one event, or 1,024, under way each."""
-FLOW = {"retention_ms": 86_400_000, "retention_bytes": 12 << 30, "max_items": 16_384, "linger_ms": 250}
+FLOW = {"retention_ms": 86_400_000, "retention_bytes": 10 << 30, "max_items": 16_384, "linger_ms": 250}
 QUOTA_BYTES = 24 << 30
 STARTED_S = 180.0
 CATCH_UP_S = 600.0
 FIRST_CALLER = 9_999
 """Wrote the first event."""
 REPLAYED_MAX = 64
-"""Batches of the replay at most: it runs beside live traffic, and has to end before it."""
+"""Batches of the replay at most: it runs beside live traffic, and has to end before it.
+
+They are the last of the older half of what is delivered, which the flow still retains.
+"""
 
 
 @contextlib.contextmanager
@@ -96,8 +99,10 @@ def measured(mode: str, store: str, directory: Path, *, seconds: float, rate: fl
             samples.append(found)
             # Not the first batch alone, unless the job is so late that there is no other in time.
             if replay is None and found.at_s > seconds / 3 and (found.cursor > 3 or found.at_s > seconds / 2):
-                replay = {"batches": max(1, min(found.cursor // 2, REPLAYED_MAX)), "from_s": found.at_s}
-                driver.tell(f"1 {replay['batches']}")
+                last = max(1, found.cursor // 2)
+                first = max(1, last - REPLAYED_MAX + 1)
+                replay = {"first": first, "batches": last - first + 1, "from_s": found.at_s}
+                driver.tell(f"{first} {last}")
             if replay is not None and "until_s" not in replay and driver.of("replayed"):
                 replay["until_s"] = found.at_s
         result = writer.wait("result", 1.0)
@@ -105,7 +110,7 @@ def measured(mode: str, store: str, directory: Path, *, seconds: float, rate: fl
         wait_for(lambda: caught_up(cluster), CATCH_UP_S + seconds, "the job has caught up", every_s=0.1)
         delivered_s, after = time.monotonic() - began_s, used(cluster, writer, driver)
         if replay is None:  # the job had not begun to deliver while there was load
-            replay = {"batches": 1, "from_s": delivered_s}
+            replay = {"first": 1, "batches": 1, "from_s": delivered_s}
             driver.tell("1 1")
         replay |= driver.wait("replayed", CATCH_UP_S)
         replay["beside_load"] = "until_s" in replay

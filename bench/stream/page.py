@@ -81,10 +81,12 @@ def _recounts(row: Mapping[str, Any]) -> str:
 def _replay(row: Mapping[str, Any]) -> str:
     replay = row["replay"]
     beside = "beside the live traffic" if replay["beside_load"] else "**after** the traffic had ended"
+    first = replay.get("first", 1)
+    last = first + replay["batches"] - 1
     ended = "" if replay["status"] == 0 else f" **It ended with status {replay['status']}.**"
     return (
-        f"Replayed: batches 1 to {replay['batches']:,}, in {replay['seconds']:.1f} s, {beside}; the recount is of what "
-        f"stood in the tables afterwards.{ended}"
+        f"Replayed: batches {first:,} to {last:,}, in {replay['seconds']:.1f} s, {beside}; the recount is of what stood "
+        f"in the tables afterwards.{ended}"
     )
 
 

@@ -110,7 +110,9 @@ def row_of(**changed: Any) -> dict[str, Any]:
         "mode": "singles", "events": 100, "events_per_s": 50_000.0, "delivered_per_s": 40_000.0, "seconds": 600.0,
         "samples": 100, "p50_ms": 1.0, "p99_ms": 2.0, "max_ms": 3.0, "stall_ms": 4.0, "nodes_cpu_us": 30.0,
         "spark_cpu_us": 3.0, "client_cpu_us": 7.0, "nodes_cores": 1.0, "lag_max": 10, "caught_up_s": 1.0,
-        "replay": {"batches": 3, "from_s": 1.0, "until_s": 2.0, "seconds": 1.0, "status": 0, "beside_load": True},
+        "replay": {
+            "first": 2, "batches": 3, "from_s": 1.0, "until_s": 2.0, "seconds": 1.0, "status": 0, "beside_load": True,
+        },
         "job_status": 0, "rows": counted, "batches": {**counted, "first": 1, "last": 9}, "exact": True,
         "over_time": [(1.0, 50_000.0, 5), (2.0, 51_000.0, 7), (3.0, 49_000.0, 0)], **changed,
     }  # fmt: skip
@@ -139,7 +141,7 @@ def test_page_judges_whole_runs_only_and_by_what_was_delivered() -> None:
 
 def test_page_tells_losses_repetitions_and_a_replay_that_failed() -> None:
     lost = {"acknowledged": 100, "found": 99, "lost": 2, "twice": 1, "unknown": 0}
-    replay = {"batches": 3, "from_s": 9.0, "seconds": 1.0, "status": 4, "beside_load": False}
+    replay = {"first": 1, "batches": 3, "from_s": 9.0, "seconds": 1.0, "status": 4, "beside_load": False}
     text = text_of(line_of(rows=lost, replay=replay))
     assert "| the job's rows | 100 | 99 | **2** | **1** | 0 |" in text
     assert "| batches 1 to 9 | 100 | 100 | 0 | 0 | 0 |" in text
