@@ -85,8 +85,8 @@ def _replay(row: Mapping[str, Any]) -> str:
     last = first + replay["batches"] - 1
     ended = "" if replay["status"] == 0 else f" **It ended with status {replay['status']}.**"
     return (
-        f"Replayed: batches {first:,} to {last:,}, in {replay['seconds']:.1f} s, {beside}; the recount is of what stood "
-        f"in the tables afterwards.{ended}"
+        f"Replayed: batches {first:,} to {last:,}, in {replay['seconds']:.1f} s, {beside}; the recount is of what "
+        f"stood in the tables afterwards.{ended}"
     )
 
 
