@@ -11,6 +11,7 @@ import os
 import platform
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +35,19 @@ class Latency(NamedTuple):
         return cls(len(seconds), float(p50), float(p99), float(worst))
 
 
+def interpreter() -> str:
+    """Return the version of Python, and how it was built where that costs speed.
+
+    One that was built without profile-guided optimisation takes an eighth more processor time here; that of a
+    distribution has it.
+    """
+    version = platform.python_version()
+    if sys.base_prefix == "/usr":
+        return f"{version} of {platform.freedesktop_os_release()['NAME']}"
+    optimised = "--enable-optimizations" in (sysconfig.get_config_var("CONFIG_ARGS") or "")
+    return version if optimised else f"{version} built without optimisations"
+
+
 def machine() -> dict[str, Any]:
     """Describe the machine and the build."""
     cpu = next(
@@ -50,7 +64,7 @@ def machine() -> dict[str, Any]:
         "cpu": cpu,
         "cores": os.cpu_count(),
         "kernel": platform.release(),
-        "python": platform.python_version(),
+        "python": interpreter(),
         "commit": (commit.stdout.strip() or "none") + ("+" if dirty.stdout.strip() else ""),
     }
 

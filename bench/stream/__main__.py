@@ -118,7 +118,8 @@ def measured(mode: str, store: str, directory: Path, *, seconds: float, rate: fl
         acknowledged = {int(caller): count for caller, count in result.pop("acknowledged").items()}
         acknowledged[FIRST_CALLER] = 1
         events = sum(acknowledged.values())
-        by_rows, by_batches = in_store(store, acknowledged), in_flow(cluster.endpoints, acknowledged)
+        by_rows = in_store(store, acknowledged)
+        by_batches = in_flow(cluster.endpoints, acknowledged, FIRST_CALLER)
     cpu = {name: 1e6 * after[name].since(before[name]).cpu_s / events for name in ("nodes", "spark")}
     row = {
         "mode": mode,

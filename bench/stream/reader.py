@@ -36,8 +36,13 @@ class InFlow(NamedTuple):
     recount: Recount
 
 
-def in_flow(endpoints: Sequence[str], acknowledged: Mapping[int, int]) -> InFlow:
+def in_flow(endpoints: Sequence[str], acknowledged: Mapping[int, int], opener: int) -> InFlow:
     """Recount the batches that are retained; all have to be sealed.
+
+    Args:
+        endpoints: of the nodes, asked in turn.
+        acknowledged: events by caller.
+        opener: the caller that wrote into the first batch alone.
 
     Raises:
         LookupError: no node answers for the flow.
@@ -51,6 +56,15 @@ def in_flow(endpoints: Sequence[str], acknowledged: Mapping[int, int]) -> InFlow
         data = download(f"{endpoints[number % len(endpoints)]}/v1/flows/{TABLE}/batches/{number}", TIMEOUT_S)
         with pa.ipc.open_stream(io.BytesIO(data)) as stream:
             parts += [runs_of(*numbers_of(part.column("key"))) for part in stream]
-    runs = Runs.joined(parts)
+    return InFlow(first, last, retained(acknowledged, Runs.joined(parts), first, opener))
+
+
+def retained(acknowledged: Mapping[int, int], runs: Runs, first_batch: int, opener: int) -> Recount:
+    """Recount what the batches from ``first_batch`` on have: of each caller from its first event there to its last.
+
+    Every caller but the ``opener`` writes until the end, so one that has no event there has lost all.
+    """
+    if first_batch == 1:
+        return recount(acknowledged, runs)
     begins = {int(one): int(runs.first[runs.caller == one].min()) for one in np.unique(runs.caller)}
-    return InFlow(first, last, recount(acknowledged, runs, begins if first > 1 else None))
+    return recount({one: count for one, count in acknowledged.items() if one != opener}, runs, begins)

@@ -15,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.stream import page
+from bench.stream.__main__ import FIRST_CALLER as OPENER
 from bench.stream.__main__ import measured, thinned
 from bench.stream.events import RUNS, Int64s, Runs, derive, key_of, numbers_of, recount, runs_of
 from bench.stream.parts import Sample
-from bench.stream.reader import in_store
+from bench.stream.reader import in_store, retained
 from oncegate.spark_sink.derivation import FlowBatch, Upsert
 from oncegate.stores import open_store
 from oncegate.stores.tables import WRITE_TS
@@ -60,6 +61,16 @@ def test_each_lost_repeated_or_unknown_event_is_counted(found: Runs, lost: int, 
 def test_events_before_what_is_retained_are_not_missed() -> None:
     assert recount({1: 10}, runs((1, 4, 10)), {1: 4}).exact
     assert recount({1: 10}, runs((1, 4, 6), (1, 8, 10)), {1: 4}).lost == 1
+
+
+def test_recount_of_retained_batches_misses_nobody_but_whom_it_knows_to_have_ended_before() -> None:
+    """The opener's only event went with the first batch; a caller that has none of the rest has lost them."""
+    runs = Runs(np.array([1, 2]), np.array([51, 31]), np.array([90, 80]))
+    acknowledged = {1: 90, 2: 80, OPENER: 1}
+    assert retained(acknowledged, runs, 7, OPENER).exact
+    assert retained({**acknowledged, 3: 5}, runs, 7, OPENER).lost == 5
+    assert retained({**acknowledged, 2: 81}, runs, 7, OPENER).lost == 1
+    assert retained(acknowledged, runs, 1, OPENER).lost == 50 + 30 + 1, "the first batch would have had them"
 
 
 @given(
