@@ -249,6 +249,8 @@ class Courier:
         pool, router = self._pool, self.router
         if pool.closed:
             raise _closed(call)
+        body = call.body
+        head = request_head(call.method, pool.host(endpoint), call.path, headers, None if body is None else len(body))
         connection = pool.idle(endpoint)
         if connection is None:
             try:
@@ -264,8 +266,6 @@ class Courier:
             if self.clock() >= due:  # a write may have been told by now that it was not applied
                 pool.rest(connection)
                 raise self._failed(endpoint, Code.NOT_READY, "no connection in time", ambiguous=False)
-        body = call.body
-        head = request_head(call.method, pool.host(endpoint), call.path, headers, None if body is None else len(body))
 
         def finish(head: AnswerHead, payload: bytes) -> T:
             return self._answered(call, endpoint, head.status, head.headers, payload)

@@ -367,6 +367,20 @@ async def test_connection_that_is_made_just_as_its_attempt_ends_serves_the_next_
     assert len(fake.executed) == 2
 
 
+async def test_request_that_cannot_be_written_takes_no_connection(
+    fake: FakeGateway, client: Client, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await session.put("rows", "k", 1)
+    pool = client._connection._pool
+    [kept] = [list(idle) for idle in pool._idle.values()]
+    monkeypatch.setattr(client._connection.courier, "_authorization", lambda: "Bearer a\nb")
+    with pytest.raises(ValueError, match="end of a line"):
+        await client.get("rows", "k")
+    assert list(pool._idle.values()) == [kept]
+    monkeypatch.undo()
+    assert await client.get("rows", "k") is not None
+
+
 async def test_late_answer_closes_its_connection_and_answers_no_later_request(fake: FakeGateway) -> None:
     held = asyncio.Event()
 
