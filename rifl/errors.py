@@ -80,7 +80,7 @@ REGISTRY: Final[dict[Code, Traits]] = {
     Code.IN_PROGRESS: Traits(409, _UNKNOWN, True, "The same request is still running",
         "send the same `Idempotency-Key` again later: the first request has no answer yet"),
     Code.FENCED: Traits(410, _UNKNOWN, False, "Not the current owner",
-        "stop this process: it must not write in this session; resolve what was in flight"),
+        "stop this process: it must not write in this session; what was in flight is its successor's to know"),
     Code.STALE: Traits(410, _UNKNOWN, False, "The request was acknowledged before",
         "do not send it again; an earlier attempt may have been applied"),
     Code.SESSION_EXPIRED: Traits(410, _UNKNOWN, False, "The session's memory has ended",

@@ -189,6 +189,18 @@ def test_resolve_before_the_attempt_seals_and_after_it_returns_the_result() -> N
         assert resolved(log, 1) is fate, "a fate does not change"
 
 
+def test_fate_of_a_number_that_a_successor_gave_out_again_is_its_own_and_the_fenced_owner_learns_none() -> None:
+    """The first owner's write under 2 never arrived: only with its epoch it hears that it may not ask."""
+    log = started()
+    assert log.one(increment(1, 5)) is not None
+    [taken] = log.do(c.TakeOver(1, "b"))
+    assert (taken.epoch, taken.highest) == (2, 1)
+    log.do(c.Operate(1, 2, 2, [increment(2, 7)]))
+    assert resolved(log, 2, epoch=1) is Code.FENCED
+    assert resolved(log, 2) is Fate.EXECUTED, "of the write of the successor"
+    assert log.value("n") == 12
+
+
 def test_late_attempt_of_a_sealed_id_is_refused_whatever_its_payload() -> None:
     """Case 11 without an ack: the late copy, a reuse of the number, and a range that covers it."""
     log = started()

@@ -144,6 +144,9 @@ class Operation(PendingOfSession):
         state, result = answer.body.state, answer.body.result
         if state == "expired":
             self.caller.over(Code.SESSION_EXPIRED)
+        elif state in ("applied", "refused") and self.caller.state == "zombie":
+            # The number may be that of another operation by now: of whoever has taken the session over.
+            self.settle(Ended("info", error="OTHERS"))
         elif state in ("applied", "refused"):
             self.heard(self.sequence, content(result))
             self.settle(Ended("ok", result))
