@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from bench.dataflows import page as page_of_flows
 from bench.dataflows.architectures import NAMES, TITLES, Synchronous
 from bench.dataflows.database import Database, of_cassandra, of_sqlite
 from bench.dataflows.stage import Run, run
@@ -115,8 +116,8 @@ def show(row: dict[str, Any]) -> None:
         f"accepted, {row['delivered_per_s']:,.0f}/s delivered, p50 {row['p50_ms']:.2f} stddev {row['stddev_ms']:.2f} "
         f"p99 {row['p99_ms']:.2f} max {row['max_ms']:.0f} ms of {row['samples']:,}; dropped {row['dropped']:,}, failed "
         f"{row['failed']:,} {row['failure']}\n     us of processor time a post: {cpu}; bytes sent a post: {sent}; "
-        f"{row['rows_per_post']:.1f} copies a post; of {found['expected']:,} missing {found['missing']:,}, twice "
-        f"{found['twice']:,}, unknown {found['unknown']:,}",
+        f"{row['rows_per_post']:.1f} copies a post; of {found['expected']:,} copies "
+        f"{', '.join(f'{found[name]:,} {said}' for name, said in page_of_flows.LACKS.items())}",
         flush=True,
     )
 

@@ -23,7 +23,8 @@ from bench.dataflows.architectures import TABLE, ExternalQueue, Integrated
 from bench.dataflows.database import Database
 from bench.dataflows.driver import CONSUMER
 from bench.dataflows.jetstream import JetStream, QueueFailed
-from bench.dataflows.workload import TIMELINES, TWEETS, Audience, check, followers_of
+from bench.dataflows.recount import recount
+from bench.dataflows.workload import TIMELINES, TWEETS, Audience
 from bench.peers.nats import Nats
 from bench.peers.usage import Usage
 from oncegate import Client
@@ -192,8 +193,8 @@ def run(database: Database, directory: Path, audience: Audience, seed: int, want
         sent.add(network.look())
         sent_bytes = {part: sent.of(those) for part, those in stage.noted(pids).items()}
     numbers = np.load(acknowledged_file)
-    known = followers_of(audience, seed)
-    found = check(numbers, result["sent"], _stored(stage.store), known, audience, seed)
+    with open_store(stage.store) as store:
+        found = recount(store, numbers, result["sent"], audience, seed)
     posts = max(1, result["measured"])
     # A killed node takes its processor time with it: what it had used is not known any more.
     cpu = {part: after[part].since(before[part]).cpu_s for part in after} | {"app": result["cpu_s"]}
@@ -220,12 +221,6 @@ def run(database: Database, directory: Path, audience: Audience, seed: int, want
         "restart_s": wanted.restart_s,
         "over_time": over,
     }
-
-
-def _stored(url: str) -> Any:
-    with open_store(url) as store:
-        for rows in store.scan(TIMELINES):
-            yield tuple(np.asarray(rows.column(name), dtype=np.int64) for name in ("reader", "message"))
 
 
 def _resident_mib(pid: int) -> float:

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from oncegate.spark_sink.rows import Contacts, cuts, spread
 from oncegate.stores.tables import WRITE_TS, Clustering, Column, ColumnType, StoreTable
@@ -23,6 +24,7 @@ TEXT_BYTES: Final = 150
 """Of each post; with its key, author and JSON about 200 bytes."""
 PIECE_ROWS: Final = 50_000
 _MIX: Final = 2_654_435_761
+_MIX_SEED: Final = 2_246_822_519
 _WORDS: Final = "the quick brown fox jumps over a lazy dog while nobody looks and everybody reads what it has written "
 
 TWEETS: Final = StoreTable(
@@ -70,14 +72,24 @@ def followers_of(audience: Audience, seed: int) -> Contacts:
 
 def author_of(number: int, audience: Audience, seed: int) -> int:
     """Return the author of a post; each author is about as likely as any other."""
-    return ((number * 2 + 1) * _MIX + seed * 2_246_822_519) % 2**32 * audience.authors >> 32
+    return ((number * 2 + 1) * _MIX + seed * _MIX_SEED % 2**32) % 2**32 * audience.authors >> 32
+
+
+def authors_of(numbers: Int64s, audience: Audience, seed: int) -> Int64s:
+    """Return the author of each post."""
+    return ((numbers * 2 + 1) * _MIX + seed * _MIX_SEED % 2**32) % 2**32 * audience.authors >> 32
+
+
+def text_of(number: int) -> str:
+    """Return the text of a post."""
+    at = number % len(_WORDS)
+    return (_WORDS[at:] + _WORDS * 2)[:TEXT_BYTES]
 
 
 def value_of(number: int, audience: Audience, seed: int) -> str:
     """Return a post as JSON, about 200 bytes with its key."""
-    at = number % len(_WORDS)
-    text = (_WORDS[at:] + _WORDS * 2)[:TEXT_BYTES]
-    return json.dumps({"author": author_of(number, audience, seed), "text": text}, separators=(",", ":"))
+    post = {"author": author_of(number, audience, seed), "text": text_of(number)}
+    return json.dumps(post, separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,18 +133,28 @@ def copies(posts: Posts, known: Contacts) -> Iterator[pa.RecordBatch]:
 
 
 class Check(NamedTuple):
-    """Copies of acknowledged posts: how many there must be, are missing, or are there that no post explains."""
+    """Copies of acknowledged posts: how many there must be, are missing, or are there that no post explains.
+
+    Attributes:
+        posts: acknowledged ones. expected: their copies.
+        missing: copies that are not there. twice: each further time that one is, which a store with keys cannot have.
+        unknown: copies that no post explains.
+        wrong: tweets and copies with another author or text than the post had.
+        no_tweet: acknowledged posts without their tweet.
+    """
 
     posts: int
     expected: int
     missing: int
     twice: int
     unknown: int
+    wrong: int = 0
+    no_tweet: int = 0
 
     @property
     def complete(self) -> bool:
-        """Whether every acknowledged post is once in the timeline of every follower, and nothing else is anywhere."""
-        return not (self.missing or self.twice or self.unknown)
+        """Whether every acknowledged post has its tweet and is once in every timeline, and nothing else is anywhere."""
+        return not (self.missing or self.twice or self.unknown or self.wrong or self.no_tweet)
 
 
 def check(acknowledged: Int64s, sent: int, found: Iterable[tuple[Int64s, Int64s]], known: Contacts,
@@ -148,17 +170,32 @@ def check(acknowledged: Int64s, sent: int, found: Iterable[tuple[Int64s, Int64s]
         seed: of the workload.
     """
     universe = 2 * audience.largest
-    authors = np.array([author_of(int(one), audience, seed) for one in acknowledged], dtype=np.int64)
-    begins, counts = known.ranges_of(authors)
-    within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-    readers = known.followers[np.repeat(begins, counts) + within]
-    expected = np.sort(np.repeat(acknowledged, counts) * universe + readers)
+
+    def copies_of(messages: Int64s) -> Int64s:
+        """Return message and reader of every copy, as one number."""
+        begins, counts = known.ranges_of(authors_of(messages, audience, seed))
+        within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+        readers: Int64s = known.followers[np.repeat(begins, counts) + within]
+        return np.repeat(messages, counts) * universe + readers
+
+    expected = np.sort(copies_of(acknowledged))
     codes = [message * universe + reader for reader, message in found]
     seen, times = np.unique(np.concatenate([np.zeros(0, np.int64), *codes]), return_counts=True)
     missing = int(np.isin(expected, seen, invert=True).sum())
-    more = seen[np.isin(seen, expected, invert=True)] // universe
-    allowed = (more < sent) & np.isin(more, acknowledged, invert=True)
-    return Check(len(acknowledged), len(expected), missing, int((times - 1).sum()), int((~allowed).sum()))
+    more = seen[np.isin(seen, expected, invert=True)]
+    unanswered = np.setdiff1d(np.arange(sent), acknowledged)
+    unknown = int(np.isin(more, copies_of(unanswered), invert=True).sum())
+    return Check(len(acknowledged), len(expected), missing, int((times - 1).sum()), unknown)
+
+
+def wrong(rows: pa.RecordBatch, audience: Audience, seed: int) -> int:
+    """Return how many rows, tweets or copies, have another author or text than the post of their message had."""
+    messages = np.asarray(rows.column("message"), dtype=np.int64)
+    authors = np.asarray(rows.column("author"), dtype=np.int64) == authors_of(messages, audience, seed)
+    texts = pa.array([text_of(number) for number in range(len(_WORDS))], pa.string())
+    expected = texts.take(pa.array(messages % len(_WORDS)))
+    texts_too = np.asarray(pc.fill_null(pc.equal(rows.column("text"), expected), False))
+    return int((~(authors & texts_too)).sum())
 
 
 def classes(audience: Audience) -> list[tuple[int, int]]:

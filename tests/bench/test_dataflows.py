@@ -6,6 +6,7 @@ import asyncio
 import json
 import pickle
 import re
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -19,6 +20,7 @@ from bench.dataflows.architectures import NAMES, DataFlow
 from bench.dataflows.fan_out import FanOut
 from bench.dataflows.jetstream import JetStream, QueueFailed
 from bench.dataflows.network import Connection, Sent, parse
+from bench.dataflows.recount import recount
 from bench.dataflows.workload import (
     SAMPLE,
     TIMELINES,
@@ -28,6 +30,7 @@ from bench.dataflows.workload import (
     Int64s,
     Posts,
     author_of,
+    authors_of,
     check,
     classes,
     copies,
@@ -37,6 +40,8 @@ from bench.dataflows.workload import (
 )
 from bench.dataflows.writers import ROWS_MAX, Together
 from oncegate.spark_sink.derivation import FlowBatch, Upsert
+from oncegate.stores import open_store
+from oncegate.stores.tables import WRITE_TS, StoreTable
 
 FEW = Audience(authors=50, largest=40)
 SEED = 3
@@ -132,8 +137,39 @@ def test_complete_check_finds_each_planted_loss_repetition_and_stranger() -> Non
     strangers = sorted({*range(2 * FEW.largest)} - {*readers[messages == 9].tolist()})
     assert seen((np.append(readers, strangers[0]), np.append(messages, 9))) == (0, 0, 1)
     assert seen((np.append(readers, 1), np.append(messages, 75))) == (0, 0, 1)
+    answered = np.array([one for one in range(60) if one != 9], dtype=np.int64)
+    assert seen((np.append(readers, strangers[0]), np.append(messages, 9))) == (0, 0, 1), "not even an unanswered post"
+    answered = np.arange(60, dtype=np.int64)
     nothing = np.zeros(0, np.int64)
     assert check(answered, 60, [(nothing, nothing)], known, FEW, SEED).missing == len(readers)
+
+
+def test_recount_finds_what_is_lost_or_changed_in_a_store(tmp_path: Path) -> None:
+    answered, posts = np.arange(60, dtype=np.int64), posts_of(range(60))
+    assert authors_of(answered, FEW, SEED).tolist() == [author_of(number, FEW, SEED) for number in range(60)]
+    (copied,) = copies(posts, followers_of(FEW, SEED))
+
+    def later(rows: pa.RecordBatch, **changed: str | int) -> pa.RecordBatch:
+        """One row as it is written again, a moment later, with other cells."""
+        (row,) = rows.to_pylist()
+        return pa.RecordBatch.from_pylist([{**row, WRITE_TS: row[WRITE_TS] + 1, **changed}], schema=rows.schema)
+
+    def key(rows: pa.RecordBatch, table: StoreTable) -> pa.RecordBatch:
+        return later(rows).select([*table.key, WRITE_TS])
+
+    with open_store(f"sqlite://{tmp_path}/store") as store:
+        store.create([TWEETS, TIMELINES])
+        store.write(TWEETS, tweets(posts))
+        store.write(TIMELINES, copied)
+        assert recount(store, answered, 60, FEW, SEED) == (60, copied.num_rows, 0, 0, 0, 0, 0)
+        store.delete(TIMELINES, key(copied.slice(7, 1), TIMELINES))
+        store.write(TIMELINES, later(copied.slice(8, 1), text="something else"))
+        author = copied.column("author")[9].as_py()
+        store.write(TIMELINES, later(copied.slice(9, 1), author=author + 1))
+        store.delete(TWEETS, key(tweets(posts).slice(3, 1), TWEETS))
+        found = recount(store, answered, 60, FEW, SEED)
+    assert (found.missing, found.wrong, found.no_tweet, found.unknown) == (1, 2, 1, 0)
+    assert not found.complete
 
 
 def test_classes_of_followers_cover_every_author_once() -> None:
@@ -446,6 +482,13 @@ def test_page_tells_what_is_missing_and_what_was_not_measured() -> None:
     assert "| **4** |" in text
     assert text.count("Not measured yet.") == len(EXPERIMENTS) - 1
     assert "Not measured yet." in text_of()
+    changed = {**broken, "missing": 0, "twice": 0, "wrong": 5, "no_tweet": 2}
+    flat = text_of(failure=line_of("failure", check=changed)).replace("\n", " ")
+    assert "0 unknown, 5 with another author or text, 2 posts without their tweet" in flat
+    assert "| **7** |" in flat
+    whole = {**changed, "wrong": 0, "no_tweet": 0, "complete": True}
+    assert "as it was written, and every tweet." in text_of(failure=line_of("failure", check=whole)).replace("\n", " ")
+    assert "as it was written" not in text_of(failure=line_of("failure")), "an older run did not look"
 
 
 def test_prose_ends_at_120_columns_and_tables_have_equal_rows() -> None:
