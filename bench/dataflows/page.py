@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from bench.dataflows import published
+from bench.dataflows.app import UNDER_WAY_MAX
 from bench.dataflows.architectures import TITLES
 from bench.experiments.about import header_of
 from bench.experiments.plot import Curve, Panel, draw
@@ -18,6 +20,7 @@ NODES_16: Final = 16
 RATIO_MAX: Final = 0.65
 RESPONSE_MAX_MS: Final = 200.0
 FOLLOWERS_RATIO_MAX: Final = 1.05
+BURST_RATIO_MAX: Final = 2
 HEADINGS: Final = {
     "saturating": "Saturating",
     "eighty": "At 80 % load",
@@ -60,11 +63,17 @@ def section(runs: Mapping[str, Line]) -> list[str]:
         line = runs[experiment]
         rows: list[dict[str, Any]] = line["rows"]
         parts += [header_of(line), _rates(rows, published.FIGURES.get(experiment, {})), *_incomplete(rows)]
+        if experiment in CONDITIONS:
+            parts.append(prose(CONDITIONS[experiment](line)))
         if experiment in ("saturating", "eighty"):
             # Flows that each run at a rate of their own spread their constant costs over different numbers of posts.
             parts += [_costs(rows), prose(_ratio(rows, judged=experiment == "eighty" and not line["quick"]))]
         if experiment == "eighty":
-            parts += ["Median response time by followers of the author, ms:", _followers(rows)]
+            parts += [
+                prose(_published_ratio()),
+                "Median response time by followers of the author, ms:",
+                _followers(rows),
+            ]
             parts.append(prose(_targets(rows, judged=not line["quick"])))
         if experiment == "burst":
             parts.append(prose(_burst(rows, judged=not line["quick"])))
@@ -217,18 +226,94 @@ def _targets(rows: Sequence[Mapping[str, Any]], *, judged: bool) -> str:
     return f"Integrated: {'; '.join(words)}." if words else "Integrated: not measured."
 
 
+def _published_ratio() -> str:
+    """Return the same ratios of the published figures: sums over the parts."""
+    found = {}
+    for what, figures in (("CPU %", published.CPU), ("bytes", published.NETWORK)):
+        ours, queue = (sum(of or 0.0 for of in figures[name].values()) for name in ("integrated", "queue"))
+        found[what] = ours / queue
+    words = ", ".join(f"{what} {ratio:.2f}" for what, ratio in found.items())
+    return f"Published, sums over the parts at 1,290 messages a second with two database nodes: {words}."
+
+
+def by_phase(row: Mapping[str, Any]) -> list[float | None]:
+    """Return for each phase the median of the medians of its seconds, ms; None where nobody was answered."""
+    found, begin_s = list[float | None](), 0.0
+    for _, seconds in row["phases"]:
+        # A second is told of when it is over, and seen up to a second later.
+        times = [
+            p50 for at, _, p50, *_ in row["over_time"] if begin_s + 2 <= at < begin_s + seconds and p50 is not None
+        ]
+        found.append(statistics.median(times) if times else None)
+        begin_s += seconds
+    return found
+
+
 def _burst(rows: Sequence[Mapping[str, Any]], *, judged: bool) -> str:
     words = []
     for row in rows:
-        verdict = ""
-        if judged and row["architecture"] == "integrated":
-            verdict = " (nothing dropped: met)" if not row["dropped"] else " (nothing dropped: **NOT met**)"
-        words.append(f"{TITLES[row['architecture']]} dropped {row['dropped']:,}{verdict}, took everything "
-                     f"{row['delivered_after_s']:,.1f} s after the last answer")  # fmt: skip
+        judges = judged and row["architecture"] == "integrated"
+        verdict = "" if not judges else f" (nothing dropped: {_met(not row['dropped'])})"
+        words.append(
+            f"{TITLES[row['architecture']]} dropped {row['dropped']:,}{verdict}, median response of the phases "
+            f"{_phases(row, judged=judges)}, took everything {row['delivered_after_s']:,.1f} s after the last answer"
+        )
     published_words = (
         "Published: both asynchronous ones took all 2,600 msg/s with flat response times; synchronous dropped."
     )
     return f"{'; '.join(words)}. {published_words}"
+
+
+def _phases(row: Mapping[str, Any], *, judged: bool) -> str:
+    times = by_phase(row)
+    text = f"{', '.join(map(_ms, times))} ms"
+    if not judged or len(times) < 2 or times[0] is None or times[1] is None:
+        return text
+    ratio = times[1] / times[0]
+    return f"{text} (in the burst {ratio:.2f} of before, wanted ≤ {BURST_RATIO_MAX}: {_met(ratio <= BURST_RATIO_MAX)})"
+
+
+def _met(met: bool) -> str:
+    return "met" if met else "**NOT met**"
+
+
+def _loaded(line: Mapping[str, Any]) -> str:
+    """Name the rate, and what it is a share of."""
+    rates = ", then ".join(f"{rate:,.0f}" for rate, _ in line["rows"][0]["phases"])
+    capacity = line.get("capacity")
+    of = f" The capacity is {capacity:,.0f}, the least that one of the three delivered saturating." if capacity else ""
+    return f"Posts a second: {rates}.{of} A post that comes when {UNDER_WAY_MAX:,} are under way is dropped."
+
+
+def _died(line: Mapping[str, Any]) -> str:
+    row = line["rows"][0]
+    happened = (
+        f"One was killed after {row['kill_s']:.0f} s and started again after {row['restart_s']:.0f} s. "
+        if all(one["killed"] for one in line["rows"])
+        else "**Not in every run was one killed.** "
+    )
+    return (
+        f"{row['nodes']} database nodes on one machine with {row['replicas']} copies of each row, so each copy is "
+        f"written as often. {happened}{_loaded(line)} Published: four nodes, each a machine, 1,000 messages a second, "
+        "one killed after 60 s and started again 30 s later; each acknowledged post looked for in each timeline."
+    )
+
+
+def _scaled(line: Mapping[str, Any]) -> str:
+    return (
+        f"All database nodes share the {line['cores']} cores of one machine with everything else: a further one adds a "
+        "process and a log, and no processor. Published: throughput linear in the number of nodes, each "
+        "a machine, at constant response time."
+    )
+
+
+CONDITIONS: Final[Mapping[str, Callable[[Mapping[str, Any]], str]]] = {
+    "eighty": _loaded,
+    "burst": _loaded,
+    "failure": _died,
+    "scaling": _scaled,
+}
+"""What was done to the data flows, by experiment."""
 
 
 def _on_paper_words() -> str:
@@ -287,7 +372,7 @@ def drawing(runs: Mapping[str, Line]) -> str | None:
         faults = [(row["kill_s"], row["restart_s"]) for row in rows[:1] if row["killed"]]
         rates = [Curve(TITLES[row["architecture"]], accepted(row["over_time"])) for row in rows]
         times = [
-            Curve(TITLES[row["architecture"]], [(at, p50) for at, _, p50, _ in row["over_time"] if p50 is not None])
+            Curve(TITLES[row["architecture"]], [(at, p50) for at, _, p50, *_ in row["over_time"] if p50 is not None])
             for row in rows
         ]
         panels.append(Panel(f"{HEADINGS[experiment]}: answers/s", rates, faults=faults))

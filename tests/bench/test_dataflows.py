@@ -475,6 +475,35 @@ def test_page_sets_published_figures_beside_ours_and_judges_whole_runs_only() ->
     assert "met" not in sample.split("### At 80 % load")[1].split("###")[0].replace("method", "")
 
 
+def test_burst_is_judged_by_what_was_dropped_and_by_its_response_times() -> None:
+    def told(in_burst: float, **changed: Any) -> str:
+        p50s = [1.0] * 10 + [in_burst] * 10 + [1.0] * 10
+        over = [[float(at), 100 * at, p50, 0] for at, p50 in enumerate(p50s)]
+        phases = [[50.0, 10.0], [200.0, 10.0], [50.0, 10.0]]
+        line = {**line_of("burst", over_time=over, phases=phases, **changed), "capacity": 100.0}
+        return text_of(burst=line).replace("\n", " ")
+
+    assert "(in the burst 1.90 of before, wanted ≤ 2: met)" in told(1.9)
+    assert "(in the burst 2.10 of before, wanted ≤ 2: **NOT met**)" in told(2.1)
+    assert "(nothing dropped: met)" in told(1.0)
+    assert "Posts a second: 50, then 200, then 50. The capacity is 100, the least" in told(1.0)
+    assert told(2.1).count("wanted ≤ 2:") == 1, "the others are not judged"
+    nobody = row_of("integrated", "burst", over_time=[[1.0, 0, None, 0]], phases=[[50.0, 10.0], [200.0, 10.0]])
+    assert page.by_phase(nobody) == [None, None]
+    assert "median response of the phases -, - ms" in text_of(burst={**line_of("burst"), "rows": [nobody]})
+
+
+def test_page_says_what_was_done_to_the_database_beside_what_was_published() -> None:
+    failure = line_of("failure", killed=True, kill_s=60.0, restart_s=90.0, nodes=3, replicas=3)
+    flat = text_of(failure=failure, scaling=line_of("scaling"), eighty=line_of("eighty")).replace("\n", " ")
+    assert "One was killed after 60 s and started again after 90 s." in flat
+    assert "Published: four nodes, each a machine" in flat
+    assert "share the 2 cores of one machine" in flat
+    assert "CPU % 0.58, bytes 0.63." in flat
+    nobody = text_of(failure=line_of("failure", kill_s=60.0, restart_s=90.0)).replace("\n", " ")
+    assert "**Not in every run was one killed.**" in nobody
+
+
 def test_page_tells_what_is_missing_and_what_was_not_measured() -> None:
     broken = {"posts": 9, "expected": 90, "missing": 3, "twice": 1, "unknown": 0, "complete": False}
     text = text_of(failure=line_of("failure", check=broken))
