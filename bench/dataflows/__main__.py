@@ -109,13 +109,14 @@ def nodes_of(experiment: str, *, quick: bool) -> tuple[int, ...]:
 def show(row: dict[str, Any]) -> None:
     """Print a run."""
     cpu = ", ".join(f"{part} {of:,.0f}" for part, of in row["cpu_us"].items() if of is not None)
-    sent = ", ".join(f"{part} {of:,.0f}" for part, of in row["sent_bytes"].items())
+    sent = ", ".join(f"{part} {of:,.0f}" for part, of in row["sent_bytes"].items() if of is not None)
     found = row["check"]
     print(
         f"   {row['experiment']}, {TITLES[row['architecture']]}, {row['nodes']} nodes: {row['accepted_per_s']:,.0f}/s "
         f"accepted, {row['delivered_per_s']:,.0f}/s delivered, p50 {row['p50_ms']:.2f} stddev {row['stddev_ms']:.2f} "
         f"p99 {row['p99_ms']:.2f} max {row['max_ms']:.0f} ms of {row['samples']:,}; dropped {row['dropped']:,}, failed "
-        f"{row['failed']:,} {row['failure']}\n     us of processor time a post: {cpu}; bytes sent a post: {sent}; "
+        f"{row['failed']:,} {row['failure']}\n     us of processor time a post: {cpu}; bytes sent a post: "
+        f"{sent or 'not counted, ss is not installed'}; "
         f"{row['rows_per_post']:.1f} copies a post; of {found['expected']:,} copies "
         f"{', '.join(f'{found[name]:,} {said}' for name, said in page_of_flows.LACKS.items())}",
         flush=True,

@@ -2,12 +2,14 @@
 
 The kernel counts bytes for connections, not for processes; a connection that opens and closes between two looks is not
 seen. The parts of these experiments keep theirs, and a look each second loses next to nothing. Bytes on loopback: what
-would cross a network if each process had a machine of its own.
+would cross a network if each process had a machine of its own; what processes of one machine by nature tell each other
+(Spark's JVM and its Python workers) is left out.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
@@ -43,8 +45,13 @@ def parse(text: str) -> dict[Connection, int]:
     return found
 
 
+def is_seen() -> bool:
+    """Whether bytes can be counted here."""
+    return shutil.which("ss") is not None
+
+
 def look() -> dict[Connection, int]:
-    """Ask ``ss``; nothing where it is not installed."""
+    """Ask ``ss``; nothing where it is not installed (see `is_seen`), or gives no answer."""
     try:
         asked = subprocess.run(["ss", "-tinpH"], capture_output=True, text=True, check=False, timeout=LOOK_S)
     except (FileNotFoundError, subprocess.TimeoutExpired):
@@ -63,7 +70,11 @@ class Sent:
         """Note a look; connections that are gone keep their last figure."""
         self._newest.update(looked)
 
-    def of(self, pids: Iterable[int]) -> int:
-        """Return the bytes that processes have sent since the first look."""
+    def of(self, pids: Iterable[int], *, together: bool = False) -> int:
+        """Return the bytes that processes have sent since the first look; ``together``: not those to each other."""
         wanted = {*pids}
-        return sum(max(0, sent - self._before.get(one, 0)) for one, sent in self._newest.items() if one.pid in wanted)
+        own = {one: sent for one, sent in self._newest.items() if one.pid in wanted}
+        ends = {(one.local, one.peer) for one in own} if together else set[tuple[str, str]]()
+        return sum(
+            max(0, sent - self._before.get(one, 0)) for one, sent in own.items() if (one.peer, one.local) not in ends
+        )

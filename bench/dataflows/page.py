@@ -331,8 +331,9 @@ def on_paper(row: Mapping[str, Any]) -> dict[str, float] | None:
     if any(value is None for value in cpu.values()) or not cpu.get("db"):
         return None
     rate = NODES_16 * 1e6 / cpu["db"]
-    sent = sum(row["sent_bytes"].values()) * rate / 1e6
-    return {"rate": rate, **{part: of * rate / 1e6 for part, of in cpu.items() if part != "db"}, "MB/s": sent}
+    found = {"rate": rate, **{part: of * rate / 1e6 for part, of in cpu.items() if part != "db"}}
+    sent = total(row["sent_bytes"])
+    return found if sent is None else {**found, "MB/s": sent * rate / 1e6}
 
 
 def _on_paper(rows: Sequence[Mapping[str, Any]]) -> str:

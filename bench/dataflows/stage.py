@@ -34,6 +34,8 @@ from oncegate.gateway.local.waiting import wait_for
 from oncegate.stores import open_store
 
 PARTS: Final = ("app", "workers", "queue", "db")
+TOGETHER: Final = ("app", "workers")
+"""Parts whose processes share a machine wherever they run."""
 WORKERS: Final = 2
 STARTED_S: Final = 240.0
 DRAINED_S: Final = 900.0
@@ -191,7 +193,7 @@ def run(database: Database, directory: Path, audience: Audience, seed: int, want
         wait_for(stage.drained, DRAINED_S, "everything is delivered", every_s=0.2)
         delivered_s, after = time.monotonic() - began, stage.usage()
         sent.add(network.look())
-        sent_bytes = {part: sent.of(those) for part, those in stage.noted(pids).items()}
+        sent_bytes = {part: sent.of(those, together=part in TOGETHER) for part, those in stage.noted(pids).items()}
     numbers = np.load(acknowledged_file)
     with open_store(stage.store) as store:
         found = recount(store, numbers, result["sent"], audience, seed)
@@ -213,7 +215,7 @@ def run(database: Database, directory: Path, audience: Audience, seed: int, want
         "delivered_after_s": delivered_s - result["seconds"],
         "rows_per_post": found.expected / max(1, found.posts),
         "cpu_us": {part: None if part in lost else 1e6 * of / posts for part, of in cpu.items()},
-        "sent_bytes": {part: of / posts for part, of in sent_bytes.items()},
+        "sent_bytes": {part: of / posts if network.is_seen() else None for part, of in sent_bytes.items()},
         "memory_mib": memory,
         "check": {**found._asdict(), "complete": found.complete},
         "killed": killed,

@@ -339,6 +339,27 @@ def test_bytes_are_counted_by_process_from_the_first_look_on() -> None:
     assert sent.of([11, 12]) == 470
 
 
+def test_what_processes_of_one_machine_send_each_other_crosses_no_network() -> None:
+    jvm, worker = Connection(1, "127.0.0.1:10", "127.0.0.1:11"), Connection(2, "127.0.0.1:11", "127.0.0.1:10")
+    out = Connection(2, "127.0.0.1:12", "127.0.0.1:9042")
+    sent = Sent({})
+    sent.add({jvm: 500, worker: 300, out: 70})
+    assert sent.of([1, 2]) == 870
+    assert sent.of([1, 2], together=True) == 70
+    assert sent.of([2], together=True) == 370, "the other end is somebody else's"
+
+
+def test_bytes_that_nobody_could_count_are_not_told_as_none() -> None:
+    uncounted = dict.fromkeys(("app", "workers", "queue", "db"))
+    lines = {name: line_of(name, sent_bytes=uncounted) for name in ("eighty", "scaling")}
+    flat = text_of(**lines).replace("\n", " ")
+    assert "bytes sent: not measured" in flat
+    assert "| - | - | - | - | - |" in flat
+    paper = page.on_paper(row_of("integrated", "scaling", sent_bytes=uncounted))
+    assert paper is not None
+    assert "MB/s" not in paper
+
+
 async def _served(script: dict[bytes, bytes], act: Any) -> Any:
     """Answer lines that begin so with these bytes, the inbox of the request in place of ``{}``."""
 
