@@ -25,6 +25,7 @@ from bench.dataflows.workload import SAMPLE, WHOLE, Audience
 from bench.experiments import page
 from bench.experiments.results import begin, parser
 from bench.figures import save
+from bench.options import above_zero
 from bench.peers.packages import NotBuilt
 from oncegate.stores.devcassandra.cluster import free_ports, running
 from oncegate.stores.devcassandra.node import Config
@@ -141,7 +142,7 @@ def main() -> int:
     options.add_argument("experiments", nargs="*", metavar="EXPERIMENT", help=f"of {', '.join(EXPERIMENTS)} [all]")
     options.add_argument("--architecture", action="append", choices=NAMES, help="again for more [all]; not drawn")
     options.add_argument("--store", choices=("cassandra", "sqlite"), default="cassandra", help="sqlite: not saved")
-    options.add_argument("--capacity", type=float, help="posts a second; measured by a saturating run by default")
+    options.add_argument("--capacity", type=above_zero, help="posts a second; measured by a saturating run by default")
     options.add_argument("--heap", default="1g", help="of each Cassandra node [1g; 512m with --quick]")
     found = options.parse_args()
     if unknown := {*found.experiments} - {*EXPERIMENTS}:

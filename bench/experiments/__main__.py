@@ -9,11 +9,25 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Final
 
 from bench.experiments import page
+from bench.options import end_in_order
 
 COMMANDS: Final = tuple(f"bench.{part.name}" for part in page.PARTS)
+
+
+def run(command: Sequence[str]) -> int:
+    """Run a command to its end; returns its exit status. When this process is stopped, so is the command, in order."""
+    with subprocess.Popen(command) as child:
+        try:
+            return child.wait()
+        except BaseException as ending:
+            if not isinstance(ending, KeyboardInterrupt):  # Ctrl-C reaches both by itself
+                child.terminate()
+            child.wait()  # it kills what it has started, and deletes its data
+            raise
 
 
 def main() -> int:
@@ -27,10 +41,11 @@ def main() -> int:
         return 0
     if unknown := set(found.what) - {*COMMANDS}:
         options.error(f"no such experiment: {', '.join(sorted(unknown))}; there are {', '.join(COMMANDS)}")
+    end_in_order()
     failed = {}
     for command in found.what or COMMANDS:
         print(f"#### {command}", flush=True)
-        status = subprocess.call([sys.executable, "-m", command, *(["--quick"] if found.quick else [])])
+        status = run([sys.executable, "-m", command, *(["--quick"] if found.quick else [])])
         if status:
             failed[command] = status
     for command, status in failed.items():

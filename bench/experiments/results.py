@@ -1,7 +1,8 @@
 """One run of an experiment: its header with both calibrations, and which stored run of each part a page shows.
 
-Owns: what every line of a results file of these experiments has. A *sample* (``--quick``) is stored like a whole run,
-marked; a page shows it only where no whole run is stored. Read next: :mod:`bench.experiments.page`.
+Owns: what every line of a results file of these experiments has. A *sample* (``--quick``, or a length of one's own that
+is shorter than a whole run's) is stored like a whole run, marked; a page shows it only where no whole run is stored.
+Read next: :mod:`bench.experiments.page`.
 """
 
 from __future__ import annotations
@@ -9,15 +10,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import time
-import types
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
 from bench.calibrate import bare_posts, fdatasync_4k
 from bench.figures import header
+from bench.options import at_least, end_in_order, folder
 
 RESULTS: Final = Path(__file__).parent.parent / "results"
 DURABLE: Final = "three nodes, each flushed with fdatasync before the answer"
@@ -29,10 +29,10 @@ def parser(doc: str) -> argparse.ArgumentParser:
     """Return a parser with the options of every experiment."""
     built = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     built.add_argument("--quick", action="store_true", help="a sample: small sizes, short windows")
-    built.add_argument("--seed", type=int, default=1)
-    built.add_argument("--directory", type=Path, help="parent of the data; the system's temporary one by default")
+    built.add_argument("--seed", type=at_least(0), default=1)
+    built.add_argument("--directory", type=folder, help="parent of the data; the system's temporary one by default")
     built.add_argument("--no-save", action="store_true", help="print only")
-    signal.signal(signal.SIGTERM, _stop)
+    end_in_order()
     return built
 
 
@@ -59,7 +59,3 @@ def shown(lines: Iterable[Line], part: str) -> dict[str, Line]:
         if before is None or before["quick"] or not line["quick"]:
             found[line[part]] = line
     return found
-
-
-def _stop(_number: int, _frame: types.FrameType | None) -> None:
-    raise SystemExit("stopped")  # unwinds: every process is killed and its data deleted on the way

@@ -37,8 +37,9 @@ OF_MANY: Final = (("nats", "async", 4096), ("kafka", "async", 4096))
 
 
 def is_whole(about: Mapping[str, Any]) -> bool:
-    """Whether a run had all systems, all their loads, and kills."""
-    return set(about["systems"]) == {peer.name for peer in PEERS} and not about["only"] and about["kills"] > 0
+    """Whether a run had all systems, all their loads, and kills, and is no sample."""
+    everything = set(about["systems"]) == {peer.name for peer in PEERS} and not about["only"] and about["kills"] > 0
+    return everything and not about.get("quick", False)
 
 
 def write() -> Path:

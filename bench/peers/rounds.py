@@ -49,7 +49,7 @@ class Plan(NamedTuple):
     patience_s: float
     kills: int
     seed: int = 1
-    directory: str | None = None
+    directory: Path | None = None
     only: frozenset[str] = frozenset()
 
 

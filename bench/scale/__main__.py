@@ -22,6 +22,7 @@ from bench.dedup import Side
 from bench.experiments import page
 from bench.experiments.results import begin, parser
 from bench.figures import save
+from bench.options import above_zero, at_least
 from bench.scale.cases import CASES, Case
 from bench.scale.window import Probe, Window, disk_mib, memory_mib, row, window
 from oncegate import Client
@@ -29,6 +30,8 @@ from oncegate.gateway.local.cluster import LocalCluster
 
 WARM_S = 0.5
 GROWING_S = 3_600.0
+ROUNDS = 10
+SECONDS = 2.0
 
 
 async def entered(stack: AsyncExitStack, case: Case, size: int, directory: Path) -> Side:
@@ -103,23 +106,24 @@ def main() -> int:
     """Run what the command line says."""
     options = parser(__doc__ or "")
     options.add_argument("--case", action="append", choices=[case.name for case in CASES], help="again for more [all]")
-    options.add_argument("--rounds", type=int, help="of each size [10; 3 with --quick]")
-    options.add_argument("--seconds", type=float, help="of each window [2.0; 0.7 with --quick]")
-    options.add_argument("--sizes", type=int, nargs="+", help="in place of the case's own; not drawn")
+    options.add_argument("--rounds", type=at_least(1), help="of each size [10; 3 with --quick]; fewer: a sample")
+    options.add_argument("--seconds", type=above_zero, help="of each window [2.0; 0.7 with --quick]; less: a sample")
+    options.add_argument("--sizes", type=at_least(1), nargs="+", help="in place of the case's own; not drawn")
     return run(options.parse_args())
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure the chosen cases, each saved by itself."""
-    rounds = options.rounds or (3 if options.quick else 10)
-    seconds = options.seconds or (0.7 if options.quick else 2.0)
+    rounds = options.rounds or (3 if options.quick else ROUNDS)
+    seconds = options.seconds or (0.7 if options.quick else SECONDS)
+    sample = options.quick or rounds < ROUNDS or seconds < SECONDS
     for kind in CASES:
         if options.case and kind.name not in options.case:
             continue
         case = kind()
         sizes = tuple(options.sizes or (case.quick if options.quick else case.sizes))
         with tempfile.TemporaryDirectory(prefix="oncegate-scale-", dir=options.directory) as name:
-            about = begin(f"scale: {case.title}", Path(name), seed=options.seed, quick=options.quick)
+            about = begin(f"scale: {case.title}", Path(name), seed=options.seed, quick=sample)
             about |= {"case": case.name, "rounds": rounds, "seconds": seconds, "callers": case.callers}
             rows = asyncio.run(measured(case, sizes, Path(name), rounds=rounds, seconds=seconds, seed=options.seed))
         if not options.no_save and not options.sizes:
