@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,8 @@ from bench.peers.peer import Case, Peer
 BARE_S: Final = 1.5
 FAILURE_CHARS: Final = 200
 """Of a failure that are kept with a run; the whole text, logs included, is printed."""
+FAILURES: Final = (LoadFailed, OSError, RuntimeError, subprocess.SubprocessError)
+"""Of one system, which the others do not suffer from: it does not start or answer, its disk is full."""
 Maker = Callable[[Path], Peer]
 """Makes a system whose data goes below a folder."""
 
@@ -116,13 +119,13 @@ def _loads(plan: Plan, name: str) -> Iterator[dict[str, Any]]:
             peer.start()
             if cases:
                 measure.window(peer, peer.kill_case, warm_s=0.0, measured_s=peer.prime_s)
-        except (LoadFailed, TimeoutError) as failure:
+        except FAILURES as failure:
             yield from (_failed(peer, case, failure) for case in cases)
             return
         for case in cases:
             try:
                 yield measure.window(peer, case, warm_s=plan.warm_s, measured_s=plan.measured_s)
-            except LoadFailed as failure:
+            except FAILURES as failure:
                 yield _failed(peer, case, failure)
 
 
@@ -138,7 +141,8 @@ def _on_empty_data(plan: Plan, name: str) -> Iterator[Peer]:
 def _failed(peer: Peer, case: Case, failure: Exception) -> dict[str, Any]:
     what = {"peer": peer.name, "mode": case.mode, "outstanding": case.outstanding}
     print(f"{peer.name}: {failure}", file=sys.stderr, flush=True)
-    return {**what, "failed": str(failure).splitlines()[0][:FAILURE_CHARS], "disturbed": None}
+    said = str(failure).splitlines() or [type(failure).__name__]
+    return {**what, "failed": said[0][:FAILURE_CHARS], "disturbed": None}
 
 
 def all_kills(plan: Plan) -> list[dict[str, Any]]:
@@ -149,7 +153,7 @@ def all_kills(plan: Plan) -> list[dict[str, Any]]:
             try:
                 peer.start()
                 row = kills.run(peer, plan.kills)
-            except (LoadFailed, TimeoutError) as failure:
+            except FAILURES as failure:
                 row = {**_failed(peer, peer.kill_case, failure), "gaps_s": [], "acknowledged": None, "lost": None}
             rows.append(row)
             gaps = ", ".join(f"{gap:.3f}" for gap in row["gaps_s"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import subprocess
 from pathlib import Path
 from typing import Any, Self
 
@@ -83,6 +85,28 @@ def test_a_system_that_does_not_start_has_a_row_for_each_load(monkeypatch: pytes
     _, rows = rounds.one_round(plan(), 0, give_up=False)
     assert len(rows) == len(Small.cases)
     assert all(row["failed"] == "small serves: not within 60 s; at last" for row in rows)
+
+
+@pytest.mark.usefixtures("calm")
+@pytest.mark.parametrize("failure", [
+    OSError(errno.ENOSPC, "No space left on device"), RuntimeError("the data folders cannot be formatted"),
+    subprocess.TimeoutExpired("format", 60.0), RuntimeError(),
+])  # fmt: skip
+def test_a_system_that_cannot_be_made_ready_leaves_the_others_their_round(
+    failure: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken(Small):
+        def start(self) -> None:
+            raise failure
+
+    monkeypatch.setattr(measure, "window", lambda peer, case, **_: {"peer": peer.name, "disturbed": None})
+    monkeypatch.setattr(rounds, "shown", str)
+    makers: Any = {"broken": Broken, "small": Small}
+    _, rows = rounds.one_round(plan()._replace(makers=makers), 0, give_up=False)
+    assert [bool(row.get("failed")) for row in rows] == [True, True, False, False]
+    (killed,) = rounds.all_kills(plan()._replace(makers={"broken": makers["broken"]}, kills=1))
+    assert killed["failed"]
+    assert killed["gaps_s"] == []
 
 
 @pytest.mark.usefixtures("calm")
