@@ -4,13 +4,14 @@
 have sustained. ``burst``: 50 % of it, then 200 %, then 50 %. ``failure``: 40 % of what three database nodes with three
 copies take; one is killed and comes back. ``scaling``: saturating with 1, 2 and 3 database nodes, one copy of each row.
 Every run ends with the complete check: each acknowledged post once in the timeline of each follower. Exit status: 0
-complete, 1 not.
+complete, 1 not, or an experiment failed.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -23,12 +24,13 @@ from bench.dataflows.database import Database, of_cassandra, of_sqlite
 from bench.dataflows.stage import Run, run
 from bench.dataflows.workload import SAMPLE, WHOLE, Audience
 from bench.experiments import page
-from bench.experiments.results import begin, parser
+from bench.experiments.results import Line, begin, parser
 from bench.figures import save
 from bench.options import above_zero
 from bench.peers.packages import NotBuilt
 from oncegate.stores.devcassandra.cluster import free_ports, running
 from oncegate.stores.devcassandra.node import Config
+from oncegate.stores.errors import StoreError
 
 EXPERIMENTS: Final = ("saturating", "eighty", "burst", "failure", "scaling")
 NODES_MAX: Final = 3
@@ -36,6 +38,10 @@ SHARE: Final = 0.8
 FAILURE_SHARE: Final = 0.4
 """Published: 1,000 messages a second where the cluster takes about 2,600."""
 RATE_MIN: Final = 1.0
+MEASURE_CAPACITY: Final = ("saturating", "scaling")
+"""Experiments whose load is no share of the capacity."""
+FAILURES: Final = (OSError, RuntimeError, StoreError, subprocess.SubprocessError)
+"""What ends one experiment: a part that does not start, answer or end, or a full disk."""
 
 
 class Lengths(NamedTuple):
@@ -154,34 +160,57 @@ def main() -> int:
         return 1
 
 
-def measure(options: argparse.Namespace, experiments: Sequence[str]) -> int:
-    """Run the experiments, each saved by itself; a load that needs the capacity finds it first."""
-    names = [name for name in NAMES if not options.architecture or name in options.architecture]
+def one(
+    options: argparse.Namespace, experiment: str, names: Sequence[str], capacity: float | None
+) -> tuple[Line, list[dict[str, Any]]]:
+    """Run an experiment on databases of its own; returns its header, and a row for each run."""
     lengths = SAMPLE_LENGTHS if options.quick else WHOLE_LENGTHS
     audience: Audience = SAMPLE if options.quick else WHOLE
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="oncegate-flows-", dir=options.directory) as parent:
+        directory = Path(parent)
+        durability = "each post flushed before its answer; Cassandra: commitlog_sync=group"
+        about = begin(
+            f"dataflows: {experiment}", directory, seed=options.seed, quick=options.quick, durability=durability
+        )
+        about |= {"experiment": experiment, "audience": audience._asdict(), "capacity": capacity}
+        for nodes in nodes_of(experiment, quick=options.quick):
+            with opened(options, nodes, directory / f"db-{nodes}") as database:
+                # A cold JVM would be the first data flow's: this load is not counted.
+                prime = Run("prime", Synchronous.name, [(0.0, lengths.prime_s)])
+                run(database, directory / f"prime-{nodes}", audience, options.seed, prime)
+                for name in names:
+                    what = plan(experiment, name, nodes, capacity or 0.0, lengths)
+                    row = run(database, directory / f"{name}-{nodes}", audience, options.seed, what)
+                    show(row)
+                    rows.append(row)
+    return about, rows
+
+
+def measure(options: argparse.Namespace, experiments: Sequence[str]) -> int:
+    """Run the experiments, each saved by itself; a load that needs the capacity finds it first.
+
+    One that fails is named, and the others go on, but for those whose load it was to find.
+    """
+    names = [name for name in NAMES if not options.architecture or name in options.architecture]
     capacity, complete = options.capacity, True
-    wanted = [one for one in EXPERIMENTS if one in experiments]
-    if capacity is None and {*wanted} - {"scaling"} and "saturating" not in wanted:
+    wanted = [name for name in EXPERIMENTS if name in experiments]
+    if capacity is None and {*wanted} - {*MEASURE_CAPACITY} and "saturating" not in wanted:
         wanted.insert(0, "saturating")
     for experiment in wanted:
-        rows: list[dict[str, Any]] = []
-        with tempfile.TemporaryDirectory(prefix="oncegate-flows-", dir=options.directory) as parent:
-            directory = Path(parent)
-            durability = "each post flushed before its answer; Cassandra: commitlog_sync=group"
-            about = begin(
-                f"dataflows: {experiment}", directory, seed=options.seed, quick=options.quick, durability=durability
-            )
-            about |= {"experiment": experiment, "audience": audience._asdict(), "capacity": capacity}
-            for nodes in nodes_of(experiment, quick=options.quick):
-                with opened(options, nodes, directory / f"db-{nodes}") as database:
-                    # A cold JVM would be the first data flow's: this load is not counted.
-                    prime = Run("prime", Synchronous.name, [(0.0, lengths.prime_s)])
-                    run(database, directory / f"prime-{nodes}", audience, options.seed, prime)
-                    for name in names:
-                        what = plan(experiment, name, nodes, capacity or 0.0, lengths)
-                        row = run(database, directory / f"{name}-{nodes}", audience, options.seed, what)
-                        show(row)
-                        rows.append(row)
+        if capacity is None and experiment not in MEASURE_CAPACITY:
+            print(f"not run: {experiment}: no capacity is known", file=sys.stderr, flush=True)
+            complete = False
+            continue
+        try:
+            about, rows = one(options, experiment, names, capacity)
+        except NotBuilt:
+            raise
+        except FAILURES as failure:
+            # Hours of others would be lost.
+            print(f"failed: {experiment}: {type(failure).__name__}: {failure}", file=sys.stderr, flush=True)
+            complete = False
+            continue
         complete = complete and all(row["check"]["complete"] for row in rows)
         if experiment == "saturating" and capacity is None:
             capacity = min(row["delivered_per_s"] for row in rows)

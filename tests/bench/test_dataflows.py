@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import pickle
@@ -14,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from bench.dataflows import page
-from bench.dataflows.__main__ import EXPERIMENTS, SAMPLE_LENGTHS, WHOLE_LENGTHS, nodes_of, plan
+from bench.dataflows.__main__ import EXPERIMENTS, SAMPLE_LENGTHS, WHOLE_LENGTHS, measure, nodes_of, plan
 from bench.dataflows.app import Load, by_class
 from bench.dataflows.architectures import NAMES, DataFlow
 from bench.dataflows.fan_out import FanOut
@@ -559,3 +560,29 @@ def test_plot_shades_the_dead_node_and_has_a_curve_for_each_flow() -> None:
     assert plot.count('class="fault"') == 2
     assert plot.count("integrated (oncegate)</text>") == 3
     assert page.accepted([[1.0, 100, 1.0, 0], [3.0, 300, 1.0, 0]]) == [(3.0, 100.0)]
+
+
+def test_an_experiment_that_fails_leaves_the_others_theirs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran: list[tuple[str, float | None]] = []
+
+    def one(_: object, experiment: str, __: object, capacity: float | None) -> Any:
+        ran.append((experiment, capacity))
+        if experiment in broken:
+            raise TimeoutError("everything is delivered: not within 900 s")
+        return {}, line_of(experiment)["rows"]
+
+    monkeypatch.setattr("bench.dataflows.__main__.one", one)
+    options = argparse.Namespace(architecture=None, capacity=None, no_save=True, store="cassandra")
+    broken = {"burst"}
+    assert measure(options, EXPERIMENTS) == 1
+    assert ran == [("saturating", None), ("eighty", 90.0), ("burst", 90.0), ("failure", 90.0), ("scaling", 90.0)]
+    assert "failed: burst: TimeoutError: everything" in capsys.readouterr().err
+    ran.clear()
+    broken = {"saturating"}
+    assert measure(options, ["eighty", "scaling"]) == 1
+    assert [experiment for experiment, _ in ran] == ["saturating", "scaling"]
+    assert "not run: eighty: no capacity is known" in capsys.readouterr().err
+    broken = set()
+    assert measure(options, ["eighty"]) == 0
