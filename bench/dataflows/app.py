@@ -2,8 +2,10 @@
 
 Posts come in phases of a rate and a length. With a rate they come evenly, whatever became of those before, and the
 response time of a post begins when it is due; one that comes when `UNDER_WAY_MAX` are under way is dropped and counted.
-Without a rate ``--callers`` posts are always under way, ``--posts`` of them in all at most. Prints ``progress`` each
-second and ``result`` at the end; the numbers of acknowledged posts go into a file.
+Without a rate ``--callers`` posts are always under way, ``--posts`` of them in all at most. Prints ``warm`` when some
+posts have been answered, and begins at a line of input: whoever drains a queue has then done so once. Prints
+``progress`` each second and ``result`` at the end, and keeps its connections until standard input closes: what they
+have sent is counted as long as they are there. The numbers of acknowledged posts go into a file.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import argparse
 import asyncio
 import gc
 import json
+import sys
 import time
 from array import array
 from pathlib import Path
@@ -130,6 +133,8 @@ async def run(options: argparse.Namespace) -> None:
         for _ in range(WARM):
             await load.one(time.perf_counter())
         warm = len(load.took_s)
+        say("warm")
+        await asyncio.to_thread(sys.stdin.readline)
         gc.collect()
         gc.freeze()
         say("begun")
@@ -149,22 +154,23 @@ async def run(options: argparse.Namespace) -> None:
         await load.settled()
         seconds_all, cpu_all_s = time.perf_counter() - began, time.process_time() - cpu_s
         beside.cancel()
-    took = list(load.took_s[warm:])
-    np.save(options.acknowledged, np.array(load.acknowledged, dtype=np.int64))
-    say(
-        "result",
-        seconds=seconds_all,
-        cpu_s=cpu_all_s,
-        sent=load.sent,
-        acknowledged=len(load.acknowledged),
-        measured=len(took),
-        dropped=load.dropped,
-        failed=load.failed,
-        failure=load.failure,
-        stddev_ms=1000 * float(np.std(took)) if took else None,
-        by_class=by_class(list(load.acknowledged[warm:]), took, known, audience, options.seed),
-        **Latency.of(took)._asdict(),
-    )
+        took = list(load.took_s[warm:])
+        np.save(options.acknowledged, np.array(load.acknowledged, dtype=np.int64))
+        say(
+            "result",
+            seconds=seconds_all,
+            cpu_s=cpu_all_s,
+            sent=load.sent,
+            acknowledged=len(load.acknowledged),
+            measured=len(took),
+            dropped=load.dropped,
+            failed=load.failed,
+            failure=load.failure,
+            stddev_ms=1000 * float(np.std(took)) if took else None,
+            by_class=by_class(list(load.acknowledged[warm:]), took, known, audience, options.seed),
+            **Latency.of(took)._asdict(),
+        )
+        await asyncio.to_thread(sys.stdin.read)
 
 
 def main() -> None:

@@ -133,7 +133,7 @@ class Stage:
         self.words = ["--endpoints", endpoints]
 
     def app(self, acknowledged: Path) -> Talking:
-        """Start the application; it begins by itself."""
+        """Start the application; it begins when it is told to."""
         authors, largest, seed = self._of_workload
         words = ["--architecture", self._run.architecture, "--phases", json.dumps(self._run.phases)]
         words += ["--authors", authors, "--largest", largest, "--seed", seed, "--acknowledged", str(acknowledged)]
@@ -164,10 +164,14 @@ def run(database: Database, directory: Path, audience: Audience, seed: int, want
     acknowledged_file = directory / "acknowledged.npy"
     with Stage(database, directory, audience, seed, wanted) as stage:
         app = stage.app(acknowledged_file)
+        app.wait("warm", STARTED_S)
+        wait_for(stage.drained, DRAINED_S, "what warms is delivered", every_s=0.2)
+        # Looked at before: a look takes as long as some hundreds of posts.
+        before, sent, pids = stage.usage(), network.Sent(network.look()), stage.noted({})
+        app.tell("begin")
         app.wait("begun", STARTED_S)
-        before, began = stage.usage(), time.monotonic()
+        began = time.monotonic()
         memory: dict[str, float] = {}
-        sent, pids = network.Sent(network.look()), stage.noted({})
         over: list[tuple[float, int, float | None, int]] = []
         killed = restarted = False
         while app.process.poll() is None and not app.of("result"):
@@ -193,7 +197,9 @@ def run(database: Database, directory: Path, audience: Audience, seed: int, want
         wait_for(stage.drained, DRAINED_S, "everything is delivered", every_s=0.2)
         delivered_s, after = time.monotonic() - began, stage.usage()
         sent.add(network.look())
-        sent_bytes = {part: sent.of(those, together=part in TOGETHER) for part, those in stage.noted(pids).items()}
+        pids = stage.noted(pids)
+        app.finish(STARTED_S)
+        sent_bytes = {part: sent.of(those, together=part in TOGETHER) for part, those in pids.items()}
     numbers = np.load(acknowledged_file)
     with open_store(stage.store) as store:
         found = recount(store, numbers, result["sent"], audience, seed)

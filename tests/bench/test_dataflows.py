@@ -14,14 +14,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from bench.children import talking
 from bench.dataflows import page
 from bench.dataflows.__main__ import EXPERIMENTS, SAMPLE_LENGTHS, WHOLE_LENGTHS, measure, nodes_of, plan
-from bench.dataflows.app import Load, by_class
+from bench.dataflows.app import WARM, Load, by_class
 from bench.dataflows.architectures import NAMES, DataFlow
+from bench.dataflows.database import of_sqlite
 from bench.dataflows.fan_out import FanOut
 from bench.dataflows.jetstream import JetStream, QueueFailed
 from bench.dataflows.network import Connection, Sent, parse
 from bench.dataflows.recount import recount
+from bench.dataflows.stage import Run, run
 from bench.dataflows.workload import (
     SAMPLE,
     TIMELINES,
@@ -586,3 +589,40 @@ def test_an_experiment_that_fails_leaves_the_others_theirs(
     assert "not run: eighty: no capacity is known" in capsys.readouterr().err
     broken = set()
     assert measure(options, ["eighty"]) == 0
+
+
+@pytest.mark.faults
+def test_a_small_run_counts_what_a_short_load_has_sent_and_is_complete(tmp_path: Path) -> None:
+    directory = tmp_path / "db"
+    directory.mkdir()
+    wanted = Run("saturating", "synchronous", [(0.0, 60.0)], posts=30)
+    row = run(of_sqlite(directory), tmp_path / "run", FEW, SEED, wanted)
+    assert row["measured"] == 30
+    assert row["check"]["complete"], row["check"]
+    assert row["check"]["posts"] == 30 + WARM
+    assert row["sent_bytes"].keys() == row["cpu_us"].keys() == {"app", "db"}
+
+
+def test_application_begins_when_it_is_told_and_keeps_its_connections_until_it_is_looked_at(tmp_path: Path) -> None:
+    numbers = tmp_path / "numbers.npy"
+    words = ["--architecture", "synchronous", "--store", f"sqlite://{tmp_path}/store", "--phases", "[[0, 60]]"]
+    words += [
+        "--posts",
+        "5",
+        "--authors",
+        f"{FEW.authors}",
+        "--largest",
+        f"{FEW.largest}",
+        "--acknowledged",
+        f"{numbers}",
+    ]
+    with open_store(f"sqlite://{tmp_path}/store") as store:
+        store.create([TWEETS, TIMELINES])
+    with talking("bench.dataflows.app", *words, log=tmp_path / "log") as app:
+        app.wait("warm", 120)
+        assert not app.of("begun")
+        app.tell("begin")
+        assert app.wait("result", 120)["measured"] == 5
+        assert app.process.poll() is None
+        assert len(np.load(numbers)) == 5 + WARM
+        assert app.finish(120) == 0
