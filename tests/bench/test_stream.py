@@ -144,6 +144,7 @@ def text_of(line: dict[str, Any]) -> str:
 def test_page_judges_whole_runs_only_and_by_what_was_delivered() -> None:
     assert "wanted ≥ 20,000: yes" in text_of(line_of())
     assert "wanted ≥ 20,000: **NO**" in text_of(line_of(delivered_per_s=19_000.0))
+    assert "wanted ≥ 20,000: **NO**" in text_of(line_of(exact=False)), "what loses events is not fast"
     sample = text_of(line_of(quick=True, delivered_per_s=19_000.0))
     assert "wanted ≥ 20,000: a sample" in sample
     assert "A sample" in sample
