@@ -12,7 +12,10 @@ TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
 class Usage(NamedTuple):
-    """Processor time, and bytes that the file system was asked to write."""
+    """Processor time, and bytes that the file system was asked to write.
+
+    Processor time is that of children too which have ended and were waited for, such as workers of a daemon.
+    """
 
     cpu_s: float
     written_bytes: int
@@ -24,7 +27,7 @@ class Usage(NamedTuple):
         for pid in pids:
             with contextlib.suppress(OSError):
                 words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-                cpu += int(words[11]) + int(words[12])
+                cpu += sum(map(int, words[11:15]))
                 io = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
                 written += int(io["write_bytes"])
         return cls(cpu / TICKS_PER_S, written)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import statistics
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -115,6 +117,23 @@ def test_steal_is_read_beside_what_was_busy() -> None:
 def test_costs_are_for_each_operation_and_unknown_without_any() -> None:
     assert shares("servers", Usage(2.0, 8_000), 1_000) == {"servers_cpu_us": 2_000.0, "servers_written_bytes": 8.0}
     assert shares("servers", Usage(2.0, 8_000), 0) == {"servers_cpu_us": None, "servers_written_bytes": None}
+
+
+PARENT = """
+import subprocess, sys, time
+burn = "import time; [None for _ in iter(lambda: time.process_time() < 0.3, False)]"
+subprocess.run([sys.executable, "-S", "-c", burn], check=True)
+print("ended", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_processor_time_of_a_worker_that_has_ended_stays_with_its_part() -> None:
+    command = [sys.executable, "-S", "-c", PARENT]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "ended\n"
+        assert Usage.of([parent.pid]).cpu_s >= 0.25
 
 
 def test_each_kill_has_the_longest_gap_before_its_node_came_back() -> None:
