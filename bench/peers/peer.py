@@ -100,6 +100,8 @@ class Peer(Closing):
     cases: ClassVar[tuple[Case, ...]]
     prime_s: ClassVar[float] = 2.0
     """Load before the first measured one; a JVM needs more."""
+    prime_cases: ClassVar[tuple[Case, ...]] = ()
+    """The loads of that, each so long; empty: that of the kills."""
     kill_case: ClassVar[Case]
     """The load under which the leader is killed."""
     helpers: ClassVar[tuple[str, ...]] = ()

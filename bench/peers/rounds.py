@@ -117,8 +117,8 @@ def _loads(plan: Plan, name: str) -> Iterator[dict[str, Any]]:
         cases = [case for case in peer.cases if not plan.only or case.mode in plan.only]
         try:
             peer.start()
-            if cases:
-                measure.window(peer, peer.kill_case, warm_s=0.0, measured_s=peer.prime_s)
+            for case in (peer.prime_cases or (peer.kill_case,)) if cases else ():
+                measure.window(peer, case, warm_s=0.0, measured_s=peer.prime_s)
         except FAILURES as failure:
             yield from (_failed(peer, case, failure) for case in cases)
             return

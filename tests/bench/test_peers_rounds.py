@@ -10,6 +10,7 @@ from typing import Any, Self
 import pytest
 
 from bench.peers import measure, rounds
+from bench.peers.kafka import Kafka
 from bench.peers.measure import LoadFailed
 from bench.peers.peer import Case
 from bench.peers.rounds import Plan, play
@@ -20,6 +21,7 @@ class Small:
 
     name = "small"
     prime_s = 0.1
+    prime_cases: tuple[Case, ...] = ()
     kill_case = Case("put", 64)
     cases = (Case("put", 1), Case("put", 64))
     starts = True
@@ -107,6 +109,25 @@ def test_a_system_that_cannot_be_made_ready_leaves_the_others_their_round(
     (killed,) = rounds.all_kills(plan()._replace(makers={"broken": makers["broken"]}, kills=1))
     assert killed["failed"]
     assert killed["gaps_s"] == []
+
+
+@pytest.mark.usefixtures("calm")
+def test_a_system_is_warmed_in_each_of_its_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    loads: list[tuple[Case, float]] = []
+
+    def window(peer: Small, case: Case, *, warm_s: float, measured_s: float) -> dict[str, Any]:
+        loads.append((case, measured_s))
+        return {"peer": peer.name, "disturbed": None}
+
+    monkeypatch.setattr(measure, "window", window)
+    monkeypatch.setattr(rounds, "shown", str)
+    rounds.one_round(plan()._replace(measured_s=1.7), 0, give_up=False)
+    assert loads[:2] == [(Small.kill_case, Small.prime_s), (Small.cases[0], 1.7)]
+    loads.clear()
+    monkeypatch.setattr(Small, "prime_cases", Kafka.prime_cases)
+    rounds.one_round(plan()._replace(measured_s=1.7), 0, give_up=False)
+    assert loads[:2] == [(case, Small.prime_s) for case in Kafka.prime_cases]
+    assert {case.mode for case in Kafka.prime_cases} >= {"batch", "async"}
 
 
 @pytest.mark.usefixtures("calm")
