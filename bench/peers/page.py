@@ -26,6 +26,10 @@ STYLE: Final = Path(checker_page.__file__).parent / "assets" / "plot.css"
 TO: Final = "\N{EN DASH}"
 COLUMNS: Final = (1, 64, 512)
 MANY: Final = "many"
+EACH: Final = {"batches": 100, "ranges": 1_024}
+"""Writes whose answers come together: one sample of a latency."""
+SAMPLES_OF_P999: Final = 3_000
+"""With fewer the value is that of the slowest one or two."""
 COMPARED: Final = {
     "sdk": (("etcd", "txn"), ("nats", "sync"), ("zookeeper", "create"), ("kafka", "batch"), ("restate", "put")),
     "rotating": (("etcd", "txn"), ("nats", "sync"), ("zookeeper", "create"), ("kafka", "batch"), ("restate", "put")),
@@ -162,7 +166,8 @@ def _machine(run: Run) -> str:
     seconds = f"windows of {about['measured_s']:g} s after {about['warm_s']:g} s"
     return _prose(
         f"Commit {about['commit']}, {about['run']}, {about['cpu']}, {about['cores']} cores, Linux {about['kernel']}, "
-        f"Python {about['python']}. Rounds: {len(run.rounds)}; {seconds}; run again: {run.repeated}. "
+        f"Python {about['python']}, seed {about['seed']}. Rounds: {len(run.rounds)}; {seconds}; run again: "
+        f"{run.repeated}. "
         f"Calibrations of the rounds: {', '.join(calibrations)}."
     )
 
@@ -253,8 +258,12 @@ def _latencies(run: Run) -> str:
         if not found[0]:
             continue
         middles = [f"{statistics.median(of):,.2f}" for of in found[:3]]
-        rows.append((f"{LABELS[key.peer, key.mode]}, {key.outstanding:,}", *middles, f"{max(found[3]):,.1f}"))
-    return _table(("", "p50", "p99", "p99.9", "max of all rounds"), rows)
+        least = min(run.figure(key, "operations").values()) // EACH.get(key.mode, 1)
+        if least < SAMPLES_OF_P999:
+            middles[2] = "-"
+        row = (f"{LABELS[key.peer, key.mode]}, {key.outstanding:,}", f"{least:,.0f}", *middles, f"{max(found[3]):,.1f}")
+        rows.append(row)
+    return _table(("", "samples, least of the rounds", "p50", "p99", "p99.9", "max of all rounds"), rows)
 
 
 def _costs(run: Run) -> str:

@@ -15,7 +15,7 @@ from bench.peers.measure import shares
 from bench.peers.ratios import Key, Run, Spread, over_best, runs
 from bench.peers.rounds import order
 from bench.peers.sdk_load import Window, gaps
-from bench.peers.targets import judge
+from bench.peers.targets import TARGETS, judge
 from bench.peers.usage import TICKS_PER_S, MachineTime, Usage
 
 OURS, THEIRS, OTHER = Key("oncegate", "sdk", 64), Key("nats", "sync", 64), Key("etcd", "txn", 64)
@@ -70,6 +70,24 @@ def test_a_target_is_met_by_the_median_of_the_rounds(ours: float, met: bool) -> 
     run = Run([part(number, {OURS: ours, THEIRS: 100.0, OTHER: 50.0, zookeeper: 60.0}) for number in (1, 2, 3)])
     verdict = next(one for one in judge(run) if one.what == "SDK, 64 outstanding")
     assert verdict.met is met
+
+
+def test_each_missed_target_of_a_load_names_its_limit() -> None:
+    rates = {key: 1.0 for one in TARGETS for key in (one.ours, *one.others)}
+    of_nothing = {"servers_cpu_us": 1e6, "clients_cpu_us": 0.0}
+    run = Run([part(1, {key: 1e-9 if key.peer == "oncegate" else rate for key, rate in rates.items()})])
+    for row in run.rounds[0]["rows"]:
+        row.update(of_nothing if row["peer"] == "oncegate" else {"servers_cpu_us": 1.0})
+    missed = [one for one in judge(run) if one.met is False]
+    assert len(missed) == len(TARGETS)
+    unexplained = {one.what for one in missed if one.limit is None}
+    assert unexplained == {"SDK, 1 outstanding"}, "it has never been missed by a median"
+
+
+def test_independent_clients_and_nodes_in_turn_are_judged_too() -> None:
+    judged = {(one.ours.mode, one.ours.outstanding, one.cost) for one in TARGETS}
+    assert {("rotating", count, False) for count in (1, 64, 512)} <= judged
+    assert {(mode, count, True) for mode in ("sdk", "key", "session") for count in (64, 512)} <= judged
 
 
 def test_what_was_not_measured_is_neither_met_nor_missed() -> None:

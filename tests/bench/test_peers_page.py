@@ -35,7 +35,7 @@ def stored(run: str, *, kills: int = 3, lost: int = 0, disturbed: str | None = N
     about = {
         "run": run, "commit": "abc1234", "cpu": "a processor", "cores": 2, "kernel": "6.1", "python": "3.11",
         "systems": {peer.name: peer.version for peer in PEERS}, "kills": kills, "only": [],
-        "measured_s": 2.0, "warm_s": 0.7,
+        "measured_s": 2.0, "warm_s": 0.7, "seed": 1,
     }  # fmt: skip
     parts: list[dict[str, Any]] = []
     for number in (1, 2, 3):
@@ -118,6 +118,15 @@ def test_prose_of_the_page_ends_at_120_columns_and_tables_have_equal_rows() -> N
     assert max(len(line) for line in text.splitlines() if not line.startswith("|")) <= 120
     for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
         assert len({line.count("|") for line in table.splitlines()}) == 1
+
+
+def test_a_quantile_of_too_few_writes_is_not_told() -> None:
+    parts = stored("r")
+    for row_ in (row_ for part in parts[:3] for row_ in part["rows"]):
+        row_["operations"] = 2_000 if row_["peer"] == "restate" else 50_000
+    latencies = page.render(Run(parts), None).split("## Latency")[1]
+    assert lines(latencies, "Restate, idempotency key, 1").endswith("| 2,000 | 1.00 | 2.00 | - | 7.0 |")
+    assert lines(latencies, "etcd transaction, 64").endswith("| 50,000 | 1.00 | 2.00 | 3.00 | 7.0 |")
 
 
 def test_the_plot_has_a_bar_for_each_load_and_no_bar_leaves_it() -> None:
