@@ -179,12 +179,18 @@ def one(
                 # A cold JVM would be the first data flow's: this load is not counted.
                 prime = Run("prime", Synchronous.name, [(0.0, lengths.prime_s)])
                 run(database, directory / f"prime-{nodes}", audience, options.seed, prime)
-                for name in names:
+                for name in turned(names, EXPERIMENTS.index(experiment) + nodes):
                     what = plan(experiment, name, nodes, capacity or 0.0, lengths)
                     row = run(database, directory / f"{name}-{nodes}", audience, options.seed, what)
                     show(row)
-                    rows.append(row)
-    return about, rows
+                    rows.append({**row, "turn": len(rows)})
+    return about, sorted(rows, key=lambda row: (row["nodes"], NAMES.index(row["architecture"])))
+
+
+def turned(names: Sequence[str], turn: int) -> list[str]:
+    """Return the names from another one on at each turn: none is always the first on a fresh database."""
+    at = turn % len(names)
+    return [*names[at:], *names[:at]]
 
 
 def measure(options: argparse.Namespace, experiments: Sequence[str]) -> int:

@@ -43,8 +43,8 @@ WORDS: Final = (
     "writes the post into the gateway, and a Spark job follows. All three make the same rows with the same code, and "
     "write them with the same store into the same Cassandra; posts that wait for the store at the same time share a "
     "call in each of them, and whoever drains a queue looks at it five times a second. *Delivered* is all posts over "
-    "the time until the last copy was written. After each run every acknowledged post is looked for in the timeline "
-    "of every follower. `python -m bench.dataflows`."
+    "the time until the last copy was written. The three take turns in being first. After each run every "
+    "acknowledged post is looked for in the timeline of every follower. `python -m bench.dataflows`."
 )
 
 

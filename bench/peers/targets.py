@@ -110,8 +110,8 @@ LIMITS: Final = {
     ),
     **{Key(OURS, "rotating", count): _FORWARDED for count in (1, 64, 512)},
     _sdk(512): Limit(
-        "half of two busy cores is the SDK with its event loop: a call, a future and a wake-up for each write; no part "
-        "of the servers is above 15 %",
+        "the leader's one thread, nine tenths of whose time are busy: a quarter reads and checks requests, a seventh "
+        "applies, a tenth flushes; the SDK takes 4.9 of the 21.3 µs of a write",
         "0060-members-save-in-turn",
     ),
     **{Key(OURS, mode, count): _INDEPENDENT for mode in ("key", "session") for count in (64, 512)},

@@ -16,7 +16,7 @@ import pytest
 
 from bench.children import talking
 from bench.dataflows import page
-from bench.dataflows.__main__ import EXPERIMENTS, SAMPLE_LENGTHS, WHOLE_LENGTHS, measure, nodes_of, plan
+from bench.dataflows.__main__ import EXPERIMENTS, SAMPLE_LENGTHS, WHOLE_LENGTHS, measure, nodes_of, plan, turned
 from bench.dataflows.app import WARM, Load, by_class
 from bench.dataflows.architectures import NAMES, DataFlow
 from bench.dataflows.database import of_sqlite
@@ -434,6 +434,13 @@ def test_every_experiment_has_a_plan_for_every_flow_and_a_burst_goes_to_twice_th
     assert nodes_of("scaling", quick=False) == (1, 2, 3)
     with pytest.raises(ValueError):
         plan("nothing", "queue", 1, 1.0, SAMPLE_LENGTHS)
+
+
+def test_each_data_flow_is_as_often_the_first_as_any_other() -> None:
+    orders = [turned(NAMES, turn) for turn in range(2 * len(NAMES))]
+    assert all(sorted(order) == sorted(NAMES) for order in orders)
+    for place in range(len(NAMES)):
+        assert all([order[place] for order in orders].count(name) == 2 for name in NAMES)
 
 
 def row_of(architecture: str, experiment: str, **changed: Any) -> dict[str, Any]:
