@@ -189,7 +189,9 @@ class SendQueue:
                 return count - run, False  # writes in front of a range are sent first
             if count >= operations_max and run != count:
                 break
-        return count, run >= range_min
+        ranged = run >= range_min
+        # Puts that are too few for a range were counted without this bound.
+        return (count if ranged or count < operations_max else operations_max), ranged
 
     def _overtake(self, busy: Rows, operations_max: int) -> list[Pending]:
         """Take writes that may pass those in front, which wait for a row under way; each row keeps its order."""

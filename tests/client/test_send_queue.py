@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from oncegate.gateway.client.batch import (
@@ -144,6 +144,19 @@ def test_what_waits_is_divided_equally_and_into_no_small_requests(
             taken.append(batch.keys())
             found.append(len(batch))
         assert found == ([waiting] if in_order else sizes)
+
+
+@given(queue=st.lists(writes, max_size=40), most=st.integers(1, 12), requests=st.integers(1, 4))
+@example(queue=[write("stream", f"k{n}") for n in range(7)], most=1, requests=1)
+@example(queue=[*(write("stream", f"k{n}") for n in range(7)), write("rows", "k")], most=4, requests=1)
+def test_request_has_no_more_operations_than_its_bound_although_fewer_than_a_range_are_puts_on_a_stream(
+    queue: list[Pending], most: int, requests: int
+) -> None:
+    sending = SendQueue(RequestTracker(window=512), Tuning(range_min=8, batch_operations_max=most, pipeline_min=1))
+    sending.waiting.extend(queue)
+    while (batch := sending.take((), requests)[0]) is not None:
+        assert len(batch) >= 8 if isinstance(batch, RangeBatch) else len(batch) <= most
+    assert not sending.waiting
 
 
 names = st.sampled_from("abc")
