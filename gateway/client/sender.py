@@ -273,7 +273,7 @@ class Sender:
             while True:
                 if self._between is not None or not self._waiting:
                     return
-                busy = [call.rows() for call in self._travelling if not call.settled]
+                busy = [call.rows() for call in self._travelling if not call.settled or call.later]
                 batch, dropped = self._queue.take(busy, self._in_flight_max - len(busy))
                 if dropped:
                     self.places.free(dropped)

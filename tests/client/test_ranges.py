@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import msgspec
@@ -21,8 +22,11 @@ from oncegate import (
     Tuning,
 )
 from oncegate.gateway import wire
+from oncegate.gateway.client.batch import RangeBatch
+from oncegate.gateway.client.routing import AttemptFailed
+from oncegate.gateway.client.sender import AnyCall
 from oncegate.testing import FakeGateway
-from tests.client.answers import OPERATIONS, RANGES, arrived, fails, intercept, results
+from tests.client.answers import OPERATIONS, RANGES, arrived, fails, intercept, results, settle
 
 SENT = f"POST {RANGES}"
 
@@ -267,3 +271,56 @@ async def test_writes_that_met_another_kind_fail_once(fake: FakeGateway, session
     await asyncio.gather(*made, return_exceptions=True)
     made = [session.submit("put", "events", f"k{n}", n) for n in range(8)]
     assert all(one.applied for one in await asyncio.gather(*made))
+
+
+class HeldBack:
+    """Stands where the courier stands: the requests of a session, and when each is answered."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[AnyCall, asyncio.Future[None]]] = []
+
+    async def exchange(self, call: AnyCall) -> None:
+        call.at_once = True
+        self.calls.append((call, asyncio.get_running_loop().create_future()))
+        await self.calls[-1][1]
+
+    def answer(self, at: int, *verdicts: Any) -> None:
+        """Answer a request, as a connection does: before the task that waits for it goes on."""
+        call, ended = self.calls[at]
+        with contextlib.suppress(AttemptFailed):  # something is to be sent again: it is still under way
+            call.accept(200, {}, msgspec.msgpack.encode({"results": verdicts, "memory_ms": 60_000}))
+            ended.set_result(None)
+
+
+async def test_write_on_a_row_whose_part_has_yet_to_travel_does_not_pass_it(fake: FakeGateway) -> None:
+    """Two answers come in one turn; of the range one part has a verdict, and another one travels next."""
+    held, tuning = HeldBack(), Tuning(in_flight_max=2, pipeline_min=1)
+    async with Client(fake.endpoints, tuning=tuning) as client, client.session() as session:
+        await client.table("events")
+        await client.table("rows")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(session._sender, "_courier", held)
+            writes = [session.submit("put", "events", f"k{n}", n) for n in range(1, 31)]
+            await settle()
+            writes.append(session.submit("put", "rows", "x", 0))
+            await settle()
+            writes.append(session.submit("put", "events", "k25", "new"))
+            await settle()
+            later = [refused(first, first + 9, "OVERLOADED", later=True) for first in (1, 21)]
+            held.answer(0, later[0], applied(11, 20, 900), later[1])
+            held.answer(1, wire.OperationResult(31, "applied", commit=910, version=910))
+            held.answer(0, applied(1, 10, 911))
+            await settle()
+            travelling = [call.batch.keys() for call, _ in held.calls[2:]]
+            at = 2
+            while at < len(held.calls):
+                batch = held.calls[at][0].batch
+                if isinstance(batch, RangeBatch):
+                    held.answer(at, applied(batch.first, batch.last, 900 + batch.first))
+                else:
+                    held.answer(at, wire.OperationResult(32, "applied", commit=932, version=932))
+                await settle()
+                at += 1
+            results = await asyncio.gather(*writes)
+    assert travelling == [{"events": {f"k{n}" for n in range(21, 31)}}]
+    assert [results[at].commit for at in (24, -1)] == [925, 932]
