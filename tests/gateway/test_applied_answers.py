@@ -94,3 +94,14 @@ def test_usual_answers_are_written_in_one_step() -> None:
         told = _ordering(kind, exchange).applied(done, AppliedAnswers(node).written)
         assert told is not None
         assert told.startswith(b"HTTP/1.1 200 OK\r\nOncegate-Commit: 5\r\nOncegate-Time-Ms: 7\r\n")
+
+
+def test_leader_is_told_as_it_is_known_when_the_answer_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(applied, "rfc822_formatted_time", lambda: DATES[0])
+    node: Any = SimpleNamespace(leader_http=None, machine=SimpleNamespace(time_ms=7))
+    written, done = AppliedAnswers(node).written, Answer(wire.OperationsResponse([], 60), 5, False, 60)
+    for leader in ("http://h:1", "http://h:2", None, "http://h:1"):
+        node.leader_http = leader
+        head = written(done, packed=False).split(b"\r\n\r\n")[0].decode().split("\r\n")
+        told = [line for line in head if line.startswith(wire.H_LEADER)]
+        assert told == ([] if leader is None else [f"{wire.H_LEADER}: {leader}"])

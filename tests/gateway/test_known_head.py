@@ -14,7 +14,7 @@ from oncegate.gateway.http.hot import framing
 from oncegate.gateway.http.hot.known_head import KnownHead
 from oncegate.gateway.http.hot.routes import Form, HotRoutes
 from oncegate.gateway.http.server import ROUTES
-from oncegate.rifl.errors import OncegateError
+from oncegate.rifl.errors import Code, OncegateError
 
 NAMES = [
     *(b"Content-Length", b"content-length", b"Idempotency-Key", b"Oncegate-Request", b"Oncegate-First-Incomplete"),
@@ -134,6 +134,38 @@ def formed(routes: HotRoutes, head: framing.Head, known: Form | None) -> Any:
     asked = form.asked
     kept = {name: asked.header(name) for name in ("Host", "Origin", "Authorization", "Content-Encoding", "Accept")}
     return form, asked._replace(header=None), kept  # type: ignore[arg-type]
+
+
+ROW = b"GET /v1/tables/rows/rows/a%b HTTP/1.1\r\nHost: localhost\r\nContent-Length: %b\r\n\r\n"
+ARROWS = b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/vnd.apache.arrow.stream\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "code"),
+    [
+        pytest.param(ROW % (b"", b"0"), ROW % (b"?no=1", b"0"), Code.BAD_REQUEST, id="a parameter that nobody knows"),
+        pytest.param(ROW % (b"", b"0"), ROW % (b"", b"5"), Code.BAD_REQUEST, id="a body that is not taken"),
+        pytest.param(
+            *(ARROWS % b"/v1/tables/events/ranges", ARROWS % b"/v1/operations", Code.UNSUPPORTED_MEDIA_TYPE),
+            id="a type that another route takes",
+        ),
+    ],
+)
+def test_what_may_differ_in_a_head_like_the_one_before_is_checked_again(
+    before: bytes, after: bytes, code: Code
+) -> None:
+    head = framing.read(before)
+    assert head is not None
+    found = HOT.find(head)
+    assert found is not None
+    known, read = HOT.form(head, found), KnownHead(before, head).read(after)
+    assert known is not None
+    assert read is not None, "it is like the one before"
+    again = HOT.find(read[0])
+    assert again is not None
+    with pytest.raises(OncegateError) as refused:
+        HOT.form(read[0], again, known)
+    assert refused.value.code is code
 
 
 @given(pairs())
