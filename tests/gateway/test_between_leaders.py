@@ -140,6 +140,16 @@ async def test_what_is_held_is_sent_to_the_next_leader_and_refused_when_there_is
     assert sent == ["a", "b", "e"]
 
 
+async def test_what_was_held_is_sent_once_however_often_the_lead_moves() -> None:
+    sent, refused = list[str](), list[str]()
+    between = BetweenLeaders[str](asyncio.get_running_loop(), sent.append, lambda held, _: refused.append(held))
+    for held in "ab":
+        between.hold(held, OncegateError(Code.NO_LEADER))
+        between.led()
+        between.led()
+    assert (sent, refused) == (["a", "b"], [])
+
+
 async def test_read_that_begins_when_the_lead_has_been_missing_for_long_does_not_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

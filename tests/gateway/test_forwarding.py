@@ -226,6 +226,103 @@ async def test_what_is_held_for_a_leader_that_goes_on_leading_is_sent_on_and_the
         assert _nothing_is_left(node)
 
 
+@pytest.mark.parametrize("count", [1, 3])
+async def test_answer_of_another_length_tells_each_caller_that_its_outcome_is_unknown(
+    files: Settings, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    async with _following(files, monkeypatch) as (node, peers):
+        futures = await _submit(node, "a", "b")
+        peers.answer(0, *[Relayed(wire.SessionOpened("1", 1, 60_000, 64), 1)] * count)
+        refusals = [await _refusal(future) for future in futures]
+        assert [(one.code, one.outcome) for one in refusals] == [(Code.INTERNAL, Outcome.UNKNOWN)] * 2
+        assert _nothing_is_left(node)
+
+
+async def test_what_waits_for_a_leader_that_is_back_leaves_when_its_frames_are_given_up(
+    files: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forwarding, "LATE_ANSWER_S", 0.01)
+    forgotten: list[int] = []
+    async with _following(files, monkeypatch) as (node, peers):
+        monkeypatch.setattr(node.replica, "give_up", forgotten.append)
+        sent = [(await _submit(node, nonce))[0] for nonce in "abc"[:FRAMES_MAX]]
+        _follows(node, "n3")
+        _follows(node, "n2")
+        (waits,) = await _submit(node, "waits")
+        assert len(peers.frames) == FRAMES_MAX
+        assert [(await _refusal(future)).outcome for future in sent] == [Outcome.UNKNOWN] * FRAMES_MAX
+        assert forgotten == [*range(1, FRAMES_MAX + 1)], "their late answers would be read"
+        assert peers.frames[FRAMES_MAX:] == [("n2", ["waits"])]
+        peers.answer(FRAMES_MAX)
+        assert waits.result().commit == 1
+        assert _nothing_is_left(node)
+
+
+async def test_frame_that_was_answered_is_given_up_no_more(files: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with _following(files, monkeypatch) as (node, peers):
+        monkeypatch.setattr(forwarding, "LATE_ANSWER_S", 600.0)
+        await _submit(node, "a")
+        _follows(node, "n3")
+        (frame,) = _under_way(node)
+        peers.answer(0)
+        assert frame.patience.cancelled()
+        assert _nothing_is_left(node)
+
+
+async def test_command_that_moves_on_is_alone_in_flight_and_those_beside_it_have_their_answers(
+    files: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(between_leaders, "HOLD_MS", 600_000)
+    async with _following(files, monkeypatch) as (node, peers):
+        answered, moves = await _submit(node, "answered", "moves")
+        moved = Relayed(refusal=("NOT_LEADER", "a transfer", None, "not_applied"))
+        _follows(node, None)
+        peers.answer(0, Relayed(wire.SessionOpened("1", 1, 60_000, 64), 1), moved)
+        assert (answered.result().commit, moves.done()) == (1, False)
+        assert (node.proposer.inflight_commands, node.proposer.inflight_bytes) == (1, 64)
+        _follows(node, "n3")
+        assert peers.frames[1:] == [("n3", ["moves"])]
+        peers.answer(1)
+        assert moves.result().commit == 1
+        assert _nothing_is_left(node)
+
+
+async def test_silence_of_an_earlier_leader_refuses_nothing_that_waits_for_the_next_one(
+    files: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forwarding, "LATE_ANSWER_S", 600.0)
+    async with _following(files, monkeypatch) as (node, peers):
+        await _submit(node, "a")
+        _follows(node, "n3")
+        for nonce in "bcd"[:FRAMES_MAX]:
+            await _submit(node, nonce)
+        (waits,) = await _submit(node, "waits")
+        peers.sent[0][2](ce.Timeout("the call to n2", forwarding.FORWARD_TIMEOUT_S, outcome="unknown"))
+        assert not waits.done()
+        for at in range(1, FRAMES_MAX + 2):
+            peers.answer(at)
+        assert waits.result().commit == 1
+        assert _nothing_is_left(node)
+
+
+async def test_node_that_is_elected_and_not_ready_goes_on_with_the_hold_that_has_begun(
+    files: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(between_leaders, "HOLD_MS", 600_000)
+    async with running(files) as node:
+        await founded(node)
+        _follows(node, None)
+        (held,) = await _submit(node, "held")
+        until_s = node.proposer._between._until_s
+        assert until_s is not None
+        role = RoleChange(role=Role.LEADER, leader_id=node.settings.node, term=node.replica.status().term, ready=False)
+        node._role(role)
+        assert node.proposer._between._until_s == until_s
+        node._role(replace(role, ready=True))
+        async with asyncio.timeout(60):
+            await held
+
+
 async def test_leader_that_hands_over_still_answers_what_it_was_given(
     files: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -303,6 +400,9 @@ async def test_node_that_does_not_lead_and_one_without_room_refuse_each_command_
     async with running(files) as node:
         await founded(node)
         payload = PROPOSE + c.encode_commands([c.OpenSession(nonce, 60_000, 64) for nonce in "abc"])
+        async with asyncio.timeout(60):
+            while node.proposer.inflight_commands:  # what a new cluster orders by itself is under way for a moment
+                await asyncio.sleep(0.01)
         monkeypatch.setattr("oncegate.gateway.node.proposer.INFLIGHT_COMMANDS_MAX", 2)
         refusals = [one.refusal and one.refusal[0] for one in await _served(node, payload)]
         assert refusals == [None, None, "OVERLOADED"]

@@ -16,6 +16,7 @@ from oncegate.gateway.http.server import running
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.results import Operated
 from oncegate.gateway.node import group_commit, proposer
+from oncegate.gateway.node.attempts import Waiting
 from oncegate.gateway.node.group_commit import leaves_now
 from oncegate.gateway.node.node import Node
 from oncegate.gateway.node.settings import Settings
@@ -151,6 +152,44 @@ async def test_what_waits_when_the_lead_is_lost_goes_to_the_next_leader(
     held.end(0, ce.LeadershipLost("lost"))
     (lost,) = await _settle(first)
     assert (lost.code, lost.outcome) == (Code.TIMEOUT, Outcome.UNKNOWN)
+
+
+async def test_entry_that_was_given_up_holds_up_nothing_once_the_node_leads_again(node: Node, held: Log) -> None:
+    first = node.submit(_put(1, 1, b"1"), 64)
+    await _turns()
+    _becomes(node, Role.FOLLOWER, ready=False)
+    held.end(0, ce.LeadershipLost("lost"))
+    await _settle(first)
+    _becomes(node, Role.LEADER, ready=True)
+    second = node.submit(_put(2, 1, b"1"), 64)
+    await _turns()
+    assert held.firsts == [[1], [2]], "it waits for an entry that has come to its end"
+    held.end(1)
+    await _settle(second)
+
+
+async def test_commands_that_wait_share_entries_up_to_the_bound_also_behind_the_first(
+    node: Node, held: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node.proposer, "_entry_bytes_max", 200)
+    futures = [node.submit(_put(number, 1, b"1"), 64) for number in range(1, 9)]
+    await _turns()
+    assert held.firsts == [[1, 2, 3], [4, 5, 6], [7, 8]]
+    for at in range(3):
+        held.end(at)
+    await _settle(*futures)
+
+
+async def test_command_that_is_in_doubt_is_not_sent_again(node: Node, held: Log) -> None:
+    """Whatever its code: that nothing was proposed is what the outcome says."""
+    future = asyncio.get_running_loop().create_future()
+    doubt = OncegateError(Code.NOT_READY, "damaged meanwhile", outcome=Outcome.UNKNOWN, retry_after_ms=20)
+    node.proposer.inflight_commands, node.proposer.inflight_bytes = 1, 64
+    node.proposer.refused("n1", [Waiting(_put(1, 1, b"1"), 64, future)], doubt)
+    await _turns()
+    assert held.firsts == []
+    (told,) = await _settle(future)
+    assert told.outcome is Outcome.UNKNOWN
 
 
 @pytest.mark.parametrize(("level", "kind"), [(3, c.Operate), (4, c.OperateRuns)])
