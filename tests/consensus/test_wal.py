@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
+import mmap
+import os
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bench.journal import bytes_charged
 from oncegate.consensus.errors import Corrupt, FlushFailed, SafetyViolation
-from oncegate.consensus.log import block_writer
+from oncegate.consensus.log import block_writer, storage
 from oncegate.consensus.log.block_writer import BlockWriter
 from oncegate.consensus.log.segment import RECORD_HEADER_BYTES, SECTOR_BYTES, SEGMENT_HEADER_BYTES, segment_name
-from oncegate.consensus.log.storage import DirectoryStorage
+from oncegate.consensus.log.storage import BLOCK_BYTES, DirectoryStorage
 from oncegate.consensus.log.wal import Journal
 from oncegate.proof.sim.engine.fake_disk import FakeDisk, InlineWorker, Killed
 
@@ -137,6 +139,7 @@ def test_small_and_large_batches_in_one_segment_come_back_after_a_failed_flush_a
 
 
 @given(sizes=st.lists(st.integers(1, 20_000), max_size=12), offset=st.integers(0, 9000), seed=st.integers(0, 9))
+@example(sizes=[100, 4096 - 200, 10, 4086, 8192, 5], offset=100, seed=0)  # some end where a block does
 def test_whole_blocks_leave_the_bytes_that_the_batches_alone_would(sizes, offset, seed):
     rng, disk = random.Random(seed), FakeDisk()
     file_bytes = 1 << 16
@@ -154,6 +157,46 @@ def test_whole_blocks_leave_the_bytes_that_the_batches_alone_would(sizes, offset
                 writer.write(blocks, batch, offset, size, file_bytes)
                 offset += size
     assert disk.bytes_of("blocks") == disk.bytes_of("plain")
+
+
+def test_blocks_come_back_from_a_disk_that_takes_fewer_at_a_time_than_it_is_given(tmp_path, monkeypatch):
+    memory, seen = mmap.mmap(-1, 5 * BLOCK_BYTES), []
+
+    def one_block(fd, data, offset, write=os.pwrite):
+        seen.append(offset)
+        return write(fd, data[:BLOCK_BYTES], offset)
+
+    memory[:] = random.Random(1).randbytes(len(memory))
+    disk = DirectoryStorage(tmp_path)
+    file = disk.create("blocks", 8 * BLOCK_BYTES)
+    monkeypatch.setattr(storage.os, "pwrite", one_block)
+    file.write_blocks(memoryview(memory), 2 * BLOCK_BYTES)
+    file.write([b"x" * 3 * BLOCK_BYTES, *[b"y"] * 2000], 0)
+    assert sorted({*seen}) == [number * BLOCK_BYTES for number in range(7)]
+    assert file.read(8 * BLOCK_BYTES, 0) == (
+        b"x" * 3 * BLOCK_BYTES + b"y" * 2000 + memory[BLOCK_BYTES + 2000 :] + bytes(BLOCK_BYTES)
+    )
+    file.close()
+    disk.close()
+
+
+@pytest.mark.parametrize("before", [[], [20]], ids=["all of the segment", "what is left of it"])
+def test_a_record_that_ends_where_its_segment_does_is_taken_and_the_next_one_is_in_the_next_segment(before):
+    disk = FakeDisk()
+    journal = open_journal(disk)
+    fill(journal, [len(before)] if before else [], size=20)
+    size = SEGMENT - SEGMENT_HEADER_BYTES - sum(20 + RECORD_HEADER_BYTES for _ in before) - RECORD_HEADER_BYTES
+    assert journal._fits(size + RECORD_HEADER_BYTES)
+    assert not journal._fits(size + RECORD_HEADER_BYTES + 1)
+    for payload in (bytes(range(256)) * 4, b"next"):
+        journal.append(payload[:size], journal.last_index + 1, 1)
+        journal.flush()
+    assert [segment.header.sequence for segment in journal._segments] == [1, 2]
+    assert journal._segments[1].last_index == len(before) + 1
+    expected = entries_of(journal)
+    journal.close()
+    disk.close()
+    survives(disk, expected)
 
 
 def test_a_batch_is_flushed_before_the_next_segment_is_written():
