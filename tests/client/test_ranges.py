@@ -273,6 +273,53 @@ async def test_writes_that_met_another_kind_fail_once(fake: FakeGateway, session
     assert all(one.applied for one in await asyncio.gather(*made))
 
 
+async def test_parts_of_parts_travel_one_after_another_and_none_is_lost(fake: FakeGateway) -> None:
+    answers = [
+        [refused(1, 10, "OVERLOADED", later=True), applied(11, 20, 900), refused(21, 30, "OVERLOADED", later=True)],
+        [refused(1, 3, "OVERLOADED", later=True), applied(4, 6, 910), refused(7, 10, "OVERLOADED", later=True)],
+    ]
+    sent = answer_ranges(fake, *answers)
+    async with Client(fake.endpoints, tuning=QUICK) as client, client.session() as session:
+        await client.table("events")
+        async with asyncio.timeout(20):
+            written = await asyncio.gather(*(session.put("events", f"k{n}", n) for n in range(1, 31)))
+        assert sent == [(1, 30), (1, 10), (1, 3), (7, 4), (21, 10)]
+        assert [result.sequence for result in written] == list(range(1, 31))
+        assert session.outstanding == 0
+    assert [write.key for write in fake.executed] == [f"k{n}" for n in (1, 2, 3, 7, 8, 9, 10, *range(21, 31))]
+
+
+async def test_doubt_about_one_part_outlives_a_sure_refusal_of_a_part_behind_it(fake: FakeGateway) -> None:
+    doubt, sure = {"code": "TIMEOUT", "outcome": "unknown", "later": True}, {"code": "OVERLOADED", "later": True}
+    answers = [
+        [refused(1, 2, **doubt), applied(3, 4, 1), refused(5, 6, **sure)],
+        [refused(1, 2, "FORBIDDEN")],
+    ]
+    sent = answer_ranges(fake, *answers)
+    tuning = msgspec.structs.replace(QUICK, range_min=6)
+    async with Client(fake.endpoints, tuning=tuning) as client, client.session() as session:
+        await client.table("events")
+        rows = [session.submit("put", "events", f"k{n}", n) for n in range(6)]
+        told = await asyncio.gather(*rows, return_exceptions=True)
+    assert sent == [(1, 6), (1, 2), (5, 2)]
+    outcomes = [one.outcome if isinstance(one, OncegateError) else "applied" for one in told]
+    assert outcomes == [*["unknown"] * 2, *["applied"] * 4]
+
+
+async def test_short_deadline_of_one_row_of_a_range_leaves_the_others_alone(
+    fake: FakeGateway, client: Client, session: Session
+) -> None:
+    await client.table("events")
+    fake.nodes[0].freeze()
+    hasty = session.submit("put", "events", "hasty", 0, timeout_s=0.25)
+    patient = [session.submit("put", "events", f"k{n}", n) for n in range(20)]
+    with pytest.raises(OutcomeUnknown):
+        await hasty
+    assert not any(write.done() for write in patient)
+    fake.nodes[0].thaw()
+    assert all(result.applied for result in await asyncio.gather(*patient))
+
+
 class HeldBack:
     """Stands where the courier stands: the requests of a session, and when each is answered."""
 
