@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import pytest
 
@@ -92,6 +93,32 @@ def test_install_while_a_save_is_written_abandons_it(
         follower.begin_save()
         gate.set()
         follower.wait_saved()
+    assert follower.state.saved == point(130)
+    follower.close()
+    assert wrong_after_crash(tmp_path / "follower", leader.log, 140) is None
+
+
+def test_install_behind_the_last_byte_of_a_save_keeps_it_out_of_the_new_state(
+    leader: Member, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written, installed, write = threading.Event(), threading.Event(), MachineState._write
+
+    def held_back(state: MachineState, save: Any) -> Path:
+        file = write(state, save)
+        written.set()
+        assert installed.wait(20)
+        return file
+
+    monkeypatch.setattr(MachineState, "_write", held_back)
+    follower = follower_of(leader, tmp_path, applied=30)
+    sink = ship(leader.state, follower.state)
+    follower.begin_save()
+    assert written.wait(20)
+    sink.install()
+    installed.set()
+    follower.at = 120
+    follower.apply(10)
+    follower.save()
     assert follower.state.saved == point(130)
     follower.close()
     assert wrong_after_crash(tmp_path / "follower", leader.log, 140) is None
