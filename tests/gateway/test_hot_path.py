@@ -11,7 +11,7 @@ import json
 import operator
 import re
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,10 +21,11 @@ import trustme
 from hypothesis import strategies as st
 
 from oncegate.gateway.http.admission.connections import Guard
-from oncegate.gateway.http.hot import connection, request, shared
+from oncegate.gateway.http.hot import connection, known_head, request, shared
 from oncegate.gateway.http.hot.aiohttp_side import AiohttpSide
 from oncegate.gateway.http.hot.applied import AppliedAnswers
 from oncegate.gateway.http.hot.request import Aside, HotRequest
+from oncegate.gateway.http.request_bodies import CONTROL_BYTES_MAX
 from oncegate.gateway.http.server import running
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.node.attempts import Waiter
@@ -468,6 +469,123 @@ async def test_requests_that_are_not_whole_have_their_bound(
         before, request = seen["aiohttp"], operate(put(1, "a", 1))
         assert (await one.call(request[:-1], request[-1:]))[0] == 200
         assert seen == {"hot": 0, "aiohttp": before + len(request)}, "it waited beyond the bound"
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not holds():
+            await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[connection.Connection]:
+    """The connections of a node that looks at them once only, when it starts."""
+    found: list[connection.Connection] = []
+    connected = connection.Connection.connection_made
+
+    def noted(self: connection.Connection, transport: asyncio.BaseTransport) -> None:
+        found.append(self)
+        connected(self, transport)
+
+    monkeypatch.setattr(connection.Connection, "connection_made", noted)
+    monkeypatch.setattr("oncegate.gateway.http.admission.connections.SWEEP_S", 600.0)
+    return found
+
+
+async def test_bytes_of_a_request_count_once_until_it_is_whole_or_its_client_has_gone(
+    tmp_path: Path, made: list[connection.Connection]
+) -> None:
+    async with line(one_node(tmp_path)) as (one, started):
+        (served,), request = made, operate(put(1, "a", 1))
+        bodies = served._shared.aside.bodies
+        cuts = [0, 10, 30, request.index(b"\r\n\r\n") + 6]
+        for begin, end in itertools.pairwise(cuts):
+            one.writer.write(request[begin:end])
+            await _until(lambda end=end: bodies.waiting_bytes >= end)
+            assert bodies.waiting_bytes == end
+        assert (await one.call(request[cuts[-1] :]))[0] == 200
+        assert bodies.waiting_bytes == 0
+        for cut in (20, len(request) - 1):
+            _, leaving = await asyncio.open_connection("127.0.0.1", _port(started))
+            leaving.write(request[:cut])
+            await _until(lambda cut=cut: bodies.waiting_bytes == cut)
+            leaving.transport.abort()
+            await _until(lambda: bodies.waiting_bytes == 0)
+
+
+async def test_connection_whose_requests_are_hot_has_asked_and_is_idle_between_two_of_them_only(
+    tmp_path: Path, made: list[connection.Connection]
+) -> None:
+    async with line(one_node(tmp_path)) as (_, started):
+        other, request = Line(*await asyncio.open_connection("127.0.0.1", _port(started))), operate(put(1, "a", 1))
+        await _until(lambda: len(made) == 2)
+        served = made[1]
+        assert (served.has_asked, served.is_idle) == (False, True)
+        assert (await other.call(request))[0] == 200
+        assert (served.has_asked, served.is_idle) == (True, True)
+        for cut, idle in ((9, True), (len(request) - 1, False)):  # of a head, which may never come, or of a body
+            other.writer.write(request[:cut])
+            await _until(lambda cut=cut: len(served._unread) == cut)
+            assert served.is_idle == idle
+            assert (await other.call(request[cut:]))[0] == 200
+        assert served._side is None
+        other.writer.transport.abort()
+
+
+async def test_head_that_is_remembered_has_a_bound(tmp_path: Path, made: list[connection.Connection]) -> None:
+    async with line(one_node(tmp_path)) as (_, started):
+        for more, remembered in ((0, True), (known_head.KNOWN_BYTES_MAX, False)):
+            lines = ("Content-Type: application/json", "X-Any: " + "x" * more)
+            other = Line(*await asyncio.open_connection("127.0.0.1", _port(started)))
+            for sequence in range(1, 2 + known_head.MISSES_MIN):
+                assert (await other.call(operate(put(sequence, "a", sequence), lines=lines)))[0] == 200
+            assert (made[-1]._known is not None) == remembered
+            other.writer.transport.abort()
+
+
+async def test_node_that_stops_waits_for_no_request_whose_client_has_gone(
+    tmp_path: Path, made: list[connection.Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with line(one_node(tmp_path)) as (one, started):
+        (served,), held = made, list[Any]()
+        monkeypatch.setattr(started, "attempt", lambda *what: held.append(what))
+        one.writer.write(operate(put(1, "a", 1)))
+        await _until(lambda: bool(held))
+        ends = served.drain()
+        assert ends is not None
+        assert not ends.done()
+        one.writer.transport.abort()
+        async with asyncio.timeout(WAIT_S):
+            await ends
+
+
+async def test_what_arrives_behind_a_request_under_way_is_not_read_on(
+    tmp_path: Path, made: list[connection.Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared, "READ_BYTES", 4096)
+    async with line(one_node(tmp_path)) as (one, started):
+        (served,), held = made, list[Any]()
+        attempt = started.attempt
+        monkeypatch.setattr(started, "attempt", lambda *what: held.append(what))
+        request = operate(put(1, "a", 1))
+        one.writer.write(request)
+        await _until(lambda: bool(held))
+        count = 4 * shared.READ_BYTES // len(request)
+        one.writer.write(request * count)
+        await _until(lambda: served._paused)
+        assert len(served._unread) <= shared.READ_BYTES
+        monkeypatch.setattr(started, "attempt", attempt)
+        attempt(*held[0])
+        for _ in range(1 + count):
+            assert (await one.answer())[0] == 200
+
+
+async def test_body_over_the_bound_of_its_route_is_refused_however_small_others_may_be(tmp_path: Path) -> None:
+    async with line(one_node(tmp_path)) as (one, _):
+        for size, wanted in ((CONTROL_BYTES_MAX, 200), (CONTROL_BYTES_MAX + 1, 413)):
+            lines = ("Content-Type: application/json", f'Idempotency-Key: "{size}"')
+            body = b'{"by":1}'.ljust(size)
+            assert (await one.call(http("POST /v1/tables/rows/rows/n/increment", *lines, body=body)))[0] == wanted
 
 
 async def test_connections_that_stall_together_are_handed_over_a_few_at_a_time(

@@ -310,6 +310,38 @@ async def test_connections_that_come_in_one_turn_displace_each_other_and_not_a_c
         one.connection_lost(None)
 
 
+class Reader:
+    """A connection whose client has not taken so many bytes of its answers."""
+
+    def __init__(self, pending_bytes: int) -> None:
+        self.pending_bytes = pending_bytes
+        self.made_s = self.idle_since_s = self.unsent_since_s = 0.0
+        self.unsent_bytes = 0
+        self.has_asked, self.is_idle, self.ended = True, False, False
+
+    def look(self) -> None: ...
+
+    def close(self) -> None:
+        raise AssertionError
+
+    def abort(self) -> None:
+        self.ended = True
+
+    def drain(self) -> None: ...
+
+
+async def test_of_clients_that_do_not_read_those_with_most_unsent_bytes_go_and_no_more_than_need_be() -> None:
+    counts = ConnectionCounts()
+    guard = Guard(Patience(9, 10_000, 75_000, 30_000, 100), counts)
+    readers = [Reader(size) for size in (10, 60, 50, 30, 0)]  # 150: one of them is enough
+    for one in readers:
+        guard.add(one)
+    guard.sweep()
+    await guard.close()
+    assert [one.ended for one in readers] == [False, True, False, False, False]
+    assert (counts.open, counts.ended) == (4, 1)
+
+
 async def test_writes_and_conditions_of_a_transaction_count_for_the_rate(tmp_path: Path) -> None:
     async with prepared(tmp_path, tenant_operations_per_s=100) as (api, _):
         conditions = [{"table": "rows", "key": "no", "if": {"absent": True}}] * 128
