@@ -245,6 +245,20 @@ def test_runs_read_ahead_do_what_as_many_puts_do_wherever_their_rows_lie(monkeyp
     alone.close()
 
 
+def test_row_read_ahead_before_it_was_written_is_not_found_again_once_two_saves_are_done() -> None:
+    disk = OnDisk()
+    disk.rows.look_ahead(["a", "b"])
+    for commit, key in enumerate(["a", "b"], 1):
+        disk.rows.put(key, StoredRow(commit, b"1"), disk.rows.get(key))
+    disk.freeze()
+    disk.save()
+    disk.rows.put("c", StoredRow(3, b"1"), disk.rows.get("c"))
+    disk.freeze()  # from here on the first two are in the store alone
+    disk.save()
+    assert [disk.rows.get(key) for key in "abc"] == [StoredRow(commit, b"1") for commit in (1, 2, 3)]
+    disk.close()
+
+
 def test_runs_and_layers_of_many_keys_merge_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows_module, "RUN_KEYS", 64)
     monkeypatch.setattr(rows_module, "_RUN_MASK", 63)
