@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from aiohttp import web
 
-from oncegate import Client, Code, OutcomeUnknown, RequestId, Session, request_ids
+from oncegate import Client, Code, OperationFailed, Outcome, OutcomeUnknown, RequestId, Session, request_ids
 from oncegate.rifl.ids import ClientId, SequenceNumber
 from oncegate.testing import FakeGateway
 from tests.client.answers import OPERATIONS, RANGES, arrived, fails, intercept, settle
@@ -170,3 +170,15 @@ def test_group_of_errors_leads_to_the_ids_of_all() -> None:
     doubts = [OutcomeUnknown(Code.TIMEOUT, "", request_id=RequestId(ClientId(1), SequenceNumber(n))) for n in (1, 2)]
     nested = ExceptionGroup("", [doubts[0], ValueError(), ExceptionGroup("", [doubts[1]])])
     assert [one.sequence for one in request_ids(nested)] == [1, 2]
+
+
+async def test_write_under_way_in_a_session_that_is_given_up_is_in_doubt(fake: FakeGateway, client: Client) -> None:
+    async with client.session() as session:
+        await session.put("rows", "warm", 1)
+        fake.nodes[0].freeze()
+        writing = session.submit("put", "rows", "k", 1)
+        await settle()
+        await session._sender.abort(OperationFailed(Code.SESSION_EXPIRED, "given up", outcome=Outcome.NOT_APPLIED))
+        with fails(Code.SESSION_EXPIRED, Outcome.UNKNOWN):
+            await writing
+        fake.nodes[0].thaw()

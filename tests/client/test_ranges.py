@@ -22,7 +22,7 @@ from oncegate import (
     Tuning,
 )
 from oncegate.gateway import wire
-from oncegate.gateway.client.batch import RangeBatch
+from oncegate.gateway.client.batch import BatchPlace, PlaceFate, RangeBatch
 from oncegate.gateway.client.routing import AttemptFailed
 from oncegate.gateway.client.sender import AnyCall
 from oncegate.testing import FakeGateway
@@ -371,3 +371,16 @@ async def test_write_on_a_row_whose_part_has_yet_to_travel_does_not_pass_it(fake
             results = await asyncio.gather(*writes)
     assert travelling == [{"events": {f"k{n}" for n in range(21, 31)}}]
     assert [results[at].commit for at in (24, -1)] == [925, 932]
+
+
+@pytest.mark.parametrize("fate", [PlaceFate.RELEASE, PlaceFate.COMPLETE])
+def test_place_of_rows_whose_caller_has_gone_in_doubt_is_neither_given_out_again_nor_acknowledged(
+    fate: PlaceFate,
+) -> None:
+    for waits, wanted in ((True, fate), (False, PlaceFate.ABANDON)):
+        place = BatchPlace(1, 3)
+        place.note(1, fate)
+        place.note(1, fate, waits=waits)
+        assert place.fate() is None, "a row of it waits"
+        place.note(1, fate)
+        assert place.fate() is wanted

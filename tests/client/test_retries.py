@@ -289,6 +289,22 @@ async def test_doubt_about_an_attempt_outlives_a_sure_verdict_on_its_retry(
     assert (sent[0], sent[-1], len(sent)) == ([1, 2], [2], len(told))
 
 
+async def test_doubt_about_one_write_outlives_a_sure_verdict_on_one_behind_it(fake: FakeGateway) -> None:
+    doubt, sure = rejected(1, "TIMEOUT", "unknown", later=True), rejected(2, "OVERLOADED", later=True)
+    applied = wire.OperationResult(2, "applied", commit=1, version=1)
+    answers = iter([results(doubt, sure), results(rejected(1, "FORBIDDEN"), applied)])
+
+    async def answer(_: web.Request) -> web.StreamResponse | None:
+        return next(answers)
+
+    intercept(fake.nodes[0], OPERATIONS, answer)
+    async with Client(fake.endpoints, tuning=QUICK) as client, client.session() as session:
+        first, second = session.submit("put", "rows", "a", 1), session.submit("put", "rows", "b", 1)
+        with fails(Code.FORBIDDEN, Outcome.UNKNOWN, kind=OncegateError):
+            await first
+        assert (await second).applied
+
+
 async def test_number_refused_for_its_ack_is_not_used_for_another_write(fake: FakeGateway, session: Session) -> None:
     """BAD_ACK does not say whether the number was applied: another write under it could be a PAYLOAD_MISMATCH."""
 
