@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from aiohttp import web
 
-from oncegate import Client, Code, OperationFailed, Outcome, OutcomeUnknown
+from oncegate import Client, Code, OperationFailed, Outcome, OutcomeUnknown, Session
+from oncegate.gateway import wire
 from oncegate.gateway.client.session_life import LeaseClock, keep_lease
 from oncegate.rifl.ids import format_client_id
 from oncegate.testing import FakeGateway
-from tests.client.answers import fails
+from tests.client.answers import OPERATIONS, Answer, arrived, fails, intercept, packed
 
 
 class ManualTime:
@@ -212,3 +214,24 @@ async def test_session_that_is_not_entered_refuses_every_use_with_a_type(fake: F
             await use()
     with fails(Code.CONFLICT, Outcome.NOT_APPLIED):
         await client.get("rows", "k")
+
+
+async def test_answer_to_a_write_extends_the_lease_from_when_the_write_was_sent(
+    fake: FakeGateway, session: Session
+) -> None:
+    loop, held = asyncio.get_running_loop(), asyncio.Event()
+
+    async def hours_later(_: web.Request) -> Answer:
+        await held.wait()
+        applied = wire.OperationResult(1, "applied", commit=1, version=1)
+        return packed({"results": [applied], "memory_ms": 3_600_000})
+
+    intercept(fake.nodes[0], OPERATIONS, hours_later)
+    writing = session.submit("put", "rows", "k", 1)
+    await arrived(fake.nodes[0])
+    arrived_at = loop.time()
+    while loop.time() == arrived_at:
+        await asyncio.sleep(0.001)
+    held.set()
+    assert (await writing).applied
+    assert arrived_at < session._sender.lease.ends_at <= arrived_at + 3_600
