@@ -580,6 +580,28 @@ async def test_what_arrives_behind_a_request_under_way_is_not_read_on(
             assert (await one.answer())[0] == 200
 
 
+async def test_large_body_is_held_until_its_request_is_answered_and_no_longer(
+    tmp_path: Path, seen: dict[str, int], made: list[connection.Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with line(one_node(tmp_path)) as (one, started):
+        (served,), held, attempt = made, list[int](), started.attempt
+        bodies, before = served._shared.aside.bodies, seen["hot"]
+
+        def ordered(*what: Any) -> None:
+            held.append(bodies.held_bytes)
+            attempt(*what)
+
+        monkeypatch.setattr(started, "attempt", ordered)
+        body = json.dumps("x" * 60_000).encode()
+        for number, wanted in enumerate((200, 200, 404)):
+            table = "none" if wanted == 404 else "rows"
+            headers = ("Content-Type: application/json", f'Idempotency-Key: "{number}"')
+            assert (await one.call(http(f"PUT /v1/tables/{table}/rows/a", *headers, body=body)))[0] == wanted
+            assert bodies.held_bytes == 0
+        assert held == [len(body)] * 3
+        assert seen["hot"] == before + 3
+
+
 async def test_body_over_the_bound_of_its_route_is_refused_however_small_others_may_be(tmp_path: Path) -> None:
     async with line(one_node(tmp_path)) as (one, _):
         for size, wanted in ((CONTROL_BYTES_MAX, 200), (CONTROL_BYTES_MAX + 1, 413)):
