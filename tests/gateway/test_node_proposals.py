@@ -16,7 +16,7 @@ from oncegate.gateway.http.server import running
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.results import Operated
 from oncegate.gateway.node import group_commit, proposer
-from oncegate.gateway.node.attempts import Waiting
+from oncegate.gateway.node.attempts import Waiting, hand_on
 from oncegate.gateway.node.group_commit import leaves_now
 from oncegate.gateway.node.node import Node
 from oncegate.gateway.node.settings import Settings
@@ -347,6 +347,24 @@ async def test_end_of_each_attempt_is_noted_and_told_once(node: Node, monkeypatc
         node.attempt(_put(3, 1, b"1"), 64, answered, lambda: ends.append("never under way"))
     assert ends == ["answered", "hung up"]
     assert [_noted(node, sequence) for sequence in (1, 2, 3)] == [["answered"], ["given up"], ["OVERLOADED"]]
+
+
+async def test_end_of_an_operation_that_is_watched_is_told_to_nobody_who_has_hung_up() -> None:
+    loop, answered = asyncio.get_running_loop(), Answer(None, 1)
+    for end in ("result", "refusal", "cancelled"):
+        done, hung_up, waits = loop.create_future(), loop.create_future(), loop.create_future()
+        hung_up.cancel()
+        if end == "result":
+            done.set_result(answered)
+        elif end == "refusal":
+            done.set_exception(OncegateError(Code.QUOTA))
+        else:
+            done.cancel()
+        for waiter in (hung_up, waits):
+            hand_on(Waiting(_put(1, 1, b"1"), 64, waiter), done)
+        assert hung_up.cancelled()
+        (told,) = await _settle(waits)
+        assert told is answered if end == "result" else isinstance(told, OncegateError | asyncio.CancelledError)
 
 
 async def test_bound_of_what_is_in_flight_refuses_before_anything_is_proposed(
