@@ -352,6 +352,17 @@ def test_state_says_when_a_save_is_wanted_and_when_it_is_overloaded(
     fed.close()
 
 
+def test_save_that_was_asked_for_is_wanted_until_it_begins_and_no_longer(tmp_path: Path) -> None:
+    member = Member(tmp_path, RandomLog(5))
+    member.apply(10)
+    assert not member.state.save_wanted
+    member.state.ask_to_save()
+    assert member.state.save_wanted
+    member.save()
+    assert not member.state.save_wanted
+    member.close()
+
+
 def test_idle_sessions_are_not_written_again(tmp_path: Path) -> None:
     fed = Fed(tmp_path / "s")
     fed.do(*(c.OpenSession(f"n{n}", 60_000, 16) for n in range(5_000)), c.DeclareTable("t", "resident", 1 << 20))
