@@ -235,6 +235,8 @@ async def _resolved(
     connection: Connection, sender: Sender, entry: OutboxEntry, failure: OperationFailed
 ) -> Recovered | None:
     """Settle an entry that was refused for good; None where the cluster cannot tell."""
+    if failure.code is Code.PAYLOAD_MISMATCH:  # the number's fate is that of another write
+        return None
     try:
         resolution = await connection.settle(entry.request_id, {}, None)
     except OperationFailed as refusal:

@@ -246,6 +246,24 @@ async def test_acknowledged_entry_is_dropped_and_a_doubted_one_is_reported(fake:
         assert reported == ["b"]
 
 
+async def test_entry_whose_number_belongs_to_another_write_is_never_told_as_that_ones_success(
+    fake: FakeGateway, path: Path
+) -> None:
+    async with killed(fake, path) as before:
+        other = wire.Operation(1, "put", "rows", "z", 9)
+        fake.apply(request_bodies.operations(wire.OperationsRequest(format_client_id(before.client_id), 1, 1, [other])))
+        fake.nodes[0].freeze()
+        before.submit("put", "rows", "a", 1)
+        await arrived(fake.nodes[0])
+    reported: list[str] = []
+    async with (
+        Client(fake.endpoints) as client,
+        client.session(outbox=path, on_unknown=lambda entry: reported.append(entry.key)) as session,
+    ):
+        assert session.recovered == []
+    assert reported == ["a"]
+
+
 async def test_deadline_means_unknown_and_a_restart_still_delivers(fake: FakeGateway, path: Path) -> None:
     async with killed(fake, path) as before:
         await fake.nodes[0].stop()
