@@ -10,8 +10,8 @@ from oncegate.gateway.local.cluster import LocalCluster
 from oncegate.gateway.local.processes import ProcessCluster
 
 _FOREIGN: Final = ("key", "session")
-LAG_MAX: Final = 1_000
-"""Entries that a node in sync may be behind under load."""
+LAG_MAX: Final = 2_000
+"""Writes that a node in sync may be behind under load, as many as with etcd."""
 
 
 class _Nodes(LocalCluster):
@@ -79,6 +79,7 @@ class Gateway(Peer):
         """Ask the nodes."""
         leader = self.cluster.leader_now()
         states = [state for node in self.nodes if (state := self.cluster.state(node)) is not None]
-        newest = max((state["commit_index"] for state in states), default=0)
-        keep_up = sum(state["applied_index"] + LAG_MAX >= newest for state in states)
+        newest = max((state["commit"] for state in states), default=0)
+        # One that has just started has applied what it had, and follows nobody yet.
+        keep_up = sum(state["leader"] == leader and state["commit"] + LAG_MAX >= newest for state in states)
         return None if leader is None else Standing(leader, keep_up)

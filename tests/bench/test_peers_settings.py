@@ -15,7 +15,7 @@ import pytest
 
 from bench.peers import packages
 from bench.peers.etcd import Etcd
-from bench.peers.gateway import Gateway
+from bench.peers.gateway import LAG_MAX, Gateway
 from bench.peers.kafka import Kafka
 from bench.peers.nats import Nats
 from bench.peers.peer import NODES, Peer, with_its_parent
@@ -180,3 +180,19 @@ def running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_node_that_has_just_started_or_lacks_many_writes_is_not_in_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To kill the leader beside it would be to kill two nodes."""
+    gateway = Gateway(tmp_path)
+    monkeypatch.setattr(gateway, "cluster", gateway._make_cluster(), raising=False)
+    states = {name: {"leader": "n1", "commit": 9_000} for name in gateway.nodes}
+    monkeypatch.setattr(gateway.cluster, "leader_now", lambda: "n1")
+    monkeypatch.setattr(gateway.cluster, "state", states.get)
+    assert gateway.standing() == ("n1", 3)
+    states["n2"] = {"leader": "n1", "commit": 9_000 - LAG_MAX - 1}
+    assert gateway.standing() == ("n1", 2)
+    states["n3"] = {"leader": None, "commit": 9_000}
+    assert gateway.standing() == ("n1", 1)
