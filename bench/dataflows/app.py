@@ -100,7 +100,7 @@ def by_class(
     numbers: list[int], took_s: list[float], known: Contacts, audience: Audience, seed: int
 ) -> list[dict[str, Any]]:
     """Return median response times by the number of followers."""
-    authors = np.array([author_of(number, audience, seed) for number in numbers], dtype=np.int64)
+    authors = author_of(np.asarray(numbers, dtype=np.int64), audience, seed)
     counts, took = known.ranges_of(authors)[1], np.asarray(took_s)
     found = []
     for low, high in classes(audience):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from oncegate.spark_sink.rows import Contacts, cuts, spread
 from oncegate.stores.tables import WRITE_TS, Clustering, Column, ColumnType, StoreTable
 
 Int64s = npt.NDArray[np.int64]
+Numbers = TypeVar("Numbers", int, Int64s)
 TEXT_BYTES: Final = 150
 """Of each post; with its key, author and JSON about 200 bytes."""
 PIECE_ROWS: Final = 50_000
@@ -70,14 +71,9 @@ def followers_of(audience: Audience, seed: int) -> Contacts:
     return Contacts.from_edges(authors, (np.repeat(begins, counts) + within) % universe)
 
 
-def author_of(number: int, audience: Audience, seed: int) -> int:
-    """Return the author of a post; each author is about as likely as any other."""
+def author_of(number: Numbers, audience: Audience, seed: int) -> Numbers:
+    """Return the author of a post, or of each of several; each author is about as likely as any other."""
     return ((number * 2 + 1) * _MIX + seed * _MIX_SEED % 2**32) % 2**32 * audience.authors >> 32
-
-
-def authors_of(numbers: Int64s, audience: Audience, seed: int) -> Int64s:
-    """Return the author of each post."""
-    return ((numbers * 2 + 1) * _MIX + seed * _MIX_SEED % 2**32) % 2**32 * audience.authors >> 32
 
 
 def text_of(number: int) -> str:
@@ -173,7 +169,7 @@ def check(acknowledged: Int64s, sent: int, found: Iterable[tuple[Int64s, Int64s]
 
     def copies_of(messages: Int64s) -> Int64s:
         """Return message and reader of every copy, as one number."""
-        begins, counts = known.ranges_of(authors_of(messages, audience, seed))
+        begins, counts = known.ranges_of(author_of(messages, audience, seed))
         within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
         readers: Int64s = known.followers[np.repeat(begins, counts) + within]
         return np.repeat(messages, counts) * universe + readers
@@ -191,7 +187,7 @@ def check(acknowledged: Int64s, sent: int, found: Iterable[tuple[Int64s, Int64s]
 def wrong(rows: pa.RecordBatch, audience: Audience, seed: int) -> int:
     """Return how many rows, tweets or copies, have another author or text than the post of their message had."""
     messages = np.asarray(rows.column("message"), dtype=np.int64)
-    authors = np.asarray(rows.column("author"), dtype=np.int64) == authors_of(messages, audience, seed)
+    authors = np.asarray(rows.column("author"), dtype=np.int64) == author_of(messages, audience, seed)
     texts = pa.array([text_of(number) for number in range(len(_WORDS))], pa.string())
     expected = texts.take(pa.array(messages % len(_WORDS)))
     texts_too = np.asarray(pc.fill_null(pc.equal(rows.column("text"), expected), False))

@@ -34,7 +34,6 @@ from bench.dataflows.workload import (
     Int64s,
     Posts,
     author_of,
-    authors_of,
     check,
     classes,
     copies,
@@ -150,7 +149,7 @@ def test_complete_check_finds_each_planted_loss_repetition_and_stranger() -> Non
 
 def test_recount_finds_what_is_lost_or_changed_in_a_store(tmp_path: Path) -> None:
     answered, posts = np.arange(60, dtype=np.int64), posts_of(range(60))
-    assert authors_of(answered, FEW, SEED).tolist() == [author_of(number, FEW, SEED) for number in range(60)]
+    assert author_of(answered, FEW, SEED).tolist() == [author_of(number, FEW, SEED) for number in range(60)]
     (copied,) = copies(posts, followers_of(FEW, SEED))
 
     def later(rows: pa.RecordBatch, **changed: str | int) -> pa.RecordBatch:
