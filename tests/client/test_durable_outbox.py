@@ -78,6 +78,23 @@ async def never_arrived(fake: FakeGateway, path: Path, *writes: tuple[Any, ...])
     return before
 
 
+def apply_beside(fake: FakeGateway, session: Session, first_incomplete: int, operation: wire.Operation) -> None:
+    """Have an operation of a session applied that its outbox knows nothing of."""
+    whose = format_client_id(session.client_id)
+    fake.apply(request_bodies.operations(wire.OperationsRequest(whose, 1, first_incomplete, [operation])))
+
+
+async def handed_over(fake: FakeGateway, path: Path) -> list[str]:
+    """Enter a session with the outbox, recover nothing, and return the keys of what is unknown."""
+    unknown: list[str] = []
+    async with (
+        Client(fake.endpoints) as client,
+        client.session(outbox=path, on_unknown=lambda entry: unknown.append(entry.key)) as session,
+    ):
+        assert session.recovered == []
+        return list(unknown)
+
+
 async def applied_without_an_answer(fake: FakeGateway, path: Path) -> Session:
     """Leave an outbox with one write that was applied, whose answer its process did not live to see."""
     async with killed(fake, path) as before:
@@ -235,33 +252,19 @@ async def test_acknowledged_entry_is_dropped_and_a_doubted_one_is_reported(fake:
     file = OutboxFile(path)
     file.write(doubted=[(file.head.client_id, 2)])
     file.close()
-    third = wire.Operation(3, "put", "rows", "c", 1)
-    fake.apply(request_bodies.operations(wire.OperationsRequest(format_client_id(before.client_id), 1, 3, [third])))
-    reported: list[str] = []
-    async with (
-        Client(fake.endpoints) as client,
-        client.session(outbox=path, on_unknown=lambda entry: reported.append(entry.key)) as session,
-    ):
-        assert session.recovered == []
-        assert reported == ["b"]
+    apply_beside(fake, before, 3, wire.Operation(3, "put", "rows", "c", 1))
+    assert await handed_over(fake, path) == ["b"]
 
 
 async def test_entry_whose_number_belongs_to_another_write_is_never_told_as_that_ones_success(
     fake: FakeGateway, path: Path
 ) -> None:
     async with killed(fake, path) as before:
-        other = wire.Operation(1, "put", "rows", "z", 9)
-        fake.apply(request_bodies.operations(wire.OperationsRequest(format_client_id(before.client_id), 1, 1, [other])))
+        apply_beside(fake, before, 1, wire.Operation(1, "put", "rows", "z", 9))
         fake.nodes[0].freeze()
         before.submit("put", "rows", "a", 1)
         await arrived(fake.nodes[0])
-    reported: list[str] = []
-    async with (
-        Client(fake.endpoints) as client,
-        client.session(outbox=path, on_unknown=lambda entry: reported.append(entry.key)) as session,
-    ):
-        assert session.recovered == []
-    assert reported == ["a"]
+    assert await handed_over(fake, path) == ["a"]
 
 
 async def test_deadline_means_unknown_and_a_restart_still_delivers(fake: FakeGateway, path: Path) -> None:
