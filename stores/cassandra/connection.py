@@ -31,6 +31,7 @@ SCAN: Final = "scan"
 _SCAN_TIMES: Final = 4
 _PAGE_ROWS: Final = 20_000
 _PROTOCOL_VERSION: Final = 4
+_COMPRESSION: Final = "lz4"
 _RECONNECT_S: Final = (0.5, 10.0)
 _SETTING: Final = "SELECT value FROM system_views.settings WHERE name = %s"
 
@@ -166,6 +167,8 @@ class Connection:
             control_connection_timeout=timeout_s,
             # Version 5 verifies checksums of frames in Python, which costs more than it is worth within one network.
             protocol_version=_PROTOCOL_VERSION,
+            # By name: a driver that lacks the library would send everything as it is and not say so.
+            compression=_COMPRESSION if options.compression else False,
         )
         try:
             cluster.connect().shutdown()

@@ -49,6 +49,7 @@ class CassandraOptions:
         in_flight: batches under way at once. batch_bytes: upper bound of a batch; 0: what the server allows.
         retry_s: how long one call is tried again. request_timeout_s: of one request; scans have four times as much.
         connect_timeout_s: of one connection.
+        compression: whether what travels is compressed, with LZ4.
     """
 
     places: tuple[tuple[str, int], ...]
@@ -72,6 +73,7 @@ class CassandraOptions:
     retry_s: int
     request_timeout_s: int
     connect_timeout_s: int
+    compression: bool
 
     @classmethod
     def parse(cls, url: str) -> CassandraOptions:
@@ -110,6 +112,7 @@ class CassandraOptions:
             retry_s=given.integer("retry_s", 120, least=0, most=86_400),
             request_timeout_s=given.integer("request_timeout_s", 15, least=1, most=3600),
             connect_timeout_s=given.integer("connect_timeout_s", 5, least=1, most=3600),
+            compression=given.switch("compression", default=True),
         )
         given.refuse_rest()
         found._check_pairs()

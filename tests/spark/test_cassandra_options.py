@@ -23,7 +23,9 @@ def test_options_have_defaults_and_are_read(tmp_path: Path) -> None:
     found = CassandraOptions.parse("cassandra://db/ks")
     assert (found.write_level, found.read_level) == (ConsistencyLevel.LOCAL_QUORUM,) * 2
     assert not found.tls
+    assert found.compression
     assert found.user is None
+    assert not CassandraOptions.parse("cassandra://db/ks?compression=off").compression
     found = CassandraOptions.parse(
         f"cassandra://db/ks?user=ann&password_file={tmp_path}/p&ca_file={tmp_path}/ca&tls_name=db.example"
         "&write_consistency=EACH_QUORUM&read_consistency=LOCAL_ONE&data_centre=eu-1&replication=eu-1:3,us:2&retry_s=9"
@@ -61,6 +63,7 @@ def test_options_have_defaults_and_are_read(tmp_path: Path) -> None:
         ("cassandra://db/ks?replication=x'%7D--:2", "replication"),
         ("cassandra://db/ks?data_centre=a'b", "data_centre"),
         ("cassandra://db/ks?tls=yes", "tls"),
+        ("cassandra://db/ks?compression=gzip", "compression"),
         ("cassandra://db/ks?tls=off&ca_file=/x", "tls"),
         ("cassandra://db/ks?host_check=off", "tls"),
         ("cassandra://db/ks?tls=on&key_file=/x", "key_file"),
