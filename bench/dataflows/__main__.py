@@ -24,7 +24,7 @@ from bench.dataflows.database import Database, of_cassandra, of_sqlite
 from bench.dataflows.stage import Run, run
 from bench.dataflows.workload import SAMPLE, WHOLE, Audience
 from bench.experiments import page
-from bench.experiments.results import Line, begin, parser
+from bench.experiments.results import Line, parser, watched
 from bench.figures import save
 from bench.options import above_zero
 from bench.peers.packages import NotBuilt
@@ -65,7 +65,7 @@ class Lengths(NamedTuple):
     failure_s: float
 
 
-WHOLE_LENGTHS: Final = Lengths(20.0, 60_000, 20_000, 600.0, 30.0, 60.0, 90.0, 180.0)
+WHOLE_LENGTHS: Final = Lengths(20.0, 40_000, 12_000, 600.0, 30.0, 60.0, 90.0, 150.0)
 SAMPLE_LENGTHS: Final = Lengths(3.0, 2_000, 1_000, 10.0, 4.0, 4.0, 8.0, 16.0)
 SATURATING_S: Final = 900.0
 """At most."""
@@ -167,12 +167,13 @@ def one(
     lengths = SAMPLE_LENGTHS if options.quick else WHOLE_LENGTHS
     audience: Audience = SAMPLE if options.quick else WHOLE
     rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(prefix="oncegate-flows-", dir=options.directory) as parent:
+    durability = "each post flushed before its answer; Cassandra: commitlog_sync=group"
+    with (
+        tempfile.TemporaryDirectory(prefix="oncegate-flows-", dir=options.directory) as parent,
+        watched(f"dataflows: {experiment}", Path(parent), seed=options.seed, quick=options.quick,
+                durability=durability) as about,
+    ):  # fmt: skip
         directory = Path(parent)
-        durability = "each post flushed before its answer; Cassandra: commitlog_sync=group"
-        about = begin(
-            f"dataflows: {experiment}", directory, seed=options.seed, quick=options.quick, durability=durability
-        )
         about |= {"experiment": experiment, "audience": audience._asdict(), "capacity": capacity}
         for nodes in nodes_of(experiment, quick=options.quick):
             with opened(options, nodes, directory / f"db-{nodes}") as database:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.dataflows.priority import yielding
 from oncegate.stores.devcassandra.cluster import DevCluster
 
 
@@ -30,13 +31,22 @@ class Database(NamedTuple):
 
 
 def of_cassandra(cluster: DevCluster) -> Database:
-    """Return a cluster that is up."""
+    """Return a cluster that is up; it yields to whoever answers."""
+
+    def pids() -> list[int]:
+        return [pid for node in cluster.nodes if (pid := node.pid())]
+
+    def start(number: int) -> None:
+        cluster.start(number)
+        yielding(pids())
+
+    yielding(pids())
     return Database(
         nodes=len(cluster.nodes),
         url=lambda keyspace, replicas: f"{cluster.url(keyspace)}?replication={replicas}",
-        pids=lambda: [pid for node in cluster.nodes if (pid := node.pid())],
+        pids=pids,
         kill=cluster.kill,
-        start=cluster.start,
+        start=start,
     )
 
 

@@ -16,6 +16,8 @@ from typing import Final, NamedTuple
 
 _HEAD: Final = re.compile(r"^\S+\s+\d+\s+\d+\s+(?P<local>\S+)\s+(?P<peer>\S+)\s+users:\((?P<users>.*)\)\s*$")
 _PID: Final = re.compile(r"pid=(\d+)")
+_MAPPED: Final = re.compile(r"^\[::ffff:(\d+\.\d+\.\d+\.\d+)\](?=:\d+$)")
+"""An IPv4 address as a socket of IPv6 tells it: a JVM has such ones, and the other end calls it by its IPv4 one."""
 _SENT: Final = re.compile(r"\bbytes_sent:(\d+)")
 LOOK_S: Final = 10.0
 
@@ -36,7 +38,8 @@ def parse(text: str) -> dict[Connection, int]:
         named = _HEAD.match(line)
         if named is not None:
             pids = _PID.findall(named["users"])
-            head = Connection(int(pids[0]), named["local"], named["peer"]) if pids else None
+            ends = (_MAPPED.sub(r"\1", named[end]) for end in ("local", "peer"))
+            head = Connection(int(pids[0]), *ends) if pids else None
         elif head is not None and (sent := _SENT.search(line)) is not None:
             found[head] = int(sent[1])
             head = None

@@ -23,8 +23,10 @@ from bench.dataflows.architectures import TABLE, ExternalQueue, Integrated
 from bench.dataflows.database import Database
 from bench.dataflows.driver import CONSUMER
 from bench.dataflows.jetstream import JetStream, QueueFailed
+from bench.dataflows.priority import yielding
 from bench.dataflows.recount import recount
 from bench.dataflows.workload import TIMELINES, TWEETS, Audience
+from bench.dataflows.writers import INTERVAL_MS
 from bench.peers.nats import Nats
 from bench.peers.usage import Usage
 from oncegate import Client
@@ -40,7 +42,7 @@ WORKERS: Final = 2
 STARTED_S: Final = 240.0
 DRAINED_S: Final = 900.0
 SAMPLE_S: Final = 1.0
-FLOW: Final = {"retention_ms": 86_400_000, "max_items": 2_000, "linger_ms": 100}
+FLOW: Final = {"retention_ms": 86_400_000, "max_items": 2_000, "linger_ms": INTERVAL_MS}
 QUOTA_BYTES: Final = 16 << 30
 _ASK_S: Final = 2.0
 
@@ -108,6 +110,7 @@ class Stage:
         workers = [self._child("worker", number, [url, self.store]) for number in range(WORKERS)]
         for worker in workers:
             worker.wait("started", STARTED_S)
+            yielding(worker.pids())
         self.pids |= {"queue": queue.node_pids, "workers": lambda: [pid for one in workers for pid in one.pids()]}
         self.drained = lambda: _asked(url, JetStream.left) == 0
         self.words = ["--store", self.store, "--queue", url]
@@ -128,6 +131,7 @@ class Stage:
             return bool(found and consumer and not found["open_items"] and consumer["cursor"] >= found["last_batch"])
 
         wait_for(finished, STARTED_S, "the job follows the flow", state=job.log_tail, every_s=0.2)
+        yielding(job.pids())
         self.pids |= {"queue": lambda: [cluster.pid(name) for name in cluster.ids], "workers": job.pids}
         self.drained = finished
         self.words = ["--endpoints", endpoints]

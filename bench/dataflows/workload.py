@@ -7,8 +7,10 @@ All three data flows make their rows here, from the same columns: they differ in
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
@@ -26,7 +28,7 @@ TEXT_BYTES: Final = 150
 PIECE_ROWS: Final = 50_000
 _MIX: Final = 2_654_435_761
 _MIX_SEED: Final = 2_246_822_519
-_WORDS: Final = "the quick brown fox jumps over a lazy dog while nobody looks and everybody reads what it has written "
+_BOOK_WORDS: Final = 12_000
 
 TWEETS: Final = StoreTable(
     name="tweets",
@@ -76,10 +78,27 @@ def author_of(number: Numbers, audience: Audience, seed: int) -> Numbers:
     return ((number * 2 + 1) * _MIX + seed * _MIX_SEED % 2**32) % 2**32 * audience.authors >> 32
 
 
+@lru_cache(maxsize=1)
+def texts() -> tuple[str, ...]:
+    """Return all texts that posts have: pieces of a book whose words are as frequent as those of a language are.
+
+    The more alike texts were, the less of them would travel where rows are compressed.
+    """
+    chance = random.Random(1)
+    syllables = [first + vowel for first in "bdfghklmnprstvwz" for vowel in "aeiou"]
+    vocabulary = ["".join(chance.choices(syllables, k=chance.randint(1, 4))) for _ in range(_BOOK_WORDS // 3)]
+    frequent = [1 / rank for rank in range(1, len(vocabulary) + 1)]
+    book = " ".join(chance.choices(vocabulary, frequent, k=_BOOK_WORDS))
+    return tuple(book[at : at + TEXT_BYTES] for at in range(len(book) - TEXT_BYTES))
+
+
 def text_of(number: int) -> str:
     """Return the text of a post."""
-    at = number % len(_WORDS)
-    return (_WORDS[at:] + _WORDS * 2)[:TEXT_BYTES]
+    return texts()[_text_at(number)]
+
+
+def _text_at(number: Numbers) -> Numbers:
+    return number * _MIX % len(texts())
 
 
 def value_of(number: int, audience: Audience, seed: int) -> str:
@@ -188,8 +207,7 @@ def wrong(rows: pa.RecordBatch, audience: Audience, seed: int) -> int:
     """Return how many rows, tweets or copies, have another author or text than the post of their message had."""
     messages = np.asarray(rows.column("message"), dtype=np.int64)
     authors = np.asarray(rows.column("author"), dtype=np.int64) == author_of(messages, audience, seed)
-    texts = pa.array([text_of(number) for number in range(len(_WORDS))], pa.string())
-    expected = texts.take(pa.array(messages % len(_WORDS)))
+    expected = pa.array(texts(), pa.string()).take(pa.array(_text_at(messages)))
     texts_too = np.asarray(pc.fill_null(pc.equal(rows.column("text"), expected), False))
     return int((~(authors & texts_too)).sum())
 

@@ -20,8 +20,11 @@ THREADS: Final = 8
 """That write at once: one store each."""
 ROWS_MAX: Final = 2_000
 """Of one call of posts that share it; a post with more has a call of its own."""
-INTERVAL_MS: Final = 200
-"""Between two looks at a queue that is empty, of workers and of the Spark job alike."""
+INTERVAL_MS: Final = 1_000
+"""Between two looks at a queue that is empty, of workers and of the Spark job alike: what comes meanwhile is written
+together. At 190 posts a second looking five times a second took 9.9 ms of processor time a post (integrated) and 8.6
+(external queue), once a second 7.6 and 7.5.
+"""
 
 
 class Writers:

@@ -1,26 +1,33 @@
 """One run of an experiment: its header with both calibrations, and which stored run of each part a page shows.
 
-Owns: what every line of a results file of these experiments has. A *sample* (``--quick``, or a length of one's own that
-is shorter than a whole run's) is stored like a whole run, marked; a page shows it only where no whole run is stored.
+Owns: what every line of a results file of these experiments has, and whether something else had the machine. A
+*sample* (``--quick``, or a length of one's own that is shorter than a whole run's) is stored like a whole run, marked;
+a page shows it only where no whole run is stored.
 Read next: :mod:`bench.experiments.page`.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import resource
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from bench.calibrate import bare_posts, fdatasync_4k
 from bench.figures import header
 from bench.options import at_least, end_in_order, folder
+from bench.peers import disturbance
+from bench.peers.usage import MachineTime
 
 RESULTS: Final = Path(__file__).parent.parent / "results"
 DURABLE: Final = "three nodes, each flushed with fdatasync before the answer"
+PATIENCE_S: Final = 120.0
+"""That a whole run waits for a quiet machine."""
 Line = dict[str, Any]
 """A line of a results file: the header, and ``rows``."""
 
@@ -36,13 +43,38 @@ def parser(doc: str) -> argparse.ArgumentParser:
     return built
 
 
-def begin(title: str, directory: Path, *, seed: int, quick: bool, durability: str = DURABLE) -> Line:
-    """Calibrate, print the header, and return it."""
+@contextlib.contextmanager
+def watched(title: str, directory: Path, *, seed: int, quick: bool, durability: str = DURABLE) -> Iterator[Line]:
+    """Wait for a quiet machine, calibrate, print the header, and yield it; its ``disturbed`` is known at the end.
+
+    A sample does not wait. All that is started inside must have ended at the end: the processor time of a process that
+    still runs would be another's.
+    """
+    before = disturbance.wait_for_quiet(0.0 if quick else PATIENCE_S)
     load = os.getloadavg()[0]
     calibrations = {"fdatasync_4k_ms": fdatasync_4k(directory).p50_ms, "bare_posts_per_s": bare_posts(64)}
     about = header(title, seed=seed, durability=durability, calibrations=calibrations)
     run = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    return {**about, "load_average": load, "run": run, "quick": quick}
+    line: Line = {**about, "load_average": load, "run": run, "quick": quick, "disturbed": before}
+    machine, own = MachineTime.now(), own_s()
+    yield line
+    seen = MachineTime.now().since(machine)
+    line["disturbed"] = before or disturbance.during(seen, own_s() - own)
+    if line["disturbed"]:
+        print(f"   disturbed: {line['disturbed']}", flush=True)
+
+
+def own_s() -> float:
+    """Return the processor time of this process and of all below it that have ended."""
+    return sum(
+        used.ru_utime + used.ru_stime
+        for used in (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    )
+
+
+def judged(line: Line) -> bool:
+    """Return whether a run may be held against a target: it is whole, and nothing else had the machine."""
+    return not line["quick"] and not line.get("disturbed")  # which older runs have not noted
 
 
 def stored(name: str) -> list[Line]:

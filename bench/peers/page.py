@@ -12,12 +12,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from bench import limits
 from bench.markdown import prose as _prose
 from bench.markdown import table as _table
 from bench.peers import plot
 from bench.peers.ratios import Key, Run, Spread, runs
 from bench.peers.systems import LABELS, PEERS
-from bench.peers.targets import OURS, Limit, Verdict, judge, of_dedup
+from bench.peers.targets import OURS, Verdict, judge, of_dedup
 from oncegate.proof.check.report import page as checker_page
 
 RESULTS: Final = Path(__file__).parent.parent / "results"
@@ -109,7 +110,7 @@ def render(run: Run, dedup: Mapping[str, Any] | None) -> str:
             "Ratios of writes a second where nothing else is said, judged by their median; gaps by the longest one."
         ),
         _targets(verdicts),
-        *_limits(verdicts),
+        *limits.missed((one.what, one.limit) for one in verdicts if one.met is False and one.limit is not None),
         *_about_dedup(dedup),
         "## Writes a second",
         "![Writes a second, a panel for each number of outstanding writes](peers.svg)",
@@ -195,19 +196,6 @@ def _targets(verdicts: Sequence[Verdict]) -> str:
         beside = f" against {one.beside}" if one.beside else ""
         rows.append((f"{one.what}{beside}", one.wanted, _number(one.reached, one.decimals), met))
     return _table(("", "wanted", "reached", "met"), rows)
-
-
-def _limits(verdicts: Sequence[Verdict]) -> list[str]:
-    """Name what holds back the targets that are missed, each limit once."""
-    missed: dict[Limit, list[str]] = {}
-    for one in verdicts:
-        if one.met is False and one.limit is not None:
-            missed.setdefault(one.limit, []).append(one.what)
-    rows = [
-        ("; ".join(dict.fromkeys(whats)), f"{words} ([profile](decisions/{decision}.md))")
-        for (words, decision), whats in missed.items()
-    ]
-    return [_table(("missed", "held back by"), rows)] if rows else []
 
 
 def _about_dedup(dedup: Mapping[str, Any] | None) -> list[str]:

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from bench.limits import Limit
 from bench.peers.ratios import Key, Run, Spread
 
 OURS: Final = "oncegate"
@@ -83,13 +84,6 @@ TARGETS: Final = (
         for n in (64, 512) for mode in ("key", "session")
     ),
 )  # fmt: skip
-
-
-class Limit(NamedTuple):
-    """What holds a load of ours back, in words, and the decision that has its profile."""
-
-    words: str
-    decision: str
 
 
 _INDEPENDENT: Final = Limit(

@@ -20,7 +20,7 @@ from typing import Any
 
 from bench.dedup import Side
 from bench.experiments import page
-from bench.experiments.results import begin, parser
+from bench.experiments.results import parser, watched
 from bench.figures import save
 from bench.options import above_zero, at_least
 from bench.scale.cases import CASES, Case
@@ -122,8 +122,10 @@ def run(options: argparse.Namespace) -> int:
             continue
         case = kind()
         sizes = tuple(options.sizes or (case.quick if options.quick else case.sizes))
-        with tempfile.TemporaryDirectory(prefix="oncegate-scale-", dir=options.directory) as name:
-            about = begin(f"scale: {case.title}", Path(name), seed=options.seed, quick=sample)
+        with (
+            tempfile.TemporaryDirectory(prefix="oncegate-scale-", dir=options.directory) as name,
+            watched(f"scale: {case.title}", Path(name), seed=options.seed, quick=sample) as about,
+        ):
             about |= {"case": case.name, "rounds": rounds, "seconds": seconds, "callers": case.callers}
             rows = asyncio.run(measured(case, sizes, Path(name), rounds=rounds, seconds=seconds, seed=options.seed))
         if not options.no_save and not options.sizes:

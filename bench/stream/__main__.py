@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from bench.children import talking
 from bench.experiments import page
-from bench.experiments.results import begin, parser
+from bench.experiments.results import parser, watched
 from bench.figures import save
 from bench.options import above_zero, at_least, not_negative
 from bench.stream.events import TABLE, key_of
@@ -192,9 +192,11 @@ def run(options: argparse.Namespace) -> int:
     # What lasts less, is paced, or is of other values is not what the page judges.
     sample = options.quick or seconds < WHOLE_S or options.rate > 0 or options.value_bytes != VALUE_BYTES
     for mode in options.mode or MODES:
-        with tempfile.TemporaryDirectory(prefix="oncegate-stream-", dir=options.directory) as name:
+        with (
+            tempfile.TemporaryDirectory(prefix="oncegate-stream-", dir=options.directory) as name,
+            watched(f"stream: {mode}", Path(name), seed=options.seed, quick=sample) as about,
+        ):
             directory = Path(name)
-            about = begin(f"stream: {mode}", directory, seed=options.seed, quick=sample)
             about |= {"mode": mode, "store": options.store, "rate": options.rate, "value_bytes": options.value_bytes}
             with stored(options.store, directory) as store:
                 row, _ = measured(

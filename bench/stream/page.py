@@ -11,6 +11,7 @@ from typing import Any, Final
 from bench.experiments.about import header_of
 from bench.experiments.plot import Curve, Panel, draw
 from bench.experiments.results import Line
+from bench.experiments.targets import Verdict, verdict
 from bench.markdown import prose, table
 
 TITLES: Final = {"singles": "one by one, 512 outstanding", "ranges": "ranges of 1,024, 4 outstanding"}
@@ -45,15 +46,27 @@ def section(runs: Mapping[str, Line]) -> list[str]:
     return parts
 
 
+def verdicts(runs: Mapping[str, Line]) -> list[Verdict]:
+    """Return the verdicts; ``runs`` by mode."""
+    found = []
+    for mode, wanted in TARGETS.items():
+        what, words = f"events {TITLES[mode]}: delivered/s, none lost or twice", f"≥ {wanted:,}"
+        if mode not in runs:
+            found.append(Verdict(what, words, "", None))
+            continue
+        row = runs[mode]["rows"][0]
+        met = row["delivered_per_s"] >= wanted and row["exact"]
+        lost = "" if row["exact"] else ", **not exact**"
+        reached = f"{row['delivered_per_s']:,.0f} for {row['seconds']:,.0f} s{lost}"
+        found.append(verdict(what, words, reached, runs[mode], met))
+    return found
+
+
 def _figures(line: Mapping[str, Any], row: Mapping[str, Any]) -> str:
-    wanted = TARGETS[row["mode"]]
-    # A sample lasts seconds: what it reaches is not sustained, so it is not judged.
-    reached = row["delivered_per_s"] >= wanted and row["exact"]
-    met = "a sample" if line["quick"] or row["seconds"] < 600 else "yes" if reached else "**NO**"
     rows = [
         ("events, seconds", f"{row['events']:,} in {row['seconds']:,.0f} s"),
         ("acknowledged/s", f"{row['events_per_s']:,.0f}"),
-        (f"delivered/s (wanted ≥ {wanted:,}: {met})", f"{row['delivered_per_s']:,.0f}"),
+        ("delivered/s", f"{row['delivered_per_s']:,.0f}"),
         ("published/s, a cluster", "92,600"),
         ("p50, p99, max, ms", f"{row['p50_ms']:.2f}, {row['p99_ms']:.2f}, {row['max_ms']:.1f} of {row['samples']:,}"),
         ("longest time without an answer, ms", f"{row['stall_ms']:,.0f}"),

@@ -87,7 +87,7 @@ def marked(bench: Any, words: list[str], monkeypatch: pytest.MonkeyPatch) -> boo
         raise Begun
 
     monkeypatch.setattr(sys, "argv", ["bench", *words])
-    monkeypatch.setattr(bench, "begin", begin)
+    monkeypatch.setattr(bench, "watched", begin)
     monkeypatch.setattr("bench.experiments.results.end_in_order", lambda: None)
     with pytest.raises(Begun):
         bench.main()

@@ -141,13 +141,18 @@ def text_of(line: dict[str, Any]) -> str:
     return "\n\n".join(page.section({"singles": line})) + "\n"
 
 
-def test_page_judges_whole_runs_only_and_by_what_was_delivered() -> None:
-    assert "wanted ≥ 20,000: yes" in text_of(line_of())
-    assert "wanted ≥ 20,000: **NO**" in text_of(line_of(delivered_per_s=19_000.0))
-    assert "wanted ≥ 20,000: **NO**" in text_of(line_of(exact=False)), "what loses events is not fast"
-    sample = text_of(line_of(quick=True, delivered_per_s=19_000.0))
-    assert "wanted ≥ 20,000: a sample" in sample
-    assert "A sample" in sample
+def test_whole_runs_only_are_judged_and_by_what_was_delivered() -> None:
+    def judged(**changed: Any) -> tuple[bool | None, str]:
+        found = page.verdicts({"singles": line_of(**changed)})[0]
+        return found.met, found.why_not
+
+    assert judged()[0] is True
+    assert judged(delivered_per_s=19_000.0)[0] is False
+    assert judged(exact=False)[0] is False, "what loses events is not fast"
+    assert judged(quick=True, delivered_per_s=19_000.0) == (None, "a sample")
+    assert "**not exact**" in page.verdicts({"singles": line_of(exact=False)})[0].reached
+    assert [(one.met, one.why_not) for one in page.verdicts({})] == [(None, "not measured")] * 2
+    assert "A sample" in text_of(line_of(quick=True))
     assert "Not measured yet." in "\n".join(page.section({}))
 
 
