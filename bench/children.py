@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.peers.peer import with_its_parent
+from bench.peers.usage import Usage
 from oncegate.gateway.local.processes import end_session, session_members
 
 
@@ -23,12 +24,18 @@ class Failed(RuntimeError):
     """A part ended without its result; the text is what it said last."""
 
 
+unwaited_s = 0.0
+"""Processor time of children's own children that nobody waits for, as of the JVM that a Spark driver starts: nothing
+else counts it once they are gone.
+"""
+
+
 class Talking:
     """A child that prints events as lines of JSON, in a session of its own; leaving the block kills all of it."""
 
     def __init__(self, module: str, *words: str, log: Path) -> None:
         self.events: list[dict[str, Any]] = []
-        self._log = log
+        self._log, self._counted = log, False
         command = with_its_parent([sys.executable, "-m", module, *words])
         with log.open("ab") as file:
             self.process = subprocess.Popen(
@@ -67,6 +74,7 @@ class Talking:
 
     def finish(self, timeout_s: float) -> int:
         """Close its input and wait for its end; returns the exit status."""
+        self._count()
         assert self.process.stdin is not None
         self.process.stdin.close()
         return self.process.wait(timeout_s)
@@ -77,6 +85,7 @@ class Talking:
 
     def close(self) -> None:
         """Kill what is left. Idempotent."""
+        self._count()
         end_session(self.process.pid)
         self.process.wait()
         self._reader.join()
@@ -84,6 +93,13 @@ class Talking:
             if pipe is not None:
                 with contextlib.suppress(OSError):
                     pipe.close()
+
+    def _count(self) -> None:
+        """Add what its children have taken, once."""
+        global unwaited_s  # noqa: PLW0603 - one bench a process
+        if not self._counted:
+            self._counted = True
+            unwaited_s += Usage.of(pid for pid in self.pids() if pid != self.process.pid).cpu_s
 
     def _read(self) -> None:
         assert self.process.stdout is not None

@@ -1,8 +1,10 @@
 """Three data flows over one Cassandra and one workload: ``python -m bench.dataflows [EXPERIMENT …]``.
 
-``saturating``: the same posts, as fast as they are answered, two database nodes. ``eighty``: 80 % of what all three
-have sustained. ``burst``: 50 % of it, then 200 %, then 50 %. ``failure``: 40 % of what three database nodes with three
-copies take; one is killed and comes back. ``scaling``: saturating with 1, 2 and 3 database nodes, one copy of each row.
+``saturating``: the same posts, as fast as they are answered, two database nodes; what is delivered is a data flow's
+capacity. ``costs``: external queue and integrated at one rate, 80 % of the least capacity, each twice, in turns.
+``eighty``: each at 80 % of its own capacity. ``burst``: 50 % of it, then 200 %, then 50 %. ``failure``: 40 % of the
+least capacity over three, as each row has three copies, on three database nodes; one is killed and comes back.
+``scaling``: saturating with 1, 2 and 3 database nodes, one copy of each row.
 Every run ends with the complete check: each acknowledged post once in the timeline of each follower. Exit status: 0
 complete, 1 not, or an experiment failed.
 """
@@ -14,12 +16,12 @@ import contextlib
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from bench.dataflows import page as page_of_flows
-from bench.dataflows.architectures import NAMES, TITLES, Synchronous
+from bench.dataflows.architectures import NAMES, TITLES, ExternalQueue, Integrated, Synchronous
 from bench.dataflows.database import Database, of_cassandra, of_sqlite
 from bench.dataflows.stage import Run, run
 from bench.dataflows.workload import SAMPLE, WHOLE, Audience
@@ -32,8 +34,8 @@ from oncegate.stores.devcassandra.cluster import free_ports, running
 from oncegate.stores.devcassandra.node import Config
 from oncegate.stores.errors import StoreError
 
-EXPERIMENTS: Final = ("saturating", "eighty", "burst", "failure", "scaling")
-NODES_MAX: Final = 3
+EXPERIMENTS: Final = ("saturating", "costs", "eighty", "burst", "failure", "scaling")
+HEAP: Final = "1g"
 SHARE: Final = 0.8
 FAILURE_SHARE: Final = 0.4
 """Published: 1,000 messages a second where the cluster takes about 2,600."""
@@ -51,53 +53,64 @@ class Lengths(NamedTuple):
         prime_s: of a database's warming.
         posts, scaling_posts: as fast as they are answered, by each data flow: the same for all, so that they do the
             same work, and what one accepts ahead of its copies is bounded.
-        load_s, burst_s: of the load, of each phase of a burst.
+        costs_s: of each turn at one rate.
+        load_s: of the integrated data flow at 80 %. others_s: of the other two.
+        burst_s: of each phase of a burst.
         kill_s, restart_s, failure_s: when a node dies, when it returns, of the load around it.
     """
 
     prime_s: float
     posts: int
     scaling_posts: int
+    costs_s: float
     load_s: float
+    others_s: float
     burst_s: float
     kill_s: float
     restart_s: float
     failure_s: float
 
 
-WHOLE_LENGTHS: Final = Lengths(20.0, 40_000, 12_000, 600.0, 30.0, 60.0, 90.0, 150.0)
-SAMPLE_LENGTHS: Final = Lengths(3.0, 2_000, 1_000, 10.0, 4.0, 4.0, 8.0, 16.0)
+WHOLE_LENGTHS: Final = Lengths(20.0, 25_000, 8_000, 150.0, 600.0, 300.0, 30.0, 60.0, 90.0, 150.0)
+SAMPLE_LENGTHS: Final = Lengths(3.0, 2_000, 1_000, 8.0, 10.0, 10.0, 4.0, 4.0, 8.0, 16.0)
 SATURATING_S: Final = 900.0
 """At most."""
 
 
-def plan(experiment: str, architecture: str, nodes: int, capacity: float, lengths: Lengths) -> Run:
+Capacities = Mapping[str, float]
+"""Posts a second that each data flow has delivered, with two database nodes and one copy of each row."""
+
+
+def plan(experiment: str, architecture: str, nodes: int, capacities: Capacities, lengths: Lengths) -> Run:
     """Return what is run.
 
     Args:
         experiment: of `EXPERIMENTS`.
         architecture: its name.
         nodes: of Cassandra.
-        capacity: posts a second that all data flows sustain, with two database nodes and one copy of each row.
+        capacities: of all data flows; none, where the experiment's load is no share of them.
         lengths: of the phases.
 
     Raises:
         ValueError: an unknown experiment.
     """
-    rate = max(RATE_MIN, SHARE * capacity)
+    own, least = capacities.get(architecture, 0.0), min(capacities.values(), default=0.0)
     match experiment:
         case "saturating" | "scaling":
             posts = lengths.posts if experiment == "saturating" else lengths.scaling_posts
             return Run(experiment, architecture, [(0.0, SATURATING_S)], posts)
+        case "costs":
+            return Run(experiment, architecture, [(max(RATE_MIN, SHARE * least), lengths.costs_s)])
         case "eighty":
-            return Run(experiment, architecture, [(rate, lengths.load_s)])
+            seconds = lengths.load_s if architecture == Integrated.name else lengths.others_s
+            return Run(experiment, architecture, [(max(RATE_MIN, SHARE * own), seconds)])
         case "burst":
-            half, double = max(RATE_MIN, capacity / 2), max(RATE_MIN, capacity * 2)
+            half, double = max(RATE_MIN, own / 2), max(RATE_MIN, own * 2)
             return Run(experiment, architecture, [(share, lengths.burst_s) for share in (half, double, half)])
         case "failure":
             replicas = min(3, nodes)
             # Each copy is written so many times, by the processors that wrote it once.
-            phases = [(max(RATE_MIN, FAILURE_SHARE * capacity / replicas), lengths.failure_s)]
+            phases = [(max(RATE_MIN, FAILURE_SHARE * least / replicas), lengths.failure_s)]
             return Run(experiment, architecture, phases, None, lengths.kill_s, lengths.restart_s, replicas)
     raise ValueError(f"no experiment {experiment}")
 
@@ -148,8 +161,10 @@ def main() -> int:
     options.add_argument("experiments", nargs="*", metavar="EXPERIMENT", help=f"of {', '.join(EXPERIMENTS)} [all]")
     options.add_argument("--architecture", action="append", choices=NAMES, help="again for more [all]; not drawn")
     options.add_argument("--store", choices=("cassandra", "sqlite"), default="cassandra", help="sqlite: not saved")
-    options.add_argument("--capacity", type=above_zero, help="posts a second; measured by a saturating run by default")
-    options.add_argument("--heap", default="1g", help="of each Cassandra node [1g; 512m with --quick]")
+    options.add_argument(
+        "--capacity", type=above_zero, help="posts a second [what saturating measures]; makes a sample"
+    )
+    options.add_argument("--heap", default=HEAP, help=f"of each Cassandra node [{HEAP}]; another makes a sample")
     found = options.parse_args()
     if unknown := {*found.experiments} - {*EXPERIMENTS}:
         options.error(f"no such experiment: {', '.join(sorted(unknown))}; there are {', '.join(EXPERIMENTS)}")
@@ -161,31 +176,43 @@ def main() -> int:
 
 
 def one(
-    options: argparse.Namespace, experiment: str, names: Sequence[str], capacity: float | None
+    options: argparse.Namespace, experiment: str, names: Sequence[str], capacities: Capacities
 ) -> tuple[Line, list[dict[str, Any]]]:
     """Run an experiment on databases of its own; returns its header, and a row for each run."""
     lengths = SAMPLE_LENGTHS if options.quick else WHOLE_LENGTHS
     audience: Audience = SAMPLE if options.quick else WHOLE
     rows: list[dict[str, Any]] = []
-    durability = "each post flushed before its answer; Cassandra: commitlog_sync=group"
+    # A load, or a database, of one's own choice is not what the page judges.
+    sample = options.quick or options.capacity is not None or options.heap != HEAP
+    durability = "each post flushed before its answer; Cassandra: commitlog_sync=group, 10 ms"
     with (
         tempfile.TemporaryDirectory(prefix="oncegate-flows-", dir=options.directory) as parent,
-        watched(f"dataflows: {experiment}", Path(parent), seed=options.seed, quick=options.quick,
+        watched(f"dataflows: {experiment}", Path(parent), seed=options.seed, quick=sample,
                 durability=durability) as about,
     ):  # fmt: skip
         directory = Path(parent)
-        about |= {"experiment": experiment, "audience": audience._asdict(), "capacity": capacity}
+        about |= {"experiment": experiment, "audience": audience._asdict(), "heap": options.heap}
+        about |= {"capacities": dict(capacities)}
         for nodes in nodes_of(experiment, quick=options.quick):
             with opened(options, nodes, directory / f"db-{nodes}") as database:
                 # A cold JVM would be the first data flow's: this load is not counted.
                 prime = Run("prime", Synchronous.name, [(0.0, lengths.prime_s)])
                 run(database, directory / f"prime-{nodes}", audience, options.seed, prime)
-                for name in turned(names, EXPERIMENTS.index(experiment) + nodes):
-                    what = plan(experiment, name, nodes, capacity or 0.0, lengths)
-                    row = run(database, directory / f"{name}-{nodes}", audience, options.seed, what)
+                for turn, name in enumerate(ordered(experiment, names, nodes)):
+                    what = plan(experiment, name, nodes, capacities, lengths)._replace(turn=turn)
+                    row = run(database, directory / f"{name}-{nodes}-{turn}", audience, options.seed, what)
                     show(row)
-                    rows.append({**row, "turn": len(rows)})
+                    rows.append(row)
+                    about["disturbed"] = about["disturbed"] or row["disturbed"]
     return about, sorted(rows, key=lambda row: (row["nodes"], NAMES.index(row["architecture"])))
+
+
+def ordered(experiment: str, names: Sequence[str], nodes: int) -> list[str]:
+    """Return which data flow runs when; costs are compared in turns, so that neither always comes after the other."""
+    if experiment != "costs":
+        return turned(names, EXPERIMENTS.index(experiment) + nodes)
+    pair = [name for name in (ExternalQueue.name, Integrated.name) if name in names]
+    return [*pair, *reversed(pair)]
 
 
 def turned(names: Sequence[str], turn: int) -> list[str]:
@@ -200,17 +227,18 @@ def measure(options: argparse.Namespace, experiments: Sequence[str]) -> int:
     One that fails is named, and the others go on, but for those whose load it was to find.
     """
     names = [name for name in NAMES if not options.architecture or name in options.architecture]
-    capacity, complete = options.capacity, True
+    capacities: Capacities = {} if options.capacity is None else dict.fromkeys(NAMES, options.capacity)
+    complete = True
     wanted = [name for name in EXPERIMENTS if name in experiments]
-    if capacity is None and {*wanted} - {*MEASURE_CAPACITY} and "saturating" not in wanted:
+    if not capacities and {*wanted} - {*MEASURE_CAPACITY} and "saturating" not in wanted:
         wanted.insert(0, "saturating")
     for experiment in wanted:
-        if capacity is None and experiment not in MEASURE_CAPACITY:
+        if not capacities and experiment not in MEASURE_CAPACITY:
             print(f"not run: {experiment}: no capacity is known", file=sys.stderr, flush=True)
             complete = False
             continue
         try:
-            about, rows = one(options, experiment, names, capacity)
+            about, rows = one(options, experiment, names, capacities)
         except NotBuilt:
             raise
         except FAILURES as failure:
@@ -219,8 +247,8 @@ def measure(options: argparse.Namespace, experiments: Sequence[str]) -> int:
             complete = False
             continue
         complete = complete and all(row["check"]["complete"] for row in rows)
-        if experiment == "saturating" and capacity is None:
-            capacity = min(row["delivered_per_s"] for row in rows)
+        if experiment == "saturating" and not capacities:
+            capacities = {row["architecture"]: row["delivered_per_s"] for row in rows}
         if not options.no_save and not options.architecture and options.store == "cassandra":
             save("dataflows", about, rows)
             print(f"drawn: {page.write()}", flush=True)

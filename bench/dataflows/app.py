@@ -18,12 +18,14 @@ import math
 import sys
 import time
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from bench.dataflows.architectures import NAMES, DataFlow, ExternalQueue, Integrated, Synchronous
+from bench.dataflows.trend import trend
 from bench.dataflows.workload import Audience, author_of, classes, followers_of, value_of
 from bench.figures import Latency
 from oncegate import OncegateError
@@ -44,6 +46,8 @@ class Load:
         self.sent = 0
         self.acknowledged = array("q")
         self.took_s = array("d")
+        self.due_s = array("d")
+        """When the acknowledged posts were due, by the clock of `time.perf_counter`."""
         self.dropped = self.failed = 0
         self.failure = ""
         self._flow, self._audience, self._seed = flow, audience, seed
@@ -90,6 +94,7 @@ class Load:
             self.failure = self.failure or f"{type(fault).__name__}: {fault}"[:300]
             return
         self.took_s.append(time.perf_counter() - due)
+        self.due_s.append(due)
         self.acknowledged.append(number)
 
     async def _caller(self, until: float, most: int | None) -> None:
@@ -100,25 +105,41 @@ class Load:
 def by_class(
     numbers: list[int], took_s: list[float], known: Contacts, audience: Audience, seed: int
 ) -> list[dict[str, Any]]:
-    """Return median response times by the number of followers, with the interval that holds 95 of 100 medians."""
+    """Return median response times by the number of followers, and the 95 % confidence interval of each."""
     authors = author_of(np.asarray(numbers, dtype=np.int64), audience, seed)
     counts, took = known.ranges_of(authors)[1], np.asarray(took_s)
     found = []
     for low, high in classes(audience):
         chosen = 1000 * np.sort(took[(counts >= low) & (counts <= high)])
         if len(chosen):
-            around = 1.96 * math.sqrt(len(chosen)) / 2  # ranks: how many of them lie below the true median is binomial
-            first, last = math.floor(len(chosen) / 2 - around), math.ceil(len(chosen) / 2 + around)
+            around = 1.96 * math.sqrt(len(chosen)) / 2  # how many of them lie below the true median is binomial
+            first = max(0, math.floor(len(chosen) / 2 - around) - 1)  # a rank, less one
             found.append({
                 "low": low, "high": high, "samples": len(chosen), "p50_ms": float(np.median(chosen)),
-                "low_ms": float(chosen[max(0, first)]), "high_ms": float(chosen[min(len(chosen) - 1, last)]),
+                "low_ms": float(chosen[first]), "high_ms": float(chosen[len(chosen) - 1 - first]),
             })  # fmt: skip
     return found
+
+
+def by_phase(due_s: Sequence[float], took_s: Sequence[float], ends_s: Sequence[float]) -> list[dict[str, Any]]:
+    """Return response times by the phase in which a post was due, however late its answer came."""
+    due, took = np.asarray(due_s), np.asarray(took_s)
+    begins = [-math.inf, *ends_s[:-1]]
+    return [
+        Latency.of(took[(due >= begin) & (due < end)].tolist())._asdict()
+        for begin, end in zip(begins, [*ends_s[:-1], math.inf], strict=True)
+    ]
 
 
 def say(event: str, **fields: Any) -> None:
     """Print one event."""
     print(json.dumps({"event": event, **fields}), flush=True)
+
+
+def _trend(load: Load, warm: int, known: Contacts, audience: Audience, seed: int) -> dict[str, float] | None:
+    authors = author_of(np.asarray(load.acknowledged[warm:], dtype=np.int64), audience, seed)
+    found = trend(known.ranges_of(authors)[1], np.asarray(load.took_s[warm:]), np.asarray(load.due_s[warm:]))
+    return found and found._asdict()
 
 
 async def run(options: argparse.Namespace) -> None:
@@ -152,11 +173,16 @@ async def run(options: argparse.Namespace) -> None:
                 recent = Latency.of(list(load.took_s[seen:]))
                 more = load.dropped - dropped
                 seen, dropped = len(load.took_s), load.dropped
-                say("progress", acknowledged=len(load.took_s), p50_ms=recent.p50_ms, max_ms=recent.max_ms, dropped=more)
+                at_s = time.perf_counter() - began
+                times = {"p50_ms": recent.p50_ms, "max_ms": recent.max_ms}
+                say("progress", at_s=at_s, acknowledged=len(load.took_s), dropped=more, **times)
 
-        beside, began, cpu_s = asyncio.ensure_future(progress()), time.perf_counter(), time.process_time()
+        began, cpu_s, ends_s = time.perf_counter(), time.process_time(), list[float]()
+        beside = asyncio.ensure_future(progress())
         for rate, seconds in phases:
+            begun = time.perf_counter()
             await load.phase(rate, seconds, options.callers, options.posts)
+            ends_s.append(begun + seconds)
         await load.settled()
         seconds_all, cpu_all_s = time.perf_counter() - began, time.process_time() - cpu_s
         beside.cancel()
@@ -174,6 +200,8 @@ async def run(options: argparse.Namespace) -> None:
             failure=load.failure,
             stddev_ms=1000 * float(np.std(took)) if took else None,
             by_class=by_class(list(load.acknowledged[warm:]), took, known, audience, options.seed),
+            by_phase=by_phase(load.due_s[warm:], took, ends_s),
+            trend=_trend(load, warm, known, audience, options.seed),
             **Latency.of(took)._asdict(),
         )
         await asyncio.to_thread(sys.stdin.read)

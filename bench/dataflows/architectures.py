@@ -20,6 +20,7 @@ from typing import ClassVar, Final, Self
 import numpy as np
 
 from bench.dataflows.jetstream import JetStream
+from bench.dataflows.tweets import Tweets
 from bench.dataflows.writers import THREADS, Together, Writers
 from oncegate import Client
 from oncegate.spark_sink.rows import Contacts
@@ -75,18 +76,17 @@ class Synchronous(DataFlow):
 
 
 class ExternalQueue(DataFlow):
-    """The tweet goes to the store, and the post to a queue, at the same time; workers drain the queue."""
+    """The tweet goes to the store, and the post to a queue, at the same time; a worker drains the queue."""
 
     name, title = "queue", "external queue"
 
     def __init__(self, store: str, known: Contacts, url: str) -> None:
-        self._writers, self._queue, self._url = Writers(store, known), JetStream(), url
-        self._tweets = Together(self._writers.write_tweets, THREADS)
+        self._tweets, self._queue, self._url = Tweets(store, known), JetStream(), url
 
     async def post(self, number: int, value: str) -> None:
         """Write the tweet and queue the post."""
         await asyncio.gather(
-            self._tweets.post(number, value, 1),
+            self._tweets.post(number, value),
             self._queue.publish(f"{number} {value}".encode(), str(number)),
         )
 
@@ -98,7 +98,7 @@ class ExternalQueue(DataFlow):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._queue.__aexit__(kind, error, trace)
-        await asyncio.to_thread(self._writers.close)
+        await asyncio.to_thread(self._tweets.close)
 
 
 class Integrated(DataFlow):

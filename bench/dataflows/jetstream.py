@@ -106,7 +106,7 @@ class JetStream:
             del self._waiting[inbox], self._by_subscription[subscription]
 
     def acknowledge(self, message: Message) -> None:
-        """Say that a message is done."""
+        """Say that a message is done, and all before it."""
         self._send(message.reply, None, b"+ACK")
 
     async def left(self) -> int:
@@ -114,11 +114,23 @@ class JetStream:
         found = await self.ask(f"CONSUMER.INFO.{STREAM}.{CONSUMER}", {})
         return int(found["num_pending"]) + int(found["num_ack_pending"])
 
+    async def leaders(self) -> tuple[str, str]:
+        """Return the names of the servers that lead the stream and its consumer.
+
+        Raises:
+            QueueFailed: nobody leads now.
+        """
+        found = [await self.ask(of, {}) for of in (f"STREAM.INFO.{STREAM}", f"CONSUMER.INFO.{STREAM}.{CONSUMER}")]
+        names = [str(one.get("cluster", {}).get("leader", "")) for one in found]
+        if not all(names):
+            raise QueueFailed("nobody leads")
+        return names[0], names[1]
+
     async def make(self, replicas: int) -> None:
-        """Make the stream and its one consumer."""
+        """Make the stream and its one consumer; to acknowledge a message acknowledges all before it."""
         stream = {"name": STREAM, "subjects": [STREAM], "storage": "file", "num_replicas": replicas}
         await self.ask(f"STREAM.CREATE.{STREAM}", stream)
-        config = {"durable_name": CONSUMER, "ack_policy": "explicit", "ack_wait": ACK_WAIT_NS,
+        config = {"durable_name": CONSUMER, "ack_policy": "all", "ack_wait": ACK_WAIT_NS,
                   "max_ack_pending": ACKS_PENDING_MAX}  # fmt: skip
         await self.ask(f"CONSUMER.DURABLE.CREATE.{STREAM}.{CONSUMER}", {"stream_name": STREAM, "config": config})
 

@@ -9,7 +9,9 @@ from typing import Any, Final
 from bench.dataflows import published
 from bench.dataflows.app import UNDER_WAY_MAX
 from bench.dataflows.architectures import TITLES
-from bench.dataflows.targets import by_phase, ratios, total
+from bench.dataflows.priority import NICE
+from bench.dataflows.targets import ratios, total
+from bench.dataflows.writers import INTERVAL_MS
 from bench.experiments.about import header_of
 from bench.experiments.plot import Curve, Panel, draw
 from bench.experiments.results import Line
@@ -19,6 +21,7 @@ PARTS: Final = ("app", "workers", "queue", "db")
 NODES_16: Final = 16
 HEADINGS: Final = {
     "saturating": "Saturating",
+    "costs": "What a post costs",
     "eighty": "At 80 % load",
     "burst": "A burst: 50 %, 200 %, 50 %",
     "failure": "A database node dies",
@@ -38,10 +41,11 @@ WORDS: Final = (
     "the post into Cassandra and, at the same time, into NATS JetStream, which two workers drain. *Integrated*: it "
     "writes the post into the gateway, and a Spark job follows. All three make the same rows with the same code, and "
     "write them with the same store into the same Cassandra; posts that wait for the store at the same time share a "
-    "call in each of them, and whoever drains a queue looks at it once a second. Whoever answers goes first: "
-    "database and workers have a lower priority (nice 10), in place of machines of their own. *Delivered* is all posts "
-    "over the time until the last copy was written. The three take turns in being first. After each run every "
-    "acknowledged post is looked for in the timeline of every follower. `python -m bench.dataflows`."
+    f"call in each of them, and whoever drains a queue looks at it every {INTERVAL_MS / 1000:g} s. In all three the "
+    f"database and the workers have a lower priority (nice {NICE}) than application and queue, in place of machines of "
+    "their own, though in the first two an answer waits for the database. *Delivered* is all posts over the time until "
+    "the last copy was written. The three take turns in being first. After each run every acknowledged post is looked "
+    "for in the timeline of every follower. `python -m bench.dataflows`."
 )
 
 
@@ -62,15 +66,11 @@ def section(runs: Mapping[str, Line]) -> list[str]:
         parts += [header_of(line), _rates(rows, published.FIGURES.get(experiment, {})), *_incomplete(rows)]
         if experiment in CONDITIONS:
             parts.append(prose(CONDITIONS[experiment](line)))
-        if experiment in ("saturating", "eighty"):
-            # Flows that each run at a rate of their own spread their constant costs over different numbers of posts.
-            parts += [_costs(rows), prose(_ratio(rows))]
+        parts.append(_costs(rows))
+        if experiment == "costs":
+            parts += [prose(f"{_ratio(rows)} {_published_ratio()}"), _published_costs()]
         if experiment == "eighty":
-            parts += [
-                prose(_published_ratio()),
-                "Median response time by followers of the author, ms:",
-                _followers(rows),
-            ]
+            parts += ["Median response time by followers of the author, ms, with posts:", _followers(rows)]
         if experiment == "burst":
             parts.append(prose(_burst(rows)))
         if experiment == "scaling":
@@ -82,8 +82,10 @@ def _rates(rows: Sequence[Mapping[str, Any]], figures: Mapping[str, tuple[float,
     head = [
         "",
         "nodes",
+        "posts",
         "accepted/s",
         "delivered/s",
+        "copies a post",
         "median ms",
         "stddev",
         "p99",
@@ -98,10 +100,14 @@ def _rates(rows: Sequence[Mapping[str, Any]], figures: Mapping[str, tuple[float,
     for row in rows:
         missing = sum(row["check"].get(name, 0) for name in LACKS)
         cells = [
-            TITLES[row["architecture"]], f"{row['nodes']}", f"{row['accepted_per_s']:,.0f}",
-            f"{row['delivered_per_s']:,.0f}", _ms(row["p50_ms"]), _ms(row["stddev_ms"]), _ms(row["p99_ms"]),
-            _ms(row["max_ms"]), f"{row['dropped']:,}", f"{row['failed']:,}", f"**{missing:,}**" if missing else "0",
-        ]  # fmt: skip
+            TITLES[row["architecture"]],
+            f"{row['nodes']}",
+            *(f"{row[name]:,.0f}" for name in ("measured", "accepted_per_s", "delivered_per_s")),
+            f"{row['rows_per_post']:.1f}",
+            *(_ms(row[name]) for name in ("p50_ms", "stddev_ms", "p99_ms", "max_ms")),
+            *(f"{row[name]:,}" for name in ("dropped", "failed")),
+            f"**{missing:,}**" if missing else "0",
+        ]
         if figures:
             rate, *times = figures[row["architecture"]]
             cells += [f"{rate:,}", *map(_ms, times)]
@@ -139,12 +145,16 @@ def _costs(rows: Sequence[Mapping[str, Any]]) -> str:
         cells = [TITLES[row["architecture"]], *(_count(cpu.get(part)) for part in PARTS), _count(total(cpu))]
         cells += [*(_count(sent.get(part)) for part in PARTS), _count(total(sent))]
         found.append([*cells, *(_count(memory.get(part)) for part in PARTS)])
+    return table(head, found)
+
+
+def _published_costs() -> str:
     figures = []
     for name, title in TITLES.items():
         cpu, net = published.CPU[name], published.NETWORK[name]
         figures.append([title, *(_count(cpu[part], 1) for part in ("app", "queue", "db")),
                         *(_count(net[part], 2) for part in ("app", "queue", "db"))])  # fmt: skip
-    head_published = [
+    head = [
         "published, two nodes",
         "app, CPU %",
         "queue, CPU %",
@@ -153,7 +163,7 @@ def _costs(rows: Sequence[Mapping[str, Any]]) -> str:
         "queue, MB/s",
         "db, MB/s",
     ]
-    return f"{table(head, found)}\n\n{table(head_published, figures)}"
+    return table(head, figures)
 
 
 def _count(value: float | None, decimals: int = 0) -> str:
@@ -161,15 +171,16 @@ def _count(value: float | None, decimals: int = 0) -> str:
 
 
 def _ratio(rows: Sequence[Mapping[str, Any]]) -> str:
-    found = ratios(rows)
-    titles = {"cpu_us": "processor time", "sent_bytes": "bytes sent"}
     words = []
-    for figure, title in titles.items():
-        whole, rest = found[figure], found[f"{figure} without db"]
-        if whole is None or rest is None:
+    for figure, title in (("cpu_us", "processor time"), ("sent_bytes", "bytes sent")):
+        found = ratios(rows, figure)
+        if found is None:
             words.append(f"{title}: not measured")
             continue
-        words.append(f"{title} {whole:.2f}, {rest:.2f} without the database's own")
+        words.append(
+            f"{title} {found.whole:.2f} (pairs {found.low:.2f} to {found.high:.2f}), {found.rest:.2f} without the "
+            "database's own"
+        )
     return f"Integrated over external queue, of a post: {'; '.join(words)}."
 
 
@@ -178,8 +189,8 @@ def _followers(rows: Sequence[Mapping[str, Any]]) -> str:
     head = ["", *(f"{low:,}" if low == high else f"{low:,} to {high:,}" for low, high in bounds)]
     found = []
     for row in rows:
-        by_class = {(one["low"], one["high"]): one["p50_ms"] for one in row["by_class"]}
-        found.append([TITLES[row["architecture"]], *(_ms(by_class.get(one)) for one in bounds)])
+        by_class = {(one["low"], one["high"]): f"{_ms(one['p50_ms'])} of {one['samples']:,}" for one in row["by_class"]}
+        found.append([TITLES[row["architecture"]], *(by_class.get(one, "-") for one in bounds)])
     return table(head, found)
 
 
@@ -194,12 +205,13 @@ def _published_ratio() -> str:
 
 
 def _burst(rows: Sequence[Mapping[str, Any]]) -> str:
-    words = [
-        f"{TITLES[row['architecture']]} dropped {row['dropped']:,}, median response of the phases "
-        f"{', '.join(map(_ms, by_phase(row)))} ms, took everything {row['delivered_after_s']:,.1f} s after the last "
-        "answer"
-        for row in rows
-    ]
+    words = []
+    for row in rows:
+        phases = ", ".join(f"{_ms(one['p50_ms'])} and {_ms(one['p99_ms'])}" for one in row["by_phase"])
+        words.append(
+            f"{TITLES[row['architecture']]} dropped {row['dropped']:,}, median and 99th percentile of the posts due in "
+            f"each phase {phases} ms, took everything {row['delivered_after_s']:,.1f} s after the last answer"
+        )
     published_words = (
         "Published: both asynchronous ones took all 2,600 msg/s with flat response times; synchronous dropped."
     )
@@ -207,11 +219,15 @@ def _burst(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _loaded(line: Mapping[str, Any]) -> str:
-    """Name the rate, and what it is a share of."""
-    rates = ", then ".join(f"{rate:,.0f}" for rate, _ in line["rows"][0]["phases"])
-    capacity = line.get("capacity")
-    of = f" The capacity is {capacity:,.0f}, the least that one of the three delivered saturating." if capacity else ""
-    return f"Posts a second: {rates}.{of} A post that comes when {UNDER_WAY_MAX:,} are under way is dropped."
+    """Name the rates, and what they are shares of."""
+    rates = [
+        f"{TITLES[row['architecture']]} {', then '.join(f'{rate:,.0f}' for rate, _ in row['phases'])}"
+        for row in line["rows"]
+    ]
+    capacities = [f"{TITLES[name]} {found:,.0f}" for name, found in line.get("capacities", {}).items()]
+    of = f" Capacities, delivered while saturating: {', '.join(capacities)}." if capacities else ""
+    told = "; ".join(dict.fromkeys(rates))
+    return f"Posts a second: {told}.{of} A post that comes when {UNDER_WAY_MAX:,} are under way is dropped."
 
 
 def _died(line: Mapping[str, Any]) -> str:
@@ -237,6 +253,7 @@ def _scaled(line: Mapping[str, Any]) -> str:
 
 
 CONDITIONS: Final[Mapping[str, Callable[[Mapping[str, Any]], str]]] = {
+    "costs": _loaded,
     "eighty": _loaded,
     "burst": _loaded,
     "failure": _died,
@@ -255,39 +272,27 @@ def _on_paper_words() -> str:
 
 
 def on_paper(row: Mapping[str, Any]) -> dict[str, float] | None:
-    """Return posts a second that sixteen cores of database take, and the cores of other parts; None without costs."""
-    cpu = row["cpu_us"]
+    """Return what sixteen cores of database take: posts a second, cores and MB/s of each part; None without costs."""
+    cpu, sent = row["cpu_us"], row["sent_bytes"]
     if any(value is None for value in cpu.values()) or not cpu.get("db"):
         return None
     rate = NODES_16 * 1e6 / cpu["db"]
     found = {"rate": rate, **{part: of * rate / 1e6 for part, of in cpu.items() if part != "db"}}
-    sent = total(row["sent_bytes"])
-    return found if sent is None else {**found, "MB/s": sent * rate / 1e6}
+    found["all"] = sum(cpu.values()) * rate / 1e6
+    return found | {f"{part} sends": of * rate / 1e6 for part, of in sent.items() if of is not None}
 
 
 def _on_paper(rows: Sequence[Mapping[str, Any]]) -> str:
-    head = (
-        "",
-        "posts/s",
-        "cores of app",
-        "of workers",
-        "of queue",
-        "MB/s of all",
-        "published: machines",
-        "MB/s of app, db, queue",
-    )
+    others = [part for part in PARTS if part != "db"]
+    head = ("", "posts/s", *(f"cores of {part}" for part in others), "cores of all",
+            *(f"{part}, MB/s" for part in PARTS), "published: machines", "MB/s of app, queue, db")  # fmt: skip
     most = max((row["nodes"] for row in rows), default=0)
     found = []
     for row in (one for one in rows if one["nodes"] == most):
-        name, paper = row["architecture"], on_paper(row)
-        net = published.NETWORK_16[name]
-        theirs = ", ".join(_count(net[part], 1) for part in ("app", "db", "queue"))
-        cells = ["-"] * 5
-        if paper is not None:
-            cells = [
-                _count(paper["rate"]),
-                *(_count(paper.get(part), 1) for part in ("app", "workers", "queue", "MB/s")),
-            ]
+        name, paper, net = row["architecture"], on_paper(row) or {}, published.NETWORK_16[row["architecture"]]
+        theirs = ", ".join(_count(net[part], 1) for part in ("app", "queue", "db"))
+        cells = [_count(paper.get("rate")), *(_count(paper.get(part), 1) for part in (*others, "all")),
+                 *(_count(paper.get(f"{part} sends"), 1) for part in PARTS)]  # fmt: skip
         found.append((TITLES[name], *cells, f"{published.MACHINES_16[name]}", theirs))
     return table(head, found)
 
@@ -295,7 +300,7 @@ def _on_paper(rows: Sequence[Mapping[str, Any]]) -> str:
 def drawing(runs: Mapping[str, Line]) -> str | None:
     """Return the plot over time of burst and failure, and of rates by nodes; None without any."""
     panels = []
-    for experiment in ("eighty", "burst", "failure"):
+    for experiment in ("saturating", "eighty", "burst", "failure"):
         if experiment not in runs:
             continue
         rows = runs[experiment]["rows"]

@@ -1,8 +1,8 @@
-"""Who waits when processors are short: parts that follow an answer yield to those that give it.
+"""Who waits when processors are short: database and workers yield to application and queue, in every data flow.
 
 Parts of a deployment have machines of their own; here they share one, and two hundred threads of a database that are
-woken at once would stand before the one that answers. Where Linux shares processors between sessions (*autogroup*), the
-niceness that counts is that of the session.
+woken at once would stand before a part that takes a millisecond. Where Linux shares processors between sessions
+(*autogroup*), the niceness that counts is that of the session.
 """
 
 from __future__ import annotations

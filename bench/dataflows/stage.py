@@ -10,10 +10,11 @@ import asyncio
 import contextlib
 import json
 import math
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 import numpy as np
 
@@ -27,6 +28,8 @@ from bench.dataflows.priority import yielding
 from bench.dataflows.recount import recount
 from bench.dataflows.workload import TIMELINES, TWEETS, Audience
 from bench.dataflows.writers import INTERVAL_MS
+from bench.experiments.results import Watch
+from bench.peers import disturbance
 from bench.peers.nats import Nats
 from bench.peers.usage import Usage
 from oncegate import Client
@@ -35,13 +38,15 @@ from oncegate.gateway.local.cluster import LocalCluster
 from oncegate.gateway.local.waiting import wait_for
 from oncegate.stores import open_store
 
+T = TypeVar("T")
 PARTS: Final = ("app", "workers", "queue", "db")
 TOGETHER: Final = ("app", "workers")
 """Parts whose processes share a machine wherever they run."""
-WORKERS: Final = 2
 STARTED_S: Final = 240.0
 DRAINED_S: Final = 900.0
 SAMPLE_S: Final = 1.0
+SETTLED_S: Final = 60.0
+"""At most, for the database to come to rest."""
 FLOW: Final = {"retention_ms": 86_400_000, "max_items": 2_000, "linger_ms": INTERVAL_MS}
 QUOTA_BYTES: Final = 16 << 30
 _ASK_S: Final = 2.0
@@ -57,6 +62,7 @@ class Run(NamedTuple):
         posts: at most, of a phase as answered; None: as many as are answered in its time.
         kill_s: when a node of Cassandra is killed; None: never. restart_s: when it is started again.
         replicas: copies of each row in Cassandra.
+        turn: tells runs of one data flow on one database apart.
     """
 
     experiment: str
@@ -66,13 +72,14 @@ class Run(NamedTuple):
     kill_s: float | None = None
     restart_s: float | None = None
     replicas: int = 1
+    turn: int = 0
 
 
 class Stage:
     """The processes of a run, by part."""
 
     def __init__(self, database: Database, directory: Path, audience: Audience, seed: int, run: Run) -> None:
-        self.store = database.url(f"{run.experiment}_{run.architecture}_{database.nodes}", run.replicas)
+        self.store = database.url(f"{run.experiment}_{run.architecture}_{database.nodes}_{run.turn}", run.replicas)
         self.pids: dict[str, Callable[[], list[int]]] = {"db": database.pids}
         self.drained: Callable[[], bool] = lambda: True
         self.words: list[str] = []
@@ -105,15 +112,17 @@ class Stage:
     def _start_queue(self) -> None:
         queue = self._stack.enter_context(Nats(self._directory / "nats"))
         queue.start()
-        url = queue.addresses[0]
-        wait_for(lambda: _asked(url, _made) is not None, STARTED_S, "the queue takes streams", every_s=0.5)
-        workers = [self._child("worker", number, [url, self.store]) for number in range(WORKERS)]
-        for worker in workers:
-            worker.wait("started", STARTED_S)
-            yielding(worker.pids())
-        self.pids |= {"queue": queue.node_pids, "workers": lambda: [pid for one in workers for pid in one.pids()]}
-        self.drained = lambda: _asked(url, JetStream.left) == 0
-        self.words = ["--store", self.store, "--queue", url]
+        any_of_them = queue.addresses[0]
+        wait_for(lambda: _asked(any_of_them, _made) is not None, STARTED_S, "the queue takes streams", every_s=0.5)
+        # As the SDK asks the gateway's leader: another server would send everything on.
+        stream, consumer = wait_for(lambda: _asked(any_of_them, JetStream.leaders), STARTED_S, "the queue has leaders")
+        of = dict(zip(queue.nodes, queue.addresses, strict=True))
+        worker = self._child("worker", 0, [of[consumer], self.store])
+        worker.wait("started", STARTED_S)
+        yielding(worker.pids())
+        self.pids |= {"queue": queue.node_pids, "workers": worker.pids}
+        self.drained = lambda: _asked(of[consumer], JetStream.left) == 0
+        self.words = ["--store", self.store, "--queue", of[stream]]
 
     def _start_gateway(self) -> None:
         cluster = self._stack.enter_context(LocalCluster(self._directory / "nodes"))
@@ -150,6 +159,10 @@ class Stage:
         self.pids["app"] = child.pids
         return child
 
+    def cpu_s(self) -> float:
+        """Return the processor time of all parts so far, and of this process."""
+        return time.process_time() + sum(used.cpu_s for used in self.usage().values())
+
     def usage(self) -> dict[str, Usage]:
         """Return what each part has used so far."""
         return {part: Usage.of(pids()) for part, pids in self.pids.items()}
@@ -170,14 +183,16 @@ def run(database: Database, directory: Path, audience: Audience, seed: int, want
         app = stage.app(acknowledged_file)
         app.wait("warm", STARTED_S)
         wait_for(stage.drained, DRAINED_S, "what warms is delivered", every_s=0.2)
+        # What the flow before has left to the database, compactions, would be this one's.
+        disturbance.wait_for_quiet(SETTLED_S)
         # Looked at before: a look takes as long as some hundreds of posts.
         before, sent, pids = stage.usage(), network.Sent(network.look()), stage.noted({})
+        watch, disturbed = Watch(stage.cpu_s), None
         app.tell("begin")
         app.wait("begun", STARTED_S)
         began = time.monotonic()
         memory: dict[str, float] = {}
-        over: list[tuple[float, int, float | None, int]] = []
-        killed = restarted = False
+        killed, restarting = False, list[threading.Thread]()
         while app.process.poll() is None and not app.of("result"):
             time.sleep(SAMPLE_S)
             at = time.monotonic() - began
@@ -185,21 +200,20 @@ def run(database: Database, directory: Path, audience: Audience, seed: int, want
             pids = stage.noted(pids)
             for part, now in stage.pids.items():
                 memory[part] = max(memory.get(part, 0.0), sum(map(_resident_mib, now())))
-            told = app.of("progress")
-            if told:
-                last = told[-1]
-                p50_ms = last["p50_ms"] if math.isfinite(last["p50_ms"]) else None  # nobody was answered
-                over.append((round(at, 1), last["acknowledged"], p50_ms, last["dropped"]))
             if wanted.kill_s is not None and at > wanted.kill_s and not killed:
+                disturbed = watch.disturbed()  # until now: the killed node takes its processor time with it
                 killed = database.kill(database.nodes)
-            if wanted.restart_s is not None and at > wanted.restart_s and killed and not restarted:
-                database.start(database.nodes)
-                restarted = True
+                watch = Watch(stage.cpu_s)
+            if wanted.restart_s is not None and at > wanted.restart_s and killed and not restarting:
+                restarting.append(start_in_thread(database))
         result = app.wait("result", 5.0)
-        if killed and not restarted:
-            database.start(database.nodes)
+        if killed and not restarting:
+            restarting.append(start_in_thread(database))
+        for thread in restarting:
+            thread.join()
         wait_for(stage.drained, DRAINED_S, "everything is delivered", every_s=0.2)
         delivered_s, after = time.monotonic() - began, stage.usage()
+        disturbed = disturbed or watch.disturbed()
         sent.add(network.look())
         pids = stage.noted(pids)
         app.finish(STARTED_S)
@@ -212,12 +226,13 @@ def run(database: Database, directory: Path, audience: Audience, seed: int, want
     cpu = {part: after[part].since(before[part]).cpu_s for part in after} | {"app": result["cpu_s"]}
     lost = ("db",) if killed else ()
     names = ("seconds", "measured", "sent", "acknowledged", "dropped", "failed", "failure", "stddev_ms", "by_class",
-             "samples", "p50_ms", "p99_ms", "max_ms")  # fmt: skip
+             "by_phase", "trend", "samples", "p50_ms", "p99_ms", "max_ms")  # fmt: skip
     return {
         "experiment": wanted.experiment,
         "architecture": wanted.architecture,
         "nodes": database.nodes,
         "replicas": wanted.replicas,
+        "turn": wanted.turn,
         "phases": list(wanted.phases),
         **{name: result[name] for name in names},
         "accepted_per_s": result["measured"] / result["seconds"],
@@ -231,8 +246,22 @@ def run(database: Database, directory: Path, audience: Audience, seed: int, want
         "killed": killed,
         "kill_s": wanted.kill_s,
         "restart_s": wanted.restart_s,
-        "over_time": over,
+        "over_time": [over_time(one) for one in app.of("progress")],
+        "disturbed": disturbed,
     }
+
+
+def over_time(told: Mapping[str, Any]) -> tuple[float, int, float | None, int, float | None]:
+    """Return seconds, acknowledged so far, and of the last second median, dropped and longest; None: no answer."""
+    p50_ms, max_ms = (told[name] if math.isfinite(told[name]) else None for name in ("p50_ms", "max_ms"))
+    return round(told["at_s"], 2), told["acknowledged"], p50_ms, told["dropped"], max_ms
+
+
+def start_in_thread(database: Database) -> threading.Thread:
+    """Start the last node again, which takes as long as its JVM does."""
+    thread = threading.Thread(target=database.start, args=(database.nodes,))
+    thread.start()
+    return thread
 
 
 def _resident_mib(pid: int) -> float:
@@ -248,15 +277,15 @@ async def _declare(cluster: LocalCluster) -> None:
         await client.declare_table(TABLE, kind="stream", quota_bytes=QUOTA_BYTES, flow=FLOW)
 
 
-async def _made(queue: JetStream) -> int:
+async def _made(queue: JetStream) -> bool:
     await queue.make(replicas=3)
-    return 0
+    return True
 
 
-def _asked(url: str, act: Callable[[JetStream], Any]) -> int | None:
-    async def ask() -> int:
+def _asked(url: str, act: Callable[[JetStream], Awaitable[T]]) -> T | None:
+    async def ask() -> T:
         async with await JetStream().connect(url) as queue:
-            return int(await act(queue))
+            return await act(queue)
 
     try:
         return asyncio.run(ask())

@@ -1,99 +1,108 @@
-"""What the three data flows are to show, and whether they do: figures of runs, and verdicts. Pure."""
+"""What the three data flows are to show, and whether they do: figures of runs, and judgements. Pure."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from bench.experiments.results import Line
-from bench.experiments.targets import Verdict, verdict
+from bench.experiments.targets import Judgement, judge
 from bench.limits import Limit
 
 RATIO_MAX: Final = 0.65
 RESPONSE_MAX_MS: Final = 200.0
 FOLLOWERS_RATIO_MAX: Final = 1.05
 BURST_RATIO_MAX: Final = 2.0
+DELIVERED_SHARE_MIN: Final = 0.95
+"""Of the load: what falls ever further behind is not sustained."""
 LIMITS: Final[Mapping[str, Limit]] = {}
-"""By the name of the verdict."""
+"""By what is judged."""
 Row = Mapping[str, Any]
 
 
-def verdicts(runs: Mapping[str, Line]) -> list[Verdict]:
-    """Return the verdicts; ``runs`` by experiment."""
-    return [*_eighty(runs.get("eighty")), *_burst(runs.get("burst")), _complete(list(runs.values()))]
+def judgements(runs: Mapping[str, Line]) -> list[Judgement]:
+    """Return what is judged; ``runs`` by experiment."""
+    return [*_eighty(runs.get("eighty")), *_burst(runs.get("burst")), *_costs(runs.get("costs")), _complete(runs)]
 
 
-def _eighty(line: Line | None) -> list[Verdict]:
-    whats = {
-        "response": ("80 % load: longest response", f"< {RESPONSE_MAX_MS:.0f} ms"),
-        "followers": ("80 % load: median response by followers of the author, over that with one",
-                      f"≤ {FOLLOWERS_RATIO_MAX:.2f}"),
-        "sent_bytes": ("80 % load: bytes sent a post, integrated over external queue", f"≤ {RATIO_MAX:.2f}"),
-        "cpu_us": ("80 % load: processor time a post, integrated over external queue", f"≤ {RATIO_MAX:.2f}"),
-    }  # fmt: skip
+def _eighty(line: Line | None) -> list[Judgement]:
+    response = ("80 % load: longest response, all answered and delivered", f"< {RESPONSE_MAX_MS:.0f} ms")
+    followers = ("80 % load: median response with 100,000 followers over that with one", f"≤ {FOLLOWERS_RATIO_MAX:.2f}")
     row = of_flow(line, "integrated")
     if line is None or row is None:
-        return [Verdict(*words, "", None) for words in whats.values()]
-    reached: dict[str, tuple[str, bool | None]] = {
-        "response": (f"{row['max_ms']:,.0f} ms of {row['samples']:,} posts", row["max_ms"] < RESPONSE_MAX_MS),
-        "followers": _by_followers(row),
-    }
-    found = ratios(line["rows"])
-    for name in ("sent_bytes", "cpu_us"):
-        ratio, rest = found[name], found[f"{name} without db"]
-        words = f"{ratio:.2f}; {rest:.2f} without the database's own" if ratio and rest else ""
-        reached[name] = words, ratio <= RATIO_MAX if ratio else None
-    return [
-        verdict(what, wanted, reached[name][0], line, reached[name][1], LIMITS.get(name))
-        for name, (what, wanted) in whats.items()
-    ]
+        return [Judgement(*words, "", None) for words in (response, followers)]
+    rate = row["phases"][0][0]
+    met = not row["failed"] and not row["dropped"] and row["delivered_per_s"] >= DELIVERED_SHARE_MIN * rate
+    told = f"{row['max_ms']:,.0f} ms of {row['samples']:,} posts in {row['seconds']:,.0f} s"
+    if not met:
+        told += f"; {row['failed']:,} failed, {row['dropped']:,} dropped, {row['delivered_per_s']:,.0f}/s delivered"
+    met = met and row["max_ms"] < RESPONSE_MAX_MS
+    return [judge(*response, told, line, met=met, limits=LIMITS), _by_followers(followers, line, row)]
 
 
-def _by_followers(row: Row) -> tuple[str, bool | None]:
-    """Return in words the class of followers that is surest to be above the first one, and whether all may be within.
+def _by_followers(words: tuple[str, str], line: Line, row: Row) -> Judgement:
+    """Judge by the trend over all posts, and by each class of followers whose posts are enough to tell."""
+    trend, classes = row.get("trend"), row["by_class"]
+    if trend is None or not classes or classes[0]["low"] != 1:
+        return Judgement(*words, "", None)
+    base = classes[0]
+    above = [one for one in classes[1:] if one["low_ms"] > FOLLOWERS_RATIO_MAX * base["high_ms"]]
+    told = f"{trend['factor']:.2f} ({trend['low']:.2f} to {trend['high']:.2f}) by the line through all posts"
+    for one in above:
+        told += f"; {one['p50_ms'] / base['p50_ms']:.2f} with {one['low']:,} to {one['high']:,}"
+    met: bool | None = None
+    if above or trend["low"] > FOLLOWERS_RATIO_MAX:
+        met = False
+    elif trend["high"] <= FOLLOWERS_RATIO_MAX:
+        met = True
+    return judge(*words, told, line, met=met, limits=LIMITS)._replace(why_not="too few posts to tell")
 
-    Few posts have an author with very many followers: a class is above when the whole interval of its median is.
-    """
-    first, *others = row["by_class"]
-    if not others:
-        return "", None
-    base = first["p50_ms"]
-    worst = max(others, key=lambda one: float(one.get("low_ms", one["p50_ms"])))
-    low = worst.get("low_ms", worst["p50_ms"]) / base
-    words = (
-        f"{worst['p50_ms'] / base:.2f} ({low:.2f} to {worst.get('high_ms', worst['p50_ms']) / base:.2f}) with "
-        f"{worst['low']:,} to {worst['high']:,}, {worst['samples']:,} posts"
-    )
-    return words, low <= FOLLOWERS_RATIO_MAX
 
-
-def _burst(line: Line | None) -> list[Verdict]:
+def _burst(line: Line | None) -> list[Judgement]:
     whats = (
         ("burst to 200 %: dropped", "0"),
         ("burst to 200 %: median response over that before", f"≤ {BURST_RATIO_MAX:.0f}"),
     )
     row = of_flow(line, "integrated")
     if line is None or row is None:
-        return [Verdict(*words, "", None) for words in whats]
+        return [Judgement(*words, "", None) for words in whats]
     lost = row["dropped"] + row["failed"]
-    dropped = verdict(*whats[0], f"{lost:,} of {row['sent'] + row['dropped']:,}", line, not lost, LIMITS.get("dropped"))
-    times = by_phase(row)
-    if len(times) < 2 or not times[0] or times[1] is None:
-        return [dropped, Verdict(*whats[1], "", None)]
-    ratio = times[1] / times[0]
-    words = f"{ratio:.2f}: {times[1]:.2f} ms, {times[0]:.2f} before"
-    return [dropped, verdict(*whats[1], words, line, ratio <= BURST_RATIO_MAX, LIMITS.get("burst"))]
+    told = f"{lost:,} of {row['sent'] + row['dropped']:,}"
+    dropped = judge(*whats[0], told, line, met=not lost, limits=LIMITS)
+    before, during, *_ = row["by_phase"]
+    if not before["samples"] or not during["samples"]:
+        return [dropped, Judgement(*whats[1], "", None)]
+    ratio = during["p50_ms"] / before["p50_ms"]
+    words = f"{ratio:.2f}: {during['p50_ms']:.2f} ms, {before['p50_ms']:.2f} before"
+    return [dropped, judge(*whats[1], words, line, met=ratio <= BURST_RATIO_MAX, limits=LIMITS)]
 
 
-def _complete(lines: Sequence[Line]) -> Verdict:
-    rows = [row for line in lines for row in line["rows"]]
-    what = "every acknowledged post once in the timeline of each follower, nodes killed or not"
+def _costs(line: Line | None) -> list[Judgement]:
+    found = []
+    for figure, title in (("sent_bytes", "bytes sent a post"), ("cpu_us", "processor time a post")):
+        words = f"{title}, integrated over external queue", f"≤ {RATIO_MAX:.2f}"
+        ratio = ratios((line or {"rows": ()})["rows"], figure)
+        if line is None or ratio is None:
+            found.append(Judgement(*words, "", None))
+            continue
+        told = f"{ratio.whole:.2f} ({ratio.low:.2f} to {ratio.high:.2f}); {ratio.rest:.2f} without the database's own"
+        found.append(judge(*words, told, line, met=ratio.whole <= RATIO_MAX, limits=LIMITS))
+    return found
+
+
+def _complete(runs: Mapping[str, Line]) -> Judgement:
+    what = "every acknowledged post once in the timeline of each follower, a database node killed"
+    rows = [row for line in runs.values() for row in line["rows"]]
     if not rows:
-        return Verdict(what, "all", "", None)
+        return Judgement(what, "all", "", None)
     posts, copies = (sum(row["check"][name] for row in rows) for name in ("posts", "expected"))
-    complete = all(row["check"]["complete"] for row in rows)
-    return Verdict(what, "all", f"{posts:,} posts, {copies:,} copies", complete)
+    told = f"{posts:,} posts, {copies:,} copies"
+    if not all(row["check"]["complete"] for row in rows):
+        return Judgement(what, "all", told, met=False)
+    failure = runs.get("failure")
+    if failure is None or not all(row["killed"] for row in failure["rows"]):
+        return Judgement(what, "all", told, None, why_not="no node was killed")
+    return judge(what, "all", told, failure, met=True)
 
 
 def of_flow(line: Line | None, architecture: str) -> Row | None:
@@ -107,29 +116,26 @@ def total(parts: Mapping[str, float | None]) -> float | None:
     return sum(known) if len(known) == len(parts) else None
 
 
-def ratios(rows: Sequence[Row]) -> dict[str, float | None]:
-    """Return integrated over external queue, of a post: processor time and bytes, of all parts and without database."""
-    by_name = {row["architecture"]: row for row in rows}
-    found: dict[str, float | None] = {}
-    for figure in ("cpu_us", "sent_bytes"):
-        for name, left_out in ((figure, ""), (f"{figure} without db", "db")):
-            sums = [
-                total({part: of for part, of in by_name[one][figure].items() if part != left_out})
-                for one in ("integrated", "queue") if one in by_name
-            ]  # fmt: skip
-            known = len(sums) == 2 and all(sums)
-            found[name] = float(sums[0] or 0) / float(sums[1] or 1) if known else None
-    return found
+class Ratio(NamedTuple):
+    """Integrated over external queue, of a post: all turns, the least and greatest of the pairs, without database."""
+
+    whole: float
+    low: float
+    high: float
+    rest: float
 
 
-def by_phase(row: Row) -> list[float | None]:
-    """Return for each phase the median of the medians of its seconds, ms; None where nobody was answered."""
-    found, begin_s = list[float | None](), 0.0
-    for _, seconds in row["phases"]:
-        # A second is told of when it is over, and seen up to a second later.
-        times = [
-            p50 for at, _, p50, *_ in row["over_time"] if begin_s + 2 <= at < begin_s + seconds and p50 is not None
-        ]
-        found.append(statistics.median(times) if times else None)
-        begin_s += seconds
-    return found
+def ratios(rows: Sequence[Row], figure: str) -> Ratio | None:
+    """Return the ratio of ``cpu_us`` or ``sent_bytes`` of each pair in order; None where one is not known."""
+    ours, theirs = ([row[figure] for row in rows if row["architecture"] == name] for name in ("integrated", "queue"))
+    sums = [[total(parts) for parts in side] for side in (ours, theirs)]
+    rests = [
+        [total({part: of for part, of in parts.items() if part != "db"}) for parts in side] for side in (ours, theirs)
+    ]
+    if not ours or len(ours) != len(theirs) or not all(all(side) for side in (*sums, *rests)):
+        return None
+    pairs = [float(mine or 0) / float(other or 1) for mine, other in zip(*sums, strict=True)]
+    whole, rest = (
+        sum(float(one or 0) for one in mine) / sum(float(one or 1) for one in other) for mine, other in (sums, rests)
+    )
+    return Ratio(whole, min(pairs), max(pairs), rest)

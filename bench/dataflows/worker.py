@@ -1,4 +1,4 @@
-"""A worker of the external queue, a process of its own.
+"""The worker of the external queue, a process of its own, as the Spark job is one of the integrated data flow.
 
 ``python -m bench.dataflows.worker URL STORE AUTHORS LARGEST SEED`` takes posts, writes their copies, and acknowledges
 them when the copies are durable, until standard input closes.
@@ -17,7 +17,6 @@ from bench.dataflows.workload import Audience, followers_of
 from bench.dataflows.writers import INTERVAL_MS, Writers
 
 FETCHED_MAX: Final = 2_000
-THREADS: Final = 2
 
 
 async def work(url: str, store: str, audience: Audience, seed: int) -> None:
@@ -29,24 +28,19 @@ async def work(url: str, store: str, audience: Audience, seed: int) -> None:
         ending.set()
 
     closing = asyncio.ensure_future(until_closed())
-    writers = Writers(store, followers_of(audience, seed), THREADS)
+    writers = Writers(store, followers_of(audience, seed), 1)
     async with await JetStream().connect(url) as queue:
-
-        async def one() -> None:
-            while not ending.is_set():
-                asked = time.monotonic()
-                messages = await queue.fetch(FETCHED_MAX)
-                if messages:
-                    pairs = [message.payload.decode().split(" ", 1) for message in messages]
-                    await writers.write_copies([int(number) for number, _ in pairs], [value for _, value in pairs])
-                    for message in messages:
-                        queue.acknowledge(message)
-                if len(messages) < FETCHED_MAX:
-                    # What comes meanwhile shares the next call, as it shares the next batch of the Spark job.
-                    await asyncio.sleep(max(0.0, asked + INTERVAL_MS / 1000 - time.monotonic()))
-
         print(json.dumps({"event": "started"}), flush=True)
-        await asyncio.gather(*(one() for _ in range(THREADS)))
+        while not ending.is_set():
+            asked = time.monotonic()
+            messages = await queue.fetch(FETCHED_MAX)
+            if messages:
+                pairs = [message.payload.decode().split(" ", 1) for message in messages]
+                await writers.write_copies([int(number) for number, _ in pairs], [value for _, value in pairs])
+                queue.acknowledge(messages[-1])
+            if len(messages) < FETCHED_MAX:
+                # What comes meanwhile shares the next call, as it shares the next batch of the Spark job.
+                await asyncio.sleep(max(0.0, asked + INTERVAL_MS / 1000 - time.monotonic()))
     closing.cancel()
     writers.close()
 

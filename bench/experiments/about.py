@@ -8,11 +8,11 @@ from bench.markdown import prose
 
 def header_of(line: Line) -> str:
     """Return the paragraph; a sample says at its beginning that it is one, and a disturbed run too."""
-    sample = "**A sample (`--quick`): sizes and windows are too small to judge by.** " if line["quick"] else ""
+    warning = "**A sample (`--quick`): sizes and windows are too small to judge by.** " if line["quick"] else ""
     if line.get("disturbed"):
-        sample += f"**Disturbed, {line['disturbed']}: not judged.** "
+        warning += f"**Disturbed, {line['disturbed']}: not judged.** "
     return prose(
-        f"{sample}Commit {line['commit']}, {line['run']}, {line['cpu']}, {line['cores']} cores, "
+        f"{warning}Commit {line['commit']}, {line['run']}, {line['cpu']}, {line['cores']} cores, "
         f"Linux {line['kernel']}, Python {line['python']}, seed {line['seed']}; {line['durability']}. Calibrations: "
         f"{line['fdatasync_4k_ms']:.3f} ms for `fdatasync` of 4 KiB, {line['bare_posts_per_s']:,.0f} bare aiohttp "
         f"POSTs/s; load of the machine before: {line['load_average']:.1f}."

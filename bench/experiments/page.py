@@ -13,7 +13,7 @@ from bench.dataflows import page as dataflows
 from bench.dataflows import targets as flow_targets
 from bench.experiments import targets
 from bench.experiments.results import Line, shown, stored
-from bench.experiments.targets import Verdict
+from bench.experiments.targets import Judgement
 from bench.markdown import prose
 from bench.scale import page as scale
 from bench.stream import page as stream
@@ -29,13 +29,13 @@ class Part(NamedTuple):
     by: str
     section: Callable[[Runs], list[str]]
     drawing: Callable[[Runs], str | None]
-    verdicts: Callable[[Runs], list[Verdict]] = lambda _: []
+    judgements: Callable[[Runs], list[Judgement]] = lambda _: []
 
 
 PARTS: Final = (
     Part("scale", "case", scale.section, scale.drawing),
-    Part("stream", "mode", stream.section, stream.drawing, stream.verdicts),
-    Part("dataflows", "experiment", dataflows.section, dataflows.drawing, flow_targets.verdicts),
+    Part("stream", "mode", stream.section, stream.drawing, stream.judgements),
+    Part("dataflows", "experiment", dataflows.section, dataflows.drawing, flow_targets.judgements),
 )
 WORDS: Final = (
     "Drawn by `make bench-all` from raw data in [bench/results](../bench/results): change nothing here by hand. All "
@@ -49,7 +49,7 @@ WORDS: Final = (
 def render(runs: Mapping[str, Runs]) -> str:
     """Return the page in Markdown; ``runs`` by the name of the part."""
     parts = ["# Experiments", prose(WORDS)]
-    parts += targets.section([one for part in PARTS for one in part.verdicts(runs[part.name])])
+    parts += targets.section([one for part in PARTS for one in part.judgements(runs[part.name])])
     for part in PARTS:
         parts += part.section(runs[part.name])
     return "\n\n".join(parts) + "\n"

@@ -14,10 +14,11 @@ import json
 import os
 import resource
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from bench import children
 from bench.calibrate import bare_posts, fdatasync_4k
 from bench.figures import header
 from bench.options import at_least, end_in_order, folder
@@ -43,12 +44,25 @@ def parser(doc: str) -> argparse.ArgumentParser:
     return built
 
 
+class Watch:
+    """Whether anything else takes the machine, from now on; ``ours_s`` tells the processor time of what is measured."""
+
+    def __init__(self, ours_s: Callable[[], float]) -> None:
+        self._ours_s = ours_s
+        self._machine, self._before_s = MachineTime.now(), ours_s()
+
+    def disturbed(self) -> str | None:
+        """Return what disturbed until now; None: nothing."""
+        return disturbance.during(MachineTime.now().since(self._machine), self._ours_s() - self._before_s)
+
+
 @contextlib.contextmanager
 def watched(title: str, directory: Path, *, seed: int, quick: bool, durability: str = DURABLE) -> Iterator[Line]:
     """Wait for a quiet machine, calibrate, print the header, and yield it; its ``disturbed`` is known at the end.
 
-    A sample does not wait. All that is started inside must have ended at the end: the processor time of a process that
-    still runs would be another's.
+    It is what disturbed before, else what the body has set there, else what took the machine on the average. A sample
+    does not wait. All that is started inside must have ended at the end: the processor time of a process that still
+    runs would be another's.
     """
     before = disturbance.wait_for_quiet(0.0 if quick else PATIENCE_S)
     load = os.getloadavg()[0]
@@ -59,14 +73,14 @@ def watched(title: str, directory: Path, *, seed: int, quick: bool, durability: 
     machine, own = MachineTime.now(), own_s()
     yield line
     seen = MachineTime.now().since(machine)
-    line["disturbed"] = before or disturbance.during(seen, own_s() - own)
+    line["disturbed"] = line["disturbed"] or disturbance.during(seen, own_s() - own)
     if line["disturbed"]:
         print(f"   disturbed: {line['disturbed']}", flush=True)
 
 
 def own_s() -> float:
     """Return the processor time of this process and of all below it that have ended."""
-    return sum(
+    return children.unwaited_s + sum(
         used.ru_utime + used.ru_stime
         for used in (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     )
@@ -84,10 +98,14 @@ def stored(name: str) -> list[Line]:
 
 
 def shown(lines: Iterable[Line], part: str) -> dict[str, Line]:
-    """Return for each value of ``part`` the newest whole run, or the newest sample where there is no whole one."""
+    """Return for each value of ``part`` the newest whole run; a disturbed one, or a sample, where none is better."""
     found: dict[str, Line] = {}
     for line in lines:
         before = found.get(line[part])
-        if before is None or before["quick"] or not line["quick"]:
+        if before is None or _worth(line) >= _worth(before):
             found[line[part]] = line
     return found
+
+
+def _worth(line: Line) -> tuple[bool, bool]:
+    return not line["quick"], judged(line)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
-from bench import limits
 from bench.experiments.results import Line, judged
-from bench.limits import Limit
+from bench.limits import Limit, missed
 from bench.markdown import table
 
+_NONE: Final[Mapping[str, Limit]] = MappingProxyType({})
 
-class Verdict(NamedTuple):
+
+class Judgement(NamedTuple):
     """A target beside what was reached.
 
     Attributes:
@@ -29,18 +31,19 @@ class Verdict(NamedTuple):
     why_not: str = "not measured"
 
 
-def verdict(what: str, wanted: str, reached: str, line: Line, met: bool | None, limit: Limit | None = None) -> Verdict:
-    """Return the verdict of a run; a sample and a disturbed one have none."""
+def judge(
+    what: str, wanted: str, reached: str, line: Line, *, met: bool | None, limits: Mapping[str, Limit] = _NONE
+) -> Judgement:
+    """Return the judgement of a run; a sample and a disturbed one have none. ``limits`` by what is judged."""
     if judged(line) or met is None:
-        return Verdict(what, wanted, reached, met, limit)
-    return Verdict(what, wanted, reached, None, limit, "a sample" if line["quick"] else "disturbed")
+        return Judgement(what, wanted, reached, met, limits.get(what))
+    return Judgement(what, wanted, reached, None, limits.get(what), "a sample" if line["quick"] else "disturbed")
 
 
-def section(verdicts: Sequence[Verdict]) -> list[str]:
+def section(judgements: Sequence[Judgement]) -> list[str]:
     """Return both tables."""
     rows = [
         (one.what, one.wanted, one.reached or "-", {True: "yes", False: "**NO**", None: one.why_not}[one.met])
-        for one in verdicts
+        for one in judgements
     ]
-    held_back = limits.missed((one.what, one.limit) for one in verdicts if one.met is False and one.limit is not None)
-    return ["## Targets", table(("", "wanted", "reached", "met"), rows), *held_back]
+    return ["## Targets", table(("", "wanted", "reached", "met"), rows), *missed(judgements)]

@@ -110,7 +110,7 @@ def render(run: Run, dedup: Mapping[str, Any] | None) -> str:
             "Ratios of writes a second where nothing else is said, judged by their median; gaps by the longest one."
         ),
         _targets(verdicts),
-        *limits.missed((one.what, one.limit) for one in verdicts if one.met is False and one.limit is not None),
+        *limits.missed(verdicts),
         *_about_dedup(dedup),
         "## Writes a second",
         "![Writes a second, a panel for each number of outstanding writes](peers.svg)",

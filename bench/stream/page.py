@@ -11,7 +11,7 @@ from typing import Any, Final
 from bench.experiments.about import header_of
 from bench.experiments.plot import Curve, Panel, draw
 from bench.experiments.results import Line
-from bench.experiments.targets import Verdict, verdict
+from bench.experiments.targets import Judgement, judge
 from bench.markdown import prose, table
 
 TITLES: Final = {"singles": "one by one, 512 outstanding", "ranges": "ranges of 1,024, 4 outstanding"}
@@ -46,19 +46,19 @@ def section(runs: Mapping[str, Line]) -> list[str]:
     return parts
 
 
-def verdicts(runs: Mapping[str, Line]) -> list[Verdict]:
-    """Return the verdicts; ``runs`` by mode."""
+def judgements(runs: Mapping[str, Line]) -> list[Judgement]:
+    """Return what is judged; ``runs`` by mode."""
     found = []
     for mode, wanted in TARGETS.items():
         what, words = f"events {TITLES[mode]}: delivered/s, none lost or twice", f"≥ {wanted:,}"
         if mode not in runs:
-            found.append(Verdict(what, words, "", None))
+            found.append(Judgement(what, words, "", None))
             continue
         row = runs[mode]["rows"][0]
         met = row["delivered_per_s"] >= wanted and row["exact"]
         lost = "" if row["exact"] else ", **not exact**"
         reached = f"{row['delivered_per_s']:,.0f} for {row['seconds']:,.0f} s{lost}"
-        found.append(verdict(what, words, reached, runs[mode], met))
+        found.append(judge(what, words, reached, runs[mode], met=met))
     return found
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 from cassandra import policies
 from cassandra.auth import PlainTextAuthProvider
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable, Session
+from cassandra.connection import locally_supported_compressions
 from cassandra.query import PreparedStatement, tuple_factory
 
 from oncegate.stores.cassandra.encoding import EncodedBatchProtocol, PageProtocol
@@ -31,8 +32,9 @@ SCAN: Final = "scan"
 _SCAN_TIMES: Final = 4
 _PAGE_ROWS: Final = 20_000
 _PROTOCOL_VERSION: Final = 4
-_COMPRESSION: Final = "lz4"
 _RECONNECT_S: Final = (0.5, 10.0)
+_COMPRESSION: Final = "lz4"
+_LOG: Final = logging.getLogger(__name__)
 _SETTING: Final = "SELECT value FROM system_views.settings WHERE name = %s"
 
 
@@ -44,6 +46,14 @@ class _BatchesAsMeant(logging.Filter):
 
 
 logging.getLogger("cassandra.protocol").addFilter(_BatchesAsMeant())
+
+
+def _has_lz4() -> bool:
+    """Return whether the driver has found LZ4; without it, it would say nothing and not compress, or otherwise."""
+    if _COMPRESSION in locally_supported_compressions:
+        return True
+    _LOG.warning("rows travel uncompressed: the package lz4 is missing; oncegate[cassandra] brings it")
+    return False
 
 
 class Connection:
@@ -167,8 +177,8 @@ class Connection:
             control_connection_timeout=timeout_s,
             # Version 5 verifies checksums of frames in Python, which costs more than it is worth within one network.
             protocol_version=_PROTOCOL_VERSION,
-            # By name: a driver that lacks the library would send everything as it is and not say so.
-            compression=_COMPRESSION if options.compression else False,
+            # Where the server has it too; else everything travels as it is.
+            compression=options.compression and _has_lz4(),
         )
         try:
             cluster.connect().shutdown()

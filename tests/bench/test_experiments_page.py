@@ -7,19 +7,21 @@ import importlib
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from xml.etree import ElementTree as ET
 
 import pytest
 
+from bench.children import talking
 from bench.experiments import page, results, targets
 from bench.experiments.__main__ import COMMANDS
 from bench.experiments.about import header_of
 from bench.limits import Limit
 from bench.markdown import COLUMNS
+from bench.peers import disturbance
+from bench.peers.usage import MachineTime
 
 
 def test_page_and_plots_are_what_the_stored_runs_draw() -> None:
@@ -68,15 +70,16 @@ LINE: Final = {
 
 
 def test_missed_target_is_told_with_what_holds_it_back_and_where_its_profile_is() -> None:
-    limit = Limit("a disk", "0001-some-profile")
+    disk, nothing = Limit("a disk", "0001-some-profile"), Limit("nothing", "0002-other")
+    limits = {"fast": disk, "cheap": disk, "small": nothing, "wide": nothing}
     whole, sample = {**LINE, "quick": False}, {**LINE, "quick": True}
     text = "\n".join(
         targets.section([
-            targets.verdict("fast", "≥ 2", "1", whole, met=False, limit=limit),
-            targets.verdict("cheap", "≤ 2", "3", whole, met=False, limit=limit),
-            targets.verdict("small", "≤ 2", "1", whole, met=True, limit=Limit("nothing", "0002-other")),
-            targets.verdict("wide", "≤ 2", "3", sample, met=False, limit=Limit("nothing", "0002-other")),
-            targets.Verdict("deep", "≤ 2", "", None),
+            targets.judge("fast", "≥ 2", "1", whole, met=False, limits=limits),
+            targets.judge("cheap", "≤ 2", "3", whole, met=False, limits=limits),
+            targets.judge("small", "≤ 2", "1", whole, met=True, limits=limits),
+            targets.judge("wide", "≤ 2", "3", sample, met=False, limits=limits),
+            targets.Judgement("deep", "≤ 2", "", None),
         ])
     )  # fmt: skip
     assert "| fast | ≥ 2 | 1 | **NO** |" in text
@@ -89,24 +92,77 @@ def test_missed_target_is_told_with_what_holds_it_back_and_where_its_profile_is(
 
 def test_every_missed_target_of_the_page_names_its_limit_and_a_decision_that_is_there() -> None:
     runs = page.kept()
-    missed = [one for part in page.PARTS for one in part.verdicts(runs[part.name]) if one.met is False]
+    missed = [one for part in page.PARTS for one in part.judgements(runs[part.name]) if one.met is False]
     assert all(one.limit is not None for one in missed), missed
     assert all((page.DOCS / f"decisions/{one.limit.decision}.md").exists() for one in missed if one.limit)
 
 
-@pytest.mark.parametrize("busy", [False, True])
-def test_run_beside_a_busy_process_is_told_as_disturbed_and_not_judged(busy: bool, tmp_path: Path) -> None:
-    with contextlib.ExitStack() as stack:
-        if busy:  # started outside: what is started inside is the experiment's own
-            loops = [stack.enter_context(spinning()) for _ in range(os.cpu_count() or 1)]
-            assert all(one.poll() is None for one in loops)
-        with results.watched("a test", tmp_path, seed=1, quick=True) as line:
-            time.sleep(1.0)  # what a load would take
-    if busy:
-        assert line["disturbed"]
-        assert not results.judged({**line, "quick": False})
-        assert "**Disturbed, " in header_of({**LINE, **line})
-    assert not results.judged(line), "a sample"
+@pytest.mark.parametrize(("own_s", "disturbed"), [(3.6, False), (1.9, True)])
+def test_processor_time_of_others_during_a_run_disturbs_it(
+    own_s: float, disturbed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patience: list[float] = []
+    monkeypatch.setattr(disturbance, "wait_for_quiet", lambda most: patience.append(most))
+    readings = [MachineTime(5.0, 0.0, 100.0), MachineTime(9.0, 0.0, 108.0)]  # 4 of 8 s were busy
+    own = [10.0, 10.0 + own_s]
+    monkeypatch.setattr(MachineTime, "now", lambda: readings.pop(0))
+    monkeypatch.setattr(results, "own_s", lambda: own.pop(0))
+    with results.watched("a test", tmp_path, seed=1, quick=False) as line:
+        assert line["disturbed"] is None
+    assert bool(line["disturbed"]) is disturbed
+    assert results.judged(line) is not disturbed
+    assert ("**Disturbed, during a load: " in header_of({**LINE, **line})) is disturbed
+    assert patience == [results.PATIENCE_S]
+
+
+def test_what_disturbs_before_the_start_is_told_and_a_sample_does_not_wait_for_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patience: list[float] = []
+
+    def busy(most: float) -> str:
+        patience.append(most)
+        return "before the start: 1.00 cores busy"
+
+    monkeypatch.setattr(disturbance, "wait_for_quiet", busy)
+    with results.watched("a test", tmp_path, seed=1, quick=True) as line:
+        pass
+    assert line["disturbed"] == "before the start: 1.00 cores busy"
+    assert patience == [0.0]
+
+
+def test_disturbed_run_replaces_no_quiet_one_and_a_sample_no_whole_one() -> None:
+    def line(name: str, *, quick: bool = False, disturbed: str | None = None) -> dict[str, Any]:
+        return {"case": "rows", "name": name, "quick": quick, "disturbed": disturbed}
+
+    quiet, later = line("quiet"), line("later")
+    rough, sample = line("rough", disturbed="by others"), line("sample", quick=True)
+    for lines, expected in (
+        ((quiet, rough, sample), "quiet"), ((rough, quiet), "quiet"), ((quiet, later), "later"),
+        ((sample, rough), "rough"), ((rough, sample), "rough"),
+        ((line("both", quick=True, disturbed="by others"), sample), "sample"),
+    ):  # fmt: skip
+        assert results.shown(lines, "case")["rows"]["name"] == expected
+
+
+def test_processor_time_of_what_a_child_started_and_nobody_waits_for_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "starts.py").write_text(
+        "import subprocess, sys\n"
+        "code = 'import time\\nwhile time.process_time() < 0.5: pass\\nprint(1, flush=True)\\ntime.sleep(600)'\n"
+        "child = subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE)\n"
+        "child.stdout.readline()\n"
+        'print(\'{"event": "started"}\', flush=True)\n'
+        "sys.stdin.read()\n"
+    )
+    before = results.own_s()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+        with talking("starts", log=tmp_path / "log") as child:
+            child.wait("started", 120.0)
+            child.finish(120.0)
+    took = results.own_s() - before
+    assert took > 0.5
+    assert took < 10.0, "once"
 
 
 def test_processor_time_of_what_an_experiment_started_is_its_own() -> None:

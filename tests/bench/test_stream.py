@@ -143,15 +143,15 @@ def text_of(line: dict[str, Any]) -> str:
 
 def test_whole_runs_only_are_judged_and_by_what_was_delivered() -> None:
     def judged(**changed: Any) -> tuple[bool | None, str]:
-        found = page.verdicts({"singles": line_of(**changed)})[0]
+        found = page.judgements({"singles": line_of(**changed)})[0]
         return found.met, found.why_not
 
     assert judged()[0] is True
     assert judged(delivered_per_s=19_000.0)[0] is False
     assert judged(exact=False)[0] is False, "what loses events is not fast"
     assert judged(quick=True, delivered_per_s=19_000.0) == (None, "a sample")
-    assert "**not exact**" in page.verdicts({"singles": line_of(exact=False)})[0].reached
-    assert [(one.met, one.why_not) for one in page.verdicts({})] == [(None, "not measured")] * 2
+    assert "**not exact**" in page.judgements({"singles": line_of(exact=False)})[0].reached
+    assert [(one.met, one.why_not) for one in page.judgements({})] == [(None, "not measured")] * 2
     assert "A sample" in text_of(line_of(quick=True))
     assert "Not measured yet." in "\n".join(page.section({}))
 

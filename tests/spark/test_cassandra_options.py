@@ -6,9 +6,10 @@ import traceback
 from pathlib import Path
 
 import pytest
-from cassandra import ConsistencyLevel
+from cassandra import ConsistencyLevel, InvalidRequest
 
 from oncegate.stores import open_store
+from oncegate.stores.cassandra import connection
 from oncegate.stores.cassandra.options import CassandraOptions
 from oncegate.stores.errors import StoreCode, StoreError
 
@@ -122,3 +123,23 @@ def test_files_of_tls_that_are_none_are_named(tmp_path: Path) -> None:
             with pytest.raises(StoreError, match=name) as refused:
                 options.ssl_context()
             assert refused.value.code is StoreCode.BAD_OPTION
+
+
+@pytest.mark.parametrize(
+    ("option", "has_lz4", "compressed"), [("", True, True), ("?compression=off", True, False), ("", False, False)]
+)
+def test_connection_is_compressed_by_lz4_or_not_at_all(
+    option: str, has_lz4: bool, compressed: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[bool] = []
+
+    def cluster(*_: object, compression: bool, **__: object) -> None:
+        seen.append(compression)
+        raise InvalidRequest("nobody is there")
+
+    monkeypatch.setattr(connection, "Cluster", cluster)
+    monkeypatch.setattr(connection, "locally_supported_compressions", {"snappy": 1, **({"lz4": 1} if has_lz4 else {})})
+    with pytest.raises(InvalidRequest):
+        connection.Connection(CassandraOptions.parse(f"cassandra://db/ks{option}")).writer()
+    assert seen == [compressed]
+    assert ("the package lz4 is missing" in caplog.text) is not has_lz4
