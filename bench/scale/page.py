@@ -61,7 +61,7 @@ def cells(row: Mapping[str, Any]) -> list[str]:
         f"{row['memory_mib']:,.0f}",
         f"{row['disk_mib']:,.0f}",
         f"{row['stall_ms']:,.0f}",
-        f"{row['growing_stall_ms']:,.0f}",
+        f"{row['growing_stall_ms']:,.0f}" if row["growing_stall_ms"] else "-",  # nothing grew
     ]
 
 

@@ -142,7 +142,7 @@ def measured(mode: str, store: str, directory: Path, *, seconds: float, rate: fl
         "job_status": status,
         "rows": by_rows._asdict(),
         "batches": {**by_batches.recount._asdict(), "first": by_batches.first_batch, "last": by_batches.last_batch},
-        "exact": by_rows.exact and by_batches.recount.exact and replay["status"] == 0,
+        "exact": by_rows.exact and by_batches.recount.exact and replay["status"] == 0 and status == 0,
         "over_time": thinned(samples),
     }
     return Measured(row, acknowledged)

@@ -21,8 +21,11 @@ WORDS: Final = (
     "Three durable nodes, the load and a Spark job on one machine. Each caller waits for its answer; the job follows "
     "the flow and keeps, for each batch, which events of each caller were in it. In the middle a range of batches is "
     "revoked and computed again beside the live traffic. *Delivered* is all events over the time until the job had "
-    "finished the last of them. The recounts account for each single event: in the store's rows, and in the batches as "
-    "they are read over HTTP, by a reader that shares no code with the job. `python -m bench.stream`."
+    "finished the last of them. The job writes a row for each run of a caller's events in a batch, not one for each "
+    "event. The recounts account for each single event: in the store's rows, and in the batches as they are read over "
+    "HTTP, by a reader that shares with the job only how a key is read and how numbers become runs. One by one means "
+    "one session, whose SDK lets events that wait share a request; independent clients are on the [page of "
+    "peers](peers.md). `python -m bench.stream`."
 )
 PUBLISHED: Final = (
     "**Published beside ours.** 8 billion events a day, 92,600/s, over a cluster, none lost or duplicated, a replay "
