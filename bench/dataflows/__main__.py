@@ -53,6 +53,7 @@ class Lengths(NamedTuple):
         prime_s: of a database's warming.
         posts, scaling_posts: as fast as they are answered, by each data flow: the same for all, so that they do the
             same work, and what one accepts ahead of its copies is bounded.
+        warm_s: of load before the clock starts, where there is a rate.
         costs_s: of each turn at one rate.
         load_s: of the integrated data flow at 80 %. others_s: of the other two.
         burst_s: of each phase of a burst.
@@ -62,6 +63,7 @@ class Lengths(NamedTuple):
     prime_s: float
     posts: int
     scaling_posts: int
+    warm_s: float
     costs_s: float
     load_s: float
     others_s: float
@@ -71,8 +73,8 @@ class Lengths(NamedTuple):
     failure_s: float
 
 
-WHOLE_LENGTHS: Final = Lengths(20.0, 25_000, 8_000, 150.0, 600.0, 300.0, 30.0, 60.0, 90.0, 150.0)
-SAMPLE_LENGTHS: Final = Lengths(3.0, 2_000, 1_000, 8.0, 10.0, 10.0, 4.0, 4.0, 8.0, 16.0)
+WHOLE_LENGTHS: Final = Lengths(20.0, 25_000, 5_000, 45.0, 120.0, 600.0, 150.0, 30.0, 60.0, 90.0, 120.0)
+SAMPLE_LENGTHS: Final = Lengths(3.0, 2_000, 1_000, 2.0, 8.0, 10.0, 10.0, 4.0, 4.0, 8.0, 16.0)
 SATURATING_S: Final = 900.0
 """At most."""
 
@@ -100,18 +102,23 @@ def plan(experiment: str, architecture: str, nodes: int, capacities: Capacities,
             posts = lengths.posts if experiment == "saturating" else lengths.scaling_posts
             return Run(experiment, architecture, [(0.0, SATURATING_S)], posts)
         case "costs":
-            return Run(experiment, architecture, [(max(RATE_MIN, SHARE * least), lengths.costs_s)])
+            phases = [(max(RATE_MIN, SHARE * least), lengths.costs_s)]
+            return Run(experiment, architecture, phases, warm_s=lengths.warm_s)
         case "eighty":
             seconds = lengths.load_s if architecture == Integrated.name else lengths.others_s
-            return Run(experiment, architecture, [(max(RATE_MIN, SHARE * own), seconds)])
+            phases = [(max(RATE_MIN, SHARE * own), seconds)]
+            return Run(experiment, architecture, phases, warm_s=lengths.warm_s)
         case "burst":
             half, double = max(RATE_MIN, own / 2), max(RATE_MIN, own * 2)
-            return Run(experiment, architecture, [(share, lengths.burst_s) for share in (half, double, half)])
+            phases = [(share, lengths.burst_s) for share in (half, double, half)]
+            return Run(experiment, architecture, phases, warm_s=lengths.warm_s)
         case "failure":
             replicas = min(3, nodes)
             # Each copy is written so many times, by the processors that wrote it once.
             phases = [(max(RATE_MIN, FAILURE_SHARE * least / replicas), lengths.failure_s)]
-            return Run(experiment, architecture, phases, None, lengths.kill_s, lengths.restart_s, replicas)
+            return Run(
+                experiment, architecture, phases, None, lengths.kill_s, lengths.restart_s, replicas, lengths.warm_s
+            )
     raise ValueError(f"no experiment {experiment}")
 
 

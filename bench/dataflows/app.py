@@ -3,7 +3,7 @@
 Posts come in phases of a rate and a length. With a rate they come evenly, whatever became of those before, and the
 response time of a post begins when it is due; one that comes when `UNDER_WAY_MAX` are under way is dropped and counted.
 Without a rate ``--callers`` posts are always under way, ``--posts`` of them in all at most. Prints ``warm`` when some
-posts have been answered, and begins at a line of input: whoever drains a queue has then done so once. Prints
+posts have been answered, ``--warm-s`` of load among them, and begins at a line of input, when queues are drained. Prints
 ``progress`` each second and ``result`` at the end, and keeps its connections until standard input closes: what they
 have sent is counted as long as they are there. The numbers of acknowledged posts go into a file.
 """
@@ -159,6 +159,9 @@ async def run(options: argparse.Namespace) -> None:
         load = Load(flow, audience, options.seed)
         for _ in range(WARM):
             await load.one(time.perf_counter())
+        if options.warm_s:
+            await load.phase(phases[0][0], options.warm_s, options.callers)
+            await load.settled()
         warm = len(load.took_s)
         say("warm")
         await asyncio.to_thread(sys.stdin.readline)
@@ -180,9 +183,8 @@ async def run(options: argparse.Namespace) -> None:
         began, cpu_s, ends_s = time.perf_counter(), time.process_time(), list[float]()
         beside = asyncio.ensure_future(progress())
         for rate, seconds in phases:
-            begun = time.perf_counter()
             await load.phase(rate, seconds, options.callers, options.posts)
-            ends_s.append(begun + seconds)
+            ends_s.append(time.perf_counter())  # all of it was due by now, and nothing of the next one
         await load.settled()
         seconds_all, cpu_all_s = time.perf_counter() - began, time.process_time() - cpu_s
         beside.cancel()
@@ -215,6 +217,7 @@ def main() -> None:
     parser.add_argument("--queue", default="")
     parser.add_argument("--endpoints", default="")
     parser.add_argument("--phases", required=True, help="JSON: [[posts a second, or 0, seconds], …]")
+    parser.add_argument("--warm-s", type=float, default=0.0, help="of the first phase's load, before the clock starts")
     parser.add_argument("--callers", type=int, default=CALLERS)
     parser.add_argument("--posts", type=int, help="at most, of each phase without a rate")
     parser.add_argument("--authors", type=int, required=True)

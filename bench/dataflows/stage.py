@@ -62,6 +62,7 @@ class Run(NamedTuple):
         posts: at most, of a phase as answered; None: as many as are answered in its time.
         kill_s: when a node of Cassandra is killed; None: never. restart_s: when it is started again.
         replicas: copies of each row in Cassandra.
+        warm_s: of load before the clock starts, at the rate of the first phase: a JVM compiles what it runs often.
         turn: tells runs of one data flow on one database apart.
     """
 
@@ -72,6 +73,7 @@ class Run(NamedTuple):
     kill_s: float | None = None
     restart_s: float | None = None
     replicas: int = 1
+    warm_s: float = 0.0
     turn: int = 0
 
 
@@ -150,6 +152,7 @@ class Stage:
         authors, largest, seed = self._of_workload
         words = ["--architecture", self._run.architecture, "--phases", json.dumps(self._run.phases)]
         words += ["--authors", authors, "--largest", largest, "--seed", seed, "--acknowledged", str(acknowledged)]
+        words += ["--warm-s", str(self._run.warm_s)]
         if self._run.posts is not None:
             words += ["--posts", str(self._run.posts)]
         if not self.words:
@@ -234,6 +237,7 @@ def run(database: Database, directory: Path, audience: Audience, seed: int, want
         "replicas": wanted.replicas,
         "turn": wanted.turn,
         "phases": list(wanted.phases),
+        "warm_s": wanted.warm_s,
         **{name: result[name] for name in names},
         "accepted_per_s": result["measured"] / result["seconds"],
         "delivered_per_s": result["measured"] / delivered_s,

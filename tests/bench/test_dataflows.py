@@ -517,7 +517,7 @@ def test_every_experiment_has_a_plan_and_loads_are_shares_of_a_flows_own_capacit
                 assert sum(seconds for _, seconds in run.phases) > 0
                 assert (run.kill_s is not None) == (experiment == "failure")
     assert [rate for rate, _ in plan("burst", "queue", 2, capacities, WHOLE_LENGTHS).phases] == [500.0, 2_000.0, 500.0]
-    assert plan("eighty", "queue", 2, capacities, WHOLE_LENGTHS).phases == [(800.0, 300.0)]
+    assert plan("eighty", "queue", 2, capacities, WHOLE_LENGTHS).phases == [(800.0, 150.0)]
     assert plan("eighty", "integrated", 2, capacities, WHOLE_LENGTHS).phases == [(1_600.0, 600.0)], "ten minutes"
     assert {plan("costs", name, 2, capacities, WHOLE_LENGTHS).phases[0][0] for name in NAMES} == {400.0}, "one rate"
     failure = plan("failure", "queue", 3, capacities, WHOLE_LENGTHS)
@@ -842,6 +842,26 @@ def test_a_small_run_counts_what_a_short_load_has_sent_and_is_complete(tmp_path:
     assert row["check"]["complete"], row["check"]
     assert row["check"]["posts"] == 30 + WARM
     assert row["sent_bytes"].keys() == row["cpu_us"].keys() == {"app", "db"}
+
+
+def test_load_before_the_clock_starts_is_checked_and_not_measured(tmp_path: Path) -> None:
+    numbers, store = tmp_path / "numbers.npy", f"sqlite://{tmp_path}/store"
+    options = {
+        "architecture": "synchronous", "store": store, "phases": "[[50, 1], [100, 1]]", "warm-s": "0.5",
+        "authors": f"{FEW.authors}", "largest": f"{FEW.largest}", "acknowledged": f"{numbers}",
+    }  # fmt: skip
+    with open_store(store) as made:
+        made.create([TWEETS, TIMELINES])
+    words = [word for name, value in options.items() for word in (f"--{name}", value)]
+    with talking("bench.dataflows.app", *words, log=tmp_path / "log") as app:
+        app.wait("warm", 120)
+        app.tell("begin")
+        result = app.wait("result", 120)
+        assert result["measured"] == 150
+        assert [phase["samples"] for phase in result["by_phase"]] == [50, 100]
+        assert sum(one["samples"] for one in result["by_class"]) == 150
+        assert len(np.load(numbers)) == WARM + 25 + 150
+        assert app.finish(120) == 0
 
 
 def test_application_begins_when_it_is_told_and_keeps_its_connections_until_it_is_looked_at(tmp_path: Path) -> None:
