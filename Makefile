@@ -90,8 +90,7 @@ bench: .venv/.ready ## figures of this machine, printed with their calibrations
 	$(BIN)/python -m bench.dedup
 	$(BIN)/python -m bench.sessions
 	$(BIN)/python -m bench.lincheck
-	$(BIN)/python -m bench.fanout --store sqlite
-	$(BIN)/python -m bench.fanout --store cassandra
+	$(BIN)/python -m bench.fanout
 	$(BIN)/python -m bench.stream_rows
 
 bench-all: .venv/.ready ## every published experiment, and how cost grows, and docs/experiments.md; hours; ARGS=--quick: a sample, in minutes

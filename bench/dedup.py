@@ -34,8 +34,9 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 
 from bench.blind import BlindMachine
-from bench.calibrate import bare_posts, fdatasync_4k
-from bench.figures import Latency, header, save
+from bench.experiments.results import parser, watched
+from bench.figures import Latency, save
+from bench.options import above_zero, at_least
 from oncegate import Client, Session
 from oncegate.gateway.client.batch_call import BatchCall
 from oncegate.gateway.client.courier import Call, Courier
@@ -48,6 +49,8 @@ from oncegate.rifl.ids import SequenceNumber
 
 VALUE: Final = "v" * 198
 OUTSTANDING: Final = 512
+ROUNDS: Final = 15
+SECONDS: Final = 2.0
 RETRIED: Final = 0.1
 PROOF_INCREMENTS: Final = 2_000
 LATENCY_RATIO_MAX: Final = 1.05
@@ -275,28 +278,34 @@ def _paired(over: list[float], under: list[float]) -> tuple[float, float, float]
 
 def main() -> None:
     """Run the comparison and print it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each load in a round")
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="oncegate-bench-") as name:
+    options = parser(__doc__ or "")
+    options.add_argument("--rounds", type=at_least(1), help=f"[{ROUNDS}; 3 with --quick]; fewer: a sample")
+    options.add_argument(
+        "--seconds", type=above_zero, help=f"of each load [{SECONDS}; 0.5 with --quick]; less: a sample"
+    )
+    run_as(options.parse_args())
+
+
+def run_as(options: argparse.Namespace) -> None:
+    """Measure, print and store."""
+    rounds = options.rounds or (3 if options.quick else ROUNDS)
+    seconds = options.seconds or (0.5 if options.quick else SECONDS)
+    sample = options.quick or rounds < ROUNDS or seconds < SECONDS
+    with (
+        tempfile.TemporaryDirectory(prefix="oncegate-bench-", dir=options.directory) as name,
+        watched("dedup", Path(name), seed=options.seed, quick=sample) as about,
+    ):
         directory = Path(name)
-        about = header(
-            "dedup",
-            seed=options.seed,
-            durability="three nodes, each flushed with fdatasync before the answer",
-            calibrations={"fdatasync_4k_ms": fdatasync_4k(directory).p50_ms, "bare_posts_per_s": bare_posts(64)},
-        )
         with LocalCluster(directory / "on") as on, BlindCluster(directory / "off") as off:
             for cluster in (on, off):
                 cluster.start()
                 cluster.wait_ready()
-            rows = asyncio.run(run(on, off, options.rounds, options.seconds, options.seed))
+            rows = asyncio.run(run(on, off, rounds, seconds, options.seed))
         rows += applied()
     for row in rows:
         print("   " + ", ".join(f"{key} {_shown(value)}" for key, value in row.items()))
-    print(f"saved in {save('dedup', about, rows).name}")
+    if not options.no_save:
+        print(f"saved in {save('dedup', about, rows).name}; python -m bench.experiments page draws it")
 
 
 def _shown(value: Any) -> str:

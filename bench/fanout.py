@@ -1,8 +1,6 @@
 """Fan-out through Spark into a store, rows a second, beside the raw limit of the same store in the same run.
 
-    python bench/fanout.py --store sqlite
-    python bench/fanout.py --store cassandra
-
+``python -m bench.fanout`` has both; ``--store`` chooses. The seed shifts nothing: the messages are what they are.
 Batches of the real messages come from a small HTTP server in this process; a real gateway is idle in this figure.
 """
 
@@ -11,21 +9,21 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-import os
 import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Final
 
 from bench import fanout_raw
-from bench.calibrate import bare_posts, fdatasync_4k
-from bench.figures import Latency, header, save
+from bench.experiments.results import parser, watched
+from bench.figures import Latency, save
+from bench.options import at_least
 from oncegate.spark_sink import session
 from oncegate.spark_sink.dead_letters import DEAD_LETTERS
 from oncegate.spark_sink.jobs import job, timeline
@@ -37,6 +35,9 @@ from tests.spark.fake_gateway import FakeFlow, FakeNode, serving
 
 DATA = Path(__file__).parents[1] / "examples" / "collegemsg.txt.gz"
 TUNING_MESSAGES = 6_000
+MESSAGES: Final = 59_835
+MESSAGES_QUICK: Final = 6_000
+OWN: Final = "our store without Spark, 2 processes"
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,16 @@ class Rate:
     whole_rows_per_s: float
     micro_batches: Latency
     derive_share: float
+
+
+@dataclass(frozen=True)
+class Found:
+    """A run through Spark, raw limits by name in rows a second, how long reading back took, and what is durable."""
+
+    rate: Rate
+    raws: dict[str, float]
+    scan_s: float
+    durability: str
 
 
 def messages(count: int) -> list[tuple[int, str, str]]:
@@ -100,35 +111,36 @@ def fresh(directory: Path, name: str) -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-def bench_sqlite(node: FakeNode, directory: Path, options: argparse.Namespace) -> None:
-    for number in range(options.rounds):
-        with fresh(directory, f"raw{number}") as raw_directory:
-            raw = fanout_raw.in_processes(fanout_raw.write_sqlite, DATA, options.messages, 2, raw_directory)
-        with fresh(directory, f"spark{number}") as path:
-            url = f"sqlite://{path}/store"
-            rate = through_spark(node, url, path, options, f"sqlite{number}")
-            own = fanout_raw.in_processes(fanout_raw.write_store, DATA, options.messages, 2, created(f"{url}-own"))
-            raws = {"raw sqlite3, 2 processes, a file each": raw, "our store without Spark, 2 processes": own}
-            report("SQLite", url, rate, raws, options)
+def bench_sqlite(node: FakeNode, directory: Path, options: argparse.Namespace) -> Found:
+    """Write through Spark into SQLite, beside both raw limits."""
+    with fresh(directory, "raw") as raw_directory:
+        raw = fanout_raw.in_processes(fanout_raw.write_sqlite, DATA, options.messages, 2, raw_directory)
+    with fresh(directory, "spark") as path:
+        url = f"sqlite://{path}/store"
+        rate = through_spark(node, url, path, options, "sqlite")
+        own = fanout_raw.in_processes(fanout_raw.write_store, DATA, options.messages, 2, created(f"{url}-own"))
+        return counted(url, rate, {"raw sqlite3, 2 processes, a file each": raw, OWN: own})
 
 
-def bench_cassandra(node: FakeNode, directory: Path, options: argparse.Namespace) -> None:
+def bench_cassandra(node: FakeNode, directory: Path, options: argparse.Namespace) -> Found:
+    """Write through Spark into Cassandra, beside both raw limits; the driver alone is tuned first."""
     config = free_ports(Config(heap=options.heap, commitlog_sync=options.commitlog_sync))
     with running(config, directory / "cassandra") as cluster:
         created(cluster.url("tuning"))
         way, _ = fanout_raw.tuned(DATA, config.native_port, "tuning", min(TUNING_MESSAGES, options.messages))
         print(f"best raw way: {way}", flush=True)
-        for number in range(options.rounds):
-            keyspace = f"raw{number}"
-            created(cluster.url(keyspace))
-            arguments = (config.native_port, keyspace, way)
-            raw = fanout_raw.in_processes(fanout_raw.write_cassandra, DATA, options.messages, way.processes, *arguments)
-            url = f"{cluster.url(f'spark{number}')}"
-            rate = through_spark(node, url, directory, options, f"cassandra{number}")
-            own_url = created(cluster.url(f"own{number}"))
-            own = fanout_raw.in_processes(fanout_raw.write_store, DATA, options.messages, 2, own_url)
-            raws = {f"raw cassandra-driver, {way}": raw, "our store without Spark, 2 processes": own}
-            report("Cassandra", url, rate, raws, options)
+        created(cluster.url("raw"))
+        arguments = (config.native_port, "raw", way)
+        raw = fanout_raw.in_processes(fanout_raw.write_cassandra, DATA, options.messages, way.processes, *arguments)
+        rate = through_spark(node, cluster.url("spark"), directory, options, "cassandra")
+        own = fanout_raw.in_processes(fanout_raw.write_store, DATA, options.messages, 2, created(cluster.url("own")))
+        return counted(cluster.url("spark"), rate, {f"raw cassandra-driver, {way}": raw, OWN: own})
+
+
+STORES: Final[Mapping[str, Callable[[FakeNode, Path, argparse.Namespace], Found]]] = {
+    "SQLite": bench_sqlite,
+    "Cassandra": bench_cassandra,
+}
 
 
 def created(url: str) -> str:
@@ -138,62 +150,72 @@ def created(url: str) -> str:
     return url
 
 
-def report(name: str, url: str, rate: Rate, raws: dict[str, float], options: argparse.Namespace) -> None:
-    """Print the figures of one run beside the raw limits, after reading every row back."""
+def counted(url: str, rate: Rate, raws: dict[str, float]) -> Found:
+    """Read every row back."""
     with open_store(url) as store:
         begin = time.perf_counter()
         read = sum(batch.num_rows for batch in store.scan(TIMELINE))
         scan_s = time.perf_counter() - begin
         durability = store.durability()
     if read != rate.rows:
-        raise SystemExit(f"{name}: {read:,} rows are stored, the job reports {rate.rows:,}")
-    with tempfile.TemporaryDirectory(dir=options.directory) as directory:
-        flush = fdatasync_4k(Path(directory))
-    calibrations = {
-        "fdatasync_4k_ms": flush.p50_ms,
-        "bare_posts_per_s": bare_posts(64),
-        "load_1_minute": os.getloadavg()[0],
-    }
-    about = header(f"fan-out into {name}", seed=0, durability=durability, calibrations=calibrations)
-    spent = rate.micro_batches
+        raise SystemExit(f"{read:,} rows are stored, the job reports {rate.rows:,}")
+    return Found(rate, raws, scan_s, durability)
+
+
+def show(found: Found) -> None:
+    """Print the figures of one run beside the raw limits."""
+    rate, spent = found.rate, found.rate.micro_batches
     print(f"   through Spark: {rate.steady_rows_per_s:,.0f} rows/s steady, {rate.whole_rows_per_s:,.0f} with the start")
     print(
         f"   micro-batches: p50 {spent.p50_ms:.0f} ms, p99 {spent.p99_ms:.0f} ms, max {spent.max_ms:.0f} ms, "
         f"{spent.samples} samples; {rate.derive_share:.0%} of the tasks' time makes rows, the rest writes them"
     )
-    for what, raw in raws.items():
+    for what, raw in found.raws.items():
         print(f"   {what}: {raw:,.0f} rows/s; through Spark is {rate.steady_rows_per_s / raw:.2f} of it")
-    print(f"   read back: {read:,} rows, all there, in {scan_s:.1f} s", flush=True)
-    save("fanout", about, [{**asdict(rate), "raw_rows_per_s": raws, "scan_s": scan_s}])
+    print(f"   read back: {rate.rows:,} rows, all there, in {found.scan_s:.1f} s; {found.durability}", flush=True)
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    add: Any = parser.add_argument
-    add("--store", choices=("sqlite", "cassandra", "both"), default="both")
-    add("--messages", type=int, default=59_835)
-    add("--batch", type=int, default=1_000, help="items in a batch of the flow")
-    add("--batches-per-trigger", type=int, default=10)
-    add("--rows-per-write", type=int, default=400_000)
-    add("--cores", type=int, default=2)
-    add("--rounds", type=int, default=1)
-    add("--heap", default="1g", help="of the Cassandra node")
-    add("--commitlog-sync", choices=("batch", "group", "periodic"), default="group")
-    add("--directory", type=Path, default=None, help="file system to write to; default: the temporary directory")
-    return parser.parse_args()
+    """Return the options; a run that differs from a whole one is a sample."""
+    own = parser(__doc__ or "")
+    own.add_argument("--store", choices=("sqlite", "cassandra", "both"), default="both")
+    own.add_argument("--messages", type=at_least(1), help=f"[{MESSAGES:,}: all; {MESSAGES_QUICK:,} with --quick]")
+    own.add_argument("--batch", type=at_least(1), default=1_000, help="items in a batch of the flow")
+    own.add_argument("--batches-per-trigger", type=at_least(1), help="[10; 2 with --quick]")
+    own.add_argument("--rows-per-write", type=at_least(1), default=400_000)
+    own.add_argument("--cores", type=at_least(1), default=2)
+    own.add_argument("--rounds", type=at_least(1), default=1)
+    own.add_argument("--heap", default="1g", help="of the Cassandra node")
+    own.add_argument("--commitlog-sync", choices=("batch", "group", "periodic"), default="group")
+    found = own.parse_args()
+    found.messages = found.messages or (MESSAGES_QUICK if found.quick else MESSAGES)
+    found.batches_per_trigger = found.batches_per_trigger or (2 if found.quick else 10)
+    found.sample = found.quick or found.messages < MESSAGES or found.commitlog_sync == "periodic"
+    return found
 
 
 def main() -> None:
+    """Measure each store, and save what was found."""
     options = parse()
     with tempfile.TemporaryDirectory(dir=options.directory, prefix="oncegate-bench-") as name:
-        directory = Path(name)
         flow = FakeFlow()
         flow.seal_all(list(messages(options.messages)), options.batch)
         with serving(flow) as node:
-            if options.store in ("sqlite", "both"):
-                bench_sqlite(node, directory, options)
-            if options.store in ("cassandra", "both"):
-                bench_cassandra(node, directory, options)
+            for title, measure in STORES.items():
+                for number in range(options.rounds if options.store in (title.lower(), "both") else 0):
+                    directory = Path(name, f"{title.lower()}{number}")
+                    directory.mkdir()
+                    durability = "what the store says, below"
+                    with watched(f"fan-out into {title}", directory, seed=options.seed, quick=options.sample,
+                                 durability=durability) as about:  # fmt: skip
+                        found = measure(node, directory, options)
+                        about["durability"] = found.durability
+                    show(found)
+                    if not options.no_save:
+                        row = {**asdict(found.rate), "raw_rows_per_s": found.raws, "scan_s": found.scan_s}
+                        print(
+                            f"saved in {save('fanout', about, [row]).name}; python -m bench.experiments page draws it"
+                        )
 
 
 if __name__ == "__main__":

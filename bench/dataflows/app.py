@@ -3,7 +3,7 @@
 Posts come in phases of a rate and a length. With a rate they come evenly, whatever became of those before, and the
 response time of a post begins when it is due; one that comes when `UNDER_WAY_MAX` are under way is dropped and counted.
 Without a rate ``--callers`` posts are always under way, ``--posts`` of them in all at most. Prints ``warm`` when some
-posts have been answered, ``--warm-s`` of load among them, and begins at a line of input, when queues are drained. Prints
+posts have been answered, ``--warm-s`` of load among them, and begins at a line of input, the queue drained. Prints
 ``progress`` each second and ``result`` at the end, and keeps its connections until standard input closes: what they
 have sent is counted as long as they are there. The numbers of acknowledged posts go into a file.
 """

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from bench.dataflows import page as dataflows
 from bench.dataflows import targets as flow_targets
-from bench.experiments import targets
+from bench.experiments import calls, fan_out, targets
 from bench.experiments.results import Line, shown, stored
 from bench.experiments.targets import Judgement
 from bench.markdown import prose
@@ -33,8 +33,10 @@ class Part(NamedTuple):
 
 
 PARTS: Final = (
+    Part("dedup", "bench", calls.section, calls.drawing, calls.judgements),
     Part("scale", "case", scale.section, scale.drawing),
     Part("stream", "mode", stream.section, stream.drawing, stream.judgements),
+    Part("fanout", "bench", fan_out.section, fan_out.drawing),
     Part("dataflows", "experiment", dataflows.section, dataflows.drawing, flow_targets.judgements),
 )
 WORDS: Final = (

@@ -23,7 +23,7 @@ from bench.calibrate import bare_posts, fdatasync_4k
 from bench.figures import header
 from bench.options import at_least, end_in_order, folder
 from bench.peers import disturbance
-from bench.peers.usage import MachineTime
+from bench.peers.usage import MachineTime, Usage, descendants
 
 RESULTS: Final = Path(__file__).parent.parent / "results"
 DURABLE: Final = "three nodes, each flushed with fdatasync before the answer"
@@ -61,8 +61,7 @@ def watched(title: str, directory: Path, *, seed: int, quick: bool, durability: 
     """Wait for a quiet machine, calibrate, print the header, and yield it; its ``disturbed`` is known at the end.
 
     It is what disturbed before, else what the body has set there, else what took the machine on the average. A sample
-    does not wait. All that is started inside must have ended at the end: the processor time of a process that still
-    runs would be another's.
+    does not wait.
     """
     before = disturbance.wait_for_quiet(0.0 if quick else PATIENCE_S)
     load = os.getloadavg()[0]
@@ -79,11 +78,12 @@ def watched(title: str, directory: Path, *, seed: int, quick: bool, durability: 
 
 
 def own_s() -> float:
-    """Return the processor time of this process and of all below it that have ended."""
-    return children.unwaited_s + sum(
+    """Return the processor time of this process and of all below it, ended or not."""
+    ended = sum(
         used.ru_utime + used.ru_stime
         for used in (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     )
+    return ended + children.unwaited_s + Usage.of(descendants(os.getpid())).cpu_s
 
 
 def judged(line: Line) -> bool:
@@ -94,7 +94,12 @@ def judged(line: Line) -> bool:
 def stored(name: str) -> list[Line]:
     """Return the lines of a results file, the oldest first; none without a file."""
     path = RESULTS / f"{name}.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    if not path.exists():
+        return []
+    # The first ones of some benches said less.
+    return [
+        {"quick": False, "run": "", "load_average": None, **json.loads(line)} for line in path.read_text().splitlines()
+    ]
 
 
 def shown(lines: Iterable[Line], part: str) -> dict[str, Line]:

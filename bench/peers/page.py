@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench import limits
+from bench.experiments import results
 from bench.markdown import prose as _prose
 from bench.markdown import table as _table
 from bench.peers import plot
@@ -54,7 +55,7 @@ def write() -> Path:
         LookupError: there is no such run.
     """
     run = last_whole((RESULTS / "peers.jsonl").read_text())
-    dedup = json.loads((RESULTS / "dedup.jsonl").read_text().splitlines()[-1])
+    dedup = results.shown(results.stored("dedup"), "bench")["dedup"]
     target = DOCS / "peers.md"
     target.write_text(render(run, dedup))
     (DOCS / "peers.svg").write_text(drawing(run))

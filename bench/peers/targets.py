@@ -116,7 +116,7 @@ LIMITS: Final = {
 }
 
 
-_DETECTION: Final = Limit(
+DETECTION: Final = Limit(
     "the nodes take a tenth more processor time, and applying explains little of that: 3 % of a third of a microsecond "
     "in requests of 256; where the rest goes is not found",
     "0060-members-save-in-turn",
@@ -159,7 +159,7 @@ def of_dedup(dedup: Mapping[str, Any] | None) -> list[Verdict]:
         row = next((row for row in (dedup or {}).get("rows", ()) if row["what"] == what), None)
         spread = None if row is None else Spread(row["ratio"], row["quartile_low"], row["quartile_high"], 0)
         met = None if row is None else row["met"]
-        found.append(Verdict(f"duplicate detection on against off: {what}", "", wanted, spread, met, 3, _DETECTION))
+        found.append(Verdict(f"duplicate detection on against off: {what}", "", wanted, spread, met, 3, DETECTION))
     return found
 
 

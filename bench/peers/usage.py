@@ -37,6 +37,21 @@ class Usage(NamedTuple):
         return Usage(self.cpu_s - before.cpu_s, self.written_bytes - before.written_bytes)
 
 
+def descendants(pid: int) -> list[int]:
+    """Return the processes that a process has started, and they, and so on, as they are now."""
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            parent = (entry / "stat").read_text().rpartition(")")[2].split()[1] if entry.name.isdigit() else "0"
+            parents.setdefault(int(parent), []).append(int(entry.name))
+    found, left = list[int](), [pid]
+    while left:
+        below = parents.get(left.pop(), [])
+        found += below
+        left += below
+    return found
+
+
 class MachineTime(NamedTuple):
     """Processor time of all cores together in seconds: busy without what was stolen, stolen, and all there was."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,13 +16,13 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from bench.children import talking
-from bench.experiments import page, results, targets
+from bench.experiments import calls, fan_out, page, results, targets
 from bench.experiments.__main__ import COMMANDS
 from bench.experiments.about import header_of
 from bench.limits import Limit
 from bench.markdown import COLUMNS
 from bench.peers import disturbance
-from bench.peers.usage import MachineTime
+from bench.peers.usage import MachineTime, descendants
 
 
 def test_page_and_plots_are_what_the_stored_runs_draw() -> None:
@@ -45,9 +46,11 @@ def test_a_page_without_any_run_says_so_and_names_every_command() -> None:
 
 
 def test_every_experiment_is_a_module_that_can_be_run_and_another_name_is_misuse() -> None:
-    assert COMMANDS == ("bench.scale", "bench.stream", "bench.dataflows")
+    assert COMMANDS == ("bench.dedup", "bench.scale", "bench.stream", "bench.fanout", "bench.dataflows")
     for command in COMMANDS:
-        assert callable(importlib.import_module(f"{command}.__main__").main)
+        found = importlib.import_module(command)
+        whole = importlib.import_module(f"{command}.__main__") if hasattr(found, "__path__") else found
+        assert callable(whole.main)
     asked = [sys.executable, "-m", "bench.experiments", "bench.nothing"]
     done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 2
@@ -181,3 +184,69 @@ def spinning(seconds: float = 60.0) -> Iterator[subprocess.Popen[bytes]]:
             yield child
         finally:
             child.kill()
+
+
+def dedup_line(ratio: float, *, met: bool, **changed: Any) -> dict[str, Any]:
+    """Return a run of `bench.dedup`; both of its targets are met or missed."""
+    times = {"samples": 9, "p50_ms": 1.0, "p99_ms": 2.0, "max_ms": 3.0}
+    spread = {"ratio": ratio, "quartile_low": 0.9, "quartile_high": 1.1, "met": met}
+    rows = [
+        {"what": "latency, 1 outstanding", "with": times, "without": times, **spread},
+        {"what": "throughput, 512 outstanding", "with": 95.0, "without": 100_000.0, **spread},
+        {"what": "sum of increments", "with": 2_000, "without": 2_200},
+    ]
+    return {**LINE, "bench": "dedup", "quick": False, "rows": rows, **changed}
+
+
+def test_cost_of_detection_is_told_with_its_quartiles_and_judged() -> None:
+    runs = {"dedup": dedup_line(1.046, met=True)}
+    text = "\n\n".join(calls.section(runs))
+    assert "| latency, 1 outstanding | p50 1.000, p99 2.00, max 3.0 ms of 9 |" in text
+    assert "| throughput, 512 outstanding | 95.00 | 100,000 | 1.046 (0.900 to 1.100) |" in text
+    assert "| sum of increments | 2,000 | 2,200 | - |" in text
+    assert [one.met for one in calls.judgements(runs)] == [True, True]
+    missed = calls.judgements({"dedup": dedup_line(0.9, met=False)})
+    assert [(one.met, one.limit is not None) for one in missed] == [(False, True)] * 2
+    assert [one.met for one in calls.judgements({"dedup": dedup_line(0.9, met=False, quick=True)})] == [None, None]
+    assert [one.met for one in calls.judgements({})] == [None, None]
+    assert calls.drawing(runs)
+    assert calls.drawing({}) is None
+
+
+def test_rows_through_spark_stand_beside_the_raw_limit_of_their_store() -> None:
+    row = {"rows": 900, "steady_rows_per_s": 50.0, "whole_rows_per_s": 40.0,
+           "raw_rows_per_s": {"raw driver": 100.0, "our store": 80.0}}  # fmt: skip
+    runs = {"fan-out into SQLite": {**LINE, "quick": False, "rows": [row]}}
+    text = "\n\n".join(fan_out.section(runs))
+    assert "| raw driver | 100 | 0.50 |" in text
+    assert "| through Spark, steady | 50 | 1.00 |" in text
+    assert fan_out.drawing(runs)
+    assert fan_out.drawing({}) is None
+
+
+def test_runs_of_a_bench_that_once_said_less_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    (tmp_path / "old.jsonl").write_text('{"bench": "old", "commit": "abc", "rows": []}\n')
+    (line,) = results.stored("old")
+    assert not line["quick"]
+    text = header_of({**LINE, **line})
+    assert "Commit abc, a processor" in text
+    assert "load of the machine" not in text
+
+
+def test_processes_below_one_are_found_however_deep(tmp_path: Path) -> None:
+    code = (
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; print(1, flush=True); time.sleep(600)'])\n"
+        "child.wait()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True) as child:
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"1\n"
+            below = descendants(child.pid)
+            assert len(below) == 1
+            assert {child.pid, *below} <= {*descendants(os.getpid())}
+        finally:
+            os.killpg(child.pid, signal.SIGKILL)
+    assert descendants(child.pid) == []
