@@ -38,7 +38,7 @@ LACKS: Final = {
 WORDS: Final = (
     "A post of about 200 bytes is copied to the timelines of all followers of its author; followers obey a power law. "
     "*Synchronous*: the application writes all copies into Cassandra before it answers. *External queue*: it writes "
-    "the post into Cassandra and, at the same time, into NATS JetStream, which two workers drain. *Integrated*: it "
+    "the post into Cassandra and, at the same time, into NATS JetStream, which a worker drains. *Integrated*: it "
     "writes the post into the gateway, and a Spark job follows. All three make the same rows with the same code, and "
     "write them with the same store into the same Cassandra; posts that wait for the store at the same time share a "
     f"call in each of them, and whoever drains a queue looks at it every {INTERVAL_MS / 1000:g} s. In all three the "
