@@ -398,6 +398,32 @@ def test_part_that_yields_does_so_with_all_its_threads_and_its_session() -> None
             child.kill()
 
 
+def test_kernel_that_takes_one_change_at_a_time_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def write_text(_: Path, text: str) -> int:
+        asked.append(text)
+        if len(asked) < 3:
+            raise BlockingIOError
+        return len(text)
+
+    monkeypatch.setattr(Path, "exists", lambda _: True)
+    monkeypatch.setattr(Path, "read_text", lambda _: "/autogroup-1 nice 0\n")
+    monkeypatch.setattr(Path, "write_text", write_text)
+    monkeypatch.setattr("bench.dataflows.priority.PAUSE_S", 0.0)
+    monkeypatch.setattr(os, "setpriority", lambda *_: None)
+    yielding([os.getpid()])
+    assert asked == [f"{NICE}"] * 3
+    monkeypatch.setattr("bench.dataflows.priority.TRIES", 2)
+    asked.clear()
+    with pytest.raises(BlockingIOError):
+        yielding([os.getpid()])
+    monkeypatch.setattr(Path, "read_text", lambda _: f"/autogroup-1 nice {NICE}\n")
+    asked.clear()
+    yielding([os.getpid()])
+    assert not asked, "its session yields already"
+
+
 def test_database_yields_when_it_is_up_and_when_a_node_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     class Node:
         def __init__(self, pid: int | None) -> None:
