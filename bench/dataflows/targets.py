@@ -14,8 +14,23 @@ RESPONSE_MAX_MS: Final = 200.0
 FOLLOWERS_RATIO_MAX: Final = 1.05
 BURST_RATIO_MAX: Final = 2.0
 DELIVERED_SHARE_MIN: Final = 0.95
-"""Of the load: what falls ever further behind is not sustained."""
-LIMITS: Final[Mapping[str, Limit]] = {}
+"""Of the load; what delivers less falls ever further behind, which is told."""
+_BYTES: Final = "bytes sent a post, integrated over external queue"
+_PROCESSOR: Final = "processor time a post, integrated over external queue"
+_PROFILE: Final = "0064-data-flows-beside-each-other"
+LIMITS: Final = {
+    _BYTES: Limit(
+        "each post is a request, an answer and an entry of its own: 620 bytes of HTTP and JSON, and copies of the post "
+        "on their way to two followers and the worker, as the other queue has them; where posts wait for each other "
+        "(saturating) they share them",
+        _PROFILE,
+    ),
+    _PROCESSOR: Limit(
+        "two thirds are the database's, which writes the same rows for both; each post is an entry and three flushes "
+        "of its own for either queue; a micro-batch of Spark each second costs more than a plain worker's call",
+        _PROFILE,
+    ),
+}
 """By what is judged."""
 Row = Mapping[str, Any]
 
@@ -26,17 +41,18 @@ def judgements(runs: Mapping[str, Line]) -> list[Judgement]:
 
 
 def _eighty(line: Line | None) -> list[Judgement]:
-    response = ("80 % load: longest response, all answered and delivered", f"< {RESPONSE_MAX_MS:.0f} ms")
+    response = ("80 % load: longest response, all answered", f"< {RESPONSE_MAX_MS:.0f} ms")
     followers = ("80 % load: median response with 100,000 followers over that with one", f"≤ {FOLLOWERS_RATIO_MAX:.2f}")
     row = of_flow(line, "integrated")
     if line is None or row is None:
         return [Judgement(*words, "", None) for words in (response, followers)]
-    rate = row["phases"][0][0]
-    met = not row["failed"] and not row["dropped"] and row["delivered_per_s"] >= DELIVERED_SHARE_MIN * rate
+    rate, lost = row["phases"][0][0], row["failed"] + row["dropped"]
     told = f"{row['max_ms']:,.0f} ms of {row['samples']:,} posts in {row['seconds']:,.0f} s"
-    if not met:
-        told += f"; {row['failed']:,} failed, {row['dropped']:,} dropped, {row['delivered_per_s']:,.0f}/s delivered"
-    met = met and row["max_ms"] < RESPONSE_MAX_MS
+    if lost:
+        told += f"; {row['failed']:,} failed, {row['dropped']:,} dropped"
+    if row["delivered_per_s"] < DELIVERED_SHARE_MIN * rate:
+        told += f"; more than it sustains: {row['delivered_per_s']:,.0f}/s of {rate:,.0f} were delivered"
+    met = not lost and row["max_ms"] < RESPONSE_MAX_MS
     return [judge(*response, told, line, met=met, limits=LIMITS), _by_followers(followers, line, row)]
 
 
@@ -79,8 +95,8 @@ def _burst(line: Line | None) -> list[Judgement]:
 
 def _costs(line: Line | None) -> list[Judgement]:
     found = []
-    for figure, title in (("sent_bytes", "bytes sent a post"), ("cpu_us", "processor time a post")):
-        words = f"{title}, integrated over external queue", f"≤ {RATIO_MAX:.2f}"
+    for figure, title in (("sent_bytes", _BYTES), ("cpu_us", _PROCESSOR)):
+        words = title, f"≤ {RATIO_MAX:.2f}"
         ratio = ratios((line or {"rows": ()})["rows"], figure)
         if line is None or ratio is None:
             found.append(Judgement(*words, "", None))
