@@ -249,8 +249,7 @@ class Courier:
         pool, router = self._pool, self.router
         if pool.closed:
             raise _closed(call)
-        body = call.body
-        head = request_head(call.method, pool.host(endpoint), call.path, headers, None if body is None else len(body))
+        request = self._request(call, endpoint, headers)
         connection = pool.idle(endpoint)
         if connection is None:
             try:
@@ -266,13 +265,15 @@ class Courier:
             if self.clock() >= due:  # a write may have been told by now that it was not applied
                 pool.rest(connection)
                 raise self._failed(endpoint, Code.NOT_READY, "no connection in time", ambiguous=False)
+            # Made again: a write whose deadline passed meanwhile was told so, and is no longer in the body.
+            request = self._request(call, endpoint, headers)
 
         def finish(head: AnswerHead, payload: bytes) -> T:
             return self._answered(call, endpoint, head.status, head.headers, payload)
 
         call.at_once = call.under_way = True
         try:
-            answered: T = await connection.ask(head if body is None else head + body, due, finish)
+            answered: T = await connection.ask(request, due, finish)
         except NoAnswer as lost:
             raise self._no_answer(call, endpoint, lost, silent=lost.silent) from lost
         except UnusualAnswer as unusual:
@@ -285,6 +286,11 @@ class Courier:
         finally:
             call.under_way = False
         return answered
+
+    def _request(self, call: Call[Any], endpoint: str, headers: Mapping[str, str]) -> bytes:
+        body, host = call.body, self._pool.host(endpoint)
+        head = request_head(call.method, host, call.path, headers, None if body is None else len(body))
+        return head if body is None else head + body
 
     def _answered(self, call: Call[T], endpoint: str, status: int, headers: Mapping[str, str], payload: bytes) -> T:
         """Return what an answer means to the call, or raise what else follows from it."""

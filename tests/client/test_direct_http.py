@@ -367,6 +367,31 @@ async def test_connection_that_is_made_just_as_its_attempt_ends_serves_the_next_
     assert len(fake.executed) == 2
 
 
+async def test_write_that_expires_while_a_connection_is_made_does_not_travel(
+    fake: FakeGateway, client: Client, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await session.put("rows", "warm", 1)
+    pool = client._connection._pool
+    for connection in list(*pool._idle.values()):
+        connection.abort()
+    await settle()
+    dial, told = pool.dial, asyncio.Event()
+
+    async def slowly(endpoint: str, due: float) -> DirectConnection:
+        await told.wait()
+        return await dial(endpoint, due)
+
+    monkeypatch.setattr(pool, "dial", slowly)
+    patient = asyncio.create_task(session.put("rows", "patient", 1, timeout_s=60))
+    hasty = asyncio.create_task(session.put("rows", "hasty", 1, timeout_s=0.01))
+    with pytest.raises(DeadlineExceeded) as refusal:
+        await hasty
+    assert refusal.value.outcome is Outcome.NOT_APPLIED
+    told.set()
+    assert (await patient).applied
+    assert [write.key for write in fake.executed] == ["warm", "patient"]
+
+
 async def test_request_that_cannot_be_written_takes_no_connection(
     fake: FakeGateway, client: Client, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
