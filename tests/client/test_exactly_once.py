@@ -9,6 +9,7 @@ import pytest
 from aiohttp import web
 
 from oncegate import Client, OperationFailed, Outcome, Tuning, WriteResult
+from oncegate.gateway.client.direct_http import DirectConnection
 from oncegate.rifl.errors import Code, OncegateError
 from oncegate.testing import FakeGateway, FakeNode
 from tests.client.answers import cut
@@ -72,16 +73,33 @@ async def test_each_write_is_applied_once_through_random_faults(trio: FakeGatewa
             assert (write.key, write.value, write.commit) == (str(number), turn, result.commit)
 
 
+@pytest.mark.parametrize("way", ["single", "ranges", "both", "late connections"])
 @pytest.mark.parametrize("seed", range(8))
-async def test_what_callers_are_told_is_true_when_deadlines_are_short(trio: FakeGateway, seed: int) -> None:
+async def test_what_callers_are_told_is_true_when_deadlines_are_short(
+    trio: FakeGateway, monkeypatch: pytest.MonkeyPatch, seed: int, way: str
+) -> None:
     dice = random.Random(seed)
     async with Client(trio.endpoints, tuning=TUNING) as client:
-        await client.table("rows")
+        for table in ("rows", "events"):
+            await client.table(table)
+        if way == "late connections":
+            pool = client._connection._pool
+            dial = pool.dial
+
+            async def slowly(endpoint: str, due: float) -> DirectConnection:
+                await asyncio.sleep(dice.choice([0.0, 0.01, 0.03]))
+                return await dial(endpoint, due)
+
+            monkeypatch.setattr(pool, "idle", lambda _: None)
+            monkeypatch.setattr(pool, "dial", slowly)
+        tables = {"ranges": ["events"], "both": ["rows", "events"]}.get(way, ["rows"])
         async with client.session(window=16) as session:
             for node in trio.nodes:
                 misbehave(node, dice)
             writes = [
-                asyncio.create_task(session.put("rows", f"k{n}", n, timeout_s=dice.choice([0.02, 0.1, 5.0])))
+                asyncio.create_task(
+                    session.put(dice.choice(tables), f"k{n}", n, timeout_s=dice.choice([0.02, 0.1, 5.0]))
+                )
                 for n in range(300)
             ]
             told = await asyncio.gather(*writes, return_exceptions=True)
