@@ -50,7 +50,7 @@ class Lengths(NamedTuple):
     """How long the parts of the experiments are.
 
     Attributes:
-        prime_s: of a database's warming.
+        prime_s: of the warming of each database node; they share the processors.
         posts, scaling_posts: as fast as they are answered, by each data flow: the same for all, so that they do the
             same work, and what one accepts ahead of its copies is bounded.
         warm_s: of load before the clock starts, where there is a rate.
@@ -73,7 +73,7 @@ class Lengths(NamedTuple):
     failure_s: float
 
 
-WHOLE_LENGTHS: Final = Lengths(20.0, 25_000, 5_000, 45.0, 120.0, 600.0, 150.0, 30.0, 60.0, 90.0, 120.0)
+WHOLE_LENGTHS: Final = Lengths(30.0, 25_000, 15_000, 45.0, 120.0, 600.0, 150.0, 30.0, 60.0, 90.0, 120.0)
 SAMPLE_LENGTHS: Final = Lengths(3.0, 2_000, 1_000, 2.0, 8.0, 10.0, 10.0, 4.0, 4.0, 8.0, 16.0)
 SATURATING_S: Final = 900.0
 """At most."""
@@ -203,7 +203,7 @@ def one(
         for nodes in nodes_of(experiment, quick=options.quick):
             with opened(options, nodes, directory / f"db-{nodes}") as database:
                 # A cold JVM would be the first data flow's: this load is not counted.
-                prime = Run("prime", Synchronous.name, [(0.0, lengths.prime_s)])
+                prime = Run("prime", Synchronous.name, [(0.0, lengths.prime_s * nodes)])
                 run(database, directory / f"prime-{nodes}", audience, options.seed, prime)
                 for turn, name in enumerate(ordered(experiment, names, nodes)):
                     what = plan(experiment, name, nodes, capacities, lengths)._replace(turn=turn)
