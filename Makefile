@@ -93,7 +93,7 @@ bench: .venv/.ready ## figures of this machine, printed with their calibrations
 	$(BIN)/python -m bench.fanout
 	$(BIN)/python -m bench.stream_rows
 
-bench-all: .venv/.ready ## every published experiment, and how cost grows, and docs/experiments.md; hours; ARGS=--quick: a sample, in minutes
+bench-all: .venv/.ready ## every published experiment, and how cost grows, and docs/experiments.md; hours; ARGS=--quick: a sample, in a quarter of an hour
 	$(BIN)/python -m bench.experiments $(ARGS)
 
 bench-peers: .venv/.ready ## other systems beside this one, interleaved, and docs/peers.md; needs Go, Maven, npm; ARGS="etcd", "--quick"

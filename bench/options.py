@@ -8,18 +8,22 @@ from __future__ import annotations
 import argparse
 import math
 import signal
+import sys
+import tempfile
 import types
 from collections.abc import Callable
 from pathlib import Path
 
 
-def at_least(least: int) -> Callable[[str], int]:
-    """Return the type of a whole number that has a lower bound."""
+def at_least(least: int, most: int | None = None) -> Callable[[str], int]:
+    """Return the type of a whole number that has a lower bound, and perhaps an upper one."""
 
     def number(text: str) -> int:
         found = int(text)
         if found < least:
             raise argparse.ArgumentTypeError(f"at least {least}")
+        if most is not None and found > most:
+            raise argparse.ArgumentTypeError(f"at most {most}")
         return found
 
     return number
@@ -42,21 +46,33 @@ def not_negative(text: str) -> float:
 
 
 def folder(text: str) -> Path:
-    """Return a folder that is there."""
+    """Return a folder that is there and takes files."""
     found = Path(text)
     if not found.is_dir():
         raise argparse.ArgumentTypeError(f"{text} is no folder")
-    return found
+    try:
+        with tempfile.TemporaryDirectory(dir=found):
+            return found
+    except OSError as refused:
+        raise argparse.ArgumentTypeError(f"{text} takes no files: {refused.strerror}") from refused
 
 
 def end_in_order() -> None:
     """Let SIGTERM, and the end of the terminal, unwind this process: what it started is killed, its data deleted.
 
-    Under ``nohup`` the end of the terminal stays ignored.
+    Ctrl-C does so by itself; it is told in a word. Under ``nohup`` the end of the terminal stays ignored.
     """
+    sys.excepthook = _told
     signal.signal(signal.SIGTERM, _stop)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, _stop)
+
+
+def _told(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        print("stopped", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
 
 
 def _stop(_number: int, _frame: types.FrameType | None) -> None:

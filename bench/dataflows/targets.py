@@ -15,6 +15,11 @@ FOLLOWERS_RATIO_MAX: Final = 1.05
 BURST_RATIO_MAX: Final = 2.0
 DELIVERED_SHARE_MIN: Final = 0.95
 """Of the load; what delivers less falls ever further behind, which is told."""
+MINUTE_S: Final = 60.0
+LONGEST: Final = 4
+"""Where a look over time has the longest response since the look before."""
+MANY_FOLLOWERS: Final = 10_000
+"""Medians of classes from here on are told beside the trend: their posts are few."""
 _BYTES: Final = "bytes sent a post, integrated over external queue"
 _PROCESSOR: Final = "processor time a post, integrated over external queue"
 _BURST: Final = "burst to 200 %: median response over that before"
@@ -53,13 +58,25 @@ def _eighty(line: Line | None) -> list[Judgement]:
     if line is None or row is None:
         return [Judgement(*words, "", None) for words in (response, followers)]
     rate, lost = row["phases"][0][0], row["failed"] + row["dropped"]
-    told = f"{row['max_ms']:,.0f} ms of {row['samples']:,} posts in {row['seconds']:,.0f} s"
+    told = f"{row['max_ms']:,.0f} ms of {row['samples']:,} posts in {row['seconds']:,.0f} s{_first_and_last(row)}"
     if lost:
         told += f"; {row['failed']:,} failed, {row['dropped']:,} dropped"
     if row["delivered_per_s"] < DELIVERED_SHARE_MIN * rate:
         told += f"; more than it sustains: {row['delivered_per_s']:,.0f}/s of {rate:,.0f} were delivered"
     met = not lost and row["max_ms"] < RESPONSE_MAX_MS
     return [judge(*response, told, line, met=met, limits=LIMITS), _by_followers(followers, line, row)]
+
+
+def _first_and_last(row: Row) -> str:
+    """Tell the longest response of the first and of the last minute, where there are two: whether it rises."""
+    looks = (look for look in row["over_time"] if len(look) > LONGEST)  # older runs have not noted it
+    longest = [(look[0], look[LONGEST]) for look in looks if look[LONGEST] is not None]
+    end = max((at for at, _ in longest), default=0.0)
+    if end < 2 * MINUTE_S:
+        return ""
+    first = max(most for at, most in longest if at <= MINUTE_S)
+    last = max(most for at, most in longest if at > end - MINUTE_S)
+    return f" (first minute {first:,.0f}, last {last:,.0f})"
 
 
 def _by_followers(words: tuple[str, str], line: Line, row: Row) -> Judgement:
@@ -69,9 +86,11 @@ def _by_followers(words: tuple[str, str], line: Line, row: Row) -> Judgement:
         return Judgement(*words, "", None)
     base = classes[0]
     above = [one for one in classes[1:] if one["low_ms"] > FOLLOWERS_RATIO_MAX * base["high_ms"]]
-    told = f"{trend['factor']:.2f} ({trend['low']:.2f} to {trend['high']:.2f}) by the line through all posts"
-    for one in above:
-        told += f"; {one['p50_ms'] / base['p50_ms']:.2f} with {one['low']:,} to {one['high']:,}"
+    told = f"trend through all posts {trend['factor']:.2f} ({trend['low']:.2f} to {trend['high']:.2f}); medians"
+    for one in classes[1:]:
+        if one in above or one["low"] >= MANY_FOLLOWERS:
+            told += f", {one['p50_ms'] / base['p50_ms']:.2f} of {one['samples']:,} posts to {one['low']:,} or more"
+    told = told.removesuffix("; medians").replace("medians,", "medians")
     met: bool | None = None
     if above or trend["low"] > FOLLOWERS_RATIO_MAX:
         met = False
@@ -89,7 +108,7 @@ def _burst(line: Line | None) -> list[Judgement]:
     if line is None or row is None:
         return [Judgement(*words, "", None) for words in whats]
     lost = row["dropped"] + row["failed"]
-    told = f"{lost:,} of {row['sent'] + row['dropped']:,}"
+    told = f"{lost:,} of {row['measured'] + lost:,}"
     dropped = judge(*whats[0], told, line, met=not lost, limits=LIMITS)
     before, during, *_ = row["by_phase"]
     if not before["samples"] or not during["samples"]:
@@ -113,18 +132,24 @@ def _costs(line: Line | None) -> list[Judgement]:
 
 
 def _complete(runs: Mapping[str, Line]) -> Judgement:
-    what = "every acknowledged post once in the timeline of each follower, a database node killed"
+    what = "every acknowledged post, as written, in the timeline of each follower, a database node killed"
     rows = [row for line in runs.values() for row in line["rows"]]
+    failure = runs.get("failure")
     if not rows:
         return Judgement(what, "all", "", None)
-    posts, copies = (sum(row["check"][name] for row in rows) for name in ("posts", "expected"))
-    told = f"{posts:,} posts, {copies:,} copies"
+    told = f"in all experiments {_checked(rows)}"
+    if failure is not None:
+        told = f"{_checked(failure['rows'])}; {told}"
     if not all(row["check"]["complete"] for row in rows):
         return Judgement(what, "all", told, met=False)
-    failure = runs.get("failure")
     if failure is None or not all(row["killed"] for row in failure["rows"]):
         return Judgement(what, "all", told, None, why_not="no node was killed")
     return judge(what, "all", told, failure, met=True)
+
+
+def _checked(rows: Sequence[Row]) -> str:
+    posts, copies = (sum(row["check"][name] for row in rows) for name in ("posts", "expected"))
+    return f"{posts:,} posts, {copies:,} copies"
 
 
 def of_flow(line: Line | None, architecture: str) -> Row | None:

@@ -1,7 +1,7 @@
 """``python -m bench.experiments``: every experiment, one after the other, and ``docs/experiments.md``.
 
-``--quick`` runs a sample of each in a few minutes; ``page`` draws the page again from what is stored. An experiment
-that fails ends the command only when all others have run.
+``--quick`` runs a sample of each, a quarter of an hour in all; ``page`` draws the page again from what is stored. An
+experiment that fails ends the command only when all others have run.
 """
 
 from __future__ import annotations

@@ -12,10 +12,11 @@ def header_of(line: Line) -> str:
     if line.get("disturbed"):
         warning += f"**Disturbed, {line['disturbed']}: not judged.** "
     run = f", {line['run']}" if line["run"] else ""
+    watched = "" if "disturbed" in line else "; whether anything else had the machine was not looked at"
     load = f"; load of the machine before: {line['load_average']:.1f}" if line["load_average"] is not None else ""
     return prose(
         f"{warning}Commit {line['commit']}{run}, {line['cpu']}, {line['cores']} cores, "
         f"Linux {line['kernel']}, Python {line['python']}, seed {line['seed']}; {line['durability']}. Calibrations: "
         f"{line['fdatasync_4k_ms']:.3f} ms for `fdatasync` of 4 KiB, {line['bare_posts_per_s']:,.0f} bare aiohttp "
-        f"POSTs/s{load}."
+        f"POSTs/s{load}{watched}."
     )

@@ -23,6 +23,11 @@ PUBLISHED: Final = (
     "throughput, on a RAMCloud cluster with kernel bypass; ours are flushed HTTP requests of some hundred µs, so a "
     "ratio hides more of a cost. What an operation costs to apply is told by itself."
 )
+READ: Final = (
+    "With and without detection; where requests are sent twice, with and without that, on the cluster that detects. "
+    "Figures without a unit in their row are operations a second. What is wanted of requests sent twice is this "
+    "project's own."
+)
 _TARGETS: Final = {"latency, 1 outstanding": "≤ 1.05", "throughput, 512 outstanding": "≥ 0.95"}
 _JUDGED: Final = "duplicate detection on over off: {}"
 LIMITS: Final[Mapping[str, Limit]] = {_JUDGED.format(what): DETECTION for what in _TARGETS}
@@ -35,9 +40,12 @@ def section(runs: Mapping[str, Line]) -> list[str]:
     line = runs.get("dedup")
     if line is None:
         return [*parts, prose("Not measured yet.")]
-    rows = [(row["what"], _figure(row["with"]), _figure(row["without"]), _spread(row)) for row in line["rows"]]
+    rows = [
+        (f"{at}", row["what"], _figure(row["with"]), _figure(row["without"]), _spread(row), _wanted(row))
+        for at, row in enumerate(line["rows"], 1)
+    ]
     plot = "![Detection on over off](experiments-dedup.svg)"
-    return [*parts, plot, header_of(line), table(("", "with", "without", "ratio"), rows)]
+    return [*parts, plot, header_of(line), table(("", "", "with", "without", "ratio", "wanted"), rows), prose(READ)]
 
 
 def judgements(runs: Mapping[str, Line]) -> list[Judgement]:
@@ -55,15 +63,16 @@ def judgements(runs: Mapping[str, Line]) -> list[Judgement]:
 
 def drawing(runs: Mapping[str, Line]) -> str | None:
     """Return the plot of the ratios; None without any."""
-    rows = [row for row in runs.get("dedup", {"rows": ()})["rows"] if "quartile_low" in row]
+    numbered = enumerate(runs.get("dedup", {"rows": ()})["rows"], 1)
+    rows = [(number, row) for number, row in numbered if "quartile_low" in row]
     if not rows:
         return None
-    places = [f"{at + 1}" for at in range(len(rows))]
+    places = [f"row {number}" for number, _ in rows]
     curves = [
-        Curve(name, [(at, row[figure]) for at, row in enumerate(rows)])
+        Curve(name, [(at, row[figure]) for at, (_, row) in enumerate(rows)])
         for name, figure in (("median", "ratio"), ("lower quartile", "quartile_low"), ("upper", "quartile_high"))
     ]
-    return draw("Detection on over off", [Panel("Ratio, by row of the table that has quartiles", curves, places)])
+    return draw("Detection on over off", [Panel("Ratio, by row of the table", curves, places)])
 
 
 def _figure(value: Any) -> str:
@@ -71,6 +80,14 @@ def _figure(value: Any) -> str:
         times = f"p50 {value['p50_ms']:.3f}, p99 {value['p99_ms']:.2f}, max {value['max_ms']:.1f} ms"
         return f"{times} of {value['samples']:,}"
     return f"{value:,.2f}" if value < 100 else f"{value:,.0f}"
+
+
+def _wanted(row: Mapping[str, Any]) -> str:
+    if row.get("wanted") is None:
+        return "-"
+    return (
+        f"{'≤' if row['what'].startswith('latency') else '≥'} {row['wanted']:.2f}{'' if row['met'] else ', **missed**'}"
+    )
 
 
 def _spread(row: Mapping[str, Any]) -> str:

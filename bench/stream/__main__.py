@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.children import talking
+from bench.children import Failed, talking
 from bench.experiments import page
 from bench.experiments.results import parser, watched
 from bench.figures import save
@@ -27,9 +27,11 @@ from bench.options import above_zero, at_least, not_negative
 from bench.stream.events import TABLE, key_of
 from bench.stream.parts import SAMPLE_S, Sample, caught_up, sample, used
 from bench.stream.reader import in_flow, in_store
+from bench.stream.writer import PATIENCE_S
 from oncegate import Client
 from oncegate.gateway.local.cluster import LocalCluster
 from oncegate.gateway.local.waiting import wait_for
+from oncegate.gateway.machine.commands import VALUE_BYTES_MAX
 from oncegate.stores.devcassandra.cluster import free_ports, running
 from oncegate.stores.devcassandra.node import Config
 
@@ -43,6 +45,8 @@ VALUE_BYTES_MIN = 12
 """Quotes and the number of an event."""
 STARTED_S = 180.0
 CATCH_UP_S = 600.0
+ENDED_S = 2 * PATIENCE_S
+"""After which a load that should have ended has failed: its last writes may take `PATIENCE_S`."""
 FIRST_CALLER = 9_999
 """Wrote the first event."""
 REPLAYED_MAX = 64
@@ -96,7 +100,8 @@ def measured(mode: str, store: str, directory: Path, *, seconds: float, rate: fl
         before, began_s = used(cluster, writer, driver), time.monotonic()
         samples: list[Sample] = []
         replay: dict[str, Any] | None = None
-        while not writer.of("result") and writer.process.poll() is None:
+        until = began_s + seconds + ENDED_S
+        while not writer.of("result") and writer.process.poll() is None and time.monotonic() < until:
             time.sleep(SAMPLE_S)
             found = sample(cluster, writer, began_s)
             if found is None:
@@ -110,7 +115,7 @@ def measured(mode: str, store: str, directory: Path, *, seconds: float, rate: fl
                 driver.tell(f"{first} {last}")
             if replay is not None and "until_s" not in replay and driver.of("replayed"):
                 replay["until_s"] = found.at_s
-        result = writer.wait("result", 1.0)
+        result = writer.wait("result", 5.0)
         after_load = used(cluster, writer, driver)
         wait_for(lambda: caught_up(cluster), CATCH_UP_S + seconds, "the job has caught up", every_s=0.1)
         delivered_s, after = time.monotonic() - began_s, used(cluster, writer, driver)
@@ -181,9 +186,15 @@ def main() -> int:
     options.add_argument(
         "--rate", type=not_negative, default=0.0, help="events a second; 0: as fast as they are answered [0]"
     )
-    options.add_argument("--value-bytes", type=at_least(VALUE_BYTES_MIN), default=VALUE_BYTES, help="[200]")
+    options.add_argument(
+        "--value-bytes", type=at_least(VALUE_BYTES_MIN, VALUE_BYTES_MAX), default=VALUE_BYTES, help="[200]"
+    )
     options.add_argument("--store", choices=("sqlite", "cassandra"), default="sqlite")
-    return run(options.parse_args())
+    try:
+        return run(options.parse_args())
+    except Failed as failure:
+        print(f"failed: {failure}", file=sys.stderr)
+        return 1
 
 
 def run(options: argparse.Namespace) -> int:

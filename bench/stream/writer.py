@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import gc
 import json
+import os
 import sys
+import threading
 import time
 from array import array
 from typing import Any, Final
@@ -95,18 +98,14 @@ async def run(options: argparse.Namespace) -> None:
                 seen = len(load.latencies_s)
                 say("progress", time_s=time.time(), acknowledged=load.total, p50_ms=recent.p50_ms, max_ms=recent.max_ms)
 
-        async def until_closed() -> None:
-            await asyncio.to_thread(sys.stdin.read)
-            load.ending.set()
-
         say("begun")
         began, cpu_s = time.perf_counter(), time.process_time()
         asyncio.get_running_loop().call_later(options.seconds, load.ending.set)
-        beside = [asyncio.ensure_future(progress()), asyncio.ensure_future(until_closed())]
+        _when_closed(load.ending)
+        beside = asyncio.ensure_future(progress())
         await asyncio.gather(*(load.caller(caller) for caller in range(options.callers)))
         seconds = time.perf_counter() - began
-        for task in beside:
-            task.cancel()
+        beside.cancel()
     say(
         "result",
         seconds=seconds,
@@ -115,6 +114,19 @@ async def run(options: argparse.Namespace) -> None:
         acknowledged=load.acknowledged,
         **Latency.of(list(load.latencies_s))._asdict(),
     )
+
+
+def _when_closed(ending: asyncio.Event) -> None:
+    """Set the event when standard input closes, in a thread that nobody waits for: a write that fails ends this too."""
+    loop = asyncio.get_running_loop()
+
+    def read() -> None:
+        while os.read(sys.stdin.fileno(), 4_096):  # no buffer, whose lock the end of the interpreter would wait for
+            pass
+        with contextlib.suppress(RuntimeError):  # the loop has ended before
+            loop.call_soon_threadsafe(ending.set)
+
+    threading.Thread(target=read, daemon=True).start()
 
 
 def main() -> None:

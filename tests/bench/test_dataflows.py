@@ -650,7 +650,7 @@ RESPONSE = "80 % load: longest response, all answered"
 FOLLOWERS = "80 % load: median response with 100,000 followers over that with one"
 PROCESSOR = "processor time a post, integrated over external queue"
 BURST = "burst to 200 %: median response over that before"
-COMPLETE = "every acknowledged post once in the timeline of each follower, a database node killed"
+COMPLETE = "every acknowledged post, as written, in the timeline of each follower, a database node killed"
 
 
 def test_targets_are_judged_by_whole_runs_that_nothing_disturbed() -> None:
@@ -679,6 +679,18 @@ def test_longest_response_is_that_of_a_load_that_is_answered(lost: str) -> None:
     behind, met, _ = judged(eighty=line_of("eighty", max_ms=199.0, delivered_per_s=94.0))[RESPONSE]
     assert met is True
     assert behind.endswith("more than it sustains: 94/s of 100 were delivered")
+    looks = [[float(at), 100 * at, 1.0, 0, float(at)] for at in range(1, 301)]
+    rising = judged(eighty=line_of("eighty", max_ms=199.0, over_time=looks))[RESPONSE][0]
+    assert "(first minute 60, last 300)" in rising
+    assert "minute" not in judged(eighty=line_of("eighty", over_time=looks[:100]))[RESPONSE][0]
+
+
+def test_medians_of_authors_with_many_followers_are_told_beside_the_trend() -> None:
+    few = {"samples": 3, "p99_ms": 9.0, "low_ms": 0.1, "high_ms": 20.0}
+    classes = [{**few, "low": low, "high": low, "p50_ms": p50} for low, p50 in ((1, 2.0), (100, 2.2), (10_000, 2.4))]
+    told = judged(eighty=line_of("eighty", by_class=classes))[FOLLOWERS][0]
+    assert "1.20 of 3 posts to 10,000 or more" in told
+    assert "1.10" not in told
 
 
 def test_nothing_is_missing_with_a_node_killed_only_where_one_was() -> None:
@@ -823,7 +835,7 @@ def test_plot_shades_the_dead_node_and_has_a_curve_for_each_flow() -> None:
     assert page.drawing({}) is None
     assert page.drawing({"costs": line_of("costs")}) is None
     assert "experiments-dataflows.svg" not in text_of(costs=line_of("costs"))
-    for experiment in ("saturating", "eighty", "burst", "failure", "scaling"):
+    for experiment in ("eighty", "burst", "failure", "scaling"):
         assert "experiments-dataflows.svg" in text_of(**{experiment: line_of(experiment)})
     failure = line_of("failure", killed=True, kill_s=1.0, restart_s=2.0)
     plot = page.drawing({"failure": failure, "scaling": line_of("scaling")})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import signal
 import subprocess
 import sys
@@ -48,6 +49,11 @@ def test_numbers_and_folders_in_bounds_are_taken(tmp_path: Path) -> None:
     assert (at_least(0)("0"), above_zero("0.5"), not_negative("0"), folder(str(tmp_path))) == (0, 0.5, 0.0, tmp_path)
     with pytest.raises(ValueError):
         at_least(1)("many")
+    assert at_least(1, 2)("2") == 2
+    with pytest.raises(argparse.ArgumentTypeError, match="at most 2"):
+        at_least(1, 2)("3")
+    with pytest.raises(argparse.ArgumentTypeError, match="/proc takes no files"):
+        folder("/proc")
 
 
 def test_a_sample_of_the_comparison_is_never_drawn() -> None:
@@ -132,9 +138,10 @@ def test_ctrl_c_lets_the_experiment_that_runs_tidy_up(tmp_path: Path) -> None:
     heard = CHILD.replace("end_in_order()\n", "end_in_order()\nimport signal\n"
                           "signal.signal(signal.SIGINT, signal.default_int_handler)\n", 1)  # fmt: skip
     with subprocess.Popen(
-        [sys.executable, "-c", PARENT, heard, str(tmp_path)], stderr=subprocess.DEVNULL, process_group=0
+        [sys.executable, "-c", PARENT, heard, str(tmp_path)], stderr=subprocess.PIPE, text=True, process_group=0
     ) as all_of_them:
         wait_for((tmp_path / "began").exists, 120, "it runs")
         subprocess.run(["kill", "-INT", "--", f"-{all_of_them.pid}"], check=True)
-        assert all_of_them.wait(120) != 0
+        assert all_of_them.communicate(timeout=120)[1].splitlines() == ["stopped"] * 2, "a word of each"
+        assert all_of_them.returncode == -signal.SIGINT
         assert (tmp_path / "tidied").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import re
 from collections import Counter
@@ -14,15 +15,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.children import Failed, talking
 from bench.stream import page
 from bench.stream.__main__ import FIRST_CALLER as OPENER
 from bench.stream.__main__ import measured, thinned
-from bench.stream.events import RUNS, Int64s, Runs, derive, key_of, numbers_of, recount, runs_of
+from bench.stream.events import RUNS, TABLE, Int64s, Runs, derive, key_of, numbers_of, recount, runs_of
 from bench.stream.parts import Sample
 from bench.stream.reader import in_store, retained
+from oncegate.gateway.machine.commands import VALUE_BYTES_MAX
 from oncegate.spark_sink.derivation import FlowBatch, Upsert
 from oncegate.stores import open_store
 from oncegate.stores.tables import WRITE_TS
+from oncegate.testing import FakeGateway
 
 
 def column(*values: int) -> Int64s:
@@ -185,6 +189,18 @@ def test_rates_over_time_are_those_between_the_kept_samples() -> None:
     assert 100 <= len(found) <= 130
     assert all(rate == pytest.approx(100.0) for _, rate, _ in found)
     assert thinned(samples[:1]) == []
+
+
+async def test_load_whose_write_fails_ends_although_its_input_stays_open(tmp_path: Path) -> None:
+    words = ["--mode", "singles", "--seconds", "600", "--callers", "1", "--value-bytes", f"{VALUE_BYTES_MAX + 1}"]
+    async with FakeGateway() as gateway:
+        gateway.declare(TABLE, "stream")
+        asked = ["--endpoints", ",".join(gateway.endpoints), *words]
+        with (
+            talking("bench.stream.writer", *asked, log=tmp_path / "log") as load,
+            pytest.raises(Failed, match=r"no result \(ended\)"),
+        ):
+            await asyncio.to_thread(load.wait, "result", 120.0)
 
 
 @pytest.mark.spark
