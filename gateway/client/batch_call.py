@@ -157,6 +157,7 @@ class OperationsCall(BatchCall[OperationsBatch]):
             self.settled = True
             return
         self.batch = rest
+        self.deadline = rest.deadline  # nothing of it is sent later: its callers have been told by then
         self.encode()
         raise settled.again
 

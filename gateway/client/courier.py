@@ -190,7 +190,7 @@ class Courier:
     async def _retry(self, call: Call[T], first: AttemptFailed) -> T:
         call.delayed()
         policy = RetryPolicy(
-            self.tuning, self.budget, call.deadline, self.clock, max(1, len(self.router.endpoints) - 1)
+            self.tuning, self.budget, lambda: call.deadline, self.clock, max(1, len(self.router.endpoints) - 1)
         )
         pause_s = policy.pause_s(first)
         if policy.over(pause_s):

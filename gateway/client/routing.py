@@ -185,16 +185,21 @@ class RetryBudget:
 
 
 class RetryPolicy:
-    """The ``wait`` and ``stop`` of one call, which ends at ``deadline`` on ``clock``, in seconds.
+    """The ``wait`` and ``stop`` of one call, which ends at ``deadline()`` on ``clock``, in seconds.
 
-    ``budget`` is shared with the client's other calls; ``moves_max`` is how many times in a row another node is asked
-    without a pause.
+    The deadline may come nearer while the call lasts. ``budget`` is shared with the client's other calls; ``moves_max``
+    is how many times in a row another node is asked without a pause.
     """
 
     __slots__ = ("_bound_s", "_budget", "_clock", "_deadline", "_moves", "_moves_max", "_tuning")
 
     def __init__(
-        self, tuning: Tuning, budget: RetryBudget, deadline: float, clock: Callable[[], float], moves_max: int
+        self,
+        tuning: Tuning,
+        budget: RetryBudget,
+        deadline: Callable[[], float],
+        clock: Callable[[], float],
+        moves_max: int,
     ) -> None:
         self._tuning = tuning
         self._budget = budget
@@ -206,7 +211,7 @@ class RetryPolicy:
 
     def pause_s(self, failure: AttemptFailed) -> float:
         """Return the pause before the next attempt; called once a failure."""
-        tuning, remaining = self._tuning, self._deadline - self._clock()
+        tuning, remaining = self._tuning, self._deadline() - self._clock()
         if not self._budget.spend():
             return self._within(tuning.backoff_cap_s, remaining)
         if failure.elsewhere and self._moves < self._moves_max:
@@ -224,7 +229,7 @@ class RetryPolicy:
 
     def over(self, pause_s: float) -> bool:
         """Whether no time is left for another attempt after such a pause."""
-        return self._clock() + pause_s + LAST_ATTEMPT_S >= self._deadline
+        return self._clock() + pause_s + LAST_ATTEMPT_S >= self._deadline()
 
     def wait(self, state: RetryCallState) -> float:
         """Be tenacity's ``wait``."""

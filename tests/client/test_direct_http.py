@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import h11
+import msgspec
 import pytest
 import trustme
 from aiohttp import web
@@ -22,7 +23,7 @@ from oncegate.gateway.client import courier, direct_http
 from oncegate.gateway.client.answer_head import BODY_BYTES_MAX, HEAD_BYTES_MAX, AnswerHead, UnusualAnswer, read_head
 from oncegate.gateway.client.direct_http import BUFFER_BYTES, DirectConnection, DirectPool, NoAnswer, request_head
 from oncegate.testing import FakeGateway
-from tests.client.answers import OPERATIONS, Answer, arrived, fails, intercept, settle
+from tests.client.answers import OPERATIONS, Answer, arrived, fails, intercept, rejected, results, settle
 
 Made = tuple[int, dict[str, str], bytes]
 
@@ -390,6 +391,44 @@ async def test_write_that_expires_while_a_connection_is_made_does_not_travel(
     told.set()
     assert (await patient).applied
     assert [write.key for write in fake.executed] == ["warm", "patient"]
+
+
+async def test_write_that_expires_after_its_batch_was_taken_in_part_does_not_travel_on(
+    fake: FakeGateway, client: Client, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one of the two that is taken had more time: it does not lend it to the other."""
+    await session.put("rows", "warm", 1)
+    await settle()
+    pool = client._connection._pool
+    dial, told = pool.dial, asyncio.Event()
+
+    async def slowly(endpoint: str, due: float) -> DirectConnection:
+        await told.wait()
+        return await dial(endpoint, due)
+
+    async def take_the_first(request: web.Request) -> Answer:
+        if told.is_set():
+            return None
+        monkeypatch.setattr(pool, "dial", slowly)
+        for connection in list(*pool._idle.values()):
+            connection.abort()
+        sent = msgspec.msgpack.decode(await request.read(), type=wire.OperationsRequest).operations
+        first, second = [operation.sequence for operation in sent]
+        answer = results(
+            wire.OperationResult(first, "applied", commit=1, version=1), rejected(second, "OVERLOADED", later=True)
+        )
+        answer.force_close()
+        return answer
+
+    intercept(fake.nodes[0], OPERATIONS, take_the_first)
+    patient = session.submit("put", "rows", "patient", 1, timeout_s=60)
+    hasty = session.submit("put", "rows", "hasty", 1, timeout_s=0.5)
+    assert (await patient).applied
+    with pytest.raises(DeadlineExceeded):
+        await hasty
+    told.set()
+    await session.drain()
+    assert [write.key for write in fake.executed] == ["warm"]
 
 
 async def test_request_that_cannot_be_written_takes_no_connection(

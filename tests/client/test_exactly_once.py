@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import web
 
 from oncegate import Client, OperationFailed, Outcome, Tuning, WriteResult
+from oncegate.gateway import wire
 from oncegate.gateway.client.direct_http import DirectConnection
+from oncegate.gateway.http import request_bodies
 from oncegate.rifl.errors import Code, OncegateError
 from oncegate.testing import FakeGateway, FakeNode
-from tests.client.answers import cut
+from tests.client.answers import OPERATIONS, cut, rejected, results
 
 TUNING = Tuning(
     attempt_timeout_s=0.05, backoff_first_s=0.001, backoff_cap_s=0.01, pipeline_min=4, batch_operations_max=16
@@ -67,13 +71,33 @@ async def test_each_write_is_applied_once_through_random_faults(trio: FakeGatewa
             assert session.outstanding == 0
     by_id = {(write.client_id, write.sequence): write for write in trio.executed}
     assert len(by_id) == len(trio.executed) == 40 * 12 + 10 * 40
-    for number, results in enumerate(written):
-        for turn, result in enumerate(results):
+    for number, own in enumerate(written):
+        for turn, result in enumerate(own):
             write = by_id[result.client_id, result.sequence]
             assert (write.key, write.value, write.commit) == (str(number), turn, result.commit)
 
 
-@pytest.mark.parametrize("way", ["single", "ranges", "both", "late connections"])
+def take_in_part(node: FakeNode, fake: FakeGateway, dice: random.Random) -> None:
+    """Apply some operations of each request and refuse the others for now."""
+
+    async def before(request: web.Request) -> web.StreamResponse | None:
+        if request.path != OPERATIONS:
+            return None
+        asked = msgspec.msgpack.decode(await request.read(), type=wire.OperationsRequest)
+        taken = [operation for operation in asked.operations if dice.random() < 0.3]
+        verdicts: dict[int, wire.OperationResult] = {}
+        if taken:
+            some = msgspec.structs.replace(asked, operations=taken)
+            body: Any = fake.apply(request_bodies.operations(some)).body
+            verdicts = {verdict.sequence: verdict for verdict in body.results}
+        left = [one.sequence for one in asked.operations if one.sequence not in verdicts]
+        verdicts |= {sequence: rejected(sequence, "OVERLOADED", later=True) for sequence in left}
+        return results(*(verdicts[one.sequence] for one in asked.operations))
+
+    node.before = before
+
+
+@pytest.mark.parametrize("way", ["single", "ranges", "both", "late connections", "in part"])
 @pytest.mark.parametrize("seed", range(8))
 async def test_what_callers_are_told_is_true_when_deadlines_are_short(
     trio: FakeGateway, monkeypatch: pytest.MonkeyPatch, seed: int, way: str
@@ -95,7 +119,10 @@ async def test_what_callers_are_told_is_true_when_deadlines_are_short(
         tables = {"ranges": ["events"], "both": ["rows", "events"]}.get(way, ["rows"])
         async with client.session(window=16) as session:
             for node in trio.nodes:
-                misbehave(node, dice)
+                if way == "in part":
+                    take_in_part(node, trio, dice)
+                else:
+                    misbehave(node, dice)
             writes = [
                 asyncio.create_task(
                     session.put(dice.choice(tables), f"k{n}", n, timeout_s=dice.choice([0.02, 0.1, 5.0]))

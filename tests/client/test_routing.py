@@ -94,7 +94,7 @@ def waits(policy: RetryPolicy, failure: AttemptFailed, count: int) -> list[float
 
 def policy(deadline: float = 1e9, *, budget: int = 1000, moves: int = 2) -> RetryPolicy:
     tuning = Tuning(backoff_first_s=0.1, backoff_cap_s=1.0)
-    return RetryPolicy(tuning, RetryBudget(budget), deadline, lambda: 0.0, moves)
+    return RetryPolicy(tuning, RetryBudget(budget), lambda: deadline, lambda: 0.0, moves)
 
 
 def test_other_nodes_are_asked_at_once_and_then_a_pause_follows() -> None:
