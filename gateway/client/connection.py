@@ -29,7 +29,7 @@ from oncegate.gateway.client.routing import AttemptFailed, Router
 from oncegate.gateway.client.session_life import SessionLife
 from oncegate.gateway.client.settings import Consistency, TableKind, Tuning
 from oncegate.gateway.client.tracing import Tracing
-from oncegate.gateway.client.verdicts import not_applied, write_result
+from oncegate.gateway.client.verdicts import not_applied, refused, write_result
 from oncegate.gateway.wire import OperationResult
 from oncegate.rifl.errors import Code, OncegateError, Outcome
 from oncegate.rifl.ids import ClientId, RequestId, format_client_id
@@ -259,7 +259,11 @@ class Connection:
         return self._loop.time() + (self.timeout_s if timeout_s is None else seconds(timeout_s))
 
     async def perform(self, call: Call[T]) -> T:
-        """Make a call that is not a batch; running out of time is a typed error."""
+        """Make a call that is not a batch.
+
+        Running out of time is a typed error; a refusal of what changes something says ``unknown`` if an earlier attempt
+        may have changed it.
+        """
         try:
             if self.tracing is None:
                 return await self.courier.exchange(call)
@@ -267,6 +271,11 @@ class Connection:
                 return await self.courier.exchange(call)
         except AttemptFailed as last:
             raise at_deadline(last, ambiguous=call.ambiguous) from last.__cause__
+        except OncegateError as refusal:
+            if call.method == "GET" or not call.ambiguous:
+                raise
+            failure = refused(refusal, ambiguous=True)  # an attempt before the one that was refused may have ended well
+            raise failure from failure.__cause__
 
     async def ask(
         self,

@@ -8,9 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
-from oncegate import Client, Code, OperationFailed, OutcomeUnknown, RequestId, Session, Transaction, sync
+from oncegate import (
+    Client,
+    Code,
+    OncegateError,
+    OperationFailed,
+    Outcome,
+    OutcomeUnknown,
+    RequestId,
+    Session,
+    Transaction,
+    sync,
+)
 from oncegate.gateway.testing.nodes import FakeCluster, FakeGateway
+from tests.client.answers import cut, fails, intercept
 
 
 @pytest.fixture
@@ -258,6 +271,31 @@ async def test_lost_answer_under_a_key_is_asked_for_again(bank: FakeGateway, cli
     bank.nodes[0].lose_answers(1)
     done = await client.increment("accounts", "n", idempotency_key="l")
     assert (done.value, done.replayed, await bank.value("accounts", "n")) == (2, True, 2)
+
+
+@pytest.mark.parametrize("code", [Code.UNAUTHENTICATED, Code.FORBIDDEN, Code.NOT_FOUND])
+async def test_refusal_under_a_key_after_a_lost_answer_says_unknown(
+    bank: FakeGateway, client: Client, code: Code
+) -> None:
+    """The token was taken away, or the table dropped, between the attempt that was applied and the next one."""
+    node, asked = bank.nodes[0], 0
+
+    async def lose_then_refuse(request: web.Request) -> web.StreamResponse | None:
+        nonlocal asked
+        asked += 1
+        if asked > 1:
+            return node.problem(OncegateError(code))
+        await node.serve(request)
+        cut(request)
+        return None
+
+    intercept(node, "/v1/transactions", lose_then_refuse)
+    with fails(code, Outcome.UNKNOWN, kind=OutcomeUnknown):
+        await client.increment("accounts", "n", idempotency_key="k")
+    assert asked == 2
+    with fails(code, Outcome.NOT_APPLIED):
+        await client.increment("accounts", "n", idempotency_key="l")
+    assert await bank.value("accounts", "n") == 1
 
 
 async def test_update_computes_again_when_another_was_faster(bank: FakeGateway, client: Client) -> None:
