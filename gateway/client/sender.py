@@ -421,8 +421,8 @@ class Sender:
         numbers = Numbers()
         fate = fate_of(failure)
         if isinstance(batch, OperationsBatch):
-            for pending in batch.pendings:
-                numbers.file(pending.operation.sequence, fate, waits=pending.waits)
+            for pending, number in zip(batch.pendings, batch.sequences, strict=True):
+                numbers.file(number, fate, waits=pending.waits)
             ends = len(batch)
         else:
             batch.place.note(len(batch), fate, waits=batch.waits)

@@ -291,9 +291,14 @@ def fail_batch(
 
 
 def fail_write(pending: Pending, failure: OperationFailed, client_id: ClientId, resolver: Resolver | None) -> None:
-    """Fail the promise of one write, if its caller still waits, with the write's own request id."""
+    """Fail the promise of one write, if its caller still waits, with the write's own request id.
+
+    A number that is given back is no longer the write's: a cancellation that comes now must not name it.
+    """
     if not pending.promise.done():
         pending.promise.set_exception(with_id(failure, client_id, pending.operation.sequence, resolver))
+        if fate_of(failure) is PlaceFate.RELEASE:
+            pending.operation.sequence = 0
 
 
 def with_id(

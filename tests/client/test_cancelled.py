@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import msgspec
 import pytest
 from aiohttp import web
 
-from oncegate import Client, Code, OperationFailed, Outcome, OutcomeUnknown, RequestId, Session, request_ids
+from oncegate import Client, Code, OperationFailed, Outcome, OutcomeUnknown, RequestId, Session, Tuning, request_ids
+from oncegate.gateway import wire
 from oncegate.rifl.ids import ClientId, SequenceNumber
 from oncegate.testing import FakeGateway
-from tests.client.answers import OPERATIONS, RANGES, arrived, fails, intercept, settle
+from tests.client.answers import OPERATIONS, RANGES, arrived, fails, intercept, rejected, results, settle
 
 
 @pytest.mark.parametrize(
@@ -125,6 +127,56 @@ async def test_number_of_a_cancelled_write_that_was_refused_is_not_given_out_aga
     assert (await session.put("rows", "b", 1)).sequence == 2
     (one,) = request_ids(cancelled.value)
     assert not (await session.resolve(one)).executed
+
+
+async def test_cancellation_in_the_turn_of_a_sure_refusal_names_no_number_that_another_write_gets(
+    fake: FakeGateway,
+) -> None:
+    async def refuse(request: web.Request) -> web.StreamResponse | None:
+        sent = msgspec.msgpack.decode(await request.read(), type=wire.OperationsRequest).operations
+        assert [one.sequence for one in sent] == [1, 2]
+        return results(*(rejected(one.sequence, "FORBIDDEN") for one in sent))
+
+    async with Client(fake.endpoints, tuning=Tuning(linger_s=0.01)) as client, client.session() as session:
+        intercept(fake.nodes[0], OPERATIONS, refuse)
+        refused = session.submit("put", "rows", "a", 1)
+        write = asyncio.create_task(session.put("rows", "b", 1))
+        refused.add_done_callback(lambda _: write.cancel())
+        with pytest.raises(asyncio.CancelledError) as cancelled:
+            await write
+        assert isinstance(refused.exception(), OperationFailed)
+        fake.nodes[0].before = None
+        assert [(await session.put("rows", key, 1)).sequence for key in "cd"] == [1, 2]
+        assert request_ids(cancelled.value) == ()
+
+
+async def test_cancelled_put_many_names_no_number_of_a_row_that_was_surely_refused(fake: FakeGateway) -> None:
+    held = asyncio.Event()
+
+    async def refuse_one(request: web.Request) -> web.StreamResponse | None:
+        (one,) = msgspec.msgpack.decode(await request.read(), type=wire.OperationsRequest).operations
+        if one.key == "a":
+            return results(rejected(one.sequence, "PAYLOAD_TOO_LARGE"))
+        if one.key == "b":
+            held.set()
+            await asyncio.Event().wait()
+        return None
+
+    tuning = Tuning(batch_operations_max=1, in_flight_max=2, pipeline_min=1)
+    async with Client(fake.endpoints, tuning=tuning) as client, client.session() as session:
+        await client.table("rows")
+        intercept(fake.nodes[0], OPERATIONS, refuse_one)
+        many = asyncio.create_task(session.put_many("rows", [("b", 1), ("a", 1)]))
+        await held.wait()
+        while session.outstanding > 1:
+            await asyncio.sleep(0)
+        other = await session.put("rows", "c", 1)
+        many.cancel()
+        with pytest.raises(asyncio.CancelledError) as cancelled:
+            await many
+        assert [one.sequence for one in request_ids(cancelled.value)] == [1]
+        assert other.sequence == 2, "the number of the refused row is given out again"
+        await session.close(drain=False)
 
 
 async def test_write_told_unknown_at_its_deadline_can_be_resolved_after_its_answer_came(
