@@ -226,7 +226,7 @@ async def resend(
         raise OutboxUnresolved(outbox.path, unknown)
     await hand_over(outbox, unknown, on_unknown)
     for entry in unknown:
-        sender.forget(entry.sequence)
+        sender.forget(entry.request_id)
     LOG.info("outbox sent again: path=%s writes=%d unknown=%d", outbox.path, len(entries), len(unknown))
     return recovered
 
@@ -242,7 +242,7 @@ async def _resolved(
     except OperationFailed as refusal:
         LOG.warning("outcome unknown: request=%s %s", entry.request_id, refusal)
         return None
-    sender.forget(entry.sequence)
+    sender.forget(entry.request_id)
     if resolution.result is not None:
         return Recovered(entry, resolution.result)
     return Recovered(

@@ -41,7 +41,7 @@ from oncegate.gateway.client.verdicts import (
 )
 from oncegate.gateway.wire import MSGPACK
 from oncegate.rifl.errors import Code, OncegateError, Outcome
-from oncegate.rifl.ids import ClientId, Epoch, format_client_id
+from oncegate.rifl.ids import ClientId, Epoch, RequestId, format_client_id
 from oncegate.rifl.request_tracker import RequestTracker
 
 if TYPE_CHECKING:
@@ -389,10 +389,14 @@ class Sender:
         if self._waiting and self._runners < self._in_flight_max:
             self._start_runner()
 
-    def forget(self, sequence: int) -> None:
-        """Note that a doubt about a number has ended; a write that is still being sent ends by itself."""
-        if self.tracker.settle(sequence) and self._outbox is not None:
-            self._outbox.settled([sequence])
+    def forget(self, request: RequestId) -> None:
+        """Note that a doubt has ended; a write that is still being sent ends by itself.
+
+        One of a session before this one is none of this one's: the same number is another write's here.
+        """
+        own = request.client_id == self.client_id
+        if own and self.tracker.settle(request.sequence) and self._outbox is not None:
+            self._outbox.settled([request.sequence])
 
     def _call(self, batch: Batch) -> AnyCall:
         return OperationsCall(self, batch) if isinstance(batch, OperationsBatch) else RangeCall(self, batch)

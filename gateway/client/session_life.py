@@ -289,7 +289,7 @@ class SessionLife:
         first_incomplete = min(sender.first_incomplete, request_id.sequence)
         owner = {"epoch": sender.epoch, "first_incomplete": first_incomplete}
         resolution = await self._connection.settle(request_id, owner, timeout_s)
-        sender.forget(request_id.sequence)
+        sender.forget(request_id)
         return resolution
 
     async def send_again(self, request_id: RequestId, timeout_s: float | None) -> WriteResult:

@@ -101,6 +101,51 @@ async def test_write_in_doubt_is_reported_and_never_sent_under_another_id(fake: 
     assert [write.key for write in fake.executed] == ["a", "n", "n"]
 
 
+async def test_doubt_that_ends_late_leaves_the_write_with_its_number_in_the_next_session_in_doubt(
+    fake: FakeGateway, tmp_path: Path
+) -> None:
+    """The answer about number 2 of the lost session comes when number 2 of the next one is in doubt."""
+    node, path = fake.nodes[0], tmp_path / "o"
+    asked, let_go = asyncio.Event(), asyncio.Event()
+
+    async def hold(request: web.Request) -> None:
+        if request.path.endswith("/resolve") and not let_go.is_set():
+            asked.set()
+            await let_go.wait()
+
+    async def hold_and_lose(request: web.Request) -> None:
+        await hold(request)
+        await lose_answers(request)
+
+    async with (
+        Client(fake.endpoints, tuning=Tuning(attempt_timeout_s=60)) as client,
+        client.session(renew_lost=True, outbox=path, on_unknown=print) as session,
+    ):
+        await session.put("rows", "a", 1)
+        node.after = lose_answers
+        with pytest.raises(OutcomeUnknown) as lost:
+            await session.increment("rows", "n", timeout_s=0.5)
+        node.after = hold
+        await session.drain()
+        resolving = asyncio.create_task(lost.value.resolve(timeout_s=60))
+        await asked.wait()
+        fake.advance(61)
+        assert (await session.put("rows", "b", 1)).sequence == 1
+        node.after = hold_and_lose
+        with pytest.raises(OutcomeUnknown) as doubt:
+            await session.increment("rows", "m", timeout_s=0.5)
+        node.after = hold
+        await session.drain()
+        assert lost.value.request_id is not None
+        assert doubt.value.request_id is not None
+        assert lost.value.request_id.sequence == doubt.value.request_id.sequence == 2
+        assert lost.value.request_id.client_id != doubt.value.request_id.client_id
+        let_go.set()
+        assert (await resolving).applied
+        await session.put("rows", "c", 1)
+        assert (await doubt.value.resolve()).applied
+
+
 async def test_idle_session_is_opened_anew_before_anybody_writes(hasty: FakeGateway) -> None:
     async with Client(hasty.endpoints) as client, client.session(renew_lost=True) as session:
         for _ in range(2):
