@@ -173,7 +173,10 @@ class DurableOutbox:
         task = asyncio.ensure_future(self._commit([]))
 
         def told(done: asyncio.Future[None]) -> None:
-            failure = None if done.cancelled() else done.exception()
+            if done.cancelled():  # with all tasks of the process: it may not have reached the disk
+                tell(OutcomeUnknown(Code.INTERNAL, f"outbox {self.path} was left before it was written"))
+                return
+            failure = done.exception()
             tell(failure if isinstance(failure, OperationFailed) else None)
 
         task.add_done_callback(told)

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import web
 
@@ -24,13 +25,17 @@ from oncegate import (
     Outcome,
     OutcomeUnknown,
     Session,
+    WriteResult,
 )
 from oncegate.gateway import wire
+from oncegate.gateway.client.batch import Pending
+from oncegate.gateway.client.durable_outbox import DurableOutbox
 from oncegate.gateway.client.outbox_file import OutboxFile
 from oncegate.gateway.http import request_bodies
 from oncegate.gateway.machine.machine import Origin
 from oncegate.rifl.errors import OncegateError
-from oncegate.rifl.ids import format_client_id
+from oncegate.rifl.ids import ClientId, format_client_id
+from oncegate.rifl.request_tracker import RequestTracker
 from oncegate.testing import FakeGateway
 from tests.client.answers import OPERATIONS, arrived, fails, intercept, keep_back, lose_answers, settle
 
@@ -305,6 +310,26 @@ async def test_refused_write_leaves_the_outbox_before_its_caller_is_told(
             await session.put("nowhere", "k", 1)
         assert held(path) == []
         assert (await session.put("rows", "k", 1)).applied
+
+
+async def test_write_whose_entry_was_not_dropped_as_all_tasks_were_cancelled_is_not_told_as_not_applied(
+    path: Path,
+) -> None:
+    outbox = await DurableOutbox.open(path)
+    outbox.begin(ClientId(1), RequestTracker())
+    await outbox.rename(client_id=1)
+    told: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
+    write = Pending(wire.Operation(1, "put", "rows", "k", msgspec.Raw(b"\x01")), None, told, 1e9)
+    await outbox.add([write])
+    before = asyncio.all_tasks()
+    write.promise.set_exception(OperationFailed(Code.NOT_FOUND, outcome=Outcome.NOT_APPLIED))
+    for task in asyncio.all_tasks() - before:
+        task.cancel()
+    await settle()
+    assert held(path) != []
+    with fails(outcome=Outcome.UNKNOWN):
+        await told
+    await outbox.close()
 
 
 def forbid(fake: FakeGateway, *ends: str) -> None:
