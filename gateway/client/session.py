@@ -268,7 +268,7 @@ class Session:
         try:
             return await future
         except asyncio.CancelledError as cancelled:
-            self._tell(cancelled, [pending])
+            self._tell(cancelled, [pending], self._sender.client_id)
             raise
 
     async def insert(
@@ -562,7 +562,8 @@ class Session:
         sender = self._sender
         await sender.ready(deadline)
         future: asyncio.Future[ManyResult] = asyncio.get_running_loop().create_future()
-        collector = RowsCollector(sender.client_id, len(pairs), future)
+        client_id = sender.client_id  # that of all rows, also where another session follows while some wait for a place
+        collector = RowsCollector(client_id, len(pairs), future)
         rows_max = min(self._connection.tuning.range_rows_max, self._places.window)
         prepared = self._writes.many(table, pairs, kind, collector, deadline, rows_max)
         ttl_ms, bound = end
@@ -582,12 +583,12 @@ class Session:
             collector.fail(unsent, failure)
         except asyncio.CancelledError as cancelled:
             future.cancel()
-            self._tell(cancelled, prepared)
+            self._tell(cancelled, prepared, client_id)
             raise
         try:
             return await future
         except asyncio.CancelledError as cancelled:
-            self._tell(cancelled, prepared)
+            self._tell(cancelled, prepared, client_id)
             raise
 
     async def get(
@@ -634,12 +635,13 @@ class Session:
         try:
             return await future
         except asyncio.CancelledError as cancelled:
-            self._tell(cancelled, [pending])
+            self._tell(cancelled, [pending], self._sender.client_id)
             raise
 
-    def _tell(self, cancelled: asyncio.CancelledError, pendings: Sequence[Pending | PendingRows]) -> None:
+    def _tell(
+        self, cancelled: asyncio.CancelledError, pendings: Sequence[Pending | PendingRows], client_id: ClientId
+    ) -> None:
         """Let the cancellation of a call carry the ids of what may have travelled."""
-        client_id = self._sender.client_id
         told: list[RequestId] = []
         for pending in pendings:
             if isinstance(pending, PendingRows):

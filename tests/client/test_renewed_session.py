@@ -23,6 +23,7 @@ from oncegate import (
     OutcomeUnknown,
     PartialFailure,
     WriteResult,
+    request_ids,
     sync,
 )
 from oncegate.gateway.client.outbox_file import Head, OutboxFile
@@ -144,6 +145,42 @@ async def test_doubt_that_ends_late_leaves_the_write_with_its_number_in_the_next
         assert (await resolving).applied
         await session.put("rows", "c", 1)
         assert (await doubt.value.resolve()).applied
+
+
+async def test_cancelled_put_many_names_its_rows_by_the_session_in_which_they_travelled(fake: FakeGateway) -> None:
+    """One row has travelled in the session that was lost; the other waits for a place when the next one is open."""
+    go, anew = asyncio.Event(), asyncio.Event()
+
+    async def hold(request: web.Request) -> web.StreamResponse | None:
+        if request.path == OPERATIONS and not go.is_set():
+            await go.wait()
+            answer = await fake.nodes[0].serve(request)
+            fake.advance(61)
+            return answer
+        if request.path == OPERATIONS and session.client_id != before:
+            anew.set()
+            await asyncio.Event().wait()
+        return None
+
+    async with Client(fake.endpoints) as client, client.session(renew_lost=True, window=1) as session:
+        await client.table("rows")
+        before = session.client_id
+        fake.nodes[0].before = hold
+        first = session.submit("put", "rows", "x", 1)
+        await arrived(fake.nodes[0])
+        many = asyncio.create_task(session.put_many("rows", [("a", 1), ("b", 1)]))
+        await settle()
+        last = asyncio.create_task(session.put("rows", "y", 1))
+        await settle()
+        go.set()
+        assert (await first).applied
+        await anew.wait()
+        many.cancel()
+        with pytest.raises(asyncio.CancelledError) as cancelled:
+            await many
+        last.cancel()
+        await session.close(drain=False)
+    assert {one.client_id for one in request_ids(cancelled.value)} == {before}
 
 
 async def test_idle_session_is_opened_anew_before_anybody_writes(hasty: FakeGateway) -> None:
