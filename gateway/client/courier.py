@@ -233,13 +233,14 @@ class Courier:
             raise self._failed(endpoint, Code.NOT_READY, "no connection", ambiguous=False) from refused
         except (aiohttp.ClientError, OSError) as lost:
             raise self._no_answer(call, endpoint, lost) from lost
-        except asyncio.CancelledError:
-            call.ambiguous = True
-            raise
         except RuntimeError as closed:
             if not self._http.closed:
+                call.ambiguous = True
                 raise
             raise _closed(call) from closed
+        except BaseException:  # it was cancelled, or is a bug: its bytes may have left
+            call.ambiguous = True
+            raise
         finally:
             call.under_way = False
         return self._answered(call, endpoint, response.status, response.headers, payload)
@@ -249,7 +250,8 @@ class Courier:
         pool, router = self._pool, self.router
         if pool.closed:
             raise _closed(call)
-        request = self._request(call, endpoint, headers)
+        host, body = pool.host(endpoint), call.body
+        head = request_head(call.method, host, call.path, headers, None if body is None else len(body))
         connection = pool.idle(endpoint)
         if connection is None:
             try:
@@ -266,31 +268,29 @@ class Courier:
                 pool.rest(connection)
                 raise self._failed(endpoint, Code.NOT_READY, "no connection in time", ambiguous=False)
             # Made again: a write whose deadline passed meanwhile was told so, and is no longer in the body.
-            request = self._request(call, endpoint, headers)
+            body = call.body
+            head = request_head(call.method, host, call.path, headers, None if body is None else len(body))
 
         def finish(head: AnswerHead, payload: bytes) -> T:
             return self._answered(call, endpoint, head.status, head.headers, payload)
 
         call.at_once = call.under_way = True
         try:
-            answered: T = await connection.ask(request, due, finish)
+            answered: T = await connection.ask(head if body is None else head + body, due, finish)
         except NoAnswer as lost:
             raise self._no_answer(call, endpoint, lost, silent=lost.silent) from lost
         except UnusualAnswer as unusual:
             LOG.info("asked through aiohttp for a while: endpoint=%s reason=%s", endpoint, unusual)
             self._detours[endpoint] = self.clock() + DETOUR_S
             raise self._no_answer(call, endpoint, unusual) from unusual
-        except asyncio.CancelledError:
+        except (AttemptFailed, OncegateError):
+            raise
+        except BaseException:  # it was cancelled, or is a bug: its bytes may have left
             call.ambiguous = True
             raise
         finally:
             call.under_way = False
         return answered
-
-    def _request(self, call: Call[Any], endpoint: str, headers: Mapping[str, str]) -> bytes:
-        body, host = call.body, self._pool.host(endpoint)
-        head = request_head(call.method, host, call.path, headers, None if body is None else len(body))
-        return head if body is None else head + body
 
     def _answered(self, call: Call[T], endpoint: str, status: int, headers: Mapping[str, str], payload: bytes) -> T:
         """Return what an answer means to the call, or raise what else follows from it."""

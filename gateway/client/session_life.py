@@ -298,7 +298,9 @@ class SessionLife:
         deadline = self.writes.deadline(timeout_s)
         await sender.ready(deadline)
         entry = None if outbox is None or request_id.client_id != sender.client_id else await outbox.entry(number)
-        if entry is None or not sender.tracker.reopen(number):
+        # The session may have been lost, and opened anew, while the entry was read.
+        own = sender.is_open and request_id.client_id == sender.client_id
+        if entry is None or not own or not sender.tracker.reopen(number):
             detail = f"no write {request_id} is in doubt in this session's outbox"
             raise OperationFailed(Code.NOT_FOUND, detail, request_id=request_id)
         pending = self.writes.again(entry.operation, deadline - self._loop.time())

@@ -422,13 +422,29 @@ async def test_write_that_expires_after_its_batch_was_taken_in_part_does_not_tra
 
     intercept(fake.nodes[0], OPERATIONS, take_the_first)
     patient = session.submit("put", "rows", "patient", 1, timeout_s=60)
-    hasty = session.submit("put", "rows", "hasty", 1, timeout_s=0.5)
+    hasty = session.submit("put", "rows", "hasty", 1, timeout_s=2)
     assert (await patient).applied
     with pytest.raises(DeadlineExceeded):
         await hasty
     told.set()
     await session.drain()
     assert [write.key for write in fake.executed] == ["warm"]
+
+
+async def test_request_that_ends_in_an_error_nobody_foresaw_may_have_been_applied(
+    fake: FakeGateway, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await session.put("rows", "warm", 1)
+    ask = DirectConnection.ask
+
+    async def fail(self: DirectConnection, *words: Any) -> Any:
+        await ask(self, words[0], words[1], lambda *_: None)
+        raise RuntimeError("not foreseen")
+
+    monkeypatch.setattr(DirectConnection, "ask", fail)
+    with fails(Code.INTERNAL, Outcome.UNKNOWN):
+        await session.put("rows", "k", 1)
+    assert [write.key for write in fake.executed] == ["warm", "k"]
 
 
 async def test_request_that_cannot_be_written_takes_no_connection(

@@ -22,6 +22,7 @@ from oncegate import (
     Outcome,
     OutcomeUnknown,
     PartialFailure,
+    RequestId,
     WriteResult,
     request_ids,
     sync,
@@ -125,7 +126,7 @@ async def test_doubt_that_ends_late_leaves_the_write_with_its_number_in_the_next
         await session.put("rows", "a", 1)
         node.after = lose_answers
         with pytest.raises(OutcomeUnknown) as lost:
-            await session.increment("rows", "n", timeout_s=0.5)
+            await session.increment("rows", "n", timeout_s=2)
         node.after = hold
         await session.drain()
         resolving = asyncio.create_task(lost.value.resolve(timeout_s=60))
@@ -134,7 +135,7 @@ async def test_doubt_that_ends_late_leaves_the_write_with_its_number_in_the_next
         assert (await session.put("rows", "b", 1)).sequence == 1
         node.after = hold_and_lose
         with pytest.raises(OutcomeUnknown) as doubt:
-            await session.increment("rows", "m", timeout_s=0.5)
+            await session.increment("rows", "m", timeout_s=2)
         node.after = hold
         await session.drain()
         assert lost.value.request_id is not None
@@ -279,7 +280,7 @@ async def test_outbox_goes_on_with_what_is_certain_and_hands_over_what_is_not(
             before = session.client_id
             fake.nodes[0].after = lose_answers
             with pytest.raises(OutcomeUnknown):
-                await session.increment("rows", "n", position=2, timeout_s=0.5)
+                await session.increment("rows", "n", position=2, timeout_s=2)
             fake.nodes[0].after = None
             fake.advance(61)
             await session.drain()  # the one in doubt is sent on, and learns of the expiry
@@ -412,7 +413,7 @@ async def test_doubted_entry_of_an_outbox_is_sent_again_without_a_restart(fake: 
         for lose in (fake.nodes[0].freeze, lambda: setattr(fake.nodes[0], "after", lose_answers)):
             lose()
             with pytest.raises(OutcomeUnknown) as doubt:
-                await session.increment("rows", "n", timeout_s=0.5)
+                await session.increment("rows", "n", timeout_s=2)
             fake.nodes[0].thaw()
             fake.nodes[0].after = None
             await session.drain()
@@ -423,6 +424,46 @@ async def test_doubted_entry_of_an_outbox_is_sent_again_without_a_restart(fake: 
                 await session.send_again(doubt.value.request_id)
         assert (await session.increment("rows", "n")).value == 3
     assert len(fake.executed) == 3
+
+
+async def test_entry_of_a_session_that_is_lost_while_it_is_read_is_not_sent_as_the_next_ones(
+    fake: FakeGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Number 2 is in doubt in both sessions."""
+
+    async def doubted(row: str) -> RequestId:
+        fake.nodes[0].after = lose_answers
+        with pytest.raises(OutcomeUnknown) as doubt:
+            await session.increment("rows", row, timeout_s=2)
+        fake.nodes[0].after = None
+        await session.drain()
+        assert doubt.value.request_id is not None
+        return doubt.value.request_id
+
+    async with (
+        Client(fake.endpoints) as client,
+        client.session(renew_lost=True, outbox=tmp_path / "o", on_unknown=print) as session,
+    ):
+        outbox = session._life.outbox
+        assert outbox is not None
+        read = outbox.entry
+
+        async def read_slowly(number: int) -> object:
+            entry = await read(number)
+            fake.advance(61)
+            assert (await session.put("rows", "b", 1)).sequence == 1
+            doubts.append(await doubted("m"))
+            return entry
+
+        await session.put("rows", "a", 1)
+        doubts = [await doubted("n")]
+        monkeypatch.setattr(outbox, "entry", read_slowly)
+        with fails(Code.NOT_FOUND, Outcome.NOT_APPLIED):
+            await session.send_again(doubts[0])
+        monkeypatch.undo()
+        assert [doubt.sequence for doubt in doubts] == [2, 2]
+        assert (await session.send_again(doubts[1])).value == 1
+    assert [write.key for write in fake.executed] == ["a", "n", "b", "m"]
 
 
 async def test_write_that_is_under_way_is_not_sent_again_beside(fake: FakeGateway, tmp_path: Path) -> None:
