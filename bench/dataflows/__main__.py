@@ -2,9 +2,10 @@
 
 ``saturating``: the same posts, as fast as they are answered, two database nodes; what is delivered is a data flow's
 capacity. ``costs``: external queue and integrated at one rate, 80 % of the least capacity, each twice, in turns.
-``eighty``: each at 80 % of its own capacity. ``burst``: 50 % of it, then 200 %, then 50 %. ``failure``: 40 % of the
-least capacity over three, as each row has three copies, on three database nodes; one is killed and comes back.
-``scaling``: saturating with 1, 2 and 3 database nodes, one copy of each row.
+``eighty``: each at 80 % of its own capacity. ``burst``: 50 % of it, then 200 %, then 50 %; and the integrated flow's
+posts to its gateway alone. ``failure``: 40 % of the least capacity over three, as each row has three copies, on three
+database nodes; one is killed and comes back. ``scaling``: saturating with 1, 2 and 3 database nodes, one copy of each
+row.
 Every run ends with the complete check: each acknowledged post once in the timeline of each follower. Exit status: 0
 complete, 1 not, or an experiment failed.
 """
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from bench.dataflows import page as page_of_flows
+from bench.dataflows.alone import alone
 from bench.dataflows.architectures import NAMES, TITLES, ExternalQueue, Integrated, Synchronous
 from bench.dataflows.database import Database, of_cassandra, of_sqlite
 from bench.dataflows.stage import Run, run
@@ -211,6 +213,10 @@ def one(
                     show(row)
                     rows.append(row)
                     about["disturbed"] = about["disturbed"] or row["disturbed"]
+        if experiment == "burst" and Integrated.name in names:
+            wanted = plan(experiment, Integrated.name, 0, capacities, lengths)
+            about["alone"] = alone(directory / "alone", audience, options.seed, wanted)
+            print(f"   the gateway alone: {page_of_flows.of_the_gateway_alone(about)}", flush=True)
     return about, sorted(rows, key=lambda row: (row["nodes"], NAMES.index(row["architecture"])))
 
 

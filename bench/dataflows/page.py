@@ -74,7 +74,7 @@ def section(runs: Mapping[str, Line]) -> list[str]:
         if experiment == "eighty":
             parts += ["Median response time by followers of the author, ms, with posts:", _followers(rows)]
         if experiment == "burst":
-            parts.append(prose(_burst(rows)))
+            parts += [prose(_burst(rows)), prose(of_the_gateway_alone(line))]
         if experiment == "scaling":
             parts += [prose(_on_paper_words()), _on_paper(rows)]
     return parts
@@ -221,6 +221,19 @@ def _burst(rows: Sequence[Mapping[str, Any]]) -> str:
         "Published: both asynchronous ones took all 2,600 msg/s with flat response times; synchronous dropped."
     )
     return f"{'; '.join(words)}. {published_words}"
+
+
+def of_the_gateway_alone(line: Mapping[str, Any]) -> str:
+    """Tell what the integrated flow's posts took without Spark and database beside the gateway."""
+    found = line.get("alone")
+    if found is None:
+        return "The same posts to the gateway alone: not measured."
+    phases = ", ".join(f"{_ms(one['p50_ms'])} and {_ms(one['p99_ms'])}" for one in found["by_phase"])
+    return (
+        "The integrated flow's posts to the gateway alone, without Spark and database beside it: median and 99th "
+        f"percentile in each phase {phases} ms, {found['busy_cores']:.2f} of {line['cores']} cores busy; µs of "
+        f"processor time a post: app {found['cpu_us']['app']:,.0f}, gateway {found['cpu_us']['queue']:,.0f}."
+    )
 
 
 def _loaded(line: Mapping[str, Any]) -> str:

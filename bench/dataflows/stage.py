@@ -87,7 +87,7 @@ class Stage:
         self.words: list[str] = []
         self._stack = contextlib.ExitStack()
         self._directory, self._run = directory, run
-        self._of_workload = [str(audience.authors), str(audience.largest), str(seed)]
+        self._audience, self._seed = audience, seed
 
     def __enter__(self) -> Self:
         self._directory.mkdir(parents=True)
@@ -130,7 +130,7 @@ class Stage:
         cluster = self._stack.enter_context(LocalCluster(self._directory / "nodes"))
         cluster.start()
         cluster.wait_ready()
-        asyncio.run(_declare(cluster))
+        asyncio.run(declare(cluster))
         endpoints = ",".join(cluster.endpoints)
         job = self._child("driver", 0, [self.store, str(self._directory), endpoints])
         job.wait("started", STARTED_S)
@@ -149,12 +149,7 @@ class Stage:
 
     def app(self, acknowledged: Path) -> Talking:
         """Start the application; it begins when it is told to."""
-        authors, largest, seed = self._of_workload
-        words = ["--architecture", self._run.architecture, "--phases", json.dumps(self._run.phases)]
-        words += ["--authors", authors, "--largest", largest, "--seed", seed, "--acknowledged", str(acknowledged)]
-        words += ["--warm-s", str(self._run.warm_s)]
-        if self._run.posts is not None:
-            words += ["--posts", str(self._run.posts)]
+        words = words_of(self._run, self._audience, self._seed, acknowledged)
         if not self.words:
             words += ["--store", self.store]
         log = self._directory / "app.log"
@@ -176,7 +171,16 @@ class Stage:
 
     def _child(self, module: str, number: int, words: list[str]) -> Talking:
         log = self._directory / f"{module}-{number}.log"
-        return self._stack.enter_context(talking(f"bench.dataflows.{module}", *words, *self._of_workload, log=log))
+        workload = [str(self._audience.authors), str(self._audience.largest), str(self._seed)]
+        return self._stack.enter_context(talking(f"bench.dataflows.{module}", *words, *workload, log=log))
+
+
+def words_of(run: Run, audience: Audience, seed: int, acknowledged: Path) -> list[str]:
+    """Return what the application is told of a run."""
+    words = ["--architecture", run.architecture, "--phases", json.dumps(run.phases), "--warm-s", str(run.warm_s)]
+    words += ["--authors", str(audience.authors), "--largest", str(audience.largest), "--seed", str(seed)]
+    words += ["--acknowledged", str(acknowledged)]
+    return words if run.posts is None else [*words, "--posts", str(run.posts)]
 
 
 def run(database: Database, directory: Path, audience: Audience, seed: int, wanted: Run) -> dict[str, Any]:
@@ -276,7 +280,8 @@ def _resident_mib(pid: int) -> float:
     return int(status.split("VmRSS:")[1].split()[0]) / 1024 if "VmRSS:" in status else 0.0
 
 
-async def _declare(cluster: LocalCluster) -> None:
+async def declare(cluster: LocalCluster) -> None:
+    """Declare the table of posts, and its flow."""
     async with Client(cluster.endpoints) as client:
         await client.declare_table(TABLE, kind="stream", quota_bytes=QUOTA_BYTES, flow=FLOW)
 

@@ -30,6 +30,7 @@ from bench.dataflows.__main__ import (
     plan,
     turned,
 )
+from bench.dataflows.alone import alone
 from bench.dataflows.app import WARM, Load, by_class, by_phase
 from bench.dataflows.architectures import NAMES, DataFlow
 from bench.dataflows.database import of_cassandra, of_sqlite
@@ -796,6 +797,17 @@ def test_burst_is_judged_by_what_was_dropped_and_by_its_response_times() -> None
     silent = line_of("burst", by_phase=[{"samples": 0, "p50_ms": None, "p99_ms": None, "max_ms": None}] * 3)
     assert "each phase - and -, - and -, - and - ms" in text_of(burst=silent).replace("\n", " ")
     assert judged(burst=silent)[BURST][1] is None
+
+
+def test_gateway_alone_is_asked_the_posts_of_the_burst_and_stands_beside_it(tmp_path: Path) -> None:
+    wanted = Run("burst", "integrated", [(40.0, 1.0), (80.0, 1.0)], warm_s=0.5)
+    found = alone(tmp_path / "alone", SAMPLE, 1, wanted)
+    assert (found["measured"], found["dropped"], found["failed"]) == (120, 0, 0)
+    assert [one["samples"] for one in found["by_phase"]] == [40, 80]
+    assert found["busy_cores"] > 0
+    told = " ".join(text_of(burst={**line_of("burst"), "alone": found}).split())
+    assert f"{found['by_phase'][1]['p50_ms']:.2f} and {found['by_phase'][1]['p99_ms']:.2f}" in told
+    assert "to the gateway alone: not measured" in " ".join(text_of(burst=line_of("burst")).split())
 
 
 def test_page_says_what_was_done_to_the_database_beside_what_was_published() -> None:
