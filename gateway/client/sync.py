@@ -344,5 +344,9 @@ class Session:
             else:
                 future.set_exception(crossed(failure, self._crossing))
 
-        self._crossing.thread().loop.call_soon_threadsafe(start)
+        try:
+            self._crossing.thread().call(start)
+        except OperationFailed:
+            future.cancel()  # its place is free again
+            raise
         return future

@@ -82,10 +82,12 @@ def crossed(failure: BaseException, crossing: Crossing) -> BaseException:
 
 
 class LoopThread:
-    """A thread that runs an event loop until it is stopped."""
+    """A thread that runs an event loop until it is stopped; what comes after that is refused, and never waits."""
 
     def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()
+        self._lock = threading.Lock()
+        self._stopped = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -95,21 +97,44 @@ class LoopThread:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine there and wait for it; an interrupt of the wait cancels it."""
-        if threading.current_thread() is self._thread:
+        try:
+            self._check_outside()
+            with self._lock:
+                self._check()
+                future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        except OperationFailed:
             work.close()
-            raise OperationFailed(
-                Code.CONFLICT, "a callback of the client must not call it", outcome=Outcome.NOT_APPLIED
-            )
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+            raise
         try:
             return future.result()
         except BaseException:
             future.cancel()
             raise
 
+    def call(self, callback: Callable[[], None]) -> None:
+        """Call a function there, soon."""
+        with self._lock:
+            self._check()
+            self.loop.call_soon_threadsafe(callback)
+
+    def _check_outside(self) -> None:
+        if threading.current_thread() is self._thread:
+            raise OperationFailed(
+                Code.CONFLICT, "a callback of the client must not call it", outcome=Outcome.NOT_APPLIED
+            )
+
+    def _check(self) -> None:
+        if self._stopped:
+            raise OperationFailed(Code.CONFLICT, "the client is closed", outcome=Outcome.NOT_APPLIED)
+
     def stop(self) -> None:
         """Cancel running tasks and end the thread."""
-        self.run(_wind_up())
+        self._check_outside()
+        with self._lock:
+            # Behind all that came before it, and before nothing: what nobody runs would be waited for for ever.
+            ending = asyncio.run_coroutine_threadsafe(_wind_up(), self.loop)
+            self._stopped = True
+        ending.result()
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.loop.close()

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 
-from oncegate import Code, MalformedAnswer, OperationFailed, OutboxEntry, OutboxUnresolved, OutcomeUnknown, sync
+from oncegate import (
+    Code,
+    MalformedAnswer,
+    OperationFailed,
+    OutboxEntry,
+    OutboxUnresolved,
+    Outcome,
+    OutcomeUnknown,
+    sync,
+)
+from oncegate.gateway.client.sync_crossing import LoopThread
 from oncegate.testing import FakeCluster, FakeGateway
 from tests.client.answers import fails, lose_answers
 
@@ -167,3 +179,30 @@ def test_reasons_and_errors_outside_calls_are_those_of_this_facade(
     with pytest.raises(OutcomeUnknown) as doubt, sync.Client(fake.endpoints) as client:
         raise OutcomeUnknown(Code.TIMEOUT)
     assert doubt.value.code is Code.TIMEOUT
+
+
+def test_call_that_comes_while_the_loop_ends_is_refused_and_waits_for_nothing() -> None:
+    thread, ending, go = LoopThread("test"), threading.Event(), threading.Event()
+
+    async def lingers() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ending.set()
+            await asyncio.to_thread(go.wait)
+
+    async def nothing() -> None: ...
+
+    lasting = asyncio.run_coroutine_threadsafe(lingers(), thread.loop)
+    thread.run(nothing())
+    stopping = threading.Thread(target=thread.stop)
+    stopping.start()
+    assert ending.wait(60)
+    for late in (lambda: thread.run(nothing()), lambda: thread.call(go.set)):
+        with fails(Code.CONFLICT, Outcome.NOT_APPLIED):
+            late()
+    go.set()
+    stopping.join(60)
+    assert lasting.cancelled()
+    with fails(Code.CONFLICT, Outcome.NOT_APPLIED):
+        thread.run(nothing())
