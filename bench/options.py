@@ -57,6 +57,12 @@ def folder(text: str) -> Path:
         raise argparse.ArgumentTypeError(f"{text} takes no files: {refused.strerror}") from refused
 
 
+def command_of() -> str | None:
+    """Return how this process is called again, ``python -m …``; None where it is no module."""
+    about = getattr(sys.modules["__main__"], "__spec__", None)
+    return None if about is None else f"python -m {about.name.removesuffix('.__main__')}"
+
+
 def end_in_order() -> None:
     """Let SIGTERM, and the end of the terminal, unwind this process: what it started is killed, its data deleted.
 

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from bench.experiments import page
-from bench.options import end_in_order
+from bench.options import command_of, end_in_order, folder
 
 COMMANDS: Final = tuple(f"bench.{part.name}" for part in page.PARTS)
+PAGE: Final = "page"
 
 
 def run(command: Sequence[str]) -> int:
@@ -32,25 +33,33 @@ def run(command: Sequence[str]) -> int:
 
 def main() -> int:
     """Run what the command line says; the greatest exit status of all experiments."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("what", nargs="*", metavar="EXPERIMENT", help=f"of {', '.join(COMMANDS)}; or page")
+    options = argparse.ArgumentParser(
+        command_of(), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument("what", nargs="*", metavar="EXPERIMENT", help=f"of {', '.join(COMMANDS)}; or page alone")
     options.add_argument("--quick", action="store_true", help="a sample of each")
+    options.add_argument("--no-save", action="store_true", help="print only")
+    options.add_argument("--directory", type=folder, help="parent of the data; the system's temporary one by default")
     found = options.parse_args()
-    if found.what == ["page"]:
+    if found.what == [PAGE]:
         print(f"drawn: {page.write()}")
         return 0
-    if unknown := set(found.what) - {*COMMANDS}:
+    wanted = [f"bench.{name.removeprefix('bench.')}" for name in found.what]
+    if unknown := {*wanted} - {*COMMANDS}:
         options.error(f"no such experiment: {', '.join(sorted(unknown))}; there are {', '.join(COMMANDS)}")
     end_in_order()
     failed = {}
-    for command in found.what or COMMANDS:
+    words = [*(["--quick"] if found.quick else []), *(["--no-save"] if found.no_save else [])]
+    words += ["--directory", str(found.directory)] if found.directory is not None else []
+    for command in wanted or COMMANDS:
         print(f"#### {command}", flush=True)
-        status = run([sys.executable, "-m", command, *(["--quick"] if found.quick else [])])
+        status = run([sys.executable, "-m", command, *words])
         if status:
             failed[command] = status
     for command, status in failed.items():
         print(f"failed: python -m {command} (exit status {status})", file=sys.stderr)
-    print(f"drawn: {page.write()}")
+    if not found.no_save:
+        print(f"drawn: {page.write()}")
     return max(failed.values(), default=0)
 
 

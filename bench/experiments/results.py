@@ -21,7 +21,7 @@ from typing import Any, Final
 from bench import children
 from bench.calibrate import bare_posts, fdatasync_4k
 from bench.figures import header
-from bench.options import at_least, end_in_order, folder
+from bench.options import at_least, command_of, end_in_order, folder
 from bench.peers import disturbance
 from bench.peers.usage import MachineTime, Usage, descendants
 
@@ -35,7 +35,7 @@ Line = dict[str, Any]
 
 def parser(doc: str) -> argparse.ArgumentParser:
     """Return a parser with the options of every experiment."""
-    built = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    built = argparse.ArgumentParser(command_of(), description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     built.add_argument("--quick", action="store_true", help="a sample: small sizes, short windows")
     built.add_argument("--seed", type=at_least(0), default=1)
     built.add_argument("--directory", type=folder, help="parent of the data; the system's temporary one by default")

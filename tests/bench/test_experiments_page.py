@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 from xml.etree import ElementTree as ET
@@ -16,6 +16,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from bench.children import talking
+from bench.experiments import __main__ as all_of_them
 from bench.experiments import calls, fan_out, page, results, targets
 from bench.experiments.__main__ import COMMANDS
 from bench.experiments.about import header_of
@@ -55,6 +56,21 @@ def test_every_experiment_is_a_module_that_can_be_run_and_another_name_is_misuse
     done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 2
     assert "no such experiment: bench.nothing" in done.stderr
+    assert done.stderr.startswith("usage: python -m bench.experiments ")
+
+
+def test_all_experiments_hand_their_options_on_and_a_short_name_will_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ran: list[Sequence[str]] = []
+    monkeypatch.setattr(all_of_them, "run", lambda command: ran.append(command) or 0)
+    words = ["x", "scale", "bench.stream", "--quick", "--no-save", "--directory", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", words)
+    assert all_of_them.main() == 0
+    assert [command[2:] for command in ran] == [
+        ["bench.scale", "--quick", "--no-save", "--directory", str(tmp_path)],
+        ["bench.stream", "--quick", "--no-save", "--directory", str(tmp_path)],
+    ]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
