@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -16,6 +17,10 @@ from oncegate.gateway.http.server import running
 from oncegate.gateway.local.cluster import LocalCluster
 from oncegate.gateway.local.ports import free_ports
 from oncegate.gateway.node.settings import Settings
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell without job control lets what it starts in the background ignore Ctrl-C, and its children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SECONDS = {
     "spark/test_library_kills.py": 150,
