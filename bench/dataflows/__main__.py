@@ -1,11 +1,11 @@
 """Three data flows over one Cassandra and one workload: ``python -m bench.dataflows [EXPERIMENT …]``.
 
-``saturating``: the same posts, as fast as they are answered, two database nodes; what is delivered is a data flow's
-capacity. ``costs``: external queue and integrated at one rate, 80 % of the least capacity, each twice, in turns.
-``eighty``: each at 80 % of its own capacity. ``burst``: 50 % of it, then 200 %, then 50 %; and the integrated flow's
-posts to its gateway alone. ``failure``: 40 % of the least capacity over three, as each row has three copies, on three
-database nodes; one is killed and comes back. ``scaling``: saturating with 1, 2 and 3 database nodes, one copy of each
-row.
+``saturating``: the same posts, as fast as they are answered, two database nodes; costs of a post are judged there.
+``sustained``: each is offered as many posts a second, one by one; what is delivered is its capacity. ``eighty``: each
+at 80 % of it. ``burst``: 50 % of it, then 200 %, then 50 %; and the integrated flow's posts to its gateway alone.
+``failure``: three database nodes with three copies of each row; each flow's capacity is found there in the same two
+steps, then it has 80 % of it while a node is killed and comes back. ``scaling``: saturating with 1, 2 and 3 database
+nodes on the same cores, one copy of each row.
 Every run ends with the complete check: each acknowledged post once in the timeline of each follower. Exit status: 0
 complete, 1 not, or an experiment failed.
 """
@@ -14,16 +14,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from bench.dataflows import page as page_of_flows
 from bench.dataflows.alone import alone
-from bench.dataflows.architectures import NAMES, TITLES, ExternalQueue, Integrated, Synchronous
+from bench.dataflows.architectures import NAMES, TITLES, Integrated, Synchronous
 from bench.dataflows.database import Database, of_cassandra, of_sqlite
 from bench.dataflows.stage import Run, run
 from bench.dataflows.workload import SAMPLE, WHOLE, Audience
@@ -36,14 +37,16 @@ from oncegate.stores.devcassandra.cluster import free_ports, running
 from oncegate.stores.devcassandra.node import Config
 from oncegate.stores.errors import StoreError
 
-EXPERIMENTS: Final = ("saturating", "costs", "eighty", "burst", "failure", "scaling")
+EXPERIMENTS: Final = ("saturating", "sustained", "eighty", "burst", "failure", "scaling")
 HEAP: Final = "1g"
 SHARE: Final = 0.8
-FAILURE_SHARE: Final = 0.4
-"""Published: 1,000 messages a second where the cluster takes about 2,600."""
 RATE_MIN: Final = 1.0
-MEASURE_CAPACITY: Final = ("saturating", "scaling")
-"""Experiments whose load is no share of the capacity."""
+COPIES: Final = 3
+"""Of each row, where a database node dies."""
+NEEDS: Final = {"sustained": "saturating", "eighty": "sustained", "burst": "sustained"}
+"""The experiment whose delivered posts a second are the capacities that another one's load is a share of."""
+DELIVERED: Final = {"saturating": "delivered while saturating", "sustained": "delivered of posts one by one"}
+"""What these capacities are, in words."""
 FAILURES: Final = (OSError, RuntimeError, StoreError, subprocess.SubprocessError)
 """What ends one experiment: a part that does not start, answer or end, or a full disk."""
 
@@ -56,7 +59,8 @@ class Lengths(NamedTuple):
         posts, scaling_posts: as fast as they are answered, by each data flow: the same for all, so that they do the
             same work, and what one accepts ahead of its copies is bounded.
         warm_s: of load before the clock starts, where there is a rate.
-        costs_s: of each turn at one rate.
+        sustained_s: of posts one by one, as many as were delivered saturating.
+        failure_posts, failure_sustained_s: the same two steps where each row has three copies.
         load_s: of the integrated data flow at 80 %. others_s: of the other two.
         burst_s: of each phase of a burst.
         kill_s, restart_s, failure_s: when a node dies, when it returns, of the load around it.
@@ -66,7 +70,9 @@ class Lengths(NamedTuple):
     posts: int
     scaling_posts: int
     warm_s: float
-    costs_s: float
+    sustained_s: float
+    failure_posts: int
+    failure_sustained_s: float
     load_s: float
     others_s: float
     burst_s: float
@@ -75,14 +81,15 @@ class Lengths(NamedTuple):
     failure_s: float
 
 
-WHOLE_LENGTHS: Final = Lengths(30.0, 25_000, 15_000, 45.0, 120.0, 600.0, 150.0, 30.0, 60.0, 90.0, 120.0)
-SAMPLE_LENGTHS: Final = Lengths(3.0, 2_000, 1_000, 2.0, 8.0, 10.0, 10.0, 4.0, 4.0, 8.0, 16.0)
+WHOLE_LENGTHS: Final = Lengths(30.0, 25_000, 15_000, 45.0, 120.0, 5_000, 60.0, 600.0, 150.0, 30.0, 60.0, 90.0, 120.0)
+SAMPLE_LENGTHS: Final = Lengths(3.0, 2_000, 1_000, 2.0, 8.0, 500, 5.0, 10.0, 10.0, 4.0, 4.0, 8.0, 16.0)
 SATURATING_S: Final = 900.0
 """At most."""
 
 
+Row = dict[str, Any]
 Capacities = Mapping[str, float]
-"""Posts a second that each data flow has delivered, with two database nodes and one copy of each row."""
+"""Posts a second that each data flow has delivered."""
 
 
 def plan(experiment: str, architecture: str, nodes: int, capacities: Capacities, lengths: Lengths) -> Run:
@@ -92,20 +99,19 @@ def plan(experiment: str, architecture: str, nodes: int, capacities: Capacities,
         experiment: of `EXPERIMENTS`.
         architecture: its name.
         nodes: of Cassandra.
-        capacities: of all data flows; none, where the experiment's load is no share of them.
+        capacities: of all data flows, as :data:`NEEDS` says; none, where the experiment's load is no share of them.
         lengths: of the phases.
 
     Raises:
         ValueError: an unknown experiment.
     """
-    own, least = capacities.get(architecture, 0.0), min(capacities.values(), default=0.0)
+    own = capacities.get(architecture, 0.0)
     match experiment:
         case "saturating" | "scaling":
             posts = lengths.posts if experiment == "saturating" else lengths.scaling_posts
             return Run(experiment, architecture, [(0.0, SATURATING_S)], posts)
-        case "costs":
-            phases = [(max(RATE_MIN, SHARE * least), lengths.costs_s)]
-            return Run(experiment, architecture, phases, warm_s=lengths.warm_s)
+        case "sustained":
+            return Run(experiment, architecture, [(max(RATE_MIN, own), lengths.sustained_s)], warm_s=lengths.warm_s)
         case "eighty":
             seconds = lengths.load_s if architecture == Integrated.name else lengths.others_s
             phases = [(max(RATE_MIN, SHARE * own), seconds)]
@@ -115,13 +121,27 @@ def plan(experiment: str, architecture: str, nodes: int, capacities: Capacities,
             phases = [(share, lengths.burst_s) for share in (half, double, half)]
             return Run(experiment, architecture, phases, warm_s=lengths.warm_s)
         case "failure":
-            replicas = min(3, nodes)
-            # Each copy is written so many times, by the processors that wrote it once.
-            phases = [(max(RATE_MIN, FAILURE_SHARE * least / replicas), lengths.failure_s)]
+            phases = [(max(RATE_MIN, SHARE * own), lengths.failure_s)]
+            replicas = min(COPIES, nodes)
             return Run(
                 experiment, architecture, phases, None, lengths.kill_s, lengths.restart_s, replicas, lengths.warm_s
             )
     raise ValueError(f"no experiment {experiment}")
+
+
+def capacity_of(architecture: str, nodes: int, lengths: Lengths, measure: Callable[[Run], Row]) -> tuple[float, bool]:
+    """Return what a data flow sustains where each row has three copies, and whether nothing was lost meanwhile.
+
+    What it delivers saturating is offered one by one; ``measure`` runs one run and returns its row.
+    """
+    replicas, rate, posts, seconds = min(COPIES, nodes), 0.0, lengths.failure_posts, SATURATING_S
+    complete = True
+    for step in ("saturating", "sustained"):
+        wanted = Run(f"failure_{step}", architecture, [(rate, seconds)], posts or None, replicas=replicas)
+        row = measure(wanted)
+        rate, posts, seconds = max(RATE_MIN, row["delivered_per_s"]), 0, lengths.failure_sustained_s
+        complete = complete and row["check"]["complete"]
+    return rate, complete
 
 
 def nodes_of(experiment: str, *, quick: bool) -> tuple[int, ...]:
@@ -200,32 +220,38 @@ def one(
                 durability=durability) as about,
     ):  # fmt: skip
         directory = Path(parent)
+
+        def measured(database: Database, wanted: Run) -> Row:
+            into = directory / "-".join((wanted.experiment, wanted.architecture, str(database.nodes), str(wanted.turn)))
+            row = run(database, into, audience, options.seed, wanted)
+            show(row)
+            about["disturbed"] = about["disturbed"] or row["disturbed"]
+            return row
+
         about |= {"experiment": experiment, "audience": audience._asdict(), "heap": options.heap}
         about |= {"capacities": dict(capacities)}
+        if (of := NEEDS.get(experiment)) is not None:
+            about["capacities_of"] = DELIVERED[of]
         for nodes in nodes_of(experiment, quick=options.quick):
             with opened(options, nodes, directory / f"db-{nodes}") as database:
                 # A cold JVM would be the first data flow's: this load is not counted.
                 prime = Run("prime", Synchronous.name, [(0.0, lengths.prime_s * nodes)])
                 run(database, directory / f"prime-{nodes}", audience, options.seed, prime)
-                for turn, name in enumerate(ordered(experiment, names, nodes)):
+                if experiment == "failure" and options.capacity is None:
+                    sustained = {
+                        name: capacity_of(name, nodes, lengths, functools.partial(measured, database)) for name in names
+                    }
+                    capacities = {name: rate for name, (rate, _) in sustained.items()}
+                    about |= {"capacities": capacities, "capacities_of": f"{DELIVERED['sustained']} to these nodes"}
+                    about["complete"] = all(complete for _, complete in sustained.values())
+                for turn, name in enumerate(turned(names, EXPERIMENTS.index(experiment) + nodes)):
                     what = plan(experiment, name, nodes, capacities, lengths)._replace(turn=turn)
-                    row = run(database, directory / f"{name}-{nodes}-{turn}", audience, options.seed, what)
-                    show(row)
-                    rows.append(row)
-                    about["disturbed"] = about["disturbed"] or row["disturbed"]
+                    rows.append(measured(database, what))
         if experiment == "burst" and Integrated.name in names:
             wanted = plan(experiment, Integrated.name, 0, capacities, lengths)
             about["alone"] = alone(directory / "alone", audience, options.seed, wanted)
             print(f"   the gateway alone: {page_of_flows.of_the_gateway_alone(about)}", flush=True)
     return about, sorted(rows, key=lambda row: (row["nodes"], NAMES.index(row["architecture"])))
-
-
-def ordered(experiment: str, names: Sequence[str], nodes: int) -> list[str]:
-    """Return which data flow runs when; costs are compared in turns, so that neither always comes after the other."""
-    if experiment != "costs":
-        return turned(names, EXPERIMENTS.index(experiment) + nodes)
-    pair = [name for name in (ExternalQueue.name, Integrated.name) if name in names]
-    return [*pair, *reversed(pair)]
 
 
 def turned(names: Sequence[str], turn: int) -> list[str]:
@@ -234,19 +260,28 @@ def turned(names: Sequence[str], turn: int) -> list[str]:
     return [*names[at:], *names[:at]]
 
 
+def needed(experiments: Sequence[str]) -> list[str]:
+    """Return the experiments in their order, with those that find the capacities of others before them."""
+    wanted = {*experiments}
+    for _ in NEEDS:
+        wanted |= {NEEDS[experiment] for experiment in wanted if experiment in NEEDS}
+    return [experiment for experiment in EXPERIMENTS if experiment in wanted]
+
+
 def measure(options: argparse.Namespace, experiments: Sequence[str]) -> int:
     """Run the experiments, each saved by itself; a load that needs the capacity finds it first.
 
     One that fails is named, and the others go on, but for those whose load it was to find.
     """
     names = [name for name in NAMES if not options.architecture or name in options.architecture]
-    capacities: Capacities = {} if options.capacity is None else dict.fromkeys(NAMES, options.capacity)
+    given: Capacities = {} if options.capacity is None else dict.fromkeys(NAMES, options.capacity)
+    found: dict[str, Capacities] = {}
     complete = True
-    wanted = [name for name in EXPERIMENTS if name in experiments]
-    if not capacities and {*wanted} - {*MEASURE_CAPACITY} and "saturating" not in wanted:
-        wanted.insert(0, "saturating")
-    for experiment in wanted:
-        if not capacities and experiment not in MEASURE_CAPACITY:
+    for experiment in EXPERIMENTS if given else needed(experiments):
+        if experiment not in experiments and given:
+            continue
+        capacities = given or found.get(NEEDS.get(experiment, ""), {})
+        if experiment in NEEDS and not capacities:
             print(f"not run: {experiment}: no capacity is known", file=sys.stderr, flush=True)
             complete = False
             continue
@@ -259,9 +294,8 @@ def measure(options: argparse.Namespace, experiments: Sequence[str]) -> int:
             print(f"failed: {experiment}: {type(failure).__name__}: {failure}", file=sys.stderr, flush=True)
             complete = False
             continue
-        complete = complete and all(row["check"]["complete"] for row in rows)
-        if experiment == "saturating" and not capacities:
-            capacities = {row["architecture"]: row["delivered_per_s"] for row in rows}
+        complete = complete and about.get("complete", True) and all(row["check"]["complete"] for row in rows)
+        found[experiment] = {row["architecture"]: row["delivered_per_s"] for row in rows}
         if not options.no_save and not options.architecture and options.store == "cassandra":
             save("dataflows", about, rows)
             print(f"drawn: {page.write()}", flush=True)

@@ -10,7 +10,7 @@ from bench.dataflows import published
 from bench.dataflows.app import UNDER_WAY_MAX
 from bench.dataflows.architectures import TITLES
 from bench.dataflows.priority import NICE
-from bench.dataflows.targets import ratios, total
+from bench.dataflows.targets import NODES_16, on_paper, ratio_of, share_of, total
 from bench.dataflows.writers import INTERVAL_MS
 from bench.experiments.about import header_of
 from bench.experiments.plot import Curve, Panel, draw
@@ -18,14 +18,13 @@ from bench.experiments.results import Line
 from bench.markdown import prose, table
 
 PARTS: Final = ("app", "workers", "queue", "db")
-NODES_16: Final = 16
 HEADINGS: Final = {
     "saturating": "Saturating",
-    "costs": "What a post costs",
-    "eighty": "At 80 % load",
+    "sustained": "Posts one by one: what is sustained",
+    "eighty": "At 80 % of what is sustained",
     "burst": "A burst: 50 %, 200 %, 50 %",
     "failure": "A database node dies",
-    "scaling": "More database nodes",
+    "scaling": "One, two and three database nodes on the same cores",
 }
 LACKS: Final = {
     "missing": "missing",
@@ -69,14 +68,13 @@ def section(runs: Mapping[str, Line]) -> list[str]:
         if experiment in CONDITIONS:
             parts.append(prose(CONDITIONS[experiment](line)))
         parts.append(_costs(rows))
-        if experiment == "costs":
-            parts += [prose(f"{_ratio(rows)} {_published_ratio()}"), _published_costs()]
+        if experiment == "saturating":
+            parts += [prose(f"{_ratio(line)} {_published_ratio()}"), _published_costs()]
+            parts += [prose(_on_paper_words()), _on_paper(rows)]
         if experiment == "eighty":
             parts += ["Median response time by followers of the author, ms, with posts:", _followers(rows)]
         if experiment == "burst":
             parts += [prose(_burst(rows)), prose(of_the_gateway_alone(line))]
-        if experiment == "scaling":
-            parts += [prose(_on_paper_words()), _on_paper(rows)]
     return parts
 
 
@@ -161,9 +159,9 @@ def _published_costs() -> str:
                         *(_count(net[part], 2) for part in ("app", "queue", "db"))])  # fmt: skip
     head = [
         "published, two nodes",
-        "app, CPU %",
-        "queue, CPU %",
-        "db, CPU %",
+        "CPU % of the app's machine",
+        "of the queue's",
+        "of each of the two of db",
         "app, MB/s",
         "queue, MB/s",
         "db, MB/s",
@@ -175,17 +173,14 @@ def _count(value: float | None, decimals: int = 0) -> str:
     return "-" if value is None else f"{value:,.{decimals}f}"
 
 
-def _ratio(rows: Sequence[Mapping[str, Any]]) -> str:
+def _ratio(line: Line) -> str:
     words = []
     for figure, title in (("cpu_us", "processor time"), ("sent_bytes", "bytes sent")):
-        found = ratios(rows, figure)
+        found = ratio_of(line, figure)
         if found is None:
             words.append(f"{title}: not measured")
             continue
-        words.append(
-            f"{title} {found.whole:.2f} (pairs {found.low:.2f} to {found.high:.2f}), {found.rest:.2f} without the "
-            "database's own"
-        )
+        words.append(f"{title} {found.whole:.2f}, {found.rest:.2f} without the database's own")
     return f"Integrated over external queue, of a post: {'; '.join(words)}."
 
 
@@ -200,13 +195,13 @@ def _followers(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _published_ratio() -> str:
-    """Return the same ratios of the published figures: sums over the parts."""
-    found = {}
-    for what, figures in (("CPU %", published.CPU), ("bytes", published.NETWORK)):
-        ours, queue = (sum(of or 0.0 for of in figures[name].values()) for name in ("integrated", "queue"))
-        found[what] = ours / queue
-    words = ", ".join(f"{what} {ratio:.2f}" for what, ratio in found.items())
-    return f"Published, sums over the parts at 1,290 messages a second with two database nodes: {words}."
+    """Return the same ratios of the published figures: sums over all machines."""
+    return (
+        "Published, sums over all machines at 1,290 messages a second with two database nodes: processor time "
+        f"{published.cpu_ratio():.2f}, bytes {published.bytes_ratio():.2f}; with sixteen {published.CPU_RATIO_16:.2f} "
+        f"and {published.bytes_ratio(published.NETWORK_16):.2f}, machines {published.machines_ratio():.2f} (18 of 21). "
+        "Published processor figures are the average load of one machine of a part."
+    )
 
 
 def _burst(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -243,9 +238,14 @@ def _loaded(line: Mapping[str, Any]) -> str:
         for row in line["rows"]
     ]
     capacities = [f"{TITLES[name]} {found:,.0f}" for name, found in line.get("capacities", {}).items()]
-    of = f" Capacities, delivered while saturating: {', '.join(capacities)}." if capacities else ""
+    of = f" Capacities, {_capacities_of(line)}: {', '.join(capacities)}." if capacities else ""
     told = "; ".join(dict.fromkeys(rates))
     return f"Posts a second: {told}.{of} A post that comes when {UNDER_WAY_MAX:,} are under way is dropped."
+
+
+def _capacities_of(line: Mapping[str, Any]) -> str:
+    """Name what the capacities of a line are; older ones were all those of the saturating run."""
+    return str(line.get("capacities_of", "delivered while saturating"))
 
 
 def _died(line: Mapping[str, Any]) -> str:
@@ -257,21 +257,27 @@ def _died(line: Mapping[str, Any]) -> str:
     )
     return (
         f"{row['nodes']} database nodes on one machine with {row['replicas']} copies of each row, so each copy is "
-        f"written as often. {happened}{_loaded(line)} Published: four nodes, each a machine, 1,000 messages a second, "
-        "one killed after 60 s and started again 30 s later; each acknowledged post looked for in each timeline."
+        f"written as often. {happened}{_loaded(line)} {_shares(line)} Published: four nodes, each a machine, "
+        "1,000 messages a second, one killed after 60 s and started again 30 s later; each acknowledged post "
+        "looked for in each timeline."
     )
+
+
+def _shares(line: Mapping[str, Any]) -> str:
+    shares = (f"{TITLES[row['architecture']]} {share_of(line, row):.0%}" for row in line["rows"])
+    return f"Shares of these capacities: {', '.join(shares)}."
 
 
 def _scaled(line: Mapping[str, Any]) -> str:
     return (
         f"All database nodes share the {line['cores']} cores of one machine with everything else: a further one adds a "
-        "process and a log, and no processor. Published: throughput linear in the number of nodes, each "
-        "a machine, at constant response time."
+        "process and a log, and no processor. This does not show how a flow scales. Published: throughput linear in "
+        "the number of nodes, each a machine, at constant response time."
     )
 
 
 CONDITIONS: Final[Mapping[str, Callable[[Mapping[str, Any]], str]]] = {
-    "costs": _loaded,
+    "sustained": _loaded,
     "eighty": _loaded,
     "burst": _loaded,
     "failure": _died,
@@ -282,31 +288,19 @@ CONDITIONS: Final[Mapping[str, Callable[[Mapping[str, Any]], str]]] = {
 
 def _on_paper_words() -> str:
     return (
-        f"**{NODES_16} database nodes, on paper.** From the cost of a post, with the most database nodes measured: the "
+        f"**{NODES_16} cores of database, on paper.** From the cost of a post: the "
         f"cores that the other parts take beside {NODES_16} cores of database that are always busy. Nothing but "
         "arithmetic: it assumes that the cost of a post stays as it is and that nothing else becomes a limit. The "
         "published table counts machines."
     )
 
 
-def on_paper(row: Mapping[str, Any]) -> dict[str, float] | None:
-    """Return what sixteen cores of database take: posts a second, cores and MB/s of each part; None without costs."""
-    cpu, sent = row["cpu_us"], row["sent_bytes"]
-    if any(value is None for value in cpu.values()) or not cpu.get("db"):
-        return None
-    rate = NODES_16 * 1e6 / cpu["db"]
-    found = {"rate": rate, **{part: of * rate / 1e6 for part, of in cpu.items() if part != "db"}}
-    found["all"] = sum(cpu.values()) * rate / 1e6
-    return found | {f"{part} sends": of * rate / 1e6 for part, of in sent.items() if of is not None}
-
-
 def _on_paper(rows: Sequence[Mapping[str, Any]]) -> str:
     others = [part for part in PARTS if part != "db"]
     head = ("", "posts/s", *(f"cores of {part}" for part in others), "cores of all",
             *(f"{part}, MB/s" for part in PARTS), "published: machines", "MB/s of app, queue, db")  # fmt: skip
-    most = max((row["nodes"] for row in rows), default=0)
     found = []
-    for row in (one for one in rows if one["nodes"] == most):
+    for row in rows:
         name, paper, net = row["architecture"], on_paper(row) or {}, published.NETWORK_16[row["architecture"]]
         theirs = ", ".join(_count(net[part], 1) for part in ("app", "queue", "db"))
         cells = [_count(paper.get("rate")), *(_count(paper.get(part), 1) for part in (*others, "all")),
@@ -316,7 +310,7 @@ def _on_paper(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def drawing(runs: Mapping[str, Line]) -> str | None:
-    """Return the plot over time of burst and failure, and of rates by nodes; None without any."""
+    """Return the plot over time of the loads; None without any."""
     panels = []
     for experiment in ("eighty", "burst", "failure"):  # saturating is over in a second where the copies follow later
         if experiment not in runs:
@@ -330,17 +324,6 @@ def drawing(runs: Mapping[str, Line]) -> str | None:
         ]
         panels.append(Panel(f"{HEADINGS[experiment]}: answers/s", rates, faults=faults))
         panels.append(Panel(f"{HEADINGS[experiment]}: median response, ms", times, log=True, faults=faults))
-    if "scaling" in runs:
-        rows = runs["scaling"]["rows"]
-        nodes = sorted({row["nodes"] for row in rows})
-        curves = [
-            Curve(
-                title,
-                [(nodes.index(row["nodes"]), row["delivered_per_s"]) for row in rows if row["architecture"] == name],
-            )
-            for name, title in TITLES.items()
-        ]
-        panels.append(Panel(f"{HEADINGS['scaling']}: delivered/s", curves, [f"{count}" for count in nodes]))
     return draw("Three data flows", panels) if panels else None
 
 

@@ -24,7 +24,15 @@ CPU: Final[_ByPart] = {
     "queue": {"app": 21.6, "db": 36.4, "queue": 16.6},
     "integrated": {"app": 2.30, "db": 40.9, "queue": None},
 }
-"""Per cent of a machine, two database nodes, 1,290 messages a second."""
+"""Average load of **one machine** of a part, per cent; two database nodes, saturating at 1,290 messages a second."""
+MACHINES: Final[Mapping[str, Mapping[str, int]]] = {
+    "synchronous": {"app": 1, "db": 2},
+    "queue": {"app": 1, "db": 2, "queue": 1},
+    "integrated": {"app": 1, "db": 2},
+}
+"""Of each part in that run: what a data flow takes is the load of a part times its machines, summed up."""
+CPU_RATIO_16: Final = 0.79
+"""Integrated over external queue, the same sum with 16 database nodes."""
 NETWORK: Final[_ByPart] = {
     "synchronous": {"app": 2.06, "db": 8.90, "queue": None},
     "queue": {"app": 2.87, "db": 8.83, "queue": 0.68},
@@ -38,6 +46,28 @@ NETWORK_16: Final[_ByPart] = {
 }
 """MB/s, 16 database nodes."""
 MACHINES_16: Final = {"synchronous": 19, "queue": 21, "integrated": 18}
+
+
+def cpu_ratio() -> float:
+    """Return integrated over external queue of all machines' processor time, two database nodes."""
+    ours, queue = (
+        sum(count * (CPU[name][part] or 0.0) for part, count in MACHINES[name].items())
+        for name in ("integrated", "queue")
+    )
+    return ours / queue
+
+
+def bytes_ratio(figures: _ByPart = NETWORK) -> float:
+    """Return integrated over external queue of all bytes sent."""
+    ours, queue = (sum(of or 0.0 for of in figures[name].values()) for name in ("integrated", "queue"))
+    return ours / queue
+
+
+def machines_ratio() -> float:
+    """Return integrated over external queue of all machines beside 16 database nodes."""
+    return MACHINES_16["integrated"] / MACHINES_16["queue"]
+
+
 DIFFERS: Final = (
     "**What differs from the published ones.** Theirs ran on machines of their own for each part, with two to sixteen "
     "database nodes; here all parts share one machine, so a part that takes processor time takes it from the others, "
@@ -50,7 +80,7 @@ DIFFERS: Final = (
     "without what Spark's JVM and its Python workers tell each other. At a given rate a response time here counts "
     "from when the post was due, so waiting for a turn counts too. Saturating, each data flow takes the same posts as "
     "fast as it answers them, so one that only accepts them answers faster than its copies are written; theirs was "
-    "held at the rate of its store. Costs of a post are compared at one rate, 80 % of the least capacity, in turns. "
+    "held at the rate of its store. Costs of a post are judged saturating, as the published ones were. "
     "The queue is asked at the servers that lead its stream and its consumer, its one worker acknowledges a batch at "
     "once, and its application writes tweets with prepared statements of cassandra-driver."
 )
