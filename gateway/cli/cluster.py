@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 import typer
 
 from oncegate.gateway.cli.cluster_state import OddAnswer, naming, unasked, whole
-from oncegate.gateway.cli.output import Format, Output, as_json, failed, say, show
+from oncegate.gateway.cli.output import Format, Output, Yes, as_json, confirm, failed, say, show
 from oncegate.gateway.local.blocking_http import TIMEOUT_S, NotAsked, RequestRefused, Unreachable, Untrusted, send_json
 
 if TYPE_CHECKING:
@@ -159,12 +159,15 @@ def add(
 
 @member.command()
 def remove(
-    node_id: Annotated[str, typer.Argument(help="id of the node")], endpoint: Endpoint = ENDPOINT_DEFAULT
+    node_id: Annotated[str, typer.Argument(help="id of the node")],
+    endpoint: Endpoint = ENDPOINT_DEFAULT,
+    yes: Yes = False,
 ) -> None:
     """Remove a node, also a dead one or the leader. Its data directory is of no use to the cluster afterwards."""
     members = sorted(m["id"] for m in ask_cluster(endpoint)["members"])
     if node_id not in members:
         raise failed(f"{node_id} is no member: the members are {', '.join(members)}", 1)
+    confirm(f"Remove {node_id} of {', '.join(members)}? What its data directory has is of no use then.", yes=yes)
     ask("DELETE", endpoint, f"/v1/cluster/members/{node_id}", None, _CHANGE_S)
     say(f"{node_id} is no member any more", err=True)
 
@@ -220,8 +223,10 @@ def show_level(endpoint: Endpoint = ENDPOINT_DEFAULT, output: Format = Output.TA
 def raise_level(
     to: Annotated[int | None, typer.Option(help="the level [the highest that the asked node's build knows]")] = None,
     endpoint: Endpoint = ENDPOINT_DEFAULT,
+    yes: Yes = False,
 ) -> None:
     """Allow what came with the new build, once every member runs it. Older builds cannot come back afterwards."""
+    confirm("Raise the feature level? Builds that do not know it cannot come back.", yes=yes)
     raised = ask("POST", endpoint, "/v1/cluster/level", {} if to is None else {"level": to}, _CHANGE_S)
     say(f"the feature level is {raised['level']}", err=True)
 

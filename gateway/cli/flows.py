@@ -12,7 +12,7 @@ import typer
 
 from oncegate.gateway.cli.cluster import ENDPOINT_DEFAULT, Endpoint, ask
 from oncegate.gateway.cli.flow_graph import as_dot, as_text
-from oncegate.gateway.cli.output import Format, Output, as_json, failed, say, show
+from oncegate.gateway.cli.output import Format, Output, Yes, as_json, confirm, failed, say, show
 
 flow = typer.Typer(help="Flows: list, draw, show, alter, delete.", no_args_is_help=True)
 consumer = typer.Typer(help="Consumers of flows: list, show, start, detach, remove.", no_args_is_help=True)
@@ -242,10 +242,16 @@ def _started(endpoint: str, name: str, consumer_name: str, body: dict[str, Any],
 
 @consumer.command("remove")
 def remove_consumer(
-    name: Flow, consumer_name: Consumer, version: Version = None, endpoint: Endpoint = ENDPOINT_DEFAULT
+    name: Flow,
+    consumer_name: Consumer,
+    version: Version = None,
+    endpoint: Endpoint = ENDPOINT_DEFAULT,
+    yes: Yes = False,
 ) -> None:
     """Remove a consumer, required or not: retention no longer waits for it, and its job is fenced."""
-    found = ask("DELETE", endpoint, f"{_path(name, consumer_name)}?version={_version(endpoint, name, version)}")
+    seen = _version(endpoint, name, version)
+    confirm(f"Remove {consumer_name} from {name}? Batches that wait for it may be dropped then.", yes=yes)
+    found = ask("DELETE", endpoint, f"{_path(name, consumer_name)}?version={seen}")
     held = found["held"] or "it has no batch"
     say(f"{consumer_name} is removed from {name}, now version {found['version']}; {held}", err=True)
 

@@ -38,6 +38,13 @@ class Output(StrEnum):
 
 
 Format = Annotated[Output, typer.Option("--output", "-o", help="table, json, or jsonl: an object a line")]
+Yes = Annotated[bool, typer.Option("--yes", help="do not ask")]
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask before what cannot be taken back, unless ``yes``; any other answer, or none, ends the command with 1."""
+    if not yes:
+        typer.confirm(question, abort=True, err=True)
 
 
 def as_json(output: Output, found: object, lines: Iterable[object] | None = None) -> bool:

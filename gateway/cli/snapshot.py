@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from oncegate.gateway.cli.cluster import ENDPOINT_DEFAULT, Endpoint, ask
-from oncegate.gateway.cli.output import Format, Output, as_json, failed, show
+from oncegate.gateway.cli.output import Format, Output, Yes, as_json, confirm, failed, show
 from oncegate.gateway.cli.progress import Unit, progress
 from oncegate.gateway.cli.store import told
 from oncegate.gateway.local.blocking_http import RequestRefused, Unreachable, download
@@ -129,7 +129,7 @@ def restore_backup(
     force_new_cluster: Annotated[
         bool, typer.Option("--force-new-cluster", help="a majority is lost: go on with what this node has")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
+    yes: Yes = False,
 ) -> None:
     """Begin a new cluster, of one node, with a backup or with what a lost cluster's survivor has; add members then.
 
@@ -150,8 +150,7 @@ def restore_backup(
         if force_new_cluster:
             with SurvivorOrigin(Path(source)) as origin:
                 typer.echo("\n".join(_warning(origin.known)), err=True)
-                if not yes:
-                    typer.confirm("Begin a new cluster with what this node has?", abort=True, err=True)
+                confirm("Begin a new cluster with what this node has?", yes=yes)
                 with progress("restoring", Unit.BYTES):
                     made = restore(origin, data_dir, new)
         else:

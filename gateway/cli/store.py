@@ -18,7 +18,7 @@ from urllib.parse import quote
 import typer
 
 from oncegate.gateway.cli.cluster import ENDPOINT_DEFAULT, Endpoint, ask
-from oncegate.gateway.cli.output import Format, Output, as_json, failed, say, show
+from oncegate.gateway.cli.output import Format, Output, Yes, as_json, confirm, failed, say, show
 from oncegate.gateway.local.blocking_http import TIMEOUT_S, RequestRefused, Unreachable, send_json
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def adopt(
 def wipe(
     url: Url,
     endpoint: Endpoint = ENDPOINT_DEFAULT,
-    yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
+    yes: Yes = False,
     output: Format = Output.TABLE,
 ) -> None:
     """Make a store the cluster's and delete all rows of all its tables. What is to be there again must be replayed."""
@@ -155,8 +155,7 @@ def wipe(
         tables = ", ".join(table for table in opened.tables() if table != claims.STORE_META.name)
         if not yes or output is Output.TABLE:
             typer.echo(f"{place}, of cluster {before.cluster} {before.cluster_name}: {tables or 'no tables'}", err=True)
-        if not yes:
-            typer.confirm("Delete all rows of these tables?", abort=True, err=True)
+        confirm("Delete all rows of these tables?", yes=yes)
         _tell(claims.wipe(opened, place, identity, name), output)
 
 

@@ -175,7 +175,7 @@ async def test_command_line_shows_who_holds_a_flow_and_lets_it_go(api: Api, clie
     assert "reads batch 3 next" in (await run("consumer start f spark --from now")).stdout
     assert "reads batch 3 next" in (await run("consumer detach f spark")).stdout
     assert json.loads((await run("consumer show f spark -o json")).stdout)["fence"] == 2
-    await run("consumer remove f typo")
+    await run("consumer remove f typo --yes")
     assert (await api.call("GET", "/v1/flows/f"))[2]["first_batch"] == 3
     altered = json.loads(
         (await run("flow alter f --consumer spark --retention 2h --retention-bytes 4096 --expiry 7d -o json")).stdout

@@ -98,7 +98,7 @@ def test_nodes_join_and_leave_under_load_and_each_increment_counts_once(tmp_path
 
         # A leader is removed: it hands over first.
         leader = cluster.leader()
-        done("member", "remove", leader, "--endpoint", cluster.endpoint("n4"))
+        done("member", "remove", leader, "--yes", "--endpoint", cluster.endpoint("n4"))
         assert progressed(counting)
         cluster.kill(leader)
         rest = [node_id for node_id in cluster.ids if node_id != leader]
@@ -122,7 +122,7 @@ def test_a_dead_node_is_replaced_under_its_own_id_and_its_old_directory_is_refus
         left = [node_id for node_id in ("n1", "n2", "n3") if node_id != dead]
         counting.endpoints = [cluster.endpoint(node_id) for node_id in left]
         member = next(m for m in cluster.members if m.node_id == dead)
-        done("member", "remove", dead, "--endpoint", cluster.endpoint(left[0]))
+        done("member", "remove", dead, "--yes", "--endpoint", cluster.endpoint(left[0]))
         cluster.flags = ("--join",)
         cluster.start(dead)
         done("member", "add", str(member), "--endpoint", cluster.endpoint(left[0]))
@@ -160,6 +160,29 @@ async def test_what_cannot_be_is_refused_with_its_reason(api):
         assert (await asyncio.to_thread(CliRunner().invoke, app, arguments)).exit_code == code
     misspelt = await asyncio.to_thread(CliRunner().invoke, app, ("member", "remove", "n9", "--endpoint", here))
     assert (misspelt.exit_code, misspelt.stderr) == (1, "oncegate: n9 is no member: the members are n1\n")
+
+
+async def test_what_cannot_be_taken_back_is_asked_first_and_changes_nothing_without_a_yes(api):
+    here = str(api._http._base_url).rstrip("/")
+    await api.call("PUT", "/v1/tables/f", {"kind": "stream"})
+    await api.call("POST", "/v1/flows/f/consumers/typo/start", {"nonce": "n", "start": "beginning"})
+
+    async def state():
+        _, _, cluster = await api.call("GET", "/v1/cluster")
+        _, _, flow = await api.call("GET", "/v1/flows/f")
+        return [one["id"] for one in cluster["members"]], cluster["level"], list(flow["consumers"])
+
+    before = await state()
+    commands = (("member", "remove", "n1"), ("level", "raise"), ("consumer", "remove", "f", "typo"))
+    for words in commands:
+        for answer in ("n\n", ""):  # "": nobody is there to answer, as in a script
+            ran = await asyncio.to_thread(CliRunner().invoke, app, (*words, "--endpoint", here), answer)
+            assert ran.exit_code == 1, (words, ran.stderr)
+            assert "[y/N]" in ran.stderr
+    assert await state() == before
+    ran = await asyncio.to_thread(CliRunner().invoke, app, (*commands[2], "--endpoint", here), "y\n")
+    assert ran.exit_code == 0, ran.stderr
+    assert (await state())[2] == []
 
 
 @pytest.mark.timeout(180)
