@@ -492,6 +492,30 @@ class FlowState(msgspec.Struct):
     shed_items: int = 0
 
 
+class DeadLetter(msgspec.Struct):
+    """An item that became no row of a job: which, of which batch, and why."""
+
+    job: str
+    batch: int
+    commit: int
+    key: str
+    error: str
+    time_ms: int
+
+
+class DeadLetters(msgspec.Struct):
+    """Answer of ``GET /v1/flows/{flow}/dead-letters``: the newest ones in the node's store of rows.
+
+    ``store`` is False where the node reads none: letters of other stores are not known here. ``found`` counts the
+    flow's letters; ``whole`` is False where so many are in the store that not all were looked at.
+    """
+
+    store: bool
+    letters: list[DeadLetter]
+    found: int
+    whole: bool
+
+
 class FlowDeleted(msgspec.Struct):
     """Answer of ``DELETE /v1/flows/{flow}``; a flow of this name begins above ``last_batch``."""
 

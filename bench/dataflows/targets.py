@@ -42,10 +42,12 @@ LIMITS: Final = {
         "of the published bytes, travel compressed in both",
         _PROFILE,
     ),
-    _MACHINES: Limit("Spark's workers: 421 of the 505 µs a post beside the database; the gateway has 76, the queue 478", _PROFILE),
+    _MACHINES: Limit(
+        "Spark's workers: 421 of the 505 µs a post beside the database; the gateway has 76, the queue 478", _PROFILE
+    ),
     _PROCESSOR: Limit(
-        "seven eighths are the database's, which writes the same rows for both; the published queue had a machine of its "
-        "own, which the published triggers saved",
+        "seven eighths are the database's, which writes the same rows for both; the published queue had a machine of "
+        "its own, which the published triggers saved",
         _PROFILE,
     ),
 }

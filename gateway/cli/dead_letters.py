@@ -79,8 +79,8 @@ def redrive(
 
 
 def _found(url: str, job: str, flow: str, error: str, *commits: int) -> list[dict[str, Any]]:
-    from oncegate.spark_sink.dead_letters import found_letters
     from oncegate.stores.claimed import claimed_store
+    from oncegate.stores.dead_letters import found_letters
 
     with told(), claimed_store(url) as opened:
         opened.claim()  # Without it a misspelt URL is a store without letters.

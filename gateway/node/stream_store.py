@@ -1,4 +1,4 @@
-"""Reads rows of stream tables whose batches were dropped, from the store to which a job delivered them.
+"""Reads from the store that jobs write: rows of stream tables whose batches were dropped, and dead letters.
 
 Owns: the threads that read, how many reads may wait, and for how long. Must not know when the store is asked
 (:mod:`oncegate.gateway.node.reads`) or who writes it (:mod:`oncegate.spark_sink.jobs.stream_rows`). Changes nothing in
@@ -13,12 +13,14 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final
+from functools import partial
+from typing import Final, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 from oncegate.flows.lookup import FoundWrite
 from oncegate.rifl.errors import Code, OncegateError
 from oncegate.stores.claimed import ClaimedStore, claimed_store
+from oncegate.stores.dead_letters import Newest, newest_letters
 from oncegate.stores.errors import LostRow, StoreCode, StoreError
 from oncegate.stores.stream_rows import ROWS_CONSUMER, STREAM_ROWS
 from oncegate.stores.tables import WRITE_TS
@@ -30,6 +32,7 @@ RETRY_S: Final = 2
 """How long one read is tried again while the store does not answer, unless the URL says otherwise."""
 TIMEOUT_S: Final = 5.0
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class StreamStore:
@@ -55,13 +58,20 @@ class StreamStore:
             OncegateError: OVERLOADED, when ``WAITING_MAX`` reads wait; NOT_READY, when the store does not answer, or
                 holds the rows of another cluster, or not this table's.
         """
+        return await self._read(lambda reader, store: reader.find(store, table, key))
+
+    async def dead_letters(self, flow: str, limit: int) -> Newest:
+        """Return the newest dead letters of a flow that jobs wrote into this store; raises as :meth:`find`."""
+        return await self._read(lambda _, store: newest_letters(store, flow, limit))
+
+    async def _read(self, look: Callable[[_Reader, ClaimedStore], T]) -> T:
         identity = self._identity()
         if not identity:
             raise OncegateError(Code.NOT_READY, "the cluster has no identity yet", retry_after_ms=50)
         reader = min(self._readers, key=lambda one: one.waiting)
         if reader.waiting >= WAITING_MAX // THREADS:
             raise OncegateError(Code.OVERLOADED, "too many reads wait for the store", retry_after_ms=50)
-        reading = asyncio.wrap_future(reader.submit(identity, table, key))
+        reading = asyncio.wrap_future(reader.submit(identity, partial(look, reader)))
         reading.add_done_callback(self._done)
         try:
             # Shielded: a read whose caller has gone keeps its place until its thread has ended it.
@@ -78,7 +88,7 @@ class StreamStore:
         """Wait for the reads under way and close the connections."""
         await asyncio.gather(*(asyncio.to_thread(reader.close) for reader in self._readers))
 
-    def _done(self, reading: asyncio.Future[FoundWrite | None]) -> None:
+    def _done(self, reading: asyncio.Future[T]) -> None:
         if reading.cancelled() or reading.exception() is not None:
             self.failures += 1
         else:
@@ -102,12 +112,12 @@ class _Reader:
         """Reads that have not ended."""
         return self._waiting
 
-    def submit(self, identity: str, table: str, key: str) -> Future[FoundWrite | None]:
-        """Begin to look a row up."""
+    def submit(self, identity: str, look: Callable[[ClaimedStore], T]) -> Future[T]:
+        """Begin to look something up."""
         with self._lock:
             self._waiting += 1
         try:
-            reading = self._thread.submit(self._find, identity, table, key)
+            reading = self._thread.submit(self._looked_up, identity, look)
         except RuntimeError:  # closed: the node ends
             self._ended(None)
             raise OncegateError(Code.NOT_READY, "the node is stopping") from None
@@ -130,18 +140,22 @@ class _Reader:
         if store is not None:
             store.close()
 
-    def _find(self, identity: str, table: str, key: str) -> FoundWrite | None:
+    def _looked_up(self, identity: str, look: Callable[[ClaimedStore], T]) -> T:
         if self._store is None:
             self._store = claimed_store(self._url, identity)
         try:
-            row = self._store.get(STREAM_ROWS, {"source": table, "key": key}, refuses_lost=True)
+            return look(self._store)
         except Exception:
             # Its connections may have failed: the next read opens new ones.
             self._drop()
             raise
+
+    def find(self, store: ClaimedStore, table: str, key: str) -> FoundWrite | None:
+        """Look a row up, in the thread of this reader; raises StoreError."""
+        row = store.get(STREAM_ROWS, {"source": table, "key": key}, refuses_lost=True)
         if row is not None and row[WRITE_TS]:
             return FoundWrite(int(row[WRITE_TS]), str(row["value"]).encode() or None)
-        self._check_delivered(self._store, table)
+        self._check_delivered(store, table)
         return None
 
     def _check_delivered(self, store: ClaimedStore, table: str) -> None:

@@ -24,13 +24,13 @@ import pyarrow as pa
 from oncegate.flows.schema import PLAIN_SCHEMA
 from oncegate.spark_sink.applying import Applier, Done, owned
 from oncegate.spark_sink.compaction import check_not_compacted
-from oncegate.spark_sink.dead_letters import DEAD_LETTERS, found_letters
 from oncegate.spark_sink.derivation import FlowBatch
 from oncegate.spark_sink.errors import SinkError
 from oncegate.spark_sink.jobs.replay import note
 from oncegate.spark_sink.jobs.settings import JobSettings
 from oncegate.spark_sink.replay import REPLAYS, Replay, next_stamp, record, sweep, unfinished
 from oncegate.stores.claimed import ClaimedStore, claimed_store
+from oncegate.stores.dead_letters import DEAD_LETTERS, found_letters
 from oncegate.stores.errors import StoreCode
 from oncegate.stores.tables import WRITE_TS
 

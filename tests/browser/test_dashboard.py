@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import requests
 from selenium import webdriver
@@ -19,6 +20,9 @@ from oncegate.gateway.client.sync_crossing import LoopThread
 from oncegate.gateway.http.server import running
 from oncegate.gateway.local.cluster import LocalCluster
 from oncegate.gateway.machine import commands as c
+from oncegate.stores.claimed import claimed_store
+from oncegate.stores.dead_letters import DEAD_LETTERS
+from oncegate.stores.tables import WRITE_TS
 from tests.browser.conftest import HEIGHT, WIDTH
 from tests.gateway.http_contract import founded, one_node
 from tests.gateway.test_auth import entry
@@ -88,8 +92,9 @@ class Dashboard:
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    """Three nodes with tables, flows that cascade, sessions with records, and texts that would be HTML."""
-    with LocalCluster(tmp_path_factory.mktemp("nodes"), 3) as cluster:
+    """Three nodes with tables, flows that cascade, sessions, a store of rows, and texts that would be HTML."""
+    url = f"sqlite:///{tmp_path_factory.mktemp('store')}/store"
+    with LocalCluster(tmp_path_factory.mktemp("nodes"), 3, flags=("--stream-store", url)) as cluster:
         cluster.start()
         cluster.wait_ready()
         base = cluster.endpoints[0]
@@ -108,6 +113,13 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
             ]
             body = {"client_id": client_id, "epoch": 1, "first_incomplete": 1, "operations": written}
             assert http.post(f"{base}/v1/operations", json=body, timeout=30).ok
+            identity = http.get(f"{base}/v1/cluster", timeout=30).json()["identity"]
+        letter = {"job": "hourly", "flow": "orders-out", "batch": 1, "commit": 7, "item_key": EVIL, "raw": b"?"}
+        letter |= {"error": f"KeyError: {EVIL}", "client_id": 1, "sequence": 7, "time_ms": 5, WRITE_TS: 7}
+        with claimed_store(url, identity) as store:
+            store.create([DEAD_LETTERS])
+            rows = pa.RecordBatch.from_pylist([letter | {"traceparent": None}], schema=DEAD_LETTERS.schema)
+            store.write(DEAD_LETTERS, rows)
         yield cluster
 
 
@@ -182,6 +194,15 @@ def test_flows_are_drawn_with_their_lag_in_words(page: Dashboard) -> None:
     page.click(".graph a[href='#/flows/orders-out']")
     page.wait_text("#main h2", "orders-out")
     assert "waits for consumer" in page.js("return document.querySelector('#main .pairs').textContent")
+
+
+def test_dead_letters_of_a_flow_are_shown_with_their_error_and_never_as_html(page: Dashboard) -> None:
+    page.open("#/flows/orders-out")
+    page.wait_text("#main", "1 item became no row")
+    cells = page.texts("[aria-label='Dead letters of orders-out'] tbody tr > *")
+    assert cells[:6] == ["7", "hourly", "1", EVIL, f"KeyError: {EVIL}", "1970-01-01 00:00:00.005"]
+    page.open("#/flows/totals-out")
+    page.wait_text("#main", "None in the store that this node reads.")
 
 
 def test_filter_of_flows_is_in_the_address_and_counts_after_a_reload(page: Dashboard) -> None:

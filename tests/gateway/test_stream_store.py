@@ -11,6 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from oncegate.flows.open_segment import OpenSegment
 from oncegate.flows.segment import read_table
@@ -21,6 +23,7 @@ from oncegate.gateway.node.node import Node
 from oncegate.rifl.errors import OncegateError
 from oncegate.stores.claimed import claimed_store
 from oncegate.stores.claims import Claim, adopt, wipe
+from oncegate.stores.dead_letters import DEAD_LETTERS, newest_of
 from oncegate.stores.errors import StoreError
 from oncegate.stores.store import open_store
 from oncegate.stores.stream_rows import ROWS_CONSUMER, STREAM_ROWS, rows_of
@@ -295,3 +298,43 @@ async def test_flow_of_a_stream_table_is_declared_with_it(api: Api) -> None:
     for wrong in ({"retention_ms": -1}, {"nonsense": 1}, {"consumers": ["a", "a"]}, {"source": "other"}):
         await refused("BAD_REQUEST", "s", kind="stream", flow=wrong)
     assert_problem(await api.call("GET", "/v1/tables/s"), "NOT_FOUND")
+
+
+async def test_dead_letters_of_a_flow_are_told_the_newest_first_and_only_from_the_nodes_own_store(
+    tmp_path: Path, delivering: Delivering
+) -> None:
+    columns = {"job": "hourly", "flow": TABLE, "batch": 1, "raw": b"?", "client_id": 1, "sequence": 1, "time_ms": 5}
+    rows = [
+        {**columns, "commit": commit, "item_key": f"k{commit}", "error": "KeyError: 'cents'", "traceparent": None}
+        | {"flow": TABLE if commit % 2 else "another", WRITE_TS: commit}
+        for commit in range(1, 10)
+    ]
+    path = f"/v1/flows/{TABLE}/dead-letters"
+    assert (await delivering.api.call("GET", path))[2] == {"store": True, "letters": [], "found": 0, "whole": True}
+    with claimed_store(delivering.url, delivering.node.machine.identity) as store:
+        store.create([DEAD_LETTERS])
+        store.write(DEAD_LETTERS, pa.RecordBatch.from_pylist(rows, schema=DEAD_LETTERS.schema))
+    _, _, told = await delivering.api.call("GET", f"{path}?limit=2")
+    assert (told["store"], told["found"], told["whole"]) == (True, 5, True)
+    letter = {"job": "hourly", "batch": 1, "key": "k9", "error": "KeyError: 'cents'", "time_ms": 5, "commit": 9}
+    assert told["letters"] == [letter, {**letter, "key": "k7", "commit": 7}]
+    assert_problem(await delivering.api.call("GET", "/v1/flows/nobody/dead-letters"), "NOT_FOUND")
+    assert_problem(await delivering.api.call("GET", f"{path}?limit=0"), "BAD_REQUEST")
+    async with serving(one_node(tmp_path / "storeless")) as (api, _):
+        await declare(api, TABLE, "stream")
+        assert (await api.call("GET", path))[2]["store"] is False
+
+
+@given(
+    letters=st.lists(st.tuples(st.sampled_from(["a", "b"]), st.integers(1, 9)), max_size=20),
+    limit=st.integers(1, 5),
+    read_max=st.integers(1, 25),
+)
+def test_newest_dead_letters_are_those_of_the_whole_list_within_the_bound(
+    letters: list[tuple[str, int]], limit: int, read_max: int
+) -> None:
+    rows = [{"flow": flow, "commit": commit} for flow, commit in letters]
+    told = newest_of(iter(rows), "a", limit, read_max)
+    looked_at = [row["commit"] for row in rows[:read_max] if row["flow"] == "a"]
+    assert [one["commit"] for one in told.letters] == sorted(looked_at, reverse=True)[:limit]
+    assert (told.found, told.whole) == (len(looked_at), len(rows) <= read_max)

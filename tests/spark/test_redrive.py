@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 from oncegate.gateway.cli.main import app
 from oncegate.spark_sink.applying import Applier, Done
 from oncegate.spark_sink.compaction import Partials
-from oncegate.spark_sink.dead_letters import DEAD_LETTERS, found_letters
 from oncegate.spark_sink.derivation import Change, Derivation, FlowBatch
 from oncegate.spark_sink.jobs import archive, job
 from oncegate.spark_sink.jobs.archive import ArchiveSettings
@@ -27,6 +26,7 @@ from oncegate.spark_sink.library.fields import whole
 from oncegate.spark_sink.replay import REPLAYS, Replay, record, unfinished
 from oncegate.spark_sink.sink import sink_of
 from oncegate.stores import Clustering, Column, ColumnType, StoreTable, claimed_store
+from oncegate.stores.dead_letters import DEAD_LETTERS, found_letters
 from oncegate.stores.errors import StoreCode, StoreError
 from tests.spark.fake_gateway import CLUSTER, FakeNode
 

@@ -58,6 +58,13 @@ KEEP_ALIVE_S: Final = 10.0
 _watchers: Final = web.AppKey("watchers", EventStreams)
 _AFTER: Final = Parameter("after", {"type": "integer", "minimum": 0}, "batches above this one; default: new ones")
 _LAST_EVENT: Final = Parameter("Last-Event-ID", {"type": "integer", "minimum": 0}, "as after, and wins", "header")
+LETTERS_DEFAULT: Final = 50
+LETTERS_MAX: Final = 1_000
+_LETTERS: Final = Parameter(
+    "limit",
+    {"type": "integer", "minimum": 1, "default": LETTERS_DEFAULT},
+    f"at most so many letters, the newest first, and never more than {LETTERS_MAX:,}",
+)
 _BATCH: Final = Raw((wire.ARROW, JSON_LINES), "the batch's items, an Arrow IPC stream or JSON lines")
 _EVENTS: Final = Raw((EVENT_STREAM,), "an event `sealed` with {batch} per sealed batch")
 _FLOW: Final = "/v1/flows/{flow}"
@@ -247,6 +254,23 @@ async def watch(request: web.Request) -> web.StreamResponse:
         return response
     finally:
         watchers.pop(task, None)
+
+
+@ROUTES.add("GET", _FLOW + "/dead-letters", Scope.READ, {200: wire.DeadLetters}, parameters=(_LETTERS,), errors=_READ)
+async def dead_letters(request: web.Request) -> web.StreamResponse:
+    """``GET /v1/flows/{flow}/dead-letters``: the newest items that became no row, of jobs that use the node's store."""
+    name, node = path_name(request, "flow"), request.app[NODE]
+    limit = min(number(request.query.get("limit", str(LETTERS_DEFAULT)), "limit"), LETTERS_MAX)
+    await node.reads.reach("stale", 0)
+    node.machine.flows.get(name)
+    if node.stream_store is None:
+        return local(request, wire.DeadLetters(store=False, letters=[], found=0, whole=True))
+    newest = await node.stream_store.dead_letters(name, limit)
+    letters = [
+        wire.DeadLetter(one["job"], one["batch"], one["commit"], one["item_key"], one["error"], one["time_ms"])
+        for one in newest.letters
+    ]
+    return local(request, wire.DeadLetters(store=True, letters=letters, found=newest.found, whole=newest.whole))
 
 
 @ROUTES.add(

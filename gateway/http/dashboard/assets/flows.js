@@ -12,6 +12,22 @@ function consumerTable(one) {
 
 const batchesOf = (one) => one.first_batch <= one.last_batch ? `${whole(one.first_batch)} to ${whole(one.last_batch)}` : "none";
 
+// Letters are in the store of a job: a node knows those of the store that it reads rows from.
+const untold = (fault) => { if (fault.name === "AbortError") throw fault; return { fault }; };
+
+function deadLetters(name, found) {
+  const command = h("code", {}, `oncegate dead-letters list URL --flow ${name}`);
+  if (found.fault) return note(`The store does not say: ${found.fault.message}`, "doubt");
+  if (!found.store) return h("p", { class: "quiet" }, "This node reads no store (setting stream_store). Those in the store of a job: ", command, ".");
+  if (!found.found) return h("p", { class: "quiet" }, `None in the store that this node reads${found.whole ? "" : ", as far as was looked"}. Those in another store: `, command, ".");
+  const columns = ["commit", "job", "batch", "key", "error", "written"].map((column, at) => ({ name: column, number: at === 0 || at === 2 }));
+  const rows = found.letters.map((one) => ({ cells: [whole(one.commit), one.job, whole(one.batch), h("code", {}, one.key), one.error, instant(one.time_ms)] }));
+  return [
+    h("p", {}, state("bad", `${found.whole ? "" : "at least "}${many(found.found, "item")} became no row`), found.found > rows.length ? `; the newest ${rows.length}:` : ":"),
+    table(`Dead letters of ${name}`, columns, rows, { class: "cards" }),
+  ];
+}
+
 async function drawFlow(main, name, context) {
   await shown(main, context, async (signal) => {
     const one = await ask(query(`v1/flows/${encodeURIComponent(name)}`, { consistency: "stale" }), { signal });
@@ -24,7 +40,8 @@ async function drawFlow(main, name, context) {
       definitions([["retained", batchesOf(one)], ["size", bytes(one.retained_bytes)], ["items ever", whole(one.items)], ["items not sealed yet", whole(one.open_items)],
         ["what keeps the oldest", one.held || "nothing"], ["kept for", ms(one.retention_ms)], ["kept up to", one.retention_bytes ? bytes(one.retention_bytes) : "no bound of its own"],
         ["sealed at", `${whole(one.max_items)} items, ${bytes(one.max_bytes)} or ${ms(one.linger_ms)}`], ["left out (shed)", one.shed_items ? many(one.shed_items, "item") : ""], ["version", whole(one.version)]]),
-      h("p", { class: "quiet" }, "Items that became no row are dead letters, in the store of the job: ", h("code", {}, `oncegate dead-letters list --flow ${name}`), "."),
+      h("h3", {}, "Dead letters"),
+      deadLetters(name, await ask(`v1/flows/${encodeURIComponent(name)}/dead-letters`, { signal }).catch(untold)),
     ];
   });
 }
