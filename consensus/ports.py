@@ -176,6 +176,10 @@ class PeerStatus:
     """Entries of the log that it is not known to have."""
     match_index: int
     in_flight_bytes: int
+    silent_s: float
+    """Seconds since it last answered this leader, or since the term began; 0 unless this node leads."""
+    disk_full: bool
+    """It refused the latest entries that this leader sent for want of room."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +203,8 @@ class ReplicaStatus:
     """A membership change waits, or is not known to be committed."""
     transfer_target: str | None
     """Whom this leader is handing its leadership to."""
+    stalled_s: float
+    """For how long this leader has had entries that do not commit, while its commit index has not moved; else 0."""
     queued_commands: int
     queued_bytes: int
     appended_commands: int

@@ -334,6 +334,11 @@ class Engine(Generic[Token]):
         return self._leading.proposals.load
 
     @property
+    def stalled_s(self) -> float:
+        """See :meth:`oncegate.consensus.core.replication.Replication.stalled_s`; 0 unless this node leads."""
+        return self._leading.replication.stalled_s(self._clock())
+
+    @property
     def has_proposals(self) -> bool:
         """Commands wait for the next tick."""
         return self._leading.proposals.queued
@@ -350,8 +355,9 @@ class Engine(Generic[Token]):
 
     def peer_status(self) -> dict[str, PeerStatus]:
         """What is known of the other members."""
+        now = self._clock()
         return {
-            peer_id: self._leading.replication.status(peer_id, connected=peer_id in self._peers.epochs)
+            peer_id: self._leading.replication.status(peer_id, now, connected=peer_id in self._peers.epochs)
             for peer_id in self._membership.current.members
             if peer_id != self.config.node_id
         }

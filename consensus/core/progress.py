@@ -37,6 +37,7 @@ class Progress:
         "ack_at",
         "acked_sent_at",
         "commit_sent",
+        "disk_full",
         "in_flight_bytes",
         "match_index",
         "next_index",
@@ -55,6 +56,8 @@ class Progress:
         """In PROBE: the append that is under way; there is no second one before its answer."""
         self.paused_until = float("-inf")
         """It has no room for entries; only heartbeats go there."""
+        self.disk_full = False
+        """It refused the latest entries that it was sent for want of room."""
         self.in_flight_bytes = 0
         self.commit_sent = 0
         self.sent_at = float("-inf")
@@ -73,8 +76,13 @@ class Progress:
     def full(self, until: float) -> None:
         """The follower's disk is full: what was sent is lost, and nothing is sent for a while."""
         self.paused_until = until
+        self.disk_full = True
         self.next_index = self.match_index + 1
         self._await_match(ProgressState.PROBE)
+
+    def has_room(self) -> None:
+        """It took entries, or lacks none: a heartbeat that it answers says nothing of its disk."""
+        self.disk_full = False
 
     def begin_snapshot(self) -> None:
         """The next entry is gone from the log."""

@@ -51,6 +51,8 @@ class Replication:
         """Followers that may get old entries again only then."""
         self._commit_seen = 0
         self._commit_seen_at = 0.0
+        self._moved_at = 0.0
+        """When the commit index last moved, or nothing waited for it to."""
         self._heartbeat_s = config.heartbeat_ms / 1000
         self._notice_s = config.commit_notice_ms / 1000
         self._active = False
@@ -64,7 +66,7 @@ class Replication:
     def begin(self, now: float) -> None:
         """A term as a leader begins (Raft figure 2, volatile state on leaders)."""
         self._active = True
-        self.deadline = now
+        self.deadline = self._moved_at = now
         self._held_back.clear()
         self._progress = {peer_id: Progress(self._log.last_index + 1, now) for peer_id in sorted(self._members())}
 
@@ -149,6 +151,8 @@ class Replication:
         news = progress.matched(ack.index)
         if ack.full:
             progress.full(now + FULL_PAUSE_S)
+        elif progress.disk_full and (news or ack.index == self._log.last_index):
+            progress.has_room()
         if not news or ack.index <= self._raft.commit_index() or peer_id not in self._log.membership.voters:
             # The library hears only what may move the commit index. A learner's match counts from its promotion on: see
             # Raft.set_voters.
@@ -206,6 +210,7 @@ class Replication:
 
     def excuse(self, slept_s: float) -> None:
         """This node was off the processor: time in which it listened to nobody is not held against the followers."""
+        self._moved_at += slept_s
         for progress in self._progress.values():
             progress.ack_at += slept_s
 
@@ -232,10 +237,13 @@ class Replication:
         """
         commit = self._raft.commit_index()
         if commit != self._commit_seen:
-            self._commit_seen, self._commit_seen_at = commit, now
+            self._commit_seen = commit
+            self._commit_seen_at = self._moved_at = now
         notice_at = self._commit_seen_at + self._notice_s
         heartbeat_s = self._heartbeat_s
         last_index = self._log.last_index
+        if commit == last_index:
+            self._moved_at = now
         due = now + heartbeat_s
         built: dict[int, tuple[Append, int]] = {}
         more = False
@@ -263,7 +271,16 @@ class Replication:
         if progress is not None and progress.commit_sent < self._raft.commit_index():
             self._send_append(peer_id, progress, self._heartbeat(progress), 0, now)
 
-    def status(self, peer_id: str, *, connected: bool) -> PeerStatus:
+    def stalled_s(self, now: float) -> float:
+        """For how long entries have waited while the commit index has not moved; 0 while none waits.
+
+        Too long by a heartbeat at most: it begins with the last look that found nothing waiting.
+        """
+        if not self._active or self._log.last_index == self._raft.commit_index():
+            return 0.0
+        return max(0.0, now - self._moved_at)
+
+    def status(self, peer_id: str, now: float, *, connected: bool) -> PeerStatus:
         """What is known of one member."""
         progress = self._progress.get(peer_id)
         return PeerStatus(
@@ -273,6 +290,8 @@ class Replication:
             next_index=progress.next_index if progress else 0,
             lag=self._log.last_index - progress.match_index if progress else 0,
             in_flight_bytes=progress.in_flight_bytes if progress else 0,
+            silent_s=max(0.0, now - progress.ack_at) if progress else 0.0,
+            disk_full=progress.disk_full if progress else False,
         )
 
     def _send_entries(self, peer_id: str, progress: Progress, built: dict[int, tuple[Append, int]], now: float) -> bool:

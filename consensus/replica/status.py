@@ -30,6 +30,7 @@ def status_of(engine: Engine[Any]) -> ReplicaStatus:
         configuration_index=engine.membership.current_index,
         change_pending=engine.change_pending,
         transfer_target=engine.transfer_target,
+        stalled_s=engine.stalled_s,
         queued_commands=queued,
         queued_bytes=queued_bytes,
         appended_commands=appended,

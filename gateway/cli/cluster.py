@@ -103,6 +103,9 @@ def _show(
     header = ("node", "http", "role", "term", "log commit", "applied", "behind", "commit", "version")
     rows = (_row(member, states[member["id"]], newest) for member in first["members"])
     show(header, rows, unbroken=header, dispensable=("version", "log commit", "commit", "applied", "term", "http"))
+    for state in told.values():
+        if state and state.get("stalled"):
+            say(str(state["stalled"]), err=True)
 
 
 def _states(endpoint: str, first: dict[str, Any]) -> dict[str, dict[str, Any] | str]:
@@ -116,7 +119,11 @@ def _row(member: dict[str, Any], state: dict[str, Any] | str, newest: int) -> li
     if isinstance(state, str):
         return [member["id"], member["http"], state if member.get("voter", True) else f"{state}, learner"]
     behind = newest - state["applied_index"]
-    role = f"{state['role']}, {state['damage']}" if state.get("damage") else state["role"]
+    role = state["role"]
+    if state.get("damage"):
+        role = f"{role}, {state['damage']}"
+    elif state.get("stalled"):
+        role = f"{role}, commits nothing"
     shown = (state["term"], state["commit_index"], state["applied_index"], behind, state["commit"], state["version"])
     return [member["id"], member["http"], role, *map(str, shown)]
 

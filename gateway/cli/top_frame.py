@@ -221,6 +221,8 @@ def _state(node: NodeSample) -> str:
         return "unreachable" if node.asked else node.error
     if node.cluster.get("damage"):
         return "damaged"
+    if node.cluster.get("stalled"):
+        return "commits nothing"
     if value(node.metrics, "oncegate_disk_full"):
         return "disk full"
     me: Any = next((one for one in node.cluster["members"] if one["id"] == node.node), None)

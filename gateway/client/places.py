@@ -1,9 +1,9 @@
-"""The bound on a session's outstanding writes, and the one timer for the deadlines of all that wait.
+"""The bound on a session's outstanding writes, and the deadlines of those that wait for room.
 
 Each write has a place of the window, and the next one waits or is refused. Owns: the number of places taken, the
-callers that wait for one, the order in which they get it, and when the next deadline is checked. Must not know what a
-write is, nor when it ends: :mod:`oncegate.gateway.client.sender` frees its place. A place is not a sequence number:
-those are the tracker's (:mod:`oncegate.rifl.request_tracker`).
+callers that wait for one, and the order in which they get it. Must not know what a write is, nor when it ends:
+:mod:`oncegate.gateway.client.sender` frees its place. A place is not a sequence number: those are the tracker's
+(:mod:`oncegate.rifl.request_tracker`).
 """
 
 from __future__ import annotations
@@ -11,46 +11,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Final
 
 from oncegate.gateway.client.failures import OperationFailed
 from oncegate.gateway.client.verdicts import late, not_applied
+from oncegate.gateway.sweep import NEVER, Sweep
 from oncegate.rifl.errors import Code
 
-NEVER: Final = float("inf")
-
-
-class Sweep:
-    """Looks at deadlines when the earliest of them passes: at ``at``; only deadlines before that need :meth:`arm`.
-
-    ``expire``, given the time, fails what is late and returns the next deadline, or :data:`NEVER`.
-    """
-
-    __slots__ = ("_expire", "_loop", "_timer", "at")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, expire: Callable[[float], float]) -> None:
-        self.at = NEVER
-        self._loop = loop
-        self._expire = expire
-        self._timer: asyncio.TimerHandle | None = None
-
-    def arm(self, at: float) -> None:
-        """Look at the deadlines at that time, on the loop's clock, if not before."""
-        if at >= self.at:
-            return
-        self.cancel()
-        self.at = at
-        self._timer = self._loop.call_at(at, self._fire)
-
-    def cancel(self) -> None:
-        """Look no more, until a deadline is armed again."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self.at, self._timer = NEVER, None
-
-    def _fire(self) -> None:
-        self.at, self._timer = NEVER, None
-        self.arm(self._expire(self._loop.time()))
+__all__ = ["NEVER", "Places", "Sweep", "window_full"]
 
 
 class Places:

@@ -110,6 +110,17 @@ METRICS: Final = (
     gauge("log_index", "newest log index", lambda of: of.status.last_index),
     gauge("journal_bytes", "size of the journal", lambda of: of.status.journal_bytes),
     gauge("disk_full", "1 if there is no room for the next segment of the journal", lambda of: of.status.disk_full),
+    gauge(
+        "commit_stalled_seconds",
+        "at the leader, for how long entries have waited while nothing was committed; 0 while none waits",
+        lambda of: of.status.stalled_s,
+    ),
+    gauge(
+        "peer_disk_full",
+        "at the leader, 1 if a member refused the latest entries for want of room",
+        lambda of: of.per_peer("disk_full"),
+        "peer",
+    ),
     histogram("flush_seconds", "one write and flush of the journal", lambda of: of.status.flush_times),
     histogram(
         "replication_seconds",

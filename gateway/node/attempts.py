@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from oncegate.gateway.answers import Answer
 from oncegate.gateway.explain.memory import ANSWERED, GIVEN_UP, AttemptLog
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.sweep import NEVER
 from oncegate.rifl.errors import OncegateError
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,9 @@ class Waiter(Protocol):
 class Waiting:
     """A command of roughly ``size`` bytes, and who waits for its answer."""
 
-    __slots__ = ("command", "size", "waiter")
+    __slots__ = ("command", "due_s", "size", "waiter")
+    due_s: float
+    """When it is ended without an answer, on the loop's clock; set when it is ordered."""
 
     def __init__(self, command: c.Command, size: int, waiter: Waiter) -> None:
         self.command = command
@@ -60,7 +63,7 @@ class Waiting:
 class Attempt(Waiting):
     """A client's operations under way; ``log`` gets a note of their end, and ``then`` is called at it."""
 
-    __slots__ = ("_came_s", "_log", "_then")
+    __slots__ = ("_came_s", "_ended", "_log", "_then")
     command: c.AnyOperate | c.Range
 
     def __init__(
@@ -77,12 +80,14 @@ class Attempt(Waiting):
         self._log = log
         self._then = then
         self._came_s = time.time()
+        self._ended = False
 
     def is_gone(self) -> bool:
         """Tell whether nobody waits any more: its client has given up."""
         if not self.waiter.done():
             return False
-        self._end(GIVEN_UP, None)
+        if not self._ended:
+            self._end(GIVEN_UP, None)
         return True
 
     def answer(self, answer: Answer) -> None:
@@ -101,12 +106,39 @@ class Attempt(Waiting):
         self._end(_name(fault), None)
 
     def _end(self, how: str, answer: Answer | None) -> None:
+        self._ended = True
         try:
             if self._then is not None:
                 self._then()
             self._log.ended(self.command, self._came_s, time.time(), how, answer)
         except Exception:  # whoever waits is told all the same
             log.exception("the end of an attempt could not be noted")
+
+
+def end_overdue(batch: Sequence[Waiting], now_s: float, refusal: OncegateError) -> float:
+    """Tell ``refusal`` to those of a batch that are due and still waited for; return when the next one is due.
+
+    They stay in the batch, and count until its end: what was proposed cannot be called back.
+    """
+    following = NEVER
+    for item in batch:
+        if item.due_s > now_s:
+            following = min(following, item.due_s)
+            continue
+        try:
+            if not item.is_gone():
+                item.refuse(refusal)
+        except Exception as unheard:  # noqa: BLE001 - one refusal that cannot be taken leaves nobody else waiting
+            not_told(unheard)
+    return following
+
+
+def take_overdue(waiting: list[Waiting], now_s: float) -> list[Waiting]:
+    """Take those that are due out of a list in the order of coming, and return them."""
+    count = next((at for at, item in enumerate(waiting) if item.due_s > now_s), len(waiting))
+    late = waiting[:count]
+    del waiting[:count]
+    return late
 
 
 def not_told(fault: Exception) -> None:

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
+from oncegate.gateway.sweep import NEVER
 from oncegate.rifl.errors import OncegateError
 
 T = TypeVar("T")
@@ -84,13 +85,13 @@ class Lead:
         moved, self.moved = self.moved, asyncio.Event()
         moved.set()
 
-    async def wait(self, moved: asyncio.Event, began_s: float) -> bool:
+    async def wait(self, moved: asyncio.Event, began_s: float, due_s: float = NEVER) -> bool:
         """Wait for ``moved``, taken before the attempt that failed; False if that takes too long, counted from the
-        moment ``began_s`` or from when the leader was lost, if that was earlier.
+        moment ``began_s`` or from when the leader was lost, if that was earlier, or longer than until ``due_s``.
         """
         since_s = began_s if self._missed_at_s is None else min(began_s, self._missed_at_s)
         try:
-            async with asyncio.timeout_at(since_s + HOLD_MS / 1000):
+            async with asyncio.timeout_at(min(since_s + HOLD_MS / 1000, due_s)):
                 await moved.wait()
         except TimeoutError:
             return False

@@ -18,6 +18,7 @@ import msgspec
 from oncegate.consensus.errors import ConsensusError
 from oncegate.consensus.histogram import Histogram
 from oncegate.gateway.machine.levels import FIRST
+from oncegate.gateway.node.commit_stall import stall_of
 from oncegate.gateway.observability.last_hour import STEP_MS, LastHour, Moment, Reading
 from oncegate.gateway.observability.process import process_figures
 from oncegate.gateway.observability.request_times import Totals
@@ -43,8 +44,8 @@ class Seen(msgspec.Struct, array_like=True, frozen=True):
 class NodeFigures(msgspec.Struct, kw_only=True):
     """A node's own word on itself; ``moments``: those that the asker has not got.
 
-    ``life`` identifies the process, by its start in Unix milliseconds. Indexes are of the log, ``commit`` is a commit
-    number.
+    ``stalled`` says why it commits nothing as the leader. ``life`` identifies the process, by its start in Unix
+    milliseconds. Indexes are of the log, ``commit`` is a commit number.
     """
 
     node: str
@@ -62,6 +63,7 @@ class NodeFigures(msgspec.Struct, kw_only=True):
     moments: list[Moment]
     damage: str = ""
     disk_full: bool = False
+    stalled: str = ""
     change_pending: bool = False
     level: int = FIRST
 
@@ -152,6 +154,7 @@ class Figures:
             moments=self._hour.after(seen.number if seen.life == self._life else 0),
             damage=node.damage,
             disk_full=status.disk_full,
+            stalled=stall_of(status),
             change_pending=status.change_pending,
             level=node.machine.level,
         )

@@ -26,8 +26,9 @@ from oncegate.consensus.replica.replica import Replica
 from oncegate.gateway.answer_values import MSGPACK
 from oncegate.gateway.answers import Answer, relayed_body
 from oncegate.gateway.machine import commands as c
-from oncegate.gateway.node.attempts import not_told
+from oncegate.gateway.node.attempts import end_overdue, not_told, take_overdue
 from oncegate.gateway.node.refusals import Refusal, packed, translated, unpacked
+from oncegate.gateway.sweep import NEVER
 from oncegate.rifl.errors import Code, OncegateError, Outcome
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ PROPOSE: Final = b"p"
 """First byte of a peer call that carries commands; :class:`Relayed` answers are its answer."""
 FRAMES_MAX: Final = 2
 """Frames under way to one leader: one on its way while the entry of the other is made durable."""
-FORWARD_TIMEOUT_S: Final = 5.0
+GRACE_S: Final = 1.0
+"""For so much longer than its commands may take, a frame is waited for: a leader that ends them says why."""
 LATE_ANSWER_S: Final = 0.1
 """How long the answer of a leader is waited for once another one is known. One that hands over, or hears of the next
 term, answers all that it was given; one that is cut off answers nothing."""
@@ -102,8 +104,15 @@ class Forwarding:
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, replica: Replica, owner: Owner, *, frame_bytes_max: int
+        self,
+        loop: asyncio.AbstractEventLoop,
+        replica: Replica,
+        owner: Owner,
+        *,
+        frame_bytes_max: int,
+        answer_s: float,
     ) -> None:
+        self._answer_s = answer_s
         self._loop = loop
         self._replica = replica
         self._owner = owner
@@ -131,6 +140,20 @@ class Forwarding:
         if waiting:
             self._owner.send_on(waiting)
 
+    def end_overdue(self, now_s: float) -> float:
+        """End the commands that are due; return when the next is. A frame keeps its place until its own end."""
+        late = take_overdue(self._waiting, now_s)
+        if late:
+            detail = f"no answer within {self._answer_s:g} s: {self._leader} has not answered what came before"
+            refusal = OncegateError(Code.TIMEOUT, detail, outcome=Outcome.NOT_APPLIED, retry_after_ms=50)
+            self._owner.fail(late, refusal)
+        following = self._waiting[0].due_s if self._waiting else NEVER
+        for frame in self.under_way:
+            detail = f"no answer within {self._answer_s:g} s: {frame.leader} has it, and does not say what became of it"
+            refusal = OncegateError(Code.TIMEOUT, detail, outcome=Outcome.UNKNOWN, retry_after_ms=50)
+            following = min(following, end_overdue(frame.batch, now_s, refusal))
+        return following
+
     def _fill(self) -> None:
         while self._waiting and sum([frame.leader == self._leader for frame in self.under_way]) < FRAMES_MAX:
             end = size = 0
@@ -147,7 +170,8 @@ class Forwarding:
         try:
             payload = PROPOSE + c.encode_commands([item.command for item in frame.batch])
             answered = partial(self._answered, frame)
-            frame.number = self._replica.ask(frame.leader, payload, timeout_s=FORWARD_TIMEOUT_S, answered=answered)
+            patience_s = self._answer_s + GRACE_S
+            frame.number = self._replica.ask(frame.leader, payload, timeout_s=patience_s, answered=answered)
         except Exception as fault:  # noqa: BLE001 - translated for those who wait
             self._owner.refused(frame.leader, frame.batch, translated(fault))
             return

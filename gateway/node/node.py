@@ -36,6 +36,7 @@ from oncegate.gateway.node import levels
 from oncegate.gateway.node.administration import ADMINISTER, Administration, address_of
 from oncegate.gateway.node.attempts import Attempt, Waiter, hand_on
 from oncegate.gateway.node.change_history import ChangeHistory
+from oncegate.gateway.node.commit_stall import STALLED_S, CommitStall, stall_of
 from oncegate.gateway.node.consumer_watch import ConsumerWatch
 from oncegate.gateway.node.event_clocks import EventClocks
 from oncegate.gateway.node.figures import FIGURES, Figures
@@ -117,12 +118,21 @@ class Node:
             self.leadership,
             self.founding.is_under_way,
             entry_bytes_max=entry_bytes_max,
+            answer_s=settings.answer_ms_max / 1000,
         )
+        self.stall = CommitStall()
         self.fetcher = SegmentFetcher(self.replica, self._others, self.machine, self.store, self.publisher)
         self.stream_store = None
         if settings.stream_store is not None:
             self.stream_store = StreamStore(settings.stream_store, lambda: self.machine.identity)
-        self.reads = Reads(self.replica, self.machine, self.publisher, self.fetcher.ensure, self.stream_store)
+        self.reads = Reads(
+            self.replica,
+            self.machine,
+            self.publisher,
+            self.fetcher.ensure,
+            self.stream_store,
+            settings.answer_ms_max / 1000,
+        )
         self.explainer = Explainer(
             self.replica, self.machine, self.clock, settings.node, lambda: self.leadership.leads, self._others
         )
@@ -179,6 +189,7 @@ class Node:
         if self.stream_store is not None:
             await self.stream_store.close()
         await self.replica.stop(drain=True)
+        self.proposer.close()
         await asyncio.to_thread(self.publisher.close)
         await asyncio.to_thread(self.state.close)
 
@@ -426,12 +437,14 @@ class Node:
         self.leadership.leader_id = change.leader_id
         if change.leader_id is not None:
             self.proposer.leader_known(change.leader_id)
+        self._look_for_stall()
         self.proposer.led()
         self.reads.lead.change(known=leads or change.leader_id not in (None, self.leadership.node_id))
 
     def _housekeep(self) -> None:
         """Propose what time makes due: seals, reaping, forgetting keys, ends of rows. Only the leader proposes."""
         sessions = self.machine.sessions
+        self._look_for_stall()
         if self.leadership.leads:
             now_ms = self.clock.stamp_ms(time.monotonic())
             if self.founding.look(self._loop) and not self.machine.identity:
@@ -454,6 +467,13 @@ class Node:
         # One look is bounded: at a slow pace sessions would be opened and closed faster than a follower forgets them.
         hurry = self.leadership.leads or sessions.is_behind(self.machine.time_ms)
         self._housekeep_in(HOUSEKEEPING_MS if hurry else FOLLOWER_HOUSEKEEPING_MS)
+
+    def _look_for_stall(self) -> None:
+        """Take writes, or none while nothing commits here."""
+        stalled = self.leadership.leads and self.replica.stalled_s() >= STALLED_S
+        why = stall_of(self.replica.status()) if stalled else ""
+        self.stall.told(why)
+        self.proposer.stall(why)
 
     def _now_ms(self) -> int:
         """Return cluster time now at the leader, elsewhere that of the newest entry."""

@@ -1,9 +1,18 @@
 """From commands that wait to log entries, and from results back to those who wait.
 
 Owns: grouping (all commands that wait become one entry, when :mod:`oncegate.gateway.node.group_commit` lets them
-leave), the bounds of what is in flight, who gets a command when the lead changes, and what callers see then: in doubt,
-the outcome is unknown. Must not know HTTP. One wake-up a tick, not one an operation. Read next:
-:mod:`oncegate.gateway.node.forwarding`.
+leave), the bounds of what is in flight, the deadline of each command, who gets a command when the lead changes, and
+what callers see then: in doubt, the outcome is unknown. Must not know HTTP. One wake-up a tick, not one an operation.
+
+**Deadlines.** Each command ends ``answer_s`` after it was ordered at this node, at the latest: TIMEOUT, with an outcome
+that is unknown if it was proposed or forwarded, ``not_applied`` if it still waited here. One timer looks at all of
+them, which in a healthy node goes off once in ``answer_s``. What is in the log goes on, and counts as in flight until
+its end.
+
+**A stall.** While nothing commits (:mod:`oncegate.gateway.node.commit_stall`), what waits and what comes is NOT_READY.
+The entries under way tell that the stall is over: they commit as soon as any can.
+
+Read next: :mod:`oncegate.gateway.node.forwarding`.
 """
 
 from __future__ import annotations
@@ -25,11 +34,12 @@ from oncegate.gateway.machine.idempotency_keys import check_share
 from oncegate.gateway.machine.levels import NEWEST, RUNS, check_level
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.put_runs import in_columns
-from oncegate.gateway.node.attempts import Waiting, not_told
+from oncegate.gateway.node.attempts import Waiting, end_overdue, not_told, take_overdue
 from oncegate.gateway.node.between_leaders import BetweenLeaders
 from oncegate.gateway.node.forwarding import Forwarding, GatheredAnswers
 from oncegate.gateway.node.group_commit import leaves_now
 from oncegate.gateway.node.refusals import translated
+from oncegate.gateway.sweep import NEVER, Sweep
 from oncegate.rifl.errors import Code, OncegateError, Outcome
 
 log = logging.getLogger(__name__)
@@ -38,6 +48,10 @@ ENTRY_BYTES_MAX: Final = 2 * 2**20
 """Commands share an entry up to this size; a larger one travels alone, so that it cannot take others down with it."""
 INFLIGHT_BYTES_MAX: Final = 64 * 2**20
 INFLIGHT_COMMANDS_MAX: Final = 20_000
+ANSWER_S: Final = 5.0
+SWEEP_S: Final = 0.1
+"""At least so much lies between two looks at deadlines, and by so much one may be overrun."""
+STALL_RETRY_MS: Final = 1_000
 
 
 @dataclass(slots=True)
@@ -66,7 +80,9 @@ class Proposer:
         is_founding: Callable[[float], bool],
         *,
         entry_bytes_max: int = ENTRY_BYTES_MAX,
+        answer_s: float = ANSWER_S,
     ) -> None:
+        self._answer_s = answer_s
         self._replica = replica
         self._leadership = leadership
         self._machine = machine
@@ -77,10 +93,16 @@ class Proposer:
         self._between: BetweenLeaders[Sequence[Waiting]] = BetweenLeaders(self._loop, self.send_on, self.fail)
         self._waiting: list[Waiting] = []
         self._waiting_bytes = 0
-        self._under_way = 0
-        """Entries proposed here that have not come to their end."""
+        self._proposed: dict[int, Sequence[Waiting]] = {}
+        """Entries proposed here that have not come to their end, by number, in order."""
+        self._swept = 0
+        """Number of an entry: of its commands, and of those before, nobody waits any more."""
+        self._due_s = 0.0
+        """When the commands that are ordered in this turn of the loop are due."""
+        self._sweep = Sweep(self._loop, self._end_overdue)
+        self._stall = ""
         self._scheduled = False
-        self._forwarding = Forwarding(self._loop, replica, self, frame_bytes_max=entry_bytes_max)
+        self._forwarding = Forwarding(self._loop, replica, self, frame_bytes_max=entry_bytes_max, answer_s=answer_s)
         self.inflight_bytes = 0
         self.inflight_commands = 0
         self.entries = 0
@@ -94,8 +116,8 @@ class Proposer:
         iteration or of the entries under way.
 
         The future of its answer fails with OncegateError and never hangs. Raises OVERLOADED, CONFLICT for a command
-        above the cluster's feature level (NOT_READY while that may be about to rise), or QUOTA for keys over their
-        tenant's share; then nothing was proposed.
+        above the cluster's feature level (NOT_READY while that may be about to rise), QUOTA for keys over their
+        tenant's share, or NOT_READY while nothing commits; then nothing was proposed.
         """
         future: asyncio.Future[Answer] = self._loop.create_future()
         self.order(Waiting(command, size, future))
@@ -106,6 +128,8 @@ class Proposer:
         command, size = waiting.command, waiting.size
         if self._machine.level < NEWEST:
             check_level(command, self._machine.level, founded=not self._is_founding(self._loop.time()))
+        if self._stall:
+            raise self._stalled()
         if isinstance(command, c.UNDER_KEYS) and self._leadership.leads:
             check_share(self._machine, command)
         if self.inflight_commands >= INFLIGHT_COMMANDS_MAX or self.inflight_bytes + size > INFLIGHT_BYTES_MAX:
@@ -116,15 +140,19 @@ class Proposer:
         self.inflight_commands += 1
         if not self._scheduled:
             self._flush_soon()
+        waiting.due_s = self._due_s
 
     def _flush_soon(self) -> None:
         if self._waiting and not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._flush)
+            self._due_s = due_s = self._loop.time() + self._answer_s
+            if due_s < self._sweep.at:
+                self._sweep.arm(due_s)
 
     def _flush(self) -> None:
         self._scheduled = False
-        if self._leadership.leads and not leaves_now(self._waiting_bytes, self._under_way):
+        if self._leadership.leads and not leaves_now(self._waiting_bytes, len(self._proposed)):
             return  # until an entry comes to its end, or more comes
         waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
         start = total = 0
@@ -170,12 +198,13 @@ class Proposer:
             self.fail(batch, translated(fault))
             return
         self.entries += 1
-        self._under_way += 1
+        number = self.entries
+        self._proposed[number] = batch
         self._between.led()
-        future.add_done_callback(lambda done: self._applied(batch, done, began_s))
+        future.add_done_callback(lambda done: self._applied(number, done, began_s))
 
-    def _applied(self, batch: Sequence[Waiting], done: asyncio.Future[Any], began_s: float) -> None:
-        self._under_way -= 1
+    def _applied(self, number: int, done: asyncio.Future[Any], began_s: float) -> None:
+        batch = self._proposed.pop(number)
         self._flush_soon()
         fault = asyncio.CancelledError() if done.cancelled() else done.exception()
         if isinstance(fault, ce.NotLeader):
@@ -234,12 +263,51 @@ class Proposer:
 
     def send_on(self, batch: Sequence[Waiting]) -> None:
         """Send commands that nobody has got to whoever leads now."""
-        left, gone = list[Waiting](), list[Waiting]()
+        left, gone, late = list[Waiting](), list[Waiting](), list[Waiting]()
+        now_s = self._loop.time()
         for item in batch:
-            (gone if item.is_gone() else left).append(item)
+            (gone if item.is_gone() else late if item.due_s <= now_s else left).append(item)
         self.release(gone)
+        if late:
+            self.fail(late, self._late("it waited for a leader"))
         if left:
             self._send(left)
+
+    def stall(self, why: str) -> None:
+        """Refuse what waits and what comes, because nothing commits; with an empty text, take commands again."""
+        self._stall = why
+        if why and self._waiting:
+            waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
+            self.fail(waiting, self._stalled())
+
+    def close(self) -> None:
+        """Look at deadlines no more: the replica ends what is under way."""
+        self._sweep.cancel()
+
+    def _stalled(self) -> OncegateError:
+        return OncegateError(Code.NOT_READY, self._stall, retry_after_ms=STALL_RETRY_MS)
+
+    def _late(self, why: str, outcome: Outcome = Outcome.NOT_APPLIED) -> OncegateError:
+        detail = f"no answer within {self._answer_s:g} s: {why}"
+        return OncegateError(Code.TIMEOUT, detail, outcome=outcome, retry_after_ms=50)
+
+    def _end_overdue(self, now_s: float) -> float:
+        """End what is due, and return when to look again."""
+        late = take_overdue(self._waiting, now_s)
+        if late:
+            self._waiting_bytes -= sum(item.size for item in late)
+            self.fail(late, self._late("it waited for the entries before it, and was not proposed"))
+        following = self._waiting[0].due_s if self._waiting else NEVER
+        refusal = self._late("it was proposed, and no majority has stored it yet", Outcome.UNKNOWN)
+        told = True
+        for number, batch in list(self._proposed.items()):
+            if number > self._swept:
+                due_s = end_overdue(batch, now_s, refusal)
+                told = told and due_s == NEVER
+                if told:
+                    self._swept = number
+                following = min(following, due_s)
+        return max(min(following, self._forwarding.end_overdue(now_s)), now_s + SWEEP_S)
 
     def serve_forwarded(self, payload: bytes, tell: Callable[[bytes], None]) -> None:
         """Order, at the leader, what a follower forwarded in one frame; ``tell`` gets the bytes of all answers.

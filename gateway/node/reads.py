@@ -22,12 +22,12 @@ from oncegate.flows.publisher import Publisher
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.tables import StoredRow
 from oncegate.gateway.node.between_leaders import Lead
+from oncegate.gateway.node.proposer import ANSWER_S
 from oncegate.gateway.node.refusals import translated
 from oncegate.gateway.node.stream_store import StreamStore
 from oncegate.rifl.errors import Code, OncegateError
 from oncegate.rifl.ids import CommitNumber
 
-READ_TIMEOUT_S: Final = 5.0
 INDEX_BYTES_MAX: Final = 128 * 2**20
 COMMIT_WAITERS_MAX: Final = 10_000
 T = TypeVar("T")
@@ -53,7 +53,10 @@ class Reads:
         publisher: Publisher,
         ensure: Callable[[str, int], Awaitable[None]],
         stored: StreamStore | None = None,
+        answer_s: float = ANSWER_S,
     ) -> None:
+        self.answer_s = answer_s
+        """How long a read waits until the local state may answer it."""
         self._replica = replica
         self._ensure = ensure
         """Fetches a retained batch that this node lacks."""
@@ -68,34 +71,38 @@ class Reads:
         self._waiter_number = 0
         self._seal_waiters: dict[str, asyncio.Event] = {}
 
-    async def reach(self, consistency: str, min_commit: int) -> None:
+    async def reach(self, consistency: str, min_commit: int, timeout_s: float | None = None) -> None:
         """Wait until the local state may answer a read that is ``linearizable``, ``session`` or ``stale``.
 
-        ``min_commit``: commit number that the answer must reflect, 0 for none.
+        ``min_commit``: commit number that the answer must reflect, 0 for none. ``timeout_s``: for all of it, by default
+        :attr:`answer_s`.
 
         Raises:
             OncegateError: BAD_REQUEST, or NO_LEADER, NOT_READY or TIMEOUT when the point is not reached in time.
         """
+        now_s = asyncio.get_running_loop().time
+        due_s = now_s() + (self.answer_s if timeout_s is None else timeout_s)
         if consistency == "linearizable":
             try:
-                index = await self._read_index()
-                await self._replica.wait_applied(index, timeout_s=READ_TIMEOUT_S)
+                index = await self._read_index(due_s)
+                await self._replica.wait_applied(index, timeout_s=due_s - now_s())
             except ConsensusError as fault:
                 raise translated(fault) from None
         elif consistency not in ("session", "stale"):
             raise OncegateError(Code.BAD_REQUEST, "consistency is linearizable, session or stale")
         if min_commit > self._machine.commit:
-            await self._wait_commit(min_commit)
+            await self._wait_commit(min_commit, due_s)
 
-    async def _read_index(self) -> int:
+    async def _read_index(self, due_s: float) -> int:
         """Ask for a read point; between two leaders ask the next one, rather than send the caller away."""
-        began_s = asyncio.get_running_loop().time()
+        now_s = asyncio.get_running_loop().time
+        began_s = now_s()
         while True:
             moved = self.lead.moved
             try:
-                return await self._replica.read_index(timeout_s=READ_TIMEOUT_S)
+                return await self._replica.read_index(timeout_s=due_s - now_s())
             except (NoLeader, NotReady):
-                if not await self.lead.wait(moved, began_s):
+                if not await self.lead.wait(moved, began_s, due_s):
                     raise
 
     def age_ms(self) -> int | None:
@@ -103,14 +110,15 @@ class Reads:
         age_s = self._replica.age_s()
         return None if age_s == inf else ceil(age_s * 1000)
 
-    async def _wait_commit(self, commit: int) -> None:
+    async def _wait_commit(self, commit: int, due_s: float) -> None:
         if len(self._commit_waiters) >= COMMIT_WAITERS_MAX:
             raise OncegateError(Code.OVERLOADED, "too many reads wait for a commit", retry_after_ms=50)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiter_number += 1
         heapq.heappush(self._commit_waiters, (commit, self._waiter_number, future))
         try:
-            await asyncio.wait_for(future, READ_TIMEOUT_S)
+            async with asyncio.timeout_at(due_s):
+                await future
         except TimeoutError:
             raise OncegateError(
                 Code.NOT_READY, f"commit {commit} has not been applied here", retry_after_ms=50
@@ -198,7 +206,7 @@ class Reads:
             return None  # of a table of this name that was dropped
         if found is not None and found.value is None and found.commit > self._machine.commit:
             # The store may be ahead of this node. A caller that is told "deleted" must not read the row again, so wait.
-            await self._wait_commit(found.commit)
+            await self._wait_commit(found.commit, asyncio.get_running_loop().time() + self.answer_s)
         return found
 
     async def _anyhow(self, flow: str, number: int, look: Callable[[], T]) -> T:

@@ -209,6 +209,12 @@ class Settings:
         10_000, "time from a new connection to its first whole request", least=100, most=600_000
     )
     body_ms_max: int = setting(30_000, "time from a request's headers to its whole body", least=50, most=3_600_000)
+    answer_ms_max: int = setting(
+        5_000,
+        "time from a whole request to its answer; then TIMEOUT, of a write with its outcome",
+        least=500,
+        most=600_000,
+    )
     idle_ms_max: int = setting(75_000, "time between two requests of a connection", least=100, most=3_600_000)
     unsent_ms_max: int = setting(
         30_000, "time for which an answer waits for a client that takes none of it", least=1_000, most=3_600_000

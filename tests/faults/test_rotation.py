@@ -16,7 +16,7 @@ from oncegate import Client
 from oncegate.gateway.http.auth import new_token
 from oncegate.gateway.local.cluster import LocalCluster
 from oncegate.gateway.local.waiting import until, wait_for
-from oncegate.gateway.node.forwarding import FORWARD_TIMEOUT_S
+from oncegate.gateway.node.proposer import ANSWER_S
 from oncegate.proof.check.certificates import Certificates
 from tests.faults.harness.sdk_load import Ledger, check_counters, check_rows, progress, writing
 
@@ -176,7 +176,7 @@ async def test_what_was_forwarded_to_a_leader_that_stands_still_is_unknown_once_
             began = loop.time()
             async with http.put("/v1/tables/rows/rows/k", json=1, headers={"Idempotency-Key": '"frozen"'}) as answer:
                 refused = await answer.json()
-            assert loop.time() - began < FORWARD_TIMEOUT_S, "it was waited for an answer that cannot come"
+            assert loop.time() - began < ANSWER_S, "it was waited for an answer that cannot come"
             assert (answer.status, refused["code"], refused["outcome"]) == (504, "TIMEOUT", "unknown"), refused
             again = {"Idempotency-Key": '"frozen"'}
             await until(lambda: asyncio.to_thread(cluster.is_ready, other), TAKEN_S, "the next leader leads")

@@ -178,7 +178,7 @@ async def test_leader_that_does_not_answer_in_time_leaves_its_commands_unknown_a
         sent = [(await _submit(node, nonce))[0] for nonce in "abc"[:FRAMES_MAX]]
         (waits,) = await _submit(node, "waits")
         for _, _, answered in list(peers.sent):
-            answered(ce.Timeout("the call to n2", forwarding.FORWARD_TIMEOUT_S, outcome="unknown"))
+            answered(ce.Timeout("the call to n2", 5.0, outcome="unknown"))
         assert [(await _refusal(future)).outcome for future in sent] == [Outcome.UNKNOWN] * FRAMES_MAX
         refused = await _refusal(waits)
         assert (refused.code, refused.outcome) == (Code.NO_LEADER, Outcome.NOT_APPLIED)
@@ -297,7 +297,7 @@ async def test_silence_of_an_earlier_leader_refuses_nothing_that_waits_for_the_n
         for nonce in "bcd"[:FRAMES_MAX]:
             await _submit(node, nonce)
         (waits,) = await _submit(node, "waits")
-        peers.sent[0][2](ce.Timeout("the call to n2", forwarding.FORWARD_TIMEOUT_S, outcome="unknown"))
+        peers.sent[0][2](ce.Timeout("the call to n2", 5.0, outcome="unknown"))
         assert not waits.done()
         for at in range(1, FRAMES_MAX + 2):
             peers.answer(at)

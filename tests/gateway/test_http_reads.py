@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from math import inf
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
@@ -11,9 +12,8 @@ import yarl
 
 from oncegate.consensus.errors import NoLeader
 from oncegate.consensus.replica.replica import Replica
-from oncegate.gateway.node import reads
 from tests.conftest import Api
-from tests.gateway.http_contract import assert_problem, batch_lines, declare, put, sealed
+from tests.gateway.http_contract import assert_problem, batch_lines, declare, one_node, put, sealed, serving
 
 
 async def test_table_of_each_kind_is_declared_once_and_described(api: Api) -> None:
@@ -95,9 +95,7 @@ async def test_key_of_any_text_is_written_and_read_back(api: Api, client_id: str
             assert (status, row.get("key"), row.get("value")) == (200, key, key)
 
 
-async def test_session_read_waits_for_the_commit_it_was_told(
-    api: Api, client_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_session_read_waits_for_the_commit_it_was_told(api: Api, client_id: str) -> None:
     await api.operate(client_id, put(1, "a", 1))
     path = "/v1/tables/rows/rows/a?consistency=session&min_commit="
     assert (await api.call("GET", f"{path}1"))[2]["value"] == 1
@@ -108,8 +106,13 @@ async def test_session_read_waits_for_the_commit_it_was_told(
     assert not waiting[1].done(), "a read was answered from a state that is too old for it"
     await api.operate(client_id, put(3, "a", 3))
     assert (await waiting[1])[2]["value"] == 3
-    monkeypatch.setattr(reads, "READ_TIMEOUT_S", 0.05)
-    assert_problem(await api.call("GET", f"{path}{2**53 - 1}"), "NOT_READY")
+
+
+async def test_read_that_waits_for_a_commit_ends_in_time(tmp_path: Path) -> None:
+    async with serving(one_node(tmp_path, answer_ms_max=500)) as (api, _):
+        await declare(api)
+        path = f"/v1/tables/rows/rows/a?consistency=session&min_commit={2**53 - 1}"
+        assert_problem(await api.call("GET", path), "NOT_READY")
 
 
 async def test_pages_hold_every_row_once_in_key_order(api: Api, client_id: str) -> None:

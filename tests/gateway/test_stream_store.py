@@ -18,7 +18,7 @@ from oncegate.flows.open_segment import OpenSegment
 from oncegate.flows.segment import read_table
 from oncegate.gateway.local.waiting import until
 from oncegate.gateway.machine.flow_state import Flow
-from oncegate.gateway.node import reads, stream_store
+from oncegate.gateway.node import stream_store
 from oncegate.gateway.node.node import Node
 from oncegate.rifl.errors import OncegateError
 from oncegate.stores.claimed import claimed_store
@@ -173,7 +173,7 @@ async def test_answer_from_a_store_that_is_ahead_of_this_node_says_so(
     status, headers, body = await delivering.read("a")
     assert (status, body["value"], body["commit"], headers["Oncegate-Commit"]) == (200, 2, 10_000, "10000")
     # That a row is gone has no commit of its own to show: the node waits until it knows as much itself.
-    monkeypatch.setattr(reads, "READ_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(delivering.node.reads, "answer_s", 0.05)
     assert_problem(await delivering.read("b"), "NOT_READY")
 
 

@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
+from oncegate.consensus.ports import ReplicaStatus
 from oncegate.gateway import wire
 from oncegate.gateway.explain.search import OfKey, OfRequest, Wanted
 from oncegate.gateway.explain.timeline import Explained
@@ -33,12 +34,15 @@ from oncegate.gateway.http.observing import ACCESS, AUDIT, REQUESTS
 from oncegate.gateway.http.routing import PROPOSED, READ, Parameter, Raw, Route, Routes
 from oncegate.gateway.machine.levels import FIRST, NEWEST
 from oncegate.gateway.node.administration import AddMember, MoveLeader, RemoveMember, RepairMember, Request
+from oncegate.gateway.node.commit_stall import stall_of
 from oncegate.gateway.node.node import Node
 from oncegate.gateway.node.settings import MemberAddress, bracketed, shared_address
 from oncegate.gateway.observability.process import disk_figures
 from oncegate.rifl.errors import Code, OncegateError
 from oncegate.version import __version__
 
+READY_S: Final = 0.3
+"""How long ``/readyz`` waits for a read point: whoever asks every second or two wants an answer, not a good one."""
 _OK: Final = Raw(("text/plain",), "ok")
 _METRICS: Final = Raw(("text/plain",), "Prometheus text")
 _DOCUMENT: Final = Raw((wire.JSON,), "an OpenAPI 3.1 document")
@@ -67,7 +71,8 @@ class Member(msgspec.Struct):
 class ClusterState(msgspec.Struct):
     """Answer of ``GET /v1/cluster`` as the answering node sees it.
 
-    ``level`` is the cluster's feature level, ``level_known`` the highest that this node's build knows. ``settings``:
+    ``stalled`` says why this node, as the leader, commits nothing; empty while it does. ``level`` is the cluster's
+    feature level, ``level_known`` the highest that this node's build knows. ``settings``:
     of :meth:`oncegate.gateway.node.settings.Settings.for_new_member`.
     """
 
@@ -90,6 +95,7 @@ class ClusterState(msgspec.Struct):
     saved_index: int = 0
     change_pending: bool = False
     damage: str = ""
+    stalled: str = ""
     level: int = FIRST
     level_known: int = FIRST
     settings: dict[str, str | int | float | bool | list[str]] = {}
@@ -167,6 +173,7 @@ async def cluster(request: web.Request) -> web.StreamResponse:
         saved_index=0 if node.state.saved is None else node.state.saved.index,
         change_pending=status.change_pending,
         damage=node.damage,
+        stalled=stall_of(status),
         level=node.machine.level,
         level_known=NEWEST,
         settings=node.settings.for_new_member(),
@@ -182,16 +189,28 @@ async def livez(request: web.Request) -> web.StreamResponse:
 
 @_cluster.add("GET", "/readyz", None, {200: _OK}, errors=(Code.NOT_READY,))
 async def readyz(request: web.Request) -> web.StreamResponse:
-    """``GET /readyz``: 200 when this node can answer a linearizable request, now, and has room for writes."""
+    """``GET /readyz``: 200 when this node can answer a linearizable request, now, has room for writes, and commits.
+
+    Answered within half a second, whatever the others do.
+    """
     node = request.app[NODE]
-    try:
-        await node.reads.reach("linearizable", 0)
-    except OncegateError as refusal:
-        return problem(request, OncegateError(Code.NOT_READY, refusal.detail, retry_after_ms=200))
-    if node.replica.status().disk_full:
+    status = node.replica.status()
+    detail = stall_of(status)
+    if not detail and status.disk_full:
         detail = f"the disk of {node.settings.node} is full: it answers reads, and takes no writes as a leader"
+    if detail:
         return problem(request, OncegateError(Code.NOT_READY, detail, retry_after_ms=1000))
+    try:
+        await node.reads.reach("linearizable", 0, READY_S)
+    except OncegateError as refusal:
+        detail = f"{refusal.detail}{_unconnected(node.replica.status())}"
+        return problem(request, OncegateError(Code.NOT_READY, detail, retry_after_ms=200))
     return web.Response(text="ok\n")
+
+
+def _unconnected(status: ReplicaStatus) -> str:
+    away = sorted(name for name, peer in status.peers.items() if not peer.connected)
+    return f"; {status.node_id} is not connected with {', '.join(away)}" if away else ""
 
 
 @_cluster.add("GET", "/metrics", Scope.READ, {200: _METRICS}, needs_state=False)

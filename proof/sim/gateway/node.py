@@ -20,6 +20,7 @@ from oncegate.flows.segment import build
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.cluster_clock import ClusterClock
 from oncegate.gateway.node.change_history import ChangeHistory
+from oncegate.gateway.node.commit_stall import CommitStall
 from oncegate.gateway.node.consumer_watch import ConsumerWatch
 from oncegate.gateway.node.event_clocks import EventClocks
 from oncegate.gateway.node.levels import Founding
@@ -160,6 +161,7 @@ class SimGateway(Node):
         self.replica = SimReplica(node, self)
         self.founding = Founding(self.replica, self.machine, self._others, self._propose_level)
         self.proposer = Proposer(self.replica, self.machine, self.clock, self.leadership, self.founding.is_under_way)
+        self.stall = CommitStall()
         self.reads = SimReads(node, self)
         self.consumers = ConsumerWatch(self.machine, self._now_ms)
         self.event_clocks = EventClocks(self.machine, self.publisher, self._propose_quietly)

@@ -48,7 +48,7 @@ function health() {
   const faults = told.members.flatMap((member) => {
     const figures = member.figures;
     if (!figures) return [`${member.id} ${member.silent}`];
-    return [figures.damage && `${member.id}: ${figures.damage}`, figures.disk_full && `the disk of ${member.id} is full`].filter(Boolean);
+    return [figures.damage && `${member.id}: ${figures.damage}`, figures.stalled, figures.disk_full && `the disk of ${member.id} is full`].filter(Boolean);
   });
   if (faults.length) return ["doubt", `${leader.id} leads; ${faults.join("; ")}`];
   return ["good", `${leader.id} leads, ${well.length} of ${many(voters.length, "voter")} answer`];
@@ -58,6 +58,7 @@ function roleOf(member) {
   const figures = member.figures;
   if (!figures) return state("bad", member.silent);
   if (figures.damage) return state("bad", `${figures.role}, damaged`);
+  if (figures.stalled) return state("bad", `${figures.role}, commits nothing`);
   if (figures.disk_full) return state("doubt", `${figures.role}, disk full`);
   if (!member.voter) return state("doubt", "learner");
   return figures.role === "leader" ? state("good", "leader") : figures.role === "follower" ? state("quiet", "follower") : state("doubt", figures.role);
