@@ -214,6 +214,7 @@ METRICS: Final = (
     gauge(
         "receiving_bytes", "bodies that have not arrived whole", lambda of: of.bodies.bytes + of.bodies.waiting_bytes
     ),
+    gauge("receiving_requests", "requests whose bodies have not arrived whole", lambda of: of.bodies.receiving),
     gauge("segment_pending_bytes", "sealed batches that wait for the disk", lambda of: of.node.publisher.pending_bytes),
     counter("stream_store_reads", "rows looked up in the store", _stored(lambda it: it.reads)),
     counter("stream_store_failures", "look-ups without an answer", _stored(lambda it: it.failures)),

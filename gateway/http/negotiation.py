@@ -124,7 +124,8 @@ async def raw_body(request: web.Request) -> bytes:
     Raises:
         OncegateError: PAYLOAD_TOO_LARGE at the configured bound, at once where the headers say so already;
             BAD_REQUEST when it cannot be decoded or its sender has gone; TIMEOUT or OVERLOADED as
-            :class:`oncegate.gateway.http.admission.bodies.BodyBudget` says. Nothing was proposed in any case.
+            :class:`oncegate.gateway.http.admission.bodies.BodyBudget` says, or OVERLOADED when all places of its tenant
+            were taken while it arrived. Nothing was proposed in any case.
     """
     most = request[BODY_BYTES_MAX]
     if (request.content_length or 0) > most:
@@ -135,7 +136,8 @@ async def raw_body(request: web.Request) -> bytes:
             if len(sent) > most:
                 raise OncegateError(Code.PAYLOAD_TOO_LARGE, f"the body is over {most} bytes")
             return sent
-        return await request.app[BODIES].receive(request.content, tenant_of(request), most)
+        with request[USAGE].receiving():
+            return await request.app[BODIES].receive(request.content, tenant_of(request), most)
     except web.HTTPRequestEntityTooLarge as fault:
         raise OncegateError(Code.PAYLOAD_TOO_LARGE, fault.text or "") from None
     except web.RequestPayloadError as fault:

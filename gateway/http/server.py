@@ -126,7 +126,9 @@ def application(
     if tokens is not None:
         app[TOKENS] = tokens
     app[connections.CONNECTIONS] = connections.ConnectionCounts()
-    app[BODIES] = BodyBudget(settings.body_bytes_max, settings.receiving_bytes_max, settings.body_ms_max)
+    app[BODIES] = BodyBudget(
+        settings.body_bytes_max, settings.receiving_bytes_max, settings.body_ms_max, settings.receiving_max
+    )
     running_keys: set[str] = set()
     app[RUNNING] = running_keys
     app[PARSING] = parsing = ParsingThread()

@@ -201,6 +201,12 @@ class Settings:
     receiving_bytes_max: int = setting(
         256 * 2**20, "bodies that have not arrived whole, together", least=8 * 2**20, most=2**40
     )
+    receiving_max: int = setting(
+        1024,
+        "requests whose bodies have not arrived whole; they take none of tenant_requests_max",
+        least=1,
+        most=100_000,
+    )
     unsent_bytes_max: int = setting(
         256 * 2**20, "answers that clients have not taken yet, together", least=2**20, most=2**40
     )
@@ -219,7 +225,9 @@ class Settings:
     unsent_ms_max: int = setting(
         30_000, "time for which an answer waits for a client that takes none of it", least=1_000, most=3_600_000
     )
-    tenant_requests_max: int = setting(2048, "requests under way of one tenant", least=1, most=100_000)
+    tenant_requests_max: int = setting(
+        2048, "requests under way of one tenant whose bodies are there", least=1, most=100_000
+    )
     tenant_operations_per_s: int = setting(
         0, "operations a second of one tenant at this node; 0: no bound", least=0, most=10**9
     )

@@ -261,7 +261,8 @@ async def test_body_that_is_too_large_or_too_slow_is_refused_and_leaves_nothing_
     with pytest.raises(asyncio.CancelledError):
         await gone
     assert budget.bytes == 0
-    assert not budget._receivers
+    assert not budget.receiving
+    assert not budget._tenants
 
 
 class Wire(asyncio.Transport):

@@ -1,20 +1,24 @@
 """Bodies: each one and all together are bounded, while they arrive and until their requests are answered.
 
-Owns: the received bytes of bodies that are not whole yet. If they are too many, one of the tenant that has most of them
-is refused, the one that has been arriving for the longest time, so that senders that stall keep out neither other
-tenants nor those of their own that do not stall. And the bytes of large bodies that are whole, until they are answered:
-each tenant has its share of them (:func:`oncegate.gateway.machine.tenant_share.share`).
+Owns: the bodies that are not whole yet, their number and their bytes. If either is too much, one of the tenant that has
+most of it is refused, the one that has been arriving for the longest time, so that senders that stall keep out neither
+other tenants nor those of their own that do not stall. Such a request takes none of its tenant's places
+(:class:`oncegate.gateway.http.admission.usage.Usage`): it has begun nothing yet. And the bytes of large bodies that are
+whole, until they are answered: each tenant has its share of them
+(:func:`oncegate.gateway.machine.tenant_share.share`).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from oncegate.gateway.machine.tenant_share import share
 from oncegate.rifl.errors import Code, OncegateError, Outcome
 
+RECEIVING_MAX: Final = 1024
 HELD_BYTES_MAX: Final = 128 * 2**20
 """Large bodies whose requests are not answered yet, together."""
 
@@ -36,21 +40,38 @@ class _Receiver:
         self.gave_way = False
 
 
+class _Receiving:
+    """What arrives for one tenant."""
+
+    __slots__ = ("receivers", "size")
+
+    def __init__(self) -> None:
+        self.receivers: dict[_Receiver, None] = {}
+        """In the order in which they began."""
+        self.size = 0
+
+
 class BodyBudget:
     """Receives bodies, each of at most ``body_bytes_max`` and in ``body_ms_max`` once its headers have arrived.
 
-    ``receiving_bytes_max``, at least ``body_bytes_max``, bounds all bodies together that are not whole yet.
+    ``receiving_bytes_max``, at least ``body_bytes_max``, bounds the bytes of all bodies together that are not whole
+    yet, ``receiving_max`` their number.
     """
 
-    def __init__(self, body_bytes_max: int, receiving_bytes_max: int, body_ms_max: int) -> None:
+    def __init__(
+        self, body_bytes_max: int, receiving_bytes_max: int, body_ms_max: int, receiving_max: int = RECEIVING_MAX
+    ) -> None:
         self.body_bytes_max = body_bytes_max
         self.receiving_bytes_max = receiving_bytes_max
+        self.receiving_max = receiving_max
         self.body_ms_max = body_ms_max
         self.bytes = 0
         """Bytes held now."""
+        self.receiving = 0
+        """Bodies that are not whole now."""
         self.waiting_bytes = 0
         """Bytes of requests that wait in their connections, for a second at most, until they are whole."""
-        self._receivers: dict[_Receiver, None] = {}
+        self._tenants: dict[str, _Receiving] = {}
         self._held: Counter[str] = Counter()
         self.held_bytes = 0
         """Bytes of whole large bodies held now."""
@@ -81,17 +102,14 @@ class BodyBudget:
         try:
             async with asyncio.timeout(self.body_ms_max / 1000) as timeout:
                 receiver = _Receiver(timeout, tenant)
-                self._receivers[receiver] = None
+                self._add(receiver)
                 while piece := await content.readany():
                     data += piece
                     if len(data) > most:
                         raise OncegateError(Code.PAYLOAD_TOO_LARGE, f"the body is over {most} bytes")
                     if receiver.gave_way:
                         raise TimeoutError
-                    receiver.size += len(piece)
-                    self.bytes += len(piece)
-                    if self.bytes > self.receiving_bytes_max:
-                        self._make_room()
+                    self._grow(receiver, len(piece))
         except TimeoutError:
             if receiver is not None and receiver.gave_way:
                 detail = "too many bodies arrive at once, and this one took longest"
@@ -103,18 +121,33 @@ class BodyBudget:
                 self._drop(receiver)
         return bytes(data)
 
-    def _make_room(self) -> None:
-        while self.bytes > self.receiving_bytes_max and self._receivers:
-            sizes: Counter[str] = Counter()
-            for receiver in self._receivers:
-                sizes[receiver.tenant] += receiver.size
-            most = max(sizes, key=sizes.__getitem__)
-            oldest = next(receiver for receiver in self._receivers if receiver.tenant == most)
-            oldest.gave_way = True
-            oldest.timeout.reschedule(0)
-            self._drop(oldest)
+    def _add(self, receiver: _Receiver) -> None:
+        self._tenants.setdefault(receiver.tenant, _Receiving()).receivers[receiver] = None
+        self.receiving += 1
+        while self.receiving > self.receiving_max:
+            self._give_way(lambda one: len(one.receivers))
+
+    def _grow(self, receiver: _Receiver, size: int) -> None:
+        receiver.size += size
+        self._tenants[receiver.tenant].size += size
+        self.bytes += size
+        while self.bytes > self.receiving_bytes_max:
+            self._give_way(lambda one: one.size)
+
+    def _give_way(self, by: Callable[[_Receiving], int]) -> None:
+        """Refuse the oldest body of the tenant that has most."""
+        oldest = next(iter(max(self._tenants.values(), key=by).receivers))
+        oldest.gave_way = True
+        oldest.timeout.reschedule(0)
+        self._drop(oldest)
 
     def _drop(self, receiver: _Receiver) -> None:
-        if receiver in self._receivers:
-            del self._receivers[receiver]
-            self.bytes -= receiver.size
+        of_tenant = self._tenants.get(receiver.tenant)
+        if of_tenant is None or receiver not in of_tenant.receivers:
+            return
+        del of_tenant.receivers[receiver]
+        of_tenant.size -= receiver.size
+        self.receiving -= 1
+        self.bytes -= receiver.size
+        if not of_tenant.receivers:
+            del self._tenants[receiver.tenant]

@@ -148,8 +148,7 @@ class Desk:
         else:
             usage = self._usage(identity)
             if usage.requests >= self._requests_max:
-                detail = f"{self._requests_max} requests of this tenant are under way"
-                raise OncegateError(Code.OVERLOADED, detail, retry_after_ms=100)
+                raise usage.no_place()
             if usage.bucket is not None and route.scope is not None:
                 wait_ms = usage.bucket.wait_ms(self._clock())
                 if wait_ms:
@@ -180,7 +179,7 @@ class Desk:
             # One for each tenant and token: requests of strangers add none. Signed tokens may name any number.
             if len(self._tenants) >= TENANTS_MAX:
                 self._forget_an_idle_tenant()
-            usage = Usage(self._bucket(per_s))
+            usage = Usage(self._bucket(per_s), self._requests_max)
             if identity.operations_per_s is None:
                 self._tenants[identity.tenant] = usage
             else:

@@ -5,10 +5,13 @@ Owns: the rule by which a rate admits a request and is charged for it. Pure; tim
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
+from typing import Final
 
 from oncegate.consensus.snapshot.throttle import TokenBucket
+from oncegate.rifl.errors import Code, OncegateError
 
 
 class OperationRate(TokenBucket):
@@ -48,14 +51,38 @@ class OperationRate(TokenBucket):
         return f'"operations";r={self.remaining};t={reset_s}'
 
 
+REQUESTS_NO_BOUND: Final = 2**63 - 1
+
+
 class Usage:
-    """The requests that one sender has under way, and its rate."""
+    """The requests that one sender has under way, at most ``requests_max``, and its rate.
 
-    __slots__ = ("bucket", "requests")
+    A request takes a place when it is admitted, and gives it back while its body is on its way: what a client sends one
+    byte a second keeps out none of its tenant's requests that are there.
+    """
 
-    def __init__(self, bucket: OperationRate | None) -> None:
+    __slots__ = ("bucket", "requests", "requests_max")
+
+    def __init__(self, bucket: OperationRate | None, requests_max: int = REQUESTS_NO_BOUND) -> None:
         self.requests = 0
+        self.requests_max = requests_max
         self.bucket = bucket
+
+    def no_place(self) -> OncegateError:
+        """Return the refusal of a request for which no place is left."""
+        detail = f"{self.requests_max} requests of this tenant are under way"
+        return OncegateError(Code.OVERLOADED, detail, retry_after_ms=100)
+
+    @contextlib.contextmanager
+    def receiving(self) -> Iterator[None]:
+        """Give the place of a counted request back while its body arrives; raises OVERLOADED if none is left then."""
+        self.requests -= 1
+        try:
+            yield
+        finally:
+            self.requests += 1  # its end takes it off again, also if it is refused now
+        if self.requests > self.requests_max:
+            raise self.no_place()
 
     def charge(self, operations: int) -> None:
         """Count a decoded request's operations against the rate; call it before they are proposed.

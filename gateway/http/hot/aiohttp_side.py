@@ -15,6 +15,8 @@ from aiohttp.http_exceptions import HttpProcessingError
 from oncegate.gateway.http.negotiation import bare_problem
 from oncegate.rifl.errors import Code, OncegateError
 
+LINGERING_S: Final = 1.0
+"""How long a request that was answered before its body was there may go on sending it, and keep its place."""
 _NEVER_S: Final = 10 * 365 * 86_400.0
 """aiohttp's own patience between two requests: it does not see the hot ones, so the sweep looks after that."""
 log = logging.getLogger(__name__)
@@ -31,6 +33,7 @@ class AiohttpSide(web.RequestHandler):
             loop=loop,
             access_log=cast(logging.Logger, None),
             keepalive_timeout=_NEVER_S,
+            lingering_time=LINGERING_S,
             auto_decompress=False,  # the gate refuses encoded bodies: see oncegate.gateway.http.admission.desk
         )
 

@@ -1,0 +1,123 @@
+"""Bodies that arrive a byte at a time take no place of those that are there, whoever sends them, on either path."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from oncegate.gateway.http.admission.bodies import BodyBudget
+from oncegate.gateway.http.admission.usage import Usage
+from oncegate.gateway.node.node import Node
+from oncegate.rifl.errors import Code, OncegateError
+from tests.conftest import Api
+from tests.gateway.http_contract import one_node, serving
+from tests.gateway.test_auth import as_, entry, written
+from tests.gateway.test_limits import Body
+
+ANN, BOB, OPS = "ann" * 12, "bob" * 12, "ops" * 12
+TOKENS = entry(ANN, "ann", "read", "write") + entry(BOB, "bob", "read", "write") + entry(OPS, "ops", "read", "admin")
+PLACES, RECEIVING = 4, 12
+HOT, LENT = "PUT /v1/tables/rows/rows/k", "POST /v1/sessions"
+"""A route of the hot path and one of aiohttp's."""
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[tuple[Api, Node]]:
+    settings = {"tokens_file": written(tmp_path / "tokens.toml", TOKENS), "tenant_requests_max": PLACES}
+    limits = {"receiving_max": RECEIVING, "connections_max": 64, "body_ms_max": 600_000}
+    async with serving(one_node(tmp_path, **settings, **limits)) as (api, running):
+        assert (await as_(api, OPS, "PUT", "/v1/tables/rows", {"kind": "resident"}))[0] == 200
+        yield api, running
+
+
+@asynccontextmanager
+async def trickling(node: Node, what: str, count: int) -> AsyncIterator[list[asyncio.StreamReader]]:
+    """Begin requests of ann whose bodies do not come, and keep them."""
+    _, _, port, _ = node.settings.address
+    head = (
+        f"{what} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {ANN}\r\nContent-Type: application/json\r\n"
+        "Idempotency-Key: slow\r\nContent-Length: 1000\r\n\r\n["
+    )
+    streams = [await asyncio.open_connection("127.0.0.1", port) for _ in range(count)]
+    try:
+        for _, writer in streams:
+            writer.write(head.encode())
+        yield [reader for reader, _ in streams]
+    finally:
+        for _, writer in streams:
+            writer.transport.abort()
+
+
+async def _receiving(api: Api) -> int:
+    text: str = (await as_(api, OPS, "GET", "/metrics"))[2].decode()
+    line = next(line for line in text.splitlines() if line.startswith("oncegate_receiving_requests "))
+    return int(float(line.split()[1]))
+
+
+async def _until(api: Api, count: int) -> None:
+    async with asyncio.timeout(60):
+        while await _receiving(api) < count:
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("what", [HOT, LENT])
+async def test_requests_that_are_there_are_served_beside_any_number_that_trickles(
+    node: tuple[Api, Node], what: str
+) -> None:
+    api, running = node
+    async with trickling(running, what, 2 * PLACES):
+        await _until(api, 2 * PLACES)
+        for token in (ANN, BOB):
+            for number in range(2 * PLACES):
+                path = f"/v1/tables/rows/rows/{number}"
+                answer = await as_(api, token, "PUT", path, number, **{"Idempotency-Key": f"{token}{number}"})
+                assert answer[0] == 200, answer
+                assert (await as_(api, token, "GET", "/v1/tables/rows"))[0] == 200
+
+
+@pytest.mark.parametrize("what", [HOT, LENT])
+async def test_of_too_many_that_trickle_the_oldest_gives_way(node: tuple[Api, Node], what: str) -> None:
+    api, running = node
+    async with trickling(running, what, RECEIVING) as first:
+        await _until(api, RECEIVING)
+        async with trickling(running, what, 3):
+            for reader in first[:3]:
+                async with asyncio.timeout(60):
+                    head = await reader.readuntil(b"\r\n\r\n")
+                assert head.startswith(b"HTTP/1.1 429 ")
+            assert await _receiving(api) == RECEIVING
+            answer = await as_(api, ANN, "PUT", "/v1/tables/rows/rows/a", 1, **{"Idempotency-Key": "honest"})
+            assert answer[0] == 200
+
+
+async def test_body_of_a_tenant_that_has_few_does_not_give_way_to_those_of_one_that_has_many() -> None:
+    budget = BodyBudget(1000, 10_000, 600_000, receiving_max=4)
+    few, many = Body(b"x"), [Body(b"x") for _ in range(6)]
+    asked = [asyncio.create_task(budget.receive(few, "few"))]
+    asked += [asyncio.create_task(budget.receive(body, "many")) for body in many]
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert [task.done() for task in asked] == [False, True, True, True, False, False, False]
+    assert budget.receiving == 4
+    for task in asked:
+        task.cancel()
+        with pytest.raises((OncegateError, asyncio.CancelledError)):
+            await task
+    assert (budget.receiving, budget.bytes) == (0, 0)
+
+
+def test_place_that_was_given_back_is_asked_for_again_once_the_body_is_there() -> None:
+    usage = Usage(None, 1)
+    usage.requests += 1
+    with pytest.raises(OncegateError) as refused, usage.receiving():
+        usage.requests += 1  # another one came meanwhile
+    assert refused.value.code is Code.OVERLOADED
+    assert usage.requests == 2, "its end takes it off, as any other's"
+    usage.requests -= 1
+    with usage.receiving():
+        assert usage.requests == 0
+    assert usage.requests == 1
