@@ -17,6 +17,7 @@ from typing import Final
 
 from oncegate.consensus.config import EVERY_ADDRESS
 from oncegate.consensus.net.connection import HANDSHAKE_S, Connection
+from oncegate.consensus.net.strangers import COMPLAINT_S
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,7 @@ class Listening:
         self._loop = asyncio.get_running_loop()
         self._sockets: list[socket.socket] = []
         self._pause: asyncio.TimerHandle | None = None
+        self._complains_at = float("-inf")
         self._opening: set[asyncio.Task[None]] = set()
 
     async def start(self, host: str, port: int) -> None:
@@ -88,7 +90,9 @@ class Listening:
         except (BlockingIOError, InterruptedError, ConnectionError):
             return  # it was gone before it was accepted
         except OSError as error:
-            logger.error("no peer can connect: %s", error)
+            if self._loop.time() >= self._complains_at:
+                self._complains_at = self._loop.time() + COMPLAINT_S
+                logger.error("no peer can connect: %s", error)
             for one in self._sockets:
                 self._loop.remove_reader(one)
             self._pause = self._loop.call_later(_PAUSE_S, self._resume)

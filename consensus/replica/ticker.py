@@ -65,7 +65,8 @@ class Ticker:
         except Exception as error:
             # A failed flush, a broken invariant or an exception in apply: none of them may be survived.
             logger.critical("the engine failed", exc_info=True)
-            self._halt(f"{type(error).__name__}: {error}")
+            why = str(error) or ("no memory could be had" if isinstance(error, MemoryError) else "no reason given")
+            self._halt(f"{type(error).__name__}: {why}")
         if self._waiters.next_index <= engine.applied_index:
             self._waiters.applied(engine.applied_index)
         if self._reads.waiting:

@@ -55,22 +55,29 @@ def _words(value: Any) -> str:
 def check(
     file: Annotated[Path, typer.Argument(help="TOML file with settings")],
     values_only: Annotated[
-        bool, typer.Option("--values-only", help="look at none of the files that it names, which may be elsewhere")
+        bool,
+        typer.Option(
+            "--values-only", help="look at none of the files that it names, nor at this machine: both may be elsewhere"
+        ),
     ] = False,
 ) -> None:
     """Tell what keeps `oncegate serve --config FILE` from starting here; exit status 1, and a line for each fault.
 
-    Variables count as they would there.
+    Settings are held against each other and against this machine: descriptors, disk, memory. What does not keep it from
+    starting is a warning. Variables count as they would there.
     """
     gathered = gather(SETTINGS, file, os.environ, {})
     _tell_unknown(gathered.unknown)
     if gathered.faults:
         raise failed("\n".join(gathered.faults), 1)
     if not values_only:
-        from oncegate.gateway.cli.serve import check_startable
+        from oncegate.gateway.cli.serve import check_fitness, check_startable
 
         try:
-            check_startable(Settings.load(file))
+            settings = Settings.load(file)
+            for warning in check_fitness(settings):
+                typer.echo(f"oncegate: {file}: {warning}", err=True)
+            check_startable(settings)
         except (ValueError, OSError) as fault:
             raise failed(f"{file}: {fault}", 1) from None
     typer.echo(f"{file}: {sum(one.origin != DEFAULT for one in gathered.settings.values())} settings, nothing wrong")

@@ -55,21 +55,29 @@ def serve(context: typer.Context, config: Config = None, **flags: Any) -> None:
     import logging
 
     gc.disable()  # a tenth of the start: modules make objects by the hundred thousand, and none of them is garbage
+    from oncegate.gateway.node.settings import Settings
+
+    try:
+        settings = Settings.load(config, **flags)
+        # Before the modules that take most of the memory. What starts a node of another make knows its own log.
+        warnings = check_fitness(settings) if context.obj is None else []
+    except ValueError as fault:
+        raise failed(fault, 2) from None
     from oncegate.consensus.errors import ConsensusError
     from oncegate.gateway.http.server import serve as run
     from oncegate.gateway.node.node import Node
     from oncegate.gateway.node.private_files import begin_private
-    from oncegate.gateway.node.settings import Settings
 
     gc.enable()
     try:
-        settings = Settings.load(config, **flags)
         check_startable(settings)
     except (ValueError, OSError) as fault:
         raise failed(fault, 2) from None
     _log_to_stderr(settings)
     for variable, _ in unknown_variables(SETTINGS, os.environ):
         logging.getLogger("oncegate").warning("%s is no setting: it has no effect", variable)
+    for warning in warnings:
+        logging.getLogger("oncegate").warning("%s", warning)
     sys.meta_path.insert(0, WithoutPandas())
     begin_private(settings)
     try:
@@ -77,6 +85,18 @@ def serve(context: typer.Context, config: Config = None, **flags: Any) -> None:
     except (ConsensusError, OSError) as fault:
         logging.getLogger("oncegate").critical("node %s cannot serve: %s", settings.node, fault)
         raise typer.Exit(1) from None
+
+
+def check_fitness(settings: Settings) -> list[str]:
+    """Return warnings about settings that do not fit each other or this machine; raises ValueError for errors."""
+    from oncegate.gateway.node.fitness import findings
+    from oncegate.gateway.node.host import host_of
+
+    found = list(findings(settings, host_of(settings.data_dir)))
+    errors = [one.text for one in found if one.is_error]
+    if errors:
+        raise ValueError("; ".join(errors))
+    return [one.text for one in found]
 
 
 def check_startable(settings: Settings) -> None:

@@ -24,6 +24,7 @@ from oncegate.consensus.config import is_loopback
 from oncegate.consensus.log.reserve import NO_SPACE_ERRNOS
 from oncegate.gateway.http import range_bodies
 from oncegate.gateway.http.admission import connections
+from oncegate.gateway.http.admission.accept_faults import told_rarely
 from oncegate.gateway.http.admission.bodies import BodyBudget
 from oncegate.gateway.http.admission.desk import Desk
 from oncegate.gateway.http.admission.gate import TOKENS, gate
@@ -197,7 +198,7 @@ async def running(settings: Settings, make_node: MakeNode = Node, *, hot: bool =
         await connections.GuardedSite(runner, *settings.http_address, guard, connect, tls=context).start()
         served = settings.http_of(settings.address)
         log.info("node %s serves %s, data in %s", settings.node, served, settings.data_dir)
-        with _reloading(settings, tokens, context, audit):
+        with _reloading(settings, tokens, context, audit), told_rarely(asyncio.get_running_loop()):
             yield node
     finally:
         await node.hand_over()

@@ -180,7 +180,8 @@ async def test_a_node_that_has_no_descriptor_left_for_peers_accepts_them_once_it
     await cluster.start()
     try:
         await cluster.leader()
-        assert sum("no peer can connect" in one for one in caplog.messages) == 3
+        assert tries > 3
+        assert sum("no peer can connect" in one for one in caplog.messages) == 1, "and not once for each attempt"
     finally:
         await cluster.stop()
 

@@ -23,8 +23,8 @@ from oncegate.proof.check.errors import Unavailable
 from tests.conftest import Api
 from tests.gateway.http_contract import assert_problem, declare, operations, put
 
-DISK_BYTES = 80 * 2**20
-"""Two segments of the journal, and a little."""
+DISK_BYTES = 192 * 2**20
+"""The least that a node starts on."""
 
 
 def small_log(settings: Settings) -> Node:
@@ -76,7 +76,7 @@ class OnSmallDisk(LocalCluster):
     """A cluster of one whose directory is a small file system."""
 
     def __init__(self, directory: Path, disk: SmallDisk) -> None:
-        super().__init__(directory, nodes=1)
+        super().__init__(directory, nodes=1, flags=("--log-kept-bytes", "0"))
         self._disk = disk
         self._place = directory / "disk"
 

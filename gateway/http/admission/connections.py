@@ -22,13 +22,12 @@ from aiohttp import web
 
 from oncegate.consensus.config import EVERY_ADDRESS
 from oncegate.gateway.http.exchange import bare_refusal
+from oncegate.gateway.node.fitness import DESCRIPTORS_RESERVED
 from oncegate.rifl.errors import Code, OncegateError
 
 SWEEP_S: Final = 1.0
 EVICTED_SHARE: Final = 16
 """One in so many idle connections goes when places are needed, so that a look at all of them pays for many."""
-DESCRIPTORS_RESERVED: Final = 512
-"""File descriptors left for journal, state, segments and peers."""
 HANDSHAKE_S: Final = 5.0
 DRAIN_S: Final = 5.0
 """How long the requests under way are waited for when a node stops."""
