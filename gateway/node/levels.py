@@ -26,6 +26,11 @@ LEVELS: Final = b"v"
 ASK_S: Final = 2.0
 FOUNDING_S: Final = 30.0
 """For so long a node that began with an empty state takes the level for one that is about to rise."""
+READY_AFTER_S: Final = 10.0
+"""For so long, of these, a node of a cluster in which nobody has written yet is not ready: a member may be slow to
+start, and is asked again and again."""
+_AGAIN_S: Final = 0.2
+"""How soon it is, as long as others wait for that."""
 log = logging.getLogger(__name__)
 
 
@@ -83,11 +88,14 @@ class Founding:
         self._new = self._asked = False
         self._next_s = 0.0
         self._until_s: float | None = None
+        self._ready_s = float("-inf")
+        self._told = ""
         self._asking: asyncio.Task[None] | None = None
 
     def begin(self, now_s: float) -> None:
         """Note what state a node starts with; its log is not applied yet."""
         self._until_s = now_s + (FOUNDING_S if self._is_empty() else 0.0)
+        self._ready_s = now_s + READY_AFTER_S
 
     def is_under_way(self, now_s: float) -> bool:
         """Whether the leader may still be about to raise the level, as far as this node can tell; any node asks."""
@@ -95,9 +103,17 @@ class Founding:
         soon = self._until_s is not None and now_s < self._until_s
         return machine.level == FIRST and (soon or not machine.identity)
 
+    def is_awaited(self, now_s: float) -> bool:
+        """Whether this node is not ready yet because the level is about to rise: whoever is told that it is may order
+        anything. A cluster in which somebody has written is no new one, and waits for nothing.
+        """
+        return self._machine.level == FIRST and self._is_unwritten() and now_s < self._ready_s
+
     def _is_empty(self) -> bool:
-        machine = self._machine
-        return not (machine.commit or machine.tables or machine.identity)
+        return self._is_unwritten() and not self._machine.identity
+
+    def _is_unwritten(self) -> bool:
+        return not (self._machine.commit or self._machine.tables)
 
     def look(self, loop: asyncio.AbstractEventLoop) -> bool:
         """Ask, if it is time to; only the leader calls this. Returns whether the cluster may get its identity now.
@@ -109,7 +125,8 @@ class Founding:
         if machine.level > FIRST or not self._new:
             return True
         if self._asking is None and loop.time() >= self._next_s:
-            self._next_s = loop.time() + ASK_S
+            now_s = loop.time()
+            self._next_s = now_s + (_AGAIN_S if self.is_awaited(now_s) else ASK_S)
             self._asking = loop.create_task(self._ask())
         return self._asked
 
@@ -118,7 +135,9 @@ class Founding:
             await check_all_know(NEWEST, self._replica, self._others)
             self._propose(RaiseLevel(NEWEST))
         except OncegateError as refusal:
-            log.info("the new cluster stays at feature level %d for now: %s", self._machine.level, refusal.detail)
+            if refusal.detail != self._told:
+                self._told = refusal.detail
+                log.info("the new cluster stays at feature level %d for now: %s", self._machine.level, refusal.detail)
         finally:
             self._asked, self._asking = True, None
 

@@ -8,17 +8,20 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
+import aiohttp
 import pytest
 
 from oncegate.consensus.errors import CallFailed, PeerUnavailable
 from oncegate.consensus.replica.replica import Replica
+from oncegate.gateway.http.server import running
 from oncegate.gateway.local.waiting import until
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine import levels
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.state import MachineState
 from oncegate.gateway.machine.state.errors import StateVersionUnknown
-from oncegate.gateway.node.levels import ASK_S, FOUNDING_S, LEVELS, Founding, check_all_know, serve
+from oncegate.gateway.node import levels as node_levels
+from oncegate.gateway.node.levels import ASK_S, FOUNDING_S, LEVELS, READY_AFTER_S, Founding, check_all_know, serve
 from oncegate.gateway.node.settings import Settings
 from oncegate.rifl.errors import Code, InvariantViolation, OncegateError
 from oncegate.rifl.ids import SequenceNumber
@@ -101,6 +104,42 @@ def test_founding_may_be_under_way_for_as_long_as_a_node_with_an_empty_state_wai
     founding.begin(300.0)
     machine.apply(2, 1, c.encode_entry(0, [c.RaiseLevel(levels.NEWEST)]))
     assert not founding.is_under_way(300.0)
+
+
+async def test_node_of_a_new_cluster_is_not_ready_before_everything_may_be_ordered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered = asyncio.Event()
+
+    async def asked(*_: Any) -> None:
+        await answered.wait()
+
+    monkeypatch.setattr(node_levels, "check_all_know", asked)
+    monkeypatch.setattr(node_levels, "READY_AFTER_S", 600.0)
+    settings = one_node(tmp_path)
+    async with running(settings) as node, aiohttp.ClientSession(base_url=settings.address.http) as http:
+        api = Api(http)
+        await until(lambda: node.founding._asking is not None, 60, "the members are asked")
+        assert "founded" in assert_problem(await api.call("GET", "/readyz"), "NOT_READY")["detail"]
+        answered.set()
+        async with asyncio.timeout(60):
+            while (await api.call("GET", "/readyz"))[0] != 200:
+                await asyncio.sleep(0.01)
+        assert (await api.call("PUT", "/v1/tables/t", {"kind": "resident"}))[0] == 200
+        headers = {"Idempotency-Key": "k", "Oncegate-Ttl-Ms": "60000"}
+        assert (await api.call("PUT", "/v1/tables/t/rows/a", 1, headers=headers))[0] == 200
+
+
+def test_only_a_cluster_in_which_nobody_has_written_waits_for_its_level_and_not_for_long() -> None:
+    machine = Machine()
+    founding = Founding(cast(Replica, Peers()), machine, list, [].append)
+    assert not founding.is_awaited(0.0), "it has not begun"
+    founding.begin(100.0)
+    machine.apply(1, 1, c.encode_entry(0, [c.Identify("1" * 32)]))
+    assert founding.is_awaited(100.0), "the last member may come yet"
+    assert not founding.is_awaited(100.0 + READY_AFTER_S)
+    machine.apply(2, 1, c.encode_entry(0, [c.DeclareTable("t", "resident", 2**20)]))
+    assert not founding.is_awaited(100.0)
 
 
 @pytest.mark.parametrize(

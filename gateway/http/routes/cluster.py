@@ -189,7 +189,8 @@ async def livez(request: web.Request) -> web.StreamResponse:
 
 @_cluster.add("GET", "/readyz", None, {200: _OK}, errors=(Code.NOT_READY,))
 async def readyz(request: web.Request) -> web.StreamResponse:
-    """``GET /readyz``: 200 when this node can answer a linearizable request, now, has room for writes, and commits.
+    """``GET /readyz``: 200 when this node can answer a linearizable request, now, has room for writes, and commits, and
+    a new cluster has the level that its members know.
 
     Answered within half a second, whatever the others do.
     """
@@ -205,6 +206,8 @@ async def readyz(request: web.Request) -> web.StreamResponse:
     except OncegateError as refusal:
         detail = f"{refusal.detail}{_unconnected(node.replica.status())}"
         return problem(request, OncegateError(Code.NOT_READY, detail, retry_after_ms=200))
+    if node.founding.is_awaited(asyncio.get_running_loop().time()):
+        return problem(request, OncegateError(Code.NOT_READY, "the cluster is being founded", retry_after_ms=50))
     return web.Response(text="ok\n")
 
 
