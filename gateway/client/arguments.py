@@ -15,16 +15,30 @@ from typing import Any, Final
 import msgspec
 
 from oncegate.gateway.client.failures import OperationFailed
+from oncegate.gateway.client.settings import Tuning
 from oncegate.rifl.errors import Code
-from oncegate.rifl.ids import ID_MAX, RequestId, parse_request_id
+from oncegate.rifl.ids import ID_MAX, RANGE_LENGTH_MAX, RequestId, parse_request_id
 
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 """Of a table, a flow or a consumer."""
 KEY_BYTES_MAX: Final = 512
 VALUE_BYTES_MAX: Final = 256 * 1024
 VALUE_DEPTH_MAX: Final = 64
+OPERATIONS_MAX: Final = 4096
 NONCE_LENGTH_MAX: Final = 64
 TTL_MS_MAX: Final = 366 * 24 * 3_600_000
+_WHOLE: Final = {
+    "in_flight_max": (1, 16),
+    "pipeline_min": (0, ID_MAX),
+    "batch_operations_max": (1, OPERATIONS_MAX),
+    "batch_bytes_max": (1, ID_MAX),
+    "range_min": (1, ID_MAX),
+    "range_rows_max": (1, RANGE_LENGTH_MAX),
+    "connections_max": (1, 4096),
+    "streams_max": (0, 65_536),
+    "retry_budget": (0, ID_MAX),
+}
+_SECONDS: Final = ("linger_s", "attempt_timeout_s", "backoff_first_s", "backoff_cap_s", "retry_after_cap_s")
 _PACKED_BYTES_MAX: Final = 3 * VALUE_BYTES_MAX
 """A larger value in msgpack is too large in JSON too: a number takes 9 bytes there, and 3 with its separator here."""
 _EXACT: Final = frozenset((str, int, bool, type(None)))
@@ -108,6 +122,20 @@ def seconds(value: Any, what: str = "timeout_s") -> float:
         except OverflowError:
             pass
     raise bad(f"{what} is a number of seconds")
+
+
+def tuned(value: Any) -> Tuning:
+    """Return how operations travel, each number of it within its bounds; None: the defaults."""
+    if value is None:
+        return Tuning()
+    if not isinstance(value, Tuning):
+        raise bad(f"tuning is a Tuning, not {type(value).__name__}")
+    for name, (low, high) in _WHOLE.items():
+        whole(getattr(value, name), f"Tuning.{name}", low, high)
+    for name in _SECONDS:
+        if seconds(getattr(value, name), f"Tuning.{name}") < 0:
+            raise bad(f"Tuning.{name} is not below zero")
+    return value
 
 
 def request_id(value: Any) -> RequestId:

@@ -26,6 +26,7 @@ from oncegate.gateway.client.arguments import (
     one_of,
     seconds,
     text,
+    tuned,
     whole,
 )
 from oncegate.gateway.client.arguments import request_id as checked_id
@@ -150,7 +151,7 @@ class Client:
             None if timeout_s is None else seconds(timeout_s),
         )
         self._connection = Connection(
-            settle(given, profile), tuning or Tuning(), make_tracing(tracing), prefer_leader=prefer_leader, tls=tls
+            settle(given, profile), tuned(tuning), make_tracing(tracing), prefer_leader=prefer_leader, tls=tls
         )
 
     @property

@@ -11,7 +11,8 @@ import asyncio
 import os
 import ssl
 import weakref
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args
 from urllib.parse import urlencode
 
@@ -192,6 +193,7 @@ class Connection:
         self._sessions: list[SessionLife] = []
         self.streams: set[aiohttp.ClientResponse] = set()
         """Answers without an end that are being read."""
+        self._streams = 0
 
     async def open(self) -> None:
         """Prepare the connections; raises CONFLICT the second time."""
@@ -229,6 +231,7 @@ class Connection:
             await self.kinds.close()
             for stream in self.streams:
                 stream.close()
+            self.courier.close()
             await self._pool.close()
             if self.http is not None:
                 await self.http.close()
@@ -252,6 +255,18 @@ class Connection:
         """Forget a session that closes by itself."""
         if session in self._sessions:
             self._sessions.remove(session)
+
+    @contextmanager
+    def stream_place(self) -> Iterator[None]:
+        """Have a place for a stream without an end; raises OVERLOADED if all are taken: waiting would have no end."""
+        if self._streams >= self.tuning.streams_max:
+            detail = f"the client follows {self._streams} streams (Tuning.streams_max): end one, or use another client"
+            raise OperationFailed(Code.OVERLOADED, detail)
+        self._streams += 1
+        try:
+            yield
+        finally:
+            self._streams -= 1
 
     def deadline(self, timeout_s: float | None = None) -> float:
         """Return when a call that starts now ends, on the loop's clock; raises as :meth:`check`."""

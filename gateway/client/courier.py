@@ -2,10 +2,11 @@
 
 Owns: which way an attempt takes (:mod:`oncegate.gateway.client.direct_http`, or aiohttp), what its end means, and the
 encoding of calls that are not batches (:class:`JsonCall`). Must not know what others carry. Which node to ask, and
-when: :mod:`oncegate.gateway.client.routing`.
+when: :mod:`oncegate.gateway.client.routing`; how many at once: :mod:`oncegate.gateway.client.connection_turns`.
 
 | end of an attempt | may have been applied | then |
 |---|---|---|
+| no connection came free before the deadline | no | the call ends |
 | 2xx | yes | the call's ``accept`` decides |
 | no connection | no | next node at once |
 | connection lost, no answer in time | yes | next node at once |
@@ -31,6 +32,7 @@ from tenacity import AsyncRetrying, retry_if_exception_type
 from yarl import URL
 
 from oncegate.gateway.client.answer_head import BODY_BYTES_MAX, AnswerHead, UnusualAnswer
+from oncegate.gateway.client.connection_turns import ConnectionTurns
 from oncegate.gateway.client.direct_http import DirectPool, NoAnswer, request_head
 from oncegate.gateway.client.failures import (
     UNREADABLE,
@@ -41,7 +43,7 @@ from oncegate.gateway.client.failures import (
     known_code,
     known_outcome,
 )
-from oncegate.gateway.client.routing import AttemptFailed, RetryBudget, RetryPolicy, Router
+from oncegate.gateway.client.routing import LAST_ATTEMPT_S, AttemptFailed, RetryBudget, RetryPolicy, Router
 from oncegate.gateway.client.settings import Tuning
 from oncegate.gateway.wire import H_AGE_MS, H_COMMIT, H_LEADER, JSON, Problem
 from oncegate.rifl.errors import Code, OncegateError, Outcome
@@ -72,6 +74,7 @@ class Call(Generic[T]):
         anywhere: whether any node can answer as well as the leader.
         deadline: when it ends, on the loop's clock.
         ambiguous: whether an attempt may have been applied.
+        began: when its first attempt began, on the loop's clock, or 0; older calls go first where connections are few.
         under_way: whether an attempt is under way now: its bytes may have left.
         at_once: whether :meth:`accept` runs before the task that waits for the call: so does whoever it wakes.
         direct: whether its answer comes in one piece, and needs no aiohttp.
@@ -85,6 +88,7 @@ class Call(Generic[T]):
         "ambiguous",
         "anywhere",
         "at_once",
+        "began",
         "body",
         "deadline",
         "headers",
@@ -113,6 +117,7 @@ class Call(Generic[T]):
         self.anywhere = anywhere
         self.deadline = deadline
         self.ambiguous = False
+        self.began = 0.0
         self.under_way = False
         self.at_once = False
         self.malformed = 0
@@ -163,6 +168,7 @@ class Courier:
         self.tuning = tuning
         self.clock = clock
         self.budget = RetryBudget(tuning.retry_budget)
+        self._turns = ConnectionTurns(pool.loop, router, tuning.connections_max)
         self._urls: dict[tuple[str, str], URL] = {}
 
     async def exchange(self, call: Call[T]) -> T:
@@ -187,7 +193,13 @@ class Courier:
         url = URL(endpoint + path, encoded=True)
         return await self._http.request("GET", url, headers=headers, allow_redirects=False)
 
+    def close(self) -> None:
+        """End the calls that wait for a connection: nothing of them was sent."""
+        self._turns.close()
+
     async def _retry(self, call: Call[T], first: AttemptFailed) -> T:
+        if self.clock() + LAST_ATTEMPT_S >= call.deadline:
+            raise first  # without taking a retry from the budget: those who waited in vain are no load
         call.delayed()
         policy = RetryPolicy(
             self.tuning, self.budget, lambda: call.deadline, self.clock, max(1, len(self.router.endpoints) - 1)
@@ -205,17 +217,31 @@ class Courier:
         now = self.clock()
         if now >= call.deadline:
             raise AttemptFailed(Code.TIMEOUT, "no time left for an attempt", ambiguous=False)
+        if not call.began:
+            call.began = now
+        turns = self._turns
+        endpoint = turns.take(now, anywhere=call.anywhere)
+        if endpoint is None:
+            endpoint = await turns.wait(call.began, call.deadline, anywhere=call.anywhere)
+            if endpoint is None:
+                raise _closed(call)
+            now = self.clock()
+        try:
+            headers = call.headers
+            if self._authorization is not None:
+                headers = {**headers, "Authorization": self._authorization()}
+            if call.trace is not None:
+                headers = {**headers, **call.trace}
+            call.sent_at = now
+            due = min(now + self.tuning.attempt_timeout_s, call.deadline)
+            if call.direct and self._detours.get(endpoint, 0.0) <= now:
+                return await self._attempt_directly(call, endpoint, headers, due)
+            return await self._attempt_through_aiohttp(call, endpoint, headers, due)
+        finally:
+            turns.give_back(endpoint)
+
+    async def _attempt_through_aiohttp(self, call: Call[T], endpoint: str, headers: Mapping[str, str], due: float) -> T:
         router = self.router
-        endpoint = router.pick(now, anywhere=call.anywhere)
-        headers = call.headers
-        if self._authorization is not None:
-            headers = {**headers, "Authorization": self._authorization()}
-        if call.trace is not None:
-            headers = {**headers, **call.trace}
-        call.sent_at = now
-        due = min(now + self.tuning.attempt_timeout_s, call.deadline)
-        if call.direct and self._detours.get(endpoint, 0.0) <= now:
-            return await self._attempt_directly(call, endpoint, headers, due)
         call.at_once = False
         call.under_way = True
         try:
@@ -282,6 +308,7 @@ class Courier:
         except UnusualAnswer as unusual:
             LOG.info("asked through aiohttp for a while: endpoint=%s reason=%s", endpoint, unusual)
             self._detours[endpoint] = self.clock() + DETOUR_S
+            pool.drop(endpoint)
             raise self._no_answer(call, endpoint, unusual) from unusual
         except (AttemptFailed, OncegateError):
             raise

@@ -1,8 +1,9 @@
 """Connections to the nodes for requests with one answer, without what a general HTTP client does for each.
 
 Owns: connections that wait for work, the bytes of a request, and the time that an answer may take. Every connection
-carries one request at a time. What an answer may look like: :mod:`oncegate.gateway.client.answer_head`. Must not know
-what a request means, nor when it is sent again: :mod:`oncegate.gateway.client.courier`.
+carries one request at a time; how many there may be: :mod:`oncegate.gateway.client.connection_turns`. What an answer
+may look like: :mod:`oncegate.gateway.client.answer_head`. Must not know what a request means, nor when it is sent
+again: :mod:`oncegate.gateway.client.courier`.
 
 A request costs one ``send``, one ``recv`` into a buffer that stays, one future and no timer. Its answer is handed over
 in the callback that completes it, before the waiting task runs: whoever the answer wakes, runs first.
@@ -32,8 +33,6 @@ from oncegate.version import __version__
 IDLE_S: Final = 15.0
 """How long a connection waits for work: shorter than servers and proxies wait for a request, so that they seldom close
 the connection while one travels."""
-IDLE_MAX: Final = 64
-"""Connections to one node that wait for work."""
 BUFFER_BYTES: Final = 64 * 1024
 """What a connection reads into; a longer answer gets a buffer of its own."""
 SECOND_ADDRESS_S: Final = 0.25
@@ -295,15 +294,20 @@ class DirectPool:
         return host
 
     def rest(self, connection: DirectConnection) -> None:
-        """Keep a connection that has done its work for the next request."""
+        """Keep a connection that has done its work for the next request; there are as many as had work at once."""
         idle = self._idle.setdefault(connection.endpoint, [])
-        if self.closed or len(idle) >= IDLE_MAX:
+        if self.closed:
             connection.abort()
             return
         until = connection.idle_until = self.loop.time() + IDLE_S
         if until < self.sweep.at:
             self.sweep.arm(until)
         idle.append(connection)
+
+    def drop(self, endpoint: str) -> None:
+        """Close the connections to an endpoint that wait for work."""
+        for connection in self._idle.pop(endpoint, ()):
+            connection.abort()
 
     def forget(self, connection: DirectConnection) -> None:
         """Note that a connection is closed."""

@@ -63,9 +63,16 @@ class EventStream:
         """Yield events without end, each as it comes; an event ``end`` is acted on here.
 
         Raises:
-            OperationFailed: a final refusal; RETENTION_EXCEEDED once every node has said so.
+            OperationFailed: OVERLOADED, at once, where the client follows as many streams as it may; a final refusal;
+                RETENTION_EXCEEDED once every node has said so.
             DeadlineExceeded: no node has answered for ``timeout_s``.
         """
+        with self._connection.stream_place():
+            async with aclosing(self._from_each()) as events:
+                async for event in events:
+                    yield event
+
+    async def _from_each(self) -> AsyncGenerator[Event, None]:
         connection = self._connection
         router, clock, tuning = connection.router, connection.courier.clock, connection.tuning
         deadline, pause_s = clock() + self._timeout_s, tuning.backoff_first_s

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
 from oncegate.gateway.client.arguments import bad
+from oncegate.gateway.client.connection_turns import FIRST
 from oncegate.gateway.client.courier import JsonCall, NothingCall
 from oncegate.gateway.client.durable_outbox import DurableOutbox
 from oncegate.gateway.client.failures import OperationFailed
@@ -222,6 +223,7 @@ class SessionLife:
         path = f"{session_path(sender.client_id_text)}/renew"
         deadline = self._loop.time() + self._options.lease_ms / 1000
         call = JsonCall("POST", path, SessionRenewed, connection.headers, deadline, body=RenewSession(sender.epoch))
+        call.began = FIRST
         try:
             renewed = await connection.perform(call)
         except OncegateError as failure:

@@ -36,6 +36,10 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
         range_min: contiguous puts on one stream table from which they travel as a range.
         range_rows_max: rows of one range, and never more than the window: a lost range must fit below what may be
             acknowledged. A range costs the servers mostly the same however long it is.
+        connections_max: connections to one node, each with one request at a time; 1..4096. What comes beyond waits its
+            turn, first come first served, up to its deadline. More than a node answers at once only makes it slower.
+        streams_max: watches and consumptions of flows at once, each with a connection of its own; a further one is
+            refused.
         attempt_timeout_s: how long one node may take to answer before the next one is asked.
         backoff_first_s: bound of the first random pause between attempts; doubles with each.
         backoff_cap_s: bound of all of them.
@@ -51,6 +55,8 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     linger_s: float = 0.0
     range_min: int = 8
     range_rows_max: int = 4096
+    connections_max: int = 64
+    streams_max: int = 1024
     attempt_timeout_s: float = 2.0
     backoff_first_s: float = 0.02
     backoff_cap_s: float = 0.5

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from oncegate import Client, Code, DeadlineExceeded, Outcome, Session, Tuning
 from oncegate.gateway import wire
-from oncegate.gateway.client import courier, direct_http
+from oncegate.gateway.client import courier
 from oncegate.gateway.client.answer_head import BODY_BYTES_MAX, HEAD_BYTES_MAX, AnswerHead, UnusualAnswer, read_head
 from oncegate.gateway.client.direct_http import BUFFER_BYTES, DirectConnection, DirectPool, NoAnswer, request_head
 from oncegate.testing import FakeGateway
@@ -565,10 +565,7 @@ async def test_garbage_from_a_node_is_told_as_unknown_and_never_as_success(fake:
     assert not fake.executed
 
 
-async def test_no_more_than_so_many_connections_wait_for_work(
-    fake: FakeGateway, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(direct_http, "IDLE_MAX", 2)
+async def test_no_more_than_so_many_connections_are_open_or_wait_for_work(fake: FakeGateway) -> None:
     came, held = 0, asyncio.Event()
 
     async def together(request: web.Request) -> Answer:
@@ -579,12 +576,14 @@ async def test_no_more_than_so_many_connections_wait_for_work(
         return None
 
     fake.nodes[0].before = together
-    reads = [asyncio.create_task(client.get("rows", f"k{number}")) for number in range(5)]
-    while came < len(reads):
-        await asyncio.sleep(0)
-    pool = client._connection._pool
-    assert len(pool.busy) == len(reads)
-    held.set()
-    assert await asyncio.gather(*reads) == [None] * len(reads)
-    assert not pool.busy
-    assert [len(idle) for idle in pool._idle.values()] == [2]
+    async with Client(fake.endpoints, tuning=Tuning(connections_max=2)) as client:
+        reads = [asyncio.create_task(client.get("rows", f"k{number}")) for number in range(5)]
+        while came < 2:
+            await asyncio.sleep(0)
+        await settle()
+        pool = client._connection._pool
+        assert len(pool.busy) == came == 2
+        held.set()
+        assert await asyncio.gather(*reads) == [None] * len(reads)
+        assert not pool.busy
+        assert [len(idle) for idle in pool._idle.values()] == [2]
