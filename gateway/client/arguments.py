@@ -8,9 +8,9 @@ on the size of a value in canonical JSON, only what is surely over it is refused
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import lru_cache
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 
@@ -19,6 +19,11 @@ from oncegate.gateway.client.settings import Tuning
 from oncegate.rifl.errors import Code
 from oncegate.rifl.ids import ID_MAX, RANGE_LENGTH_MAX, RequestId, parse_request_id
 
+if TYPE_CHECKING:
+    from oncegate.gateway.client.results import Json
+
+Encode: TypeAlias = Callable[[Any], "Json"]
+"""Turns an object that JSON has no type for into one that JSON can say."""
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 """Of a table, a flow or a consumer."""
 KEY_BYTES_MAX: Final = 512
@@ -173,7 +178,45 @@ def check_json(value: Any, what: str = "value", depth: int = VALUE_DEPTH_MAX) ->
         if value - value != 0.0:
             raise bad(f"{what} holds a number that JSON cannot say")
     elif not isinstance(value, (str, int)) and value is not None:
-        raise bad(f"{what} holds a {kind.__name__}: JSON has no such type")
+        raise bad(f"{what} holds a {kind.__name__}: JSON has no such type, and the client no encode for it")
+
+
+def encoder(value: Any) -> Encode | None:
+    """Return what turns objects into JSON, or None."""
+    if value is not None and not callable(value):
+        raise bad("encode is a function")
+    return value  # type: ignore[no-any-return]
+
+
+def plain(value: Any, encode: Encode | None, what: str = "value", depth: int = VALUE_DEPTH_MAX) -> Any:
+    """Return a value in which ``encode`` has turned each object that JSON has no type for into one of JSON.
+
+    Without ``encode``, and where every object is one of JSON, it is the value itself. What ``encode`` returns may hold
+    further such objects, up to the depth that a value may have. Keys of dicts are not turned. Bytes that are the whole
+    value are left; others are turned like any object.
+
+    Raises:
+        OperationFailed: BAD_REQUEST for what ``encode`` raises, with it as the cause, and for too many levels.
+    """
+    kind = type(value)
+    if encode is None or kind in _EXACT or (kind is bytes and depth == VALUE_DEPTH_MAX):
+        return value
+    if not depth:
+        raise bad(f"{what} is nested more than {VALUE_DEPTH_MAX} deep, also by encode")
+    if isinstance(value, dict):
+        items = dict.items(value)
+        if all(type(item) in _EXACT for _, item in items):
+            return value
+        return {name: plain(item, encode, what, depth - 1) for name, item in items}
+    if isinstance(value, (list, tuple)):
+        return [item if type(item) in _EXACT else plain(item, encode, what, depth - 1) for item in value]
+    if isinstance(value, (str, int, float)):
+        return value
+    try:
+        made = encode(value)
+    except Exception as refused:
+        raise bad(f"{what}: encode cannot turn a {kind.__name__} into JSON: {refused!a}") from refused
+    return made if type(made) is bytes and depth == VALUE_DEPTH_MAX else plain(made, encode, what, depth - 1)
 
 
 def packed(value: Any, what: str = "value", bytes_max: int = _PACKED_BYTES_MAX, *, bytes_too: bool = False) -> bytes:

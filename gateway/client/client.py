@@ -20,9 +20,12 @@ from oncegate.gateway.client import keyed_writes
 from oncegate.gateway.client.arguments import (
     KEY_BYTES_MAX,
     NONCE_LENGTH_MAX,
+    Encode,
     bad,
+    encoder,
     flag,
     key_of,
+    name_of,
     one_of,
     seconds,
     text,
@@ -58,6 +61,7 @@ from oncegate.gateway.client.results import (
     Row,
     SessionInfo,
     TableInfo,
+    Value,
     WriteResult,
 )
 from oncegate.gateway.client.scan import Scan, read_rows
@@ -123,6 +127,10 @@ class Client:
         tls: context for https endpoints, in place of ``ca_file``.
         tuning: how operations travel.
         tracing: whether calls make OpenTelemetry spans; by default, if the application has imported OpenTelemetry.
+        encode: called with each object in a value that JSON has no type for; returns what stands for it, which may hold
+            further such objects. ``msgspec.to_builtins`` takes times, UUIDs, decimals, enums, dataclasses and structs;
+            :meth:`Row.value_as` brings them back. What it raises is BAD_REQUEST at the call. A transaction of its own
+            is given it by ``Transaction(encode=...)``.
 
     Leaving the context closes all open sessions, as leaving each of them would, then the connections.
     """
@@ -142,6 +150,7 @@ class Client:
         tls: ssl.SSLContext | None = None,
         tuning: Tuning | None = None,
         tracing: bool | None = None,
+        encode: Encode | None = None,
     ) -> None:
         given = Profile(
             [endpoints] if isinstance(endpoints, str) else None if endpoints is None else _endpoints(endpoints),
@@ -151,7 +160,12 @@ class Client:
             None if timeout_s is None else seconds(timeout_s),
         )
         self._connection = Connection(
-            settle(given, profile), tuned(tuning), make_tracing(tracing), prefer_leader=prefer_leader, tls=tls
+            settle(given, profile),
+            tuned(tuning),
+            make_tracing(tracing),
+            prefer_leader=prefer_leader,
+            tls=tls,
+            encode=encoder(encode),
         )
 
     @property
@@ -472,7 +486,7 @@ class Client:
         self,
         table: str,
         key: str,
-        value: Json,
+        value: Value,
         *,
         idempotency_key: str,
         if_absent: bool = False,
@@ -480,7 +494,9 @@ class Client:
         timeout_s: float | None = None,
     ) -> WriteResult:
         """Write a row once for this key; see :meth:`transact`."""
-        one = Transaction().put(table, key, value, if_absent=if_absent, if_version=if_version)
+        one = Transaction(encode=self._connection.encode).put(
+            table, key, value, if_absent=if_absent, if_version=if_version
+        )
         return await keyed_writes.send_one(self._connection, one, idempotency_key, timeout_s)
 
     async def delete(
@@ -493,7 +509,7 @@ class Client:
         timeout_s: float | None = None,
     ) -> WriteResult:
         """Delete a row once for this key; see :meth:`transact`."""
-        one = Transaction().delete(table, key, if_version=if_version)
+        one = Transaction(encode=self._connection.encode).delete(table, key, if_version=if_version)
         return await keyed_writes.send_one(self._connection, one, idempotency_key, timeout_s)
 
     async def increment(
@@ -506,16 +522,16 @@ class Client:
         floor: int | None = None,
         ceiling: int | None = None,
         timeout_s: float | None = None,
-    ) -> WriteResult:
+    ) -> WriteResult[int]:
         """Add to a row's number once for this key; see :meth:`transact`."""
-        one = Transaction().increment(table, key, by, floor=floor, ceiling=ceiling)
+        one = Transaction(encode=self._connection.encode).increment(table, key, by, floor=floor, ceiling=ceiling)
         return await keyed_writes.send_one(self._connection, one, idempotency_key, timeout_s)
 
     async def append(
-        self, table: str, key: str, item: Json, *, idempotency_key: str, timeout_s: float | None = None
+        self, table: str, key: str, item: Value, *, idempotency_key: str, timeout_s: float | None = None
     ) -> WriteResult:
         """Add an item to a row's list once for this key; see :meth:`transact`."""
-        one = Transaction().append(table, key, item)
+        one = Transaction(encode=self._connection.encode).append(table, key, item)
         return await keyed_writes.send_one(self._connection, one, idempotency_key, timeout_s)
 
     async def transact(
@@ -550,13 +566,13 @@ class Client:
             OperationFailed: CONFLICT if it is declared differently.
         """
         info = await self._connection.declare(table_path(name), TableInfo, {"kind": kind, **options}, timeout_s)
-        self._connection.kinds.known[name] = info.kind
+        self._connection.kinds.known[name_of(name)] = info.kind
         return info
 
     async def table(self, name: str, *, timeout_s: float | None = None) -> TableInfo:
         """Describe a table."""
         info = await self._connection.ask(table_path(name), TableInfo, timeout_s=timeout_s)
-        self._connection.kinds.known[name] = info.kind
+        self._connection.kinds.known[name_of(name)] = info.kind
         return info
 
     async def tables(self, *, timeout_s: float | None = None) -> list[TableInfo]:
@@ -588,7 +604,7 @@ class Client:
         seen = (await self.table(name, timeout_s=timeout_s)).incarnation if incarnation is None else incarnation
         path = f"{table_path(name)}?incarnation={whole(seen, 'incarnation')}{'&force=true' if force else ''}"
         await self._connection.send("DELETE", path, _Dropped, None, timeout_s)
-        self._connection.kinds.known.pop(name, None)
+        self._connection.kinds.known.pop(name_of(name), None)
         return seen
 
     async def declare_flow(

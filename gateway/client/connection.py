@@ -19,7 +19,7 @@ from urllib.parse import urlencode
 import aiohttp
 import msgspec
 
-from oncegate.gateway.client.arguments import KEY_BYTES_MAX, bad, name_of, one_of, packed, seconds, text, whole
+from oncegate.gateway.client.arguments import KEY_BYTES_MAX, Encode, bad, name_of, one_of, packed, seconds, text, whole
 from oncegate.gateway.client.courier import Call, Courier, JsonCall, at_deadline
 from oncegate.gateway.client.direct_http import USER_AGENT, DirectPool
 from oncegate.gateway.client.failures import OperationFailed, OutcomeUnknown
@@ -162,6 +162,7 @@ class Connection:
 
     Attributes:
         headers: what every request carries.
+        encode: turns objects that JSON has no type for into what it has, or None.
         highest_commit: highest commit number that a read has reflected.
         courier, kinds, http: from :meth:`open` on.
     """
@@ -174,7 +175,9 @@ class Connection:
         *,
         prefer_leader: bool,
         tls: ssl.SSLContext | None,
+        encode: Encode | None = None,
     ) -> None:
+        self.encode = encode
         self.timeout_s = settled.timeout_s
         self.tuning = tuning
         self.tracing = tracing

@@ -107,7 +107,9 @@ async def send(connection: Connection, transaction: Transaction, key: Any, timeo
     return await connection.perform(KeyedCall(transaction, key, connection.headers, connection.deadline(timeout_s)))
 
 
-async def send_one(connection: Connection, transaction: Transaction, key: Any, timeout_s: float | None) -> WriteResult:
+async def send_one(
+    connection: Connection, transaction: Transaction, key: Any, timeout_s: float | None
+) -> WriteResult[Any]:
     """The same for a transaction of a single write: the result is that of the write."""
     whole = await send(connection, transaction, key, timeout_s)
     if not whole.applied:

@@ -12,7 +12,7 @@ import msgspec
 
 from oncegate.gateway.client.arguments import bad, whole
 from oncegate.gateway.client.failures import OperationFailed
-from oncegate.gateway.client.results import Json, WriteResult
+from oncegate.gateway.client.results import Json, Value, WriteResult
 from oncegate.rifl.errors import Code, Outcome
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ ATTEMPTS_MAX: Final = 64
 class Updated(msgspec.Struct, frozen=True):
     """What an update wrote, with the ``result`` of the write that was applied, and how many ``attempts`` it took."""
 
-    value: Json
+    value: Value
     result: WriteResult
     attempts: int
 
@@ -33,7 +33,7 @@ async def update(
     session: Session,
     table: str,
     key: str,
-    change: Callable[[Json], Json],
+    change: Callable[[Json], Value],
     attempts_max: int,
     *,
     ttl_ms: int | None,

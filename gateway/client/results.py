@@ -7,18 +7,52 @@ from __future__ import annotations
 
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias
 
 import msgspec
 
+from oncegate.gateway.client.failures import OperationFailed
 from oncegate.gateway.wire import BASE64, TransactionWrite
+from oncegate.rifl.errors import Code
 from oncegate.rifl.ids import ClientId, RequestId, SequenceNumber
 
 if TYPE_CHECKING:
+    from datetime import date, time, timedelta
+    from decimal import Decimal
+    from enum import Enum
+    from uuid import UUID
+
+    from _typeshed import DataclassInstance
+    from typing_extensions import TypeVar  # which type checkers bring along: with a default
+
     Json: TypeAlias = bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"] | None
     """What JSON can say; of a value that is read, arrays are lists and objects are dicts."""
+    Value: TypeAlias = (
+        bool
+        | int
+        | float
+        | str
+        | date
+        | time
+        | timedelta
+        | UUID
+        | Decimal
+        | Enum
+        | msgspec.Struct
+        | DataclassInstance
+        | Sequence["Value"]
+        | Mapping[str, "Value"]
+        | None
+    )
+    """What is written: beside :data:`Json` what the client's ``encode`` turns into it; refused without one."""
+    V_co = TypeVar("V_co", covariant=True, default=Json)
 else:
-    Json = Any
+    from typing import TypeVar
+
+    Json = Value = Any
+    V_co = TypeVar("V_co", covariant=True)
+
+T = TypeVar("T")
 
 
 def told(value: Any, encoding: str | msgspec.UnsetType) -> Any:
@@ -36,11 +70,27 @@ class _Valued(msgspec.Struct, frozen=True, kw_only=True):
             value = told(self.value, self.encoding)  # type: ignore[attr-defined]
             msgspec.structs.force_setattr(self, "value", value)
 
+    def value_as(self, kind: type[T]) -> T:
+        """Return the value as a type: a dataclass, a struct, a time, a UUID, a decimal, a list of them.
 
-class WriteResult(msgspec.Struct, frozen=True, gc=False, kw_only=False):
+        It brings back what ``Client(encode=msgspec.to_builtins)`` has written, and checks what others have.
+
+        Raises:
+            OperationFailed: BAD_REQUEST if the value does not fit, with where.
+        """
+        value = self.value  # type: ignore[attr-defined]
+        try:
+            return msgspec.convert(value, kind)
+        except msgspec.ValidationError as unfit:
+            raise OperationFailed(Code.BAD_REQUEST, f"the value is no {kind!r}: {unfit}") from unfit
+
+
+class WriteResult(msgspec.Struct, Generic[V_co], frozen=True, gc=False, kw_only=False):
     """Result of one write: durable, replicated, and the same in every replay.
 
     A condition that failed is a result and not an error: it is recorded, replayed and leaves the row alone.
+    ``WriteResult[int]`` is that of an increment: where ``applied``, its value is a whole number. Look there first if it
+    has a condition, a floor or a ceiling: a refused one has what the row holds.
 
     Attributes:
         client_id: session that wrote.
@@ -64,7 +114,7 @@ class WriteResult(msgspec.Struct, frozen=True, gc=False, kw_only=False):
     applied: bool
     commit: int
     version: int | None
-    value: Json
+    value: V_co
     replayed: bool
     memory_ms_left: int
     code: str | None = None

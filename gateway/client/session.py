@@ -22,7 +22,7 @@ from oncegate.gateway.client.batch import Pending, PendingRows, RowsCollector
 from oncegate.gateway.client.failures import OperationFailed, PartialFailure
 from oncegate.gateway.client.optimistic import ATTEMPTS_MAX, Updated, update
 from oncegate.gateway.client.places import Places, window_full
-from oncegate.gateway.client.results import Json, ManyResult, Resolution, Row, WriteResult
+from oncegate.gateway.client.results import Json, ManyResult, Resolution, Row, Value, WriteResult
 from oncegate.gateway.client.sender import Sender
 from oncegate.gateway.client.session_life import SessionLife
 from oncegate.gateway.client.settings import Consistency, SessionOptions, TableKind
@@ -207,14 +207,14 @@ class Session:
         self,
         table: str,
         key: str,
-        value: Json,
+        value: Value,
         *,
         if_absent: bool = False,
         if_version: int | None = None,
-        if_value: Json | UnsetType = UNSET,
+        if_value: Value | UnsetType = UNSET,
         ttl_ms: int | None = None,
         bound: bool = False,
-        position: Json = None,
+        position: Value = None,
         timeout_s: float | None = None,
         idempotency_key: str | None = None,
     ) -> WriteResult:
@@ -249,7 +249,9 @@ class Session:
         """
         if idempotency_key is not None:
             tests: dict[str, Any] = {"if_absent": if_absent, "if_version": if_version, "if_value": if_value}
-            one = Transaction().put(table, key, value, **tests, ttl_ms=ttl_ms, bound=bound)
+            one = Transaction(encode=self._connection.encode).put(
+                table, key, value, **tests, ttl_ms=ttl_ms, bound=bound
+            )
             return await self._keyed(one, idempotency_key, position, timeout_s)
         pending = self._writes.put(table, key, value, if_absent, if_version, if_value, timeout_s)
         if ttl_ms is not None or bound:
@@ -275,11 +277,11 @@ class Session:
         self,
         table: str,
         key: str,
-        value: Json,
+        value: Value,
         *,
         ttl_ms: int | None = None,
         bound: bool = False,
-        position: Json = None,
+        position: Value = None,
         timeout_s: float | None = None,
         idempotency_key: str | None = None,
     ) -> WriteResult:
@@ -302,14 +304,16 @@ class Session:
         key: str,
         *,
         if_version: int | None = None,
-        if_value: Json | UnsetType = UNSET,
-        position: Json = None,
+        if_value: Value | UnsetType = UNSET,
+        position: Value = None,
         timeout_s: float | None = None,
         idempotency_key: str | None = None,
     ) -> WriteResult:
         """Delete a row exactly once; see :meth:`put`."""
         if idempotency_key is not None:
-            one = Transaction().delete(table, key, if_version=if_version, if_value=if_value)
+            one = Transaction(encode=self._connection.encode).delete(
+                table, key, if_version=if_version, if_value=if_value
+            )
             return await self._keyed(one, idempotency_key, position, timeout_s)
         return await self._write(self._writes.other("delete", table, key, if_version, if_value, timeout_s), position)
 
@@ -320,15 +324,15 @@ class Session:
         by: int = 1,
         *,
         if_version: int | None = None,
-        if_value: Json | UnsetType = UNSET,
+        if_value: Value | UnsetType = UNSET,
         floor: int | None = None,
         ceiling: int | None = None,
         ttl_ms: int | None = None,
         bound: bool = False,
-        position: Json = None,
+        position: Value = None,
         timeout_s: float | None = None,
         idempotency_key: str | None = None,
-    ) -> WriteResult:
+    ) -> WriteResult[int]:
         """Add to a row's number exactly once; ``value`` of the result is the sum. See :meth:`put`.
 
         ``floor`` and ``ceiling``: it is refused, with CONDITION_FAILED, if the sum is below or above. The row's end and
@@ -336,7 +340,7 @@ class Session:
         """
         if idempotency_key is not None:
             edged = {"floor": floor, "ceiling": ceiling, "ttl_ms": ttl_ms}
-            one = Transaction().increment(table, key, by, **edged, bound=bound)
+            one = Transaction(encode=self._connection.encode).increment(table, key, by, **edged, bound=bound)
             if if_version is not None or if_value is not UNSET:
                 one.check(table, key, version=if_version, value=if_value)
             return await self._keyed(one, idempotency_key, position, timeout_s)
@@ -350,19 +354,19 @@ class Session:
         self,
         table: str,
         key: str,
-        item: Json,
+        item: Value,
         *,
         if_version: int | None = None,
-        if_value: Json | UnsetType = UNSET,
+        if_value: Value | UnsetType = UNSET,
         ttl_ms: int | None = None,
         bound: bool = False,
-        position: Json = None,
+        position: Value = None,
         timeout_s: float | None = None,
         idempotency_key: str | None = None,
     ) -> WriteResult:
         """Add an item to the end of a row's bounded list exactly once; see :meth:`put`, and :meth:`increment`."""
         if idempotency_key is not None:
-            one = Transaction().append(table, key, item, ttl_ms=ttl_ms, bound=bound)
+            one = Transaction(encode=self._connection.encode).append(table, key, item, ttl_ms=ttl_ms, bound=bound)
             if if_version is not None or if_value is not UNSET:
                 one.check(table, key, version=if_version, value=if_value)
             return await self._keyed(one, idempotency_key, position, timeout_s)
@@ -372,7 +376,7 @@ class Session:
         return await self._write(pending, position)
 
     async def get_remembered(
-        self, table: str, key: str, *, position: Json = None, timeout_s: float | None = None
+        self, table: str, key: str, *, position: Value = None, timeout_s: float | None = None
     ) -> WriteResult:
         """Read a row as an operation: it has an id, a place in the order, and the same answer in every retry.
 
@@ -384,18 +388,19 @@ class Session:
         return await self._write(self._writes.other("get", table, key, None, UNSET, timeout_s), position)
 
     def transaction(
-        self, *, position: Json = None, timeout_s: float | None = None, idempotency_key: str | None = None
+        self, *, position: Value = None, timeout_s: float | None = None, idempotency_key: str | None = None
     ) -> OpenTransaction:
         """Begin a transaction: ``async with session.transaction() as t``, then ``t.result``. See :meth:`transact`."""
         return OpenTransaction(
-            lambda made: self.transact(made, position=position, timeout_s=timeout_s, idempotency_key=idempotency_key)
+            lambda made: self.transact(made, position=position, timeout_s=timeout_s, idempotency_key=idempotency_key),
+            self._connection.encode,
         )
 
     async def transact(
         self,
         transaction: Transaction,
         *,
-        position: Json = None,
+        position: Value = None,
         timeout_s: float | None = None,
         idempotency_key: str | None = None,
     ) -> WriteResult:
@@ -428,7 +433,7 @@ class Session:
         self,
         table: str,
         key: str,
-        change: Callable[[Json], Json],
+        change: Callable[[Json], Value],
         *,
         attempts_max: int = ATTEMPTS_MAX,
         ttl_ms: int | None = None,
@@ -460,15 +465,15 @@ class Session:
         operation: OperationName,
         table: str,
         key: str,
-        value: Json | UnsetType = UNSET,
+        value: Value | UnsetType = UNSET,
         *,
         by: int = 1,
         if_absent: bool = False,
         if_version: int | None = None,
-        if_value: Json | UnsetType = UNSET,
+        if_value: Value | UnsetType = UNSET,
         ttl_ms: int | None = None,
         bound: bool = False,
-        position: Json = None,
+        position: Value = None,
         timeout_s: float | None = None,
     ) -> Submitted:
         """Start a write without waiting; the future resolves as the call of that name would return or raise.
@@ -498,11 +503,11 @@ class Session:
     async def put_many(
         self,
         table: str,
-        rows: Mapping[str, Json] | Iterable[tuple[str, Json]],
+        rows: Mapping[str, Value] | Iterable[tuple[str, Value]],
         *,
         ttl_ms: int | None = None,
         bound: bool = False,
-        position: Json = None,
+        position: Value = None,
         timeout_s: float | None = None,
     ) -> ManyResult:
         """Write many rows, each exactly once; on a stream table they travel as ranges.
@@ -524,6 +529,8 @@ class Session:
         """
         table, pairs = name_of(table), pairs_of(rows)
         deadline = self._writes.deadline(timeout_s)
+        if self._connection.encode is not None:
+            pairs = [(key, self._writes.plain(value)) for key, value in pairs]
         known = self._connection.kinds.known.get(table)
         if known is None:  # what the values are is decided now, whatever becomes of them until the kind is known
             pairs = [(key, msgspec.msgpack.decode(packed(value))) for key, value in pairs]
@@ -553,10 +560,10 @@ class Session:
     async def _put_rows(
         self,
         table: str,
-        pairs: list[tuple[str, Json]],
+        pairs: list[tuple[str, Value]],
         kind: TableKind,
         end: tuple[int | None, bool],
-        position: Json,
+        position: Value,
         deadline: float,
     ) -> ManyResult:
         sender = self._sender
@@ -615,8 +622,8 @@ class Session:
         return row
 
     async def _keyed(
-        self, one: Transaction, key: str, position: Json, timeout_s: float | None, *, single: bool = True
-    ) -> WriteResult:
+        self, one: Transaction, key: str, position: Value, timeout_s: float | None, *, single: bool = True
+    ) -> WriteResult[Any]:
         if position is not None:
             raise bad("a write under an idempotency key is not in the outbox: it has no position")
         send = keyed_writes.send_one if single else keyed_writes.send
@@ -624,7 +631,7 @@ class Session:
         self._sender.highest_commit = max(self._sender.highest_commit, result.commit)
         return result
 
-    async def _write(self, pending: Pending, position: Json) -> WriteResult:
+    async def _write(self, pending: Pending, position: Value) -> WriteResult[Any]:
         if position is not None:
             self._writes.note(pending, position)
         if self._tracing is not None:

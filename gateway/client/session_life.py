@@ -127,7 +127,8 @@ class SessionLife:
         connection.check()
         self._opened = True
         self._loop = asyncio.get_running_loop()
-        self.writes = Writes(self._loop, connection.kinds, connection.timeout_s, keeps=options.outbox is not None)
+        keeps, encode = options.outbox is not None, connection.encode
+        self.writes = Writes(self._loop, connection.kinds, connection.timeout_s, keeps=keeps, encode=encode)
         if options.outbox is None:
             opened, sent_at = await self._ask_to_open()
             self._begin(opened, sent_at, None)

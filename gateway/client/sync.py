@@ -23,11 +23,12 @@ from typing import Self, TypedDict, Unpack
 from msgspec import UnsetType
 
 from oncegate.gateway.client import client as asynchronous
+from oncegate.gateway.client.arguments import Encode
 from oncegate.gateway.client.failures import OperationFailed
 from oncegate.gateway.client.outbox_file import OutboxEntry
 from oncegate.gateway.client.places import window_full
 from oncegate.gateway.client.recovery import Recovered
-from oncegate.gateway.client.results import Json, WriteResult
+from oncegate.gateway.client.results import Json, Value, WriteResult
 from oncegate.gateway.client.session import Session as AsyncSession
 from oncegate.gateway.client.settings import Full, Tuning
 from oncegate.gateway.client.sync_crossing import Crossing, Doubt, crossed, without_await
@@ -51,6 +52,7 @@ class ClientArguments(TypedDict, total=False):
     tls: ssl.SSLContext | None
     tuning: Tuning | None
     tracing: bool | None
+    encode: Encode | None
 
 
 class SessionArguments(TypedDict, total=False):
@@ -90,10 +92,10 @@ class SubmitArguments(TypedDict, total=False):
     by: int
     if_absent: bool
     if_version: int | None
-    if_value: Json | UnsetType
+    if_value: Value | UnsetType
     ttl_ms: int | None
     bound: bool
-    position: Json
+    position: Value
     timeout_s: float | None
 
 
@@ -102,6 +104,7 @@ class Client:
 
     def __init__(self, endpoints: str | Sequence[str] | None = None, **options: Unpack[ClientArguments]) -> None:
         self._client = asynchronous.Client(endpoints, **options)
+        self._encode = options.get("encode")
         self._crossing = Crossing(self._client)
 
     def _opened(self) -> asynchronous.Client:
@@ -157,7 +160,7 @@ class Client:
             window=window,
             **options,
         )
-        return Session(self._crossing, session, window, fail=options.get("full") == "fail")
+        return Session(self._crossing, session, window, fail=options.get("full") == "fail", encode=self._encode)
 
     def rows(self, table: str, **options: Unpack[RowsArguments]) -> Rows:
         """Read rows at one commit number; arguments as :meth:`oncegate.gateway.client.Client.rows`."""
@@ -213,8 +216,11 @@ class Client:
 class Session:
     """Writes with exactly-once effect; see :class:`oncegate.gateway.client.Session`, whose names these are."""
 
-    def __init__(self, crossing: Crossing, session: AsyncSession, window: int, *, fail: bool) -> None:
+    def __init__(
+        self, crossing: Crossing, session: AsyncSession, window: int, *, fail: bool, encode: Encode | None = None
+    ) -> None:
         self._crossing = crossing
+        self._encode = encode
         self._session = session
         self._places = threading.BoundedSemaphore(window)
         self._fail = fail
@@ -299,21 +305,21 @@ class Session:
     get = without_await(AsyncSession.get)
 
     def transaction(
-        self, *, position: Json = None, timeout_s: float | None = None, idempotency_key: str | None = None
+        self, *, position: Value = None, timeout_s: float | None = None, idempotency_key: str | None = None
     ) -> OpenTransaction:
         """Begin a transaction: ``with session.transaction() as t``, then ``t.result``."""
 
         def send(made: Transaction) -> WriteResult:
             return self.transact(made, position=position, timeout_s=timeout_s, idempotency_key=idempotency_key)
 
-        return OpenTransaction(send)
+        return OpenTransaction(send, self._encode)
 
     def submit(
         self,
         operation: OperationName,
         table: str,
         key: str,
-        value: Json | UnsetType = UNSET,
+        value: Value | UnsetType = UNSET,
         **options: Unpack[SubmitArguments],
     ) -> concurrent.futures.Future[WriteResult]:
         """Start a write and return its future; waits while as many are outstanding as the window has places.

@@ -19,7 +19,7 @@ from oncegate.gateway.client.failures import DeadlineExceeded
 from oncegate.gateway.client.recipes import Leader
 from oncegate.gateway.client.recipes.line import TABLE, Recipe
 from oncegate.gateway.client.recipes.lock import Side
-from oncegate.gateway.client.results import Json
+from oncegate.gateway.client.results import Value
 from oncegate.gateway.client.sync import Client, Session
 from oncegate.gateway.client.sync_crossing import Crossing, behind, without_await
 from oncegate.gateway.client.transaction import Transaction
@@ -165,12 +165,12 @@ class Election(_Recipe[asynchronous.Election]):
 
     _kind = asynchronous.Election
 
-    def campaign(self, value: Json = None, *, timeout_s: float | None = None) -> Hold:
+    def campaign(self, value: Value = None, *, timeout_s: float | None = None) -> Hold:
         """Wait until this candidate leads."""
         return self._had(self._recipe.campaign, timeout_s, value)
 
     @contextmanager
-    def leading(self, value: Json = None, *, timeout_s: float | None = None) -> Iterator[Hold]:
+    def leading(self, value: Value = None, *, timeout_s: float | None = None) -> Iterator[Hold]:
         """Lead for a block."""
         with _released(self.campaign(value, timeout_s=timeout_s)) as term:
             yield term

@@ -14,9 +14,20 @@ from typing import Any, Final, Self
 import msgspec
 from msgspec import UnsetType
 
-from oncegate.gateway.client.arguments import TTL_MS_MAX, bad, flag, key_of, name_of, packed, whole
+from oncegate.gateway.client.arguments import (
+    TTL_MS_MAX,
+    Encode,
+    bad,
+    encoder,
+    flag,
+    key_of,
+    name_of,
+    packed,
+    plain,
+    whole,
+)
 from oncegate.gateway.client.failures import OperationFailed
-from oncegate.gateway.client.results import Json, WriteResult
+from oncegate.gateway.client.results import Value, WriteResult
 from oncegate.gateway.wire import Condition, Operation, Write
 from oncegate.rifl.errors import Code
 from oncegate.rifl.ids import ID_MAX, format_client_id
@@ -33,9 +44,13 @@ class Transaction:
     All conditions are judged on the state before it, those of its writes too; its writes are done in the order of the
     calls, and several may be of one row. A floor or ceiling is judged on the sum. A table of conditions is resident; a
     stream table takes ``put`` and ``delete``.
+
+    Args:
+        encode: as of :class:`oncegate.Client`; :meth:`oncegate.Session.transaction` brings its client's.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, encode: Encode | None = None) -> None:
+        self._encode = encoder(encode)
         self._writes: list[Write] = []
         self._conditions: list[Condition] = []
 
@@ -43,29 +58,28 @@ class Transaction:
         self,
         table: str,
         key: str,
-        value: Json,
+        value: Value,
         *,
         if_absent: bool = False,
         if_version: int | None = None,
-        if_value: Json | UnsetType = UNSET,
+        if_value: Value | UnsetType = UNSET,
         ttl_ms: int | None = None,
         bound: bool = False,
     ) -> Self:
         """Write a row; ``ttl_ms`` and ``bound`` let it end, as :meth:`oncegate.Session.put` says."""
-        conditions = _tests(absent=if_absent, version=if_version, value=if_value)
-        return self._write(
-            "put", table, key, conditions, value=msgspec.Raw(packed(value, bytes_too=True)), **_end(ttl_ms, bound=bound)
-        )
+        conditions = self._tests(absent=if_absent, version=if_version, value=if_value)
+        raw = msgspec.Raw(packed(plain(value, self._encode), bytes_too=True))
+        return self._write("put", table, key, conditions, value=raw, **_end(ttl_ms, bound=bound))
 
-    def insert(self, table: str, key: str, value: Json, *, ttl_ms: int | None = None, bound: bool = False) -> Self:
+    def insert(self, table: str, key: str, value: Value, *, ttl_ms: int | None = None, bound: bool = False) -> Self:
         """Write a row; the whole transaction is refused if it is there."""
         return self.put(table, key, value, if_absent=True, ttl_ms=ttl_ms, bound=bound)
 
     def delete(
-        self, table: str, key: str, *, if_version: int | None = None, if_value: Json | UnsetType = UNSET
+        self, table: str, key: str, *, if_version: int | None = None, if_value: Value | UnsetType = UNSET
     ) -> Self:
         """Delete a row."""
-        return self._write("delete", table, key, _tests(version=if_version, value=if_value))
+        return self._write("delete", table, key, self._tests(version=if_version, value=if_value))
 
     def increment(
         self,
@@ -86,11 +100,10 @@ class Transaction:
         step = {"by": whole(by, "by", *INT64), "floor": low, "ceiling": high}
         return self._write("increment", table, key, {}, **step, **_end(ttl_ms, bound=bound))
 
-    def append(self, table: str, key: str, item: Json, *, ttl_ms: int | None = None, bound: bool = False) -> Self:
+    def append(self, table: str, key: str, item: Value, *, ttl_ms: int | None = None, bound: bool = False) -> Self:
         """Add an item to the end of a row's bounded list."""
-        return self._write(
-            "append", table, key, {}, item=msgspec.Raw(packed(item, "item")), **_end(ttl_ms, bound=bound)
-        )
+        raw = msgspec.Raw(packed(plain(item, self._encode, "item"), "item"))
+        return self._write("append", table, key, {}, item=raw, **_end(ttl_ms, bound=bound))
 
     def get(self, table: str, key: str) -> Self:
         """Read a row as the writes before leave it: its result has the value. All values together: 64 KiB."""
@@ -104,7 +117,7 @@ class Transaction:
         absent: bool = False,
         present: bool = False,
         version: int | None = None,
-        value: Json | UnsetType = UNSET,
+        value: Value | UnsetType = UNSET,
         at_least: int | None = None,
         at_most: int | None = None,
     ) -> Self:
@@ -120,7 +133,8 @@ class Transaction:
             at_least: it holds a whole number that is not less; no row counts as 0, as an increment finds it.
             at_most: likewise, not more.
         """
-        tests = _tests(absent=absent, present=present, version=version, value=value, at_least=at_least, at_most=at_most)
+        numbers = {"version": version, "at_least": at_least, "at_most": at_most}
+        tests = self._tests(absent=absent, present=present, value=value, **numbers)
         if not tests:
             raise bad("check needs absent, present, version, value, at_least or at_most")
         self._conditions.append(Condition(name_of(table), key_of(key), tests))
@@ -142,6 +156,9 @@ class Transaction:
         if not self._writes:
             raise bad("a transaction needs a write")
         return Operation(0, "transaction", writes=[*self._writes], conditions=[*self._conditions])
+
+    def _tests(self, *, value: Any = UNSET, **others: Any) -> dict[str, Any]:
+        return _tests(value=value if value is UNSET else plain(value, self._encode, "if_value"), **others)
 
     def _write(self, op: str, table: str, key: str, tests: dict[str, Any], **more: Any) -> Self:
         if tests:
@@ -177,8 +194,8 @@ class OpenTransaction(Transaction):
     When the block has ended, nothing can be added, and it cannot be entered again: that would be lost, or sent twice.
     """
 
-    def __init__(self, send: Callable[[Transaction], Any]) -> None:
-        super().__init__()
+    def __init__(self, send: Callable[[Transaction], Any], encode: Encode | None = None) -> None:
+        super().__init__(encode=encode)
         self._send = send
         self._result: WriteResult | None = None
         self._is_over = False

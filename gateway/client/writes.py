@@ -14,12 +14,14 @@ import msgspec
 from oncegate.gateway.client.arguments import (
     KEY_BYTES_MAX,
     TTL_MS_MAX,
+    Encode,
     bad,
     canonical,
     flag,
     key_of,
     name_of,
     packed,
+    plain,
     seconds,
     whole,
 )
@@ -41,14 +43,22 @@ UNSET: Final = msgspec.UNSET
 class Writes:
     """Prepares the writes of one session; ``timeout_s`` is the total time of one that does not say otherwise.
 
-    ``keeps``: an outbox keeps them. Then no put travels as a row of a range, and each may have a position.
+    ``keeps``: an outbox keeps them. Then no put travels as a row of a range, and each may have a position. ``encode``
+    turns what JSON has no type for into what it has, in every value, condition, item and position.
     """
 
-    __slots__ = ("_closed", "_keeps", "_kinds", "_known", "_loop", "_timeout_s")
+    __slots__ = ("_closed", "_encode", "_keeps", "_kinds", "_known", "_loop", "_timeout_s")
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, kinds: TableKinds, timeout_s: float, *, keeps: bool = False
+        self,
+        loop: asyncio.AbstractEventLoop,
+        kinds: TableKinds,
+        timeout_s: float,
+        *,
+        keeps: bool = False,
+        encode: Encode | None = None,
     ) -> None:
+        self._encode = encode
         self._keeps = keeps
         self._loop = loop
         self._kinds = kinds
@@ -93,6 +103,8 @@ class Writes:
             and "\0" not in key
         ):
             table, key = name_of(table), key_of(key)
+        if self._encode is not None:
+            value, if_value = self.plain(value), self.plain(if_value, "if_value")
         operation = Operation(0, "put", table, key, msgspec.Raw(packed(value, bytes_too=True)))
         text: str | None = None
         if if_absent is not False or if_version is not None or if_value is not UNSET:
@@ -125,11 +137,11 @@ class Writes:
         """Prepare a delete, an increment, an append, or a read whose result is remembered, which has no condition."""
         operation = Operation(0, name, name_of(table), key_of(key))
         if name != "get":
-            operation.if_ = _condition(if_version, if_value)
+            operation.if_ = _condition(if_version, self.plain(if_value, "if_value"))
         if name == "increment":
             operation.by = whole(by, "by", -(2**63), 2**63 - 1)
         elif name == "append":
-            operation.item = msgspec.Raw(packed(item, "item"))
+            operation.item = msgspec.Raw(packed(self.plain(item, "item"), "item"))
         return self._pending(operation, None, timeout_s)
 
     def transaction(self, transaction: Transaction, timeout_s: float | None) -> Pending:
@@ -200,7 +212,12 @@ class Writes:
         """
         if not self._keeps or isinstance(pending, PendingRows):
             raise bad("only a session with an outbox keeps a position")
+        position = self.plain(position, "position")
         pending.position = msgspec.msgpack.decode(packed(position, "position", POSITION_BYTES_MAX))
+
+    def plain(self, value: Any, what: str = "value") -> Any:
+        """Return a value as JSON can say it."""
+        return value if value is UNSET else plain(value, self._encode, what)
 
     def again(self, operation: Operation, timeout_s: float | None = None) -> Pending:
         """Prepare a write of an earlier process under its number."""

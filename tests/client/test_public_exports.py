@@ -82,7 +82,7 @@ def _signatures() -> Iterator[tuple[str, str]]:
 
 def test_no_public_signature_says_any() -> None:
     signatures = dict(_signatures())
-    assert signatures["oncegate.Session.put(value)"] == "Json"
+    assert signatures["oncegate.Session.put(value)"] == "Value"
     assert [where for where, text in signatures.items() if re.search(r"\bAny\b", text)] == []
 
 
@@ -113,7 +113,12 @@ def test_parts_are_modules_that_are_imported_on_use(name: str) -> None:
 
 
 USER = """
-from oncegate import Client, Json, OutcomeUnknown, Session, WriteResult, sync
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from uuid import UUID
+
+from oncegate import Client, Json, OutcomeUnknown, Session, Transaction, WriteResult, sync
 from oncegate.testing import FakeCluster
 
 
@@ -125,8 +130,34 @@ async def visit(session: Session, who: str) -> int:
     return result.value if isinstance(result.value, int) else 0
 
 
+@dataclass
+class Seat:
+    who: UUID
+    paid: Decimal
+
+
+def said(value: Decimal | UUID | Seat | datetime) -> str:
+    return str(value)
+
+
+async def paid(client: Client, session: Session, by: sync.Session, others: sync.Client) -> int:
+    sums: list[int] = [(await session.increment("paid", "ann", 3)).value]
+    sums.append((await client.increment("paid", "ann", idempotency_key="e")).value)
+    sums += [by.increment("paid", "ann").value, others.increment("paid", "ann", idempotency_key="e").value]
+    seat = Seat(UUID(int=1), Decimal(1))
+    put: WriteResult[Json] = await session.put("seats", "14C", {"at": datetime.now(), "seat": seat})
+    await session.append("seats", "list", Decimal(1), if_value=[UUID(int=2)])
+    Transaction(encode=said).put("seats", "14C", [Decimal(1)])
+    return max(sums) + put.commit
+
+
+async def read(client: Client) -> Seat | None:
+    row = await client.get("seats", "14C")
+    return None if row is None else row.value_as(Seat)
+
+
 async def main() -> None:
-    async with Client("http://127.0.0.1:7400") as client, client.session() as session:
+    async with Client("http://127.0.0.1:7400", encode=said) as client, client.session() as session:
         rows: dict[str, list[int]] = {"a": [1, 2]}
         await session.put("rows", "k", rows)
         await session.put_many("events", rows)
@@ -148,6 +179,9 @@ async def main(client: Client, session: Session) -> None:
     row = await client.get("rows", "k")
     print(row.value)
     client.courier
+    text: str = (await session.increment("rows", "n")).value
+    number: int = (await session.put("rows", "n", 1)).value
+    Client("http://127.0.0.1:7400", encode="json")
 """
 
 
@@ -160,5 +194,5 @@ def test_type_checker_accepts_an_application_and_finds_its_mistakes(tmp_path: Pa
 
     assert mypy(USER) == []
     found = mypy(WRONG)
-    codes = ["attr-defined", "arg-type", "union-attr", "attr-defined"]
+    codes = ["attr-defined", "arg-type", "union-attr", "attr-defined", "assignment", "assignment", "arg-type"]
     assert [line.rpartition("[")[2].rstrip("]") for line in found] == codes, found

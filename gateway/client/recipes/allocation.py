@@ -5,9 +5,11 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from oncegate.gateway.client.arguments import KEY_BYTES_MAX, canonical, key_of, text, whole
 from oncegate.gateway.client.recipes.line import TABLE, Recipe
-from oncegate.gateway.client.results import Json, Row, WriteResult
+from oncegate.gateway.client.results import Row, Value, WriteResult
 from oncegate.gateway.client.transaction import Transaction
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ class Registry(Recipe):
     def _entry(self, entry: str) -> str:
         return key_of(self._prefix + text(entry, "entry", KEY_BYTES_MAX))
 
-    async def take(self, entry: str, owner: Json, *, bound: bool = False) -> int | None:
+    async def take(self, entry: str, owner: Value, *, bound: bool = False) -> int | None:
         """Take a name, for an owner that nobody else calls itself.
 
         Returns:
@@ -63,7 +65,13 @@ class Registry(Recipe):
                 if row is None:
                     continue
                 had, token = row.value, row.version
-            return token if canonical(had) == canonical(owner) else None
+            return token if canonical(had) == self._said(key, owner) else None
+
+    def _said(self, key: str, owner: Value) -> str:
+        """Return an owner as its row says it, which is not as it was given where the client has an encode."""
+        row = self._session.transaction().put(self._table, key, owner).operation
+        assert row.writes
+        return canonical(msgspec.msgpack.decode(row.writes[0].value))
 
     async def give_up(self, entry: str, token: int) -> bool:
         """Give a name up; False if it is not had under this token any more."""

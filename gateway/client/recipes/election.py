@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, aclosing
 import msgspec
 
 from oncegate.gateway.client.recipes.line import Hold, Line
-from oncegate.gateway.client.results import Json
+from oncegate.gateway.client.results import Json, Value
 
 
 class Leader(msgspec.Struct, frozen=True):
@@ -28,16 +28,16 @@ class Election(Line):
 
     kind = "election"
 
-    def _blocked(self, before: Mapping[str, Json], value: Json) -> bool:
+    def _blocked(self, before: Mapping[str, Json], value: Value) -> bool:
         return bool(before)
 
-    async def campaign(self, value: Json = None) -> Hold:
+    async def campaign(self, value: Value = None) -> Hold:
         """Wait until this candidate leads; ``value`` is what observers see of it. See :meth:`Lock.acquire`."""
         hold = await self._join(value)
         assert hold is not None
         return hold
 
-    def leading(self, value: Json = None) -> AbstractAsyncContextManager[Hold]:
+    def leading(self, value: Value = None) -> AbstractAsyncContextManager[Hold]:
         """Lead for a block: ``async with election.leading("me") as term: ...``."""
         return self._held(value)
 

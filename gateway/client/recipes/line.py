@@ -20,7 +20,7 @@ from msgspec import UNSET, UnsetType
 
 from oncegate.gateway.client.arguments import bad, key_of, name_of
 from oncegate.gateway.client.failures import OperationFailed, OutcomeUnknown
-from oncegate.gateway.client.results import Change, Json
+from oncegate.gateway.client.results import Change, Json, Value
 from oncegate.rifl.errors import Code, OncegateError, Outcome
 from oncegate.rifl.ids import RequestId
 
@@ -180,10 +180,10 @@ class Line(Recipe):
     """A recipe whose contenders stand in line."""
 
     @abstractmethod
-    def _blocked(self, before: Mapping[str, Json], value: Json) -> bool:
+    def _blocked(self, before: Mapping[str, Json], value: Value) -> bool:
         """Say whether the contenders before, their rows' values by key, block one with this value."""
 
-    async def _join(self, value: Json, *, wait: bool = True) -> Hold | None:
+    async def _join(self, value: Value, *, wait: bool = True) -> Hold | None:
         """Stand in line until it is one's turn; None if that would take waiting, and ``wait`` is not set.
 
         Whoever does not come to hold, for whatever reason, leaves.
@@ -200,7 +200,7 @@ class Line(Recipe):
         await hold.release()
         return None
 
-    async def _turn(self, hold: Hold, key: str, value: Json, *, wait: bool) -> bool:
+    async def _turn(self, hold: Hold, key: str, value: Value, *, wait: bool) -> bool:
         while True:
             scan = self._client.rows(self._table, prefix=self._prefix)
             rows = {row.key: row async for row in scan}
@@ -219,7 +219,7 @@ class Line(Recipe):
                         return True
 
     @asynccontextmanager
-    async def _held(self, value: Json) -> AsyncGenerator[Hold, None]:
+    async def _held(self, value: Value) -> AsyncGenerator[Hold, None]:
         hold = await self._join(value)
         assert hold is not None
         try:

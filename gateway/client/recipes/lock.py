@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from oncegate.gateway.client.arguments import one_of, whole
 from oncegate.gateway.client.recipes.line import TABLE, Hold, Line
-from oncegate.gateway.client.results import Json
+from oncegate.gateway.client.results import Json, Value
 
 if TYPE_CHECKING:
     from oncegate.gateway.client.client import Client
@@ -51,7 +51,7 @@ class Lock(_Line):
 
     kind = "lock"
 
-    def _blocked(self, before: Mapping[str, Json], value: Json) -> bool:
+    def _blocked(self, before: Mapping[str, Json], value: Value) -> bool:
         return bool(before)
 
 
@@ -67,7 +67,7 @@ class Semaphore(_Line):
         super().__init__(client, session, name, table=table)
         self._permits = whole(permits, "permits", 1, PERMITS_MAX)
 
-    def _blocked(self, before: Mapping[str, Json], value: Json) -> bool:
+    def _blocked(self, before: Mapping[str, Json], value: Value) -> bool:
         return len(before) >= self._permits
 
 
@@ -82,7 +82,7 @@ class ReadWriteLock(Line):
 
     kind = "rwlock"
 
-    def _blocked(self, before: Mapping[str, Json], value: Json) -> bool:
+    def _blocked(self, before: Mapping[str, Json], value: Value) -> bool:
         return bool(before) if value == "write" else "write" in before.values()
 
     async def acquire(self, side: Side) -> Hold:

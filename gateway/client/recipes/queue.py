@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from oncegate.gateway.client.failures import OperationFailed
 from oncegate.gateway.client.recipes.line import Hold, Recipe, leave
-from oncegate.gateway.client.results import Json, Row, WriteResult
+from oncegate.gateway.client.results import Row, Value, WriteResult
 from oncegate.gateway.client.transaction import Transaction
 from oncegate.rifl.errors import Code
 
@@ -72,7 +72,7 @@ class Queue(Recipe):
 
     kind = "queue"
 
-    async def put(self, item: Json) -> int:
+    async def put(self, item: Value) -> int:
         """Put an item at the end, exactly once while this session lives; return its number.
 
         A number whose put has failed is left out.
