@@ -248,6 +248,7 @@ class DirectPool:
         self._tls = tls
         self._idle: dict[str, list[DirectConnection]] = {}
         self._hosts: dict[str, str] = {}
+        self._resolved: dict[str, list[Any]] = {}
 
     def idle(self, endpoint: str) -> DirectConnection | None:
         """Take a connection to the endpoint that waits for work, the one that was used last; None if there is none."""
@@ -275,7 +276,7 @@ class DirectPool:
                 self._tls.set_alpn_protocols(["http/1.1"])
             tls = {"ssl": self._tls, "server_hostname": host.rstrip(".")}
         async with asyncio.timeout_at(due):
-            infos = await self.loop.getaddrinfo(host, url.port, type=socket.SOCK_STREAM)
+            infos = await self._addresses(endpoint, host, url.port)
             # asyncio's own race of addresses leaks a socket if it is cancelled at the wrong moment (Python 3.11).
             connected = await start_connection(infos, happy_eyeballs_delay=SECOND_ADDRESS_S, interleave=1)
             _, connection = await self.loop.create_connection(
@@ -285,6 +286,21 @@ class DirectPool:
             connection.abort()
             raise ConnectionAbortedError("it was closed at once")
         return connection
+
+    async def _addresses(self, endpoint: str, host: str, port: int | None) -> list[Any]:
+        """Return the addresses of an endpoint; raises OSError if there are none.
+
+        Names are looked up in a thread. As the interpreter ends, Python starts none any more, while a client that was
+        not left still says goodbye: it goes to where the name led before.
+        """
+        try:
+            found = await self.loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except RuntimeError as ending:
+            if endpoint not in self._resolved:
+                raise ConnectionAbortedError("no name is looked up any more: the interpreter ends") from ending
+        else:
+            self._resolved[endpoint] = found
+        return self._resolved[endpoint]
 
     def host(self, endpoint: str) -> str:
         """Return what the header ``Host`` says to an endpoint."""

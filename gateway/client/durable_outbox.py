@@ -223,7 +223,12 @@ class DurableOutbox:
         except OperationFailed:
             LOG.warning("outbox not flushed at close: path=%s", self.path)
         finally:
-            await asyncio.shield(self._loop.run_in_executor(None, self._release, pool))
+            try:
+                released = self._loop.run_in_executor(None, self._release, pool)
+            except RuntimeError:  # as in _in_thread
+                self._file.close()
+            else:
+                await asyncio.shield(released)
 
     def _release(self, pool: ThreadPoolExecutor) -> None:
         pool.submit(self._file.close)
@@ -262,7 +267,11 @@ class DurableOutbox:
         if self.broken is not None:
             raise self.broken
         try:
-            return await asyncio.shield(self._loop.run_in_executor(self._pool, work))
+            try:
+                running = self._loop.run_in_executor(self._pool, work)
+            except RuntimeError:  # the interpreter ends: threads take nothing any more, and nobody else waits
+                return work()
+            return await asyncio.shield(running)
         except (sqlite3.Error, OSError) as fault:
             # After a failed flush nobody knows what is on disk: this process writes no more, and only a restart reads
             # the file.

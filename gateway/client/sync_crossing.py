@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import logging
 import os
 import threading
 import weakref
@@ -20,8 +21,9 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 from oncegate.gateway.client.failures import OperationFailed, OutcomeUnknown
 from oncegate.gateway.client.results import Resolution
-from oncegate.rifl.errors import Code, Outcome
+from oncegate.rifl.errors import Code, OncegateError, Outcome
 
+LOG = logging.getLogger("oncegate.client")
 A_co = TypeVar("A_co", covariant=True)
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -250,10 +252,15 @@ async def _wind_up() -> None:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     await asyncio.get_running_loop().shutdown_asyncgens()
-    await asyncio.get_running_loop().shutdown_default_executor()
+    with suppress(RuntimeError):  # as the interpreter ends no thread is started, nor are those of an executor left
+        await asyncio.get_running_loop().shutdown_default_executor()
 
 
 def _close_if_alive(reference: weakref.ref[Crossing]) -> None:
     crossing = reference()
-    if crossing is not None:
+    if crossing is None:
+        return
+    try:
         crossing.close()
+    except OncegateError as failure:  # whoever wanted to hear of it would have closed the client
+        LOG.warning("client not closed as the interpreter ended: %s", failure)

@@ -78,6 +78,52 @@ for n in range(20):
     assert oncegate_cluster.value("rows", "n") == 20
 
 
+AT_ITS_END = """
+from oncegate import sync
+client = sync.Client({endpoints!r}, timeout_s=0.3)
+session = client.session(outbox={outbox!r})
+session.put("rows", "k", 1)
+print("ready", flush=True)
+input()
+{last}
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "outbox", "host"),
+    [
+        ('session.put("rows", "k", 2)', False, "127.0.0.1"),
+        ('session.put("rows", "k", 2)', False, "localhost"),
+        ('session.put("rows", "k", 2)', True, "127.0.0.1"),
+        ('session.submit("put", "rows", "k", 2)', False, "127.0.0.1"),
+        ('session.submit("put", "rows", "k", 2)', True, "127.0.0.1"),
+    ],
+    ids=["write", "name", "outbox", "submitted", "submitted outbox"],
+)
+def test_script_that_closes_nothing_tells_of_frozen_nodes_once_and_ends(
+    fake: FakeGateway, oncegate_cluster: FakeCluster, tmp_path: Path, last: str, outbox: bool, host: str
+) -> None:
+    endpoints = [one.replace("127.0.0.1", host) for one in fake.endpoints]
+    path = str(tmp_path / "outbox") if outbox else None
+    script = AT_ITS_END.format(endpoints=endpoints, outbox=path, last=last)
+    piped = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", script], **piped, text=True) as program:  # type: ignore[call-overload]
+        assert program.stdout.readline() == "ready\n"
+        for node in range(len(fake.nodes)):
+            oncegate_cluster.freeze(node)
+        _, told = program.communicate("\n", timeout=120)
+    expected = "put" in last and "submit" not in last
+    assert told.count("Traceback") == expected, told
+    assert (program.returncode, "Doubt: TIMEOUT" in told, "ignored" in told) == (expected, expected, False)
+    if outbox:  # released, with what is not known to be done
+        for node in range(len(fake.nodes)):
+            oncegate_cluster.thaw(node)
+        with sync.Client(fake.endpoints) as client, client.session(outbox=path) as session:
+            row = session.get("rows", "k", consistency="linearizable")
+            assert row is not None
+            assert row.value == 2
+
+
 def test_submitted_writes_overlap_and_wait_at_the_bound(fake: FakeGateway) -> None:
     with sync.Client(fake.endpoints) as client, client.session(window=8) as session:
         futures = [session.submit("increment", "rows", "n") for _ in range(100)]
