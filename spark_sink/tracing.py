@@ -37,6 +37,7 @@ from oncegate.spark_sink.errors import SinkError
 from oncegate.stores.errors import BadRows, StoreCode, StoreError
 from oncegate.stores.retry import repeated
 from oncegate.stores.tables import StoreTable
+from oncegate.version import installing
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -88,7 +89,7 @@ def checked_endpoint(url: str) -> str:
             StoreCode.BAD_OPTION, "otlp_endpoint is no http:// or https:// URL of a collector, or names a user"
         )
     if not _installed():
-        raise SinkError(StoreCode.BAD_OPTION, "otlp_endpoint needs OpenTelemetry: pip install 'oncegate[otlp]'")
+        raise SinkError(StoreCode.BAD_OPTION, f"otlp_endpoint needs OpenTelemetry: {installing('otlp')}")
     return url
 
 
@@ -322,6 +323,6 @@ def task_spans(traced: Traced) -> TaskSpans | Untraced:
 
         provider, sender = of_process(os.getpid(), traced.endpoint, traced.cluster)
     except ImportError as missing:
-        _log.warning("no spans: %s is not installed in this executor; pip install 'oncegate[otlp]'", missing.name)
+        _log.warning("no spans: %s is not installed in this executor; %s", missing.name, installing("otlp"))
         return Untraced()
     return TaskSpans(traced, provider, sender)

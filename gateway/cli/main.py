@@ -11,7 +11,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Final
 
-from oncegate.version import __version__
+from oncegate.version import __version__, installing
 
 try:
     import typer
@@ -19,7 +19,7 @@ except ModuleNotFoundError:
     if sys.argv[1:] == ["--version"]:
         sys.stdout.write(f"oncegate {__version__}\n")
         sys.exit()
-    sys.exit("oncegate: the command is not installed; pip install 'oncegate[client]' or 'oncegate[server]'")
+    sys.exit(f"oncegate: the command is not installed; {installing('client')}, or [server] for the node too")
 
 from oncegate.gateway.cli.connection_flags import with_connection_flags
 from oncegate.gateway.cli.examples import epilog

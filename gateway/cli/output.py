@@ -1,5 +1,6 @@
 """How commands print and end: tables for people, JSON or lines of JSON for programs, one line and an exit code for an
-error. What a command that asks for JSON prints on stdout is JSON, and on success it prints nothing on stderr.
+error. What a command that asks for JSON prints on stdout is JSON, and on success it prints nothing on stderr, but for
+what it had to wait for.
 
 Exit codes of commands that give a verdict: one for each verdict, others for misuse and for a crash. The one module that
 knows how typer ends a command that is misused (``typer.core``, ``typer.exceptions``).
@@ -21,6 +22,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
 from oncegate.rifl.errors import OncegateError
+from oncegate.version import installing
 
 MISUSE: Final = 3
 """Of a command that gives a verdict; not typer's 2, which is one: nothing could be told."""
@@ -216,7 +218,7 @@ def not_installed(missing: ModuleNotFoundError, code: int) -> typer.Exit:
     """Print which extra to install for a module of another package; raises ``missing`` again if it is one of ours."""
     if missing.name is None or missing.name.partition(".")[0] == __name__.partition(".")[0]:
         raise missing
-    return failed(f"{missing.name} is not installed; pip install 'oncegate[server]'", code)
+    return failed(f"{missing.name} is not installed; {installing('server')}", code)
 
 
 @contextlib.contextmanager

@@ -25,6 +25,7 @@ from oncegate.gateway.client.batch import Pending, PendingRows, RangeBatch
 from oncegate.gateway.client.failures import OperationFailed
 from oncegate.gateway.client.results import ManyResult, WriteResult
 from oncegate.rifl.errors import Code, OncegateError, Outcome
+from oncegate.version import installing
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -49,7 +50,7 @@ def tracing(wanted: bool | None) -> Tracing | None:
     try:
         return Tracing()
     except ImportError as missing:
-        detail = 'tracing needs OpenTelemetry: pip install "oncegate[otel]"'
+        detail = f"tracing needs OpenTelemetry: {installing('otel')}"
         raise OperationFailed(Code.BAD_REQUEST, detail, outcome=Outcome.NOT_APPLIED) from missing
 
 

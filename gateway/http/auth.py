@@ -41,6 +41,7 @@ from oncegate.gateway.http.identity import Identity, allowed
 from oncegate.gateway.http.reloaded_file import ReloadedFile
 from oncegate.gateway.node.settings import Settings
 from oncegate.rifl.errors import Code, OncegateError
+from oncegate.version import installing
 
 TOKENS_MAX: Final = 10_000
 TOKEN_BYTES_MAX: Final = 8_000
@@ -163,7 +164,7 @@ def tokens_of(settings: Settings) -> Tokens | None:
         try:
             from oncegate.gateway.http.signed_tokens import JwtTokens
         except ModuleNotFoundError as missing:
-            raise ValueError(f"jwt_keys_file: {missing.name} is not installed; pip install 'oncegate[jwt]'") from None
+            raise ValueError(f"jwt_keys_file: {missing.name} is not installed; {installing('jwt')}") from None
         signed = JwtTokens(path, issuer, audience)
     if settings.tokens_file is None and signed is None:
         return None

@@ -63,6 +63,7 @@ from oncegate.gateway.observability.access import AccessLog
 from oncegate.gateway.observability.audit import DONE, Act, AuditLog
 from oncegate.gateway.observability.request_times import RequestTimes
 from oncegate.rifl.errors import Code, OncegateError
+from oncegate.version import installing
 
 if TYPE_CHECKING:
     from oncegate.gateway.observability.spans import Spans
@@ -218,7 +219,7 @@ def spans_of(settings: Settings) -> Spans | None:
     try:
         from oncegate.gateway.observability.spans import Spans
     except ModuleNotFoundError as missing:
-        raise ValueError(f"otlp_endpoint: {missing.name} is not installed; pip install 'oncegate[otlp]'") from None
+        raise ValueError(f"otlp_endpoint: {missing.name} is not installed; {installing('otlp')}") from None
     return Spans(settings.otlp_endpoint, settings.node, settings.cluster)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import shlex
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -11,6 +13,7 @@ import pytest
 
 from oncegate import Client, Code, OncegateError, sync
 from oncegate.testing import FakeCluster
+from oncegate.version import installing
 from tests.client.answers import fails
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +49,7 @@ def test_an_outbox_is_listed_without_the_modules_that_send_it(tmp_path: Path) ->
 def test_a_command_of_the_server_says_what_to_install() -> None:
     done = python(f"{WITHOUT}sys.argv = ['oncegate', 'serve']\nfrom oncegate.gateway.cli.main import main; main()")
     assert done.returncode == 2
-    assert "pip install 'oncegate[server]'" in done.stderr
+    assert installing("server") in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -57,7 +60,7 @@ def test_the_fixture_without_its_extra_is_a_missing_module_that_names_it_and_the
     done = python(f"{without}import oncegate.testing")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("ModuleNotFoundError")
-    assert 'pip install "oncegate[testing]"' in done.stderr
+    assert installing("testing") in done.stderr
     looked_at = python(
         f"{without}import inspect, oncegate\nassert not hasattr(oncegate, 'testing')\ninspect.getmembers(oncegate)"
     )
@@ -69,8 +72,52 @@ def test_the_fixture_without_its_extra_is_a_missing_module_that_names_it_and_the
 def test_the_command_without_its_extra_says_what_to_install() -> None:
     done = python("import sys; sys.modules['typer'] = None\nimport oncegate.gateway.cli.main")
     assert done.returncode == 1
-    assert "pip install 'oncegate[client]'" in done.stderr
+    assert installing("client") in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("told", "command"),
+    [
+        ('{"url": "file://HERE/my%20checkout", "dir_info": {"editable": true}}', "-e 'HERE/my checkout[server,spark]'"),
+        ('{"url": "file://HERE/my%20checkout", "dir_info": {}}', "'HERE/my checkout[server,spark]'"),
+        ('{"url": "file://HERE/one.whl", "archive_info": {}}', "'HERE/one.whl[server,spark]'"),
+        ('{"url": "file://HERE/gone.whl", "dir_info": {"editable": true}}', "'oncegate[server,spark]'"),
+        ('{"url": "https://there/one.whl", "archive_info": {}}', "'oncegate[server,spark] @ https://there/one.whl'"),
+        (
+            '{"url": "https://there/it", "vcs_info": {"vcs": "git", "commit_id": "1c906e8"}}',
+            "'oncegate[server,spark] @ git+https://there/it@1c906e8'",
+        ),
+        (None, "'oncegate[server,spark]'"),
+        ("{", "'oncegate[server,spark]'"),
+    ],
+    ids=["editable", "checkout", "wheel", "wheel that has gone", "address", "repository", "index", "damaged"],
+)
+def test_what_is_missing_is_installed_from_where_the_rest_came(
+    told: str | None, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Told:
+        def read_text(self, name: str) -> str | None:
+            assert name == "direct_url.json"
+            return None if told is None else told.replace("HERE", str(tmp_path))
+
+    (tmp_path / "my checkout").mkdir()
+    (tmp_path / "one.whl").touch()
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda _: Told())
+    assert installing("server", "spark") == f"pip install {command.replace('HERE', str(tmp_path))}"
+
+
+def test_hint_of_this_checkout_names_a_folder_that_pip_installs() -> None:
+    path = shlex.split(installing("server"))[-1].removesuffix("[server]")
+    assert path == "oncegate" or (Path(path) / "pyproject.toml").is_file() or path.endswith((".whl", ".tar.gz"))
+
+
+def test_hint_of_code_that_is_not_installed_is_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "distribution", missing)
+    assert installing("otel") == "pip install 'oncegate[otel]'"
 
 
 @pytest.mark.packaging
@@ -104,10 +151,10 @@ def test_a_wheel_with_the_client_extra_serves_a_project_whose_packages_have_our_
     assert "no node answers" in run(oncegate, "status", "--endpoint", "http://127.0.0.1:1", code=3)
     assert "no node answers" in run(oncegate, "explain", "rows/k", "--endpoint", "http://127.0.0.1:1", code=3)
     assert "0 entries" in run(oncegate, "outbox", "ls", _outbox(tmp_path / "outbox"))
-    assert "oncegate[server]" in run(oncegate, "serve", code=2)
+    assert f"pip install '{wheel}[server]'" in run(oncegate, "serve", code=2)
     assert run(python, "-c", "from oncegate import *; from oncegate import Client, middleware, sync; help(Client)")
     assert "1 passed" in run(python, "-m", "pytest", "-q", "test_theirs.py")
-    assert "oncegate[testing]" in run(python, "-c", "import oncegate.testing", code=1)
+    assert f"pip install '{wheel}[testing]'" in run(python, "-c", "import oncegate.testing", code=1)
 
 
 def _outbox(path: Path) -> Path:

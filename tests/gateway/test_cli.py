@@ -23,6 +23,7 @@ from oncegate.gateway.cli.main import app
 from oncegate.gateway.local.blocking_http import RequestRefused, get, get_json, send_json
 from oncegate.gateway.local.ports import free_ports
 from oncegate.gateway.local.waiting import wait_for
+from oncegate.version import installing
 from tests.gateway.http_contract import assert_problem, one_node, operations, put, serving
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("ONCEGATE_")}
@@ -206,7 +207,7 @@ main()
 """
     done = _run("-c", script, *line.split())
     assert (done.returncode, done.stderr.count("\n")) == (code, 1), done.stderr
-    assert done.stderr.endswith("is not installed; pip install 'oncegate[server]'\n")
+    assert done.stderr.endswith(f"is not installed; {installing('server')}\n")
 
 
 def test_version_is_that_of_the_package() -> None:

@@ -97,7 +97,7 @@ def test_extra_alone_brings_what_it_is_for(extra: str, uv: Path, built: Built, t
     if extra in WITH_COMMAND:
         assert "no node answers" in there.oncegate("status", "--endpoint", "http://127.0.0.1:1", code=3)
     else:
-        assert "pip install 'oncegate[client]'" in there.oncegate("status", code=1)
+        assert f"pip install '{built.wheel}[client]'" in there.oncegate("status", code=1)
 
 
 def test_source_distribution_is_installed_as_a_tool_and_serves(uv: Path, built: Built, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ from oncegate.stores import claimed_store
 from oncegate.stores.errors import StoreCode
 from oncegate.stores.retry import Retry
 from oncegate.stores.tables import StoreTable
+from oncegate.version import installing
 from tests.observability.collector import Collector, attributes, collecting
 from tests.spark.fake_gateway import CLUSTER
 from tests.spark.planted import LATEST
@@ -344,5 +346,5 @@ def test_a_missing_library_is_refused_where_the_job_begins_and_means_no_spans_in
     done = write(collector.url, [trace(1)])
     assert json.dumps(done.rows) == '{"latest": 1}'
     monkeypatch.setattr("oncegate.spark_sink.tracing.find_spec", lambda name: None)
-    with pytest.raises(SinkError, match="pip install 'oncegate\\[otlp\\]'"):
+    with pytest.raises(SinkError, match=re.escape(installing("otlp"))):
         write(collector.url, [trace(1)])
