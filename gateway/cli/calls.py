@@ -11,18 +11,21 @@
 | 6 | a write's outcome is unknown: it may have been applied; again with the same idempotency key it is done once |
 | 130 | Ctrl-C |
 
-The SDK and asyncio are imported when a command runs: the other commands do not pay for them.
+Whoever waits is told why: :data:`TOLD_AFTER_S` after the first failed attempt a line on stderr names the node and the
+reason. The SDK and asyncio are imported when a command runs: the other commands do not pay for them.
 """
 
 from __future__ import annotations
 
+import logging
 import shlex
-from collections.abc import Coroutine
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, Self, TypeVar
 
 import typer
 
-from oncegate.gateway.cli.output import failed
+from oncegate.gateway.cli.output import failed, say
 from oncegate.rifl.errors import Code, OncegateError, Outcome
 
 REFUSED: Final = 1
@@ -32,6 +35,8 @@ NOT_FOUND: Final = 4
 CONDITION_FAILED: Final = 5
 UNKNOWN: Final = 6
 STOPPED: Final = 130
+TOLD_AFTER_S: Final = 2.0
+"""How long after its first failed attempt a command says why it has not ended yet."""
 _CODES: Final = {
     Code.BAD_REQUEST: MISUSE,
     Code.PAYLOAD_TOO_LARGE: MISUSE,
@@ -57,7 +62,7 @@ def run(work: Coroutine[Any, Any, T], *, key: str | None = None, table: str | No
     import asyncio
 
     try:
-        return asyncio.run(work)
+        return asyncio.run(_telling(work))
     except OncegateError as fault:
         said = f"{fault.code}: {fault.detail or fault.title}"
         if key is not None and fault.outcome is Outcome.UNKNOWN:
@@ -69,6 +74,60 @@ def run(work: Coroutine[Any, Any, T], *, key: str | None = None, table: str | No
         if key is not None:
             raise in_doubt("stopped", key) from None
         raise typer.Exit(STOPPED) from None
+
+
+async def _telling(work: Coroutine[Any, Any, T]) -> T:
+    """Do the work; if attempts of it have failed for a while, say on stderr why it takes so long, once."""
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    with _LastFailure.noted() as last:
+        timer: asyncio.TimerHandle | None = None
+
+        def tell() -> None:
+            say(f"oncegate: still trying; {last.why}", err=True)
+
+        def begin() -> None:
+            nonlocal timer
+            timer = timer or loop.call_later(TOLD_AFTER_S, tell)
+
+        last.when_first = begin
+        try:
+            return await work
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+
+class _LastFailure(logging.Filter):
+    """Takes from the SDK's log why its last attempt failed; what is shown of the log stays as it was."""
+
+    def __init__(self, level: int) -> None:
+        super().__init__()
+        self._level = level
+        self.why = ""
+        self.when_first: Callable[[], None] = lambda: None
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Note a failed attempt."""
+        if record.levelno == logging.DEBUG and isinstance(record.args, tuple) and len(record.args) == 2:
+            self.why = f"{record.args[0]}: {record.args[1]}"
+            self.when_first()
+        return record.levelno >= self._level
+
+    @classmethod
+    @contextmanager
+    def noted(cls) -> Iterator[Self]:
+        """Note failures while the block runs."""
+        log = logging.getLogger("oncegate.client")
+        level, note = log.level, cls(log.getEffectiveLevel())
+        log.setLevel(logging.DEBUG)
+        log.addFilter(note)
+        try:
+            yield note
+        finally:
+            log.removeFilter(note)
+            log.setLevel(level)
 
 
 def in_doubt(said: str, key: str) -> typer.Exit:

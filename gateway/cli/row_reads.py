@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from oncegate.gateway.cli.calls import NOT_FOUND, STOPPED, run
+from oncegate.gateway.cli.calls import NOT_FOUND, REFUSED, STOPPED, run
 from oncegate.gateway.cli.connection_flags import Cluster, table_names
 from oncegate.gateway.cli.output import Format, Output, Printed, as_json, failed, show
 from oncegate.gateway.cli.row_values import print_value, told, write_bytes
+from oncegate.rifl.errors import Code, OncegateError
 
 if TYPE_CHECKING:
     from oncegate.gateway.client import Change, Client, FlowItem, Row
@@ -24,6 +25,7 @@ Timeout = Annotated[float | None, typer.Option(min=0.001, help="total time of a 
 ValueFormat = Annotated[
     Output | None, typer.Option("--output", "-o", help="table, json or jsonl: all of it [the value alone]")
 ]
+_NEWEST_S: Final = 5.0
 _PAGE_ROWS: Final = 500
 _ROWS: Final = (("key", 24), ("version", 10), ("value", 0))
 _ITEMS: Final = (("commit", 10), ("key", 24), ("value", 0))
@@ -61,6 +63,7 @@ def get(
 
     async def read() -> Row | None:
         async with cluster.client(timeout_s) as client:
+            await _reached(client, table, min_commit, "--min-commit")
             return await client.get(table, key, consistency=consistency.value, min_commit=min_commit)
 
     row = run(read(), table=table)
@@ -117,6 +120,7 @@ def scan(
                 return
             if since is not None:
                 raise failed(f"{table} is no stream table: `oncegate watch {table} --since {since}` tells changes", 2)
+            await _reached(client, table, commit, "--commit")
             page_rows = min(_PAGE_ROWS, limit or _PAGE_ROWS)
             rows = client.rows(
                 table, prefix=prefix, start=start, end=end, reverse=reverse, commit=commit, page_rows=page_rows
@@ -129,6 +133,23 @@ def scan(
                         return
 
     run(read(), table=table)
+
+
+async def _reached(client: Client, table: str, commit: int | None, flag: str) -> None:
+    """End the command if no node has applied a commit number yet: waiting for it in silence would look like a hang.
+
+    Where nobody can tell which one is the newest, the call itself says why.
+    """
+    if not commit:
+        return
+    try:
+        await client.get(table, "-", timeout_s=min(_NEWEST_S, client.timeout_s))  # linearizable, whatever the row is
+    except OncegateError as failure:
+        if failure.code in (Code.NOT_FOUND, Code.FORBIDDEN, Code.UNAUTHENTICATED, Code.BAD_REQUEST):
+            raise
+        return
+    if commit > client.highest_commit:
+        raise failed(f"{flag} {commit} is beyond the newest commit, {client.highest_commit}", REFUSED)
 
 
 async def _items(client: Client, table: str, since: int | None, limit: int | None, output: Output) -> None:
@@ -169,6 +190,7 @@ def watch(
     async def read() -> None:
         left = count
         async with cluster.client(timeout_s) as client:
+            await _reached(client, table, since, "--since")
             with Printed(output, _CHANGES, live=True) as printed:
                 async for change in client.watch(table, prefix=prefix, key=key, from_commit=since):
                     printed.row(_change(change, for_people=output is Output.TABLE))

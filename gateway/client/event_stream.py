@@ -8,6 +8,7 @@ up. What the events mean is for whoever reads them: :mod:`oncegate.gateway.clien
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -22,6 +23,7 @@ from oncegate.gateway.client.failures import UNREADABLE, DeadlineExceeded, Opera
 from oncegate.gateway.wire import H_LEADER, Problem
 from oncegate.rifl.errors import Code, Outcome
 
+LOG = logging.getLogger("oncegate.client")
 SILENCE_S: Final = 75.0
 """A node tells something every 30 s; one that has told nothing for so long is taken for gone."""
 EVENT_BYTES_MAX: Final = 16 * 2**20
@@ -85,6 +87,7 @@ class EventStream:
                         has_told = True
                         yield event
             except _Lost as lost:
+                LOG.debug("stream lost: endpoint=%s reason=%s", endpoint, lost)
                 if has_told:
                     # It was there until now, however long ago its last event is: nothing may have changed since, or
                     # the reader was at work. The time in which no node answers begins here.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -184,6 +185,51 @@ def test_nobody_who_answers_exits_3(cluster: FakeCluster) -> None:
         ("delete", "rows", "k"),
     ):
         assert oncegate(*words, *at, code=3).stdout == ""
+
+
+@pytest.mark.parametrize(
+    "words", [("get", "rows", "k"), ("scan", "rows"), ("watch", "rows"), ("put", "rows", "k", "1")], ids=" ".join
+)
+def test_whoever_waits_for_a_node_that_nobody_reaches_is_told_why_before_the_time_is_over(
+    cluster: FakeCluster, words: tuple[str, ...]
+) -> None:
+    command = [sys.executable, "-m", "oncegate", *words, "--endpoint", NOBODY, "--timeout-s", "600"]
+    with subprocess.Popen(command, env={**os.environ}, stderr=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stderr is not None
+        assert waiting.stderr.readline() == f"oncegate: still trying; {NOBODY}: no connection\n"
+        assert waiting.poll() is None
+        waiting.send_signal(signal.SIGINT)
+
+
+def test_what_is_shown_of_the_log_stays_as_it_was(cluster: FakeCluster, caplog: pytest.LogCaptureFixture) -> None:
+    log = logging.getLogger("oncegate.client")
+    level, filters = log.level, list(log.filters)
+    with caplog.at_level(logging.INFO, "oncegate.client"):
+        oncegate("get", "rows", "k", "--endpoint", NOBODY, "--timeout-s", "0.2", code=3)
+    assert not caplog.records
+    assert (log.level, log.filters) == (level, filters)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("scan", "rows", "--commit"),
+        ("watch", "rows", "--count", "1", "--since"),
+        ("get", "rows", "a", "--consistency", "session", "--min-commit"),
+    ],
+    ids=" ".join,
+)
+def test_a_commit_beyond_the_newest_is_refused_at_once_and_the_newest_is_none(
+    cluster: FakeCluster, words: tuple[str, ...]
+) -> None:
+    oncegate("put", "rows", "a", "1")
+    newest = shown("get", "rows", "a")["commit"]
+    said = oncegate(*words, str(newest + 1), code=1).stderr
+    assert said == f"oncegate: {words[-1]} {newest + 1} is beyond the newest commit, {newest}\n"
+    assert cluster.gateway.nodes[0].requests["GET /v1/tables/rows/rows"] == 0  # nor was it asked for
+    assert cluster.gateway.nodes[0].requests["GET /v1/tables/rows/watch"] == 0
+    if words[0] != "watch":
+        assert "1" in oncegate(*words, str(newest)).stdout
 
 
 def test_a_transaction_happens_whole_or_not_at_all(cluster: FakeCluster) -> None:
