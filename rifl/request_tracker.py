@@ -3,17 +3,22 @@
 Owns: the next sequence number, first incomplete and the window. Must not know what an operation is, how it
 travels or what time it is. Server half: :mod:`oncegate.rifl.result_tracker`.
 
-A *place* is what the window counts: one operation, or one range whatever its length. A place is in one of four
+A *place* is what the window counts: one operation, or one range whatever its length. A place is in one of five
 states; first incomplete is the start of the oldest place that is not complete.
 
 | state | how it got there | how it leaves |
 |---|---|---|
-| open | ``take_singles``, ``take_range`` | by one of the three below |
+| open | ``take_singles``, ``take_range`` | by one of the four below |
 | complete | ``complete``: the result has been received | acknowledged as soon as nothing older is missing |
-| abandoned | ``abandon``: nobody received its result, if it has one | acknowledged when the window needs its place |
+| abandoned | ``abandon``: nobody waits, and its fate is unknown | ``spend``, ``settle``, ``reopen`` |
+| spent | ``spend``: its fate is known and kept, or nobody asks | acknowledged when the window needs its place |
 | free | ``release``: surely never applied | its number is given out again |
 
-An abandoned number stays unacknowledged as long as possible, so that its outcome can still be asked for; once
+An abandoned number is never acknowledged: its record, or the seal that takes the place of one, is all that can tell its
+fate. For example: 1 is abandoned, 2 to 512 are complete, and the window is 512. There is no room for 513, whoever waits
+for it, until the fate of 1 is known (:mod:`oncegate.gateway.client.doubts`) and 1 is spent.
+
+A spent number stays unacknowledged as long as there is room, so that other processes can ask for its outcome too; once
 acknowledged, a late copy of it is refused as STALE. A free number must be reused rather than acknowledged: the
 server bounds first incomplete by what it has seen (apply rule, row 1), which a run of refusals never raises.
 """
@@ -35,7 +40,18 @@ class RequestTracker:
         window: places above first incomplete that may be in use, 1..WINDOW_MAX.
     """
 
-    __slots__ = ("_abandoned", "_free", "_held", "_highest", "_lengths", "_next", "_order", "_spread", "window")
+    __slots__ = (
+        "_abandoned",
+        "_free",
+        "_held",
+        "_highest",
+        "_lengths",
+        "_next",
+        "_order",
+        "_spent",
+        "_spread",
+        "window",
+    )
 
     def __init__(self, *, window: int = WINDOW_DEFAULT) -> None:
         if not 1 <= window <= WINDOW_MAX:
@@ -45,6 +61,7 @@ class RequestTracker:
         self._order: deque[int] = deque()  # starts of all places from first incomplete on, ascending
         self._held: set[int] = set()  # those that are not complete
         self._abandoned: set[int] = set()
+        self._spent: set[int] = set()
         self._free: list[int] = []  # heap
         self._lengths: dict[int, int] = {}  # of ranges that are not complete
         self._spread = 0  # sequence numbers that those ranges span beyond one each
@@ -160,18 +177,37 @@ class RequestTracker:
             self._highest = highest
         self._advance()
 
-    def abandon(self, firsts: Sequence[int], *, recorded: bool = False) -> None:
-        """Give up waiting for these places; they stay unacknowledged until :meth:`make_room` needs them.
-
-        Args:
-            firsts: which.
-            recorded: the server has recorded them, and nobody waits for what it answered.
-        """
+    def abandon(self, firsts: Sequence[int]) -> None:
+        """Give up waiting for these places, whose fate is unknown; they stay unacknowledged until it is known."""
         if not self._held.issuperset(firsts):
             raise ValueError("an abandoned number is not open")
         self._abandoned.update(firsts)
+
+    def spend(self, firsts: Sequence[int], *, recorded: bool = False) -> None:
+        """Let open or abandoned places be acknowledged by :meth:`make_room`, when it needs them.
+
+        Args:
+            firsts: which.
+            recorded: the server has recorded them, or sealed them.
+        """
+        if not self._held.issuperset(firsts):
+            raise ValueError("a spent number is not open")
+        self._abandoned.difference_update(firsts)
+        self._spent.update(firsts)
         if recorded:
-            self._highest = max([self._highest, *(first + self._lengths.get(first, 1) - 1 for first in firsts)])
+            self._highest = max([self._highest, *(self.last_of(first) for first in firsts)])
+
+    def may_be_asked(self, sequence: int) -> bool:
+        """Whether that number is a place of its own which is open or abandoned: its fate may become known yet."""
+        return sequence in self._held and sequence not in self._spent and self.has_given(sequence)
+
+    def is_abandoned(self, first: int) -> bool:
+        """Whether that place's fate is unknown and nobody waits for it."""
+        return first in self._abandoned
+
+    def last_of(self, first: int) -> int:
+        """Return the last number of the place that begins at ``first`` and is not complete."""
+        return first + self._lengths.get(first, 1) - 1
 
     def reopen(self, first: int) -> bool:
         """Wait for an abandoned place again; False, and nothing changes, for any other place."""
@@ -181,10 +217,11 @@ class RequestTracker:
         return True
 
     def settle(self, first: int) -> bool:
-        """Note that the doubt about an abandoned place has ended; False, and nothing changes, for any other place."""
-        if first not in self._abandoned:
+        """Note that the caller of an abandoned or spent place knows its fate; False, without effect, for another."""
+        if first not in self._abandoned and first not in self._spent:
             return False
         self._abandoned.discard(first)
+        self._spent.discard(first)
         self._held.discard(first)
         self._highest = max(self._highest, first + self._forget_length(first) - 1)
         self._advance()
@@ -193,7 +230,7 @@ class RequestTracker:
     def release(self, firsts: Sequence[int]) -> None:
         """Give back numbers that were surely never applied, to be used again.
 
-        A range can only be given back while it is the newest place; another one is abandoned.
+        A range can only be given back while it is the newest place; another one is spent.
         """
         if not self._held.issuperset(firsts):
             raise ValueError("a released number is not open")
@@ -204,12 +241,12 @@ class RequestTracker:
                 self._forget_length(first)
                 self._next = first
             elif first in self._lengths:
-                self._abandoned.add(first)
+                self._spent.add(first)
             else:
                 heappush(self._free, first)
 
     def make_room(self, singles: int = 1, *, told_full: bool = False) -> None:
-        """Acknowledge abandoned and free numbers at the bottom of a full window, oldest first.
+        """Acknowledge spent and free numbers at the bottom of a full window, oldest first.
 
         Stops one window above the highest number that the server has recorded: it would refuse to acknowledge more.
 
@@ -221,13 +258,13 @@ class RequestTracker:
         while self._order and (told_full or not self.room_for_range or self.room_for_singles < singles):
             first = self._order[0]
             free = bool(self._free) and self._free[0] == first
-            if not free and first not in self._abandoned:
+            if not free and first not in self._spent:
                 return
             if first + self._lengths.get(first, 1) > self._highest + self.window:
                 return
             if free:
                 heappop(self._free)
-            self._abandoned.discard(first)
+            self._spent.discard(first)
             self._held.discard(first)
             self._forget_length(first)
             self._advance()

@@ -1,4 +1,4 @@
-"""``oncegate outbox``: list the writes that a worker left, and send them again without the worker.
+"""``oncegate outbox``: list the writes that a worker left, send them again without the worker, or drop them.
 
 The SDK is imported when a command runs: the other commands do not pay for it.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from oncegate.gateway.client import OutboxEntry, Recovered
     from oncegate.gateway.client.outbox_file import OutboxFile
 
-outbox = typer.Typer(help="Outboxes of workers: list, send again.", no_args_is_help=True)
+outbox = typer.Typer(help="Outboxes of workers: list, send again, drop.", no_args_is_help=True)
 _UNREACHABLE = frozenset((Code.TIMEOUT, Code.NOT_READY, Code.NO_LEADER, Code.NOT_LEADER))
 
 File = Annotated[Path, typer.Argument(help="the outbox", dir_okay=False)]
@@ -51,7 +51,10 @@ def drain(
         bool, typer.Option("--forget-unknown", help="drop, and print, writes whose outcome cannot be known any more")
     ] = False,
 ) -> None:
-    """Send everything again under its ids and print what became of it. The worker must not run."""
+    """Send everything again under its ids and print what became of each write. The worker must not run.
+
+    A write that stays in the outbox is printed as `in doubt` or `waiting`; the exit code is then 1.
+    """
     import asyncio
 
     from oncegate.gateway.client import OutboxUnresolved
@@ -65,8 +68,59 @@ def drain(
         _show([_described(entry, outcome="unknown") for entry in fault.entries], output)
         raise failed(f"{fault.detail}; take note of them, then --forget-unknown", 1) from None
     except OncegateError as fault:
+        _show(_left(file), output)
         raise _exit(fault) from None
-    _show([*(_outcome(one) for one in recovered), *(_described(entry, outcome="unknown") for entry in unknown)], output)
+    rows = [*map(_outcome, recovered), *(_described(entry, outcome="unknown") for entry in unknown)]
+    left = _left(file)
+    _show([*rows, *left], output)
+    if left:
+        raise failed(f"{len(left)} writes stay in the outbox: drain again, or drop them", 1)
+
+
+@outbox.command()
+def drop(
+    file: File,
+    requests: Annotated[
+        list[str] | None,
+        typer.Argument(help="only these, as `ls` prints them; by default all", metavar="REQUEST"),
+    ] = None,
+    output: Format = Output.TABLE,
+    yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
+) -> None:
+    """Drop writes without sending them, and print them. The worker must not run.
+
+    Nobody can tell afterwards from this file what became of them: one that was sent before may have been applied.
+    """
+    from oncegate.gateway.client.outbox_file import OutboxFile
+
+    if not file.exists():
+        raise failed(f"there is no outbox {file}", 2)
+    try:
+        opened = OutboxFile(file)
+    except OncegateError as fault:
+        raise _exit(fault) from None
+    try:
+        chosen = [entry for entry in opened.loaded if not requests or str(entry.request_id) in requests]
+        missing = sorted(set(requests or ()) - {str(entry.request_id) for entry in chosen})
+        if missing:
+            raise failed(f"not in the outbox: {', '.join(missing)}", 2)
+        if chosen and not yes:
+            typer.confirm(f"Drop {len(chosen)} writes of {file}?", abort=True, err=True)
+        opened.write(dropped=[entry.request_id for entry in chosen])
+    finally:
+        opened.close()
+    _show([_described(entry, outcome="dropped") for entry in chosen], output)
+
+
+def _left(file: Path) -> list[dict[str, Any]]:
+    """Describe the writes that an outbox still holds, after an attempt to send them."""
+    try:
+        opened = _open(file)
+    except OncegateError:
+        return []
+    opened.close()
+    left = [entry for entry in opened.loaded if entry.fate is None]
+    return [_described(entry, outcome="in doubt" if entry.doubted else "waiting") for entry in left]
 
 
 async def _drain(file: Path, cluster: Cluster, timeout_s: float, unknown: list[OutboxEntry] | None) -> list[Recovered]:
@@ -88,6 +142,8 @@ def _open(file: Path) -> OutboxFile:
 
 
 def _described(entry: OutboxEntry, **more: Any) -> dict[str, Any]:
+    if entry.fate is not None:
+        more = {"fate": entry.fate.state, **more}
     return {
         "request": str(entry.request_id),
         "op": entry.op,

@@ -31,6 +31,8 @@ __all__ = [
     "MalformedAnswer",
     "ManyResult",
     "Member",
+    "NeverKnown",
+    "NotKnownYet",
     "OncegateError",
     "OpenRequests",
     "OperationFailed",
@@ -78,6 +80,8 @@ if TYPE_CHECKING:
     from oncegate.gateway.client.failures import (
         DeadlineExceeded,
         MalformedAnswer,
+        NeverKnown,
+        NotKnownYet,
         OperationFailed,
         OutcomeUnknown,
         PartialFailure,

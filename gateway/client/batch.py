@@ -58,7 +58,8 @@ class RowsCollector:
         self._count = count
         self._left = count
         self._promise = promise
-        self._parts: list[RowsPart] = []
+        self.parts: list[RowsPart] = []
+        """What is applied."""
         self._memory_ms = 0
         self._failure: OperationFailed | None = None
         self.done = promise.done
@@ -66,7 +67,7 @@ class RowsCollector:
     def add(self, part: RowsPart, memory_ms: int) -> None:
         """Note that some rows are applied."""
         self._memory_ms = memory_ms
-        parts = self._parts
+        parts = self.parts
         last = parts[-1] if parts else None
         if (
             last is not None
@@ -90,7 +91,7 @@ class RowsCollector:
         self._left -= count
         if self._left > 0 or self._promise.done():
             return
-        parts = sorted(self._parts, key=lambda part: part.first)
+        parts = sorted(self.parts, key=lambda part: part.first)
         if self._failure is None:
             first, last, replayed = parts[0], parts[-1], all(part.replayed for part in parts)
             self._promise.set_result(
@@ -251,7 +252,7 @@ class PlaceFate(Enum):
     ABANDON = 1
     RELEASE = 2
     UNCLAIMED = 3
-    """Abandoned, although the server has its result: nobody has received it."""
+    """Spent: the server has its result, and nobody has received it."""
 
 
 class BatchPlace(msgspec.Struct, eq=False):

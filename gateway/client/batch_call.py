@@ -17,9 +17,11 @@ from oncegate.gateway.client.failures import DeadlineExceeded, OperationFailed, 
 from oncegate.gateway.client.paths import OPERATIONS, ranges_path
 from oncegate.gateway.client.places import NEVER
 from oncegate.gateway.client.verdicts import (
+    JUDGED,
     Numbers,
     SettledAnswer,
     fail_write,
+    judged_at_deadline,
     settle_operations,
     settle_range,
     with_id,
@@ -52,16 +54,20 @@ class BatchCall(Call[None], Generic[B]):
         batch: what has no verdict yet.
         later: parts of a range that are to travel after this call, however it ends.
         kept: whether its writes are in the outbox, if there is one.
+        resent: whether they were left there by an earlier process, or in doubt.
+        judged: the refusal of the newest attempt, if it was of these writes and not of the time: see ``JUDGED``.
         settled: whether all of ``batch`` has a verdict: nothing is left to expire or to fail.
     """
 
-    __slots__ = ("_rows", "_sender", "batch", "kept", "later", "settled")
+    __slots__ = ("_rows", "_sender", "batch", "judged", "kept", "later", "resent", "settled")
 
     def __init__(self, sender: Sender, path: str, batch: B) -> None:
         super().__init__("POST", path, deadline=batch.deadline, headers=sender.headers)
         self.batch: B = batch
         self.later: list[RangeBatch] = []
         self.kept = False
+        self.resent = False
+        self.judged: Code | None = None
         self.settled = False
         self._sender = sender
         self._rows: Rows | None = None
@@ -69,7 +75,7 @@ class BatchCall(Call[None], Generic[B]):
     @property
     def doubtful(self) -> bool:
         """Whether the batch may have been applied, by any attempt so far, or may still be sent from the outbox."""
-        return self.ambiguous or self.under_way or self._sender.keeps
+        return self.ambiguous or self.under_way or (self._sender.keeps and self.judged is None)
 
     def encode(self) -> None:
         """Make headers and body of what has no verdict yet."""
@@ -102,6 +108,7 @@ class BatchCall(Call[None], Generic[B]):
             sender.lose(settled.session_over)
         if settled.again is not None:
             self.ambiguous = self.ambiguous or settled.again.ambiguous
+            self.judged = settled.again.code if settled.again.code in JUDGED else None
             if settled.again.code is Code.WINDOW_FULL:
                 sender.tracker.make_room(told_full=True)
 
@@ -147,7 +154,13 @@ class OperationsCall(BatchCall[OperationsBatch]):
         sender, batch = self._sender, self.batch
         answer = _OPERATIONS.decode(payload)
         settled = settle_operations(
-            batch, answer, sender.client_id, sender.resolver, ambiguous=self.ambiguous, renews=sender.renews
+            batch,
+            answer,
+            sender.client_id,
+            sender.resolver,
+            ambiguous=self.ambiguous,
+            renews=sender.renews,
+            resent=self.resent,
         )
         rest = settled.rest
         left = sender.again(settled.unsent) if settled.unsent else 0
@@ -182,7 +195,7 @@ class OperationsCall(BatchCall[OperationsBatch]):
                 numbers.file(pending.operation.sequence, PlaceFate.RELEASE, waits=pending.waits)
             self._sender.account(numbers, len(expired))
         for pending in expired:
-            self._fail(pending, _SURELY_NOT, TOLD)
+            self._fail(pending, _SURELY_NOT if self.judged is None else judged_at_deadline(self.judged), TOLD)
         return min([pending.deadline for pending in pendings if pending.deadline > now], default=NEVER)
 
 

@@ -443,10 +443,12 @@ class Client:
             timeout_s: total time.
 
         Raises:
-            OutcomeUnknown: STALE, SESSION_EXPIRED where the cluster no longer remembers.
-            OperationFailed: NOT_FOUND if there never was such a session, or why the cluster could not be asked.
+            NotKnownYet: the cluster could not be asked: ask again.
+            NeverKnown: it no longer remembers, or never had such a session.
         """
-        return await self._connection.settle(checked_id(request_id), {}, timeout_s)
+        request = checked_id(request_id)
+        known = self._connection.remembered(request)
+        return known or await self._connection.settle(request, {}, timeout_s)
 
     async def sessions(self, *, timeout_s: float | None = None) -> list[SessionInfo]:
         """Describe the live sessions of the token's tenant, oldest first; ``timeout_s`` is that of a page."""

@@ -22,7 +22,7 @@ import msgspec
 from oncegate.gateway.client.arguments import KEY_BYTES_MAX, Encode, bad, name_of, one_of, packed, seconds, text, whole
 from oncegate.gateway.client.courier import Call, Courier, JsonCall, at_deadline
 from oncegate.gateway.client.direct_http import USER_AGENT, DirectPool
-from oncegate.gateway.client.failures import OperationFailed, OutcomeUnknown
+from oncegate.gateway.client.failures import NeverKnown, NotKnownYet, OperationFailed
 from oncegate.gateway.client.paths import request_path, resolve_path, row_path, table_path
 from oncegate.gateway.client.profiles import SettledProfile, TokenFile, trusted
 from oncegate.gateway.client.results import RequestState, Resolution, Row, TableInfo, WriteResult
@@ -53,6 +53,8 @@ def _forked() -> None:
 
 os.register_at_fork(after_in_child=_forked)
 
+_GONE: Final = frozenset((Code.FENCED, Code.NOT_FOUND, Code.SESSION_EXPIRED, Code.STALE))
+"""Refusals to resolve a request that will not end."""
 ASK_AGAIN_S: Final = 1.0
 """How long the failure to learn a kind in passing is remembered."""
 
@@ -366,18 +368,39 @@ class Connection:
         """Resolve a request id; ``owner``: epoch and first incomplete, where it is the session itself that asks.
 
         Raises:
-            OutcomeUnknown: STALE, SESSION_EXPIRED where the cluster no longer remembers.
+            NotKnownYet: the cluster could not be asked, whatever is wrong.
+            NeverKnown: it no longer remembers, or another process owns the session.
         """
         path = resolve_path(format_client_id(request_id.client_id), request_id.sequence)
-        told = await self.perform(JsonCall("POST", path, _Told, self.headers, self.deadline(timeout_s), body=owner))
+        call = JsonCall("POST", path, _Told, self.headers, self.deadline(timeout_s), body=owner)
+        try:
+            told = await self.perform(call)
+        except OncegateError as failure:
+            # Outcome and class of the failure are the question's: "not applied" would be read as the write's fate.
+            kind = NeverKnown if failure.code in _GONE else NotKnownYet
+            raise kind(
+                failure.code,
+                f"could not be resolved: {failure.detail or failure.title}",
+                request_id=request_id,
+                retry_after_ms=failure.retry_after_ms,
+                outcome=Outcome.UNKNOWN,
+            ) from failure
         result = told.result_of(request_id.client_id)
         match _state(told.state, result):
             case "applied" | "refused" | "sealed" as state:
                 return Resolution(state, result)
             case "acknowledged":
-                raise OutcomeUnknown(Code.STALE, "its owner has acknowledged it", request_id=request_id)
+                raise NeverKnown(Code.STALE, "its owner has acknowledged it", request_id=request_id)
             case _:
-                raise OutcomeUnknown(Code.SESSION_EXPIRED, "its session is forgotten", request_id=request_id)
+                raise NeverKnown(Code.SESSION_EXPIRED, "its session is forgotten", request_id=request_id)
+
+    def remembered(self, request_id: RequestId) -> Resolution | None:
+        """Return the fate of a request of one of the open sessions, if its session knows it; the caller is told."""
+        for session in self._sessions:
+            fate = session.sender.tell(request_id)
+            if fate is not None:
+                return fate
+        return None
 
     async def _kind(self, table: str) -> TableKind:
         return (await self.ask(table_path(table), TableInfo)).kind

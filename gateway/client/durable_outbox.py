@@ -9,6 +9,7 @@ Owns: when the file is written, and what may be acknowledged and reported before
 | a request acknowledges a number | that number's entry is dropped, or marked as doubted |
 | a caller is told that a journalled write was not applied | its entry is dropped: nothing can send it any more |
 | a caller is told a result, or that the outcome is unknown | nothing: a resend finds the same result |
+| a number is acknowledged whose fate was learned, and nobody told | the fate, in place of its entry |
 | a write that a lost session did not apply travels in the next one | its entry there, in place of the one before |
 
 So an entry that a restart finds has no result yet, or its result was told and is still remembered by the cluster.
@@ -32,8 +33,9 @@ import msgspec
 from oncegate.gateway.client.batch import Pending, Promise
 from oncegate.gateway.client.failures import OperationFailed, OutcomeUnknown
 from oncegate.gateway.client.outbox_file import BYTES_MAX, ENTRIES_MAX, Head, NewEntry, OutboxEntry, OutboxFile
+from oncegate.gateway.client.results import Resolution
 from oncegate.rifl.errors import Code, Outcome
-from oncegate.rifl.ids import ClientId
+from oncegate.rifl.ids import ClientId, RequestId
 from oncegate.rifl.request_tracker import RequestTracker
 
 LOG = logging.getLogger("oncegate.client")
@@ -71,6 +73,7 @@ class DurableOutbox:
         self._bytes = file.bytes
         self._dropped: list[tuple[int, int]] = []
         self._doubted: list[tuple[int, int]] = []
+        self._learned: list[tuple[RequestId, Resolution]] = []
         self._taken_back: dict[tuple[int, int], KeptPromise] = {}
         self._flush_timer: asyncio.TimerHandle | None = None
 
@@ -93,7 +96,7 @@ class DurableOutbox:
     @property
     def empty(self) -> bool:
         """Whether everything is settled."""
-        return self._count == 0
+        return self._file.unsettled == 0
 
     def begin(self, client_id: ClientId, tracker: RequestTracker) -> None:
         """Begin to store the writes of a session; ``tracker`` knows what may be acknowledged."""
@@ -158,6 +161,16 @@ class DurableOutbox:
         self._doubted.extend([(self._client_id, number) for number in numbers])
         self._flush_soon()
 
+    def learned(self, request: RequestId, fate: Resolution) -> None:
+        """Note the fate of a write that its caller has not been told; it takes the place of the entry."""
+        self._learned.append((request, fate))
+        self._flush_soon()
+
+    def drop(self, request: RequestId) -> None:
+        """Note that nobody needs the entry, or the fate, of a write any more; it goes with the next transaction."""
+        self._dropped.append((request.client_id, request.sequence))
+        self._flush_soon()
+
     def take_back(self, promise: KeptPromise) -> None:
         """Keep the entry of a write that its session has surely not applied, until :meth:`add` under its next number.
 
@@ -201,7 +214,9 @@ class DurableOutbox:
         await self.flush()
         own = set(self._taken_back)  # also what is told, and dropped, while the file is read
         entries = await self._in_thread(self._file.reload)
-        self.entries = [entry for entry in entries if (entry.client_id, entry.sequence) not in own]
+        self.entries = [
+            entry for entry in entries if entry.fate is None and (entry.client_id, entry.sequence) not in own
+        ]  # the session knows the fates that it has learned
 
     async def entry(self, sequence: int) -> OutboxEntry | None:
         """Return the entry of that number of the current session, or None if there is none."""
@@ -240,9 +255,10 @@ class DurableOutbox:
             self._dropped.append(entry)
         dropped, self._dropped = self._dropped, []
         doubted, self._doubted = self._doubted, []
+        learned, self._learned = self._learned, []
         tracker = self._tracker
         covered = 0 if tracker is None else tracker.first_incomplete
-        await self._change({"position": self.position}, added, dropped, doubted)
+        await self._change({"position": self.position}, added, dropped, doubted, learned)
         if tracker is self._tracker:
             self.first_incomplete = max(self.first_incomplete, covered)
 
@@ -252,13 +268,14 @@ class DurableOutbox:
         added: Sequence[NewEntry] = (),
         dropped: Sequence[tuple[int, int]] = (),
         doubted: Sequence[tuple[int, int]] = (),
+        learned: Sequence[tuple[RequestId, Resolution]] = (),
     ) -> None:
         """Write, with fields of the head changed in the thread: what waits there may change others of them before."""
         now_ms = int(time.time() * 1000)
 
         def write() -> None:
             head = msgspec.structs.replace(self._file.head, **fields)
-            self._file.write(added, dropped, doubted, head=head, now_ms=now_ms)
+            self._file.write(added, dropped, doubted, learned, head=head, now_ms=now_ms)
 
         await self._in_thread(write)
         self._count, self._bytes = len(self._file), self._file.bytes
@@ -284,7 +301,7 @@ class DurableOutbox:
 
     def _flush_now(self) -> None:
         self._flush_timer = None
-        if (self._dropped or self._doubted) and self.broken is None:
+        if (self._dropped or self._doubted or self._learned) and self.broken is None:
             asyncio.ensure_future(self._commit([])).add_done_callback(_noted)
 
 

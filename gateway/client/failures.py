@@ -67,8 +67,9 @@ class OutcomeUnknown(OperationFailed):
     ``code`` says why: TIMEOUT if the deadline passed after the operation may have been proposed, SESSION_EXPIRED or
     FENCED if its session ended before the answer came, INTERNAL for an answer that this SDK cannot read.
 
-    After a TIMEOUT the request id stays unacknowledged as long as the session's window allows, so that
-    :meth:`oncegate.gateway.client.Client.request` can still tell, and :meth:`resolve` can settle it.
+    After a TIMEOUT :meth:`resolve` can settle it as long as the session is open, whatever is written meanwhile. The
+    request id stays unacknowledged as long as the session's window allows, so that
+    :meth:`oncegate.gateway.client.Client.request` of another process can still tell too.
     """
 
     resolver: Resolver | None = None
@@ -87,14 +88,29 @@ class OutcomeUnknown(OperationFailed):
             is safe to do it again as a new operation.
 
         Raises:
-            OutcomeUnknown: STALE or SESSION_EXPIRED where the cluster no longer remembers.
-            OperationFailed: why the cluster could not be asked: the outcome stays unknown. BAD_REQUEST if the
-                operation never got an id, or the error came from another process: use ``Client.resolve`` with
-                ``request_id``.
+            NotKnownYet: the cluster could not be asked: ask again.
+            NeverKnown: nobody can know any more.
+            OperationFailed: BAD_REQUEST if the operation never got an id, or the error came from another process: use
+                ``Client.resolve`` with ``request_id``.
         """
         if self.request_id is None or self.resolver is None:
             raise OperationFailed(Code.BAD_REQUEST, "no session to ask: use Client.resolve(request_id)")
         return await self.resolver(self.request_id, timeout_s)
+
+
+class NotKnownYet(OutcomeUnknown):
+    """Somebody asked for an outcome, and the cluster could not be asked: ask again, the answer has not been lost.
+
+    ``code`` says why it could not: TIMEOUT without an answer in time, FORBIDDEN for a token that may not.
+    """
+
+
+class NeverKnown(OutcomeUnknown):
+    """Somebody asked for an outcome that this process can never know: no question will tell.
+
+    ``code`` says why: SESSION_EXPIRED if the cluster has forgotten the session, STALE if another process acknowledged
+    the request, FENCED if another process has taken the session over. Read the row before a new request.
+    """
 
 
 class DeadlineExceeded(OperationFailed):

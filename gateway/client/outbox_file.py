@@ -3,12 +3,15 @@
 Owns: the file's layout, its lock, and what counts as damage. Must not know asyncio or HTTP. Used from one thread at a
 time, by :mod:`oncegate.gateway.client.durable_outbox` and by ``oncegate outbox ls``.
 
-Layout, version 1: a SQLite database with a rollback journal (a commit cut off by a crash is undone as a whole).
+Layout, version 2: a SQLite database with a rollback journal (a commit cut off by a crash is undone as a whole).
 
 | table | columns |
 |---|---|
-| ``entry`` | ``client_id``, ``sequence``, ``doubted`` (0 or 1), ``taken_ms``, ``body`` (operation, msgpack), ``crc`` |
+| ``entry`` | ``client_id``, ``sequence``, ``doubted``, ``taken_ms``, ``body`` (msgpack), ``crc`` |
 | ``head`` | one row: ``body`` (msgpack of :class:`Head`), ``entries``, ``seal``, ``crc`` |
+
+``doubted`` is 0 or 1, and ``body`` the operation; or 2, and ``body`` is :class:`Learned`. While there is no such entry,
+the head says version 1, and a release that knows no other reads the file.
 
 ``crc`` is CRC-32 over the row's other columns. ``entries`` and ``seal`` are the number of entries and the exclusive or
 of their checksums, written in the same transaction: an entry that is changed, missing or too many is noticed.
@@ -30,15 +33,18 @@ from typing import Any, Final
 import msgspec
 
 from oncegate.gateway.client.failures import OperationFailed, OutcomeUnknown
+from oncegate.gateway.client.results import Resolution
 from oncegate.gateway.wire import Operation
 from oncegate.rifl.errors import Code, Outcome
 from oncegate.rifl.ids import ClientId, RequestId, SequenceNumber
 
-FORMAT: Final = 1
+FORMAT: Final = 2
+_LEARNED: Final = 2
 ENTRIES_MAX: Final = 65_536
 BYTES_MAX: Final = 256 * 2**20
 POSITION_BYTES_MAX: Final = 1024
 _BUSY_S: Final = 5.0
+_OF_ENTRY: Final = "FROM entry WHERE client_id = ? AND sequence = ?"
 
 _TABLES: Final = """
 CREATE TABLE entry (client_id INTEGER NOT NULL, sequence INTEGER NOT NULL, doubted INTEGER NOT NULL,
@@ -68,14 +74,14 @@ class Head(msgspec.Struct, frozen=True):
     """The session of these writes.
 
     Attributes:
-        format: version of the layout.
+        format: version of the layout: 1 without an entry whose fate is known.
         nonce: of the open under way; with no client id yet, the open is repeated with it.
         client_id, lease_ms, window: the session's, or 0.
         position: the application's newest position in its input, stored in the transaction of its write.
         cluster: identity of the cluster that they are for, empty while it is not known.
     """
 
-    format: int = FORMAT
+    format: int = 1
     nonce: str = ""
     client_id: int = 0
     lease_ms: int = 0
@@ -95,6 +101,7 @@ class OutboxEntry(msgspec.Struct, frozen=True):
         operation: what travels.
         doubted: whether its caller was told that the outcome is unknown.
         taken_ms: when it was taken in, milliseconds of this machine's wall clock since 1970; for people only.
+        fate: what became of it, learned after its caller was told that the outcome is unknown; None: not known.
     """
 
     client_id: ClientId
@@ -105,11 +112,19 @@ class OutboxEntry(msgspec.Struct, frozen=True):
     operation: Operation
     doubted: bool
     taken_ms: int
+    fate: Resolution | None = None
 
     @property
     def request_id(self) -> RequestId:
         """The id under which it travels, always the same."""
         return RequestId(self.client_id, self.sequence)
+
+
+class Learned(msgspec.Struct, frozen=True, array_like=True):
+    """A write whose caller was told that the outcome is unknown, with the fate that was learned since."""
+
+    operation: msgspec.Raw
+    fate: Resolution
 
 
 class NewEntry(msgspec.Struct, frozen=True, gc=False):
@@ -136,6 +151,8 @@ class OutboxFile:
         self._lock = -1
         self._held: dict[tuple[int, int], tuple[int, int]] = {}
         """Checksum and size of each entry."""
+        self._settled: set[tuple[int, int]] = set()
+        """Entries whose fate is known."""
         self.bytes = 0
         """Bytes of the operations in it."""
         self._seal = 0
@@ -153,6 +170,11 @@ class OutboxFile:
 
     def __len__(self) -> int:
         return len(self._held)
+
+    @property
+    def unsettled(self) -> int:
+        """Number of entries whose fate is not known."""
+        return len(self._held) - len(self._settled)
 
     def _connect(self, *, read_only: bool) -> sqlite3.Connection:
         uri = f"{Path(self.path).absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
@@ -188,7 +210,7 @@ class OutboxFile:
             entries = [self._read(*row) for row in rows]
         except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as fault:
             raise OutboxDamaged(self.path, str(fault)) from fault
-        if self.head.format != FORMAT:
+        if self.head.format not in (1, FORMAT):
             raise OutboxDamaged(self.path, f"its format is {self.head.format}, this is {FORMAT}")
         if (count, seal) != (len(entries), self._seal):
             raise OutboxDamaged(self.path, f"{len(entries)} entries are there and {count} were written")
@@ -197,6 +219,7 @@ class OutboxFile:
     def reload(self) -> list[OutboxEntry]:
         """Read and check everything again; returns the entries as they are now."""
         self._held.clear()
+        self._settled.clear()
         self._seal = self.bytes = 0
         return self._load()
 
@@ -204,9 +227,7 @@ class OutboxFile:
         """Return one entry, or None if it is not there."""
         if (client_id, sequence) not in self._held:
             return None
-        row = self._database.execute(
-            "SELECT * FROM entry WHERE client_id = ? AND sequence = ?", (client_id, sequence)
-        ).fetchone()
+        row = self._database.execute(f"SELECT * {_OF_ENTRY}", (client_id, sequence)).fetchone()
         self._release((client_id, sequence))  # reading it counts it again
         return self._read(*row)
 
@@ -230,18 +251,24 @@ class OutboxFile:
     def _read(self, client_id: int, sequence: int, doubted: int, taken_ms: int, body: bytes, crc: int) -> OutboxEntry:
         if crc != _entry_crc(client_id, sequence, doubted, taken_ms, body):
             raise OutboxDamaged(self.path, f"entry {client_id:016x}/{sequence} does not match its checksum")
+        fate = None
+        self._hold((client_id, sequence), crc, len(body))
+        if doubted == _LEARNED:
+            learned = msgspec.msgpack.decode(body, type=Learned)
+            body, fate = bytes(learned.operation), learned.fate
+            self._settled.add((client_id, sequence))
         operation = msgspec.msgpack.decode(body, type=Operation)
         operation.sequence = sequence
-        self._hold((client_id, sequence), crc, len(body))
         row = operation.writes[0] if operation.writes else operation
         named = (operation.op, row.table, row.key, operation)
-        return OutboxEntry(ClientId(client_id), SequenceNumber(sequence), *named, bool(doubted), taken_ms)
+        return OutboxEntry(ClientId(client_id), SequenceNumber(sequence), *named, bool(doubted), taken_ms, fate)
 
     def write(
         self,
         added: Sequence[NewEntry] = (),
         dropped: Sequence[tuple[int, int]] = (),
         doubted: Sequence[tuple[int, int]] = (),
+        learned: Sequence[tuple[RequestId, Resolution]] = (),
         *,
         head: Head | None = None,
         now_ms: int = 0,
@@ -252,23 +279,29 @@ class OutboxFile:
             added: writes of the current session; one with a number that is there already takes its place.
             dropped: ``(client_id, sequence)`` of entries that are settled; unknown ones are ignored.
             doubted: the same of entries whose callers were told that the outcome is unknown.
+            learned: fates of entries; those of unknown ones are ignored.
             head: the new head, or None to leave it.
             now_ms: wall time, kept for people.
 
         Raises:
             sqlite3.Error: it may or may not have been written; nothing more may be written by this process.
         """
-        if not (added or dropped or doubted) and (head is None or head == self.head):
+        if not (added or dropped or doubted or learned) and (head is None or head == self.head):
             return
         owner = (head or self.head).client_id
         database = self._database
         database.execute("BEGIN IMMEDIATE")
+        for request, fate in learned:  # first: what is told in the same transaction is dropped
+            if request in self._held and request not in self._settled:
+                body = database.execute(f"SELECT body {_OF_ENTRY}", request).fetchone()[0]
+                self._mark(request, _LEARNED, msgspec.msgpack.encode(Learned(msgspec.Raw(body), fate)))
+                self._settled.add(request)
         for key in dropped:
             if self._release(key):
-                database.execute("DELETE FROM entry WHERE client_id = ? AND sequence = ?", key)
+                database.execute(f"DELETE {_OF_ENTRY}", key)
         for key in doubted:
-            if key in self._held:
-                self._doubt(*key)
+            if key in self._held and key not in self._settled:
+                self._mark(key, 1)
         rows = []
         for entry in added:
             crc = _entry_crc(owner, entry.sequence, 0, now_ms, entry.body)
@@ -281,18 +314,20 @@ class OutboxFile:
         database.execute("COMMIT")
         self.head = head or self.head
 
-    def _doubt(self, owner: int, sequence: int) -> None:
-        taken_ms, body = self._database.execute(
-            "SELECT taken_ms, body FROM entry WHERE client_id = ? AND sequence = ?", (owner, sequence)
-        ).fetchone()
-        crc = _entry_crc(owner, sequence, 1, taken_ms, body)
-        self._release((owner, sequence))
-        self._hold((owner, sequence), crc, len(body))
+    def _mark(self, key: tuple[int, int], doubted: int, body: bytes | None = None) -> None:
+        """Change what is known of an entry."""
+        taken_ms, old = self._database.execute(f"SELECT taken_ms, body {_OF_ENTRY}", key).fetchone()
+        body = old if body is None else body
+        crc = _entry_crc(*key, doubted, taken_ms, body)
+        self._release(key)
+        self._hold(key, crc, len(body))
         self._database.execute(
-            "UPDATE entry SET doubted = 1, crc = ? WHERE client_id = ? AND sequence = ?", (crc, owner, sequence)
+            "UPDATE entry SET doubted = ?, body = ?, crc = ? WHERE client_id = ? AND sequence = ?",
+            (doubted, body, crc, *key),
         )
 
     def _write_head(self, head: Head) -> None:
+        head = msgspec.structs.replace(head, format=FORMAT if self._settled else 1)
         body = msgspec.msgpack.encode(head)
         row = (body, len(self._held), self._seal, _head_crc(body, len(self._held), self._seal))
         self._database.execute("REPLACE INTO head VALUES (1, ?, ?, ?, ?)", row)
@@ -306,6 +341,7 @@ class OutboxFile:
         crc, size = self._held.pop(key, (None, 0))
         if crc is None:
             return False
+        self._settled.discard(key)
         self._seal ^= crc
         self.bytes -= size
         return True

@@ -18,6 +18,7 @@ from oncegate.gateway.sweep import NEVER, Sweep
 from oncegate.rifl.errors import Code
 
 __all__ = ["NEVER", "Places", "Sweep", "window_full"]
+AS_MANY: Final = "as many writes are outstanding as the window has places"
 
 
 class Places:
@@ -29,15 +30,17 @@ class Places:
         arm: called with the deadline of each waiting caller; it must have :meth:`expire` called when that has passed.
 
     Attributes:
+        window: the number of places, or 0 while the session is held: see :meth:`hold`.
         outstanding: places that are taken; a caller that finds room without waiting increments it.
         waiting: callers that wait for a place, with deadlines. Bounded by the application's own tasks.
         over: why no caller may wait any more, or None.
     """
 
-    __slots__ = ("_arm", "_drained", "_loop", "outstanding", "over", "waiting", "window")
+    __slots__ = ("_arm", "_drained", "_loop", "_size", "_why", "outstanding", "over", "waiting", "window")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, window: int, arm: Callable[[float], None]) -> None:
-        self.window = window
+        self.window = self._size = window
+        self._why = ""
         self.outstanding = 0
         self.waiting: deque[tuple[asyncio.Future[None], float]] = deque()
         self.over: OperationFailed | None = None
@@ -64,7 +67,7 @@ class Places:
             self.outstanding += 1
             return
         if not wait:
-            raise window_full()
+            raise self.full()
         place: asyncio.Future[None] = self._loop.create_future()
         self.waiting.append((place, deadline))
         self._arm(deadline)
@@ -78,7 +81,7 @@ class Places:
     def free(self, count: int) -> None:
         """Give places back, to waiting callers unless the session is over."""
         waiting = self.waiting
-        while count and waiting and self.over is None:
+        while count and waiting and self.over is None and self.outstanding <= self.window:
             place, _ = waiting.popleft()
             if not place.done():
                 place.set_result(None)  # handed over: it stays counted
@@ -87,6 +90,20 @@ class Places:
         if self.outstanding == 0 and self._drained is not None:
             self._drained.set_result(None)
             self._drained = None
+
+    def hold(self, why: str) -> None:
+        """Let nobody take a place while ``why`` says a reason; with an empty one, as many as before."""
+        if why:
+            self.window, self._why = 0, why
+        elif not self.window:
+            self.window, self._why = self._size, ""
+            count = min(self._size - self.outstanding, len(self.waiting))
+            self.outstanding += count  # taken, to be handed over at once
+            self.free(count)
+
+    def full(self) -> OperationFailed:
+        """Return the refusal of a write that would have to wait for a place and must not."""
+        return window_full(self._why or AS_MANY)
 
     def refuse_waiting(self, reason: OperationFailed) -> None:
         """Fail all waiting callers: nothing of theirs was sent."""
@@ -100,7 +117,7 @@ class Places:
         following = NEVER
         for place, deadline in self.waiting:
             if deadline <= now and not place.done():
-                place.set_exception(late("no place came free in the window", Code.WINDOW_FULL))
+                place.set_exception(late(self._why or "no place came free in the window", Code.WINDOW_FULL))
             elif not place.done():
                 following = min(following, deadline)
         return following
@@ -113,6 +130,6 @@ class Places:
             await asyncio.shield(self._drained)
 
 
-def window_full() -> OperationFailed:
+def window_full(why: str = AS_MANY) -> OperationFailed:
     """Return the refusal of a write that would have to wait for a place and must not."""
-    return OperationFailed(Code.WINDOW_FULL, "as many writes are outstanding as the window has places")
+    return OperationFailed(Code.WINDOW_FULL, why)

@@ -8,8 +8,10 @@ from then on, so that no late copy of an entry can be applied.
 
 | entry | then |
 |---|---|
+| its fate was learned, and nobody told | what it is: a result, or "not applied" |
 | the session lives, the number is open | sent again under its id; the result, new or replayed, is in ``recovered`` |
-| as above, and refused for good | resolved: ``recovered`` says "not applied" once the id is sealed |
+| as above, and refused, for good or each time | resolved: ``recovered`` says "not applied" once the id is sealed |
+| as above, and this process may not resolve | stays in the outbox, in doubt |
 | the session lives, the number is acknowledged | its result had been received: dropped |
 | the same, but its caller had been told "unknown" | unknown |
 | the session has expired, its record can still be read | its result is in ``recovered`` |
@@ -35,10 +37,11 @@ import msgspec
 
 from oncegate.gateway.client.courier import JsonCall
 from oncegate.gateway.client.durable_outbox import DurableOutbox
-from oncegate.gateway.client.failures import OperationFailed, OutcomeUnknown
+from oncegate.gateway.client.failures import NeverKnown, NotKnownYet, OperationFailed, OutcomeUnknown
+from oncegate.gateway.client.fates import SEALED
 from oncegate.gateway.client.outbox_file import OutboxEntry
 from oncegate.gateway.client.paths import CLUSTER, session_path
-from oncegate.gateway.client.results import WriteResult
+from oncegate.gateway.client.results import Resolution, WriteResult
 from oncegate.gateway.client.sender import Sender
 from oncegate.gateway.client.writes import Writes
 from oncegate.gateway.wire import SessionTaken, TakeOver
@@ -62,6 +65,12 @@ class Recovered(msgspec.Struct, frozen=True):
     entry: OutboxEntry
     result: WriteResult | None = None
     failure: OperationFailed | None = None
+
+    @property
+    def fate(self) -> Resolution:
+        """What a question about it is answered with."""
+        result = self.result
+        return SEALED if result is None else Resolution("applied" if result.applied else "refused", result)
 
 
 class OutboxUnresolved(OutcomeUnknown):
@@ -126,7 +135,10 @@ async def resume(connection: Connection, outbox: DurableOutbox, on_unknown: OnUn
     dropped: list[OutboxEntry] = []
     taken = found.taken
     for entry in outbox.entries:
-        if taken is None or entry.client_id != owner:
+        if entry.fate is not None:
+            found.recovered.append(_learned(entry, entry.fate))
+            dropped.append(entry)
+        elif taken is None or entry.client_id != owner:
             result = await _remembered(connection, entry)
             if result is None:
                 unknown.append(entry)
@@ -216,7 +228,11 @@ async def resend(
         elif not isinstance(end, OperationFailed) or end.code in _UNSETTLED:
             raise end
         else:
-            settled = await _resolved(connection, sender, entry, end)
+            try:
+                settled = await _resolved(connection, sender, entry, end)
+            except NotKnownYet as later:  # it stays, and keeps nobody from work on other tables
+                LOG.warning("left in the outbox: request=%s %s", entry.request_id, later)
+                continue
             if settled is None:
                 unknown.append(entry)
             else:
@@ -226,7 +242,7 @@ async def resend(
         raise OutboxUnresolved(outbox.path, unknown)
     await hand_over(outbox, unknown, on_unknown)
     for entry in unknown:
-        sender.forget(entry.request_id)
+        sender.give_up(entry.request_id)
     LOG.info("outbox sent again: path=%s writes=%d unknown=%d", outbox.path, len(entries), len(unknown))
     return recovered
 
@@ -238,16 +254,20 @@ async def _resolved(
     if failure.code is Code.PAYLOAD_MISMATCH:  # the number's fate is that of another write
         return None
     try:
-        resolution = await connection.settle(entry.request_id, {}, None)
-    except OperationFailed as refusal:
+        fate = await connection.settle(entry.request_id, {}, None)
+    except NeverKnown as refusal:
         LOG.warning("outcome unknown: request=%s %s", entry.request_id, refusal)
         return None
-    sender.forget(entry.request_id)
-    if resolution.result is not None:
-        return Recovered(entry, resolution.result)
+    return _learned(entry, sender.resolved(entry.request_id, fate), failure)
+
+
+def _learned(entry: OutboxEntry, fate: Resolution, why: OperationFailed | None = None) -> Recovered:
+    """Return what is recovered of an entry with this fate; ``why``: what refused it, if that is known."""
+    if fate.result is not None:
+        return Recovered(entry, fate.result)
+    code, detail = (Code.STALE, "it was never applied, and never will be") if why is None else (why.code, why.detail)
     return Recovered(
-        entry,
-        failure=OperationFailed(failure.code, failure.detail, request_id=entry.request_id, outcome=Outcome.NOT_APPLIED),
+        entry, failure=OperationFailed(code, detail, request_id=entry.request_id, outcome=Outcome.NOT_APPLIED)
     )
 
 

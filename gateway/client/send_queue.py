@@ -144,7 +144,7 @@ class SendQueue:
             if not tracker.room_for_range:
                 tracker.make_room()
             return tracker.room_for_range
-        # Half of the window is left to writes whose callers have gone: their fates can be asked for as long.
+        # Half of the window is left to writes whose fates are known here: others can ask for them as long.
         wanted = min(len(self.waiting), tracker.window // 2) or 1
         if tracker.room_for_singles < wanted:
             tracker.make_room(wanted)

@@ -1,7 +1,9 @@
 """Sends the writes of one session to the cluster, many in one request.
 
 Owns: the requests under way, and the end of each write. Its parts: :mod:`oncegate.gateway.client.send_queue` (what
-travels together) and :mod:`oncegate.gateway.client.verdicts` (what an answer means), both pure;
+travels together), :mod:`oncegate.gateway.client.verdicts` (what an answer means) and
+:mod:`oncegate.gateway.client.doubts` (what nobody knows yet, or has been told), all pure;
+:mod:`oncegate.gateway.client.learning` (asks about doubts),
 :mod:`oncegate.gateway.client.places` (the bound on outstanding writes, and callers who wait too long) and
 :mod:`oncegate.gateway.client.durable_outbox` (writes on disk, if the session keeps them there). Must not know HTTP:
 that is :mod:`oncegate.gateway.client.courier`.
@@ -21,27 +23,33 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from oncegate.gateway.client.batch import Batch, OperationsBatch, Pending, PendingRows
+from oncegate.gateway.client.batch import GONE, Batch, OperationsBatch, Pending, PendingRows
 from oncegate.gateway.client.batch_call import BatchCall, OperationsCall, RangeCall, ended
 from oncegate.gateway.client.courier import at_deadline
+from oncegate.gateway.client.doubts import Doubts, Question
 from oncegate.gateway.client.durable_outbox import DurableOutbox, KeptPromise
 from oncegate.gateway.client.failures import OperationFailed, Resolver
+from oncegate.gateway.client.fates import Fates
+from oncegate.gateway.client.learning import ASK_S, Learner
 from oncegate.gateway.client.places import Places, Sweep
+from oncegate.gateway.client.results import Resolution, RowsPart, WriteResult
 from oncegate.gateway.client.routing import AttemptFailed
 from oncegate.gateway.client.send_queue import SendQueue
 from oncegate.gateway.client.verdicts import (
+    JUDGED,
     SESSION_OVER,
     Numbers,
     doubtful,
     fail_batch,
     fate_of,
+    judged_at_deadline,
     late,
     not_applied,
     refused,
 )
 from oncegate.gateway.wire import MSGPACK
 from oncegate.rifl.errors import Code, OncegateError, Outcome
-from oncegate.rifl.ids import ClientId, Epoch, RequestId, format_client_id
+from oncegate.rifl.ids import ClientId, Epoch, RequestId, SequenceNumber, format_client_id
 from oncegate.rifl.request_tracker import RequestTracker
 
 if TYPE_CHECKING:
@@ -120,6 +128,9 @@ class Sender:
         """Writes that the lost session refused for certain, under the numbers that they had there."""
         self._sweep = Sweep(self._loop, self._expire)
         self.places = Places(self._loop, window, self._sweep.arm)
+        self.doubts = Doubts(client_id, epoch, self.tracker, Fates())
+        self._settle = connection.settle
+        self._learner = Learner(self.doubts, self._ask, self._need_fates, self._learned)
 
     @property
     def first_incomplete(self) -> int:
@@ -164,6 +175,7 @@ class Sender:
     async def abort(self, reason: OperationFailed) -> None:
         """Fail all pending writes and end all requests; returns when none of the sender's tasks runs any more."""
         self.end(reason)
+        await self._learner.close()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -220,6 +232,7 @@ class Sender:
         self.client_id_text = format_client_id(client_id)
         self.epoch = epoch
         self.tracker = self._queue.tracker = tracker
+        self.doubts.go_on(client_id, epoch, tracker)
         self._put_back()
         self._wake()
         if self._waiting:
@@ -278,6 +291,7 @@ class Sender:
                 if dropped:
                     self.places.free(dropped)
                 if batch is None:
+                    self._learner.wake()  # what is in doubt may take the room
                     return
                 if len(self._waiting) >= self._pipeline_min:
                     self._start_others()
@@ -310,7 +324,7 @@ class Sender:
             Whether the callers that its last verdicts woke have run by now.
         """
         calls = deque([self._call(batch)])
-        calls[0].ambiguous = calls[0].kept = again
+        calls[0].ambiguous = calls[0].kept = calls[0].resent = again
         self._travelling.append(calls[0])
         try:
             while calls:
@@ -322,7 +336,7 @@ class Sender:
                     followers = [self._call(part) for part in remaining]
                     for follower in followers:
                         follower.ambiguous = call.ambiguous  # a doubt stays with the writes, however they travel
-                        follower.kept = call.kept
+                        follower.kept, follower.resent = call.kept, call.resent
                     calls.extendleft(reversed(followers))
                     self._travelling.extend(followers)
             return call.settled and call.at_once
@@ -371,7 +385,7 @@ class Sender:
                 with self._tracing.request(call):
                     await self._courier.exchange(call)
         except AttemptFailed as last:
-            self._fail(call.batch, at_deadline(last, ambiguous=call.ambiguous or self.keeps))
+            self._fail(call.batch, self._out_of_time(call, last))
         except OncegateError as refusal:
             if refusal.code in _CUTTABLE and len(call.batch) > 1:
                 return (*call.batch.halves(), *call.later)
@@ -383,20 +397,119 @@ class Sender:
             self._delayed.discard(call)
         return call.later
 
+    def _out_of_time(self, call: AnyCall, last: AttemptFailed) -> OperationFailed:
+        """Return the error of a batch whose deadline has passed.
+
+        What an outbox keeps is sent again by a restart, unless each attempt was refused for what it asks: then its
+        caller is told so, and it leaves the outbox.
+        """
+        if self.keeps and (last.code in JUDGED or call.judged is not None):
+            return judged_at_deadline(call.judged or last.code, last.detail, ambiguous=call.ambiguous)
+        return at_deadline(last, ambiguous=call.ambiguous or self.keeps)
+
     def delayed(self, call: BatchCall[Any]) -> None:
         """Let writes on other rows pass a batch whose attempts fail, within the bound on requests under way."""
         self._delayed.add(call)
         if self._waiting and self._runners < self._in_flight_max:
             self._start_runner()
 
-    def forget(self, request: RequestId) -> None:
-        """Note that a doubt has ended; a write that is still being sent ends by itself.
+    # Doubts
+
+    def tell(self, request: RequestId) -> Resolution | None:
+        """Return a fate that is known here, and note that the application is told; None if it is not known."""
+        fate = self.doubts.told(request)
+        if fate is not None:
+            self._after_telling(request)
+        return fate
+
+    def resolved(self, request: RequestId, fate: Resolution) -> Resolution:
+        """Note a fate that the application has asked for, and is told; a write that is being sent ends by itself.
 
         One of a session before this one is none of this one's: the same number is another write's here.
         """
-        own = request.client_id == self.client_id
-        if own and self.tracker.settle(request.sequence) and self._outbox is not None:
-            self._outbox.settled([request.sequence])
+        self.doubts.learned(request, fate, told=True)
+        self._after_telling(request)
+        return self.doubts.fates.find(request) or fate
+
+    def missed(self, result: WriteResult) -> None:
+        """Keep a result whose caller did not take it, although its number counts as received."""
+        state: Any = "applied" if result.applied else "refused"
+        self.doubts.fates.keep(result.request_id, Resolution(state, result))
+        self._learned()
+
+    def missed_rows(self, client_id: ClientId, parts: Sequence[RowsPart]) -> None:
+        """Keep what became of rows whose caller has gone before all of them had a result."""
+        for part in parts:
+            self.doubts.fates.keep_rows(client_id, part.first, part.last, part.commit)
+        self._learned()
+
+    def forget(self, request: RequestId) -> None:
+        """Note that nobody will ask for a fate: it is not kept."""
+        self.tell(request)
+        self.doubts.forget(request)
+        self._learned()
+
+    def give_up(self, request: RequestId) -> None:
+        """Note that nobody can know a fate any more, and that the application has been told so."""
+        self.doubts.lose(request)
+        if request.client_id == self.client_id:
+            self.tracker.settle(request.sequence)
+
+    def _after_telling(self, request: RequestId) -> None:
+        if self._outbox is not None:
+            self._outbox.drop(request)
+        self._learned()
+
+    def owner(self, request: RequestId, epoch: Epoch) -> dict[str, int]:
+        """Return what the owner sends with a question: its epoch, and an ack that makes room for a seal."""
+        if request.client_id != self.client_id:
+            return {"epoch": epoch}
+        self.doubts.reach(request.sequence)
+        return {"epoch": epoch, "first_incomplete": min(self.first_incomplete, request.sequence)}
+
+    def _need_fates(self) -> bool:
+        """Tell whether to ask now; with an outbox only if the window needs the places: a restart sends them again."""
+        doubts = len(self.doubts)
+        if not doubts or self._outbox is None:
+            return doubts > 0
+        return 2 * doubts >= self.tracker.window or not self.tracker.room_for_singles
+
+    async def learn(self, timeout_s: float) -> None:
+        """Wait for what is in doubt to be known, for so long; not with an outbox, whose session lives on."""
+        if self._outbox is None:
+            await self._learner.idle(timeout_s)
+
+    def _learned(self) -> None:
+        """Send what waited for room; hold further writes while too many fates are kept."""
+        fates = self.doubts.fates
+        self.places.hold(f"{len(fates)} fates are kept that nobody has asked for" if fates.is_full else "")
+        if self._waiting and self._runners < self._in_flight_max:
+            self._start_runner()
+
+    async def _ask(self, question: Question) -> None:
+        request = question.request
+        if self._outbox is not None and request.client_id == self.client_id and self.is_open:
+            await self._send_doubted(self._outbox, request)
+            if self.doubts.fates.find(request) is not None:
+                return
+        fate = await self._settle(request, self.owner(request, question.epoch), ASK_S)
+        if self._outbox is not None:
+            self._keep_fate(self._outbox, request, fate)
+        self.doubts.learned(request, fate)
+
+    def _keep_fate(self, outbox: DurableOutbox, request: RequestId, fate: Resolution) -> None:
+        """Have a fate on disk before its number may be acknowledged, unless the application knows it already."""
+        if self.doubts.wants(request):
+            outbox.learned(request, fate)
+        else:
+            outbox.drop(request)
+
+    async def _send_doubted(self, outbox: DurableOutbox, request: RequestId) -> None:
+        """Send a write of the outbox again: that is what it is there for. Its result is kept, as a late one is."""
+        entry = await outbox.entry(request.sequence)
+        own = self.is_open and request.client_id == self.client_id  # it may have been lost while the entry was read
+        if entry is not None and own and self.doubts.reopen(request.sequence):
+            await self.resend([Pending(entry.operation, None, GONE, self._loop.time() + ASK_S)])
 
     def _call(self, batch: Batch) -> AnyCall:
         return OperationsCall(self, batch) if isinstance(batch, OperationsBatch) else RangeCall(self, batch)
@@ -408,17 +521,25 @@ class Sender:
         if self._outbox is not None:  # first, because what the tracker then acknowledges must be on its way to the disk
             self._outbox.settled(numbers.completed)
             self._outbox.settled(numbers.released)
-            self._outbox.settled(numbers.unclaimed)
+            known = {number for number, _ in numbers.late}
+            self._outbox.settled(number for number in numbers.unclaimed if number not in known)
+            for number, fate in numbers.late:
+                self._keep_fate(self._outbox, self._id(number), fate)
             self._outbox.doubted(numbers.abandoned)
         if numbers.completed:
             self.tracker.complete(numbers.completed)
-        if numbers.abandoned:
-            self.tracker.abandon(numbers.abandoned)
-        if numbers.unclaimed:
-            self.tracker.abandon(numbers.unclaimed, recorded=True)
+        if numbers.unclaimed or numbers.late or numbers.late_rows:
+            self.doubts.heard(numbers.unclaimed, numbers.late, numbers.late_rows)
+            self._learned()
         if numbers.released:
             self.tracker.release(numbers.released)
+        if numbers.abandoned:
+            self.doubts.gave_up(numbers.abandoned)
+            self._learner.wake()
         self.places.free(settled)
+
+    def _id(self, number: int) -> RequestId:
+        return RequestId(self.client_id, SequenceNumber(number))
 
     def _fail(self, batch: Batch, failure: OperationFailed) -> None:
         """Fail the rest of a batch and file its numbers."""

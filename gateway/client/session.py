@@ -21,7 +21,7 @@ from oncegate.gateway.client.arguments import bad, name_of, packed, request_id
 from oncegate.gateway.client.batch import Pending, PendingRows, RowsCollector
 from oncegate.gateway.client.failures import OperationFailed, PartialFailure
 from oncegate.gateway.client.optimistic import ATTEMPTS_MAX, Updated, update
-from oncegate.gateway.client.places import Places, window_full
+from oncegate.gateway.client.places import Places
 from oncegate.gateway.client.results import Json, ManyResult, Resolution, Row, Value, WriteResult
 from oncegate.gateway.client.sender import Sender
 from oncegate.gateway.client.session_life import SessionLife
@@ -85,8 +85,9 @@ class Session:
 
     A write whose caller is cancelled before it has travelled is not sent. One that has travelled keeps its sequence
     number and is retried until it has a verdict or its deadline passes; the cancellation carries its id:
-    :func:`oncegate.request_ids`. Its fate can be resolved as long as the window has room to remember it, and at least
-    while fewer than half of its places are needed for it.
+    :func:`oncegate.request_ids`. Its fate can be resolved as long as the session is open, whatever is written
+    meanwhile: an answer that comes late is kept, and where none comes the session asks for it, so that it ran or
+    never will. With an outbox that waits until the window needs the place: a restart sends the write again.
     """
 
     __slots__ = ("_connection", "_life", "_places", "_sender", "_tracing", "_wait", "_writes", "lost", "recovered")
@@ -174,10 +175,23 @@ class Session:
             request: its id, or its number in this session alone.
             timeout_s: total time.
 
+        Whatever is written meanwhile: what becomes of a write whose caller has gone is kept as long as the session.
+
         Raises:
-            OperationFailed: as :meth:`oncegate.gateway.client.OutcomeUnknown.resolve`.
+            NotKnownYet, NeverKnown, OperationFailed: as :meth:`oncegate.gateway.client.OutcomeUnknown.resolve`.
         """
         return await self._life.settle(self._named(request), timeout_s)
+
+    def forget(self, request: int | str | RequestId) -> None:
+        """Say that nobody will ask what became of a write: its fate is not kept.
+
+        For an application that gives up calls in great numbers and never asks: at 65,536 fates that nobody has asked
+        for the session takes no further writes (WINDOW_FULL).
+
+        Args:
+            request: as of :meth:`resolve`.
+        """
+        self._sender.forget(self._named(request))
 
     async def send_again(self, request: int | str | RequestId, *, timeout_s: float | None = None) -> WriteResult:
         """Send a write again that is in the outbox and whose outcome is unknown, under its own id, as a restart would.
@@ -271,6 +285,7 @@ class Session:
             return await future
         except asyncio.CancelledError as cancelled:
             self._tell(cancelled, [pending], self._sender.client_id)
+            self._missed(future)
             raise
 
     async def insert(
@@ -492,7 +507,7 @@ class Session:
             self._writes.note(pending, position)
         places = self._places
         if places.crowded:
-            raise window_full()
+            raise places.full()
         submitted = pending.promise = Submitted(pending, self._sender)
         if self._tracing is not None:
             self._tracing.write(pending)
@@ -571,7 +586,7 @@ class Session:
         future: asyncio.Future[ManyResult] = asyncio.get_running_loop().create_future()
         client_id = sender.client_id  # that of all rows, also where another session follows while some wait for a place
         collector = RowsCollector(client_id, len(pairs), future)
-        rows_max = min(self._connection.tuning.range_rows_max, self._places.window)
+        rows_max = min(self._connection.tuning.range_rows_max, sender.tracker.window)
         prepared = self._writes.many(table, pairs, kind, collector, deadline, rows_max)
         ttl_ms, bound = end
         if ttl_ms is not None or bound:
@@ -591,11 +606,13 @@ class Session:
         except asyncio.CancelledError as cancelled:
             future.cancel()
             self._tell(cancelled, prepared, client_id)
+            self._sender.missed_rows(client_id, collector.parts)
             raise
         try:
             return await future
         except asyncio.CancelledError as cancelled:
             self._tell(cancelled, prepared, client_id)
+            self._sender.missed_rows(client_id, collector.parts)
             raise
 
     async def get(
@@ -643,7 +660,13 @@ class Session:
             return await future
         except asyncio.CancelledError as cancelled:
             self._tell(cancelled, [pending], self._sender.client_id)
+            self._missed(future)
             raise
+
+    def _missed(self, future: asyncio.Future[WriteResult]) -> None:
+        """Keep a result that came in the turn of the loop in which its caller was cancelled."""
+        if future.done() and not future.cancelled() and future.exception() is None:
+            self._sender.missed(future.result())
 
     def _tell(
         self, cancelled: asyncio.CancelledError, pendings: Sequence[Pending | PendingRows], client_id: ClientId

@@ -11,14 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from oncegate.gateway.client.arguments import bad
 from oncegate.gateway.client.connection_turns import FIRST
 from oncegate.gateway.client.courier import JsonCall, NothingCall
 from oncegate.gateway.client.durable_outbox import DurableOutbox
-from oncegate.gateway.client.failures import OperationFailed
+from oncegate.gateway.client.failures import OperationFailed, OutcomeUnknown
 from oncegate.gateway.client.outbox_file import OutboxEntry
 from oncegate.gateway.client.paths import SESSIONS, session_path
 from oncegate.gateway.client.recovery import Recovered, resend, resume
@@ -146,15 +146,25 @@ class SessionLife:
         Raises:
             OutboxUnresolved, OperationFailed: as :func:`oncegate.gateway.client.recovery.resend`.
         """
-        if self.outbox is None or not self._again:
+        if self.outbox is None:
+            return
+        self._remember(self.recovered)
+        if not self._again:
             return
         again, self._again = self._again, []
         on_unknown = self._options.on_unknown
         try:
-            self.recovered += await resend(self._connection, self.sender, self.writes, self.outbox, again, on_unknown)
+            sent = await resend(self._connection, self.sender, self.writes, self.outbox, again, on_unknown)
+            self._remember(sent)
+            self.recovered += sent
         except BaseException:
             await self.close(drain=False)
             raise
+
+    def _remember(self, recovered: Sequence[Recovered]) -> None:
+        """Answer questions about writes of an earlier process too."""
+        for one in recovered:
+            self.sender.doubts.fates.remember(one.entry.request_id, one.fate)
 
     async def _ask_to_open(self) -> tuple[SessionOpened, float]:
         """Open a session; repeated calls open the same one. Returns also when the request was sent."""
@@ -284,26 +294,36 @@ class SessionLife:
     async def settle(self, request_id: RequestId, timeout_s: float | None) -> Resolution:
         """End the doubt about a write of this session; as :meth:`oncegate.gateway.client.OutcomeUnknown.resolve`."""
         sender = self.sender
-        if request_id.client_id != sender.client_id:  # of a session before this one
-            return await self._connection.settle(request_id, {}, timeout_s)
-        if not sender.tracker.has_given(request_id.sequence):  # sealed, it would be the end of a later write
+        known = sender.tell(request_id)
+        if known is not None:
+            return known
+        own = request_id.client_id == sender.client_id
+        if own and not sender.tracker.has_given(request_id.sequence):  # sealed, it would be the end of a later write
             raise bad(f"no write of this session has the number {request_id.sequence}")
-        # Acknowledge lower numbers to make room: the server seals an id only inside its window.
-        first_incomplete = min(sender.first_incomplete, request_id.sequence)
-        owner = {"epoch": sender.epoch, "first_incomplete": first_incomplete}
-        resolution = await self._connection.settle(request_id, owner, timeout_s)
-        sender.forget(request_id)
-        return resolution
+        # Lower numbers are acknowledged to make room: the server seals an id only inside its window.
+        owner = sender.owner(request_id, sender.epoch) if own else {}
+        try:
+            fate = await self._connection.settle(request_id, owner, timeout_s)
+        except OutcomeUnknown as unknown:
+            unknown.resolver = self.settle
+            known = sender.tell(request_id)  # its answer may have come meanwhile
+            if known is None:
+                raise
+            return known
+        return sender.resolved(request_id, fate)
 
     async def send_again(self, request_id: RequestId, timeout_s: float | None) -> WriteResult:
         """Send a doubted write of the outbox again; as :meth:`oncegate.gateway.client.Session.send_again`."""
         sender, outbox, number = self.sender, self.outbox, request_id.sequence
         deadline = self.writes.deadline(timeout_s)
         await sender.ready(deadline)
+        known = sender.tell(request_id)
+        if known is not None and known.result is not None:
+            return known.result
         entry = None if outbox is None or request_id.client_id != sender.client_id else await outbox.entry(number)
         # The session may have been lost, and opened anew, while the entry was read.
         own = sender.is_open and request_id.client_id == sender.client_id
-        if entry is None or not own or not sender.tracker.reopen(number):
+        if entry is None or not own or not sender.doubts.reopen(number):
             detail = f"no write {request_id} is in doubt in this session's outbox"
             raise OperationFailed(Code.NOT_FOUND, detail, request_id=request_id)
         pending = self.writes.again(entry.operation, deadline - self._loop.time())
@@ -330,6 +350,7 @@ class SessionLife:
         try:
             if drain:
                 await self.sender.places.drain()
+                await self.sender.learn(CLOSE_TIMEOUT_S)  # once it is closed nobody can tell
                 told = True
         finally:
             tasks = [task for task in (keeper, self._reopening) if task is not None]

@@ -24,7 +24,7 @@ from msgspec import UnsetType
 
 from oncegate.gateway.client import client as asynchronous
 from oncegate.gateway.client.arguments import Encode
-from oncegate.gateway.client.failures import OperationFailed
+from oncegate.gateway.client.failures import NeverKnown, NotKnownYet, OperationFailed
 from oncegate.gateway.client.outbox_file import OutboxEntry
 from oncegate.gateway.client.places import window_full
 from oncegate.gateway.client.recovery import Recovered
@@ -35,9 +35,9 @@ from oncegate.gateway.client.sync_crossing import Crossing, Doubt, crossed, with
 from oncegate.gateway.client.sync_reading import Batch, Items, Rows, Watch
 from oncegate.gateway.client.transaction import OpenTransaction, Transaction
 from oncegate.gateway.client.writes import UNSET, OperationName
-from oncegate.rifl.ids import WINDOW_DEFAULT, ClientId, Epoch
+from oncegate.rifl.ids import WINDOW_DEFAULT, ClientId, Epoch, RequestId
 
-__all__ = ["Client", "Doubt", "Session"]
+__all__ = ["Client", "Doubt", "NeverKnown", "NotKnownYet", "Session"]
 
 
 class ClientArguments(TypedDict, total=False):
@@ -289,6 +289,15 @@ class Session:
     def is_lost(self) -> bool:
         """Whether the session has ended without being closed."""
         return self._opened().lost.is_set()
+
+    def forget(self, request: int | str | RequestId) -> None:
+        """Say that nobody will ask what became of a write."""
+        session = self._opened()
+
+        async def forget() -> None:
+            session.forget(request)
+
+        self._crossing.run(forget())
 
     drain = without_await(AsyncSession.drain)
     resolve = without_await(AsyncSession.resolve)

@@ -6,14 +6,17 @@ Owns: the table below. Must not know HTTP. Read next: :mod:`oncegate.gateway.cli
 |---|---|---|
 | applied, refused | its result | complete |
 | rejected, retryable | waits on | open; sent again |
+| rejected QUOTA, and an outbox has sent it again | its error | abandoned; then sealed |
 | rejected STALE, PAYLOAD_MISMATCH | its error | complete: the server knows the number |
 | rejected FENCED, SESSION_EXPIRED | its error | abandoned; the session has ended |
 | rejected otherwise with outcome not_applied, no attempt in doubt | its error | released: surely not applied |
 | rejected otherwise (BAD_ACK, an attempt in doubt) | its error, outcome unknown | abandoned |
-| any but "later", and nobody waits any more: cancelled, or told "unknown" at the deadline | none | abandoned |
+| one that tells the fate, and nobody waits any more: cancelled, or told "unknown" at the deadline | none | spent |
+| any other but "later", and nobody waits any more | none | abandoned |
 
-The last row keeps the record of a write whose caller may still ask for it: acknowledged, its fate could not be told any
-more, and given out again, its number would tell the fate of another write.
+The fate of a spent number is kept for its caller (:mod:`oncegate.gateway.client.fates`). An abandoned one is in doubt
+(:mod:`oncegate.gateway.client.doubts`): acknowledged, its fate could not be told any more, and given out again, its
+number would tell the fate of another write.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from oncegate.gateway.client.batch import OperationsBatch, Pending, PlaceFate, RangeBatch
+from oncegate.gateway.client.batch import TOLD, OperationsBatch, Pending, PlaceFate, RangeBatch
 from oncegate.gateway.client.failures import (
     DeadlineExceeded,
     MalformedAnswer,
@@ -32,24 +35,32 @@ from oncegate.gateway.client.failures import (
     known_code,
     known_outcome,
 )
-from oncegate.gateway.client.results import RowsPart, WriteResult, told
+from oncegate.gateway.client.fates import SEALED
+from oncegate.gateway.client.results import Resolution, RowsPart, WriteResult, told
 from oncegate.gateway.client.routing import AttemptFailed
 from oncegate.gateway.wire import OperationResult, OperationsResponse, RangeResponse, RangeResult
 from oncegate.rifl.errors import REGISTRY, Code, OncegateError, Outcome
 from oncegate.rifl.ids import ClientId, RequestId, SequenceNumber
 
 KNOWN_TO_SERVER = frozenset((Code.STALE, Code.PAYLOAD_MISMATCH))
+JUDGED = frozenset((Code.OVERLOADED, Code.QUOTA))
+"""Retryable refusals of a write by what it asks for, and not because no node could take any."""
+_RESENT_FINAL = (Code.QUOTA.value,)
 SESSION_OVER = frozenset((Code.FENCED, Code.SESSION_EXPIRED))
 
 
 class Numbers(msgspec.Struct):
-    """Places to complete, abandon and release, by their first sequence numbers."""
+    """Places to complete, abandon, spend and release, by their first sequence numbers, and fates nobody waited for."""
 
     completed: Sequence[int] = ()
     abandoned: list[int] = msgspec.field(default_factory=list)
     released: list[int] = msgspec.field(default_factory=list)
     unclaimed: list[int] = msgspec.field(default_factory=list)
-    """The server has their results, and nobody has received them: abandoned, but settled in an outbox."""
+    """The server has their results, and somebody did not receive his: to be spent."""
+    late: list[tuple[int, Resolution]] = msgspec.field(default_factory=list)
+    """Numbers, each with the fate that nobody waited for."""
+    late_rows: list[RowsPart] = msgspec.field(default_factory=list)
+    """The same of rows of ranges that were applied."""
 
     def file(self, number: int, fate: PlaceFate, *, waits: bool = True) -> None:
         """Add one place to the list of its fate; ``waits``: its caller has not given up before."""
@@ -71,6 +82,11 @@ def fate_of(failure: OperationFailed) -> PlaceFate:
     if failure.outcome is Outcome.NOT_APPLIED and failure.code not in SESSION_OVER:
         return PlaceFate.RELEASE
     return PlaceFate.ABANDON
+
+
+def never_will(failure: OperationFailed) -> bool:
+    """Tell whether the server knows the number of a write that it did not apply, and never will."""
+    return failure.code in KNOWN_TO_SERVER and failure.outcome is Outcome.NOT_APPLIED
 
 
 class SettledAnswer(msgspec.Struct):
@@ -103,10 +119,12 @@ def settle_operations(
     *,
     ambiguous: bool,
     renews: bool = False,
+    resent: bool = False,
 ) -> SettledAnswer:
     """Resolve the promises of ``batch`` from ``answer``; ``ambiguous``: an earlier attempt may have been applied.
 
-    ``renews``: as of :func:`fail_batch`.
+    ``renews``: as of :func:`fail_batch`. ``resent``: an earlier process, or an earlier call, has left these writes in
+    an outbox. QUOTA is final for them: whoever enters the session does not wait for room that may never come.
 
     Raises:
         msgspec.ValidationError: the verdicts are not those of this batch; no promise was touched.
@@ -117,7 +135,7 @@ def settle_operations(
     settled = SettledAnswer()
     highest = 0
     slow: list[tuple[Pending, OperationResult]] = []
-    unclaimed = settled.numbers.unclaimed
+    numbers = settled.numbers
     for pending, verdict in zip(batch.pendings, results, strict=True):
         status = verdict.status
         commit = verdict.commit
@@ -130,14 +148,17 @@ def settle_operations(
             highest = commit
         promise = pending.promise
         if promise.done():
-            unclaimed.append(verdict.sequence)
+            numbers.unclaimed.append(verdict.sequence)
+            fate = Resolution(status, write_result(verdict, client_id, memory_ms))  # type: ignore[arg-type]
+            numbers.late.append((verdict.sequence, fate))
             continue
         promise.set_result(write_result(verdict, client_id, memory_ms))
     settled.highest_commit = highest
-    if not slow and not unclaimed:
-        settled.numbers.completed = batch.sequences
+    if not slow and not numbers.unclaimed:
+        numbers.completed = batch.sequences
         return settled
-    _settle_rejected(settled, batch, slow, client_id, resolver, ambiguous=ambiguous, renews=renews)
+    final = _RESENT_FINAL if resent else ()
+    _settle_rejected(settled, batch, slow, client_id, resolver, ambiguous=ambiguous, renews=renews, final=final)
     return settled
 
 
@@ -179,12 +200,13 @@ def _settle_rejected(
     *,
     ambiguous: bool,
     renews: bool,
+    final: Sequence[str],
 ) -> None:
     again: list[Pending] = []
     gone = {verdict.sequence for _, verdict in rejected}.union(settled.numbers.unclaimed)
     settled.numbers.completed = [number for number in batch.sequences if number not in gone]
     for pending, verdict in rejected:
-        if _retryable(verdict):
+        if _retryable(verdict) and verdict.code not in final:
             again.append(pending)
             settled.again = _again(verdict, settled.again)
             continue
@@ -192,6 +214,8 @@ def _settle_rejected(
         if failure.code in SESSION_OVER:
             settled.session_over = failure
         settled.numbers.file(verdict.sequence, fate_of(failure), waits=pending.waits)
+        if not pending.waits and never_will(failure):
+            settled.numbers.late.append((verdict.sequence, SEALED))
         alone = OperationsBatch([pending], [verdict.sequence])
         settled.unsent += fail_batch(alone, failure, client_id, resolver, renews=renews)
     if again:
@@ -224,7 +248,7 @@ def settle_range(
     settled = SettledAnswer()
     for verdict in answer.results:
         if verdict.status == "applied" and verdict.commit is not msgspec.UNSET:
-            fate = _settle_part(batch, verdict, verdict.commit, answer.memory_ms, client_id)
+            fate = _settle_part(settled.numbers, batch, verdict, verdict.commit, answer.memory_ms, client_id)
             count = verdict.last - verdict.first + 1
             batch.place.note(count, fate)
             settled.highest_commit = max(settled.highest_commit, verdict.commit + count - 1)
@@ -237,6 +261,8 @@ def settle_range(
                 settled.session_over = failure
             part = batch.part(verdict.first, verdict.last)
             batch.place.note(len(part), fate_of(failure), waits=part.waits)
+            if not part.waits and never_will(failure):
+                settled.numbers.late += [(number, SEALED) for number in range(part.first, part.last + 1)]
             settled.unsent += fail_batch(part, failure, client_id, resolver, renews=renews)
     whole = batch.place.fate()
     if whole is not None:
@@ -245,22 +271,23 @@ def settle_range(
 
 
 def _settle_part(
-    batch: RangeBatch, verdict: RangeResult, commit: int, memory_ms: int, client_id: ClientId
+    numbers: Numbers, batch: RangeBatch, verdict: RangeResult, commit: int, memory_ms: int, client_id: ClientId
 ) -> PlaceFate:
     replayed = verdict.replayed is True
-    waits = batch.rows is not None and not batch.rows.done()
-    if batch.rows is not None:
-        part = RowsPart(SequenceNumber(verdict.first), SequenceNumber(verdict.last), commit, replayed)
-        batch.rows.add(part, memory_ms)
-    if batch.pendings is None:
-        return PlaceFate.COMPLETE if waits else PlaceFate.UNCLAIMED
+    part = RowsPart(SequenceNumber(verdict.first), SequenceNumber(verdict.last), commit, replayed)
     waits = True
-    pendings = batch.pendings[verdict.first - batch.first : verdict.last - batch.first + 1]
+    if batch.rows is not None:
+        waits = not batch.rows.done()
+        if not waits and batch.rows is not TOLD:
+            numbers.late_rows.append(part)
+        batch.rows.add(part, memory_ms)
+    pendings = (batch.pendings or ())[verdict.first - batch.first : verdict.last - batch.first + 1]
     for sequence, pending in enumerate(pendings, verdict.first):
+        number, at = SequenceNumber(sequence), commit + sequence - verdict.first
         if pending.promise.done():
             waits = False
+            numbers.late_rows.append(RowsPart(number, number, at, replayed))
             continue
-        number, at = SequenceNumber(sequence), commit + sequence - verdict.first
         pending.promise.set_result(WriteResult(client_id, number, True, at, at, None, replayed, memory_ms))
     return PlaceFate.COMPLETE if waits else PlaceFate.UNCLAIMED
 
@@ -366,6 +393,14 @@ def refused(refusal: OncegateError, *, ambiguous: bool) -> OperationFailed:
     )
     failure.__cause__ = refusal.__cause__
     return failure
+
+
+def judged_at_deadline(code: Code, detail: str = "", *, ambiguous: bool = False) -> OperationFailed:
+    """Return the error of a write of an outbox that each attempt refused until its deadline."""
+    why = f"refused until the deadline; last: {detail or code}"
+    if ambiguous:
+        return OutcomeUnknown(code, why, outcome=Outcome.UNKNOWN)
+    return DeadlineExceeded(code, why, outcome=Outcome.NOT_APPLIED)
 
 
 def not_applied(reason: OperationFailed) -> OperationFailed:

@@ -72,11 +72,11 @@ class World:
         """Return the dice of one purpose; they fall the same way in every run of the seed."""
         return Random(f"{self.plan.seed}/{self.plan.workload}/{purpose}")
 
-    def client(self, turn: int) -> Client:
+    def client(self, turn: int, tuning: Tuning | None = None) -> Client:
         """Return a client of the SDK that asks the nodes in turn, beginning with this one."""
         endpoints = [self.nodes.endpoints()[node] for node in self.nodes.ids]
         turn %= len(endpoints)
-        tuning = Tuning(attempt_timeout_s=ATTEMPT_S)
+        tuning = tuning or Tuning(attempt_timeout_s=ATTEMPT_S)
         return Client(endpoints[turn:] + endpoints[:turn], timeout_s=SDK_S, tuning=tuning, tracing=False, token=token())
 
     async def declare(self, table: str, kind: str = "resident") -> None:

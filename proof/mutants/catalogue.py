@@ -1,9 +1,10 @@
 """All planted bugs, by name: one list of what each breaks, which checker catches it, and how it is hunted.
 
-A bug is planted in one of three places, with the means that fit there: in production code under simulated clients
+A bug is planted in one of four places, with the means that fit there: in production code under simulated clients
 (:mod:`oncegate.proof.mutants.mutant`), in the engine under the simulator of consensus
-(:mod:`oncegate.proof.sim.engine.planted`; names begin with ``engine/``), or in front of real nodes
-(:mod:`oncegate.proof.mutants.liars`; names begin with ``server/``).
+(:mod:`oncegate.proof.sim.engine.planted`; names begin with ``engine/``), in front of real nodes
+(:mod:`oncegate.proof.mutants.liars`; names begin with ``server/``), or in the SDK of their clients
+(:mod:`oncegate.proof.mutants.clients`; names begin with ``client/``).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from oncegate.proof.mutants import (  # noqa: F401 - they enter their bugs
+    clients,
     liars,
     replication,
     rows_that_end,
@@ -62,9 +64,9 @@ def _in_engine(name):
     return None
 
 
-def _in_front(bug, workload, check):
+def _at_nodes(verdict_of, bug, workload, check):
     with tempfile.TemporaryDirectory() as runs:
-        verdict = liars.shown(check, partial(liars.verdict_on, Path(runs), workload, bug))
+        verdict = liars.shown(check, partial(verdict_of, Path(runs), workload, bug))
     return next((one.name for one in verdict.checks if one.verdict == "invalid" and one.name.startswith(check)), None)
 
 
@@ -79,12 +81,16 @@ CATALOGUE = {
         *(Bug(f"engine/{name}", one.wrong, "simulator", partial(_in_engine, name)) for name, one in PLANTED.items()),
         *(
             Bug(
-                f"server/{bug.__name__}/{workload}".replace("_", "-"),
+                f"{where}/{bug.__name__}/{workload}".replace("_", "-"),
                 _first_line(bug.__doc__ or bug.__name__.replace("_", " ")),
                 f"{workload}: {check}",
-                partial(_in_front, bug, workload, check),
+                partial(_at_nodes, verdict_of, bug, workload, check),
             )
-            for bug, workload, check in liars.CASES
+            for where, verdict_of, cases in (
+                ("server", liars.verdict_on, liars.CASES),
+                ("client", clients.verdict_with, clients.CASES),
+            )
+            for bug, workload, check in cases
         ),
     )
 }

@@ -496,6 +496,7 @@ CASES: list[tuple[Callable[[], Bug], str, str]] = [
     (ignores_conditions_of_transactions, "lock", "no write of an earlier holder"),
     (ignores_conditions_of_transactions, "queue", "each item is completed exactly once"),
     (says_sealed_without_asking, "resolve", "a request is applied with one result or sealed"),
+    (says_sealed_without_asking, "doubts", "each doubt ends"),
     (fences_nobody, "hand-over", "an owner that was taken over from"),
     (executes_for_sessions_that_have_ended, "lease", "a session that was told of its end"),
     (loses_an_item_of_a_batch, "flow", LOST),

@@ -224,7 +224,7 @@ def _reuses_highest(kind, *, window, highest, held):
 def _acknowledges_open(tracker):
     """A client acknowledges what it has no result of."""
     order = tracker._order
-    return order[1] if len(order) > 1 and order[0] not in tracker._abandoned else _first_incomplete.fget(tracker)
+    return order[1] if len(order) > 1 and order[0] not in tracker._spent else _first_incomplete.fget(tracker)
 
 
 @plants("save-of-later-records", "counter", (session_images.SessionImages, "before_change"), kinds=_KILLS, fixed=_SAVED)

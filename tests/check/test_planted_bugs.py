@@ -10,7 +10,7 @@ import pytest
 
 from oncegate.proof.check.nemesis import Action
 from oncegate.proof.check.tampering import Tamperer
-from oncegate.proof.mutants import liars
+from oncegate.proof.mutants import clients, liars
 
 pytestmark = pytest.mark.faults
 
@@ -28,6 +28,15 @@ def test_server_that_breaks_a_promise_is_caught(
     found = [result for result in verdict.checks if result.verdict == "invalid" and result.name.startswith(check)]
     assert found, [(result.name, result.verdict) for result in verdict.checks]
     assert found[0].failures[0].words, "a failure is told in words"
+
+
+@pytest.mark.parametrize(("plant", "workload", "check"), clients.CASES, ids=_name)
+def test_client_that_breaks_a_promise_is_caught(
+    tmp_path: Path, plant: clients.Plant, workload: str, check: str
+) -> None:
+    verdict = liars.shown(check, partial(clients.verdict_with, tmp_path, workload, plant))
+    found = [result.name for result in verdict.checks if result.verdict == "invalid"]
+    assert [name.startswith(check) for name in found] == [True], "no other check sees it"
 
 
 @pytest.mark.parametrize(("bug", "workload", "action", "check"), liars.FAULT_CASES, ids=_name)

@@ -173,6 +173,14 @@ GOOD = {
     .did("append", "l0", 2, end="fail", error="sealed", request="a/2")
     .did("fates", "a/2", None, [["attempt", "sealed", None, "n1"], ["resolve", "sealed", None, "n2"]])
     .read("l0", [1]),
+    "doubts": Book()
+    .did("append", "l0", 1, end="info")
+    .did("append", "l0", 2, end="info")
+    .did("append", "l0", 3, end="info")
+    .did("fate", "l0", 1, "applied", request="a/1")
+    .did("fate", "l0", 2, "sealed", request="a/2")
+    .did("fate", "l0", 3, "lost session", request="a/3")
+    .read("l0", [1]),
     "lease": Book()
     .did("append", "l0", 1, done(1), request="a/1")
     .did("append", "l0", 2, end="fail", error="SESSION_EXPIRED", request="a/2")
@@ -333,6 +341,25 @@ BAD: list[tuple[str, Book, str]] = [
         "resolve",
         Book().did("append", "l0", 1, end="fail", error="sealed", request="a/1").read("l0", [1]),
         "each acknowledged item once",
+    ),
+    (
+        "doubts",
+        Book().did("append", "l0", 1, end="info").did("fate", "l0", 1, "applied").read("l0", []),
+        "each doubt ends",
+    ),
+    (
+        "doubts",
+        Book()
+        .did("append", "l0", 1, end="info")
+        .did("read", "l0", None, [1])
+        .did("fate", "l0", 1, "sealed")
+        .read("l0", [1]),
+        "each doubt ends",
+    ),
+    (
+        "doubts",
+        Book().did("append", "l0", 1, end="info").did("fate", "l0", 1, "never known: STALE").read("l0", [1]),
+        "each doubt ends",
     ),
     (
         "lease",

@@ -19,12 +19,14 @@ from oncegate import (
     Client,
     Code,
     DeadlineExceeded,
+    NotKnownYet,
     OperationFailed,
     OutboxEntry,
     OutboxUnresolved,
     Outcome,
     OutcomeUnknown,
     Session,
+    Tuning,
     WriteResult,
 )
 from oncegate.gateway import wire
@@ -37,7 +39,17 @@ from oncegate.rifl.errors import OncegateError
 from oncegate.rifl.ids import ClientId, format_client_id
 from oncegate.rifl.request_tracker import RequestTracker
 from oncegate.testing import FakeGateway
-from tests.client.answers import OPERATIONS, arrived, fails, intercept, keep_back, lose_answers, settle
+from tests.client.answers import (
+    OPERATIONS,
+    arrived,
+    fails,
+    intercept,
+    keep_back,
+    lose_answers,
+    rejected,
+    results,
+    settle,
+)
 
 
 @pytest.fixture
@@ -369,10 +381,14 @@ async def test_write_whose_resend_is_refused_for_good_stays_in_doubt_until_someb
     """The refusal is of the resend: the first attempt may have been applied, as it was here."""
     await applied_without_an_answer(fake, path)
     forbid(fake, "/operations", "/resolve")
-    async with Client(fake.endpoints) as client:
-        with pytest.raises(OutboxUnresolved):
-            await client.session(outbox=path).__aenter__()
-        assert held(path) == [(1, "n", True)]
+    async with Client(fake.endpoints) as client, client.session(outbox=path) as session:
+        await session.drain()
+        assert (session.recovered, held(path)) == ([], [(1, "n", True)])
+        with fails(Code.FORBIDDEN, kind=NotKnownYet):
+            await session.resolve(1)
+        fake.nodes[0].before = None
+        assert (await session.put("rows", "other", 1)).applied
+        assert (await session.resolve(1)).applied
 
 
 async def test_session_without_an_answer_can_be_entered_again(fake: FakeGateway, path: Path) -> None:
@@ -467,3 +483,120 @@ async def test_session_whose_cluster_is_replaced_ends_instead_of_waiting_for_it(
         fake.advance(75)
         with pytest.raises(OperationFailed, match="not opened anew"):
             await session.increment("rows", "mine")
+
+
+LONG_PAUSES = Tuning(backoff_first_s=1e6, backoff_cap_s=1e6)
+"""The next attempt would come after the deadline: a call ends with its first refusal."""
+
+
+def refuse(fake: FakeGateway, code: str, table: str = "full") -> None:
+    """Refuse each write on one table, as long as this lasts, and serve all others."""
+
+    async def judge(request: web.Request) -> web.StreamResponse | None:
+        if request.path != OPERATIONS:
+            return None
+        sent = msgspec.msgpack.decode(await request.read(), type=wire.OperationsRequest)
+        if any(one.table != table for one in sent.operations):
+            return None
+        return results(*(rejected(one.sequence, code, later=True) for one in sent.operations))
+
+    fake.nodes[0].before = judge
+
+
+@pytest.mark.parametrize("code", ["QUOTA", "OVERLOADED"])
+async def test_write_that_each_attempt_refused_is_told_as_not_applied_and_leaves_the_outbox(
+    fake: FakeGateway, path: Path, code: str
+) -> None:
+    fake.declare("full")
+    async with Client(fake.endpoints, tuning=LONG_PAUSES) as client:
+        refuse(fake, code)
+        async with client.session(outbox=path) as session:
+            with fails(Code(code), Outcome.NOT_APPLIED, kind=DeadlineExceeded):
+                await session.put("full", "k", 1, timeout_s=20)
+            assert held(path) == []
+            assert (await session.put("rows", "k", 1)).applied
+        async with client.session(outbox=path) as again:
+            assert again.recovered == []
+            assert (await again.put("rows", "k", 2)).applied
+    assert [(one.table, one.key) for one in fake.executed] == [("rows", "k")] * 2
+
+
+@pytest.mark.parametrize("code", ["QUOTA", "OVERLOADED"])
+async def test_entry_that_is_refused_each_time_keeps_nobody_from_entering(
+    fake: FakeGateway, path: Path, code: str
+) -> None:
+    fake.declare("full")
+    async with killed(fake, path) as before:
+        fake.nodes[0].before = keep_back
+        for key in "kl":
+            before.submit("put", "full", key, 1)
+        await arrived(fake.nodes[0])
+    refuse(fake, code)
+    async with Client(fake.endpoints, tuning=LONG_PAUSES) as client, client.session(outbox=path) as session:
+        told = [(one.entry.key, one.failure.code, one.failure.outcome) for one in session.recovered if one.failure]
+        assert told == [(key, Code(code), Outcome.NOT_APPLIED) for key in "kl"]
+        assert (await session.put("rows", "k", 1)).applied
+        assert [(await session.resolve(one.entry.request_id)).state for one in session.recovered] == ["sealed"] * 2
+    assert held(path) == []
+    assert [one.table for one in fake.executed] == ["rows"]
+
+
+async def doubted(session: Session, key: str) -> OutcomeUnknown:
+    with pytest.raises(OutcomeUnknown) as doubt:
+        await session.increment("rows", key, timeout_s=0.2)
+    return doubt.value
+
+
+async def test_doubts_of_a_process_get_their_answers_from_the_next_one(fake: FakeGateway, path: Path) -> None:
+    """One had its answer late, one was applied without an answer, one never arrived, and one was told already."""
+    async with killed(fake, path, window=64) as before:
+        fake.nodes[0].freeze()
+        late = await doubted(before, "late")
+        fake.nodes[0].thaw()
+        await before.drain()
+        fake.nodes[0].after = lose_answers
+        unheard = await doubted(before, "unheard")
+        told = await doubted(before, "told")
+        fake.nodes[0].after = None
+        assert (await told.resolve()).applied
+        for number in range(200):
+            await before.put("rows", f"k{number % 7}", number)
+        fake.nodes[0].before = keep_back
+        never = await doubted(before, "never")
+        await before.drain()
+        await before._life.outbox.flush()
+    async with Client(fake.endpoints) as client, client.session(outbox=path) as session:
+        recovered = {one.entry.key: one.fate.state for one in session.recovered}
+        assert recovered == {"late": "applied", "unheard": "applied", "never": "applied"}
+        for doubt in (late, unheard, never):
+            assert doubt.request_id is not None
+            assert (await session.resolve(doubt.request_id)).applied
+        await session.put("rows", "a", 1)
+    assert held(path) == []
+    assert sorted(one.key for one in fake.executed if not one.key.startswith("k")) == [
+        "a",
+        "late",
+        "never",
+        "told",
+        "unheard",
+    ]
+
+
+async def test_doubts_that_fill_the_window_are_sent_again_and_their_fates_kept_on_disk(
+    fake: FakeGateway, path: Path
+) -> None:
+    async with killed(fake, path, window=8) as before:
+        fake.nodes[0].after = lose_answers
+        doubts = [await doubted(before, f"n{number}") for number in range(3)]
+        fake.nodes[0].after = None
+        fake.nodes[0].before = keep_back
+        doubts += [await doubted(before, f"n{number}") for number in range(3, 6)]
+        fake.nodes[0].before = None
+        for number in range(30):
+            await before.put("rows", "k", number)
+        await before._life.outbox.flush()
+        assert {key for _, key, _ in held(path.with_suffix(".before"))} >= {f"n{number}" for number in range(6)}
+    async with Client(fake.endpoints) as client, client.session(outbox=path) as session:
+        assert {one.entry.key: one.fate.state for one in session.recovered} == {f"n{n}": "applied" for n in range(6)}
+        assert [(await session.resolve(doubt.request_id or 0)).applied for doubt in doubts] == [True] * 6
+    assert sorted(one.key for one in fake.executed if one.key != "k") == [f"n{number}" for number in range(6)]

@@ -16,8 +16,10 @@ from oncegate.gateway.cli.main import app
 from oncegate.gateway.client.outbox_file import Head, NewEntry, OutboxFile
 from oncegate.gateway.http import request_bodies
 from oncegate.gateway.wire import OpenSession, Operation
+from oncegate.rifl.errors import Code, OncegateError
 from oncegate.rifl.ids import parse_client_id
 from oncegate.testing import FakeGateway
+from tests.client.answers import OPERATIONS, rejected, results
 
 
 @pytest.fixture
@@ -109,3 +111,48 @@ async def test_exit_codes_tell_misuse_no_and_unreachable(path: Path, tmp_path: P
     damaged = await run("ls", tmp_path / "bad")
     assert damaged.exit_code == 1
     assert "is damaged" in damaged.stderr
+
+
+async def test_drop_asks_and_removes_only_what_it_is_given(path: Path, fake: FakeGateway) -> None:
+    first, second = (entry["request"] for entry in json.loads((await run("ls", path, "-o", "json")).stdout)["entries"])
+    refused = await run("drop", path, first)
+    assert refused.exit_code == 1, "nobody said yes"
+    assert (await run("drop", path, "0000000000000001/9", "--yes")).exit_code == 2
+    assert (await run("drop", path.with_name("none"), "--yes")).exit_code == 2
+    assert len(json.loads((await run("ls", path, "-o", "json")).stdout)["entries"]) == 2
+    dropped = await run("drop", path, first, "--yes", "-o", "json")
+    assert [(row["request"], row["outcome"]) for row in json.loads(dropped.stdout)] == [(first, "dropped")]
+    agreed = await asyncio.to_thread(CliRunner().invoke, app, ["outbox", "drop", str(path)], input="y\n")
+    assert agreed.exit_code == 0
+    assert second in agreed.stdout
+    drained = await run("drain", path, "--endpoint", fake.endpoints[0], "-o", "json")
+    assert (json.loads(drained.stdout), fake.executed) == ([], [])
+
+
+async def test_drop_is_refused_while_a_worker_owns_the_file(path: Path) -> None:
+    owner = OutboxFile(path)
+    refused = await run("drop", path, "--yes")
+    owner.close()
+    assert refused.exit_code == 1
+    assert "in use" in refused.output
+
+
+async def test_drain_says_of_each_write_what_became_of_it(path: Path, fake: FakeGateway) -> None:
+    """The first is refused each time, the second may not be written with this token, nor asked about."""
+
+    async def judge(request: web.Request) -> web.StreamResponse | None:
+        if request.path == OPERATIONS:
+            return results(rejected(1, "QUOTA", later=True), rejected(2, "FORBIDDEN"))
+        if request.path.endswith("/2/resolve"):
+            return fake.nodes[0].problem(OncegateError(Code.FORBIDDEN))
+        return None
+
+    fake.nodes[0].before = judge
+    drained = await run("drain", path, "--endpoint", fake.endpoints[0], "-o", "json")
+    assert drained.exit_code == 1
+    told = [(row["key"], row["outcome"], row.get("code")) for row in json.loads(drained.stdout)]
+    assert told == [("k1", "not_applied", "QUOTA"), ("k2", "in doubt", None)]
+    await fake.nodes[0].stop()
+    unreachable = await run("drain", path, "--endpoint", fake.endpoints[0], "--timeout-s", "0.2", "-o", "json")
+    assert unreachable.exit_code == 3
+    assert [(row["key"], row["outcome"]) for row in json.loads(unreachable.stdout)] == [("k2", "in doubt")]

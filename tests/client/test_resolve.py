@@ -8,7 +8,7 @@ import pickle
 import pytest
 from aiohttp import web
 
-from oncegate import Client, Code, OutcomeUnknown, Session
+from oncegate import Client, Code, NeverKnown, OutcomeUnknown, Session
 from oncegate.testing import FakeGateway
 from tests.client.answers import fails, keep_back, lose_answers
 
@@ -74,11 +74,16 @@ async def test_resolved_numbers_are_acknowledged_by_the_next_write(fake: FakeGat
 
 
 async def test_outcome_that_is_forgotten_stays_unknown(fake: FakeGateway, client: Client) -> None:
+    async def keep(request: web.Request) -> web.StreamResponse | None:
+        if request.path == "/v1/operations" or request.path.endswith("/resolve"):
+            await asyncio.Event().wait()  # so that the session cannot learn it either, before it is left
+        return None
+
     async with client.session() as session:
-        fake.nodes[0].before = keep_back
+        fake.nodes[0].before = keep
         unknown = await doubt(session)
-        fake.nodes[0].before = None
-    with pytest.raises(OutcomeUnknown) as forgotten:
+    fake.nodes[0].before = None
+    with pytest.raises(NeverKnown) as forgotten:
         await unknown.resolve()
     assert forgotten.value.code is Code.SESSION_EXPIRED
     assert forgotten.value.request_id == unknown.request_id

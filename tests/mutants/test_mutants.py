@@ -5,7 +5,7 @@ import inspect
 
 import pytest
 
-from oncegate.proof.mutants import liars
+from oncegate.proof.mutants import clients, liars
 from oncegate.proof.mutants.catalogue import CATALOGUE, MUTANTS
 from oncegate.proof.sim.engine.planted import PLANTED
 from oncegate.proof.sim.gateway.scripts import SCRIPTS
@@ -67,4 +67,4 @@ def test_a_planted_bug_takes_what_the_function_in_whose_place_it_stands_is_given
 
 def test_every_planted_bug_says_what_it_breaks_and_what_catches_it():
     assert all(name == bug.name and bug.breaks and bug.caught_by for name, bug in CATALOGUE.items())
-    assert len(CATALOGUE) == len(MUTANTS) + len(PLANTED) + len(liars.CASES)
+    assert len(CATALOGUE) == len(MUTANTS) + len(PLANTED) + len(liars.CASES) + len(clients.CASES)

@@ -1,4 +1,4 @@
-"""The client half against a dumb model: every number in one of four sets, first incomplete by search; and after a
+"""The client half against a dumb model: every number in one of five sets, first incomplete by search; and after a
 restart."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class TrackerAgainstModel(RuleBasedStateMachine):
         super().__init__()
         self.tracker = RequestTracker(window=WINDOW)
         self.places: dict[int, int] = {}  # first -> length, of all that may still matter
-        self.state: dict[int, str] = {}  # first -> open, complete, abandoned, free
+        self.state: dict[int, str] = {}  # first -> open, complete, abandoned, spent, free
         self.acknowledged = 0
         self.recorded = 0
 
@@ -85,6 +85,16 @@ class TrackerAgainstModel(RuleBasedStateMachine):
         self.tracker.abandon([first])
         self.state[first] = "abandoned"
 
+    @precondition(lambda self: any(state in ("open", "abandoned") for state in self.state.values()))
+    @rule(data=st.data(), recorded=st.booleans())
+    def spend(self, data: st.DataObject, recorded: bool) -> None:
+        may = sorted(first for first, state in self.state.items() if state in ("open", "abandoned"))
+        first = data.draw(st.sampled_from(may))
+        self.tracker.spend([first], recorded=recorded)
+        self.state[first] = "spent"
+        if recorded:
+            self.recorded = max(self.recorded, first + self.places[first] - 1)
+
     @precondition(lambda self: self.opened())
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
@@ -94,14 +104,14 @@ class TrackerAgainstModel(RuleBasedStateMachine):
             del self.places[first], self.state[first]
             self.acknowledged = max(self.acknowledged, first - 1) if not self.places else self.acknowledged
         else:
-            self.state[first] = "free" if self.places[first] == 1 else "abandoned"
+            self.state[first] = "free" if self.places[first] == 1 else "spent"
 
     @rule(told_full=st.booleans())
     def make_room(self, told_full: bool) -> None:
         self.tracker.make_room(told_full=told_full)
         low = self.tracker.first_incomplete
         for first in [first for first in self.places if first < low]:
-            assert self.state[first] in ("abandoned", "free", "complete")
+            assert self.state[first] in ("spent", "free", "complete"), "an abandoned number is never acknowledged"
             if self.state[first] != "complete":
                 assert first + self.places[first] <= self.recorded + WINDOW, "the server would refuse this as BAD_ACK"
             self.state[first] = "complete"
@@ -149,11 +159,16 @@ def test_released_numbers_are_given_out_again_so_that_refusals_cannot_outrun_the
     assert tracker.first_incomplete == 1
 
 
-def test_abandoned_number_is_kept_until_the_window_needs_its_place() -> None:
+def test_spent_number_is_kept_until_the_window_needs_its_place_and_an_abandoned_one_until_it_is_spent() -> None:
     tracker = RequestTracker(window=3)
     tracker.take_singles(3)
     tracker.abandon([1])
     tracker.complete([2])
+    assert tracker.first_incomplete == 1
+    tracker.make_room(3, told_full=True)
+    assert tracker.first_incomplete == 1
+    assert not tracker.room_for_range
+    tracker.spend([1])
     assert tracker.first_incomplete == 1
     tracker.make_room()
     assert tracker.first_incomplete == 3
@@ -163,7 +178,7 @@ def test_abandoned_number_is_kept_until_the_window_needs_its_place() -> None:
 def test_one_number_is_given_up_each_time_the_server_says_full() -> None:
     tracker = RequestTracker(window=8)
     tracker.take_singles(4)
-    tracker.abandon([1, 2])
+    tracker.spend([1, 2])
     tracker.make_room()
     assert tracker.first_incomplete == 1, "there is room"
     for expected in (2, 3, 3):
@@ -176,7 +191,7 @@ def test_room_is_made_up_to_one_window_above_the_last_number_of_a_recorded_range
     """The server bounds first incomplete by ``length + window``: one number less would block the session for ever."""
     tracker = RequestTracker(window=2)
     tracker.complete([tracker.take_range(length)])
-    tracker.abandon(tracker.take_singles(2))
+    tracker.spend(tracker.take_singles(2))
     tracker.make_room()
     assert tracker.first_incomplete == length + 2
     tracker.make_room(told_full=True)
@@ -184,12 +199,12 @@ def test_room_is_made_up_to_one_window_above_the_last_number_of_a_recorded_range
 
 
 @pytest.mark.parametrize(("length", "first_incomplete"), [(3, 8), (4, 5)])
-def test_abandoned_range_is_acknowledged_only_if_its_whole_length_is_within_the_bound(
+def test_spent_range_is_acknowledged_only_if_its_whole_length_is_within_the_bound(
     length: int, first_incomplete: int
 ) -> None:
     tracker = RequestTracker(window=4)
     tracker.complete(tracker.take_singles(4))
-    tracker.abandon([tracker.take_range(length)])
+    tracker.spend([tracker.take_range(length)])
     tracker.make_room(told_full=True)
     assert tracker.first_incomplete == first_incomplete
 
@@ -243,9 +258,9 @@ def test_settled_doubt_is_acknowledged_and_an_open_number_is_not() -> None:
 
 def test_settled_number_is_known_to_the_server_and_lets_room_be_made_above_it() -> None:
     tracker = RequestTracker(window=2)
-    tracker.abandon(tracker.take_singles(2))
+    tracker.spend(tracker.take_singles(2))
     tracker.settle(1)
-    tracker.abandon(tracker.take_singles(1))
+    tracker.spend(tracker.take_singles(1))
     tracker.make_room()
     assert (tracker.first_incomplete, tracker.room_for_singles) == (3, 1)
 
@@ -264,7 +279,7 @@ def test_recorded_number_that_nobody_received_is_acknowledged_only_for_room() ->
     tracker = RequestTracker(window=4)
     for _ in range(3):
         tracker.take_singles(4)
-        tracker.abandon(range(tracker.first_incomplete, tracker.first_incomplete + 4), recorded=True)
+        tracker.spend(range(tracker.first_incomplete, tracker.first_incomplete + 4), recorded=True)
         first = tracker.first_incomplete
         assert tracker.room_for_singles == 0
         tracker.make_room(2)
@@ -276,9 +291,9 @@ def test_recorded_number_that_nobody_received_is_acknowledged_only_for_room() ->
 def test_range_that_nobody_received_counts_to_its_last_number() -> None:
     tracker = RequestTracker(window=2)
     first = tracker.take_range(10)
-    tracker.abandon([first], recorded=True)
+    tracker.spend([first], recorded=True)
     tracker.take_range(10)
-    tracker.abandon([first + 10])
+    tracker.spend([first + 10])
     tracker.make_room(2)
     assert tracker.first_incomplete == first + 10, "20 is more than a window above what is recorded"
     assert not tracker.room_for_singles

@@ -7,6 +7,7 @@ from typing import Final
 
 from oncegate.proof.check.workload import Workload
 from oncegate.proof.check.workloads.bank import Bank
+from oncegate.proof.check.workloads.doubts import Doubts
 from oncegate.proof.check.workloads.flow import FlowExactness
 from oncegate.proof.check.workloads.leases import Leases
 from oncegate.proof.check.workloads.lists import AppendWorkload, Dedup
@@ -29,6 +30,7 @@ _ALL: Final[tuple[type[Workload], ...]] = (
     HandOver,
     Dedup,
     ResolveRaces,
+    Doubts,
     LeaseRaces,
     Leases,
     FlowExactness,

@@ -120,7 +120,7 @@ class Operation(PendingOfSession):
             session.tracker.release([self.sequence])
             self.end(Ended("fail", error="NOT_APPLIED"))
         else:
-            session.tracker.abandon([self.sequence])
+            session.tracker.spend([self.sequence])
             self.end(Ended("info", error="TIMEOUT"))
 
     def _resolve(self):
@@ -198,7 +198,7 @@ class RangeOfRows(PendingOfSession):
             return
         if self.late:
             del session.pending[self.sequence]
-            session.tracker.abandon([self.sequence])
+            session.tracker.spend([self.sequence])
             self.end(Ended("info", error="TIMEOUT"))
             return
         count = len(self._rows)
