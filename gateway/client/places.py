@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 
 from oncegate.gateway.client.failures import OperationFailed
 from oncegate.gateway.client.verdicts import late, not_applied
