@@ -16,7 +16,7 @@ states; first incomplete is the start of the oldest place that is not complete.
 
 An abandoned number is never acknowledged: its record, or the seal that takes the place of one, is all that can tell its
 fate. For example: 1 is abandoned, 2 to 512 are complete, and the window is 512. There is no room for 513, whoever waits
-for it, until the fate of 1 is known (:mod:`oncegate.gateway.client.doubts`) and 1 is spent.
+for it, until the fate of 1 is known to the client, which keeps it, and 1 is spent.
 
 A spent number stays unacknowledged as long as there is room, so that other processes can ask for its outcome too; once
 acknowledged, a late copy of it is refused as STALE. A free number must be reused rather than acknowledged: the

@@ -315,3 +315,46 @@ def test_number_that_may_yet_be_given_out_is_not_that_of_an_operation() -> None:
     tracker.take_singles(3)
     tracker.release([2])
     assert [tracker.has_given(number) for number in (0, 1, 2, 3, 4)] == [False, True, False, True, False]
+
+
+def test_number_may_be_asked_about_while_its_fate_can_still_become_known() -> None:
+    tracker = RequestTracker(window=8)
+    tracker.take_singles(5)
+    tracker.abandon([1])
+    tracker.spend([2])
+    tracker.release([3])
+    tracker.complete([4])
+    assert [tracker.may_be_asked(number) for number in range(7)] == [False, True, False, False, False, True, False]
+    assert [tracker.is_abandoned(number) for number in range(7)] == [False, True] + [False] * 5
+
+
+def test_last_number_of_a_place_is_that_of_its_range() -> None:
+    tracker = RequestTracker(window=8)
+    tracker.take_singles(1)
+    tracker.take_range(5)
+    assert (tracker.last_of(1), tracker.last_of(2)) == (1, 6)
+
+
+def test_place_that_is_not_open_is_neither_abandoned_nor_spent() -> None:
+    tracker = RequestTracker(window=8)
+    tracker.complete(tracker.take_singles(1))
+    for leave in (tracker.abandon, tracker.spend):
+        with pytest.raises(ValueError):
+            leave([1])
+
+
+def test_spent_number_whose_caller_is_told_is_acknowledged_at_once() -> None:
+    tracker = RequestTracker(window=8)
+    tracker.take_singles(2)
+    tracker.spend([1])
+    assert tracker.settle(1)
+    assert not tracker.settle(1)
+    assert tracker.first_incomplete == 2
+
+
+def test_spent_numbers_raise_what_the_server_is_known_to_have_only_if_it_has_recorded_them() -> None:
+    for recorded, first_incomplete in ((False, 2), (True, 3)):
+        tracker = RequestTracker(window=2)
+        tracker.spend(tracker.take_singles(2), recorded=recorded)
+        tracker.make_room(2)
+        assert tracker.first_incomplete == first_incomplete
