@@ -157,7 +157,8 @@ def _taken(_: c.TakeOver, session: SessionAnswer, __: Machine) -> wire.SessionTa
 
 
 def _cascaded(_: c.Cascade, done: Cascaded, __: Machine) -> wire.CascadeWritten:
-    return wire.CascadeWritten(done.cursor, done.commit, replayed=done.replayed)
+    last = done.commit + done.operations - 1 if done.commit else 0
+    return wire.CascadeWritten(done.cursor, last, replayed=done.replayed)
 
 
 _USUAL: Final = (type(None), Remembered)
@@ -291,7 +292,7 @@ def _recorded(sequence: int, record: CompletionRecord, *, replayed: bool) -> wir
     if isinstance(result, transactions.Transacted):
         if result.refusal is None:
             writes = _writes(record.commit, result)
-            return wire.OperationResult(sequence, status, record.commit, replayed=replayed, writes=writes)
+            return wire.OperationResult(sequence, status, writes[-1].commit, replayed=replayed, writes=writes)
         failed = (result.version, value, msgspec.UNSET, result.failed, encoding_of(result.value))
         return wire.OperationResult(sequence, status, record.commit, *failed, replayed=replayed, code=code)
     told = wire.OperationResult(sequence, status, record.commit, result.version, value, replayed=replayed, code=code)

@@ -126,7 +126,7 @@ class TransactionWrite(msgspec.Struct, omit_defaults=True):
 
 
 class TransactionApplied(msgspec.Struct):
-    """Answer of ``POST /v1/transactions``: write *i* has commit number ``commit`` + *i*. A replay is the same bytes."""
+    """Answer of ``POST /v1/transactions``: ``commit`` is that of its last write. A replay is the same bytes."""
 
     request: str
     commit: int
@@ -136,7 +136,7 @@ class TransactionApplied(msgspec.Struct):
 class OperationResult(Verdict, omit_defaults=True, gc=False):
     """Verdict on one operation: ``applied``, ``refused`` (recorded) or ``rejected`` (not recorded).
 
-    Of an applied transaction ``commit`` is that of its first write, and ``writes`` are all of them. Of a refused one
+    Of an applied transaction ``commit`` is that of its last write, and ``writes`` are all of them. Of a refused one
     ``failed`` names what refused it, ``conditions[0]`` or ``writes[0]``; ``version`` and ``value`` are that row's.
     ``encoding``, here and below: ``base64`` if the value is bytes, which is how JSON says them; msgpack has ``bin``.
     """
@@ -393,7 +393,10 @@ class ChangedRow(msgspec.Struct, omit_defaults=True):
 
 
 class RowChanges(msgspec.Struct):
-    """An event of ``GET /v1/tables/{table}/watch``: a change, or all that a transaction has changed of these rows."""
+    """An event of ``GET /v1/tables/{table}/watch``: a change, or all that a transition has changed of these rows.
+
+    ``commit`` is the last commit number of the transition; each change has its own, which is its row's version.
+    """
 
     commit: int
     changes: list[ChangedRow]
@@ -596,7 +599,7 @@ class Cascade(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class CascadeWritten(msgspec.Struct):
-    """Answer of ``cascade``: the cursor, and the first commit number of the part's writes.
+    """Answer of ``cascade``: the cursor, and the commit number of the part's last write.
 
     ``commit`` is 0 for an empty part, and for a part of a batch that was finished before the newest one.
     """

@@ -209,8 +209,8 @@ def _change(change: Change, *, for_people: bool) -> dict[str, Any]:
     found |= {"deleted": True} if change.deleted else told(change.value)
     if change.cause:
         found["cause"] = change.cause
-    if change.until != change.commit:
-        found["until"] = change.until
+    if change.version != change.commit:
+        found |= {"version": change.version, "until": change.until}
     if for_people:
         found["change"] = change.cause or ("deleted" if change.deleted else "put")
     return found

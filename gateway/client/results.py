@@ -96,15 +96,14 @@ class WriteResult(msgspec.Struct, Generic[V_co], frozen=True, gc=False, kw_only=
         client_id: session that wrote.
         sequence: sequence number of the write.
         applied: False if a condition failed; ``code`` then says which.
-        commit: position of the operation in the shard's order.
+        commit: its commit number: the state right after it. Of a transaction that of its last write.
         version: version of the row afterwards, where the server tells it.
         value: the row's value if the answer carries one: the sum of an increment, the value that a failed condition
             met. None otherwise.
         replayed: whether the stored result of an earlier attempt was returned.
         memory_ms_left: how long the session's memory is guaranteed from the answer on.
         code: None, or the code of a refused write, such as ``CONDITION_FAILED``.
-        writes: of an applied transaction each write's commit number, version and value, in order; ``commit`` is the
-            last one's.
+        writes: of an applied transaction each write's commit number, version and value, in order.
         failed: of a refused transaction what refused it, as ``conditions[0]`` or ``writes[0]``; ``version`` and
             ``value`` are that row's.
     """
@@ -193,11 +192,14 @@ class Change(_Valued, frozen=True):
 
     Attributes:
         key: of the row.
-        commit: its commit number; a watch from it goes on behind this change.
+        commit: a state's: all up to it was told once this change was, and a watch from it goes on there. Of changes
+            that took effect together the last has the number of the state after them. The others have the one before
+            them: a watch from there tells all of them again, never the rest alone.
         value: what the row holds since; None if it was deleted.
         deleted: whether it was deleted.
         cause: why, unless an operation has asked for it: ``ttl end`` or ``session end``.
-        until: commit number of the last change of the same transaction; ``commit`` where there is none behind it.
+        until: commit number of the state after all that took effect together with it.
+        version: the change's own commit number, which is the row's version since.
     """
 
     key: str
@@ -206,6 +208,7 @@ class Change(_Valued, frozen=True):
     deleted: bool
     cause: str
     until: int
+    version: int
 
 
 class FlowItem(_Valued, frozen=True):

@@ -40,7 +40,8 @@ class Watch:
 
     Attributes:
         commit: every change up to this commit number was given out: a later watch goes on from here. Before the first
-            connection without ``from_commit`` it is None. It rises while nothing changes too.
+            connection without ``from_commit`` it is None. It rises while nothing changes too, and never stands inside
+            a transaction: one that was given out in part is given out again, as a whole, by a later watch.
     """
 
     def __init__(
@@ -54,6 +55,8 @@ class Watch:
         timeout_s: float | None,
     ) -> None:
         self.commit = from_commit
+        self._given = 0
+        """Version of the newest change that was given out."""
         self._path = f"{table_path(table)}/watch"
         self._query = {"prefix": prefix} if key is None else {"key": key}
         self._stream = EventStream(connection, self._resumed, timeout_s)
@@ -70,10 +73,15 @@ class Watch:
                 if name not in ("changes", "progress"):
                     continue
                 event = _EVENT.decode(data)
+                left = len(event.changes)
                 for one in event.changes:
-                    if self.commit is not None and one.commit <= self.commit:
+                    left -= 1
+                    if one.commit <= self._given:
                         continue  # given out already: the reader left in the middle of a transaction
-                    self.commit = one.commit
-                    told = (one.key, one.commit, one.value, one.deleted, one.cause, event.commit)
+                    self._given = one.commit
+                    if not left:
+                        self.commit = event.commit
+                    commit = one.commit - 1 if self.commit is None else self.commit
+                    told = (one.key, commit, one.value, one.deleted, one.cause, event.commit, one.commit)
                     yield Change(*told, encoding=one.encoding)
                 self.commit = max(self.commit or 0, event.commit)

@@ -144,7 +144,7 @@ def _written(ops: Sequence[c.Op], body: wire.CascadeWritten) -> list[wire.Operat
         wire.OperationResult(commit, "rejected", outcome=Outcome.UNKNOWN.value)
         if not body.commit or op.kind == c.OpKind.INCREMENT
         else wire.OperationResult(commit, "applied", commit, commit, replayed=body.replayed)
-        for commit, op in enumerate(ops, body.commit)
+        for commit, op in enumerate(ops, body.commit - len(ops) + 1)
     ]
 
 

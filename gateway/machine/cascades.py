@@ -51,6 +51,8 @@ def apply_part(machine: Machine, command: c.Cascade) -> Cascaded:
     commit = machine.commit + 1 if command.ops else 0
     for op in command.ops:
         _write(machine, op, command.traceparent)
+    if commit:
+        machine.join_changes(commit)
     cursor = flows.wrote(
         command.flow,
         command.consumer,

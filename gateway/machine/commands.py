@@ -39,7 +39,7 @@ import msgspec
 import xxhash
 
 from oncegate.gateway.machine import flow_commands as f
-from oncegate.gateway.machine.results import Cascaded, Dropped, Ended, Endings, Resolved, SessionAnswer
+from oncegate.gateway.machine.results import Cascaded, Dropped, Endings, Resolved, SessionAnswer
 from oncegate.rifl.errors import Code, OncegateError
 from oncegate.rifl.ids import ClusterTimeMs, Fingerprint, SequenceNumber
 from oncegate.rifl.result_tracker import ResultTracker
@@ -420,7 +420,7 @@ class CloseSession(msgspec.Struct, frozen=True, array_like=True, tag="sc"):
             detail = "too many rows end with the sessions that are closed at this moment"
             raise OncegateError(Code.OVERLOADED, detail, retry_after_ms=50)
         machine.sessions.close(self.client_id)
-        return Endings(machine.session_gone(self.client_id), 1)
+        return Endings(machine.sessions_gone([self.client_id]), 1)
 
 
 class Reap(msgspec.Struct, frozen=True, array_like=True, tag="sx"):
@@ -433,14 +433,14 @@ class Reap(msgspec.Struct, frozen=True, array_like=True, tag="sx"):
 
     def apply(self, machine: Machine) -> Endings:
         """Return the rows that ended, and how many sessions were dropped."""
-        rows: list[Ended] = []
-        gone = 0
+        before = len(machine.sessions)
+        return Endings(machine.sessions_gone(self._reaped(machine)), before - len(machine.sessions))
+
+    def _reaped(self, machine: Machine) -> Iterator[int]:
         for client_id in self.client_ids:
             machine.touch_first(client_id)
             if machine.may_end(client_id) and machine.sessions.reap(client_id, machine.time_ms):
-                rows += machine.session_gone(client_id)
-                gone += 1
-        return Endings(rows, gone)
+                yield client_id
 
 
 class DeclareTable(msgspec.Struct, frozen=True, array_like=True, tag="td"):

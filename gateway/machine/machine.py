@@ -8,7 +8,7 @@ client can send. Every replica runs it on the same entries and ends in the same 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple, assert_never
 
 from oncegate.gateway.machine import cascades, dropping, ending, levels, put_runs, transactions
@@ -103,6 +103,8 @@ class Machine:
         """Feature level of the cluster (:mod:`oncegate.gateway.machine.levels`); never falls."""
         self.changes: list[RowChange | ChangeRun] = []
         """How the newest entry has changed resident rows, in commit order; emptied before the next one."""
+        self.joined: list[tuple[int, int]] = []
+        """First and last commit number of each transition of several that has changed rows; emptied likewise."""
         self.replayed = 0
         """Operations that were answered from their completion record."""
 
@@ -121,6 +123,7 @@ class Machine:
             self.time_ms = entry.time_ms
         self.ends_left = ending.ENDED_AT_ONCE_MAX
         self.changes.clear()
+        self.joined.clear()
         if self.new_rows is not None:
             self._look_ahead(entry.commands)
         try:
@@ -154,13 +157,17 @@ class Machine:
         return self.flows.take_sealed()
 
     def join_changes(self, first: int) -> None:
-        """Note that the changes with commit number ``first`` and above took effect together: a transaction's."""
-        changes, at = self.changes, len(self.changes)
+        """Note that all with commit number ``first`` and above took effect together: what one command does as a whole.
+
+        A number between them names the state after the last: a transaction reads x (7), puts a (8), deletes a row
+        that is not there (9). The change of a is told up to 9, and who asks for the rows at 7 or 8 gets those at 9.
+        """
+        changes, at, until = self.changes, len(self.changes), int(self.commit)
         while at and changes[at - 1][0] >= first:
             at -= 1
-        if at < len(changes):
-            until = changes[-1][0]
+        if at < len(changes) and first < until:
             changes[at:] = [(commit, until, *rest) for commit, _, *rest in changes[at:]]
+            self.joined.append((first, until))
 
     def adopt(self, other: Machine) -> None:
         """Become ``other``, which is not used any more: everyone who holds this machine sees the new state."""
@@ -397,10 +404,17 @@ class Machine:
         """Tell whether this entry has room for the rows that end with a session."""
         return ending.takes_rows(self, client_id)
 
-    def session_gone(self, client_id: int) -> list[Ended]:
-        """Forget the records of a session that has just been dropped, and end the rows that are bound to it."""
-        del self.trackers[client_id]
-        return ending.end_bound(self, client_id)
+    def sessions_gone(self, client_ids: Iterable[int]) -> list[Ended]:
+        """Forget the records of sessions, each dropped as it is named, and end the rows that are bound to them.
+
+        That is one transition: at no commit number is there a row whose session is gone.
+        """
+        first, ended = self.commit + 1, list[Ended]()
+        for client_id in client_ids:
+            del self.trackers[client_id]
+            ended += ending.end_bound(self, client_id)
+        self.join_changes(first)
+        return ended
 
     def _touch(self, session: SessionRecord, tracker: ResultTracker, first_incomplete: SequenceNumber) -> None:
         """Process the ack and renew the lease: every operation of a live session does both."""

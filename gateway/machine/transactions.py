@@ -56,6 +56,10 @@ class Transacted(Remembered, frozen=True, array_like=True, gc=False):
     results: list[tuple[int, Remembered]] = msgspec.field(default_factory=list)
     failed: str = ""
 
+    def last_of(self, first: CommitNumber) -> CommitNumber:
+        """Return the commit number of its last write, given that of its record: the one that it is told under."""
+        return CommitNumber(first + max(self.count, 1) - 1)
+
     @property
     def size(self) -> int:
         """Bytes it occupies, roughly."""

@@ -13,6 +13,9 @@ begins it anew. Read next: :mod:`oncegate.gateway.node.watching`, :mod:`oncegate
       └ every change above it is here      └ grows           └ every change up to it is here
 
 A block holds whole entries, so a transaction is in one block, and the oldest block goes as a whole.
+
+What takes effect together, a transaction for one, has a commit number a write, and one state: a number inside it names
+the state after the last of them (:meth:`ChangeHistory.end_of`). Nobody is shown half of it.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ BLOCKS: Final = 64
 """About so many blocks, so that what goes at once is a small part of it all."""
 CHANGE_BYTES: Final = 250
 """What a change costs beside its key and its values: a tuple, the row that nobody else holds any more."""
+JOINED_BYTES: Final = 130
+"""What is kept of a transition of several commit numbers, beside its changes."""
 _COMMIT: Final = itemgetter(0)
 
 
@@ -44,12 +49,16 @@ class HistoryExceeded(OncegateError):
 
 
 class _Block:
-    """Changes of some entries, in commit order, and their memory; runs of them until somebody reads them one by one."""
+    """Changes of some entries, in commit order, and their memory; runs of them until somebody reads them one by one.
 
-    __slots__ = ("bytes", "changes", "count")
+    ``joined``: first and last commit number of each transition among them that has several.
+    """
+
+    __slots__ = ("bytes", "changes", "count", "joined")
 
     def __init__(self) -> None:
         self.changes: list[RowChange | ChangeRun] = []
+        self.joined: list[tuple[int, int]] = []
         self.count = self.bytes = 0
 
     def each(self) -> list[RowChange]:
@@ -63,6 +72,11 @@ class _Block:
         """Commit number of the last change."""
         change = self.changes[-1]
         return change.after[-1].version if type(change) is ChangeRun else change[0]
+
+    def end_of(self, commit: int) -> int:
+        """Return the last commit number of the transition that has this one; it itself where it is none of here."""
+        at = bisect_right(self.joined, commit, key=_COMMIT) - 1
+        return commit if at < 0 else max(commit, self.joined[at][1])
 
 
 class ChangeHistory:
@@ -89,8 +103,16 @@ class ChangeHistory:
         self._lasts: list[int] = []
         """Commit number of the last change of each block but the newest."""
 
-    def record(self, changes: Sequence[RowChange | ChangeRun], commit: int) -> None:
-        """Add what an entry has changed; ``commit`` is the state's commit number after it."""
+    def record(
+        self, changes: Sequence[RowChange | ChangeRun], commit: int, joined: Sequence[tuple[int, int]] = ()
+    ) -> None:
+        """Add what an entry has changed.
+
+        Args:
+            changes: in commit order.
+            commit: the state's commit number after it.
+            joined: first and last commit number of each transition of several, ascending.
+        """
         self.last = commit
         if not changes:
             return
@@ -111,6 +133,9 @@ class ChangeHistory:
             if after is not None:
                 size += len(after.value)
         size += CHANGE_BYTES * count
+        if joined:
+            size += JOINED_BYTES * len(joined)
+            block.joined += joined
         block.changes += changes
         block.count += count
         block.bytes += size
@@ -118,7 +143,7 @@ class ChangeHistory:
         self.bytes += size
         while (self.changes > self._changes_max or self.bytes > self._bytes_max) and self._lasts:
             oldest = self._blocks.pop(0)
-            self.first = self._lasts.pop(0)
+            self.first = oldest.end_of(self._lasts.pop(0))
             self.changes -= oldest.count
             self.bytes -= oldest.bytes
 
@@ -127,11 +152,22 @@ class ChangeHistory:
         if commit < self.first:
             raise HistoryExceeded(commit, self.first)
 
+    def end_of(self, commit: int) -> int:
+        """Return the commit number of the state that this one names: the last of what took effect together with it.
+
+        Raises:
+            HistoryExceeded: as :meth:`check`.
+        """
+        self.check(commit)
+        at = bisect_right(self._lasts, commit)
+        # Its transition may reach beyond the last change of a block: [put, get] has its change at the first of two.
+        return max(block.end_of(commit) for block in self._blocks[max(0, at - 1) : at + 1])
+
     def since(self, commit: int, most: int) -> tuple[Sequence[RowChange], int]:
         """Return the changes above a commit number, in commit order.
 
         Args:
-            commit: changes above it are asked for.
+            commit: changes above it are asked for; the last of what took effect together, as of :meth:`end_of`.
             most: about so many come at once; what took effect together comes together.
 
         Returns:

@@ -213,7 +213,7 @@ class Node:
         for flow, number in machine.flows.take_dropped():
             self.publisher.drop_through(flow, number)
         self.reads.applied(machine.commit)
-        self.watching.applied(machine.changes, machine.commit)
+        self.watching.applied(machine.changes, machine.commit, machine.joined)
         if len(machine.tables) < tables:
             self.watching.wake_all()  # those of a dropped table end
         return results

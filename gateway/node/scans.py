@@ -68,6 +68,8 @@ async def page(
 ) -> RowPage:
     """Return up to ``limit`` rows of a resident table as they were at a commit number (None: now).
 
+    A number inside a transition means its end: the page is of that.
+
     It may end before ``limit``: with the row that takes the values over ``bytes_max``, or where many rows are younger
     than ``commit``. Only a page without ``rest`` is the last.
 
@@ -77,9 +79,7 @@ async def page(
     """
     _check_since(resident(machine, name), commit)
     undone: dict[str, StoredRow | None] = {}
-    reached = history.last if commit is None else commit
-    at = reached
-    history.check(reached)
+    at = reached = history.last if commit is None else history.end_of(commit)
     # Only keys that this page can reach are looked at: up to where as many rows are now as it takes.
     window, edge = _narrowed(machine, name, wanted, limit, bytes_max)
     while reached < history.last:

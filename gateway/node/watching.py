@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from oncegate.gateway.machine.tables import ChangeRun, RowChange, each_change
@@ -159,9 +159,11 @@ class Watching:
         self._of_tenant: Counter[str] = Counter()
         self.watchers = 0
 
-    def applied(self, changes: list[RowChange | ChangeRun], commit: int) -> None:
-        """Take over what an entry has changed; ``commit`` is the state's commit number after it."""
-        self.history.record(changes, commit)
+    def applied(
+        self, changes: list[RowChange | ChangeRun], commit: int, joined: Sequence[tuple[int, int]] = ()
+    ) -> None:
+        """Take over what an entry has changed; arguments as of :meth:`ChangeHistory.record`."""
+        self.history.record(changes, commit, joined)
         tables = self._tables
         if tables:
             for change in each_change(changes):
@@ -187,7 +189,7 @@ class Watching:
         Args:
             table: a resident table.
             text: a key, or a prefix of keys.
-            position: commit number; changes above it are asked for.
+            position: commit number; changes above it are asked for. Inside a transition it means its end.
             tenant: who asks.
             exact: whether ``text`` is a key.
 
@@ -198,8 +200,7 @@ class Watching:
         own = self._of_tenant[tenant]
         if own >= share(tenant, self._watchers_max, self.watchers, own):
             raise OncegateError(Code.OVERLOADED, "too many watchers on this node", retry_after_ms=RETRY_AFTER_MS)
-        self.history.check(position)
-        watcher = Watcher(self.history, table, text, position, tenant, exact=exact)
+        watcher = Watcher(self.history, table, text, self.history.end_of(position), tenant, exact=exact)
         self._tables.setdefault(table, _OfTable()).add(watcher)
         self._of_tenant[tenant] += 1
         self.watchers += 1

@@ -101,7 +101,7 @@ class SharedState:
         for flow, number in machine.flows.take_dropped():
             self._batches.drop_through(flow, number)
         self.reads.applied(machine.commit)
-        self.watching.applied(machine.changes, machine.commit)
+        self.watching.applied(machine.changes, machine.commit, machine.joined)
         if len(machine.tables) < tables:
             self.watching.wake_all()
             while machine.closing:  # at once: a test has to wait for nothing
@@ -176,8 +176,8 @@ class SharedState:
                 self._note_operations(KEYS_CLIENT, c.operations_of(command), body.results)
             case c.Range(), wire.RangeResponse():
                 self._note_range(command, body.results)
-            case c.Cascade(), wire.CascadeWritten(commit=first, replayed=False):
-                for commit, op in enumerate(command.ops, first):
+            case c.Cascade(), wire.CascadeWritten(commit=last, replayed=False):
+                for commit, op in enumerate(command.ops, last - len(command.ops) + 1):
                     value = None if op.value is None else msgspec.json.decode(op.value)
                     name = c.OpKind(op.kind).name.lower()
                     self.executed.append(Applied(NO_SESSION, commit, name, op.table, op.key, value, commit))
@@ -188,7 +188,8 @@ class SharedState:
         for op, result in zip(ops, results, strict=True):
             if result.status != "applied" or result.replayed:
                 continue
-            for commit, write in enumerate(c.writes_of([op]), cast(int, result.commit)):
+            writes = [*c.writes_of([op])]
+            for commit, write in enumerate(writes, cast(int, result.commit) - len(writes) + 1):
                 if write.kind != c.OpKind.GET:
                     name = c.OpKind(write.kind).name.lower()
                     value = None if write.value is None else msgspec.json.decode(write.value)

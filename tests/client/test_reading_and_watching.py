@@ -118,7 +118,7 @@ async def test_several_rows_of_several_tables_are_read_at_one_commit_number(clie
 async def test_a_watch_tells_each_change_of_its_rows_once_and_in_order(client: Client, session: Session) -> None:
     await session.put("rows", "a", 1)
     async with aclosing(aiter(client.watch("rows", prefix="a", from_commit=0))) as changes:
-        assert await taken(changes, 1) == [Change("a", 1, 1, False, "", 1)]
+        assert await taken(changes, 1) == [Change("a", 1, 1, False, "", 1, 1)]
         await session.put("rows", "b", 1)
         await session.put("others", "a", 1)
         await session.increment("rows", "a", 4)
@@ -175,9 +175,88 @@ async def test_changes_of_a_transaction_come_in_one_event(client: Client) -> Non
     assert answer.status == 200, answer.body
     async with aclosing(aiter(client.watch("rows", from_commit=0))) as changes:
         found = await taken(changes, 2)
-    assert [(one.key, one.commit, one.until) for one in found] == [("a", 1, 3), ("b", 3, 3)]
-    async with aclosing(aiter(client.watch("rows", from_commit=1))) as changes:
-        assert [one.key for one in await taken(changes, 1)] == ["b"]
+    assert [(one.key, one.version, one.commit, one.until) for one in found] == [("a", 1, 0, 3), ("b", 3, 3, 3)]
+    # Whoever has done with the first alone, and kept its number, is told both again after a restart.
+    async with aclosing(aiter(client.watch("rows", from_commit=found[0].commit))) as changes:
+        assert [one.key for one in await taken(changes, 2)] == ["a", "b"]
+
+
+async def test_a_number_inside_a_transaction_means_its_end_everywhere(client: Client, session: Session) -> None:
+    for account in ("a", "b"):
+        await session.put("rows", account, 100)
+    moved = Transaction().increment("rows", "a", -30).increment("others", "x", 1).increment("rows", "b", 30)
+    result = await session.transact(moved)
+    assert ([one.commit for one in result.writes], result.commit) == ([3, 4, 5], 5)
+    row = await client.get("rows", "a")
+    assert row is not None
+    assert (row.version, row.commit) == (3, 5)
+    for number in (3, 4, 5):
+        scan = client.rows("rows", page_rows=1, commit=number)
+        assert ([(one.key, one.value, one.commit) async for one in scan], scan.commit) == (
+            [("a", 70, 5), ("b", 130, 5)],
+            5,
+        )
+        answer = await http(client, "GET", f"/v1/tables/rows/rows?commit={number}&limit=1")
+        assert (answer.body["commit"], answer.headers["Oncegate-Commit"]) == (5, "5")
+        kept = await client.get("rows", "b", consistency="session", min_commit=number)
+        assert kept is not None
+        assert (kept.value, kept.commit >= 5) == (130, True)
+    await session.put("rows", "later", 1)
+    for number in (3, 4, 5):
+        async with aclosing(aiter(client.watch("rows", from_commit=number))) as changes:
+            (first,) = await taken(changes, 1)
+        assert first.key == "later", "the number says all of the transaction already"
+
+
+async def test_commit_is_one_number_in_the_header_the_body_and_the_sdk(client: Client, session: Session) -> None:
+    """It names a state: of a transaction that after its last write, however it is sent, also in a replay."""
+    writes = [{"op": "get", "table": "rows", "key": "a"}]
+    writes += [{"op": "put", "table": "rows", "key": key, "value": 1} for key in ("a", "b")]
+    for _ in range(2):
+        answer = await http(client, "POST", "/v1/transactions", {"writes": writes}, Idempotency_Key='"t1"')
+        assert (answer.body["commit"], answer.headers["Oncegate-Commit"]) == (3, "3")
+        assert [one["commit"] for one in answer.body["writes"]] == [1, 2, 3]
+    both = Transaction().put("rows", "c", 1).put("rows", "d", 1)
+    result = await session.transact(both)
+    assert (result.commit, result.request_id.sequence) == (5, 1)
+    resolved = await http(client, "GET", f"/v1/requests/{result.request_id}")
+    assert resolved.body["result"]["commit"] == 5
+    listed = await http(client, "GET", f"/v1/sessions/{str(result.request_id).split('/')[0]}/requests")
+    assert [one["commit"] for one in listed.body["requests"]] == [5]
+    keyed = await session.transact(both, idempotency_key="k")
+    assert keyed.commit == keyed.writes[-1].commit == 7
+
+
+async def test_a_reader_who_leaves_in_the_middle_of_a_transaction_is_told_the_rest_once(
+    client: Client, session: Session
+) -> None:
+    await session.put("rows", "before", 1)
+    three = Transaction().put("rows", "a", 1).put("rows", "b", 2).put("rows", "c", 3)
+    await session.transact(three)
+    watch = client.watch("rows", from_commit=0)
+    seen: list[Change] = []
+    for _ in range(3):  # the same watch, left after each
+        async with aclosing(aiter(watch)) as changes:
+            seen += await taken(changes, 1)
+        assert watch.commit == 1, "it stands at a state's number"
+    async with aclosing(aiter(watch)) as changes:
+        seen += await taken(changes, 1)
+    assert ([one.key for one in seen], watch.commit) == (["before", "a", "b", "c"], 4)
+    for left in seen:  # another process, which kept the number that came with the change
+        rest = [one.key for one in seen if one.version > left.commit]
+        if rest:
+            async with aclosing(aiter(client.watch("rows", from_commit=left.commit))) as changes:
+                assert [one.key for one in await taken(changes, len(rest))] == rest
+
+
+async def test_rows_of_a_closed_session_end_at_one_commit_number(client: Client) -> None:
+    async with client.session() as session:
+        for key in ("a", "b", "c"):
+            await session.put("rows", key, 1, bound=True)
+    for number, rows in ((3, ["a", "b", "c"]), (4, []), (5, []), (6, [])):
+        assert [row.key async for row in client.rows("rows", commit=number)] == rows
+    async with aclosing(aiter(client.watch("rows", from_commit=3))) as changes:
+        assert [(one.deleted, one.until) for one in await taken(changes, 3)] == [(True, 6)] * 3
 
 
 async def test_the_end_of_a_row_that_is_bound_to_a_session_is_a_change_with_its_cause(client: Client) -> None:

@@ -19,6 +19,7 @@ from oncegate.gateway.node.change_history import ChangeHistory, HistoryExceeded
 from oncegate.gateway.node.scans import KeyRange, page
 from oncegate.gateway.node.watching import Watching
 from oncegate.rifl.errors import Code, OncegateError
+from oncegate.rifl.ids import CommitNumber
 
 TABLES = ("t", "u")
 
@@ -42,7 +43,7 @@ class Rows:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(put_runs, "RUN_MIN", 2)
             self.machine.apply(1, 1, c.encode_entry(0, [put_runs.in_columns(command) for command in commands]))
-        self.watching.applied(self.machine.changes, self.machine.commit)
+        self.watching.applied(self.machine.changes, self.machine.commit, self.machine.joined)
 
     def write(self, *ops: tuple[str, str, int | None]) -> None:
         """Put (table, key, value), or delete with None, in one entry."""
@@ -208,14 +209,17 @@ def test_what_took_effect_together_is_never_cut() -> None:
     machine, history = Machine(), ChangeHistory(64, 2**20)
     for commit in range(1, 10):
         machine.changes.append(change(commit))
+    machine.commit = CommitNumber(9)
     machine.join_changes(3)
-    history.record(machine.changes, 9)
+    history.record(machine.changes, 9, machine.joined)
     first, reached = history.since(0, 3)
     assert ([one[0] for one in first], reached) == ([*range(1, 10)], 9)
     assert [one[1] for one in first] == [1, 2, *[9] * 7]
     assert history.since(0, 2)[1] == 2
     machine.changes.clear()
+    machine.commit = CommitNumber(12)
     machine.join_changes(10)  # a transaction that changes no resident row
+    assert machine.joined == [(3, 9)]
 
 
 def test_the_history_is_bounded_in_bytes_and_changes() -> None:

@@ -63,7 +63,7 @@ class Election(Line):
                     if change.deleted:
                         line.pop(change.key, None)
                     else:
-                        line[change.key] = Leader(change.value, change.commit)
+                        line[change.key] = Leader(change.value, change.version)
                     if last != [_first(line)]:
                         last = [_first(line)]
                         yield last[0]

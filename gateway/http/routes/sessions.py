@@ -25,6 +25,7 @@ from oncegate.gateway.http.routing import PROPOSED, READ, Parameter, Routes
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.tenant_share import share
+from oncegate.gateway.machine.transactions import Transacted
 from oncegate.rifl.completion import SEALED_COMMIT, CompletionRecord, RangeRecord
 from oncegate.rifl.errors import Code, OncegateError
 from oncegate.rifl.ids import ID_MAX, format_client_id
@@ -184,7 +185,10 @@ def _run(first: int, last: int, record: CompletionRecord | RangeRecord | None) -
         return wire.OpenRequests(first, last, "never_seen")
     if record.commit == SEALED_COMMIT:
         return wire.OpenRequests(first, last, "sealed")
-    return wire.OpenRequests(first, last, "executed", record.commit, record.traceparent or msgspec.UNSET)
+    commit = record.commit
+    if isinstance(record, CompletionRecord) and isinstance(record.result, Transacted):
+        commit = record.result.last_of(commit)
+    return wire.OpenRequests(first, last, "executed", commit, record.traceparent or msgspec.UNSET)
 
 
 @ROUTES.add("DELETE", _SESSION, Scope.WRITE, {204: None}, parameters=(_EPOCH,), errors=_OWNED)

@@ -4,7 +4,7 @@ Owns: the form of the events, and when a watch ends. Who gets which change: :mod
 
 | event | id | data | when |
 |---|---|---|---|
-| `changes` | commit number to resume from | {commit, changes}: one, or all of a transaction | a row changed |
+| `changes` | commit number to resume from | {commit, changes}: one, or all of a transition | a row changed |
 | `progress` | the same | {commit} | at the start, when caught up, while nothing changes: nothing is left up to it |
 | `end` | none | a problem | the watch cannot go on; `RETENTION_EXCEEDED` carries `first_commit` |
 
@@ -45,7 +45,9 @@ _COMMIT: Final = {"type": "integer", "minimum": 0}
 _PARAMETERS: Final = (
     Parameter("prefix", _TEXT, "rows whose keys begin with it"),
     Parameter("key", _TEXT, "this row alone"),
-    Parameter("from", _COMMIT, "changes above this commit number; default: from now on"),
+    Parameter(
+        "from", _COMMIT, "changes above this commit number, inside a transition above its end; default: from now on"
+    ),
     Parameter("Last-Event-ID", _COMMIT, "as from, and wins", "header"),
 )
 _EVENTS: Final = Raw((EVENT_STREAM,), "events `changes`, `progress` and `end`")
@@ -91,7 +93,7 @@ async def watch(request: web.Request) -> web.StreamResponse:
         return problem(request, gone, first_commit=gone.first)
     response = web.StreamResponse(
         headers={
-            wire.H_COMMIT: str(at),
+            wire.H_COMMIT: str(watcher.position),
             "Content-Type": EVENT_STREAM,
             "Cache-Control": "no-store",
             **standing(request),
@@ -102,7 +104,7 @@ async def watch(request: web.Request) -> web.StreamResponse:
     try:
         with uncounted(request):
             await response.prepare(request)
-            await response.write(_progress(at))
+            await response.write(_progress(watcher.position))
             await _tell(request, response, watcher, declared.incarnation)
     except ConnectionResetError:
         pass

@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 from oncegate.gateway.client import Code, OncegateError
 from oncegate.gateway.client.paths import ROWS
 from oncegate.gateway.machine.commands import OperateMixed
+from oncegate.gateway.machine.ending import SESSION_END
 from oncegate.gateway.machine.levels import NEEDS
 from oncegate.proof.check.checks import LOST, Findings, acknowledged, is_final, refused
 from oncegate.proof.check.workload import FINAL_S, SDK_S, Worker, Workload, World
@@ -105,9 +106,9 @@ class WatchCompleteness(Workload):
                 async with asyncio.timeout(SDK_S), aclosing(aiter(watch)) as changes:
                     while len(seen) < most and (until is None or (watch.commit or 0) < until):
                         change = await anext(changes)
-                        start = change.commit - 1 if start is None else start
+                        start = change.version - 1 if start is None else start
                         value = None if change.deleted else change.value
-                        seen.append([change.commit, change.key, value, change.until, change.cause])
+                        seen.append([change.version, change.key, value, change.until, change.cause])
             except TimeoutError:
                 pass  # nothing has changed
             except OncegateError as failure:
@@ -116,11 +117,12 @@ class WatchCompleteness(Workload):
                     recorded.fail(failure.code)
                     return
         end = watch.commit if start is not None else None
-        if end is None or start is None:
+        if end is None or start is None or end < start:
             recorded.fail("nothing was told")
             return
         self._positions[watcher] = end
-        recorded.ok([start, end, seen])
+        # What it left in the middle of is told again, as a whole, by the watch that follows.
+        recorded.ok([start, end, [change for change in seen if change[3] <= end]])
 
     async def _scan(self, worker: Worker) -> None:
         recorded = worker.begin("scan", "all")
@@ -160,7 +162,8 @@ class WatchCompleteness(Workload):
 
 
 def _commit(result: Mapping[str, Any]) -> Any:
-    return result["commit"]
+    """Return the commit number of an operation, of a transaction that of its first write."""
+    return result["writes"][0]["commit"] if result.get("writes") else result["commit"]
 
 
 class _Change(NamedTuple):
@@ -259,7 +262,10 @@ def _complete(found: Sequence[Operation]) -> Result:
 
 
 def _together(found: Sequence[Operation]) -> Result:
-    """Check that all changes of a transaction, and no others, were told up to one commit number."""
+    """Check that all changes of a transaction, and no others, were told up to one commit number.
+
+    What ends with one session ends together too.
+    """
     findings = Findings("what a transaction has changed is told together")
     sent = _by_value(found)
     by_commit = {write.commit: write for write in _writes(found) if write.commit}
@@ -269,7 +275,7 @@ def _together(found: Sequence[Operation]) -> Result:
             findings.saw(change.key)
             write = by_commit.get(change.commit) if change.value is None else sent.get(change.value)
             if change.cause or (write is not None and write.op.f != "transaction"):
-                if change.until != change.commit:
+                if change.until != change.commit and change.cause != SESSION_END:
                     findings.violated(change.key, f"{change} is told with others", [one.op])
             elif write is not None:
                 until, other = untils.setdefault(write.op.index, (change.until, one))
