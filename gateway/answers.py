@@ -42,6 +42,7 @@ _DETAILS = {
     Refusal.SEALED: _SEALED,
     Refusal.BAD_REQUEST: "this table does not take this operation; a stream table takes puts and deletes, without"
     " conditions, ttl_ms and bound",
+    Refusal.BEHIND: "an operation in front of it is refused for now",
     Refusal.PAYLOAD_TOO_LARGE: f"a result of more than {c.RESULT_BYTES_MAX} bytes is not remembered",
 }
 
@@ -170,6 +171,7 @@ ANSWERS: Final[dict[type, Shape]] = {
     c.Range: Shape(wire.RangeResponse, _range),
     c.Keyed: Shape(wire.OperationsResponse, _operations),
     c.OperateMixed: Shape(wire.OperationsResponse, _operations),
+    c.OperateInOrder: Shape(wire.OperationsResponse, _operations),
     c.OperateRuns: Shape(wire.OperationsResponse, _operations),
     c.KeyedMixed: Shape(wire.OperationsResponse, _operations),
     c.ForgetKeys: _UNREAD,

@@ -97,13 +97,17 @@ class Operation(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, 
     conditions: list[Condition] | msgspec.UnsetType = msgspec.UNSET
 
 
-class OperationsRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Body of ``POST /v1/operations``."""
+class OperationsRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """Body of ``POST /v1/operations``.
+
+    ``in_order``: nothing new is executed behind an operation that is refused for now (feature level 5).
+    """
 
     client_id: str
     epoch: int
     first_incomplete: int
     operations: list[Operation]
+    in_order: bool = False
 
 
 class Verdict(msgspec.Struct, omit_defaults=True, kw_only=True):

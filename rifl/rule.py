@@ -71,6 +71,8 @@ class Refusal(Enum):
     NOT_FOUND = Code.NOT_FOUND
     BAD_REQUEST = Code.BAD_REQUEST
     PAYLOAD_TOO_LARGE = Code.PAYLOAD_TOO_LARGE
+    BEHIND = Code.OVERLOADED
+    """One in front of it is refused for now, and the request asked to be done in order."""
 
     @property
     def code(self) -> Code:
@@ -311,6 +313,8 @@ def decide_each(
     execute: Callable[[int, ResultTracker, Op, str], CompletionRecord | Code],
     client_id: int,
     traceparent: str,
+    *,
+    in_order: bool = False,
 ) -> tuple[list[OpVerdict], int]:
     """Apply the rule to a request's operations one by one, and execute what is new before the next is decided.
 
@@ -325,6 +329,8 @@ def decide_each(
             take it, and then nothing has happened.
         client_id: handed to ``execute``; a closure would cost a call more an operation.
         traceparent: likewise.
+        in_order: whether nothing new is executed behind an operation that is refused for now. Example: 7 finds its
+            table full; 8, on another table, is refused likewise, and both are sent again: 8 never comes before 7.
 
     Returns:
         A verdict per operation, and how many of them are no refusals.
@@ -346,13 +352,25 @@ def decide_each(
             if isinstance(verdict, Refusal):
                 refused += 1
                 add(Rejected(sequence, verdict))
+                if in_order and REGISTRY[verdict.code].retryable:
+                    break
                 continue
         done = execute(client_id, tracker, op, traceparent)
         if type(done) is CompletionRecord:
             add(Applied(sequence, done))
         else:
             refused += 1
-            add(Rejected(sequence, Refusal(done)))
+            refusal = Refusal(done)
+            add(Rejected(sequence, refusal))
+            if in_order and REGISTRY[refusal.code].retryable:
+                break
+    for op in operations[len(verdicts) :] if in_order else ():
+        verdict = decide(tracker, op.sequence, first_incomplete, op.fingerprint, stand)
+        if isinstance(verdict, Replay):
+            add(Replayed(op.sequence, verdict.record))
+        else:
+            refused += 1
+            add(Rejected(op.sequence, verdict if isinstance(verdict, Refusal) else Refusal.BEHIND))
     return verdicts, len(verdicts) - refused
 
 

@@ -141,7 +141,13 @@ class OperationsCall(BatchCall[OperationsBatch]):
         """Make the body of what has no verdict yet."""
         sender, operations = self._sender, [pending.operation for pending in self.batch.pendings]
         self.body = _ENCODER.encode(
-            OperationsRequest(sender.client_id_text, sender.epoch, sender.first_incomplete, operations)
+            OperationsRequest(
+                sender.client_id_text,
+                sender.epoch,
+                sender.first_incomplete,
+                operations,
+                in_order=sender.in_order is not None,
+            )
         )
 
     def accept(self, status: int, headers: Mapping[str, str], payload: bytes) -> None:

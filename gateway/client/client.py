@@ -200,6 +200,7 @@ class Client:
         on_unknown: OnUnknown | None = None,
         on_lost: Callable[[OperationFailed], None] | None = None,
         renew_lost: bool = False,
+        in_order: bool = False,
     ) -> Session:
         """Return a session to be opened with ``async with``.
 
@@ -221,6 +222,10 @@ class Client:
                 under another id; one that surely was not applied goes on in the new session, up to its deadline. With
                 an outbox it needs ``on_unknown``, which receives what was in doubt as after a restart. A session that
                 another process took over does not come back.
+            in_order: all effects of the session's calls come in the order of the calls, whatever their rows, through
+                retries, refusals for now, failover and renewals: SEMANTICS, *Order*. One request is under way at a
+                time, and a write in doubt holds up those behind it until its fate is known. Without ``outbox``, and
+                without ``idempotency_key`` in its calls. Needs feature level 5.
 
         Raises:
             OperationFailed: BAD_REQUEST for an argument out of its bounds.
@@ -230,6 +235,10 @@ class Client:
                 raise bad(f"{what} is a function")
         if flag(renew_lost, "renew_lost") and outbox is not None and on_unknown is None:
             raise bad("a session with an outbox that opens anew by itself needs on_unknown")
+        if flag(in_order, "in_order") and outbox is not None:
+            raise bad(
+                "a session in_order has no outbox: a write in doubt stays in that, and in_order waits for its end"
+            )
         if nonce is not None and not (1 <= len(text(nonce, "nonce", 256)) <= NONCE_LENGTH_MAX and nonce.isprintable()):
             raise bad(f"a nonce has 1 to {NONCE_LENGTH_MAX} printable characters")
         options = SessionOptions(
@@ -240,6 +249,7 @@ class Client:
             on_unknown=on_unknown,
             on_lost=on_lost,
             renew_lost=renew_lost,
+            in_order=in_order,
         )
         return Session(self._connection, options, nonce)
 

@@ -70,6 +70,11 @@ class Doubts:
         """Return the number of places in doubt."""
         return len(self._places)
 
+    @property
+    def of_this_session(self) -> bool:
+        """Whether a place of the present session is in doubt, rather than of one that was lost."""
+        return self._client_id in self._firsts
+
     def go_on(self, client_id: ClientId, epoch: Epoch, tracker: RequestTracker) -> None:
         """Note that the session was opened anew; what is in doubt in the one before stays so."""
         self._client_id, self._epoch, self._tracker = client_id, epoch, tracker

@@ -36,6 +36,7 @@ class Learner:
         ask: learns and keeps one fate; raises NeverKnown, or OperationFailed without an answer.
         needed: tells whether fates have to be learned now.
         learned: called after each round, when what is known may have changed.
+        at_once: questions under way at once, at most.
     """
 
     def __init__(
@@ -44,11 +45,13 @@ class Learner:
         ask: Callable[[Question], Awaitable[None]],
         needed: Callable[[], bool],
         learned: Callable[[], None],
+        at_once: int = ASKED_MAX,
     ) -> None:
         self._doubts = doubts
         self._ask = ask
         self._needed = needed
         self._learned = learned
+        self._at_once = at_once
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -57,6 +60,11 @@ class Learner:
         if self._task is None and not self._closed and self._needed():
             self._task = asyncio.get_running_loop().create_task(self._run())
             self._task.add_done_callback(self._ended)
+
+    async def asked(self) -> None:
+        """Return when nothing asks any more; at once if nothing does."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
 
     async def idle(self, timeout_s: float) -> None:
         """Wait until nothing is in doubt, for at most so long."""
@@ -82,12 +90,12 @@ class Learner:
             self.wake()  # for what is in doubt since the last question was chosen
 
     async def _run(self) -> None:
-        pause_s, count = PAUSE_FIRST_S, ASKED_MAX
+        pause_s, count = PAUSE_FIRST_S, self._at_once
         while self._needed() and (questions := self._doubts.ask(count)):
             answered = await asyncio.gather(*map(self._asked, questions))
             self._learned()
             if all(answered):
-                pause_s, count = PAUSE_FIRST_S, ASKED_MAX
+                pause_s, count = PAUSE_FIRST_S, self._at_once
             else:
                 await asyncio.sleep(pause_s * uniform(0.5, 1.0))
                 pause_s, count = min(2 * pause_s, PAUSE_CAP_S), 1

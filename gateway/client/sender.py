@@ -25,12 +25,13 @@ import msgspec
 
 from oncegate.gateway.client.batch import GONE, Batch, OperationsBatch, Pending, PendingRows
 from oncegate.gateway.client.batch_call import BatchCall, OperationsCall, RangeCall, ended
+from oncegate.gateway.client.call_order import CallOrder
 from oncegate.gateway.client.courier import at_deadline
 from oncegate.gateway.client.doubts import Doubts, Question
 from oncegate.gateway.client.durable_outbox import DurableOutbox, KeptPromise
 from oncegate.gateway.client.failures import OperationFailed, Resolver
 from oncegate.gateway.client.fates import Fates
-from oncegate.gateway.client.learning import ASK_S, Learner
+from oncegate.gateway.client.learning import ASK_S, ASKED_MAX, Learner
 from oncegate.gateway.client.places import Places, Sweep
 from oncegate.gateway.client.results import Resolution, RowsPart, WriteResult
 from oncegate.gateway.client.routing import AttemptFailed
@@ -77,6 +78,7 @@ class Sender:
         outbox: keeps writes on disk before they travel, or None.
         tracker: gives out the numbers; a new one by default.
         renews: whether ``ended`` opens the session anew when it has expired: see :meth:`lose` and :meth:`go_on`.
+        in_order: whether all effects come in the order of the calls (:mod:`oncegate.gateway.client.call_order`).
 
     Attributes:
         places: each write that is enqueued has one; it is freed when the write ends.
@@ -96,6 +98,7 @@ class Sender:
         tracker: RequestTracker | None = None,
         *,
         renews: bool = False,
+        in_order: bool = False,
     ) -> None:
         self.client_id = client_id
         self.client_id_text = format_client_id(client_id)
@@ -114,9 +117,10 @@ class Sender:
         self._ended = ended
         self._tracing = connection.tracing
         self._outbox = outbox
-        self._queue = SendQueue(self.tracker, self._tuning, in_order=self.keeps)
+        self._queue = SendQueue(self.tracker, self._tuning, in_order=self.keeps or in_order)
         self._waiting = self._queue.waiting
-        self._in_flight_max = self._tuning.in_flight_max
+        self._in_flight_max = 1 if in_order else self._tuning.in_flight_max
+        self.in_order = CallOrder() if in_order else None
         self._pipeline_min = max(1, self._tuning.pipeline_min)
         self._runners = 0
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -130,7 +134,9 @@ class Sender:
         self.places = Places(self._loop, window, self._sweep.arm)
         self.doubts = Doubts(client_id, epoch, self.tracker, Fates())
         self._settle = connection.settle
-        self._learner = Learner(self.doubts, self._ask, self._need_fates, self._learned)
+        # What is sent again takes effect: in the order of the calls, if that is promised. A question changes nothing.
+        at_once = 1 if in_order and self.keeps else ASKED_MAX
+        self._learner = Learner(self.doubts, self._ask, self._need_fates, self._learned, at_once)
 
     @property
     def first_incomplete(self) -> int:
@@ -378,6 +384,8 @@ class Sender:
                 return call.later
             call.kept = True
             call.encode()  # what it acknowledges may have grown
+        if self.in_order is not None and not call.resent:
+            await self._know_all()
         try:
             if self._tracing is None:
                 await self._courier.exchange(call)
@@ -470,7 +478,7 @@ class Sender:
     def _need_fates(self) -> bool:
         """Tell whether to ask now; with an outbox only if the window needs the places: a restart sends them again."""
         doubts = len(self.doubts)
-        if not doubts or self._outbox is None:
+        if not doubts or self._outbox is None or self.in_order is not None:
             return doubts > 0
         return 2 * doubts >= self.tracker.window or not self.tracker.room_for_singles
 
@@ -478,6 +486,12 @@ class Sender:
         """Wait for what is in doubt to be known, for so long; not with an outbox, whose session lives on."""
         if self._outbox is None:
             await self._learner.idle(timeout_s)
+
+    async def _know_all(self) -> None:
+        """Return when no write in doubt of this session can take effect any more, or the session has ended."""
+        while self.is_open and self.doubts.of_this_session:
+            self._learner.wake()
+            await self._learner.asked()
 
     def _learned(self) -> None:
         """Send what waited for room; hold further writes while too many fates are kept."""

@@ -11,7 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Self
 
 import msgspec
 from msgspec import UnsetType
@@ -19,6 +19,7 @@ from msgspec import UnsetType
 from oncegate.gateway.client import keyed_writes
 from oncegate.gateway.client.arguments import bad, name_of, packed, request_id
 from oncegate.gateway.client.batch import Pending, PendingRows, RowsCollector
+from oncegate.gateway.client.call_order import CallOrder
 from oncegate.gateway.client.failures import OperationFailed, PartialFailure
 from oncegate.gateway.client.optimistic import ATTEMPTS_MAX, Updated, update
 from oncegate.gateway.client.places import Places
@@ -44,6 +45,15 @@ class _Unopened:
 
 
 _UNOPENED: Final[Any] = _Unopened()
+
+
+class _SentRows(NamedTuple):
+    """Rows of a call that are enqueued: their promise, what they travel as, and the session that they are of."""
+
+    promise: asyncio.Future[ManyResult]
+    prepared: list[Pending | PendingRows]
+    collector: RowsCollector
+    client_id: ClientId
 
 
 class Submitted(asyncio.Future[WriteResult]):
@@ -270,6 +280,8 @@ class Session:
         pending = self._writes.put(table, key, value, if_absent, if_version, if_value, timeout_s)
         if ttl_ms is not None or bound:
             let_end(pending, ttl_ms, bound=bound)
+        if self._sender.in_order is not None:
+            return await self._write(pending, position)
         if position is not None:
             self._writes.note(pending, position)
         if self._tracing is not None:
@@ -505,8 +517,8 @@ class Session:
             let_end(pending, ttl_ms, bound=bound)
         if position is not None:
             self._writes.note(pending, position)
-        places = self._places
-        if places.crowded:
+        places, order = self._places, self._sender.in_order
+        if places.crowded or (order is not None and order.taken):
             raise places.full()
         submitted = pending.promise = Submitted(pending, self._sender)
         if self._tracing is not None:
@@ -546,6 +558,8 @@ class Session:
         deadline = self._writes.deadline(timeout_s)
         if self._connection.encode is not None:
             pairs = [(key, self._writes.plain(value)) for key, value in pairs]
+        if (order := self._sender.in_order) is not None:
+            return await self._put_in_order(order, table, pairs, (ttl_ms, bound), position, deadline)
         known = self._connection.kinds.known.get(table)
         if known is None:  # what the values are is decided now, whatever becomes of them until the kind is known
             pairs = [(key, msgspec.msgpack.decode(packed(value))) for key, value in pairs]
@@ -566,6 +580,22 @@ class Session:
                     raise
                 await self._sender.ready(deadline)
 
+    async def _put_in_order(
+        self,
+        order: CallOrder,
+        table: str,
+        pairs: list[tuple[str, Value]],
+        end: tuple[int | None, bool],
+        position: Value,
+        deadline: float,
+    ) -> ManyResult:
+        """Write rows where each call has its turn: none is tried again, for that would be behind later calls."""
+        pairs = [(key, msgspec.msgpack.decode(packed(value))) for key, value in pairs]
+        async with order.turn(deadline):
+            kind = await self._connection.kinds.learn(table)
+            sent = await self._send_rows(table, pairs, kind, end, position, deadline)
+        return await self._told(sent)
+
     async def _changed(self, table: str, kind: TableKind) -> bool:
         """Tell whether a table has another kind by now: it was dropped, and declared again."""
         kinds = self._connection.kinds
@@ -581,6 +611,18 @@ class Session:
         position: Value,
         deadline: float,
     ) -> ManyResult:
+        return await self._told(await self._send_rows(table, pairs, kind, end, position, deadline))
+
+    async def _send_rows(
+        self,
+        table: str,
+        pairs: list[tuple[str, Value]],
+        kind: TableKind,
+        end: tuple[int | None, bool],
+        position: Value,
+        deadline: float,
+    ) -> _SentRows:
+        """Enqueue rows."""
         sender = self._sender
         await sender.ready(deadline)
         future: asyncio.Future[ManyResult] = asyncio.get_running_loop().create_future()
@@ -608,11 +650,14 @@ class Session:
             self._tell(cancelled, prepared, client_id)
             self._sender.missed_rows(client_id, collector.parts)
             raise
+        return _SentRows(future, prepared, collector, client_id)
+
+    async def _told(self, sent: _SentRows) -> ManyResult:
         try:
-            return await future
+            return await sent.promise
         except asyncio.CancelledError as cancelled:
-            self._tell(cancelled, prepared, client_id)
-            self._sender.missed_rows(client_id, collector.parts)
+            self._tell(cancelled, sent.prepared, sent.client_id)
+            self._sender.missed_rows(sent.client_id, sent.collector.parts)
             raise
 
     async def get(
@@ -643,6 +688,8 @@ class Session:
     ) -> WriteResult[Any]:
         if position is not None:
             raise bad("a write under an idempotency key is not in the outbox: it has no position")
+        if self._sender.in_order is not None:
+            raise bad("a write under an idempotency key has no place in the order of a session: leave out one of them")
         send = keyed_writes.send_one if single else keyed_writes.send
         result = await send(self._connection, one, key, timeout_s)
         self._sender.highest_commit = max(self._sender.highest_commit, result.commit)
@@ -654,8 +701,14 @@ class Session:
         if self._tracing is not None:
             self._tracing.write(pending)
         future: asyncio.Future[WriteResult] = pending.promise  # type: ignore[assignment]
-        await self._places.take(pending.deadline, wait=self._wait)
-        self._sender.enqueue(pending)
+        order = self._sender.in_order
+        if order is None:
+            await self._places.take(pending.deadline, wait=self._wait)
+            self._sender.enqueue(pending)
+        else:
+            async with order.turn(pending.deadline):
+                await self._places.take(pending.deadline, wait=self._wait)
+                self._sender.enqueue(pending)
         try:
             return await future
         except asyncio.CancelledError as cancelled:

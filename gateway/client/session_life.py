@@ -222,6 +222,7 @@ class SessionLife:
             outbox,
             tracker,
             renews=self._options.renew_lost,
+            in_order=self._options.in_order,
         )
         self._keeper = self._keep(lease)
         connection.adopt(self)

@@ -74,3 +74,4 @@ class SessionOptions(msgspec.Struct, frozen=True, kw_only=True):
     on_unknown: Callable[[Any], Any] | None = None
     on_lost: Callable[[Any], None] | None = None
     renew_lost: bool = False
+    in_order: bool = False

@@ -63,6 +63,7 @@ class SessionArguments(TypedDict, total=False):
     nonce: str | None
     outbox: str | PathLike[str] | None
     renew_lost: bool
+    in_order: bool
 
 
 class RowsArguments(TypedDict, total=False):

@@ -308,10 +308,10 @@ def operations(
     ops = _translated(many, content_type, OPERATIONS_BYTES_MAX)
     client_id, epoch = check_client_id(request.client_id), check_number(request.epoch, "epoch")
     first_incomplete = check_first_incomplete(request.first_incomplete)
-    if len(ops) <= c.APPENDS_MAX and c.all_early(ops):  # as what follows says it
+    if len(ops) <= c.APPENDS_MAX and not request.in_order and c.all_early(ops):  # as what follows says it
         return c.Operate(client_id, epoch, first_incomplete, ops, tenant, traceparent)
     _check_count(ops)
-    return c.operate(client_id, epoch, first_incomplete, ops, tenant, traceparent)
+    return c.operate(client_id, epoch, first_incomplete, ops, tenant, traceparent, in_order=request.in_order)
 
 
 def _check_count(ops: list[c.Op | c.Transaction]) -> None:

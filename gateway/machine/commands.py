@@ -172,6 +172,10 @@ class OperateMixed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="
     traceparent: str = ""
 
 
+class OperateInOrder(OperateMixed, frozen=True, array_like=True, gc=False, tag="o5"):
+    """As :class:`OperateMixed`; nothing new is executed behind an operation that is refused for now."""
+
+
 class Puts(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="p"):
     """A run: puts without conditions on one table, under adjacent sequence numbers; columns of equal length."""
 
@@ -533,7 +537,7 @@ AnyOperate = OperateAny | Keyed | KeyedMixed
 """Commands of operations, each with a verdict of its own."""
 UNDER_KEYS: Final = (Keyed, KeyedMixed)
 """Those under keys; to make the union anew costs more than to look into it."""
-Command = Operate | Range | Keyed | OperateMixed | KeyedMixed | OperateRuns | Control
+Command = Operate | Range | Keyed | OperateMixed | OperateInOrder | KeyedMixed | OperateRuns | Control
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
@@ -678,12 +682,15 @@ def operate(
     ops: Sequence[Op | Transaction],
     tenant: str = "",
     traceparent: str = "",
+    *,
+    in_order: bool = False,
 ) -> Operate | OperateMixed:
     """Return the command of a session's operations: the earlier one if they use nothing that came later."""
-    if all_early(ops):
+    if all_early(ops) and not in_order:
         return Operate(client_id, epoch, first_incomplete, [*ops], tenant, traceparent)
     mixed = [op if isinstance(op, Transaction) else as_write(op) for op in ops]
-    return OperateMixed(client_id, epoch, first_incomplete, mixed, tenant, traceparent)
+    kind = OperateInOrder if in_order else OperateMixed
+    return kind(client_id, epoch, first_incomplete, mixed, tenant, traceparent)
 
 
 def keyed(

@@ -13,14 +13,22 @@ from __future__ import annotations
 
 from typing import Final
 
-from oncegate.gateway.machine.commands import DropTable, EndRows, KeyedMixed, OperateMixed, OperateRuns, SweepTables
+from oncegate.gateway.machine.commands import (
+    DropTable,
+    EndRows,
+    KeyedMixed,
+    OperateInOrder,
+    OperateMixed,
+    OperateRuns,
+    SweepTables,
+)
 from oncegate.rifl.errors import Code, OncegateError
 
 FIRST: Final = 1
 """The level of a cluster that was never raised."""
-NEWEST: Final = 4
+NEWEST: Final = 5
 """The highest level that this build knows: at 2 the state says its level; 3 brought transactions and rows that end; at
-4 the log has runs of puts in columns, and the state their records."""
+4 the log has runs of puts in columns, and the state their records; at 5 operations may ask to be done in order."""
 RUNS: Final = 4
 """The level from which on a leader orders :class:`oncegate.gateway.machine.commands.OperateRuns`."""
 NEEDS: Final[dict[type, int]] = {
@@ -30,6 +38,7 @@ NEEDS: Final[dict[type, int]] = {
     DropTable: 3,
     SweepTables: 3,
     OperateRuns: RUNS,
+    OperateInOrder: 5,
 }
 """The level from which on a command may be ordered, by its class; :data:`FIRST` for those that are not here."""
 

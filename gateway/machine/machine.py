@@ -211,7 +211,14 @@ class Machine:
         verdicts: Sequence[OpVerdict | AppliedPart]
         if isinstance(command, c.OperateMixed):
             verdicts, accepted = decide_each(
-                tracker, command.ops, first_incomplete, stand, self.execute_any, command.client_id, command.traceparent
+                tracker,
+                command.ops,
+                first_incomplete,
+                stand,
+                self.execute_any,
+                command.client_id,
+                command.traceparent,
+                in_order=isinstance(command, c.OperateInOrder),
             )
             self.replayed += sum([type(verdict) is Replayed for verdict in verdicts])
         else:

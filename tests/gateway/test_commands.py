@@ -79,7 +79,7 @@ def test_entry_is_read_back_as_written(sent: list[c.Command], time_ms: int) -> N
 
 def test_every_command_has_its_own_tag() -> None:
     tags = [command.__struct_config__.tag for command in get_args(c.Command)]
-    expected = "o r k o3 k3 kf so sr st sv sc sx td fd fs ca cm fa fx cb cr ce ci cw fc td5 fd5 fa5 lv tx ts re o4"
+    expected = "o r k o3 k3 kf so sr st sv sc sx td fd fs ca cm fa fx cb cr ce ci cw fc td5 fd5 fa5 lv tx ts re o4 o5"
     assert sorted(tags) == sorted(expected.split())
 
 
@@ -129,11 +129,23 @@ RECORDED_LEVEL_4 = (
 )
 """Of feature level 4: runs of puts in columns."""
 LEVEL_4 = (c.OperateRuns,)
+RECORDED_LEVEL_5 = (
+    "9301059197a26f35070708929ea1770102a174a16bcf8000000000000000c40176ff03c4016f07c3f90795a17401cf800000"
+    "00000000009194a174a16b0507919ea1770102a174a16bcf8000000000000000c40176ff03c4016f07c3f907a178a178"
+)
+"""Of feature level 5: operations in order."""
+LEVEL_5 = (c.OperateInOrder,)
 
 
 @pytest.mark.parametrize(
     ("commands", "recorded"),
-    [(None, RECORDED), (LATER, RECORDED_LATER), (LEVEL_3, RECORDED_LEVEL_3), (LEVEL_4, RECORDED_LEVEL_4)],
+    [
+        (None, RECORDED),
+        (LATER, RECORDED_LATER),
+        (LEVEL_3, RECORDED_LEVEL_3),
+        (LEVEL_4, RECORDED_LEVEL_4),
+        (LEVEL_5, RECORDED_LEVEL_5),
+    ],
 )
 def test_entry_has_the_bytes_that_logs_on_disk_have(commands: tuple[type, ...] | None, recorded: str) -> None:
     """Recorded once, of every command with every field set: a log of an earlier build is read for ever."""
@@ -150,7 +162,7 @@ def test_entry_has_the_bytes_that_logs_on_disk_have(commands: tuple[type, ...] |
     known = [
         command
         for command in get_args(c.Command)
-        if (command in commands if commands is not None else command not in LATER + LEVEL_3 + LEVEL_4)
+        if (command in commands if commands is not None else command not in LATER + LEVEL_3 + LEVEL_4 + LEVEL_5)
     ]
     sent = [command(**{name: sample[kind] for name, kind in fields_of(command)}) for command in known]
     assert c.encode_entry(5, sent).hex() == recorded
