@@ -240,9 +240,12 @@ class Worker:
         recorded.ok(seen(row))
         return row
 
-    async def through_sdk(self, step: Callable[[Session], Awaitable[None]], tuning: Tuning | None = None) -> None:
+    async def through_sdk(
+        self, step: Callable[[Session], Awaitable[None]], tuning: Tuning | None = None, **options: bool
+    ) -> None:
         """Do one step after another in a session of the SDK, and go on in a new one when it is lost.
 
+        ``options`` are the session's.
         Even workers prefer the leader; odd ones take all nodes in turn.
         """
         nodes, turn = self.world.nodes, self.process % len(self.world.nodes.ids)
@@ -257,7 +260,8 @@ class Worker:
         ) as client:
             while self.goes_on():
                 try:
-                    async with client.session(nonce=f"{self.random.getrandbits(128):032x}") as session:
+                    nonce = f"{self.random.getrandbits(128):032x}"
+                    async with client.session(nonce=nonce, **options) as session:  # type: ignore[arg-type]
                         while self.goes_on() and not session.lost.is_set():
                             await step(session)
                             await self.think()

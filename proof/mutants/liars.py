@@ -222,6 +222,24 @@ def forgets_request_ids() -> Bug:
     return handle
 
 
+def executes_a_request_backwards() -> Bug:
+    """The operations of a request are executed from the last to the first."""
+
+    async def handle(forward: Forward, sent: Sent) -> Got:
+        if not sent.operations:
+            return await forward(sent)
+        body, results = sent.json(), list[dict[str, Any]]()
+        headers = {**sent.headers, **JSON, "Accept": "application/json"}
+        for one in reversed(body["operations"]):
+            got = await forward(sent._replace(headers=headers).with_json({**body, "operations": [one]}))
+            if got.status != 200:
+                return got
+            results += got.json()["results"]
+        return operated(results[::-1])
+
+    return handle
+
+
 def acknowledges_what_it_drops() -> Bug:
     number, last = count(1), [1]
 
@@ -485,6 +503,7 @@ CASES: list[tuple[Callable[[], Bug], str, str]] = [
     (repeats_a_write_without_its_id, "counter", "linearizable counter"),
     (repeats_a_write_without_its_id, "runs", "each row has the version"),
     (answers_a_run_with_its_last_commit, "runs", "each row has the version"),
+    (executes_a_request_backwards, "order", "the effects of a session's calls"),
     (forgets_request_ids, "dedup", "all attempts of a request"),
     (acknowledges_what_it_drops, "append", LOST),
     (answers_stale_reads, "register", "linearizable register"),

@@ -141,7 +141,20 @@ def scanned(*rows: list[int], book: Book | None = None) -> Book:
     return (book or put_at_once()).read("n1", {f"p0.{number}": row for number, row in enumerate(rows)}, "scan")
 
 
+def called(**ends: str) -> Book:
+    """Two sessions of one worker: three calls, whose ends are told as ``c1`` to ``c3``, and one."""
+    told = {"1": "applied", "2": "unknown", "3": "applied"} | {key[1:]: end for key, end in ends.items()}
+    return Book().did("calls", "p0", [1, [1, 2, 3]], told).did("calls", "p0", [2, [4]], {"4": "applied"})
+
+
+def seen(*rows: list[int], book: Book | None = None) -> Book:
+    return (book or called()).read("n1", list(rows), "scan")
+
+
 GOOD = {
+    "order": seen([1, 3], [3, 8], [3, 7], [4, 9]),
+    "order, what nobody heard of came between": seen([1, 3], [2, 5], [3, 7], [4, 6]),
+    "order, one was refused": seen([1, 3], [3, 7], [4, 9], book=called(c2="not_applied")),
     "runs": scanned([1, 3], [2, 7], [2, 6]),
     "runs, what nobody heard of was applied": scanned([2, 8], [3, 9], [2, 6]),
     "register": Book().did("write", "r0", 1).did("write", "r0", 2).read("r0", 2),
@@ -244,6 +257,11 @@ BAD: list[tuple[str, Book, str]] = [
     ("register", Book().did("write", "r0", 1).read("r0", 7), LOST),
     ("register", Book().did("write", "r0", 1).read("r0", None), "linearizable register"),
     ("compare-and-set", Book().did("cas", "c0", [None, 1], {"refused": "X"}).read("c0", 1), LOST),
+    ("order", seen([1, 3], [2, 8], [3, 7], [4, 9]), "the effects of a session"),
+    ("order", seen([1, 9], [3, 8], [4, 10]), "the effects of a session"),
+    ("order", seen([1, 3], [2, 5], [2, 8], [3, 7], [4, 9]), "the effects of a session"),
+    ("order", seen([1, 3], [4, 9]), LOST),
+    ("order", seen([1, 3], [2, 5], [3, 7], [4, 9], book=called(c2="not_applied")), LOST),
     ("runs", scanned([1, 3], [2, 8], [2, 6]), "each row has the version"),
     ("runs", scanned([1, 3], book=Book().did("puts", "p0", 1, {"0": 3, "1": 3})), "each row has the version"),
     ("runs", scanned([1, 3], [1, 4], [2, 6]), LOST),

@@ -11,6 +11,7 @@ from oncegate.proof.check.workloads.doubts import Doubts
 from oncegate.proof.check.workloads.flow import FlowExactness
 from oncegate.proof.check.workloads.leases import Leases
 from oncegate.proof.check.workloads.lists import AppendWorkload, Dedup
+from oncegate.proof.check.workloads.order import Order
 from oncegate.proof.check.workloads.recipes import EACH, MixedRecipes
 from oncegate.proof.check.workloads.rows import CompareAndSet, CounterWorkload, RegisterWorkload, Rows
 from oncegate.proof.check.workloads.runs import Runs
@@ -25,6 +26,7 @@ _ALL: Final[tuple[type[Workload], ...]] = (
     Rows,
     CounterWorkload,
     Runs,
+    Order,
     AppendWorkload,
     Bank,
     HandOver,
