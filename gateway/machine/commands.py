@@ -68,6 +68,8 @@ RESULT_BYTES_MAX: Final = 64 * 1024
 REAP_MAX: Final = 1_000
 FORGET_MAX: Final = 1_000
 END_MAX: Final = 1_000
+CLOSES_ENDED: Final = 5
+"""The feature level from which on closing drops a session whose lease has ended, and does not leave it to a reaping."""
 TTL_MS_MAX: Final = 366 * 24 * 3_600_000
 
 
@@ -409,7 +411,7 @@ class Resolve(msgspec.Struct, frozen=True, array_like=True, tag="sv"):
 
 
 class CloseSession(msgspec.Struct, frozen=True, array_like=True, tag="sc"):
-    """Drop the session, its records, and the rows that are bound to it."""
+    """Drop the session, its records, and the rows that are bound to it; one that has gone is closed already."""
 
     client_id: int
     epoch: int
@@ -418,8 +420,12 @@ class CloseSession(msgspec.Struct, frozen=True, array_like=True, tag="sc"):
     def apply(self, machine: Machine) -> Endings:
         """Return the rows that ended; OVERLOADED while the entry has ended as many as it may."""
         machine.check_tenant(self.client_id, self.tenant)
+        if machine.sessions.get(self.client_id) is None and 1 <= self.client_id < machine.sessions.next_id:
+            return Endings([])
         machine.touch_first(self.client_id)
-        machine.sessions.live(self.client_id, self.epoch, machine.time_ms)
+        # Before level 5 a session whose lease has ended waits for its reaping.
+        now_ms = 0 if machine.level >= CLOSES_ENDED else machine.time_ms
+        machine.sessions.live(self.client_id, self.epoch, now_ms)
         if not machine.may_end(self.client_id):
             detail = "too many rows end with the sessions that are closed at this moment"
             raise OncegateError(Code.OVERLOADED, detail, retry_after_ms=50)

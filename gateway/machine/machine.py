@@ -123,7 +123,8 @@ class Machine:
             self.time_ms = entry.time_ms
         self.ends_left = ending.ENDED_AT_ONCE_MAX
         self.changes.clear()
-        self.joined.clear()
+        if self.joined:
+            self.joined.clear()
         if self.new_rows is not None:
             self._look_ahead(entry.commands)
         try:

@@ -360,7 +360,19 @@ def test_closed_session_drops_its_records_and_is_refused_for_ever() -> None:
     assert log.do(c.CloseSession(1, 1)) == [([], 1)]
     assert not log.machine.trackers
     assert log.one(put(1)) is Code.SESSION_EXPIRED
-    assert log.do(c.CloseSession(1, 1))[0].code is Code.SESSION_EXPIRED
+    assert log.do(c.CloseSession(1, 1)) == [([], 0)], "closing it twice is closing it"
+    assert log.do(c.CloseSession(999, 1))[0].code is Code.SESSION_EXPIRED, "one that was never opened is none"
+
+
+@pytest.mark.parametrize("level", [4, 5])
+def test_closing_a_session_whose_lease_has_ended_closes_it_from_level_5_on(level: int) -> None:
+    log = started()
+    log.do(c.RaiseLevel(level))
+    log.one(put(1))
+    (done,) = log.do(c.CloseSession(1, 1), at=10**9)
+    closed = level >= c.CLOSES_ENDED
+    assert (done == ([], 1), log.machine.sessions.get(1) is None) == (closed, closed)
+    assert closed or done.code is Code.SESSION_EXPIRED
 
 
 def test_commit_numbers_are_dense_and_count_applied_operations_only() -> None:
