@@ -7,7 +7,7 @@ Invariants; whoever is about to break one gets an InvariantViolation, and nothin
 
 - an id is given out once: a second session under it would execute again what the first one's records answer;
 - every id that lives is below ``next_id``;
-- a nonce belongs to one session: a retried open finds the session it opened;
+- a nonce belongs to one session: a retried open finds the session it opened, and none where that was closed;
 - an epoch is at least 1, and only a take-over raises it; the end of a lease never goes back.
 """
 
@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from oncegate.rifl.errors import Code, InvariantViolation, OncegateError
+from oncegate.rifl.errors import Code, InvariantViolation, OncegateError, Outcome
 from oncegate.rifl.ids import ClientId, ClusterTimeMs, Epoch
 from oncegate.rifl.lease import ExpiryQueue
 
@@ -30,6 +30,8 @@ LOOKS_MAX: Final = 10_000
 """Sessions, of all tenants, that one page of a list looks at."""
 FULL: Final = "the cluster or the tenant holds as many sessions as it may"
 NONCE_LENGTH_MAX: Final = 64
+CLOSED_MAX: Final = 4_096
+"""Nonces of closed sessions that are remembered; the oldest are forgotten first."""
 NONCES_MAX: Final = 16
 """Earlier owners of a session whose late requests are recognised."""
 
@@ -76,9 +78,11 @@ class SessionTable:
     An id that is not here and below ``next_id`` belonged to a session that is gone; it is refused for ever.
     """
 
-    __slots__ = ("_by_id", "_by_nonce", "_expiry", "_of_tenant", "next_id")
+    __slots__ = ("_by_id", "_by_nonce", "_expiry", "_of_tenant", "closed", "next_id")
 
     def __init__(self) -> None:
+        self.closed: dict[str, int] = {}
+        """Nonces of closed sessions, in the order of closing, and the cluster time until which each is refused."""
         self._by_id: dict[int, SessionRecord] = {}
         self._by_nonce: dict[str, int] = {}
         self._of_tenant: dict[str, int] = {}
@@ -161,7 +165,8 @@ class SessionTable:
             tenant_sessions_max: the same for the sessions of this tenant.
 
         Raises:
-            OncegateError: QUOTA when that many are live; FENCED when another owner has taken the session over.
+            OncegateError: QUOTA when that many are live; FENCED when another owner has taken the session over;
+                SESSION_EXPIRED, not applied, for the nonce of a session that was closed: a late copy of its open.
         """
         known = self._by_nonce.get(_named(tenant, nonce))
         if known is not None:
@@ -171,6 +176,9 @@ class SessionTable:
             if session.ends_ms >= now_ms:
                 session.renew(now_ms)
             return session, True
+        if self.closed.get(_named(tenant, nonce), -1) >= now_ms:
+            detail = "the session that this nonce opened was closed: a new one needs another nonce"
+            raise OncegateError(Code.SESSION_EXPIRED, detail, outcome=Outcome.NOT_APPLIED)
         if self.is_full(tenant, sessions_max, tenant_sessions_max):
             raise OncegateError(Code.QUOTA, FULL)
         client_id, never = ClientId(self.next_id), ClusterTimeMs(0)
@@ -254,6 +262,18 @@ class SessionTable:
             self._expiry.forget()
             for nonce in (session.nonce, *session.former):
                 self._by_nonce.pop(_named(session.tenant, nonce), None)
+
+    def remember_closed(self, client_id: int, now_ms: int) -> None:
+        """Refuse the nonces of a session that is about to be closed for as long as its lease, within CLOSED_MAX."""
+        session, closed = self._by_id[client_id], self.closed
+        for nonce in (*session.former, session.nonce):
+            named = _named(session.tenant, nonce)
+            closed.pop(named, None)
+            closed[named] = now_ms + session.lease_ms
+        oldest = next(iter(closed))
+        while len(closed) > CLOSED_MAX or closed[oldest] < now_ms:
+            del closed[oldest]
+            oldest = next(iter(closed))
 
     def expired(self, now_ms: int, *, limit: int = 1_000) -> list[int]:
         """Return sessions whose lease has ended: candidates for a log entry that reaps them.

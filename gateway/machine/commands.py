@@ -69,7 +69,8 @@ REAP_MAX: Final = 1_000
 FORGET_MAX: Final = 1_000
 END_MAX: Final = 1_000
 CLOSES_ENDED: Final = 5
-"""The feature level from which on closing drops a session whose lease has ended, and does not leave it to a reaping."""
+"""The feature level from which on closing drops a session whose lease has ended, and does not leave it to a reaping,
+and from which on the nonce of a closed session is remembered."""
 TTL_MS_MAX: Final = 366 * 24 * 3_600_000
 
 
@@ -429,6 +430,8 @@ class CloseSession(msgspec.Struct, frozen=True, array_like=True, tag="sc"):
         if not machine.may_end(self.client_id):
             detail = "too many rows end with the sessions that are closed at this moment"
             raise OncegateError(Code.OVERLOADED, detail, retry_after_ms=50)
+        if machine.level >= CLOSES_ENDED:
+            machine.sessions.remember_closed(self.client_id, machine.time_ms)
         machine.sessions.close(self.client_id)
         return Endings(machine.sessions_gone([self.client_id]), 1)
 

@@ -36,9 +36,9 @@ def _nothing_due(ends, now_ms, limit):
 
 
 @plants("replay-revives-row", "holds", (machine_module, "decide_each"))
-def _revives(tracker, operations, first_incomplete, stand, execute, client_id, traceparent):
+def _revives(tracker, operations, first_incomplete, stand, execute, client_id, traceparent, *, in_order=False):
     """The replay of a write puts its row back, although it has ended meanwhile."""
-    done = decide_each(tracker, operations, first_incomplete, stand, execute, client_id, traceparent)
+    done = decide_each(tracker, operations, first_incomplete, stand, execute, client_id, traceparent, in_order=in_order)
     tables = execute.__self__.tables
     for op, verdict in zip(operations, done[0], strict=True):
         written = type(verdict) is Replayed and verdict.record.result is None and op.value is not None

@@ -73,10 +73,10 @@ def balances(commit: int, **held: int) -> dict[str, Any]:
 def transferred(third: int = 12) -> Book:
     """Two transfers of the same payer, a refused one between them, and one whose outcome nobody has learnt."""
     moved = ["giro/ann", "savings/bob", 60]
-    book = Book().did("transfer", "t1", moved, {"commit": 3, "held": [-60, 60]})
+    book = Book().did("transfer", "t1", moved, {"commit": 5, "held": [-60, 60]})
     book.did("transfer", "t2", moved, {"refused": "CONDITION_FAILED", "commit": 6})
     book.did("transfer", "t3", ["giro/ann", "savings/bob", third], end="info", process=1)
-    return book.did("transfer", "t4", ["savings/bob", "giro/cid", 20], {"commit": 10, "held": [40 + third, 20]})
+    return book.did("transfer", "t4", ["savings/bob", "giro/cid", 20], {"commit": 12, "held": [40 + third, 20]})
 
 
 def receipts(*told: tuple[str, int], third: int = 12) -> list[list[Any]]:

@@ -73,7 +73,10 @@ async def test_ids_of_a_closed_session_are_refused_for_ever(api: Api, client_id:
     assert_problem(await api.call("POST", f"/v1/sessions/{client_id}/renew", {"epoch": 1}), "SESSION_EXPIRED")
     assert (await api.call("DELETE", f"/v1/sessions/{client_id}?epoch=1"))[0] == 204, "closed twice is closed"
     assert (await api.call("GET", f"/v1/requests/{client_id}/1"))[2] == {"state": "expired"}
-    assert await api.session() != client_id, "the id of a closed session was given out again"
+    refused = await api.call("POST", "/v1/sessions", {"nonce": "nonce-1"})
+    told = refused[0], refused[2]["code"], refused[2]["outcome"]
+    assert told == (410, "SESSION_EXPIRED", "not_applied"), "a late copy of its open opens nothing"
+    assert await api.session("nonce-2") != client_id, "the id of a closed session was given out again"
 
 
 async def test_session_whose_lease_has_ended_is_never_treated_as_new(api: Api, client_id: str) -> None:

@@ -13,7 +13,7 @@ from oncegate.gateway.machine.put_runs import in_columns
 from oncegate.gateway.machine.state import MachineState, layout, state_digest
 from oncegate.gateway.machine.state.errors import StateVersionUnknown
 from oncegate.rifl.completion import RangeRecord
-from oncegate.rifl.errors import Code
+from oncegate.rifl.errors import Code, OncegateError
 from oncegate.rifl.ids import SequenceNumber
 from tests.gateway.logs import told
 from tests.gateway.state_harness import Fed, ship
@@ -128,3 +128,16 @@ def test_build_that_knows_no_runs_refuses_a_state_of_level_4(tmp_path: Path, mon
     monkeypatch.setattr(layout, "FORMAT", 7)
     with pytest.raises(StateVersionUnknown, match="8; this build reads up to 7: start the build that wrote it"):
         MachineState(tmp_path)
+
+
+@pytest.mark.parametrize("level", [4, 5])
+def test_the_nonce_of_a_closed_session_is_remembered_by_every_node_from_level_5_on(tmp_path: Path, level: int) -> None:
+    fed, other = Fed(tmp_path / "s"), Fed(tmp_path / "other")
+    fed.do(c.RaiseLevel(level), c.OpenSession("n", 5_000, 8), c.CloseSession(1, 1))
+    fed.save()
+    ship(fed.state, other.state).install()
+    assert state_digest(other.machine) == state_digest(fed.machine)
+    for node in (fed.reopened(), other):
+        (again,) = node.do(c.OpenSession("n", 5_000, 8), at_ms=4_000)
+        assert (isinstance(again, OncegateError), node.machine.sessions.get(2) is None) == (level == 5, level == 5)
+        node.close()

@@ -7,9 +7,11 @@ from contextlib import suppress
 from functools import partial
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from oncegate.rifl import session as session_module
-from oncegate.rifl.errors import Code, InvariantViolation, OncegateError
+from oncegate.rifl.errors import Code, InvariantViolation, OncegateError, Outcome
 from oncegate.rifl.ids import ClusterTimeMs
 from oncegate.rifl.lease import GONE_KEPT
 from oncegate.rifl.session import SessionRecord, SessionTable
@@ -149,6 +151,40 @@ def test_closed_session_frees_its_nonce_and_closing_twice_is_harmless() -> None:
     table.close(client)
     assert len(table) == 0
     assert not table.open("n", 1_000, 8, 0)[1]
+
+
+def test_the_nonce_of_a_closed_session_is_refused_for_the_time_of_its_lease() -> None:
+    table, client = opened()
+    table.take_over(client, "second", 0)
+    table.remember_closed(client, 500)
+    table.close(client)
+    for nonce in ("n", "second"):
+        for now_ms in (500, 1_500):
+            assert refusal(table.open, nonce, 1_000, 8, now_ms) is Code.SESSION_EXPIRED
+        assert not table.open(nonce, 1_000, 8, 0, "another")[1], "it is refused to its tenant alone"
+    with pytest.raises(OncegateError) as refused:
+        table.open("n", 1_000, 8, 500)
+    assert refused.value.outcome is Outcome.NOT_APPLIED
+    assert not table.open("n", 1_000, 8, 1_501)[1], "a late copy does not come so late"
+
+
+@given(st.lists(st.tuples(st.integers(0, 400), st.integers(1_000, 3_000)), max_size=30), st.integers(1, 6))
+def test_nonces_of_closed_sessions_are_kept_in_bounds_the_newest_longest(
+    closes: list[tuple[int, int]], most: int
+) -> None:
+    table, now, kept = SessionTable(), 0, dict[str, int]()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(session_module, "CLOSED_MAX", most)
+        for number, (wait_ms, lease_ms) in enumerate(closes):
+            now += wait_ms
+            client = table.open(f"n{number}", lease_ms, 8, now)[0].client_id
+            table.remember_closed(client, now)
+            table.close(client)
+            kept[f"n{number}"] = now + lease_ms
+            assert len(table.closed) <= most
+            for nonce in list(kept)[-most:]:
+                late = kept[nonce] >= now
+                assert (table.closed.get(nonce, -1) >= now) == late, (nonce, now)
 
 
 def test_thousands_that_end_together_are_found_in_bounded_pieces() -> None:

@@ -53,7 +53,7 @@ ROUTES: Final = Routes("sessions")
     Scope.WRITE,
     {200: wire.SessionOpened, 201: wire.SessionOpened},
     body=wire.OpenSession,
-    errors=(Code.FENCED, *PROPOSED),
+    errors=(Code.FENCED, Code.SESSION_EXPIRED, *PROPOSED),
 )
 async def open_session(request: web.Request) -> web.StreamResponse:
     """``POST /v1/sessions``: 201 for a new session, 200 for the one this nonce opened before."""

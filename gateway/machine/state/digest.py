@@ -35,6 +35,7 @@ def state_digest(machine: Machine) -> str:
     for session in sorted(machine.sessions, key=lambda session: session.client_id):
         tracker = machine.trackers[session.client_id]
         add("session", session, tracker.bytes, *tracker.dump())
+    add("closed", [*machine.sessions.closed.items()])
     add("ends", sorted(machine.ends.places()))
     keys = machine.keys
     add("keys", keys.first, keys.next, keys.forgotten_ms, keys.bytes)

@@ -116,6 +116,7 @@ def meta_of(machine: Machine, point: SavedPoint) -> Meta:
         machine.level,
         len(machine.ends),
         machine.tables_declared,
+        [*machine.sessions.closed.items()],
     )
 
 

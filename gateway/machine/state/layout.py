@@ -124,6 +124,8 @@ class Meta(msgspec.Struct, array_like=True, frozen=True):
     ending_rows: int = 0
     tables_declared: int = -1
     """-1: as many as there are."""
+    closed_nonces: list[tuple[str, int]] = []
+    """Of :attr:`oncegate.rifl.session.SessionTable.closed`; empty below feature level 5."""
 
 
 class FlowHead(msgspec.Struct, array_like=True, frozen=True):

@@ -134,6 +134,7 @@ def _restored(store: RocksStore, rest: Callable[[], None]) -> Restored:
         machine.sessions.put_back(session)
         machine.trackers[session.client_id] = tracker
     machine.sessions.skip_to(meta.next_client_id)
+    machine.sessions.closed = dict(meta.closed_nonces)
     if len(machine.sessions) != meta.sessions:
         raise StateCorrupt(store.path, f"{len(machine.sessions)} of {meta.sessions} sessions are there")
     used: list[KeyRecord] = []
