@@ -26,10 +26,10 @@ from oncegate import (
     Outcome,
     OutcomeUnknown,
     Session,
-    Tuning,
     WriteResult,
 )
 from oncegate.gateway import wire
+from oncegate.gateway.client import routing
 from oncegate.gateway.client.batch import Pending
 from oncegate.gateway.client.durable_outbox import DurableOutbox
 from oncegate.gateway.client.outbox_file import OutboxFile
@@ -485,8 +485,10 @@ async def test_session_whose_cluster_is_replaced_ends_instead_of_waiting_for_it(
             await session.increment("rows", "mine")
 
 
-LONG_PAUSES = Tuning(backoff_first_s=1e6, backoff_cap_s=1e6)
-"""The next attempt would come after the deadline: a call ends with its first refusal."""
+@pytest.fixture
+def one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave no time for a second attempt: a call ends with its first refusal, as it otherwise does at its deadline."""
+    monkeypatch.setattr(routing, "LAST_ATTEMPT_S", 1e9)
 
 
 def refuse(fake: FakeGateway, code: str, table: str = "full") -> None:
@@ -503,16 +505,17 @@ def refuse(fake: FakeGateway, code: str, table: str = "full") -> None:
     fake.nodes[0].before = judge
 
 
+@pytest.mark.usefixtures("one_attempt")
 @pytest.mark.parametrize("code", ["QUOTA", "OVERLOADED"])
 async def test_write_that_each_attempt_refused_is_told_as_not_applied_and_leaves_the_outbox(
     fake: FakeGateway, path: Path, code: str
 ) -> None:
     fake.declare("full")
-    async with Client(fake.endpoints, tuning=LONG_PAUSES) as client:
+    async with Client(fake.endpoints) as client:
         refuse(fake, code)
         async with client.session(outbox=path) as session:
             with fails(Code(code), Outcome.NOT_APPLIED, kind=DeadlineExceeded):
-                await session.put("full", "k", 1, timeout_s=20)
+                await session.put("full", "k", 1)
             assert held(path) == []
             assert (await session.put("rows", "k", 1)).applied
         async with client.session(outbox=path) as again:
@@ -521,6 +524,7 @@ async def test_write_that_each_attempt_refused_is_told_as_not_applied_and_leaves
     assert [(one.table, one.key) for one in fake.executed] == [("rows", "k")] * 2
 
 
+@pytest.mark.usefixtures("one_attempt")
 @pytest.mark.parametrize("code", ["QUOTA", "OVERLOADED"])
 async def test_entry_that_is_refused_each_time_keeps_nobody_from_entering(
     fake: FakeGateway, path: Path, code: str
@@ -532,7 +536,7 @@ async def test_entry_that_is_refused_each_time_keeps_nobody_from_entering(
             before.submit("put", "full", key, 1)
         await arrived(fake.nodes[0])
     refuse(fake, code)
-    async with Client(fake.endpoints, tuning=LONG_PAUSES) as client, client.session(outbox=path) as session:
+    async with Client(fake.endpoints) as client, client.session(outbox=path) as session:
         told = [(one.entry.key, one.failure.code, one.failure.outcome) for one in session.recovered if one.failure]
         assert told == [(key, Code(code), Outcome.NOT_APPLIED) for key in "kl"]
         assert (await session.put("rows", "k", 1)).applied

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from oncegate.rifl.errors import Code, OncegateError
-from oncegate.rifl.ids import RANGE_LENGTH_MAX
+from oncegate.rifl.ids import RANGE_LENGTH_MAX, WINDOW_MAX
 from oncegate.rifl.request_tracker import RequestTracker
 
 WINDOW = 6
@@ -358,3 +358,14 @@ def test_spent_numbers_raise_what_the_server_is_known_to_have_only_if_it_has_rec
         tracker.spend(tracker.take_singles(2), recorded=recorded)
         tracker.make_room(2)
         assert tracker.first_incomplete == first_incomplete
+
+
+def test_window_has_one_place_at_least_and_no_more_than_its_bound() -> None:
+    tracker = RequestTracker(window=1)
+    assert list(tracker.take_singles(1)) == [1]
+    assert not tracker.room_for_singles
+    assert RequestTracker(window=WINDOW_MAX).room_for_singles == WINDOW_MAX
+    for window in (0, WINDOW_MAX + 1):
+        with pytest.raises(OncegateError) as refused:
+            RequestTracker(window=window)
+        assert refused.value.code is Code.BAD_REQUEST
