@@ -15,18 +15,26 @@ entries alone; ``now`` is cluster time. First row that holds decides:
 The first use of a key gives it the next *number*: (``KEYS_CLIENT``, number) is its request id. Keys are forgotten in
 the order of their first use, so one time tells which are gone: a key that names a later time was never used.
 
+Where the records lie is :class:`oncegate.rifl.key_records.KeyRecords`' business, which may keep forgotten ones for a
+while: here, what is below ``first`` is not there. From a feature level on (:meth:`KeyTable.begin_buckets`) keys are
+forgotten by the bucket (:mod:`oncegate.rifl.key_buckets`), and the bound of row 5 is out of reach: the leader refuses
+before. Below it they are forgotten one by one, as builds do that know no buckets.
+
 Invariants; a call that would break one raises InvariantViolation and changes nothing:
 
 - a key is remembered once: a second record would hide a second execution;
-- numbers follow each other without a gap, from ``first`` up to, not including, ``next``;
+- numbers follow each other without a gap, from ``first`` up to, not including, ``next``, but for those that a restored
+  cluster leaves out between two buckets;
 - first uses, ends and commit numbers ascend with the number, and no first use is before ``forgotten_ms``: else a key
   could be forgotten before an older one, and its retry be executed;
-- ``bytes`` is the sum of the remembered keys' sizes.
+- ``bytes`` is the sum of the remembered keys' sizes, and what buckets, kinds and tenants hold adds up to it.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
+from math import inf
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -34,6 +42,8 @@ import msgspec
 from oncegate.rifl.completion import CompletionRecord
 from oncegate.rifl.errors import InvariantViolation
 from oncegate.rifl.ids import ID_MAX, ClientId, ClusterTimeMs, CommitNumber, Fingerprint, SequenceNumber
+from oncegate.rifl.key_buckets import Bucket, Held, opened, owner_of
+from oncegate.rifl.key_records import KeyKind, KeyRecord, KeyRecords, MemoryKeys, kind_of, name_of
 from oncegate.rifl.resolve_rule import Fate, ResolveVerdict
 from oncegate.rifl.result_tracker import Sized
 from oncegate.rifl.rule import EXECUTE, Execute, Refusal
@@ -42,96 +52,120 @@ KEYS_CLIENT: Final = ClientId(ID_MAX)
 """Client id of the request ids that keys are mapped to; no session ever gets it."""
 KEYS_MAX: Final = 1_000_000
 KEYS_BYTES_MAX: Final = 512 * 2**20
-KEY_OVERHEAD_BYTES: Final = 320
-"""What a key costs beside its text and result: objects and two places in dictionaries."""
+"""Bounds below the level of buckets."""
+KEYS_BYTES_DEFAULT: Final = 8 * 2**30
+"""What a leader takes from it on, unless its setting says another number."""
+BUCKETS_BYTES_MAX: Final = 2**44
+"""Bound from it on, whatever the leader's setting says."""
 NO_TIME: Final = ClusterTimeMs(-1)
 """Stands for the time of a key that names none."""
 
 
-class KeyRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A used key. ``used_ms`` and ``ends_ms`` are cluster time; both ascend with the number."""
+class Taken(NamedTuple):
+    """Bytes that remembered keys take: of all, of one kind, and of it one tenant's."""
 
-    number: SequenceNumber
-    tenant: str
-    key: str
-    used_ms: ClusterTimeMs
-    ends_ms: ClusterTimeMs
-    record: CompletionRecord
-
-    @property
-    def size(self) -> int:
-        """Bytes, roughly."""
-        result = self.record.result
-        return KEY_OVERHEAD_BYTES + len(self.tenant) + len(self.key) + (0 if result is None else int(result.size))
-
-
-class Held(msgspec.Struct, gc=False):
-    """What the remembered keys of one tenant take; follows from the keys, and is not saved."""
-
-    keys: int = 0
-    bytes: int = 0
-
-
-class Changes(NamedTuple):
-    """What has changed since the last call; numbers from ``gone_first`` and below ``gone_end`` are forgotten."""
-
-    gone_first: int
-    gone_end: int
-    new: list[KeyRecord]
+    all: int
+    of_kind: int
+    own: int
 
 
 class KeyTable:
-    """All remembered keys. A tenant's name holds no NUL, which separates it from the key in ``_by_name``."""
+    """All remembered keys."""
 
     __slots__ = (
-        "_by_name",
-        "_by_number",
-        "_of_tenant",
-        "_saved_first",
-        "_saved_next",
+        "_absent",
+        "_due_ms",
+        "_newest",
+        "_owners",
+        "buckets",
+        "by_bucket",
         "bytes",
+        "count",
         "first",
         "forgotten_ms",
+        "kinds",
         "next",
+        "records",
     )
 
-    def __init__(self) -> None:
-        self._by_name: dict[str, KeyRecord] = {}
-        self._by_number: dict[int, KeyRecord] = {}
-        self._of_tenant: dict[str, Held] = {}
+    def __init__(self, records: KeyRecords | None = None) -> None:
+        self.records: KeyRecords = MemoryKeys() if records is None else records
+        self.buckets: list[Bucket] = []
+        """What is remembered, oldest first; none is empty."""
+        self.by_bucket = False
+        """Whether new keys are forgotten by the bucket."""
         self.first = SequenceNumber(1)
         """Number of the oldest remembered key."""
         self.next = SequenceNumber(1)
         """Number that the next key gets."""
         self.forgotten_ms = NO_TIME
         """Cluster time of the first use of the newest forgotten key."""
+        self.count = 0
         self.bytes = 0
-        self._saved_first = self._saved_next = 1
+        self.kinds: dict[str, Held] = {kind.value: Held() for kind in KeyKind}
+        """What the keys of each kind take, to be read only."""
+        self._owners: dict[str, Held] = {}
+        self._newest: KeyRecord | None = None
+        self._due_ms: float = inf
+        """The next key is forgotten after this time."""
+        self._absent = ""
+        """The name that was looked for last and not found: it is not looked for again to be added."""
 
     def __len__(self) -> int:
-        return self.next - self.first
+        return self.count
 
     def __iter__(self) -> Iterator[KeyRecord]:
         """Yield the remembered keys in the order of their first use."""
-        return iter(self._by_number.values())
+        for bucket in self.buckets:
+            for record in self.records.run(bucket.first, bucket.stop):
+                yield _later(record, bucket)
 
     def of_tenant(self, tenant: str) -> Held:
-        """Return what a tenant's remembered keys take, to be read only."""
-        return self._of_tenant.get(tenant) or Held()
+        """Return what a tenant's remembered keys take."""
+        each = [self._owners.get(owner_of(kind, tenant), Held()) for kind in KeyKind]
+        return Held(sum(one.keys for one in each), sum(one.bytes for one in each))
 
     def has(self, tenant: str, key: str) -> bool:
         """Tell whether a key is remembered."""
-        return _name(tenant, key) in self._by_name
+        return self.number_of(tenant, key) is not None
+
+    def number_of(self, tenant: str, key: str) -> SequenceNumber | None:
+        """Return the number of a remembered key, None of any other."""
+        found = self.records.find(name_of(tenant, key), self.first)
+        return None if found is None else found.number
+
+    def look_ahead(self, names: list[str]) -> None:
+        """Prepare to decide about these soon."""
+        self.records.look_ahead(names)
 
     @property
     def is_full(self) -> bool:
-        """Whether no new key is taken, of whichever tenant."""
-        return len(self) >= KEYS_MAX or self.bytes >= KEYS_BYTES_MAX
+        """Whether the rule takes no new key, of whichever tenant."""
+        if self.by_bucket:
+            return self.bytes >= BUCKETS_BYTES_MAX
+        return self.count >= KEYS_MAX or self.bytes >= KEYS_BYTES_MAX
 
     def room_in_ms(self, now_ms: int) -> int:
         """Return when the next key is forgotten, from cluster time ``now_ms`` on."""
-        oldest = self._by_number.get(self.first)
-        return 0 if oldest is None else max(0, oldest.ends_ms - now_ms)
+        return 0 if self._due_ms == inf else max(0, int(self._due_ms) + 1 - now_ms)
+
+    def taken(self, kind: KeyKind, tenant: str) -> Taken:
+        """Return what keys take now."""
+        own = self._owners.get(owner_of(kind, tenant))
+        return Taken(self.bytes, self.kinds[kind].bytes, 0 if own is None else own.bytes)
+
+    def room_to_come(self, kind: KeyKind, tenant: str) -> Iterator[tuple[int, Taken]]:
+        """Yield the cluster time after which a bucket is forgotten, and what the keys behind it take, to the last one.
+
+        One whose keys are forgotten one by one counts as gone with the first of them: it may make room from then on.
+        """
+        everything, of_kind, own = self.taken(kind, tenant)
+        owner = owner_of(kind, tenant)
+        for bucket in self.buckets:
+            everything -= sum(held.bytes for held in bucket.held.values())
+            of_kind -= sum(held.bytes for name, held in bucket.held.items() if name[:1] == kind)
+            own -= bucket.held[owner].bytes if owner in bucket.held else 0
+            yield int(self._due_ms) if bucket.singly else bucket.ends_ms, Taken(everything, of_kind, own)
 
     def decide(
         self, tenant: str, key: str, fingerprint: Fingerprint, named_ms: ClusterTimeMs, now_ms: ClusterTimeMs
@@ -148,15 +182,19 @@ class KeyTable:
         Returns:
             EXECUTE, the record to answer from, or the refusal.
         """
-        known = self._by_name.get(f"{tenant}\0{key}")  # the hot path spares a call
+        name = f"{tenant}\0{key}"  # the hot path spares a call
+        known = self.records.find(name, self.first)
         if known is not None:
-            return known if known.record.fingerprint == fingerprint else Refusal.PAYLOAD_MISMATCH
+            if known.record.fingerprint != fingerprint:
+                return Refusal.PAYLOAD_MISMATCH
+            return known if (bucket := self._bucket(known.number)) is None else _later(known, bucket)
         if named_ms > now_ms:
             return Refusal.BAD_REQUEST
         if NO_TIME < named_ms <= self.forgotten_ms:
             return Refusal.SESSION_EXPIRED
-        if self.next - self.first >= KEYS_MAX or self.bytes >= KEYS_BYTES_MAX:  # is_full
+        if self.is_full:
             return Refusal.QUOTA
+        self._absent = name
         return EXECUTE
 
     def slot(self, tenant: str, key: str, now_ms: ClusterTimeMs, lifetime_ms: int) -> KeySlot:
@@ -165,116 +203,208 @@ class KeyTable:
 
     def add(self, record: KeyRecord) -> None:
         """Remember a key under its number, the next one."""
-        number, tenant, commit = record.number, record.tenant, record.record.commit
-        name, newest = f"{tenant}\0{record.key}", self._by_number.get(self.next - 1)
+        number, tenant, commit, newest = record.number, record.tenant, record.record.commit, self._newest
+        used_ms, ends_ms, name = record.used_ms, record.ends_ms, f"{tenant}\0{record.key}"
         if number != self.next:
             raise InvariantViolation(f"idempotency key {number} comes where {self.next} is the next")
-        if name in self._by_name:
+        if name != self._absent and self.records.find(name, self.first) is not None:
             raise InvariantViolation(f"idempotency key {number} is remembered already: it was executed twice")
         if newest is None:
-            is_older = record.used_ms < self.forgotten_ms or record.ends_ms < 0 or commit < 1
+            is_older = used_ms < self.forgotten_ms or ends_ms < 0 or commit < 1
         else:
             is_older = (
-                record.used_ms < newest.used_ms or record.ends_ms < newest.ends_ms or commit <= newest.record.commit
+                used_ms < newest.used_ms
+                or used_ms < self.forgotten_ms
+                or ends_ms < self.last_end_ms()
+                or commit <= newest.record.commit
             )
         if is_older:
             raise InvariantViolation(f"idempotency key {number} is older than the one before it")
-        self._by_name[name] = record
-        self._by_number[number] = record
+        self._absent, self._newest = "", record
+        singly, buckets = not self.by_bucket, self.buckets
+        if not buckets or not buckets[-1].takes(number, used_ms, singly=singly):
+            if not buckets:
+                self.first = number
+            buckets.append(opened(number, used_ms, ends_ms, singly=singly))
+        self.records.add(name, record)
         self.next = number + 1  # type: ignore[assignment]  # the hot path spares a call
-        size = record.size
+        size, kind = record.size, "e" if record.key[:1] == "e" else "k"
+        owner = kind + tenant
+        buckets[-1].add(owner, size, used_ms, ends_ms)
+        self.count += 1
         self.bytes += size
-        held = self._of_tenant.get(tenant)
-        if held is None:
-            self._of_tenant[tenant] = Held(1, size)
-        else:
+        for held in (self.kinds[kind], self._owners.setdefault(owner, Held())):
             held.keys += 1
             held.bytes += size
+        if len(buckets) == 1 and (not singly or self._due_ms == inf):
+            self._due_ms = ends_ms
 
     def last_end_ms(self) -> ClusterTimeMs:
         """Return until when the newest key is remembered; 0 without one."""
-        newest = self._by_number.get(self.next - 1)
-        return 0 if newest is None else newest.ends_ms  # type: ignore[return-value]  # the hot path spares a call
+        return self.buckets[-1].ends_ms if self.buckets else 0  # type: ignore[return-value]  # spares a call
+
+    def begin_buckets(self) -> None:
+        """Forget new keys by the bucket from here on; those that are there, one by one."""
+        self.by_bucket = True
 
     def fence(self, now_ms: ClusterTimeMs, slept_ms: int, skipped: int) -> None:
         """Refuse every key that names a time up to ``now_ms`` and is not remembered: it may have been used elsewhere.
 
-        Those that are remembered stay for as long as they would have, ``slept_ms`` of cluster time left out, and count
-        as first used at ``now_ms``. Numbers go on ``skipped`` higher, theirs too: a number that was given elsewhere is
-        nobody's here.
+        Those that are remembered stay for as long as they would have, ``slept_ms`` of cluster time left out. Numbers go
+        on ``skipped`` higher: one that was given elsewhere is nobody's here. Below the level of buckets, where a gap
+        cannot be, those of the keys that stay do too, which count as first used at ``now_ms``.
         """
+        if self.by_bucket:
+            for bucket in self.buckets:
+                bucket.ends_ms += slept_ms
+                bucket.slept_ms += slept_ms
+            self.next = SequenceNumber(self.next + skipped)
+            if not self.buckets:
+                self.first = self.next
+            self.forgotten_ms = now_ms
+            self._note_due()
+            return
         kept = list(self)
-        self._by_name.clear()
-        self._by_number.clear()
-        self._of_tenant.clear()
-        self.bytes, self.forgotten_ms = 0, now_ms
+        self.records.clear()
+        self._forget_counts()
+        self.forgotten_ms = now_ms
         self.first = self.next = SequenceNumber(self.next + skipped)
         for one in kept:
             ends_ms = ClusterTimeMs(one.ends_ms + slept_ms)
             self.add(KeyRecord(self.next, one.tenant, one.key, now_ms, ends_ms, one.record))
 
     def due(self, now_ms: int) -> bool:
-        """Tell whether a key's time is over."""
-        oldest = self._by_number.get(self.first)
-        return oldest is not None and oldest.ends_ms < now_ms
+        """Tell whether a key is to be forgotten."""
+        return now_ms > self._due_ms
 
     def forget(self, now_ms: int, limit: int) -> int:
-        """Forget up to ``limit`` keys whose time is over, oldest first; returns how many."""
-        count = 0
-        while count < limit and self.due(now_ms):
-            gone = self._by_number[self.first]
-            if gone.size > self.bytes:
-                raise InvariantViolation(f"{self.bytes} bytes of idempotency keys hold one of {gone.size}")
-            del self._by_number[self.first]
-            del self._by_name[_name(gone.tenant, gone.key)]
-            self.bytes -= gone.size
-            held = self._of_tenant[gone.tenant]
-            held.keys -= 1
-            held.bytes -= gone.size
-            if not held.keys:
-                del self._of_tenant[gone.tenant]
-            self.forgotten_ms = gone.used_ms
-            self.first = SequenceNumber(self.first + 1)
-            count += 1
-        return count
+        """Forget keys whose time is over, oldest first: all that are in buckets, of others up to ``limit``.
+
+        Returns:
+            How many.
+        """
+        before = self.count
+        while self.buckets and now_ms > self._due_ms:
+            bucket = self.buckets[0]
+            if not bucket.singly:
+                for owner, held in bucket.held.items():
+                    self._take(owner, held.keys, held.bytes)
+                self._forgotten(bucket.last_ms, bucket.stop)
+                self.records.forget_below(self.first)
+            elif before - self.count < limit:
+                self._forget_one(bucket)
+            else:
+                break
+        return before - self.count
+
+    def _forget_one(self, bucket: Bucket) -> None:
+        gone = self._at(bucket.first)
+        owner, size = owner_of(kind_of(gone.key), gone.tenant), gone.size
+        if size > self.bytes:
+            raise InvariantViolation(f"{self.bytes} bytes of idempotency keys hold one of {size}")
+        bucket.take_first(owner, size)
+        self._take(owner, 1, size)
+        self.records.forget(name_of(gone.tenant, gone.key), gone)
+        self._forgotten(gone.used_ms, bucket.first)
+
+    def _take(self, owner: str, keys: int, size: int) -> None:
+        for name, counts in ((owner[:1], self.kinds), (owner, self._owners)):
+            counts[name].take(keys, size)
+        if not self._owners[owner].keys:
+            del self._owners[owner]
+        self.count -= keys
+        self.bytes -= size
+
+    def _forgotten(self, used_ms: int, stop: int) -> None:
+        """Go on with the keys from ``stop`` on: the one before it was first used at ``used_ms``."""
+        self.forgotten_ms = max(self.forgotten_ms, ClusterTimeMs(used_ms))
+        if stop == self.buckets[0].stop:
+            del self.buckets[0]
+        self.first = SequenceNumber(self.buckets[0].first) if self.buckets else self.next
+        if not self.buckets:
+            self._newest = None
+        self._note_due()
+
+    def _note_due(self) -> None:
+        if not self.buckets:
+            self._due_ms = inf
+        elif (bucket := self.buckets[0]).singly:
+            self._due_ms = self._at(bucket.first).ends_ms + bucket.slept_ms
+        else:
+            self._due_ms = bucket.ends_ms
+
+    def _at(self, number: int) -> KeyRecord:
+        if (found := self.records.at(number)) is None:
+            raise InvariantViolation(f"idempotency key {number} is missing")
+        return found
+
+    def _bucket(self, number: int) -> Bucket | None:
+        """Return the bucket with a number; None: none has it."""
+        at = bisect_right(self.buckets, number, key=_first_of)
+        return self.buckets[at - 1] if at and number < self.buckets[at - 1].stop else None
 
     def look_up(self, number: int, tenant: str = "") -> ResolveVerdict:
         """Say what became of the request that a key was mapped to; another tenant's was never seen."""
         if number >= self.next:
             return ResolveVerdict(Fate.NEVER_SEEN)
-        known = self._by_number.get(number)
-        if known is None:
+        if self._bucket(number) is None:
             return ResolveVerdict(Fate.EXPIRED)
+        known = self._at(number)
         return (
             ResolveVerdict(Fate.EXECUTED, known.record) if known.tenant == tenant else ResolveVerdict(Fate.NEVER_SEEN)
         )
 
-    def take_changes(self) -> Changes:
-        """Return what has changed since the last call. Takes time in proportion to the number of new keys."""
-        new = [self._by_number[number] for number in range(max(self._saved_next, self.first), self.next)]
-        changes = Changes(self._saved_first, min(self.first, self._saved_next), new)
-        self._saved_first, self._saved_next = self.first, self.next
-        return changes
-
     def restore(
         self, first: SequenceNumber, next_number: SequenceNumber, forgotten_ms: ClusterTimeMs, records: list[KeyRecord]
     ) -> None:
-        """Become the table that was saved so.
+        """Become the table below the level of buckets that was saved so.
 
         Raises:
             InvariantViolation: no table can have held these records under these numbers.
         """
-        self.first = self.next = self._saved_first = first
+        self.first = self.next = first
         self.forgotten_ms = forgotten_ms
         for record in records:
             self.add(record)
         if self.next != next_number:
             raise InvariantViolation(f"idempotency keys {self.next} to {next_number - 1} are missing")
-        self._saved_next = next_number
+
+    def restore_buckets(self, next_number: SequenceNumber, forgotten_ms: ClusterTimeMs, buckets: list[Bucket]) -> None:
+        """Become the table that was saved so: its records are where they are looked for, and not read.
+
+        Raises:
+            InvariantViolation: no table can have had these buckets, or a first or last record of one is missing.
+        """
+        self.by_bucket, self.forgotten_ms = True, forgotten_ms
+        number, ends_ms, last_ms = 1, 0, NO_TIME
+        for bucket in buckets:
+            keys = sum(held.keys for held in bucket.held.values())
+            if keys != bucket.stop - bucket.first or not keys:
+                raise InvariantViolation(f"{keys} idempotency keys are numbered {bucket.first} to {bucket.stop - 1}")
+            if bucket.first < number or bucket.ends_ms < ends_ms or bucket.last_ms < last_ms:
+                raise InvariantViolation(f"idempotency key {bucket.first} is older than the one before it")
+            number, ends_ms, last_ms = bucket.stop, bucket.ends_ms, ClusterTimeMs(bucket.last_ms)
+            for owner, held in bucket.held.items():
+                self.count += held.keys
+                self.bytes += held.bytes
+                self.kinds[owner[:1]].add(held.keys, held.bytes)
+                self._owners.setdefault(owner, Held()).add(held.keys, held.bytes)
+            self._at(bucket.first)
+            self._newest = self._at(bucket.stop - 1)
+        if number > next_number:
+            raise InvariantViolation(f"idempotency key {number - 1} is remembered where {next_number} is the next")
+        self.buckets, self.next = buckets, next_number
+        self.first = SequenceNumber(buckets[0].first) if buckets else next_number
+        self._note_due()
+
+    def _forget_counts(self) -> None:
+        self.buckets, self._owners, self.count, self.bytes = [], {}, 0, 0
+        self.kinds = {kind.value: Held() for kind in KeyKind}
+        self._newest, self._due_ms, self._absent = None, inf, ""
 
     def dump(self) -> list[Any]:
         """Return the state as plain data, equal on equal replicas."""
-        return [self.first, self.next, self.forgotten_ms, self.bytes, list(self)]
+        return [self.first, self.next, self.forgotten_ms, self.bytes, self.by_bucket, self.buckets, list(self)]
 
 
 class KeySlot(msgspec.Struct, frozen=True, gc=False):
@@ -305,5 +435,12 @@ class KeySlot(msgspec.Struct, frozen=True, gc=False):
         return record
 
 
-def _name(tenant: str, key: str) -> str:
-    return f"{tenant}\0{key}"
+def _first_of(bucket: Bucket) -> int:
+    return bucket.first
+
+
+def _later(record: KeyRecord, bucket: Bucket) -> KeyRecord:
+    """Return a record with the end that it has here."""
+    if not bucket.slept_ms:
+        return record
+    return msgspec.structs.replace(record, ends_ms=ClusterTimeMs(record.ends_ms + bucket.slept_ms))

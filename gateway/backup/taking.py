@@ -25,7 +25,7 @@ from oncegate.flows.errors import FlowError
 from oncegate.gateway.backup.manifest import SEGMENTS, STATE, VERSION, BackupFile, Batches, Manifest
 from oncegate.gateway.machine.state.errors import StateCorrupt
 from oncegate.gateway.machine.state.pacer import Pacer
-from oncegate.gateway.machine.state.restore import Retained, contents, verify
+from oncegate.gateway.machine.state.restore import Retained, contents, remembered_keys, verify
 from oncegate.gateway.machine.state.snapshot import StoreSnapshot
 from oncegate.gateway.machine.state.store import RocksStore, new_cache
 from oncegate.gateway.node.node import Node
@@ -160,6 +160,7 @@ class Copies:
             with closing(RocksStore(directory, new_cache(_CACHE_BYTES), create=False, read_only=True)) as store:
                 verify(store, Pacer().rest)
                 meta, retained = contents(store)
+                keys = remembered_keys(store, meta)
         except (ConsensusError, OSError) as fault:
             if isinstance(fault, StateCorrupt):
                 node.state.found_in_copy(fault, directory, store_path)
@@ -178,7 +179,7 @@ class Copies:
             time_ms=meta.time_ms,
             made_ms=time.time_ns() // 1_000_000,
             sessions=meta.sessions,
-            keys=meta.next_key - meta.first_key,
+            keys=keys,
             rows={table.name: table.rows for table in meta.tables},
             flows={batches.flow: Batches(batches.first, batches.last) for batches in retained},
             files=files,

@@ -8,6 +8,7 @@ Invariant: a key has taken its number if, and only if, its operation was execute
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -17,7 +18,8 @@ from oncegate.gateway.machine.tenant_share import NOBODY, share
 from oncegate.rifl.completion import CompletionRecord
 from oncegate.rifl.errors import Code, InvariantViolation, OncegateError
 from oncegate.rifl.ids import ClusterTimeMs, SequenceNumber
-from oncegate.rifl.key_table import KEYS_BYTES_MAX, KEYS_CLIENT, KEYS_MAX, KeyRecord, KeySlot
+from oncegate.rifl.key_records import KeyKind, KeyRecord, kind_of, size_of
+from oncegate.rifl.key_table import KEYS_BYTES_MAX, KEYS_CLIENT, KEYS_MAX, KeySlot, KeyTable, Taken
 from oncegate.rifl.rule import Applied, OpVerdict, Refusal, Rejected, Replayed
 
 if TYPE_CHECKING:
@@ -26,29 +28,67 @@ if TYPE_CHECKING:
 FULL: Final = "as many keys are remembered as may be, of this tenant or of all: docs/limits.md"
 NO_NUMBER: Final = SequenceNumber(0)
 """Stands for the number of a key that was refused: it was mapped to none."""
+KIND_PARTS: Final = 4
+"""Keys and events each have one part of so many for themselves."""
 
 
-def check_share(machine: Machine, command: c.Keyed | c.KeyedMixed) -> None:
-    """Refuse new keys of a tenant that holds its share, before they are ordered.
+def check_room(machine: Machine, command: c.Keyed | c.KeyedMixed, bytes_max: int, now_ms: Callable[[], int]) -> None:
+    """Refuse new keys for which there is no room, or which their tenant's share does not hold, before they are ordered.
 
     Only where commands get their place in the log, by the state that is applied there: the log carries no such bound,
     so that every member, of an earlier build too, decides its entries alike. What is under way meanwhile is not counted
     yet. A request whose keys are all remembered is a replay and passes.
 
+    Args:
+        machine: with the keys that are remembered.
+        command: what is to be ordered.
+        bytes_max: of the keys of all tenants, from the level of buckets on.
+        now_ms: cluster time now; asked for only by a refusal.
+
     Raises:
-        OncegateError: QUOTA; nothing was proposed.
+        OncegateError: QUOTA, with the time until there will be room; nothing was proposed.
     """
-    tenant, keys = command.tenant, machine.keys
+    tenant, keys, ops = command.tenant, machine.keys, command.ops
+    if not ops:
+        return
+    if not keys.by_bucket:
+        if has_share(keys, tenant, len(ops)) or all(keys.has(tenant, item.key) for item in ops):
+            return
+        raise OncegateError(Code.QUOTA, FULL, retry_after_ms=max(1_000, keys.room_in_ms(now_ms())))
+    kind, wanted = kind_of(ops[0].key), 0
+    for item in ops:
+        wanted += size_of(tenant, item.key)
+    if has_room(keys.taken(kind, tenant), tenant, wanted, bytes_max):
+        return
+    if all(keys.has(tenant, item.key) for item in ops):
+        return
+    raise OncegateError(Code.QUOTA, FULL, retry_after_ms=room_in_ms(keys, tenant, kind, wanted, bytes_max, now_ms()))
+
+
+def has_room(taken: Taken, tenant: str, wanted: int, bytes_max: int) -> bool:
+    """Tell whether ``wanted`` bytes fit into what a tenant may hold of a kind while so much is taken.
+
+    A kind may hold all but what the others hold, or the part that is theirs where they hold less.
+    """
+    of_kind_max = bytes_max - max(taken.all - taken.of_kind, bytes_max // KIND_PARTS)
+    return taken.own + wanted <= share(tenant, of_kind_max, taken.of_kind, taken.own)
+
+
+def room_in_ms(keys: KeyTable, tenant: str, kind: KeyKind, wanted: int, bytes_max: int, now_ms: int) -> int:
+    """Return how long it takes until so many keys have been forgotten that there is room, a second at least."""
+    to_come = keys.room_to_come(kind, tenant)
+    room_ms = (ends_ms for ends_ms, left in to_come if has_room(left, tenant, wanted, bytes_max))
+    return max(1_000, next(room_ms, keys.last_end_ms()) + 1 - now_ms)
+
+
+def has_share(keys: KeyTable, tenant: str, count: int) -> bool:
+    """Tell whether a tenant may have so many more keys below the level of buckets."""
     if tenant == NOBODY:
-        return
+        return True  # the rule refuses
     held = keys.of_tenant(tenant)
-    if held.keys + len(command.ops) <= share(tenant, KEYS_MAX, len(keys), held.keys) and held.bytes < share(
+    return held.keys + count <= share(tenant, KEYS_MAX, len(keys), held.keys) and held.bytes < share(
         tenant, KEYS_BYTES_MAX, keys.bytes, held.bytes
-    ):
-        return
-    if all(keys.has(tenant, item.key) for item in command.ops):
-        return
-    raise OncegateError(Code.QUOTA, FULL, retry_after_ms=max(1_000, keys.room_in_ms(machine.time_ms)))
+    )
 
 
 def apply_keyed(machine: Machine, command: c.Keyed | c.KeyedMixed) -> tuple[list[OpVerdict], int]:

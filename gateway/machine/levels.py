@@ -28,7 +28,10 @@ FIRST: Final = 1
 """The level of a cluster that was never raised."""
 NEWEST: Final = 5
 """The highest level that this build knows: at 2 the state says its level; 3 brought transactions and rows that end; at
-4 the log has runs of puts in columns, and the state their records; at 5 operations may ask to be done in order."""
+4 the log has runs of puts in columns, and the state their records; at 5 operations may ask to be done in order, and
+idempotency keys are forgotten by the bucket, and lie on disk."""
+BUCKETS: Final = 5
+"""The level from which on idempotency keys are forgotten by the bucket (:mod:`oncegate.rifl.key_buckets`)."""
 RUNS: Final = 4
 """The level from which on a leader orders :class:`oncegate.gateway.machine.commands.OperateRuns`."""
 NEEDS: Final[dict[type, int]] = {

@@ -33,6 +33,7 @@ from oncegate.gateway.machine.tables import INTEGER_BYTES_MAX, ChangeRun, RowCha
 from oncegate.rifl.completion import FINGERPRINT_BYTES, CompletionRecord, RangeRecord
 from oncegate.rifl.errors import Code, InvariantViolation, OncegateError
 from oncegate.rifl.ids import ClusterTimeMs, CommitNumber, SequenceNumber
+from oncegate.rifl.key_records import KeyRecords, name_of
 from oncegate.rifl.key_table import KEYS_CLIENT, KeySlot, KeyTable
 from oncegate.rifl.range_rule import NewPart, RefusedPart, ReplayPart, decide_range, decide_range_without_session
 from oncegate.rifl.resolve_rule import Fate, ResolveVerdict, resolve
@@ -66,7 +67,9 @@ class Origin(NamedTuple):
 class Machine:
     """The replicated state of a cluster."""
 
-    def __init__(self, new_rows: Callable[[int], RowStore] | None = None) -> None:
+    def __init__(
+        self, new_rows: Callable[[int], RowStore] | None = None, key_records: KeyRecords | None = None
+    ) -> None:
         self.new_rows = new_rows
         """Makes the rows of the table with this number; None keeps them in memory."""
         self.touched: set[int] = set()
@@ -79,7 +82,7 @@ class Machine:
         """Cluster time: that of the newest entry; never goes back."""
         self.sessions = SessionTable()
         self.trackers: dict[int, ResultTracker] = {}
-        self.keys = KeyTable()
+        self.keys = KeyTable(key_records)
         self.tables: dict[str, Table] = {}
         self.tables_declared = 0
         """How many tables were ever declared: the number of the next one."""
@@ -134,7 +137,10 @@ class Machine:
 
     def _look_ahead(self, commands: list[c.Command]) -> None:
         keys: dict[str, list[str]] = {}
+        used: list[str] = []
         for command in commands:
+            if isinstance(command, c.UNDER_KEYS):
+                used += [name_of(command.tenant, item.key) for item in command.ops]
             if isinstance(command, _SINGLES):
                 for op in c.writes_of(c.operations_of(command)):
                     if op.table in keys:
@@ -152,6 +158,8 @@ class Machine:
             table = self.tables.get(name)
             if table is not None and table.kind == "resident" and len(wanted) > 1:
                 table.rows.look_ahead(wanted)
+        if len(used) > 1:
+            self.keys.look_ahead(used)
 
     def take_sealed(self) -> list[Sealed]:
         """Hand over the batches sealed since the last call; their files are the caller's business."""
@@ -466,6 +474,8 @@ class Machine:
             newer = "start this node with the build of the others"
             raise InvariantViolation(f"feature level {level}, this build knows {levels.NEWEST}: {newer}")
         self.level = max(self.level, level)
+        if self.level >= levels.BUCKETS:
+            self.keys.begin_buckets()
         return self.level
 
     def fenced_by(self, client_id: int, epoch: int) -> str:

@@ -119,6 +119,7 @@ class Node:
             self.founding.is_under_way,
             entry_bytes_max=entry_bytes_max,
             answer_s=settings.answer_ms_max / 1000,
+            keys_bytes_max=settings.idempotency_keys_bytes_max,
         )
         self.stall = CommitStall()
         self.fetcher = SegmentFetcher(self.replica, self._others, self.machine, self.store, self.publisher)

@@ -30,7 +30,7 @@ from oncegate.consensus.replica.replica import Replica
 from oncegate.gateway.answers import Answer, answer
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.cluster_clock import ClusterClock
-from oncegate.gateway.machine.idempotency_keys import check_share
+from oncegate.gateway.machine.idempotency_keys import check_room
 from oncegate.gateway.machine.levels import NEWEST, RUNS, check_level
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.put_runs import in_columns
@@ -41,6 +41,7 @@ from oncegate.gateway.node.group_commit import leaves_now
 from oncegate.gateway.node.refusals import translated
 from oncegate.gateway.sweep import NEVER, Sweep
 from oncegate.rifl.errors import Code, OncegateError, Outcome
+from oncegate.rifl.key_table import KEYS_BYTES_DEFAULT
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +82,7 @@ class Proposer:
         *,
         entry_bytes_max: int = ENTRY_BYTES_MAX,
         answer_s: float = ANSWER_S,
+        keys_bytes_max: int = KEYS_BYTES_DEFAULT,
     ) -> None:
         self._answer_s = answer_s
         self._replica = replica
@@ -89,6 +91,7 @@ class Proposer:
         self._clock = clock
         self._is_founding = is_founding
         self._entry_bytes_max = entry_bytes_max
+        self._keys_bytes_max = keys_bytes_max
         self._loop = asyncio.get_running_loop()
         self._between: BetweenLeaders[Sequence[Waiting]] = BetweenLeaders(self._loop, self.send_on, self.fail)
         self._waiting: list[Waiting] = []
@@ -116,8 +119,8 @@ class Proposer:
         iteration or of the entries under way.
 
         The future of its answer fails with OncegateError and never hangs. Raises OVERLOADED, CONFLICT for a command
-        above the cluster's feature level (NOT_READY while that may be about to rise), QUOTA for keys over their
-        tenant's share, or NOT_READY while nothing commits; then nothing was proposed.
+        above the cluster's feature level (NOT_READY while that may be about to rise), QUOTA for keys without room, or
+        NOT_READY while nothing commits; then nothing was proposed.
         """
         future: asyncio.Future[Answer] = self._loop.create_future()
         self.order(Waiting(command, size, future))
@@ -131,7 +134,7 @@ class Proposer:
         if self._stall:
             raise self._stalled()
         if isinstance(command, c.UNDER_KEYS) and self._leadership.leads:
-            check_share(self._machine, command)
+            check_room(self._machine, command, self._keys_bytes_max, lambda: self._clock.stamp_ms(time.monotonic()))
         if self.inflight_commands >= INFLIGHT_COMMANDS_MAX or self.inflight_bytes + size > INFLIGHT_BYTES_MAX:
             raise OncegateError(Code.OVERLOADED, "too many commands wait for the log", retry_after_ms=50)
         self._waiting.append(waiting)

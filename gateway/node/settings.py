@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from oncegate.gateway.node.setting import declared, gather, setting
 from oncegate.gateway.wire import DEFAULT_HTTP_PORT
+from oncegate.rifl.key_table import KEYS_BYTES_DEFAULT
 from oncegate.rifl.session import SESSIONS_MAX
 
 DEFAULT_PEER_PORT: Final = 7401
@@ -258,6 +259,12 @@ class Settings:
         "cluster time for which an Idempotency-Key or an event is remembered",
         least=1_000,
         most=30 * 24 * 3_600_000,
+    )
+    idempotency_keys_bytes_max: int = setting(
+        KEYS_BYTES_DEFAULT,
+        "bytes of remembered keys and events, on disk, beyond which no new one is taken; decided by the leader",
+        least=2**20,
+        most=2**42,
     )
     stream_store: str | None = setting(
         None, "URL of the store that rows of stream tables are delivered to and read on from", check=_stream_store

@@ -23,6 +23,7 @@ from oncegate.gateway.machine.transactions import Transacted
 from oncegate.proof.verify.findings import Difference, Report
 from oncegate.rifl.completion import CompletionRecord
 from oncegate.rifl.ids import format_client_id
+from oncegate.rifl.key_buckets import Held
 from oncegate.rifl.key_table import KEYS_CLIENT
 
 
@@ -81,8 +82,14 @@ class StateCheck:
             for sequence, record in machine.trackers[session.client_id].records.items():
                 if not record.sealed:
                     yield _Record(f"{name}/{sequence}", record)
-        for used in machine.keys:
+        keys, found = machine.keys, Held()
+        for used in keys:
+            if (number := keys.number_of(used.tenant, used.key)) != used.number:
+                raise self._difference(f"idempotency key {used.number}", f"{used.number} under its name", number)
+            found.add(1, used.size)
             yield _Record(f"{format_client_id(KEYS_CLIENT)}/{used.number}", used.record)
+        if (told := Held(len(keys), keys.bytes)) != found:
+            raise self._difference("idempotency keys", told, found)
 
     def _check_table(self, table: Table, versions: array[int]) -> None:
         size = count = 0
@@ -180,6 +187,7 @@ def _unequal(left: Machine, right: Machine) -> Iterator[Unequal]:
     yield from _keyed("session", _sessions(left), _sessions(right))
     for name in ("first", "next", "forgotten_ms", "bytes"):
         yield from _same(f"idempotency keys, {name}", getattr(left.keys, name), getattr(right.keys, name))
+    yield from _same("idempotency keys, buckets", left.keys.buckets, right.keys.buckets)
     yield from _keyed(
         "idempotency key", ((used.number, used) for used in left.keys), ((used.number, used) for used in right.keys)
     )

@@ -24,7 +24,8 @@ from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.tenant_share import NOBODY, share
 from oncegate.rifl import key_table
 from oncegate.rifl.errors import Code, OncegateError
-from oncegate.rifl.key_table import NO_TIME, Held, KeyTable
+from oncegate.rifl.key_buckets import Held
+from oncegate.rifl.key_table import NO_TIME, KeyTable
 from oncegate.rifl.rule import Applied
 from tests.conftest import Api
 from tests.gateway.http_contract import assert_problem, one_node, operations, put, serving
@@ -44,7 +45,8 @@ KEY_MS = 3_600_000
 @pytest.fixture
 async def shared(tmp_path: Path) -> AsyncIterator[Api]:
     """A node of several tenants with a table and a flow, and little room."""
-    settings = {"tokens_file": written(tmp_path / "tokens.toml", TOKENS), "sessions_max": 8}
+    tokens = written(tmp_path / "tokens.toml", TOKENS)
+    settings = {"tokens_file": tokens, "sessions_max": 8, "idempotency_keys_bytes_max": 2**20}
     async with serving(one_node(tmp_path, idempotency_key_ms=KEY_MS, **settings)) as (api, _):
         for table, kind in (("rows", "resident"), ("events", "stream")):
             assert (await as_(api, OPS, "PUT", f"/v1/tables/{table}", {"kind": kind}))[0] == 200
@@ -71,27 +73,45 @@ async def _keyed(api: Api, token: str, key: str, value: Any = 1) -> tuple[int, A
     return await as_(api, token, "PUT", f"/v1/tables/rows/rows/{key}", value, **headers)
 
 
-@pytest.mark.parametrize(("keys_max", "bytes_max"), [(12, 10**9), (10**6, 12 * 400)])
-async def test_keys_of_one_tenant_leave_room_for_others_and_the_refusal_says_how_long(
-    shared: Api, monkeypatch: pytest.MonkeyPatch, keys_max: int, bytes_max: int
-) -> None:
-    for module in (key_table, idempotency_keys):
-        monkeypatch.setattr(module, "KEYS_MAX", keys_max)
-        monkeypatch.setattr(module, "KEYS_BYTES_MAX", bytes_max)
-    answers = [await _keyed(shared, BOB, f"b{at}") for at in range(12)]
-    taken = [answer[0] for answer in answers].count(200)
-    assert 5 <= taken <= 8
-    refused = assert_problem(answers[-1], "QUOTA")
-    assert KEY_MS - 60_000 < refused["retry_after_ms"] <= KEY_MS
-    assert int(answers[-1][1]["Retry-After"]) > KEY_MS / 1000 - 60
+async def _events(api: Api, token: str, first: int, count: int = 400) -> tuple[int, Any, Any]:
+    events = [{"specversion": "1.0", "id": str(at), "source": "s", "type": "t"} for at in range(first, first + count)]
+    headers = {"Content-Type": "application/cloudevents-batch+json", "Authorization": f"Bearer {token}"}
+    return await api.call("POST", "/v1/tables/events/events", data=json.dumps(events).encode(), headers=headers)
+
+
+async def test_events_and_keys_of_one_tenant_leave_room_for_others_and_the_refusal_says_how_long(shared: Api) -> None:
+    answers = [await _events(shared, BOB, at * 400) for at in range(4)]
+    assert [answer[0] for answer in answers] == [200, 200, 429, 429], "half of what events may take"
+    for status, headers, told in (answers[-1], await _events(shared, ANN, 0, 2_000)):
+        assert status == 429
+        refused = assert_problem((status, headers, told), "QUOTA")
+        assert KEY_MS - 60_000 < refused["retry_after_ms"] <= KEY_MS + 1
+        assert int(headers["Retry-After"]) > KEY_MS / 1000 - 60
+    assert (await _events(shared, BOB, 0))[0] == 200, "replays pass"
+    assert (await _events(shared, ANN, 0))[0] == 200
+    assert (await _keyed(shared, BOB, "b0"))[0] == 200, "keys have room of their own"
     replay = await _keyed(shared, BOB, "b0")
     assert (replay[0], replay[1]["Idempotent-Replayed"]) == (200, "true")
-    for at in range(2):
-        assert (await _keyed(shared, ANN, f"a{at}"))[0] == 200
-    events = [{"specversion": "1.0", "id": str(at), "source": "s", "type": "t"} for at in range(12)]
-    batch = {"Content-Type": "application/cloudevents-batch+json", "Authorization": f"Bearer {BOB}"}
-    sent = json.dumps(events).encode()
-    assert_problem(await shared.call("POST", "/v1/tables/events/events", data=sent, headers=batch), "QUOTA")
+
+
+@pytest.mark.parametrize(("keys_max", "bytes_max"), [(12, 10**9), (10**6, 12 * 400)])
+async def test_full_table_of_the_level_before_says_to_events_and_keys_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys_max: int, bytes_max: int
+) -> None:
+    """There the rule itself refuses, with a verdict for each operation."""
+    monkeypatch.setattr(key_table, "KEYS_MAX", keys_max)
+    monkeypatch.setattr(key_table, "KEYS_BYTES_MAX", bytes_max)
+    async with serving(one_node(tmp_path, idempotency_key_ms=KEY_MS)) as (api, node):
+        node.machine.keys.by_bucket = False
+        for table, kind in (("rows", "resident"), ("events", "stream")):
+            assert (await api.call("PUT", f"/v1/tables/{table}", {"kind": kind}))[0] == 200
+        for at in range(16):
+            last = await api.call("PUT", f"/v1/tables/rows/rows/{at}", 1, headers={"Idempotency-Key": f'"b{at}"'})
+        sent = {"specversion": "1.0", "id": "1", "source": "s", "type": "t"}
+        headers = {"Content-Type": "application/cloudevents+json"}
+        for answer in (last, await api.call("POST", "/v1/tables/events/events", sent, headers=headers)):
+            assert KEY_MS - 60_000 < assert_problem(answer, "QUOTA")["retry_after_ms"] <= KEY_MS + 1
+            assert int(answer[1]["Retry-After"]) > KEY_MS / 1000 - 60
 
 
 def test_log_that_holds_more_keys_of_a_tenant_than_its_share_replays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,19 +119,23 @@ def test_log_that_holds_more_keys_of_a_tenant_than_its_share_replays_as_it_was(m
     monkeypatch.setattr(idempotency_keys, "KEYS_MAX", 4)
     machine = Machine()
     machine.apply(1, 1, c.encode_entry(0, [c.DeclareTable("t", "resident", 1 << 20)]))
+
+    def check(command: c.Keyed) -> None:
+        idempotency_keys.check_room(machine, command, 2**40, lambda: machine.time_ms)
+
     for at in range(1, 9):
         op = c.Op(1, int(c.OpKind.PUT), "t", f"k{at}", at, b"1")  # type: ignore[arg-type]
         command = c.Keyed(60_000, [c.KeyedOp(f"k{at}", NO_TIME, op)], "bob")
         if at > 2:
             with pytest.raises(OncegateError, match="QUOTA"):
-                idempotency_keys.check_share(machine, command)
+                check(command)
         [done] = machine.apply(at + 1, 1, c.encode_entry(at, [command]))
         assert isinstance(done.verdicts[0], Applied)
     assert machine.keys.of_tenant("bob") == Held(8, machine.keys.bytes)
     known, fresh = (c.KeyedOp(f"k{at}", NO_TIME, op) for at in (1, 9))
-    idempotency_keys.check_share(machine, c.Keyed(60_000, [known], "bob"))
+    check(c.Keyed(60_000, [known], "bob"))
     with pytest.raises(OncegateError, match="QUOTA"):  # one replay among them lets no new key in
-        idempotency_keys.check_share(machine, c.Keyed(60_000, [known, fresh], "bob"))
+        check(c.Keyed(60_000, [known, fresh], "bob"))
 
 
 def test_what_a_tenant_holds_is_counted_from_its_keys_through_forgetting_and_restoring() -> None:
@@ -131,7 +155,7 @@ def test_what_a_tenant_holds_is_counted_from_its_keys_through_forgetting_and_res
     assert [keys.of_tenant(tenant) for tenant in "ab"] == [restored.of_tenant(tenant) for tenant in "ab"]
     keys.forget(10**6, 100)
     assert keys.of_tenant("a") == keys.of_tenant("b") == Held()
-    assert not keys._of_tenant
+    assert not keys._owners
 
 
 async def test_sessions_of_one_tenant_leave_room_for_others_and_a_retried_open_finds_its_session(shared: Api) -> None:

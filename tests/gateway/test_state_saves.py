@@ -22,6 +22,7 @@ from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.row_ends import Life
 from oncegate.gateway.machine.state import MachineState, durable, session_images, state_digest, store
+from oncegate.gateway.machine.state import keys as keys_module
 from oncegate.gateway.machine.state import rows as rows_module
 from oncegate.gateway.machine.state.errors import StateCorrupt, StoreFailed
 from oncegate.gateway.machine.state.flow_images import PIECE_ITEMS
@@ -170,6 +171,7 @@ def test_planted_bug_in_a_save_is_caught(
 @pytest.mark.parametrize("seed", range(8))
 def test_cells_in_columns_are_the_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr(rows_module, "COLUMN_CELLS", 3)
+    monkeypatch.setattr(keys_module, "PIECE_KEYS", 3)
     member, write = Member(tmp_path / "s", RandomLog(seed)), durable.MachineState._write
     lengths, deletions = [], 0
 

@@ -7,14 +7,16 @@ from typing import ClassVar
 from unittest import mock
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from oncegate.rifl import key_table
 from oncegate.rifl.completion import CompletionRecord
 from oncegate.rifl.errors import InvariantViolation
-from oncegate.rifl.key_table import NO_TIME, KeyRecord, KeyTable
+from oncegate.rifl.key_buckets import PARTS
+from oncegate.rifl.key_records import KeyKind, KeyRecord
+from oncegate.rifl.key_table import NO_TIME, KeyTable
 from oncegate.rifl.resolve_rule import Fate
 from oncegate.rifl.rule import EXECUTE, Execute, Refusal
 from tests.rifl.apply_rule import assert_caught
@@ -37,18 +39,42 @@ class Used:
     number: int
     commit: int
     ends_ms: int
+    group: int = 0
+
+
+class Groups:
+    """The model of buckets: which keys are forgotten together, by a count of its own."""
+
+    def __init__(self) -> None:
+        self.newest = 0
+        self._until_ms = -1
+
+    def of(self, used_ms: int, ends_ms: int) -> int:
+        """Return the group of a key that is new."""
+        if used_ms >= self._until_ms:
+            self.newest += 1
+            self._until_ms = used_ms + max(1, (ends_ms - used_ms) // PARTS)
+        return self.newest
+
+    def end(self) -> None:
+        """The next key begins a group."""
+        self._until_ms = -1
 
 
 class Keys(RuleBasedStateMachine):
     """The model keeps every use for ever, so a second execution shows."""
 
     table_type: ClassVar[type[KeyTable]] = KeyTable
+    by_bucket: ClassVar[bool] = False
 
     def __init__(self) -> None:
         super().__init__()
         self._max = mock.patch.object(key_table, "KEYS_MAX", MAX)
         self._max.start()
         self.keys = type(self).table_type()
+        if self.by_bucket:
+            self.keys.begin_buckets()
+        self.groups = Groups()
         self.now = 0
         self.commit = 0
         self.end = 0
@@ -63,7 +89,7 @@ class Keys(RuleBasedStateMachine):
         name=st.sampled_from("abcd"),
         named_ms=st.sampled_from([NO_TIME, 0, 1, 2, 5, 10, 30]),
         fingerprint=st.sampled_from([1, 1, 1, 2]),
-        lifetime_ms=st.sampled_from([0, 5, 50]),
+        lifetime_ms=st.sampled_from([0, 5, 50, 500]),
         ago=st.booleans(),
     )
     def use(self, tenant: str, name: str, named_ms: int, fingerprint: int, lifetime_ms: int, ago: bool) -> None:
@@ -98,7 +124,7 @@ class Keys(RuleBasedStateMachine):
             assert verdict is Refusal.SESSION_EXPIRED, "a forgotten key whose age can be told is never executed again"
         elif verdict is Refusal.SESSION_EXPIRED:
             assert named_ms <= self.keys.forgotten_ms, "only keys that may have been forgotten are refused"
-        elif len(self.present) >= MAX:
+        elif not self.by_bucket and len(self.present) >= MAX:
             assert verdict is Refusal.QUOTA
         else:
             assert verdict is EXECUTE
@@ -107,7 +133,8 @@ class Keys(RuleBasedStateMachine):
             slot = self.keys.slot(tenant, key, self.now, lifetime_ms)
             slot.record(number, fingerprint, self.commit, Result(8))
             self.end = max(self.end, self.now + lifetime_ms)
-            self.used[tenant, key] = Used(fingerprint, number, self.commit, self.end)
+            group = self.groups.of(self.now, self.end)
+            self.used[tenant, key] = Used(fingerprint, number, self.commit, self.end, group)
             self.present.append((tenant, key))
 
     @rule(ms=st.integers(0, 12))
@@ -116,28 +143,51 @@ class Keys(RuleBasedStateMachine):
 
     @rule(limit=st.integers(1, 4))
     def forget(self, limit: int) -> None:
-        over = [name for name in self.present if self.used[name].ends_ms < self.now][:limit]
+        if self.by_bucket:
+            ends = {self.used[name].group: self.used[name].ends_ms for name in self.present}
+            over = [name for name in self.present if ends[self.used[name].group] < self.now]
+        else:
+            over = [name for name in self.present if self.used[name].ends_ms < self.now][:limit]
+        assert self.keys.due(self.now) == bool(over)
         assert self.keys.forget(self.now, limit) == len(over)
         self.present = [name for name in self.present if name not in over]
+        if not self.present:
+            self.groups.end()
 
     @rule()
     def save_and_restore(self) -> None:
-        self.keys.take_changes()
         restored = type(self).table_type()
-        restored.restore(self.keys.first, self.keys.next, self.keys.forgotten_ms, list(self.keys))
+        if self.by_bucket:
+            restored.records = self.keys.records  # on disk, where they are
+            restored.restore_buckets(self.keys.next, self.keys.forgotten_ms, self.keys.buckets)
+        else:
+            restored.restore(self.keys.first, self.keys.next, self.keys.forgotten_ms, list(self.keys))
         assert restored.dump() == self.keys.dump()
-        assert restored.take_changes() == (self.keys.first, self.keys.first, [])
         self.keys = restored
 
     @invariant()
     def both_know_the_same(self) -> None:
         assert [(r.tenant, r.key) for r in self.keys] == self.present
-        assert len(self.keys) == len(self.present) <= MAX
+        assert len(self.keys) == len(self.present)
+        assert self.by_bucket or len(self.present) <= MAX
         assert self.keys.bytes == sum(record.size for record in self.keys)
+        for tenant in ("", "bob"):
+            mine = [record.size for record in self.keys if record.tenant == tenant]
+            held = self.keys.of_tenant(tenant)
+            assert (held.keys, held.bytes) == (len(mine), sum(mine))
         ends = [record.ends_ms for record in self.keys]
         assert ends == sorted(ends), "keys are forgotten in the order of their first use"
+        assert all(bucket.first < bucket.stop for bucket in self.keys.buckets)
 
 
+class KeysInBuckets(Keys):
+    """The same by the bucket."""
+
+    by_bucket = True
+
+
+TestKeysInBuckets = KeysInBuckets.TestCase
+TestKeysInBuckets.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestKeys = Keys.TestCase
 TestKeys.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
@@ -165,9 +215,10 @@ class MixesTenants(KeyTable):
         return found if isinstance(found, KeyRecord) else super().decide(tenant, key, fingerprint, named_ms, now_ms)
 
 
+@pytest.mark.parametrize("model", [Keys, KeysInBuckets])
 @pytest.mark.parametrize("planted", [ForgetsItsAge, MixesTenants])
-def test_planted_bug_is_caught_by_the_model(planted: type[KeyTable]) -> None:
-    assert_caught(Keys, 2_000, table_type=planted)
+def test_planted_bug_is_caught_by_the_model(planted: type[KeyTable], model: type[Keys]) -> None:
+    assert_caught(model, 2_000, table_type=planted)
 
 
 def _filled(count: int, lifetime_ms: int = 10) -> KeyTable:
@@ -177,16 +228,106 @@ def _filled(count: int, lifetime_ms: int = 10) -> KeyTable:
     return keys
 
 
-def test_changes_name_each_new_and_each_gone_key_once() -> None:
+@given(uses=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 500)), max_size=60), rest_ms=st.integers(0, 600))
+def test_key_in_a_bucket_is_never_forgotten_early_and_at_most_a_part_of_its_bucket_late(
+    uses: list[tuple[int, int]], rest_ms: int
+) -> None:
+    keys, now, ends = KeyTable(), 0, list[int]()
+    keys.begin_buckets()
+    for at, (pause_ms, lifetime_ms) in enumerate(uses, 1):
+        now += pause_ms
+        keys.forget(now, 1)
+        keys.slot("", f"k{at}", now, lifetime_ms).record(at, 7, at)
+        ends.append(now + lifetime_ms)
+        width_ms = [bucket.until_ms - bucket.last_ms for bucket in keys.buckets]
+        assert all(width > 0 for width in width_ms), "a new key opens the next bucket in time"
+    now += rest_ms
+    keys.forget(now, 1)
+    remembered = {record.number for record in keys}
+    for number, end in enumerate(ends, 1):
+        assert number in remembered or end < now
+    for bucket in keys.buckets:
+        assert bucket.ends_ms >= now, "none is kept beyond its last end"
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3_600_000), st.integers(0, 2_592_000_000)), min_size=100, max_size=400))
+def test_buckets_are_few_whatever_the_lifetimes(uses: list[tuple[int, int]]) -> None:
+    keys, now = KeyTable(), 0
+    keys.begin_buckets()
+    for at, (pause_ms, lifetime_ms) in enumerate(uses, 1):
+        now += pause_ms
+        keys.forget(now, 1)
+        keys.slot("", f"k{at}", now, lifetime_ms).record(at, 7, at)
+        assert len(keys.buckets) <= 540
+
+
+def test_lifetime_that_stays_the_same_makes_a_bucket_for_each_part_and_two() -> None:
+    keys, most = KeyTable(), 0
+    keys.begin_buckets()
+    for at in range(1, 2_000):
+        keys.forget(at * 10, 1)
+        keys.slot("", f"k{at}", at * 10, 2_400).record(at, 7, at)
+        most = max(most, len(keys.buckets))
+    assert most <= PARTS + 2
+
+
+def test_keys_of_before_the_buckets_are_forgotten_one_by_one_and_those_after_together() -> None:
+    keys = _filled(3, lifetime_ms=100)
+    keys.begin_buckets()
+    for at in (4, 5, 6):
+        keys.slot("", f"k{at}", at, 100).record(at, 7, at)
+    assert [(one.first, one.stop, one.singly) for one in keys.buckets] == [(1, 4, True), (4, 7, False)]
+    assert keys.forget(103, 10) == 2
+    assert keys.forget(104, 10) == 1
+    assert keys.forget(106, 10) == 0, "the newest of the bucket lasts until then, and takes the others with it"
+    assert keys.forget(107, 1) == 3
+    assert (keys.first, keys.next, keys.forgotten_ms, keys.bytes, keys.of_tenant("").keys) == (7, 7, 6, 0, 0)
+
+
+def test_bounds_of_before_the_buckets_are_out_of_the_way_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = _filled(3)
-    assert [record.number for record in keys.take_changes().new] == [1, 2, 3]
-    keys.slot("", "k4", 4, 10).record(4, 7, 4)
-    keys.forget(13, 10)
-    changes = keys.take_changes()
-    assert (changes.gone_first, changes.gone_end, [record.number for record in changes.new]) == (1, 3, [3 + 1])
-    keys.slot("", "k5", 14, 0).record(5, 7, 5)
-    keys.forget(100, 10)
-    assert keys.take_changes() == (3, 5, []), "a key that came and went between two looks was never saved"
+    for name in ("KEYS_MAX", "KEYS_BYTES_MAX"):
+        monkeypatch.setattr(key_table, name, 1)
+    assert keys.decide("", "new", 1, NO_TIME, 5) is Refusal.QUOTA
+    keys.begin_buckets()
+    assert keys.decide("", "new", 1, NO_TIME, 5) is EXECUTE
+    monkeypatch.setattr(key_table, "BUCKETS_BYTES_MAX", keys.bytes)
+    assert keys.decide("", "new", 1, NO_TIME, 5) is Refusal.QUOTA
+
+
+def test_fence_leaves_numbers_out_and_keeps_each_key_under_its_own_for_the_time_it_had_left() -> None:
+    keys = _filled(2, lifetime_ms=100)
+    keys.begin_buckets()
+    keys.slot("", "k3", 3, 100).record(3, 7, 3)
+    keys.fence(1_000, 997, 50)
+    assert [(record.number, record.ends_ms) for record in keys] == [(1, 1_098), (2, 1_099), (3, 1_100)]
+    assert keys.decide("", "k3", 7, NO_TIME, 1_000).ends_ms == 1_100
+    assert keys.decide("", "oncegate-1000-x", 1, 1_000, 1_000) is Refusal.SESSION_EXPIRED
+    keys.slot("", "new", 1_001, 100).record(54, 7, 4)
+    assert keys.look_up(30).fate is Fate.EXPIRED, "another cluster may have given it out"
+    assert keys.look_up(54).fate is Fate.EXECUTED
+    again = KeyTable(keys.records)
+    again.restore_buckets(keys.next, keys.forgotten_ms, keys.buckets)
+    assert again.dump() == keys.dump()
+    for now, left in ((1_098, 4), (1_099, 3), (1_100, 2), (1_101, 1), (1_102, 0)):
+        again.forget(2_000 if now == 1_102 else now, 9)
+        assert len(again) == left
+
+
+def test_room_to_come_tells_what_each_kind_and_tenant_takes_behind_each_bucket() -> None:
+    keys = KeyTable()
+    keys.begin_buckets()
+    for at, (tenant, key) in enumerate([("a", "k1"), ("a", "e1"), ("b", "k2"), ("a", "k3")], 1):
+        keys.slot(tenant, key, at * 100, 1_000).record(at, 7, at)
+    size = keys.bytes // 4
+    assert keys.taken(KeyKind.KEY, "a") == (4 * size, 3 * size, 2 * size)
+    assert list(keys.room_to_come(KeyKind.KEY, "a")) == [
+        (1_100, (3 * size, 2 * size, size)),
+        (1_200, (2 * size, 2 * size, size)),
+        (1_300, (size, size, size)),
+        (1_400, (0, 0, 0)),
+    ]
 
 
 def test_records_that_are_not_all_there_are_not_taken_for_a_table() -> None:

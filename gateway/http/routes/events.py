@@ -26,6 +26,7 @@ from oncegate.gateway.http.negotiation import (
     respond,
     tenant_of,
 )
+from oncegate.gateway.http.routes import rows
 from oncegate.gateway.http.routing import ANYTHING, PROPOSED, Raw, Routes
 from oncegate.gateway.machine import commands as c
 from oncegate.rifl.errors import Code, OncegateError, Outcome
@@ -117,7 +118,7 @@ def _not_whole(request: web.Request, results: list[EventResult], rejected: list[
     worst = next((result for result in rejected if result.retryable is True), rejected[0])
     outcomes = {str(result.outcome) if result.status == "rejected" else "applied" for result in results}
     outcome = Outcome(outcomes.pop()) if len(outcomes) == 1 else Outcome.UNKNOWN
-    refusal = OncegateError(
-        Code(str(worst.code)), f"{len(rejected)} of {len(results)} events: {worst.detail}", outcome=outcome
-    )
+    code, detail = Code(str(worst.code)), f"{len(rejected)} of {len(results)} events: {worst.detail}"
+    wait_ms = rows.wait_for_keys_ms(code, request.app[NODE].machine)
+    refusal = OncegateError(code, detail, outcome=outcome, retry_after_ms=wait_ms)
     return problem(request, refusal, results=results)

@@ -302,10 +302,14 @@ def refused(answer: Answer, shown: RefusalProblem) -> Reply:
 
 def rejection(result: wire.OperationResult, machine: Machine) -> OncegateError:
     """Return the verdict as a refusal; where all keys are taken, it says when the next one is forgotten."""
-    full = result.code == Code.QUOTA and machine.keys.is_full
-    wait_ms = max(1_000, machine.keys.room_in_ms(machine.time_ms)) if full else None
-    outcome = Outcome(str(result.outcome))
-    return OncegateError(Code(str(result.code)), str(result.detail), outcome=outcome, retry_after_ms=wait_ms)
+    code, outcome = Code(str(result.code)), Outcome(str(result.outcome))
+    return OncegateError(code, str(result.detail), outcome=outcome, retry_after_ms=wait_for_keys_ms(code, machine))
+
+
+def wait_for_keys_ms(code: Code, machine: Machine) -> int | None:
+    """Return when the next key is forgotten, if a verdict says that all are taken."""
+    full = code is Code.QUOTA and machine.keys.is_full
+    return max(1_000, machine.keys.room_in_ms(machine.time_ms)) if full else None
 
 
 _REPLAYED: Final = f"{wire.H_REPLAYED}: true\r\n".encode()

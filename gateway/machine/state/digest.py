@@ -39,6 +39,8 @@ def state_digest(machine: Machine) -> str:
     add("ends", sorted(machine.ends.places()))
     keys = machine.keys
     add("keys", keys.first, keys.next, keys.forgotten_ms, keys.bytes)
+    if keys.by_bucket:
+        add("buckets", keys.buckets)
     for used in keys:
         add("key", used)
     add("retired", machine.flows.retired.snapshot())

@@ -316,7 +316,7 @@ class MachineState:
                 self._saved = point
                 self._marks, self._tally = restored.marks, restored.tally
                 self.machine.adopt(restored.machine)
-                self._garbage += (old_trackers, old_store)  # type: ignore[arg-type]
+                self._garbage += (old_trackers, old_store)
                 if before and before != old_store.path.name:
                     # The damaged one, for which an empty one stood in.
                     self._garbage.append(self._directory.path / before)

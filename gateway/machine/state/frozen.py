@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import itemgetter
+from typing import Any
 
 from oncegate.consensus.ports import SavedPoint
 from oncegate.gateway.machine import levels
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.row_ends import Life
 from oncegate.gateway.machine.state.flow_images import FlowMarks, FrozenFlow
+from oncegate.gateway.machine.state.keys import FrozenKeys, KeyRun, StoredKeys
 from oncegate.gateway.machine.state.layout import (
     FLOWS_KEY,
     META_KEY,
@@ -24,18 +26,16 @@ from oncegate.gateway.machine.state.layout import (
     encode_end,
     encode_flow_index,
     encode_meta,
-    encode_used_key,
     end_key,
     session_key,
-    used_key_key,
 )
 from oncegate.gateway.machine.state.order import sorted_in_runs
 from oncegate.gateway.machine.state.rows import CellColumns, FrozenRows, StoredRows
 from oncegate.gateway.machine.state.session_images import SessionImages
-from oncegate.gateway.machine.tables import StoredRow, Table
-from oncegate.rifl.key_table import Changes
+from oncegate.gateway.machine.tables import Table
+from oncegate.rifl.errors import InvariantViolation
 
-Retired = dict[str, "StoredRow | None"]
+Retired = dict[Any, Any]
 """A dict that is not used any more; freeing a large one at once would hold everybody up."""
 
 
@@ -48,7 +48,7 @@ class Frozen:
     flows: list[FrozenFlow]
     rows: list[FrozenRows]
     sessions: SessionImages
-    keys: Changes
+    keys: FrozenKeys | KeyRun
     flow_index: bytes | None
     """None: the flows are numbered in order of declaration."""
     ends: list[tuple[int, dict[str, Life | None]]]
@@ -59,16 +59,24 @@ class Frozen:
         yield from self._cells_before_rows()
         for part in self.rows:
             yield from part.cells()
-        yield from self._cells_after_rows()
+        for keys, values in self._columns_after_rows():
+            yield from zip(keys, values, strict=True)
 
     def columns(self) -> Iterator[CellColumns]:
-        """Yield :meth:`cells` as columns: rows by the dozen, the others, which may be large, one by one."""
+        """Yield :meth:`cells` as columns: rows and keys by the dozen, the others, which may be large, one by one."""
         for key, value in self._cells_before_rows():
             yield [key], [value]
         for part in self.rows:
             yield from part.columns()
-        for key, value in self._cells_after_rows():
+        yield from self._columns_after_rows()
+
+    def _columns_after_rows(self) -> Iterator[CellColumns]:
+        for client_id in self.sessions.ids():
+            yield [session_key(client_id)], [self.sessions.image(client_id)]
+        yield from self.keys.by_number()
+        for key, value in self._cells_between_keys():
             yield [key], [value]
+        yield from self.keys.by_name()
 
     def _cells_before_rows(self) -> Iterator[tuple[bytes, bytes | None]]:
         yield META_KEY, self.meta
@@ -79,13 +87,7 @@ class Frozen:
         for flow in self.flows:
             yield from flow.piece_cells()
 
-    def _cells_after_rows(self) -> Iterator[tuple[bytes, bytes | None]]:
-        for client_id in self.sessions.ids():
-            yield session_key(client_id), self.sessions.image(client_id)
-        for number in range(self.keys.gone_first, self.keys.gone_end):
-            yield used_key_key(number), None
-        for used in self.keys.new:
-            yield used_key_key(used.number), encode_used_key(used)
+    def _cells_between_keys(self) -> Iterator[tuple[bytes, bytes | None]]:
         if self.flow_index is not None:
             yield FLOWS_KEY, self.flow_index
         for number, changes in self.ends:
@@ -152,4 +154,7 @@ def freeze(machine: Machine, point: SavedPoint, marks: FlowMarks) -> tuple[Froze
         index = encode_flow_index(FlowIndex(numbers, machine.flows.retired.snapshot()))
     meta = encode_meta(meta_of(machine, point), has_index=index is not None, plain=plain)
     ends = [(number, lives) for number, _, lives in parts if lives]
-    return Frozen(point, meta, flows, rows, sessions, machine.keys.take_changes(), index, ends), retired
+    if not isinstance(records := machine.keys.records, StoredKeys):
+        raise InvariantViolation("the idempotency keys of this machine are in memory alone")
+    keys, unused = records.freeze(machine.keys)
+    return Frozen(point, meta, flows, rows, sessions, keys, index, ends), retired + unused

@@ -15,6 +15,8 @@ text |
 | ``06`` number (u64) | :class:`StoredKey` |
 | ``07`` | :class:`FlowIndex`, from format 4 on |
 | ``08`` table (u16) row key (UTF-8) | end (u64) and owner (u64) of a row that ends by itself, from format 7 on |
+| ``0a`` tenant, NUL, key (UTF-8) | number (u64) of an idempotency key, from format 9 on |
+| ``0b`` | :class:`KeysHead`, from format 9 on |
 
 Tables are numbered from 0 in the order of their declaration, and no number is given out twice; before format 7 none is
 ever removed. So are flows in format 3. Format 4
@@ -23,8 +25,10 @@ a build that knows format 3 alone would read it wrongly, and refuses it. Format 
 written parts of a cascade, or a flow has a retention by size, a clock or sheds, which a build before would forget; in
 it, a batch has a sixth int64 where the flow's event-time clock at it is known. Format 6 is written once the feature
 level was raised (:mod:`oncegate.gateway.machine.levels`): a build that knows no levels refuses it. Format 8 is written
-from feature level 4 on, where a session may have runs of records. Values are msgpack
-arrays unless said otherwise. Checksums are the store's (one for each block).
+from feature level 4 on, where a session may have runs of records. Format 9 is written from feature level 5 on: there
+may be cells ``06`` and ``0a`` of numbers below the oldest remembered one (:mod:`oncegate.gateway.machine.state.keys`),
+which count for nothing. Values are msgpack arrays unless said otherwise. Checksums are the store's (one for each
+block).
 """
 
 from __future__ import annotations
@@ -47,11 +51,14 @@ from oncegate.gateway.machine.tables import Remembered, StoredRow, TableKind
 from oncegate.gateway.machine.transactions import Transacted
 from oncegate.rifl.completion import CompletionRecord, RangeRecord
 from oncegate.rifl.ids import ClusterTimeMs, CommitNumber, Fingerprint, SequenceNumber
-from oncegate.rifl.key_table import KeyRecord
+from oncegate.rifl.key_buckets import Bucket
+from oncegate.rifl.key_records import KeyRecord
 from oncegate.rifl.result_tracker import ResultTracker
 from oncegate.rifl.session import SessionRecord
 
-FORMAT: Final = 8
+FORMAT: Final = 9
+LEVEL_OF_FORMAT_9: Final = 5
+FORMAT_OF_LEVEL_4: Final = 8
 LEVEL_OF_FORMAT_8: Final = 4
 FORMAT_OF_LEVEL_3: Final = 7
 LEVEL_OF_FORMAT_7: Final = 3
@@ -68,6 +75,10 @@ SESSIONS: Final = b"\x05"
 KEYS: Final = b"\x06"
 FLOWS_KEY: Final = b"\x07"
 ENDS: Final = b"\x08"
+KEY_NAMES: Final = b"\x0a"
+KEYS_HEAD_KEY: Final = b"\x0b"
+LAST_PREFIX: Final = KEYS_HEAD_KEY
+"""No cell has a key that begins with a higher byte."""
 BODY_PART_BYTES: Final = 1 << 20
 """A range's body is stored in parts of this size: copying one takes a fraction of a millisecond."""
 
@@ -219,6 +230,13 @@ class StoredKey(msgspec.Struct, array_like=True, frozen=True, gc=False):
     record: StoredRecord
 
 
+class KeysHead(msgspec.Struct, array_like=True, frozen=True):
+    """What is remembered of idempotency keys, from format 9 on; the cells ``06`` begin at the number ``kept``, here."""
+
+    kept: int
+    buckets: list[Bucket]
+
+
 _encode = msgspec.msgpack.Encoder().encode
 _meta = msgspec.msgpack.Decoder(Meta)
 _head = msgspec.msgpack.Decoder(FlowHead)
@@ -226,6 +244,7 @@ _flow_index = msgspec.msgpack.Decoder(FlowIndex)
 _piece = msgspec.msgpack.Decoder(Piece)
 _session = msgspec.msgpack.Decoder(SessionImage)
 _key = msgspec.msgpack.Decoder(StoredKey)
+_keys_head = msgspec.msgpack.Decoder(KeysHead)
 T = TypeVar("T")
 
 
@@ -235,8 +254,10 @@ def encode_meta(meta: Meta, *, has_index: bool = False, plain: bool = True) -> b
     ``has_index``: there is a :class:`FlowIndex`, always above the first feature level; not ``plain``: there is, and
     flows have what came with format 5.
     """
-    if meta.level >= LEVEL_OF_FORMAT_8:
+    if meta.level >= LEVEL_OF_FORMAT_9:
         version = FORMAT
+    elif meta.level >= LEVEL_OF_FORMAT_8:
+        version = FORMAT_OF_LEVEL_4
     elif meta.level >= LEVEL_OF_FORMAT_7:
         version = FORMAT_OF_LEVEL_3
     elif meta.level > levels.FIRST:
@@ -424,6 +445,35 @@ def decode_used_key(path: Path, value: bytes) -> KeyRecord:
     """Read a used idempotency key; raises StateCorrupt."""
     stored = _decoded(path, _key, value)
     return KeyRecord(stored.number, stored.tenant, stored.key, stored.used_ms, stored.ends_ms, _record(stored.record))
+
+
+def name_key(name: str) -> bytes:
+    """Return the key under which the number of an idempotency key is found."""
+    return KEY_NAMES + name.encode()
+
+
+def encode_number(number: int) -> bytes:
+    """Return the value of a name."""
+    return _U64.pack(number)
+
+
+def decode_number(path: Path, value: bytes) -> int:
+    """Read the value of a name; raises StateCorrupt."""
+    if len(value) != _U64.size:
+        raise StateCorrupt(path, "the number of an idempotency key is cut short")
+    return int.from_bytes(value, "big")
+
+
+def encode_keys_head(head: KeysHead) -> bytes:
+    """Return the value of :data:`KEYS_HEAD_KEY`."""
+    return _encode(head)
+
+
+def decode_keys_head(path: Path, value: bytes | None) -> KeysHead:
+    """Read the value of :data:`KEYS_HEAD_KEY`; raises StateCorrupt, also if there is none."""
+    if value is None:
+        raise StateCorrupt(path, "what is remembered of idempotency keys is missing")
+    return _decoded(path, _keys_head, value)
 
 
 def _record(stored: StoredRecord) -> CompletionRecord:

@@ -24,13 +24,17 @@ from oncegate.gateway.machine.flow_state import Flow
 from oncegate.gateway.machine.machine import Machine, Origin
 from oncegate.gateway.machine.state.errors import StateCorrupt
 from oncegate.gateway.machine.state.flow_images import PIECE_ITEMS, FlowMark, FlowMarks
+from oncegate.gateway.machine.state.keys import StoredKeys
 from oncegate.gateway.machine.state.layout import (
     BATCH_COLUMNS,
     ENDS,
     EVENT_COLUMN,
     FLOWS_KEY,
+    FORMAT,
     FORMAT_OF_PLAIN_FLOWS,
     KEYS,
+    KEYS_HEAD_KEY,
+    LAST_PREFIX,
     META_KEY,
     SESSIONS,
     FlowHead,
@@ -41,6 +45,7 @@ from oncegate.gateway.machine.state.layout import (
     decode_end,
     decode_flow_index,
     decode_head,
+    decode_keys_head,
     decode_meta,
     decode_piece,
     decode_session,
@@ -53,7 +58,8 @@ from oncegate.gateway.machine.state.rows import DirtyTally, StoredRows
 from oncegate.gateway.machine.state.store import RocksStore
 from oncegate.gateway.machine.tables import Table
 from oncegate.rifl.errors import InvariantViolation
-from oncegate.rifl.key_table import KeyRecord
+from oncegate.rifl.key_records import KeyRecord
+from oncegate.rifl.key_table import KeyTable
 
 
 def _no_rest() -> None:
@@ -89,7 +95,8 @@ def restore(store: RocksStore, rest: Callable[[], None] = _no_rest) -> Restored:
 
 def _restored(store: RocksStore, rest: Callable[[], None]) -> Restored:
     tally = DirtyTally()
-    machine = Machine(lambda number: StoredRows(number, store, tally))
+    records = StoredKeys(store, tally)
+    machine = Machine(lambda number: StoredRows(number, store, tally), records)
     value = store.value(META_KEY)
     if value is None:
         return Restored(machine, None, FlowMarks(), tally)
@@ -137,13 +144,25 @@ def _restored(store: RocksStore, rest: Callable[[], None]) -> Restored:
     machine.sessions.closed = dict(meta.closed_nonces)
     if len(machine.sessions) != meta.sessions:
         raise StateCorrupt(store.path, f"{len(machine.sessions)} of {meta.sessions} sessions are there")
+    _put_back_keys(store, machine.keys, records, version, meta, rest)
+    _put_back_ends(store, machine, meta, rest)
+    return Restored(machine, meta.point, marks, tally)
+
+
+def _put_back_keys(
+    store: RocksStore, keys: KeyTable, records: StoredKeys, version: int, meta: Meta, rest: Callable[[], None]
+) -> None:
+    if version >= FORMAT:
+        head = decode_keys_head(store.path, store.value(KEYS_HEAD_KEY))
+        records.resume(head.kept, meta.next_key, whole=True)
+        keys.restore_buckets(meta.next_key, meta.forgotten_ms, head.buckets)
+        return
     used: list[KeyRecord] = []
     for _, image in store.scan(KEYS):
         rest()
         used.append(decode_used_key(store.path, image))
-    machine.keys.restore(meta.first_key, meta.next_key, meta.forgotten_ms, used)
-    _put_back_ends(store, machine, meta, rest)
-    return Restored(machine, meta.point, marks, tally)
+    keys.restore(meta.first_key, meta.next_key, meta.forgotten_ms, used)
+    records.resume(meta.first_key, meta.next_key, whole=False)
 
 
 def _put_back_ends(store: RocksStore, machine: Machine, meta: Meta, rest: Callable[[], None]) -> None:
@@ -200,9 +219,16 @@ def contents(store: RocksStore) -> tuple[Meta, list[Retained]]:
     return meta, retained
 
 
+def remembered_keys(store: RocksStore, meta: Meta) -> int:
+    """Return how many idempotency keys a saved state remembers; raises StateCorrupt."""
+    if (value := store.value(KEYS_HEAD_KEY)) is None:
+        return meta.next_key - meta.first_key
+    return sum(bucket.stop - bucket.first for bucket in decode_keys_head(store.path, value).buckets)
+
+
 def all_cells(store: RocksStore) -> Generator[tuple[bytes, bytes]]:
     """Yield every cell; raises StateCorrupt as :func:`verify`."""
-    for first in range(ENDS[0] + 1):
+    for first in range(LAST_PREFIX[0] + 1):
         yield from store.scan(bytes([first]))
 
 
