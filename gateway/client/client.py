@@ -494,6 +494,17 @@ class Client:
 
     # Writes that need no session, because they bring a name of their own
 
+    async def new_idempotency_key(self, name: str | None = None, *, timeout_s: float | None = None) -> str:
+        """Return a new key that stays safe for ever: once the cluster has forgotten it, it is refused, not executed.
+
+        It names the cluster's time, ``oncegate-<ms>-<name>``. Keep it before the write is sent: a retry needs the same.
+
+        Args:
+            name: what follows the time, printable ASCII, another one for each write; 32 random digits by default.
+            timeout_s: total time.
+        """
+        return keyed_writes.naming((await self.cluster(timeout_s=timeout_s)).cluster_time_ms, name)
+
     async def put(
         self,
         table: str,
@@ -554,8 +565,8 @@ class Client:
         Args:
             transaction: what is to be done.
             idempotency_key: the name of the event that asks for it, such as the id of a webhook or a message: 1 to 255
-                printable characters of ASCII. A key that names its time, ``oncegate-<ms>-<anything>`` in cluster time,
-                is refused rather than executed again once it is forgotten.
+                printable characters of ASCII. A key that names its time (:meth:`new_idempotency_key`) is refused rather
+                than executed again once it is forgotten.
             timeout_s: total time.
 
         Returns:

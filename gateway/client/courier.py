@@ -10,7 +10,8 @@ when: :mod:`oncegate.gateway.client.routing`; how many at once: :mod:`oncegate.g
 | 2xx | yes | the call's ``accept`` decides |
 | no connection | no | next node at once |
 | connection lost, no answer in time | yes | next node at once |
-| problem, retryable | as ``outcome`` says | 421 and 503: next node at once; otherwise after a pause |
+| problem, retryable | as ``outcome`` says | 421 and 503: next node at once; otherwise after a pause, or, told to come
+back after the deadline, raised |
 | problem, final | as ``outcome`` says | raised |
 | anything else | yes | again, three times, then :class:`MalformedAnswer` |
 
@@ -205,7 +206,7 @@ class Courier:
             self.tuning, self.budget, lambda: call.deadline, self.clock, max(1, len(self.router.endpoints) - 1)
         )
         pause_s = policy.pause_s(first)
-        if policy.over(pause_s):
+        if policy.in_vain(first) or policy.over(pause_s):
             raise first
         await asyncio.sleep(pause_s)
         retrying = AsyncRetrying(
@@ -418,7 +419,12 @@ def _closed(call: Call[Any]) -> OperationFailed:
 
 
 def at_deadline(failure: AttemptFailed, *, ambiguous: bool) -> OperationFailed:
-    """Return the error of a call that ran out of time."""
+    """Return the error of a call that ran out of time, or would: then at once, with the code that says why."""
+    if failure.too_late:
+        detail, ms = f"refused until after the deadline: {failure.detail}", failure.retry_after_ms
+        if ambiguous:
+            return OutcomeUnknown(failure.code, detail, retry_after_ms=ms, outcome=Outcome.UNKNOWN)
+        return DeadlineExceeded(failure.code, detail, retry_after_ms=ms, outcome=Outcome.NOT_APPLIED)
     if ambiguous:
         return OutcomeUnknown(Code.TIMEOUT, f"no verdict before the deadline; last: {failure.detail}")
     return DeadlineExceeded(

@@ -64,7 +64,8 @@ class OperationFailed(OncegateError):
 class OutcomeUnknown(OperationFailed):
     """The operation may or may not have been applied: every error whose ``outcome`` is ``unknown`` is one of these.
 
-    ``code`` says why: TIMEOUT if the deadline passed after the operation may have been proposed, SESSION_EXPIRED or
+    ``code`` says why: TIMEOUT if the deadline passed after the operation may have been proposed (the code of a refusal
+    until after the deadline, such as QUOTA, where such a one came after that), SESSION_EXPIRED or
     FENCED if its session ended before the answer came, INTERNAL for an answer that this SDK cannot read.
 
     After a TIMEOUT :meth:`resolve` can settle it as long as the session is open, whatever is written meanwhile. The
@@ -114,7 +115,11 @@ class NeverKnown(OutcomeUnknown):
 
 
 class DeadlineExceeded(OperationFailed):
-    """The deadline passed and the operation was surely not applied: no attempt of it was ever accepted."""
+    """The deadline passed and the operation was surely not applied: no attempt of it was ever accepted.
+
+    With another ``code`` than TIMEOUT, such as QUOTA, it would have passed: the cluster said to come back after it, in
+    ``retry_after_ms``, and the call ended at once.
+    """
 
 
 class MalformedAnswer(OutcomeUnknown):

@@ -11,6 +11,7 @@ Every such write is a transaction, also one of a single row. It has no place in 
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -94,6 +95,14 @@ class KeyedCall(Call[WriteResult]):
         client_id, sequence = parse_request_id(done.request)
         told = OperationResult(sequence, "applied", done.commit, writes=done.writes, replayed=replayed)
         return write_result(told, client_id, memory_ms)
+
+
+def naming(cluster_time_ms: int, name: str | None) -> str:
+    """Return a key that names a cluster time; raises BAD_REQUEST for what no key may have."""
+    key = f"oncegate-{cluster_time_ms}-{secrets.token_hex(16) if name is None else name}"
+    if not isinstance(name, str | None) or not _KEY.fullmatch(key):
+        raise bad("the name of an idempotency key is printable characters of ASCII, 255 with the time before it")
+    return key
 
 
 async def send(connection: Connection, transaction: Transaction, key: Any, timeout_s: float | None) -> WriteResult:

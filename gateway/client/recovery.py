@@ -225,7 +225,7 @@ async def resend(
     for entry, end in zip(entries, ends, strict=True):
         if isinstance(end, WriteResult):
             recovered.append(Recovered(entry, end))
-        elif not isinstance(end, OperationFailed) or end.code in _UNSETTLED:
+        elif not isinstance(end, OperationFailed) or end.code in _UNSETTLED or end.retry_after_ms is not None:
             raise end
         else:
             try:

@@ -149,6 +149,7 @@ class AttemptFailed(Exception):
         ambiguous: whether the attempt may have been applied nevertheless.
         retry_after_ms: what the node asked for.
         elsewhere: whether another node is likely to succeed at once.
+        too_late: whether no node takes it before the deadline: it is to come back after that.
     """
 
     def __init__(
@@ -160,6 +161,7 @@ class AttemptFailed(Exception):
         self.ambiguous = ambiguous
         self.retry_after_ms = retry_after_ms
         self.elsewhere = elsewhere
+        self.too_late = False
 
 
 class RetryBudget:
@@ -231,6 +233,15 @@ class RetryPolicy:
         """Whether no time is left for another attempt after such a pause."""
         return self._clock() + pause_s + LAST_ATTEMPT_S >= self._deadline()
 
+    def in_vain(self, failure: AttemptFailed) -> bool:
+        """Tell, and note in it, whether a refusal says to come back after the deadline: nothing is left to wait for.
+
+        That of a node which another may stand in for, or which may serve any moment (421, 503), never does.
+        """
+        if failure.retry_after_ms is not None and not failure.elsewhere:
+            failure.too_late = self._clock() + failure.retry_after_ms / 1000 >= self._deadline()
+        return failure.too_late
+
     def wait(self, state: RetryCallState) -> float:
         """Be tenacity's ``wait``."""
         failure = state.outcome.exception() if state.outcome is not None else None
@@ -238,7 +249,8 @@ class RetryPolicy:
 
     def stop(self, state: RetryCallState) -> bool:
         """Be tenacity's ``stop``."""
-        return self.over(state.upcoming_sleep)
+        failure = state.outcome.exception() if state.outcome is not None else None
+        return self.over(state.upcoming_sleep) or (isinstance(failure, AttemptFailed) and self.in_vain(failure))
 
     @staticmethod
     def _within(pause: float, remaining: float) -> float:

@@ -196,6 +196,7 @@ class Client:
     sessions = without_await(asynchronous.Client.sessions)
     open_requests = without_await(asynchronous.Client.open_requests)
     cluster = without_await(asynchronous.Client.cluster)
+    new_idempotency_key = without_await(asynchronous.Client.new_idempotency_key)
     put = without_await(asynchronous.Client.put)
     delete = without_await(asynchronous.Client.delete)
     increment = without_await(asynchronous.Client.increment)

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from oncegate.gateway.client.transaction import Transaction
 
 TABLE: Final = "recipes"
+REFUSED_PAUSE_S: Final = 1.0
+"""Longest pause before a contender whom the cluster refuses to let leave tries again."""
 _leaving: Final[set[asyncio.Task[bool]]] = set()
 
 
@@ -160,6 +162,8 @@ def leave(
                 full = failure.code is Code.WINDOW_FULL
                 if failure.code is Code.STALE and doubts:
                     doubts.pop()  # acknowledged: no copy of it is taken any more
+                elif failure.retry_after_ms is not None:  # until after the deadline of a call, not of the session
+                    await asyncio.sleep(min(failure.retry_after_ms / 1000, REFUSED_PAUSE_S))
                 elif not full and failure.code is not Code.TIMEOUT:
                     return False
 
