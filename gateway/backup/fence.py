@@ -7,7 +7,7 @@ state was copied means anything here (docs/decisions/0030-a-restored-cluster-is-
 |---|---|
 | identity | a new one: stores, archives and checkpoints of the old one are refused until they are adopted |
 | sessions and their completion records | gone: ``SESSION_EXPIRED``, outcome unknown; ids go on far above |
-| idempotency keys in the copy | kept: answered from their records, under other numbers |
+| idempotency keys in the copy | kept: answered from their records; new ones get numbers far above |
 | keys that name a time and are not in the copy | ``SESSION_EXPIRED``, outcome unknown: cluster time is beyond |
 | stores of derived rows | what was written up to the copy's commit number is theirs once they are adopted |
 | fences of consumers | ``FENCED``: they go on far above |
@@ -36,7 +36,7 @@ BLOCKS_DRAWN: Final = 2**14
 COMMITS_SKIPPED: Final = 2**36
 """Eight days of a hundred thousand writes a second."""
 NUMBERS_SKIPPED: Final = 2**32
-"""Of fences and of idempotency keys."""
+"""Of fences and of idempotency keys. Below feature level 5 the keys that are kept get other numbers too."""
 
 
 class Fenced(NamedTuple):

@@ -16,6 +16,8 @@ from oncegate.consensus.ports import ReplicaStatus, Role
 from oncegate.gateway.http.admission.bodies import BodyBudget
 from oncegate.gateway.http.admission.connections import ConnectionCounts
 from oncegate.gateway.live_check.checker import LiveChecker
+from oncegate.gateway.machine.idempotency_keys import kind_bytes_max
+from oncegate.gateway.machine.tenant_share import NOBODY
 from oncegate.gateway.node.node import Node
 from oncegate.gateway.observability.access import AccessLog
 from oncegate.gateway.observability.audit import AuditLog
@@ -23,6 +25,8 @@ from oncegate.gateway.observability.exposition import CONTENT_TYPE, Metric, Valu
 from oncegate.gateway.observability.process import DiskFigures, ProcessFigures, process_figures
 from oncegate.gateway.observability.request_times import RequestTimes
 from oncegate.gateway.wire import FlowState, Trend
+from oncegate.rifl.key_records import KeyKind
+from oncegate.rifl.key_table import KEYS_BYTES_MAX
 from oncegate.version import __version__
 
 if TYPE_CHECKING:
@@ -69,6 +73,13 @@ def _stored(read: Callable[[StreamStore], Value]) -> Callable[[Sources], Value]:
 
 def _live(read: Callable[[LiveChecker], Value]) -> Callable[[Sources], Value]:
     return lambda of: None if of.node.live_check is None else read(of.node.live_check)
+
+
+def _key_bytes_max(node: Node, kind: KeyKind) -> int:
+    keys = node.machine.keys
+    if not keys.by_bucket:
+        return KEYS_BYTES_MAX
+    return kind_bytes_max(keys.taken(kind, NOBODY), node.settings.idempotency_keys_bytes_max)
 
 
 def _verdicts(live: LiveChecker) -> Value:
@@ -174,8 +185,15 @@ METRICS: Final = (
     gauge("idempotency_keys", "idempotency keys that are remembered", lambda of: len(of.node.machine.keys)),
     gauge(
         "idempotency_key_bytes",
-        "bytes of the idempotency keys that are remembered",
-        lambda of: of.node.machine.keys.bytes,
+        "bytes that remembered idempotency keys count; kind: key, or event",
+        lambda of: {(kind.name.lower(),): of.node.machine.keys.kinds[kind].bytes for kind in KeyKind},
+        "kind",
+    ),
+    gauge(
+        "idempotency_key_bytes_max",
+        "bytes that keys of this kind may count while the other kind holds what it does, if this node leads",
+        lambda of: {(kind.name.lower(),): _key_bytes_max(of.node, kind) for kind in KeyKind},
+        "kind",
     ),
     gauge("cluster_time_seconds", "cluster time", lambda of: of.node.machine.time_ms / 1000),
     gauge("inflight_commands", "commands that wait for the log", lambda of: of.node.proposer.inflight_commands),

@@ -66,12 +66,13 @@ def check_room(machine: Machine, command: c.Keyed | c.KeyedMixed, bytes_max: int
 
 
 def has_room(taken: Taken, tenant: str, wanted: int, bytes_max: int) -> bool:
-    """Tell whether ``wanted`` bytes fit into what a tenant may hold of a kind while so much is taken.
+    """Tell whether ``wanted`` bytes fit into what a tenant may hold of a kind while so much is taken."""
+    return taken.own + wanted <= share(tenant, kind_bytes_max(taken, bytes_max), taken.of_kind, taken.own)
 
-    A kind may hold all but what the others hold, or the part that is theirs where they hold less.
-    """
-    of_kind_max = bytes_max - max(taken.all - taken.of_kind, bytes_max // KIND_PARTS)
-    return taken.own + wanted <= share(tenant, of_kind_max, taken.of_kind, taken.own)
+
+def kind_bytes_max(taken: Taken, bytes_max: int) -> int:
+    """Return what a kind may hold: all but what the other one holds, or but its part where it holds less."""
+    return bytes_max - max(taken.all - taken.of_kind, bytes_max // KIND_PARTS)
 
 
 def room_in_ms(keys: KeyTable, tenant: str, kind: KeyKind, wanted: int, bytes_max: int, now_ms: int) -> int:

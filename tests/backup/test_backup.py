@@ -203,11 +203,15 @@ async def test_keys_of_the_backup_are_answered_and_later_ones_that_name_their_ti
     settings, made = restored(tmp_path / "shelf", tmp_path / "new")
     assert made.fenced.keys == 2
     async with serving(settings) as (api, _):
+        ids = set()
         for key, put_value in (("bare", 1), (f"oncegate-{now}-known", 2)):
             status, headers, _ = await keyed(api, key, put_value)
             assert status in (200, 201)
             assert headers[wire.H_REPLAYED] == "true"
-            assert headers["Oncegate-Request"] != first["Oncegate-Request"]
+            ids.add(headers["Oncegate-Request"])
+        assert first["Oncegate-Request"] in ids, "what both clusters know has one id in both"
+        state = (await api.call("GET", f"/v1/requests/{last['Oncegate-Request']}"))[2]["state"]
+        assert state == "expired", "an id that the old cluster gave out later is nobody's here"
         assert assert_problem(await keyed(api, lost, 4), "SESSION_EXPIRED")["outcome"] == "unknown"
         assert await value(api, "keyed") == 2
         now = (await api.call("GET", "/v1/cluster"))[2]["cluster_time_ms"]
@@ -215,6 +219,7 @@ async def test_keys_of_the_backup_are_answered_and_later_ones_that_name_their_ti
             while (await keyed(api, f"oncegate-{now}-new", 5))[0] == 410:
                 now = (await api.call("GET", "/v1/cluster"))[2]["cluster_time_ms"]
         assert await value(api, "keyed") == 5
+        assert (await keyed(api, "after", 6))[1]["Oncegate-Request"] not in {*ids, last["Oncegate-Request"]}
 
 
 async def test_a_version_and_a_fence_of_the_old_cluster_mean_nothing_in_the_new_one(
