@@ -1,1 +1,1 @@
-"""How cost grows with rows, values, keys, sessions, tables, flows, watchers and nodes: see `bench.scale.__main__`."""
+"""How cost grows with rows, values, keys, sessions, tables, flows, watchers and more: see `bench.scale.__main__`."""

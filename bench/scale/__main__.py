@@ -1,4 +1,5 @@
-"""How cost grows: ``python -m bench.scale --case rows``; also values, keys, sessions, tables, flows, watchers, nodes.
+"""How cost grows: ``python -m bench.scale --case rows``; also values, keys, sessions, remembered, tables,
+flows, watchers, nodes.
 
 At each size the load runs in turn on a cluster of that size and on one of the reference size, in the same seconds: a
 ratio is formed within a turn, and the first line of each case, the reference beside itself, is the noise of the run.

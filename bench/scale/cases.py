@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import json
 import random
 import uuid
 from collections.abc import Awaitable, Callable, Iterable
@@ -24,6 +25,8 @@ AT_ONCE: Final = 512
 CONNECTIONS: Final = 64
 QUOTA_BYTES: Final = 1 << 36
 LEASE_MS: Final = 86_400_000
+EVENTS: Final = 2_000
+"""Of a request."""
 CONSUMERS: Final = 10
 """Of each flow."""
 KEYS: Final = 1_000
@@ -150,6 +153,40 @@ class Sessions(Case):
             await each(range(begin, end), open_one, CONNECTIONS)
 
 
+class Remembered(Case):
+    name, title = "remembered", "Remembered idempotency keys"
+    what = (
+        "Keys of events that came before, each remembered for a day; rows are overwritten, each time under a new key. "
+        "`python -m bench.remembered_keys` has fifty million in one node."
+    )
+    sizes, quick = (10_000, 100_000, 1_000_000), (1_000, 10_000)
+    flags = ("--idempotency-keys-bytes-max", str(1 << 36))
+
+    async def begin(self, side: Side) -> None:
+        await super().begin(side)
+        await side.client.declare_table("log", kind="stream", quota_bytes=QUOTA_BYTES)
+
+    async def grow(self, side: Side, begin: int, end: int) -> None:
+        leader = side.cluster.endpoint(await asyncio.to_thread(side.cluster.leader))
+        async with aiohttp.ClientSession(leader, raise_for_status=True) as http:
+
+            async def send(first: int) -> None:
+                numbers = range(first, min(first + EVENTS, end))
+                events = [{"specversion": "1.0", "type": "t", "source": "s", "id": f"{one:08}"} for one in numbers]
+                sent, headers = json.dumps(events), {"Content-Type": "application/cloudevents-batch+json"}
+                async with http.post("/v1/tables/log/events", data=sent, headers=headers) as answer:
+                    await answer.read()
+
+            await each(range(begin, end, EVENTS), send, 4)
+
+    def operation(self, side: Side, size: int) -> Operation:
+        def put(number: int) -> Awaitable[object]:
+            row, value = f"row{number % KEYS}", value_of(number)
+            return side.client.put("t", row, value, idempotency_key=str(uuid.uuid4()))
+
+        return put
+
+
 class Tables(Case):
     name, title = "tables", "Tables"
     what = "Resident tables, written at random. 1,000 is the limit, the two of the bench among them."
@@ -216,4 +253,4 @@ class Nodes(Case):
         return size
 
 
-CASES: Final[tuple[type[Case], ...]] = (Rows, Values, Keys, Sessions, Tables, Flows, Watching, Nodes)
+CASES: Final[tuple[type[Case], ...]] = (Rows, Values, Keys, Sessions, Remembered, Tables, Flows, Watching, Nodes)

@@ -73,7 +73,7 @@ def test_scattered_numbers_stay_inside_and_reach_most_rows() -> None:
 
 def test_every_case_grows_from_its_reference_and_its_sample_is_smaller() -> None:
     assert {case.name for case in CASES} == {
-        "rows", "values", "keys", "sessions", "tables", "flows", "watchers", "nodes",
+        "rows", "values", "keys", "sessions", "remembered", "tables", "flows", "watchers", "nodes",
     }  # fmt: skip
     for case in CASES:
         base = case.sizes[0] if case.reference is None else case.reference
