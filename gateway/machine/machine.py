@@ -54,7 +54,7 @@ from oncegate.rifl.session import SessionRecord, SessionTable
 # Looking a member up in its enum costs a tenth of what applying an operation does.
 _PUT: Final = c.OpKind.PUT.value
 _INCREMENT: Final = c.OpKind.INCREMENT.value
-_SINGLES: Final = (c.Operate, c.OperateMixed, *c.UNDER_KEYS)
+_SINGLES: Final = (c.Operate, c.OperateMixed)
 
 
 class Origin(NamedTuple):
@@ -139,10 +139,8 @@ class Machine:
         keys: dict[str, list[str]] = {}
         used: list[str] = []
         for command in commands:
-            if isinstance(command, c.UNDER_KEYS):
-                used += [name_of(command.tenant, item.key) for item in command.ops]
             if isinstance(command, _SINGLES):
-                for op in c.writes_of(c.operations_of(command)):
+                for op in c.writes_of(command.ops):
                     if op.table in keys:
                         keys[op.table].append(op.key)
                     else:
@@ -154,11 +152,15 @@ class Machine:
                     else:
                         for op in part.ops:
                             keys.setdefault(op.table, []).append(op.key)
+            elif isinstance(command, c.UNDER_KEYS):
+                used += [name_of(command.tenant, item.key) for item in command.ops]
+                for op in c.writes_of(c.operations_of(command)):
+                    keys.setdefault(op.table, []).append(op.key)
         for name, wanted in keys.items():
             table = self.tables.get(name)
             if table is not None and table.kind == "resident" and len(wanted) > 1:
                 table.rows.look_ahead(wanted)
-        if len(used) > 1:
+        if used:
             self.keys.look_ahead(used)
 
     def take_sealed(self) -> list[Sealed]:
