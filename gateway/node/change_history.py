@@ -90,7 +90,7 @@ class ChangeHistory:
 
     def __init__(self, changes_max: int, bytes_max: int, commit: int = 0) -> None:
         self._changes_max = changes_max
-        self._bytes_max = bytes_max
+        self.bytes_max = bytes_max
         self._block_changes = min(BLOCK_CHANGES, -(-changes_max // BLOCKS))
         self._block_bytes = bytes_max // BLOCKS
         self.reset(commit)
@@ -141,7 +141,7 @@ class ChangeHistory:
         block.bytes += size
         self.changes += count
         self.bytes += size
-        while (self.changes > self._changes_max or self.bytes > self._bytes_max) and self._lasts:
+        while (self.changes > self._changes_max or self.bytes > self.bytes_max) and self._lasts:
             oldest = self._blocks.pop(0)
             self.first = oldest.end_of(self._lasts.pop(0))
             self.changes -= oldest.count

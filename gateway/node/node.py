@@ -48,7 +48,7 @@ from oncegate.gateway.node.reads import Reads
 from oncegate.gateway.node.segment_fetch import FETCH, SegmentFetcher, serve_piece
 from oncegate.gateway.node.settings import MemberAddress, Settings
 from oncegate.gateway.node.stream_store import StreamStore
-from oncegate.gateway.node.watching import Watching
+from oncegate.gateway.node.watching import WatchersMax, Watching
 from oncegate.rifl.errors import Code, OncegateError
 
 HOUSEKEEPING_MS: Final = 25
@@ -95,7 +95,7 @@ class Node:
         )
         self.machine: Machine = self.state.machine
         history = ChangeHistory(settings.history_changes_max, settings.history_bytes_max, self.machine.commit)
-        self.watching = Watching(history, settings.watchers_max)
+        self.watching = Watching(history, WatchersMax.of(settings))
         self.scrubber = Scrubber(self.state, settings.scrub_bytes_per_s)
         # Consensus takes longer silences for sleep (:meth:`oncegate.consensus.core.engine.Engine.tick`): a leader that
         # wakes still leads.
@@ -216,7 +216,7 @@ class Node:
         self.reads.applied(machine.commit)
         self.watching.applied(machine.changes, machine.commit, machine.joined)
         if len(machine.tables) < tables:
-            self.watching.wake_all()  # those of a dropped table end
+            self.watching.dropped(machine.tables)
         return results
 
     @property

@@ -232,7 +232,10 @@ class Settings:
     tenant_operations_per_s: int = setting(
         0, "operations a second of one tenant at this node; 0: no bound", least=0, most=10**9
     )
-    watchers_max: int = setting(3_000, "watches of rows; a place of connections_max each", least=0, most=100_000)
+    watchers_max: int = setting(
+        3_000, "watches of rows; three quarters of connections_max at most", least=0, most=100_000
+    )
+    watchers_table_max: int = setting(2048, "watches of rows of one table", least=0, most=100_000)
     history_changes_max: int = setting(
         100_000,
         "newest changes of rows kept in memory, for watches and for reads at a commit number",

@@ -34,13 +34,13 @@ from oncegate.gateway.machine.tables import QUOTA_BYTES_DEFAULT, TableKind
 from oncegate.gateway.node.attempts import Attempt, Waiter, hand_on
 from oncegate.gateway.node.change_history import ChangeHistory
 from oncegate.gateway.node.reads import Reads
-from oncegate.gateway.node.watching import Watching
+from oncegate.gateway.node.watching import WatchersMax, Watching
 from oncegate.rifl.errors import Code, OncegateError
 from oncegate.rifl.key_table import KEYS_CLIENT
 
 HISTORY_CHANGES_MAX: Final = 10_000
 HISTORY_BYTES_MAX: Final = 16 * 2**20
-WATCHERS_MAX: Final = 1_000
+WATCHERS_MAX: Final = WatchersMax(1_000, 1_000)
 
 
 class Applied(msgspec.Struct, frozen=True):
@@ -103,7 +103,7 @@ class SharedState:
         self.reads.applied(machine.commit)
         self.watching.applied(machine.changes, machine.commit, machine.joined)
         if len(machine.tables) < tables:
-            self.watching.wake_all()
+            self.watching.dropped(machine.tables)
             while machine.closing:  # at once: a test has to wait for nothing
                 self.apply(c.SweepTables())
         made = answer(command, result, machine)

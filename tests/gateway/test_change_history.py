@@ -11,73 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oncegate.gateway.machine import commands as c
-from oncegate.gateway.machine import put_runs
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.tables import RowChange, StoredRow, each_change, prefix_end
-from oncegate.gateway.node import change_history, scans, watching
+from oncegate.gateway.node import change_events, change_history, scans, watching
 from oncegate.gateway.node.change_history import ChangeHistory, HistoryExceeded
 from oncegate.gateway.node.scans import KeyRange, page
-from oncegate.gateway.node.watching import Watching
+from oncegate.gateway.node.watching import WatchersMax, Watching
 from oncegate.rifl.errors import Code, OncegateError
 from oncegate.rifl.ids import CommitNumber
-
-TABLES = ("t", "u")
+from tests.gateway.watched_rows import ENTRIES, Rows, Told, simplified, told
 
 
 def change(commit: int, key: str = "k", value: bytes = b"1", table: str = "t", until: int = 0) -> RowChange:
     return commit, until or commit, table, key, None, StoredRow(commit, value), ""
-
-
-class Rows:
-    """A machine with two tables, its history, and every state it was in."""
-
-    def __init__(self, changes_max: int = 1000, bytes_max: int = 2**20) -> None:
-        self.machine = Machine()
-        self.watching = Watching(ChangeHistory(changes_max, bytes_max), 100)
-        self.states: dict[int, dict[str, bytes]] = {0: {}}
-        self.changes: list[tuple[int, str, str, bytes | None]] = []
-        self.sequence = 0
-        self.apply(*(c.DeclareTable(table, "resident", 1 << 30) for table in TABLES), c.OpenSession("n", 60_000, 512))
-
-    def apply(self, *commands: c.Command) -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(put_runs, "RUN_MIN", 2)
-            self.machine.apply(1, 1, c.encode_entry(0, [put_runs.in_columns(command) for command in commands]))
-        self.watching.applied(self.machine.changes, self.machine.commit, self.machine.joined)
-
-    def write(self, *ops: tuple[str, str, int | None]) -> None:
-        """Put (table, key, value), or delete with None, in one entry."""
-        made = []
-        for table, key, value in ops:
-            self.sequence += 1
-            kind = c.OpKind.DELETE if value is None else c.OpKind.PUT
-            text = None if value is None else b"%d" % value
-            made.append(c.Op(self.sequence, kind, table, key, 0, text))
-        before = self.machine.commit
-        if made:
-            self.apply(c.Operate(1, 1, made[0].sequence, made))
-        assert self.machine.commit == before + len(ops)
-        for commit, (table, key, value) in enumerate(ops, before + 1):
-            state = dict(self.states[commit - 1])
-            if value is None:
-                if state.pop(f"{table}/{key}", None) is not None:
-                    self.changes.append((commit, table, key, None))
-            else:
-                state[f"{table}/{key}"] = b"%d" % value
-                self.changes.append((commit, table, key, b"%d" % value))
-            self.states[commit] = state
-
-
-OPS = st.tuples(
-    st.sampled_from(TABLES), st.sampled_from(["a", "ab", "abc", "b", "ba", "c"]), st.none() | st.integers(0)
-)
-ENTRIES = st.lists(st.lists(OPS, min_size=1, max_size=4), max_size=25)
-
-
-def simplified(changes: list[RowChange]) -> list[tuple[int, str, str, bytes | None]]:
-    return [
-        (commit, table, key, None if after is None else after.value) for commit, _, table, key, _, after, _ in changes
-    ]
 
 
 @given(ENTRIES, st.integers(64, 200), st.integers(1, 5))
@@ -137,10 +83,10 @@ def test_pages_at_a_commit_number_are_the_state_at_it(
     assert found == sorted(expected.items(), reverse=reverse)
 
 
-def taken(watcher: watching.Watcher) -> list[RowChange]:
-    found = watcher.take()
-    while watcher.is_behind:
-        found += watcher.take()
+def taken(watcher: watching.Watcher) -> list[Told]:
+    found = told(watcher.take())
+    while watcher.has_more:
+        found += told(watcher.take())
     return found
 
 
@@ -175,32 +121,34 @@ async def test_a_page_is_not_of_the_table_that_has_taken_the_name_meanwhile(monk
 def test_a_watcher_gets_each_change_it_waits_for_once_and_in_order(
     entries: list[list[tuple[str, str, int | None]]], data: st.DataObject
 ) -> None:
-    rows, told = Rows(), dict[watching.Watcher, list[RowChange]]()
+    rows, heard = Rows(), dict[watching.Watcher, list[Told]]()
     began: dict[watching.Watcher, int] = {}
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(watching, "PENDING_MAX", data.draw(st.integers(1, 5)))
         patched.setattr(watching, "SLICE_CHANGES", data.draw(st.integers(1, 5)))
+        patched.setattr(change_events, "PIECE_BYTES_MAX", data.draw(st.sampled_from([1, 200, 10**6])))
         for entry in entries:
             rows.write(*entry)
             if data.draw(st.booleans()):
                 text, exact = data.draw(st.sampled_from([("", False), ("a", False), ("ab", True), ("ab", False)]))
                 position = data.draw(st.integers(0, rows.machine.commit))
                 watcher = rows.watching.open("t", text, position, "", exact=exact)
-                told[watcher], began[watcher] = [], position
-            for watcher in told:
+                heard[watcher], began[watcher] = [], position
+            for watcher in heard:
                 if data.draw(st.booleans()):
-                    told[watcher] += watcher.take()
-        for watcher, found in told.items():
+                    heard[watcher] += told(watcher.take())
+        for watcher, found in heard.items():
             found += taken(watcher)
+            assert watcher.take() == b""
             assert watcher.position == rows.machine.commit
             match = (
-                (lambda key, w=watcher: key == w.text)
-                if watcher.exact
-                else (lambda key, w=watcher: key.startswith(w.text))
+                (lambda key, w=watcher.audience: key == w.text)
+                if watcher.audience.exact
+                else (lambda key, w=watcher.audience: key.startswith(w.text))
             )
             expected = [one for one in rows.changes if one[0] > began[watcher] and one[1] == "t" and match(one[2])]
-            assert simplified(found) == expected
-    for watcher in told:
+            assert found == [(commit, commit, key, value) for commit, _, key, value in expected]
+    for watcher in heard:
         rows.watching.close(watcher)
     assert (rows.watching.watchers, rows.watching._tables, rows.watching._of_tenant) == (0, {}, {})
 
@@ -264,7 +212,7 @@ async def test_a_watcher_that_waits_is_woken_by_its_own_changes_alone() -> None:
     assert not waiting.done()
     rows.write(("t", "ab", 2))
     await waiting
-    assert simplified(watcher.take()) == [(3, "t", "ab", b"2")]
+    assert told(watcher.take()) == [(3, 3, "ab", b"2")]
 
 
 async def test_a_watcher_that_waits_is_woken_when_another_state_takes_its_place() -> None:
@@ -281,7 +229,7 @@ def test_a_change_is_given_once_to_each_prefix_that_its_key_has() -> None:
     watchers = {text: rows.watching.open("t", text, 0, "", exact=False) for text in ("", "a", "ab", "abc", "b")}
     rows.write(("t", "ab", 1))
     rows.write(("t", "a", 2))
-    given = {text: [one[0] for one in watcher.take()] for text, watcher in watchers.items()}
+    given = {text: [one[0] for one in told(watcher.take())] for text, watcher in watchers.items()}
     assert given == {"": [1, 2], "a": [1, 2], "ab": [1], "abc": [], "b": []}
 
 
@@ -289,14 +237,14 @@ def test_large_changes_wait_in_the_history_for_a_watcher_that_does_not_take_them
     rows = Rows()
     watcher = rows.watching.open("t", "k", 0, "", exact=True)
     for commit in (1, 2, 3):
-        large = change(commit, value=bytes(watching.PENDING_BYTES_MAX // 2))
+        large = change(commit, value=b"1" * (watching.PENDING_BYTES_MAX // 2))
         rows.watching.applied([large], commit)
         assert watcher.is_behind is (commit == 3)
     assert [one[0] for one in taken(watcher)] == [1, 2, 3]
 
 
 def test_watchers_are_bounded_and_leave_room_for_other_tenants() -> None:
-    many = Watching(ChangeHistory(64, 2**20), 8)
+    many = Watching(ChangeHistory(64, 2**20), WatchersMax(8, 8))
 
     def fill(tenant: str) -> Iterator[watching.Watcher]:
         with contextlib.suppress(OncegateError):

@@ -123,7 +123,7 @@ async def watch(request: web.Request) -> web.StreamResponse:
         with uncounted(request):
             await response.prepare(request)
             await _tell(request, response)
-    except ConnectionResetError:
+    except ConnectionError:
         pass
     finally:
         streams.pop(task, None)

@@ -250,7 +250,7 @@ async def watch(request: web.Request) -> web.StreamResponse:
             except TimeoutError:
                 await response.write(b": alive\n\n")
         return response
-    except ConnectionResetError:
+    except ConnectionError:
         return response
     finally:
         watchers.pop(task, None)

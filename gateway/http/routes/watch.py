@@ -1,6 +1,7 @@
 """``GET /v1/tables/{table}/watch``: changes of rows as server-sent events, from any commit number that is kept.
 
-Owns: the form of the events, and when a watch ends. Who gets which change: :mod:`oncegate.gateway.node.watching`.
+Owns: how a watch begins, goes on and ends. Who gets which change: :mod:`oncegate.gateway.node.watching`; the form of
+``changes`` and ``progress``: :mod:`oncegate.gateway.node.change_events`.
 
 | event | id | data | when |
 |---|---|---|---|
@@ -14,24 +15,19 @@ A connection that ends without `end` is opened again, at any node, with the newe
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Iterable
-from itertools import groupby
-from operator import itemgetter
-from typing import Any, Final
+import socket
+from typing import Final
 
-import msgspec
 from aiohttp import web
 
 from oncegate.gateway import wire
-from oncegate.gateway.answer_values import encoding_of
 from oncegate.gateway.http import event_streams, request_bodies
 from oncegate.gateway.http.admission.gate import is_still_known, uncounted
 from oncegate.gateway.http.event_streams import EventStream, EventStreams
 from oncegate.gateway.http.identity import Scope
 from oncegate.gateway.http.negotiation import NODE, bare_problem, number, path_name, problem, standing, tenant_of
 from oncegate.gateway.http.routing import EVENT_STREAM, READ, Parameter, Raw, Routes
-from oncegate.gateway.machine.tables import RowChange
+from oncegate.gateway.node.change_events import progress
 from oncegate.gateway.node.change_history import HistoryExceeded
 from oncegate.gateway.node.scans import resident
 from oncegate.gateway.node.watching import Watcher
@@ -39,6 +35,8 @@ from oncegate.rifl.errors import Code, OncegateError
 
 KEEP_ALIVE_S: Final = 30.0
 """How long nothing may be sent, and how soon a token that has ended is noticed."""
+SEND_BUFFER_BYTES: Final = 128 * 1024
+"""What the kernel keeps of a watch that its client does not read: by itself it would take megabytes for each."""
 _watches: Final = web.AppKey("watches", EventStreams)
 _TEXT: Final = {"type": "string"}
 _COMMIT: Final = {"type": "integer", "minimum": 0}
@@ -51,7 +49,6 @@ _PARAMETERS: Final = (
     Parameter("Last-Event-ID", _COMMIT, "as from, and wins", "header"),
 )
 _EVENTS: Final = Raw((EVENT_STREAM,), "events `changes`, `progress` and `end`")
-_until: Final = itemgetter(1)
 ROUTES: Final = Routes("watch")
 
 
@@ -104,9 +101,10 @@ async def watch(request: web.Request) -> web.StreamResponse:
     try:
         with uncounted(request):
             await response.prepare(request)
-            await response.write(_progress(watcher.position))
+            _bound_unread(request.transport)
+            await response.write(progress(watcher.position))
             await _tell(request, response, watcher, declared.incarnation)
-    except ConnectionResetError:
+    except ConnectionError:
         pass
     finally:
         request.app[_watches].pop(task, None)
@@ -116,54 +114,45 @@ async def watch(request: web.Request) -> web.StreamResponse:
 
 async def _tell(request: web.Request, response: web.StreamResponse, watcher: Watcher, incarnation: int) -> None:
     """Write events of a table until the watch ends, or its client goes."""
-    node, loop = request.app[NODE], asyncio.get_running_loop()
-    look_s = loop.time() + KEEP_ALIVE_S
-    while request.transport is not None:
-        looks = loop.time() >= look_s
-        try:
-            if looks and not is_still_known(request, Scope.READ, watcher.table):
-                raise OncegateError(Code.UNAUTHENTICATED, "the token has ended, or was taken out")
-            node.check_sound()
-            if resident(node.machine, watcher.table).incarnation != incarnation:
-                raise OncegateError(Code.NOT_FOUND, f"table {watcher.table} was dropped, and declared again")
-            was_behind = watcher.is_behind
-            changes = watcher.take()
-        except OncegateError as refusal:
-            await response.write(_end(refusal))
-            return
-        for event in _events(changes):
-            await response.write(event)
-        if looks or (was_behind and not watcher.is_behind):
-            look_s = loop.time() + KEEP_ALIVE_S
-            await response.write(_progress(watcher.position))
-        elif watcher.is_behind:
-            await asyncio.sleep(0)
-        else:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(look_s):
-                    await watcher.wait()
+    node, loop, table = request.app[NODE], asyncio.get_running_loop(), watcher.audience.table
+    looks = False
+
+    def look() -> None:
+        nonlocal looks
+        looks = True
+        watcher.wake()
+
+    # One timer for all turns until then: a watch that is told a thousand changes a second would else make as many.
+    timer = loop.call_later(KEEP_ALIVE_S, look)
+    try:
+        while request.transport is not None:
+            try:
+                if looks and not is_still_known(request, Scope.READ, table):
+                    raise OncegateError(Code.UNAUTHENTICATED, "the token has ended, or was taken out")
+                node.check_sound()
+                if resident(node.machine, table).incarnation != incarnation:
+                    raise OncegateError(Code.NOT_FOUND, f"table {table} was dropped, and declared again")
+                was_behind = watcher.is_behind
+                told = watcher.take()
+            except OncegateError as refusal:
+                await response.write(_end(refusal))
+                return
+            if looks or (was_behind and not watcher.is_behind):
+                told += progress(watcher.position)
+            if looks:
+                looks, timer = False, loop.call_later(KEEP_ALIVE_S, look)
+            if told:
+                await response.write(told)
+                await request.writer.drain()  # nothing more is written for a client that does not read
+            await watcher.wait()
+    finally:
+        timer.cancel()
 
 
-def _events(changes: Iterable[RowChange]) -> Iterable[bytes]:
-    """Yield an event for each change, or for those that took effect together."""
-    for until, together in groupby(changes, _until):
-        rows = [
-            wire.ChangedRow(key, commit, deleted=True, cause=cause)
-            if after is None
-            else wire.ChangedRow(
-                key, commit, value=msgspec.Raw(after.value), cause=cause, encoding=encoding_of(after.value)
-            )
-            for commit, _, _, key, _, after, cause in together
-        ]
-        yield _event("changes", until, wire.RowChanges(until, rows))
-
-
-def _progress(commit: int) -> bytes:
-    return _event("progress", commit, wire.WatchProgress(commit))
-
-
-def _event(name: str, commit: int, data: Any) -> bytes:
-    return b"id: %d\nevent: %s\ndata: %s\n\n" % (commit, name.encode(), msgspec.json.encode(data))
+def _bound_unread(transport: asyncio.Transport | None) -> None:
+    connection = None if transport is None else transport.get_extra_info("socket")
+    if connection is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
 
 
 def _end(refusal: OncegateError) -> bytes:
