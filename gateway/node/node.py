@@ -133,6 +133,7 @@ class Node:
             self.fetcher.ensure,
             self.stream_store,
             settings.answer_ms_max / 1000,
+            self.watching.turns,
         )
         self.explainer = Explainer(
             self.replica, self.machine, self.clock, settings.node, lambda: self.leadership.leads, self._others

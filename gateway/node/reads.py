@@ -25,6 +25,7 @@ from oncegate.gateway.node.between_leaders import Lead
 from oncegate.gateway.node.proposer import ANSWER_S
 from oncegate.gateway.node.refusals import translated
 from oncegate.gateway.node.stream_store import StreamStore
+from oncegate.gateway.node.turns import Turns, released
 from oncegate.rifl.errors import Code, OncegateError
 from oncegate.rifl.ids import CommitNumber
 
@@ -54,6 +55,7 @@ class Reads:
         ensure: Callable[[str, int], Awaitable[None]],
         stored: StreamStore | None = None,
         answer_s: float = ANSWER_S,
+        turns: Turns | None = None,
     ) -> None:
         self.answer_s = answer_s
         """How long a read waits until the local state may answer it."""
@@ -69,7 +71,8 @@ class Reads:
         self._open: dict[str, OpenLookup] = {}
         self._commit_waiters: list[tuple[int, int, asyncio.Future[None]]] = []
         self._waiter_number = 0
-        self._seal_waiters: dict[str, asyncio.Event] = {}
+        self._seal_waiters: dict[str, dict[asyncio.Future[None], None]] = {}
+        self._turns = Turns() if turns is None else turns
 
     async def reach(self, consistency: str, min_commit: int, timeout_s: float | None = None) -> None:
         """Wait until the local state may answer a read that is ``linearizable``, ``session`` or ``stale``.
@@ -143,14 +146,28 @@ class Reads:
             self.sealed(flow)
 
     def sealed(self, flow: str) -> None:
-        """Wake the watchers of ``flow``."""
-        event = self._seal_waiters.pop(flow, None)
-        if event is not None:
-            event.set()
+        """Give the watchers of ``flow`` their turns."""
+        waiting = self._seal_waiters.pop(flow, None)
+        if waiting:
+            self._turns.applied()
+            self._turns.add(released(waiting))
 
-    async def next_seal(self, flow: str) -> None:
-        """Wait for the next sealed batch of ``flow``."""
-        await self._seal_waiters.setdefault(flow, asyncio.Event()).wait()
+    async def next_seal(self, flow: str, told: int) -> None:
+        """Wait for a sealed batch of ``flow`` above the number ``told``, and for a turn to tell of it."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        found = self._machine.flows.find(flow)
+        if found is not None and told < found.batches.last:
+            self._turns.add(released((turn,)))
+        else:
+            self._seal_waiters.setdefault(flow, {})[turn] = None
+        try:
+            await turn
+        finally:
+            waiting = self._seal_waiters.get(flow)
+            if waiting is not None and turn in waiting:
+                del waiting[turn]
+                if not waiting:
+                    del self._seal_waiters[flow]
 
     async def row(self, table: str, key: str) -> StoredRow:
         """Return a row of the local state; raises NOT_FOUND."""

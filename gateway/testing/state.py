@@ -77,7 +77,8 @@ class SharedState:
         self._attempts = AttemptLog()
         self._batches = _Batches()
         self.watching = Watching(ChangeHistory(HISTORY_CHANGES_MAX, HISTORY_BYTES_MAX), WATCHERS_MAX)
-        self.reads = Reads(cast(Replica, _Log()), self.machine, cast(Publisher, self._batches), _no_peer)
+        log, turns = cast(Replica, _Log()), self.watching.turns
+        self.reads = Reads(log, self.machine, cast(Publisher, self._batches), _no_peer, turns=turns)
         self.apply(c.Identify(secrets.token_hex(16)))
         self.apply(c.RaiseLevel(NEWEST))
 

@@ -23,6 +23,7 @@ from oncegate.gateway.node.change_history import ChangeHistory, HistoryExceeded
 from oncegate.gateway.node.settings import Settings
 from oncegate.gateway.node.turns import Turns, released
 from oncegate.gateway.node.watching import Watcher, WatchersMax, Watching
+from oncegate.gateway.testing.state import SharedState
 from oncegate.rifl.errors import Code, OncegateError
 from tests.gateway.watched_rows import OPS, Rows, Told, told
 
@@ -450,3 +451,33 @@ def test_watches_leave_connections_to_requests(connections: int, of_all: int, of
     most = WatchersMax.of(settings)
     assert most.of_a_table <= most.of_all <= min(of_all, 0.75 * connections)
     assert most.of_a_table in (of_a_table, most.of_all)
+
+
+async def test_watchers_of_a_flow_have_their_turns_in_slices_and_those_that_left_are_forgotten() -> None:
+    fake = SharedState()
+    fake.declare("s", "stream")
+    fake.reads._turns = Turns(lambda: 0.0)
+    told = list[int]()
+
+    async def watch(number: int) -> None:
+        await fake.reads.next_seal("s", 0)
+        told.append(number)
+
+    tasks = [asyncio.ensure_future(watch(number)) for number in range(100)]
+    await asyncio.sleep(0)
+    for task in tasks[50:]:
+        task.cancel()
+    await asyncio.sleep(0)
+    assert len(fake.reads._seal_waiters["s"]) == 50
+    fake.reads.sealed("s")
+    for turn in range(3):
+        await asyncio.sleep(0)
+        assert len(told) <= turns.SLICE_TURNS_MAX * (turn + 1)
+    assert len(told) < 50
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert told == [*range(50)]
+    waiting = asyncio.ensure_future(watch(0))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert not fake.reads._seal_waiters

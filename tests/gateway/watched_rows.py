@@ -65,8 +65,8 @@ class Rows:
                 state[f"{table}/{key}"] = b"%d" % value
                 self.changes.append((commit, table, key, b"%d" % value))
             self.states[commit] = state
-        until = self.machine.commit
-        self.untils += [until if together else change[0] for change in self.changes[begun:]]
+        for change in self.changes[begun:]:
+            self.untils.append(self.changes[-1][0] if together else change[0])
 
 
 OPS = st.tuples(

@@ -54,6 +54,8 @@ from oncegate.gateway.machine.tenant_share import share
 from oncegate.rifl.errors import Code, OncegateError
 
 WATCHERS_MAX: Final = 1_000
+TOLD_MAX: Final = 256
+"""Batches that a watcher is told of in a turn."""
 KEEP_ALIVE_S: Final = 10.0
 _watchers: Final = web.AppKey("watchers", EventStreams)
 _AFTER: Final = Parameter("after", {"type": "integer", "minimum": 0}, "batches above this one; default: new ones")
@@ -207,7 +209,8 @@ async def watch(request: web.Request) -> web.StreamResponse:
     """``GET /v1/flows/{flow}/watch``: an event per sealed batch, from ``?after=`` (default: the newest) on.
 
     A watcher keeps one number, so a slow one costs nothing: it is told every batch when it reads again. It ends when
-    its token does, after ``KEEP_ALIVE_S`` at most.
+    its token does, after ``KEEP_ALIVE_S`` at most. Those of a flow have their turns in slices
+    (:mod:`oncegate.gateway.node.turns`).
     """
     name = path_name(request, "flow")
     node = request.app[NODE]
@@ -239,14 +242,15 @@ async def watch(request: web.Request) -> web.StreamResponse:
             and is_still_known(request, Scope.READ, name)
         ):
             batches = flow.batches
-            while told < batches.last:
-                told = max(told + 1, batches.first)
-                data = msgspec.json.encode(wire.Sealed(told)).decode()
-                await response.write(f"id: {told}\nevent: sealed\ndata: {data}\n\n".encode())
+            news = range(max(told + 1, batches.first), batches.last + 1)[:TOLD_MAX]
+            if news:
+                told = news[-1]
+                await response.write(b"".join(map(_sealed, news)))
+                await request.writer.drain()
             try:
                 # Not wait_for: it would begin to wait one turn of the loop later and could miss a seal in between.
                 async with asyncio.timeout(KEEP_ALIVE_S):
-                    await node.reads.next_seal(name)
+                    await node.reads.next_seal(name, told)
             except TimeoutError:
                 await response.write(b": alive\n\n")
         return response
@@ -254,6 +258,10 @@ async def watch(request: web.Request) -> web.StreamResponse:
         return response
     finally:
         watchers.pop(task, None)
+
+
+def _sealed(number: int) -> bytes:
+    return b"id: %d\nevent: sealed\ndata: %s\n\n" % (number, msgspec.json.encode(wire.Sealed(number)))
 
 
 @ROUTES.add("GET", _FLOW + "/dead-letters", Scope.READ, {200: wire.DeadLetters}, parameters=(_LETTERS,), errors=_READ)
