@@ -29,6 +29,8 @@ H_MEMORY_MS: Final = "Oncegate-Memory-Ms"
 H_AGE_MS: Final = "Oncegate-Age-Ms"
 H_LEADER: Final = "Oncegate-Leader"
 """HTTP address of the leader as the answering node knows it; absent where it knows none."""
+H_ELSEWHERE: Final = "Oncegate-Elsewhere"
+"""With a watch, and any text: its sender knows other nodes, and goes there if the leader asks it to."""
 H_CLIENT: Final = "Oncegate-Client"
 H_EPOCH: Final = "Oncegate-Epoch"
 H_FIRST_SEQUENCE: Final = "Oncegate-First-Sequence"
@@ -670,3 +672,5 @@ class Problem(msgspec.Struct, omit_defaults=True):
     retryable: bool
     detail: str = ""
     retry_after_ms: int | None = None
+    elsewhere: bool = False
+    """Other nodes are better placed to answer, and nothing else stands in the way; see ``Oncegate-Elsewhere``."""

@@ -1,8 +1,11 @@
 """A stream of server-sent events that goes on at another node when one fails.
 
-Owns: the connection of a stream, its form (one event a blank line), where a stream is opened again and when it is given
-up. What the events mean is for whoever reads them: :mod:`oncegate.gateway.client.watch`,
+Owns: the connection of a stream, its form (one event a blank line), where a stream is opened and when it is given up.
+What the events mean is for whoever reads them: :mod:`oncegate.gateway.client.watch`,
 :mod:`oncegate.gateway.client.consume`.
+
+Followers go first: the leader has the writes to order, and what a follower tells comes some milliseconds later. A
+leader that is asked nevertheless may send the stream elsewhere, once: if no other node serves it, the leader does.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import msgspec
 from oncegate.gateway.client.arguments import seconds
 from oncegate.gateway.client.connection import Connection
 from oncegate.gateway.client.failures import UNREADABLE, DeadlineExceeded, OperationFailed, known_code, known_outcome
-from oncegate.gateway.wire import H_LEADER, Problem
+from oncegate.gateway.wire import H_ELSEWHERE, H_LEADER, Problem
 from oncegate.rifl.errors import Code, Outcome
 
 LOG = logging.getLogger("oncegate.client")
@@ -60,6 +63,8 @@ class EventStream:
         self._timeout_s = connection.timeout_s if timeout_s is None else seconds(timeout_s)
         self._exceeded: dict[str, OperationFailed] = {}
         """What the nodes have said that do not keep what is asked for."""
+        self._sent_away: set[str] = set()
+        """The nodes that have sent the stream elsewhere since one has told anything."""
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """Yield events without end, each as it comes; an event ``end`` is acted on here.
@@ -84,6 +89,7 @@ class EventStream:
                 async with aclosing(self._of(endpoint)) as events:
                     async for event in events:
                         self._exceeded.clear()
+                        self._sent_away.clear()
                         has_told = True
                         yield event
             except _Lost as lost:
@@ -101,11 +107,18 @@ class EventStream:
 
     def _pick(self) -> str:
         router, now = self._connection.router, self._connection.courier.clock()
-        for _ in router.endpoints:
-            endpoint = router.pick(now, anywhere=True)
-            if endpoint not in self._exceeded:
-                return endpoint
+        last_resort = {router.leader, *self._sent_away}
+        for avoided in (last_resort, ()):
+            for _ in router.endpoints:
+                endpoint = router.pick(now, anywhere=True)
+                if endpoint not in self._exceeded and endpoint not in avoided:
+                    return endpoint
         return next((one for one in router.endpoints if one not in self._exceeded), endpoint)
+
+    def _may_go_elsewhere(self, endpoint: str) -> bool:
+        """Whether there are others to ask, so that this node may send the stream there."""
+        others = [one for one in self._connection.router.endpoints if one != endpoint and one not in self._exceeded]
+        return bool(others) and endpoint not in self._sent_away
 
     async def _of(self, endpoint: str) -> AsyncGenerator[Event, None]:
         """Yield the events of one node; raises _Lost when they end, OperationFailed when that is final."""
@@ -114,6 +127,8 @@ class EventStream:
         if connection.http is None or connection.http.closed:
             raise OperationFailed(Code.CONFLICT, "the client is closed", outcome=Outcome.NOT_APPLIED)
         sent = {**connection.headers, "Accept": "text/event-stream, application/json"}
+        if self._may_go_elsewhere(endpoint):
+            sent[H_ELSEWHERE] = "1"
         try:
             async with asyncio.timeout(connection.tuning.attempt_timeout_s):
                 response = await courier.open_stream(endpoint, self._path(), sent)
@@ -124,7 +139,7 @@ class EventStream:
         async with response:
             try:
                 if response.status != 200:
-                    self._refused(endpoint, await response.read())
+                    self._refused(endpoint, await response.read(), response.headers.get(H_LEADER))
                 router.answered(endpoint, response.headers.get(H_LEADER), courier.clock())
                 buffer = bytearray()
                 while True:
@@ -150,8 +165,8 @@ class EventStream:
         router.refused(endpoint, None, courier.clock())
         raise _Lost("the node has ended it")
 
-    def _refused(self, endpoint: str, body: bytes) -> None:
-        """Raise what a node's refusal means."""
+    def _refused(self, endpoint: str, body: bytes, leader: str | None = None) -> None:
+        """Raise what a node's refusal means; ``leader``: whom it names."""
         router, now = self._connection.router, self._connection.courier.clock()
         try:
             problem = _PROBLEM.decode(body)
@@ -167,6 +182,10 @@ class EventStream:
             raise _Lost(problem.detail)
         if not problem.retryable:
             raise final
+        if problem.elsewhere:
+            self._sent_away.add(endpoint)
+            router.answered(endpoint, leader, now)  # it is well
+            raise _Lost(problem.detail)
         router.refused(endpoint, None, now)
         raise _Lost(f"{problem.code}: {problem.detail}")
 

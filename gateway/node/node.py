@@ -54,6 +54,8 @@ from oncegate.rifl.errors import Code, OncegateError
 HOUSEKEEPING_MS: Final = 25
 FOLLOWER_HOUSEKEEPING_MS: Final = 1000
 """A follower only forgets who is gone. Each wake-up waits for its turn on a machine that others keep busy."""
+LAG_MAX: Final = 1_000
+"""Entries of the log that a node may lack that keeps up with its leader: a blink of a busy one."""
 _LEAVE_S: Final = 0.2
 """How soon a node with a damaged state looks again whether it leads."""
 _REAPING: Final = ""
@@ -390,6 +392,13 @@ class Node:
             self._leader_http = None if member is None else self.settings.http_of(member)
             self._shown_for = leader_id, configuration
         return self._leader_http
+
+    @property
+    def has_followers(self) -> bool:
+        """Whether this node leads and another one keeps up with it, so that watches are better placed there."""
+        if not self.leadership.leads:
+            return False
+        return any(peer.connected and peer.lag <= LAG_MAX for peer in self.replica.status().peers.values())
 
     def _serve_at_once(self, payload: bytes, tell: Callable[[bytes], None]) -> bool:
         if payload[:1] != PROPOSE:

@@ -75,6 +75,12 @@ class _Served:
         """Its state is in memory, and sound."""
 
     @property
+    def has_followers(self) -> bool:
+        leader, nodes = self._gateway.leader, self._gateway.nodes
+        leads = leader is not None and leader.node_id == self.settings.node
+        return leads and any(node.running for node in nodes if node is not leader)
+
+    @property
     def leader_http(self) -> str | None:
         return None if self._gateway.leader is None else self._gateway.leader.endpoint
 

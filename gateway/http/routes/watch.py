@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Final
+from typing import Any, Final
 
 from aiohttp import web
 
@@ -35,6 +35,7 @@ from oncegate.rifl.errors import Code, OncegateError
 
 KEEP_ALIVE_S: Final = 30.0
 """How long nothing may be sent, and how soon a token that has ended is noticed."""
+ELSEWHERE_MS: Final = 50
 SEND_BUFFER_BYTES: Final = 128 * 1024
 """What the kernel keeps of a watch that its client does not read: by itself it would take megabytes for each."""
 _watches: Final = web.AppKey("watches", EventStreams)
@@ -47,6 +48,7 @@ _PARAMETERS: Final = (
         "from", _COMMIT, "changes above this commit number, inside a transition above its end; default: from now on"
     ),
     Parameter("Last-Event-ID", _COMMIT, "as from, and wins", "header"),
+    Parameter(wire.H_ELSEWHERE, _TEXT, "the sender knows others: a leader may refuse, with `elsewhere`", "header"),
 )
 _EVENTS: Final = Raw((EVENT_STREAM,), "events `changes`, `progress` and `end`")
 ROUTES: Final = Routes("watch")
@@ -73,6 +75,10 @@ async def watch(request: web.Request) -> web.StreamResponse:
         raise request_bodies.bad("give key or prefix, not both")
     if key is not None:
         request_bodies.check_key(key)
+    try:
+        _check_place(request)
+    except Elsewhere as refusal:
+        return problem(request, refusal, **_more(refusal))
     asked = request.headers.get("Last-Event-ID", query.get("from"))
     position = None if asked is None else number(asked, "from", least=0)
     await node.reads.reach("linearizable" if position is None else "session", position or 0)
@@ -87,7 +93,7 @@ async def watch(request: web.Request) -> web.StreamResponse:
             raise HistoryExceeded(at, declared.since)
         watcher = node.watching.open(table, text, at, tenant_of(request), exact=exact)
     except HistoryExceeded as gone:
-        return problem(request, gone, first_commit=gone.first)
+        return problem(request, gone, **_more(gone))
     response = web.StreamResponse(
         headers={
             wire.H_COMMIT: str(watcher.position),
@@ -127,8 +133,10 @@ async def _tell(request: web.Request, response: web.StreamResponse, watcher: Wat
     try:
         while request.transport is not None:
             try:
-                if looks and not is_still_known(request, Scope.READ, table):
-                    raise OncegateError(Code.UNAUTHENTICATED, "the token has ended, or was taken out")
+                if looks:
+                    if not is_still_known(request, Scope.READ, table):
+                        raise OncegateError(Code.UNAUTHENTICATED, "the token has ended, or was taken out")
+                    _check_place(request)
                 node.check_sound()
                 if resident(node.machine, table).incarnation != incarnation:
                     raise OncegateError(Code.NOT_FOUND, f"table {table} was dropped, and declared again")
@@ -149,15 +157,38 @@ async def _tell(request: web.Request, response: web.StreamResponse, watcher: Wat
         timer.cancel()
 
 
+class Elsewhere(OncegateError):
+    """This node leads and orders the writes, another one can serve the watch, and its client knows others."""
+
+    def __init__(self) -> None:
+        detail = "this node leads, and another one keeps up with it: watch there"
+        super().__init__(Code.OVERLOADED, detail, retry_after_ms=ELSEWHERE_MS)
+
+
+def _check_place(request: web.Request) -> None:
+    """Raise Elsewhere if the client of a watch had better ask a follower, and says that it can."""
+    if wire.H_ELSEWHERE in request.headers and request.app[NODE].has_followers:
+        raise Elsewhere
+
+
 def _bound_unread(transport: asyncio.Transport | None) -> None:
     connection = None if transport is None else transport.get_extra_info("socket")
     if connection is not None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
 
 
+def _more(refusal: OncegateError) -> dict[str, Any]:
+    match refusal:
+        case HistoryExceeded():
+            return {"first_commit": refusal.first}
+        case Elsewhere():
+            return {"elsewhere": True}
+        case _:
+            return {}
+
+
 def _end(refusal: OncegateError) -> bytes:
-    more = {"first_commit": refusal.first} if isinstance(refusal, HistoryExceeded) else {}
-    body = bare_problem(refusal, **more).body
+    body = bare_problem(refusal, **_more(refusal)).body
     return b"event: end\ndata: %s\n\n" % body if isinstance(body, bytes) else b""
 
 
