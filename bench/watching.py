@@ -71,6 +71,12 @@ class Watchers:
         await asyncio.sleep(1.0)  # the node's side
 
 
+def watch_flags(watches: int) -> tuple[str, ...]:
+    """Return the flags of a node with room for so many watches of one table."""
+    room = str(watches + 1000)
+    return "--connections-max", str(2 * watches + 1000), "--watchers-max", room, "--watchers-table-max", room
+
+
 def resident_mib(pid: int) -> float:
     """Return the memory of a process."""
     status = Path(f"/proc/{pid}/status").read_text()
@@ -137,8 +143,7 @@ def main() -> None:
             durability="one node, flushed with fdatasync before the answer",
             calibrations={"fdatasync_4k_ms": fdatasync_4k(Path(name)).p50_ms},
         )
-        room = str(options.watches + 1000)
-        flags = ("--connections-max", room, "--watchers-max", room)
+        flags = watch_flags(options.watches)
         with LocalCluster(Path(name) / "nodes", 1, flags=flags) as cluster:
             cluster.start()
             cluster.wait_ready()

@@ -18,7 +18,8 @@ import aiohttp
 
 from bench.dedup import Side
 from bench.scale.window import Operation
-from bench.watching import Watchers
+from bench.table_watches import TableWatches
+from bench.watching import Watchers, watch_flags
 
 VALUE_BYTES: Final = 200
 AT_ONCE: Final = 512
@@ -223,7 +224,7 @@ class Watching(Case):
     name, title = "watchers", "Watches of rows"
     what = "Watches of single rows at one of three nodes, each told of every write of its row; all rows are written."
     sizes, quick = (1, 100, 1_000, 10_000), (1, 100)
-    flags = ("--connections-max", "12000", "--watchers-max", "12000")
+    flags = watch_flags(11_000)
 
     def __init__(self) -> None:
         self._watchers: list[Watchers] = []
@@ -242,6 +243,30 @@ class Watching(Case):
         self._watchers.clear()
 
 
+class BusyTable(Case):
+    name, title = "busy-table", "Watches of one busy table"
+    what = (
+        "Watches of a whole table at the leader, a connection each, in a process of their own; a third of them read "
+        "nothing. All writes are to this table, by five callers."
+    )
+    sizes, quick = (1, 100, 1_000, 10_000), (1, 60)
+    callers = 5
+    flags = watch_flags(11_000)
+
+    def __init__(self) -> None:
+        self._watches: list[TableWatches] = []
+
+    async def grow(self, side: Side, begin: int, end: int) -> None:
+        if begin < end:
+            leader = side.cluster.endpoint(await asyncio.to_thread(side.cluster.leader))
+            self._watches.append(await TableWatches.open(leader, "t", end - begin))
+
+    async def end(self) -> None:
+        for watches in self._watches:
+            await watches.close()
+        self._watches.clear()
+
+
 class Nodes(Case):
     name, title = "nodes", "Nodes of a cluster"
     what = "Members, each a process on this machine; 1,000 rows are overwritten. The ratios are to three nodes."
@@ -253,4 +278,6 @@ class Nodes(Case):
         return size
 
 
-CASES: Final[tuple[type[Case], ...]] = (Rows, Values, Keys, Sessions, Remembered, Tables, Flows, Watching, Nodes)
+CASES: Final[tuple[type[Case], ...]] = (
+    Rows, Values, Keys, Sessions, Remembered, Tables, Flows, Watching, BusyTable, Nodes,
+)  # fmt: skip

@@ -16,6 +16,9 @@ from bench.scale import page
 from bench.scale.__main__ import measured
 from bench.scale.cases import CASES, Keys, Rows, Tables, key_of, scattered, value_of
 from bench.scale.window import Window, row
+from bench.table_watches import TableWatches
+from oncegate import Client
+from oncegate.gateway.testing.nodes import FakeGateway
 
 
 def window_of(operations: int, latency_s: float, cpu_s: float, stall_s: float = 0.01) -> Window:
@@ -73,7 +76,7 @@ def test_scattered_numbers_stay_inside_and_reach_most_rows() -> None:
 
 def test_every_case_grows_from_its_reference_and_its_sample_is_smaller() -> None:
     assert {case.name for case in CASES} == {
-        "rows", "values", "keys", "sessions", "remembered", "tables", "flows", "watchers", "nodes",
+        "rows", "values", "keys", "sessions", "remembered", "tables", "flows", "watchers", "busy-table", "nodes",
     }  # fmt: skip
     for case in CASES:
         base = case.sizes[0] if case.reference is None else case.reference
@@ -120,6 +123,19 @@ def test_the_plot_has_every_size_inside_and_refuses_more_curves_than_can_be_told
             assert all(0 <= float(x) <= width and 0 <= float(y) <= height for x, y in points)
     with pytest.raises(ValueError):
         draw("too many", [Panel("p", [Curve(str(n), [(0, 1)]) for n in range(CURVES_MAX + 1)])])
+
+
+async def test_watches_of_a_table_are_told_in_a_process_of_their_own_and_a_third_reads_nothing() -> None:
+    async with FakeGateway() as fake, Client(fake.endpoints) as client, client.session() as session:
+        fake.declare("t")
+        watches = await TableWatches.open(fake.endpoints[0], "t", 6)
+        assert fake.watching.watchers == 6
+        (audience,) = fake.watching._all()
+        await session.put("t", "k", 1)
+        async with asyncio.timeout(60):
+            while len(audience.waiting) < 6:  # all of them were told
+                await asyncio.sleep(0.01)
+        assert 0 <= await watches.close() <= 4
 
 
 @pytest.mark.faults

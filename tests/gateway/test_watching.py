@@ -81,13 +81,16 @@ async def settled(readers: list[Reader]) -> None:
             await asyncio.sleep(0)
 
 
+WRITES = st.lists(OPS | st.tuples(st.just("t"), st.sampled_from(["a", "ab"]), st.integers(0)), min_size=1, max_size=4)
 STEPS = st.lists(
     st.one_of(
-        st.tuples(st.just("write"), st.lists(OPS, min_size=1, max_size=4), st.booleans()),
+        st.tuples(st.just("write"), WRITES, st.booleans()),
+        st.tuples(st.just("write"), WRITES, st.booleans()),
         st.tuples(st.just("open"), st.sampled_from(FILTERS), st.floats(0, 1)),
         st.tuples(st.sampled_from(["pause", "resume", "wake", "close"]), st.integers(0, 7), st.none()),
-        st.tuples(st.just("turn"), st.integers(0, 3), st.none()),
+        st.tuples(st.just("turn"), st.integers(1, 6), st.none()),
     ),
+    min_size=15,
     max_size=40,
 )
 
@@ -104,7 +107,8 @@ def test_every_watch_is_told_exactly_its_changes_however_it_pauses(steps: list[A
 
 
 async def _told_of(steps: list[Any], rows: Rows) -> None:
-    readers, closed = list[Reader](), list[Reader]()
+    closed = list[Reader]()
+    readers = [Reader(rows, text, 0, exact=exact) for text, exact in FILTERS[:4]]
     rows.watching.history._block_changes = 2
     for kind, what, how in steps:
         which = readers[what % len(readers)] if kind in ("pause", "resume", "wake", "close") and readers else None
@@ -404,6 +408,41 @@ async def test_a_watch_whose_rows_seldom_change_outlives_the_history() -> None:
         rows.write(("t", "a", n))
     await settled([reader])
     assert (reader.gone, reader.told) == (None, [(301, 301, "b", b"1")])
+    await reader.close()
+
+
+async def test_one_that_is_a_few_changes_behind_outlives_the_history_though_others_were_told() -> None:
+    rows = Rows(changes_max=64)
+    slow, quick = (Reader(rows, "b", 0, exact=True) for _ in range(2))
+    slow.open.clear()
+    await settled([quick])
+    for n in range(3):
+        rows.write(("t", "b", n))
+        await settled([quick])
+    for n in range(300):
+        rows.write(("t", "a", n))
+    assert rows.watching.history.first > 3
+    slow.open.set()
+    await settled([slow, quick])
+    assert slow.told == quick.told == slow.expected
+    assert slow.gone is None
+    for reader in (slow, quick):
+        await reader.close()
+
+
+async def test_a_watch_that_is_woken_while_it_writes_looks_again_when_it_is_done() -> None:
+    rows = Rows()
+    reader = Reader(rows, "", 0, exact=False)
+    reader.open.clear()
+    await settled([reader])
+    reader.watcher.wake()
+    assert reader.takes == 1
+    reader.open.set()
+    async with asyncio.timeout(60):
+        while reader.takes == 1:
+            await asyncio.sleep(0)
+    await settled([reader])
+    assert reader.takes == 2, "once"
     await reader.close()
 
 
