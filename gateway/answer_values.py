@@ -65,9 +65,9 @@ def bytes_to_build(body: Any, *, packed: bool) -> int:
     match body:
         case wire.OperationsResponse(results=results):
             values = [one.value for one in results]
-            values += [write.value for one in results if one.writes for write in one.writes]
+            values += [told.value for one in results if one.writes for write in one.writes for told in _told(write)]
         case wire.TransactionApplied(writes=writes):
-            values = [write.value for write in writes]
+            values = [told.value for write in writes for told in _told(write)]
         case wire.RowState():
             values = [body.value]
         case wire.RowPage(rows=rows):
@@ -79,6 +79,10 @@ def bytes_to_build(body: Any, *, packed: bool) -> int:
     if packed:
         return sum([len(value.text) for value in values if type(value) is JsonText])
     return sum([len(value.packed) for value in values if type(value) is Packed])
+
+
+def _told(write: wire.TransactionWrite) -> list[wire.TransactionWrite | wire.TakenRow]:
+    return [write, *(write.rows or ())]
 
 
 def _in_json(value: Any) -> Any:

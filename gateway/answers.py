@@ -6,7 +6,7 @@ leader when an entry has been applied; a follower that forwarded a command relay
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, assert_never
 
 import msgspec
@@ -134,10 +134,11 @@ def _show_transaction(transaction: c.Transaction, one: wire.OperationResult, siz
     """Show the values that its writes returned, or say which table does not take it; returns ``size`` with them."""
     if one.writes is not msgspec.UNSET:
         for write in one.writes:
-            if type(write.value) is JsonText:
-                text = write.value.text
-                write.value = shown(text, size)
-                size += len(text)
+            for told in (write, *(write.rows or ())):
+                if type(told.value) is JsonText:
+                    text = told.value.text
+                    told.value = shown(text, size)
+                    size += len(text)
     elif one.status == "rejected" and one.code in _OF_TABLES:
         why = transactions.table_that_refuses(machine, transaction)
         if why is not None:
@@ -171,9 +172,10 @@ ANSWERS: Final[dict[type, Shape]] = {
     c.Range: Shape(wire.RangeResponse, _range),
     c.Keyed: Shape(wire.OperationsResponse, _operations),
     c.OperateMixed: Shape(wire.OperationsResponse, _operations),
-    c.OperateInOrder: Shape(wire.OperationsResponse, _operations),
     c.OperateRuns: Shape(wire.OperationsResponse, _operations),
     c.KeyedMixed: Shape(wire.OperationsResponse, _operations),
+    c.OperateMixed5: Shape(wire.OperationsResponse, _operations),
+    c.KeyedMixed5: Shape(wire.OperationsResponse, _operations),
     c.ForgetKeys: _UNREAD,
     c.Identify: _UNREAD,
     c.RaiseLevel: Shape(wire.ClusterLevel, lambda _, level, __: wire.ClusterLevel(level)),
@@ -227,10 +229,20 @@ def relayed_body(command: c.Command, body: msgspec.Raw) -> Any:
         return msgspec.msgpack.decode(body, type=shape)
     response = _relayed_results.decode(body)
     for one in response.results:
-        for shown_value in (one, *(one.writes or ())):
+        for shown_value in _valued(one):
             if shown_value.value is not msgspec.UNSET:
                 shown_value.value = Packed(bytes(shown_value.value))
     return response
+
+
+def _valued(
+    one: wire.OperationResult,
+) -> Iterator[wire.OperationResult | wire.TransactionWrite | wire.TakenRow]:
+    """Yield what may have a value in a verdict: it, its writes, and the rows that they have taken."""
+    yield one
+    for write in one.writes or ():
+        yield write
+        yield from write.rows or ()
 
 
 def _operation(
@@ -308,6 +320,17 @@ def _writes(first: int, done: transactions.Transacted) -> list[wire.TransactionW
         writes[at].version = result.version
         writes[at].value = msgspec.UNSET if result.value is None else JsonText(result.value)
         writes[at].encoding = encoding_of(result.value)
+    if isinstance(done, transactions.Took):
+        writes[-1].commit = first + done.commits - 1
+        writes[-1].rows = [
+            wire.TakenRow(
+                row.key,
+                row.version,
+                msgspec.UNSET if row.value is None else JsonText(row.value),
+                encoding_of(row.value),
+            )
+            for row in done.taken
+        ]
     return writes
 
 
@@ -441,7 +464,7 @@ def _fate(sequence: int, found: ResolveVerdict) -> wire.RequestState:
         return wire.RequestState(found.fate.value)
     traceparent = found.record.traceparent or msgspec.UNSET
     result = _recorded(sequence, found.record, replayed=True)
-    for shown_value in (result, *(result.writes or ())):  # one result: RESULT_BYTES_MAX at most
+    for shown_value in _valued(result):  # one result: RESULT_BYTES_MAX at most
         if type(shown_value.value) is JsonText:
             shown_value.value = built(shown_value.value.text)
     return wire.RequestState(result.status, result, traceparent, executed=True, applied=result.status == "applied")

@@ -55,7 +55,11 @@ class Condition(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, 
 
 
 class Write(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, rename={"if_": "if"}):
-    """One write of a transaction, with the fields of an operation."""
+    """One write of a transaction, with the fields of an operation, and what only a transaction's writes may have.
+
+    A put that is ``numbered`` has its commit number behind its key; one that ends may say where its row is moved
+    ``then``. A ``take`` moves up to ``count`` rows, the first whose keys begin with ``key``, ``to`` keys that begin so.
+    """
 
     op: str
     table: str
@@ -68,6 +72,10 @@ class Write(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, rena
     bound: bool | msgspec.UnsetType = msgspec.UNSET
     floor: int | msgspec.UnsetType = msgspec.UNSET
     ceiling: int | msgspec.UnsetType = msgspec.UNSET
+    numbered: bool | msgspec.UnsetType = msgspec.UNSET
+    then: str | msgspec.UnsetType = msgspec.UNSET
+    to: str | msgspec.UnsetType = msgspec.UNSET
+    count: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class Transaction(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
@@ -122,13 +130,23 @@ class Verdict(msgspec.Struct, omit_defaults=True, kw_only=True):
     detail: str | msgspec.UnsetType = msgspec.UNSET
 
 
+class TakenRow(msgspec.Struct, omit_defaults=True):
+    """A row that was taken, under the key that it has since; ``value`` is left out if it is over 64 KiB."""
+
+    key: str
+    version: int
+    value: Any = msgspec.UNSET
+    encoding: str | msgspec.UnsetType = msgspec.UNSET
+
+
 class TransactionWrite(msgspec.Struct, omit_defaults=True):
-    """Result of one write of an applied transaction."""
+    """Result of one write of an applied transaction; ``rows`` are those that a take has moved, in the order of keys."""
 
     commit: int
     version: int
     value: Any = msgspec.UNSET
     encoding: str | msgspec.UnsetType = msgspec.UNSET
+    rows: list[TakenRow] | msgspec.UnsetType = msgspec.UNSET
 
 
 class TransactionApplied(msgspec.Struct):
@@ -412,6 +430,12 @@ class WatchProgress(msgspec.Struct):
     """An event of the same: up to this commit number, there are no changes but those that were told."""
 
     commit: int
+
+
+class TurnsGiven(msgspec.Struct):
+    """Answer of ``GET /v1/tables/{table}/turns``: how many; 0 if no row has come in time."""
+
+    turns: int
 
 
 class ResolveRequest(msgspec.Struct, forbid_unknown_fields=True):

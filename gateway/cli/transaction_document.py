@@ -19,14 +19,16 @@ if TYPE_CHECKING:
     from oncegate.gateway.wire import Condition, Write
 
 _TAKES: Final = {
-    "put": {"value", "ttl_ms", "bound"},
+    "put": {"value", "ttl_ms", "bound", "numbered", "then"},
     "delete": set[str](),
     "increment": {"by", "floor", "ceiling", "ttl_ms", "bound"},
     "append": {"item", "ttl_ms", "bound"},
     "get": set[str](),
+    "take": {"to", "count", "ttl_ms", "bound"},
 }
 """The members of a write, beside op, table, key and if."""
-_NEEDS: Final = {"put": "value", "append": "item"}
+_NEEDS: Final = {"put": "value", "append": "item", "take": "to"}
+_MEMBERS: Final = ("value", "item", "by", "floor", "ceiling", "ttl_ms", "bound", "numbered", "then", "to", "count")
 _OWN_IF: Final = {"put": {"absent", "version", "value"}, "delete": {"version", "value"}}
 """Tests that the SDK takes with the write; the others, and those of other writes, go beside it as conditions."""
 
@@ -70,7 +72,7 @@ def _add_condition(made: Transaction, condition: Condition) -> None:
 def _add_write(made: Transaction, write: Write) -> None:
     if write.op not in _TAKES:
         raise _bad(f"op is one of {', '.join(_TAKES)}")
-    members = {name: getattr(write, name) for name in ("value", "item", "by", "floor", "ceiling", "ttl_ms", "bound")}
+    members = {name: getattr(write, name) for name in _MEMBERS}
     given = {name: one for name, one in members.items() if one is not msgspec.UNSET}
     wrong = sorted(given.keys() - _TAKES[write.op])
     if wrong:
@@ -79,6 +81,8 @@ def _add_write(made: Transaction, write: Write) -> None:
     if needed is not None and needed not in given:
         raise _bad(f"{write.op} needs {needed}")
     tests = {} if write.if_ is msgspec.UNSET else _tests(write.if_)
+    if tests and write.op == "take":
+        raise _bad("take does not take if")
     if tests and tests.keys() <= _OWN_IF.get(write.op, set()):
         given |= {f"if_{name}": one for name, one in tests.items()}
     elif tests:

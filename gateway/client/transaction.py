@@ -33,6 +33,8 @@ from oncegate.rifl.errors import Code
 from oncegate.rifl.ids import ID_MAX, format_client_id
 
 UNSET: Final = msgspec.UNSET
+TAKE_MAX: Final = 64
+"""Rows that one take moves."""
 WRITES_MAX: Final = 128
 """Writes of one transaction, and its conditions."""
 INT64: Final = (-(2**63), 2**63 - 1)
@@ -65,11 +67,43 @@ class Transaction:
         if_value: Value | UnsetType = UNSET,
         ttl_ms: int | None = None,
         bound: bool = False,
+        numbered: bool = False,
+        then: str | None = None,
     ) -> Self:
-        """Write a row; ``ttl_ms`` and ``bound`` let it end, as :meth:`oncegate.Session.put` says."""
+        """Write a row; ``ttl_ms`` and ``bound`` let it end, as :meth:`oncegate.Session.put` says.
+
+        With ``numbered`` the row's key is ``key`` and 19 digits more, those of the write's commit number, which is the
+        version in its result: keys that only rise, and that nobody has to ask for. With ``then``, a key that is not
+        longer, a row that ends is moved there, as one that stays; with ``numbered`` the number stands behind it too.
+        Neither goes with a condition. Both need feature level 5.
+        """
         conditions = self._tests(absent=if_absent, version=if_version, value=if_value)
+        more: dict[str, Any] = {"numbered": True} if flag(numbered, "numbered") else {}
+        if then is not None:
+            more["then"] = key_of(then)
         raw = msgspec.Raw(packed(plain(value, self._encode), bytes_too=True))
-        return self._write("put", table, key, conditions, value=raw, **_end(ttl_ms, bound=bound))
+        return self._write("put", table, key, conditions, value=raw, **_end(ttl_ms, bound=bound), **more)
+
+    def take(
+        self, table: str, prefix: str, to: str, count: int = 1, *, ttl_ms: int | None = None, bound: bool = False
+    ) -> Self:
+        """Take the first rows of a prefix; the last write of its transaction. Needs feature level 5.
+
+        Up to ``count`` rows, those with the smallest keys, are moved: to keys that begin with ``to`` in the place of
+        ``prefix``. Nobody else gets them, whoever takes at the same time. Those that end, by ``ttl_ms`` or ``bound``,
+        come back under their own keys then; others stay. A value that is a list whose first item is a whole number has
+        it counted up: so often it was taken. The result's ``rows`` have keys, versions and values.
+
+        Args:
+            table: a resident table.
+            prefix: not empty.
+            to: another prefix, which is not longer; neither begins with the other.
+            count: 1 to 64; fewer are taken if there are no more, or their values together are over 64 KiB.
+            ttl_ms: after how much cluster time they come back.
+            bound: they come back when this session ends.
+        """
+        more = {"to": key_of(to), "count": whole(count, "count", 1, TAKE_MAX), **_end(ttl_ms, bound=bound)}
+        return self._write("take", table, prefix, {}, **more)
 
     def insert(self, table: str, key: str, value: Value, *, ttl_ms: int | None = None, bound: bool = False) -> Self:
         """Write a row; the whole transaction is refused if it is there."""
@@ -163,6 +197,8 @@ class Transaction:
     def _write(self, op: str, table: str, key: str, tests: dict[str, Any], **more: Any) -> Self:
         if tests:
             more["if_"] = tests
+        if self._writes and self._writes[-1].op == "take":
+            raise bad("a take is the last write of its transaction")
         self._writes.append(Write(op, name_of(table), key_of(key), **more))
         return self._bounded(self._writes)
 

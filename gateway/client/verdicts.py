@@ -185,6 +185,8 @@ def _transaction_result(verdict: OperationResult, client_id: ClientId, memory_ms
     plain = msgspec.structs.replace(verdict, writes=msgspec.UNSET, failed=msgspec.UNSET)
     for write in writes:
         write.value = told(write.value, write.encoding)
+        for row in write.rows or ():
+            row.value = told(row.value, row.encoding)
     if writes:  # the newest, so that reads of the session see all of it
         plain.commit = writes[-1].commit
     failed = verdict.failed if isinstance(verdict.failed, str) else None

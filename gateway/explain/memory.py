@@ -19,7 +19,7 @@ import msgspec
 from oncegate.gateway.answers import Answer
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.results import AppliedPart, Cascaded, Ended, Endings, Operated, PartVerdict, Ranged
-from oncegate.gateway.machine.transactions import Transacted
+from oncegate.gateway.machine.transactions import Took, Transacted
 from oncegate.rifl.completion import FINGERPRINT_BYTES
 from oncegate.rifl.errors import OncegateError
 from oncegate.rifl.ids import SequenceNumber
@@ -104,13 +104,15 @@ class Did(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The outcome of one attempt in the log: a phrase, and the commit number, 0 if there is none.
 
     ``number`` is what an idempotency key was mapped to: such an operation brings no sequence number along. ``writes``
-    of an applied transaction have commit numbers from ``commit`` on; 1 of any other operation.
+    of an applied transaction have commit numbers from ``commit`` on; 1 of any other operation. ``taken``: the keys of
+    the rows that its last write has taken, as they are since.
     """
 
     what: str
     commit: int = 0
     number: int = 0
     writes: int = 1
+    taken: tuple[str, ...] = ()
 
 
 class VerdictLog:
@@ -197,7 +199,11 @@ class VerdictLog:
     def has_ended(self, index: int, table: str, key: str) -> bool:
         """Tell whether an entry is remembered to have ended a row."""
         told = self._spoken.get(index, {}).values()
-        return any(type(one) is Ended and (one.table, one.key) == (table, key) for spoken in told for one in spoken)
+        return any(
+            type(one) is Ended and one.table == table and key in (one.key, one.then)
+            for spoken in told
+            for one in spoken
+        )
 
     def executed(self, index: int, command: int, operations: int) -> int:
         """How many commit numbers a command of so many operations took; -1 if that is not known."""
@@ -238,13 +244,18 @@ def _of_operation(verdict: OpVerdict, *, keyed: bool) -> Did:
         return Did(f"{REFUSED}: {verdict.refusal.code}", 0, number)
     record = verdict.record
     if isinstance(verdict, Replayed):
-        return Did(DUPLICATE, record.commit, number, _writes(record.result))
+        return Did(DUPLICATE, record.commit, number, _writes(record.result), _keys_taken(record.result))
     refusal = None if record.result is None else record.result.refusal
-    return Did(EXECUTED if refusal is None else f"{REFUSED}: {refusal}", record.commit, number, _writes(record.result))
+    more = _writes(record.result), _keys_taken(record.result)
+    return Did(EXECUTED if refusal is None else f"{REFUSED}: {refusal}", record.commit, number, *more)
 
 
 def _writes(result: Any) -> int:
-    return (result.count or 1) if isinstance(result, Transacted) else 1
+    return result.commits if isinstance(result, Transacted) else 1
+
+
+def _keys_taken(result: Any) -> tuple[str, ...]:
+    return tuple([row.key for row in result.taken]) if isinstance(result, Took) else ()
 
 
 def _of_part(part: PartVerdict) -> tuple[str, int]:
@@ -257,7 +268,7 @@ def _of_part(part: PartVerdict) -> tuple[str, int]:
 
 def _taken(spoken: list[Any]) -> int:
     if spoken and type(spoken[0]) is Ended:
-        return len(spoken)
+        return sum([one.commits for one in spoken])
     if spoken and not isinstance(spoken[0], Did):
         return sum(high - low + 1 for low, high, what, _ in spoken if what == EXECUTED)
     # A refusal that is a result of its own took a number too; a duplicate's number is its original's.

@@ -184,8 +184,9 @@ def _ends(wanted: OfKey, command: c.Command, ended: list[Ended] | None) -> Itera
     if ended is None and isinstance(command, c.EndRows) and wanted.key in command.rows.get(wanted.table, ()):
         yield TTL_END, Did(UNKNOWN)
     for one in ended or ():
-        if (one.table, one.key) == (wanted.table, wanted.key):
-            yield SESSION_END if one.owner else TTL_END, Did(EXECUTED, one.commit)
+        if one.table == wanted.table and wanted.key in (one.key, one.then):
+            commit = one.commit + (wanted.key != one.key)
+            yield SESSION_END if one.owner else TTL_END, Did(EXECUTED, commit)
 
 
 def _writes(op: c.Op | c.Transaction, did: Did) -> Iterator[tuple[c.Op, Did]]:
@@ -194,11 +195,25 @@ def _writes(op: c.Op | c.Transaction, did: Did) -> Iterator[tuple[c.Op, Did]]:
         yield op, did
         return
     for at, write in enumerate(op.writes):
-        yield write, msgspec.structs.replace(did, commit=did.commit + at if did.writes > 1 else did.commit)
+        each = msgspec.structs.replace(did, commit=did.commit + at if did.writes > 1 else did.commit)
+        if type(write) is not c.Write5:
+            yield write, each
+        elif write.kind == c.OpKind.TAKE:
+            for place, key in enumerate(did.taken):
+                gone, there = (each.commit + 1 + 2 * place, each.commit + 2 + 2 * place) if each.commit else (0, 0)
+                before = write.key + key[len(write.to) :]
+                yield msgspec.structs.replace(write, key=before), msgspec.structs.replace(each, commit=gone)
+                yield msgspec.structs.replace(write, key=key), msgspec.structs.replace(each, commit=there)
+            if not did.taken:
+                yield write, each
+        elif write.numbered and each.commit:
+            yield msgspec.structs.replace(write, key=f"{write.key}{each.commit:0{c.NUMBER_DIGITS}d}"), each
+        else:
+            yield write, each
 
 
 def _mark(wanted: Wanted) -> bytes:
     """Return bytes that every entry about the wanted key or request contains."""
     if isinstance(wanted, OfKey):
-        return wanted.key.encode()
+        return (wanted.key.rstrip("0123456789") or wanted.key).encode()  # a numbered write's entry has no number
     return _KEY_MARK if wanted.client_id == KEYS_CLIENT else msgspec.msgpack.encode(wanted.client_id)

@@ -54,7 +54,7 @@ OPERATIONS_BYTES_MAX: Final = 4 * 2**20
 _UNSET: Final = msgspec.UNSET
 _UNCONDITIONAL: Final[tuple[int, int | bytes | None]] = (c.Test.NONE.value, None)
 _NUMBERS: Final = {"at_least": c.Test.AT_LEAST.value, "at_most": c.Test.AT_MOST.value}
-_KINDS: Final = {kind.name.lower(): kind.value for kind in c.OpKind}
+_KINDS: Final = {kind.name.lower(): kind.value for kind in c.OpKind if kind is not c.OpKind.TAKE}
 # Looking a member up in its enum costs more than comparing with it.
 _PUT: Final = c.OpKind.PUT.value
 _INCREMENT: Final = c.OpKind.INCREMENT.value
@@ -282,7 +282,9 @@ def check_nonce(nonce: str) -> str:
     return nonce
 
 
-def operate(body: bytes, content_type: str, tenant: str, traceparent: str) -> c.Operate | c.OperateMixed:
+def operate(
+    body: bytes, content_type: str, tenant: str, traceparent: str
+) -> c.Operate | c.OperateMixed | c.OperateMixed5:
     """Translate the body of ``POST /v1/operations``; raises as :func:`operations`."""
     if len(body) <= INLINE_BYTES_MAX:
         return operations(decode(body, content_type, wire.OperationsRequest), tenant, traceparent)
@@ -292,7 +294,7 @@ def operate(body: bytes, content_type: str, tenant: str, traceparent: str) -> c.
 
 def operations(
     request: wire.OperationsRequest, tenant: str = "", traceparent: str = "", content_type: str = ""
-) -> c.Operate | c.OperateMixed:
+) -> c.Operate | c.OperateMixed | c.OperateMixed5:
     """Translate a decoded ``POST /v1/operations``; ``tenant`` is the token's, here and below.
 
     ``content_type``: that of the values, which are not built yet; empty: they are.
@@ -417,7 +419,7 @@ def transaction_of(
             raise OncegateError(Code.PAYLOAD_TOO_LARGE, f"{where}{what}: more than {c.TRANSACTION_MAX}")
     among = f"{where}writes"
     checked: list[c.Condition] = []
-    made: list[c.Write] = []
+    made: list[c.Write | c.Write5] = []
     size = 0
     for at, condition in enumerate(conditions):
         checked.append(_checked(condition, f"{where}conditions[{at}]", content_type))
@@ -427,12 +429,63 @@ def transaction_of(
     for at, write in enumerate(writes):
         if content_type:
             build(write, content_type, f"{where}writes[{at}]")
-        op = wire.Operation(1, write.op, write.table, write.key, *_of_write(write))
-        made.append(c.in_transaction(operation(op, at, among)))
+        if write.op == "take":
+            if at != len(writes) - 1:
+                raise bad(f"{among}[{at}]: a take is the last write")
+            made.append(_take(write, f"{among}[{at}]"))
+        else:
+            op = wire.Operation(1, write.op, write.table, write.key, *_of_write(write))
+            made.append(_placed(c.in_transaction(operation(op, at, among)), write, f"{among}[{at}]"))
         size += _size(made[-1])
         if size > bytes_max:
             raise _over(bytes_max)
     return c.Transaction(sequence, c.fingerprint_transaction(checked, made), checked, made)
+
+
+def _take(write: wire.Write, where: str) -> c.Write5:
+    """Translate a take."""
+    if not isinstance(write.to, str) or not isinstance(write.count, int):
+        raise bad(f"{where}: take needs to and count")
+    if any(one is not _UNSET for one in (*_of_write(write)[:6], write.numbered, write.then)):
+        raise bad(f"{where}: take takes to, count, ttl_ms and bound, and nothing else")
+    table, prefix, to = check_name(write.table, "table"), check_key(write.key), check_key(write.to, "to")
+    if not 1 <= write.count <= c.TAKE_MAX:
+        raise bad(f"{where}.count must be in 1..{c.TAKE_MAX}")
+    if prefix.startswith(to) or to.startswith(prefix):
+        raise bad(f"{where}: key and to are prefixes of which neither begins with the other")
+    _check_no_longer(to, prefix, f"{where}.to")
+    ttl_ms = write.ttl_ms if isinstance(write.ttl_ms, int) else 0
+    if write.ttl_ms is not _UNSET and not 1 <= ttl_ms <= c.TTL_MS_MAX:
+        raise bad(f"{where}.ttl_ms must be in 1..{c.TTL_MS_MAX}")
+    none, unprinted = SequenceNumber(0), Fingerprint(0)
+    made = c.Write5(none, c.OpKind.TAKE.value, table, prefix, unprinted, to=to, count=write.count)
+    return msgspec.structs.replace(made, ttl_ms=ttl_ms, bound=write.bound is True)
+
+
+def _placed(op: c.Write, write: wire.Write, where: str) -> c.Write | c.Write5:
+    """Return a write that says more of its row's key, or where the row is moved at its end."""
+    if _UNSET is write.numbered is write.then is write.to is write.count:
+        return op
+    if write.to is not _UNSET or write.count is not _UNSET:
+        raise bad(f"{where}: to and count are for take")
+    numbered, then = write.numbered is True, write.then if isinstance(write.then, str) else ""
+    if op.kind != _PUT or op.test:
+        raise bad(f"{where}: numbered and then are for a put without if")
+    if numbered and len(op.key.encode()) + c.NUMBER_DIGITS > c.KEY_BYTES_MAX:
+        raise OncegateError(Code.PAYLOAD_TOO_LARGE, f"{where}.key is over {c.KEY_BYTES_MAX} bytes with its number")
+    if write.then is not _UNSET:
+        if not op.ttl_ms and not op.bound:
+            raise bad(f"{where}: then is for a row that ends, by ttl_ms or bound")
+        if check_key(then, "then") == op.key:
+            raise bad(f"{where}.then is the row's own key")
+        _check_no_longer(then, op.key, f"{where}.then")
+    return msgspec.structs.replace(c.Write5(*msgspec.structs.astuple(op)), numbered=numbered, then=then)
+
+
+def _check_no_longer(moved: str, key: str, where: str) -> None:
+    """Refuse a key that rows are moved to if it is longer: a table that is full must not grow by that."""
+    if len(moved.encode()) > len(key.encode()):
+        raise bad(f"{where} must not be longer than key")
 
 
 def _of_write(write: wire.Write) -> tuple[Any, ...]:

@@ -94,7 +94,7 @@ class LiveChecker:
     def complete(self) -> bool:
         """Whether every operation on the sampled rows came through this node and was recorded."""
         self._alone = self._alone and not list(self._others())
-        return self._alone and not self.recorder.dropped
+        return self._alone and not self.recorder.dropped and not self.recorder.moves
 
     def start(self) -> None:
         """Begin to check, one window after another."""

@@ -200,6 +200,7 @@ class WindowRecorder:
         seen: answered operations that are not checked yet.
         dropped: operations on sampled rows that were not recorded.
         unknown: rows with an operation of which nobody knows whether it was or will be applied.
+        moves: whether rows may have been written that their operation did not name: taken ones, and numbered ones.
     """
 
     def __init__(self, choice: RowSample, operations_max: int = OPERATIONS_MAX) -> None:
@@ -213,6 +214,7 @@ class WindowRecorder:
         self.seen: list[Seen] = []
         self.dropped = 0
         self.unknown: set[str] = set()
+        self.moves = False
 
     def samples(self, command: c.AnyOperate | c.Range) -> bool:
         """Tell whether :meth:`watch` would note operations of a command."""
@@ -232,6 +234,7 @@ class WindowRecorder:
         elif isinstance(command, c.AnyOperate):
             client_id = command.client_id if isinstance(command, c.OperateMixed) else int(KEYS_CLIENT)
             operations = c.operations_of(command)
+            self.moves = self.moves or any(map(c.is_of_level_5, operations))
             ops, spread = _each_write(operations), partial(_of_writes, operations)
         elif type(command) is c.Cascade:
             ops, client_id = command.ops, NO_SESSION

@@ -21,7 +21,9 @@ Layout, version 1 (msgpack; a command is an array whose first element is its tag
     puts      ["p", first sequence, table, fingerprints (8 bytes each, big-endian), [key, ...], [value, ...]]
     singles   ["s", [operation of operate, ...]]
     write     ["w", as an operation of operate, ttl_ms, bound, floor, ceiling]
-    transaction  ["t", sequence, fingerprint, [[table, key, test, operand], ...], [write, ...]]
+    transaction  ["t", sequence, fingerprint, [[table, key, test, operand], ...], [write | write5, ...]]
+    mixed5    ["o5", as mixed], with transactions that have a write5; feature level 5
+    write5    ["w5", as a write, numbered, then, to, count]
 
 ``value`` and ``operand`` are JSON text in canonical form (sorted keys, no blanks), ``body`` an Arrow IPC stream with
 the columns ``key`` and ``value`` that only the edge and the segment writer ever decode.
@@ -72,6 +74,10 @@ CLOSES_ENDED: Final = 5
 """The feature level from which on closing drops a session whose lease has ended, and does not leave it to a reaping,
 and from which on the nonce of a closed session is remembered."""
 TTL_MS_MAX: Final = 366 * 24 * 3_600_000
+TAKE_MAX: Final = 64
+"""Rows that one take moves."""
+NUMBER_DIGITS: Final = 19
+"""Digits that a numbered write adds to its key."""
 
 
 class OpKind(IntEnum):
@@ -82,6 +88,8 @@ class OpKind(IntEnum):
     INCREMENT = 3
     APPEND = 4
     GET = 5
+    TAKE = 6
+    """Move the first rows whose keys begin with its key; in a transaction, as its last write."""
 
 
 class Test(IntEnum):
@@ -128,6 +136,20 @@ class Write(Op, frozen=True, array_like=True, gc=False, tag="w"):
     ceiling: int | None = None
 
 
+class Write5(Write, frozen=True, array_like=True, gc=False, tag="w5"):
+    """A write of a transaction with what came at feature level 5.
+
+    ``numbered``: a put whose key goes on with its commit number. ``then``: where the row is moved at its end, in place
+    of being deleted; empty for a row that is. ``to``, ``count``: a take moves up to ``count`` rows whose keys begin
+    with ``key`` to keys that begin with ``to`` instead, from which they come back at their ends.
+    """
+
+    numbered: bool = False
+    then: str = ""
+    to: str = ""
+    count: int = 0
+
+
 class Condition(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What must hold before a transaction, of a row that it need not write; ``operand`` is that of ``test``.
 
@@ -146,7 +168,7 @@ class Transaction(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="t
     sequence: SequenceNumber
     fingerprint: Fingerprint
     conditions: list[Condition]
-    writes: list[Write]
+    writes: list[Write | Write5]
 
 
 class Operate(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="o"):
@@ -175,8 +197,13 @@ class OperateMixed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="
     traceparent: str = ""
 
 
-class OperateInOrder(OperateMixed, frozen=True, array_like=True, gc=False, tag="o5"):
-    """As :class:`OperateMixed`; nothing new is executed behind an operation that is refused for now."""
+class OperateMixed5(OperateMixed, frozen=True, array_like=True, gc=False, tag="o5"):
+    """As :class:`OperateMixed`, with transactions that feature level 5 brought.
+
+    ``in_order``: nothing new is executed behind an operation that is refused for now.
+    """
+
+    in_order: bool = False
 
 
 class Puts(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="p"):
@@ -272,6 +299,10 @@ class KeyedMixed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="k3
     ops: list[KeyedMixedOp]
     tenant: str = ""
     traceparent: str = ""
+
+
+class KeyedMixed5(KeyedMixed, frozen=True, array_like=True, gc=False, tag="k5"):
+    """As :class:`KeyedMixed`, with transactions that feature level 5 brought."""
 
 
 class ForgetKeys(msgspec.Struct, frozen=True, array_like=True, tag="kf"):
@@ -546,7 +577,7 @@ AnyOperate = OperateAny | Keyed | KeyedMixed
 """Commands of operations, each with a verdict of its own."""
 UNDER_KEYS: Final = (Keyed, KeyedMixed)
 """Those under keys; to make the union anew costs more than to look into it."""
-Command = Operate | Range | Keyed | OperateMixed | OperateInOrder | KeyedMixed | OperateRuns | Control
+Command = Operate | Range | Keyed | OperateMixed | KeyedMixed | OperateRuns | OperateMixed5 | KeyedMixed5 | Control
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
@@ -627,7 +658,7 @@ def fingerprint_fields(*fields: object) -> Fingerprint:
     return xxhash.xxh3_64_intdigest(_encoder.encode(fields))  # type: ignore[return-value]  # the hot path spares a call
 
 
-def fingerprint_transaction(conditions: list[Condition], writes: list[Write]) -> Fingerprint:
+def fingerprint_transaction(conditions: list[Condition], writes: Sequence[Write]) -> Fingerprint:
     """Return the 64-bit hash of a transaction's payload: of its conditions and writes (:func:`in_transaction`)."""
     payload = _encoder.encode(("t", conditions, writes))
     return Fingerprint(xxhash.xxh3_64_intdigest(payload))
@@ -676,6 +707,11 @@ def tables_of(ops: Iterable[Op | Transaction]) -> list[str]:
     return names
 
 
+def is_of_level_5(op: Op | Transaction) -> bool:
+    """Tell whether an operation is a transaction that uses what came with feature level 5."""
+    return type(op) is Transaction and Write5 in map(type, op.writes)
+
+
 def all_early(ops: Sequence[Op | Transaction]) -> TypeGuard[list[Op]]:
     """Tell whether operations use nothing that came with feature level 3."""
     return set(map(type, ops)) <= _EARLY
@@ -693,20 +729,22 @@ def operate(
     traceparent: str = "",
     *,
     in_order: bool = False,
-) -> Operate | OperateMixed:
+) -> Operate | OperateMixed | OperateMixed5:
     """Return the command of a session's operations: the earlier one if they use nothing that came later."""
     if all_early(ops) and not in_order:
         return Operate(client_id, epoch, first_incomplete, [*ops], tenant, traceparent)
     mixed = [op if isinstance(op, Transaction) else as_write(op) for op in ops]
-    kind = OperateInOrder if in_order else OperateMixed
-    return kind(client_id, epoch, first_incomplete, mixed, tenant, traceparent)
+    if in_order or any(map(is_of_level_5, ops)):
+        return OperateMixed5(client_id, epoch, first_incomplete, mixed, tenant, traceparent, in_order)
+    return OperateMixed(client_id, epoch, first_incomplete, mixed, tenant, traceparent)
 
 
 def keyed(
     lifetime_ms: int, key: str, named_ms: ClusterTimeMs, op: Op | Transaction, tenant: str = "", traceparent: str = ""
-) -> Keyed | KeyedMixed:
+) -> Keyed | KeyedMixed | KeyedMixed5:
     """Return the command of one operation under a key: the earlier one if it uses nothing that came later."""
     if type(op) is Op:
         return Keyed(lifetime_ms, [KeyedOp(key, named_ms, op)], tenant, traceparent)
     mixed = op if isinstance(op, Transaction) else as_write(op)
-    return KeyedMixed(lifetime_ms, [KeyedMixedOp(key, named_ms, mixed)], tenant, traceparent)
+    command = KeyedMixed5 if is_of_level_5(op) else KeyedMixed
+    return command(lifetime_ms, [KeyedMixedOp(key, named_ms, mixed)], tenant, traceparent)

@@ -1,7 +1,9 @@
 """What ends rows: their time, or their session. Pure, deterministic and total, part of the state machine.
 
 Owns: the deletions at the end, and how many of them one entry takes. The log alone ends a row; until then it is there
-for everybody. Each end is a delete with a commit number of its own, which goes into the table's flows.
+for everybody. Each end is a delete with a commit number of its own, which goes into the table's flows. A row that says
+where it goes then (:attr:`oncegate.gateway.machine.row_ends.Life.then`) is put there under the next commit number, as a
+row that stays, whatever is there; of a dropped table it is deleted.
 
 - A row's time is over: the leader proposes what :meth:`oncegate.gateway.machine.row_ends.RowEnds.due` finds, and each
   row is looked at again when that is applied. A write that came first has moved the end, or taken it away.
@@ -15,8 +17,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
+from oncegate.flows.open_segment import GroupItem
 from oncegate.gateway.machine.cascades import NO_SESSION
-from oncegate.gateway.machine.commands import Write
+from oncegate.gateway.machine.commands import Write, Write5
 from oncegate.gateway.machine.results import Ended
 from oncegate.gateway.machine.row_ends import NO_OWNER, Life, Place
 from oncegate.gateway.machine.tables import StoredRow, Table
@@ -37,7 +40,8 @@ def life_of(op: Write, client_id: int, now_ms: int) -> Life | None:
     """Return what a write of a session at cluster time ``now_ms`` says of its row's end; None: nothing."""
     if not op.ttl_ms and not op.bound:
         return None
-    return Life(now_ms + op.ttl_ms if op.ttl_ms else 0, client_id if op.bound else NO_OWNER)
+    then = op.then if type(op) is Write5 else ""
+    return Life(now_ms + op.ttl_ms if op.ttl_ms else 0, client_id if op.bound else NO_OWNER, then)
 
 
 def end_due(machine: Machine, rows: dict[str, list[str]]) -> list[Ended]:
@@ -84,15 +88,25 @@ def begin_anew(machine: Machine, slept_ms: int) -> None:
         if row is None or life is None:
             raise InvariantViolation(f"row {name}/{key} is filed as one that ends")
         ends_ms = machine.time_ms if life.owner else life.ends_ms + slept_ms
-        table.change(key, row, StoredRow(row.version, row.value, Life(ends_ms, NO_OWNER)), row.version)
+        table.change(key, row, StoredRow(row.version, row.value, Life(ends_ms, NO_OWNER, life.then)), row.version)
 
 
 def _end(machine: Machine, table: Table, key: str, owner: int) -> Ended:
+    row = table.rows.get(key)
+    cause = SESSION_END if owner else TTL_END
     commit = machine.commit = CommitNumber(machine.commit + 1)
-    table.change(key, table.rows.get(key), None, commit, SESSION_END if owner else TTL_END)
-    if machine.flows.is_tapped(table.name):
+    table.change(key, row, None, commit, cause)
+    then = "" if row is None or row.life is None or table.name in machine.closing else row.life.then
+    if row is not None and then:
+        moved = machine.commit = CommitNumber(commit + 1)
+        table.change(then, table.rows.get(then), StoredRow(moved, row.value), moved, cause)
+        machine.join_changes(commit)
+        if machine.flows.is_tapped(table.name):
+            items = [GroupItem(commit, key, None), GroupItem(moved, then, row.value)]
+            machine.flows.append_group(table.name, items, machine.time_ms, NO_SESSION, commit, "")
+    elif machine.flows.is_tapped(table.name):
         machine.flows.append_one(table.name, commit, key, None, machine.time_ms, NO_SESSION, commit)
-    return Ended(table.name, key, commit, owner)
+    return Ended(table.name, key, commit, owner, then)
 
 
 def _by_table(places: Iterable[Place]) -> dict[str, list[str]]:

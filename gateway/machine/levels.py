@@ -17,8 +17,9 @@ from oncegate.gateway.machine.commands import (
     DropTable,
     EndRows,
     KeyedMixed,
-    OperateInOrder,
+    KeyedMixed5,
     OperateMixed,
+    OperateMixed5,
     OperateRuns,
     SweepTables,
 )
@@ -28,8 +29,8 @@ FIRST: Final = 1
 """The level of a cluster that was never raised."""
 NEWEST: Final = 5
 """The highest level that this build knows: at 2 the state says its level; 3 brought transactions and rows that end; at
-4 the log has runs of puts in columns, and the state their records; at 5 operations may ask to be done in order, and
-idempotency keys are forgotten by the bucket, and lie on disk."""
+4 the log has runs of puts in columns, and the state their records; at 5 operations may ask to be done in order, rows
+are taken and move at their end, and idempotency keys are forgotten by the bucket, and lie on disk."""
 BUCKETS: Final = 5
 """The level from which on idempotency keys are forgotten by the bucket (:mod:`oncegate.rifl.key_buckets`)."""
 RUNS: Final = 4
@@ -41,7 +42,8 @@ NEEDS: Final[dict[type, int]] = {
     DropTable: 3,
     SweepTables: 3,
     OperateRuns: RUNS,
-    OperateInOrder: 5,
+    OperateMixed5: 5,
+    KeyedMixed5: 5,
 }
 """The level from which on a command may be ordered, by its class; :data:`FIRST` for those that are not here."""
 

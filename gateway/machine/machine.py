@@ -229,7 +229,7 @@ class Machine:
                 self.execute_any,
                 command.client_id,
                 command.traceparent,
-                in_order=isinstance(command, c.OperateInOrder),
+                in_order=type(command) is c.OperateMixed5 and command.in_order,
             )
             self.replayed += sum([type(verdict) is Replayed for verdict in verdicts])
         else:

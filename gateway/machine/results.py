@@ -53,12 +53,21 @@ class Cascaded(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """A row that has ended: its time was over, or its session, ``owner``, has ended."""
+    """A row that has ended: its time was over, or its session, ``owner``, has ended.
+
+    ``then``: where it was moved, under the commit number behind ``commit``; empty for a row that was deleted.
+    """
 
     table: str
     key: str
     commit: CommitNumber
     owner: int
+    then: str = ""
+
+    @property
+    def commits(self) -> int:
+        """How many commit numbers its end has taken."""
+        return 2 if self.then else 1
 
 
 class Endings(NamedTuple):

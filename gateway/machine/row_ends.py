@@ -36,10 +36,14 @@ Place = tuple[str, str]
 
 
 class Life(NamedTuple):
-    """When a row ends: at ``ends_ms`` of cluster time, 0 for never, and with the session ``owner``, 0 for none."""
+    """When a row ends: at ``ends_ms`` of cluster time, 0 for never, and with the session ``owner``, 0 for none.
+
+    ``then``: the key to which it is moved at its end; empty for a row that is deleted. The index need not know it.
+    """
 
     ends_ms: int
     owner: int
+    then: str = ""
 
 
 class RowEnds:

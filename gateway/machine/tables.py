@@ -20,6 +20,7 @@ from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 import msgspec
 
 from oncegate.gateway.machine.commands import LIST_BYTES_MAX, RESULT_BYTES_MAX, Op, OpKind, Test, Write
+from oncegate.gateway.machine.fronts import Fronts
 from oncegate.gateway.machine.row_ends import (
     BOUND_ROWS_MAX,
     ENDING_ROWS_MAX,
@@ -46,11 +47,13 @@ REFUSAL_VALUE_BYTES_MAX: Final = 2 * 1024
 INT64_MIN: Final = -(2**63)
 INT64_MAX: Final = 2**63 - 1
 INTEGER_BYTES_MAX: Final = 20
+_COUNT_DIGITS: Final = 15
 # Looking a member up in its enum costs a tenth of what applying an operation does.
 _PUT: Final = OpKind.PUT.value
 _DELETE: Final = OpKind.DELETE.value
 _INCREMENT: Final = OpKind.INCREMENT.value
 _GET: Final = OpKind.GET.value
+_TAKE: Final = OpKind.TAKE.value
 _AS_IT_IS: Final = Op(SequenceNumber(0), _INCREMENT, "", "", Fingerprint(0))
 """An increment by nothing: what it makes of a row is the number in it."""
 _KINDS_OF_STREAMS: Final = (_PUT, _DELETE)
@@ -256,7 +259,20 @@ class Table:
     ever dropped.
     """
 
-    __slots__ = ("bytes", "changes", "ending", "ends", "kind", "name", "number", "quota_bytes", "rows", "since")
+    __slots__ = (
+        "bytes",
+        "changes",
+        "ending",
+        "ends",
+        "fronts",
+        "indexed",
+        "kind",
+        "name",
+        "number",
+        "quota_bytes",
+        "rows",
+        "since",
+    )
 
     def __init__(
         self,
@@ -279,6 +295,9 @@ class Table:
         self.ends = RowEnds() if ends is None else ends
         self.bytes = 0
         self.ending = 0
+        self.fronts = Fronts()
+        self.indexed = False
+        """Whether each change goes through :meth:`change`: some rows end, or some were taken."""
         self.changes: list[RowChange | ChangeRun] = [] if changes is None else changes
 
     @property
@@ -297,6 +316,12 @@ class Table:
         """Add to the index what a saved state says of a row of this table."""
         self.ends.put_back((self.name, key), life)
         self.ending += 1
+        self.indexed = True
+
+    def first_rows(self, prefix: str) -> Iterator[tuple[str, StoredRow]]:
+        """Yield the rows whose keys begin with ``prefix``, in key order; not to be mixed with writes."""
+        self.indexed = True
+        return self.fronts.rows(self.rows, prefix, prefix_end(prefix))
 
     def check(self, op: Op) -> Code | None:
         """Return why the operation cannot be executed at all, or None. Changes nothing."""
@@ -307,7 +332,7 @@ class Table:
             row = self.rows.get(op.key)
             if row is not None and len(row.value) > RESULT_BYTES_MAX:
                 return Code.PAYLOAD_TOO_LARGE
-        elif op.kind != _DELETE:
+        elif op.kind != _DELETE and op.kind != _TAKE:  # what is moved is counted already
             size = len(op.key) + (len(op.value) if op.value is not None else INTEGER_BYTES_MAX)
             if self.bytes + size > self.quota_bytes:
                 return Code.QUOTA
@@ -317,12 +342,19 @@ class Table:
         """Return why a write cannot give its row this life, or None; ``more`` others are about to. Changes nothing."""
         if self.kind == "stream" or op.kind == _DELETE or op.kind == _GET or life.owner == KEYS_CLIENT:
             return Code.BAD_REQUEST
+        if op.kind == _TAKE:
+            return Code.QUOTA if self.room_to_end(life.owner, more) <= 0 else None
         row, ends = self.rows.get(op.key), self.ends
         known = None if row is None else row.life
         if known is None and (len(ends) + more >= ENDING_ROWS_MAX or self.ending + more >= ENDING_ROWS_TABLE_MAX):
             return Code.QUOTA
         adds = life.owner and (known is None or known.owner != life.owner)
         return Code.QUOTA if adds and ends.bound(life.owner) + more >= BOUND_ROWS_MAX else None
+
+    def room_to_end(self, owner: int, more: int = 0) -> int:
+        """Return how many rows more may end, with the session ``owner``; ``more`` others are about to."""
+        room = min(ENDING_ROWS_MAX - len(self.ends), ENDING_ROWS_TABLE_MAX - self.ending)
+        return (min(room, BOUND_ROWS_MAX - self.ends.bound(owner)) if owner else room) - more
 
     def put(self, key: str, value: bytes, commit: CommitNumber) -> bool:
         """Apply a put without condition and end to a resident table; False: it is over the quota, nothing happened.
@@ -337,7 +369,7 @@ class Table:
         if row is not None and row.version >= commit:
             raise InvariantViolation(f"commit {commit} finds a row of {self.name} that {row.version} has written")
         after = StoredRow(commit, value)
-        if self.ending:
+        if self.indexed:
             self.change(key, row, _living(_PUT, after, row), commit)
             return True
         rows.put(key, after, row)
@@ -347,7 +379,7 @@ class Table:
 
     def put_run(self, keys: Sequence[str], values: Sequence[bytes], first: CommitNumber) -> None:
         """Do what :meth:`put` does with each of these, under adjacent commit numbers; all are within the quota."""
-        if self.ending:
+        if self.indexed:
             for at, (key, value) in enumerate(zip(keys, values, strict=True)):
                 if not self.put(key, value, CommitNumber(first + at)):
                     raise InvariantViolation(f"a run of puts was within the quota of {self.name}, and is over it")
@@ -388,7 +420,7 @@ class Table:
             if isinstance(made, Remembered):
                 return made
             value = made
-        if life is not None or self.ending:  # a table without rows that end pays for one look
+        if life is not None or self.indexed:  # a table without rows that end pays for one look
             self.change(op.key, row, _living(kind, StoredRow(commit, value, life), row), commit)
             return Remembered(None, commit, value) if kind == _INCREMENT else None
         after = StoredRow(commit, value)
@@ -415,10 +447,13 @@ class Table:
             if was is not None or will is not None:
                 self.ends.change((self.name, key), was, will)
                 self.ending += (will is not None) - (was is not None)
+                self.indexed = bool(self.ending or self.fronts)
         if after is not None:
             self.rows.put(key, after, before)
             if before is None:
                 self.bytes += len(key) + len(after.value) + ROW_OVERHEAD_BYTES
+                if self.fronts:
+                    self.fronts.note(key)
             else:
                 self.bytes += len(after.value) - len(before.value)
         elif before is not None:
@@ -456,7 +491,7 @@ def _living(kind: int, after: StoredRow, before: StoredRow | None) -> StoredRow:
     was, will = None if before is None else before.life, after.life
     if was is None or kind == _PUT:
         return after
-    life = was if will is None else Life(will.ends_ms or was.ends_ms, will.owner or was.owner)
+    life = was if will is None else Life(will.ends_ms or was.ends_ms, will.owner or was.owner, will.then or was.then)
     return StoredRow(after.version, after.value, life)
 
 
@@ -487,6 +522,19 @@ def incremented(op: Op, row: StoredRow | None) -> bytes | Remembered:
     ):
         return refused("CONDITION_FAILED", row)
     return b"%d" % after
+
+
+def counted(value: bytes) -> bytes:
+    """Return the value of a row that is taken: a list that begins with a count has one more there, e.g. ``[0,"job"]``.
+
+    Made without reading what is in it; any other value is left as it is.
+    """
+    at = 1
+    while at <= _COUNT_DIGITS and value[at : at + 1].isdigit():
+        at += 1
+    if at == 1 or value[:1] != b"[" or value[at : at + 1] not in (b",", b"]"):
+        return value
+    return b"[%d%b" % (int(value[1:at]) + 1, value[at:])
 
 
 def refused(code: str, row: StoredRow | None) -> Remembered:

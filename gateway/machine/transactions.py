@@ -8,15 +8,18 @@ In this order, and nothing has changed before the last step:
 1. What a table would refuse is refused without a record: no such table, an operation that it does not take, no room
    for all writes together.
 2. The conditions, those of the transaction and then those of its writes, are judged on the state before it.
-3. The trial makes each row as the writes so far leave it. A row that cannot be counted, or a sum beyond its floor or
+3. The trial makes each row as the writes so far leave it. A take finds the first rows of its prefix as they were before
+   the transaction, without those that it writes itself. A row that cannot be counted, or a sum beyond its floor or
    ceiling, refuses.
-4. The effects: write *i* has the first commit number + *i*. The items of a flow reach it as one group.
+4. The effects: write *i* has the first commit number + *i*. A take is the last write, and each row that it moves has
+   two more: it is gone under the first, and there under the second. The items of a flow reach it as one group.
 
 A refusal of step 2 or 3 is a business refusal: it has one commit number, and is recorded and replayed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -25,10 +28,19 @@ from oncegate.flows.open_segment import GroupItem
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.ending import life_of
 from oncegate.gateway.machine.row_ends import NO_OWNER
-from oncegate.gateway.machine.tables import INTEGER_BYTES_MAX, Remembered, StoredRow, Table, holds, refused, row_after
+from oncegate.gateway.machine.tables import (
+    INTEGER_BYTES_MAX,
+    Remembered,
+    StoredRow,
+    Table,
+    counted,
+    holds,
+    refused,
+    row_after,
+)
 from oncegate.rifl.completion import CompletionRecord
 from oncegate.rifl.errors import Code, InvariantViolation
-from oncegate.rifl.ids import CommitNumber
+from oncegate.rifl.ids import CommitNumber, Fingerprint, SequenceNumber
 from oncegate.rifl.key_table import KeySlot
 
 if TYPE_CHECKING:
@@ -39,7 +51,17 @@ if TYPE_CHECKING:
 _DELETE: Final = c.OpKind.DELETE.value
 _INCREMENT: Final = c.OpKind.INCREMENT.value
 _GET: Final = c.OpKind.GET.value
+_TAKE: Final = c.OpKind.TAKE.value
+_WITHOUT_VALUE: Final = (_DELETE, _GET, _TAKE)
 _SESSION_LIVE: Final = c.Test.SESSION_LIVE.value
+
+
+class Taken(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A row that was taken, as it is since; ``value`` is None where it is too large to be remembered."""
+
+    key: str
+    version: int
+    value: bytes | None
 
 
 class Transacted(Remembered, frozen=True, array_like=True, gc=False):
@@ -61,9 +83,31 @@ class Transacted(Remembered, frozen=True, array_like=True, gc=False):
         return CommitNumber(first + max(self.count, 1) - 1)
 
     @property
+    def commits(self) -> int:
+        """How many commit numbers it has: 1 if it was refused."""
+        return self.count or 1
+
+    @property
     def size(self) -> int:
         """Bytes it occupies, roughly."""
         return 128 + len(self.value or b"") + sum([one.size for _, one in self.results])
+
+
+class Took(Transacted, frozen=True, array_like=True, gc=False):
+    """Result of an applied transaction whose last write is a take, which has two more commit numbers for each row."""
+
+    taken: list[Taken] = msgspec.field(default_factory=list)
+
+    @property
+    def commits(self) -> int:
+        """How many commit numbers it has."""
+        return self.count + 2 * len(self.taken)
+
+    @property
+    def size(self) -> int:
+        """Bytes it occupies, roughly."""
+        taken = sum([64 + len(one.key) + len(one.value or b"") for one in self.taken])
+        return 128 + sum([one.size for _, one in self.results]) + taken
 
 
 class TableRefusal(NamedTuple):
@@ -91,7 +135,7 @@ def execute(
     done = _trial(machine, client_id, transaction, first, effects) if failed is None else failed
     if isinstance(done, Code):
         return done
-    machine.commit = CommitNumber(machine.commit + (done.count or 1))
+    machine.commit = CommitNumber(machine.commit + done.commits)
     if done.refusal is None:
         _apply(machine, client_id, transaction.sequence, effects, traceparent)
         machine.join_changes(first)
@@ -126,7 +170,7 @@ def table_that_refuses(
             flows, quota = machine.flows, table.quota_bytes
             if flows.is_full(name, quota, machine.time_ms) if applying else flows.looks_full(name, quota):
                 return TableRefusal(Code.QUOTA, name, f"writes[{at}]")
-        elif op.kind != _DELETE and op.kind != _GET:
+        elif op.kind not in _WITHOUT_VALUE:
             size = len(op.key) + (INTEGER_BYTES_MAX if op.value is None else len(op.value))
             before = grown.get(name)
             if before is not None:
@@ -179,6 +223,7 @@ def _trial(
     """
     tables, made = machine.tables, dict[tuple[str, str], StoredRow | None]()
     results: list[tuple[int, Remembered]] = []
+    taken: list[Taken] | None = None
     size = 0
     for at, op in enumerate(transaction.writes):
         table = tables[op.table]
@@ -186,6 +231,11 @@ def _trial(
         if table.kind == "stream":
             effects.append((commit, table, op, None, None))
             continue
+        if type(op) is c.Write5:
+            if op.kind == _TAKE:
+                taken = _take(machine, client_id, table, op, commit, made, c.RESULT_BYTES_MAX - size, effects)
+                continue
+            op = _numbered(op, commit)
         place = op.table, op.key
         row = made[place] if place in made else table.rows.get(op.key)
         if row is not None and row.version >= commit:
@@ -204,7 +254,59 @@ def _trial(
             results.append((at, Remembered(None, commit, after.value)))
         made[place] = after
         effects.append((commit, table, op, row, after))
-    return Transacted(None, 0, None, len(transaction.writes), results)
+    done = None, 0, None, len(transaction.writes), results
+    return Transacted(*done) if taken is None else Took(*done, taken=taken)
+
+
+def _numbered(op: c.Write5, commit: int) -> c.Write5:
+    """Return a write whose keys are written out."""
+    if not op.numbered:
+        return op
+    number = f"{commit:0{c.NUMBER_DIGITS}d}"
+    return msgspec.structs.replace(op, key=op.key + number, then=op.then and op.then + number)
+
+
+def _take(
+    machine: Machine,
+    client_id: int,
+    table: Table,
+    op: c.Write5,
+    commit: int,
+    made: Mapping[tuple[str, str], StoredRow | None],
+    bytes_left: int,
+    effects: list[Effect],
+) -> list[Taken]:
+    """Find the first rows that the transaction does not write itself, and move each; changes nothing.
+
+    Values beyond ``bytes_left`` are not remembered: the taking ends before such a row, but for the first one, which is
+    told without its value.
+    """
+    life = life_of(op, client_id, machine.time_ms)
+    most = op.count if life is None else min(op.count, table.room_to_end(life.owner, len(made)))
+    taken: list[Taken] = []
+    for key, row in table.first_rows(op.key) if most > 0 else ():
+        if (op.table, key) in made:
+            continue
+        value = counted(row.value)
+        told = value if len(value) <= bytes_left else None
+        if taken and told is None:
+            break
+        bytes_left -= len(value)
+        gone, moved = CommitNumber(commit + 1 + 2 * len(taken)), CommitNumber(commit + 2 + 2 * len(taken))
+        after = op.to + key[len(op.key) :]
+        place = op.table, after
+        before = made[place] if place in made else table.rows.get(after)
+        ends = None if life is None else life._replace(then=key)
+        effects.append((gone, table, _of_row(op.table, key), row, None))
+        effects.append((moved, table, _of_row(op.table, after), before, StoredRow(moved, value, ends)))
+        taken.append(Taken(after, moved, told))
+        if len(taken) == most:
+            break
+    return taken
+
+
+def _of_row(table: str, key: str) -> c.Write:
+    return c.Write(SequenceNumber(0), _DELETE, table, key, Fingerprint(0))
 
 
 def _stopped(why: Remembered, failed: str) -> Transacted:

@@ -217,7 +217,7 @@ def _new_commits(results: Iterable[object]) -> Iterator[int]:
             for verdict in result.verdicts:
                 if isinstance(verdict, Applied):
                     first, done = verdict.record.commit, verdict.record.result
-                    yield from range(first, first + ((isinstance(done, Transacted) and done.count) or 1))
+                    yield from range(first, first + (done.commits if isinstance(done, Transacted) else 1))
                 elif isinstance(verdict, AppliedPart):
                     yield from range(verdict.commit, verdict.commit + verdict.last - verdict.first + 1)
         elif isinstance(result, Ranged):
@@ -227,4 +227,4 @@ def _new_commits(results: Iterable[object]) -> Iterator[int]:
         elif isinstance(result, Cascaded) and not result.replayed:
             yield from range(result.commit, result.commit + result.operations)
         elif isinstance(result, Endings):
-            yield from (row.commit for row in result.rows)
+            yield from (row.commit + at for row in result.rows for at in range(row.commits))

@@ -23,7 +23,9 @@ edges = st.none() | bys
 late = st.tuples(numbers, st.booleans(), edges, edges)
 writes = st.builds(lambda op, more: c.Write(*msgspec.structs.astuple(op), *more), ops, late)
 conditions = st.builds(c.Condition, texts, texts, st.integers(1, 7), values | numbers)
-many = st.lists(writes, max_size=3)
+placed = st.tuples(st.booleans(), texts, texts, numbers)
+later_writes = st.builds(lambda write, more: c.Write5(*msgspec.structs.astuple(write), *more), writes, placed)
+many = st.lists(writes | later_writes, max_size=3)
 transactions = st.builds(c.Transaction, numbers, fingerprints, st.lists(conditions, max_size=2), many)
 columns = st.lists(texts, max_size=3), st.lists(st.binary(max_size=9), max_size=3)
 puts = st.builds(c.Puts, numbers, texts, st.binary(max_size=24), *columns)
@@ -79,7 +81,9 @@ def test_entry_is_read_back_as_written(sent: list[c.Command], time_ms: int) -> N
 
 def test_every_command_has_its_own_tag() -> None:
     tags = [command.__struct_config__.tag for command in get_args(c.Command)]
-    expected = "o r k o3 k3 kf so sr st sv sc sx td fd fs ca cm fa fx cb cr ce ci cw fc td5 fd5 fa5 lv tx ts re o4 o5"
+    expected = (
+        "o r k o3 k3 kf so sr st sv sc sx td fd fs ca cm fa fx cb cr ce ci cw fc td5 fd5 fa5 lv tx ts re o4 o5 k5"
+    )
     assert sorted(tags) == sorted(expected.split())
 
 
@@ -130,11 +134,14 @@ RECORDED_LEVEL_4 = (
 """Of feature level 4: runs of puts in columns."""
 LEVEL_4 = (c.OperateRuns,)
 RECORDED_LEVEL_5 = (
-    "9301059197a26f35070708929ea1770102a174a16bcf8000000000000000c40176ff03c4016f07c3f90795a17401cf800000"
-    "00000000009194a174a16b0507919ea1770102a174a16bcf8000000000000000c40176ff03c4016f07c3f907a178a178"
+    "9301059297a26f350707089195a17401cf80000000000000009194a174a16b0507929ea1770102a174a16bcf800000000000"
+    "0000c40176ff03c4016f07c3f907dc0012a277350102a174a16bcf8000000000000000c40176ff03c4016f07c3f907c3a16e"
+    "a16f07a178a17895a26b35079193a16bff95a17401cf80000000000000009194a174a16b0507929ea1770102a174a16bcf80"
+    "00000000000000c40176ff03c4016f07c3f907dc0012a277350102a174a16bcf8000000000000000c40176ff03c4016f07c3"
+    "f907c3a16ea16f07a178a178"
 )
-"""Of feature level 5: operations in order."""
-LEVEL_5 = (c.OperateInOrder,)
+"""Of feature level 5: transactions with takes, and with rows that are numbered or move, in a session and under keys."""
+LEVEL_5 = (c.OperateMixed5, c.KeyedMixed5)
 
 
 @pytest.mark.parametrize(
@@ -155,6 +162,9 @@ def test_entry_has_the_bytes_that_logs_on_disk_have(commands: tuple[type, ...] |
     sample |= {"list[Op]": [op], "list[KeyedOp]": [c.KeyedOp("k", -1, op)]}
     write = c.Write(*msgspec.structs.astuple(op), 7, True, -7, 7)
     mixed = [write, c.Transaction(1, 2**63, [c.Condition("t", "k", 5, 7)], [write])]
+    if commands == LEVEL_5:
+        write5 = c.Write5(*msgspec.structs.astuple(write), True, "n", "o", 7)
+        mixed = [c.Transaction(1, 2**63, [c.Condition("t", "k", 5, 7)], [write, write5])]
     sample |= {"list[Write | Transaction]": mixed, "list[KeyedMixedOp]": [c.KeyedMixedOp("k", -1, op) for op in mixed]}
     sample["dict[str, list[str]]"] = {"t": ["k"]}
     run = c.Puts(SequenceNumber(8), "t", bytes(range(8)), ["k"], [b"v"])

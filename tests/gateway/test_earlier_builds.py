@@ -28,6 +28,8 @@ LATER = {
     c.KeyedMixed,
     c.EndRows,
     c.OperateRuns,
+    c.OperateMixed5,
+    c.KeyedMixed5,
 }
 EARLIER: Any = reduce(or_, [kind for kind in get_args(c.Command) if kind not in LATER])
 

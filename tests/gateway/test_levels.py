@@ -159,6 +159,8 @@ async def test_cluster_that_has_anything_is_not_new_and_nobody_is_asked(there: c
     [
         c.OperateMixed(1, 1, SequenceNumber(1), []),
         c.KeyedMixed(1_000, []),
+        c.OperateMixed5(1, 1, SequenceNumber(1), []),
+        c.KeyedMixed5(1_000, []),
         c.EndRows({}),
         c.DropTable("t", 1, force=False),
         c.SweepTables(),

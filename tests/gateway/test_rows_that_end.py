@@ -119,7 +119,7 @@ def test_row_past_its_end_is_there_for_conditions_and_writes_until_the_log_ends_
 def test_put_says_anew_when_a_row_ends_and_other_writes_leave_it(log: Log) -> None:
     def life(key: str) -> Any:
         row = log.row(key)
-        return None if row is None or row.life is None else tuple(row.life)
+        return None if row is None or row.life is None else (row.life.ends_ms, row.life.owner)
 
     log.write("k", ttl=100, bound=True, at=1_000)
     assert life("k") == (1_100, 1)
@@ -151,7 +151,8 @@ def test_bound_rows_end_in_the_entry_that_closes_their_session(log: Log) -> None
     log.write("stays")
     commit = log.machine.commit
     ended = log.one(c.CloseSession(1, 1))
-    assert ended == ([("t", "a", commit + 1, 1), ("t", "z", commit + 2, 1), ("u", "b", commit + 3, 1)], 1)
+    rows = [Ended("t", "a", commit + 1, 1), Ended("t", "z", commit + 2, 1), Ended("u", "b", commit + 3, 1)]
+    assert ended == Endings(rows, 1)
     assert not log.has("a")
     assert not log.has("z")
     assert not log.has("b", "u")
@@ -168,7 +169,7 @@ def test_bound_rows_end_in_the_entry_that_reaps_their_session_and_not_before(log
     assert [one.key for one in log.end(150)] == ["both"], "whichever comes first"
     assert log.one(c.Reap([1]), at=20 + LEASE_MS) == ([], 0)
     assert log.has("k")
-    assert log.one(c.Reap([1, 2]), at=21 + LEASE_MS) == ([("t", "k", log.machine.commit, 1)], 2)
+    assert log.one(c.Reap([1, 2]), at=21 + LEASE_MS) == Endings([Ended("t", "k", log.machine.commit, 1)], 2)
     assert not log.has("k")
 
 

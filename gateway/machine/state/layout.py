@@ -10,7 +10,7 @@ Owns: the layout below, pure. All integers in keys are big-endian, so that cells
 | ``03`` flow (u16) first commit (u64) part (u32) | a piece of the open segment (:class:`Piece`), or bytes of a body |
 | ``04`` table (u16) row key (UTF-8) | row version (u64), then the row's JSON text; of a row that ends by itself the
 highest bit of the version is set, and its end (u64, cluster time or 0) and owner (u64, client id or 0) come before the
-text |
+text; of one that is moved then the next bit is set too, and the key (u16 bytes, UTF-8) comes behind them |
 | ``05`` client id (u64) | :class:`SessionImage` |
 | ``06`` number (u64) | :class:`StoredKey` |
 | ``07`` | :class:`FlowIndex`, from format 4 on |
@@ -25,10 +25,10 @@ a build that knows format 3 alone would read it wrongly, and refuses it. Format 
 written parts of a cascade, or a flow has a retention by size, a clock or sheds, which a build before would forget; in
 it, a batch has a sixth int64 where the flow's event-time clock at it is known. Format 6 is written once the feature
 level was raised (:mod:`oncegate.gateway.machine.levels`): a build that knows no levels refuses it. Format 8 is written
-from feature level 4 on, where a session may have runs of records. Format 9 is written from feature level 5 on: there
-may be cells ``06`` and ``0a`` of numbers below the oldest remembered one (:mod:`oncegate.gateway.machine.state.keys`),
-which count for nothing. Values are msgpack arrays unless said otherwise. Checksums are the store's (one for each
-block).
+from feature level 4 on, where a session may have runs of records. Format 9 is written from feature level 5 on: rows may
+be moved at their end, results tell rows that were taken, and there may be cells ``06`` and ``0a`` of numbers below the
+oldest remembered one (:mod:`oncegate.gateway.machine.state.keys`), which count for nothing. Values are msgpack arrays
+unless said otherwise. Checksums are the store's (one for each block).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from oncegate.gateway.machine import levels
 from oncegate.gateway.machine.row_ends import Life
 from oncegate.gateway.machine.state.errors import StateCorrupt, StateVersionUnknown
 from oncegate.gateway.machine.tables import Remembered, StoredRow, TableKind
-from oncegate.gateway.machine.transactions import Transacted
+from oncegate.gateway.machine.transactions import Taken, Took, Transacted
 from oncegate.rifl.completion import CompletionRecord, RangeRecord
 from oncegate.rifl.ids import ClusterTimeMs, CommitNumber, Fingerprint, SequenceNumber
 from oncegate.rifl.key_buckets import Bucket
@@ -92,6 +92,8 @@ EVENT_COLUMN: Final = struct.Struct("<q")
 _VERSION_BYTES: Final = 8
 _ENDS: Final = 1 << 63
 """Set in the version of a row that ends by itself."""
+_MOVES: Final = 1 << 62
+"""Set beside it where the row is moved then."""
 _LIFE: Final = struct.Struct(">QQ")
 _TEXT_OF_ENDING: Final = _VERSION_BYTES + _LIFE.size
 
@@ -197,6 +199,7 @@ class StoredResult(Remembered, array_like=True, frozen=True, gc=False):
     count: int | None = None
     results: list[tuple[int, Remembered]] = msgspec.field(default_factory=list)
     failed: str = ""
+    taken: list[Taken] | None = None
 
 
 class StoredRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -365,8 +368,12 @@ def rows_prefix(table: int) -> bytes:
 
 def encode_row(row: StoredRow) -> bytes:
     """Return the value of a row."""
-    if row.life is not None:
-        return _U64.pack(row.version | _ENDS) + _LIFE.pack(*row.life) + row.value
+    life = row.life
+    if life is not None:
+        if not life.then:
+            return _U64.pack(row.version | _ENDS) + encode_end(life) + row.value
+        then = life.then.encode()
+        return _U64.pack(row.version | _ENDS | _MOVES) + encode_end(life) + _U16.pack(len(then)) + then + row.value
     return row.version.to_bytes(_VERSION_BYTES, "big") + row.value
 
 
@@ -387,8 +394,14 @@ def decode_row(value: bytes) -> StoredRow:
     version = int.from_bytes(value[:_VERSION_BYTES], "big")
     if version < _ENDS:
         return StoredRow(version, value[_VERSION_BYTES:])  # type: ignore[arg-type]  # each row read would pay for it
-    life = Life(*_LIFE.unpack_from(value, _VERSION_BYTES))
-    return StoredRow(CommitNumber(version ^ _ENDS), value[_TEXT_OF_ENDING:], life)
+    version ^= _ENDS
+    ends_ms, owner = _LIFE.unpack_from(value, _VERSION_BYTES)
+    if not version & _MOVES:
+        return StoredRow(CommitNumber(version), value[_TEXT_OF_ENDING:], Life(ends_ms, owner))
+    (size,) = _U16.unpack_from(value, _TEXT_OF_ENDING)
+    start = _TEXT_OF_ENDING + _U16.size
+    life = Life(ends_ms, owner, value[start : start + size].decode())
+    return StoredRow(CommitNumber(version ^ _MOVES), value[start + size :], life)
 
 
 def end_key(table: int, key: str) -> bytes:
@@ -398,7 +411,7 @@ def end_key(table: int, key: str) -> bytes:
 
 def encode_end(life: Life) -> bytes:
     """Return the value of a row's end."""
-    return _LIFE.pack(*life)
+    return _LIFE.pack(life.ends_ms, life.owner)
 
 
 def decode_end(path: Path, key: bytes, value: bytes) -> tuple[int, str, Life]:
@@ -483,10 +496,11 @@ def _record(stored: StoredRecord) -> CompletionRecord:
 def _result(stored: StoredResult | None) -> Remembered | None:
     if stored is None:
         return None
-    known = stored.refusal, stored.version, stored.value
+    row = stored.refusal, stored.version, stored.value
     if stored.count is None:
-        return Remembered(*known)
-    return Transacted(*known, stored.count, stored.results, stored.failed)
+        return Remembered(*row)
+    known = *row, stored.count, stored.results, stored.failed
+    return Transacted(*known) if stored.taken is None else Took(*known, stored.taken)
 
 
 def _decoded(path: Path, decoder: msgspec.msgpack.Decoder[T], value: bytes) -> T:
