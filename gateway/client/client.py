@@ -98,6 +98,13 @@ class _Sessions(msgspec.Struct):
     next: str | None = None
 
 
+TURNS_MAX: Final = 64
+
+
+class _Turns(msgspec.Struct):
+    turns: int
+
+
 class _Requests(msgspec.Struct):
     requests: list[OpenRequests]
     next: int | None = None
@@ -440,6 +447,27 @@ class Client:
         batch = None if from_batch is None else whole(from_batch, "from_batch")
         commit = None if from_commit is None else whole(from_commit, "from_commit", 0)
         return Items(self._connection, flow, batch, commit, timeout_s)
+
+    async def turns(self, table: str, *, prefix: str, count: int = 1, wait_s: float = 20.0) -> int:
+        """Wait until rows come under a prefix, and share them with all others who wait: a row gives one turn, to one.
+
+        A turn is a hint to look or to take (:meth:`Transaction.take`): another may be faster. Rows that are there give
+        turns at once, and rows that lie for a second give them again, so nothing waits for those who had a turn and
+        died. Nothing is written for it, and a row that comes costs nothing for those who do not get it.
+
+        Args:
+            table: a resident table.
+            prefix: not empty.
+            count: turns that are asked for, 1 to 64.
+            wait_s: how long to wait, up to 30 s.
+
+        Returns:
+            How many turns there are; 0 if no row has come in time, or the leader has changed: ask again.
+        """
+        count, waits_s = whole(count, "count", 1, TURNS_MAX), min(30.0, max(0.0, seconds(wait_s, "wait_s")))
+        query: dict[str, str | int] = {"prefix": key_of(prefix), "count": count, "wait_ms": int(waits_s * 1000)}
+        path, timeout_s = f"{table_path(table)}/turns", waits_s + self._connection.timeout_s
+        return (await self._connection.ask(path, _Turns, query, timeout_s=timeout_s, waits_s=waits_s)).turns
 
     async def request(self, client_id: int, sequence: int, *, timeout_s: float | None = None) -> RequestState:
         """Ask what became of a request id, such as that of an :class:`~oncegate.OutcomeUnknown`."""

@@ -305,14 +305,19 @@ class Connection:
         *,
         anywhere: bool = False,
         timeout_s: float | None = None,
+        waits_s: float = 0.0,
     ) -> T:
-        """Get a document of type ``shape``; raises BAD_REQUEST for a query of neither texts nor whole numbers."""
+        """Get a document of type ``shape``, for which the node may wait so long; raises BAD_REQUEST for a query of
+        neither texts nor whole numbers.
+        """
         if query:
             for name, value in query.items():
                 whole(value, name, 0) if isinstance(value, int) else text(value, name, KEY_BYTES_MAX)
             path = f"{path}?{urlencode(query)}"
         deadline = self.deadline(timeout_s)
-        return await self.perform(JsonCall("GET", path, shape, self.headers, deadline, anywhere=anywhere))
+        call = JsonCall("GET", path, shape, self.headers, deadline, anywhere=anywhere)
+        call.waits_s = waits_s
+        return await self.perform(call)
 
     async def declare(self, path: str, shape: type[T], body: Mapping[str, object], timeout_s: float | None) -> T:
         """Put a declaration; the answer describes what is declared."""

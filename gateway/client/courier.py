@@ -82,6 +82,7 @@ class Call(Generic[T]):
         sent_at: when the current attempt was sent.
         malformed: how many answers were outside the contract.
         trace: further headers of every attempt, or None.
+        waits_s: how much longer than another a node may take to answer it.
     """
 
     direct: ClassVar[bool] = True
@@ -99,6 +100,7 @@ class Call(Generic[T]):
         "sent_at",
         "trace",
         "under_way",
+        "waits_s",
     )
 
     def __init__(
@@ -124,6 +126,7 @@ class Call(Generic[T]):
         self.malformed = 0
         self.sent_at = 0.0
         self.trace: Mapping[str, str] | None = None
+        self.waits_s = 0.0
 
     def delayed(self) -> None:
         """Called when the first attempt has failed and others follow; does nothing unless overridden."""
@@ -234,7 +237,7 @@ class Courier:
             if call.trace is not None:
                 headers = {**headers, **call.trace}
             call.sent_at = now
-            due = min(now + self.tuning.attempt_timeout_s, call.deadline)
+            due = min(now + self.tuning.attempt_timeout_s + call.waits_s, call.deadline)
             if call.direct and self._detours.get(endpoint, 0.0) <= now:
                 return await self._attempt_directly(call, endpoint, headers, due)
             return await self._attempt_through_aiohttp(call, endpoint, headers, due)

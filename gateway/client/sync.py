@@ -195,6 +195,7 @@ class Client:
     resolve = without_await(asynchronous.Client.resolve)
     sessions = without_await(asynchronous.Client.sessions)
     open_requests = without_await(asynchronous.Client.open_requests)
+    turns = without_await(asynchronous.Client.turns)
     cluster = without_await(asynchronous.Client.cluster)
     new_idempotency_key = without_await(asynchronous.Client.new_idempotency_key)
     put = without_await(asynchronous.Client.put)

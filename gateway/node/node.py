@@ -45,6 +45,7 @@ from oncegate.gateway.node.levels import LEVELS
 from oncegate.gateway.node.peer_credentials import PeerCredentials, peer_secrets, peer_tls
 from oncegate.gateway.node.proposer import ENTRY_BYTES_MAX, Leadership, Proposer
 from oncegate.gateway.node.reads import Reads
+from oncegate.gateway.node.row_turns import RowTurns
 from oncegate.gateway.node.segment_fetch import FETCH, SegmentFetcher, serve_piece
 from oncegate.gateway.node.settings import MemberAddress, Settings
 from oncegate.gateway.node.stream_store import StreamStore
@@ -98,6 +99,7 @@ class Node:
         self.machine: Machine = self.state.machine
         history = ChangeHistory(settings.history_changes_max, settings.history_bytes_max, self.machine.commit)
         self.watching = Watching(history, WatchersMax.of(settings))
+        self.row_turns = RowTurns(self.machine)
         self.scrubber = Scrubber(self.state, settings.scrub_bytes_per_s)
         # Consensus takes longer silences for sleep (:meth:`oncegate.consensus.core.engine.Engine.tick`): a leader that
         # wakes still leads.
@@ -218,6 +220,8 @@ class Node:
             self.publisher.drop_through(flow, number)
         self.reads.applied(machine.commit)
         self.watching.applied(machine.changes, machine.commit, machine.joined)
+        if self.row_turns.waiting:  # spares each entry a call
+            self.row_turns.applied(machine.changes)
         if len(machine.tables) < tables:
             self.watching.dropped(machine.tables)
         return results
@@ -353,6 +357,7 @@ class Node:
             node_id,
         )
         self.leadership.leads = False
+        self.row_turns.lead(leads=False)
         self.reads.replaced()
         self.watching.wake_all()
         self._leaving = self._loop.create_task(self._leave())
@@ -445,6 +450,7 @@ class Node:
             self.clock.lead_from(self.machine.time_ms, time.monotonic())
             self._housekeep_in(0)
         self.leadership.leads = leads
+        self.row_turns.lead(leads=leads)
         self.leadership.leader_id = change.leader_id
         if change.leader_id is not None:
             self.proposer.leader_known(change.leader_id)

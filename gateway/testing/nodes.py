@@ -66,6 +66,7 @@ class _Served:
         self.machine = gateway.machine
         self.reads = gateway.reads
         self.watching = gateway.watching
+        self.row_turns = gateway.row_turns
         self.submit = gateway.submit
         self.attempt = gateway.attempt
         self.consumers = ConsumerWatch(gateway.machine, lambda: gateway.time_ms)

@@ -34,6 +34,7 @@ from oncegate.gateway.machine.tables import QUOTA_BYTES_DEFAULT, TableKind
 from oncegate.gateway.node.attempts import Attempt, Waiter, hand_on
 from oncegate.gateway.node.change_history import ChangeHistory
 from oncegate.gateway.node.reads import Reads
+from oncegate.gateway.node.row_turns import RowTurns
 from oncegate.gateway.node.watching import WatchersMax, Watching
 from oncegate.rifl.errors import Code, OncegateError
 from oncegate.rifl.key_table import KEYS_CLIENT
@@ -67,6 +68,7 @@ class SharedState:
         time_ms: cluster time; it stands still unless :meth:`advance` moves it.
         reads: how all nodes read.
         watching: the changes of rows, and who watches them.
+        turns: who waits for rows to come.
     """
 
     def __init__(self) -> None:
@@ -79,6 +81,7 @@ class SharedState:
         self.watching = Watching(ChangeHistory(HISTORY_CHANGES_MAX, HISTORY_BYTES_MAX), WATCHERS_MAX)
         log, turns = cast(Replica, _Log()), self.watching.turns
         self.reads = Reads(log, self.machine, cast(Publisher, self._batches), _no_peer, turns=turns)
+        self.row_turns = RowTurns(self.machine, leads=True)
         self.apply(c.Identify(secrets.token_hex(16)))
         self.apply(c.RaiseLevel(NEWEST))
 
@@ -103,6 +106,7 @@ class SharedState:
             self._batches.drop_through(flow, number)
         self.reads.applied(machine.commit)
         self.watching.applied(machine.changes, machine.commit, machine.joined)
+        self.row_turns.applied(machine.changes)
         if len(machine.tables) < tables:
             self.watching.dropped(machine.tables)
             while machine.closing:  # at once: a test has to wait for nothing
@@ -191,7 +195,7 @@ class SharedState:
                 continue
             writes = [*c.writes_of([op])]
             for commit, write in enumerate(writes, cast(int, result.commit) - len(writes) + 1):
-                if write.kind != c.OpKind.GET:
+                if write.kind not in (c.OpKind.GET, c.OpKind.TAKE):
                     name = c.OpKind(write.kind).name.lower()
                     value = None if write.value is None else msgspec.json.decode(write.value)
                     made = (name, write.table, write.key, value, commit)

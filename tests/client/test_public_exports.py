@@ -19,7 +19,7 @@ from oncegate.testing import FakeGateway
 
 CLIENT = {"cluster", "declare_flow", "declare_table", "flow", "get", "highest_commit", "request", "resolve", "scan"}
 CLIENT |= {"session", "table", "timeout_s", "flows", "alter_flow", "delete_flow", "start_consumer", "remove_consumer"}
-CLIENT |= {"rows", "get_many", "watch", "consume", "items"}
+CLIENT |= {"rows", "get_many", "watch", "consume", "items", "turns"}
 CLIENT |= {"append", "delete", "increment", "new_idempotency_key", "put", "transact"}
 CLIENT |= {"tables", "drop_table", "sessions", "open_requests"}
 SESSION = {"append", "client_id", "close", "delete", "drain", "epoch", "get", "get_remembered", "highest_commit"}

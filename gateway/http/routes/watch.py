@@ -1,7 +1,8 @@
 """``GET /v1/tables/{table}/watch``: changes of rows as server-sent events, from any commit number that is kept.
 
 Owns: how a watch begins, goes on and ends. Who gets which change: :mod:`oncegate.gateway.node.watching`; the form of
-``changes`` and ``progress``: :mod:`oncegate.gateway.node.change_events`.
+``changes`` and ``progress``: :mod:`oncegate.gateway.node.change_events`. And ``GET /v1/tables/{table}/turns``, for
+those who share what comes: :mod:`oncegate.gateway.node.row_turns`.
 
 | event | id | data | when |
 |---|---|---|---|
@@ -25,10 +26,11 @@ from oncegate.gateway.http import event_streams, request_bodies
 from oncegate.gateway.http.admission.gate import is_still_known, uncounted
 from oncegate.gateway.http.event_streams import EventStream, EventStreams
 from oncegate.gateway.http.identity import Scope
-from oncegate.gateway.http.negotiation import NODE, bare_problem, number, path_name, problem, standing, tenant_of
+from oncegate.gateway.http.negotiation import NODE, bare_problem, local, number, path_name, problem, standing, tenant_of
 from oncegate.gateway.http.routing import EVENT_STREAM, READ, Parameter, Raw, Routes
 from oncegate.gateway.node.change_events import progress
 from oncegate.gateway.node.change_history import HistoryExceeded
+from oncegate.gateway.node.row_turns import COUNT_MAX
 from oncegate.gateway.node.scans import resident
 from oncegate.gateway.node.watching import Watcher
 from oncegate.rifl.errors import Code, OncegateError
@@ -49,6 +51,12 @@ _PARAMETERS: Final = (
     ),
     Parameter("Last-Event-ID", _COMMIT, "as from, and wins", "header"),
     Parameter(wire.H_ELSEWHERE, _TEXT, "the sender knows others: a leader may refuse, with `elsewhere`", "header"),
+)
+WAIT_MS_MAX: Final = 30_000
+_TURNS: Final = (
+    Parameter("prefix", _TEXT, "rows whose keys begin with it", required=True),
+    Parameter("count", {"type": "integer", "minimum": 1, "maximum": COUNT_MAX}, "turns that are asked for; default 1"),
+    Parameter("wait_ms", {"type": "integer", "minimum": 0, "maximum": WAIT_MS_MAX}, "how long to wait; default 0"),
 )
 _EVENTS: Final = Raw((EVENT_STREAM,), "events `changes`, `progress` and `end`")
 ROUTES: Final = Routes("watch")
@@ -116,6 +124,34 @@ async def watch(request: web.Request) -> web.StreamResponse:
         request.app[_watches].pop(task, None)
         node.watching.close(watcher)
     return response
+
+
+@ROUTES.add(
+    "GET",
+    "/v1/tables/{table}/turns",
+    Scope.READ,
+    {200: wire.TurnsGiven},
+    parameters=_TURNS,
+    errors=(Code.NOT_FOUND, Code.NOT_LEADER, Code.OVERLOADED, *READ),
+    head=False,
+)
+async def turns(request: web.Request) -> web.StreamResponse:
+    """``GET /v1/tables/{table}/turns``: wait until rows come under a prefix; a row gives one turn, to one who waits.
+
+    A turn is a hint to look, or to take: somebody else may be faster. Rows that are there give turns at once, and rows
+    that lie for a second give them again. Only the leader gives turns.
+    """
+    table, query, node = path_name(request, "table"), request.query, request.app[NODE]
+    prefix = request_bodies.check_key(query.get("prefix", ""), "prefix")
+    count = number(query.get("count", "1"), "count")
+    wait_ms = number(query.get("wait_ms", "0"), "wait_ms", least=0)
+    if count > COUNT_MAX or wait_ms > WAIT_MS_MAX:
+        raise request_bodies.bad(f"count is at most {COUNT_MAX}, wait_ms at most {WAIT_MS_MAX}")
+    node.row_turns.check_leads()
+    resident(node.machine, table)
+    with uncounted(request):
+        given = await node.row_turns.wait(table, prefix, count, wait_ms / 1000, tenant_of(request))
+    return local(request, wire.TurnsGiven(given))
 
 
 async def _tell(request: web.Request, response: web.StreamResponse, watcher: Watcher, incarnation: int) -> None:
@@ -195,3 +231,8 @@ def _end(refusal: OncegateError) -> bytes:
 def set_up(app: web.Application) -> None:
     """Prepare the application for watches."""
     event_streams.keep(app, _watches)
+    app.on_shutdown.append(_send_away)
+
+
+async def _send_away(app: web.Application) -> None:
+    app[NODE].row_turns.send_away()
