@@ -3,6 +3,7 @@
 from oncegate.gateway.client.recipes import (
     Barrier,
     Claim,
+    DeadLetter,
     Election,
     Hold,
     Leader,
@@ -18,6 +19,7 @@ from oncegate.gateway.client.recipes import (
 __all__ = [
     "Barrier",
     "Claim",
+    "DeadLetter",
     "Election",
     "Hold",
     "Leader",

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from oncegate.gateway.client import recipes as asynchronous
 from oncegate.gateway.client.arguments import seconds
 from oncegate.gateway.client.failures import DeadlineExceeded
-from oncegate.gateway.client.recipes import Leader
+from oncegate.gateway.client.recipes import DeadLetter, Leader
 from oncegate.gateway.client.recipes.line import TABLE, Recipe
 from oncegate.gateway.client.recipes.lock import Side
 from oncegate.gateway.client.results import Value
@@ -59,7 +59,7 @@ class Claim(Hold):
 
     def __init__(self, crossing: Crossing, claim: asynchronous.Claim) -> None:
         super().__init__(crossing, claim)
-        self.item, self.number = claim.item, claim.number
+        self.item, self.number, self.attempts = claim.item, claim.number, claim.attempts
         self._claim = claim
 
     def _opened(self) -> asynchronous.Claim:
@@ -70,6 +70,11 @@ class Claim(Hold):
         return self._claim.completing(effects)
 
     complete = without_await(asynchronous.Claim.complete)
+    bury = without_await(asynchronous.Claim.bury)
+
+    def release(self, *, delay_ms: int | None = None, counts: bool = True) -> bool:
+        """Give it back, to be claimed again, at once or after a while."""
+        return self._crossing.run(self._claim.release(delay_ms=delay_ms, counts=counts))
 
 
 class _Recipe(Generic[R]):
@@ -187,6 +192,32 @@ class Queue(_Recipe[asynchronous.Queue]):
 
     _kind = asynchronous.Queue
 
+    def __init__(
+        self,
+        client: Client,
+        session: Session,
+        name: str,
+        *,
+        table: str = TABLE,
+        attempts_max: int | None = None,
+        visibility_ms: int | None = None,
+    ) -> None:
+        reads, self._crossing = behind(client)
+        bounds = {"attempts_max": attempts_max, "visibility_ms": visibility_ms}
+        self._recipe = asynchronous.Queue(reads, behind(session)[0], name, table=table, **bounds)
+
+    def putting(self, item: Json, effects: Transaction | None = None, *, delay_ms: int | None = None) -> Transaction:
+        """Return a transaction that puts an item, for any session or key."""
+        return self._recipe.putting(item, effects, delay_ms=delay_ms)
+
+    def claim_many(self, count: int, *, timeout_s: float | None = None) -> list[Claim]:
+        """Wait for items, and claim those that are there at one stroke."""
+        return [Claim(self._crossing, one) for one in self._wait(self._recipe.claim_many, timeout_s, count)]
+
+    def dead(self) -> Iterator[DeadLetter]:
+        """Read the dead letters in the order of their numbers."""
+        return self._crossing.steps(self._recipe.dead())
+
     def claim(self, *, timeout_s: float | None = None) -> Claim:
         """Wait for an item that nobody has, and claim it."""
         return Claim(self._crossing, self._wait(self._recipe.claim, timeout_s))
@@ -198,6 +229,8 @@ class Queue(_Recipe[asynchronous.Queue]):
             yield claim
 
     put = without_await(asynchronous.Queue.put)
+    redrive = without_await(asynchronous.Queue.redrive)
+    adopt = without_await(asynchronous.Queue.adopt)
 
 
 class Barrier(_Recipe[asynchronous.Barrier]):

@@ -87,8 +87,9 @@ def receipts(*told: tuple[str, int], third: int = 12) -> list[list[Any]]:
 ALL = ("t1", 5), ("t3", 9), ("t4", 12)
 
 
-def worked() -> Book:
-    return Book().did("put", "q", 1, 1).did("append", "d1", "1.1")
+def worked(*dead: list[int]) -> Book:
+    book = Book().did("put", "q", 1, 7).did("append", "d1", "1.1")
+    return book.did("dead", "q", None, [*dead]).did("dead", "qq", None, [])
 
 
 def both_locked() -> Book:
@@ -227,7 +228,15 @@ GOOD = {
     .did("write", "l0/guarded", [4, 3], {"refused": "X"})
     .read("l0/guarded", [8, 2])
     .read("l0/fenced", [4, 5]),
-    "queue": worked().did("append", "d1", "1.2", {"refused": "X"}).did("put", "q", 2, end="info").read("d1", ["1.1"]),
+    "queue": worked([5, 3])
+    .did("append", "d1", "1.2", {"refused": "X"})
+    .did("put", "q", 2, end="info")
+    .did("put", "q", 5, 9)
+    .did("put", "q", 5, 9)
+    .did("claim", "q", None, [[7, 8, 1], [9, 10, 1]])
+    .did("claim", "q", None, [[9, 12, 2]])
+    .did("claim", "qq", None, [[7, 14, 1]])
+    .read("d1", ["1.1"]),
     "read-write-lock": both_locked().read("w0/guarded", [12, 4]),
     "semaphore": permitted().did("hold", "s0", None, {"refused": "TAKEN"}).read("s0/guarded", [4, 3]),
     "election": elected().did("observe", "e0", None, [None]).did("observe", "e0", None, []).read("e0/guarded", [4, 1]),
@@ -459,8 +468,14 @@ BAD: list[tuple[str, Book, str]] = [
     ),
     ("lock", locked().did("write", "l0/guarded", [4, 3], 10), "one holder at a time"),
     ("lock", locked().read("l0/guarded", [4, 1]), LOST),
-    ("queue", worked().did("append", "d1", "1.2").read("d1", ["1.1", "1.2"]), "each item is completed exactly once"),
-    ("queue", worked().did("put", "q", 2, 2).read("d1", ["1.1"]), "each item is completed exactly once"),
+    ("queue", worked().did("append", "d1", "1.2").read("d1", ["1.1", "1.2"]), "each item is completed or set aside"),
+    ("queue", worked([1, 3]).read("d1", ["1.1"]), "each item is completed or set aside"),
+    ("queue", worked([2, 3], [2, 3]).read("d1", ["1.1"]), "each item is completed or set aside"),
+    ("queue", worked([2, 2]).read("d1", ["1.1"]), "each item is completed or set aside"),
+    ("queue", worked().did("put", "q", 2, 2).read("d1", ["1.1"]), "each item is completed or set aside"),
+    ("queue", worked().did("put", "q", 5, 2).read("d1", ["1.1", "5.2"]), "each item is completed or set aside"),
+    ("queue", worked().did("claim", "q", None, [[1, 9, 2]]).did("claim", "q", None, [[1, 8, 2]]), "attempts are"),
+    ("queue", worked().did("claim", "q", None, [[1, 9, 4]]), "attempts are"),
     ("queue", worked().read("d1", []), LOST),
     ("queue", worked().did("append", "d1", "9.2", {"refused": "X"}).read("d1", ["1.1", "9.2"]), "each acknowledged"),
     ("read-write-lock", both_locked().did("write", "w0/guarded", [4, 5], 16), "a writer holds alone"),

@@ -61,11 +61,11 @@ def test_a_block_that_fails_gives_back_what_it_held(client: sync.Client, pair: P
     both = sync.recipes.ReadWriteLock(client, pair[0], "rw")
     election = sync.recipes.Election(client, pair[0], "e")
     queue = sync.recipes.Queue(client, pair[0], "q")
-    queue.put("a")
+    number = queue.put("a")
     for block in (both.reading, both.writing, election.leading, queue.claimed):
         with pytest.raises(ZeroDivisionError), block():
             _ = 1 / 0
-    assert left(client) == ["queue/q/item/0000000000000000001", "queue/q/tail"]
+    assert left(client) == [f"queue/q/ready/{number:019d}"]
     with both.reading(), both.reading(), fails(Code.TIMEOUT, kind=DeadlineExceeded):
         both.acquire("write", timeout_s=0)
 
@@ -83,14 +83,23 @@ def test_leaders_are_seen_and_items_are_completed_once(client: sync.Client, pair
     assert next(leaders) is None
 
     queue = sync.recipes.Queue(client, pair[1], "q")
-    assert queue.put({"to": "ann"}) == 1
+    number = queue.put({"to": "ann"})
     with queue.claimed() as claim:
-        assert (claim.item, claim.number) == ({"to": "ann"}, 1)
+        assert (claim.item, claim.number, claim.attempts) == ({"to": "ann"}, number, 1)
         done = claim.completing(Transaction().put("rows", "mail", "twice"))
         assert claim.complete(Transaction().put("rows", "mail", "sent")).applied
     assert not pair[1].transact(done).applied
     with fails(Code.TIMEOUT, kind=DeadlineExceeded):
         queue.claim(timeout_s=0)
+
+    picky = sync.recipes.Queue(client, pair[1], "p", attempts_max=1)
+    assert pair[0].transact(picky.putting("b", picky.putting("a"))).applied
+    [one, two] = picky.claim_many(5)
+    assert (one.item, one.bury(), two.release()) == ("a", True, True)
+    with fails(Code.TIMEOUT, kind=DeadlineExceeded):
+        picky.claim(timeout_s=2)
+    assert [letter.item for letter in picky.dead()] == ["a", "b"]
+    assert (picky.redrive(one.number), picky.claim().item, picky.adopt()) == (1, "a", 0)
 
 
 def test_permits_names_numbers_and_a_barrier(client: sync.Client, pair: Pair, oncegate_cluster: FakeCluster) -> None:

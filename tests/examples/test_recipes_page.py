@@ -27,11 +27,11 @@ async def test_the_page_runs_and_prints_what_it_says() -> None:
                 if inspect.iscoroutine(running):
                     await running
             assert printed.getvalue().splitlines() == re.findall(r"  # (.+)$", block, re.MULTILINE)
-    assert len(BLOCKS) == 8
+    assert len(BLOCKS) == 10
 
 
 def test_the_page_tells_of_each_recipe() -> None:
     table = PAGE.split("|---|---|---|")[1].split("\n\n")[0]
-    for name in set(recipes.__all__) - {"Claim", "Hold", "Leader"}:
+    for name in set(recipes.__all__) - {"Claim", "DeadLetter", "Hold", "Leader"}:
         assert f"`{name}`" in table, name
         assert re.search(rf"\b{name}\(client, session,", PAGE), name

@@ -12,11 +12,12 @@ from oncegate.gateway.client.recipes.barrier import Barrier
 from oncegate.gateway.client.recipes.election import Election, Leader
 from oncegate.gateway.client.recipes.line import Hold
 from oncegate.gateway.client.recipes.lock import Lock, ReadWriteLock, Semaphore
-from oncegate.gateway.client.recipes.queue import Claim, Queue
+from oncegate.gateway.client.recipes.queue import Claim, DeadLetter, Queue
 
 __all__ = [
     "Barrier",
     "Claim",
+    "DeadLetter",
     "Election",
     "Hold",
     "Leader",

@@ -5,8 +5,6 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from oncegate.gateway.client.arguments import KEY_BYTES_MAX, canonical, key_of, text, whole
 from oncegate.gateway.client.recipes.line import TABLE, Recipe
 from oncegate.gateway.client.results import Row, Value, WriteResult
@@ -65,13 +63,7 @@ class Registry(Recipe):
                 if row is None:
                     continue
                 had, token = row.value, row.version
-            return token if canonical(had) == self._said(key, owner) else None
-
-    def _said(self, key: str, owner: Value) -> str:
-        """Return an owner as its row says it, which is not as it was given where the client has an encode."""
-        row = self._session.transaction().put(self._table, key, owner).operation
-        assert row.writes
-        return canonical(msgspec.msgpack.decode(row.writes[0].value))
+            return token if canonical(had) == canonical(self._plain(owner)) else None
 
     async def give_up(self, entry: str, token: int) -> bool:
         """Give a name up; False if it is not had under this token any more."""

@@ -12,10 +12,11 @@ from __future__ import annotations
 import asyncio
 import os
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
 from oncegate.gateway.client.arguments import bad, key_of, name_of
@@ -59,6 +60,13 @@ class Recipe:
 
     def _new_key(self) -> str:
         return f"{self._prefix}{os.urandom(12).hex()}"
+
+    def _plain(self, value: Value) -> Json:
+        """Return a value as its row says it, which is not as it was given where the client has an ``encode``."""
+        row = self._session.transaction().put(self._table, self._prefix, value).operation
+        assert row.writes
+        plain: Json = msgspec.msgpack.decode(row.writes[0].value)
+        return plain
 
     async def _changes(self, commit: int | None) -> AsyncGenerator[Change, None]:
         """Yield what changes above a commit number; ends if the cluster keeps no record of it: read all again."""
@@ -149,7 +157,7 @@ def leave(
     """
 
     async def deleted() -> bool:
-        doubts, full = list(_doubts(after)), False
+        doubts, full = list(put_in_doubt(after)), False
         while True:
             try:
                 if full:
@@ -167,13 +175,18 @@ def leave(
                 elif not full and failure.code is not Code.TIMEOUT:
                     return False
 
-    task = asyncio.ensure_future(deleted())
+    return task_of(deleted())
+
+
+def task_of(work: Coroutine[Any, Any, bool]) -> asyncio.Task[bool]:
+    """Let something be done to its end, whoever waits for it."""
+    task = asyncio.ensure_future(work)
     _leaving.add(task)  # a loop keeps weak references only
     task.add_done_callback(_leaving.discard)
     return task
 
 
-def _doubts(error: BaseException | None) -> Sequence[RequestId]:
+def put_in_doubt(error: BaseException | None) -> Sequence[RequestId]:
     """Return the ids that this error itself carries: one in its context may be of a write of the application."""
     if isinstance(error, OutcomeUnknown):
         return () if error.request_id is None else (error.request_id,)
