@@ -336,6 +336,38 @@ def applies_only_the_first_write_of_a_transaction() -> Bug:
     return in_transactions(change)
 
 
+def forgets_idempotency_keys() -> Bug:
+    number = count(1)
+
+    async def handle(forward: Forward, sent: Sent) -> Got:
+        headers = {
+            name: f'"{next(number)}"' if name.lower() == "idempotency-key" else value
+            for name, value in sent.headers.items()
+        }
+        return await forward(sent._replace(headers=headers))
+
+    return handle
+
+
+def hands_out_taken_rows_again() -> Bug:
+    taken: list[Any] = []
+
+    async def handle(forward: Forward, sent: Sent) -> Got:
+        got = await forward(sent)
+        if not sent.operations or got.status != 200:
+            return got
+        body = got.json()
+        for result in body["results"]:
+            write = (result.get("writes") or [{}])[-1]
+            if write.get("rows"):
+                taken[:] = write["rows"]
+            elif "rows" in write and taken:
+                write["rows"] = taken
+        return got.with_json(body)._replace(headers=JSON)
+
+    return handle
+
+
 def says_sealed_without_asking() -> Bug:
     number = count(1)
 
@@ -513,7 +545,9 @@ CASES: list[tuple[Callable[[], Bug], str, str]] = [
     (checks_no_floor, "bank", "money is neither made nor lost"),
     (applies_only_the_first_write_of_a_transaction, "bank", "money is neither made nor lost"),
     (ignores_conditions_of_transactions, "lock", "no write of an earlier holder"),
-    (ignores_conditions_of_transactions, "queue", "each item is completed exactly once"),
+    (ignores_conditions_of_transactions, "queue", "each item is completed or set aside exactly once"),
+    (forgets_idempotency_keys, "queue", "each item is completed or set aside exactly once"),
+    (hands_out_taken_rows_again, "queue", "attempts are counted"),
     (says_sealed_without_asking, "resolve", "a request is applied with one result or sealed"),
     (says_sealed_without_asking, "doubts", "each doubt ends"),
     (fences_nobody, "hand-over", "an owner that was taken over from"),

@@ -14,13 +14,15 @@ import pytest
 from oncegate import Session, Transaction
 from oncegate.gateway.client.recipes import election
 from oncegate.gateway.client.recipes.line import Hold
+from oncegate.gateway.machine import ending, transactions
+from oncegate.gateway.machine.tables import StoredRow
 from oncegate.proof.check.direct_session import Nodes
 from oncegate.proof.check.plan import RunPlan
 from oncegate.proof.check.recorder import HistoryRecorder
 from oncegate.proof.check.workload import Worker, World
 from oncegate.proof.check.workloads import workload_of
 from oncegate.proof.lincheck import Event, Result
-from oncegate.recipes import Barrier, RateLimiter, ReadWriteLock, Registry, Semaphore, Sequence
+from oncegate.recipes import Barrier, Claim, Queue, RateLimiter, ReadWriteLock, Registry, Semaphore, Sequence
 from oncegate.testing import FakeGateway
 
 SECONDS = 1.0
@@ -97,6 +99,30 @@ async def _short(session: Any, *args: Any, ttl_ms: int = 0, insert: Any = Sessio
     return await insert(session, *args, **named, ttl_ms=ttl_ms // 2 or None)
 
 
+def _twice(queue: Any, *args: Any, putting: Any = Queue.putting, **named: Any) -> Any:
+    return putting(queue, *args, **named).put(queue._table, f"{queue._prefix}ready/", [0, args[0]], numbered=True)
+
+
+async def _unkeyed(queue: Any, item: Any, *, put: Any = Queue.put, **named: Any) -> Any:
+    return await put(queue, item, **(named | {"idempotency_key": None}))
+
+
+def _left_behind(machine: Any, client_id: int, table: Any, op: Any, *more: Any, take: Any = transactions._take) -> Any:
+    taken, effects = take(machine, client_id, table, op, *more), more[-1]
+    effects[:] = [one for one in effects if one[4] is not None or not one[2].key.startswith(op.key)]
+    return taken
+
+
+def _lost(machine: Any, table: Any, key: str, owner: int, end: Any = ending._end) -> Any:
+    row = table.rows.get(key)
+    table.change(key, row, StoredRow(row.version, row.value, row.life._replace(then="")), row.version)
+    return end(machine, table, key, owner)
+
+
+async def _never_aside(queue: Any, claims: list[Claim]) -> list[Claim]:
+    return claims
+
+
 MISTAKES: dict[str, tuple[str, str, tuple[Any, str, Any]]] = {
     "a guard that checks nothing": (
         "lock",
@@ -140,6 +166,35 @@ MISTAKES: dict[str, tuple[str, str, tuple[Any, str, Any]]] = {
     ),
     "a window of half the time": ("rate-limiter", "windows do not overlap", (Session, "insert", _short)),
     "a name is taken away": ("registry", "a name is its owner's", (Registry, "take", _taken_over)),
+    "a completion without a guard": (
+        "queue",
+        "each item is completed or set aside",
+        (Claim, "guard", lambda claim, transaction: transaction),
+    ),
+    "a take leaves what it takes": (
+        "queue",
+        "each item is completed or set aside",
+        (transactions, "_take", _left_behind),
+    ),
+    "an end loses what it is to move": ("queue", "each item is completed or set aside", (ending, "_end", _lost)),
+    "a take does not count": ("queue", "attempts are counted", (transactions, "counted", lambda value: value)),
+    "a put puts twice": ("queue", "each item is completed or set aside", (Queue, "putting", _twice)),
+    "a put forgets its key": ("queue", "each item is completed or set aside", (Queue, "put", _unkeyed)),
+    "an item is claimed for ever": ("queue", "attempts are counted", (Queue, "_living", _never_aside)),
+    "a dead letter is lost": (
+        "queue",
+        "each item is completed or set aside",
+        (Claim, "bury", lambda claim: claim.complete()),
+    ),
+    "a claim given back forgets its attempts": (
+        "queue",
+        "attempts are counted",
+        (
+            Claim,
+            "release",
+            lambda claim, *, delay_ms=None, counts=True, release=Claim.release: release(claim, counts=False),
+        ),
+    ),
     "numbers are read and then written": ("sequence", "each number", (Sequence, "next", _not_at_once)),
 }
 
