@@ -206,7 +206,7 @@ class Queue(_Recipe[asynchronous.Queue]):
         bounds = {"attempts_max": attempts_max, "visibility_ms": visibility_ms}
         self._recipe = asynchronous.Queue(reads, behind(session)[0], name, table=table, **bounds)
 
-    def putting(self, item: Json, effects: Transaction | None = None, *, delay_ms: int | None = None) -> Transaction:
+    def putting(self, item: Value, effects: Transaction | None = None, *, delay_ms: int | None = None) -> Transaction:
         """Return a transaction that puts an item, for any session or key."""
         return self._recipe.putting(item, effects, delay_ms=delay_ms)
 

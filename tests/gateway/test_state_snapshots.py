@@ -295,7 +295,13 @@ def test_state_of_another_format_is_refused_by_name(
     leader: Member, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        for name in ("FORMAT", "FORMAT_OF_FIRST_LEVEL", "FORMAT_OF_PLAIN_FLOWS", "FORMAT_OF_UNCHANGED_FLOWS"):
+        for name in (
+            "FORMAT",
+            "FORMAT_OF_LEVEL_4",
+            "FORMAT_OF_FIRST_LEVEL",
+            "FORMAT_OF_PLAIN_FLOWS",
+            "FORMAT_OF_UNCHANGED_FLOWS",
+        ):
             patch.setattr(layout, name, 77)
         leader.save()
     leader.close()
