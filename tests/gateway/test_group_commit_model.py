@@ -1,4 +1,4 @@
-"""Group commit, whatever becomes of its entries: what waits, waits for an entry that is under way, and for nothing else.
+"""Group commit, whatever becomes of its entries: what waits, waits for an entry that is under way, for nothing else.
 
 Entries end applied, lost with the lead, never appended, or cancelled; the node loses the lead and gets it again.
 """
