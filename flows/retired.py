@@ -65,6 +65,13 @@ class RetiredNames:
         """Return up to which numbers a name that no flow has may have been used."""
         return self._names.get(name, self._floor)
 
+    def fence_off(self, skipped: int) -> None:
+        """Let every name that is declared from now on begin with fences ``skipped`` higher, whether it was used or not:
+        another cluster, which goes on with this state, may give the ones before.
+        """
+        self._names = {name: _fenced(used, skipped) for name, used in self._names.items()}
+        self._floor = _fenced(self._floor, skipped)
+
     def find(self, name: str) -> Used | None:
         """Return what a deleted flow had used; None if no flow of that name is known to have been deleted."""
         return self._names.get(name)
@@ -76,3 +83,7 @@ class RetiredNames:
     def snapshot(self) -> RetiredState:
         """Return the state as plain data."""
         return RetiredState(tuple(self._names.items()), self._floor)
+
+
+def _fenced(used: Used, skipped: int) -> Used:
+    return Used(used.batches, used.fences + skipped, used.versions)

@@ -10,7 +10,7 @@ state was copied means anything here (docs/decisions/0030-a-restored-cluster-is-
 | idempotency keys in the copy | kept: answered from their records; new ones get numbers far above |
 | keys that name a time and are not in the copy | ``SESSION_EXPIRED``, outcome unknown: cluster time is beyond |
 | stores of derived rows | what was written up to the copy's commit number is theirs once they are adopted |
-| fences of consumers | ``FENCED``: they go on far above |
+| fences of consumers | ``FENCED``: they go on far above, also under names of flows that are declared later |
 | commit numbers, which are versions of rows | go on far above: a version of a row that is lost is no row's here |
 | rows bound to a session | end as soon as the new cluster has a leader, by its log as any row does |
 | rows that end at a time | keep the time that they had left |
@@ -75,6 +75,7 @@ def fence(machine: Machine, *, identity: str, age_ms: int, block: int) -> Fenced
     machine.time_ms = ClusterTimeMs(machine.time_ms + slept_ms)
     ending.begin_anew(machine, slept_ms)
     machine.keys.fence(machine.time_ms, slept_ms, NUMBERS_SKIPPED)
+    machine.flows.retired.fence_off(NUMBERS_SKIPPED)
     for flow in machine.flows.all():
         flow.consumers.fence_off(NUMBERS_SKIPPED, slept_ms)
         flow.batches.sleep(slept_ms)
