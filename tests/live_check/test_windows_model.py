@@ -1,0 +1,146 @@
+"""What a node records of its traffic, and what its windows find, against a plain reading of the same history."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from oncegate.gateway import wire
+from oncegate.gateway.answers import Answer, answer
+from oncegate.gateway.http import request_bodies
+from oncegate.gateway.live_check.checker import LiveChecker
+from oncegate.gateway.live_check.recorder import READ, RowSample, Seen, WindowRecorder
+from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.machine import Machine
+from tests.live_check.test_order import true_history
+
+
+class _Nobody:
+    """No other nodes."""
+
+    async def call(self, peer_id: str, payload: bytes, *, timeout_s: float) -> bytes:
+        raise AssertionError
+
+
+def checker() -> LiveChecker:
+    return LiveChecker("n1", 1.0, 7, 1_000, _Nobody(), lambda: ())
+
+
+class Traffic:
+    """Requests at one node whose answers come in any order; notes of each which answers came before it was asked."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice, self.recorder, self.machine = random.Random(seed), WindowRecorder(RowSample(1.0, 7)), Machine()
+        session = c.OpenSession("n", 60_000, 512)
+        self.machine.apply(1, 1, c.encode_entry(0, [c.DeclareTable("t", "resident", 1 << 20), session]))
+        self.number, self.told, self.read_told = 0, 0, 0
+        self.open: list[tuple[asyncio.Future[Answer], Answer, int]] = []
+        self.floors: dict[str, int] = {}
+        self.reads: list[tuple[int, int]] = []
+
+    def ask(self) -> None:
+        ops = []
+        for _ in range(self.dice.randint(1, 3)):
+            self.number += 1
+            op = wire.Operation(
+                self.number, self.dice.choice(("put", "increment", "get")), "t", self.dice.choice("abc")
+            )
+            if op.op == "put":
+                op.value = self.number
+            ops.append(op)
+            self.floors[f"{1:016x}/{self.number}"] = self.told
+        command = request_bodies.operations(wire.OperationsRequest(f"{1:016x}", 1, 1, ops))
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self.recorder.watch(command, future)
+        (result,) = self.machine.apply(self.number + 1, 1, c.encode_entry(0, [command]))
+        self.open.append((future, answer(command, result, self.machine), self.machine.commit))
+
+    async def tell(self) -> None:
+        if self.open:
+            future, told, commit = self.open.pop(self.dice.randrange(len(self.open)))
+            future.set_result(told)
+            await asyncio.sleep(0)
+            self.told = max(self.told, commit)
+
+    def read(self) -> None:
+        linearizable = self.dice.random() < 0.5
+        floor = self.recorder.read_floor(linearizable=linearizable)
+        assert floor == (self.told if linearizable else self.read_told)
+        commit = self.machine.commit
+        self.recorder.read("t", "a", commit, floor, 0, None)
+        self.reads.append((commit, floor))
+        self.told, self.read_told = max(self.told, commit), max(self.read_told, commit)
+
+
+@pytest.mark.parametrize("seed", range(15))
+async def test_floor_of_each_operation_is_the_newest_commit_answered_before_it_was_asked_for(seed: int) -> None:
+    traffic, seen = Traffic(seed), list[Seen]()
+    for _ in range(60):
+        what = traffic.dice.choice(("ask", "ask", "tell", "tell", "tell", "read", "take"))
+        if what == "ask":
+            traffic.ask()
+        elif what == "tell":
+            await traffic.tell()
+        elif what == "read":
+            traffic.read()
+        else:
+            seen += traffic.recorder.take()
+    while traffic.open:
+        await traffic.tell()
+    seen += traffic.recorder.take()
+    assert {one.request: one.floor for one in seen if one.logged} == traffic.floors
+    assert sorted((one.commit, one.floor) for one in seen if one.what == READ) == sorted(traffic.reads)
+    assert any(traffic.floors.values())
+
+
+def _again(history: list[Seen], dice: random.Random) -> tuple[list[Seen], str]:
+    """An operation is applied a second time, behind the others."""
+    one = dice.choice([seen for seen in history if seen.writes])
+    last = history[-1].commit
+    twice = msgspec.structs.replace(one, commit=last + 1, version=last + 1, floor=0)
+    return [*history, twice], "was executed twice"
+
+
+def _late(history: list[Seen], dice: random.Random) -> tuple[list[Seen], str]:
+    """An operation is asked for when a later one has been answered."""
+    at = dice.choice([at for at, seen in enumerate(history) if seen.commit > 1 and not seen.replayed])
+    older = msgspec.structs.replace(history[at], floor=history[at].commit + 1)
+    return [*history[:at], older, *history[at + 1 :]], "it is older than what was known"
+
+
+def _unborn(history: list[Seen], dice: random.Random) -> tuple[list[Seen], str]:
+    """A read is told a version that was not there yet."""
+    at = dice.choice([at for at, seen in enumerate(history) if seen.what == READ])
+    wrong = msgspec.structs.replace(history[at], version=history[at].commit + 5)
+    return [*history[:at], wrong, *history[at + 1 :]], "which did not exist yet"
+
+
+def _windows(history: list[Seen], dice: random.Random) -> Iterator[list[Seen]]:
+    at = 0
+    while at < len(history):
+        size = dice.randint(1, 60)
+        yield history[at : at + size]
+        at += size
+
+
+@pytest.mark.parametrize("spoil", [_again, _late, _unborn])
+@pytest.mark.parametrize("seed", range(6))
+async def test_windows_of_a_node_and_the_look_at_all_nodes_find_each_kind_of_anomaly(seed: int, spoil: object) -> None:
+    dice, history = random.Random(seed), true_history(seed)
+    spoilt, words = spoil(history, dice)  # type: ignore[operator]
+    for told, alarms in ((history, ""), (spoilt, words)):
+        one = checker()
+        for window in _windows(told, dice):
+            one.recorder.seen, one.recorder._floor = list(window), history[-1].commit + 1
+            await one.check_window()
+        assert (one.verdict, bool(one.anomalies)) == (("anomaly", True) if alarms else ("ok", False))
+        assert alarms in one.first_anomaly
+        all_nodes = checker()
+        all_nodes._kept.extend(told)
+        found = (await all_nodes.report()).cluster
+        assert found.verdict == ("anomaly" if alarms else "ok")
+        assert alarms in found.first_anomaly
