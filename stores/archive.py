@@ -106,6 +106,12 @@ class FlowArchive:
         """The last batch up to which none is missing; 0 while there is none."""
         return self._last
 
+    @property
+    def hole(self) -> tuple[int, int] | None:
+        """The first and last of the batches that are missing before a file of later ones; None: there is no hole."""
+        after = next((first for first, _ in self._cover if first > self._last + 1), None)
+        return None if after is None else (self._last + 1, after - 1)
+
     def entry(self, number: int) -> ArchivedFile:
         """Return the entry of the file that holds a batch.
 

@@ -173,6 +173,13 @@ def verify(settings: ArchiveSettings) -> int:
     for entry in archive.entries():
         for number in range(entry.first_batch, entry.last_batch + 1):
             archive.batch(number)
+    if archive.hole is not None:
+        first, last = archive.hole
+        raise StoreError(
+            StoreCode.BAD_BATCH,
+            f"batches {first}..{last} of {settings.flow} are missing, and later ones are there: the archiver goes on at "
+            f"{first}, and fills the hole while the flow retains them",
+        )
     return archive.last_batch - archive.first_batch + 1
 
 
