@@ -51,9 +51,62 @@ def test_forgetting_a_session_that_was_never_filed_raises() -> None:
     queue = ExpiryQueue()
     queue.file(1, 1_000)
     queue.forget()
-    with pytest.raises(InvariantViolation):
+    with pytest.raises(InvariantViolation, match=r"^2 of 1 filed sessions are gone"):
         queue.forget()
     assert len(queue) == 1
+
+
+def test_bounds_of_the_work_and_of_what_is_kept_are_what_the_documents_say() -> None:
+    assert (lease.BUCKET_MS, lease.LOOKS_MAX, lease.GONE_KEPT) == (1_000, 5_000, 4_096)
+
+
+def _counts(leases: Leases) -> tuple[int, int]:
+    """Return how many are filed and how many of them are gone, counted one by one."""
+    filed = [client for waiting in leases.queue._buckets.values() for client in waiting]
+    assert len(filed) == len(set(filed))
+    assert set(leases.ends) <= set(filed), "a session that is not filed is never reaped"
+    return len(filed), sum(client not in leases.ends for client in filed)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(1, 12), st.integers(0, 4), st.lists(st.tuples(st.integers(0, 6), st.integers(0, 8)), max_size=60))
+def test_counts_are_those_of_what_is_filed_and_work_is_done_when_it_is_due_and_no_other(
+    looks: int, kept: int, steps: list[tuple[int, int]]
+) -> None:
+    """Time goes by half buckets, so that ends meet the present and the edges of buckets."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lease, "LOOKS_MAX", looks)
+        patch.setattr(lease, "GONE_KEPT", kept)
+        leases, now, opened = Leases(), 0, 0
+        queue = leases.queue
+        for what, amount in steps:
+            if what <= 1:
+                opened += 1
+                leases.open(opened, now + 500 * amount)
+            elif what == 2 and leases.ends:
+                client = sorted(leases.ends)[amount % len(leases.ends)]
+                leases.ends[client] = max(leases.ends[client], now + 500 * amount)
+            elif what == 3 and leases.ends:
+                del leases.ends[sorted(leases.ends)[amount % len(leases.ends)]]
+                queue.forget()
+            else:
+                now += 500 * (amount // 2)
+                filed, gone = _counts(leases)
+                late = any(bucket < now // lease.BUCKET_MS and held for bucket, held in queue._buckets.items())
+                assert queue.is_behind(now) == (late or gone > max(kept, filed // 2))
+                before, idle = leases.asked, not queue.is_behind(now)
+                for client in leases.due(now):
+                    assert leases.ends.pop(client) < now
+                    queue.forget()
+                assert 0 <= leases.asked - before <= looks
+                assert not idle or leases.asked == before, "it looked at somebody for nothing"
+            assert (len(queue), queue._gone) == _counts(leases)
+            assert sorted(queue._order) == sorted(queue._buckets)
+            assert all(type(bucket) is int for bucket in queue._buckets)
+            assert queue.next_ms is None or queue.next_ms % lease.BUCKET_MS == 0
+        for _ in range(40 * (opened + 1)):
+            leases.due(now)
+        assert not queue.is_behind(now) or any(end < now for end in leases.ends.values())
 
 
 def test_work_of_a_call_is_bounded_by_its_limit() -> None:
