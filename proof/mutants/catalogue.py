@@ -49,7 +49,7 @@ class Bug:
 
 def _in_gateway(name):
     caught = MUTANTS[name].hunt()
-    if caught is None or caught.verdict == "crash":
+    if caught is None:
         return None
     return f"{caught.verdict} after {caught.runs} of {len(MUTANTS[name].seeds)} runs"
 

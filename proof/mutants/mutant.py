@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+from oncegate.proof.mutants.checks import CHECK_OF
 from oncegate.proof.sim.gateway.node import GatewayNode
 from oncegate.proof.sim.gateway.run import gateway_plan, run_plan
 from oncegate.proof.sim.gateway.scripts import Script
@@ -80,11 +81,16 @@ class Mutant:
         with self.planted() as node_type:
             return run(node_type=node_type, **options)
 
+    @property
+    def check(self):
+        """The check that has to say so."""
+        return CHECK_OF[self.name]
+
     def hunt(self):
-        """Run seeds until one shows the bug; None if none does within the bound."""
+        """Run seeds until the bug's own check says so; None if it does not within the bound."""
         for runs, seed in enumerate(self.seeds, 1):
             outcome = self.run(seed)
-            if outcome.failed:
+            if any(check == self.check for check, _ in outcome.findings):
                 return Caught(self, seed, runs, outcome)
         return None
 
@@ -122,8 +128,13 @@ class Caught(NamedTuple):
 
     @property
     def verdict(self):
-        """The check that said so; that the harness crashed is none."""
-        return self.outcome.checker
+        """The check that said so."""
+        return self.mutant.check
+
+    @property
+    def text(self):
+        """What it said."""
+        return next(text for check, text in self.outcome.findings if check == self.verdict)
 
     @property
     def also(self):

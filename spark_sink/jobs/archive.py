@@ -177,8 +177,8 @@ def verify(settings: ArchiveSettings) -> int:
         first, last = archive.hole
         raise StoreError(
             StoreCode.BAD_BATCH,
-            f"batches {first}..{last} of {settings.flow} are missing, and later ones are there: the archiver goes on at "
-            f"{first}, and fills the hole while the flow retains them",
+            f"batches {first}..{last} of {settings.flow} are missing, and later ones are there: the archiver goes on "
+            f"at {first}, and fills the hole while the flow retains them",
         )
     return archive.last_batch - archive.first_batch + 1
 

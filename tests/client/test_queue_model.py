@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
@@ -24,11 +25,19 @@ HASTY = Tuning(backoff_first_s=0.001, backoff_cap_s=0.01)
 ITEMS, CONSUMERS = 20, 4
 
 
+@pytest.fixture
+async def fake() -> AsyncIterator[FakeGateway]:
+    """One node with a table for recipes, and one for what they guard."""
+    async with FakeGateway() as gateway:
+        gateway.declare("rows")
+        gateway.declare("recipes")
+        yield gateway
+
+
 @pytest.mark.parametrize("seed", range(5))
 async def test_each_item_is_completed_once_whatever_becomes_of_consumers_and_answers(
     fake: FakeGateway, seed: int
 ) -> None:
-    fake.declare("recipes")
     path, completed, holders = UnreliablePath(fake, seed), dict[int, int](), dict[int, int]()
 
     async def consume(number: int, client: Client) -> None:
@@ -86,7 +95,6 @@ async def test_each_item_is_completed_once_whatever_becomes_of_consumers_and_ans
 async def test_items_nobody_has_are_claimed_in_order_and_one_that_is_given_back_comes_before_later_ones(
     fake: FakeGateway,
 ) -> None:
-    fake.declare("recipes")
     dice = random.Random(1)
     async with Client(fake.endpoints, tuning=HASTY) as client, client.session() as session:
         queue, waiting, held = Queue(client, session, "q"), list[int](), dict[int, Claim]()
@@ -115,7 +123,6 @@ async def test_item_that_was_completed_while_another_was_about_to_claim_it_is_cl
     fake: FakeGateway, others: int
 ) -> None:
     """What a consumer has asked for comes late; so many items are completed before it does."""
-    fake.declare("recipes")
     async with (
         Client(fake.endpoints, tuning=HASTY) as client,
         client.session() as quick,

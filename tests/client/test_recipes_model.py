@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, suppress
 
 import pytest
@@ -18,6 +18,15 @@ from tests.client.unreliable_path import Held, UnreliablePath
 
 BESIDE = Tuning(backoff_first_s=0.001, backoff_cap_s=0.01, pipeline_min=1, in_flight_max=4)
 HASTY = Tuning(backoff_first_s=0.001, backoff_cap_s=0.01)
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[FakeGateway]:
+    """One node with a table for recipes, and one for what they guard."""
+    async with FakeGateway() as gateway:
+        gateway.declare("rows")
+        gateway.declare("recipes")
+        yield gateway
 
 
 def rows(fake: FakeGateway) -> list[str]:
@@ -36,7 +45,6 @@ async def test_one_writer_or_many_readers_hold_in_the_order_of_asking(fake: Fake
     """The rule: a reader holds beside readers alone, a writer beside nobody; nobody holds before one who asked before
     and is in the way. Some are cancelled while they wait, and some sessions end while they hold.
     """
-    fake.declare("recipes")
     held = dict[int, str]()
 
     async def contend(number: int, client: Client) -> None:
@@ -75,7 +83,6 @@ async def test_one_writer_or_many_readers_hold_in_the_order_of_asking(fake: Fake
 @pytest.mark.parametrize("order", ["rw", "wr", "ww", "rrw", "wrr", "rwr", "rrwrw"])
 async def test_each_waits_for_exactly_those_in_its_way(fake: FakeGateway, order: str) -> None:
     """Everyone holds once all before whom the rule puts in the way have given up, and not before."""
-    fake.declare("recipes")
     async with Client(fake.endpoints) as client, AsyncExitStack() as stack:
         asking = []
         for at, letter in enumerate(order):
@@ -129,7 +136,6 @@ async def test_who_was_cut_off_leaves_nothing_behind_however_late_its_request_co
     fake: FakeGateway, name: str, cut: str, *, applied: bool
 ) -> None:
     """Also where nothing acknowledges its number: an earlier write of the session is under way all the time."""
-    fake.declare("recipes")
     timeout_s = 0.2 if cut == "out of time" else 30.0
     async with (
         Client(fake.endpoints, tuning=BESIDE, timeout_s=timeout_s) as client,

@@ -7,6 +7,7 @@ import pytest
 
 from oncegate.proof.mutants import clients, liars
 from oncegate.proof.mutants.catalogue import CATALOGUE, MUTANTS
+from oncegate.proof.mutants.checks import CHECK_OF, SPEAKS
 from oncegate.proof.sim.engine.planted import PLANTED
 from oncegate.proof.sim.gateway.scripts import SCRIPTS
 
@@ -15,9 +16,9 @@ from oncegate.proof.sim.gateway.scripts import SCRIPTS
 def test_a_planted_bug_is_caught_and_nothing_else_is(name):
     mutant = MUTANTS[name]
     caught = mutant.hunt()
-    assert caught is not None, f"{name} passes {len(mutant.seeds)} runs of {mutant.shown_by}: {mutant.breaks}"
-    assert caught.verdict != "crash", f"{name}: {caught.outcome.text}"
-    print(f"{name}: {mutant.shown_by}, {caught.runs} runs: {caught.verdict}: {caught.outcome.text}")
+    runs = f"{len(mutant.seeds)} runs of {mutant.shown_by}"
+    assert caught is not None, f"{mutant.check!r} says nothing of {name} in {runs}: {mutant.breaks}"
+    print(f"{name}: {mutant.shown_by}, {caught.runs} runs: {caught.verdict}: {caught.text}")
     sound = mutant.run(caught.seed, planted=False)
     assert not sound.failed, f"seed {caught.seed} fails without {name}: {sound.findings}"
 
@@ -27,12 +28,18 @@ def test_a_script_shows_its_bug_whatever_the_seed_draws(name):
     mutant = MUTANTS[name]
     for seed in range(1, 4):
         caught, sound = mutant.run(seed), mutant.run(seed, planted=False)
-        assert caught.checker not in (None, "crash"), f"seed {seed}: {caught.text}"
+        assert mutant.check in {check for check, _ in caught.findings}, f"seed {seed}: {caught.findings}"
         assert not sound.failed, f"seed {seed} fails without {name}: {sound.findings}"
 
 
 def test_every_script_shows_a_planted_bug():
     assert {mutant.script.name for mutant in MUTANTS.values() if mutant.script is not None} == set(SCRIPTS)
+
+
+def test_every_planted_bug_has_one_check_that_has_to_speak_and_a_crash_is_none():
+    assert sorted(CHECK_OF) == sorted(MUTANTS)
+    assert sum(map(len, SPEAKS.values())) == len(CHECK_OF)
+    assert "crash" not in SPEAKS
 
 
 def test_there_are_enough_planted_bugs_of_every_kind():
