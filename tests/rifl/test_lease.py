@@ -37,6 +37,15 @@ def test_lease_is_due_once_its_bucket_is_over_and_never_before_its_end() -> None
     assert [now for now in range(0, 4_000, 100) if leases.due(now)][:1] == [2_000]
 
 
+@pytest.mark.parametrize("end", range(1_000, 3_001, 500))
+def test_renewed_lease_is_due_behind_its_end_and_not_at_it(end: int) -> None:
+    for now in range(1_000, 4_001, 500):
+        leases = Leases()
+        leases.open(1, 0)
+        leases.ends[1] = end
+        assert leases.due(now) == ([1] if end < now else [])
+
+
 def test_session_that_is_gone_is_forgotten() -> None:
     leases = Leases()
     leases.open(1, 1_000)
