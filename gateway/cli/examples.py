@@ -53,6 +53,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "consumer remove": ("clicks stream_rows --yes",),
     "outbox ls": ("worker.outbox",),
     "outbox drain": ("worker.outbox --profile production",),
+    "outbox drop": ("worker.outbox 0000000000000001/9 --yes",),
     "check run": ("--workload bank --faults kill --seconds 20", "--all --faults none"),
     "check replay": ("runs/latest",),
     "check shrink": ("runs/latest",),
