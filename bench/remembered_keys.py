@@ -1,4 +1,4 @@
-"""Many remembered idempotency keys in one node: ``python -m bench.remembered_keys --keys 50000000``.
+"""Many remembered idempotency keys in one node: ``python -m bench.remembered_keys --keys 50000000 --cache-mib 256``.
 
 Keys are added to a node's own table and saved as a node saves them; only their operations are left out, since fifty
 million would take most of the time. A process of its own then opens the state, as a start does, and applies entries of
@@ -36,6 +36,7 @@ SAVED_KEYS: Final = 200_000
 ENTRIES: Final = 40
 ENTRY_COMMANDS: Final = 64
 ROUNDS: Final = 15
+CACHE_MIB: Final = 96
 WAIT_S: Final = 3_600.0
 
 
@@ -49,8 +50,8 @@ def names(seed: int) -> Iterator[str]:
 class Grown:
     """A state on its way to a number of keys, or there."""
 
-    def __init__(self, path: Path) -> None:
-        self.state = MachineState(path)
+    def __init__(self, path: Path, cache_mib: int = CACHE_MIB) -> None:
+        self.state = MachineState(path, cache_bytes=cache_mib << 20)
         self.machine = self.state.machine
         self.index = 0 if self.state.saved is None else self.state.saved.index
 
@@ -104,15 +105,15 @@ def resident_mib() -> float:
     return int(told.partition("RssAnon:")[2].split()[0]) / 1024
 
 
-def measure(large: Path, small: Path) -> dict[str, Any]:
+def measure(large: Path, small: Path, cache_mib: int) -> dict[str, Any]:
     """Open both and compare them; ``large`` comes first, so that its memory is told alone."""
     empty_mib, began = resident_mib(), time.perf_counter()
-    grown = Grown(large)
+    grown = Grown(large, cache_mib)
     opened_s, opened_mib = time.perf_counter() - began, resident_mib()
     made, count = names(time.time_ns()), len(grown.machine.keys)
     for _ in range(5):
         grown.written_us(made)  # what is looked for comes into the cache
-    other, turns = Grown(small), list[tuple[float, float]]()
+    other, turns = Grown(small, cache_mib), list[tuple[float, float]]()
     other.written_us(made)
     for turn in range(ROUNDS):
         sides = [grown, other] if turn % 2 else [other, grown]
@@ -121,13 +122,16 @@ def measure(large: Path, small: Path) -> dict[str, Any]:
         for side in sides:
             side.save()
             side.state.wait_saved(WAIT_S)
+    disk_bytes = grown.state.disk_bytes
+    for side in (grown, other):
+        side.state.close()
     return {
         "keys": count,
         "opened_s": opened_s,
         "empty_mib": empty_mib,
         "opened_mib": opened_mib,
         "working_mib": resident_mib(),
-        "disk_bytes_a_key": grown.state.disk_bytes / count,
+        "disk_bytes_a_key": disk_bytes / count,
         "large_us": statistics.median(one for one, _ in turns),
         "small_us": statistics.median(one for _, one in turns),
         "ratio": statistics.median(one / another for one, another in turns),
@@ -139,12 +143,13 @@ def main() -> None:
     parse = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parse.add_argument("--keys", type=int, default=5_000_000)
     parse.add_argument("--directory", type=Path, help="keeps the states here, for the next time")
+    parse.add_argument("--cache-mib", type=int, default=CACHE_MIB, help="as state_cache_bytes")
     parse.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     given = parse.parse_args()
     directory = given.directory or Path(tempfile.mkdtemp(prefix="oncegate-keys-"))
     large, small = directory / f"keys-{given.keys}", directory / f"keys-{SMALL}"
     if given.measure:
-        print(json.dumps(measure(large, small), indent=1))
+        print(json.dumps(measure(large, small, given.cache_mib), indent=1))
         return
     directory.mkdir(exist_ok=True)
     for path, count in ((large, given.keys), (small, SMALL)):
@@ -153,7 +158,16 @@ def main() -> None:
             grown.grow(count, 1)
             grown.state.close()
             print(f"{count:,} keys in {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
-    run = [sys.executable, "-m", "bench.remembered_keys", "--measure", "--keys", str(given.keys)]
+    run = [
+        sys.executable,
+        "-m",
+        "bench.remembered_keys",
+        "--measure",
+        "--keys",
+        str(given.keys),
+        "--cache-mib",
+        str(given.cache_mib),
+    ]
     subprocess.run([*run, "--directory", str(directory)], check=True)
     if given.directory is None:
         shutil.rmtree(directory)

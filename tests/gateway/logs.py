@@ -11,6 +11,7 @@ from oncegate.gateway import wire
 from oncegate.gateway.http import range_bodies, request_bodies
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.flow_commands import Start
+from oncegate.gateway.machine.levels import NEWEST
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.put_runs import in_columns
 from oncegate.gateway.machine.results import AppliedPart
@@ -38,7 +39,7 @@ def apart(verdicts: Iterable[OpVerdict | AppliedPart]) -> Iterator[OpVerdict]:
 
 
 START: list[c.Command] = [
-    c.RaiseLevel(4),
+    c.RaiseLevel(NEWEST),
     c.DeclareTable("t", "resident", 1 << 20),
     c.DeclareTable("u", "resident", 4_000),
     c.DeclareTable("s", "stream", 1 << 20),
