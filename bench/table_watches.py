@@ -79,7 +79,7 @@ class TableWatches:
 
     async def close(self) -> int:
         """End it; returns how many events the watches were told."""
-        told, _ = await self._process.communicate()
+        told, _ = await self._process.communicate(b"")  # closes its standard input, which ends it
         return int(told or 0)
 
 

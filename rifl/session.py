@@ -263,6 +263,10 @@ class SessionTable:
             for nonce in (session.nonce, *session.former):
                 self._by_nonce.pop(_named(session.tenant, nonce), None)
 
+    def sleep(self, slept_ms: int) -> None:
+        """Refuse the nonces of closed sessions for so much longer: in that time nobody could have sent them here."""
+        self.closed = {named: until_ms + slept_ms for named, until_ms in self.closed.items()}
+
     def remember_closed(self, client_id: int, now_ms: int) -> None:
         """Refuse the nonces of a session that is about to be closed for as long as its lease, within CLOSED_MAX."""
         session, closed = self._by_id[client_id], self.closed

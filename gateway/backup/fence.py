@@ -70,6 +70,7 @@ def fence(machine: Machine, *, identity: str, age_ms: int, block: int) -> Fenced
         machine.sessions.close(client_id)
         del machine.trackers[client_id]
     machine.sessions.skip_to(next_id)
+    machine.sessions.sleep(slept_ms)
     machine.origin, machine.identity = Origin(machine.identity, machine.commit), identity
     machine.commit = CommitNumber(commit)
     machine.time_ms = ClusterTimeMs(machine.time_ms + slept_ms)

@@ -36,7 +36,7 @@ _is_full = batcher.is_full
 
 
 @plants("read-without-point", "register", (Reads, "reach"))
-async def _reads_at_once(reads, consistency, min_commit):
+async def _reads_at_once(reads, consistency, min_commit, timeout_s=None):
     """A read is answered from the local state."""
 
 

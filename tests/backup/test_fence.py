@@ -50,6 +50,7 @@ class How:
         self.identity, self.commit, self.before_ms = machine.identity, machine.commit, machine.time_ms
         self.slept_ms = max(0, age_ms) + CLOCK_MARGIN_MS
         self.now_ms = machine.time_ms + self.slept_ms
+        self.by_bucket = machine.keys.by_bucket
         self.first_key = machine.keys.next + NUMBERS_SKIPPED
         self.keys = 0
 
@@ -69,15 +70,33 @@ def _row(how: How, values: Values) -> Values:
 
 
 def _keys(how: How, values: Values) -> Values:
-    _, following, _, size = values
+    first, following, _, size = values
+    if how.by_bucket:  # numbers stay, and those behind them are skipped
+        following += NUMBERS_SKIPPED
+        return first if how.keys else following, following, how.now_ms, size
     return following + NUMBERS_SKIPPED, following + NUMBERS_SKIPPED + how.keys, how.now_ms, size
 
 
 def _key(how: How, values: Values) -> Values:
     (used,) = values
+    if how.by_bucket:
+        return (msgspec.structs.replace(used, ends_ms=used.ends_ms + how.slept_ms),)
     how.first_key += 1
     moved = {"used_ms": how.now_ms, "ends_ms": used.ends_ms + how.slept_ms, "number": how.first_key - 1}
     return (msgspec.structs.replace(used, **moved),)
+
+
+def _closed(how: How, values: Values) -> Values:
+    (nonces,) = values
+    return ([(named, until_ms + how.slept_ms) for named, until_ms in nonces],)
+
+
+def _buckets(how: How, values: Values) -> Values:
+    (buckets,) = values
+    for one in buckets:
+        one.ends_ms += how.slept_ms
+        one.slept_ms += how.slept_ms
+    return (buckets,)
 
 
 def _retired(_: How, values: Values) -> Values:
@@ -130,8 +149,10 @@ BEHIND_A_FENCE: dict[str, Callable[[How, Values], Values | None]] = {
     "row": _row,
     "ending": _kept,
     "session": _gone,
+    "closed": _closed,
     "ends": _kept,
     "keys": _keys,
+    "buckets": _buckets,
     "key": _key,
     "retired": _retired,
     "flow": _flow,

@@ -150,7 +150,8 @@ async def test_a_write_refused_for_now_holds_up_those_behind_it_until_it_is_over
             late = asyncio.ensure_future(session.put("rows", "late", 99, timeout_s=0.05))
             with pytest.raises(OperationFailed) as over:
                 await late
-            assert (over.value.code, over.value.outcome) == (Code.TIMEOUT, Outcome.NOT_APPLIED)
+            assert over.value.outcome is Outcome.NOT_APPLIED
+            assert over.value.code in (Code.TIMEOUT, Code.OVERLOADED), "it waited, or was told so with what it waited for"
             assert not any(one.done() for one in (full, *behind)), "none of them passes it"
             assert effects(fake) == []
             async with client.session() as other:

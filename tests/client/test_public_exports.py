@@ -121,7 +121,7 @@ def test_importing_costs_nothing_and_using_the_sdk_imports_nothing_of_the_server
     beside = ("oncegate.rifl", "oncegate.sync", "oncegate.version")
     ours = [m for m in loaded if m.startswith("oncegate.") and not m.startswith(beside)]
     assert "oncegate.gateway.client" in ours
-    assert [m for m in ours if not re.match(r"oncegate\.gateway(\.wire$|\.toml_file$|\.client\b|$)", m)] == []
+    assert [m for m in ours if not re.match(r"oncegate\.gateway(\.wire$|\.sweep$|\.toml_file$|\.client\b|$)", m)] == []
     assert not {"pyarrow", "pysyncobj", "typer"} & set(loaded)
 
 

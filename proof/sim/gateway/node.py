@@ -27,6 +27,7 @@ from oncegate.gateway.node.levels import Founding
 from oncegate.gateway.node.node import Node
 from oncegate.gateway.node.proposer import Leadership, Proposer
 from oncegate.gateway.node.reads import Reads
+from oncegate.gateway.node.row_turns import RowTurns
 from oncegate.gateway.node.watching import WatchersMax, Watching
 from oncegate.proof.sim.engine.engine_node import EngineNode
 from oncegate.proof.sim.gateway.loop import SimLoop
@@ -156,6 +157,7 @@ class SimGateway(Node):
         self.leadership = Leadership(node_id=node.name)
         self.store = self.publisher = Batches(node)
         self.watching = Watching(ChangeHistory(1_000, 2**20, self.machine.commit), WatchersMax(0, 0))
+        self.row_turns = RowTurns(self.machine)
         self.explainer = Unexplained()
         self.live_check = None
         self.replica = SimReplica(node, self)
