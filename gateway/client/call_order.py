@@ -6,8 +6,8 @@ Owns: the turns of the calls. For a session ``in_order``, whose effects all come
 2. One request is under way at a time. The server executes nothing new behind a write that it refuses for now, so what
    is sent again is a tail of the request, in its order.
 3. A write that ended in doubt may be applied by a copy of it that is still on its way. Nothing leaves until its fate is
-   learned (:mod:`oncegate.gateway.client.doubts`): each number is resolved, which seals it if it has not been executed;
-   what an outbox keeps is sent again, one after another. A write that was refused for good holds up nobody.
+   learned (:mod:`oncegate.gateway.client.doubts`): each number is resolved, which seals it if it has not been
+   executed. A write that was refused for good holds up nobody.
 
 Example: 7 gets no answer and its deadline passes; 8 waits. The cluster answers again: 7 is resolved, as applied or
 sealed, and 8 leaves. A late copy of 7 changes nothing any more. If 8's deadline passes first, it was never sent.

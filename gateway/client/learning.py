@@ -36,7 +36,6 @@ class Learner:
         ask: learns and keeps one fate; raises NeverKnown, or OperationFailed without an answer.
         needed: tells whether fates have to be learned now.
         learned: called after each round, when what is known may have changed.
-        at_once: questions under way at once, at most.
     """
 
     def __init__(
@@ -45,13 +44,11 @@ class Learner:
         ask: Callable[[Question], Awaitable[None]],
         needed: Callable[[], bool],
         learned: Callable[[], None],
-        at_once: int = ASKED_MAX,
     ) -> None:
         self._doubts = doubts
         self._ask = ask
         self._needed = needed
         self._learned = learned
-        self._at_once = at_once
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -90,12 +87,12 @@ class Learner:
             self.wake()  # for what is in doubt since the last question was chosen
 
     async def _run(self) -> None:
-        pause_s, count = PAUSE_FIRST_S, self._at_once
+        pause_s, count = PAUSE_FIRST_S, ASKED_MAX
         while self._needed() and (questions := self._doubts.ask(count)):
             answered = await asyncio.gather(*map(self._asked, questions))
             self._learned()
             if all(answered):
-                pause_s, count = PAUSE_FIRST_S, self._at_once
+                pause_s, count = PAUSE_FIRST_S, ASKED_MAX
             else:
                 await asyncio.sleep(pause_s * uniform(0.5, 1.0))
                 pause_s, count = min(2 * pause_s, PAUSE_CAP_S), 1

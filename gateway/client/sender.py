@@ -31,7 +31,7 @@ from oncegate.gateway.client.doubts import Doubts, Question
 from oncegate.gateway.client.durable_outbox import DurableOutbox, KeptPromise
 from oncegate.gateway.client.failures import OperationFailed, Resolver
 from oncegate.gateway.client.fates import Fates
-from oncegate.gateway.client.learning import ASK_S, ASKED_MAX, Learner
+from oncegate.gateway.client.learning import ASK_S, Learner
 from oncegate.gateway.client.places import Places, Sweep
 from oncegate.gateway.client.results import Resolution, RowsPart, WriteResult
 from oncegate.gateway.client.routing import AttemptFailed
@@ -134,9 +134,7 @@ class Sender:
         self.places = Places(self._loop, window, self._sweep.arm)
         self.doubts = Doubts(client_id, epoch, self.tracker, Fates())
         self._settle = connection.settle
-        # What is sent again takes effect: in the order of the calls, if that is promised. A question changes nothing.
-        at_once = 1 if in_order and self.keeps else ASKED_MAX
-        self._learner = Learner(self.doubts, self._ask, self._need_fates, self._learned, at_once)
+        self._learner = Learner(self.doubts, self._ask, self._need_fates, self._learned)
 
     @property
     def first_incomplete(self) -> int:
@@ -384,7 +382,7 @@ class Sender:
                 return call.later
             call.kept = True
             call.encode()  # what it acknowledges may have grown
-        if self.in_order is not None and not call.resent:
+        if self.in_order is not None:
             await self._know_all()
         try:
             if self._tracing is None:
@@ -478,7 +476,7 @@ class Sender:
     def _need_fates(self) -> bool:
         """Tell whether to ask now; with an outbox only if the window needs the places: a restart sends them again."""
         doubts = len(self.doubts)
-        if not doubts or self._outbox is None or self.in_order is not None:
+        if not doubts or self._outbox is None:
             return doubts > 0
         return 2 * doubts >= self.tracker.window or not self.tracker.room_for_singles
 

@@ -39,6 +39,7 @@ async def test_each_item_is_completed_once_whatever_becomes_of_consumers_and_ans
     fake: FakeGateway, seed: int
 ) -> None:
     path, completed, holders = UnreliablePath(fake, seed), dict[int, int](), dict[int, int]()
+    numbers = dict[int, int]()
 
     async def consume(number: int, client: Client) -> None:
         own = random.Random(f"{seed} {number}")
@@ -58,37 +59,44 @@ async def test_each_item_is_completed_once_whatever_becomes_of_consumers_and_ans
                         claim = await claiming
                     except asyncio.CancelledError:
                         continue
-                    assert claim.number not in completed, "it had been completed before it was claimed"
-                    assert claim.number not in holders, "two consumers have it"
-                    assert claim.item == {"n": claim.number}
-                    holders[claim.number] = number
+                    assert isinstance(claim.item, dict)
+                    item = claim.item["n"]
+                    assert isinstance(item, int)
+                    assert item not in completed, "it had been completed before it was claimed"
+                    assert item not in holders, "two consumers have it"
+                    assert numbers.setdefault(item, claim.number) == claim.number
+                    holders[item] = number
                     for _ in range(own.randint(0, 20)):
                         await asyncio.sleep(0)
                     if own.random() < 0.1:
-                        del holders[claim.number]
+                        del holders[item]
                         fake.expire(session.client_id)
                         break
                     if own.random() < 0.15:
-                        del holders[claim.number]
+                        del holders[item]
                         await claim.release()
                         continue
-                    result = await claim.complete(Transaction().increment("rows", f"done {claim.number}"))
+                    result = await claim.complete(Transaction().increment("rows", f"done {item}"))
                     assert result.applied
-                    completed[claim.number] = number
-                    del holders[claim.number]
+                    completed[item] = number
+                    del holders[item]
 
     async with Client(fake.endpoints, tuning=HASTY) as client, client.session() as session:
         producer = Queue(client, session, "q")
         async with asyncio.timeout(100):
             tasks = [asyncio.create_task(consume(number, client)) for number in range(CONSUMERS)]
             for number in range(1, ITEMS + 1):
-                assert await producer.put({"n": number}) == number
+                put = await producer.put({"n": number})
+                assert numbers.setdefault(number, put) == put
             await asyncio.gather(*tasks)
         path.heal()
         for number in range(1, ITEMS + 1):
             assert await fake.value("rows", f"done {number}") == 1
         scan = client.rows("recipes")
-        assert not [row.key async for row in scan if "/item/" in row.key or "/claim/" in row.key]
+        assert not [
+            row.key async for row in scan if any(f"/{where}/" in row.key for where in ("ready", "later", "taken"))
+        ]
+        assert [numbers[item] for item in range(1, ITEMS + 1)] == sorted(numbers.values()), "numbers rise with the puts"
     assert path.lost
 
 
