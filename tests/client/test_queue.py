@@ -261,7 +261,7 @@ async def test_turns_are_asked_for_again_when_a_node_refuses_and_an_end_is_told_
     assert [task.result().item for task in done] == ["a"]
     incarnation = fake.machine.tables["recipes"].incarnation
     fake.apply(c.DropTable("recipes", incarnation, force=True))
-    fake.turns.send_away()
+    fake.row_turns.send_away()
     for task in others:
         with fails(Code.NOT_FOUND):
             await within(task)

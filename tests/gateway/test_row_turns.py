@@ -8,7 +8,7 @@ import pytest
 
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.machine import Machine
-from oncegate.gateway.node import turns as turns_module
+from oncegate.gateway.node import row_turns as turns_module
 from oncegate.gateway.node.row_turns import RowTurns
 from oncegate.rifl.errors import Code, OncegateError
 from tests.gateway.test_transactions import put, transaction

@@ -18,12 +18,12 @@ from oncegate.gateway.answers import answer
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.results import Cascaded
-from oncegate.gateway.machine.tables import RowChange
 from oncegate.gateway.node.change_history import ChangeHistory, HistoryExceeded
 from oncegate.gateway.node.scans import KeyRange, page
-from oncegate.gateway.node.watching import Watcher, Watching
+from oncegate.gateway.node.watching import Watcher, WatchersMax, Watching
 from oncegate.rifl.ids import ClusterTimeMs, Fingerprint, SequenceNumber
 from oncegate.rifl.rule import Applied
+from tests.gateway import watched_rows
 from tests.gateway.test_cascades import COUNT, PUT, cascading, part
 
 KEYS = ("a", "b", "c", "d")
@@ -43,12 +43,15 @@ steps = st.one_of(
 histories = st.lists(st.tuples(st.integers(0, 1), steps), max_size=14)
 
 
+MANY = WatchersMax(10**6, 10**6)
+
+
 class Told:
     """A machine, the histories of three nodes, and what a model says that the rows of table t are at each number."""
 
     def __init__(self, starts: int) -> None:
         self.machine, self.now, self.index, self.nonces = Machine(), 0, 0, 0
-        self.whole, self.small = (Watching(ChangeHistory(most, 2**20), 10**6) for most in (10_000, 64))
+        self.whole, self.small = (Watching(ChangeHistory(most, 2**20), MANY) for most in (10_000, 64))
         self.late: Watching | None = None
         self.starts = starts
         self.rows: dict[tuple[str, str], tuple[bytes, int]] = {}
@@ -69,7 +72,7 @@ class Told:
             if node is not None:
                 node.applied(self.machine.changes, self.machine.commit, self.machine.joined)
         if self.index == self.starts:
-            self.late = Watching(ChangeHistory(10_000, 2**20, self.machine.commit), 10**6)
+            self.late = Watching(ChangeHistory(10_000, 2**20, self.machine.commit), MANY)
         return done
 
     def open(self, who: int) -> None:
@@ -172,10 +175,10 @@ def page_of(told: Told, node: Watching, commit: int) -> tuple[Rows, int]:
     return rows, commit
 
 
-def taken(watcher: Watcher) -> list[RowChange]:
-    found = watcher.take()
-    while watcher.is_behind:
-        found += watcher.take()
+def taken(watcher: Watcher) -> list[watched_rows.Told]:
+    found = watched_rows.told(watcher.take())
+    while watcher.has_more:
+        found += watched_rows.told(watcher.take())
     return found
 
 
@@ -203,7 +206,7 @@ def test_every_page_at_every_number_is_the_state_at_a_transitions_end(
             changes = taken(watcher)
             node.close(watcher)
             expected = [one for one in told.changed if one[0] > told.ends[commit]]
-            seen = [(one[0], one[3], None if one[5] is None else one[5].value) for one in changes]
+            seen = [(commit, key, value) for commit, _, key, value in changes]
             assert sorted(seen, key=lambda one: one[0]) == sorted(expected, key=lambda one: one[0])
             assert [one[1] for one in changes] == [told.ends[one[0]] for one in changes], "an event's number is an end"
 

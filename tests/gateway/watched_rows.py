@@ -66,7 +66,7 @@ class Rows:
                 self.changes.append((commit, table, key, b"%d" % value))
             self.states[commit] = state
         for change in self.changes[begun:]:
-            self.untils.append(self.changes[-1][0] if together else change[0])
+            self.untils.append(self.machine.commit if together else change[0])  # of writes that change nothing, too
 
 
 OPS = st.tuples(
