@@ -34,8 +34,11 @@ class Reader:
     """A watch as a route reads it: it takes, writes, waits; while ``open`` is not set its client reads nothing."""
 
     def __init__(self, rows: Rows, text: str, position: int, *, exact: bool) -> None:
-        self.text, self.exact, self.began = text, exact, position
+        self.text, self.exact = text, exact
         self.watcher = rows.watching.open("t", text, position, "", exact=exact)
+        self.began = self.watcher.position
+        """The end of the transition that the position is in."""
+        assert position <= self.began <= max(position, rows.machine.commit)
         self.told: list[Told] = []
         self.takes = 0
         self.gone: HistoryExceeded | None = None
@@ -118,7 +121,7 @@ async def _told_of(steps: list[Any], rows: Rows) -> None:
             case "open":
                 first = rows.watching.history.first
                 position = first + round(how * (rows.machine.commit - first))
-                readers.append(Reader(rows, what[0], _whole(rows, position), exact=what[1]))
+                readers.append(Reader(rows, what[0], position, exact=what[1]))
             case "turn":
                 for _ in range(what):
                     await asyncio.sleep(0)
@@ -144,12 +147,6 @@ async def _told_of(steps: list[Any], rows: Rows) -> None:
         later = reader.expected[len(reader.told) :]
         assert not reader.told or not later or reader.told[-1][1] != later[0][1], "a transaction is told as a whole"
     assert (rows.watching.watchers, rows.watching._tables, rows.watching._of_tenant) == (0, {}, {})
-
-
-def _whole(rows: Rows, position: int) -> int:
-    """Return the end of the transaction that a commit number lies in."""
-    untils = dict(zip((change[0] for change in rows.changes), rows.untils, strict=True))
-    return max([position, *(until for commit, until in untils.items() if commit <= position)])
 
 
 @given(st.lists(st.tuples(st.text(max_size=5), st.sampled_from([b"1", b'"\xc3\xa9"', b' "AAE="', None]))), st.data())

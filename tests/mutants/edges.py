@@ -6,7 +6,12 @@ A bug is a change of one place in a module's text, tried as ``make mutate`` trie
 
 from __future__ import annotations
 
+import sys
 from typing import Final, NamedTuple
+
+from tests.mutate import trial
+from tests.mutate.changes import Change
+from tests.mutate.targets import ROOT
 
 
 class EdgeBug(NamedTuple):
@@ -96,3 +101,17 @@ BUGS: Final = (
         f"{_SWEEP}::test_request_whose_claim_is_swept_around_runs_once",
     ),
 )
+
+
+def verdict_of(bug: EdgeBug) -> str:
+    """Plant a bug, run the test that is named for it, and say how that went: ``killed`` if it noticed."""
+    code = (ROOT / bug.path).read_text(encoding="utf-8")
+    if code.count(bug.was) != 1:
+        return "the place has changed"
+    planted = Change(bug.path, bug.was, bug.now, 1, 1, code.replace(bug.was, bug.now))
+    (found,) = trial.run([planted], [bug.check], jobs=1, seconds_max=200)
+    return found.verdict
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{verdict_of(next(bug for bug in BUGS if bug.name == sys.argv[1]))}\n")

@@ -36,10 +36,11 @@ def tracker_with_gaps() -> ResultTracker:
 
 
 def test_each_refusal_has_the_code_of_its_name_and_a_seal_is_certain() -> None:
-    others = [refusal for refusal in Refusal if refusal is not Refusal.SEALED]
+    others = [refusal for refusal in Refusal if refusal not in (Refusal.SEALED, Refusal.BEHIND)]
     assert [refusal.code for refusal in others] == [Code(refusal.name) for refusal in others]
     assert [refusal.outcome for refusal in others] == [REGISTRY[refusal.code].outcome for refusal in others]
     assert (Refusal.SEALED.code, Refusal.SEALED.outcome) == (Code.STALE, Outcome.NOT_APPLIED)
+    assert (Refusal.BEHIND.code, Refusal.BEHIND.outcome) == (Code.OVERLOADED, Outcome.NOT_APPLIED)
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,10 @@ class Queue(Recipe):
     stays until it is completed, whoever put it. A session has up to 1,024 claims.
 
     Args:
-        client, session, name, table: as of :class:`Lock`. The cluster is at feature level 5.
+        client: as of :class:`Lock`, and the next three. The cluster is at feature level 5.
+        session: writes.
+        name: names it for everybody.
+        table: a resident table that holds nothing but recipes.
         attempts_max: an item that was claimed so often, and not completed, is set aside among the dead letters by the
             next consumer that gets it; None: never. Everyone must name the same number: each decides by its own.
         visibility_ms: cluster time after which a claimed item comes again although its session lives; None: never. It
