@@ -138,4 +138,4 @@ async def test_each_command_prints_each_form_and_nothing_else(tmp_path: Path, mo
     await call("check file", f"{history} --model register")
     await call("outbox ls", str(outbox))
     await call("verify", str(settings.data_dir))
-    assert PRINTING - called.keys() == {"outbox drain"}, "tests/client/test_outbox_command.py"
+    assert PRINTING - called.keys() == {"outbox drain", "outbox drop"}, "tests/client/test_outbox_command.py"
