@@ -15,7 +15,6 @@ from oncegate.gateway.client.batch import GONE, TOLD, OperationsBatch, Pending, 
 from oncegate.gateway.client.courier import Call
 from oncegate.gateway.client.failures import DeadlineExceeded, OperationFailed, OutcomeUnknown
 from oncegate.gateway.client.paths import OPERATIONS, ranges_path
-from oncegate.gateway.client.places import NEVER
 from oncegate.gateway.client.verdicts import (
     JUDGED,
     Numbers,
@@ -26,6 +25,7 @@ from oncegate.gateway.client.verdicts import (
     settle_range,
     with_id,
 )
+from oncegate.gateway.sweep import NEVER
 from oncegate.gateway.wire import (
     H_CLIENT,
     H_EPOCH,

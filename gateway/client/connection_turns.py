@@ -18,8 +18,8 @@ import heapq
 from itertools import count
 from typing import Final, TypeAlias
 
-from oncegate.gateway.client.places import NEVER
 from oncegate.gateway.client.routing import AttemptFailed, Router
+from oncegate.gateway.sweep import NEVER
 from oncegate.rifl.errors import Code
 
 FIRST: Final = -1.0

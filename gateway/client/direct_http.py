@@ -27,7 +27,7 @@ from aiohappyeyeballs import start_connection
 from yarl import URL
 
 from oncegate.gateway.client.answer_head import HEAD_BYTES_MAX, AnswerHead, UnusualAnswer, read_head
-from oncegate.gateway.client.places import NEVER, Sweep
+from oncegate.gateway.sweep import NEVER, Sweep
 from oncegate.version import __version__
 
 IDLE_S: Final = 15.0

@@ -15,10 +15,9 @@ from typing import Final
 
 from oncegate.gateway.client.failures import OperationFailed
 from oncegate.gateway.client.verdicts import late, not_applied
-from oncegate.gateway.sweep import NEVER, Sweep
+from oncegate.gateway.sweep import NEVER
 from oncegate.rifl.errors import Code
 
-__all__ = ["NEVER", "Places", "Sweep", "window_full"]
 AS_MANY: Final = "as many writes are outstanding as the window has places"
 
 

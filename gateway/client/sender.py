@@ -32,7 +32,7 @@ from oncegate.gateway.client.durable_outbox import DurableOutbox, KeptPromise
 from oncegate.gateway.client.failures import OperationFailed, Resolver
 from oncegate.gateway.client.fates import Fates
 from oncegate.gateway.client.learning import ASK_S, Learner
-from oncegate.gateway.client.places import Places, Sweep
+from oncegate.gateway.client.places import Places
 from oncegate.gateway.client.results import Resolution, RowsPart, WriteResult
 from oncegate.gateway.client.routing import AttemptFailed
 from oncegate.gateway.client.send_queue import SendQueue
@@ -48,6 +48,7 @@ from oncegate.gateway.client.verdicts import (
     not_applied,
     refused,
 )
+from oncegate.gateway.sweep import Sweep
 from oncegate.gateway.wire import MSGPACK
 from oncegate.rifl.errors import Code, OncegateError, Outcome
 from oncegate.rifl.ids import ClientId, Epoch, RequestId, SequenceNumber, format_client_id

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from oncegate import Client, Code, DeadlineExceeded, Outcome, Tuning, sync
 from oncegate.gateway.client import arguments
 from oncegate.gateway.client.connection_turns import FIRST, ConnectionTurns
-from oncegate.gateway.client.places import NEVER
 from oncegate.gateway.client.routing import AttemptFailed, Router
+from oncegate.gateway.sweep import NEVER
 from oncegate.testing import FakeGateway
 from tests.client.answers import Answer, fails, settle
 

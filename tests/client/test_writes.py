@@ -13,8 +13,9 @@ from aiohttp import web
 
 from oncegate import Client, Code, DeadlineExceeded, OncegateError, OperationFailed, Outcome, RequestId, Session, Tuning
 from oncegate.gateway import wire
-from oncegate.gateway.client.places import NEVER, Places
+from oncegate.gateway.client.places import Places
 from oncegate.gateway.client.send_queue import SendQueue
+from oncegate.gateway.sweep import NEVER
 from oncegate.testing import FakeGateway
 from tests.client.answers import OPERATIONS, arrived, fails, intercept, rejected, results, settle
 
