@@ -31,7 +31,7 @@ from oncegate.gateway.machine.results import (
 from oncegate.gateway.machine.tables import Remembered, StoredRow, Table
 from oncegate.rifl.completion import CompletionRecord
 from oncegate.rifl.errors import REGISTRY, Code, OncegateError
-from oncegate.rifl.ids import format_client_id
+from oncegate.rifl.ids import CommitNumber, format_client_id
 from oncegate.rifl.key_table import KEYS_CLIENT, NO_TIME
 from oncegate.rifl.range_rule import RefusedPart, ReplayPart
 from oncegate.rifl.resolve_rule import Fate, ResolveVerdict, look_up
@@ -314,14 +314,14 @@ def _recorded(sequence: int, record: CompletionRecord, *, replayed: bool) -> wir
     return told
 
 
-def _writes(first: int, done: transactions.Transacted) -> list[wire.TransactionWrite]:
+def _writes(first: CommitNumber, done: transactions.Transacted) -> list[wire.TransactionWrite]:
     writes = [wire.TransactionWrite(commit, commit) for commit in range(first, first + done.count)]
     for at, result in done.results:
         writes[at].version = result.version
         writes[at].value = msgspec.UNSET if result.value is None else JsonText(result.value)
         writes[at].encoding = encoding_of(result.value)
     if isinstance(done, transactions.Took):
-        writes[-1].commit = first + done.commits - 1
+        writes[-1].commit = done.last_of(first)
         writes[-1].rows = [
             wire.TakenRow(
                 row.key,

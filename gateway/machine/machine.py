@@ -107,7 +107,8 @@ class Machine:
         self.changes: list[RowChange | ChangeRun] = []
         """How the newest entry has changed resident rows, in commit order; emptied before the next one."""
         self.joined: list[tuple[int, int]] = []
-        """First and last commit number of each transition of several that has changed rows; emptied likewise."""
+        """First and last commit number of each transition of several that has changed rows, ascending and disjoint;
+        emptied likewise."""
         self.replayed = 0
         """Operations that were answered from their completion record."""
 
@@ -178,6 +179,10 @@ class Machine:
             at -= 1
         if at < len(changes) and first < until:
             changes[at:] = [(commit, until, *rest) for commit, _, *rest in changes[at:]]
+            # A session that ends gives back two rows, each gone at one number and there at the next, (7, 8), (9, 10).
+            # All of it is one transition, (7, 10).
+            while self.joined and self.joined[-1][0] >= first:
+                self.joined.pop()
             self.joined.append((first, until))
 
     def adopt(self, other: Machine) -> None:

@@ -79,8 +79,8 @@ class Transacted(Remembered, frozen=True, array_like=True, gc=False):
     failed: str = ""
 
     def last_of(self, first: CommitNumber) -> CommitNumber:
-        """Return the commit number of its last write, given that of its record: the one that it is told under."""
-        return CommitNumber(first + max(self.count, 1) - 1)
+        """Return its last commit number, given that of its record: the one that it is told under."""
+        return CommitNumber(first + self.commits - 1)
 
     @property
     def commits(self) -> int:

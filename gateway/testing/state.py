@@ -193,8 +193,8 @@ class SharedState:
         for op, result in zip(ops, results, strict=True):
             if result.status != "applied" or result.replayed:
                 continue
-            writes = [*c.writes_of([op])]
-            for commit, write in enumerate(writes, cast(int, result.commit) - len(writes) + 1):
+            first = result.writes[0].commit if result.writes else result.commit
+            for commit, write in enumerate(c.writes_of([op]), cast(int, first)):
                 if write.kind not in (c.OpKind.GET, c.OpKind.TAKE):
                     name = c.OpKind(write.kind).name.lower()
                     value = None if write.value is None else msgspec.json.decode(write.value)

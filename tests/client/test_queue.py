@@ -311,3 +311,17 @@ def test_nothing_follows_a_take() -> None:
 async def session(client: Client) -> AsyncIterator[Session]:
     async with client.session() as session:
         yield session
+
+
+async def test_a_write_beside_a_take_is_noted_under_its_own_number(
+    fake: FakeGateway, client: Client, session: Session
+) -> None:
+    await session.transact(Transaction().put("recipes", "r/a", 1).put("recipes", "r/b", 1))
+    both = Transaction().put("recipes", "beside", 1).take("recipes", "r/", "x/", 2, bound=True)
+    result = await session.transact(both)
+    (noted,) = [one for one in fake.executed if one.key == "beside"]
+    row = await client.get("recipes", "beside")
+    assert row is not None
+    assert noted.commit == result.writes[0].commit == row.version
+    (run,) = [one for one in await client.open_requests(session.client_id) if one.last >= result.sequence]
+    assert result.commit == run.commit == fake.machine.commit, "its last number, wherever it is told"

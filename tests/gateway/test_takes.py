@@ -20,6 +20,7 @@ from oncegate.gateway.machine import ending, fronts, levels
 from oncegate.gateway.machine.row_ends import BOUND_ROWS_MAX, Life
 from oncegate.gateway.machine.tables import Table, counted
 from oncegate.gateway.machine.transactions import Taken, Took
+from oncegate.gateway.node.change_history import ChangeHistory
 from oncegate.rifl.errors import Code, OncegateError
 from oncegate.rifl.ids import SequenceNumber
 from oncegate.rifl.rule import Replayed
@@ -44,13 +45,29 @@ def of(verdict: Any) -> list[tuple[str, Any]]:
     return [(row.key, row.value) for row in took(verdict)]
 
 
+@given(st.integers(1, 5), st.integers(0, 3))
+def test_rows_that_come_back_with_their_session_are_one_transition_at_all_its_numbers(taken: int, bound: int) -> None:
+    log = Log()
+    log.transact(1, *(put("t", f"r/{n}", [0]) for n in range(taken)))
+    for n in range(bound):
+        log.transact(2 + n, put("t", f"b/{n}", 1) | {"bound": True})
+    log.transact(2 + bound, take(taken))
+    before = log.machine.commit
+    log.do(c.CloseSession(1, 1))
+    last = log.machine.commit
+    assert last == before + 2 * taken + bound
+    history = ChangeHistory(1_000, 2**20, before)
+    history.record(log.machine.changes, last, log.machine.joined)
+    assert [history.end_of(commit) for commit in range(before, last + 1)] == [before] + [last] * (last - before)
+
+
 def test_first_rows_are_moved_and_counted_and_nobody_else_gets_them() -> None:
     log = Log()
     log.transact(1, *(put("t", f"r/{key}", [0, key]) for key in "cab"), put("t", "r", 1), put("t", "s/", 1))
     verdict = log.transact(2, put("t", "beside", 1), take(2))
     commit = verdict.record.commit
     assert took(verdict) == [Taken("x/a", commit + 3, b'[1,"a"]'), Taken("x/b", commit + 5, b'[1,"b"]')]
-    assert log.machine.commit == commit + 5
+    assert log.machine.commit == commit + 5 == done(verdict).last_of(commit), "the number that it is told under"
     assert log.machine.tables["t"].rows.get("x/a").life == Life(0, 1, "r/a")  # type: ignore[union-attr]
     assert of(log.transact(3, take(9))) == [("x/c", b'[1,"c"]')]
     assert of(log.transact(4, take(9))) == []
