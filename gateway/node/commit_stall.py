@@ -26,9 +26,14 @@ SILENT_S: Final = 1.0
 log = logging.getLogger(__name__)
 
 
+def is_stalled(stalled_s: float) -> bool:
+    """A leader that has committed nothing for so long while entries wait takes no more of them."""
+    return stalled_s >= STALLED_S
+
+
 def stall_of(status: ReplicaStatus) -> str:
     """Say in a sentence why a leader commits nothing; empty while it does, or does not lead."""
-    if status.stalled_s < STALLED_S:
+    if not is_stalled(status.stalled_s):
         return ""
     voters = {name: peer for name, peer in status.peers.items() if peer.voter}
     full = sorted(name for name, peer in voters.items() if peer.disk_full)

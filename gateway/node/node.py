@@ -36,7 +36,7 @@ from oncegate.gateway.node import levels
 from oncegate.gateway.node.administration import ADMINISTER, Administration, address_of
 from oncegate.gateway.node.attempts import Attempt, Waiter, hand_on
 from oncegate.gateway.node.change_history import ChangeHistory
-from oncegate.gateway.node.commit_stall import STALLED_S, CommitStall, stall_of
+from oncegate.gateway.node.commit_stall import CommitStall, is_stalled, stall_of
 from oncegate.gateway.node.consumer_watch import ConsumerWatch
 from oncegate.gateway.node.event_clocks import EventClocks
 from oncegate.gateway.node.figures import FIGURES, Figures
@@ -487,7 +487,7 @@ class Node:
 
     def _look_for_stall(self) -> None:
         """Take writes, or none while nothing commits here."""
-        stalled = self.leadership.leads and self.replica.stalled_s() >= STALLED_S
+        stalled = self.leadership.leads and is_stalled(self.replica.stalled_s())
         why = stall_of(self.replica.status()) if stalled else ""
         self.stall.told(why)
         self.proposer.stall(why)

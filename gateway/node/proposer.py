@@ -36,6 +36,7 @@ from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.put_runs import in_columns
 from oncegate.gateway.node.attempts import Waiting, end_overdue, not_told, take_overdue
 from oncegate.gateway.node.between_leaders import BetweenLeaders
+from oncegate.gateway.node.commit_stall import is_stalled
 from oncegate.gateway.node.forwarding import Forwarding, GatheredAnswers
 from oncegate.gateway.node.group_commit import leaves_now
 from oncegate.gateway.node.refusals import translated
@@ -131,7 +132,8 @@ class Proposer:
         command, size = waiting.command, waiting.size
         if self._machine.level < NEWEST:
             check_level(command, self._machine.level, founded=not self._is_founding(self._loop.time()))
-        if self._stall:
+        # Asked anew: who finds this node ready as soon as entries commit again is not refused until the next look.
+        if self._stall and is_stalled(self._replica.stalled_s()):
             raise self._stalled()
         if isinstance(command, c.UNDER_KEYS) and self._leadership.leads:
             check_room(self._machine, command, self._keys_bytes_max, lambda: self._clock.stamp_ms(time.monotonic()))
