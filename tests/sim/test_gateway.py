@@ -41,6 +41,12 @@ def test_an_owner_that_was_replaced_may_hear_that_its_successor_has_acknowledged
     assert run_plan(plan).findings == []
 
 
+def test_a_number_whose_fate_is_somebody_elses_is_not_acknowledged():
+    """Found by seed 60479: a client asked without its epoch, and took an answer that may be another's for its end."""
+    plan = plan_of(60479, "ledger").only({1, 4}, 3.70972466643056)
+    assert run_plan(plan).findings == []
+
+
 def test_a_seed_repeats_exactly_in_any_process():
     here = [run_plan(plan_of(seed)).trace_hash for seed in range(len(WORKLOADS))]
     assert here == [run_plan(plan_of(seed)).trace_hash for seed in range(len(WORKLOADS))]

@@ -145,8 +145,9 @@ class Operation(PendingOfSession):
         if state == "expired":
             self.caller.over(Code.SESSION_EXPIRED)
         elif state in ("applied", "refused") and self.caller.state == "zombie":
-            # The number may be that of another operation by now: of whoever has taken the session over.
-            self.settle(Ended("info", error="OTHERS"))
+            # The number may be that of another operation by now: of whoever has taken the session over. What became of
+            # its own is not known, so the number is held: where nobody has taken over yet, it would be acknowledged.
+            self.end(Ended("info", error="OTHERS"))
         elif state in ("applied", "refused"):
             self.heard(self.sequence, content(result))
             self.settle(Ended("ok", result))
