@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make mutate", description=__doc__)
     parser.add_argument("files", nargs="*", metavar="FILE", help=f"of {', '.join(TARGETS)}; all if none is given")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--line", type=int, help="changes of this line only")
+    parser.add_argument("--line", type=int, action="append", help="changes of this line only; again for more")
     options = parser.parse_args(argv)
     if unknown := set(options.files) - set(TARGETS):
         parser.error(f"no target: {', '.join(sorted(unknown))}")
@@ -71,8 +71,8 @@ def _file(path: str, options: argparse.Namespace, listed: dict[survivors.Name, s
     return new + len(gone) + (killed < KILLED_PERCENT_MIN)
 
 
-def _chosen(path: str, code: str, line: int | None) -> Iterator[Change]:
-    return (change for change in changes(path, code) if line is None or change.line == line)
+def _chosen(path: str, code: str, lines: list[int] | None) -> Iterator[Change]:
+    return (change for change in changes(path, code) if lines is None or change.line in lines)
 
 
 if __name__ == "__main__":
