@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _MIB: Final = 2**20
 DESCRIPTORS_RESERVED: Final = 512
 """File descriptors left for journal, state, segments and peers."""
+CONNECTIONS_SHARE: Final = 0.75
+"""Of the connections, watches may have so many: requests have to get in beside them."""
 CONNECTIONS_MIN: Final = 8
 """With descriptors for fewer connections than the least value of ``connections_max``, no node starts."""
 SEGMENT_BYTES: Final = 32 * _MIB
@@ -70,16 +72,16 @@ def _mib(size: float) -> str:
 
 def shares_of_connections(settings: Settings, host: Host) -> Finding | None:
     """Each watch, each request and each body on its way has a connection of its own."""
-    names = ("watchers_max", "receiving_max", "tenant_requests_max")
-    given = [
-        f"{name} ({getattr(settings, name)})" for name in names if getattr(settings, name) >= _places(settings, host)
-    ]
+    places = _places(settings, host)
+    most = max(1, int(CONNECTIONS_SHARE * places))
+    # Watches get their share at most, whatever the setting says.
+    above = {"watchers_max": most + 1, "receiving_max": places, "tenant_requests_max": places}
+    given = [f"{name} ({getattr(settings, name)})" for name in above if getattr(settings, name) >= above[name]]
     if not given:
         return None
     verb = "are no bounds" if len(given) > 1 else "is no bound"
-    most = max(1, _places(settings, host) * 3 // 4)
     return Finding(
-        f"{', '.join(given)} {verb}: there are {_places(settings, host)} connections, and each takes one; set "
+        f"{', '.join(given)} {verb}: there are {places} connections, and each takes one; set "
         f"{most} or less, or more connections_max"
     )
 

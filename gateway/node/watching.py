@@ -33,6 +33,7 @@ from oncegate.gateway.machine.tables import ChangeRun, RowChange, each_change
 from oncegate.gateway.machine.tenant_share import share
 from oncegate.gateway.node.change_events import ChangeEvents
 from oncegate.gateway.node.change_history import ChangeHistory
+from oncegate.gateway.node.fitness import CONNECTIONS_SHARE
 from oncegate.gateway.node.settings import Settings
 from oncegate.gateway.node.turns import Crowd, Turns
 from oncegate.rifl.errors import Code, OncegateError
@@ -44,8 +45,6 @@ SLICE_CHANGES: Final = 1_000
 """Changes of the history that are looked at in a turn: a tenth of a millisecond."""
 ENCODED_SHARE: Final = 4
 """Encoded changes may have one in so many bytes of what the history may have, beside it."""
-CONNECTIONS_SHARE: Final = 0.75
-"""Of the connections, watches may have so many: requests have to get in beside them."""
 RETRY_AFTER_MS: Final = 1_000
 
 

@@ -51,6 +51,7 @@ CASES: list[tuple[Any, dict[str, Any], Host, bool, str]] = [
     ),
     (fitness.shares_of_connections, {"watchers_max": 5_000}, ROOMY, False, "watchers_max (5000) is no bound"),
     (fitness.shares_of_connections, {"connections_max": 100}, ROOMY, False, "set 75 or less"),
+    (fitness.shares_of_connections, {"watchers_max": 3_073}, ROOMY, False, "set 3072 or less"),
     (fitness.kept_log, {"log_kept_bytes": 2**45}, ROOMY._replace(disk_bytes=2**50), False, "log_kept_bytes has no"),
     (fitness.patience, {"answer_ms_max": 600}, ROOMY, False, "answer_ms_max (600)"),
     (fitness.sessions, {"sessions_max": 10, "tenant_sessions_max": 20}, ROOMY, False, "tenant_sessions_max is no"),
