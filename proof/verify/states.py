@@ -19,7 +19,7 @@ from oncegate.flows.chunks import RangeChunk, SealedChunk
 from oncegate.gateway.machine.flow_state import Flow
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.tables import ROW_OVERHEAD_BYTES, Remembered, StoredRow, Table
-from oncegate.gateway.machine.transactions import Transacted
+from oncegate.gateway.machine.transactions import Took, Transacted
 from oncegate.proof.verify.findings import Difference, Report
 from oncegate.rifl.completion import CompletionRecord
 from oncegate.rifl.ids import format_client_id
@@ -36,11 +36,17 @@ class _Record(NamedTuple):
     result: object = None
 
     def writes(self) -> Iterator[Self]:
-        """Yield it for each commit number that its operation has taken: a transaction takes one for each write."""
+        """Yield it for each commit number that its operation has taken: a transaction takes one for each write, and
+        two more for each row that it moves.
+        """
         result = self.record.result
         if isinstance(result, Transacted) and result.refusal is None:
             told = dict(result.results)
-            for at in range(result.count):
+            if isinstance(result, Took):
+                # A value that is too large to be remembered says nothing of the row.
+                moved = [one for one in result.taken if one.value is not None]
+                told |= {one.version - self.record.commit: Remembered(None, one.version, one.value) for one in moved}
+            for at in range(result.commits):
                 yield self._replace(at=at, result=told.get(at))
         else:
             yield self._replace(result=result)

@@ -424,3 +424,25 @@ async def test_transactions_that_are_remembered_verify_and_one_that_a_row_contra
         table.rows.put("n", row, row)
         assert contradicted.value.what.startswith("row rows/n")
     assert verify([settings.data_dir], None, lambda step: None).verdict == "equal"
+
+
+async def test_a_row_that_was_taken_is_held_against_what_its_transaction_remembers(tmp_path: Path) -> None:
+    settings = one_node(tmp_path)
+    async with serving(settings) as (api, node):
+        await declare(api)
+        puts = [{"op": "put", "table": "rows", "key": f"r/{at}", "value": at} for at in range(3)]
+        take = {"op": "take", "table": "rows", "key": "r/", "to": "x/", "count": 2}
+        for key, writes in (("put", puts), ("take", [take])):
+            once = {"Idempotency-Key": f'"{key}"'}
+            assert (await api.call("POST", "/v1/transactions", json={"writes": writes}, headers=once))[0] == 200
+        table, report = node.machine.tables["rows"], Report("equal")
+        StateCheck("n1", "here", node.machine, report).check()
+        for key in ("x/0", "x/1"):
+            row = table.rows.get(key)
+            assert row is not None
+            table.rows.put(key, StoredRow(row.version, b"7"), row)
+            with pytest.raises(Difference) as contradicted:
+                StateCheck("n1", "here", node.machine, report).check()
+            table.rows.put(key, row, row)
+            assert contradicted.value.what.startswith(f"row rows/{key}")
+    assert verify([settings.data_dir], None, lambda step: None).verdict == "equal"
