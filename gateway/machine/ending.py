@@ -55,7 +55,7 @@ def end_due(machine: Machine, rows: dict[str, list[str]]) -> list[Ended]:
         for key in keys:
             row = table.rows.get(key)
             if row is not None and 0 < row.ends_ms <= machine.time_ms:
-                ended.append(_end(machine, table, key, NO_OWNER))
+                ended.append(_end(machine, table, key, row, NO_OWNER))
     return ended
 
 
@@ -72,7 +72,10 @@ def end_bound(machine: Machine, client_id: int) -> list[Ended]:
     for name, keys in _by_table(places).items():
         table = machine.table_of(name)
         table.rows.look_ahead(keys)
-        ended += [_end(machine, table, key, client_id) for key in keys]
+        for key in keys:
+            row = table.rows.get(key)
+            if row is not None and row.owner == client_id:  # else another one of them has been moved there
+                ended.append(_end(machine, table, key, row, client_id))
     return ended
 
 
@@ -91,19 +94,18 @@ def begin_anew(machine: Machine, slept_ms: int) -> None:
         table.change(key, row, StoredRow(row.version, row.value, Life(ends_ms, NO_OWNER, life.then)), row.version)
 
 
-def _end(machine: Machine, table: Table, key: str, owner: int) -> Ended:
-    row = table.rows.get(key)
+def _end(machine: Machine, table: Table, key: str, row: StoredRow, owner: int) -> Ended:
     cause = SESSION_END if owner else TTL_END
     commit = machine.commit = CommitNumber(machine.commit + 1)
     table.change(key, row, None, commit, cause)
-    then = "" if row is None or row.life is None or table.name in machine.closing else row.life.then
-    if row is not None and then:
+    then = "" if table.name in machine.closing else row.then
+    if then:
         moved = machine.commit = CommitNumber(commit + 1)
         table.change(then, table.rows.get(then), StoredRow(moved, row.value), moved, cause)
         machine.join_changes(commit)
         if machine.flows.is_tapped(table.name):
             items = [GroupItem(commit, key, None), GroupItem(moved, then, row.value)]
-            machine.flows.append_group(table.name, items, machine.time_ms, NO_SESSION, commit, "")
+            machine.flows.append_group(table.name, items, machine.time_ms, NO_SESSION, commit)
     elif machine.flows.is_tapped(table.name):
         machine.flows.append_one(table.name, commit, key, None, machine.time_ms, NO_SESSION, commit)
     return Ended(table.name, key, commit, owner, then)

@@ -78,6 +78,11 @@ class StoredRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
         """Client id of the session that it ends with, 0 for none."""
         return NO_OWNER if self.life is None else self.life.owner
 
+    @property
+    def then(self) -> str:
+        """Key to which it is moved at its end, empty for a row that is deleted then."""
+        return "" if self.life is None else self.life.then
+
 
 RowChange: TypeAlias = tuple[int, int, str, str, StoredRow | None, StoredRow | None, str]
 """A change of a resident row: commit number, that of the last change which took effect together with it, table, key,
@@ -164,7 +169,8 @@ class RowStore(Protocol):
         It ends earlier with the row whose value takes the values together over ``bytes_max``.
         """
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        """Return how many rows there are."""
 
     def items(self) -> Iterator[tuple[str, StoredRow]]:
         """All rows, in key order."""
