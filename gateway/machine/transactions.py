@@ -40,7 +40,7 @@ from oncegate.gateway.machine.tables import (
 )
 from oncegate.rifl.completion import CompletionRecord
 from oncegate.rifl.errors import Code, InvariantViolation
-from oncegate.rifl.ids import CommitNumber, Fingerprint, SequenceNumber
+from oncegate.rifl.ids import CommitNumber
 from oncegate.rifl.key_table import KeySlot
 
 if TYPE_CHECKING:
@@ -118,8 +118,11 @@ class TableRefusal(NamedTuple):
     where: str
 
 
-Effect = tuple[CommitNumber, Table, c.Write, StoredRow | None, StoredRow | None]
-"""What a write does: its commit number, its table, and the row before and after; of a stream table both are None."""
+Effect = tuple[CommitNumber, Table, str, StoredRow | None, StoredRow | None, bytes | None]
+"""What a write does: its commit number, its table and key, the row before and after, and the value that flows get.
+
+Of a stream table both rows are None.
+"""
 
 
 def execute(
@@ -228,14 +231,14 @@ def _trial(
     for at, op in enumerate(transaction.writes):
         table = tables[op.table]
         commit: CommitNumber = first + at  # type: ignore[assignment]  # the hot path spares a call
-        if table.kind == "stream":
-            effects.append((commit, table, op, None, None))
-            continue
         if type(op) is c.Write5:
             if op.kind == _TAKE:
                 taken = _take(machine, client_id, table, op, commit, made, c.RESULT_BYTES_MAX - size, effects)
-                continue
+                break  # it is the last write
             op = _numbered(op, commit)
+        if table.kind == "stream":
+            effects.append((commit, table, op.key, None, None, op.value))
+            continue
         place = op.table, op.key
         row = made[place] if place in made else table.rows.get(op.key)
         if row is not None and row.version >= commit:
@@ -253,7 +256,7 @@ def _trial(
         if op.kind == _INCREMENT and after is not None:
             results.append((at, Remembered(None, commit, after.value)))
         made[place] = after
-        effects.append((commit, table, op, row, after))
+        effects.append((commit, table, op.key, row, after, None if after is None else after.value))
     done = None, 0, None, len(transaction.writes), results
     return Transacted(*done) if taken is None else Took(*done, taken=taken)
 
@@ -278,13 +281,14 @@ def _take(
 ) -> list[Taken]:
     """Find the first rows that the transaction does not write itself, and move each; changes nothing.
 
-    Values beyond ``bytes_left`` are not remembered: the taking ends before such a row, but for the first one, which is
-    told without its value.
+    There is room for one at least: :func:`table_that_refuses` counts each write before it as a row that ends. Values
+    beyond ``bytes_left`` are not remembered: the taking ends before such a row, but for the first one, which is told
+    without its value.
     """
     life = life_of(op, client_id, machine.time_ms)
     most = op.count if life is None else min(op.count, table.room_to_end(life.owner, len(made)))
     taken: list[Taken] = []
-    for key, row in table.first_rows(op.key) if most > 0 else ():
+    for key, row in table.first_rows(op.key):
         if (op.table, key) in made:
             continue
         value = counted(row.value)
@@ -297,16 +301,12 @@ def _take(
         place = op.table, after
         before = made[place] if place in made else table.rows.get(after)
         ends = None if life is None else life._replace(then=key)
-        effects.append((gone, table, _of_row(op.table, key), row, None))
-        effects.append((moved, table, _of_row(op.table, after), before, StoredRow(moved, value, ends)))
+        effects.append((gone, table, key, row, None, None))
+        effects.append((moved, table, after, before, StoredRow(moved, value, ends), value))
         taken.append(Taken(after, moved, told))
         if len(taken) == most:
             break
     return taken
-
-
-def _of_row(table: str, key: str) -> c.Write:
-    return c.Write(SequenceNumber(0), _DELETE, table, key, Fingerprint(0))
 
 
 def _stopped(why: Remembered, failed: str) -> Transacted:
@@ -315,13 +315,10 @@ def _stopped(why: Remembered, failed: str) -> Transacted:
 
 def _apply(machine: Machine, client_id: int, sequence: int, effects: list[Effect], traceparent: str) -> None:
     flows, groups = machine.flows, dict[str, list[GroupItem]]()
-    for commit, table, op, before, after in effects:
+    for commit, table, key, before, after, value in effects:
         if table.kind == "resident":
-            table.change(op.key, before, after, commit)
-            value = None if after is None else after.value
-        else:
-            value = op.value
-        if flows.is_tapped(op.table):
-            groups.setdefault(op.table, []).append(GroupItem(commit, op.key, value))
-    for name, items in groups.items() if groups else ():
+            table.change(key, before, after, commit)
+        if flows.is_tapped(table.name):
+            groups.setdefault(table.name, []).append(GroupItem(commit, key, value))
+    for name, items in groups.items():
         flows.append_group(name, items, machine.time_ms, client_id, sequence, traceparent)
