@@ -56,14 +56,14 @@ def in_columns(command: c.Command) -> c.Command:
 
 def _runs(ops: list[c.Op]) -> Iterator[tuple[int, int]]:
     """Yield where runs begin and end: plain puts on one table under adjacent numbers; any other operation is alone."""
-    start, table, following = 0, "", SequenceNumber(0)
+    table: str | None = None
+    start = following = 0
     for at, op in enumerate(ops):
         if op.kind != _PUT or op.test or op.table != table or op.sequence != following:
-            if at > start:
+            if at:
                 yield start, at
-            start = at
-            table = op.table if op.kind == _PUT and not op.test else ""
-        following = op.sequence + 1  # type: ignore[assignment]  # the hot path spares a call
+            start, table = at, op.table if op.kind == _PUT and not op.test else None
+        following = op.sequence + 1
     yield start, len(ops)
 
 
