@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -12,7 +13,7 @@ from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.results import Operated
 from oncegate.gateway.machine.state import state_digest
 from oncegate.gateway.machine.tables import INTEGER_BYTES_MAX, each_change
-from oncegate.rifl.ids import Fingerprint, SequenceNumber
+from oncegate.rifl.ids import CommitNumber, Fingerprint, SequenceNumber
 from oncegate.rifl.key_table import NO_TIME
 from oncegate.rifl.rule import Rejected
 from tests.gateway.logs import apart, told
@@ -135,3 +136,97 @@ def test_quota_is_the_same_to_the_byte_for_runs_single_operations_and_the_look_t
     assert found[0] == found[1]
     refused = [verdict for verdict in apart(result.verdicts) if isinstance(verdict, Rejected)]
     assert len(refused) == (1 if spare < 0 else 0)
+
+
+def ops(shape: str) -> list[c.Op]:
+    """``p`` a put under the next number, ``P`` one after a gap, ``t`` a put with a test, ``i`` an increment."""
+    made, number = list[c.Op](), 0
+    for letter in shape:
+        number += 2 if letter == "P" else 1
+        kind, test = c.OpKind.INCREMENT if letter == "i" else c.OpKind.PUT, int(letter == "t")
+        made.append(c.Op(SequenceNumber(number), kind.value, "XX", f"k{number}", Fingerprint(number), b"1", 0, test))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("shape", "in_columns"),
+    [
+        ("pppppp", True), ("ppppp", False),
+        ("ppppppiiiiii", True), ("ppppppiiiiiii", False), ("iiiiiipppppp", True), ("iiiiiiipppppp", False),
+        ("ppppppPiiiiii", False), ("PPPPiiipppppp", False), ("ppppppPiiiii", True),
+        ("tppppp", False), ("tpppppp", True), ("itpppppp", True), ("pppppt", False), ("pppPppp", False),
+        ("ppppppPppppp", True), ("ppppppPpppptt", False),
+    ],
+)  # fmt: skip
+def test_runs_of_six_travel_in_columns_if_they_are_half_of_a_request(shape: str, in_columns: bool) -> None:
+    command = c.Operate(1, 1, SequenceNumber(1), ops(shape))
+    sent = put_runs.in_columns(command)
+    assert (sent is not command) is in_columns
+    assert sent.ops == command.ops  # type: ignore[union-attr]
+    if isinstance(sent, c.OperateRuns):
+        runs = [len(part.keys) for part in sent.parts if isinstance(part, c.Puts)]
+        assert min(runs) >= 6
+        kinds = [type(part) for part in sent.parts]
+        assert (c.Singles, c.Singles) not in pairwise(kinds), "what is between runs is one part"
+
+
+def test_put_of_null_is_its_text_in_columns() -> None:
+    sent = [c.Op(SequenceNumber(at), 1, "t", "k", Fingerprint(at), None if at % 2 else b"7") for at in range(1, 7)]
+    columns = put_runs.in_columns(c.Operate(1, 1, SequenceNumber(1), sent, "tenant", "00-a"))
+    assert isinstance(columns, c.OperateRuns)
+    [part] = columns.parts
+    assert isinstance(part, c.Puts)
+    assert part.values == [b"null", b"7"] * 3
+    assert (columns.tenant, columns.traceparent) == ("tenant", "00-a")
+
+
+def begun(quota: int = 1 << 20) -> Machine:
+    """A machine with a row "a" in each resident table; "f" is a flow of one of them."""
+    machine = Machine()
+    start = [
+        c.DeclareTable("plain", "resident", 1 << 20), c.DeclareTable("tapped", "resident", 1 << 20),
+        c.DeclareTable("s", "stream", 1 << 20), c.DeclareFlow(b'{"name":"f","source":"tapped"}'),
+        c.OpenSession("n", 60_000, 24),
+    ]  # fmt: skip
+    machine.apply(1, 1, c.encode_entry(0, start))
+    for name in ("plain", "tapped"):
+        machine.tables[name].put("a", b"12345", CommitNumber(1))
+        machine.tables[name].quota_bytes = quota
+    machine.commit = CommitNumber(1)
+    return machine
+
+
+def run(machine: Machine, table: str, keys: list[str], values: list[bytes]) -> int:
+    """Execute a run at once; returns how many of its puts that were."""
+    puts = c.Puts(SequenceNumber(5), table, bytes(8 * len(keys)), keys, values)
+    commit, done = put_runs.execute(machine, 1, machine.trackers[1], puts, "00-a")
+    assert commit == 2
+    assert machine.commit == 1 + done
+    assert [machine.trackers[1].find(SequenceNumber(at)) is not None for at in (5, 4 + done, 5 + done)] == [
+        done > 0, done > 0, False,
+    ]  # fmt: skip
+    return done
+
+
+@pytest.mark.parametrize("table", ["plain", "tapped"])
+@pytest.mark.parametrize("spare", [-1, 0])
+def test_run_is_executed_at_once_if_all_of_it_fits_as_new_rows(table: str, spare: int) -> None:
+    keys, values = ["b", "cc"], [b"123", b"4567"]
+    machine = begun(quota=(1 + 5 + 120) + (1 + 3 + 120) + (2 + 4 + 120) + spare)
+    assert run(machine, table, keys, values) == (2 if spare == 0 else 0)
+    assert len(machine.tables[table].rows) == (3 if spare == 0 else 1)
+
+
+def test_run_on_a_stream_table_is_executed_at_once_and_one_on_no_table_is_not() -> None:
+    machine = begun()
+    assert run(machine, "s", ["a", "b", "a"], [b"1", b"2", b"3"]) == 3
+    segment = machine.flows.get("s").segment
+    assert [segment.run_item(at) for at in range(segment.items)] == [(2, b"1"), (3, b"2"), (4, b"3")]
+    assert run(begun(), "nowhere", ["a"], [b"1"]) == 0
+
+
+@pytest.mark.parametrize("table", ["tapped", "s"])
+@pytest.mark.parametrize("values", [[b"1"], [b"1", b"2", b"3"]], ids=["fewer", "more"])
+def test_run_whose_columns_are_not_of_one_length_stops_the_machine(table: str, values: list[bytes]) -> None:
+    with pytest.raises(ValueError, match="argument 2 is"):
+        run(begun(), table, ["a", "b"], values)

@@ -10,6 +10,7 @@ SURVIVORS: Final = ROOT / "tests" / "mutate" / "survivors.txt"
 KILLED_PERCENT_MIN: Final = 95.0
 """Of all mutants, the listed ones counted as survivors."""
 
+_DOCUMENTED: Final = "tests/gateway/test_limits.py::test_default_is_what_the_table_says"
 _MODEL: Final = "tests/rifl/test_apply_rule_model.py"
 TARGETS: Final[dict[str, tuple[str, ...]]] = {
     "rifl/completion.py": ("tests/rifl/test_result_tracker.py", "tests/rifl/test_range_rule.py"),
@@ -26,14 +27,29 @@ TARGETS: Final[dict[str, tuple[str, ...]]] = {
     "rifl/session.py": ("tests/rifl/test_session.py", _MODEL),
     "flows/batcher.py": ("tests/flows/test_batcher.py",),
     "flows/cursor.py": ("tests/flows/test_cursor.py",),
-    "gateway/machine/tables.py": ("tests/gateway/test_tables.py",),
+    "gateway/machine/tables.py": (
+        "tests/gateway/test_tables.py",
+        "tests/gateway/test_table_rows.py",
+        "tests/gateway/test_rows_that_end.py",
+        "tests/gateway/test_transactions.py",
+    ),
     "gateway/machine/machine.py": ("tests/gateway/test_machine.py", "tests/gateway/test_machine_ranges.py"),
     "gateway/machine/put_runs.py": ("tests/gateway/test_put_runs.py",),
-    "gateway/machine/ending.py": ("tests/gateway/test_rows_that_end.py", "tests/gateway/test_row_ends_model.py"),
-    "gateway/machine/row_ends.py": ("tests/gateway/test_rows_that_end.py", "tests/gateway/test_row_ends_model.py"),
+    "gateway/machine/ending.py": (
+        "tests/gateway/test_row_moves.py",
+        "tests/gateway/test_rows_that_end.py",
+        "tests/gateway/test_row_ends_model.py",
+    ),
+    "gateway/machine/row_ends.py": (
+        "tests/gateway/test_row_ends_index.py",
+        "tests/gateway/test_rows_that_end.py",
+        _DOCUMENTED,
+    ),
     "gateway/machine/transactions.py": (
-        "tests/gateway/test_transactions_model.py",
+        "tests/gateway/test_transaction_effects.py",
         "tests/gateway/test_transactions.py",
+        "tests/gateway/test_rows_that_end.py",
+        "tests/gateway/test_transactions_model.py",
     ),
     "gateway/node/group_commit.py": ("tests/gateway/test_group_commit_model.py",),
     "gateway/node/change_history.py": ("tests/gateway/test_change_history.py",),

@@ -1,0 +1,275 @@
+"""A table's rows against a dictionary: pages and runs of puts; how many rows may end, and when changes are indexed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oncegate.gateway.machine.commands import OpKind, Write
+from oncegate.gateway.machine.row_ends import BOUND_ROWS_MAX, ENDING_ROWS_MAX, ENDING_ROWS_TABLE_MAX, Life, RowEnds
+from oncegate.gateway.machine.tables import (
+    INTEGER_BYTES_MAX,
+    ChangeRun,
+    DictRows,
+    StoredRow,
+    Table,
+    each_change,
+)
+from oncegate.rifl.errors import Code, InvariantViolation
+from oncegate.rifl.ids import CommitNumber, Fingerprint, SequenceNumber
+from oncegate.rifl.key_table import KEYS_CLIENT
+
+keys = st.sampled_from(["a", "ab", "b", "c", "\N{SNOWMAN}"])
+texts = st.binary(min_size=1, max_size=4)
+steps = st.one_of(
+    st.tuples(st.just("put"), keys, texts),
+    st.tuples(st.just("run"), st.lists(st.tuples(keys, texts), min_size=1, max_size=5), st.none()),
+    st.tuples(st.just("delete"), keys, st.none()),
+    st.tuples(st.just("order"), st.none(), st.none()),
+)
+
+
+def stored(commit: int, value: bytes = b"1", life: Life | None = None) -> StoredRow:
+    return StoredRow(CommitNumber(commit), value, life)
+
+
+def op(kind: OpKind, key: str = "k", value: bytes | None = b"1", **more: Any) -> Write:
+    return Write(SequenceNumber(1), kind.value, "t", key, Fingerprint(0), value, 1, **more)
+
+
+def filled(plan: list[tuple[Any, ...]]) -> tuple[DictRows, dict[str, StoredRow]]:
+    """Do the same to rows and to a dictionary."""
+    rows, model, commit = DictRows(), dict[str, StoredRow](), 0
+    for what, first, second in plan:
+        if what == "put":
+            commit += 1
+            rows.put(first, stored(commit, second), model.get(first))
+            model[first] = stored(commit, second)
+        elif what == "run":
+            made = [stored(commit + at, value) for at, (_, value) in enumerate(first, 1)]
+            before: list[StoredRow | None] = []
+            for (key, _), row in zip(first, made, strict=True):
+                before.append(model.get(key))
+                model[key] = row
+            assert rows.put_run([key for key, _ in first], made) == before
+            commit += len(first)
+        elif what == "delete" and first in model:
+            rows.delete(first, model.pop(first))
+        elif what == "order":
+            rows.page("", None, 1)
+    return rows, model
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    plan=st.lists(steps, max_size=20),
+    low=st.sampled_from(["", "a", "ab", "b", "x"]),
+    high=st.none() | keys,
+    limit=st.integers(0, 6),
+    bytes_max=st.integers(0, 9),
+    reverse=st.booleans(),
+)
+def test_page_is_a_slice_of_the_sorted_rows_up_to_the_row_that_takes_it_over_its_bytes(
+    plan: list[tuple[Any, ...]], low: str, high: str | None, limit: int, bytes_max: int, reverse: bool
+) -> None:
+    rows, model = filled(plan)
+    within = sorted((key for key in model if low <= key and (high is None or key < high)), reverse=reverse)
+    expected: list[tuple[str, StoredRow]] = []
+    for key in within[:limit]:
+        if sum(len(row.value) for _, row in expected) > bytes_max:
+            break
+        expected.append((key, model[key]))
+    assert rows.page(low, high, limit, bytes_max, reverse=reverse) == expected
+    assert [*rows.items()] == sorted(model.items())
+    assert (len(rows), [rows.get(key) for key in sorted(model)]) == (len(model), [row for _, row in rows.items()])
+
+
+def test_rows_are_sorted_once() -> None:
+    rows, _ = filled([("put", "b", b"1"), ("order", None, None)])
+    order = rows._order
+    rows.put("a", stored(2), None)
+    rows.put_run(["c", "a"], [stored(3), stored(4)])
+    assert [key for key, _ in rows.page("", None, 9)] == ["a", "b", "c"]
+    assert rows._order is order
+
+
+@pytest.mark.parametrize("commit", [6, 7])
+def test_run_of_puts_that_a_row_is_not_below_is_refused(commit: int) -> None:
+    made = Table("t", "resident", 1 << 20)
+    made.put("k", b"1", CommitNumber(7))
+    with pytest.raises(InvariantViolation, match=f"commit {commit} finds a row that 7 has written"):
+        made.put_run(["k"], [b"2"], CommitNumber(commit))
+    assert made.rows.get("k") == stored(7)
+
+
+def test_columns_of_unequal_length_are_refused() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        DictRows().put_run(["a", "b"], [stored(1)])
+    with pytest.raises(ValueError, match="shorter"):
+        ChangeRun(CommitNumber(1), "t", ["a"], [None], [], 0).each()
+    indexed = Table("t", "resident", 1 << 20)
+    indexed.indexed = True
+    with pytest.raises(ValueError, match="longer"):
+        indexed.put_run(["a"], [b"1", b"2"], CommitNumber(1))
+
+
+@given(runs=st.lists(st.lists(st.tuples(keys, texts), min_size=1, max_size=5), max_size=4), indexed=st.booleans())
+def test_run_of_puts_does_what_its_puts_do(runs: list[list[tuple[str, bytes]]], indexed: bool) -> None:
+    one, other, commit = Table("t", "resident", 1 << 20), Table("t", "resident", 1 << 20), 1
+    for table in (one, other):
+        table.execute(op(OpKind.PUT, "a"), CommitNumber(1), Life(5, 0) if indexed else None)
+    for run in runs:
+        first = CommitNumber(commit + 1)
+        one.changes.clear()
+        one.put_run([key for key, _ in run], [value for _, value in run], first)
+        other.changes.clear()
+        for commit, (key, value) in enumerate(run, first):
+            assert other.put(key, value, CommitNumber(commit))
+        assert [*each_change(one.changes)] == other.changes
+        assert [*one.rows.items()] == [*other.rows.items()]
+        assert (one.bytes, one.ending, one.indexed) == (other.bytes, other.ending, other.indexed)
+        assert one.bytes == sum(len(key) + len(row.value) + 120 for key, row in one.rows.items())
+        if not indexed:
+            [column] = one.changes
+            size = sum(len(c[3]) + len(c[5].value) + (len(c[4].value) if c[4] else 0) for c in other.changes)  # type: ignore[misc, union-attr]
+            assert isinstance(column, ChangeRun)
+            assert (column.first, column.table, column.size) == (first, "t", size)
+
+
+def test_run_of_puts_over_the_quota_of_a_table_with_rows_that_end_is_a_fault() -> None:
+    table = Table("t", "resident", 1 << 20)
+    table.execute(op(OpKind.PUT, "a"), CommitNumber(1), Life(5, 0))
+    table.quota_bytes = table.bytes
+    with pytest.raises(InvariantViolation):
+        table.put_run(["b"], [b"1"], CommitNumber(2))
+
+
+@pytest.mark.parametrize("spare", [-1, 0])
+@pytest.mark.parametrize(
+    ("kind", "size"), [(OpKind.PUT, 2), (OpKind.INCREMENT, 1 + INTEGER_BYTES_MAX), (OpKind.APPEND, 2)]
+)
+def test_row_fits_to_the_byte(kind: OpKind, size: int, spare: int) -> None:
+    table = Table("t", "resident", 1 << 20)
+    table.put("a", b"1", CommitNumber(1))
+    table.quota_bytes = table.bytes + size + spare
+    code = None if spare == 0 else Code.QUOTA
+    assert table.check(op(kind, "k", None if kind is OpKind.INCREMENT else b"1")) is code
+    if kind is OpKind.PUT:
+        assert table.put("k", b"1", CommitNumber(2)) is (spare == 0)
+
+
+def rows_that_end(filed: int, of_table: int, bound: int) -> Table:
+    """A table, of which so many rows end and so many are bound to session 1, as do ``filed`` of all tables."""
+    table = Table("t", "resident", 1 << 20, ends=RowEnds())
+    for at in range(bound):
+        table.ends.put_back(("t", f"{at}"), Life(0, 1))
+    table.ends._count, table.ending = filed, of_table
+    return table
+
+
+@pytest.mark.parametrize("more", [0, 3])
+@pytest.mark.parametrize("kind", [OpKind.PUT, OpKind.INCREMENT, OpKind.APPEND, OpKind.TAKE])
+@pytest.mark.parametrize(
+    ("filed", "of_table", "bound", "owner"),
+    [
+        (ENDING_ROWS_MAX, 9, 9, 0),
+        (9, ENDING_ROWS_TABLE_MAX, 9, 0),
+        (9, 9, BOUND_ROWS_MAX, 1),
+        (9, 9, BOUND_ROWS_MAX, 2),
+    ],
+)
+def test_row_may_end_if_it_is_the_last_for_which_there_is_room(
+    filed: int, of_table: int, bound: int, owner: int, kind: OpKind, more: int
+) -> None:
+    """``more`` others are about to; what is bound to another session takes no room of one's own."""
+    life = Life(0 if owner else 5, owner)
+    for spare in (0, 1):
+        room = more + spare
+        table = rows_that_end(
+            filed - room if filed > 9 else 9, of_table - room if of_table > 9 else 9, bound - room if bound > 9 else 9
+        )
+        allowed = spare == 1 or owner == 2
+        assert table.check_life(op(kind), life, more) is (None if allowed else Code.QUOTA)
+        if owner < 2:
+            assert table.room_to_end(owner, more) == spare
+            assert table.room_to_end(owner) == room
+
+
+def test_row_that_ends_already_takes_no_further_room_but_that_of_another_session() -> None:
+    table = rows_that_end(9, 9, 0)
+    table.rows.put("timed", stored(1, b"1", Life(5, 0)), None)
+    table.rows.put("bound", stored(2, b"1", Life(0, 1)), None)
+    table.rows.put("plain", stored(3), None)
+    table.ends._count, table.ending = ENDING_ROWS_MAX, ENDING_ROWS_TABLE_MAX
+    found = {key: table.check_life(op(OpKind.PUT, key), Life(9, 0)) for key in ("timed", "bound", "plain", "none")}
+    assert found == {"timed": None, "bound": None, "plain": Code.QUOTA, "none": Code.QUOTA}
+    for at in range(BOUND_ROWS_MAX):
+        table.ends.put_back(("t", f"{at}"), Life(0, 1))
+    assert table.check_life(op(OpKind.PUT, "bound"), Life(0, 1)) is None, "it is this session's"
+    assert table.check_life(op(OpKind.PUT, "bound"), Life(0, 2)) is None
+    assert table.check_life(op(OpKind.PUT, "timed"), Life(0, 1)) is Code.QUOTA
+    assert table.check_life(op(OpKind.PUT, "timed"), Life(9, 0)) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "of", "owner", "code"),
+    [
+        *((kind, "resident", 1, None) for kind in (OpKind.PUT, OpKind.INCREMENT, OpKind.APPEND, OpKind.TAKE)),
+        *((kind, "resident", 1, Code.BAD_REQUEST) for kind in (OpKind.DELETE, OpKind.GET)),
+        *((kind, "stream", 0, Code.BAD_REQUEST) for kind in (OpKind.PUT, OpKind.DELETE)),
+        *((kind, "resident", KEYS_CLIENT, Code.BAD_REQUEST) for kind in (OpKind.PUT, OpKind.TAKE)),
+    ],
+)
+def test_end_is_for_what_makes_a_row_of_a_resident_table_and_for_sessions(
+    kind: OpKind, of: Any, owner: int, code: Code | None
+) -> None:
+    assert Table("t", of, 1 << 20).check_life(op(kind), Life(5, owner)) is code
+
+
+def test_table_looks_rows_up_in_its_index_only_while_some_end_or_some_were_taken() -> None:
+    """Each write of another one pays for one look at a truth value."""
+    table = Table("t", "resident", 1 << 20)
+    assert table.indexed is False
+    table.execute(op(OpKind.PUT, "a"), CommitNumber(1), Life(5, 0))
+    table.execute(op(OpKind.PUT, "b"), CommitNumber(2), Life(5, 0))
+    assert (table.indexed, table.ending, len(table.ends)) == (True, 2, 2)
+    table.execute(op(OpKind.PUT, "a"), CommitNumber(3))
+    assert (table.indexed, table.ending, table.ends.places()) == (True, 1, {("t", "b")})
+    table.execute(op(OpKind.DELETE, "b"), CommitNumber(4))
+    assert (table.indexed, table.ending, len(table.ends)) == (False, 0, 0)
+    assert [key for key, _ in table.first_rows("a")] == ["a"]
+    assert table.indexed is True
+    table.execute(op(OpKind.PUT, "b"), CommitNumber(5), Life(5, 0))
+    table.execute(op(OpKind.DELETE, "b"), CommitNumber(6))
+    assert table.indexed is True, "some were taken"
+    table.put("ab", b"1", CommitNumber(7))
+    table.execute(op(OpKind.PUT, "ac"), CommitNumber(8))
+    table.put_run(["aa"], [b"1"], CommitNumber(9))
+    assert [key for key, _ in table.first_rows("a")] == ["a", "aa", "ab", "ac"]
+
+
+def test_saved_ends_are_counted_and_filed_again() -> None:
+    table = Table("t", "resident", 1 << 20)
+    for at, key in enumerate("ab", 1):
+        table.put_back_end(key, Life(at, 7))
+        assert (table.ending, table.indexed) == (at, True)
+    assert table.ends.bound_places(7) == [("t", "a"), ("t", "b")]
+
+
+def test_table_is_what_it_was_declared_with() -> None:
+    rows, ends, changes = DictRows(), RowEnds(), list[Any]()
+    rows.put("k", stored(1), None)
+    table = Table("u", "resident", 77, rows, changes, ends, number=4, since=9)
+    assert (table.name, table.kind, table.quota_bytes) == ("u", "resident", 77)
+    assert (table.number, table.incarnation, table.since) == (4, 5, 9)
+    assert table.rows is rows
+    assert table.ends is ends
+    assert table.changes is changes
+    plain = Table("t", "stream", 1)
+    assert (plain.number, plain.since, plain.bytes, plain.ending) == (0, 0, 0, 0)
+    assert (len(plain.rows), len(plain.ends), plain.changes) == (0, 0, [])
+    plain.changes.append((1, 1, "t", "k", None, None, ""))
+    assert Table("t", "stream", 1).changes == []
