@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oncegate.gateway.machine.commands import OpKind, Write
+from oncegate.gateway.machine.commands import LIST_BYTES_MAX, OpKind, Write
+from oncegate.gateway.machine.commands import Test as Condition
 from oncegate.gateway.machine.row_ends import BOUND_ROWS_MAX, ENDING_ROWS_MAX, ENDING_ROWS_TABLE_MAX, Life, RowEnds
 from oncegate.gateway.machine.tables import (
     INTEGER_BYTES_MAX,
     ChangeRun,
     DictRows,
+    Remembered,
     StoredRow,
     Table,
     each_change,
+    holds,
+    refused,
+    row_after,
 )
 from oncegate.rifl.errors import Code, InvariantViolation
 from oncegate.rifl.ids import CommitNumber, Fingerprint, SequenceNumber
@@ -63,7 +69,7 @@ def filled(plan: list[tuple[Any, ...]]) -> tuple[DictRows, dict[str, StoredRow]]
     return rows, model
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     plan=st.lists(steps, max_size=20),
     low=st.sampled_from(["", "a", "ab", "b", "x"]),
@@ -273,3 +279,107 @@ def test_table_is_what_it_was_declared_with() -> None:
     assert (len(plain.rows), len(plain.ends), plain.changes) == (0, 0, [])
     plain.changes.append((1, 1, "t", "k", None, None, ""))
     assert Table("t", "stream", 1).changes == []
+
+
+@pytest.mark.parametrize("size", [2_047, 2_048, 2_049])
+def test_refusal_shows_a_row_of_up_to_2_kib(size: int) -> None:
+    row = stored(7, b"1" * size)
+    assert refused("WHY", row) == Remembered("WHY", 7, row.value if size <= 2_048 else None)
+    assert refused("WHY", None) == Remembered("WHY", 0, None)
+
+
+@pytest.mark.parametrize("indexed", [False, True])
+def test_null_is_written_as_its_text(indexed: bool) -> None:
+    table = Table("t", "resident", 1 << 20)
+    table.indexed = indexed
+    assert table.execute(op(OpKind.PUT, "a", None), CommitNumber(1)) is None
+    assert table.execute(op(OpKind.APPEND, "b", None), CommitNumber(2)) is None
+    assert [row.value for _, row in table.rows.items()] == [b"null", b"[null]"]
+    for life in (None, Life(1, 0)):
+        assert row_after(op(OpKind.PUT, "a", None), None, CommitNumber(3), life) == stored(3, b"null", life)
+
+
+was = st.none() | st.builds(Life, st.integers(0, 2), st.integers(0, 2), st.sampled_from(["", "m"]))
+
+
+@given(
+    kind=st.sampled_from([OpKind.PUT, OpKind.INCREMENT, OpKind.APPEND, OpKind.DELETE]),
+    before=st.none() | st.builds(lambda life: stored(1, b"1", life), was),
+    life=was,
+)
+def test_row_behind_a_write_is_the_same_in_a_transaction_and_alone(
+    kind: OpKind, before: StoredRow | None, life: Life | None
+) -> None:
+    """A put says anew how its row ends; an increment or append changes of it what it says itself."""
+    if kind is OpKind.APPEND and before is not None:
+        before = stored(1, b"[1]", before.life)
+    table, there = Table("t", "resident", 1 << 20), None if before is None else before.life
+    if before is not None:
+        table.change("k", None, before, CommitNumber(1))
+    expected = life
+    if kind is not OpKind.PUT and there is not None:
+        own = life or Life(0, 0)
+        expected = Life(own.ends_ms or there.ends_ms, own.owner or there.owner, own.then or there.then)
+    value = {
+        OpKind.PUT: b"5", OpKind.INCREMENT: b"1" if before is None else b"2",
+        OpKind.APPEND: b"[5]" if before is None else b"[1,5]", OpKind.DELETE: b"",
+    }[kind]  # fmt: skip
+    after = None if kind is OpKind.DELETE else stored(9, value, expected)
+    one = op(kind, "k", b"5")
+    assert row_after(one, before, CommitNumber(9), life) == after
+    told = table.execute(one, CommitNumber(9), life)
+    assert told == (Remembered(None, 9, value) if kind is OpKind.INCREMENT else None)
+    assert table.rows.get("k") == after
+    assert table.bytes == (0 if after is None else 1 + len(value) + 120)
+    assert table.ending == len(table.ends) == (after is not None and expected is not None)
+    last = [(9, 9, "t", "k", before, after, "")] if before is not None or after is not None else []
+    assert table.changes[before is not None :] == last
+
+
+@pytest.mark.parametrize("test", [Condition.AT_LEAST, Condition.AT_MOST])
+def test_number_is_compared_with_numbers_alone(test: Condition) -> None:
+    assert holds(test, 1, stored(1, b"1"))
+    assert not holds(test, b"1", stored(1, b"1"))
+    assert not holds(test, None, None)
+    assert not holds(test, 1, stored(1, b'"1"'))
+
+
+@pytest.mark.parametrize(("before", "shown"), [(b"5", 6), (b"-5", -4), (b"- 5", None), (b"--5", None), (b"", None)])
+def test_increment_reads_whole_numbers_alone(before: bytes, shown: int | None) -> None:
+    found = row_after(op(OpKind.INCREMENT), stored(1, before), CommitNumber(2))
+    assert found == (Remembered("NOT_AN_INTEGER", 1, before) if shown is None else stored(2, b"%d" % shown))
+
+
+@pytest.mark.parametrize(("bound", "least", "most"), [({"floor": 3}, 3, 9), ({"ceiling": 3}, -9, 3), ({}, -9, 9)])
+def test_sum_of_an_increment_may_be_its_floor_or_ceiling_and_nothing_beyond(
+    bound: dict[str, int], least: int, most: int
+) -> None:
+    taken = []
+    for by in range(-9, 10):
+        one = msgspec.structs.replace(op(OpKind.INCREMENT), by=by, **bound)
+        if isinstance(row_after(one, None, CommitNumber(2)), StoredRow):
+            taken.append(by)
+        else:
+            assert row_after(one, None, CommitNumber(2)) == Remembered("CONDITION_FAILED", 0, None)
+    assert taken == list(range(least, most + 1))
+
+
+@pytest.mark.parametrize("over", [0, 1])
+def test_list_has_its_bytes_at_most(over: int) -> None:
+    for before, item in ((None, LIST_BYTES_MAX - 3), (stored(1, b"[1]"), LIST_BYTES_MAX - 4)):
+        made = row_after(op(OpKind.APPEND, "k", b"1" * (item + over)), before, CommitNumber(2))
+        assert isinstance(made, Remembered if over else StoredRow)
+
+
+def test_rows_and_results_are_shared_saved_as_lists_and_hidden_from_the_garbage_collector() -> None:
+    for one, name in ((stored(1, b"1", Life(2, 3)), "version"), (Remembered("WHY", 3, b"123"), "refusal")):
+        with pytest.raises(AttributeError):
+            setattr(one, name, None)
+        saved = msgspec.msgpack.encode(one)
+        assert isinstance(msgspec.msgpack.decode(saved), list)
+        assert msgspec.msgpack.decode(saved, type=type(one)) == one
+        assert not type(one).__struct_config__.gc
+    assert (Remembered("WHY", 3, b"123").size, Remembered("WHY", 3, None).size) == (67, 64)
+    assert (stored(1).ends_ms, stored(1).owner, stored(1, b"1", Life(2, 3)).ends_ms) == (0, 0, 2)
+    assert stored(1, b"1", Life(2, 3)).owner == 3
+    assert stored(1).life is None

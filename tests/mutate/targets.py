@@ -30,8 +30,9 @@ TARGETS: Final[dict[str, tuple[str, ...]]] = {
     "gateway/machine/tables.py": (
         "tests/gateway/test_tables.py",
         "tests/gateway/test_table_rows.py",
+        "tests/gateway/test_takes.py::test_a_list_that_begins_with_a_count_has_one_more_there",
         "tests/gateway/test_rows_that_end.py",
-        "tests/gateway/test_transactions.py",
+        _DOCUMENTED,
     ),
     "gateway/machine/machine.py": ("tests/gateway/test_machine.py", "tests/gateway/test_machine_ranges.py"),
     "gateway/machine/put_runs.py": ("tests/gateway/test_put_runs.py",),
