@@ -111,6 +111,15 @@ def test_numbered_put_has_its_number_behind_its_key_in_a_stream_table_too() -> N
     assert log.value("t", f"e/{3:019d}") == 1
 
 
+def test_numbered_row_is_moved_to_a_key_with_its_number() -> None:
+    log = Log()
+    log.transact(1, put("t", "a", 1), put("t", "later/", 2, numbered=True, ttl_ms=5, then="now/"))
+    log.now_ms = 200
+    [endings] = log.do(c.EndRows(log.machine.ends.due(200, 9)))
+    assert [(one.key, one.then) for one in endings.rows] == [(f"later/{2:019d}", f"now/{2:019d}")]
+    assert log.value("t", f"now/{2:019d}") == 2
+
+
 def test_numbered_row_that_names_no_place_to_go_ends_for_good() -> None:
     log = Log()
     log.transact(1, put("t", "l/", 1, numbered=True, ttl_ms=5))
@@ -211,9 +220,9 @@ def test_take_is_told_to_flows_and_watchers_number_by_number() -> None:
     log = Log(TAPPED)
     log.transact(1, put("t", "r/a", [0]), put("t", "r/b", [3, "y"]))
     log.now_ms = 90
-    log.do(
-        c.operate(1, 1, SequenceNumber(1), [transaction(2, put("u", "z", 1), take(2, ttl_ms=10))], traceparent=TRACE)
-    )
+    sent = c.operate(1, 1, SequenceNumber(1), [transaction(2, put("u", "z", 1), take(2, ttl_ms=10))], traceparent=TRACE)
+    [result] = log.do(sent)
+    assert taken(result.verdicts[0]) == [Taken("x/a", 6, b"[1]"), Taken("x/b", 8, b'[4,"y"]')]
     rows = [StoredRow(CommitNumber(n), v, Life(100, 0, k)) for n, v, k in ((6, b"[1]", "r/a"), (8, b'[4,"y"]', "r/b"))]
     assert change(log) == [
         (3, 8, "u", "z", StoredRow(CommitNumber(3), b"1")),
@@ -226,15 +235,17 @@ def test_take_is_told_to_flows_and_watchers_number_by_number() -> None:
     ]  # fmt: skip
 
 
-def test_take_onto_a_row_of_the_same_transaction_replaces_it_as_it_was_made() -> None:
+@pytest.mark.parametrize("made", [True, False])
+def test_take_onto_a_row_replaces_it_as_it_is_then(made: bool) -> None:
+    """A row of before, or as the same transaction has made it."""
     log = Log()
     log.transact(1, put("t", "r/a", [0]), put("t", "x/a", "there before"))
-    log.transact(2, put("t", "x/a", "made, and longer than before"), take())
+    log.transact(2, *([put("t", "x/a", "made, and longer than before")] if made else []), take())
     table = log.machine.tables["t"]
     assert log.rows() == {("t", "x/a"): (log.machine.commit, b"[1]")}
     assert table.bytes == len("x/a") + len(b"[1]") + 120
     before = log.machine.changes[-1][4]
-    assert before.value == b'"made, and longer than before"'  # type: ignore[union-attr]
+    assert before.value == (b'"made, and longer than before"' if made else b'"there before"')  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("over", [0, 1])

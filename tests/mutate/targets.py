@@ -45,6 +45,7 @@ TARGETS: Final[dict[str, tuple[str, ...]]] = {
         "tests/gateway/test_row_ends_index.py",
         "tests/gateway/test_rows_that_end.py",
         _DOCUMENTED,
+        "tests/gateway/test_row_ends_model.py",
     ),
     "gateway/machine/transactions.py": (
         "tests/gateway/test_transaction_effects.py",
