@@ -57,7 +57,7 @@ class Bucket(msgspec.Struct, array_like=True):
     last_ms: int
     ends_ms: int
     held: dict[str, Held]
-    singly: bool = False
+    singly: bool
     slept_ms: int = 0
 
     def takes(self, number: int, used_ms: int, *, singly: bool) -> bool:

@@ -118,7 +118,7 @@ class MemoryKeys:
 
     def forget(self, name: str, record: KeyRecord) -> None:
         """Drop a record."""
-        self._by_number.pop(record.number, None)
+        del self._by_number[record.number]
         if self._by_name.get(name) is record:
             del self._by_name[name]
 

@@ -108,7 +108,7 @@ class KeyTable:
         self._newest: KeyRecord | None = None
         self._due_ms: float = inf
         """The next key is forgotten after this time."""
-        self._absent = ""
+        self._absent: str | None = None
         """The name that was looked for last and not found: it is not looked for again to be added."""
 
     def __len__(self) -> int:
@@ -187,7 +187,7 @@ class KeyTable:
         if known is not None:
             if known.record.fingerprint != fingerprint:
                 return Refusal.PAYLOAD_MISMATCH
-            return known if (bucket := self._bucket(known.number)) is None else _later(known, bucket)
+            return _later(known, self._bucket(known.number))
         if named_ms > now_ms:
             return Refusal.BAD_REQUEST
         if NO_TIME < named_ms <= self.forgotten_ms:
@@ -220,7 +220,7 @@ class KeyTable:
             )
         if is_older:
             raise InvariantViolation(f"idempotency key {number} is older than the one before it")
-        self._absent, self._newest = "", record
+        self._absent, self._newest = None, record
         singly, buckets = not self.by_bucket, self.buckets
         if not buckets or not buckets[-1].takes(number, used_ms, singly=singly):
             if not buckets:
@@ -338,16 +338,15 @@ class KeyTable:
             raise InvariantViolation(f"idempotency key {number} is missing")
         return found
 
-    def _bucket(self, number: int) -> Bucket | None:
-        """Return the bucket with a number; None: none has it."""
-        at = bisect_right(self.buckets, number, key=_first_of)
-        return self.buckets[at - 1] if at and number < self.buckets[at - 1].stop else None
+    def _bucket(self, number: int) -> Bucket:
+        """Return the bucket with a number, or, of one that was left out, the bucket before it."""
+        return self.buckets[bisect_right(self.buckets, number, key=_first_of) - 1]
 
     def look_up(self, number: int, tenant: str = "") -> ResolveVerdict:
         """Say what became of the request that a key was mapped to; another tenant's was never seen."""
         if number >= self.next:
             return ResolveVerdict(Fate.NEVER_SEEN)
-        if self._bucket(number) is None:
+        if number < self.first or number >= self._bucket(number).stop:
             return ResolveVerdict(Fate.EXPIRED)
         known = self._at(number)
         return (
@@ -400,7 +399,7 @@ class KeyTable:
     def _forget_counts(self) -> None:
         self.buckets, self._owners, self.count, self.bytes = [], {}, 0, 0
         self.kinds = {kind.value: Held() for kind in KeyKind}
-        self._newest, self._due_ms, self._absent = None, inf, ""
+        self._newest, self._due_ms, self._absent = None, inf, None
 
     def dump(self) -> list[Any]:
         """Return the state as plain data, equal on equal replicas."""

@@ -15,9 +15,13 @@ _MODEL: Final = "tests/rifl/test_apply_rule_model.py"
 TARGETS: Final[dict[str, tuple[str, ...]]] = {
     "rifl/completion.py": ("tests/rifl/test_result_tracker.py", "tests/rifl/test_range_rule.py"),
     "rifl/ids.py": ("tests/rifl/test_ids.py",),
-    "rifl/key_buckets.py": ("tests/rifl/test_key_table.py",),
-    "rifl/key_records.py": ("tests/rifl/test_key_table.py", "tests/gateway/test_stored_keys.py"),
-    "rifl/key_table.py": ("tests/rifl/test_key_table.py",),
+    "rifl/key_buckets.py": ("tests/rifl/test_key_records.py", "tests/rifl/test_key_table.py"),
+    "rifl/key_records.py": (
+        "tests/rifl/test_key_records.py",
+        "tests/rifl/test_key_table.py",
+        "tests/gateway/test_stored_keys.py",
+    ),
+    "rifl/key_table.py": ("tests/rifl/test_keys_kept.py", "tests/rifl/test_key_table.py"),
     "rifl/lease.py": ("tests/rifl/test_lease.py",),
     "rifl/range_rule.py": ("tests/rifl/test_range_rule.py",),
     "rifl/request_tracker.py": ("tests/rifl/test_request_tracker.py",),
@@ -32,7 +36,7 @@ TARGETS: Final[dict[str, tuple[str, ...]]] = {
         "tests/gateway/test_table_rows.py",
         "tests/gateway/test_takes.py::test_a_list_that_begins_with_a_count_has_one_more_there",
         "tests/gateway/test_rows_that_end.py",
-        _DOCUMENTED,
+        "tests/gateway/test_limits.py::test_default_is_what_the_table_says",
     ),
     "gateway/machine/machine.py": ("tests/gateway/test_machine.py", "tests/gateway/test_machine_ranges.py"),
     "gateway/machine/put_runs.py": ("tests/gateway/test_put_runs.py",),
@@ -44,7 +48,7 @@ TARGETS: Final[dict[str, tuple[str, ...]]] = {
     "gateway/machine/row_ends.py": (
         "tests/gateway/test_row_ends_index.py",
         "tests/gateway/test_rows_that_end.py",
-        _DOCUMENTED,
+        "tests/gateway/test_limits.py::test_default_is_what_the_table_says",
         "tests/gateway/test_row_ends_model.py",
     ),
     "gateway/machine/transactions.py": (
@@ -61,10 +65,7 @@ TARGETS: Final[dict[str, tuple[str, ...]]] = {
     "gateway/client/recipes/line.py": ("tests/client/test_recipes_model.py",),
     "gateway/client/recipes/lock.py": ("tests/client/test_recipes_model.py",),
     "gateway/client/recipes/queue.py": ("tests/client/test_queue_model.py",),
-    "gateway/http/admission/desk.py": (
-        "tests/gateway/test_operation_rate.py",
-        "tests/gateway/test_one_connection.py",
-    ),
+    "gateway/http/admission/desk.py": ("tests/gateway/test_operation_rate.py", "tests/gateway/test_one_connection.py"),
     "gateway/http/admission/usage.py": ("tests/gateway/test_operation_rate.py",),
     "gateway/http/hot/routes.py": ("tests/gateway/test_one_connection.py", "tests/gateway/test_known_head.py"),
     "consensus/core/election.py": ("tests/consensus/test_election.py", "tests/consensus/test_staged_cluster.py"),

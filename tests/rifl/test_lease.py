@@ -209,6 +209,23 @@ def test_queue_is_behind_until_those_who_are_gone_are_dropped() -> None:
     assert len(leases.queue) <= lease.GONE_KEPT
 
 
+@pytest.mark.parametrize("together", [1, 2, 3])
+def test_sweep_looks_at_as_many_as_a_call_may_however_few_share_a_bucket(
+    together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "GONE_KEPT", 0)
+    monkeypatch.setattr(lease, "LOOKS_MAX", 6)
+    leases = Leases()
+    for client in range(24):
+        leases.open(client, 1_000_000 + client // together * lease.BUCKET_MS)
+        leases.queue.forget()
+    leases.ends.clear()
+    for left in (18, 12, 6, 0):
+        assert leases.due(0) == []
+        assert len(leases.queue) == left
+    assert leases.asked == 24
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_sweeping_who_is_gone_forgets_nobody_else(data: st.DataObject) -> None:
