@@ -15,12 +15,8 @@ _MODEL: Final = "tests/rifl/test_apply_rule_model.py"
 TARGETS: Final[dict[str, tuple[str, ...]]] = {
     "rifl/completion.py": ("tests/rifl/test_result_tracker.py", "tests/rifl/test_range_rule.py"),
     "rifl/ids.py": ("tests/rifl/test_ids.py",),
-    "rifl/key_buckets.py": ("tests/rifl/test_key_records.py", "tests/rifl/test_key_table.py"),
-    "rifl/key_records.py": (
-        "tests/rifl/test_key_records.py",
-        "tests/rifl/test_key_table.py",
-        "tests/gateway/test_stored_keys.py",
-    ),
+    "rifl/key_buckets.py": ("tests/rifl/test_key_records.py", "tests/rifl/test_keys_kept.py"),
+    "rifl/key_records.py": ("tests/rifl/test_key_records.py", "tests/rifl/test_keys_kept.py"),
     "rifl/key_table.py": ("tests/rifl/test_keys_kept.py", "tests/rifl/test_key_table.py"),
     "rifl/lease.py": ("tests/rifl/test_lease.py",),
     "rifl/range_rule.py": ("tests/rifl/test_range_rule.py",),

@@ -99,70 +99,6 @@ def lying(keys: KeyTable) -> list[int]:
     return [one.number for one in keys.records.run(0, 2**53)]
 
 
-@given(
-    uses,
-    levels,
-    st.integers(0, 80),
-    st.lists(st.tuples(st.integers(0, 40), st.integers(1, 5)), min_size=1, max_size=3),
-    st.booleans(),
-)
-def test_behind_each_fence_the_same_keys_are_remembered_for_the_time_that_they_had_left(
-    keys_used: list[Use], level_at: int, rest_ms: int, fences: list[tuple[int, int]], used_between: bool
-) -> None:
-    keys, now = filled(keys_used, level_at)
-    now += rest_ms
-    keys.forget(now, 99)
-    for slept_ms, skipped in fences:
-        before, following, first, now = list(keys), keys.next + skipped, keys.first, now + slept_ms
-        keys.fence(now, slept_ms, skipped)
-        if keys.by_bucket:
-            wanted = [msgspec.structs.replace(one, ends_ms=one.ends_ms + slept_ms) for one in before]
-            numbers = (first if before else following, following)
-        else:
-            wanted = [
-                KeyRecord(number, one.tenant, one.key, now, one.ends_ms + slept_ms, one.record)
-                for number, one in enumerate(before, following)
-            ]
-            numbers = (following, following + len(before))
-        assert list(keys) == wanted
-        assert (keys.first, keys.next, keys.forgotten_ms) == (*numbers, now)
-        assert lying(keys) == [one.number for one in wanted], "nothing of before lies there any more"
-        check(keys)
-        for named_ms, told in ((now, Refusal.SESSION_EXPIRED), (now + 1, EXECUTE)):
-            assert keys.decide("bob", "never", 7, named_ms, now + 1) is told, "another cluster may have taken it"
-        if used_between:
-            keys.slot("bob", f"k-{keys.next}", now, 60).record(keys.next, 7, keys.next + 100)
-            check(keys)
-    while len(keys):
-        now = keys.room_in_ms(0)
-        assert keys.forget(now - 1, 99) == 0
-        assert keys.forget(now, 99) > 0
-        check(keys)
-        assert lying(keys) == [one.number for one in keys]
-
-
-@given(uses, levels, st.integers(0, 80), st.integers(0, 40))
-def test_table_is_restored_from_its_save_and_takes_then_what_it_would_have_taken(
-    keys_used: list[Use], level_at: int, rest_ms: int, slept_ms: int
-) -> None:
-    keys, now = filled(keys_used, level_at)
-    now += rest_ms
-    keys.forget(now, 99)
-    keys.fence(now + slept_ms, slept_ms, 2)
-    again = restored(keys)
-    commit = list(keys)[-1].record.commit if len(keys) else 0
-    for table in (keys, again):
-        with pytest.raises(InvariantViolation):
-            table.slot("bob", "late", FAR_MS, 9).record(keys.next, 7, commit)
-        check(table)
-    assert again.dump() == keys.dump()
-    number = keys.next
-    for table in (keys, again):
-        table.slot("bob", "late", FAR_MS, 9).record(number, 7, commit + 1)
-        check(table)
-    assert again.dump() == keys.dump()
-
-
 def restored(keys: KeyTable) -> KeyTable:
     """Return a table as a start reads it."""
     if not keys.by_bucket:
@@ -178,35 +114,6 @@ def restored(keys: KeyTable) -> KeyTable:
 
 def saved(keys: KeyTable) -> list[Bucket]:
     return msgspec.msgpack.decode(msgspec.msgpack.encode(keys.buckets), type=list[Bucket])
-
-
-@given(uses, st.integers(0, 40), st.integers(1, 9))
-def test_keys_that_go_singly_are_forgotten_oldest_first_up_to_the_limit(
-    keys_used: list[Use], rest_ms: int, limit: int
-) -> None:
-    keys, now = filled(keys_used, 99)
-    now += rest_ms
-    before = list(keys)
-    over = [one for one in before if one.ends_ms < now][:limit]
-    assert keys.forget(now, limit) == len(over)
-    assert list(keys) == before[len(over) :]
-    assert lying(keys) == [one.number for one in keys]
-    assert not any(keys.records.find(name_of(one.tenant, one.key), 0) for one in over)
-    assert keys.forgotten_ms == (over[-1].used_ms if over else NO_TIME)
-    check(keys)
-
-
-@given(uses)
-def test_room_to_come_is_the_room_that_comes(keys_used: list[Use]) -> None:
-    keys, _ = filled(keys_used, 0)
-    for kind in KeyKind:
-        for tenant in TENANTS:
-            told = dict(keys.room_to_come(kind, tenant))  # of equal ends the last
-            again = restored(keys)
-            for ends_ms, left in told.items():
-                again.forget(ends_ms + 1, 1)
-                assert again.taken(kind, tenant) == left
-            assert len(again) == 0
 
 
 def test_key_is_looked_for_once_to_be_decided_about_and_added() -> None:
@@ -374,3 +281,96 @@ def test_bucket_may_begin_in_the_millisecond_in_which_the_one_before_it_ended() 
     again = restored(keys)
     assert again.dump() == keys.dump()
     check(again)
+
+
+@given(
+    uses,
+    levels,
+    st.integers(0, 80),
+    st.lists(st.tuples(st.integers(0, 40), st.integers(1, 5)), min_size=1, max_size=3),
+    st.booleans(),
+)
+def test_behind_each_fence_the_same_keys_are_remembered_for_the_time_that_they_had_left(
+    keys_used: list[Use], level_at: int, rest_ms: int, fences: list[tuple[int, int]], used_between: bool
+) -> None:
+    keys, now = filled(keys_used, level_at)
+    now += rest_ms
+    keys.forget(now, 99)
+    for slept_ms, skipped in fences:
+        before, following, first, now = list(keys), keys.next + skipped, keys.first, now + slept_ms
+        keys.fence(now, slept_ms, skipped)
+        if keys.by_bucket:
+            wanted = [msgspec.structs.replace(one, ends_ms=one.ends_ms + slept_ms) for one in before]
+            numbers = (first if before else following, following)
+        else:
+            wanted = [
+                KeyRecord(number, one.tenant, one.key, now, one.ends_ms + slept_ms, one.record)
+                for number, one in enumerate(before, following)
+            ]
+            numbers = (following, following + len(before))
+        assert list(keys) == wanted
+        assert (keys.first, keys.next, keys.forgotten_ms) == (*numbers, now)
+        assert lying(keys) == [one.number for one in wanted], "nothing of before lies there any more"
+        check(keys)
+        for named_ms, told in ((now, Refusal.SESSION_EXPIRED), (now + 1, EXECUTE)):
+            assert keys.decide("bob", "never", 7, named_ms, now + 1) is told, "another cluster may have taken it"
+        if used_between:
+            keys.slot("bob", f"k-{keys.next}", now, 60).record(keys.next, 7, keys.next + 100)
+            check(keys)
+    while len(keys):
+        now = keys.room_in_ms(0)
+        assert keys.forget(now - 1, 99) == 0
+        assert keys.forget(now, 99) > 0
+        check(keys)
+        assert lying(keys) == [one.number for one in keys]
+
+
+@given(uses, levels, st.integers(0, 80), st.integers(0, 40))
+def test_table_is_restored_from_its_save_and_takes_then_what_it_would_have_taken(
+    keys_used: list[Use], level_at: int, rest_ms: int, slept_ms: int
+) -> None:
+    keys, now = filled(keys_used, level_at)
+    now += rest_ms
+    keys.forget(now, 99)
+    keys.fence(now + slept_ms, slept_ms, 2)
+    again = restored(keys)
+    commit = list(keys)[-1].record.commit if len(keys) else 0
+    for table in (keys, again):
+        with pytest.raises(InvariantViolation):
+            table.slot("bob", "late", FAR_MS, 9).record(keys.next, 7, commit)
+        check(table)
+    assert again.dump() == keys.dump()
+    number = keys.next
+    for table in (keys, again):
+        table.slot("bob", "late", FAR_MS, 9).record(number, 7, commit + 1)
+        check(table)
+    assert again.dump() == keys.dump()
+
+
+@given(uses, st.integers(0, 40), st.integers(1, 9))
+def test_keys_that_go_singly_are_forgotten_oldest_first_up_to_the_limit(
+    keys_used: list[Use], rest_ms: int, limit: int
+) -> None:
+    keys, now = filled(keys_used, 99)
+    now += rest_ms
+    before = list(keys)
+    over = [one for one in before if one.ends_ms < now][:limit]
+    assert keys.forget(now, limit) == len(over)
+    assert list(keys) == before[len(over) :]
+    assert lying(keys) == [one.number for one in keys]
+    assert not any(keys.records.find(name_of(one.tenant, one.key), 0) for one in over)
+    assert keys.forgotten_ms == (over[-1].used_ms if over else NO_TIME)
+    check(keys)
+
+
+@given(uses)
+def test_room_to_come_is_the_room_that_comes(keys_used: list[Use]) -> None:
+    keys, _ = filled(keys_used, 0)
+    for kind in KeyKind:
+        for tenant in TENANTS:
+            told = dict(keys.room_to_come(kind, tenant))  # of equal ends the last
+            again = restored(keys)
+            for ends_ms, left in told.items():
+                again.forget(ends_ms + 1, 1)
+                assert again.taken(kind, tenant) == left
+            assert len(again) == 0
