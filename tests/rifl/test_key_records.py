@@ -13,7 +13,6 @@ from oncegate.rifl.completion import CompletionRecord
 from oncegate.rifl.errors import InvariantViolation
 from oncegate.rifl.key_buckets import Bucket, Held, opened, owner_of
 from oncegate.rifl.key_records import KeyKind, KeyRecord, MemoryKeys, kind_of, name_of, size_of
-from oncegate.rifl.key_table import KeySlot, KeyTable
 
 ALL = 2**53
 
@@ -91,11 +90,10 @@ def test_kind_of_a_key_is_the_letter_of_its_scope() -> None:
 
 def test_what_is_remembered_cannot_be_changed_and_costs_the_garbage_collector_nothing() -> None:
     """There may be millions: a collection that looked at each would stop the node."""
-    slot = KeySlot(KeyTable(), "bob", "k", 1, 9)  # type: ignore[arg-type]
-    for one in (used(1), slot):
-        with pytest.raises(AttributeError):
-            one.key = "other"  # type: ignore[misc]
-    assert not any(gc.is_tracked(one) for one in (used(1), slot, Held()))
+    record = used(1)
+    with pytest.raises(AttributeError):
+        record.key = "other"  # type: ignore[misc]
+    assert not any(gc.is_tracked(one) for one in (record, Held()))
 
 
 def test_buckets_and_counts_are_saved_as_arrays_of_their_fields_in_order() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import msgspec
@@ -165,6 +166,14 @@ def test_record_is_what_was_executed_and_ends_after_its_lifetime_if_no_older_one
     assert next(iter(keys)) == KeyRecord(1, "bob", "k1", 0, 0, told)
     assert [one.ends_ms for one in keys] == [0, 52, 52, 52, 54]
     assert keys.last_end_ms() == 54
+
+
+def test_slot_of_a_key_cannot_be_changed_and_costs_the_garbage_collector_nothing() -> None:
+    """There is one for each request."""
+    slot = KeyTable().slot("bob", "k1", 1, 9)
+    with pytest.raises(AttributeError):
+        slot.key = "other"  # type: ignore[misc]
+    assert not gc.is_tracked(slot)
 
 
 def test_new_table_is_the_same_everywhere_and_a_key_that_names_no_time_is_minus_one_in_every_log() -> None:
