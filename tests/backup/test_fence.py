@@ -10,6 +10,7 @@ import copy
 import random
 from array import array
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,23 @@ from oncegate.flows.flow import FlowDeclaration
 from oncegate.flows.retired import RetiredState, Used
 from oncegate.flows.segment_store import SegmentStore
 from oncegate.gateway.backup import restoring
-from oncegate.gateway.backup.fence import CLOCK_MARGIN_MS, COMMITS_SKIPPED, NUMBERS_SKIPPED, SESSIONS_SKIPPED, fence
+from oncegate.gateway.backup.fence import (
+    BLOCKS_DRAWN,
+    CLOCK_MARGIN_MS,
+    COMMITS_SKIPPED,
+    NUMBERS_SKIPPED,
+    SESSIONS_SKIPPED,
+    fence,
+)
+from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.row_ends import NO_OWNER, Life
 from oncegate.gateway.machine.state import digest, state_digest
 from oncegate.gateway.machine.tables import StoredRow
+from oncegate.rifl.errors import Code, OncegateError
+from oncegate.rifl.ids import ID_MAX, CommitNumber
 from oncegate.stores.errors import StoreCode, StoreError
+from oncegate.stores.write_times import COMMIT_MAX
 from tests.gateway.logs import RandomLog
 
 Values = tuple[Any, ...]
@@ -176,6 +188,94 @@ def _plain(line: tuple[str, Values]) -> Any:
     return msgspec.msgpack.decode(msgspec.msgpack.encode(line))
 
 
+THERE = {1: 3, 2: 4}
+"""Items of each batch that the state retains."""
+
+
+def _retaining() -> Machine:
+    machine = Machine()
+    machine.flows.declare(FlowDeclaration(name="f", source="t"), ["t"], 0)
+    for number, items in THERE.items():
+        machine.flows.get("f").batches.append(10 * number, 10 * number + items - 1, items, 100, 0)
+    return machine
+
+
+@pytest.mark.parametrize(("age_ms", "older_ms"), [(-(10**6), 0), (0, 0), (1, 1), (10**9, 10**9)])
+def test_time_and_numbers_go_on_as_far_above_as_is_decided(age_ms: int, older_ms: int) -> None:
+    """Ten minutes, 2^32 client ids and fences, 2^36 commit numbers: docs/decisions/0030."""
+    machine = _retaining()
+    machine.apply(1, 1, c.encode_entry(50, [c.OpenSession("n", 60_000, 8)]))
+    machine.commit = CommitNumber(7)
+    fence(machine, identity="new", age_ms=age_ms, block=3)
+    assert machine.time_ms == 50 + older_ms + 10 * 60_000
+    assert machine.commit == 7 + 2**36
+    assert machine.sessions.next_id == 2**32 * (1 + 3)
+    flow = machine.flows.get("f")
+    assert flow.consumers.attach("x", "n", flow.batches, machine.time_ms).fence == 2**32 + 1
+
+
+def test_client_ids_last_for_some_250_restores_one_of_the_other() -> None:
+    """If each draws the block in the middle: docs/decisions/0030."""
+    machine, restores = Machine(), 0
+    with suppress(OncegateError):
+        while restores < 1_000:
+            fence(machine, identity="new", age_ms=0, block=BLOCKS_DRAWN // 2)
+            restores += 1
+    assert 250 <= restores <= 260
+    assert machine.sessions.next_id <= ID_MAX - SESSIONS_SKIPPED
+
+
+BLOCK_LAST = ID_MAX // SESSIONS_SKIPPED - 1
+"""The last block of client ids behind which there is another one."""
+
+
+@pytest.mark.parametrize(
+    ("block", "commit", "is_left"),
+    [
+        (BLOCK_LAST, 0, True),
+        (BLOCK_LAST + 1, 0, False),
+        (1, COMMIT_MAX - 2 * COMMITS_SKIPPED, True),
+        (1, COMMIT_MAX - 2 * COMMITS_SKIPPED + 1, False),
+        (BLOCK_LAST + 1, COMMIT_MAX - 2 * COMMITS_SKIPPED + 1, False),
+    ],
+)
+def test_a_fence_leaves_a_block_of_ids_and_as_many_commit_numbers_as_it_skips(
+    block: int, commit: int, is_left: bool
+) -> None:
+    machine = Machine()
+    machine.commit = CommitNumber(commit)
+    if is_left:
+        fence(machine, identity="new", age_ms=0, block=block - 1)
+        assert (machine.sessions.next_id, machine.commit) == (block * SESSIONS_SKIPPED, commit + COMMITS_SKIPPED)
+        return
+    before = state_digest(machine)
+    with pytest.raises(OncegateError) as refused:
+        fence(machine, identity="new", age_ms=0, block=block - 1)
+    assert refused.value.code is Code.QUOTA
+    assert state_digest(machine) == before, "nothing has changed"
+
+
+def test_each_session_is_announced_while_it_is_there_and_no_other() -> None:
+    """What saves a state in pieces takes it over as it was before."""
+    machine, announced = RandomLog(1).applied(60), list[tuple[int, bool]]()
+    there = [session.client_id for session in machine.sessions]
+    machine.touched.clear()
+    machine.before_change = lambda client_id: announced.append((client_id, machine.sessions.get(client_id) is not None))
+    fence(machine, identity="new", age_ms=0, block=0)
+    assert there
+    assert announced == [(client_id, True) for client_id in there]
+
+
+@pytest.mark.parametrize("moves", [0, 1, 5])
+def test_every_flow_counts_a_move_so_that_it_is_not_taken_for_what_it_was(moves: int) -> None:
+    machine = _retaining()
+    flow = machine.flows.get("f")
+    flow.moves, before = moves, flow.stamp
+    fence(machine, identity="new", age_ms=0, block=0)
+    assert flow.moves == moves + 1
+    assert flow.stamp > before
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_every_field_behind_a_fence_is_what_the_table_says(seed: int) -> None:
     dice = random.Random(seed)
@@ -242,18 +342,6 @@ def _batch(items: int) -> bytes:
         writer.write_table(table)
     made: bytes = sink.getvalue().to_pybytes()
     return made
-
-
-THERE = {1: 3, 2: 4}
-"""Items of each batch that the state retains."""
-
-
-def _retaining() -> Machine:
-    machine = Machine()
-    machine.flows.declare(FlowDeclaration(name="f", source="t"), ["t"], 0)
-    for number, items in THERE.items():
-        machine.flows.get("f").batches.append(10 * number, 10 * number + items - 1, items, 100, 0)
-    return machine
 
 
 @pytest.mark.parametrize("number", THERE)
