@@ -91,7 +91,7 @@ class ChangeHistory:
     def __init__(self, changes_max: int, bytes_max: int, commit: int = 0) -> None:
         self._changes_max = changes_max
         self.bytes_max = bytes_max
-        self._block_changes = min(BLOCK_CHANGES, -(-changes_max // BLOCKS))
+        self._block_changes = min(BLOCK_CHANGES, changes_max / BLOCKS)
         self._block_bytes = bytes_max // BLOCKS
         self.reset(commit)
 

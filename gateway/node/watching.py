@@ -84,7 +84,7 @@ class Audience:
     def keep(self, change: RowChange) -> None:
         """Keep a change for those that are not told everything; all of them go when they are too many."""
         self.newest = change[1]
-        if change[0] <= self.since:
+        if change[1] <= self.since:
             return  # of a transaction that was too large
         after = change[5]
         self._changes.append(change)
@@ -101,7 +101,7 @@ class Audience:
 
     def above(self, commit: int) -> Iterator[RowChange]:
         """Yield what is kept above a commit number."""
-        return (change for change in self._changes if change[0] > commit)
+        return (change for change in self._changes if change[1] > commit)
 
     def of(self, changes: Iterable[RowChange]) -> Iterator[RowChange]:
         """Yield those of these rows."""
