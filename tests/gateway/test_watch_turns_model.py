@@ -145,7 +145,8 @@ STEPS = st.lists(
         st.tuples(st.sampled_from(["wake all", "replaced"]), st.integers(1, 9), st.none()),
         st.tuples(st.just("dropped"), st.sets(st.sampled_from("tu")), st.none()),
     ),
-    max_size=25,
+    min_size=8,
+    max_size=30,
 )
 OPENED = st.lists(st.sampled_from(FILTERS), min_size=1, max_size=6)
 
@@ -257,6 +258,24 @@ async def test_every_call_of_all_reaches_also_those_at_work_that_were_woken_befo
         tasks = await waiting(first, second)
         assert not any(task.done() for task in tasks), f"{how}, once"
         await ended(*tasks)
+
+
+async def test_who_waits_and_is_woken_has_a_turn_at_once_and_once_and_no_other_has_one() -> None:
+    feed = Feed()
+    one, other = feed.open(""), feed.open("")
+    woken, still = await waiting(one, other)
+    one.wake()
+    await turned()
+    assert (woken.done(), still.done()) == (True, False)
+    assert one.audience.waiting == {other: None}
+    woken.result()
+    (again,) = await waiting(one)
+    assert not again.done()
+    feed.watching.wake_all()
+    await turned()
+    assert again.done()
+    assert still.done()
+    await asyncio.gather(again, still)
 
 
 async def test_who_does_not_wait_is_given_no_turn() -> None:
