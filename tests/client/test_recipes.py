@@ -326,6 +326,16 @@ async def test_first_candidate_leads_whatever_its_row_is_called(
     await (await within(heir)).release()
 
 
+async def test_candidate_leads_after_one_that_said_nothing_of_itself(
+    fake: FakeGateway, client: Client, sessions: Sessions
+) -> None:
+    term = await Election(client, await sessions(), "e").campaign()
+    heir = asyncio.create_task(Election(client, await sessions(), "e").campaign())
+    await standing(fake, 2)
+    await term.release()
+    assert (await within(heir)).token > term.token
+
+
 async def test_items_are_claimed_in_order_and_completed_once(
     fake: FakeGateway, client: Client, sessions: Sessions
 ) -> None:

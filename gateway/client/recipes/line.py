@@ -14,10 +14,9 @@ import os
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from oncegate.gateway.client.arguments import bad, key_of, name_of
 from oncegate.gateway.client.failures import OperationFailed, OutcomeUnknown
@@ -30,10 +29,11 @@ if TYPE_CHECKING:
     from oncegate.gateway.client.session import Session
     from oncegate.gateway.client.transaction import Transaction
 
+T = TypeVar("T")
 TABLE: Final = "recipes"
 REFUSED_PAUSE_S: Final = 1.0
 """Longest pause before a contender whom the cluster refuses to let leave tries again."""
-_leaving: Final[set[asyncio.Task[bool]]] = set()
+_leaving: Final[set[asyncio.Task[Any]]] = set()
 
 
 class Recipe:
@@ -114,8 +114,9 @@ class Hold:
 
     async def lost(self) -> None:
         """Return when it is over: given back, ended with its session, or no longer sure (:attr:`alive`)."""
+        commit = self.token
         while self.alive:
-            watch = self._client.watch(self._table, key=self._key, from_commit=self.token)
+            watch = self._client.watch(self._table, key=self._key, from_commit=commit)
             try:
                 # The lease is renewed meanwhile: when what is left of it now has passed, it is looked at again.
                 async with asyncio.timeout(self._session.memory_ms_left / 1000), aclosing(aiter(watch)) as changes:
@@ -125,10 +126,14 @@ class Hold:
             except TimeoutError:
                 continue
             except OperationFailed as failure:
-                if failure.code is not Code.RETENTION_EXCEEDED and failure.outcome is not Outcome.NOT_APPLIED:
+                if failure.outcome is not Outcome.NOT_APPLIED:
                     raise
-                if await self._client.get(self._table, self._key) is None:
+                row = await self._client.get(self._table, self._key)
+                if row is None or row.version != self.token:
                     return
+                # The changes since the token may never be kept again; and who is refused for now does not ask at once.
+                commit = row.commit
+                await asyncio.sleep(min(REFUSED_PAUSE_S, self._session.memory_ms_left / 1000))
 
     async def release(self) -> bool:
         """Give it back; idempotent.
@@ -147,7 +152,6 @@ def leave(
     key: str,
     *,
     version: int | None = None,
-    value: Json | UnsetType = UNSET,
     after: BaseException | None = None,
 ) -> asyncio.Task[bool]:
     """Delete a contender's row, whoever waits for it; the result is whether it was there.
@@ -165,7 +169,7 @@ def leave(
                 while doubts:
                     await session.resolve(doubts[-1])
                     doubts.pop()
-                return (await session.delete(table, key, if_version=version, if_value=value)).applied
+                return (await session.delete(table, key, if_version=version)).applied
             except OncegateError as failure:
                 full = failure.code is Code.WINDOW_FULL
                 if failure.code is Code.STALE and doubts:
@@ -178,7 +182,7 @@ def leave(
     return task_of(deleted())
 
 
-def task_of(work: Coroutine[Any, Any, bool]) -> asyncio.Task[bool]:
+def task_of(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     """Let something be done to its end, whoever waits for it."""
     task = asyncio.ensure_future(work)
     _leaving.add(task)  # a loop keeps weak references only
@@ -232,7 +236,8 @@ class Line(Recipe):
                     if not change.deleted:
                         continue
                     self._still_there(change.key != key)
-                    if before.pop(change.key, None) is not None and not self._blocked(before, value):
+                    before.pop(change.key, None)
+                    if not self._blocked(before, value):
                         return True
 
     @asynccontextmanager

@@ -1,0 +1,506 @@
+"""Lines of contenders, each step of theirs: who holds when, who is told of its end, and that who leaves is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import re
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oncegate import Code, OncegateError, OperationFailed, Outcome, OutcomeUnknown, Transaction
+from oncegate.gateway.client.recipes.line import put_in_doubt, task_of
+from oncegate.recipes import Election, Hold, Lock, ReadWriteLock, Semaphore
+from oncegate.rifl.ids import RequestId
+from tests.client.answers import fails
+from tests.client.small_cluster import SmallCluster, in_memory, now_s, settle
+
+GONE = OperationFailed(Code.SESSION_EXPIRED, outcome=Outcome.NOT_APPLIED)
+FULL = OperationFailed(Code.WINDOW_FULL)
+LATE = OutcomeUnknown(Code.TIMEOUT)
+
+
+def busy(ms: int) -> OperationFailed:
+    return OperationFailed(Code.QUOTA, retry_after_ms=ms)
+
+
+async def held(cluster: SmallCluster, **options: Any) -> tuple[Hold, Any, str]:
+    """A lock that is held, its session and its row."""
+    session = cluster.session(**options)
+    hold = await Lock(cluster.client, session, "l").acquire()
+    (key,) = cluster.names()
+    return hold, session, key
+
+
+@pytest.mark.parametrize("steps", range(10))
+@in_memory
+async def test_who_waits_is_told_whenever_the_one_before_it_leaves(cluster: SmallCluster, steps: int) -> None:
+    hold, _, _ = await held(cluster)
+    waiting = asyncio.ensure_future(Lock(cluster.client, cluster.session(), "l").acquire())
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    await hold.release()
+    assert (await waiting).token > hold.token
+
+
+@pytest.mark.parametrize("table", ["recipes", "others"])
+@in_memory
+async def test_row_of_a_contender_says_what_it_asks_for_and_ends_with_its_session(
+    cluster: SmallCluster, table: str
+) -> None:
+    client, session, more = cluster.client, cluster.session(), {} if table == "recipes" else {"table": table}
+    lock, semaphore = Lock(client, session, "n", **more), Semaphore(client, session, "n", 9, **more)
+    both = ReadWriteLock(client, session, "n", **more)
+
+    async def said(kind: str, value: object, hold: Any) -> None:
+        assert isinstance(hold, Hold)
+        ((key, row),) = cluster.tables[table].items()
+        assert re.fullmatch(f"{kind}/n/[0-9a-f]{{24}}", key)
+        assert cluster.value(key, table) == value
+        assert type(cluster.value(key, table)) is type(value)
+        assert (row.owner, row.version) == (session.client_id, hold.token)
+        assert hold.alive
+        assert await hold.release()
+        assert cluster.tables[table] == {}
+
+    await said("lock", True, await lock.acquire())
+    await said("lock", True, await lock.try_acquire())
+    await said("semaphore", True, await semaphore.acquire())
+    await said("semaphore", True, await semaphore.try_acquire())
+    await said("rwlock", "read", await both.acquire("read"))
+    await said("rwlock", "write", await both.acquire("write"))
+    for kind, value, block in (
+        ("lock", True, lock.held()),
+        ("semaphore", True, semaphore.held()),
+        ("rwlock", "read", both.reading()),
+        ("rwlock", "write", both.writing()),
+    ):
+        with suppress(LookupError):
+            async with block as hold:
+                assert [*cluster.values(table).values()] == [value]
+                assert cluster.names(table)[0].startswith(f"{kind}/n/")
+                raise LookupError
+        assert not hold.alive
+        assert cluster.names(table) == [], "left at the end of the block, however it ends"
+
+
+@in_memory
+async def test_who_does_not_wait_is_answered_at_once_and_leaves_nothing(cluster: SmallCluster) -> None:
+    _, _, key = await held(cluster)
+    assert await Lock(cluster.client, cluster.session(), "l").try_acquire() is None
+    assert cluster.names() == [key]
+    assert cluster.client.asked["watch"] == 0
+
+
+@in_memory
+async def test_names_and_figures_are_refused_exactly_beyond_their_bounds(cluster: SmallCluster) -> None:
+    client, session = cluster.client, cluster.session()
+    for name in ("a/b", "/", ""):
+        with fails(Code.BAD_REQUEST):
+            Lock(client, session, name)
+    longest = "n" * (512 - len("lock//") - 24)
+    await Lock(client, session, longest).acquire()
+    with fails(Code.PAYLOAD_TOO_LARGE):
+        Lock(client, session, longest + "n")
+    for permits in (1, 10_000):
+        Semaphore(client, session, "s", permits)
+    for permits in (0, 10_001):
+        with pytest.raises(OperationFailed, match=r"^BAD_REQUEST: permits is a whole number in 1\.\.10000 "):
+            Semaphore(client, session, "s", permits)
+    with pytest.raises(OperationFailed, match=r"^BAD_REQUEST: side is one of read, write "):
+        await ReadWriteLock(client, session, "l").acquire("both")  # type: ignore[arg-type]
+    with fails(Code.BAD_REQUEST):
+        Lock(client, session, "l", table="No Table")
+
+
+# Who is lost
+
+
+@in_memory
+async def test_who_waits_without_a_row_is_told_that_its_session_has_ended(cluster: SmallCluster) -> None:
+    await held(cluster)
+    for at_once in (True, False):
+        waiting = asyncio.ensure_future(Lock(cluster.client, cluster.session(), "l").acquire())
+        while len(cluster.names()) < 2:
+            await asyncio.sleep(0)
+        if not at_once:
+            await settle()
+        (own,) = [key for key, row in cluster.tables["recipes"].items() if row.version == cluster.commit]
+        cluster.remove(own)
+        with pytest.raises(OperationFailed, match="the place in line with it") as caught:
+            await waiting
+        assert (caught.value.code, caught.value.outcome) == (Code.SESSION_EXPIRED, Outcome.NOT_APPLIED)
+
+
+@in_memory
+async def test_what_ends_a_watch_but_a_lack_of_history_is_told_to_who_waits_and_it_leaves(
+    cluster: SmallCluster,
+) -> None:
+    _, _, key = await held(cluster)
+    waiting = asyncio.ensure_future(Lock(cluster.client, cluster.session(), "l").acquire())
+    await settle()
+    cluster.cut_watches(OperationFailed(Code.RETENTION_EXCEEDED))
+    await settle()
+    assert not waiting.done()
+    assert cluster.client.asked["rows"] == 3, "all was read again"
+    cluster.cut_watches(OperationFailed(Code.FORBIDDEN))
+    with fails(Code.FORBIDDEN):
+        await waiting
+    await settle()
+    assert cluster.names() == [key]
+
+
+@in_memory
+async def test_guarded_transaction_happens_while_the_row_is_the_one_of_the_hold(cluster: SmallCluster) -> None:
+    hold, _, key = await held(cluster)
+    other = cluster.session()
+    guarded = Transaction().put("rows", "r", 1)
+    assert hold.guard(guarded) is guarded
+    assert (await other.transact(guarded)).applied
+    cluster.plant(key, "of somebody else")
+    assert not (await other.transact(guarded)).applied
+    cluster.remove(key)
+    assert not (await other.transact(guarded)).applied
+
+
+@in_memory
+async def test_hold_is_alive_as_long_as_the_lease_of_its_own_session(cluster: SmallCluster) -> None:
+    hold, session, _ = await held(cluster)
+    assert hold.alive
+    await asyncio.sleep(59.99)
+    assert hold.alive
+    await asyncio.sleep(0.01)
+    assert not hold.alive
+    session.renew(1_000)
+    assert hold.alive
+    session.client_id += 1
+    assert not hold.alive, "it is a session that followed"
+    session.client_id -= 1
+    await hold.release()
+    assert not hold.alive
+
+
+@pytest.mark.parametrize("end", ["removed before", "removed", "expired", "released"])
+@in_memory
+async def test_end_of_a_hold_is_told_at_once(cluster: SmallCluster, end: str) -> None:
+    hold, session, key = await held(cluster)
+    if end == "removed before":
+        cluster.remove(key)
+    lost = asyncio.ensure_future(hold.lost())
+    cluster.plant("lock/l/another", True)
+    if end != "removed before":
+        await settle()
+        assert not lost.done()
+        cluster.plant("rows", 1, table="rows")
+        cluster.remove("lock/l/another")
+    if end == "removed":
+        cluster.remove(key)
+    elif end == "expired":
+        cluster.expire(session)
+    elif end == "released":
+        await hold.release()
+    await lost
+    assert now_s() == pytest.approx(0, abs=1e-3)
+    await hold.release()
+    await hold.lost()
+
+
+@in_memory
+async def test_hold_of_which_nothing_is_told_is_over_with_the_lease_as_it_is_then(cluster: SmallCluster) -> None:
+    hold, session, _ = await held(cluster, lease_ms=60_000)
+    lost = asyncio.ensure_future(hold.lost())
+    await asyncio.sleep(30)
+    session.renew(50_000)
+    await asyncio.sleep(31)
+    assert not lost.done()
+    await lost
+    assert now_s() == pytest.approx(80, abs=1e-5)
+    assert cluster.client.asked["watch"] == 2, "it looks when a lease could be over, and not before"
+
+
+@in_memory
+async def test_long_hold_is_watched_although_the_changes_since_its_token_are_not_kept(cluster: SmallCluster) -> None:
+    hold, _, key = await held(cluster)
+    cluster.plant("rows", 1, table="rows")
+    cluster.kept_from = cluster.commit
+    lost = asyncio.ensure_future(hold.lost())
+    await asyncio.sleep(20)
+    asked = cluster.client.asked
+    assert (asked["watch"], asked["get"]) == (2, 1), "from where it was seen"
+    assert not lost.done()
+    cluster.remove(key)
+    await lost
+    assert now_s() == pytest.approx(20, abs=1e-3)
+
+
+@pytest.mark.parametrize("instead", [None, "of somebody else"])
+@in_memory
+async def test_hold_whose_row_has_gone_unseen_is_over(cluster: SmallCluster, instead: str | None) -> None:
+    hold, _, key = await held(cluster)
+    cluster.remove(key)
+    if instead is not None:
+        cluster.plant(key, instead)
+    cluster.kept_from = cluster.commit
+    await hold.lost()
+    assert now_s() == pytest.approx(0, abs=1e-3)
+
+
+@in_memory
+async def test_hold_whose_watches_are_refused_is_looked_at_once_a_second_until_its_lease_is_over(
+    cluster: SmallCluster,
+) -> None:
+    hold, _, _ = await held(cluster, lease_ms=4_500)
+    cluster.client.watch_refusals.extend([OperationFailed(Code.OVERLOADED)] * 99)
+    await hold.lost()
+    assert now_s() == pytest.approx(4.5, abs=1e-5)
+    assert (cluster.client.asked["watch"], cluster.client.asked["get"]) == (5, 5)
+
+
+@in_memory
+async def test_what_ends_a_watch_of_a_hold_without_telling_anything_is_told(cluster: SmallCluster) -> None:
+    hold, _, _ = await held(cluster)
+    cluster.client.watch_refusals.append(OperationFailed(Code.INTERNAL))
+    with fails(Code.INTERNAL):
+        await hold.lost()
+    assert cluster.client.asked["get"] == 0
+
+
+# Who leaves
+
+
+async def left(cluster: SmallCluster, *fates: Any) -> tuple[bool, Any]:
+    """Release a lock whose deletion meets these fates; return what is told, and the session."""
+    hold, session, _ = await held(cluster)
+    session.fates.extend(fates)
+    return await hold.release(), session
+
+
+@pytest.mark.parametrize(("asked_ms", "pause_s"), [(0, 0), (300, 0.3), (999, 0.999), (5_000, 1)])
+@in_memory
+async def test_who_may_not_leave_yet_tries_again_when_it_is_told_to_and_within_a_second(
+    cluster: SmallCluster, asked_ms: int, pause_s: float
+) -> None:
+    gone, session = await left(cluster, busy(asked_ms))
+    assert gone
+    assert now_s() == pytest.approx(pause_s, abs=1e-6)
+    assert (session.asked["delete"], session.asked["drain"]) == (2, 0)
+
+
+@in_memory
+async def test_who_finds_the_window_full_waits_for_room_and_then_leaves(cluster: SmallCluster) -> None:
+    gone, session = await left(cluster, FULL, FULL, LATE)
+    assert gone
+    assert (session.asked["delete"], session.asked["drain"]) == (4, 2)
+
+
+@pytest.mark.parametrize("code", [Code.SESSION_EXPIRED, Code.STALE, Code.FENCED, Code.NOT_FOUND])
+@in_memory
+async def test_who_is_refused_for_good_does_not_say_that_it_has_left(cluster: SmallCluster, code: Code) -> None:
+    gone, session = await left(cluster, OncegateError(code))
+    assert not gone
+    assert session.asked["delete"] == 1
+
+
+@in_memory
+async def test_release_takes_one_request_and_tells_the_same_to_all(cluster: SmallCluster) -> None:
+    hold, session, _ = await held(cluster)
+    assert await asyncio.gather(hold.release(), hold.release()) == [True, True]
+    assert await hold.release()
+    assert (session.asked["delete"], session.asked["drain"]) == (1, 0)
+    again, _, key = await held(cluster)
+    cluster.plant(key, "of somebody else")
+    assert not await again.release()
+    assert cluster.names() == [key]
+
+
+@in_memory
+async def test_release_goes_on_when_who_waits_for_it_is_cut_off(cluster: SmallCluster) -> None:
+    hold, session, _ = await held(cluster)
+    session.fates.append(busy(300))
+    releasing = asyncio.ensure_future(hold.release())
+    await settle()
+    releasing.cancel()
+    await settle()
+    assert releasing.cancelled()
+    assert await hold.release()
+    assert cluster.names() == []
+
+
+@pytest.mark.parametrize("settled", ["late", "lost"])
+@in_memory
+async def test_put_in_doubt_is_settled_before_its_row_is_deleted(cluster: SmallCluster, settled: str) -> None:
+    session = cluster.session()
+    session.fates.append(settled)
+    session.refusals.extend([LATE, FULL])
+    with pytest.raises(OutcomeUnknown):
+        await Lock(cluster.client, session, "l").acquire()
+    await settle()
+    assert session.asked == {"put": 1, "resolve": 3, "drain": 1, "delete": 1}
+    session.arrive()
+    assert cluster.names() == []
+
+
+@in_memory
+async def test_put_that_was_acknowledged_need_not_be_settled_and_one_that_cannot_be_stays_alone(
+    cluster: SmallCluster,
+) -> None:
+    for refusal, deletes in ((OncegateError(Code.STALE), 1), (GONE, 0)):
+        session = cluster.session()
+        session.fates.append("lost")
+        session.refusals.append(refusal)
+        with pytest.raises(OutcomeUnknown):
+            await Lock(cluster.client, session, "l").acquire()
+        await settle()
+        assert (session.asked["resolve"], session.asked["delete"]) == (1, deletes)
+        assert len(cluster.names()) == 1 - deletes
+
+
+def test_ids_in_doubt_are_those_that_the_error_itself_carries() -> None:
+    request = RequestId(1, 2)  # type: ignore[arg-type]
+    cut = asyncio.CancelledError()
+    assert [*put_in_doubt(cut)] == [*put_in_doubt(None)] == [*put_in_doubt(GONE)] == []
+    cut.request_ids = (request, request)  # type: ignore[attr-defined]
+    assert [*put_in_doubt(cut)] == [request, request]
+    assert [*put_in_doubt(OutcomeUnknown(Code.TIMEOUT, request_id=request))] == [request]
+    of_somebody = OutcomeUnknown(Code.TIMEOUT)
+    of_somebody.__context__ = cut
+    assert [*put_in_doubt(of_somebody)] == []
+
+
+@in_memory
+async def test_what_must_be_done_to_its_end_is_though_nobody_keeps_it(cluster: SmallCluster) -> None:
+    kept: list[weakref.ref[asyncio.Future[None]]] = []
+
+    async def work() -> int:
+        until = asyncio.get_running_loop().create_future()
+        kept.append(weakref.ref(until))
+        await until
+        return 7
+
+    told: list[int] = []
+    task_of(work()).add_done_callback(lambda task: told.append(task.result()))
+    await settle()
+    gc.collect()
+    until = kept[0]()
+    assert until is not None
+    until.set_result(None)
+    await settle()
+    assert told == [7]
+
+
+# Whatever happens
+
+Asks = Callable[[Any, Any, bool], Any]
+LINES: dict[str, tuple[Asks, Callable[[Sequence[bool], bool], bool]]] = {
+    "lock": (lambda client, session, _: Lock(client, session, "x").acquire(), lambda before, _: bool(before)),
+    "two permits": (
+        lambda client, session, _: Semaphore(client, session, "x", 2).acquire(),
+        lambda before, _: len(before) >= 2,
+    ),
+    "readers and writers": (
+        lambda client, session, writes: ReadWriteLock(client, session, "x").acquire("write" if writes else "read"),
+        lambda before, writes: bool(before) if writes else any(before),
+    ),
+    "nameless candidates": (
+        lambda client, session, _: Election(client, session, "x").campaign(),
+        lambda before, _: bool(before),
+    ),
+}
+"""How one asks, and the rule: whether those before it, by what they ask for, are in the way of one."""
+steps = st.lists(
+    st.tuples(st.sampled_from(["ask", "ask", "leave", "end", "cancel", "forget", "beside"]), st.integers(0, 9)),
+    max_size=14,
+)
+
+
+@settings(max_examples=40)
+@pytest.mark.parametrize("line", LINES)
+@given(done=steps)
+@in_memory
+async def test_each_holds_from_when_nobody_is_in_its_way_and_until_it_leaves(
+    cluster: SmallCluster, line: str, done: list[tuple[str, int]]
+) -> None:
+    ask, blocks = LINES[line]
+    asked: dict[int, tuple[asyncio.Task[Hold], Any, bool]] = {}
+    holds: set[int] = set()
+    for at, (what, which) in enumerate(done):
+        if what == "ask":
+            session, writes = cluster.session(), bool(which % 2)
+            asked[at] = asyncio.ensure_future(ask(cluster.client, session, writes)), session, writes
+        elif what == "forget":
+            cluster.kept_from = cluster.commit
+            cluster.cut_watches(OperationFailed(Code.RETENTION_EXCEEDED))
+        elif what == "beside":
+            cluster.remove("nothing of the line")
+        elif asked:
+            number = sorted(asked)[which % len(asked)]
+            task, session, _ = asked.pop(number)
+            if what == "end":
+                cluster.expire(session)
+            elif number not in holds:
+                task.cancel()
+            else:
+                assert await (await task).release()
+            await settle()
+            if number not in holds:
+                with pytest.raises((OperationFailed, asyncio.CancelledError)):
+                    await task
+            elif what == "end":
+                assert not await (await task).release()
+        await settle()
+        order = sorted(asked)
+        for place, number in enumerate(order):
+            if not blocks([asked[before][2] for before in order[:place]], asked[number][2]):
+                holds.add(number)
+        assert {number for number in order if asked[number][0].done()} == holds & {*order}
+        assert len(cluster.names()) == len(order)
+    tokens = [(await asked[number][0]).token for number in sorted(holds & {*asked})]
+    assert tokens == sorted(tokens)
+    for task, _, _ in asked.values():
+        task.cancel()
+    await asyncio.gather(*(task for task, _, _ in asked.values()), return_exceptions=True)
+    await settle()
+    assert len(cluster.names()) == len(tokens), "only those who hold are left"
+
+
+fates = st.lists(
+    st.sampled_from(
+        ["lost", "late", FULL, LATE, busy(5), busy(4_000), OperationFailed(Code.OVERLOADED, retry_after_ms=0)]
+    ),
+    max_size=5,
+)
+
+
+@settings(max_examples=40)
+@given(
+    put=st.sampled_from(["done", "lost", "late", "stuck", "stuck done", LATE, FULL, GONE]),
+    leaving=fates,
+    refusals=st.lists(st.sampled_from([LATE, FULL, busy(5)]), max_size=3),
+    late=st.integers(0, 20),
+)
+@in_memory
+async def test_who_is_cut_off_leaves_nothing_whatever_becomes_of_its_requests(
+    cluster: SmallCluster, put: Any, leaving: list[Any], refusals: list[Any], late: int
+) -> None:
+    _, _, before = await held(cluster)
+    session = cluster.session()
+    session.fates.extend([put, *leaving])
+    session.refusals.extend(refusals)
+    waiting = asyncio.ensure_future(Lock(cluster.client, session, "l").acquire())
+    await settle()
+    waiting.cancel()
+    with pytest.raises((OncegateError, asyncio.CancelledError)):
+        await waiting
+    for _ in range(late):
+        await asyncio.sleep(0)
+    session.arrive()
+    await asyncio.sleep(60)
+    assert cluster.names() == [before]
+    session.arrive()
+    assert cluster.names() == [before]
