@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from oncegate.gateway.client.arguments import one_of, whole
 from oncegate.gateway.client.recipes.line import TABLE, Hold, Line
@@ -87,7 +87,7 @@ class ReadWriteLock(Line):
 
     async def acquire(self, side: Side) -> Hold:
         """Wait for one's turn to read or write; see :meth:`Lock.acquire`."""
-        hold = await self._join(one_of(side, "side", ("read", "write")))
+        hold = await self._join(one_of(side, "side", get_args(Side)))
         assert hold is not None
         return hold
 

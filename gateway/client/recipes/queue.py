@@ -19,7 +19,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from oncegate.gateway.client.arguments import flag, key_of, whole
+from oncegate.gateway.client.arguments import TTL_MS_MAX, flag, key_of, whole
 from oncegate.gateway.client.recipes.line import TABLE, Hold, Recipe, put_in_doubt, task_of
 from oncegate.gateway.client.recipes.turns import turn
 from oncegate.gateway.client.results import Json, Row, Value, WriteResult
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from oncegate.rifl.ids import RequestId
 
 ATTEMPTS_MAX: Final = 1_000_000
-TIME_MS_MAX: Final = 366 * 24 * 3_600_000
 _PAGE_ROWS: Final = 32
 _DIGITS: Final = 19
 
@@ -167,10 +166,11 @@ class Queue(Recipe):
         visibility_ms: int | None = None,
     ) -> None:
         super().__init__(client, session, name, table=table)
-        self._attempts_max = None if attempts_max is None else whole(attempts_max, "attempts_max", 1, ATTEMPTS_MAX)
+        most = ATTEMPTS_MAX if attempts_max is None else attempts_max
+        self._attempts_max = whole(most, "attempts_max", 1, ATTEMPTS_MAX)
         self._visibility_ms = None if visibility_ms is None else _time(visibility_ms, "visibility_ms")
         self._adopted = False
-        key_of(f"{self._prefix}taken/{0:0{_DIGITS}d}")
+        key_of(f"{self._prefix}taken/{'0' * _DIGITS}")
 
     async def put(self, item: Value, *, idempotency_key: str | None = None, delay_ms: int | None = None) -> int:
         """Put an item at the end, exactly once; return its number.
@@ -285,20 +285,19 @@ class Queue(Recipe):
         """Claim up to so many items that are there; those that were claimed too often are set aside, and not told."""
         ready, taken = f"{self._prefix}ready/", f"{self._prefix}taken/"
         taking = Transaction().take(self._table, ready, taken, count, ttl_ms=self._visibility_ms, bound=True)
-        result: WriteResult | None = None
-        claims: list[Claim] = []
-        try:
-            while True:
-                result, claims = None, []
+        while True:
+            result: WriteResult | None = None
+            claims: list[Claim] = []
+            try:
                 result = await self._session.transact(taking)
                 claims = await self._claims(result)
                 if not claims or await self._living(claims):
                     return claims
-        except BaseException as cut:
-            for claim in claims:
-                task_of(claim.release(counts=False))
-            task_of(self._undone(put_in_doubt(cut), None if claims else result))
-            raise
+            except BaseException as cut:
+                for claim in claims:
+                    task_of(claim.release(counts=False))
+                task_of(self._undone(put_in_doubt(cut), None if claims else result))
+                raise
 
     async def _claims(self, result: WriteResult) -> list[Claim]:
         claims: list[Claim] = []
@@ -315,8 +314,7 @@ class Queue(Recipe):
 
     async def _living(self, claims: list[Claim]) -> list[Claim]:
         """Set those aside that were claimed too often before; returns the others, which are left of ``claims``."""
-        most = ATTEMPTS_MAX if self._attempts_max is None else self._attempts_max
-        for claim in [claim for claim in claims if claim.attempts > most]:
+        for claim in [claim for claim in claims if claim.attempts > self._attempts_max]:
             claims.remove(claim)
             claim.attempts -= 1  # this one does not count: nobody was given it
             try:
@@ -326,7 +324,7 @@ class Queue(Recipe):
                 raise
         return claims
 
-    async def _undone(self, doubts: Sequence[RequestId], result: WriteResult | None) -> bool:
+    async def _undone(self, doubts: Sequence[RequestId], result: WriteResult | None) -> None:
         """Give back what a take has taken that was cut off; its result, or what is in doubt, tells."""
         if result is not None:
             await self._give_back(result)
@@ -340,10 +338,9 @@ class Queue(Recipe):
                     elif failure.code is not Code.TIMEOUT:
                         break  # its result has gone, with the session or before: what it took ends with the session
                 else:
-                    if resolution.applied and resolution.result is not None:
+                    if resolution.result is not None:
                         await self._give_back(resolution.result)
                     break
-        return True
 
     async def _give_back(self, result: WriteResult) -> None:
         for claim in await self._claims(result):
@@ -367,4 +364,4 @@ def _number(key: str) -> int:
 
 
 def _time(value: int, what: str) -> int:
-    return whole(value, what, 1, TIME_MS_MAX)
+    return whole(value, what, 1, TTL_MS_MAX)
