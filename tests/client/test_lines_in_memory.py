@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import random
 import re
 import weakref
 from collections.abc import Callable, Sequence
@@ -11,8 +12,6 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from oncegate import Code, OncegateError, OperationFailed, Outcome, OutcomeUnknown, Transaction
 from oncegate.gateway.client.recipes.line import put_in_doubt, task_of
@@ -373,27 +372,6 @@ def test_ids_in_doubt_are_those_that_the_error_itself_carries() -> None:
     assert [*put_in_doubt(of_somebody)] == []
 
 
-@in_memory
-async def test_what_must_be_done_to_its_end_is_though_nobody_keeps_it(cluster: SmallCluster) -> None:
-    kept: list[weakref.ref[asyncio.Future[None]]] = []
-
-    async def work() -> int:
-        until = asyncio.get_running_loop().create_future()
-        kept.append(weakref.ref(until))
-        await until
-        return 7
-
-    told: list[int] = []
-    task_of(work()).add_done_callback(lambda task: told.append(task.result()))
-    await settle()
-    gc.collect()
-    until = kept[0]()
-    assert until is not None
-    until.set_result(None)
-    await settle()
-    assert told == [7]
-
-
 # Whatever happens
 
 Asks = Callable[[Any, Any, bool], Any]
@@ -413,19 +391,17 @@ LINES: dict[str, tuple[Asks, Callable[[Sequence[bool], bool], bool]]] = {
     ),
 }
 """How one asks, and the rule: whether those before it, by what they ask for, are in the way of one."""
-steps = st.lists(
-    st.tuples(st.sampled_from(["ask", "ask", "leave", "end", "cancel", "forget", "beside"]), st.integers(0, 9)),
-    max_size=14,
-)
+STEPS = ("ask", "ask", "ask", "leave", "leave", "end", "cancel", "forget", "beside")
 
 
-@settings(max_examples=40)
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("line", LINES)
-@given(done=steps)
 @in_memory
 async def test_each_holds_from_when_nobody_is_in_its_way_and_until_it_leaves(
-    cluster: SmallCluster, line: str, done: list[tuple[str, int]]
+    cluster: SmallCluster, line: str, seed: int
 ) -> None:
+    dice = random.Random(seed)
+    done = [(dice.choice(STEPS), dice.randrange(10)) for _ in range(40)]
     ask, blocks = LINES[line]
     asked: dict[int, tuple[asyncio.Task[Hold], Any, bool]] = {}
     holds: set[int] = set()
@@ -469,25 +445,18 @@ async def test_each_holds_from_when_nobody_is_in_its_way_and_until_it_leaves(
     assert len(cluster.names()) == len(tokens), "only those who hold are left"
 
 
-fates = st.lists(
-    st.sampled_from(
-        ["lost", "late", FULL, LATE, busy(5), busy(4_000), OperationFailed(Code.OVERLOADED, retry_after_ms=0)]
-    ),
-    max_size=5,
-)
+REFUSALS = ("lost", "late", FULL, LATE, busy(5), busy(4_000), OperationFailed(Code.OVERLOADED, retry_after_ms=0))
 
 
-@settings(max_examples=40)
-@given(
-    put=st.sampled_from(["done", "lost", "late", "stuck", "stuck done", LATE, FULL, GONE]),
-    leaving=fates,
-    refusals=st.lists(st.sampled_from([LATE, FULL, busy(5)]), max_size=3),
-    late=st.integers(0, 20),
-)
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("put", ["done", "lost", "late", "stuck", "stuck done", LATE, FULL, GONE], ids=str)
 @in_memory
 async def test_who_is_cut_off_leaves_nothing_whatever_becomes_of_its_requests(
-    cluster: SmallCluster, put: Any, leaving: list[Any], refusals: list[Any], late: int
+    cluster: SmallCluster, put: Any, seed: int
 ) -> None:
+    dice = random.Random(seed)
+    leaving, refusals = dice.choices(REFUSALS, k=dice.randrange(6)), dice.choices((LATE, FULL, busy(5)), k=seed)
+    late = dice.randrange(20)
     _, _, before = await held(cluster)
     session = cluster.session()
     session.fates.extend([put, *leaving])
@@ -504,3 +473,24 @@ async def test_who_is_cut_off_leaves_nothing_whatever_becomes_of_its_requests(
     assert cluster.names() == [before]
     session.arrive()
     assert cluster.names() == [before]
+
+
+@in_memory
+async def test_what_must_be_done_to_its_end_is_though_nobody_keeps_it(cluster: SmallCluster) -> None:
+    kept: list[weakref.ref[asyncio.Future[None]]] = []
+
+    async def work() -> int:
+        until = asyncio.get_running_loop().create_future()
+        kept.append(weakref.ref(until))
+        await until
+        return 7
+
+    told: list[int] = []
+    task_of(work()).add_done_callback(lambda task: told.append(task.result()))
+    await settle()
+    gc.collect()
+    until = kept[0]()
+    assert until is not None
+    until.set_result(None)
+    await settle()
+    assert told == [7]
