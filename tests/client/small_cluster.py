@@ -57,14 +57,14 @@ class StillLoop(asyncio.SelectorEventLoop):
         return self._still.now_s
 
 
-class _Leaving(set[asyncio.Task[Any]]):
+class _Leaving(set[Any]):
     """What recipes do to its end though nobody waits for it: an error of it would be seen by nobody either."""
 
     def __init__(self) -> None:
         super().__init__()
         self.failed: list[BaseException] = []
 
-    def discard(self, task: asyncio.Task[Any]) -> None:
+    def discard(self, task: Any) -> None:
         if not task.cancelled() and (failure := task.exception()) is not None:
             self.failed.append(failure)
         super().discard(task)
@@ -216,7 +216,7 @@ class SmallCluster:
             case "absent":
                 return row is None
             case "version":
-                return (0 if row is None else row.version) == wanted
+                return wanted == (0 if row is None else row.version)  # type: ignore[no-any-return]
             case "value":
                 return row is not None and row.value == bytes(wanted)
         raise NotImplementedError(name)

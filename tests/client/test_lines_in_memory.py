@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import random
 import re
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -80,7 +80,7 @@ async def test_row_of_a_contender_says_what_it_asks_for_and_ends_with_its_sessio
         ("rwlock", "read", both.reading()),
         ("rwlock", "write", both.writing()),
     ):
-        with suppress(LookupError):
+        with contextlib.suppress(LookupError):
             async with block as hold:
                 assert [*cluster.values(table).values()] == [value]
                 assert cluster.names(table)[0].startswith(f"{kind}/n/")
@@ -116,6 +116,38 @@ async def test_names_and_figures_are_refused_exactly_beyond_their_bounds(cluster
         await ReadWriteLock(client, session, "l").acquire("both")  # type: ignore[arg-type]
     with fails(Code.BAD_REQUEST):
         Lock(client, session, "l", table="No Table")
+
+
+@in_memory
+async def test_rows_of_others_and_who_joins_behind_cost_nobody_anything(cluster: SmallCluster) -> None:
+    for key in ("lock/another/0", "semaphore/l/0", "lock/la/0", "a"):
+        cluster.plant(key, True)
+    client, asked = cluster.client, cluster.client.asked
+    assert await Lock(client, cluster.session(), "l").try_acquire() is not None
+    waiting = []
+    for _ in range(5):
+        waiting.append(asyncio.ensure_future(Lock(client, cluster.session(), "l").acquire()))
+        await settle()
+    assert (asked["rows"], asked["watch"]) == (6, 5), "each reads the line once"
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+
+@in_memory
+async def test_observer_sees_the_candidates_of_its_own_election_alone(cluster: SmallCluster) -> None:
+    election = Election(cluster.client, cluster.session(), "e")
+    async with contextlib.aclosing(election.leaders()) as leaders:
+        assert await anext(leaders) is None
+        seen = asyncio.ensure_future(anext(leaders))
+        await settle()
+        await Election(cluster.client, cluster.session(), "another").campaign("x")
+        await settle()
+        assert not seen.done()
+        term = await election.campaign("me")
+        leader = await seen
+        assert leader is not None
+        assert (leader.value, leader.token) == ("me", term.token)
 
 
 # Who is lost
@@ -171,18 +203,19 @@ async def test_guarded_transaction_happens_while_the_row_is_the_one_of_the_hold(
 @in_memory
 async def test_hold_is_alive_as_long_as_the_lease_of_its_own_session(cluster: SmallCluster) -> None:
     hold, session, _ = await held(cluster)
-    assert hold.alive
-    await asyncio.sleep(59.99)
-    assert hold.alive
-    await asyncio.sleep(0.01)
-    assert not hold.alive
+    alive = [hold.alive]
+    for pause_s in (59.99, 0.01):
+        await asyncio.sleep(pause_s)
+        alive.append(hold.alive)
+    assert alive == [True, True, False]
     session.renew(1_000)
-    assert hold.alive
+    alive = [hold.alive]
     session.client_id += 1
-    assert not hold.alive, "it is a session that followed"
+    alive.append(hold.alive)  # it is a session that followed
     session.client_id -= 1
     await hold.release()
-    assert not hold.alive
+    alive.append(hold.alive)
+    assert alive == [True, False, False]
 
 
 @pytest.mark.parametrize("end", ["removed before", "removed", "expired", "released"])
@@ -196,8 +229,10 @@ async def test_end_of_a_hold_is_told_at_once(cluster: SmallCluster, end: str) ->
     if end != "removed before":
         await settle()
         assert not lost.done()
-        cluster.plant("rows", 1, table="rows")
         cluster.remove("lock/l/another")
+        cluster.remove(key, table="others")
+        await settle()
+        assert not lost.done()
     if end == "removed":
         cluster.remove(key)
     elif end == "expired":
@@ -223,19 +258,22 @@ async def test_hold_of_which_nothing_is_told_is_over_with_the_lease_as_it_is_the
     assert cluster.client.asked["watch"] == 2, "it looks when a lease could be over, and not before"
 
 
+@pytest.mark.parametrize(("after_s", "told_s"), [(0.5, 1), (20, 20)])
 @in_memory
-async def test_long_hold_is_watched_although_the_changes_since_its_token_are_not_kept(cluster: SmallCluster) -> None:
+async def test_long_hold_is_watched_although_the_changes_since_its_token_are_not_kept(
+    cluster: SmallCluster, after_s: float, told_s: float
+) -> None:
     hold, _, key = await held(cluster)
     cluster.plant("rows", 1, table="rows")
     cluster.kept_from = cluster.commit
     lost = asyncio.ensure_future(hold.lost())
-    await asyncio.sleep(20)
-    asked = cluster.client.asked
-    assert (asked["watch"], asked["get"]) == (2, 1), "from where it was seen"
+    await asyncio.sleep(after_s)
     assert not lost.done()
     cluster.remove(key)
     await lost
-    assert now_s() == pytest.approx(20, abs=1e-3)
+    assert now_s() == pytest.approx(told_s, abs=1e-3)
+    asked = cluster.client.asked
+    assert (asked["watch"], asked["get"]) == (2, 1), "from where it was seen"
 
 
 @pytest.mark.parametrize("instead", [None, "of somebody else"])
@@ -309,7 +347,7 @@ async def test_who_is_refused_for_good_does_not_say_that_it_has_left(cluster: Sm
 @in_memory
 async def test_release_takes_one_request_and_tells_the_same_to_all(cluster: SmallCluster) -> None:
     hold, session, _ = await held(cluster)
-    assert await asyncio.gather(hold.release(), hold.release()) == [True, True]
+    assert [*await asyncio.gather(hold.release(), hold.release())] == [True, True]
     assert await hold.release()
     assert (session.asked["delete"], session.asked["drain"]) == (1, 0)
     again, _, key = await held(cluster)

@@ -12,7 +12,7 @@ import pytest
 
 from oncegate import Code, OncegateError, OperationFailed, Outcome, OutcomeUnknown, Transaction
 from oncegate.recipes import Claim, Queue
-from oncegate.rifl.ids import RequestId
+from oncegate.rifl.ids import RequestId, SequenceNumber
 from tests.client.answers import fails
 from tests.client.small_cluster import SmallCluster, in_memory, now_s, settle
 
@@ -295,7 +295,7 @@ async def test_item_that_is_given_back_is_in_its_place_again(
     cluster: SmallCluster, how: dict[str, Any], place: str, attempts: int
 ) -> None:
     claim, session = await claimed(cluster)
-    assert await asyncio.gather(claim.release(**how), claim.release()) == [True, True]
+    assert [*await asyncio.gather(claim.release(**how), claim.release())] == [True, True]
     assert await claim.release()
     assert not claim.alive
     assert cluster.values() == {at(place, 7): [attempts, "a"]}
@@ -441,6 +441,13 @@ async def test_items_of_an_earlier_build_are_taken_over_but_those_that_are_claim
     assert (await queue.claim()).item == {"n": 4}
 
 
+@in_memory
+async def test_first_claim_takes_over_what_earlier_builds_have_left(cluster: SmallCluster) -> None:
+    queue, _ = queue_of(cluster)
+    cluster.plant(at("item", 1), "a")
+    assert (await queue.claim()).item == "a"
+
+
 # What is cut off
 
 
@@ -496,14 +503,15 @@ async def test_each_of_several_doubts_is_settled_for_itself(cluster: SmallCluste
     if first == "unknown":
         session.refusals.append(GONE)
     elif first == "sealed":
-        doubts[0] = RequestId(session.client_id, 99)
+        doubts[0] = RequestId(session.client_id, SequenceNumber(99))
     cut = OncegateError(Code.INTERNAL)
     cut.request_ids = doubts  # type: ignore[attr-defined]
     session.fates.append(cut)
     with fails(Code.INTERNAL, kind=OncegateError):
         await queue.claim()
     await settle()
-    assert cluster.names() == [at("ready", 1), at("ready", 2)] if first == "taken" else [at("ready", 2), at("taken", 1)]
+    left = [at("ready", 1), at("ready", 2)] if first == "taken" else [at("ready", 2), at("taken", 1)]
+    assert cluster.names() == left
 
 
 @in_memory
