@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 from collections.abc import Iterator, MutableMapping
 from typing import Final
 
@@ -51,7 +52,7 @@ class OperationRate(TokenBucket):
         return f'"operations";r={self.remaining};t={reset_s}'
 
 
-REQUESTS_NO_BOUND: Final = 2**63 - 1
+REQUESTS_NO_BOUND: Final = sys.maxsize
 
 
 class Usage:

@@ -21,7 +21,7 @@ _PART: Final = re.compile(r"{(\w+)(:[^}]*)?}")
 _SIGNS: Final = r"[A-Za-z0-9_~:-][A-Za-z0-9_.~:-]*"
 """Letters that no escape is needed for and that no reader of paths takes for something else."""
 _QUERY: Final = re.compile(r"[a-z_]+=\w+(?:&[a-z_]+=\w+)*", re.ASCII)
-_MEDIA: Final = re.compile(r"([a-z0-9-]+/[a-z0-9.+-]+)(?:; ?charset=utf-8)?", re.ASCII)
+_MEDIA: Final = re.compile(r"([a-z0-9-]+/[a-z0-9.+-]+)(?:; ?charset=utf-8)?")
 
 
 class Found(NamedTuple):
@@ -84,7 +84,7 @@ class HotRoutes:
             if pattern == route.path:
                 self._exact[route.method, route.path] = found
             else:
-                self._patterns.setdefault(route.method, []).append((re.compile(pattern, re.ASCII), found))
+                self._patterns.setdefault(route.method, []).append((re.compile(pattern), found))
 
     def find(self, head: Head) -> Found | None:
         """Return what serves a request, None if it is not hot."""
