@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oncegate.flows.batcher import due, due_ms, is_full, pieces
+from oncegate.flows.batcher import due, due_ms, has_room, is_full, pieces
 from oncegate.flows.flow import FlowDeclaration
 
 FLOW = FlowDeclaration(name="f", source="a", max_items=10, max_bytes=100, linger_ms=50)
@@ -15,6 +15,13 @@ def test_segment_is_full_at_either_bound() -> None:
     assert not is_full(FLOW, 9, 99)
     assert is_full(FLOW, 10, 0)
     assert is_full(FLOW, 1, 100)
+
+
+def test_group_goes_into_a_segment_that_it_does_not_overfill_and_into_an_empty_one_whatever_its_size() -> None:
+    assert has_room(FLOW, 1, 9)
+    assert not has_room(FLOW, 1, 10)
+    assert not has_room(FLOW, 9, 2)
+    assert has_room(FLOW, 0, 11)
 
 
 def test_seal_for_age_is_due_at_the_linger_and_never_for_an_empty_segment() -> None:

@@ -26,7 +26,7 @@ TARGETS: Final[dict[str, tuple[str, ...]]] = {
     "rifl/rule.py": ("tests/rifl/test_rule.py", _MODEL),
     "rifl/session.py": ("tests/rifl/test_session.py", _MODEL),
     "flows/batcher.py": ("tests/flows/test_batcher.py",),
-    "flows/cursor.py": ("tests/flows/test_cursor.py",),
+    "flows/cursor.py": ("tests/flows/test_consumers.py", "tests/flows/test_cursor.py"),
     "gateway/machine/tables.py": (
         "tests/gateway/test_tables.py",
         "tests/gateway/test_table_rows.py",
