@@ -21,7 +21,7 @@ TARGETS: Final[dict[str, tuple[str, ...]]] = {
     "rifl/lease.py": ("tests/rifl/test_lease.py",),
     "rifl/range_rule.py": ("tests/rifl/test_range_rule.py",),
     "rifl/request_tracker.py": ("tests/rifl/test_request_tracker.py",),
-    "rifl/resolve_rule.py": ("tests/gateway/test_machine_requests.py", _MODEL),
+    "rifl/resolve_rule.py": ("tests/rifl/test_resolve_rule.py",),
     "rifl/result_tracker.py": ("tests/rifl/test_result_tracker.py", "tests/rifl/test_range_rule.py", _MODEL),
     "rifl/rule.py": ("tests/rifl/test_rule.py", _MODEL),
     "rifl/session.py": ("tests/rifl/test_session.py", _MODEL),

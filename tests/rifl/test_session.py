@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from oncegate.rifl import session as session_module
 from oncegate.rifl.errors import Code, InvariantViolation, OncegateError, Outcome
 from oncegate.rifl.ids import ClusterTimeMs
-from oncegate.rifl.lease import GONE_KEPT
+from oncegate.rifl.lease import BUCKET_MS, GONE_KEPT
 from oncegate.rifl.session import SessionRecord, SessionTable
 
 
@@ -252,3 +252,78 @@ def test_list_shows_a_tenants_own_sessions_and_looks_at_a_bounded_number(monkeyp
     assert seen == [1, 6, 11, 16]
     assert pages == 5
     assert table.page("a", 0, 1) == ([table.get(1)], None if len(table) == 1 else 4)
+
+
+def test_bounds_that_clients_and_other_builds_rely_on() -> None:
+    assert (session_module.CLOSED_MAX, session_module.LOOKS_MAX, session_module.NONCES_MAX) == (4_096, 10_000, 16)
+    assert (session_module.SESSIONS_MAX, session_module.NONCE_LENGTH_MAX) == (2_000_000, 64)
+
+
+def test_earlier_owners_are_known_up_to_a_bound_the_latest_longest() -> None:
+    table, client = opened("n0")
+    for number in range(1, 18):
+        assert table.take_over(client, f"n{number}", 0).epoch == number + 1
+    session = table.get(client)
+    assert session is not None
+    assert session.former == tuple(f"n{number}" for number in range(1, 17))
+    assert (table.of_nonce("n0"), table.of_nonce("n1"), table.of_nonce("n17")) == (None, client, client)
+    assert refusal(table.take_over, client, "n1", 0) is Code.FENCED
+    assert refusal(table.open, "n16", 1_000, 8, 0) is Code.FENCED
+    assert table.take_over(client, "n0", 0).epoch == 19, "it is forgotten, so it is somebody new"
+
+
+def test_room_is_there_once_the_first_lease_may_end() -> None:
+    table = SessionTable()
+    assert table.room_in_ms(5_000) == 0
+    table.open("a", 90_000_000, 8, 0)
+    nearest = table.room_in_ms(0)
+    assert 90_000_000 <= nearest <= 90_000_000 + BUCKET_MS
+    assert table.room_in_ms(1_000) == nearest - 1_000
+    assert table.room_in_ms(nearest) == table.room_in_ms(nearest + 1) == 0
+
+
+def test_tenants_are_counted_apart_and_a_bound_is_reached_by_as_many_as_it_says() -> None:
+    table = SessionTable()
+    clients = [table.open(nonce, 1_000, 8, 0, tenant)[0].client_id for nonce, tenant in (("a", "x"), ("b", "x"))]
+    table.open("a", 1_000, 8, 0, "y")
+    assert [table.of_tenant(tenant) for tenant in "xyz"] == [2, 1, 0]
+    assert [table.is_full("x", most, 9) for most in (2, 3, 4)] == [True, True, False]
+    assert [table.is_full("x", 9, most) for most in (1, 2, 3)] == [True, True, False]
+    assert [table.is_full("z", 9, most) for most in (0, 1)] == [True, False]
+    for left, client in zip((1, 0), clients, strict=True):
+        table.close(client)
+        assert table.of_tenant("x") == left
+    assert table.is_full("x", 9, 0)
+
+
+def test_nonce_that_is_refused_stays_so_for_the_time_in_which_the_cluster_slept() -> None:
+    table, client = opened()
+    table.remember_closed(client, 0)
+    table.close(client)
+    table.sleep(700)
+    assert table.closed == {"n": 1_700}
+    assert refusal(table.open, "n", 1_000, 8, 1_700) is Code.SESSION_EXPIRED
+    assert not table.open("n", 1_000, 8, 1_701)[1]
+
+
+def test_nonce_that_is_closed_again_is_refused_from_then_on_and_forgotten_as_a_new_one() -> None:
+    table = SessionTable()
+    closed: list[list[str]] = []
+    for nonce, now_ms in (("a", 0), ("b", 10), ("a", 1_001), ("c", 1_011)):
+        client = table.open(nonce, 1_000, 8, now_ms)[0].client_id
+        table.remember_closed(client, now_ms)
+        table.close(client)
+        closed.append(list(table.closed))
+    assert closed == [["a"], ["a", "b"], ["b", "a"], ["a", "c"]]
+    assert table.closed == {"a": 2_001, "c": 2_011}
+
+
+def test_page_ends_where_its_tenant_has_no_more_and_shows_who_is_wanted() -> None:
+    table = SessionTable()
+    clients = [table.open(f"n{number}", 1_000, number, 0)[0].client_id for number in range(1, 6)]
+    assert [[one.client_id for one in table.page("", after, 9)[0]] for after in (0, 2, 5)] == [clients, [3, 4, 5], []]
+    assert table.page("", 0, 5)[1] is None
+    assert table.page("", 0, 4)[1] == 4
+    found, after = table.page("", 0, 2, lambda one: one.window % 2 == 1)
+    assert ([one.client_id for one in found], after) == ([1, 3], 3)
+    assert table.page("", 0, 3, lambda one: one.window % 2 == 1)[1] is None
